@@ -1,0 +1,131 @@
+"""What a machine is: GPUs, processor, memory, limits; `None` wherever it could not be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tunerd.core.quantity import MiB
+
+DISPLAY_SERVERS = frozenset(
+    {
+        "Xorg",
+        "X",
+        "Xwayland",
+        "gnome-shell",
+        "kwin_wayland",
+        "kwin_x11",
+        "sway",
+        "Hyprland",
+        "cosmic-comp",
+        "weston",
+        "mutter",
+    }
+)
+
+
+class Mode(StrEnum):
+    """Who starts services: the system manager, a user's manager, or tunerd's own supervisor."""
+
+    SYSTEM = "system"
+    USER = "user"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds memory of one GPU.
+
+    `used_mib` is None where the driver does not say (containers, some drivers); `name` and `unit`
+    are None where the pid cannot be seen from here.
+    """
+
+    pid: int
+    used_mib: MiB | None
+    kind: str
+    name: str | None
+    unit: str | None
+
+    @property
+    def is_display_server(self) -> bool:
+        """Whether its name is that of a display server or compositor."""
+        return self.name in DISPLAY_SERVERS
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU as NVML describes it."""
+
+    index: int
+    name: str
+    uuid: str | None
+    total_mib: MiB | None
+    used_mib: MiB | None
+    reserved_mib: MiB | None
+    free_mib: MiB | None
+    processes: tuple[GpuProcess, ...] | None
+    display_active: bool | None
+    power_limit_w: float | None
+    power_default_w: float | None
+    power_max_w: float | None
+    pcie_generation: int | None
+    pcie_generation_max: int | None
+    pcie_width: int | None
+    pcie_width_max: int | None
+    compute_capability: tuple[int, int] | None
+    is_mig: bool | None
+
+    @property
+    def unattributed_mib(self) -> MiB | None:
+        """Used memory that no listed process accounts for; None if any part is unknown."""
+        if self.used_mib is None or self.processes is None:
+            return None
+        known = [process.used_mib for process in self.processes]
+        if any(mib is None for mib in known):
+            return None
+        return MiB(max(0, self.used_mib - sum(mib for mib in known if mib is not None)))
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor; `simd` holds the instruction sets that llama.cpp has kernels for."""
+
+    model: str | None
+    physical_cores: int | None
+    logical_cores: int | None
+    simd: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """RAM, swap, and how much a process started from here may lock.
+
+    `memlock_unlimited` is None when the limit could not be read; `memlock_mib` is None when it is
+    unknown or unlimited.
+    """
+
+    total_mib: MiB | None
+    available_mib: MiB | None
+    swap_total_mib: MiB | None
+    swap_used_mib: MiB | None
+    memlock_mib: MiB | None
+    memlock_unlimited: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine at one moment.
+
+    `gpus` is None when it could not be told whether there are any (`gpu_problem` says why), and
+    empty when there are certainly none that NVML knows.
+    """
+
+    gpus: tuple[Gpu, ...] | None
+    gpu_problem: str | None
+    driver_version: str | None
+    cuda_version: str | None
+    cpu: Cpu
+    memory: HostMemory
+    kernel: str | None
+    hostname: str | None
+    in_container: bool | None

@@ -1,0 +1,114 @@
+"""Where tunerd's files are, by mode and environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunerd.core.host import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The folders of one mode on one machine.
+
+    `unit_dir` is where a unit file is the live definition, `runtime_unit_dir` where a reboot
+    forgets it.
+    """
+
+    config_dir: Path
+    state_dir: Path
+    runtime_dir: Path
+    unit_dir: Path
+    runtime_unit_dir: Path
+
+    @property
+    def settings_file(self) -> Path:
+        """`tunerd.toml`."""
+        return self.config_dir / "tunerd.toml"
+
+    @property
+    def site_profiles(self) -> Path:
+        """Profiles of this site."""
+        return self.config_dir / "profiles"
+
+    @property
+    def lock(self) -> Path:
+        """The one lock."""
+        return self.state_dir / "lock"
+
+    @property
+    def reserve(self) -> Path:
+        """Space set aside for going back on a full disk."""
+        return self.state_dir / "reserve"
+
+    @property
+    def journal_dir(self) -> Path:
+        """Intent records of swaps under way."""
+        return self.state_dir / "journal"
+
+    @property
+    def generations_dir(self) -> Path:
+        """Numbered records of swaps."""
+        return self.state_dir / "generations"
+
+    @property
+    def tuned_dir(self) -> Path:
+        """What promotions found, by profile."""
+        return self.state_dir / "tuned"
+
+    @property
+    def evidence(self) -> Path:
+        """What was measured."""
+        return self.state_dir / "evidence.db"
+
+    @property
+    def engines_dir(self) -> Path:
+        """Kept copies of engines."""
+        return self.state_dir / "engines"
+
+    @property
+    def cache_dir(self) -> Path:
+        """What can be found out again: probes, proofs, model headers."""
+        return self.state_dir / "cache"
+
+    @property
+    def log_dir(self) -> Path:
+        """Logs of units that tunerd itself supervises."""
+        return self.state_dir / "log"
+
+
+def paths_for(mode: Mode, environment: Mapping[str, str]) -> Paths:
+    """The folders of a mode.
+
+    `TUNERD_CONFIG_DIR`, `TUNERD_STATE_DIR`, `TUNERD_RUNTIME_DIR` and `TUNERD_UNIT_DIR` move each
+    of them; user mode and local mode follow the XDG base directories.
+    """
+    if mode is Mode.SYSTEM:
+        config, state, runtime = Path("/etc/tunerd"), Path("/var/lib/tunerd"), Path("/run/tunerd")
+        units, runtime_units = Path("/etc/systemd/system"), Path("/run/systemd/system")
+    else:
+        home = Path(environment.get("HOME", "/"))
+        config_home = _base_folder(environment, "XDG_CONFIG_HOME") or home / ".config"
+        state_home = _base_folder(environment, "XDG_STATE_HOME") or home / ".local" / "state"
+        config, state = config_home / "tunerd", state_home / "tunerd"
+        runtime_home = _base_folder(environment, "XDG_RUNTIME_DIR")
+        runtime = runtime_home / "tunerd" if runtime_home is not None else state / "run"
+        units = config_home / "systemd" / "user"
+        runtime_units = (runtime_home or state) / "systemd" / "user"
+    config = Path(environment.get("TUNERD_CONFIG_DIR") or config)
+    state = Path(environment.get("TUNERD_STATE_DIR") or state)
+    runtime = Path(environment.get("TUNERD_RUNTIME_DIR") or runtime)
+    if mode is Mode.LOCAL:
+        if "TUNERD_STATE_DIR" in environment and "TUNERD_RUNTIME_DIR" not in environment:
+            runtime = state / "run"
+        units, runtime_units = state / "units", runtime / "units"
+    units = Path(environment.get("TUNERD_UNIT_DIR") or units)
+    return Paths(config, state, runtime, units, runtime_units)
+
+
+def _base_folder(environment: Mapping[str, str], name: str) -> Path | None:
+    """A base directory; the XDG specification says to ignore relative ones."""
+    value = environment.get(name, "")
+    return Path(value) if value.startswith("/") else None

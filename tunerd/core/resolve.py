@@ -1,0 +1,201 @@
+"""Merges the layers of a profile into one, and remembers which layer set each value.
+
+Later layers win, per key: tunerd's own defaults, shipped files (what a file `extends` before it),
+site files, the tuned layer, `[pin]` keys, `--set`. Within one file an `[engines.NAME]` table wins
+over the file's general value, the table of a named engine over that of its family. The value
+"default" in any layer leaves a key to the engine.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tunerd.core.profile import ProfileFile
+from tunerd.core.profile_check import (
+    Problem,
+    check_file,
+    flatten,
+    flatten_pins,
+    is_left_to_engine,
+    nest,
+    validate,
+)
+
+
+class Layer(StrEnum):
+    """Who may set a value, weakest first."""
+
+    TUNERD = "tunerd"
+    SHIPPED = "shipped"
+    SITE = "site"
+    TUNED = "tuned"
+    PIN = "pin"
+    SET = "set"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value comes from: layer, file or option, and why where tunerd itself chose."""
+
+    layer: Layer
+    source: str
+    table: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.source} [{self.table}]" if self.table else self.source
+        return f"{where}: {self.reason}" if self.reason else where
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFile:
+    """One layer as read: parsed TOML, not checked yet, and reasons by dotted key."""
+
+    layer: Layer
+    source: str
+    data: Mapping[str, Any]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value that some layer set, with the values that it replaced, oldest first."""
+
+    key: str
+    value: Any
+    origin: Origin
+    replaced: tuple[tuple[Origin, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A profile after all layers: typed values, and for each dotted key who set it.
+
+    `left_to_engine` holds keys that a layer left to the engine on purpose; `pins` the keys that
+    neither the tuned layer nor a sweep may change.
+    """
+
+    name: str
+    profile: ProfileFile
+    settings: Mapping[str, Setting]
+    left_to_engine: Mapping[str, Origin]
+    pins: frozenset[str]
+    layers: tuple[str, ...]
+
+    def origin(self, key: str) -> Origin | None:
+        """Who set this key; None if no layer did."""
+        setting = self.settings.get(key)
+        return setting.origin if setting is not None else None
+
+
+def parse_set(option: str) -> tuple[str, Any]:
+    """`key=value` as typed: the value as TOML where it parses and the key takes it, else as text.
+
+    Raises:
+        ValueError: there is no `=` or no key.
+    """
+    key, equals, text = option.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        message = "expected key=value"
+        raise ValueError(message)
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # tomllib lets both of Python's limits through
+        return key, text
+    value = parsed["value"]
+    if len(parsed) > 1 or (_is_wrong(key, value) and not _is_wrong(key, text)):
+        return key, text
+    return key, value
+
+
+def _is_wrong(key: str, value: object) -> bool:
+    return any(True for _ in validate("", nest({key: value})))
+
+
+def set_layer(options: Mapping[str, Any]) -> LayerFile:
+    """The layer of what was given with `--set`, by dotted key."""
+    return LayerFile(Layer.SET, "--set", nest(options))
+
+
+def resolve(
+    name: str, layers: Sequence[LayerFile], engine_names: Sequence[str] = ()
+) -> Resolved | tuple[Problem, ...]:
+    """The merged profile, or every problem of every layer.
+
+    Args:
+        name: Name of the profile.
+        layers: Weakest first; `[pin]` tables in them become the pin layer.
+        engine_names: Which `[engines.NAME]` tables apply, family first; none while no engine is
+            chosen.
+    """
+    problems = tuple(problem for file in layers for problem in _check(file))
+    if problems:
+        return problems
+    history: dict[str, list[tuple[Origin, Any]]] = {}
+    for key, value, origin in _assignments(layers, engine_names):
+        history.setdefault(key, []).append((origin, value))
+    settings: dict[str, Setting] = {}
+    left: dict[str, Origin] = {}
+    for key, values in history.items():
+        origin, value = values[-1]
+        if is_left_to_engine(key, value):
+            left[key] = origin
+        else:
+            settings[key] = Setting(key, value, origin, tuple(values[:-1]))
+    nested = nest({key: setting.value for key, setting in settings.items()})
+    remaining = tuple(validate(name, nested))
+    if remaining:
+        return remaining
+    return Resolved(
+        name=name,
+        profile=ProfileFile.model_validate(nested),
+        settings=settings,
+        left_to_engine=left,
+        pins=frozenset(_pinned(layers)),
+        layers=tuple(dict.fromkeys(file.source for file in layers)),
+    )
+
+
+def _check(file: LayerFile) -> Iterator[Problem]:
+    yield from check_file(file.source, file.data)
+    if file.layer is Layer.SET and "extends" in file.data:
+        yield Problem(file.source, "extends", repr(file.data["extends"]),
+                      "only a file may say what it extends; name that profile instead")  # fmt: skip
+
+
+def _assignments(
+    layers: Sequence[LayerFile], engine_names: Sequence[str]
+) -> Iterator[tuple[str, Any, Origin]]:
+    for file in layers:
+        if file.layer is not Layer.SET:
+            yield from _assignments_of(file, engine_names)
+    for file in layers:
+        for key, value in flatten_pins(file.data.get("pin", {})).items():
+            yield key, value, Origin(Layer.PIN, file.source, "pin")
+    for file in layers:
+        if file.layer is Layer.SET:
+            yield from _assignments_of(file, engine_names)
+
+
+def _assignments_of(
+    file: LayerFile, engine_names: Sequence[str]
+) -> Iterator[tuple[str, Any, Origin]]:
+    general = {key: value for key, value in file.data.items() if key not in {"engines", "pin"}}
+    for key, value in flatten(general).items():
+        yield key, value, Origin(file.layer, file.source, "", file.reasons.get(key, ""))
+    for engine in engine_names:
+        override = file.data.get("engines", {}).get(engine, {})
+        for key, value in flatten(override).items():
+            yield key, value, Origin(file.layer, file.source, f"engines.{engine}")
+
+
+def _pinned(layers: Iterable[LayerFile]) -> Iterator[str]:
+    for file in layers:
+        yield from flatten_pins(file.data.get("pin", {}))
+        if file.layer is Layer.SET:
+            yield from flatten(file.data)

@@ -1,0 +1,128 @@
+"""Every exception that tunerd raises, as a tree.
+
+TunerdError
+    UsageError           the call itself is wrong
+    ConfigError          a setting or profile is wrong; nothing was touched
+    HostError            the machine lacks something: driver, program, model file, permission
+    ModelFileError       a GGUF file is missing, damaged or hostile
+    EngineError          an engine cannot be probed, or lacks what a plan needs
+    ServiceError         the service manager refused or did not answer
+        JobCanceled          somebody else took the unit over while we waited
+        NoSupervisor         tunerd's own service manager does not run
+    DeployError          the swap failed; the machine is as before
+        RolledBack       the swap failed after it began; the previous unit serves again
+        Stranded         the swap failed and so did the way back
+    BenchError           a measurement could not be taken or trusted
+    Busy                 another tunerd holds the lock
+
+Every class has a stable `code` for scripts, an `exit_code`, and may carry what a person needs
+beside the first line: `cause` (why, in the foreign program's own words), `state` (how the
+machine is now) and `hint` (what to do next).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TunerdError(Exception):
+    """Base of everything that tunerd raises on purpose."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        cause: str | None = None,
+        state: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.cause = cause
+        self.state = state
+        self.hint = hint
+
+
+class UsageError(TunerdError):
+    """The command was called in a way that cannot mean anything."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class ConfigError(TunerdError):
+    """A setting or a profile is wrong; nothing was touched."""
+
+    code = "config"
+
+
+class HostError(TunerdError):
+    """The machine lacks something that the action needs."""
+
+    code = "host"
+
+
+class ModelFileError(TunerdError):
+    """A model file is missing, damaged, or not what it claims to be."""
+
+    code = "model"
+
+
+class EngineError(TunerdError):
+    """An engine cannot be probed, or lacks what the plan needs."""
+
+    code = "engine"
+
+
+class ServiceError(TunerdError):
+    """The service manager refused, or did not answer in time."""
+
+    code = "service"
+
+
+class JobCanceled(ServiceError):
+    """Somebody else started or stopped the unit while this process waited for it."""
+
+    code = "job_canceled"
+
+
+class NoSupervisor(ServiceError):
+    """On a machine without systemd, the supervisor that takes its place does not run."""
+
+    code = "no_supervisor"
+
+
+class DeployError(TunerdError):
+    """The swap failed before anything was changed."""
+
+    code = "deploy"
+
+
+class RolledBack(DeployError):
+    """The swap failed after it began; the previous unit serves again."""
+
+    code = "rolled_back"
+    exit_code = 3
+
+
+class Stranded(DeployError):
+    """The swap failed and the way back failed too; a person is needed."""
+
+    code = "stranded"
+    exit_code = 4
+
+
+class BenchError(TunerdError):
+    """A measurement could not be taken, or cannot be trusted."""
+
+    code = "bench"
+
+
+class Busy(TunerdError):
+    """Another tunerd holds the lock."""
+
+    code = "busy"
+    exit_code = 75
