@@ -1,0 +1,1 @@
+"""One owner per effect; foreign errors become ours here."""

@@ -1,0 +1,113 @@
+"""The narrow interfaces behind which a fake may stand: clock, GPU, service manager.
+
+The fourth fake, the stand-in engine, is a program and needs no interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tunerd.core.host import Gpu, Mode
+from tunerd.core.service import UnitState
+
+
+class Clock(Protocol):
+    """Time, and waiting for it to pass."""
+
+    def now_s(self) -> float:
+        """Wall-clock seconds since the epoch."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back, from an arbitrary start."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Return when `seconds` have passed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """All GPUs at one moment; `gpus` is None when it could not be told (`problem` says why)."""
+
+    gpus: tuple[Gpu, ...] | None
+    problem: str | None
+    driver_version: str | None
+    cuda_version: str | None
+
+
+class GpuReader(Protocol):
+    """Reads GPUs."""
+
+    def read(self) -> GpuReading:
+        """One reading; never raises."""
+        ...
+
+
+class ServiceManager(Protocol):
+    """Starts and stops units, and says how they are.
+
+    Every call ends within a stated time or raises ServiceError. A job that the manager reports as
+    failed, cancelled or timed out raises ServiceError; a job that is `done` says nothing about the
+    health of the program it started.
+    """
+
+    mode: Mode
+    unit_dir: Path
+    """Where a unit file must stand to be the live definition."""
+    runtime_unit_dir: Path
+    """Where a unit file stands that a reboot forgets."""
+
+    def state(self, unit: str) -> UnitState:
+        """How the unit is now; an unknown unit has load_state `not-found`."""
+        ...
+
+    def properties(self, unit: str, *names: str) -> Mapping[str, str]:
+        """Raw properties as `systemctl show` prints them; unknown ones are absent."""
+        ...
+
+    def reload(self) -> None:
+        """Make the manager read the unit files again."""
+        ...
+
+    def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start and wait for the job."""
+        ...
+
+    def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
+        """Stop and wait for the job; a stopped unit is no error."""
+        ...
+
+    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
+        """Stop if needed, start, and wait for the job."""
+        ...
+
+    def reset_failed(self, unit: str) -> None:
+        """Forget failures and start counters; a unit without any is no error."""
+        ...
+
+    def enable(self, unit: str) -> None:
+        """Make the unit start at boot (without starting it) and make that durable."""
+        ...
+
+    def disable(self, unit: str) -> None:
+        """Make the unit not start at boot; a unit without a link is no error."""
+        ...
+
+    def verify(self, unit: str, text: str) -> tuple[str, ...]:
+        """What the manager would complain about if `text` were this unit; empty if nothing."""
+        ...
+
+    def log(
+        self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
+    ) -> tuple[str, ...]:
+        """The newest lines that the unit wrote, oldest first, of one invocation if given."""
+        ...
+
+    def service_units(self) -> tuple[str, ...]:
+        """Names of all service units that the manager has loaded."""
+        ...
