@@ -1,0 +1,544 @@
+#!/bin/sh
+# Installs tunerd, takes it away again, or tries it out. Downloads Python packages, no model weights.
+set -eu
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+dest=${DESTDIR:-}
+prefix=/opt/tunerd
+lib=/usr/local/lib
+extra='[embedded]'
+mode='' uninstall=no dry=no try_dir=''
+
+usage() {
+    cat <<EOF
+usage: install.sh [--system | --user] [--uninstall] [--dry-run] [--without-embedded]
+       install.sh --try [FOLDER]
+       install.sh --python
+
+  --system     into $prefix, for the whole machine; what root gets without a choice
+  --user       into your home, for units of your own
+  --try        shows the main job in a folder of its own (.try), changes nothing else
+  --uninstall  takes tunerd away; the server goes on serving, backups and history stay
+  --dry-run    says what would be done, and does nothing
+  --without-embedded  leaves out the engine that comes as a Python package
+  --python     prints the Python that would be used; as root, installs Debian packages it lacks
+
+With DESTDIR set, --system only writes the files, below that folder.
+EOF
+}
+
+say() { printf '%s\n' "$*"; }
+warn() { printf '%s\n' "$*" >&2; }
+
+# A sentence, and what to do about it.
+die() {
+    warn "error: $1"
+    if [ -n "${2:-}" ]; then
+        warn ''
+        warn "hint: $2"
+    fi
+    exit 1
+}
+
+# Does it, or says that it would be done.
+act() {
+    if [ "$dry" = yes ]; then
+        say "would run: $*"
+    else
+        "$@"
+    fi
+}
+
+# Says the last word; false if there was nothing done that more could be said of.
+done_with() {
+    say ''
+    if [ "$dry" = yes ]; then
+        say 'nothing was done'
+        return 1
+    fi
+    say "$1"
+}
+
+systemd_runs() { [ -z "$dest" ] && [ -d /run/systemd/system ]; }
+
+# --- Python and the environment ---
+
+# Path of the first Python that can do $1. A service cannot use one that lies in somebody's home.
+look_for_python() {
+    if [ "$mode" = system ]; then
+        candidates='/usr/bin/python3 /usr/local/bin/python3'
+    else
+        candidates='python3 python3.15 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3'
+    fi
+    for candidate in $candidates; do
+        path=$(command -v "$candidate") || continue
+        "$path" -c "import sys; sys.exit(sys.version_info < (3, 11)); $1" 2>/dev/null || continue
+        "$path" -c "$1" 2>/dev/null || continue
+        say "$path"
+        return 0
+    done
+    return 1
+}
+
+# Installs a Debian package as root; false where that cannot be.
+get_packages() {
+    if [ "$(id -u)" != 0 ] || [ "$dry" = yes ] || ! command -v apt-get >/dev/null; then
+        return 1
+    fi
+    warn "$1 is missing, running: $get $2"
+    apt-get --quiet=2 update >&2 || true
+    DEBIAN_FRONTEND=noninteractive $get --quiet=2 "$2" >&2
+}
+
+find_python() {
+    get='apt-get install --yes --no-install-recommends'
+    if ! look_for_python 'import ensurepip, venv' >/dev/null; then
+        get_packages "Python's venv module" python3-venv || true
+    fi
+    if ! look_for_python 'import ensurepip, venv'; then
+        look_for_python 'pass' >/dev/null ||
+            die 'there is no Python 3.11 or newer' "sudo $get python3-venv"
+        die "Python's venv module is missing" "sudo $get python3-venv"
+    fi
+}
+
+# The embedded engine is linked to the OpenMP library of the system, the one thing that its Python
+# package does not bring. Without it all else works.
+find_library() {
+    has_library='import ctypes; ctypes.CDLL("libgomp.so.1")'
+    if [ -z "$extra" ] || "$1" -c "$has_library" 2>/dev/null; then
+        return
+    fi
+    get='apt-get install --yes --no-install-recommends'
+    if ! get_packages 'libgomp.so.1, which the embedded engine needs,' libgomp1; then
+        [ "$mode" != try ] || die 'libgomp.so.1 is missing' "sudo $get libgomp1"
+        warn "the embedded engine will not start before: sudo $get libgomp1"
+    fi
+}
+
+# Makes or renews the environment $1. pip has downloaded and built everything before it touches what
+# is there.
+install_environment() {
+    if [ "$dry" = yes ]; then
+        say "would install tunerd$extra and its packages into $1"
+        return
+    fi
+    python=$(find_python)
+    find_library "$python"
+    unset PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+    export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+    if ! "$1/bin/python" -m pip --version >/dev/null 2>&1; then
+        mkdir -p -- "$(dirname -- "$1")"
+        "$python" -m venv --clear "$1" # new, or its Python was replaced by an upgrade
+    fi
+    say 'installing Python packages ...'
+    "$1/bin/python" -m pip install --quiet "$here$extra"
+}
+
+# --- files ---
+
+# Installs file $1 as $2, readable by all, unless it stands there already.
+put() {
+    if [ -e "$2" ] && cmp -s -- "$1" "$2"; then
+        return
+    fi
+    if [ "$dry" = yes ]; then
+        say "would write $2"
+        return
+    fi
+    mkdir -p -- "$(dirname -- "$2")"
+    cp -- "$1" "$2.new"
+    chmod 0644 -- "$2.new"
+    mv -f -- "$2.new" "$2"
+    say "wrote $2"
+}
+
+# Links $2 to program $1; what somebody else put there stays.
+link() {
+    if [ "$(readlink -- "$2" || true)" = "$1" ]; then
+        return
+    fi
+    if [ -e "$2" ] || [ -L "$2" ]; then
+        warn "kept $2, which is not tunerd's; its program is $1"
+        return
+    fi
+    act mkdir -p -- "$(dirname -- "$2")"
+    act ln -s -- "$1" "$2"
+}
+
+unlink_ours() {
+    if [ "$(readlink -- "$2" || true)" = "$1" ]; then
+        act rm -f -- "$2"
+    fi
+}
+
+# Installs the settings file $1, with $2 as the copy of what was shipped. One that was changed stays.
+put_settings() {
+    if [ -e "$1" ] && ! cmp -s -- "$1" "$2" && ! cmp -s -- "$1" "$here/units/tunerd.toml"; then
+        say "kept your $1; the shipped one is $2"
+    else
+        put "$here/units/tunerd.toml" "$1"
+    fi
+    put "$here/units/tunerd.toml" "$2"
+}
+
+# --- the whole machine ---
+
+system_files() {
+    say "$lib/systemd/system/tunerd.service"
+    say "$lib/sysusers.d/tunerd.conf"
+    say "$lib/tmpfiles.d/tunerd.conf"
+}
+
+install_system() {
+    if [ "$(id -u)" != 0 ] && [ -z "$dest" ] && [ "$dry" = no ]; then
+        die 'installing for the whole machine needs root' \
+            'use sudo, or choose --user or --try'
+    fi
+    umask 022
+    install_environment "$dest$prefix"
+    if [ -n "$dest" ]; then
+        act relocate
+    fi
+    put "$here/units/tunerd.service" "$dest$lib/systemd/system/tunerd.service"
+    put "$here/units/tunerd.sysusers" "$dest$lib/sysusers.d/tunerd.conf"
+    put "$here/units/tunerd.tmpfiles" "$dest$lib/tmpfiles.d/tunerd.conf"
+    link "$prefix/bin/tunerd" "$dest/usr/local/bin/tunerd"
+    link "$prefix/bin/tunerd-llama-server" "$dest/usr/local/bin/tunerd-llama-server"
+    act mkdir -p -- "$dest/etc/tunerd/profiles"
+    put_settings "$dest/etc/tunerd/tunerd.toml" "$dest$prefix/share/tunerd/tunerd.toml"
+    if [ -n "$dest" ]; then
+        say "files are below $dest; on the machine itself run systemd-sysusers, systemd-tmpfiles"
+        say '--create and systemctl enable --now tunerd.service'
+        return
+    fi
+    start_system
+    done_with 'tunerd is installed. What serves now was not touched.' || return 0
+    say '  next       tunerd detect, tunerd profiles list, tunerd plan PROFILE'
+    say '  who may    root, and members of group tunerd through the daemon: usermod -aG tunerd NAME'
+    say "  to undo    sudo $here/install.sh --uninstall"
+}
+
+# Lets programs that were installed below DESTDIR find their Python where they will be.
+relocate() {
+    grep -rlIF -- "$dest$prefix" "$dest$prefix/bin" "$dest$prefix/pyvenv.cfg" |
+        while IFS= read -r file; do
+            sed "s|$dest$prefix|$prefix|g" <"$file" >"$file.new"
+            chmod --reference="$file" -- "$file.new"
+            mv -f -- "$file.new" "$file"
+        done
+}
+
+start_system() {
+    why='journalctl --unit=tunerd says why; what served before still serves'
+    if ! command -v systemd-sysusers >/dev/null; then
+        warn 'there is no systemd here: accounts and the service were left out'
+        return
+    fi
+    act systemd-sysusers "$lib/sysusers.d/tunerd.conf"
+    act systemd-tmpfiles --create "$lib/tmpfiles.d/tunerd.conf"
+    if systemd_runs; then
+        act systemctl daemon-reload
+        act systemctl --quiet enable tunerd.service
+        act systemctl restart tunerd.service || die 'tunerd.service did not start' "$why"
+    else
+        act systemctl --quiet enable tunerd.service
+        say 'systemd does not run here; tunerd.service will start at the next boot'
+    fi
+}
+
+# Units and backups that start a program of this environment, one a line.
+users_of() {
+    for folder in /etc/systemd/system /root/.config/systemd/user /home/*/.config/systemd/user \
+        "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user"; do
+        for unit in "$dest$folder"/*.service "$dest$folder"/*.service.pre-*; do
+            if [ -f "$unit" ] && grep -qF -- "$1/bin/" "$unit"; then
+                say "$unit"
+            fi
+        done
+    done | sort -u
+}
+
+# A swap that was cut short is mended with the very program that is about to go.
+refuse_during_swap() {
+    for record in "$1"/*; do
+        if [ -e "$record" ]; then
+            die "a swap was interrupted: $record" 'call tunerd recover, then try again'
+        fi
+    done
+}
+
+# Removes environment $1, unless a unit or a backup needs it.
+remove_environment() {
+    needed=$(users_of "$1")
+    if [ -z "$needed" ]; then
+        act rm -rf -- "$dest$1"
+        return
+    fi
+    say "kept $1: the server that it contains is started by"
+    printf '%s\n' "$needed" | sed 's/^/  /'
+    say "  when none of them is needed any more: rm -r $1"
+}
+
+uninstall_system() {
+    if [ "$(id -u)" != 0 ] && [ -z "$dest" ] && [ "$dry" = no ]; then
+        die 'taking tunerd off the machine needs root' 'use sudo'
+    fi
+    refuse_during_swap "$dest/var/lib/tunerd/journal"
+    if systemd_runs && [ -e "$lib/systemd/system/tunerd.service" ]; then
+        act systemctl --quiet disable --now tunerd.service
+    else
+        act rm -f -- "$dest/etc/systemd/system/multi-user.target.wants/tunerd.service"
+    fi
+    for file in $(system_files); do
+        act rm -f -- "$dest$file"
+    done
+    unlink_ours "$prefix/bin/tunerd" "$dest/usr/local/bin/tunerd"
+    unlink_ours "$prefix/bin/tunerd-llama-server" "$dest/usr/local/bin/tunerd-llama-server"
+    remove_environment "$prefix"
+    act rm -rf -- "$dest/run/tunerd"
+    if systemd_runs; then
+        act systemctl daemon-reload
+    fi
+    done_with 'tunerd is gone. Left as they are:' || return 0
+    say '  the server and its unit, with its backups beside it (UNIT.pre-*)'
+    say '  /var/lib/tunerd (history), /etc/tunerd (settings), the accounts tunerd and llama-server'
+    say '  to remove those as well: rm -r /var/lib/tunerd /etc/tunerd'
+}
+
+# --- one user ---
+
+user_places() {
+    if [ "$(id -u)" = 0 ]; then
+        die 'root installs for the whole machine' 'leave --user out, or call it as that user'
+    fi
+    data=${XDG_DATA_HOME:-$HOME/.local/share}
+    config=${XDG_CONFIG_HOME:-$HOME/.config}
+    state=${XDG_STATE_HOME:-$HOME/.local/state}
+    bin=$HOME/.local/bin
+}
+
+user_manager_runs() { systemctl --user show-environment >/dev/null 2>&1; }
+
+install_user() {
+    user_places
+    why='journalctl --user --unit=tunerd says why; what served before still serves'
+    install_environment "$data/tunerd/venv"
+    link "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
+    link "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
+    unit=$(mktemp)
+    program=$(printf '%s\n' "$data/tunerd/venv/bin/tunerd" | sed 's/%/%%/g; s/[\\|&]/\\&/g')
+    sed "s|@TUNERD@|\"$program\"|" "$here/units/tunerd-user.service.in" >"$unit"
+    put "$unit" "$data/systemd/user/tunerd.service"
+    rm -f -- "$unit"
+    act mkdir -p -- "$config/tunerd/profiles"
+    put_settings "$config/tunerd/tunerd.toml" "$data/tunerd/tunerd.toml"
+    if user_manager_runs; then
+        act systemctl --user daemon-reload
+        act systemctl --user --quiet enable tunerd.service
+        act systemctl --user restart tunerd.service || die 'tunerd.service did not start' "$why"
+    else
+        say 'your service manager does not run: tunerd.service was not enabled'
+    fi
+    done_with 'tunerd is installed in your home. What serves now was not touched.' || return 0
+    say "  next       $bin/tunerd detect"
+    if [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null)" = no ]; then
+        say '  note       your units end when you log out, unless you run: loginctl enable-linger'
+    fi
+    say "  to undo    $here/install.sh --user --uninstall"
+}
+
+uninstall_user() {
+    user_places
+    why='journalctl --user --unit=tunerd says why; what served before still serves'
+    refuse_during_swap "$state/tunerd/journal"
+    if user_manager_runs && [ -e "$data/systemd/user/tunerd.service" ]; then
+        act systemctl --user --quiet disable --now tunerd.service
+    fi
+    act rm -f -- "$data/systemd/user/tunerd.service" "$data/tunerd/tunerd.toml"
+    unlink_ours "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
+    unlink_ours "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
+    remove_environment "$data/tunerd/venv"
+    if user_manager_runs; then
+        act systemctl --user daemon-reload
+    fi
+    done_with 'tunerd is gone. Left as they are:' || return 0
+    say '  your server and its unit, with its backups beside it (UNIT.pre-*)'
+    say "  $state/tunerd (history), $config/tunerd (settings)"
+}
+
+# --- trying it out ---
+
+# Runs tunerd in the folder, and shows what was typed.
+show() {
+    printf '\n%s$ tunerd %s%s\n' "$bold" "$*" "$plain"
+    tunerd "$@"
+}
+
+tunerd() {
+    TUNERD_MODE=local TUNERD_CONFIG_DIR=$try_dir/config TUNERD_STATE_DIR=$try_dir/state \
+        TUNERD_RUNTIME_DIR=$try_dir/run TMPDIR=$try_dir/tmp XDG_CACHE_HOME=$try_dir/cache \
+        "$try_dir/venv/bin/tunerd" "$@"
+}
+
+stop_try() {
+    if [ -e "$try_dir/run/supervise.pid" ]; then
+        pid=$(tr -cd '0-9\n' <"$try_dir/run/supervise.pid" | head -n 1)
+        kill "$pid" 2>/dev/null || return 0
+        tries=0
+        while kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 150 ]; do
+            sleep 0.1
+            tries=$((tries + 1))
+        done
+    fi
+}
+
+end_try() {
+    status=$?
+    stop_try
+    if [ "$status" != 0 ]; then
+        warn "the try-out ended early; to remove it: rm -r '$try_dir'"
+    fi
+    exit "$status"
+}
+
+# A request as any client sends it.
+ask() {
+    printf '\n%s$ POST http://127.0.0.1:%s/v1/chat/completions%s\n' "$bold" "$port" "$plain"
+    "$try_dir/venv/bin/python" - "$port" <<'EOF'
+import json, sys, urllib.request
+request = {"messages": [{"role": "user", "content": "count on"}], "max_tokens": 48}
+url = f"http://127.0.0.1:{sys.argv[1]}/v1/chat/completions"
+headers = {"Content-Type": "application/json"}
+body = urllib.request.Request(url, json.dumps(request).encode(), headers)
+answer = json.load(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(body, timeout=60))
+timings = answer["timings"]
+print(" ", answer["choices"][0]["message"]["content"].strip())
+print(f"  {timings['predicted_n']} tokens, {timings['predicted_per_second']:.0f} tok/s, "
+      f"{timings.get('draft_n_accepted', 0)} of {timings.get('draft_n', 0)} drafted accepted")
+EOF
+}
+
+try_out() {
+    if [ -e "$try_dir" ] && [ ! -e "$try_dir/.made-by-tunerd-try" ]; then
+        [ -z "$(ls -A -- "$try_dir")" ] || die "there is something else in $try_dir" 'name a new folder'
+    fi
+    if [ "$dry" = yes ]; then
+        say "would install tunerd into $try_dir/venv and run detect, plan, apply and rollback there"
+        done_with '' || return 0
+        return
+    fi
+    find_library "$(find_python)"
+    mkdir -p -- "$try_dir"
+    try_dir=$(CDPATH='' cd -- "$try_dir" && pwd)
+    : >"$try_dir/.made-by-tunerd-try"
+    printf '*\n' >"$try_dir/.gitignore"
+    stop_try
+    trap end_try EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    rm -rf -- "$try_dir/state" "$try_dir/run" "$try_dir/models" "$try_dir/config"
+    mkdir -p -- "$try_dir/tmp" "$try_dir/models" "$try_dir/config"
+    mkdir -- "$try_dir/run"
+    chmod 0700 -- "$try_dir/run"
+    printf '[models]\ndirs = [%s]\n' "$(toml_string "$try_dir/models")" >"$try_dir/config/tunerd.toml"
+    for variable in $(env | sed -n 's/^\(TUNERD_[A-Z_]*\)=.*/\1/p'); do
+        unset "$variable"
+    done
+    (
+        PIP_CACHE_DIR=$try_dir/cache/pip TMPDIR=$try_dir/tmp
+        export PIP_CACHE_DIR TMPDIR
+        install_environment "$try_dir/venv"
+    )
+    port=$(free_port)
+    bold='' plain=''
+    if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
+        bold=$(printf '\033[1m') plain=$(printf '\033[0m')
+    fi
+    main_job
+    stop_try
+    say ''
+    say "That was the main job, on a real llama.cpp server without a GPU. It is stopped again."
+    say "  look at it   $try_dir/venv, $try_dir/state"
+    say "  remove it    rm -r '$try_dir'"
+    say "  for real     sudo $here/install.sh   or   $here/install.sh --user"
+}
+
+main_job() {
+    show detect
+    show model new "$try_dir/models/designed-tiny.gguf"
+    show plan cpu-embedded-baseline --set "serving.port=$port"
+    show apply cpu-embedded-baseline --set "serving.port=$port" --yes
+    ask
+    show apply cpu-embedded --set "serving.port=$port" --yes
+    ask
+    show rollback --yes
+    ask
+    show status
+    show history
+}
+
+toml_string() { "$(find_python)" -c 'import json, sys; print(json.dumps(sys.argv[1]))' "$1"; }
+
+free_port() {
+    "$try_dir/venv/bin/python" -c '
+import socket
+with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))
+    print(listener.getsockname()[1])'
+}
+
+# --- the call ---
+
+while [ $# -gt 0 ]; do
+    case $1 in
+    --system | --user | --python) mode=${1#--} ;;
+    --try)
+        mode=try
+        try_dir=$here/.try
+        case ${2:-} in
+        '' | -*) ;;
+        *)
+            try_dir=$2
+            shift
+            ;;
+        esac
+        ;;
+    --uninstall) uninstall=yes ;;
+    --dry-run) dry=yes ;;
+    --without-embedded) extra='' ;;
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    *)
+        usage >&2
+        exit 2
+        ;;
+    esac
+    shift
+done
+case $dest in
+'' | /*) ;;
+*) die 'DESTDIR is not an absolute path' ;;
+esac
+if [ -z "$mode" ]; then
+    if [ "$(id -u)" != 0 ] && [ -z "$dest" ]; then
+        usage >&2
+        die 'without root, choose what to do' '--try shows what tunerd does, --user installs it for you'
+    fi
+    mode=system
+fi
+case $mode-$uninstall in
+python-*)
+    python=$(find_python)
+    find_library "$python"
+    say "$python"
+    ;;
+try-no) try_out ;;
+try-yes) die 'a try-out is removed by removing its folder' ;;
+system-no) install_system ;;
+system-yes) uninstall_system ;;
+user-no) install_user ;;
+user-yes) uninstall_user ;;
+esac

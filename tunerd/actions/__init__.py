@@ -1,0 +1,1 @@
+"""One file per thing that an operator or the scheduler asks for."""

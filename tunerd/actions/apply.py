@@ -1,0 +1,188 @@
+"""`tunerd apply PROFILE`: plan, show, ask, swap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from tunerd.actions.choose_engine import PlanRequest
+from tunerd.actions.context import Context
+from tunerd.actions.live import read_key
+from tunerd.actions.plan import Plan, make_plan, plan_json
+from tunerd.actions.recover import recover_locked
+from tunerd.actions.swap import SwapDone, swap, without_service
+from tunerd.actions.swap_begin import SwapRequest
+from tunerd.core.engine import Effect
+from tunerd.core.generation import Generation
+from tunerd.core.plan import explain, serving_after
+from tunerd.core.result import ActionResult, Level, note
+from tunerd.core.swap import sha256
+from tunerd.errors import DeployError
+from tunerd.system.files import lock
+from tunerd.system.llama import Address
+
+Confirm = Callable[[Plan], None]
+
+
+def apply(
+    ctx: Context,
+    request: PlanRequest,
+    *,
+    drain: bool,
+    confirm: Confirm,
+    reason: str = "apply",
+) -> ActionResult:
+    """Deploy a profile.
+
+    Args:
+        ctx: Where.
+        request: What.
+        drain: Whether to wait for running requests first.
+        confirm: Shows the plan and asks; raises to stop.
+        reason: Why, for the backup's name and the history.
+
+    Raises:
+        Busy: another change is under way.
+        DeployError: the plan is refused, or the swap failed before anything changed.
+        RolledBack: the swap failed, and the previous unit serves again.
+        Stranded: the swap failed, and so did the way back.
+    """
+    # Planning reads what the swap will change, so it happens under the same lock.
+    with lock(ctx.paths.lock, purpose=f"{reason} {request.profile}", since=ctx.now_text()):
+        recovered = recover_locked(ctx)
+        made = make_plan(ctx, request)
+        if _prove_what_it_relies_on(ctx, made):
+            made = make_plan(ctx, request)
+        if made.is_refused:
+            raise _refused(made)
+        confirm(made)
+        _keep_engine(ctx, made)
+        done = swap(ctx, _swap_request(ctx, request, made, drain=drain, reason=reason))
+    messages = [message for message in made.messages if message.level is Level.WARNING]
+    if recovered.found is not None:
+        messages.insert(0, note("recovered", recovered.text))
+    messages += [note("swap", text) for text in done.notes]
+    return ActionResult("apply", _payload(made, done), tuple(messages))
+
+
+def _prove_what_it_relies_on(ctx: Context, made: Plan) -> bool:
+    """Try once per build what the plan relies on, before anything stops; whether that was needed."""
+    from tunerd.actions.prove import prove_engine
+
+    wants_mtp = made.resolved.profile.speculation.type == "mtp"
+    if made.is_refused or not wants_mtp or made.engine.proof("mtp").effect is not Effect.UNTRIED:
+        return False
+    prove_engine(ctx, made.engine)
+    return True
+
+
+def _keep_engine(ctx: Context, made: Plan) -> None:
+    if not ctx.settings.swap.keep_engine or made.live.program is None:
+        return
+    from tunerd.actions.keep import keep_program
+
+    ctx.say("keeping a copy of the engine that serves now")
+    keep_program(ctx, made.live.program)
+
+
+def _refused(made: Plan) -> DeployError:
+    errors = [message for message in made.messages if message.level is Level.ERROR]
+    return DeployError(
+        f"profile `{made.resolved.name}` cannot be deployed here",
+        cause="\n".join(message.text for message in errors),
+        state="nothing was touched",
+        hint="; ".join(dict.fromkeys(message.hint for message in errors if message.hint)) or None,
+    )
+
+
+def _swap_request(
+    ctx: Context, request: PlanRequest, made: Plan, *, drain: bool, reason: str
+) -> SwapRequest:
+    serving = made.resolved.profile.serving
+    speculation = made.resolved.profile.speculation
+    text = made.unit_text.encode("utf-8", "surrogateescape")
+    after = serving_after(made.command)
+    key = read_key(ctx, serving.api_key_file)
+    wants_draft = speculation.type == "mtp"
+    # What this build cannot do is told in the plan; here only what it was proved to do can fail.
+    proved = made.engine.proof("mtp").effect is Effect.PROVED
+    counts = made.engine.proof("counts").effect is not Effect.NO_EFFECT
+    return SwapRequest(
+        text=text,
+        old_sha256=made.live_sha256,
+        generation=_generation(ctx, request, made, reason=reason, text=text),
+        address=Address(after.host or "", after.port or 0, key),
+        alias=after.alias,
+        expects_draft=wants_draft and proved,
+        must_draft=wants_draft and proved and counts and not speculation.p_min,
+        model_bytes=made.facts.file_bytes,
+        drain=drain,
+        enable=True,
+    )
+
+
+def _generation(
+    ctx: Context, request: PlanRequest, made: Plan, *, reason: str, text: bytes
+) -> Generation:
+    identity = made.engine.identity
+    model = made.facts.identity
+    gpus = made.host.gpus or ()
+    return Generation(
+        number=0,
+        unit=ctx.unit,
+        reason=reason,
+        created_s=0.0,
+        profile=made.resolved.name,
+        engine=made.engine.name,
+        engine_sha256=identity.sha256 if identity is not None else None,
+        engine_components=tuple((str(c.path), c.sha256) for c in identity.components)
+        if identity is not None
+        else (),
+        model_path=str(model.files[0].path),
+        model_identity=_model_json(model),
+        argv=made.command.argv,
+        origins=explain(made.command, made.resolved),
+        pins=_pins(request.options),
+        unit_sha256=sha256(text),
+        replaced_backup=None,
+        replaced_absent=False,
+        was_active=False,
+        was_enabled=None,
+        from_generation=None,
+        host={
+            "gpus": [{"name": g.name, "total_mib": g.total_mib} for g in gpus],
+            "driver_version": made.host.driver_version,
+            "kernel": made.host.kernel,
+            "drop_ins": [str(path) for path in made.live.drop_ins],
+        },
+        requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
+    )
+
+
+def _model_json(identity: Any) -> Mapping[str, Any]:
+    files = [{**asdict(file), "path": str(file.path)} for file in identity.files]
+    return {"sha256": identity.sha256, "files": files}
+
+
+def _pins(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `--set` said is the user's pin, recorded and respected by later sweeps."""
+    return dict(options)
+
+
+def _payload(made: Plan, done: SwapDone) -> dict[str, Any]:
+    return {
+        **plan_json(made, with_explain=False),
+        "generation": done.generation,
+        "backup": done.backup,
+        "without_service_s": done.without_service_s,
+        "first_text": done.serving.first_text if done.serving is not None else None,
+        "summary": _summary(made, done),
+    }
+
+
+def _summary(made: Plan, done: SwapDone) -> str:
+    return (
+        f"generation {done.generation} serves `{made.resolved.name}` on {made.engine.name}"
+        f"{without_service(done)}"
+    )

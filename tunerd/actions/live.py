@@ -1,0 +1,120 @@
+"""Reads what the live unit is: its file, drop-ins and environment files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from tunerd.actions.context import Context
+from tunerd.core.host import Mode
+from tunerd.core.live import LiveUnit, Serving, environment_paths, read_live
+from tunerd.core.service import UnitState
+from tunerd.core.unit_environment import parse_environment_file
+from tunerd.errors import HostError
+from tunerd.system.llama import Address
+from tunerd.system.sockets import listening_ports
+
+
+def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
+    """The unit that the service manager would start, tunerd's own by default.
+
+    Raises:
+        HostError: one of its files cannot be read.
+        ServiceError: the service manager does not answer.
+    """
+    unit = unit or ctx.unit
+    state = ctx.services.state(unit)
+    path = state.fragment_path
+    if path is None and unit == ctx.unit and ctx.unit_path.exists():
+        path = ctx.unit_path
+    text = _text(ctx, path)
+    drop_ins = [(drop_in, _text(ctx, drop_in) or "") for drop_in in state.drop_ins]
+    specifiers = specifiers_of(ctx, unit)
+    file_environment: dict[str, str] = {}
+    if text is not None:
+        for name, _optional in environment_paths(text, drop_ins, specifiers):
+            content = _text(ctx, Path(name))
+            file_environment.update(parse_environment_file(content or "").pairs)
+    return read_live(
+        unit=unit,
+        path=path,
+        text=text,
+        drop_ins=drop_ins,
+        file_environment=file_environment,
+        specifiers=specifiers,
+    )
+
+
+def serving_now(ctx: Context, live: LiveUnit) -> Serving:
+    """How the running server is reached and named: what its unit leaves to the build is looked up."""
+    serving = live.serving
+    state = ctx.services.state(live.unit)
+    address = address_now(ctx, live, state)
+    if address is None or not state.is_active:
+        return serving
+    alias = serving.alias or ctx.connect(address).alias(timeout_s=1.0)
+    return replace(serving, port=address.port, alias=alias)
+
+
+def address_now(ctx: Context, live: LiveUnit, state: UnitState) -> Address | None:
+    """Where the running server is reached; None where that cannot be told."""
+    port = live.serving.port
+    if port is None and state.is_active and state.main_pid is not None:
+        port = min(listening_ports(state.main_pid) or (), default=None)
+    return _address(ctx, replace(live.serving, port=port), live)
+
+
+def address_of(ctx: Context, live: LiveUnit) -> Address | None:
+    """Where a unit's server will listen; None where its text does not say."""
+    return _address(ctx, live.serving, live)
+
+
+def _address(ctx: Context, serving: Serving, live: LiveUnit) -> Address | None:
+    if serving.port is None:
+        return None
+    key = serving.api_key or read_key(ctx, serving.api_key_file, live)
+    return Address(serving.host or "", serving.port, key)
+
+
+def read_key(ctx: Context, path: str | None, live: LiveUnit | None = None) -> str | None:
+    """The first key of an API key file, to ask the server with; None if there is none to be read."""
+    if path is None:
+        return None
+    if live is not None and path.endswith("/api-key") and live.credential is not None:
+        path = live.credential
+    try:
+        content = ctx.files.read(Path(path))
+    except HostError:
+        return None
+    lines = (content or b"").decode("utf-8", "replace").splitlines()
+    return next((line.strip() for line in lines if line.strip() and line[0] != "#"), None)
+
+
+def specifiers_of(ctx: Context, unit: str) -> dict[str, str]:
+    """The specifiers that units of this mode commonly use, by letter."""
+    name = unit.removesuffix(".service")
+    home = ctx.environment.get("HOME", "/root")
+    is_system = ctx.mode is Mode.SYSTEM
+    prefix, _, instance = name.partition("@")
+    return {
+        "n": unit,
+        "N": name,
+        "p": prefix,
+        "i": instance,
+        "h": "/root" if is_system else home,
+        "u": "root" if is_system else ctx.environment.get("USER", ""),
+        "U": "0" if is_system else str(os.getuid()),
+        "S": "/var/lib" if is_system else f"{home}/.local/state",
+        "C": "/var/cache" if is_system else f"{home}/.cache",
+        "L": "/var/log" if is_system else f"{home}/.local/state/log",
+        "t": "/run" if is_system else ctx.environment.get("XDG_RUNTIME_DIR", "/run"),
+        "T": "/tmp",  # noqa: S108 -- systemd's own meaning
+    }
+
+
+def _text(ctx: Context, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    content = ctx.files.read(path)
+    return None if content is None else content.decode("utf-8", "surrogateescape")

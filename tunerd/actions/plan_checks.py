@@ -1,0 +1,89 @@
+"""What only this machine can say of a plan: the engine's own argument check, the port, the manager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tunerd.actions.choose_engine import found_of
+from tunerd.actions.context import Context
+from tunerd.actions.find_engines import prober
+from tunerd.core.cmdline import CommandLine
+from tunerd.core.engine import Engine
+from tunerd.core.failure import argument_error
+from tunerd.core.plan import serving_after
+from tunerd.core.resolve import Resolved
+from tunerd.core.result import Message, error, note
+from tunerd.core.unit import CREDENTIAL_PATH
+from tunerd.errors import EngineError
+from tunerd.system.ports import free_port
+from tunerd.system.proc import process_name
+from tunerd.system.sockets import listening_pid, other_listeners
+
+
+def check_arguments(
+    ctx: Context, engine: Engine, command: CommandLine, model_path: Path
+) -> list[Message]:
+    """The engine's own opinion of the command line: a dry run whose model file does not exist.
+
+    It gets a port of its own, since builds bind theirs before they look for the model.
+    """
+    arguments = [_nowhere(word) if word == str(model_path) else word for word in command.argv[1:]]
+    if "--port" in arguments:
+        arguments[arguments.index("--port") + 1] = str(free_port())
+    if CREDENTIAL_PATH in arguments:
+        index = arguments.index(CREDENTIAL_PATH)
+        del arguments[index - 1 : index + 1]  # the key file is there only while the unit runs
+    try:
+        done = prober(ctx).check_arguments(found_of(engine), arguments)
+    except EngineError as problem:
+        return [error("argument-check", problem.message, problem.hint)]
+    said = argument_error(done.returncode, done.stdout + "\n" + done.stderr)
+    if said is None:
+        return []
+    return [
+        error(
+            "argument-refused",
+            f"{engine.name} refuses the command line: {said}",
+            "`--explain` shows who set each flag",
+        )
+    ]
+
+
+def _nowhere(path: str) -> str:
+    return f"/nonexistent/{Path(path).name}"
+
+
+def check_port(ctx: Context, command: CommandLine) -> list[Message]:
+    """Whether somebody else listens where the server is to listen."""
+    after = serving_after(command)
+    if after.port is None:
+        return []
+    own = ctx.services.state(ctx.unit).main_pid
+    where = after.host or "127.0.0.1"
+    listener = listening_pid(after.port, where, likely=own)
+    if own is not None and listener == own:
+        listener = next(iter(other_listeners(after.port, where, own)), None)
+    if listener is None:
+        return []
+    name = process_name(listener) or "a process"
+    return [
+        error("port-taken", f"{name} (process {listener}) listens on port {after.port} already",
+              "end it, or set serving.port")
+    ]  # fmt: skip
+
+
+def check_unit(ctx: Context, text: str) -> list[Message]:
+    """What the service manager would complain about if it read this unit."""
+    return [
+        error("unit-refused", f"the service manager would complain: {line}")
+        for line in ctx.services.verify(ctx.unit, text)
+    ]
+
+
+def tuned_layer(resolved: Resolved) -> list[Message]:
+    """Whether the tuned layer took part, so that nobody wonders where a value comes from."""
+    tuned = [s.key for s in resolved.settings.values() if s.origin.layer == "tuned"]
+    if not tuned:
+        return []
+    return [note("tuned", f"the tuned layer sets {', '.join(sorted(tuned))}",
+                 "`--untuned` leaves it out")]  # fmt: skip

@@ -1,0 +1,301 @@
+"""`tunerd rollback`: back to the unit that served before; a swap like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunerd.actions.backups import backups
+from tunerd.actions.context import Context
+from tunerd.actions.live import address_of, read_live_unit, specifiers_of
+from tunerd.actions.recover import recover_locked
+from tunerd.actions.swap import swap, without_service
+from tunerd.actions.swap_begin import SwapRequest
+from tunerd.core.generation import Generation, Outcome
+from tunerd.core.live import LiveUnit, read_live
+from tunerd.core.result import ActionResult, Message, note, warning
+from tunerd.core.swap import sha256
+from tunerd.core.unit_diff import unified_diff
+from tunerd.errors import DeployError, UsageError
+from tunerd.system.engines import changed_files, kept_folder
+from tunerd.system.files import lock
+
+Confirm = Callable[["Target"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a rollback would lead.
+
+    `text` is None for going back to where no unit file stood. `made_by` is the generation that
+    deployed this text, where that is known. `was` is the generation that replaced no unit file, so
+    that going back leaves what was there before it.
+    """
+
+    name: str
+    text: bytes | None
+    made_by: Generation | None
+    was: Generation | None
+    diff: str
+    messages: tuple[Message, ...]
+
+
+def rollback(
+    ctx: Context, *, to: str | None, drain: bool, confirm: Confirm, reason: str = "rollback"
+) -> ActionResult:
+    """Make an earlier unit live again.
+
+    Args:
+        ctx: Where.
+        to: A backup's name or a generation's number; None for the newest backup.
+        drain: Whether to wait for running requests first.
+        confirm: Shows the target and asks; raises to stop.
+        reason: Why, for the backup's name and the history.
+
+    Raises:
+        Busy: another change is under way.
+        UsageError: there is no such backup or generation.
+        DeployError: there is nothing to go back to, or what it needs is gone.
+        RolledBack: the older unit does not serve; the present one does again.
+        Stranded: neither does.
+    """
+    with lock(ctx.paths.lock, purpose=reason, since=ctx.now_text()):
+        recovered = recover_locked(ctx)
+        target = find_target(ctx, to)
+        confirm(target)
+        done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
+    messages = list(target.messages)
+    if recovered.found is not None:
+        messages.insert(0, note("recovered", recovered.text))
+    messages += [note("swap", text) for text in done.notes]
+    payload = {
+        "generation": done.generation,
+        "to": target.name,
+        "backup": done.backup,
+        "diff": target.diff,
+        "without_service_s": done.without_service_s,
+        "first_text": done.serving.first_text if done.serving is not None else None,
+        "serving": done.serving is not None,
+        "summary": f"back to {target.name} as generation {done.generation}{without_service(done)}",
+    }
+    return ActionResult("rollback", payload, tuple(messages))
+
+
+def list_targets(ctx: Context) -> ActionResult:
+    """`tunerd rollback --list`: everything that one can go back to, newest first."""
+    live = sha256(ctx.files.read(ctx.unit_path))
+    makers = _makers(ctx)
+    rows = []
+    for backup in backups(ctx):
+        text = ctx.files.read(ctx.paths.unit_dir / backup.name)
+        made_by = makers.get(sha256(text) or "")
+        rows.append(
+            {
+                "name": backup.name,
+                "generation": backup.generation,
+                "changed_s": backup.changed_s,
+                "bytes": backup.size,
+                "made_by_generation": made_by.number if made_by is not None else None,
+                "profile": made_by.profile if made_by is not None else None,
+                "is_live": sha256(text) == live,
+            }
+        )
+    return ActionResult("rollback", {"backups": rows})
+
+
+def find_target(ctx: Context, to: str | None) -> Target:
+    """Where a rollback would lead, checked: its program and model are still there."""
+    name, text, was = _chosen(ctx, to)
+    if sha256(text) == sha256(ctx.files.read(ctx.unit_path)):
+        raise DeployError(
+            f"`{name}` is what is live already",
+            state="nothing was changed",
+            hint="`tunerd rollback --list` shows what else there is",
+        )
+    live = read_live_unit(ctx)
+    made_by = _makers(ctx).get(sha256(text) or "")
+    messages = tuple(_check(ctx, name, text, made_by))
+    old = live.text
+    new = text.decode("utf-8", "replace") if text is not None else None
+    return Target(name, text, made_by, was, unified_diff(old, new, ctx.unit), messages)
+
+
+def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None, Generation | None]:
+    """Name, text, and where that is None the generation before which no unit file stood."""
+    if to is None:
+        return _newest(ctx)
+    if to.isdigit():
+        entry = ctx.generations.read(int(to))
+        if entry is None or entry.generation.unit != ctx.unit:
+            raise UsageError(f"there is no generation {to} of {ctx.unit}", hint="`tunerd history`")
+        text = ctx.generations.unit_text(int(to))
+        return f"generation {to}", text, _first(ctx) if text is None else None
+    name = Path(to).name
+    if not name.startswith(f"{ctx.unit}.") or name != to.rpartition("/")[2]:
+        raise UsageError(
+            f"not a backup of {ctx.unit}: `{to}`", hint="`tunerd rollback --list` shows them"
+        )
+    content = ctx.files.read(ctx.paths.unit_dir / name)
+    if content is None:
+        raise UsageError(
+            f"no such backup: `{name}`", hint="`tunerd rollback --list` shows what there is"
+        )
+    return name, content, None
+
+
+def _first(ctx: Context) -> Generation | None:
+    """The newest generation that replaced no unit file."""
+    found = (entry.generation for entry in ctx.generations.entries())
+    return next((g for g in found if g.unit == ctx.unit and g.replaced_absent), None)
+
+
+def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
+    """What the newest swap replaced, passing over what is live already (a failed swap's backup)."""
+    live = sha256(ctx.files.read(ctx.unit_path))
+    for entry in ctx.generations.entries():
+        generation = entry.generation
+        if generation.unit != ctx.unit or entry.ending.outcome is not Outcome.SERVING:
+            continue
+        if generation.replaced_absent and live is not None:
+            return "no unit file", None, generation
+        name = generation.replaced_backup
+        content = ctx.files.read(ctx.paths.unit_dir / name) if name is not None else None
+        if name is not None and content is not None and sha256(content) != live:
+            return name, content, None
+    for backup in backups(ctx):
+        content = ctx.files.read(ctx.paths.unit_dir / backup.name)
+        if content is not None and sha256(content) != live:
+            return backup.name, content, None
+    raise DeployError(
+        f"there is nothing to go back to: no backup of {ctx.unit} in `{ctx.paths.unit_dir}`",
+        state="nothing was changed",
+    )
+
+
+def _makers(ctx: Context) -> dict[str, Generation]:
+    """The newest generation that deployed each text, by the text's hash."""
+    found: dict[str, Generation] = {}
+    for entry in ctx.generations.entries():
+        if entry.generation.unit_sha256 is not None:
+            found.setdefault(entry.generation.unit_sha256, entry.generation)
+    return found
+
+
+def _check(
+    ctx: Context, name: str, text: bytes | None, made_by: Generation | None
+) -> list[Message]:
+    """Before anything stops: what the old unit needs is there, and what was replaced since."""
+    if text is None:
+        return []
+    old = _as_unit(ctx, text)
+    if old.problem is not None or old.argv is None or old.program is None:
+        raise DeployError(
+            f"`{name}` cannot be read as a unit: {old.problem}", state="nothing was changed"
+        )
+    gone = [path for path in (old.program, old.serving.model) if path and not Path(path).exists()]
+    if gone:
+        raise DeployError(
+            f"`{name}` cannot serve any more",
+            cause=f"gone: {', '.join(f'`{path}`' for path in gone)}",
+            state="nothing was changed",
+            hint=_way_round(ctx, made_by),
+        )
+    complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
+    messages = [warning("unit-complaint", line) for line in complaints]
+    if made_by is not None:
+        replaced = changed_files(made_by.engine_components)
+        messages += [
+            warning("replaced", f"since generation {made_by.number} this was replaced: {change}")
+            for change in replaced
+        ]
+        messages += _model_changes(made_by)
+    return messages
+
+
+def _way_round(ctx: Context, made_by: Generation | None) -> str:
+    """What to do where the old unit's program or model is gone."""
+    if made_by is not None:
+        kept = kept_folder(ctx.paths.engines_dir, made_by.engine_sha256, ctx.files)
+        if kept is not None:
+            engine = f'engine.prefer=["kept-{kept.name}"]'
+            return f"a copy of its engine was kept: tunerd apply {made_by.profile} --set '{engine}'"
+    return "`tunerd rollback --list` shows what else there is; `tunerd engines keep` keeps programs"
+
+
+def _model_changes(made_by: Generation) -> list[Message]:
+    identity = made_by.model_identity or {}
+    messages = []
+    for file in identity.get("files", []):
+        path = Path(file["path"])
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        if (status.st_size, status.st_mtime_ns) != (file["size_bytes"], file["mtime_ns"]):
+            text = f"since generation {made_by.number} the model file was replaced: `{path}`"
+            messages.append(warning("replaced", text))
+    return messages
+
+
+def _as_unit(ctx: Context, text: bytes) -> LiveUnit:
+    return read_live(
+        unit=ctx.unit,
+        path=ctx.unit_path,
+        text=text.decode("utf-8", "surrogateescape"),
+        drop_ins=[],
+        file_environment={},
+        specifiers=specifiers_of(ctx, ctx.unit),
+    )
+
+
+def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapRequest:
+    address = None
+    alias = None
+    if target.text is not None:
+        old = _as_unit(ctx, target.text)
+        address, alias = address_of(ctx, old), old.serving.alias
+    made_by = target.made_by
+    generation = Generation(
+        number=0,
+        unit=ctx.unit,
+        reason=reason,
+        created_s=0.0,
+        profile=made_by.profile if made_by is not None else None,
+        engine=made_by.engine if made_by is not None else None,
+        engine_sha256=made_by.engine_sha256 if made_by is not None else None,
+        engine_components=made_by.engine_components if made_by is not None else (),
+        model_path=made_by.model_path if made_by is not None else None,
+        model_identity=made_by.model_identity if made_by is not None else None,
+        argv=made_by.argv if made_by is not None else (),
+        origins=made_by.origins if made_by is not None else (),
+        pins=made_by.pins if made_by is not None else {},
+        unit_sha256=sha256(target.text),
+        replaced_backup=None,
+        replaced_absent=False,
+        was_active=False,
+        was_enabled=None,
+        from_generation=made_by.number if made_by is not None else None,
+        host={},
+        requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
+    )
+    return SwapRequest(
+        text=target.text,
+        old_sha256=sha256(ctx.files.read(ctx.unit_path)),
+        generation=generation,
+        address=address,
+        alias=alias,
+        expects_draft=False,
+        must_draft=False,
+        model_bytes=None,
+        drain=drain,
+        enable=_enable(target),
+        starts_packaged=target.was is not None and target.was.was_active,
+    )
+
+
+def _enable(target: Target) -> bool | None:
+    """What to do about starting at boot: as it was, where going back leaves no unit file of ours."""
+    if target.text is not None:
+        return True
+    return None if target.was is not None and target.was.was_enabled else False

@@ -1,0 +1,1 @@
+"""The command line: parser, progress and rendering, nothing else."""

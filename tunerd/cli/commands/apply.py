@@ -1,0 +1,89 @@
+"""`tunerd apply`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tunerd.cli.commands.plan import render as render_plan
+from tunerd.cli.commands.plan import set_option, untuned_option
+from tunerd.cli.output import confirm, finish, json_option, print_message, progress_sink
+
+if TYPE_CHECKING:
+    from tunerd.actions.plan import Plan
+
+now_option = click.option("--now", is_flag=True, help="Do not wait for running requests.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+@click.command(name="apply", short_help="Deploy a profile.")
+@click.argument("profile")
+@set_option
+@untuned_option
+@click.option("--dry-run", is_flag=True, help="The same as `tunerd plan`.")
+@yes_option
+@now_option
+@json_option
+@click.pass_obj
+def command(
+    mode: str | None,
+    profile: str,
+    options: tuple[str, ...],
+    untuned: bool,
+    dry_run: bool,
+    yes: bool,
+    now: bool,
+    as_json: bool,
+) -> None:
+    """Deploy a profile: keep what serves, swap the unit, wait for a real generation.
+
+    If the new server does not answer, the old one is put back (exit code 3).
+
+    \b
+    Example:
+      tunerd apply rtx-3090-ti-24gb
+      tunerd apply rtx-5060-ti-16gb --set speculation.n_max=3 --yes
+    """  # noqa: D301
+    from tunerd.actions.apply import apply
+    from tunerd.actions.choose_engine import PlanRequest
+    from tunerd.actions.context import build_context
+    from tunerd.actions.plan import plan
+    from tunerd.actions.profile_layers import parse_options
+
+    request = PlanRequest(profile, parse_options(options), with_tuned=not untuned)
+    context = build_context(
+        mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=not dry_run
+    )
+    if dry_run:
+        finish(plan(context, request), render_plan, as_json=as_json)
+        return
+
+    def ask(made: Plan) -> None:
+        if yes:
+            return
+        _show(made)
+        confirm(f"Swap {context.unit} now?", yes=yes)
+
+    result = apply(context, request, drain=not now, confirm=ask)
+    finish(result, render, as_json=as_json)
+
+
+def _show(made: Plan) -> None:
+    from tunerd.actions.plan import plan_json
+
+    for line in render_plan(plan_json(made, with_explain=False)):
+        print(line, file=sys.stderr)
+    for message in made.messages:
+        print_message(message)
+
+
+def render(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield payload["summary"]
+    if payload["backup"]:
+        yield f"what served before is kept as {payload['backup']}; `tunerd rollback` goes back"
+    elif payload["backup"] is None:
+        yield "no unit file stood before; `tunerd rollback` removes this one"

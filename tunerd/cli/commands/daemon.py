@@ -1,0 +1,27 @@
+"""`tunerd daemon`."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(name="daemon", short_help="The long-running half.")
+@click.pass_obj
+def command(mode: str | None) -> None:
+    """Recover what a swap left, report ready, keep watch. Started by tunerd.service.
+
+    \b
+    Example:
+      systemctl start tunerd
+    """  # noqa: D301
+    import os
+
+    from tunerd import log
+    from tunerd.actions.context import build_context
+    from tunerd.daemon import run_daemon
+
+    log.configure(
+        level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
+        journal=True if os.environ.get("JOURNAL_STREAM") else None,
+    )
+    raise click.exceptions.Exit(run_daemon(build_context(mode=mode)))

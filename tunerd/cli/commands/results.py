@@ -1,0 +1,233 @@
+"""`tunerd results list / show / export / stale`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from tunerd.cli.commands.history import when
+from tunerd.cli.output import columns, finish, json_option
+from tunerd.core.quantity import format_duration
+
+MISSING = "missing"
+_KEPT_APART = ("timings", "client", "details")
+
+
+@click.group(name="results", short_help="What was measured, and whether it still holds.")
+def command() -> None:
+    """What was measured: runs, their figures, and whether they still hold.
+
+    \b
+    Example:
+      tunerd results list
+      tunerd results show 12
+      tunerd results export 12 --format csv > run-12.csv
+      tunerd results stale
+    """  # noqa: D301
+
+
+@command.command(name="list", short_help="Every run.")
+@click.option("--all", "show_all", is_flag=True, help="Every run, not only the newest 20.")
+@json_option
+@click.pass_obj
+def list_command(mode: str | None, show_all: bool, as_json: bool) -> None:
+    """Every run: when, what was measured, how many samples, how it ended.
+
+    \b
+    Example:
+      tunerd results list --json | jq '.results[0].run'
+    """  # noqa: D301
+    from tunerd.actions.context import build_context
+    from tunerd.actions.results import DEFAULT_LIMIT, results
+
+    limit = None if show_all else DEFAULT_LIMIT
+    finish(results(build_context(mode=mode), limit=limit), render_list, as_json=as_json)
+
+
+@command.command(name="show", short_help="One run in full.")
+@click.argument("run", type=int)
+@json_option
+@click.pass_obj
+def show_command(mode: str | None, run: int, as_json: bool) -> None:
+    """One run: conditions, figures by arm and case, verdicts.
+
+    \b
+    Example:
+      tunerd results show 12
+    """  # noqa: D301
+    from tunerd.actions.context import build_context
+    from tunerd.actions.results import show
+
+    finish(show(build_context(mode=mode), run), render_show, as_json=as_json)
+
+
+@command.command(name="export", short_help="Runs with every sample, as JSON or CSV.")
+@click.argument("run", type=int, nargs=-1, required=True)
+@click.option("--format", "form", type=click.Choice(["json", "csv"]), default="json",
+              show_default=True, help="CSV has one line per sample.")  # fmt: skip
+@json_option
+@click.pass_obj
+def export_command(mode: str | None, run: tuple[int, ...], form: str, as_json: bool) -> None:
+    """Runs with every sample, on standard output. What is missing is null, or empty in CSV.
+
+    \b
+    Example:
+      tunerd results export 12 13 > runs.json
+    """  # noqa: D301
+    from tunerd.actions.context import build_context
+    from tunerd.actions.results import export
+
+    result = export(build_context(mode=mode), run)
+    finish(result, render_csv, as_json=as_json or form == "json")
+
+
+@command.command(name="stale", short_help="What changed since it was measured.")
+@click.option("--all", "show_all", is_flag=True, help="Every run, not only the newest 20.")
+@json_option
+@click.pass_obj
+def stale_command(mode: str | None, show_all: bool, as_json: bool) -> None:
+    """For each measured configuration, whether it still holds here, and which part changed.
+
+    \b
+    Example:
+      tunerd results stale
+    """  # noqa: D301
+    from tunerd.actions.context import build_context
+    from tunerd.actions.results import DEFAULT_LIMIT, stale
+
+    limit = None if show_all else DEFAULT_LIMIT
+    finish(stale(build_context(mode=mode), limit=limit), render_stale, as_json=as_json)
+
+
+def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    rows = [
+        (
+            str(row["run"]),
+            when(row["started_s"]),
+            row["kind"],
+            ", ".join(row["suites"]) or "-",
+            row["profile"] or row["target"],
+            ", ".join(row["arm_names"]) or "-",
+            str(row["samples"]),
+            str(row["left_out"]),
+            _ending(row),
+        )
+        for row in payload["results"]
+    ]
+    heads = ("run", "when (UTC)", "kind", "suites", "of", "arms", "samples", "left out", "ended")
+    yield from columns(rows, heads) if rows else []
+    hidden = payload["total"] - len(payload["results"])
+    if hidden > 0:
+        yield f"{hidden} older ones: --all"
+
+
+def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    run = payload["run"]
+    took_s = None if run["ended_s"] is None else run["ended_s"] - run["started_s"]
+    yield from columns(
+        [
+            ("run", f"{run['run']}, {run['kind']} of {run['target']}"),
+            ("when (UTC)", f"{when(run['started_s'])}, took {format_duration(took_s)}"),
+            ("profile", run["profile"] or "-"),
+            ("model", run["model"] or "unknown"),
+            ("suites", ", ".join(run["suites"]) or "-"),
+            ("workload", run["workload"] or "-"),
+            ("samples", f"{run['samples']}, of which {run['left_out']} left out"),
+            ("seed", "unknown" if run["seed"] is None else str(run["seed"])),
+            ("ended", _ending(run)),
+        ]
+    )
+    for verdict in payload["verdicts"]:
+        yield ""
+        yield verdict["sentence"]
+        yield from (f"  {reason}" for reason in verdict["reasons"])
+    for arm in payload["arms"]:
+        yield ""
+        yield f"{arm['name']}: {arm['engine'] or 'unknown engine'}"
+        yield f"  fingerprint {arm['fingerprint']['sha256'][:12]}"
+    yield ""
+    yield from _figures(payload["figures"])
+    for row in payload["left_out"]:
+        yield f"left out of {row['arm']}: {row['samples']} ({row['reason']})"
+    for summary in payload["summaries"]:
+        shown = ", ".join(f"{key} {_shown(value)}" for key, value in summary["figures"].items())
+        yield f"{summary['name']}{' of ' + summary['arm'] if summary['arm'] else ''}: {shown}"
+
+
+def render_stale(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    for row in payload["results"]:
+        yield f"run {row['run']}, {row['arm']} ({row['kind']}, {when(row['started_s'])}): {row['state']}"
+        yield from (f"  {text}" for text in (*row["changes"], *row["remarks"]))
+        if row["differs_from_live"]:
+            yield f"  what serves now differs: {'; '.join(row['differs_from_live'])}"
+        elif row["differs_from_live"] is not None:
+            yield "  it is what serves now"
+    hidden = payload["total"] - len({row["run"] for row in payload["results"]})
+    if hidden > 0:
+        yield f"{hidden} older runs: --all"
+
+
+def render_csv(payload: Mapping[str, Any]) -> Iterator[str]:
+    """One line per sample, with the names of columns in the first."""
+    rows = [
+        {"run": run["run"], **_flat(sample)} for run in payload["runs"] for sample in run["samples"]
+    ]
+    heads = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, heads, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    yield text.getvalue().removesuffix("\n")
+
+
+def _flat(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample as one line: parts side by side, lists joined, what is missing empty."""
+    row = {key: value for key, value in sample.items() if key not in _KEPT_APART}
+    row |= sample["timings"] or {}
+    row |= sample["client"] or {}
+    row |= {f"detail {key}": value for key, value in sample["details"].items()}
+    return {key: _cell(value) for key, value in row.items()}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return " | ".join(str(one) for one in value)
+    return "" if value is None else value
+
+
+def _figures(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [
+        (
+            row["arm"],
+            row["suite"],
+            row["case"],
+            str(row["n"]),
+            _shown(row["decode"]["tok_s"]),
+            _shown(row["prompt"]["tok_s"]),
+            _shown(row["ttft_ms"]["median"], 0),
+            _shown(row["wall_ms"]["median"], 0),
+            "-" if row["n_drafted"] is None else _shown(row["acceptance_ratio"], 3),
+        )
+        for row in figures
+    ]
+    heads = ("arm", "suite", "case", "n", "tok/s", "prompt tok/s", "TTFT ms", "wall ms", "accepted")
+    yield from columns(rows, heads) if rows else ["no samples"]
+
+
+def _shown(value: Any, digits: int = 1) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+
+
+def _ending(run: Mapping[str, Any]) -> str:
+    if run["outcome"] is None:
+        return "not yet, or it was cut short"
+    return f"{run['outcome']}: {run['reason']}" if run["reason"] else str(run["outcome"])

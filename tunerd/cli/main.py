@@ -1,0 +1,140 @@
+"""The entry point: which commands there are, and what becomes of their results and errors.
+
+Commands are imported when they are called: `tunerd --help` must not pay for all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from tunerd import __version__
+from tunerd.errors import TunerdError
+
+# Name: module below tunerd.cli.commands, and the line that `tunerd --help` shows.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "detect": ("detect", "What is here: GPUs, memory, service manager, engines."),
+    "engines": ("engines", "Each engine: version, dialect, what it can do; keep a copy."),
+    "profiles": ("profiles", "List, show, check and write profiles."),
+    "plan": ("plan", "What apply would do: command line, unit, memory, warnings."),
+    "apply": ("apply", "Deploy a profile: swap the unit, wait for a real generation."),
+    "rollback": ("rollback", "Go back to the unit that served before."),
+    "status": ("status", "What serves now, since when, and how well."),
+    "history": ("history", "Every swap: when, what, why, how it ended."),
+    "verify": ("verify", "Is the machine what was deployed?"),
+    "recover": ("recover", "Finish or undo what an interrupted swap left."),
+    "model": ("model", "Write a small designed model whose answers are known."),
+    "settings": ("settings", "Every setting, its value, and where it comes from."),
+    "daemon": ("daemon", "The long-running half, started by systemd."),
+    "supervise": ("supervise", "Run units on a machine without a service manager."),
+    "completion": ("completion", "Print the completion script of a shell."),
+}
+
+EXIT_CODES = """\b
+Exit codes: 0 done, 1 failed and the machine is as before, 2 wrong usage,
+3 failed and rolled back, 4 failed and could not go back,
+6 verify found drift, 75 another tunerd is at work."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is called, and lists them without importing any."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order in which a newcomer needs them."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name."""
+        del ctx
+        found = COMMANDS.get(cmd_name)
+        if found is None:
+            return None
+        module = importlib.import_module(f"tunerd.cli.commands.{found[0]}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name for a misspelt one."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            import difflib
+
+            nearest = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
+            ctx.fail(f"No such command `{name}`.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, from the table above."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EXIT_CODES,
+)
+@click.version_option(__version__, "--version", message="tunerd %(version)s")
+@click.option("--system", "mode", flag_value="system", help="Act on the system's units (root).")
+@click.option("--user", "mode", flag_value="user", help="Act on your own units.")
+@click.option("--local", "mode", flag_value="local", help="Act without a service manager.")
+@click.pass_context
+def cli(ctx: click.Context, mode: str | None) -> None:
+    """Tune and safely deploy llama.cpp's llama-server on one GPU.
+
+    \b
+    Example:
+      tunerd detect
+      tunerd plan rtx-3090-ti-24gb --explain
+      tunerd apply rtx-3090-ti-24gb
+      tunerd rollback
+    """  # noqa: D301 -- \b is click's mark for text that is not to be wrapped
+    ctx.obj = mode
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    try:
+        _main()
+    except BrokenPipeError:
+        # The reader of a pipe has gone; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _main() -> None:
+    wants_json = "--json" in sys.argv[1:]
+    try:
+        # click turns a requested exit into a returned code here.
+        code = cli.main(standalone_mode=False, prog_name="tunerd")
+        if isinstance(code, int):
+            sys.exit(code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except TunerdError as error:
+        from tunerd.cli.output import print_error
+
+        print_error(error, command=_command_name(sys.argv[1:]), as_json=wants_json)
+        sys.exit(error.exit_code)
+
+
+def _command_name(arguments: list[str]) -> str:
+    return next((word for word in arguments if word in COMMANDS), "tunerd")
+
+
+def invoke(arguments: list[str]) -> Any:
+    """Run a command in this process, for tools that generate the reference."""
+    return cli.main(arguments, standalone_mode=False, prog_name="tunerd")

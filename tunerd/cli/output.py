@@ -1,0 +1,166 @@
+"""Shows results and errors: text for people, or one JSON object for scripts.
+
+Data goes to standard output; messages, progress and errors go to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+import click
+
+from tunerd.core.progress import Progress, ProgressSink, ignore_progress
+from tunerd.core.quantity import format_duration
+from tunerd.core.result import SCHEMA, ActionResult, Level, Message
+from tunerd.errors import TunerdError
+
+Render = Callable[[Mapping[str, Any]], Iterable[str]]
+
+_COLOURS = {Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "red"}
+_INDENT = "        "
+
+
+def json_option(function: Any) -> Any:
+    """The option `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+
+
+def finish(result: ActionResult, render: Render, *, as_json: bool) -> None:
+    """Show a result and leave with its exit code."""
+    if as_json:
+        print(json.dumps(result.to_json(), indent=1, ensure_ascii=False))
+    else:
+        for line in render(result.payload):
+            print(line)
+        sys.stdout.flush()
+        for message in result.messages:
+            print_message(message)
+    if result.exit_code:
+        raise click.exceptions.Exit(result.exit_code)
+
+
+def print_message(message: Message) -> None:
+    """One message, its hint below it."""
+    label = paint(f"{message.level}:", _COLOURS[message.level], sys.stderr)
+    print(f"{label} {message.text}", file=sys.stderr)
+    if message.hint:
+        print(f"{_INDENT}{message.hint}", file=sys.stderr)
+
+
+def print_error(error: TunerdError, *, command: str, as_json: bool) -> None:
+    """An error in its four parts: what, why, how the machine is now, what to do."""
+    if as_json:
+        body = {
+            "schema": SCHEMA,
+            "command": command,
+            "ok": False,
+            "messages": [],
+            "error": {
+                "code": error.code,
+                "message": error.message,
+                "cause": error.cause,
+                "state": error.state,
+                "hint": error.hint,
+            },
+        }
+        print(json.dumps(body, indent=1, ensure_ascii=False))
+        return
+    print(f"{paint('error:', 'red', sys.stderr)} {error.message}", file=sys.stderr)
+    parts = [("cause", error.cause), ("state", error.state)]
+    if any(text for _, text in parts):
+        print(file=sys.stderr)
+    for name, text in parts:
+        for index, line in enumerate((text or "").splitlines()):
+            label = f"  {name:<7} " if index == 0 else "          "
+            print(f"{label}{line}", file=sys.stderr)
+    if error.hint:
+        print(f"\nhint: {error.hint}", file=sys.stderr)
+
+
+def paint(text: str, colour: str, stream: TextIO) -> str:
+    """Coloured on a terminal, plain elsewhere or with NO_COLOR; colour never says anything alone."""
+    if os.environ.get("NO_COLOR") or not stream.isatty():
+        return text
+    return click.style(text, fg=colour, bold=True)
+
+
+def columns(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> Iterable[str]:
+    """Rows as aligned columns."""
+    table = [list(heads), *[list(row) for row in rows]] if heads else [list(row) for row in rows]
+    if not table:
+        return
+    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join(cells).rstrip()
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before a change; without a terminal the answer must have been given beforehand.
+
+    Raises:
+        click.UsageError: nobody is there to answer.
+        click.Abort: the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        message = "Nobody to ask: standard input is no terminal. Give --yes to go ahead."
+        raise click.UsageError(message)
+    click.confirm(question, abort=True, err=True)
+
+
+def progress_sink(*, as_json: bool = False) -> ProgressSink:
+    """Where progress goes: one changing line on a terminal, one line a step elsewhere."""
+    if as_json:
+        return ignore_progress
+    return _TerminalProgress() if sys.stderr.isatty() else _LineProgress()
+
+
+def progress_text(progress: Progress) -> str:
+    """A step in words: `[3/8] waiting for the model 42 %, 12 s left`."""
+    parts = []
+    if progress.step is not None and progress.steps is not None:
+        parts.append(f"[{progress.step}/{progress.steps}]")
+    parts.append(progress.text)
+    if progress.done_ratio is not None:
+        parts.append(f"{progress.done_ratio:.0%}")
+    if progress.left_s is not None:
+        parts.append(f"(about {format_duration(progress.left_s)} left)")
+    return " ".join(parts)
+
+
+class _LineProgress:
+    """A line for each new step; figures alone make no new line."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.text != self._last:
+            self._last = progress.text
+            print(progress_text(Progress(progress.text, progress.step, progress.steps)),
+                  file=sys.stderr, flush=True)  # fmt: skip
+
+
+class _TerminalProgress:
+    """One line that changes in place; each step stays when the next begins."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, progress: Progress) -> None:
+        end = "" if progress.text == self._last else "\n"
+        if self._last and end:
+            sys.stderr.write(end)
+        self._last = progress.text
+        sys.stderr.write(f"\r\x1b[K{progress_text(progress)}")
+        sys.stderr.flush()
+
+    def __del__(self) -> None:
+        if self._last and not sys.stderr.closed:
+            sys.stderr.write("\n")

@@ -1,0 +1,116 @@
+"""The long-running half: recovers what a swap left, reports ready, and keeps watch over interrupted swaps.
+
+It never stands in production's way: the server's unit neither waits for it nor ends with it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+import structlog
+
+from tunerd.actions.context import Context
+from tunerd.actions.recover import Unfinished, recover
+from tunerd.errors import Busy, TunerdError
+from tunerd.system.files import is_locked
+from tunerd.system.notify import Notifier
+
+WATCH_S = 5.0
+# After a recovery that failed: what it needs may come by itself, such as a disk or a driver.
+_FIRST_RETRY_S = 15.0
+_LAST_RETRY_S = 900.0
+_RELOAD_AND_RESTART_S = 600.0
+
+log = structlog.get_logger()
+
+
+def run_daemon(ctx: Context) -> int:
+    """Run until SIGTERM or SIGINT; the exit status."""
+    stop = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    notifier = Notifier(ctx.environment)
+    watch = _Watch(ctx, notifier)
+    watch.recover()
+    notifier.ready(f"watching {ctx.unit}")
+    log.info("daemon.ready", unit=ctx.unit, mode=str(ctx.mode))
+    every_s = min(WATCH_S, notifier.watchdog_s or WATCH_S)
+    while not stop.wait(every_s):
+        notifier.alive()
+        watch.look()
+    notifier.stopping()
+    log.info("daemon.stopped")
+    return 0
+
+
+class _Watch:
+    """Recovers what a command left that was killed in the middle of a swap: nobody else will."""
+
+    def __init__(self, ctx: Context, notifier: Notifier) -> None:
+        self._ctx = ctx
+        self._notifier = notifier
+        self._unfinished = Unfinished(ctx)
+        self._said: set[str] = set()
+        self._tried: object = None
+        self._retry_s = _FIRST_RETRY_S
+        self._not_before_s = 0.0
+
+    def look(self) -> None:
+        """Recover if there is something to be recovered, and it is time to try."""
+        found = self._unfinished.look()
+        if found is None or is_locked(self._ctx.paths.lock):
+            return
+        if found == self._tried and self._ctx.clock.monotonic_s() < self._not_before_s:
+            return
+        self.recover()
+
+    def recover(self) -> None:
+        """Recover; what cannot be mended is said once, and tried again after longer and longer."""
+        service = self._ctx.settings.service
+        starts_s = 2 * (service.start_limit_s + service.generation_limit_s)
+        self._notifier.patience(starts_s + _RELOAD_AND_RESTART_S)
+        try:
+            self._recover()
+        except Busy:
+            return  # a swap is under way, and its own process looks after it
+        except TunerdError as problem:
+            self._put_off()
+            self._say(problem)
+        finally:
+            self._notifier.patience(None)
+
+    def _recover(self) -> None:
+        result = recover(self._ctx)
+        self._said.clear()
+        self._retry_s = _FIRST_RETRY_S
+        self._put_off()  # what is left after that, such as an ending on a full disk, can wait
+        if result.payload["found"] is not None:
+            log.warning(
+                "swap.recovered",
+                found=result.payload["found"],
+                generation=result.payload["generation"],
+                text=result.payload["text"],
+            )
+
+    def _put_off(self) -> None:
+        self._tried = self._unfinished.look()
+        self._not_before_s = self._ctx.clock.monotonic_s() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
+
+    def _say(self, problem: TunerdError) -> None:
+        if problem.message in self._said:
+            return
+        self._said.add(problem.message)
+        log.error(
+            "recovery.failed",
+            message=problem.message,
+            cause=problem.cause,
+            state=problem.state,
+            hint=problem.hint,
+        )
