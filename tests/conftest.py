@@ -1,0 +1,95 @@
+"""What the marks ask of a machine: tests that cannot run here say so, and fail where required."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs
+
+_E2E_PROGRAMS = {
+    "mkfs.ext4": "e2fsprogs",
+    "mmdebstrap": "mmdebstrap",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "systemd-nspawn": "systemd-container",
+}
+# What the copy-on-write view of this host needs to boot with logins and user managers.
+_E2E_FILES = {
+    "/lib/systemd/systemd": "systemd",
+    "/usr/bin/dbus-daemon": "dbus",
+    "/usr/lib/systemd/user/dbus.socket": "dbus-user-session",
+    "/usr/lib/python3/dist-packages": "python3",
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name, check in _CHECKS.items():
+        if item.get_closest_marker(name) is not None:
+            check()
+
+
+@pytest.fixture(scope="session")
+def engines() -> dict[str, Path]:
+    """Real engine programs by file name, from the folder in TUNERD_TEST_ENGINES."""
+    _needs_engine()
+    return {path.name: path for path in _programs_in(os.environ[needs.ENGINES_VARIABLE])}
+
+
+def _programs_in(folder: str) -> list[Path]:
+    if not Path(folder).is_dir():
+        return []
+    return sorted(
+        path for path in Path(folder).iterdir() if path.is_file() and os.access(path, os.X_OK)
+    )
+
+
+def _needs_engine() -> None:
+    folder = os.environ.get(needs.ENGINES_VARIABLE, "")
+    if not _programs_in(folder):
+        needs.missing(
+            "engine",
+            f"no engines in {folder}" if folder else "no folder of engines",
+            f"set {needs.ENGINES_VARIABLE} to a folder of llama-server builds",
+        )
+
+
+def _needs_llama() -> None:
+    if importlib.util.find_spec("xllamacpp") is None:
+        needs.missing(
+            "llama", "no embedded engine", "pip install 'tunerd[embedded]' brings xllamacpp"
+        )
+
+
+def _needs_gpu() -> None:
+    if not Path("/dev/nvidiactl").exists():
+        needs.missing("gpu", "no NVIDIA GPU", "run this test on a machine with a card and driver")
+
+
+def _needs_e2e() -> None:
+    if os.environ.get("TUNERD_TEST_INSIDE"):
+        return
+    if os.geteuid() != 0:
+        needs.missing("e2e", "not root", "run `sudo ./tests/run e2e`")
+    packages = {package for name, package in _E2E_PROGRAMS.items() if not shutil.which(name)}
+    packages |= {package for path, package in _E2E_FILES.items() if not Path(path).exists()}
+    if packages:
+        missing = " ".join(sorted(packages))
+        needs.missing("e2e", "programs are missing", f"`apt-get install {missing}` brings them")
+    if "\toverlay\n" not in Path("/proc/filesystems").read_text():
+        needs.missing("e2e", "no overlay file system", "run on a kernel that has overlayfs")
+    if " cgroup2 " not in Path("/proc/self/mounts").read_text():
+        needs.missing("e2e", "no cgroup v2 hierarchy", "mount cgroup2 on /sys/fs/cgroup")
+
+
+_CHECKS: dict[str, Callable[[], None]] = {
+    "e2e": _needs_e2e,
+    "engine": _needs_engine,
+    "gpu": _needs_gpu,
+    "llama": _needs_llama,
+}

@@ -1,0 +1,33 @@
+"""What every clock must do."""
+
+from __future__ import annotations
+
+from tunerd.system.seams import Clock
+
+
+class ClockContract:
+    """Tests of any clock; a subclass gives the fixture `clock`."""
+
+    def test_sleeping_lets_both_clocks_go_on(self, clock: Clock) -> None:
+        wall_s, monotonic_s = clock.now_s(), clock.monotonic_s()
+
+        clock.sleep(0.05)
+
+        assert 0.04 < clock.monotonic_s() - monotonic_s < 5
+        assert 0.04 < clock.now_s() - wall_s < 5
+
+    def test_sleeping_for_nothing_or_less_returns_at_once(self, clock: Clock) -> None:
+        before_s = clock.monotonic_s()
+
+        clock.sleep(0)
+        clock.sleep(-3)
+
+        assert 0 <= clock.monotonic_s() - before_s < 1
+
+    def test_the_wall_clock_counts_from_the_epoch(self, clock: Clock) -> None:
+        assert clock.now_s() > 1_700_000_000
+
+    def test_monotonic_time_never_goes_back(self, clock: Clock) -> None:
+        readings = [clock.monotonic_s() for _ in range(1000)]
+
+        assert readings == sorted(readings)

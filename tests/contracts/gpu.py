@@ -1,0 +1,220 @@
+"""What every GpuReader must do, for the fake and for NVML alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import pytest
+
+from tests.support.fake_gpu import (
+    CUDA_VERSION,
+    DRIVER_VERSION,
+    a_card,
+    rtx_3090_ti,
+    rtx_4070_super,
+    with_used,
+)
+from tunerd.core.host import Gpu, GpuProcess
+from tunerd.core.quantity import MiB
+from tunerd.system.seams import GpuReader, GpuReading
+
+
+class GpuWorld(Protocol):
+    """Cards and a driver that a test can change under a running reader."""
+
+    reader: GpuReader
+
+    def show(self, *gpus: Gpu) -> None:
+        """These cards are there, with a healthy driver."""
+        ...
+
+    def hide(self) -> None:
+        """The driver is gone, though a card may be there."""
+        ...
+
+    def lose(self, index: int) -> None:
+        """This card falls off the bus."""
+        ...
+
+
+def assert_plausible(reading: GpuReading) -> None:
+    """What holds for every reading of every machine."""
+    assert reading.gpus is not None or reading.problem
+    for gpu in reading.gpus or ():
+        assert gpu.name
+        assert gpu.name.isprintable()
+        numbers = (
+            *(gpu.total_mib, gpu.power_limit_w, gpu.power_default_w, gpu.power_max_w),
+            *(gpu.pcie_generation, gpu.pcie_generation_max, gpu.pcie_width, gpu.pcie_width_max),
+        )
+        assert all(number is None or number > 0 for number in numbers), "unknown is never 0"
+        if gpu.total_mib is not None:
+            assert gpu.used_mib is not None
+            assert gpu.free_mib is not None
+            parts = gpu.used_mib + gpu.free_mib + (gpu.reserved_mib or 0)
+            assert abs(parts - gpu.total_mib) <= 2, "rounding only"
+        pids = [process.pid for process in gpu.processes or ()]
+        assert len(pids) == len(set(pids)), "each process once"
+        assert all(process.used_mib != 0 for process in gpu.processes or ())
+    indexes = [gpu.index for gpu in reading.gpus or ()]
+    assert indexes == sorted(set(indexes))
+
+
+class GpuReaderContract:
+    """Subclass it with a fixture `world`."""
+
+    def test_a_card_is_read_as_it_is(self, world: GpuWorld) -> None:
+        world.show(rtx_4070_super(used_mib=1000))
+
+        reading = world.reader.read()
+
+        assert reading.gpus == (rtx_4070_super(used_mib=1000),)
+        assert reading.problem is None
+        assert (reading.driver_version, reading.cuda_version) == (DRIVER_VERSION, CUDA_VERSION)
+        assert_plausible(reading)
+
+    def test_two_cards_are_read_in_order(self, world: GpuWorld) -> None:
+        world.show(rtx_4070_super(index=0), rtx_3090_ti(index=1))
+
+        reading = world.reader.read()
+
+        assert reading.gpus == (rtx_4070_super(index=0), rtx_3090_ti(index=1))
+
+    def test_no_card_with_a_driver_is_certainly_none(self, world: GpuWorld) -> None:
+        world.show()
+
+        reading = world.reader.read()
+
+        assert (reading.gpus, reading.problem) == ((), None)
+
+    def test_a_missing_driver_is_unknown_and_not_none(self, world: GpuWorld) -> None:
+        world.show(rtx_4070_super())
+        world.hide()
+
+        reading = world.reader.read()
+
+        assert reading.gpus is None
+        assert reading.problem
+        assert reading.driver_version is None
+
+    def test_a_driver_that_comes_back_is_read_again(self, world: GpuWorld) -> None:
+        world.show(rtx_4070_super())
+        world.reader.read()
+        world.hide()
+        world.reader.read()
+        world.show(rtx_4070_super())
+
+        assert world.reader.read().gpus == (rtx_4070_super(),)
+
+    def test_a_lost_card_is_named_and_the_other_still_read(self, world: GpuWorld) -> None:
+        world.show(rtx_4070_super(index=0), rtx_3090_ti(index=1))
+        world.reader.read()
+        world.lose(0)
+
+        reading = world.reader.read()
+
+        assert reading.gpus == (rtx_3090_ti(index=1),)
+        assert "GPU 0" in (reading.problem or "")
+        assert "lost" in (reading.problem or "")
+
+    def test_when_the_only_card_is_lost_nothing_can_be_told(self, world: GpuWorld) -> None:
+        world.show(rtx_4070_super())
+        world.reader.read()
+        world.lose(0)
+
+        reading = world.reader.read()
+
+        assert reading.gpus is None
+        assert "lost" in (reading.problem or "")
+
+    def test_a_lost_card_that_comes_back_is_read_again(self, world: GpuWorld) -> None:
+        world.show(rtx_4070_super())
+        world.lose(0)
+        world.reader.read()
+        world.show(rtx_4070_super())
+
+        assert world.reader.read().gpus == (rtx_4070_super(),)
+
+    def test_memory_that_is_taken_shows_at_the_next_reading(self, world: GpuWorld) -> None:
+        world.show(rtx_4070_super(used_mib=0))
+        before = world.reader.read().gpus
+        world.show(with_used(rtx_4070_super(), 9000))
+
+        after = world.reader.read().gpus
+
+        assert before
+        assert after
+        assert (before[0].free_mib, after[0].free_mib) == (11902, 2902)
+
+    @pytest.mark.parametrize(
+        "unknown",
+        [
+            {"display_active": None},
+            {"power_limit_w": None, "power_default_w": None, "power_max_w": None},
+            {
+                "pcie_generation": None,
+                "pcie_generation_max": None,
+                "pcie_width": None,
+                "pcie_width_max": None,
+            },
+            {"compute_capability": None},
+            {"uuid": None},
+            {"total_mib": None, "used_mib": None, "reserved_mib": None, "free_mib": None},
+        ],
+        ids=lambda fields: next(iter(fields)),
+    )
+    def test_what_the_driver_does_not_know_is_none(
+        self, world: GpuWorld, unknown: dict[str, None]
+    ) -> None:
+        card = replace(rtx_4070_super(), **unknown)  # type: ignore[arg-type] # fields by name
+        world.show(card)
+
+        assert world.reader.read().gpus == (card,)
+
+    def test_a_display_server_is_seen_with_its_memory(self, world: GpuWorld) -> None:
+        desktop = GpuProcess(
+            pid=812, used_mib=MiB(413), kind="graphics", name="Xorg", unit="session-2.scope"
+        )
+        server = GpuProcess(
+            pid=4711,
+            used_mib=MiB(8000),
+            kind="compute",
+            name="llama-server",
+            unit="llama-server.service",
+        )
+        world.show(replace(a_card(processes=[desktop, server]), display_active=True))
+
+        reading = world.reader.read()
+
+        assert reading.gpus
+        assert reading.gpus[0].processes == (desktop, server)
+        assert [process.is_display_server for process in reading.gpus[0].processes] == [True, False]
+        assert reading.gpus[0].unattributed_mib == 0
+
+    def test_a_process_of_unknown_size_makes_the_rest_unattributable(self, world: GpuWorld) -> None:
+        unknown = GpuProcess(pid=812, used_mib=None, kind="graphics", name="sway", unit=None)
+        card = a_card(processes=[unknown], used_mib=700)
+        world.show(card)
+
+        reading = world.reader.read()
+
+        assert reading.gpus == (card,)
+        assert reading.gpus[0].unattributed_mib is None
+
+    def test_memory_that_no_process_accounts_for_is_told_apart(self, world: GpuWorld) -> None:
+        known = GpuProcess(
+            pid=4711, used_mib=MiB(500), kind="compute+graphics", name="obs", unit=None
+        )
+        world.show(a_card(processes=[known], used_mib=1200))
+
+        reading = world.reader.read()
+
+        assert reading.gpus
+        assert reading.gpus[0].unattributed_mib == 700
+
+    def test_a_card_split_by_mig_says_so(self, world: GpuWorld) -> None:
+        card = replace(a_card("NVIDIA A100-PCIE-40GB", total_mib=40960), is_mig=True)
+        world.show(card)
+
+        assert world.reader.read().gpus == (card,)

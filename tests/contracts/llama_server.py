@@ -1,0 +1,621 @@
+"""What tunerd relies on from a llama-server: over HTTP, on its command line, and as a process.
+
+The stand-in and real engines pass it alike. Where families differ, `EngineUnderTest` says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.server_process import Server, free_port, serving, start
+
+VERSION = re.compile(
+    r"^version: (\d+\.\d+\.\d+\S* \(build \d+, commit \S+\)|\d+ \(\S+\))$", re.MULTILINE
+)
+N_CTX = 4096
+COMMON_TIMINGS = {
+    *("prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"),
+    *("predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second"),
+}
+
+
+@dataclass(frozen=True)
+class EngineUnderTest:
+    """A program with a model, and how its family differs.
+
+    Attributes:
+        argv: The program, as it would stand in `ExecStart=`.
+        model: A model file with one MTP block.
+        is_ik: Routes, slots and log of ik_llama.cpp instead of llama.cpp.
+        mtp: The flags that switch MTP on with at most three drafted tokens and no gate.
+        extra: Flags that this build needs on this machine, as one thread.
+        has_spec_metrics: `/metrics` counts drafted tokens.
+        forced_status: How the process ends at the second SIGTERM while a client is served.
+        bad_json_status: What a body that is no JSON is answered with.
+    """
+
+    argv: tuple[str, ...]
+    model: Path
+    is_ik: bool = False
+    mtp: tuple[str, ...] = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3")
+    extra: tuple[str, ...] = ("-t", "1", "-tb", "1")
+    has_spec_metrics: bool = True
+    forced_status: int = 1
+    bad_json_status: int = 500
+
+    def command(self, *more: str, model: Path | None = None) -> list[str]:
+        return [
+            *self.argv,
+            *("-m", str(model or self.model), "-a", "the-alias", "-c", str(N_CTX), "-np", "1"),
+            *self.extra,
+            *more,
+        ]
+
+
+def prompt(n_tokens: int, *, first: int = 300) -> list[int]:
+    """A prompt of exactly so many tokens; another `first` makes another prompt."""
+    return [first + index for index in range(n_tokens)]
+
+
+def request(n_predict: int, tokens: list[int], **more: Any) -> dict[str, Any]:
+    return {
+        "prompt": tokens,
+        "n_predict": n_predict,
+        "temperature": 0,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        **more,
+    }
+
+
+def chat(max_tokens: int, **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hello"}]
+    return {
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        **more,
+    }
+
+
+def events(response: httpx.Response) -> Iterator[str]:
+    """What stands after `data: ` of each event; comments are skipped."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")
+
+
+def counters(text: str) -> dict[str, float]:
+    rows = [line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#"]
+    return {name.removeprefix("llamacpp:"): float(value) for name, value in rows}
+
+
+class LlamaServerContract:
+    """Subclass it with a class-scoped fixture `engine`."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp("servers")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def server(cls, engine: EngineUnderTest, folder: Path) -> Iterator[Server]:
+        """One slot, metrics, MTP."""
+        with serving(engine.command("--metrics", *engine.mtp), folder / "server.log") as running:
+            yield running
+
+    @pytest.fixture
+    def client(self, server: Server) -> Iterator[httpx.Client]:
+        with httpx.Client(base_url=server.url, timeout=60.0) as client:
+            yield client
+
+    @pytest.fixture
+    def run(self, engine: EngineUnderTest, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+        """Starts the program with other flags and returns its exit status and what it wrote."""
+
+        def run_to_end(*words: str, port: int | None = None) -> tuple[int, str]:
+            log = tmp_path / "run.log"
+            with start([*engine.argv, *words], log, port=port) as running:
+                return running.wait_ended(), running.log_text()
+
+        return run_to_end
+
+    # Who it is.
+
+    def test_health_says_ok(self, client: httpx.Client, engine: EngineUnderTest) -> None:
+        answer = client.get("/health")
+
+        assert answer.status_code == 200
+        assert answer.json()["status"] == "ok"
+        assert client.get("/v1/health").status_code == (404 if engine.is_ik else 200)
+
+    def test_the_server_header_names_the_family(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        name = "ik_llama.cpp" if engine.is_ik else "llama.cpp"
+
+        assert client.get("/health").headers["server"] == name
+
+    def test_the_alias_is_the_id_of_the_model(self, client: httpx.Client) -> None:
+        models = client.get("/v1/models").json()
+
+        assert [model["id"] for model in models["data"]] == ["the-alias"]
+
+    def test_props_tell_slots_context_and_model(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        props = client.get("/props").json()
+
+        assert props["total_slots"] == 1
+        assert props["default_generation_settings"]["n_ctx"] == N_CTX
+        assert props["model_path"] == str(engine.model)
+        assert props["model_alias"] == "the-alias"
+
+    def test_the_one_slot_is_idle_and_speculates(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        (slot,) = client.get("/slots").json()
+
+        assert (slot["id"], slot["n_ctx"]) == (0, N_CTX)
+        if engine.is_ik:
+            assert slot["state"] == 0
+            assert "speculative" not in slot
+        else:
+            assert slot["is_processing"] is False
+            assert slot["speculative"] is True
+
+    # Completions.
+
+    def test_a_completion_is_as_long_as_asked(self, client: httpx.Client) -> None:
+        answer = client.post("/completion", json=request(32, prompt(20)))
+
+        body = answer.json()
+        timings = body["timings"]
+        assert answer.status_code == 200
+        assert body["stop"] is True
+        assert body["content"]
+        assert timings.keys() >= COMMON_TIMINGS
+        assert (timings["prompt_n"], timings["predicted_n"]) == (20, 32)
+        assert (body["tokens_evaluated"], body["tokens_predicted"]) == (20, 32)
+
+    def test_the_rate_is_of_all_tokens_or_of_all_but_the_first(self, client: httpx.Client) -> None:
+        timings = client.post("/completion", json=request(32, prompt(20))).json()["timings"]
+
+        n_counted = timings["predicted_per_second"] * timings["predicted_ms"] / 1000
+        assert min(abs(n_counted - 32), abs(n_counted - 31)) < 0.01
+        prompt_rate = 1000 * timings["prompt_n"] / timings["prompt_ms"]
+        assert timings["prompt_per_second"] == pytest.approx(prompt_rate)
+
+    def test_the_limit_is_named_as_the_reason_to_stop(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        body = client.post("/completion", json=request(8, prompt(20))).json()
+
+        assert body["stopped_limit"] is True if engine.is_ik else body["stop_type"] == "limit"
+
+    def test_drafted_and_accepted_tokens_are_counted(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        timings = client.post("/completion", json=request(64, prompt(20))).json()["timings"]
+
+        assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+        n_steps = timings["predicted_n"] - 1 - timings["draft_n_accepted"]
+        assert 0 < n_steps <= 63
+        assert timings["draft_n"] <= 3 * n_steps + 3
+        if engine.is_ik:
+            depths = timings["draft_by_depth"]
+            assert sum(depth["draft_n"] for depth in depths) == timings["draft_n"]
+            assert [depth["depth"] for depth in depths] == [1, 2, 3]
+
+    def test_the_same_request_again_gives_the_same_text(self, client: httpx.Client) -> None:
+        first, second = (
+            client.post("/completion", json=request(16, prompt(24))).json()["content"]
+            for _ in range(2)
+        )
+
+        assert first == second
+
+    def test_without_the_cache_the_whole_prompt_is_processed_again(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        for _ in range(2):
+            timings = client.post("/completion", json=request(4, prompt(40))).json()["timings"]
+
+        assert timings["prompt_n"] == 40
+        assert timings.get("cache_n", 0) == 0
+        assert ("cache_n" in timings) is not engine.is_ik
+
+    def test_with_the_cache_a_known_prompt_costs_little(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        body = request(4, prompt(600, first=310), cache_prompt=True)
+        for _ in range(2):
+            timings = client.post("/completion", json=body).json()["timings"]
+
+        assert timings["prompt_n"] <= 16
+        if not engine.is_ik:
+            assert timings["cache_n"] + timings["prompt_n"] == 600
+
+    def test_a_text_is_tokenized_as_it_is_counted(self, client: httpx.Client) -> None:
+        text = " stay read song eat"
+        tokens = client.post("/tokenize", json={"content": text}).json()["tokens"]
+
+        body = request(4, prompt(1)) | {"prompt": text}
+        n_prompt = client.post("/completion", json=body).json()["timings"]["prompt_n"]
+
+        assert tokens
+        assert all(isinstance(token, int) for token in tokens)
+        assert n_prompt in {len(tokens), len(tokens) + 1}, "one more where a BOS is added"
+        back = client.post("/detokenize", json={"tokens": tokens}).json()["content"]
+        assert back.strip() == text.strip()
+
+    # Streams.
+
+    def test_a_stream_ends_with_timings_and_no_done(self, client: httpx.Client) -> None:
+        whole = client.post("/completion", json=request(16, prompt(20))).json()["content"]
+        with client.stream(
+            "POST", "/completion", json=request(16, prompt(20), stream=True)
+        ) as answer:
+            received = [json.loads(event) for event in events(answer)]
+
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert [event["stop"] for event in received] == [False] * (len(received) - 1) + [True]
+        assert "".join(event["content"] for event in received) == whole
+        assert received[-1]["timings"]["predicted_n"] == 16
+
+    def test_a_chat_answers_with_usage_and_timings(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        body = client.post("/v1/chat/completions", json=chat(12)).json()
+
+        (choice,) = body["choices"]
+        assert choice["message"]["role"] == "assistant"
+        assert choice["message"]["content"]
+        assert choice["finish_reason"] == ("stop" if engine.is_ik else "length")
+        assert body["usage"]["completion_tokens"] == body["timings"]["predicted_n"] == 12
+        n_cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert body["usage"]["prompt_tokens"] == n_cached + body["timings"]["prompt_n"]
+
+    @pytest.mark.parametrize("with_usage", [False, True])
+    def test_a_chat_stream_has_timings_in_its_last_data(
+        self, client: httpx.Client, with_usage: bool
+    ) -> None:
+        options = {"stream_options": {"include_usage": True}} if with_usage else {}
+        with client.stream(
+            "POST", "/v1/chat/completions", json=chat(12, stream=True, **options)
+        ) as answer:
+            *data, done = list(events(answer))
+
+        chunks = [json.loads(event) for event in data]
+        assert done == "[DONE]"
+        assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+        assert chunks[-1]["timings"]["predicted_n"] == 12
+        assert ("usage" in chunks[-1]) is with_usage
+        assert (chunks[-1]["choices"] == []) is with_usage
+        reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+        assert reasons[-1] in {"length", "stop"}
+        assert set(reasons[:-1]) == {None}
+
+    # One slot.
+
+    def test_while_a_stream_runs_the_slot_is_busy_and_health_is_ok(
+        self, client: httpx.Client
+    ) -> None:
+        body = request(3000, prompt(20), stream=True)
+        with client.stream("POST", "/completion", json=body) as answer:
+            received = events(answer)  # dropping it would close the connection
+            next(received)
+
+            assert self._is_busy(client)
+            assert client.get("/health").status_code == 200
+
+    def test_a_client_that_goes_away_frees_the_slot(self, client: httpx.Client) -> None:
+        body = request(3000, prompt(20), stream=True)
+        with client.stream("POST", "/completion", json=body) as answer:
+            received = events(answer)
+            next(received)
+        self._wait_until(lambda: not self._is_busy(client), "the slot stays busy")
+
+        assert client.post("/completion", json=request(4, prompt(20))).status_code == 200
+
+    def test_requests_at_the_same_time_take_turns(self, server: Server) -> None:
+        spans: list[tuple[float, float]] = []
+
+        def one(first: int) -> None:
+            body = request(200, prompt(20, first=first), stream=True)
+            with (
+                httpx.Client(base_url=server.url, timeout=60.0) as client,
+                client.stream("POST", "/completion", json=body) as answer,
+            ):
+                times = [time.monotonic() for _ in events(answer)]
+            spans.append((times[0], times[-1]))
+
+        threads = [threading.Thread(target=one, args=(300 + 50 * n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+        ordered = sorted(spans)
+        assert len(ordered) == 3
+        for before, after in itertools.pairwise(ordered):
+            overlap_s = before[1] - after[0]
+            assert overlap_s < 0.5 * (after[1] - after[0]), "a slot works on one request at a time"
+
+    # Counters.
+
+    def test_metrics_grow_by_what_the_timings_say(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        before = counters(client.get("/metrics").text)
+
+        timings = client.post("/completion", json=request(32, prompt(20))).json()["timings"]
+
+        after = counters(client.get("/metrics").text)
+        grown = {name: after[name] - before.get(name, 0.0) for name in after}
+        assert grown["prompt_tokens_total"] == timings["prompt_n"]
+        assert grown["tokens_predicted_total"] == timings["predicted_n"]
+        assert after["requests_processing"] == 0
+        assert after["requests_deferred"] == 0
+        if engine.has_spec_metrics:
+            assert grown["spec_decode_num_draft_tokens_total"] == timings["draft_n"]
+            accepted = grown["spec_decode_num_accepted_tokens_total"]
+            assert accepted == timings["draft_n_accepted"]
+
+    def test_metrics_have_to_be_asked_for(self, engine: EngineUnderTest, tmp_path: Path) -> None:
+        with serving(engine.command(), tmp_path / "log") as server:
+            answer = httpx.get(f"{server.url}/metrics")
+
+        assert answer.status_code in {404, 501}
+
+    def test_without_mtp_nothing_is_drafted(self, engine: EngineUnderTest, tmp_path: Path) -> None:
+        with serving(engine.command(), tmp_path / "log") as server:
+            answer = httpx.post(
+                f"{server.url}/completion", json=request(16, prompt(20)), timeout=60
+            )
+            (slot,) = httpx.get(f"{server.url}/slots").json()
+
+        assert "draft_n" not in answer.json()["timings"]
+        assert not slot.get("speculative")
+
+    # Errors.
+
+    @pytest.mark.parametrize(
+        ("path", "content", "status"),
+        [
+            ("/completion", "not json", None),
+            ("/completion", '{"n_predict":3}', 400),
+            ("/no-such-route", "{}", 404),
+        ],
+    )
+    def test_errors_come_in_an_envelope(
+        self,
+        client: httpx.Client,
+        engine: EngineUnderTest,
+        path: str,
+        content: str,
+        status: int | None,
+    ) -> None:
+        answer = client.post(path, content=content)
+
+        error = answer.json()["error"]
+        assert answer.status_code == error["code"] == (status or engine.bad_json_status)
+        assert error["message"]
+        assert error["type"]
+
+    def test_a_prompt_longer_than_the_context_is_refused(
+        self, client: httpx.Client, engine: EngineUnderTest
+    ) -> None:
+        tokens = [300 + index % 200 for index in range(5000)]
+
+        answer = client.post("/completion", json=request(4, tokens))
+
+        error = answer.json()["error"]
+        assert "exceeds the available context size" in error["message"]
+        if engine.is_ik:
+            assert (answer.status_code, error["type"]) == (500, "server_error")
+        else:
+            assert (answer.status_code, error["type"]) == (400, "exceed_context_size_error")
+            assert (error["n_prompt_tokens"], error["n_ctx"]) == (5000, N_CTX)
+        assert client.post("/completion", json=request(4, prompt(20))).status_code == 200
+
+    def test_an_api_key_guards_all_but_health(
+        self, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        key = {"Authorization": "Bearer secret"}
+        with (
+            serving(engine.command("--api-key", "secret"), tmp_path / "log") as server,
+            httpx.Client(base_url=server.url, timeout=60.0) as client,
+        ):
+            refused = client.post("/completion", json=request(4, prompt(20)))
+            allowed = client.post("/completion", json=request(4, prompt(20)), headers=key)
+
+        assert refused.status_code == 401
+        assert allowed.status_code == 200
+
+    # The command line.
+
+    def test_help_and_version_are_told_without_a_model(
+        self, run: Callable[..., tuple[int, str]], engine: EngineUnderTest
+    ) -> None:
+        help_status, help_text = run("--help")
+        version_status, version_text = run("--version")
+
+        assert help_status == (1 if engine.is_ik else 0)
+        assert "--ctx-size" in help_text
+        assert version_status == 0
+        assert VERSION.search(version_text)
+
+    def test_a_flag_that_it_does_not_have_is_named(
+        self, run: Callable[..., tuple[int, str]], engine: EngineUnderTest
+    ) -> None:
+        status, text = run("-m", "/nonexistent.gguf", "--no-such-flag")
+
+        word = "unknown" if engine.is_ik else "invalid"
+        assert status == 1
+        assert f"error: {word} argument: --no-such-flag" in text
+
+    def test_a_missing_model_ends_it_after_the_arguments_were_checked(
+        self, run: Callable[..., tuple[int, str]], engine: EngineUnderTest
+    ) -> None:
+        status, text = run("-m", "/nonexistent.gguf", *engine.extra)
+
+        assert status == 1
+        assert "/nonexistent.gguf" in text
+        assert "failed to load model" in text
+
+    def test_a_port_that_another_program_holds_ends_it(
+        self, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        log = tmp_path / "log"
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            with start(engine.command(), log, port=port) as server:
+                status = server.wait_ended()
+
+        assert status == 1
+        assert "couldn't bind" in log.read_text()
+
+    def test_a_second_server_on_its_port_ends_or_shares_it(
+        self, engine: EngineUnderTest, server: Server, tmp_path: Path
+    ) -> None:
+        """ik sets SO_REUSEPORT: the kernel gives each connection to one of the two."""
+        log = tmp_path / "log"
+        with start(engine.command(), log, port=server.port) as second:
+            if engine.is_ik:
+                second.wait_ready()
+                time.sleep(0.3)
+                assert second.process.poll() is None
+            else:
+                assert second.wait_ended() == 1
+                assert "couldn't bind" in log.read_text()
+
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+    # The process.
+
+    def test_one_sigterm_ends_an_idle_server_with_0(
+        self, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        with serving(engine.command(), tmp_path / "log") as server:
+            server.terminate()
+
+            assert server.wait_ended() == 0
+        text = server.log_text()
+        assert "HTTP server listening" in text if engine.is_ik else "listening on http://" in text
+        assert "model loaded" in text
+
+    def test_sigterm_ends_it_once_the_clients_have_gone(
+        self, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        body = request(4000, prompt(20), stream=True)
+        with (
+            serving(engine.command(), tmp_path / "log") as server,
+            httpx.Client(base_url=server.url, timeout=60.0) as client,
+        ):
+            with client.stream("POST", "/completion", json=body) as answer:
+                received = events(answer)
+                next(received)
+                server.terminate()
+
+            assert server.wait_ended() == 0
+
+    def test_sigterm_waits_for_a_patient_client_and_a_second_one_does_not(
+        self, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        def ask(url: str) -> None:
+            with suppress(httpx.HTTPError):
+                httpx.post(f"{url}/completion", json=request(4000, prompt(20)), timeout=60.0)
+
+        with serving(engine.command(), tmp_path / "log") as server:
+            client = threading.Thread(target=ask, args=(server.url,))
+            client.start()
+            self._wait_until(lambda: self._works(server), "the request is not begun")
+            server.terminate()
+            time.sleep(0.3)
+
+            assert server.process.poll() is None
+            server.terminate()
+            assert server.wait_ended() == engine.forced_status
+        client.join(60.0)
+
+    def test_after_sigterm_ik_still_answers_and_mainline_does_not(
+        self, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        """Mainline stops working at once, yet waits until the client gives up."""
+        outcomes: list[str] = []
+        patience_s = 30.0 if engine.is_ik else 2.0
+
+        def ask(url: str) -> None:
+            body = request(1500, prompt(20))
+            try:
+                answer = httpx.post(f"{url}/completion", json=body, timeout=patience_s)
+                outcomes.append(str(answer.status_code))
+            except httpx.ReadTimeout:
+                outcomes.append("no answer")
+
+        with serving(engine.command(), tmp_path / "log") as server:
+            client = threading.Thread(target=ask, args=(server.url,))
+            client.start()
+            self._wait_until(lambda: self._works(server), "the request is not begun")
+            server.terminate()
+            client.join(60.0)
+
+            assert outcomes == ["200" if engine.is_ik else "no answer"]
+            assert server.wait_ended() == 0
+
+    def test_its_port_is_free_when_it_has_ended(
+        self, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        port = free_port()
+        for number in range(2):
+            with start(engine.command(), tmp_path / f"log{number}", port=port) as server:
+                server.wait_ready()
+                httpx.post(f"{server.url}/completion", json=request(4, prompt(20)), timeout=60)
+                server.process.send_signal(signal.SIGKILL)
+
+                assert server.wait_ended() == -signal.SIGKILL
+
+    def test_the_log_tells_what_a_request_took(self, server: Server, client: httpx.Client) -> None:
+        timings = client.post("/completion", json=request(24, prompt(20))).json()["timings"]
+
+        counts = (str(timings["draft_n_accepted"]), str(timings["draft_n"]))
+
+        def is_logged() -> bool:
+            text = server.log_text()
+            spent_ms = re.findall(r" eval time =\s+([\d.]+) ms /\s+24 tokens", text)
+            drafts = re.findall(r"\(\s*(\d+) accepted /\s+(\d+) generated\)", text)
+            is_same = spent_ms and abs(float(spent_ms[-1]) - timings["predicted_ms"]) < 0.01
+            return bool(is_same and drafts and drafts[-1] == counts)
+
+        self._wait_until(is_logged, "the log says something else than the answer")
+
+    def _is_busy(self, client: httpx.Client) -> bool:
+        (slot,) = client.get("/slots").json()
+        return bool(slot.get("is_processing", slot.get("state")))
+
+    def _works(self, server: Server) -> bool:
+        with httpx.Client(base_url=server.url, timeout=10.0) as client:
+            return self._is_busy(client)
+
+    def _wait_until(self, holds: Callable[[], bool], otherwise: str) -> None:
+        until_s = time.monotonic() + 10.0
+        while not holds():
+            assert time.monotonic() < until_s, otherwise
+            time.sleep(0.02)

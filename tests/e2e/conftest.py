@@ -1,0 +1,183 @@
+"""Machines for end-to-end tests.
+
+`host_machine` and `sid_machine` are booted machines with tunerd installed; `machines` makes others.
+All have a designed model in /srv/models and, where TUNERD_TEST_ENGINES names some, engines in
+/srv/engines. Everything under this folder is marked `e2e`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.support import needs, roots, run_folder
+from tests.support.machine import Machine
+from tests.support.overlay import Root
+from tests.support.roots import Tunerd
+from tunerd.core.designed import SHAPES, design
+from tunerd.system import designed_file
+
+# Tests in this folder run inside a machine, by `Machine.pytest`.
+collect_ignore_glob = [] if os.environ.get("TUNERD_TEST_INSIDE") else ["inside/*"]
+
+_MADE = pytest.StashKey[list[Machine]]()
+
+
+class Machines(Protocol):
+    """Makes machines that end with the test."""
+
+    def __call__(
+        self,
+        root: Root,
+        *,
+        boot: bool = True,
+        disk_mib: int | None = None,
+        strict_disk: bool = False,
+        binds: Mapping[str, Path] | None = None,
+    ) -> Machine:
+        """A booted machine; see `Machine` for the options."""
+        ...
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def _clean_host() -> None:
+    """Nothing of a dead test run is left."""
+    run_folder.sweep(roots.cache_folder())
+
+
+@pytest.fixture(scope="session")
+def build_root(_clean_host: None, pytestconfig: pytest.Config) -> Callable[..., Root]:
+    """Builds a root while its progress can be seen."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def build(root: Callable[..., Root], **options: object) -> Root:
+        if capture is None:
+            return root(**options)
+        with capture.global_and_fixture_disabled():
+            return root(**options)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def host_root(build_root: Callable[..., Root]) -> Root:
+    """This host's own root, with tunerd."""
+    return build_root(roots.host_root)
+
+
+@pytest.fixture(scope="session")
+def sid_root(build_root: Callable[..., Root]) -> Root:
+    """Debian sid with its llama-server, and with tunerd."""
+    return build_root(roots.sid_root)
+
+
+@pytest.fixture(scope="session", params=["host", "sid"])
+def bare_root(request: pytest.FixtureRequest, build_root: Callable[..., Root]) -> Root:
+    """Each root in turn, with tunerd's sources and what installing it downloads, not installed."""
+    root = roots.host_root if request.param == "host" else roots.sid_root
+    return build_root(root, tunerd=Tunerd.BARE)
+
+
+@pytest.fixture(scope="session", params=["host", "sid"])
+def installed_root(request: pytest.FixtureRequest, build_root: Callable[..., Root]) -> Root:
+    """Each root in turn, with tunerd as `install.sh` leaves it."""
+    root = roots.host_root if request.param == "host" else roots.sid_root
+    return build_root(root, tunerd=Tunerd.INSTALLED)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with `tiny.gguf`, a designed model; machines see it as /srv/models."""
+    folder = tmp_path_factory.mktemp("models")
+    folder.chmod(0o755)
+    written = designed_file.write(design(SHAPES["tiny"]), folder / "tiny.gguf")
+    written.path.chmod(0o644)
+    return folder
+
+
+@pytest.fixture
+def machines(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Machines]:
+    """Makes machines that end with the test; a failed test shows their journals."""
+    made: list[Machine] = []
+    shared = {"/srv/models": model_folder}
+    if engines := os.environ.get(needs.ENGINES_VARIABLE):
+        shared["/srv/engines"] = Path(engines)
+    request.node.stash[_MADE] = made
+
+    def make(
+        root: Root,
+        *,
+        boot: bool = True,
+        disk_mib: int | None = None,
+        strict_disk: bool = False,
+        binds: Mapping[str, Path] | None = None,
+    ) -> Machine:
+        seen = {**shared, **(binds or {})}
+        machine = Machine(root, disk_mib=disk_mib, strict_disk=strict_disk, binds=seen)
+        made.append(machine)
+        return machine.boot() if boot else machine
+
+    yield make
+    for machine in made:
+        machine.close()
+
+
+@pytest.fixture
+def host_machine(machines: Machines, host_root: Root) -> Machine:
+    """A booted copy of this host, with tunerd."""
+    return machines(host_root)
+
+
+@pytest.fixture
+def sid_machine(machines: Machines, sid_root: Root) -> Machine:
+    """A booted Debian sid with its llama-server, and with tunerd."""
+    return machines(sid_root)
+
+
+@pytest.fixture(params=["host", "sid"])
+def any_root(request: pytest.FixtureRequest) -> Root:
+    """Each root in turn, with tunerd."""
+    root: Root = request.getfixturevalue(f"{request.param}_root")
+    return root
+
+
+@pytest.fixture
+def machine(machines: Machines, any_root: Root) -> Machine:
+    """A booted machine of each root in turn, with tunerd."""
+    return machines(any_root)
+
+
+@pytest.fixture
+def bare_machine(machines: Machines, bare_root: Root) -> Machine:
+    """A booted machine of each root in turn, where tunerd is not installed."""
+    return machines(bare_root)
+
+
+@pytest.fixture
+def installed_machine(machines: Machines, installed_root: Root) -> Machine:
+    """A booted machine of each root in turn, where `install.sh` has installed tunerd."""
+    return machines(installed_root)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[assignment]  # what pluggy sends
+    if call.when == "call" and report.failed:
+        for machine in item.stash.get(_MADE, []):
+            if machine.is_on:
+                with suppress(AssertionError):
+                    lines = machine.journal("--boot", "--lines=60", "--output=short-monotonic")
+                    report.sections.append((f"journal of {machine.name}", "\n".join(lines)))
+    return report  # type: ignore[return-value]  # what pluggy wants back

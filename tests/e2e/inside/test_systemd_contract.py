@@ -1,0 +1,159 @@
+"""Runs inside a machine: systemd itself keeps the contract, through `systemctl`.
+
+TUNERD_TEST_MANAGER says which manager: `system` (as root) or `user`.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.service_manager import UNIT, SlowJobsContract
+from tunerd.core.host import Mode
+from tunerd.core.paths import paths_for
+from tunerd.errors import ServiceError
+from tunerd.system.clock import SystemClock
+from tunerd.system.seams import ServiceManager
+from tunerd.system.sockets import listening_pid, listening_ports
+from tunerd.system.systemd import Systemd, has_system_manager, has_user_manager, lingers
+
+TOY = Path(__file__).parents[2] / "support/toy_service.sh"
+MODE = Mode(os.environ.get("TUNERD_TEST_MANAGER", "system"))
+
+
+@pytest.fixture
+def manager() -> Iterator[Systemd]:
+    manager = Systemd(MODE, paths_for(MODE, os.environ))
+    yield manager
+    path = manager.unit_dir / UNIT
+    manager.stop(UNIT)
+    if path.exists():
+        manager.disable(UNIT)
+        path.unlink()
+    manager.reload()
+    manager.reset_failed(UNIT)
+
+
+@pytest.fixture
+def clock() -> SystemClock:
+    return SystemClock()
+
+
+@pytest.fixture
+def toy() -> str:
+    return str(TOY)
+
+
+class TestSystemd(SlowJobsContract):
+    wanted_by = "multi-user.target" if MODE is Mode.SYSTEM else "default.target"
+
+    @pytest.fixture
+    def kill_main(self, manager: Systemd) -> Callable[[int], None]:
+        def kill(number: int) -> None:
+            pid = manager.state(UNIT).main_pid
+            assert pid is not None
+            os.kill(pid, number)
+
+        return kill
+
+    def _pause(self) -> None:
+        time.sleep(0.02)
+
+    def _restart_while_another_stops(self, manager: ServiceManager) -> None:
+        stopper = threading.Timer(0.5, manager.stop, [UNIT])
+        stopper.start()
+        try:
+            manager.restart(UNIT)
+        finally:
+            stopper.join()
+
+
+def test_the_managers_that_are_there_are_found() -> None:
+    assert has_system_manager()
+    assert has_user_manager(os.environ) is (MODE is Mode.USER)
+    # cron and su leave these variables out
+    assert has_user_manager({}) is (MODE is Mode.USER)
+    assert lingers(os.environ) is (MODE is Mode.USER)
+
+
+def test_the_version_is_read(manager: Systemd) -> None:
+    assert manager.version() >= 249
+
+
+def test_a_transient_unit_gets_exactly_its_arguments(
+    manager: Systemd, clock: SystemClock, tmp_path: Path
+) -> None:
+    unit = f"tunerd-transient-{uuid.uuid4().hex}.service"
+    words = ["a b", "$HOME", "${HOME}", "$$", "%n", "%%", 'q"q', "back\\slash", "", "ü\n2", ";"]
+    out = tmp_path / "out"
+    script = 'out=$1; shift; printf "%s\\0" "$@" > "$out.new"; mv "$out.new" "$out"; sleep 60'
+
+    manager.run_transient(
+        unit,
+        ["/bin/sh", "-c", script, "sh", str(out), *words],
+        [("Type", "exec"), ("CollectMode", "inactive-or-failed")],
+    )
+
+    while not out.exists():
+        clock.sleep(0.01)
+    assert out.read_text().split("\0")[:-1] == words
+    state = manager.state(unit)
+    assert state.is_active
+    assert state.fragment_path is not None
+    assert str(state.fragment_path).startswith("/run/")
+    manager.kill(unit, "KILL", whom="main")
+    while manager.state(unit).exists:
+        clock.sleep(0.01)
+
+
+def test_an_interrupted_manager_is_an_error_with_its_words(manager: Systemd) -> None:
+    with pytest.raises(ServiceError) as caught:
+        manager.start("no-such-unit-here.service")
+
+    assert caught.value.cause is not None
+    assert "no-such-unit-here.service" in caught.value.cause
+
+
+def test_log_lines_that_are_long_binary_or_many_are_read(
+    manager: Systemd, clock: SystemClock, tmp_path: Path
+) -> None:
+    script = tmp_path / "prints"
+    # All by the shell itself: what another process wrote that ended at once, journald may no longer
+    # be able to tell the unit of.
+    script.write_text(
+        "printf 'raw \\377 byte\\n'; printf '%06000d\\n' 7\n"
+        "i=0; while [ $i -lt 3000 ]; do i=$((i + 1)); echo $i; done\n"
+        "echo last; exec sleep 60\n"
+    )
+    manager.unit_dir.mkdir(parents=True, exist_ok=True)
+    (manager.unit_dir / UNIT).write_text(f"[Service]\nType=exec\nExecStart=/bin/sh {script}\n")
+    manager.reload()
+    manager.start(UNIT)
+    invocation_id = manager.state(UNIT).invocation_id
+
+    deadline_s = clock.monotonic_s() + 20
+    while "last" not in (lines := manager.log(UNIT, invocation_id=invocation_id, max_lines=5000)):
+        assert clock.monotonic_s() < deadline_s, lines[-5:]
+        clock.sleep(0.05)
+
+    assert "raw \ufffd byte" in lines
+    assert f"{7:06000d}" in "".join(lines)  # systemd 249 cuts long lines
+    numbers = [line for line in lines if line.isdecimal() and len(line) < 5]
+    assert numbers == [str(number) for number in range(1, 3001)]
+    assert manager.log(UNIT, invocation_id=invocation_id, max_lines=2)[-1] == "last"
+
+
+def test_who_listens_is_found_out() -> None:
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    with server:
+        port = server.server_address[1]
+        assert listening_pid(port) == os.getpid()
+        assert port in (listening_ports(os.getpid()) or ())
+    assert listening_pid(port) is None

@@ -1,0 +1,469 @@
+"""What stood before tunerd came: nothing, a packaged unit, a unit by hand; it is kept, and comes back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Machines
+from tests.support.deployment import MODEL, UNIT, Deployment, UnitFile, profile
+from tests.support.machine import Machine
+from tests.support.overlay import Root
+
+BAD = '[engines.bad]\npath = "/srv/bad/llama-server"\n'
+PROFILES = {
+    "plain": profile("mainline", serving__alias="plain"),
+    "bad": profile("bad", serving__alias="bad"),
+}
+# Source: the package llama.cpp-services of Debian sid, November 2026.
+PACKAGED = """\
+[Unit]
+Description=llama.cpp server
+After=network-online.target
+
+[Service]
+User=_llama-server
+Group=_llama-server
+ExecStart=/usr/bin/llama-server
+Environment=LLAMA_CACHE=/var/cache/llama-server
+EnvironmentFile=/etc/default/llama-server
+
+[Install]
+WantedBy=multi-user.target
+"""
+DEFAULTS = f"""\
+# Options of the server
+LLAMA_ARG_MODEL={MODEL}
+LLAMA_ARG_ALIAS=packaged
+LLAMA_ARG_THREADS=1
+LLAMA_ARG_CTX_SIZE=1024
+LLAMA_ARG_N_PARALLEL=1
+LLAMA_ARG_ENDPOINT_METRICS=1
+"""
+DEBIAN_PORT = 9931
+BY_HAND = f"""\
+# my own, do not touch
+[Unit]
+Description=my llama
+After=network.target
+
+[Service]
+Type=simple
+User=alice
+Group=alice
+WorkingDirectory=/home/alice
+Environment="GGML_NO_BACKTRACE=1" MINE=%h
+EnvironmentFile=-/etc/default/my-llama
+ExecStartPre=/bin/true
+ExecStart=/usr/bin/llama-server -m {MODEL} \\
+    --alias "my own model" -c 1024 -np 1 -t 1 --host 127.0.0.1 --port 8099 \\
+    --no-warmup --temp 0.7 --metrics \\
+    --spec-type draft-mtp --spec-draft-n-max 2 --spec-draft-p-min 0.5
+Restart=always
+RestartSec=1
+Nice=3
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@pytest.fixture(scope="module")
+def machine(sid_root: Root, model_folder: Path) -> Iterator[Machine]:
+    with Machine(sid_root, binds={"/srv/models": model_folder}) as booted:
+        booted.run(
+            *("useradd", "--system", "--home-dir", "/var/lib/llama-server", "--create-home"),
+            "_llama-server",
+        )
+        yield booted
+
+
+@pytest.fixture
+def tunerd(machine: Machine) -> Iterator[Deployment]:
+    """tunerd as on its first day: it has deployed nothing, and no unit is there."""
+    made = Deployment(machine, settings=BAD, profiles=PROFILES, stop_timeout_s=2)
+    made.stand_ins(bad={"fail": "oom-weights"})
+    yield made
+    made.systemctl("stop", UNIT, check=False)
+    made.systemctl("disable", UNIT, check=False)
+    machine.sh(
+        "rm -rf /etc/systemd/system/llama-server.service* /usr/lib/systemd/system/llama-server.*"
+        " /var/lib/tunerd/generations /var/lib/tunerd/journal /etc/default/*llama*"
+        " /etc/tunerd/profiles/mine.toml"
+    )
+    made.systemctl("daemon-reload")
+    made.systemctl("reset-failed")
+
+
+def start_packaged(tunerd: Deployment) -> None:
+    machine = tunerd.machine
+    machine.write(f"/usr/lib/systemd/system/{UNIT}", PACKAGED)
+    machine.write("/etc/default/llama-server", DEFAULTS)
+    machine.sh("mkdir -p /var/cache/llama-server; chown _llama-server: /var/cache/llama-server")
+    tunerd.systemctl("daemon-reload")
+    tunerd.systemctl("enable", "--now", UNIT)
+    wait_for(tunerd, "packaged", DEBIAN_PORT)
+
+
+def start_by_hand(tunerd: Deployment, text: str = BY_HAND, *, mode: int = 0o644) -> UnitFile:
+    tunerd.write_unit(text, mode=mode)
+    tunerd.machine.write("/etc/default/my-llama", "LLAMA_ARG_N_PREDICT=77\n")
+    tunerd.machine.run("chgrp", "tunerd", f"{tunerd.units}/{UNIT}")
+    tunerd.systemctl("enable", "--now", UNIT)
+    wait_for(tunerd, "my own model", 8099)
+    unit = tunerd.unit()
+    assert unit is not None
+    return unit
+
+
+def wait_for(tunerd: Deployment, alias: str, port: int) -> None:
+    for _ in range(200):
+        if tunerd.alias(port=port) == alias:
+            return
+    raise AssertionError(f"{alias} does not serve on {port}\n{tunerd.logs()}")
+
+
+def codes(said: dict[str, object]) -> set[str]:
+    messages = said["messages"]
+    assert isinstance(messages, list)
+    return {message["code"] for message in messages}
+
+
+def texts(said: dict[str, object]) -> str:
+    messages = said["messages"]
+    assert isinstance(messages, list)
+    return "\n".join(f"{message['text']} ({message['hint']})" for message in messages)
+
+
+# Nothing
+
+
+def test_where_nothing_was_going_back_leaves_nothing(tunerd: Deployment) -> None:
+    assert tunerd.json("status")["active"] == "inactive"
+    assert tunerd("verify", expect=1).code == 1
+    nothing = tunerd("rollback", expect=1)
+    assert "nothing to go back to" in nothing.err, str(nothing)
+
+    done = tunerd.apply("plain")
+    assert (done["backup"], done["without_service_s"]) == (None, None)
+    assert tunerd.alias() == "plain"
+    assert tunerd.show("UnitFileState") == "enabled"
+
+    back = tunerd.json("rollback")
+    assert back["serving"] is False
+    assert tunerd.unit() is None
+    assert tunerd.show("LoadState") == "not-found"
+    assert not tunerd.machine.exists(f"{tunerd.units}/multi-user.target.wants/{UNIT}")
+    assert tunerd("status").code == 0
+    assert tunerd("verify").code == 0
+
+    tunerd.json("rollback")
+    assert tunerd.alias() == "plain"
+    assert tunerd.show("UnitFileState") == "enabled"
+
+
+def test_a_first_apply_that_fails_leaves_nothing(tunerd: Deployment) -> None:
+    before = tunerd.tree(tunerd.units)
+
+    said = tunerd.apply("bad", expect=3)
+
+    assert "machine is as before" in said["error"]["state"]
+    assert tunerd.tree(tunerd.units) == before
+    assert tunerd.show("LoadState") == "not-found"
+    assert tunerd.json("status")["last_swap"]["outcome"] == "rolled back"
+
+
+# A packaged unit
+
+
+def test_a_packaged_unit_serves_again_after_going_back(tunerd: Deployment) -> None:
+    start_packaged(tunerd)
+    before = tunerd.tree(tunerd.units)
+    status = tunerd.json("status")
+    assert (status["healthy"], status["alias"]) == (True, "packaged"), status
+    assert status["address"] == f"http://127.0.0.1:{DEBIAN_PORT}"
+    detected = {unit["unit"]: unit for unit in tunerd.json("detect")["units"]}
+    assert detected[UNIT]["written_by_tunerd"] is False
+
+    planned = tunerd.json("plan", "plain")
+    assert codes(planned) >= {"alias-changes", "port-changes", "adopted"}, texts(planned)
+    assert "from 9931 to 8080" in texts(planned)
+    done = tunerd.apply("plain")
+
+    assert done["without_service_s"] > 0
+    assert tunerd.show("User") == "_llama-server", "the packaged unit's account is kept"
+    assert tunerd.show("FragmentPath") == f"{tunerd.units}/{UNIT}"
+    assert tunerd.alias() == "plain"
+    assert tunerd("verify").code == 0
+
+    back = tunerd.json("rollback")
+    assert back["serving"] is True
+    assert tunerd.alias(port=DEBIAN_PORT) == "packaged"
+    assert tunerd.alias() is None
+    assert tunerd.show("FragmentPath") == f"/usr/lib/systemd/system/{UNIT}"
+    left = set(tunerd.tree(tunerd.units).splitlines()) ^ set(before.splitlines())
+    assert all(f"{UNIT}.pre-" in line or line.startswith(tunerd.units + " ") for line in left), left
+    assert tunerd.show("UnitFileState") == "enabled"
+
+    tunerd.json("rollback")
+    assert tunerd.alias() == "plain"
+
+
+def test_a_packaged_unit_serves_on_when_an_apply_over_it_fails(tunerd: Deployment) -> None:
+    start_packaged(tunerd)
+    before = tunerd.tree(tunerd.units)
+
+    said = tunerd.apply("bad", expect=3)
+
+    assert "serves again" in said["error"]["state"], said
+    assert tunerd.tree(tunerd.units) == before
+    assert tunerd.alias(port=DEBIAN_PORT) == "packaged"
+    assert tunerd.generate(port=DEBIAN_PORT)["content"]
+
+
+def test_a_packaged_unit_that_did_not_run_does_not_run_after_going_back(
+    tunerd: Deployment,
+) -> None:
+    start_packaged(tunerd)
+    tunerd.systemctl("disable", "--now", UNIT)
+
+    tunerd.apply("plain")
+    assert tunerd.show("UnitFileState") == "enabled"
+    tunerd.json("rollback")
+
+    assert tunerd.show("ActiveState") == "inactive"
+    assert tunerd.show("UnitFileState") == "disabled"
+    assert tunerd.show("FragmentPath") == f"/usr/lib/systemd/system/{UNIT}"
+
+
+def test_a_packaged_unit_becomes_a_profile_with_the_same_flags(tunerd: Deployment) -> None:
+    start_packaged(tunerd)
+
+    said = tunerd.json("profiles", "new", "mine", "--from-unit", UNIT)
+    assert said["unplaced"] == [], said
+    tunerd.apply("mine")
+
+    assert tunerd.alias(port=DEBIAN_PORT) == "packaged", "also the port that nobody had named"
+    argv = command_line(tunerd)
+    for flag, value in (
+        ("--model", MODEL),
+        ("--alias", "packaged"),
+        ("--threads", "1"),
+        ("--ctx-size", "1024"),
+        ("--parallel", "1"),
+    ):
+        assert argv[argv.index(flag) + 1] == value, argv
+    assert "--metrics" in argv
+
+
+def command_line(tunerd: Deployment) -> list[str]:
+    """What the server's process was started with."""
+    raw = tunerd.machine.read(f"/proc/{tunerd.show('MainPID')}/cmdline")
+    return raw.removesuffix("\0").split("\0")
+
+
+# A unit by hand
+
+
+def test_a_unit_by_hand_is_kept_to_the_byte_and_comes_back(tunerd: Deployment) -> None:
+    old = start_by_hand(tunerd, mode=0o640)
+    machine = tunerd.machine
+    machine.write(f"{tunerd.units}/{UNIT}.d/mine.conf", "[Service]\nEnvironment=FROM_DROP_IN=1\n")
+    # As the write-ups do it.
+    for name in ("pre-mtp", "pre-q8"):
+        machine.run("cp", f"{tunerd.units}/{UNIT}", f"{tunerd.units}/{UNIT}.{name}")
+    tunerd.systemctl("daemon-reload")
+
+    planned = tunerd.json("plan", "plain")
+    assert codes(planned) >= {"adopted", "foreign-directives", "drop-ins", "alias-changes"}
+    for line in ("WorkingDirectory=/home/alice", "ExecStartPre=/bin/true", "Nice=3"):
+        assert line in texts(planned), texts(planned)
+    assert "mine.conf" in texts(planned)
+    assert "-# my own, do not touch" in planned["diff"]
+
+    done = tunerd.apply("plain")
+    assert re.fullmatch(rf"{UNIT}\.pre-\d{{8}}T\d{{6}}Z-apply", done["backup"])
+    assert tunerd.unit(done["backup"]) == old
+    assert "640 root:tunerd" in old.look
+    assert tunerd.show("User") == "alice"
+    environment = machine.read(f"/proc/{tunerd.show('MainPID')}/environ").split("\0")
+    assert "FROM_DROP_IN=1" in environment, "the drop-in stays in force"
+    assert tunerd("verify").code == 0, "a drop-in that was there before is no drift"
+
+    names = [row["name"] for row in tunerd.json("rollback", "--list")["backups"]]
+    assert names[0] == done["backup"]
+    assert set(names[1:]) == {f"{UNIT}.pre-mtp", f"{UNIT}.pre-q8"}, "those made by hand come last"
+
+    tunerd.json("rollback")
+    assert tunerd.unit() == old
+    assert tunerd.alias(port=8099) == "my own model"
+    assert tunerd.generate(port=8099)["timings"]["draft_n"] > 0
+
+    tunerd.apply("plain")
+    back = tunerd.json("rollback", "--to", f"{UNIT}.pre-mtp")
+    assert back["to"] == f"{UNIT}.pre-mtp"
+    assert tunerd.alias(port=8099) == "my own model"
+
+
+def test_a_unit_by_hand_serves_on_when_an_apply_over_it_fails(tunerd: Deployment) -> None:
+    old = start_by_hand(tunerd, mode=0o600)
+
+    said = tunerd.apply("bad", expect=3)
+
+    assert "out of VRAM" in said["error"]["message"]
+    assert tunerd.unit() == old
+    assert tunerd.generate(port=8099)["timings"]["draft_n"] > 0
+
+
+def test_a_unit_by_hand_becomes_a_profile_with_the_same_flags(tunerd: Deployment) -> None:
+    start_by_hand(tunerd)
+    before = command_line(tunerd)
+
+    said = tunerd.json("profiles", "new", "mine", "--from-unit", UNIT)
+    assert said["unplaced"] == [], said
+    assert codes(said) >= {"foreign-directives"}
+    tunerd.apply("mine")
+
+    after = command_line(tunerd)
+    long = {
+        **{"-m": "--model", "-c": "--ctx-size", "-np": "--parallel", "-t": "--threads"},
+    }
+    wanted = [long.get(word, word) for word in before]
+    missing = [word for word in wanted if word not in after]
+    assert not missing, f"lost: {missing}\nbefore {before}\nafter  {after}"
+    assert after[after.index("--predict") + 1] == "77", "from the file of variables"
+    # What nobody had set is left to the engine: the new line has nothing but the old one's flags.
+    flags = [word for word in after if word.startswith("--")]
+    assert set(flags) - set(wanted) == {"--predict"}, flags
+    assert tunerd.alias(port=8099) == "my own model"
+    assert tunerd.generate(port=8099)["timings"]["draft_n"] > 0
+
+
+def test_a_drop_in_that_sets_the_command_is_refused(tunerd: Deployment) -> None:
+    start_by_hand(tunerd)
+    path = f"{tunerd.units}/{UNIT}.d/exec.conf"
+    tunerd.machine.write(path, "[Service]\nExecStart=\nExecStart=/usr/bin/sleep 1000\n")
+    tunerd.systemctl("daemon-reload")
+    before = tunerd.tree(tunerd.units)
+
+    said = tunerd("apply", "plain", "--yes", expect=1)
+
+    assert path in said.err, str(said)
+    assert "ExecStart" in said.err, str(said)
+    assert tunerd.tree(tunerd.units) == before
+    assert tunerd.alias(port=8099) == "my own model"
+
+
+def test_a_server_started_by_a_script_comes_back_too(tunerd: Deployment) -> None:
+    script = f"#!/bin/sh\n/usr/bin/llama-server -m {MODEL} --port 8099 -a scripted -t 1 -c 512\n"
+    tunerd.machine.write("/srv/scripts/serve", script, mode=0o755)
+    tunerd.write_unit("[Service]\nExecStart=/srv/scripts/serve\nUser=alice\n")
+    tunerd.systemctl("start", UNIT)
+    wait_for(tunerd, "scripted", 8099)
+    old = tunerd.unit()
+
+    said = tunerd.apply("bad", expect=3)
+    assert "serves again" in said["error"]["state"], said
+    assert tunerd.unit() == old
+    assert tunerd.alias(port=8099) == "scripted"
+
+    tunerd.apply("plain")
+    assert tunerd.alias(port=8099) is None, "the script's child has ended too"
+    tunerd.json("rollback")
+    assert tunerd.alias(port=8099) == "scripted"
+
+
+def test_a_server_with_a_key_in_plain_text_comes_back_too(tunerd: Deployment) -> None:
+    start_by_hand(tunerd)
+    text = BY_HAND.replace("--no-warmup", "--no-warmup --api-key s3cret")
+    tunerd.write_unit(text)
+    tunerd.systemctl("restart", UNIT)
+    for _ in range(100):
+        if tunerd.ask("/health", port=8099)[0] == 200:
+            break
+    assert tunerd.ask("/completion", {"prompt": "x", "n_predict": 1}, port=8099)[0] == 401
+
+    said = tunerd.apply("bad", expect=3)
+
+    assert "serves again" in said["error"]["state"], said
+    assert tunerd.generate(port=8099, key="s3cret")["content"]
+    written = tunerd("profiles", "new", "mine", "--from-unit", UNIT)
+    assert "s3cret" not in written.err + written.out
+    assert "api_key_file" in written.err
+    assert "s3cret" not in tunerd.machine.read(f"{tunerd.config}/profiles/mine.toml")
+
+
+# Units that are no plain files
+
+
+def test_a_masked_unit_is_left_alone(tunerd: Deployment) -> None:
+    tunerd.systemctl("mask", UNIT)
+    before = tunerd.tree(tunerd.units)
+
+    said = tunerd("apply", "plain", "--yes", expect=1)
+
+    assert "masked" in said.err, str(said)
+    assert "unmask" in said.err, str(said)
+    assert tunerd.tree(tunerd.units) == before
+    assert tunerd("status").code == 0
+    assert tunerd("detect").code == 0
+
+
+def test_a_unit_that_is_a_link_is_replaced_and_what_it_leads_to_stays(tunerd: Deployment) -> None:
+    machine = tunerd.machine
+    machine.write("/srv/mine/llama-server.service", BY_HAND)
+    machine.write("/etc/default/my-llama", "")
+    tunerd.systemctl("enable", "--now", "/srv/mine/llama-server.service")
+    wait_for(tunerd, "my own model", 8099)
+
+    failed = tunerd.apply("bad", expect=3)
+    assert "serves again" in failed["error"]["state"], failed
+    assert tunerd.alias(port=8099) == "my own model"
+
+    done = tunerd.apply("plain")
+    assert "/srv/mine/llama-server.service" in texts(done), "one must be told of the link"
+    assert machine.read("/srv/mine/llama-server.service") == BY_HAND
+    kept = tunerd.unit(done["backup"])
+    assert kept is not None
+    assert kept.text == BY_HAND
+    tunerd.json("rollback")
+    assert tunerd.alias(port=8099) == "my own model"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "rubbish\n", "[Service]\nUser=alice\n", "\x00\x01\x02", "[Service]\nExecStart=sleep\n"],
+    ids=["empty", "no-section", "no-command", "binary", "relative"],
+)
+def test_a_broken_unit_is_replaced_and_kept(tunerd: Deployment, text: str) -> None:
+    tunerd.write_unit(text)
+    assert tunerd("status").code == 0
+    assert tunerd("detect").code == 0
+    assert tunerd("plan", "plain").code == 0
+    failed = tunerd.apply("bad", expect=3)
+    assert "machine is as before" in failed["error"]["state"]
+
+    done = tunerd.apply("plain")
+
+    kept = tunerd.unit(done["backup"])
+    assert kept is not None
+    assert kept.text == text
+    assert tunerd.alias() == "plain"
+    assert tunerd("verify").code == 0
+    back = tunerd("rollback", expect=1)
+    assert "nothing was changed" in back.err, str(back)
+    assert tunerd.alias() == "plain"
+
+
+def test_what_is_not_a_file_in_the_unit_s_place_is_said(machines: Machines, sid_root: Root) -> None:
+    machine = machines(sid_root)
+    tunerd = Deployment(machine, profiles=PROFILES)
+    machine.run("mkdir", f"{tunerd.units}/{UNIT}")
+
+    said = tunerd("apply", "plain", "--yes", expect=1)
+
+    assert "not a regular file" in said.err, str(said)
+    assert tunerd.machine.files(f"{tunerd.units}/{UNIT}") == []

@@ -1,0 +1,341 @@
+"""The main job as its operator does it, on this host's root and on Debian sid with its own engine.
+
+A machine lives for the whole file; every test starts from what it deploys itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import needs
+from tests.support.deployment import MODEL, UNIT, Deployment, profile
+from tests.support.machine import Machine
+from tests.support.overlay import Root
+from tunerd.core.designed import vocabulary
+from tunerd.system.designed_file import read_truth
+
+WORDS = vocabulary()
+N_PREDICT = 65
+ENGINE_OF = {"host": "embedded", "sid": "mainline"}
+PLAN_KEYS = {"argv", "unit", "diff", "memory", "warnings"}
+
+
+@pytest.fixture(scope="module", params=["host", "sid"])
+def box(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Deployment]:
+    """A machine with profiles `drafting` and `plain`, and its engine's proofs."""
+    root: Root = request.getfixturevalue(f"{request.param}_root")
+    engine = ENGINE_OF[request.param]
+    with Machine(root, binds={"/srv/models": model_folder}) as machine:
+        made = Deployment(
+            machine,
+            profiles={
+                "drafting": profile(engine, speculation__type="mtp"),
+                "plain": profile(engine, serving__alias="plain", serving__ctx_size=1024),
+            },
+        )
+        yield made
+
+
+def last_word(region: str) -> tuple[int, str]:
+    token = WORDS.region(region).first
+    return token, WORDS.decode([token])
+
+
+def drafted(box: Deployment, region: str = "code") -> tuple[int, int]:
+    """Drafted and accepted tokens of one completion by the deployed server."""
+    _, prompt = last_word(region)
+    answer = box.generate(prompt, n=N_PREDICT, route="/v1/completions")
+    timings = answer["timings"]
+    return timings["draft_n"], timings["draft_n_accepted"]
+
+
+def test_detect_and_engines_say_what_is_here(box: Deployment) -> None:
+    found = box.json("detect")
+
+    assert found["mode"] == "system"
+    assert found["cpu"]["physical_cores"] >= 1
+    assert found["memory"]["total_mib"] > found["memory"]["available_mib"] > 0
+    assert found["gpus"] in ([], None), "a machine without a card"
+    engines = {engine["name"]: engine for engine in found["engines"]}
+    assert engines["embedded"]["dialect"] == "main-0x"
+    if box.machine.root.name == "sid":
+        assert engines["mainline-0.7.0"]["path"] == "/usr/bin/llama-server"
+        assert len(engines["mainline-0.7.0"]["components"]) > 10, "its libraries are part of it"
+    for text in ("detect", "engines"):
+        assert "main-0x" in box(text).out
+
+    proved = box.json("engines", "--prove", limit_s=300)["engines"]
+
+    for engine in proved:
+        effects = {proof["feature"]: proof["effect"] for proof in engine["proofs"]}
+        assert effects["mtp"] == effects["p-min"] == effects["text"] == "proved", engine["proofs"]
+        assert engine["per_request_speculation"] == "no"
+
+
+def test_profiles_are_listed_shown_checked_and_written(box: Deployment) -> None:
+    names = {row["name"] for row in box.json("profiles", "list")["profiles"]}
+    assert names >= {"drafting", "plain", "cpu-embedded", "rtx-3090-ti-24gb"}
+
+    shown = box.json("profiles", "show", "drafting")
+    origins = {row["key"]: (row["value"], row["layer"]) for row in shown["values"]}
+    assert origins["speculation.type"] == ("mtp", "site")
+    assert origins["speculation.n_max"] == (3, "shipped")
+    assert origins["serving.host"][1] == "tunerd"
+
+    bad = f"{box.config}/profiles/bad.toml"
+    box.machine.write(bad, '[serving]\nprot = 8080\nctx_size = "big"\n')
+    checked = box("profiles", "check", bad, expect=1)
+    box.machine.run("rm", bad)
+    assert "serving.prot" in checked.err, str(checked)
+    assert "did you mean `port`?" in checked.err, str(checked)
+    assert "serving.ctx_size" in checked.err, str(checked)
+
+    box("profiles", "new", "mine", "--model", MODEL)
+    assert box("profiles", "check", "mine").code == 0
+    planned = box.json("plan", "mine")
+    assert planned["refused"] is False
+    assert planned["argv"][planned["argv"].index("--model") + 1] == MODEL
+    again = box("profiles", "new", "mine", "--model", MODEL, expect=2)
+    assert "--force" in again.err, str(again)
+
+
+def test_a_plan_explains_every_flag_and_touches_nothing(box: Deployment) -> None:
+    box("plan", "drafting")  # what was probed is remembered from here on
+    before = box.tree()
+
+    planned = box.json("plan", "drafting", "--explain")
+    dry = box.json("apply", "drafting", "--dry-run")
+
+    assert box.tree() == before
+    assert set(planned) >= PLAN_KEYS
+    assert planned["argv"] == dry["argv"]
+    assert planned["memory"]["devices"][0]["total_mib"] > 0
+    explained = " ".join(row["flag"] for row in planned["explain"])
+    for word in planned["argv"][1:]:
+        assert word in explained, f"nobody says why {word} is there: {explained}"
+    assert all(row["origin"] for row in planned["explain"]), planned["explain"]
+    assert "ExecStart=" in planned["unit"]
+    refused = box.json("plan", "drafting", "--set", "speculation.n_min=9", expect=1)
+    assert refused["refused"] is True
+    assert refused["ok"] is False
+    box("plan", "nosuch", expect=1)
+    box("plan", expect=2)
+    assert box.tree() == before
+
+
+def test_apply_serves_with_drafts_as_the_model_must_give_them(
+    box: Deployment, model_folder: Path
+) -> None:
+    done = box.apply("drafting")
+
+    token, _ = last_word("code")
+    expected = read_truth(model_folder / "tiny.gguf").speculate(
+        token, N_PREDICT, 3, 0.75, candidates=10
+    )
+    assert drafted(box) == (expected.drafted, expected.accepted)
+    assert expected.accepted > 0
+    assert done["first_text"]
+    status = box.json("status")
+    assert (status["healthy"], status["profile"]) == (True, "drafting"), status
+    assert (status["enabled"], status["drift"]) == (True, []), status
+    assert status["generation"] == done["generation"]
+    assert status["address"] == "http://127.0.0.1:8080"
+    verified = box.json("verify")
+    assert (verified["as_deployed"], verified["drift"]) == (True, [])
+    assert box.show("User") == "llama-server"
+
+
+def test_another_profile_and_back_and_back_again(box: Deployment) -> None:
+    first = box.apply("drafting")["generation"]
+    first_unit = box.unit()
+    second = box.apply("plain")
+    second_unit = box.unit()
+
+    assert "alias-changes" in {message["code"] for message in second["messages"]}
+    assert second["without_service_s"] > 0
+    assert box.alias() == "plain"
+    assert "draft_n" not in box.generate()["timings"]
+    rows = box.json("history")["generations"]
+    assert [row["number"] for row in rows[:2]] == [second["generation"], first]
+    assert {row["outcome"] for row in rows[:2]} == {"serving"}
+    shown = box.json("history", "show", str(second["generation"]))
+    assert second_unit is not None
+    assert shown["unit"] == second_unit.text
+    difference = box.json("history", "diff", str(first), str(second["generation"]))["diff"]
+    assert "+    --alias plain" in difference, difference
+
+    back = box.json("rollback")
+    assert box.unit() == first_unit
+    assert drafted(box)[1] > 0
+    assert back["to"] == second["backup"]
+
+    box.json("rollback")
+    assert box.unit() == second_unit, "back twice is where one was"
+    assert box.alias() == "plain"
+
+    listed = box.json("rollback", "--list")["backups"]
+    assert listed[0]["profile"] == "drafting"
+    oldest = next(row for row in reversed(listed) if row["profile"] == "drafting")
+    box.json("rollback", "--to", oldest["name"])
+    assert box.unit() == first_unit
+    box.json("rollback", "--to", str(second["generation"]))
+    assert box.unit() == second_unit
+    assert box("verify").code == 0
+    same = box("rollback", "--to", str(second["generation"]), expect=1)
+    assert "live already" in same.err, str(same)
+    for nowhere in ("99999", f"{UNIT}.pre-nothing", "../../etc/passwd"):
+        box("rollback", "--to", nowhere, expect=2)
+
+
+def test_what_set_said_is_pinned_in_the_generation(box: Deployment) -> None:
+    done = box.apply("drafting", "--set", "speculation.n_max=2", "--set", "serving.port=8123")
+
+    assert "port-changes" in {message["code"] for message in done["messages"]}
+    shown = box.json("history", "show", str(done["generation"]))["generation"]
+    assert shown["pins"] == {"speculation.n_max": 2, "serving.port": 8123}
+    origins = {flag: origin for flag, _, origin in shown["origins"]}
+    assert "--set" in origins["--spec-draft-n-max 2"], origins
+    assert box.generate(port=8123)["timings"]["predicted_n"] > 0
+    assert box.ask("/health")[0] == 0, "nobody listens on the old port"
+    box.json("rollback")
+
+
+def drift(box: Deployment) -> dict[str, str]:
+    """What verify finds, with exit code 6: code to text."""
+    said = box.json("verify", expect=6)
+    assert said["as_deployed"] is False
+    assert {row["code"] for row in box.json("status")["drift"]} <= {
+        row["code"] for row in said["drift"]
+    }
+    return {row["code"]: row["text"] for row in said["drift"]}
+
+
+def test_verify_names_each_thing_that_changed(box: Deployment) -> None:
+    machine = box.machine
+    machine.run("cp", MODEL, "/srv/other.gguf")
+    # A program of this machine's own, so that it can be changed.
+    script = '#!/bin/sh\nexec /opt/tunerd/bin/tunerd-llama-server "$@"\n'
+    machine.write("/srv/own/llama-server", script, mode=0o755)
+    box.settings('[engines.own]\npath = "/srv/own/llama-server"\n')
+    box.profile("own", profile("own", model__path="/srv/other.gguf"))
+    box.apply("own")
+    unit = box.unit()
+    assert unit is not None
+    path = f"{box.units}/{UNIT}"
+
+    machine.sh(f"sed -i 's/--parallel 1/--parallel 2/' {path}")
+    box.systemctl("daemon-reload")
+    found = drift(box)
+    assert list(found) == ["unit-edited"]
+    assert "--parallel 2" in found["unit-edited"]
+    machine.write(path, unit.text)
+    box.systemctl("daemon-reload")
+    assert box("verify").code == 0
+
+    machine.run("touch", "/srv/other.gguf")
+    assert "/srv/other.gguf" in drift(box)["model-changed"]
+    box.apply("own")
+    machine.write("/srv/own/llama-server", script + "# newer\n", mode=0o755)
+    assert "/srv/own/llama-server was replaced" in drift(box)["engine-changed"]
+    machine.write(f"{box.units}/{UNIT}.d/mine.conf", "[Service]\nNice=5\n")
+    box.systemctl("daemon-reload")
+    found = drift(box)
+    assert set(found) == {"engine-changed", "drop-in"}
+    assert f"{UNIT}.d/mine.conf" in found["drop-in"]
+    box.systemctl("stop", UNIT)
+    box.systemctl("disable", UNIT)
+    assert set(drift(box)) == {"engine-changed", "drop-in", "not-running", "not-enabled"}
+
+    machine.run("rm", "-r", f"{box.units}/{UNIT}.d", "/srv/other.gguf")
+    box.systemctl("daemon-reload")
+    assert "model-gone" in drift(box)
+    gone = box("apply", "own", "--yes", expect=1)
+    assert "/srv/other.gguf" in gone.err, str(gone)
+    box.apply("plain")
+    assert box("verify").code == 0
+    behind = box("rollback", expect=1)
+    assert "gone: `/srv/other.gguf`" in behind.err, str(behind)
+    assert box.alias() == "plain", "nothing was stopped"
+
+
+def test_only_one_change_at_a_time(box: Deployment) -> None:
+    box.apply("plain")
+    holder = box.machine.start("flock", f"{box.state}/lock", "sleep", "30")
+    try:
+        box.machine.sh(f"until ! flock --nonblock {box.state}/lock true; do sleep 0.05; done")
+        busy = box.json("apply", "drafting", "--yes", expect=75)
+        assert busy["error"]["code"] == "busy"
+        box("rollback", expect=75)
+        assert box.json("status")["change_under_way"] is True
+        assert box("plan", "drafting").code == 0, "reading needs no lock"
+    finally:
+        box.machine.sh("kill $(pgrep -x -f 'sleep 30')")
+        holder.communicate(timeout=10)
+    assert box.alias() == "plain"
+
+
+def test_without_a_terminal_apply_asks_for_yes(box: Deployment) -> None:
+    before = box.tree()
+
+    said = box("apply", "drafting", expect=2)
+
+    assert "--yes" in said.err, str(said)
+    changed = set(box.tree().splitlines()) ^ set(before.splitlines())
+    assert not [line for line in changed if "/cache/" not in line and "/lock" not in line]
+
+
+def test_every_reading_command_prints_one_json_object(box: Deployment) -> None:
+    box.apply("plain")
+    calls: list[tuple[str, ...]] = [
+        ("detect",),
+        ("engines",),
+        ("profiles", "list"),
+        ("profiles", "show", "plain"),
+        ("profiles", "check", "plain"),
+        ("plan", "plain"),
+        ("status",),
+        ("history",),
+        ("history", "show", "1"),
+        ("verify",),
+        ("recover",),
+        ("rollback", "--list"),
+        ("settings",),
+    ]
+    for call in calls:
+        found: dict[str, Any] = box.json(*call)
+        assert found["ok"] is True, call
+        assert isinstance(found["messages"], list), call
+        assert " ".join(call).startswith(found["command"]), (call, found["command"])
+        assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.engine
+def test_a_real_build_of_ik_drafts_as_the_model_must(host_root: Root, model_folder: Path) -> None:
+    program = needs.engine("ik-2026-08")
+    binds = {"/srv/models": model_folder, "/srv/engines": program.parent}
+    with Machine(host_root, binds=binds) as machine:
+        ik = f'[engines.ik-now]\npath = "/srv/engines/{program.name}"\n'
+        box = Deployment(
+            machine,
+            settings=ik,
+            profiles={
+                "ik": profile("ik-now", speculation__type="mtp", speculation__p_min=0.5),
+                "plain": profile("ik-now", serving__alias="plain"),
+            },
+        )
+        box.apply("plain")
+        box.apply("ik")
+
+        token, _ = last_word("code")
+        expected = read_truth(model_folder / "tiny.gguf").speculate(
+            token, N_PREDICT, 3, 0.5, first_draft_free=True, candidates=None
+        )
+        assert drafted(box) == (expected.drafted, expected.accepted)
+        box.json("rollback")
+        assert box.alias() == "plain"
+        assert box("verify").code == 0

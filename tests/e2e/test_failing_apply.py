@@ -1,0 +1,297 @@
+"""Every way in which a new server can fail: the old unit and the old server are back each time.
+
+The machine and its old server live for the whole file, so each test also shows that the one before
+it left nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.deployment import UNIT, Deployment, Said, UnitFile, profile
+from tests.support.machine import Machine
+from tests.support.overlay import Root
+
+OLD_ALIAS = "old-and-well"
+ENGINES = """
+[engines.good]
+path = "/srv/good/llama-server"
+[engines.bad]
+path = "/srv/bad/llama-server"
+"""
+PROFILES = {
+    "good": profile("good", serving__alias=OLD_ALIAS),
+    "bad": profile("bad", serving__alias="new"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """How the new server fails, and what is said of it."""
+
+    name: str
+    kind: str
+    words: str
+    behaviour: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# Source of the engines' own words: tests/support/fake_llama/failures.py.
+CASES = [
+    Case("crash-loop", "crash", "signal 6", {"fail": "assert"}),
+    Case("segfault-at-start", "crash", "signal 11", {"fail": "segfault"}),
+    Case("oom-weights", "out of VRAM", "cudaMalloc failed", {"fail": "oom-weights"}),
+    Case("oom-kv", "out of VRAM", "cudaMalloc failed", {"fail": "oom-kv"}),
+    Case("oom-compute", "out of VRAM", "cudaMalloc failed", {"fail": "oom-compute"}),
+    Case("oom-first-request", "out of VRAM", "out of memory", {"fail": "oom-first-request"}),
+    Case("oom-of-the-host", "out of memory", "", {"fail": "host-oom"}),
+    Case("no-kernel-image", "GPU driver fault", "no kernel image", {"fail": "no-kernel-image"}),
+    Case("illegal-access", "GPU driver fault", "illegal memory", {"fail": "illegal-access"}),
+    Case("damaged-model", "model file damaged", "not within", {"fail": "truncated-model"}),
+    Case(
+        "old-engine", "model not supported", "wrong number of", {"fail": "too-old-for-model"}
+    ),
+    Case("hang-in-load", "hang", "no sign of progress", {"load_never_ends": True}),
+    Case("hang-at-first-generation", "hang", "no answer within", {"reply": "hang"}),
+    Case("html-instead-of-an-answer", "garbage", "valid JSON", {"reply": "html"}),
+    Case("cut-short-answer", "garbage", "", {"reply": "truncated"}),
+    Case("no-tokens", "garbage", "holds no tokens", {"reply": "no-tokens"}),
+    Case("unreadable-text", "garbage", "not readable", {"reply": "garbled"}),
+    Case("one-character-again-and-again", "garbage", "repeats one", {"reply": "repeated"}),
+    Case("compute-error", "garbage", "Compute error", {"reply": "error"}),
+    Case("connection-closed", "garbage", "", {"reply": "closed"}),
+    Case("other-model-answers", "another server answers", "stranger", {"alias": "stranger"}),
+    Case(
+        "dies-after-its-first-answer",
+        "crash",
+        "signal 11",
+        {"exit_after_requests": 1, "exit_signal": 11},
+    ),
+    Case(
+        "ends-after-its-first-answer",
+        "unknown",
+        "",
+        {"exit_after_requests": 1, "exit_status": 3},
+    ),
+    Case(
+        "ends-without-a-word",
+        "unknown",
+        "loading model",
+        {"fail": "too-old-for-model", "loses_last_words": True},
+    ),
+    Case(
+        "hangs-and-ignores-sigterm",
+        "hang",
+        "no sign of progress",
+        {"load_never_ends": True, "ignore_sigterm": True},
+    ),
+    Case(
+        "leaves-a-child",
+        "crash",
+        "signal 11",
+        {"leave_child": True, "exit_after_requests": 1, "exit_signal": 11},
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Before:
+    """What must be so again afterwards."""
+
+    unit: UnitFile
+    generation: int
+
+
+@pytest.fixture(scope="module")
+def tunerd(host_root: Root, model_folder: Path) -> Iterator[Deployment]:
+    """An old server that serves, and an engine `bad` that does as it is told."""
+    with Machine(host_root, binds={"/srv/models": model_folder}) as machine:
+        made = Deployment(
+            machine,
+            settings=ENGINES,
+            profiles=PROFILES,
+            stall_s=1.5,
+            generation_limit_s=1.5,
+            stop_timeout_s=2,
+        )
+        made.stand_ins(good={"time_scale": 0.2}, bad={})
+        made.apply("good")
+        machine.run("chmod", "0640", f"{made.units}/{UNIT}")
+        machine.run("chgrp", "tunerd", f"{made.units}/{UNIT}")
+        yield made
+
+
+@pytest.fixture
+def before(tunerd: Deployment) -> Before:
+    unit = tunerd.unit()
+    assert unit is not None
+    assert "640 root:tunerd" in unit.look
+    assert tunerd.alias() == OLD_ALIAS, tunerd.logs()
+    numbers = tunerd.machine.files(f"{tunerd.state}/generations")
+    return Before(unit, int(numbers[-1]))
+
+
+def assert_as_before(tunerd: Deployment, before: Before) -> None:
+    """The old unit to the byte, its server generating, nothing left over, history says so."""
+    assert tunerd.unit() == before.unit
+    assert tunerd.alias() == OLD_ALIAS, tunerd.logs()
+    tunerd.generate()
+    assert tunerd.journal_files() == []
+    status = tunerd.json("status")
+    assert (status["active"], status["healthy"], status["drift"]) == ("active", True, []), status
+    last = status["last_swap"]
+    assert (last["number"], last["outcome"]) == (before.generation + 1, "rolled back"), last
+    processes = tunerd.processes()
+    assert "/srv/bad/" not in processes, f"the failed server still runs:\n{processes}"
+    group = tunerd.machine.read(f"/sys/fs/cgroup{tunerd.show('ControlGroup')}/cgroup.procs")
+    assert group.split() == [str(status["pid"])], processes
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_after_any_failure_the_old_server_is_back(
+    tunerd: Deployment, before: Before, case: Case
+) -> None:
+    tunerd.behave("bad", **case.behaviour)
+
+    said = tunerd.apply("bad", expect=3)
+
+    error = said["error"]
+    assert case.kind in error["message"], error
+    assert case.words in error["cause"], error
+    assert error["code"] == "rolled_back", error
+    assert "previous unit serves again" in error["state"], error
+    assert_as_before(tunerd, before)
+
+
+def meanwhile(tunerd: Deployment, words: tuple[str, ...], action: Callable[[], object]) -> Said:
+    """Call tunerd, and do something after it has planned and before it swaps: while it drains."""
+    with tunerd.stream() as stream:
+        call = tunerd.start(*words, "--yes", env={"TUNERD_SERVICE__DRAIN_S": "20"})
+        assert call.stderr is not None
+        seen = b""
+        while b"waiting for 1 running" not in seen:
+            line = call.stderr.readline()
+            assert line, f"tunerd ended before it drained: {seen.decode()}"
+            seen += line
+        action()
+        stream.give_up()
+        out, err = call.communicate(timeout=120)
+    return Said(call.returncode, out.decode(), (seen + err).decode())
+
+
+def test_a_program_that_went_away_after_the_plan(tunerd: Deployment, before: Before) -> None:
+    tunerd.behave("bad")
+    program = "/srv/bad/llama-server"
+
+    said = meanwhile(
+        tunerd, ("apply", "bad"), lambda: tunerd.machine.run("mv", program, f"{program}.gone")
+    )
+    tunerd.machine.run("mv", f"{program}.gone", program)
+
+    assert said.code == 3, str(said)
+    assert "program cannot be started" in said.err, str(said)
+    assert "/srv/bad/llama-server" in said.err, str(said)
+    assert_as_before(tunerd, before)
+
+
+def test_a_port_that_was_taken_after_the_plan(tunerd: Deployment, before: Before) -> None:
+    tunerd.behave("bad")
+    machine = tunerd.machine
+
+    def take_port() -> None:
+        command = ("python3", "-m", "http.server", "8099", "--bind", "127.0.0.1")
+        machine.run("systemd-run", "--quiet", "--unit=squatter", *command)
+        machine.sh("until curl --silent --output /dev/null 127.0.0.1:8099; do sleep 0.05; done")
+
+    try:
+        said = meanwhile(tunerd, ("apply", "bad", "--set", "serving.port=8099"), take_port)
+        refused = tunerd("apply", "bad", "--yes", "--set", "serving.port=8099", expect=1)
+    finally:
+        machine.systemctl("stop", "squatter")
+
+    assert said.code == 3, str(said)
+    assert "port taken" in said.err, str(said)
+    assert "listens on port 8099 already" in refused.err, refused
+    assert_as_before(tunerd, before)
+
+
+def test_an_account_that_does_not_exist(tunerd: Deployment, before: Before) -> None:
+    tunerd.behave("bad")
+    folder = f"{tunerd.units}/{UNIT}.d"
+
+    def give_to_nobody_we_know() -> None:
+        tunerd.machine.write(f"{folder}/user.conf", "[Service]\nUser=no-such-user\n")
+
+    try:
+        said = meanwhile(tunerd, ("apply", "bad"), give_to_nobody_we_know)
+    finally:
+        tunerd.machine.run("rm", "-r", folder)
+        tunerd.systemctl("daemon-reload")
+
+    # A drop-in counts for the old unit too, so its server could not come back either.
+    assert said.code == 4, str(said)
+    assert "program cannot be started" in said.err, str(said)
+    assert "Failed at step USER" in said.err, str(said)
+    assert "tunerd recover" in said.err, str(said)
+    tunerd("recover")
+    assert_as_before(tunerd, before)
+
+
+def test_the_unit_was_edited_while_it_was_planned(tunerd: Deployment, before: Before) -> None:
+    tunerd.behave("bad")
+    path = f"{tunerd.units}/{UNIT}"
+
+    said = meanwhile(
+        tunerd, ("apply", "bad"), lambda: tunerd.machine.sh(f"echo '# a note' >> {path}")
+    )
+
+    assert said.code == 1, str(said)
+    tunerd.machine.write(path, before.unit.text, mode=0o640)
+    tunerd.machine.run("chgrp", "tunerd", path)
+    assert tunerd.unit() == before.unit
+    assert tunerd.alias() == OLD_ALIAS
+
+
+def test_where_even_the_old_server_cannot_come_back_it_is_said_and_mended_later(
+    tunerd: Deployment, before: Before
+) -> None:
+    tunerd.behave("bad", fail="oom-weights")
+    machine = tunerd.machine
+
+    said = meanwhile(
+        tunerd, ("apply", "bad"), lambda: machine.run("mv", "/srv/good", "/srv/elsewhere")
+    )
+
+    assert said.code == 4, str(said)
+    assert "out of VRAM" in said.err, str(said)
+    assert "way back: program cannot be started" in said.err, str(said)
+    assert "the previous unit stands on disk" in said.err, str(said)
+    assert tunerd.unit() == before.unit, "the old unit's text must be back even so"
+    assert tunerd.journal_files() == [f"{UNIT}.json"]
+    still = tunerd("recover", expect=4)
+    assert "program cannot be started" in still.err, still
+    drift = {row["code"] for row in tunerd.json("verify", expect=6)["drift"]}
+    assert drift >= {"interrupted", "not-running", "engine-changed"}, drift
+
+    machine.run("mv", "/srv/elsewhere", "/srv/good")
+    recovered = tunerd.json("recover")
+
+    assert recovered["serving"] is True, recovered
+    assert_as_before(tunerd, before)
+
+
+def test_after_all_that_the_machine_is_as_deployed(tunerd: Deployment, before: Before) -> None:
+    found = tunerd.json("verify")
+
+    assert (found["as_deployed"], found["generation"], found["drift"]) == (True, 1, [])
+    outcomes = [row["outcome"] for row in tunerd.json("history", "--all")["generations"]]
+    assert outcomes[-1] == "serving"
+    assert set(outcomes[:-1]) <= {"rolled back", "abandoned"}, outcomes
+    assert len(tunerd.backups()) >= before.generation - 2

@@ -1,0 +1,248 @@
+"""install.sh on a machine that has never seen tunerd: in, again, and out."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+from tests.e2e.conftest import Machines
+from tests.support.machine import Machine
+from tests.support.overlay import Root
+from tests.support.roots import OFFLINE_PIP, SOURCES_INSIDE, Tunerd, host_root
+
+INSTALL = SOURCES_INSIDE / "install.sh"
+SETTINGS = "/etc/tunerd/tunerd.toml"
+# Kept on a machine for other reasons, and changing all the time.
+NOT_LOOKED_AT = (
+    "-path /proc -o -path /sys -o -path /dev -o -path /run -o -path /var/log -o -path /tmp"
+)
+
+
+def install(
+    machine: Machine, *arguments: str, user: str | None = None, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    return machine.run(INSTALL, *arguments, user=user, env=OFFLINE_PIP, check=check, limit_s=200.0)
+
+
+def files_of(machine: Machine, *without: str) -> list[str]:
+    """Every file with its mode, owner and time, but for those in the folders `without`."""
+    pruned = " -o ".join(f"-path '{folder}'" for folder in (*NOT_LOOKED_AT, *without))
+    script = rf"find / -xdev \( {pruned} \) -prune -o -type f -printf '%p %m %u %T@\n'"
+    return sorted(machine.sh(script).stdout.splitlines())
+
+
+def serve(machine: Machine, program: str) -> None:
+    """A unit llama-server.service that starts this program, with a backup beside it."""
+    unit = (
+        f"[Service]\nExecStart={program} --model /srv/models/tiny.gguf --port 8080 --threads 1\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    )
+    folder = "/etc/systemd/system"
+    machine.write(f"{folder}/llama-server.service", unit)
+    machine.write(f"{folder}/llama-server.service.pre-20260101T000000Z-apply", unit)
+    machine.systemctl("daemon-reload")
+    machine.systemctl("enable", "--now", "llama-server")
+
+
+def test_root_installs_for_the_machine(bare_machine: Machine) -> None:
+    said = install(bare_machine).stdout
+
+    assert "tunerd is installed" in said
+    assert bare_machine.run("tunerd", "--version").stdout.startswith("tunerd ")
+    assert bare_machine.systemctl("is-active", "tunerd.service") == "active"
+    assert bare_machine.systemctl("is-enabled", "tunerd.service") == "enabled"
+    assert bare_machine.systemctl("is-active", "llama-server", check=False) == "inactive"
+
+
+def test_installing_again_changes_nothing_of_the_users(installed_machine: Machine) -> None:
+    installed_machine.write(SETTINGS, "[backups]\nkeep = 7\n")
+    before = files_of(installed_machine, "/opt/tunerd", "/var/lib/tunerd")
+
+    said = install(installed_machine).stdout
+
+    assert "kept your /etc/tunerd/tunerd.toml" in said
+    assert "wrote" not in said
+    assert installed_machine.read(SETTINGS) == "[backups]\nkeep = 7\n"
+    assert files_of(installed_machine, "/opt/tunerd", "/var/lib/tunerd") == before
+    assert installed_machine.systemctl("is-active", "tunerd.service") == "active"
+
+
+def test_tunerd_is_up_after_a_boot(installed_machine: Machine) -> None:
+    assert installed_machine.boot_state == "running"
+    assert installed_machine.systemctl("is-active", "tunerd.service") == "active"
+    assert installed_machine.show("tunerd.service", "NRestarts") == "0"
+
+
+def test_the_servers_account_cannot_write_what_tunerd_knows(installed_machine: Machine) -> None:
+    stat = installed_machine.run(
+        "stat", "-c", "%a %U %G", "/var/lib/tunerd", "/var/lib/llama-server"
+    )
+    assert stat.stdout.splitlines() == ["755 root root", "750 llama-server llama-server"]
+    assert installed_machine.run("getent", "group", "tunerd").returncode == 0
+    shell = installed_machine.run("getent", "passwd", "llama-server").stdout.strip().split(":")[-1]
+    assert shell.endswith("nologin")
+    for path in ("/var/lib/tunerd/x", "/etc/tunerd/x", "/opt/tunerd/x", "/run/tunerd/x"):
+        tried = installed_machine.run("touch", path, user="llama-server", check=False)
+        assert tried.returncode != 0
+    said = installed_machine.run(
+        "/opt/tunerd/bin/tunerd-llama-server", "--version", user="llama-server"
+    )
+    assert "version" in said.stdout + said.stderr
+
+
+def test_settings_that_nobody_changed_follow_the_shipped_ones(installed_machine: Machine) -> None:
+    old = "# settings as an earlier version shipped them\n"
+    installed_machine.write("/opt/tunerd/share/tunerd/tunerd.toml", old)
+
+    installed_machine.write(SETTINGS, old)
+    assert f"would write {SETTINGS}\n" in install(installed_machine, "--dry-run").stdout
+
+    installed_machine.write(SETTINGS, f"{old}[backups]\nkeep = 7\n")
+    assert f"would write {SETTINGS}\n" not in install(installed_machine, "--dry-run").stdout
+
+
+def test_uninstalling_keeps_the_server_its_backups_and_history(installed_machine: Machine) -> None:
+    serve(installed_machine, "/bin/sh -c 'sleep infinity' ")
+    installed_machine.write("/var/lib/tunerd/generations/000001/unit", "x")
+    pid = installed_machine.show("llama-server", "MainPID")
+
+    said = install(installed_machine, "--uninstall").stdout
+
+    assert "tunerd is gone" in said
+    assert installed_machine.show("llama-server", "MainPID") == pid
+    assert installed_machine.systemctl("is-active", "llama-server") == "active"
+    backups = [name for name in installed_machine.files("/etc/systemd/system") if ".pre-" in name]
+    assert backups == ["llama-server.service.pre-20260101T000000Z-apply"]
+    assert installed_machine.read("/var/lib/tunerd/generations/000001/unit") == "x"
+    assert installed_machine.exists(SETTINGS)
+    left = installed_machine.sh(
+        "find /usr/local /opt/tunerd /etc/systemd -name '*tunerd*' -not -path '/usr/local/src/*'",
+        check=False,
+    )
+    assert left.stdout == ""
+    assert installed_machine.show("tunerd.service", "LoadState") == "not-found"
+    install(installed_machine, "--uninstall")
+
+
+def test_uninstalling_keeps_the_engine_that_serves(installed_machine: Machine) -> None:
+    serve(installed_machine, "/opt/tunerd/bin/tunerd-llama-server")
+
+    said = install(installed_machine, "--uninstall").stdout
+
+    assert "/etc/systemd/system/llama-server.service\n" in said
+    installed_machine.systemctl("restart", "llama-server")
+    curl = "curl --silent --fail http://127.0.0.1:8080/health"
+    installed_machine.sh(f"until {curl}; do sleep 0.1; systemctl is-active -q llama-server; done")
+    assert not installed_machine.exists("/usr/local/bin/tunerd")
+
+
+def test_uninstalling_is_refused_in_the_middle_of_a_swap(installed_machine: Machine) -> None:
+    installed_machine.systemctl("stop", "tunerd")
+    installed_machine.write("/var/lib/tunerd/journal/llama-server.service.json", "{}")
+
+    refused = install(installed_machine, "--uninstall", check=False)
+
+    assert refused.returncode == 1
+    assert "tunerd recover" in refused.stderr
+    assert installed_machine.exists("/opt/tunerd/bin/tunerd")
+
+
+def test_a_dry_run_does_nothing(bare_machine: Machine) -> None:
+    before = files_of(bare_machine)
+
+    for arguments in ((), ("--user",), ("--uninstall",), ("--try", "/home/alice/try")):
+        user = "alice" if "--user" in arguments else None
+        said = install(bare_machine, *arguments, "--dry-run", user=user).stdout
+        assert "would" in said
+        assert said.endswith("nothing was done\n")
+
+    assert files_of(bare_machine) == before
+
+
+def test_files_staged_below_destdir_work_where_they_belong(
+    machines: Machines, build_root: Callable[..., Root]
+) -> None:
+    machine = machines(build_root(host_root, tunerd=Tunerd.BARE))
+    before = files_of(machine)
+    env = {**OFFLINE_PIP, "DESTDIR": "/run/staged"}
+    machine.run(INSTALL, env=env, limit_s=200.0)
+    assert files_of(machine) == before, "nothing but the staged files"
+    assert machine.systemctl("is-enabled", "tunerd.service", check=False) != "enabled"
+
+    machine.sh("cp -a /run/staged/. / && rm -r /run/staged")
+
+    machine.sh("systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload")
+    machine.systemctl("enable", "--now", "tunerd.service")
+    assert machine.run("tunerd", "--version").stdout.startswith("tunerd ")
+
+
+def test_a_user_installs_and_uninstalls_without_root(bare_machine: Machine) -> None:
+    before = files_of(bare_machine, "/home/alice")
+
+    install(bare_machine, "--user", user="alice")
+
+    assert bare_machine.systemctl("is-active", "tunerd.service", user="alice") == "active"
+    assert bare_machine.systemctl("is-enabled", "tunerd.service", user="alice") == "enabled"
+    assert files_of(bare_machine, "/home/alice") == before
+    bare_machine.power_cut()
+    bare_machine.boot()
+    bare_machine.systemctl("is-system-running", "--wait", user="alice")
+    assert bare_machine.systemctl("is-active", "tunerd.service", user="alice") == "active"
+
+    install(bare_machine, "--user", "--uninstall", user="alice")
+
+    assert bare_machine.show("tunerd.service", "LoadState", user="alice") == "not-found"
+    left = bare_machine.sh("cd ~ && find . -name '*tunerd*' -not -type d", user="alice")
+    assert left.stdout.split() == ["./.config/tunerd/tunerd.toml"]
+
+
+def test_root_and_user_are_not_mixed_up(bare_machine: Machine) -> None:
+    for arguments, user, hint in (
+        ((), "alice", "--user"),
+        (("--system",), "alice", "sudo"),
+        (("--user",), None, "leave --user out"),
+        (("--wrong",), None, "usage"),
+    ):
+        refused = install(bare_machine, *arguments, user=user, check=False)
+        assert refused.returncode in {1, 2}
+        assert hint in refused.stderr
+
+
+def test_a_python_without_venv_is_told_how_to_get_it(machines: Machines, bare_root: Root) -> None:
+    machine = machines(bare_root)
+    machine.sh("rm -r /usr/lib/python3*/ensurepip")
+
+    refused = install(machine, "--try", "/home/bob/try", user="bob", check=False)
+    assert refused.returncode == 1
+    assert "sudo apt-get install --yes --no-install-recommends python3-venv" in refused.stderr
+    assert not machine.exists("/home/bob/try")
+
+    offline = install(machine, check=False)
+    assert offline.returncode == 1
+    assert "Python's venv module is missing, running: apt-get install" in offline.stderr
+    assert "error: Python's venv module is missing\n" in offline.stderr
+
+
+def test_an_embedded_engine_that_cannot_start_is_told_before_anything_is_downloaded(
+    bare_machine: Machine,
+) -> None:
+    bare_machine.sh("rm /usr/lib/x86_64-linux-gnu/libgomp.so.1*")
+
+    refused = install(bare_machine, "--try", "/home/bob/try", user="bob", check=False)
+
+    assert refused.returncode == 1
+    assert "libgomp.so.1 is missing" in refused.stderr
+    assert "sudo apt-get install --yes --no-install-recommends libgomp1" in refused.stderr
+    assert not bare_machine.exists("/home/bob/try")
+
+
+def test_the_try_out_does_the_main_job_and_stays_in_its_folder(bare_machine: Machine) -> None:
+    before = files_of(bare_machine)
+
+    said = install(bare_machine, "--try", "/home/bob/try out", user="bob").stdout
+
+    for step in ("detect", "plan", "apply", "rollback", "history"):
+        assert f"$ tunerd {step}" in said
+    assert said.count("tok/s") >= 3
+    assert files_of(bare_machine, "/home/bob/try out") == before
+    assert bare_machine.run("pgrep", "-u", "bob", check=False).stdout == "", "all of it has ended"

@@ -1,0 +1,244 @@
+"""What tunerd writes into units, and reads out of them, means the same to a real systemd.
+
+TUNERD_TEST_QUOTING_LISTS is the number of argument lists, TUNERD_TEST_SEED what the random ones are
+made from: for a long run set both, as in
+
+    TUNERD_TEST_QUOTING_LISTS=20000 TUNERD_TEST_SEED=$RANDOM python -m pytest tests/e2e/test_quoting.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.hostile import NASTY, argument_lists, environment_texts, raw_values
+from tests.support.machine import Machine
+from tunerd.core.exec_start import parse_exec
+from tunerd.core.unit_environment import parse_environment_file
+from tunerd.core.unit_file import (
+    MAX_ARGUMENT_BYTES,
+    exec_line,
+    quote_argument,
+    quote_environment,
+    quote_program,
+)
+from tunerd.errors import ConfigError
+
+N_LISTS = int(os.environ.get("TUNERD_TEST_QUOTING_LISTS", "300"))
+SEED = int(os.environ.get("TUNERD_TEST_SEED", "20261121"))
+DUMP = "/usr/local/lib/dump.py"
+PYTHON = "/usr/bin/python3"
+_PER_UNIT = 100
+_SCRIPT = """
+import json, os
+def words(name):
+    with open(f"/proc/self/{name}", "rb") as file:
+        return [word.hex() for word in file.read().split(b"\\0")[:-1]]
+with open(os.environ["DUMP_TO"], "a") as file:
+    file.write(json.dumps({"argv": words("cmdline"), "environ": words("environ")}) + "\\n")
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a program was started with."""
+
+    argv: list[str]
+    environment: dict[str, str]
+
+
+def run_lines(
+    machine: Machine, name: str, lines: Sequence[str], *, more: Sequence[str] = ()
+) -> list[Seen]:
+    """What each of these `ExecStart=` values starts, in units of many commands each."""
+    seen: list[Seen] = []
+    machine.sh("mkdir -p /srv/out")
+    machine.write(DUMP, _SCRIPT)
+    for first in range(0, len(lines), _PER_UNIT):
+        unit, out = f"{name}-{first}.service", f"/srv/out/{name}-{first}.json"
+        text = [
+            *("[Unit]", "Description=untouched", "[Service]", "Type=oneshot", "UMask=0027"),
+            f"Environment=DUMP_TO={out}",
+            *more,
+            *(f"ExecStart={line}" for line in lines[first : first + _PER_UNIT]),
+        ]
+        machine.write(
+            f"/etc/systemd/system/{unit}",
+            ("\n".join(text) + "\n").encode("utf-8", "surrogateescape"),
+        )
+        machine.systemctl("daemon-reload")
+        machine.systemctl("start", unit)
+        seen += [_seen(line) for line in machine.read(out).splitlines()]
+        names = ("Description", "UMask", "ExecStartPost", "ExecStartPre", "LoadState")
+        shown = machine.systemctl("show", f"--property={','.join(names)}", unit)
+        assert sorted(shown.splitlines()) == [
+            "Description=untouched",
+            "LoadState=loaded",
+            "UMask=0027",
+        ]
+    assert not machine.exists("/pwned")
+    return seen
+
+
+def _seen(line: str) -> Seen:
+    data = json.loads(line)
+    words = {
+        name: [bytes.fromhex(word).decode("utf-8", "surrogateescape") for word in data[name]]
+        for name in ("argv", "environ")
+    }
+    return Seen(words["argv"], dict(word.split("=", 1) for word in words["environ"]))
+
+
+def test_every_argument_list_arrives_unchanged(machine: Machine) -> None:
+    lists = [[PYTHON, "-IS", DUMP, *words] for words in argument_lists(N_LISTS, SEED)]
+
+    seen = run_lines(machine, "arguments", [exec_line(argv) for argv in lists])
+
+    assert [one.argv for one in seen] == lists
+
+
+def test_behind_a_colon_dollar_signs_are_not_doubled(machine: Machine) -> None:
+    lists = argument_lists(100, SEED + 1)
+    lines = [
+        " ".join(
+            [
+                f":{quote_program(PYTHON)} -IS {DUMP}",
+                *(quote_argument(w, expands=False) for w in ws),
+            ]
+        )
+        for ws in lists
+    ]
+
+    seen = run_lines(machine, "unexpanded", lines)
+
+    assert [one.argv[3:] for one in seen] == lists
+
+
+def test_programs_with_odd_paths_are_executed_under_their_own_name(machine: Machine) -> None:
+    paths = [
+        f"/opt/odd/{name}"
+        for name in ("a b", "%n", "%%", "${HOME}", "$HOME", "$$", "#x", ";", "ü", "-x", "@x", "a=b")
+    ]
+    machine.sh("mkdir -p /opt/odd")
+    for path in paths:
+        machine.run("ln", "-s", PYTHON, path)
+
+    seen = run_lines(machine, "paths", [exec_line([path, "-IS", DUMP]) for path in paths])
+
+    assert [one.argv[0] for one in seen] == paths
+
+
+def test_long_arguments_and_lines_arrive_unchanged(machine: Machine) -> None:
+    lists = [
+        [PYTHON, "-IS", DUMP, "x" * MAX_ARGUMENT_BYTES],
+        [PYTHON, "-IS", DUMP, *["%" * 50_000] * 10],
+    ]
+
+    seen = run_lines(machine, "long", [exec_line(argv) for argv in lists])
+
+    assert [one.argv for one in seen] == lists
+
+
+def test_every_environment_value_arrives_unchanged(machine: Machine) -> None:
+    values: list[str] = []
+    for text in (*NASTY, *(word for words in argument_lists(200, SEED + 2) for word in words)):
+        try:
+            quote_environment("A", text)
+        except ConfigError:
+            continue  # what systemd would drop is refused
+        values.append(text)
+    more = [
+        f"Environment={quote_environment(f'V{number}', value)}"
+        for number, value in enumerate(values)
+    ]
+
+    (seen,) = run_lines(machine, "environment", [f"{PYTHON} -IS {DUMP}"], more=more)
+
+    assert {name: seen.environment.get(name) for name in (f"V{n}" for n in range(len(values)))} == {
+        f"V{number}": value for number, value in enumerate(values)
+    }
+    assert len(values) > 200
+
+
+def test_a_hand_written_command_line_is_read_as_systemd_reads_it(machine: Machine) -> None:
+    environment = {"A": 'one "two three" fo\\ur', "B": "", "AB": "x  y"}
+    more = [f"Environment={quote_environment(name, value)}" for name, value in environment.items()]
+    taken: list[tuple[str, list[str]]] = []
+    refused: list[str] = []
+    for value in raw_values(N_LISTS, SEED):
+        line = f"{PYTHON} -IS {DUMP} {value}"
+        try:
+            command = parse_exec(line, environment, {})
+        except ConfigError:
+            refused.append(line)
+            continue
+        # What a specifier stands for is the machine's business.
+        if not any("specifier" in note for note in command.notes):
+            taken.append((line, list(command.argv)))
+
+    seen = run_lines(machine, "raw", [line for line, _ in taken], more=more)
+    wrong = [
+        (line, expected, one.argv)
+        for (line, expected), one in zip(taken, seen, strict=True)
+        if one.argv != expected
+    ]
+    assert wrong == []
+
+    for number, line in enumerate(refused):
+        text = f"[Service]\nType=exec\nExecStart={line}\n"
+        machine.write(f"/etc/systemd/system/refused-{number}.service", text)
+    machine.systemctl("daemon-reload")
+    units = [f"refused-{number}.service" for number in range(len(refused))]
+    states = machine.systemctl("show", "--value", "--property=LoadState", *units).split()
+    # Two commands in one line are refused here for being two, and by systemd only without `oneshot`.
+    assert dict(zip(refused, states, strict=True)) == dict.fromkeys(refused, "bad-setting")
+    assert len(taken) > N_LISTS / 4
+    assert refused
+
+
+def test_an_environment_file_is_read_as_systemd_reads_it(machine: Machine) -> None:
+    texts = environment_texts(60, SEED)
+    units: list[str] = []
+    machine.sh("mkdir -p /srv/out")
+    machine.write(DUMP, _SCRIPT)
+    for number, text in enumerate(texts):
+        machine.write(f"/srv/env/{number}", text)
+        machine.write(
+            f"/etc/systemd/system/env-{number}.service",
+            f"[Service]\nType=oneshot\nEnvironment=DUMP_TO=/srv/out/env-{number}.json\n"
+            f"EnvironmentFile=/srv/env/{number}\nExecStart={PYTHON} -IS {DUMP}\n",
+        )
+        units.append(f"env-{number}.service")
+    machine.systemctl("daemon-reload")
+    machine.systemctl("start", *units)
+
+    wrong = []
+    for number, text in enumerate(texts):
+        seen = _seen(machine.read(f"/srv/out/env-{number}.json"))
+        real = {name: value for name, value in seen.environment.items() if name[:1] in "Vab"}
+        ours = dict(parse_environment_file(text).pairs)
+        differs_by_version = any("254" in note for note in parse_environment_file(text).notes)
+        if real != ours and not differs_by_version:
+            wrong.append((text, real, ours))
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("argument", [r"\xff", r"\xef\xb7\x90"], ids=["byte", "noncharacter"])
+def test_why_arguments_that_are_not_utf_8_are_refused(machine: Machine, argument: str) -> None:
+    """It would run, but from then on systemd cannot say how it is."""
+    machine.write(
+        "/etc/systemd/system/raw-byte.service",
+        f"[Service]\nType=exec\nExecStart=/bin/sh -c 'sleep 60' sh {argument}\n",
+    )
+    machine.systemctl("daemon-reload")
+    machine.systemctl("start", "raw-byte.service")
+
+    done = machine.run("systemctl", "show", "-p", "ActiveState", "raw-byte.service", check=False)
+
+    assert done.returncode != 0
+    assert "Failed to get properties" in done.stderr

@@ -1,0 +1,188 @@
+"""Two who want to change the same unit at once: two tunerds, or tunerd and a person."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.deployment import UNIT, Deployment, Said, profile
+from tests.support.machine import Machine
+from tests.support.overlay import Root
+
+SLOW_S = 2.5
+EDIT = "\n# by hand\n[Service]\nEnvironment=EDITED=yes\n"
+PROFILES = {
+    "good": profile("good", serving__alias="good"),
+    "also-good": profile("good", serving__alias="also-good"),
+    "slow": profile("slow", serving__alias="slow"),
+}
+ENGINES = """
+[engines.good]
+path = "/srv/good/llama-server"
+[engines.slow]
+path = "/srv/slow/llama-server"
+"""
+
+
+@pytest.fixture(scope="module", params=["host", "sid"])
+def box(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Deployment]:
+    """A machine for the whole file: `slow` loads its model for seconds, `good` serves."""
+    root: Root = request.getfixturevalue(f"{request.param}_root")
+    with Machine(root, binds={"/srv/models": model_folder}) as machine:
+        box = Deployment(machine, settings=ENGINES, profiles=PROFILES)
+        box.stand_ins(good={}, slow={"load_s": SLOW_S})
+        yield box
+
+
+@pytest.fixture
+def tunerd(box: Deployment) -> Deployment:
+    """`good` serves, and nothing else goes on."""
+    box.behave("slow", load_s=SLOW_S)
+    if box.alias() != "good" or box.journal_files():
+        box("apply", "good", "--yes", "--now")
+    return box
+
+
+def end(process: subprocess.Popen[bytes]) -> Said:
+    """How a call ended that was started."""
+    out, err = process.communicate(timeout=120)
+    said = Said(process.returncode, out.decode(), err.decode())
+    assert "Traceback" not in said.err, str(said)
+    return said
+
+
+def until_it_loads(tunerd: Deployment, alias: str = "slow") -> None:
+    """Wait until the new server runs and loads its model."""
+    tunerd.machine.sh(f"until pgrep -f '[-]-alias {alias} ' > /dev/null; do sleep 0.02; done")
+
+
+def nothing_is_left(tunerd: Deployment) -> None:
+    assert tunerd.journal_files() == []
+    left = tunerd.machine.sh(f"find {tunerd.units} {tunerd.state} -name '*.tmp'").stdout
+    assert left == ""
+    outcomes = [entry["outcome"] for entry in tunerd.json("history")["generations"]]
+    assert "running" not in outcomes
+
+
+def test_the_second_is_told_who_is_at_work(tunerd: Deployment) -> None:
+    tunerd.behave("slow", load_s=12.0)
+    first = tunerd.start("apply", "slow", "--yes")
+    until_it_loads(tunerd)
+
+    for second in (["apply", "slow", "--yes"], ["apply", "also-good", "--yes"], ["rollback"]):
+        said = tunerd(*second, expect=75)
+        assert "tunerd `apply slow` (process " in said.err
+        assert "nothing was changed" in said.err
+    told = tunerd.json("recover", expect=75)
+    status = tunerd.json("status")
+
+    assert first.poll() is None, "it was not at work any more"
+    assert told["error"]["code"] == "busy"
+    assert status["change_under_way"]
+    assert end(first).code == 0
+    assert tunerd.alias() == "slow"
+    nothing_is_left(tunerd)
+
+
+def test_of_many_at_the_same_moment_each_wins_or_is_told(tunerd: Deployment) -> None:
+    calls = [["apply", "good", "--yes"], ["apply", "also-good", "--yes"], ["rollback"], ["recover"]]
+    running = [tunerd.start(*words) for words in (*calls, *calls)]
+
+    codes = [end(process).code for process in running]
+
+    assert 0 in codes
+    assert set(codes) <= {0, 1, 75}, codes  # 1: a rollback to what is live by then
+    assert tunerd.alias() in {"good", "also-good"}
+    assert tunerd("verify").code == 0
+    nothing_is_left(tunerd)
+
+
+def test_the_lock_ends_with_its_holder(tunerd: Deployment) -> None:
+    first = tunerd.start("apply", "slow", "--yes")
+    until_it_loads(tunerd)
+    tunerd.machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
+    first.communicate(timeout=30)
+
+    tunerd("apply", "good", "--yes")
+
+    assert tunerd.alias() == "good"
+    nothing_is_left(tunerd)
+
+
+def test_a_stop_by_hand_in_the_middle_is_respected(tunerd: Deployment) -> None:
+    before = tunerd.unit()
+    process = tunerd.start("apply", "slow", "--yes")
+    until_it_loads(tunerd)
+
+    tunerd.systemctl("stop", UNIT)
+    said = end(process)
+
+    assert said.code == 3, str(said)
+    assert "stopped by somebody else" in said.err
+    assert tunerd.unit() == before
+    assert tunerd.show("ActiveState") == "inactive"
+    nothing_is_left(tunerd)
+    tunerd.systemctl("start", UNIT)
+    assert wait_for_alias(tunerd, "good")
+
+
+def test_a_restart_by_hand_in_the_middle_is_lived_with(tunerd: Deployment) -> None:
+    process = tunerd.start("apply", "slow", "--yes")
+    until_it_loads(tunerd)
+
+    tunerd.systemctl("restart", UNIT)
+    said = end(process)
+
+    assert said.code == 0, str(said)
+    assert tunerd.alias() == "slow"
+    nothing_is_left(tunerd)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_edit_by_hand_in_the_middle_stays(tunerd: Deployment, fails: bool) -> None:
+    tunerd.behave("slow", load_s=SLOW_S, fail="assert" if fails else None)
+    process = tunerd.start("apply", "slow", "--yes")
+    until_it_loads(tunerd)
+
+    path = f"{tunerd.units}/{UNIT}"
+    tunerd.machine.sh(f"printf '{EDIT}' >> {path}")
+    edited = tunerd.unit()
+    said = end(process)
+
+    assert said.code == 4, str(said)
+    assert "edited" in said.err
+    assert tunerd.unit() == edited
+    assert edited is not None
+    assert "EDITED=yes" in edited.text
+    assert tunerd.journal_files() == []
+    tunerd("recover")
+    assert tunerd.unit() == edited
+    tunerd("rollback")
+    assert tunerd.alias() == "good"
+
+
+def test_an_edit_between_plan_and_swap_is_refused(tunerd: Deployment) -> None:
+    path = f"{tunerd.units}/{UNIT}"
+    tunerd.machine.sh(f"printf '{EDIT}' >> {path}")
+    tunerd.systemctl("daemon-reload")
+
+    assert tunerd("verify", expect=6).out.startswith("1 difference")
+    said = tunerd("apply", "also-good", "--yes", "--now")
+
+    assert tunerd.alias() == "also-good"
+    kept = json.loads(json.dumps(tunerd.backups()))[-1]
+    assert "EDITED=yes" in tunerd.machine.read(f"{tunerd.units}/{kept}"), str(said)
+
+
+def wait_for_alias(tunerd: Deployment, alias: str) -> bool:
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s:
+        if tunerd.alias() == alias:
+            return True
+        time.sleep(0.1)
+    return False

@@ -1,0 +1,81 @@
+"""The shipped units, judged by the systemd of each root."""
+
+from __future__ import annotations
+
+from tests.support.machine import Machine
+from tests.support.roots import SOURCES_INSIDE
+
+UNITS = SOURCES_INSIDE / "units"
+
+
+def test_systemd_has_nothing_to_say_about_the_units(machine: Machine) -> None:
+    machine.sh(f"cp {UNITS}/tunerd.service /etc/systemd/system/")
+    program = "/opt/tunerd/bin/tunerd"
+    machine.sh(
+        f"sed 's|@TUNERD@|{program}|' {UNITS}/tunerd-user.service.in > /etc/systemd/user/tunerd.service"
+    )
+
+    for scope, folder in (("--system", "system"), ("--user", "user")):
+        said = machine.run(
+            *("systemd-analyze", scope, "verify", "--man=no", "--recursive-errors=no"),
+            f"/etc/systemd/{folder}/tunerd.service",
+            user=None if scope == "--system" else "alice",
+        )
+        assert said.stdout + said.stderr == ""
+
+
+def test_tunerds_own_service_is_confined(machine: Machine) -> None:
+    machine.run(
+        *("systemd-analyze", "security", "--no-pager", "--offline=true", "--threshold=20"),
+        f"{UNITS}/tunerd.service",
+    )
+
+
+def test_there_is_no_order_between_tunerd_and_the_server(machine: Machine) -> None:
+    server = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
+    machine.write("/etc/systemd/system/llama-server.service", server)
+    machine.sh(f"cp {UNITS}/tunerd.service /etc/systemd/system/")
+
+    machine.systemctl("daemon-reload")
+
+    for name in ("Before", "After", "Requires", "Wants", "BindsTo", "PartOf", "Conflicts"):
+        assert "llama-server" not in machine.show("tunerd.service", name)
+        assert "tunerd" not in machine.show("llama-server.service", name)
+
+
+MAY = {
+    "writes units": "touch /etc/systemd/system/x.service; rm /etc/systemd/system/x.service",
+    "writes transient units": "touch /run/systemd/system/y.service",
+    "writes its state": "touch /var/lib/tunerd/x /run/tunerd/x",
+    "reloads and restarts": "systemctl daemon-reload; systemctl restart ok",
+    "reads the journal": "journalctl --lines=1 --quiet | grep -q .",
+    "asks systemd about a unit": "systemd-analyze verify --man=no /etc/systemd/system/ok.service",
+    "starts transient units": "systemd-run --quiet --wait true",
+    "imports its libraries": "/opt/tunerd/bin/python -c 'import pynvml, psutil, httpx, numpy'",
+    "sees processes of others": "grep -q VmRSS /proc/$(pgrep -u bob sleep)/status",
+}
+MAY_NOT = {
+    "writes elsewhere": "touch /etc/x || touch /usr/x || touch /var/lib/x || touch /home/bob/x",
+    "becomes another user": "setpriv --reuid 65534 --clear-groups true",
+    "has a capability": "grep -E 'Cap(Prm|Eff|Bnd):.*[1-9a-f]' /proc/self/status",
+    "mounts": "mount -t tmpfs none /mnt",
+}
+
+
+def test_tunerds_service_may_do_its_work_and_no_more(machine: Machine) -> None:
+    unit = "/etc/systemd/system/tunerd.service"
+    machine.sh(f"cp {UNITS}/tunerd.service {unit}")
+    probe = "[Service]\nType=oneshot\nExecStart=\nExecStart=/bin/sh -eu /etc/probe\nRestart=no\n"
+    machine.write(f"{unit}.d/probe.conf", f"{probe}WatchdogSec=0\n[Unit]\nStartLimitBurst=100\n")
+    machine.write("/etc/systemd/system/ok.service", "[Service]\nExecStart=/bin/sleep 300\n")
+    machine.systemctl("daemon-reload")
+    machine.run("systemd-run", "--quiet", "--property=User=bob", "sleep", "300")
+
+    surprises = []
+    for what, script in {**MAY, **MAY_NOT}.items():
+        machine.write("/etc/probe", script)
+        started = machine.run("systemctl", "start", "tunerd", check=False).returncode == 0
+        if started != (what in MAY):
+            surprises.append((what, machine.journal("--unit=tunerd", "--lines=5")))
+
+    assert surprises == []

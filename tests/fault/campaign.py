@@ -1,0 +1,204 @@
+"""Long campaigns of faults on real systems, by hand; CI runs a sample of each.
+
+    python -m tests.fault.campaign kills --root sid --count 50 [--daemon] [--seed 1]
+    python -m tests.fault.campaign cuts --root host --count 20 [--strict]
+    python -m tests.fault.campaign cuts-in-recovery --root host --count 5
+    python -m tests.fault.campaign effects --root sid [--strict] [--verb rollback] [--every 3]
+
+Needs root. Real engines come from TUNERD_TEST_ENGINES, else Debian's or the embedded one serves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.fault.die_at import DIED
+from tests.fault.victim import Victim
+from tests.support import needs, roots, run_folder
+from tests.support.machine import Machine
+from tests.support.roots import PREFIX, SOURCES_INSIDE, Tunerd
+from tunerd.core.designed import SHAPES, design
+from tunerd.system import designed_file
+
+
+@contextlib.contextmanager
+def a_victim(
+    root_name: str, *, installed: bool, disk_mib: int | None = None, strict: bool = False
+) -> Iterator[Victim]:
+    """A booted machine with two profiles deployed in turn."""
+    run_folder.sweep(roots.cache_folder())
+    make = roots.host_root if root_name == "host" else roots.sid_root
+    root = make(Tunerd.INSTALLED if installed else Tunerd.FOR_TESTS)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        designed_file.write(design(SHAPES["tiny"]), folder / "tiny.gguf").path.chmod(0o644)
+        binds = {"/srv/models": folder}
+        if engines := os.environ.get(needs.ENGINES_VARIABLE):
+            binds["/srv/engines"] = Path(engines)
+        with Machine(root, disk_mib=disk_mib, strict_disk=strict, binds=binds) as machine:
+            victim = Victim(machine)
+            version = machine.run("systemctl", "--version").stdout.splitlines()[0]
+            say(f"{root_name}: {version}; engine {victim.engine}; apply {victim.swap_s:.1f} s")
+            yield victim
+
+
+def say(text: str) -> None:
+    """A line at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+class Count:
+    """How the cases ended; one that breaks is told and counted, and the campaign goes on."""
+
+    def __init__(self) -> None:
+        self.ends: Counter[str] = Counter()
+        self._began_s = time.monotonic()
+
+    @contextlib.contextmanager
+    def case(self, told: str) -> Iterator[list[str]]:
+        """One case; its body appends how it ended."""
+        ends: list[str] = []
+        try:
+            yield ends
+        except AssertionError as error:
+            ends = ["BROKEN"]
+            told += f": {error}"
+        self.ends[ends[-1]] += 1
+        say(f"{sum(self.ends.values())}: {told} -> {ends[-1]}")
+
+    def close(self) -> int:
+        """Print the counts; the exit code."""
+        n_cases, n_broken = sum(self.ends.values()), self.ends["BROKEN"]
+        ends = ", ".join(f"{end} {count}" for end, count in sorted(self.ends.items()))
+        took_s = time.monotonic() - self._began_s
+        say(f"{n_cases - n_broken} of {n_cases} whole ({ends}) in {took_s:.0f} s")
+        return 1 if n_broken else 0
+
+
+def kills(args: argparse.Namespace) -> int:
+    """SIGKILL at random moments, then `tunerd recover`, or the daemon by itself."""
+    rng, count = random.Random(args.seed), Count()
+    with a_victim(args.root, installed=args.daemon) as victim:
+        for _ in range(args.count):
+            words, blow = victim.some_swap(rng), victim.some_blow(rng)
+            before = victim.live
+            with count.case(f"tunerd {' '.join(words)}, {blow}") as ends:
+                was_in_time = victim.strike(words, blow)["in_time"]
+                was_cut = bool(victim.tunerd.journal_files())
+                if args.daemon:
+                    victim.wait_for_the_daemon()
+                else:
+                    victim.tunerd("recover")
+                end = "old" if victim.check() == before else "new"
+                ends.append(_end(end, was_in_time=was_in_time, was_cut=was_cut))
+    return count.close()
+
+
+def _end(end: str, *, was_in_time: bool, was_cut: bool) -> str:
+    if not was_in_time:
+        return f"{end}, too late"
+    return f"{end}, {'with' if was_cut else 'without'} a record"
+
+
+def cuts(args: argparse.Namespace) -> int:
+    """Power cuts on a disk that loses what was not synced, then a boot with the daemon enabled."""
+    rng, count = random.Random(args.seed), Count()
+    took_s = []
+    with a_victim(args.root, installed=True, disk_mib=512, strict=args.strict) as victim:
+        for _ in range(args.count):
+            words, blow = victim.some_swap(rng), victim.some_blow(rng)
+            before = victim.live
+            with count.case(f"tunerd {' '.join(words)}, cut: {blow}") as ends:
+                victim.cut(words, blow)
+                was_cut = victim.machine.exists(victim.record)
+                took_s.append(victim.boot())
+                victim.wait_for_the_daemon()
+                end = "old" if victim.check() == before else "new"
+                ends.append(_end(end, was_in_time=True, was_cut=was_cut))
+    say(f"from power to the first answer: {min(took_s):.1f} to {max(took_s):.1f} s")
+    return count.close()
+
+
+def cuts_in_recovery(args: argparse.Namespace) -> int:
+    """A cut in the middle of a swap that leaves a record, then a cut while that is mended."""
+    rng, count = random.Random(args.seed), Count()
+    with a_victim(args.root, installed=True, disk_mib=512, strict=args.strict) as victim:
+        while sum(count.ends.values()) < args.count:
+            words, before = ["apply", victim.other, "--yes"], victim.live
+            blow = victim.some_blow(rng)
+            victim.cut(words, blow)
+            if not victim.machine.exists(victim.record):
+                victim.boot()
+                continue
+            later_s = rng.uniform(0, 1.5)
+            told = f"tunerd {' '.join(words)}, cut: {blow}; again {later_s:.2f} s after boot"
+            with count.case(told) as ends:
+                victim.machine.boot()
+                time.sleep(later_s)
+                victim.machine.power_cut()
+                was_cut = victim.machine.exists(victim.record)
+                victim.boot()
+                victim.wait_for_the_daemon()
+                end = "old" if victim.check() == before else "new"
+                ends.append(_end(end, was_in_time=True, was_cut=was_cut))
+    return count.close()
+
+
+def effects(args: argparse.Namespace) -> int:
+    """Death and power cut before each effect of a swap in turn; what was not synced is lost."""
+    count = Count()
+    with a_victim(args.root, installed=True, disk_mib=512, strict=args.strict) as victim:
+        for number in range(args.first, 1000, args.every):
+            before = victim.live
+            words = [args.verb] if args.verb == "rollback" else [args.verb, victim.other]
+            done = victim.machine.run(
+                *(PREFIX / "bin/python", "-m", "tests.fault.die_at", str(number), "die", *words),
+                folder=SOURCES_INSIDE,
+                env={"PYTHONDONTWRITEBYTECODE": "1"},
+                check=False,
+            )
+            if done.returncode == 0:
+                break
+            with count.case(f"{number} of {args.verb}: {done.stdout.strip()}") as ends:
+                assert done.returncode == DIED, done
+                victim.machine.power_cut()
+                was_cut = victim.machine.exists(victim.record)
+                victim.boot()
+                victim.wait_for_the_daemon()
+                end = "old" if victim.check() == before else "new"
+                ends.append(_end(end, was_in_time=True, was_cut=was_cut))
+    return count.close()
+
+
+def main() -> int:
+    """Run the campaign that the arguments name."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    campaigns = {
+        "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery, "effects": effects
+    }  # fmt: skip
+    parser.add_argument("campaign", choices=campaigns)
+    parser.add_argument("--root", choices=["host", "sid"], default="host")
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--daemon", action="store_true")
+    parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--verb", choices=["apply", "rollback"], default="apply")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--every", type=int, default=1)
+    args = parser.parse_args()
+    return campaigns[args.campaign](args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""A machine with two profiles of a real engine, whose swaps are interfered with."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.deployment import UNIT, Deployment, profile
+from tests.support.machine import Machine
+from tests.support.roots import PREFIX, SOURCES_INSIDE
+
+PROFILES = ("one", "two")
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A signal at a moment of a swap; see killer.py."""
+
+    signal: str
+    after_s: float
+    watch: str | None = None
+    with_children: bool = False
+    again_s: float | None = None
+
+    def __str__(self) -> str:
+        since = f"{self.watch} changed" if self.watch else "the start"
+        whom = " and its children" if self.with_children else ""
+        return f"SIG{self.signal}{whom} {1000 * self.after_s:.0f} ms after {since}"
+
+
+@dataclass
+class Victim:
+    """Profiles `one` and `two` are deployed in turn; `texts` are their units.
+
+    The engine is that of TUNERD_TEST_ENGINES where there is one, else Debian's own, else the
+    embedded one.
+    """
+
+    machine: Machine
+    engine: str = ""
+    texts: dict[str, str] = field(default_factory=dict)
+    swap_s: float = 0.0
+    """How long a whole apply took."""
+
+    def __post_init__(self) -> None:
+        settings, self.engine = self._engine()
+        profiles = {name: profile(self.engine, serving__alias=name) for name in PROFILES}
+        self.tunerd = Deployment(self.machine, settings=settings, profiles=profiles, settle_s=0.1)
+        for name in (*PROFILES, PROFILES[0]):
+            began_s = time.monotonic()
+            self.tunerd("apply", name, "--yes")
+            self.swap_s = time.monotonic() - began_s
+            self.texts[name] = self._unit()
+        self.machine.sh("journalctl --sync; sync")
+
+    def _engine(self) -> tuple[str, str]:
+        builds = sorted(
+            name for name in self.machine.files("/srv/engines") if name.startswith("mainline-")
+        )
+        if builds:
+            return f'[engines.real]\npath = "/srv/engines/{builds[-1]}"\n', "real"
+        if self.machine.sh("command -v llama-server", check=False).stdout:
+            return "", "mainline"
+        return "", "embedded"
+
+    def _unit(self) -> str:
+        unit = self.tunerd.unit()
+        assert unit is not None, "there is no unit file"
+        assert unit.look.split() == ["regular", "file", "644", "root:root"], unit.look
+        return unit.text
+
+    @property
+    def record(self) -> str:
+        """The intent record of a swap under way."""
+        return f"{self.tunerd.state}/journal/{UNIT}.json"
+
+    @property
+    def unit_path(self) -> str:
+        return f"{self.tunerd.units}/{UNIT}"
+
+    @property
+    def live(self) -> str:
+        """The profile whose unit stands whole."""
+        text = self._unit()
+        names = [name for name, whole in self.texts.items() if whole == text]
+        assert names, f"a unit that nobody wrote:\n{text}"
+        return names[0]
+
+    @property
+    def other(self) -> str:
+        """The profile that does not stand."""
+        return next(name for name in PROFILES if name != self.live)
+
+    def some_swap(self, rng: random.Random) -> list[str]:
+        """A swap to the other profile: apply, or rollback where that leads there."""
+        if rng.random() < 0.3:
+            newest = self.tunerd.json("rollback", "--list")["backups"]
+            if newest and not newest[0]["is_live"]:
+                return ["rollback"]
+        return ["apply", self.other, "--yes"]
+
+    def some_blow(self, rng: random.Random, signal: str = "KILL") -> Blow:
+        """Half of them at any moment of a swap, the others around its renames."""
+        with_children = rng.random() < 0.3
+        if rng.random() < 0.5:
+            return Blow(signal, rng.uniform(0, self.swap_s), None, with_children)
+        if rng.random() < 0.5:
+            return Blow(signal, rng.uniform(0, 0.2), self.record, with_children)
+        return Blow(signal, rng.uniform(0, 0.5 * self.swap_s), self.unit_path, with_children)
+
+    def strike(self, words: list[str], blow: Blow) -> dict[str, Any]:
+        """Run `tunerd WORDS` and send the signal."""
+        told = {
+            "argv": ["/usr/local/bin/tunerd", *words],
+            "signal": blow.signal,
+            "after_s": blow.after_s,
+            "watch": blow.watch,
+            "with_children": blow.with_children,
+            "again_s": blow.again_s,
+        }
+        killer = SOURCES_INSIDE / "tests/fault/killer.py"
+        python = PREFIX / "bin/python"
+        done = self.machine.run(python, "-S", "-E", killer, json.dumps(told), limit_s=150)
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert "Traceback" not in found["err"], found["err"]
+        return found
+
+    def cut(self, words: list[str], blow: Blow) -> None:
+        """Run `tunerd WORDS` and cut the power at that moment, whether it still runs or not."""
+        process = self.machine.start("tunerd", *words)
+        if blow.watch is not None:
+            look = f"stat -c %i {blow.watch} 2>&1"
+            script = f'was=$({look}); while [ "$({look})" = "$was" ]; do sleep 0.002; done'
+            self.machine.sh(script, check=False, limit_s=min(20.0, 4 * self.swap_s))
+        time.sleep(blow.after_s)
+        self.machine.power_cut()
+        process.communicate(timeout=30)
+
+    def boot(self) -> float:
+        """Boot; how long it took from then until the server answered [s]."""
+        began_s = time.monotonic()
+        self.machine.boot()
+        self.wait_until_it_serves()
+        return time.monotonic() - began_s
+
+    def wait_for_the_daemon(self) -> None:
+        """Until no record is left, which the daemon sees to."""
+        self.machine.sh(f"while [ -e {self.record} ]; do sleep 0.1; done", limit_s=_PATIENCE_S)
+
+    def wait_until_it_serves(self) -> None:
+        """Until somebody answers: after a boot the server still loads."""
+        self.machine.sh(
+            "until curl -sf http://127.0.0.1:8080/health > /dev/null; do sleep 0.1; done",
+            limit_s=_PATIENCE_S,
+        )
+
+    def check(self) -> str:
+        """A whole unit is live and serves, and nothing is left of any swap.
+
+        Returns:
+            The profile that serves.
+        """
+        name = self.live
+        assert self.tunerd.journal_files() == [], "a record is left"
+        left = self.machine.sh(
+            f"find {self.tunerd.units} {self.tunerd.state} -name '*.tmp' -print"
+        ).stdout
+        assert left == "", f"left over: {left}"
+        assert self.tunerd.alias() == name, "another one answers"
+        assert self.tunerd.generate()["content"], "it says nothing"
+        pid = self.tunerd.show("MainPID")
+        assert f"--alias\0{name}\0" in self.machine.read(f"/proc/{pid}/cmdline"), "old process"
+        servers = self.machine.sh("pgrep -f -- '[-]-alias (one|two) '").stdout.split()
+        assert servers == [pid], f"stray processes: {self.tunerd.processes()}"
+        assert self._listeners() == {"8080"}, "another port is open"
+        said = self.tunerd("verify", expect=None)
+        assert said.code == 0, f"verify: {said}"
+        history = self.tunerd.json("history")["generations"]
+        assert all(entry["outcome"] != "running" for entry in history), history[0]
+        return name
+
+    def _listeners(self) -> set[str]:
+        """TCP ports on which anybody listens."""
+        rows = self.machine.sh("cat /proc/net/tcp /proc/net/tcp6").stdout.splitlines()
+        fields = [row.split() for row in rows]
+        return {str(int(row[1].rpartition(":")[2], 16)) for row in fields if row[3:4] == ["0A"]}

@@ -1,0 +1,343 @@
+"""A small world in which units are swapped: real files, imagined processes, real HTTP.
+
+The stand-in engine's routes are served by threads of this process, so a running unit has this
+process's pid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from tests.fault.fuse import Fuse, FusedServices
+from tests.support.fake_gpu import FakeGpuReader
+from tests.support.fake_llama.answers import Reply
+from tests.support.fake_llama.api import Api
+from tests.support.fake_llama.arguments import Arguments
+from tests.support.fake_llama.behaviour import Behaviour
+from tests.support.fake_llama.connection import Connection
+from tests.support.fake_llama.engine import Engine
+from tests.support.fake_llama.records import Log, Record
+from tests.support.fakes import FakeClock, FakeServiceManager, Invocation, Life
+from tunerd.actions.context import Context
+from tunerd.actions.recover import recover
+from tunerd.actions.swap_begin import SwapRequest
+from tunerd.actions.verify import verify
+from tunerd.core.generation import Generation, Outcome
+from tunerd.core.host import Mode
+from tunerd.core.local_outcome import Ending
+from tunerd.core.paths import Paths
+from tunerd.core.progress import ignore_progress
+from tunerd.core.swap import sha256
+from tunerd.settings import ServiceSettings, Settings
+from tunerd.system.files import Files, Look, sync_folder
+from tunerd.system.generations import Generations
+from tunerd.system.llama import Address, LlamaServer
+from tunerd.system.ports import free_port
+
+UNIT = "llama-server.service"
+# Programs that are there: a rollback looks. What they do is played by functions.
+ENGINE = "/bin/true"
+BROKEN = "/bin/false"
+_MEMORY = Path("/dev/shm")  # noqa: S108 -- tempfile makes a folder of its own there
+
+
+class _Quiet(Log):
+    def _write(self, descriptor: int, line: str) -> None:
+        del descriptor, line
+
+
+class Server:
+    """The stand-in engine's routes on a port of this process."""
+
+    is_ik = False
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        behaviour = Behaviour(needs_model=False)
+        arguments = Arguments(list(argv[1:]), behaviour)
+        log = _Quiet(behaviour)
+        self._api = Api(Engine(behaviour, arguments, log, Record(None)), self._die)
+        self._api.is_loaded = True
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(("127.0.0.1", arguments.whole("port", 0)))
+        self._listener.listen(16)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            Connection(client, self).start()
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def answer(
+        self, method: str, target: str, headers: dict[str, str], body: bytes, gone: object
+    ) -> Reply:
+        return self._api.answer(method, target, headers, body, gone)  # type: ignore[arg-type]
+
+    def after_reply(self) -> None:
+        return
+
+    def _die(self, failure: object) -> NoReturn:
+        raise AssertionError(f"nothing is to fail here: {failure}")
+
+
+class OwnPids(FakeServiceManager):
+    """Its processes have the pid of the process that answers for them."""
+
+    def _begin(self, unit: object, at_s: float) -> None:
+        self._next_pid = os.getpid() - 1
+        super()._begin(unit, at_s)  # type: ignore[arg-type]
+
+    # The real ones see to it that starting at boot survives a power cut.
+
+    def enable(self, unit: str) -> None:
+        super().enable(unit)
+        sync_folder(self.unit_dir)
+
+    def disable(self, unit: str) -> None:
+        super().disable(unit)
+        sync_folder(self.unit_dir)
+
+
+@dataclass
+class World:
+    """Folders, clock, units and what runs; STATE may stand elsewhere than the units."""
+
+    folder: Path
+    state_folder: Path | None = None
+    clock: FakeClock = field(default_factory=FakeClock)
+    servers: list[Server] = field(default_factory=list)
+    port: int = field(default_factory=free_port)
+
+    def __post_init__(self) -> None:
+        programs = {ENGINE: self._serve, BROKEN: _crash}
+        self.manager = OwnPids(self.folder, self.clock, programs)
+        self.paths = Paths(
+            config_dir=self.folder / "config",
+            state_dir=(self.state_folder or self.folder) / "state",
+            runtime_dir=self.folder / "run",
+            unit_dir=self.manager.unit_dir,
+            runtime_unit_dir=self.manager.runtime_unit_dir,
+        )
+
+    def _serve(self, invocation: Invocation) -> Life:
+        server = Server(invocation.argv)
+        self.servers.append(server)
+        return Life(on_end=server.close)
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+    @property
+    def unit_path(self) -> Path:
+        return self.paths.unit_dir / UNIT
+
+    def context(self, fuse: Fuse | None = None, *, asks: bool = False) -> Context:
+        """What a new process would work with."""
+        fuse = fuse or Fuse()
+        files = Files(before=fuse.disk)
+        service = ServiceSettings(unit=UNIT, settle_s=1.0, stall_s=20.0, start_limit_s=60.0)
+        return Context(
+            mode=Mode.SYSTEM,
+            paths=self.paths,
+            settings=Settings(service=service),
+            environment={},
+            data_dir=self.folder,
+            clock=self.clock,
+            gpu=FakeGpuReader(),
+            services=FusedServices(self.manager, fuse, asks=asks),
+            files=files,
+            generations=Generations(self.paths.generations_dir, files),
+            connect=lambda address: LlamaServer(address, self.clock),
+            progress=ignore_progress,
+        )
+
+    # Units
+
+    def text(self, alias: str, *, program: str = ENGINE) -> bytes:
+        """A unit whose server calls its model by this name.
+
+        It may be started once in five minutes: starts that were counted before must be forgotten.
+        """
+        return (
+            f"# {alias}\n[Unit]\nStartLimitIntervalSec=300\nStartLimitBurst=1\n"
+            f"[Service]\nType=exec\nExecStart={program} --host 127.0.0.1 "
+            f"--port {self.port} --alias {alias}\n[Install]\nWantedBy=multi-user.target\n"
+        ).encode()
+
+    def request(
+        self, text: bytes | None, *, alias: str | None, reason: str = "apply"
+    ) -> SwapRequest:
+        """To make `text` live."""
+        return SwapRequest(
+            text=text,
+            old_sha256=sha256(self.standing),
+            generation=a_generation(reason=reason, unit_sha256=sha256(text)),
+            address=Address("127.0.0.1", self.port),
+            alias=alias,
+            expects_draft=False,
+            must_draft=False,
+            model_bytes=None,
+            drain=False,
+            enable=True,
+        )
+
+    @property
+    def standing(self) -> bytes | None:
+        """The unit file as it is."""
+        try:
+            return self.unit_path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def put(
+        self, text: bytes, *, mode: int = 0o644, starts: bool = True, enables: bool = True
+    ) -> None:
+        """A unit made by hand."""
+        self.unit_path.write_bytes(text)
+        self.unit_path.chmod(mode)
+        self.manager.reload()
+        if enables:
+            self.manager.enable(UNIT)
+        if starts:
+            self.manager.start(UNIT)
+
+    def reboot(self) -> None:
+        """Power off and on."""
+        packaged = self.paths.runtime_unit_dir / UNIT  # what stands there outlives this reboot
+        text = packaged.read_bytes() if packaged.exists() else None
+        self.manager.reboot()
+        if text is not None:
+            packaged.write_bytes(text)
+            self.manager.reload()
+            if self.manager.state(UNIT).is_enabled:
+                self.manager.start(UNIT)
+        record = self.paths.journal_dir / f"{UNIT}.json"
+        if record.exists():  # the real boot stays the same
+            data = json.loads(record.read_text()) | {"boot_id": "the boot before"}
+            record.write_text(json.dumps(data))
+
+    # Looks
+
+    def look(self) -> Look | None:
+        return Files().look(self.unit_path)
+
+    def serving_alias(self) -> str | None:
+        """Who answers on the port."""
+        return LlamaServer(Address("127.0.0.1", self.port), self.clock).alias()
+
+    def snapshot(self) -> Snapshot:
+        """What must be the same after a swap that did not happen."""
+        state = self.manager.state(UNIT)
+        return Snapshot(
+            text=self.standing,
+            look=self.look(),
+            is_active=state.is_active,
+            is_enabled=bool(state.is_enabled),
+            alias=self.serving_alias(),
+        )
+
+    def leftovers(self) -> list[str]:
+        """Files that no ended swap may leave."""
+        folders = (self.paths.unit_dir, self.paths.state_dir)
+        found = [path for folder in folders for path in folder.rglob("*") if path.suffix == ".tmp"]
+        found += list(self.paths.journal_dir.glob("*"))
+        return sorted(str(path) for path in found)
+
+    def outcomes(self) -> list[Outcome]:
+        """How the generations ended, newest first."""
+        return [entry.ending.outcome for entry in self.context().generations.entries()]
+
+    def recover(self) -> str | None:
+        """Recovery by a new process; what it found."""
+        found: str | None = recover(self.context()).payload["found"]
+        return found
+
+    def verify(self) -> int:
+        """The exit code of `tunerd verify`."""
+        return verify(self.context()).exit_code
+
+    def backups(self) -> list[Path]:
+        return sorted(self.paths.unit_dir.glob(f"{UNIT}.pre-*"))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The part of a world that a swap changes."""
+
+    text: bytes | None
+    look: Look | None
+    is_active: bool
+    is_enabled: bool
+    alias: str | None
+
+
+@contextlib.contextmanager
+def in_memory(otherwise: Path) -> Iterator[Path]:
+    """A folder in memory: thousands of syncs are made in it, and none has to last."""
+    if not os.access(_MEMORY, os.W_OK):
+        yield otherwise
+        return
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def a_world(folder: Path) -> Iterator[World]:
+    """A world; its servers end with it."""
+    world = World(folder)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def _crash(invocation: Invocation) -> Life:
+    del invocation
+    return Life(prints=("error: it fell over",), ends_after_s=0.5, ending=Ending(code=1))
+
+
+def a_generation(*, reason: str, unit_sha256: str | None) -> Generation:
+    """A generation of no profile; the swap fills in the rest."""
+    return Generation(
+        number=0,
+        unit=UNIT,
+        reason=reason,
+        created_s=0.0,
+        profile=None,
+        engine=None,
+        engine_sha256=None,
+        engine_components=(),
+        model_path=None,
+        model_identity=None,
+        argv=(),
+        origins=(),
+        pins={},
+        unit_sha256=unit_sha256,
+        replaced_backup=None,
+        replaced_absent=False,
+        was_active=False,
+        was_enabled=None,
+        from_generation=None,
+    )

@@ -1,0 +1,436 @@
+"""Programs are probed as somebody else, bounded, and refused where they are no llama-server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs
+from tests.support.builders import HELP, HELP_OF, capabilities_of
+from tunerd.core.engine import Family
+from tunerd.errors import EngineError
+from tunerd.system.confine import User
+from tunerd.system.engines import (
+    EMBEDDED_PROGRAM,
+    EngineProber,
+    Found,
+    build_folders,
+    changed_components,
+    changed_files,
+    distinct,
+    identity_from_json,
+    identity_to_json,
+    is_own_server,
+    path_folders,
+    programs_in,
+    writable_by_others,
+)
+from tunerd.system.files import Files
+
+IS_ROOT = os.geteuid() == 0
+NOBODY = User.named("nobody") if IS_ROOT else None
+TIMEOUT_S = 2.0
+HELP_TEXT = HELP / f"{HELP_OF['main-0x']}.txt"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that other accounts may enter, unlike pytest's."""
+    made = Path(tempfile.mkdtemp(prefix="tunerd-test-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def prober(tmp_path: Path) -> EngineProber:
+    return EngineProber(tmp_path / "cache", Files(), NOBODY, timeout_s=TIMEOUT_S)
+
+
+def script(folder: Path, body: str, name: str = "llama-server") -> Found:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return Found(path, "test")
+
+
+def good(folder: Path, *, note: Path | None = None) -> Found:
+    """A program with the help text of a real build; each run is a line in `note`."""
+    text = folder / "help.txt"
+    shutil.copy(HELP_TEXT, text)
+    record = f'echo "$(id -u) $* $(env | sort | tr "\\n" " ")" >> {note}\n' if note else ""
+    if note is not None:
+        note.touch()
+        note.chmod(0o666)
+    return script(
+        folder,
+        f'{record}case "$1" in --help) cat {text};; '
+        '--version) echo "version: 7 (abc)" >&2;; '
+        '*) echo "gguf_init_from_file: failed to open GGUF file" >&2; exit 1;; esac',
+    )
+
+
+# Whom a program runs as, and with what.
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root could run it as root")
+def test_a_probe_never_runs_as_root(folder: Path, prober: EngineProber, tmp_path: Path) -> None:
+    note = folder / "note"
+    prober.probe(good(folder, note=note))
+    lines = note.read_text().splitlines()
+    assert len(lines) == 3
+    assert NOBODY is not None
+    assert {line.split()[0] for line in lines} == {str(NOBODY.uid)}
+    without = EngineProber(tmp_path / "other", Files(), None, timeout_s=TIMEOUT_S)
+    with pytest.raises(EngineError, match="as root"):
+        without.probe(good(folder))
+
+
+def test_a_program_sees_nothing_of_our_environment(
+    folder: Path, prober: EngineProber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "5")
+    monkeypatch.setenv("SECRET", "hunter2")
+    note = folder / "note"
+    found = replace(good(folder, note=note), environment=(("LD_LIBRARY_PATH", "/opt/lib"),))
+    prober.probe(found)
+    for line in note.read_text().splitlines():
+        assert "LLAMA_ARG" not in line
+        assert "hunter2" not in line
+        assert "HOME=/nonexistent" in line
+        assert "LD_LIBRARY_PATH=/opt/lib" in line
+
+
+def test_a_program_that_has_only_the_name_of_ours_is_no_more_trusted(
+    folder: Path, prober: EngineProber
+) -> None:
+    found = script(folder, "id -u; exit 1", name=EMBEDDED_PROGRAM)
+    assert not is_own_server(found.program)
+    assert programs_in((folder,), "test") == ()
+    if IS_ROOT:
+        done = prober.check_arguments(found, ())
+        assert done.stdout.strip() == str(NOBODY.uid if NOBODY else "")
+
+
+# What a probe finds, and how long it is believed.
+
+
+def test_a_probe_finds_capabilities_version_and_identity(
+    folder: Path, prober: EngineProber
+) -> None:
+    result = prober.probe(good(folder))
+    assert result.capabilities == capabilities_of("main-0x")
+    assert result.version is not None
+    assert result.version.build == 7
+    assert result.identity.components[0].path == folder / "llama-server"
+    assert len(result.identity.sha256) == 64
+
+
+def test_a_second_probe_runs_nothing(folder: Path, prober: EngineProber) -> None:
+    note = folder / "note"
+    found = good(folder, note=note)
+    first = prober.probe(found)
+    runs = len(note.read_text().splitlines())
+    assert prober.probe(found) == first
+    assert len(note.read_text().splitlines()) == runs
+
+
+def test_a_changed_program_is_probed_again(folder: Path, prober: EngineProber) -> None:
+    note = folder / "note"
+    found = good(folder, note=note)
+    first = prober.probe(found)
+    runs = len(note.read_text().splitlines())
+    with found.program.open("a") as program:
+        program.write("# one byte more\n")
+    second = prober.probe(found)
+    assert second.identity.sha256 != first.identity.sha256
+    assert len(note.read_text().splitlines()) == 2 * runs
+    assert changed_components(first.identity) == (f"{found.program} was replaced",)
+    assert changed_components(second.identity) == ()
+
+
+def test_a_changed_environment_is_another_engine(folder: Path, prober: EngineProber) -> None:
+    note = folder / "note"
+    found = good(folder, note=note)
+    prober.probe(found)
+    runs = len(note.read_text().splitlines())
+    prober.probe(replace(found, environment=(("LD_LIBRARY_PATH", "/opt"),)))
+    assert len(note.read_text().splitlines()) == 2 * runs
+
+
+def test_a_library_beside_it_is_part_of_it(folder: Path, prober: EngineProber) -> None:
+    found = good(folder)
+    library = folder / "libggml-cpu-haswell.so"
+    library.write_bytes(b"one")
+    first = prober.probe(found)
+    names = [part.path.name for part in first.identity.components]
+    assert names[0] == "llama-server"
+    assert "libggml-cpu-haswell.so" in names
+    assert "libc.so.6" in names  # the interpreter's, as the loader says
+    library.write_bytes(b"two")
+    second = prober.probe(found)
+    assert second.identity.sha256 != first.identity.sha256
+    library.unlink()
+    assert changed_components(second.identity) == (f"{library} is gone",)
+    assert prober.probe(found).identity.sha256 not in {
+        first.identity.sha256,
+        second.identity.sha256,
+    }
+
+
+def test_a_link_to_nothing_beside_it_is_no_obstacle(folder: Path, prober: EngineProber) -> None:
+    (folder / "libggml-cuda.so").symlink_to("/nonexistent/libggml-cuda.so")
+    names = [part.path.name for part in prober.probe(good(folder)).identity.components]
+    assert "libggml-cuda.so" not in names
+
+
+def test_a_remembered_probe_that_is_damaged_is_made_again(
+    folder: Path, prober: EngineProber, tmp_path: Path
+) -> None:
+    found = good(folder)
+    first = prober.probe(found)
+    (kept,) = (tmp_path / "cache").glob("probe-*.json")
+    for text in ("", "[", "[]", "{}", '{"schema": 2}', "[" * 100_000, '"x"'):
+        kept.write_text(text)
+        assert prober.probe(found) == first
+
+
+def test_an_identity_survives_the_disk(folder: Path, prober: EngineProber) -> None:
+    identity = prober.identity(good(folder))
+    assert identity_from_json(identity_to_json(identity)) == identity
+
+
+def test_what_was_recorded_is_compared_by_content(folder: Path) -> None:
+    (folder / "a").write_text("x")
+    digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+    assert changed_files([(str(folder / "a"), digest)]) == ()
+    (folder / "a").write_text("y")
+    assert changed_files([(str(folder / "a"), digest)]) == (f"{folder / 'a'} was replaced",)
+    (folder / "a").unlink()
+    assert changed_files([(str(folder / "a"), digest)]) == (f"{folder / 'a'} is gone",)
+    (folder / "a").mkdir()
+    assert changed_files([(str(folder / "a"), digest)]) == (f"{folder / 'a'} was replaced",)
+
+
+# Programs that are none, or mean no good.
+
+HOSTILE = {
+    "nonsense": "echo hello",
+    "nothing": "true",
+    "an error": "exit 3",
+    "a crash": "kill -SEGV $$",
+    "sleep": "sleep 600",
+    "endless output": "yes --ctx-size",
+    "endless output on both streams": "yes a >&2 & yes b",
+    "a huge help": "head -c 50000000 /dev/zero | tr '\\0' '-'",
+    "blank lines": "yes '' | head -c 50000000",
+    "children that stay": "for n in 1 2 3 4 5; do sleep 600 & done; setsid sleep 600 & exit 0",
+    "a closed door": "exec >&- 2>&-; sleep 600",
+    "memory": "a=$(head -c 500000000 /dev/zero | tr '\\0' x); echo ${#a}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_program_that_is_no_server_is_refused_in_bounded_time(
+    name: str, folder: Path, prober: EngineProber
+) -> None:
+    mark = f"tunerd-test-{os.getpid()}-{abs(hash(name))}"
+    found = script(folder, f": {mark}\n{HOSTILE[name]}")
+    began = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        prober.probe(found)
+    assert time.monotonic() - began < 3 * TIMEOUT_S + 15
+    assert str(found.program) in caught.value.message
+
+
+def test_nothing_that_a_program_started_outlives_it(folder: Path, prober: EngineProber) -> None:
+    pids = folder / "pids"
+    pids.touch()
+    pids.chmod(0o666)
+    started = f"sleep 600 & echo $! >> {pids}; (sleep 600 & echo $! >> {pids}); sleep 600"
+    with pytest.raises(EngineError, match="did not end"):
+        prober.probe(script(folder, started))
+    for pid in pids.read_text().split():
+        give_up = time.monotonic() + 5
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < give_up:
+            time.sleep(0.02)
+        assert not Path(f"/proc/{pid}").exists()
+
+
+CLAIMS = ["/dev/zero", "/proc/kcore", "/usr", "/nonexistent/lib.so"]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_program_that_claims_to_be_made_of_something_else_is_refused(
+    claim: str, folder: Path, prober: EngineProber
+) -> None:
+    """The loader's messages come through the program, which may write its own."""
+    found = good(folder)
+    text = found.program.read_text().replace(
+        "exit 1;;", f"echo '      1:\tcalling init: {claim}' >&2; exit 1;;"
+    )
+    found.program.write_text(text)
+    began = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        prober.probe(found)
+    assert claim in caught.value.message
+    assert time.monotonic() - began < 10
+
+
+def test_a_program_that_claims_to_be_made_of_many_files_is_refused(
+    folder: Path, prober: EngineProber
+) -> None:
+    found = good(folder)
+    for number in range(300):
+        (folder / f"f{number}").touch()
+    claim = f'for n in $(seq 0 299); do echo "      1:\tcalling init: {folder}/f$n" >&2; done'
+    found.program.write_text(found.program.read_text().replace("exit 1;;", f"{claim}; exit 1;;"))
+    with pytest.raises(EngineError, match="more than"):
+        prober.probe(found)
+
+
+@pytest.mark.parametrize(
+    "kind", ["missing", "folder", "fifo", "not executable", "no interpreter", "empty"]
+)
+def test_what_cannot_be_run_is_refused(kind: str, folder: Path, prober: EngineProber) -> None:
+    path = folder / "llama-server"
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path)
+        case "not executable":
+            path.write_text("#!/bin/sh\n")
+        case "no interpreter":
+            path.write_text("#!/nonexistent/sh\n")
+            path.chmod(0o755)
+        case "empty":
+            path.touch()
+            path.chmod(0o755)
+        case _:
+            assert not path.exists()
+    with pytest.raises(EngineError) as caught:
+        prober.probe(Found(path, "test"))
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root can make a program of another user")
+def test_a_program_of_root_that_takes_its_owners_rights_gets_none(
+    folder: Path, prober: EngineProber
+) -> None:
+    program = folder / "llama-server"
+    shutil.copy("/usr/bin/id", program)
+    program.chmod(0o4755)
+    done = prober.check_arguments(Found(program, "test"), ("-u",))
+    assert done.stdout.strip() == str(NOBODY.uid if NOBODY else "")
+
+
+# Who may change a program.
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="the rule is about root's files")
+def test_only_what_root_alone_may_change_is_safe(folder: Path) -> None:
+    program = good(folder).program
+    assert writable_by_others(program) is None
+    program.chmod(0o757)
+    assert "everybody may write" in (writable_by_others(program) or "")
+    program.chmod(0o775)
+    assert writable_by_others(program) is None  # group root
+    os.chown(program, 0, 12345)
+    assert "group 12345" in (writable_by_others(program) or "")
+    os.chown(program, 54321, 0)
+    assert "user 54321" in (writable_by_others(program) or "")
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="the rule is about root's files")
+def test_a_folder_above_counts_and_a_link_counts_for_its_target(folder: Path) -> None:
+    inner = folder / "inner"
+    inner.mkdir(mode=0o755)
+    program = good(inner).program
+    link = folder / "link"
+    link.symlink_to(program)
+    assert writable_by_others(link) is None
+    inner.chmod(0o777)
+    assert str(inner) in (writable_by_others(link) or "")
+    inner.chmod(0o1777)  # nobody else may replace a file of root's there
+    assert writable_by_others(link) is None
+    os.chown(folder, 54321, 0)
+    assert "user 54321" in (writable_by_others(program) or "")
+
+
+def test_a_program_that_is_not_there_is_not_safe() -> None:
+    assert "cannot be read" in (writable_by_others(Path("/nonexistent/x")) or "")
+
+
+# Where programs are looked for.
+
+
+def test_programs_are_found_by_name_and_only_if_they_can_run(folder: Path) -> None:
+    good(folder)
+    other = folder / "other"
+    other.mkdir()
+    (other / "llama-server").write_text("x")
+    missing = folder / "missing"
+    assert [f.program for f in programs_in((folder, other, missing), "test")] == [
+        folder / "llama-server"
+    ]
+
+
+def test_the_same_program_is_found_once(folder: Path) -> None:
+    found = good(folder)
+    link = folder / "link"
+    link.symlink_to(found.program)
+    assert distinct((found, Found(link, "link"))) == (found,)
+
+
+def test_relative_folders_of_path_are_left_out() -> None:
+    assert path_folders("/usr/bin:.:bin::/bin") == (Path("/usr/bin"), Path("/bin"))
+
+
+def test_builds_are_found_below_homes(folder: Path) -> None:
+    for build in ("llama.cpp/build/bin", "llama.cpp/build-mtp/bin", "ik_llama.cpp/build/bin"):
+        (folder / build).mkdir(parents=True)
+    found = build_folders((folder, folder / "nobody"))
+    assert {path.relative_to(folder).as_posix() for path in found if path.is_relative_to(folder)} == {
+        "llama.cpp/build/bin", "llama.cpp/build-mtp/bin", "ik_llama.cpp/build/bin",
+    }  # fmt: skip
+
+
+# Real engines.
+
+
+@pytest.mark.engine
+def test_every_real_engine_is_probed_as_an_unprivileged_account(
+    engines: dict[str, Path], tmp_path: Path
+) -> None:
+    prober = EngineProber(tmp_path / "cache", Files(), NOBODY)
+    for name, program in engines.items():
+        result = prober.probe(Found(program, "test"))
+        family = Family(name.partition("-")[0])
+        assert result.capabilities.family is family, name
+        assert result.version is not None, name
+        assert result.identity.components[0].path == program.resolve(), name
+        assert prober.identity(Found(program, "test")) == result.identity, name
+
+
+@pytest.mark.engine
+def test_a_copy_is_the_same_engine_and_a_changed_copy_another(folder: Path, tmp_path: Path) -> None:
+    program = needs.engine("mainline-2026-08-18")
+    prober = EngineProber(tmp_path / "cache", Files(), NOBODY)
+    copy = folder / program.name
+    shutil.copyfile(program, copy)
+    copy.chmod(0o755)
+    original = prober.identity(Found(program, "test"))
+    assert prober.identity(Found(copy, "test")).sha256 == original.sha256
+    with copy.open("ab") as file:
+        file.write(b"\0")
+    assert prober.identity(Found(copy, "test")).sha256 != original.sha256
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o755

@@ -1,0 +1,213 @@
+"""Generations: numbered once, written before anything changes, and read one by one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunerd.core.generation import Ending, Generation, Outcome, serving_number
+from tunerd.errors import HostError
+from tunerd.system.files import Files
+from tunerd.system.generations import Generations
+
+GENERATION = Generation(
+    number=1,
+    unit="llama-server.service",
+    reason="apply",
+    created_s=1_790_000_000.0,
+    profile="rtx",
+    engine="mainline",
+    engine_sha256="e" * 64,
+    engine_components=(("/usr/bin/llama-server", "a" * 64),),
+    model_path="/models/\udcff.gguf",
+    model_identity={"size": 5},
+    argv=("/usr/bin/llama-server", "--model", "/models/\udcff.gguf"),
+    origins=(("--model /m", "model.path", "rtx.toml"),),
+    pins={"speculation.n_max": 2},
+    unit_sha256="b" * 64,
+    replaced_backup=None,
+    replaced_absent=True,
+    was_active=False,
+    was_enabled=None,
+    from_generation=None,
+)
+SERVING = Ending(Outcome.SERVING, 1_790_000_010.0, 3.5, None, None)
+
+
+@pytest.fixture
+def generations(tmp_path: Path) -> Generations:
+    return Generations(tmp_path / "generations", Files())
+
+
+def make(generations: Generations, ending: Ending | None = None, **changes: Any) -> int:
+    number = generations.next_number()
+    generations.create(replace(GENERATION, number=number, **changes), b"[Unit]\n")
+    if ending is not None:
+        generations.end(number, ending)
+    return number
+
+
+def test_a_generation_is_read_as_it_was_written(generations: Generations) -> None:
+    number = make(generations, SERVING)
+    entry = generations.read(number)
+    assert entry is not None
+    assert entry.generation == GENERATION
+    assert entry.ending == SERVING
+    assert generations.unit_text(number) == b"[Unit]\n"
+    assert generations.has_ended(number)
+
+
+def test_one_without_an_ending_is_still_running(generations: Generations) -> None:
+    number = make(generations)
+    entry = generations.read(number)
+    assert entry is not None
+    assert entry.ending.outcome is Outcome.RUNNING
+    assert not generations.has_ended(number)
+
+
+def test_numbers_grow_and_are_not_used_twice(generations: Generations, tmp_path: Path) -> None:
+    assert generations.next_number() == 1
+    assert [make(generations) for _ in range(3)] == [1, 2, 3]
+    shutil.rmtree(tmp_path / "generations" / "000002")
+    assert generations.next_number() == 4
+    # one that was put aside as the error about it says keeps its number
+    (tmp_path / "generations" / "000003").rename(tmp_path / "generations" / "000003.damaged")
+    assert generations.next_number() == 4
+    assert generations.numbers() == (1,)
+
+
+def test_a_number_that_was_cut_short_is_used_up(tmp_path: Path) -> None:
+    steps: list[str] = []
+
+    def before(step: str) -> None:
+        steps.append(step)
+        if step == "rename to generation.json":
+            raise KeyboardInterrupt
+
+    generations = Generations(tmp_path / "generations", Files(before))
+    with pytest.raises(KeyboardInterrupt):
+        make(generations)
+    assert generations.read(1) is None
+    assert generations.next_number() == 2
+    assert generations.has_ended(1)  # there is nothing to settle
+
+
+def test_the_record_is_written_last(tmp_path: Path) -> None:
+    """So that a generation that can be read is whole."""
+    steps: list[str] = []
+    make(Generations(tmp_path / "generations", Files(steps.append)))
+    renames = [step for step in steps if step.startswith("rename")]
+    assert renames == ["rename to unit", "rename to generation.json"]
+
+
+def test_a_generation_is_never_written_over(generations: Generations) -> None:
+    make(generations)
+    with pytest.raises(HostError, match="exists already"):
+        generations.create(GENERATION, None)
+
+
+def test_more_than_a_million_are_still_in_order(generations: Generations, tmp_path: Path) -> None:
+    for number in (999_999, 1_000_000, 2):
+        generations.create(replace(GENERATION, number=number), None)
+    assert generations.numbers() == (1_000_000, 999_999, 2)
+    assert generations.next_number() == 1_000_001
+    assert generations.unit_text(2) is None
+    assert (tmp_path / "generations" / "1000000").is_dir()
+
+
+def test_other_things_in_the_folder_are_not_generations(
+    generations: Generations, tmp_path: Path
+) -> None:
+    make(generations)
+    for name in ("5", "000005x", "x000005", "\uff10\uff100005", "9" * 200, ".tmp"):
+        (tmp_path / "generations" / name).mkdir()
+    assert generations.numbers() == (1,)
+    assert generations.next_number() == 2
+
+
+def test_the_serving_one_is_the_newest_that_ended_well(generations: Generations) -> None:
+    make(generations, SERVING)
+    make(generations, SERVING, unit="other.service")
+    make(generations, replace(SERVING, outcome=Outcome.ROLLED_BACK))
+    make(generations)
+    entry = generations.serving("llama-server.service")
+    assert entry is not None
+    assert entry.generation.number == 1
+    assert generations.serving("nobody.service") is None
+    assert serving_number(tuple(generations.entries())) == 2
+
+
+DAMAGED = [
+    "", "{", "null", "[]", "5", '"text"', "{}", '{"schema": 1}', '{"schema": 2, "number": 2}', "[" * 99_999,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_record_is_named_and_stands_in_nobodys_way(
+    text: str, generations: Generations, tmp_path: Path
+) -> None:
+    make(generations, SERVING)
+    make(generations, SERVING)
+    path = tmp_path / "generations" / "000002" / "generation.json"
+    path.write_text(text)
+    if text != "null":
+        with pytest.raises(HostError) as caught:
+            generations.read(2)
+        assert str(path) in caught.value.message
+    assert [entry.generation.number for entry in generations.entries()] == [1]
+    assert generations.damaged == (set() if text == "null" else {2})
+    assert generations.next_number() == 3
+
+
+@pytest.mark.parametrize(
+    "change", [{"number": 7}, {"argv": None}, {"origins": [["a", "b"]]}, {"surprise": 1}]
+)
+def test_a_record_that_was_tampered_with_is_damaged(
+    change: dict[str, Any], generations: Generations, tmp_path: Path
+) -> None:
+    make(generations)
+    path = tmp_path / "generations" / "000001" / "generation.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
+    with pytest.raises(HostError, match="is damaged"):
+        generations.read(1)
+    assert generations.find(1) is None
+
+
+@pytest.mark.parametrize("text", ["[]", '"x"', '{"outcome": "nonsense"}', "{}", "5"])
+def test_a_damaged_ending_is_named(text: str, generations: Generations, tmp_path: Path) -> None:
+    make(generations, SERVING)
+    (tmp_path / "generations" / "000001" / "outcome.json").write_text(text)
+    with pytest.raises(HostError, match="generation 1 is damaged"):
+        generations.read(1)
+
+
+def test_an_ending_may_be_written_again(generations: Generations) -> None:
+    number = make(generations, SERVING)
+    generations.end(number, replace(SERVING, outcome=Outcome.STRANDED, cause="x"))
+    entry = generations.read(number)
+    assert entry is not None
+    assert entry.ending.outcome is Outcome.STRANDED
+
+
+def test_what_cut_short_writes_left_is_removed_back_to_the_last_good_one(
+    generations: Generations, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        make(generations, SERVING)
+    make(generations)
+    for name in ("000001", "000002", "000003"):
+        (tmp_path / "generations" / name / ".outcome.json.x.tmp").touch()
+    generations.remove_temporaries()
+    left = [path.parent.name for path in (tmp_path / "generations").rglob("*.tmp")]
+    assert left == ["000001"]
+
+
+def test_no_folder_is_no_generation(generations: Generations) -> None:
+    assert generations.numbers() == ()
+    assert list(generations.entries()) == []
+    assert generations.read(1) is None

@@ -1,0 +1,92 @@
+"""sd_notify over real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tunerd.system.notify import Notifier
+
+
+@pytest.fixture(params=["path", "abstract"])
+def listening(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[str, socket.socket]]:
+    name = str(tmp_path / "notify") if request.param == "path" else f"@tunerd-{uuid.uuid4()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(name.replace("@", "\0", 1) if name.startswith("@") else name)
+        receiver.settimeout(5)
+        yield name, receiver
+
+
+def test_every_state_arrives(listening: tuple[str, socket.socket]) -> None:
+    name, receiver = listening
+    notifier = Notifier({"NOTIFY_SOCKET": name})
+    assert notifier.is_connected
+
+    notifier.ready("serving\ngeneration 3")
+    notifier.status("idle")
+    notifier.alive()
+    notifier.stopping()
+
+    assert [receiver.recv(1000).decode() for _ in range(4)] == [
+        "READY=1\nSTATUS=serving generation 3",
+        "STATUS=idle",
+        "WATCHDOG=1",
+        "STOPPING=1",
+    ]
+
+
+def test_without_a_manager_nothing_happens() -> None:
+    for environment in ({}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "nonsense"}):
+        notifier = Notifier(environment)
+        assert not notifier.is_connected
+        notifier.ready()
+
+
+def test_a_manager_that_is_gone_or_deaf_disturbs_nobody(tmp_path: Path) -> None:
+    name = str(tmp_path / "notify")
+    Notifier({"NOTIFY_SOCKET": name}).ready()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(name)
+        notifier = Notifier({"NOTIFY_SOCKET": name})
+        for _ in range(10_000):
+            notifier.alive()
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+    ],
+)
+def test_the_watchdog_is_fed_twice_as_often_as_asked(
+    environment: dict[str, str], seconds: float | None
+) -> None:
+    assert Notifier(environment).watchdog_s == seconds
+
+
+def test_a_patient_watchdog_is_asked_for_only_where_there_is_one(
+    listening: tuple[str, socket.socket],
+) -> None:
+    name, receiver = listening
+    Notifier({"NOTIFY_SOCKET": name}).patience(30)
+    notifier = Notifier({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "60000000"})
+
+    notifier.patience(1800)
+    notifier.patience(None)
+
+    assert [receiver.recv(1000).decode() for _ in range(2)] == [
+        "WATCHDOG=1\nWATCHDOG_USEC=1800000000",
+        "WATCHDOG=1\nWATCHDOG_USEC=60000000",
+    ]

@@ -1,0 +1,88 @@
+"""Who listens, with real sockets and processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tunerd.system.process import Child, start
+from tunerd.system.sockets import listening_pid, listening_ports
+
+LISTEN = (
+    "import socket, sys, time; s = socket.socket();"
+    "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1);"
+    "s.bind((sys.argv[1], 0)); s.listen();"
+    "print(s.getsockname()[1], flush=True); time.sleep(60)"
+)
+
+
+@pytest.fixture
+def other() -> Iterator[tuple[Child, int]]:
+    """A process that listens on a port of 127.0.0.1."""
+    with start([sys.executable, "-c", LISTEN, "127.0.0.1"]) as child:
+        while not child.log_tail():
+            time.sleep(0.01)
+        yield child, int(child.log_tail())
+
+
+def test_the_listener_is_found(other: tuple[Child, int]) -> None:
+    child, port = other
+
+    assert listening_pid(port) == child.pid
+    assert listening_pid(port, likely=child.pid) == child.pid
+    assert listening_pid(port, likely=os.getpid()) == child.pid
+    assert listening_ports(child.pid) == frozenset({port})
+    assert port not in (listening_ports(os.getpid()) or set())
+
+
+def test_nobody_listens_on_a_free_port() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        assert listening_pid(port) is None  # bound, but not listening
+    assert listening_pid(port) is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "is_found"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("0.0.0.0", "127.0.0.1", True),  # noqa: S104
+        ("::", "127.0.0.1", True),
+        ("::", "::1", True),
+        ("::1", "::1", True),
+        ("::1", "127.0.0.1", False),
+        ("127.0.0.2", "127.0.0.1", False),
+        ("127.0.0.1", "0.0.0.0", True),  # noqa: S104
+        ("127.0.0.1", "localhost", True),
+    ],
+)
+def test_the_address_counts(bound: str, asked: str, is_found: bool) -> None:
+    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((bound, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+
+        assert listening_pid(port, asked) == (os.getpid() if is_found else None)
+
+
+def test_a_socket_for_one_address_wins_over_one_for_all(other: tuple[Child, int]) -> None:
+    child, port = other
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(("0.0.0.0", port))  # noqa: S104
+        listener.listen()
+
+        assert listening_pid(port) == child.pid
+
+
+def test_a_process_that_is_gone_listens_on_nothing() -> None:
+    with start(["true"]) as child:
+        child.wait(10)
+    assert listening_ports(child.pid) is None

@@ -1,0 +1,122 @@
+"""The GPU fake: a GpuReader that answers what a test laid down, and cards to lay down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tunerd.core.host import Gpu, GpuProcess
+from tunerd.core.quantity import MiB
+from tunerd.system.seams import GpuReading
+
+DRIVER_VERSION = "580.95.05"
+CUDA_VERSION = "13.0"
+
+
+def a_card(
+    name: str = "NVIDIA GeForce RTX 4070 SUPER",
+    *,
+    index: int = 0,
+    total_mib: int = 12282,
+    used_mib: int = 0,
+    reserved_mib: int = 380,
+    processes: Sequence[GpuProcess] = (),
+) -> Gpu:
+    """A healthy card on a full-width link; `used_mib` is at least what the processes hold."""
+    used = max(used_mib, sum(process.used_mib or 0 for process in processes))
+    return Gpu(
+        index=index,
+        name=name,
+        uuid=f"GPU-00000000-0000-0000-0000-{index:012d}",
+        total_mib=MiB(total_mib),
+        used_mib=MiB(used),
+        reserved_mib=MiB(reserved_mib),
+        free_mib=MiB(total_mib - used - reserved_mib),
+        processes=tuple(processes),
+        display_active=False,
+        power_limit_w=220.0,
+        power_default_w=220.0,
+        power_max_w=240.0,
+        pcie_generation=4,
+        pcie_generation_max=4,
+        pcie_width=16,
+        pcie_width_max=16,
+        compute_capability=(8, 9),
+        is_mig=False,
+    )
+
+
+def rtx_4070_super(*, index: int = 0, used_mib: int = 0) -> Gpu:
+    return a_card(index=index, used_mib=used_mib)
+
+
+def rtx_5060_ti(*, index: int = 0, used_mib: int = 0) -> Gpu:
+    return replace(
+        a_card("NVIDIA GeForce RTX 5060 Ti", index=index, total_mib=16311, used_mib=used_mib),
+        power_limit_w=180.0,
+        power_default_w=180.0,
+        power_max_w=180.0,
+        pcie_generation=5,
+        pcie_generation_max=5,
+        pcie_width=8,
+        pcie_width_max=8,
+        compute_capability=(12, 0),
+    )
+
+
+def rtx_3090_ti(*, index: int = 0, used_mib: int = 0) -> Gpu:
+    return replace(
+        a_card("NVIDIA GeForce RTX 3090 Ti", index=index, total_mib=24564, used_mib=used_mib),
+        power_limit_w=450.0,
+        power_default_w=450.0,
+        power_max_w=480.0,
+        compute_capability=(8, 6),
+    )
+
+
+def with_used(gpu: Gpu, used_mib: int) -> Gpu:
+    """The same card with another amount in use; free follows."""
+    if gpu.total_mib is None:
+        raise ValueError("a card of unknown size cannot be filled")
+    free = gpu.total_mib - used_mib - (gpu.reserved_mib or 0)
+    return replace(gpu, used_mib=MiB(used_mib), free_mib=MiB(free))
+
+
+class FakeGpuReader:
+    """Answers with what was last shown; each reading is counted.
+
+    It starts with the given cards; `show`, `hide` and `lose` change the world from then on.
+    """
+
+    def __init__(self, *gpus: Gpu) -> None:
+        self.n_readings = 0
+        self._reading = _found(gpus)
+
+    def read(self) -> GpuReading:
+        self.n_readings += 1
+        return self._reading
+
+    def show(self, *gpus: Gpu, problem: str | None = None) -> None:
+        """From now on these cards are there; none means that there are certainly none."""
+        self._reading = _found(gpus, problem)
+
+    def hide(self, problem: str) -> None:
+        """From now on nothing can be told, for this reason."""
+        self._reading = GpuReading(
+            gpus=None, problem=problem, driver_version=None, cuda_version=None
+        )
+
+    def lose(self, index: int) -> None:
+        """From now on this card is lost; the others stay readable."""
+        left = tuple(gpu for gpu in self._reading.gpus or () if gpu.index != index)
+        problem = f"GPU {index}: the GPU is lost: it has fallen off the bus"
+        self._reading = replace(_found(left, problem), gpus=left or None)
+
+
+def _found(gpus: Sequence[Gpu], problem: str | None = None) -> GpuReading:
+    return GpuReading(
+        gpus=tuple(gpus),
+        problem=problem,
+        driver_version=DRIVER_VERSION,
+        cuda_version=CUDA_VERSION,
+    )

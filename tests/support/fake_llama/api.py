@@ -1,0 +1,281 @@
+"""The HTTP routes, with the differences between mainline and ik."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.support.fake_llama.answers import Answer, HttpError, Reply, json_answer, not_found
+from tests.support.fake_llama.engine import N_VOCAB, Engine, Slot
+from tests.support.fake_llama.failures import Failure
+from tests.support.fake_llama.work import Task, Work
+
+
+class Api:
+    """The HTTP routes, with the differences between mainline and ik."""
+
+    def __init__(self, engine: Engine, die: Callable[[Failure], NoReturn]) -> None:
+        self.engine = engine
+        self.behaviour = engine.behaviour
+        self.is_loaded = False
+        self.failure_at_request: Failure | None = None
+        self._die = die
+        self._n_health = 0
+        self._api_keys = self._read_api_keys()
+
+    def _read_api_keys(self) -> set[str]:
+        facts = self.engine.arguments.facts
+        keys = set(facts["api_key"].split(",")) if "api_key" in facts else set()
+        if "api_key_file" in facts:
+            keys |= set(Path(facts["api_key_file"]).read_text(encoding="utf-8").split())
+        return keys
+
+    def answer(
+        self,
+        method: str,
+        target: str,
+        headers: dict[str, str],
+        body: bytes,
+        gone: Callable[[], bool],
+    ) -> Reply:
+        path = target.partition("?")[0]
+        is_health = path == "/health" or (path == "/v1/health" and not self.behaviour.is_ik)
+        if is_health and self.behaviour.health is not None:
+            status = self.behaviour.health[min(self._n_health, len(self.behaviour.health) - 1)]
+            self._n_health += 1
+            if status != 200:
+                raise HttpError(status, "unavailable_error", "Loading model")
+        if not self.is_loaded:
+            raise HttpError(503, "unavailable_error", "Loading model")
+        if is_health:
+            return json_answer(self._health())
+        if self._api_keys and headers.get("authorization", "")[7:] not in self._api_keys:
+            raise HttpError(401, "authentication_error", "Invalid API Key")
+        if method == "GET":
+            return self._get(path)
+        return self._post(path, self._parsed(body), gone)
+
+    def _parsed(self, body: bytes) -> dict[str, Any]:
+        try:
+            parsed = json.loads(body or b"{}")
+        except ValueError as error:
+            text = f"[json.exception.parse_error.101] parse error: {error}"
+            if self.behaviour.dialect == "main-0x":
+                raise HttpError(400, "invalid_request_error", text) from error
+            raise HttpError(500, "server_error", text) from error
+        if not isinstance(parsed, dict):
+            raise HttpError(400, "invalid_request_error", "the body must be an object")
+        return parsed
+
+    def _health(self) -> dict[str, Any]:
+        if not self.behaviour.is_ik:
+            return {"status": "ok"}
+        n_busy = self.engine.n_busy
+        n_idle = len(self.engine.slots) - n_busy
+        return {"status": "ok", "slots_idle": n_idle, "slots_processing": n_busy}
+
+    def _get(self, path: str) -> Answer:
+        facts = self.engine.arguments.facts
+        if path in {"/v1/models", "/models"}:
+            return json_answer(self._models())
+        if path == "/props":
+            return json_answer(self._props())
+        if path == "/slots":
+            if "no_slots" in facts:
+                raise HttpError(501, "not_supported_error", "This server does not support slots")
+            return json_answer([self._slot(slot) for slot in self.engine.slots])
+        if path == "/metrics":
+            if "metrics" not in facts:
+                text = "This server does not support metrics endpoint. Start it with `--metrics`"
+                raise HttpError(501, "not_supported_error", text)
+            return Answer(200, self._metrics().encode(), "text/plain; version=0.0.4")
+        if path == "/version" and self.behaviour.is_ik:
+            return json_answer(
+                {"version": 4, "features": {"sql": False, "zstd_compression": False}}
+            )
+        raise not_found()
+
+    def _models(self) -> dict[str, Any]:
+        meta: dict[str, Any] = {"n_vocab": N_VOCAB, "n_ctx_train": 262_144, "n_embd": 64}
+        model: dict[str, Any] = {
+            "id": self.engine.alias,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "llamacpp",
+            "meta": meta | {"n_params": 326_008, "size": 1_304_032},
+        }
+        if self.behaviour.is_ik:
+            model["max_model_len"] = self.engine.n_ctx
+        else:
+            model |= {"aliases": [self.engine.alias], "tags": []}
+            model["meta"] |= {"n_ctx": self.engine.n_ctx, "ftype": "all F32"}
+        return {"object": "list", "data": [model]}
+
+    def _props(self) -> dict[str, Any]:
+        facts, is_ik = self.engine.arguments.facts, self.behaviour.is_ik
+        props: dict[str, Any] = {
+            "total_slots": len(self.engine.slots),
+            "model_alias": self.engine.alias,
+            "model_path": facts.get("model", ""),
+            "default_generation_settings": {"n_ctx": self.engine.n_ctx},
+            "chat_template": "{{ messages }}",
+        }
+        if is_ik:
+            name = Path(facts.get("model", "")).name
+            return props | {"n_ctx": self.engine.n_ctx, "model_name": name, "system_prompt": ""}
+        return props | {
+            "model_ftype": "all F32",
+            "endpoint_slots": True,
+            "endpoint_props": False,
+            "endpoint_metrics": "metrics" in facts,
+            "build_info": "b0-unknown",
+            "is_sleeping": False,
+        }
+
+    def _slot(self, slot: Slot) -> dict[str, Any]:
+        is_done = not slot.is_busy
+        if self.behaviour.is_ik:
+            token = {"has_next_token": not is_done, "n_remain": -1, "n_decoded": 0}
+            return {
+                "n_ctx": self.engine.n_ctx,
+                "id": slot.number,
+                "id_task": -1 if slot.task is None else slot.task,
+                "state": int(slot.is_busy),
+                "prompt": None,
+                "next_token": token,
+            }
+        found: dict[str, Any] = {
+            "id": slot.number,
+            "n_ctx": self.engine.n_ctx,
+            "speculative": self.engine.is_speculative,
+            "is_processing": slot.is_busy,
+        }
+        if slot.task is not None:
+            types = "none,draft-mtp" if self.engine.is_speculative else "none"
+            found |= {
+                "id_task": slot.task,
+                "n_prompt_tokens": len(slot.tokens),
+                "params": {"speculative.types": types},
+                "next_token": [{"has_next_token": not is_done, "n_remain": 0, "n_decoded": 0}],
+            }
+        return found
+
+    def _metrics(self) -> str:
+        totals, dialect = self.engine.totals, self.behaviour.dialect
+        rows: list[tuple[str, str, float]] = [
+            ("prompt_tokens_total", "counter", totals.n_prompt),
+            ("prompt_seconds_total", "counter", totals.prompt_s),
+            ("tokens_predicted_total", "counter", totals.n_predicted),
+            ("tokens_predicted_seconds_total", "counter", totals.predicted_s),
+            ("requests_processing", "gauge", self.engine.n_busy),
+            ("requests_deferred", "gauge", self.engine.n_waiting),
+        ]
+        if dialect == "main-0x":
+            rows.append(("prompt_tokens_cached_total", "counter", totals.n_cached))
+        if not self.behaviour.is_ik:
+            rows.append(("n_decode_total", "counter", totals.n_decode))
+            rows.append(("n_tokens_max", "counter", totals.n_tokens_max))
+            rows.append(("n_busy_slots_per_decode", "gauge", float(totals.n_decode > 0)))
+        if dialect in {"main-0x", "main-lm"}:
+            n_accepted = sum(totals.accepted_at)
+            rows.append(("spec_decode_num_draft_tokens_total", "counter", totals.drafted))
+            rows.append(("spec_decode_num_accepted_tokens_total", "counter", n_accepted))
+            rows.append(("spec_decode_num_drafts_total", "counter", totals.n_drafts))
+        lines = []
+        for name, kind, value in rows:
+            full = f"llamacpp:{name}"
+            lines += [f"# HELP {full} {name}.", f"# TYPE {full} {kind}", f"{full} {value:g}"]
+        if dialect in {"main-0x", "main-lm"}:
+            full = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+            lines += [
+                f'{full}{{position="{position}"}} {count}'
+                for position, count in enumerate(totals.accepted_at)
+                if count
+            ]
+        return "\n".join(lines) + "\n"
+
+    def _post(self, path: str, body: dict[str, Any], gone: Callable[[], bool]) -> Reply:
+        if path in {"/completion", "/completions"}:
+            if "prompt" not in body:
+                text = "[json.exception.out_of_range.403] key 'prompt' not found"
+                raise HttpError(400, "invalid_request_error", text)
+            return self._complete(body, self._prompt_tokens(body["prompt"]), gone, is_chat=False)
+        if path in {"/v1/chat/completions", "/chat/completions"}:
+            tokens = self.engine.tokenize(self._chat_prompt(body))
+            return self._complete(body, tokens, gone, is_chat=True)
+        if path == "/tokenize":
+            return json_answer({"tokens": self.engine.tokenize(str(body.get("content", "")))})
+        if path == "/detokenize":
+            return json_answer({"content": self.engine.detokenize(body.get("tokens", []))})
+        if path == "/apply-template":
+            return json_answer({"prompt": self._chat_prompt(body)})
+        raise not_found()
+
+    def _chat_prompt(self, body: dict[str, Any]) -> str:
+        messages = body.get("messages")
+        if not isinstance(messages, list):
+            raise HttpError(400, "invalid_request_error", "'messages' is required")
+        lines = [f"{message.get('role')}: {message.get('content')}\n" for message in messages]
+        return "".join(lines) + "assistant:"
+
+    def _prompt_tokens(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            return self.engine.tokenize(prompt)
+        is_list = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
+        if not is_list or not all(0 <= token < N_VOCAB for token in prompt):
+            raise HttpError(400, "invalid_request_error", "Prompt contains invalid tokens")
+        return list(prompt)
+
+    def _complete(
+        self,
+        body: dict[str, Any],
+        tokens: list[int],
+        gone: Callable[[], bool],
+        *,
+        is_chat: bool,
+    ) -> Reply:
+        engine = self.engine
+        self._check_length(len(tokens))
+        slot, number = engine.take_slot(gone)
+        try:
+            self._log_launch(slot, number)
+            if self.failure_at_request is not None:
+                self._die(self.failure_at_request)
+            return Work(engine, Task(number, slot, body, tokens, gone, is_chat)).reply()
+        except BaseException:
+            engine.free_slot(slot)
+            raise
+
+    def _check_length(self, n_tokens: int) -> None:
+        n_ctx = self.engine.n_ctx
+        if n_tokens < n_ctx:
+            return
+        if self.behaviour.is_ik:
+            text = "the request exceeds the available context size, try increasing it"
+            raise HttpError(500, "server_error", text)
+        text = f"request ({n_tokens} tokens) exceeds the available context size ({n_ctx} tokens)"
+        raise HttpError(
+            400,
+            "exceed_context_size_error",
+            f"{text}, try increasing it",
+            n_prompt_tokens=n_tokens,
+            n_ctx=n_ctx,
+        )
+
+    def _log_launch(self, slot: Slot, task: int) -> None:
+        if self.behaviour.is_ik:
+            self.engine.log.keyed(
+                "launch_slot_with_task",
+                "slot is processing task",
+                id_slot=slot.number,
+                id_task=task,
+            )
+            return
+        place = f"id {slot.number:2d} | task {task} | "
+        self.engine.log(
+            f"I slot get_availabl: id {slot.number:2d} | task -1 | selected slot by LRU"
+        )
+        self.engine.log(f"I slot launch_slot_: {place}processing task, is_child = 0")

@@ -1,0 +1,241 @@
+"""The command line that arrived, checked against a captured `--help`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.fake_llama.behaviour import Behaviour
+
+# Flag spellings -> the fact they set. Whatever else is on the line is a fact by its own name.
+SPELLINGS = {
+    "-m": "model",
+    "--model": "model",
+    "-a": "alias",
+    "--alias": "alias",
+    "--host": "host",
+    "--port": "port",
+    "-c": "n_ctx",
+    "--ctx-size": "n_ctx",
+    "-np": "n_slots",
+    "--parallel": "n_slots",
+    "-t": "threads",
+    "--threads": "threads",
+    "-b": "n_batch",
+    "--batch-size": "n_batch",
+    "-ub": "n_ubatch",
+    "--ubatch-size": "n_ubatch",
+    "-ctk": "cache_type_k",
+    "--cache-type-k": "cache_type_k",
+    "-ngl": "n_gpu_layers",
+    "--gpu-layers": "n_gpu_layers",
+    "--n-gpu-layers": "n_gpu_layers",
+    "-ncmoe": "n_cpu_moe",
+    "--n-cpu-moe": "n_cpu_moe",
+    "-n": "n_predict",
+    "--predict": "n_predict",
+    "--n-predict": "n_predict",
+    "-lv": "verbosity",
+    "--verbosity": "verbosity",
+    "--log-verbosity": "verbosity",
+    "--spec-type": "spec_type",
+    "-mtp": "mtp",
+    "--multi-token-prediction": "mtp",
+    "--spec-draft-n-max": "n_max",
+    "--draft-max": "n_max",
+    "--draft": "n_max",
+    "--draft-n": "n_max",
+    "--spec-draft-n-min": "n_min",
+    "--draft-min": "n_min",
+    "--spec-draft-p-min": "p_min",
+    "--draft-p-min": "p_min",
+    "--api-key": "api_key",
+    "--api-key-file": "api_key_file",
+    "--metrics": "metrics",
+    "--no-slots": "no_slots",
+}
+# Parsed by ik although the help of a CPU build leaves them out.
+IK_HIDDEN = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "-ts", "-dev", "-mg", "-op"} | {
+    *("-a", "--alias"),
+}
+IK_LEGACY = {"-mtp", "--multi-token-prediction", "--draft", "--draft-n", "--draft-max"} | {
+    *("--draft-min", "--draft-n-min", "--draft-p-min", "--spec-stage")
+}
+
+
+# ik's help shows these without the value that they take.
+_IK_UNSHOWN_VALUE = {
+    "-rea",
+    "--reasoning",
+    "-cuda",
+    "--cuda-params",
+    "-draft",
+    "--draft-params",
+} | {"--reasoning-budget-message"}
+_NO_SWITCH = re.compile(r"\(default: (?!enabled|disabled|true|false)")
+
+
+@dataclass
+class HelpFlag:
+    """One option of a captured `--help`: what stands for its value, and its description."""
+
+    value: str
+    text: str
+    is_ik: bool
+
+    def takes_value(self, flag: str) -> bool | None:
+        """None where ik's help does not tell: it leaves out the placeholder of some options."""
+        if self.value or flag in _IK_UNSHOWN_VALUE:
+            return True
+        return None if self.is_ik and _NO_SWITCH.search(self.text) else False
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that a comma list may consist of, if the help lists them as mainline does."""
+        is_list = "," in self.value and self.value.startswith("none")
+        return self.value.split(",") if is_list else []
+
+    @property
+    def removal(self) -> str | None:
+        """Why it is no option any more, though still listed."""
+        return self.text if "has been removed" in self.text else None
+
+
+def read_help(text: str) -> dict[str, HelpFlag]:
+    """Every spelling in a captured help text; the first wins, as ik lists other tools last."""
+    is_ik = text.startswith("usage:")
+    flags: dict[str, HelpFlag] = {}
+    current: HelpFlag | None = None
+    for line in text.splitlines():
+        head = re.match(r" {0,10}(?=-{1,2}[A-Za-z])", line)
+        if head is None:
+            if current is not None and line.startswith("   "):
+                current.text += " " + line.strip()
+            continue
+        rest, names, value = line[head.end() :], [], ""
+        while found := re.match(r"(-{1,2}[A-Za-z][\w-]*)(, *| +|$)", rest):
+            names.append(found[1])
+            rest = rest[found.end() :]
+            is_column = not found[2].startswith(",") and len(found[2]) > 1
+            placeholder = re.match(r"(\S*?[^\s,](?: \S+)*?)(?:, +(?=-)|  +| *$)", rest)
+            if placeholder and not is_column and not rest.startswith("-"):
+                value, rest = placeholder[1], rest[placeholder.end() :]
+        current = HelpFlag(value, rest.strip(), is_ik)
+        for name in names:
+            flags.setdefault(name, current)
+    return flags
+
+
+class ArgumentError(Exception):
+    """The command line is refused; the text is the engine's own."""
+
+
+class Arguments:
+    """The command line that arrived, as facts; `facts` maps our names and raw flags to text."""
+
+    def __init__(self, argv: list[str], behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self.facts: dict[str, str] = {}
+        self._flags = self._known_flags()
+        rest = list(argv)
+        while rest:
+            self._take(rest.pop(0), rest)
+        self._take_speculation()
+
+    def _known_flags(self) -> dict[str, HelpFlag] | None:
+        if self.behaviour.help_file is None:
+            return None
+        return read_help(Path(self.behaviour.help_file).read_text(encoding="utf-8"))
+
+    def _take(self, flag: str, rest: list[str]) -> None:
+        known = self._flags.get(flag) if self._flags is not None else None
+        if self._flags is not None and known is None:
+            known = self._unlisted(flag)
+        if known is not None and known.removal is not None:
+            raise ArgumentError(f'error while handling argument "{flag}": {known.removal}')
+        follows = bool(rest) and re.match(r"-{1,2}[A-Za-z]", rest[0]) is None
+        told = known.takes_value(flag) if known is not None else None
+        takes_value = follows if told is None else told
+        if takes_value and not rest:
+            raise ArgumentError(self._words("missing", flag))
+        value = rest.pop(0) if takes_value else "on"
+        if known is not None and known.choices:
+            self._check_choice(flag, value, known.choices)
+        name = SPELLINGS.get(flag, flag.lstrip("-"))
+        before = self.facts.get(name)
+        self.facts[name] = f"{before},{value}" if before and name == "spec_type" else value
+
+    def _unlisted(self, flag: str) -> HelpFlag:
+        if self.behaviour.is_ik and flag in IK_HIDDEN:
+            return HelpFlag("N", "", is_ik=True)
+        if self.behaviour.dialect == "ik-now" and flag in IK_LEGACY:
+            raise ArgumentError(
+                f"legacy speculative option '{flag}' is disabled; use the value inside the "
+                "relevant repeated --spec-type entry, e.g. --spec-type mtp:n_max=3,p_min=0.0"
+            )
+        raise ArgumentError(self._words("unknown", flag))
+
+    def _words(self, problem: str, flag: str) -> str:
+        if self.behaviour.is_ik:
+            word = "unknown argument" if problem == "unknown" else "invalid parameter for argument"
+            return f"error: {word}: {flag}"
+        if problem == "unknown":
+            return f"error: invalid argument: {flag}"
+        return f'error while handling argument "{flag}": expected value for argument'
+
+    def _check_choice(self, flag: str, value: str, choices: list[str]) -> None:
+        for part in value.split(","):
+            if part not in choices:
+                raise ArgumentError(
+                    f'error while handling argument "{flag}": unknown speculative type: {part}'
+                )
+
+    def _take_speculation(self) -> None:
+        """Bring ik's `mtp:n_max=3,p_min=0.5` and ik-may's `-mtp` into the common facts."""
+        spec = self.facts.get("spec_type", "none")
+        if self.behaviour.dialect == "ik-now" and ":" in spec:
+            spec, _, keys = spec.partition(":")
+            for pair in keys.split(","):
+                key, _, value = pair.partition("=")
+                self.facts[key] = value
+        if "mtp" in self.facts:
+            spec = "mtp"
+        self.facts["speculative"] = "off" if spec == "none" else "on"
+        self.facts["spec_type"] = spec
+
+    def number(self, name: str, default: float) -> float:
+        try:
+            return float(self.facts[name])
+        except (KeyError, ValueError):
+            return default
+
+    def whole(self, name: str, default: int) -> int:
+        return int(self.number(name, default))
+
+    def holds(self, when: dict[str, Any]) -> bool:
+        """Whether the facts are as a rule wants them; numbers compare as numbers."""
+        for name, wanted in when.items():
+            found = self.facts.get(name)
+            try:
+                same = found is not None and float(found) == float(wanted)
+            except (TypeError, ValueError):
+                same = found == wanted
+            if not same:
+                return False
+        return True
+
+
+def apply_rules(behaviour: Behaviour, arguments: Arguments) -> None:
+    """Set what the rules say for this command line."""
+    known = {item.name for item in dataclasses.fields(Behaviour)}
+    for rule in behaviour.rules:
+        unknown = set(rule["set"]) - known
+        if unknown:
+            sys.exit(f"stand-in: unknown fields in a rule: {sorted(unknown)}")
+        if arguments.holds(rule["when"]):
+            for name, value in rule["set"].items():
+                setattr(behaviour, name, value)

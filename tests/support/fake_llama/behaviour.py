@@ -1,0 +1,95 @@
+"""How the stand-in engine behaves: the fields of its settings file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Behaviour:
+    """What to play. Times are wall-clock seconds, rates are per simulated second.
+
+    `fail` and `reply` may be lists: `fail` goes by the number of this load (counted in `record`;
+    questions and checks of arguments load nothing), `reply` by the number of the completion; the
+    last entry repeats, None is no failure. The names of failures are in failures.py; replies are
+    normal, hang, html, truncated, no-tokens, garbled, repeated, error and closed.
+
+    `loses_last_words` is what builds of May 2026 do now and then: their log is written by a
+    thread of its own, and a quick end comes before it.
+
+    `health` are the statuses of the first answers of `/health`, the last repeats. `device` are
+    the lines about a GPU: name, description, total_mib, free_mib, model_mib, context_mib,
+    compute_mib, and n_layers, offloaded.
+
+    `rules` are `{"when": {flag: value}, "set": {field: value}}`: where the command line has those
+    values (names as in `Arguments.facts`), the fields are set; later rules win.
+    """
+
+    dialect: str = "main-0x"
+    help_file: str | None = None
+    version_text: str | None = None
+    record: str | None = None
+    # Life.
+    needs_model: bool = True
+    load_s: float = 0.0
+    load_rss_mib: int = 0
+    load_never_ends: bool = False
+    health: list[int] | None = None
+    fail: str | list[str | None] | None = None
+    exit_after_s: float | None = None
+    exit_after_requests: int | None = None
+    exit_status: int = 1
+    exit_signal: int | None = None
+    ignore_sigterm: bool = False
+    leave_child: bool = False
+    loses_last_words: bool = False
+    stop_s: float = 0.0
+    # What it says.
+    alias: str | None = None
+    reply: str | list[str] = "normal"
+    answer_tok: int | None = None
+    default_n_predict: int = 64
+    device: dict[str, Any] | None = None
+    # How fast it is.
+    time_scale: float = 0.0
+    pp_tok_s: float = 1000.0
+    tg_tok_s: float = 50.0
+    noise: float = 0.0
+    seed: int = 1
+    first_request_slowdown: float = 1.0
+    decay_per_request: float = 0.0
+    # How it speculates: costs are shares of one plain step.
+    has_mtp: bool = True
+    speculation_works: bool = True
+    p_min_ignored: bool = False
+    acceptance: float = 0.75
+    confidence_slope: float = 0.8
+    draft_cost: float = 0.08
+    verify_cost: float = 0.05
+    prefill_tax: float = 0.12
+    rules: list[dict[str, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def is_ik(self) -> bool:
+        return self.dialect.startswith("ik-")
+
+    @property
+    def is_prefixed(self) -> bool:
+        """Whether log lines carry a time stamp and a level (mainline since May 2026)."""
+        return self.dialect not in {"main-old", "main-pr", "bee-01", "bee-03"} and not self.is_ik
+
+
+def read_behaviour(path: str | None) -> Behaviour:
+    """The settings file; a field that does not exist ends the program."""
+    if path is None:
+        return Behaviour()
+    settings = json.loads(Path(path).read_text(encoding="utf-8"))
+    unknown = set(settings) - {item.name for item in dataclasses.fields(Behaviour)}
+    if unknown:
+        sys.exit(f"stand-in: unknown fields in {path}: {sorted(unknown)}")
+    return Behaviour(**settings)

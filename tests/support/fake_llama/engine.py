@@ -1,0 +1,287 @@
+"""The model behind the routes: slots and their queue, tokens, totals, timings."""
+
+from __future__ import annotations
+
+import re
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.fake_llama.answers import ClientGoneError, HttpError
+from tests.support.fake_llama.arguments import Arguments
+from tests.support.fake_llama.behaviour import Behaviour
+from tests.support.fake_llama.records import Log, Record
+from tests.support.fake_llama.speed import Run, simulate
+
+N_VOCAB = 248_320
+POLL_S = 0.02
+_WORDS = (
+    *("the", "server", "keeps", "its", "promise", "and", "every", "answer", "comes"),
+    *("back", "in", "time", "for", "you", "to", "read", "it"),
+)
+
+
+@dataclass
+class Totals:
+    """What `/metrics` counts."""
+
+    n_prompt: int = 0
+    n_cached: int = 0
+    prompt_s: float = 0.0
+    n_predicted: int = 0
+    predicted_s: float = 0.0
+    n_decode: int = 0
+    n_tokens_max: int = 0
+    n_drafts: int = 0
+    drafted: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+
+    def add(self, run: Run) -> None:
+        self.n_prompt += run.n_prompt - run.n_cached
+        self.n_cached += run.n_cached
+        self.prompt_s += run.prompt_ms / 1000
+        self.n_predicted += run.n_predicted
+        self.predicted_s += run.predicted_ms / 1000
+        self.n_decode += run.n_steps + 1
+        self.n_tokens_max = max(self.n_tokens_max, run.n_prompt + run.n_predicted - 1)
+        self.n_drafts += run.drafted_at[0] if run.drafted_at else 0
+        self.drafted += run.n_drafted
+        width = max(len(self.accepted_at), len(run.accepted_at))
+        pad = self.accepted_at + [0] * (width - len(self.accepted_at))
+        more = run.accepted_at + [0] * (width - len(run.accepted_at))
+        self.accepted_at = [one + other for one, other in zip(pad, more, strict=True)]
+
+
+class Slot:
+    """One slot: what it works on and what it remembers."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_busy = False
+        self.task: int | None = None
+        self.tokens: list[int] = []
+
+
+class Engine:
+    """The model behind the HTTP routes: slots, queue, tokens, totals."""
+
+    def __init__(
+        self, behaviour: Behaviour, arguments: Arguments, log: Log, record: Record
+    ) -> None:
+        self.behaviour = behaviour
+        self.arguments = arguments
+        self.log = log
+        self.record = record
+        default_slots = 1 if behaviour.is_ik else 4
+        n_slots = arguments.whole("n_slots", default_slots)
+        self.slots = [Slot(number) for number in range(n_slots if n_slots > 0 else default_slots)]
+        self.n_ctx = -(-(arguments.whole("n_ctx", 0) or 4096) // 256) * 256
+        self.totals = Totals()
+        self.pieces: dict[int, str] = {}
+        self.n_completions = 0
+        self.n_waiting = 0
+        self.is_stopping = False
+        self._turn = threading.Condition()
+        self._queue: list[int] = []
+        self._next_task = 0
+
+    @property
+    def alias(self) -> str:
+        model = self.arguments.facts.get("model", "")
+        return self.behaviour.alias or self.arguments.facts.get("alias", "").split(",")[0] or model
+
+    @property
+    def is_speculative(self) -> bool:
+        asked = self.arguments.facts["speculative"] == "on"
+        return asked and self.behaviour.speculation_works
+
+    @property
+    def n_max(self) -> int:
+        default = 3 if self.behaviour.dialect == "main-0x" else 16
+        return self.arguments.whole("n_max", default) if self.is_speculative else 0
+
+    def tokenize(self, text: str) -> list[int]:
+        """One token per word with the space before it; the same piece is always the same token."""
+        tokens = []
+        for piece in re.findall(r"\s?\S+|\s", text):
+            token = 1000 + zlib.crc32(piece.encode()) % (N_VOCAB - 1000)
+            self.pieces[token] = piece
+            tokens.append(token)
+        return tokens
+
+    def detokenize(self, tokens: list[int]) -> str:
+        return "".join(self.pieces.get(token, f" <{token}>") for token in tokens)
+
+    @property
+    def n_busy(self) -> int:
+        return sum(slot.is_busy for slot in self.slots)
+
+    def take_slot(self, is_gone: Callable[[], bool]) -> tuple[Slot, int]:
+        """Wait for a free slot, first come first served."""
+        with self._turn:
+            task = self._next_task
+            self._next_task += 1
+            self._queue.append(task)
+            self.n_waiting += 1
+            try:
+                while self._queue[0] != task or self.n_busy == len(self.slots):
+                    self._turn.wait(POLL_S)
+                    if is_gone():
+                        raise ClientGoneError
+            finally:
+                self._queue.remove(task)
+                self.n_waiting -= 1
+                self._turn.notify_all()
+            slot = next(slot for slot in self.slots if not slot.is_busy)
+            slot.is_busy, slot.task = True, task
+            return slot, task
+
+    def free_slot(self, slot: Slot) -> None:
+        with self._turn:
+            slot.is_busy = False
+            self._turn.notify_all()
+
+    def next_reply_kind(self) -> str:
+        """How the next completion is to be answered; counts it."""
+        told = self.behaviour.reply
+        number = self.n_completions
+        self.n_completions += 1
+        return told if isinstance(told, str) else told[min(number, len(told) - 1)]
+
+    def plan(self, body: dict[str, Any], tokens: list[int], slot: Slot) -> Run:
+        """What this request will take: decided before the first token."""
+        limit = body.get("n_predict", body.get("max_tokens", -1))
+        served = self.arguments.whole("n_predict", -1)
+        n_predict = limit if isinstance(limit, int) and limit >= 0 else served
+        n_predict = n_predict if n_predict >= 0 else self.behaviour.default_n_predict
+        stop_type = "limit"
+        answer_tok = self.behaviour.answer_tok
+        if answer_tok is not None and not body.get("ignore_eos") and answer_tok <= n_predict:
+            n_predict, stop_type = answer_tok, "eos"
+        n_predict = min(n_predict, self.n_ctx - len(tokens))
+        n_earlier = self.n_completions - 1
+        slowdown = 1.0 + self.behaviour.decay_per_request * n_earlier
+        if n_earlier == 0:
+            slowdown *= self.behaviour.first_request_slowdown
+        n_max, n_min, p_min = self._speculation(body)
+        seed = zlib.crc32(repr((self.behaviour.seed, body.get("seed"), tokens)).encode())
+        return simulate(
+            self.behaviour,
+            n_prompt=len(tokens),
+            n_cached=self._n_cached(body, tokens, slot),
+            n_predict=n_predict,
+            n_max=n_max,
+            n_min=n_min,
+            p_min=p_min,
+            slowdown=slowdown,
+            seed=seed + (n_earlier if self.behaviour.noise else 0),
+            stop_type=stop_type,
+        )
+
+    def _n_cached(self, body: dict[str, Any], tokens: list[int], slot: Slot) -> int:
+        """Tokens of the common beginning; at least one is always processed again."""
+        if body.get("cache_prompt", True) is False:
+            return 0
+        n_common = 0
+        for before, now in zip(slot.tokens, tokens, strict=False):
+            if before != now:
+                break
+            n_common += 1
+        return min(n_common, len(tokens) - 1)
+
+    def _speculation(self, body: dict[str, Any]) -> tuple[int, int, float]:
+        """n-max, n-min and p-min of this request: only ik lets a request say otherwise."""
+        n_max = self.n_max
+        n_min = self.arguments.whole("n_min", 0)
+        default_p_min = 0.0 if self.behaviour.dialect in {"main-0x", "main-lm"} else 0.75
+        p_min = self.arguments.number("p_min", default_p_min)
+        if self.behaviour.dialect != "ik-now" or n_max == 0:
+            return n_max, n_min, p_min
+        nested = body.get("speculative")
+        own = dict(nested) if isinstance(nested, dict) else {}
+        own |= {key[12:]: body[key] for key in body if key.startswith("speculative.")}
+        if int(own.get("n_max", 0)) > n_max:
+            raise HttpError(
+                400,
+                "invalid_request_error",
+                f"Error: speculative n_max={own['n_max']} exceeds the recurrent speculative "
+                f"startup limit of {n_max}; restart the server with a higher n_max inside the "
+                "configured --spec-type stages to reserve checkpoint capacity",
+            )
+        return (
+            int(own.get("n_max", n_max)),
+            int(own.get("n_min", n_min)),
+            float(own.get("p_min", p_min)),
+        )
+
+    def words(self, n_tokens: int, seed: int) -> list[str]:
+        """The pieces of an answer."""
+        return [" " + _WORDS[(seed + index * 7) % len(_WORDS)] for index in range(n_tokens)]
+
+    def timings(self, run: Run) -> dict[str, Any]:
+        """The `timings` object of this dialect."""
+        n_prompt = run.n_prompt - run.n_cached
+        prompt_ms = max(run.prompt_ms, 0.001)
+        counted = run.n_predicted
+        if self.behaviour.dialect == "main-0x":
+            counted = max(run.n_predicted - 1, 0)
+        found: dict[str, Any] = {} if self.behaviour.is_ik else {"cache_n": run.n_cached}
+        found |= {
+            "prompt_n": n_prompt,
+            "prompt_ms": prompt_ms,
+            "prompt_per_token_ms": prompt_ms / max(n_prompt, 1),
+            "prompt_per_second": 1000 * n_prompt / prompt_ms,
+            "predicted_n": run.n_predicted,
+            "predicted_ms": run.predicted_ms,
+            "predicted_per_token_ms": run.predicted_ms / max(counted, 1),
+            "predicted_per_second": 1000 * counted / run.predicted_ms,
+        }
+        if self.behaviour.is_ik:
+            n_past = run.n_prompt + max(run.n_predicted - 1, 0)
+            found |= {"n_ctx": self.n_ctx, "n_past": n_past}
+        if run.n_drafted:
+            found |= {"draft_n": run.n_drafted, "draft_n_accepted": run.n_accepted}
+            if self.behaviour.is_ik:
+                found["draft_by_depth"] = [
+                    {"depth": depth, "draft_n": drafted, "draft_n_accepted": accepted}
+                    for depth, (drafted, accepted) in enumerate(
+                        zip(run.drafted_at, run.accepted_at, strict=True), start=1
+                    )
+                ]
+        return found
+
+    def log_run(self, slot: Slot, task: int, run: Run) -> None:
+        """The engine's own account of a finished request."""
+        times = self.timings(run)
+        n_prompt, prompt_ms = times["prompt_n"], times["prompt_ms"]
+
+        def row(name: str, ms: float, n_tokens: int, kind: str) -> str:
+            rates = f"{times[kind + '_per_token_ms']:8.2f} ms per token, "
+            rates += f"{times[kind + '_per_second']:8.2f} tokens per second"
+            return f"{name} time = {ms:10.2f} ms / {n_tokens:5d} tokens ({rates})"
+
+        total = f"{prompt_ms + run.predicted_ms:10.2f} ms / {n_prompt + run.n_predicted:5d} tokens"
+        lines = [
+            row("prompt eval", prompt_ms, n_prompt, "prompt"),
+            row("       eval", run.predicted_ms, run.n_predicted, "predicted"),
+            f"      total time = {total}",
+        ]
+        if run.n_drafted:
+            ratio = run.n_accepted / run.n_drafted
+            counts = f"({run.n_accepted:5d} accepted / {run.n_drafted:5d} generated)"
+            name = "acceptance" if self.behaviour.dialect == "main-0x" else "acceptance rate"
+            mean = 1 + run.n_accepted / max(run.drafted_at[0], 1)
+            more = f", mean len = {mean:5.2f}" if name == "acceptance" else ""
+            lines.append(f"draft {name} = {ratio:.5f} {counts}{more}")
+        head = f"slot print_timing: id {slot.number:2d} | task {task} | "
+        if self.behaviour.is_ik:
+            self.log("\n".join([head, *lines]))
+            return
+        for line in lines:
+            self.log(f"I {head}{line}")
+        self.log(
+            f"I slot      release: id {slot.number:2d} | task {task} | stop processing: "
+            f"n_tokens = {run.n_prompt + run.n_predicted - 1}, truncated = 0"
+        )

@@ -1,0 +1,94 @@
+"""How long a generation takes, and what speculation does to it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from tests.support.fake_llama.behaviour import Behaviour
+
+
+@dataclass
+class Run:
+    """One simulated generation; times in simulated milliseconds."""
+
+    n_prompt: int
+    n_cached: int
+    n_predicted: int
+    prompt_ms: float
+    predicted_ms: float
+    n_steps: int
+    drafted_at: list[int]
+    accepted_at: list[int]
+    bursts: list[int]
+    stop_type: str
+
+    @property
+    def n_drafted(self) -> int:
+        return sum(self.drafted_at)
+
+    @property
+    def n_accepted(self) -> int:
+        return sum(self.accepted_at)
+
+
+def simulate(
+    behaviour: Behaviour,
+    *,
+    n_prompt: int,
+    n_cached: int,
+    n_predict: int,
+    n_max: int,
+    n_min: int,
+    p_min: float,
+    slowdown: float,
+    seed: int,
+    stop_type: str,
+) -> Run:
+    """Draft, gate and accept token by token; a step yields its accepted tokens and one more.
+
+    A draft token's confidence is r ** 0.25 of a uniform r (mean 0.8); drafting ends at the first
+    one below `p_min`. It is accepted with probability `acceptance` at mean confidence, more above
+    and less below by `confidence_slope`.
+    """
+    rng = random.Random(seed)  # noqa: S311 # a simulation that must repeat itself
+    step_ms = 1000.0 / behaviour.tg_tok_s * slowdown
+    is_on = n_max > 0
+    pp_tok_s = behaviour.pp_tok_s * ((1.0 - behaviour.prefill_tax) if is_on else 1.0)
+    drafted_at, accepted_at = [0] * n_max, [0] * n_max
+    bursts, spent_ms, produced = ([1] if n_predict else []), 0.0, min(1, n_predict)
+    while produced < n_predict:
+        confidences: list[float] = []
+        n_tried = 0
+        for _ in range(min(n_max, n_predict - produced - 1)):
+            confidence = rng.random() ** 0.25
+            n_tried += 1
+            if confidence < p_min and not behaviour.p_min_ignored:
+                break
+            confidences.append(confidence)
+        confidences = confidences if len(confidences) >= n_min else []
+        n_taken = 0
+        for confidence in confidences:
+            chance = behaviour.acceptance + behaviour.confidence_slope * (confidence - 0.8)
+            if rng.random() >= chance:
+                break
+            n_taken += 1
+        for position in range(len(confidences)):
+            drafted_at[position] += 1
+            accepted_at[position] += position < n_taken
+        cost = 1.0 + behaviour.draft_cost * n_tried + behaviour.verify_cost * len(confidences)
+        spent_ms += step_ms * cost * max(0.05, 1.0 + behaviour.noise * rng.gauss(0.0, 1.0))
+        bursts.append(n_taken + 1)
+        produced += n_taken + 1
+    return Run(
+        n_prompt=n_prompt,
+        n_cached=n_cached,
+        n_predicted=produced,
+        prompt_ms=1000.0 * (n_prompt - n_cached) / pp_tok_s * slowdown,
+        predicted_ms=max(spent_ms, 0.001),
+        n_steps=len(bursts) - 1,
+        drafted_at=drafted_at,
+        accepted_at=accepted_at,
+        bursts=bursts,
+        stop_type=stop_type,
+    )

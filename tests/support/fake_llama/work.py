@@ -1,0 +1,224 @@
+"""One completion from its slot to its last byte."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.fake_llama.answers import (
+    Answer,
+    ClientGoneError,
+    HttpError,
+    Reply,
+    json_answer,
+)
+from tests.support.fake_llama.engine import POLL_S, Engine, Slot
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a client asked for, and the slot that works on it."""
+
+    number: int
+    slot: Slot
+    body: dict[str, Any]
+    tokens: list[int]
+    is_gone: Callable[[], bool]
+    is_chat: bool
+
+
+class Work:
+    """Plays one task; the slot is free again when the reply is whole or the stream has ended."""
+
+    def __init__(self, engine: Engine, task: Task) -> None:
+        self._engine = engine
+        self._task = task
+        self._is_ik = engine.behaviour.is_ik
+        self._kind = engine.next_reply_kind()
+        body = task.body | ({"n_predict": 0} if self._kind == "no-tokens" else {})
+        self._run = engine.plan(body, task.tokens, task.slot)
+        self._pieces = self._words()
+
+    def _words(self) -> list[str]:
+        n_tokens = self._run.n_predicted
+        if self._kind == "garbled":
+            return ["\ufffd"] * n_tokens
+        if self._kind == "repeated":
+            return ["?"] * n_tokens
+        return self._engine.words(n_tokens, zlib.crc32(repr(self._task.tokens).encode()))
+
+    def reply(self) -> Reply:
+        """The answer, or the stream of events; the time of the prompt passes here."""
+        while self._kind == "hang":
+            self._pause(3600.0)
+        if self._kind == "error":
+            raise HttpError(500, "server_error", "Compute error.")
+        if self._kind == "closed":
+            raise ClientGoneError
+        if self._kind == "html":
+            self._engine.free_slot(self._task.slot)
+            return Answer(200, b"<html><body>It works!</body></html>", "text/html")
+        self._spend(self._run.prompt_ms)
+        if self._task.body.get("stream"):
+            return self._events()
+        self._spend(self._run.predicted_ms)
+        self._finish()
+        text = "".join(self._pieces)
+        found = self._chat(text) if self._task.is_chat else self._result(text)
+        return json_answer(found, is_cut_short=self._kind == "truncated")
+
+    def _spend(self, simulated_ms: float) -> None:
+        self._pause(simulated_ms / 1000 * self._engine.behaviour.time_scale)
+
+    def _pause(self, seconds: float) -> None:
+        """Let wall-clock time pass, unless the client goes away."""
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0 or self._is_frozen:
+            time.sleep(min(max(left_s, 0.0) or POLL_S, POLL_S))
+            if self._task.is_gone():
+                raise ClientGoneError
+
+    @property
+    def _is_frozen(self) -> bool:
+        """Once told to stop, mainline works no more but waits for its clients; ik works on."""
+        return self._engine.is_stopping and not self._is_ik
+
+    def _finish(self) -> None:
+        task, run = self._task, self._run
+        task.slot.tokens = task.tokens + [0] * max(run.n_predicted - 1, 0)
+        self._engine.totals.add(run)
+        self._engine.log_run(task.slot, task.number, run)
+        self._engine.free_slot(task.slot)
+        self._engine.record.add("completion", body=task.body, n_predicted=run.n_predicted)
+
+    def _events(self) -> Iterator[bytes]:
+        is_finished = False
+        try:
+            yield from self._first_events()
+            n_sent = 0
+            for index, burst in enumerate(self._run.bursts):
+                if index:
+                    self._spend(self._run.predicted_ms / self._run.n_steps)
+                for piece in self._pieces[n_sent : n_sent + burst]:
+                    n_sent += 1
+                    chat = self._task.is_chat
+                    yield _event(
+                        self._chunk({"content": piece}) if chat else self._piece(piece, n_sent)
+                    )
+            self._finish()
+            is_finished = True
+            yield from self._last_events()
+        finally:
+            if not is_finished:
+                self._engine.log(f"W srv          stop: cancel task, id_task = {self._task.number}")
+                self._engine.free_slot(self._task.slot)
+
+    def _first_events(self) -> Iterator[bytes]:
+        if self._task.body.get("return_progress") and not self._is_ik:
+            progress = {
+                "total": self._run.n_prompt,
+                "cache": self._run.n_cached,
+                "processed": self._run.n_prompt,
+                "time_ms": int(self._run.prompt_ms),
+            }
+            yield _event(self._piece("", 0) | {"prompt_progress": progress})
+        if self._task.is_chat:
+            yield _event(self._chunk({"role": "assistant", "content": None}))
+
+    def _last_events(self) -> Iterator[bytes]:
+        """Timings come with the last data; `/completion` has no `[DONE]`."""
+        if not self._task.is_chat:
+            yield _event(self._result(""))
+            return
+        last = self._chunk({}, self._finish_reason())
+        timings = {"timings": self._engine.timings(self._run)}
+        options = self._task.body.get("stream_options")
+        if isinstance(options, dict) and options.get("include_usage"):
+            yield _event(last)
+            last = self._chunk({}) | {"choices": [], "usage": self._usage()}
+        yield _event(last | timings)
+        yield b"data: [DONE]\n\n"
+
+    def _piece(self, piece: str, n_sent: int) -> dict[str, Any]:
+        if self._is_ik:
+            return {"content": piece, "stop": False, "id_slot": self._task.slot.number}
+        return {
+            "index": 0,
+            "content": piece,
+            "tokens": self._engine.tokenize(piece),
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": n_sent,
+            "tokens_evaluated": len(self._task.tokens),
+        }
+
+    def _result(self, text: str) -> dict[str, Any]:
+        run = self._run
+        found: dict[str, Any] = {
+            "content": text,
+            "id_slot": self._task.slot.number,
+            "stop": True,
+            "model": self._engine.alias,
+            "tokens_predicted": run.n_predicted,
+            "tokens_evaluated": run.n_prompt,
+            "generation_settings": {"n_predict": run.n_predicted},
+            "prompt": self._task.body.get("prompt", ""),
+            "truncated": False,
+            "stopping_word": "",
+            "tokens_cached": run.n_prompt + max(run.n_predicted - 1, 0),
+            "timings": self._engine.timings(run),
+        }
+        if self._is_ik:
+            return found | {
+                "generated_text": "".join(self._pieces),
+                "stopped_eos": run.stop_type == "eos",
+                "stopped_limit": run.stop_type == "limit",
+                "stopped_word": False,
+            }
+        return found | {"index": 0, "tokens": [], "stop_type": run.stop_type, "has_new_line": False}
+
+    def _chat(self, text: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text}
+        return {
+            **self._envelope("chat.completion"),
+            "choices": [{"finish_reason": self._finish_reason(), "index": 0, "message": message}],
+            "usage": self._usage(),
+            "timings": self._engine.timings(self._run),
+        }
+
+    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {
+            **self._envelope("chat.completion.chunk"),
+            "choices": [{"finish_reason": reason, "index": 0, "delta": delta}],
+        }
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        model = self._engine.arguments.facts.get("model", "")
+        return {
+            "id": f"chatcmpl-{self._task.number:032d}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": Path(model).name if self._is_ik else self._engine.alias,
+        }
+
+    def _finish_reason(self) -> str:
+        """ik says `stop` at the token limit too."""
+        return "length" if self._run.stop_type == "limit" and not self._is_ik else "stop"
+
+    def _usage(self) -> dict[str, Any]:
+        run = self._run
+        return {
+            "completion_tokens": run.n_predicted,
+            "prompt_tokens": run.n_prompt,
+            "total_tokens": run.n_prompt + run.n_predicted,
+            "prompt_tokens_details": {"cached_tokens": run.n_cached},
+        }
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"

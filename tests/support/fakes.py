@@ -1,0 +1,433 @@
+"""Stand-ins for the clock and the service manager; each passes the contract of the real one.
+
+The fake manager keeps real unit files and runs no process: a program is a function that says how it
+lives, and time passes only when somebody sleeps on the fake clock.
+"""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunerd.core.exec_start import parse_exec
+from tunerd.core.host import Mode
+from tunerd.core.local_outcome import (
+    EXIT_EXEC,
+    START_LIMIT_HIT,
+    SUCCESS,
+    Ending,
+    StartLimit,
+    result_of,
+    should_restart,
+)
+from tunerd.core.local_service import complaints_about
+from tunerd.core.paths import Paths
+from tunerd.core.service import UnitState
+from tunerd.core.systemctl_text import STATE_PROPERTIES, to_unit_state
+from tunerd.core.unit_environment import environment_of
+from tunerd.core.unit_file import parse_unit
+from tunerd.errors import ConfigError, ServiceError
+from tunerd.system.unit_definition import UnitDefinition
+from tunerd.system.unit_source import enabled_mark, unit_names
+
+_FIRST_PID = 1000
+_EXIT_CODES = {"exited": "1", "killed": "2", "dumped": "3"}
+_NEVER = float("inf")
+_CLEAN = Ending(code=0)
+_NO_STARTS = StartLimit()
+
+
+class FakeClock:
+    """A clock that only `sleep` and `advance` move."""
+
+    def __init__(self, now_s: float = 1_790_000_000.0, monotonic_s: float = 5000.0) -> None:
+        self._wall_ahead_s = now_s - monotonic_s
+        self._monotonic_s = monotonic_s
+
+    def now_s(self) -> float:
+        """Wall-clock seconds."""
+        return self._monotonic_s + self._wall_ahead_s
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back."""
+        return self._monotonic_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass at once."""
+        self._monotonic_s += max(0.0, seconds)
+
+    def advance(self, seconds: float) -> None:
+        """As `sleep`, for tests that wait for nothing."""
+        self.sleep(seconds)
+
+    def set_wall(self, now_s: float) -> None:
+        """Set the wall clock, as a person or NTP does; the monotonic one goes on."""
+        self._wall_ahead_s = now_s - self._monotonic_s
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One start of a program."""
+
+    unit: str
+    pid: int
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How a program lives: what it prints at once, when and how it ends.
+
+    `ends_after_s` is infinite for a server; `obeys_after_s` is how long it takes to end on SIGTERM,
+    infinite if it ignores it. `on_end` is called when it ended, whatever the cause.
+    """
+
+    prints: tuple[str, ...] = ()
+    ends_after_s: float = _NEVER
+    ending: Ending = _CLEAN
+    obeys_after_s: float = 0.0
+    term_ending: Ending = _CLEAN
+    on_end: Callable[[], None] = field(default=lambda: None)
+
+
+Program = Callable[[Invocation], Life]
+"""What is behind a path in `ExecStart=`."""
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A unit; times are monotonic, infinite where nothing is planned."""
+
+    definition: UnitDefinition
+    active: str = "inactive"
+    sub: str = "dead"
+    result: str = SUCCESS
+    process: Invocation | None = None
+    life: Life = Life()
+    ending: Ending | None = None
+    ends_at_s: float = _NEVER
+    ends_as: Ending = _CLEAN
+    kill_at_s: float = _NEVER
+    restart_at_s: float = _NEVER
+    was_killed: bool = False
+    stop_requested: bool = False
+    n_restarts: int = 0
+    invocation_id: str | None = None
+    entered_s: float = 0.0
+    limit: StartLimit = _NO_STARTS
+    lines: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def due_s(self) -> float:
+        return min(self.ends_at_s, self.kill_at_s, self.restart_at_s)
+
+    @property
+    def is_down(self) -> bool:
+        return self.active in {"inactive", "failed"}
+
+
+class FakeServiceManager:
+    """A ServiceManager over real unit files and imagined processes.
+
+    Args:
+        folder: Unit files stand in `folder/units` and `folder/runtime-units`.
+        clock: What all time is taken from.
+        programs: By path; a path that is not there does not exist.
+        mode: What it says it is.
+
+    `errors` holds by verb (`start`, `restart`, `reload`, ...) what the next calls raise, first to
+    last. `pids_in_use` are those of running programs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: FakeClock,
+        programs: Mapping[str, Program] | None = None,
+        *,
+        mode: Mode = Mode.SYSTEM,
+    ) -> None:
+        self.mode = mode
+        self.unit_dir = folder / "units"
+        self.runtime_unit_dir = folder / "runtime-units"
+        self.programs: dict[str, Program] = dict(programs or {})
+        self.errors: dict[str, list[ServiceError]] = {}
+        self._paths = Paths(folder, folder, folder, self.unit_dir, self.runtime_unit_dir)
+        self._clock = clock
+        self._units: dict[str, _Unit] = {}
+        self._next_pid = _FIRST_PID
+        self.unit_dir.mkdir(parents=True, exist_ok=True)
+        self.runtime_unit_dir.mkdir(parents=True, exist_ok=True)
+
+    # The seam
+
+    def state(self, unit: str) -> UnitState:
+        """How the unit is now."""
+        boot_s = self._clock.now_s() - self._clock.monotonic_s()
+        return to_unit_state(unit, self.properties(unit, *STATE_PROPERTIES), boot_s=boot_s)
+
+    def properties(self, unit: str, *names: str) -> Mapping[str, str]:
+        """Raw properties."""
+        self._catch_up()
+        found = self._find(unit)
+        ending = found.ending or Ending()
+        shown = {
+            **found.definition.properties(),
+            "ActiveState": found.active,
+            "SubState": found.sub,
+            "Result": found.result,
+            "MainPID": str(found.process.pid if found.process is not None else 0),
+            "ExecMainCode": _EXIT_CODES.get(ending.kind or "", "0"),
+            "ExecMainStatus": str(ending.status or 0),
+            "NRestarts": str(found.n_restarts),
+            "InvocationID": found.invocation_id or "",
+            "ActiveEnterTimestampMonotonic": str(int(found.entered_s * 1_000_000)),
+        }
+        return {name: shown[name] for name in names if name in shown}
+
+    def reload(self) -> None:
+        """Read the unit files again."""
+        self._enter("reload")
+        for unit in self._units.values():
+            unit.definition.load()
+            if unit.definition.spec is None and unit.sub == "auto-restart":
+                unit.restart_at_s, unit.active, unit.sub = _NEVER, "failed", "failed"
+
+    def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start it; one that waits for its restart is waited for, as systemd does."""
+        self._enter("start")
+        found = self._find(unit)
+        if found.is_down:
+            self._load_if_forgotten(found)
+            found.n_restarts = 0
+            self._begin(found, self._clock.monotonic_s())
+            return
+        self._wait(found, lambda: found.active == "active" or found.is_down, "start", timeout_s)
+
+    def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
+        """Stop it."""
+        self._enter("stop")
+        found = self._find(unit)
+        self._stop(found)
+        self._wait(found, lambda: found.is_down, "stop", timeout_s)
+
+    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
+        """Stop and start; without a usable definition nothing is stopped."""
+        self._enter("restart")
+        found = self._find(unit)
+        self._load_if_forgotten(found)
+        found.definition.demand()
+        self._stop(found)
+        self._wait(found, lambda: found.is_down, "restart", timeout_s)
+        found.n_restarts = 0
+        self._begin(found, self._clock.monotonic_s())
+
+    def reset_failed(self, unit: str) -> None:
+        """Forget failures and counters."""
+        self._enter("reset_failed")
+        found = self._find(unit)
+        found.limit, found.n_restarts = StartLimit(), 0
+        if found.is_down:
+            found.active, found.sub, found.result = "inactive", "dead", SUCCESS
+            found.ending, found.invocation_id = None, None
+
+    def enable(self, unit: str) -> None:
+        """Make it start at boot."""
+        self._enter("enable")
+        found = self._find(unit)
+        found.definition.load()
+        if not found.definition.demand().can_be_enabled:
+            raise ServiceError(f"{unit} is not enabled")
+        enabled_mark(self._paths, unit).touch()
+
+    def disable(self, unit: str) -> None:
+        """Make it not start at boot."""
+        self._enter("disable")
+        enabled_mark(self._paths, unit).unlink(missing_ok=True)
+
+    def verify(self, unit: str, text: str) -> tuple[str, ...]:
+        """Complaints, a missing program among them."""
+        found = list(complaints_about(unit, text))
+        values = parse_unit(text).values("Service", "ExecStart")
+        if not found and values:
+            path = parse_exec(values[-1].value, {}, {}).path
+            if path not in self.programs:
+                found.append(f"{unit}: command {path} is not executable")
+        return tuple(found)
+
+    def log(
+        self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
+    ) -> tuple[str, ...]:
+        """Lines that its programs printed."""
+        self._catch_up()
+        lines = [
+            line
+            for invocation, line in self._find(unit).lines
+            if invocation_id is None or invocation == invocation_id
+        ]
+        return tuple(lines[max(0, len(lines) - max_lines) :])
+
+    def service_units(self) -> tuple[str, ...]:
+        """All that have a file or run."""
+        self._catch_up()
+        loaded = {name for name, unit in self._units.items() if unit.invocation_id is not None}
+        return tuple(sorted({*loaded, *unit_names(self._paths)}))
+
+    # For tests
+
+    @property
+    def pids_in_use(self) -> tuple[int, ...]:
+        """Pids of running programs."""
+        self._catch_up()
+        running = (unit.process for unit in self._units.values())
+        return tuple(sorted(process.pid for process in running if process is not None))
+
+    def argv_of(self, unit: str) -> tuple[str, ...] | None:
+        """What runs now."""
+        self._catch_up()
+        process = self._find(unit).process
+        return process.argv if process is not None else None
+
+    def end_main(self, unit: str, ending: Ending) -> None:
+        """End the running program from outside, as `kill -9` or an out-of-memory killer does."""
+        self._catch_up()
+        found = self._find(unit)
+        found.ends_at_s, found.ends_as = self._clock.monotonic_s(), ending
+        self._catch_up()
+
+    def print_line(self, unit: str, line: str) -> None:
+        """Let the running program print a line."""
+        found = self._find(unit)
+        found.lines.append((found.invocation_id or "", line))
+
+    def reboot(self) -> None:
+        """Power off and on: what is enabled starts, what a reboot forgets is gone."""
+        for path in self.runtime_unit_dir.iterdir():
+            path.unlink()
+        for unit in self._units.values():
+            if unit.process is not None:
+                unit.life.on_end()
+        self._units.clear()
+        for name in unit_names(self._paths):
+            if enabled_mark(self._paths, name).exists():
+                found = self._find(name)
+                if found.definition.spec is not None:
+                    self._begin(found, self._clock.monotonic_s())
+
+    # Below
+
+    def _enter(self, verb: str) -> None:
+        self._catch_up()
+        waiting = self.errors.get(verb)
+        if waiting:
+            raise waiting.pop(0)
+
+    def _find(self, unit: str) -> _Unit:
+        if unit not in self._units:
+            self._units[unit] = _Unit(UnitDefinition(unit, self._paths))
+        return self._units[unit]
+
+    def _load_if_forgotten(self, unit: _Unit) -> None:
+        """systemd does not keep the definition of a unit that is down and did not fail."""
+        if unit.active == "inactive":
+            unit.definition.load()
+
+    def _wait(self, unit: _Unit, is_done: Callable[[], bool], verb: str, timeout_s: float) -> None:
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while not is_done():
+            next_s = min(other.due_s for other in self._units.values())
+            now_s = self._clock.monotonic_s()
+            if next_s > deadline_s:
+                self._clock.sleep(deadline_s - now_s)
+                self._catch_up()
+                raise ServiceError(f"{verb} of {unit.definition.unit} timed out")
+            self._clock.sleep(next_s - now_s)
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Let everything happen that was due by now, in order."""
+        while self._units:
+            unit = min(self._units.values(), key=lambda candidate: candidate.due_s)
+            if unit.due_s > self._clock.monotonic_s():
+                return
+            self._happen(unit, unit.due_s)
+
+    def _happen(self, unit: _Unit, at_s: float) -> None:
+        if unit.ends_at_s <= at_s:
+            self._end(unit, unit.ends_as, at_s)
+        elif unit.kill_at_s <= at_s:
+            unit.was_killed = True
+            self._end(unit, Ending(signal=signal.SIGKILL), at_s)
+        else:
+            unit.restart_at_s = _NEVER
+            unit.n_restarts += 1
+            try:
+                self._begin(unit, at_s)
+            except ServiceError:
+                return
+
+    def _begin(self, unit: _Unit, at_s: float) -> None:
+        spec = unit.definition.demand()
+        unit.limit, is_allowed = unit.limit.after_start(
+            at_s, interval_s=spec.start_limit_interval_s, burst=spec.start_limit_burst
+        )
+        if not is_allowed:
+            unit.active, unit.sub, unit.result = "failed", "failed", START_LIMIT_HIT
+            raise ServiceError(f"{spec.unit} was started too often", cause=START_LIMIT_HIT)
+        unit.invocation_id, unit.result, unit.ending = uuid.uuid4().hex, SUCCESS, None
+        unit.was_killed = unit.stop_requested = False
+        environment = dict(environment_of(spec.file, {}).pairs)
+        try:
+            command = parse_exec(spec.exec_start, environment, {})
+        except ConfigError as error:
+            raise ServiceError(error.message) from error
+        program = self.programs.get(command.path)
+        if program is None:
+            unit.lines.append((unit.invocation_id, f"{spec.unit}: {command.path}: not found"))
+            self._end(unit, Ending(code=EXIT_EXEC), at_s)
+            if spec.waits_for_exec:
+                raise ServiceError(f"{spec.unit} did not start", cause=f"no {command.path}")
+            return
+        self._next_pid += 1
+        unit.process = Invocation(spec.unit, self._next_pid, command.argv, environment)
+        unit.active, unit.sub, unit.entered_s = "active", "running", at_s
+        unit.life = program(unit.process)
+        unit.lines += [(unit.invocation_id, line) for line in unit.life.prints]
+        unit.ends_at_s, unit.ends_as = at_s + unit.life.ends_after_s, unit.life.ending
+
+    def _stop(self, unit: _Unit) -> None:
+        now_s = self._clock.monotonic_s()
+        if unit.sub == "auto-restart":
+            unit.restart_at_s, unit.active, unit.sub = _NEVER, "inactive", "dead"
+        elif unit.active == "active":
+            spec = unit.definition.spec
+            unit.stop_requested = True
+            unit.active, unit.sub = "deactivating", "stop-sigterm"
+            unit.kill_at_s = now_s + (spec.timeout_stop_s if spec is not None else 90.0)
+            unit.ends_at_s = now_s + unit.life.obeys_after_s
+            unit.ends_as = unit.life.term_ending
+            self._catch_up()
+
+    def _end(self, unit: _Unit, ending: Ending, at_s: float) -> None:
+        on_end = unit.life.on_end if unit.process is not None else None
+        unit.process, unit.ending, unit.life = None, ending, Life()
+        unit.ends_at_s = unit.kill_at_s = _NEVER
+        unit.result = result_of(ending, timed_out=unit.was_killed)
+        spec = unit.definition.spec
+        if (
+            spec is not None
+            and not unit.stop_requested
+            and should_restart(spec.restart, unit.result)
+        ):
+            unit.active, unit.sub = "activating", "auto-restart"
+            unit.restart_at_s = at_s + spec.restart_s
+        elif unit.result == SUCCESS:
+            unit.active, unit.sub = "inactive", "dead"
+        else:
+            unit.active, unit.sub = "failed", "failed"
+        if on_end is not None:
+            on_end()

@@ -1,0 +1,280 @@
+/* A stand-in for NVIDIA's libnvidia-ml.so.1.
+
+   It has the functions that tunerd/system/nvml.py calls and answers from the text file `nvml-state`
+   that lies in the same folder as the library, read afresh at every call, so that a test can change
+   memory, processes or health of a GPU under a running reader. tests/support/nvml_stub.py writes
+   that file and describes its lines.
+
+   No file: the driver is not loaded. A value `-`: this GPU does not support the question. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    ARGUMENT_VERSION_MISMATCH = 25,
+};
+enum { MAX_GPUS = 16, MAX_PROCESSES = 256, MAX_LINE = 512, HANDLE_BASE = 0x1000 };
+
+typedef unsigned long long bytes;
+typedef void *device;
+
+struct memory_v1 { bytes total, free, used; };
+struct memory_v2 { unsigned version; bytes total, reserved, free, used; };
+struct process { unsigned pid; bytes used; unsigned gpu_instance, compute_instance; };
+
+struct gpu {
+    char name[256], uuid[96];
+    bytes total, reserved, used;
+    int has_memory, used_includes_reserved, is_mig_device;
+    /* Numbers as text, so that `-` can stand for "not supported". */
+    char display[16], mig[16], power[4][16], pcie[4][16], capability[2][16];
+    struct { char list; struct process row; } processes[MAX_PROCESSES];
+    unsigned n_processes;
+};
+
+static struct {
+    char driver[96], cuda[16];
+    int session, n_gpus;
+    struct gpu gpus[MAX_GPUS];
+} state;
+
+static int opened_session = -1;
+
+static const char *state_path(void)
+{
+    static char path[4096];
+    Dl_info self;
+    char *slash;
+    if (!dladdr((void *)state_path, &self) || strlen(self.dli_fname) > sizeof path - 16)
+        return "nvml-state";
+    strcpy(path, self.dli_fname);
+    slash = strrchr(path, '/');
+    strcpy(slash ? slash + 1 : path, "nvml-state");
+    return path;
+}
+
+static void read_gpu_line(struct gpu *gpu, const char *line)
+{
+    char word[16], amount[32];
+    unsigned pid, instance = ~0u;
+    /* Whole words first: a space in a scanf format also matches nothing at all. */
+    if (!strcmp(line, "used_includes_reserved\n")) { gpu->used_includes_reserved = 1; return; }
+    if (!strcmp(line, "mig_device\n")) { gpu->is_mig_device = 1; return; }
+    if (sscanf(line, "name %255[^\n]", gpu->name) == 1) return;
+    if (sscanf(line, "uuid %95s", gpu->uuid) == 1) return;
+    if (sscanf(line, "memory %llu %llu %llu", &gpu->total, &gpu->reserved, &gpu->used) == 3) {
+        gpu->has_memory = 1;
+        return;
+    }
+    if (sscanf(line, "display %15s", gpu->display) == 1) return;
+    if (sscanf(line, "mig %15s", gpu->mig) == 1) return;
+    if (sscanf(line, "power %15s %15s %15s %15s", gpu->power[0], gpu->power[1], gpu->power[2],
+               gpu->power[3]) == 4) return;
+    if (sscanf(line, "pcie %15s %15s %15s %15s", gpu->pcie[0], gpu->pcie[1], gpu->pcie[2],
+               gpu->pcie[3]) == 4) return;
+    if (sscanf(line, "capability %15s %15s", gpu->capability[0], gpu->capability[1]) == 2) return;
+    if (sscanf(line, "process %15s %u %31s %u", word, &pid, amount, &instance) >= 3
+        && gpu->n_processes < MAX_PROCESSES) {
+        gpu->processes[gpu->n_processes].list = word[0];
+        gpu->processes[gpu->n_processes++].row = (struct process){
+            pid, strcmp(amount, "-") ? strtoull(amount, 0, 10) : ~0ull, instance, instance};
+    }
+}
+
+/* Reads the state; returns what `function` must answer for GPU `index` (-1: no GPU in question). */
+static int answer(const char *function, int index)
+{
+    char line[MAX_LINE], failing[128];
+    int code, only, result = SUCCESS, n;
+    FILE *file = fopen(state_path(), "r");
+    if (!file) return DRIVER_NOT_LOADED;
+    memset(&state, 0, sizeof state);
+    while (fgets(line, sizeof line, file)) {
+        if (!strcmp(line, "gpu\n") && state.n_gpus < MAX_GPUS) { state.n_gpus++; continue; }
+        if (state.n_gpus) { read_gpu_line(&state.gpus[state.n_gpus - 1], line); continue; }
+        if (sscanf(line, "driver %95s", state.driver) == 1) continue;
+        if (sscanf(line, "cuda %15s", state.cuda) == 1) continue;
+        if (sscanf(line, "session %d", &state.session) == 1) continue;
+        n = sscanf(line, "fail %127s %d %d", failing, &code, &only);
+        if (n >= 2 && (n == 2 || only == index)
+            && (!strcmp(failing, function) || (!strcmp(failing, "*") && index >= 0)))
+            result = code;
+    }
+    fclose(file);
+    if (strcmp(function, "nvmlInitWithFlags") && opened_session != state.session)
+        return UNINITIALIZED;
+    return result;
+}
+
+static int index_of(device handle) { return (int)((char *)handle - (char *)HANDLE_BASE); }
+
+#define SYSTEM_ANSWER                              \
+    do {                                           \
+        int code_ = answer(__func__, -1);          \
+        if (code_) return code_;                   \
+    } while (0)
+
+#define GPU_ANSWER                                                              \
+    struct gpu *gpu;                                                            \
+    do {                                                                        \
+        int code_ = answer(__func__, index_of(handle));                         \
+        if (code_) return code_;                                                \
+        if (index_of(handle) < 0 || index_of(handle) >= state.n_gpus)           \
+            return INVALID_ARGUMENT;                                            \
+        gpu = &state.gpus[index_of(handle)];                                    \
+    } while (0)
+
+static int number(const char *text, unsigned *out)
+{
+    if (!*text || !strcmp(text, "-")) return NOT_SUPPORTED;
+    *out = (unsigned)strtoul(text, 0, 10);
+    return SUCCESS;
+}
+
+static int words(const char *text, char *out, unsigned size)
+{
+    if (!*text || !strcmp(text, "-")) return NOT_SUPPORTED;
+    if (strlen(text) >= size) return INSUFFICIENT_SIZE;
+    strcpy(out, text);
+    return SUCCESS;
+}
+
+static int list(struct gpu *gpu, char which, unsigned *n, struct process *out)
+{
+    unsigned i, k = 0;
+    for (i = 0; i < gpu->n_processes; i++) k += gpu->processes[i].list == which;
+    if (k == 0) { *n = 0; return SUCCESS; }
+    if (!out || *n < k) { *n = k; return INSUFFICIENT_SIZE; }
+    for (i = k = 0; i < gpu->n_processes; i++)
+        if (gpu->processes[i].list == which) out[k++] = gpu->processes[i].row;
+    *n = k;
+    return SUCCESS;
+}
+
+int nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags;
+    SYSTEM_ANSWER;
+    opened_session = state.session;
+    return SUCCESS;
+}
+
+int nvmlShutdown(void)
+{
+    SYSTEM_ANSWER;
+    opened_session = -1;
+    return SUCCESS;
+}
+
+const char *nvmlErrorString(int code)
+{
+    static char text[64];
+    snprintf(text, sizeof text, "stub error %d", code);
+    return text;
+}
+
+int nvmlSystemGetDriverVersion(char *out, unsigned size)
+{
+    SYSTEM_ANSWER;
+    return words(state.driver, out, size);
+}
+
+int nvmlSystemGetCudaDriverVersion(int *out) { SYSTEM_ANSWER; return number(state.cuda, (unsigned *)out); }
+int nvmlSystemGetCudaDriverVersion_v2(int *out) { SYSTEM_ANSWER; return number(state.cuda, (unsigned *)out); }
+
+int nvmlDeviceGetCount_v2(unsigned *out)
+{
+    SYSTEM_ANSWER;
+    *out = (unsigned)state.n_gpus;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *out)
+{
+    int code = answer(__func__, (int)index);
+    if (code) return code;
+    if ((int)index >= state.n_gpus) return INVALID_ARGUMENT;
+    *out = (char *)HANDLE_BASE + index;
+    return SUCCESS;
+}
+
+int nvmlDeviceIsMigDeviceHandle(device handle, unsigned *out)
+{
+    GPU_ANSWER;
+    *out = (unsigned)gpu->is_mig_device;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetName(device handle, char *out, unsigned size) { GPU_ANSWER; return words(gpu->name, out, size); }
+int nvmlDeviceGetUUID(device handle, char *out, unsigned size) { GPU_ANSWER; return words(gpu->uuid, out, size); }
+
+int nvmlDeviceGetMemoryInfo(device handle, struct memory_v1 *out)
+{
+    GPU_ANSWER;
+    if (!gpu->has_memory) return NOT_SUPPORTED;
+    out->total = gpu->total;
+    out->used = gpu->used + gpu->reserved;
+    out->free = out->total - out->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(device handle, struct memory_v2 *out)
+{
+    GPU_ANSWER;
+    if (out->version != (2u << 24 | sizeof *out)) return ARGUMENT_VERSION_MISMATCH;
+    if (!gpu->has_memory) return NOT_SUPPORTED;
+    out->total = gpu->total;
+    out->reserved = gpu->reserved;
+    out->used = gpu->used + (gpu->used_includes_reserved ? gpu->reserved : 0);
+    out->free = gpu->total - gpu->used - gpu->reserved;
+    return SUCCESS;
+}
+
+#define PROCESS_LIST(NAME, WHICH) \
+    int NAME(device handle, unsigned *n, struct process *out) { GPU_ANSWER; return list(gpu, WHICH, n, out); }
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, 'c')
+PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, 'c')
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, 'g')
+PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, 'g')
+
+#define NUMBER(NAME, FIELD) \
+    int NAME(device handle, unsigned *out) { GPU_ANSWER; return number(gpu->FIELD, out); }
+NUMBER(nvmlDeviceGetDisplayActive, display)
+NUMBER(nvmlDeviceGetPowerManagementLimit, power[0])
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, power[1])
+NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, power[2])
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, pcie[0])
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, pcie[1])
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, pcie[2])
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, pcie[3])
+
+int nvmlDeviceGetPowerManagementLimitConstraints(device handle, unsigned *min, unsigned *max)
+{
+    GPU_ANSWER;
+    *min = 1000;
+    return number(gpu->power[3], max);
+}
+
+int nvmlDeviceGetCudaComputeCapability(device handle, int *major, int *minor)
+{
+    GPU_ANSWER;
+    int code = number(gpu->capability[0], (unsigned *)major);
+    return code ? code : number(gpu->capability[1], (unsigned *)minor);
+}
+
+int nvmlDeviceGetMigMode(device handle, unsigned *current, unsigned *pending)
+{
+    GPU_ANSWER;
+    int code = number(gpu->mig, current);
+    *pending = *current;
+    return code;
+}

@@ -1,0 +1,146 @@
+"""Builds and steers the stand-in for NVIDIA's libnvidia-ml.so.1 (nvml_stub.c).
+
+`python -m tests.support.nvml_stub FOLDER` builds it there with one card, for use with
+`LD_LIBRARY_PATH=FOLDER`.
+
+The state file holds, before the first card: `driver V`, `cuda 13000`, `session N` (another number
+means that the library must be initialised again), `fail FUNCTION CODE [INDEX]` (`*`: every
+question about a card). Then for each card a line `gpu` and: `name`, `uuid`,
+`memory TOTAL RESERVED USED` [bytes], `used_includes_reserved`, `display 0|1|-`, `mig 0|1|-`,
+`mig_device`, `power LIMIT ENFORCED DEFAULT MAX` [mW], `pcie GEN GEN_MAX WIDTH WIDTH_MAX`,
+`capability MAJOR MINOR`, `process compute|graphics PID BYTES|- [INSTANCE]`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.fake_gpu import CUDA_VERSION, DRIVER_VERSION, rtx_4070_super
+from tunerd.core.host import Gpu, GpuProcess
+from tunerd.core.quantity import BYTES_PER_MIB
+
+SONAME = "libnvidia-ml.so.1"
+STATE_NAME = "nvml-state"
+_SOURCE = Path(__file__).with_name("nvml_stub.c")
+
+GPU_IS_LOST = 15
+LIB_RM_VERSION_MISMATCH = 18
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+UNKNOWN = 999
+
+
+def compiler() -> str | None:
+    """The C compiler, if there is one."""
+    return shutil.which("cc")
+
+
+def build(folder: Path, *, without: Sequence[str] = ()) -> Path:
+    """The library in `folder`, without the functions that an old driver would not have."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / SONAME
+    exports = folder / "exports.map"
+    hidden = "".join(f" {name};" for name in without)
+    exports.write_text(f"{{ global: *; {f'local:{hidden}' if hidden else ''} }};\n")
+    subprocess.run(
+        [
+            *(compiler() or "cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"),
+            *(f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={exports}"),
+            *("-o", str(library), str(_SOURCE)),
+        ],
+        check=True,
+        timeout=60,
+    )
+    return library
+
+
+def _number(value: float | None, scale: int = 1) -> str:
+    return "-" if value is None else str(round(value * scale))
+
+
+def process_line(list_name: str, pid: int, used_bytes: int | None, instance: int = 0) -> str:
+    return f"process {list_name} {pid} {'-' if used_bytes is None else used_bytes} {instance}"
+
+
+def _process_lines(process: GpuProcess) -> list[str]:
+    used = None if process.used_mib is None else process.used_mib * BYTES_PER_MIB
+    return [process_line(kind, process.pid, used) for kind in process.kind.split("+")]
+
+
+def gpu_lines(gpu: Gpu) -> list[str]:
+    """The state lines from which a reader reads `gpu` again."""
+    lines = ["gpu", f"name {gpu.name}", f"uuid {gpu.uuid or '-'}"]
+    if gpu.total_mib is not None:
+        sizes = (gpu.total_mib, gpu.reserved_mib or 0, gpu.used_mib or 0)
+        lines.append("memory " + " ".join(str(mib * BYTES_PER_MIB) for mib in sizes))
+    power_w = (gpu.power_limit_w, gpu.power_limit_w, gpu.power_default_w, gpu.power_max_w)
+    pcie = (gpu.pcie_generation, gpu.pcie_generation_max, gpu.pcie_width, gpu.pcie_width_max)
+    lines += [
+        f"display {_number(gpu.display_active)}",
+        f"mig {'-' if gpu.is_mig is not True else '1'}",
+        "power " + " ".join(_number(watts, 1000) for watts in power_w),
+        "pcie " + " ".join(_number(number) for number in pcie),
+        "capability {} {}".format(*(gpu.compute_capability or ("-", "-"))),
+    ]
+    for process in gpu.processes or ():
+        lines += _process_lines(process)
+    return lines
+
+
+@dataclass
+class NvmlWorld:
+    """What the stub library in `folder` answers; every change is there at the next call.
+
+    `session` counts driver reloads; `failures` are `FUNCTION CODE [INDEX]`; `extra` are further
+    lines for the last card.
+    """
+
+    folder: Path
+    gpus: list[Gpu] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+    session: int = 0
+
+    def show(self, *gpus: Gpu, extra: Sequence[str] = ()) -> None:
+        """A loaded driver with these cards, all healthy."""
+        self.gpus, self.failures, self.extra = list(gpus), [], list(extra)
+        self.write()
+
+    def fail(self, function: str, code: int, index: int | None = None) -> None:
+        """From now on this function answers this code, for one card or for all."""
+        self.failures.append(f"{function} {code}" + ("" if index is None else f" {index}"))
+        self.write()
+
+    def reload_driver(self) -> None:
+        """The driver was taken out and put back: open sessions are dead."""
+        self.session += 1
+        self.write()
+
+    def unload_driver(self) -> None:
+        """The driver is not there any more."""
+        (self.folder / STATE_NAME).unlink(missing_ok=True)
+
+    def write(self) -> None:
+        major, minor = CUDA_VERSION.split(".")
+        lines = [
+            f"driver {DRIVER_VERSION}",
+            f"cuda {int(major) * 1000 + int(minor) * 10}",
+            f"session {self.session}",
+            *(f"fail {failure}" for failure in self.failures),
+        ]
+        for gpu in self.gpus:
+            lines += gpu_lines(gpu)
+        fresh = self.folder / f"{STATE_NAME}.new"
+        fresh.write_text("\n".join([*lines, *self.extra]) + "\n")
+        fresh.replace(self.folder / STATE_NAME)
+
+
+if __name__ == "__main__":
+    _folder = Path(sys.argv[1])
+    build(_folder)
+    NvmlWorld(_folder).show(rtx_4070_super())

@@ -1,0 +1,83 @@
+"""A supervisor of its own for a test, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tunerd.core.paths import Paths
+from tunerd.errors import ServiceError
+from tunerd.system import supervisor_wire as wire
+from tunerd.system.process_tree import all_processes, process_stat
+
+_PATIENCE_S = 20.0
+
+
+def local_paths(folder: Path) -> Paths:
+    """Folders of local mode below `folder`."""
+    state = folder / "state"
+    return Paths(
+        config_dir=folder / "config",
+        state_dir=state,
+        runtime_dir=folder / "run",
+        unit_dir=state / "units",
+        runtime_unit_dir=folder / "run/units",
+    )
+
+
+def supervisor_pid(paths: Paths) -> int | None:
+    """The supervisor that answers now."""
+    try:
+        return int(wire.request(paths.runtime_dir, {"op": "ping"}, timeout_s=5)["pid"])
+    except ServiceError:
+        return None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process still runs; a zombie does not."""
+    stat = process_stat(pid)
+    return stat is not None and stat.is_alive
+
+
+def wait_until_gone(*pids: int) -> None:
+    """Wait until none of them runs."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline_s, f"still running: {pids}"
+        time.sleep(0.01)
+
+
+def end_supervisor(paths: Paths, number: int = signal.SIGTERM) -> None:
+    """End the supervisor and wait for that."""
+    pid = supervisor_pid(paths)
+    if pid is not None:
+        os.kill(pid, number)
+        wait_until_gone(pid)
+
+
+def processes_with(text: str) -> set[int]:
+    """Living processes whose command line holds `text`."""
+    found = set()
+    for process in all_processes():
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            if process.is_alive and text.encode() in command and process.pid != os.getpid():
+                found.add(process.pid)
+    return found
+
+
+@contextlib.contextmanager
+def supervised(folder: Path) -> Iterator[Paths]:
+    """Folders for a supervisor; whatever runs below them is gone afterwards."""
+    paths = local_paths(folder)
+    try:
+        yield paths
+    finally:
+        end_supervisor(paths)
+        for pid in processes_with(str(folder)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,228 @@
+"""What a build can do, from its help text alone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.builders import HELP, HELP_OF, capabilities_of
+from tunerd.core.engine import (
+    Effect,
+    Engine,
+    Family,
+    FitStyle,
+    Proof,
+    SpecStyle,
+    parse_devices,
+    parse_version,
+    read_capabilities,
+)
+from tunerd.core.help_text import parse_help
+from tunerd.core.profile import SPECULATION_TYPES
+
+
+def text_of(dialect: str) -> str:
+    return (HELP / f"{HELP_OF[dialect]}.txt").read_text()
+
+
+@pytest.mark.parametrize("dialect", HELP_OF)
+def test_each_captured_build_is_called_by_its_dialect(dialect: str) -> None:
+    assert capabilities_of(dialect).dialect == dialect
+
+
+# Family, style of speculation, style of fit and its default, load mode, defaults of n-max and
+# p-min as the help prints them, port. Source: the captured texts, read by eye.
+EXPECTED = {
+    "main-old": (Family.MAINLINE, SpecStyle.LEGACY, FitStyle.ON_OFF, True, False, 16, 0.75, 8080),
+    "main-pr": (Family.MAINLINE, SpecStyle.SPLIT, FitStyle.ON_OFF, True, False, 16, 0.75, 8080),
+    "main-mid": (Family.MAINLINE, SpecStyle.SPLIT, FitStyle.ON_OFF, True, False, 16, 0.75, 8080),
+    "main-lm": (Family.MAINLINE, SpecStyle.SPLIT, FitStyle.ON_OFF, True, True, 3, 0.0, 8080),
+    "main-0x": (Family.MAINLINE, SpecStyle.SPLIT, FitStyle.ON_OFF, True, True, 3, 0.0, 9931),
+    "ik-may": (Family.IK, SpecStyle.IK_LEGACY, FitStyle.SWITCH, False, False, 16, 0.8, 8080),
+    "ik-now": (Family.IK, SpecStyle.STAGE, FitStyle.SWITCH, False, False, None, None, 8080),
+    "bee-01": (Family.BEE, SpecStyle.SPLIT, FitStyle.ON_OFF, True, False, 16, 0.0, 8080),
+    "bee-03": (Family.BEE, SpecStyle.SPLIT, FitStyle.ON_OFF, True, False, 16, 0.0, 8080),
+    "bee-04": (Family.BEE, SpecStyle.SPLIT, FitStyle.ON_OFF, True, True, 3, 0.0, 8080),
+}
+
+
+@pytest.mark.parametrize("dialect", EXPECTED)
+def test_capabilities_are_those_of_the_build(dialect: str) -> None:
+    found = capabilities_of(dialect)
+    assert EXPECTED[dialect] == (
+        found.family,
+        found.spec_style,
+        found.fit,
+        found.fit_default_on,
+        found.has_load_mode,
+        found.default_n_max,
+        found.default_p_min,
+        found.default_port,
+    )
+
+
+# Which word each build has for each kind; a kind that is not named is not to be had.
+WORDS = {
+    "main-old": {"draft": "draft"},
+    "main-pr": {"mtp": "mtp", "eagle3": "eagle3", "draft": "draft"},
+    "main-mid": {"mtp": "draft-mtp", "eagle3": "draft-eagle3", "draft": "draft-simple"},
+    "main-lm": {"mtp": "draft-mtp", "eagle3": "draft-eagle3", "draft": "draft-simple",
+                "dflash": "draft-dflash", "dspark": "draft-dspark"},
+    "main-0x": {"mtp": "draft-mtp", "eagle3": "draft-eagle3", "draft": "draft-simple",
+                "dflash": "draft-dflash", "dspark": "draft-dspark"},
+    "ik-may": {"mtp": "mtp", "draft": "draft", "dflash": "dflash"},
+    "ik-now": {"mtp": "mtp", "draft": "draft", "dflash": "dflash", "dspark": "dspark"},
+    "bee-01": {"dflash": "dflash"},
+    "bee-03": {"mtp": "draft-mtp", "dflash": "dflash"},
+    "bee-04": {"mtp": "draft-mtp", "eagle3": "draft-eagle3", "draft": "draft-simple",
+               "dflash": "draft-dflash", "dspark": "draft-dspark"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", WORDS)
+def test_kinds_of_speculation_have_the_builds_own_words(dialect: str) -> None:
+    kinds = [kind for kind in SPECULATION_TYPES if "ngram" not in kind and kind != "off"]
+    kinds = [kind for kind in kinds if kind not in {"suffix", "copyspec", "recycle"}]
+    found = {kind: capabilities_of(dialect).spec_word(kind) for kind in kinds}
+    assert {kind: word for kind, word in found.items() if word is not None} == WORDS[dialect]
+
+
+def test_a_build_of_another_name_is_served_by_its_flags() -> None:
+    text = text_of("main-lm").replace("llama", "somebody").replace("LLAMA", "SOMEBODY")
+    found = read_capabilities(parse_help(text))
+    assert found.spec_word("mtp") == "draft-mtp"
+    assert found.has_load_mode
+    assert found.flags == capabilities_of("main-lm").flags
+
+
+def test_a_build_without_known_marks_is_unknown_and_not_refused() -> None:
+    text = (
+        "--ctx-size N                            context (default: 4096)\n"
+        "--port N                                port (default: 1234)\n"
+    )
+    found = read_capabilities(parse_help(text))
+    assert (found.family, found.dialect) == (Family.UNKNOWN, "unknown")
+    assert found.default_port == 1234
+    assert found.spec_word("mtp") is None
+
+
+def test_what_ik_hides_is_known_only_of_ik() -> None:
+    assert "-ngl" in capabilities_of("ik-now").flags
+    assert "-ngl" not in parse_help(text_of("ik-now")).live_spellings
+    assert not capabilities_of("ik-now").lists_gpu_flags
+
+
+def test_kv_types_are_those_of_the_build() -> None:
+    assert "turbo4" in capabilities_of("bee-01").kv_types
+    assert "kvarn8" in capabilities_of("bee-04").kv_types
+    assert "q8_KV" in capabilities_of("ik-now").kv_types
+    assert "q8_KV" not in capabilities_of("main-0x").kv_types
+
+
+@pytest.mark.parametrize(
+    ("text", "semantic", "build", "commit"),
+    [
+        ("version: 9202 (e0de4c241)\nbuilt with GNU 13.3.0 for Linux", None, 9202, "e0de4c241"),
+        ("version: 0.7.0 (build 11669, commit Debian)\n", "0.7.0", 11669, "Debian"),
+        ("version: 0.1.0-dev (build 10459, commit 41971)", "0.1.0-dev", 10459, "41971"),
+        ("version: 0 (unknown)\n", None, 0, "unknown"),
+        (
+            "ggml_cuda_init: found 1 CUDA devices:\n  Device 0: x\nversion: 4522 (40254a51)",
+            None,
+            4522,
+            "40254a51",
+        ),
+    ],
+)
+def test_a_version_is_read_wherever_it_stands(
+    text: str, semantic: str | None, build: int, commit: str
+) -> None:
+    found = parse_version(text)
+    assert found is not None
+    assert (found.semantic, found.build, found.commit) == (semantic, build, commit)
+
+
+@pytest.mark.parametrize("text", ["", "no version", "version: x", "the version: 1 (x)", "\n" * 99])
+def test_a_text_without_a_version_has_none(text: str) -> None:
+    assert parse_version(text) is None
+
+
+def test_devices_are_read_with_their_memory() -> None:
+    found = parse_devices(
+        "Available devices:\n"
+        "  CUDA0: NVIDIA GeForce RTX 4090 (24105 MiB, 23317 MiB free)\n"
+        "  Vulkan1: llvmpipe (LLVM 19.1.7, 256 bits)\n"
+    )
+    assert [(d.name, d.total_mib, d.free_mib) for d in found] == [
+        ("CUDA0", 24105, 23317),
+        ("Vulkan1", None, None),
+    ]
+    assert found[0].description == "NVIDIA GeForce RTX 4090"
+    assert parse_devices("Available devices:\n  (none)\n") == ()
+
+
+MANY = 200_000
+HOSTILE = {
+    "on and off": "--a " + "on-" * MANY,
+    "types": "--spec-type SPEC  types: " + "a, " * MANY + "!",
+    "blanks among types": "--spec-type SPEC  types: " + " " * MANY + "!",
+    "types in brackets": "--spec-type [" + "none|" * MANY,
+    "a huge default": "--port N  (default: " + "9" * MANY + ")\n--spec-draft-n-max N  (default: "
+    + "9" * 1500 + ")\n--spec-draft-p-min N  (default: " + "9" * 1500 + ".5)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_help_text_is_judged_in_no_time(name: str) -> None:
+    began = time.process_time()
+    found = read_capabilities(parse_help(HOSTILE[name]))
+    assert time.process_time() - began < 10.0
+    assert found.default_port is None
+    assert found.default_n_max is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "version: 1.1." + "1" * MANY,
+        "version: " + "1" * MANY,
+        "version: 1" + "1" * 5000 + " (x)",
+        "version: 1.1.1 (build 1" + "1" * 5000 + ", commit x)",
+        "version: 1.1.1" + "x" * MANY + " (build 1, commit x)",
+        "\n" * MANY,
+        " " * MANY,
+        "  C0: x (" + "1" * 5000 + " MiB, 1 MiB free)",
+        "  C0: " + "x" * MANY,
+        "  " + "C" * MANY + "0: x",
+    ],
+    ids=str.__len__,
+)
+def test_a_hostile_version_or_list_of_devices_is_read_in_no_time(text: str) -> None:
+    began = time.process_time()
+    version = parse_version(text)
+    devices = parse_devices(text)
+    assert time.process_time() - began < 10.0
+    assert version is None
+    assert all(device.total_mib is None for device in devices)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(text_of("main-lm").splitlines() + text_of("ik-now").splitlines())))
+def test_any_mixture_of_lines_has_some_capabilities(lines: list[str]) -> None:
+    found = read_capabilities(parse_help("\n".join(lines)))
+    for kind in SPECULATION_TYPES:
+        word = found.spec_word(kind)
+        assert word is None or word in {"mtp", "draft"} or word in found.spec_types
+
+
+def test_a_feature_without_a_proof_is_untried() -> None:
+    proof = Proof("mtp", Effect.PROVED, "12 drafted")
+    engine = Engine(
+        "x", HELP, "test", identity=None, version=None, capabilities=None, proofs=(proof,),
+        problem=None,
+    )  # fmt: skip
+    assert engine.proof("mtp") is proof
+    assert engine.proof("p-min").effect is Effect.UNTRIED

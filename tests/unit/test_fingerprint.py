@@ -1,0 +1,219 @@
+"""What a fingerprint is equal to, what it is not, and how it says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunerd.core.fingerprint import (
+    Fingerprint,
+    FingerprintPart,
+    changes,
+    difference,
+    fingerprint_from_json,
+    holds,
+    models_sha256,
+)
+from tunerd.core.fingerprint_arguments import (
+    argument_changes,
+    arguments_sha256,
+    compared_arguments,
+    compared_environment,
+    without_secrets,
+)
+
+FULL = Fingerprint(
+    engine_sha256="1a2b3c4d5e6f7788",
+    driver_version="560.35.03",
+    gpu_names=("NVIDIA GeForce RTX 3090 Ti",),
+    power_limits_w=(450.0,),
+    cpu_model="AMD Ryzen 7 9700X",
+    model_sha256="aa" * 32,
+    template_sha256="bb" * 32,
+    arguments_sha256="cc" * 32,
+    workload_sha256="dd" * 32,
+    tunerd_version="0.1.0",
+)
+ARGV = ("/opt/llama-server", "--model", "/m/a.gguf", "--alias", "a", "--host", "::",
+        "--port", "8080", "--ctx-size", "8192", "--temp", "-1", "--api-key-file", "/k")  # fmt: skip
+
+TEXTS = st.none() | st.text(max_size=20)
+FINGERPRINTS = st.builds(
+    Fingerprint,
+    engine_sha256=TEXTS,
+    driver_version=TEXTS,
+    gpu_names=st.none() | st.lists(st.text(max_size=10), max_size=3).map(tuple),
+    power_limits_w=st.none()
+    | st.lists(st.none() | st.floats(0, 1000), max_size=3).map(
+        lambda watts: tuple(None if watt is None else round(watt, 1) for watt in watts)
+    ),
+    cpu_model=TEXTS,
+    model_sha256=TEXTS,
+    template_sha256=TEXTS,
+    arguments_sha256=TEXTS,
+    workload_sha256=TEXTS,
+    tunerd_version=TEXTS,
+)
+
+
+@given(FINGERPRINTS)
+def test_a_fingerprint_survives_json(fingerprint: Fingerprint) -> None:
+    text = json.dumps(fingerprint.to_json())
+    back = fingerprint_from_json(json.loads(text))
+    assert back == fingerprint
+    assert back.sha256 == fingerprint.sha256
+
+
+@given(FINGERPRINTS, FINGERPRINTS)
+def test_fingerprints_differ_in_their_hash_exactly_when_a_part_differs(
+    one: Fingerprint, other: Fingerprint
+) -> None:
+    assert (one.sha256 == other.sha256) == (one == other)
+    assert one == other or difference(one, other) or _differ_in_a_limit_that_is_unknown(one, other)
+
+
+def _differ_in_a_limit_that_is_unknown(one: Fingerprint, other: Fingerprint) -> bool:
+    """Whether all that differs is which of several power limits could not be read."""
+    rest = replace(one, power_limits_w=other.power_limits_w)
+    return rest == other and None in (*(one.power_limits_w or (None,)),
+                                      *(other.power_limits_w or (None,)))  # fmt: skip
+
+
+def test_the_hash_of_a_fingerprint_does_not_change_between_versions() -> None:
+    """Stored evidence is found by it."""
+    assert FULL.sha256 == ("a25f8596901635e3396328f8be42f28d05c1d6a05dc1e6f116be0d60f08fdcf9")
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Fingerprint)])
+def test_every_part_that_changes_is_named(field: str) -> None:
+    changed = replace(FULL, **{field: None})
+    (change,) = changes(FULL, changed)
+    assert not change.is_known
+    assert "cannot be told now; it was" in change.text
+    (change,) = changes(changed, FULL)
+    assert "was not known; it is" in change.text
+
+
+def test_a_change_is_said_in_words_with_both_values() -> None:
+    now = replace(
+        FULL,
+        driver_version="570.10",
+        power_limits_w=(350.0,),
+        gpu_names=(),
+        engine_sha256="ffeeddccbbaa99887766",
+    )
+    assert difference(FULL, now) == (
+        "engine changed: 1a2b3c4d5e6f -> ffeeddccbbaa",
+        "driver changed: 560.35.03 -> 570.10",
+        "GPU changed: NVIDIA GeForce RTX 3090 Ti -> none",
+        "power limit changed: 450 W -> 350 W",
+    )
+
+
+def test_evidence_holds_where_only_tunerd_is_newer() -> None:
+    newer = replace(FULL, tunerd_version="0.2.0")
+    assert holds(FULL, newer) is True
+    (change,) = changes(FULL, newer)
+    assert change.part is FingerprintPart.TUNERD
+    assert change.is_remark
+
+
+def test_evidence_does_not_hold_where_a_part_changed_even_if_another_is_unknown() -> None:
+    now = replace(FULL, driver_version=None, power_limits_w=(300.0,))
+    assert holds(FULL, now) is False
+    assert holds(FULL, replace(FULL, driver_version=None)) is None
+
+
+def test_a_limit_that_moves_in_the_second_decimal_is_the_same_limit() -> None:
+    assert replace(FULL, power_limits_w=(450.04,)).sha256 == FULL.sha256
+    assert difference(FULL, replace(FULL, power_limits_w=(450.04,))) == ()
+    assert difference(FULL, replace(FULL, power_limits_w=(450.1,))) != ()
+
+
+def test_memory_depends_on_neither_power_limit_nor_workload() -> None:
+    same = replace(FULL, power_limits_w=None, workload_sha256=None, tunerd_version="9")
+    assert same.memory_key == FULL.memory_key
+    for field in ("engine_sha256", "driver_version", "gpu_names", "model_sha256",
+                  "arguments_sha256"):  # fmt: skip
+        assert replace(FULL, **{field: None}).memory_key is None
+    assert replace(FULL, arguments_sha256="other").memory_key != FULL.memory_key
+
+
+def test_without_a_gpu_no_driver_is_missing() -> None:
+    bare = replace(FULL, gpu_names=(), driver_version=None)
+    assert bare.memory_key is not None
+    assert replace(bare, gpu_names=None).memory_key is None
+
+
+def test_how_a_server_is_reached_does_not_change_its_arguments() -> None:
+    elsewhere = ("/usr/bin/llama-server", "-m", "/other/b.gguf", "-a", "b", "--host", "127.0.0.1",
+                 "--port", "9999", "-c", "8192", "--temp", "-1", "--api-key", "secret")  # fmt: skip
+    assert arguments_sha256(ARGV) == arguments_sha256(elsewhere)
+    assert "secret" not in str(compared_arguments(elsewhere))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [("--ctx-size", "4096"), ("--no-mmap",), ("--temp", "1"), ("--spec-type", "mtp")],
+)
+def test_any_other_argument_changes_the_hash(more: tuple[str, ...]) -> None:
+    assert arguments_sha256((*ARGV, *more)) != arguments_sha256(ARGV)
+
+
+def test_the_order_of_flags_does_not_matter_but_that_of_one_flags_values_does() -> None:
+    one = ("p", "--a", "1", "--b", "2", "--ot", "x", "--ot", "y")
+    assert arguments_sha256(one) == arguments_sha256(("p", "--b", "2", "--ot", "x", "--a", "1",
+                                                      "--ot", "y"))  # fmt: skip
+    assert arguments_sha256(one) != arguments_sha256(("p", "--a", "1", "--b", "2", "--ot", "y",
+                                                      "--ot", "x"))  # fmt: skip
+
+
+def test_variables_count_but_not_the_secret_ones() -> None:
+    plain = arguments_sha256(ARGV)
+    assert arguments_sha256(ARGV, {"LLAMA_API_KEY": "x", "LLAMA_ARG_PORT": "1"}) == plain
+    assert arguments_sha256(ARGV, {"GGML_CUDA_DISABLE_GRAPHS": "1"}) != plain
+
+
+def test_secrets_are_neither_compared_nor_kept() -> None:
+    argv = ("p", "--api-key", "k1", "-c", "8", "--hf-token", "t1", "--api_key", "k2")
+    assert without_secrets(argv) == ("p", "--api-key", "[secret]", "-c", "8", "--hf-token",
+                                     "[secret]", "--api_key", "[secret]")  # fmt: skip
+    assert arguments_sha256(without_secrets(argv)) == arguments_sha256(argv)
+    environment = {"MY_TOKEN": "hush", "GGML_X": "1", "LLAMA_API_KEY": "k"}
+    kept = compared_environment(environment)
+    assert set(kept) == {"MY_TOKEN", "GGML_X"}
+    assert kept["GGML_X"] == "1"
+    assert "hush" not in kept["MY_TOKEN"]
+    assert arguments_sha256(argv, kept) == arguments_sha256(argv, environment)
+    assert arguments_sha256(argv, {**environment, "MY_TOKEN": "x"}) != arguments_sha256(argv, kept)
+
+
+def test_no_arguments_are_unknown_arguments() -> None:
+    assert arguments_sha256(()) is None
+
+
+def test_what_differs_between_two_command_lines_is_said_in_words() -> None:
+    now = ("x", "--ctx-size", "16384", "--temp", "-1", "--no-mmap")
+    assert argument_changes(ARGV, now) == ("--ctx-size 8192 -> 16384", "--no-mmap added")
+    assert argument_changes(now, ARGV) == ("--ctx-size 16384 -> 8192", "--no-mmap removed")
+    assert argument_changes(ARGV, ARGV) == ()
+
+
+def test_all_models_of_a_command_count() -> None:
+    assert models_sha256(("a",)) == "a"
+    assert models_sha256(("a", "b")) != models_sha256(("b", "a"))
+    assert models_sha256(("a", None)) is None
+    assert models_sha256(()) is None
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"schema": 2}, {"schema": 1, "engine_sha256": 5}, {"schema": "1"}]
+)
+def test_what_is_no_fingerprint_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"fingerprint|text"):
+        fingerprint_from_json(data)

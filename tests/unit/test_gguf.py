@@ -1,0 +1,312 @@
+"""The header reader: what it keeps, and every way in which a file is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import replace
+
+import pytest
+
+from tests.support.gguf_bytes import (
+    MemorySource,
+    gguf,
+    number,
+    pair,
+    string,
+    tensor,
+    text,
+)
+from tunerd.core.gguf import ArrayValue, Header, LongText, ValueType, read_header
+from tunerd.core.gguf_source import LIMITS
+from tunerd.errors import ModelFileError
+
+F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8
+UNKNOWN_TYPE = 4242
+
+
+def read(content: bytes, **limits: int) -> Header:
+    return read_header(MemorySource(content), replace(LIMITS, **limits))
+
+
+def refused(content: bytes, **limits: int) -> ModelFileError:
+    with pytest.raises(ModelFileError) as caught:
+        read(content, **limits)
+    return caught.value
+
+
+def test_values_of_every_type_are_kept() -> None:
+    pairs = [
+        pair("a", ValueType.UINT8, 255),
+        pair("b", ValueType.INT8, -128),
+        pair("c", ValueType.UINT16, 65535),
+        pair("d", ValueType.INT16, -32768),
+        pair("e", ValueType.UINT32, 2**32 - 1),
+        pair("f", ValueType.INT32, -(2**31)),
+        pair("g", ValueType.FLOAT32, 0.5),
+        pair("h", ValueType.BOOL, True),
+        pair("i", ValueType.STRING, "größe"),
+        pair("j", ValueType.UINT64, 2**64 - 1),
+        pair("k", ValueType.INT64, -(2**63)),
+        pair("l", ValueType.FLOAT64, 0.1),
+        pair("m", ValueType.ARRAY, (ValueType.INT32, [3, -4, 5])),
+    ]
+
+    header = read(gguf(pairs))
+
+    assert header.metadata == {
+        "a": 255,
+        "b": -128,
+        "c": 65535,
+        "d": -32768,
+        "e": 2**32 - 1,
+        "f": -(2**31),
+        "g": 0.5,
+        "h": True,
+        "i": "größe",
+        "j": 2**64 - 1,
+        "k": -(2**63),
+        "l": 0.1,
+        "m": ArrayValue(ValueType.INT32, 3, (3, -4, 5)),
+    }
+    assert header.metadata["h"] is True
+
+
+def test_of_a_vocabulary_only_the_length_is_kept() -> None:
+    words = [f"word{n}" for n in range(5000)]
+
+    header = read(gguf([pair("words", ValueType.ARRAY, (ValueType.STRING, words)), number("n", 7)]))
+
+    assert header.metadata["words"] == ArrayValue(ValueType.STRING, 5000, None)
+    assert header.metadata["n"] == 7
+
+
+def test_strings_that_cross_the_edges_of_chunks_are_passed_whole() -> None:
+    words = [b"x" * size for size in (0, 1, 1024 * 1024 - 9, 3, 2 * 1024 * 1024 + 5, 0, 7)]
+
+    header = read(gguf([pair("words", ValueType.ARRAY, (ValueType.STRING, words)), number("n", 7)]))
+
+    assert header.metadata["words"] == ArrayValue(ValueType.STRING, len(words), None)
+    assert header.metadata["n"] == 7
+
+
+@pytest.mark.parametrize("shift", range(-40, 8))
+def test_the_hash_misses_no_byte_at_the_edge_of_a_chunk(shift: int) -> None:
+    chunk = 1024 * 1024
+    before = len(gguf([pair("words", ValueType.ARRAY, (ValueType.STRING, [b""]))]))
+    words = [b"x" * (chunk - before + shift + extra) for extra in (0, 1, 2)]
+    content = gguf([pair("words", ValueType.ARRAY, (ValueType.STRING, words)), number("n", 7)])
+
+    header = read(content)
+
+    assert header.sha256 == hashlib.sha256(content[: header.n_bytes]).hexdigest()
+
+
+def test_a_long_array_keeps_its_length_alone() -> None:
+    header = read(gguf([pair("long", ValueType.ARRAY, (ValueType.UINT8, [1] * 1025))]))
+
+    assert header.metadata["long"] == ArrayValue(ValueType.UINT8, 1025, None)
+
+
+def test_nested_arrays_are_passed_over() -> None:
+    inner = (ValueType.ARRAY, [(ValueType.STRING, ["a", "b"]), (ValueType.UINT8, [1, 2, 3])])
+
+    header = read(gguf([pair("deep", ValueType.ARRAY, inner), number("n", 7)]))
+
+    assert header.metadata["deep"] == ArrayValue(ValueType.ARRAY, 2, None)
+    assert header.metadata["n"] == 7
+
+
+def test_a_long_text_is_passed_over_and_a_damaged_one_is_mended() -> None:
+    pairs = [text("json", "x" * 200), pair("bad", ValueType.STRING, b"a\xff\xfeb")]
+
+    header = read(gguf(pairs), text_bytes=100)
+
+    assert header.metadata["json"] == LongText(200)
+    assert header.metadata["bad"] == "a\ufffd\ufffdb"
+
+
+def test_tensors_have_their_bytes_whatever_their_type() -> None:
+    table = [
+        tensor("a", (64, 3), F32, 0),
+        tensor("b", (64, 2), Q4_0, 768),
+        tensor("c", (5,), UNKNOWN_TYPE, 864),
+        tensor("d", (32,), Q8_0, 1024),
+    ]
+
+    header = read(gguf([], table, data=1024 + 34))
+
+    assert [one.n_bytes for one in header.tensors] == [768, 72, 160, 34]
+    assert [one.name for one in header.tensors] == ["a", "b", "c", "d"]
+    assert header.tensors[0].dims == (64, 3)
+
+
+def test_the_hash_is_over_header_and_table_alone() -> None:
+    content = gguf([text("general.architecture", "llama")], [tensor("t", (4,), F32, 0)], data=16)
+    header = read(content)
+
+    other_data = content[:-1] + b"\x01"
+    other_table = content.replace(b"llama", b"llame")
+
+    assert header.sha256 == hashlib.sha256(content[: header.n_bytes]).hexdigest()
+    assert read(other_data).sha256 == header.sha256
+    assert read(other_table).sha256 != header.sha256
+
+
+def test_tensor_data_is_never_read() -> None:
+    content = gguf([], [tensor("t", (1024, 1024), F32, 0)], data=4 * 1024 * 1024)
+    source = MemorySource(content)
+
+    read_header(source)
+
+    assert sum(source.reads) <= 1024 * 1024
+
+
+def test_another_alignment_is_followed() -> None:
+    pairs = [number("general.alignment", 64)]
+    table = [tensor("a", (1,), F32, 0), tensor("b", (1,), F32, 64)]
+
+    header = read(gguf(pairs, table, data=68, alignment=64))
+
+    assert header.alignment == 64
+    assert header.data_offset % 64 == 0
+
+
+def test_version_2_is_read() -> None:
+    assert read(gguf([number("n", 1)], version=2)).metadata == {"n": 1}
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8, 20, 24, 30, 44, 60])
+def test_a_truncated_file_is_refused_with_its_offset(length: int) -> None:
+    content = gguf([text("general.architecture", "llama"), number("n", 7)])
+
+    error = refused(content[:length])
+
+    assert "damaged at byte" in error.message
+    assert "made.gguf" in error.message
+    assert error.hint is not None
+    assert int(error.message.split("at byte ")[1].split(",")[0]) <= length
+
+
+def test_a_file_without_all_its_data_is_refused_with_the_size_it_should_have() -> None:
+    content = gguf([], [tensor("t", (1024,), F32, 0)], data=4096)
+
+    error = refused(content[:-1])
+
+    assert "tensor `t` ends beyond the file" in error.message
+    assert error.cause == f"expected a file of {len(content)} bytes, it has {len(content) - 1}"
+
+
+def test_another_format_is_named_as_such() -> None:
+    error = refused(b"PK\x03\x04" + bytes(100))
+
+    assert error.message == "not a GGUF file: `made.gguf`"
+
+
+def test_a_big_endian_file_is_named_as_such() -> None:
+    error = refused(b"GGUF" + struct.pack(">I", 3) + bytes(100))
+
+    assert "byte order" in error.message
+
+
+@pytest.mark.parametrize("version", [0, 1, 4, 2**31])
+def test_other_versions_are_refused(version: int) -> None:
+    assert f"GGUF version {version}" in refused(gguf(version=version)).message
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (gguf(n_pairs=2**64 - 1), "the number of keys is 18446744073709551615"),
+        (gguf(n_tensors=2**63), "the number of tensors is 9223372036854775808"),
+        (gguf([number("n", 1), number("n", 2)]), "key `n` comes twice"),
+        (gguf([string("k") + struct.pack("<I", 13)]), "`k` has the unknown type 13"),
+        (gguf([pair(b"\xff\xfe", ValueType.BOOL, True)]), "a key is no UTF-8"),
+        (gguf([struct.pack("<Q", 0)]), "a key has 0 bytes"),
+        (gguf([struct.pack("<Q", 2**40)]), f"a key has {2**40} bytes"),
+        (
+            gguf([string("k") + struct.pack("<IQ", ValueType.STRING, 2**62)]),
+            "`k` goes beyond the end of the file",
+        ),
+        (
+            gguf([string("k") + struct.pack("<IIQ", ValueType.ARRAY, ValueType.FLOAT64, 2**61)]),
+            "`k` goes beyond the end of the file",
+        ),
+        (
+            gguf([string("k") + struct.pack("<IIQ", ValueType.ARRAY, ValueType.STRING, 2**60)]),
+            "`k` brings the strings in arrays to",
+        ),
+        (
+            gguf([string("k") + struct.pack("<IIQ", ValueType.ARRAY, ValueType.ARRAY, 2**60)]),
+            "`k` brings the arrays in arrays to",
+        ),
+        (
+            gguf([string("k") + struct.pack("<IIQQ", ValueType.ARRAY, ValueType.STRING, 1, 2**63)]),
+            "`k` goes beyond the end of the file",
+        ),
+        (gguf([number("general.alignment", 48)], alignment=16), "`general.alignment` is 48"),
+        (gguf([number("general.alignment", 0)]), "`general.alignment` is 0"),
+        (gguf([text("general.alignment", "32")]), "`general.alignment` is no number"),
+        (
+            gguf([], [tensor("t", (4,), F32, 0), tensor("t", (4,), F32, 32)], data=64),
+            "tensor `t` comes twice",
+        ),
+        (
+            gguf([], [tensor("t", (1, 1, 1, 1, 1), F32, 0)], data=4),
+            "tensor `t` has 5 dimensions",
+        ),
+        (gguf([], [tensor("t", (33,), Q4_0, 0)], data=64), "rows of tensor `t` have 33 values"),
+        (gguf([], [tensor("t", (4,), F32, 16)], data=64), "tensor `t` starts at 16"),
+        (
+            gguf([], [tensor("t", (2**63, 2**63, 2**63, 2**63), F32, 0)], data=64),
+            "tensor `t` ends beyond the file",
+        ),
+        (
+            gguf([], [tensor("t", (4,), F32, 2**64 - 32)], data=64),
+            "tensor `t` ends beyond the file",
+        ),
+        (
+            gguf([], [tensor("a", (16,), F32, 0), tensor("b", (4,), F32, 32)], data=64),
+            "tensor `a` lies over the next one",
+        ),
+        (gguf([], [tensor("n" * 64, (4,), F32, 0)], data=16), "a tensor name has 64 bytes"),
+        (gguf([], [tensor(b"\xc3", (4,), F32, 0)], data=16), "a tensor name is no UTF-8"),
+        (gguf([], [string("t") + struct.pack("<I", 2**31)]), "tensor `t` has 2147483648 dim"),
+    ],
+)
+def test_a_hostile_field_is_refused_by_name(content: bytes, problem: str) -> None:
+    error = refused(content)
+
+    assert problem in error.message
+    assert error.cause is not None
+
+
+def test_arrays_may_not_nest_without_end() -> None:
+    nested = struct.pack("<IQ", ValueType.UINT8, 0)
+    for _ in range(1000):
+        nested = struct.pack("<IQ", ValueType.ARRAY, 1) + nested
+
+    error = refused(gguf([string("k") + struct.pack("<I", ValueType.ARRAY) + nested]))
+
+    assert "`k` nests arrays too deeply" in error.message
+
+
+def test_a_header_beyond_the_limit_is_refused_without_reading_it() -> None:
+    words = [b"x" * 1000] * 4000
+    content = gguf([pair("words", ValueType.ARRAY, (ValueType.STRING, words))])
+    source = MemorySource(content)
+
+    with pytest.raises(ModelFileError, match="largest header"):
+        read_header(source, replace(LIMITS, header_bytes=1_000_000))
+
+    assert sum(source.reads) <= 1_000_000
+
+
+def test_many_long_texts_are_not_all_kept() -> None:
+    pairs = [text(f"k{n}", "x" * 1000) for n in range(100)]
+
+    header = read(gguf(pairs), kept_text_bytes=10_000)
+
+    kept = [one for one in header.metadata.values() if isinstance(one, str)]
+    assert len(kept) == 10
+    assert len(header.metadata) == 100

@@ -1,0 +1,160 @@
+"""Whatever the bytes are, reading a header ends with an answer or a refusal, soon and in little room."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.support.gguf_bytes import MemorySource, gguf, number, pair, tensor, text
+from tunerd.core.gguf import ValueType, read_header
+from tunerd.core.gguf_source import LIMITS
+from tunerd.errors import ModelFileError
+
+_RELAXED = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # fmt: skip
+
+# Measuring memory slows the walk down fiftyfold, so it has less to walk over.
+_FEWER = replace(LIMITS, strings=100_000, arrays=10_000, header_bytes=32 * 1024 * 1024)
+
+
+@cache
+def _whole() -> bytes:
+    pairs = [
+        text("general.architecture", "llama"),
+        number("llama.block_count", 2),
+        pair("words", ValueType.ARRAY, (ValueType.STRING, ["a", "bc", "", "def"])),
+        pair("scores", ValueType.ARRAY, (ValueType.FLOAT32, [0.5, -1.0])),
+        pair("deep", ValueType.ARRAY, (ValueType.ARRAY, [(ValueType.UINT8, [1, 2])])),
+        pair("flag", ValueType.BOOL, True),
+    ]
+    table = [
+        tensor("token_embd.weight", (32, 4), 8, 0),
+        tensor("blk.0.attn_norm.weight", (32,), 0, 160),
+        tensor("blk.1.attn_norm.weight", (32,), 0, 288),
+    ]
+    return gguf(pairs, table, data=416)
+
+
+def _read(content: bytes) -> None:
+    """Either it is a header, or it is refused with its name; nothing else may come out."""
+    try:
+        header = read_header(MemorySource(content))
+    except ModelFileError as error:
+        said = error.message
+    else:
+        said = "made.gguf"
+        ends = [header.data_offset + one.offset + one.n_bytes for one in header.tensors]
+        assert max(ends, default=0) <= len(content)
+    assert "made.gguf" in said
+
+
+@_RELAXED
+@given(st.binary(max_size=400))
+@example(b"")
+@example(b"GGUF")
+def test_random_bytes_are_refused(content: bytes) -> None:
+    _read(content)
+
+
+@_RELAXED
+@given(st.binary(max_size=400))
+def test_random_bytes_after_a_right_beginning_are_survived(content: bytes) -> None:
+    _read(b"GGUF" + struct.pack("<IQQ", 3, 2, 5) + content)
+
+
+@_RELAXED
+@given(st.integers(min_value=0), st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255))))
+def test_a_damaged_file_is_survived(cut: int, changes: list[tuple[int, int]]) -> None:
+    content = bytearray(_whole())
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    _read(bytes(content[: cut % (len(content) + 1)] if cut else content))
+
+
+@_RELAXED
+@given(st.integers(min_value=0), st.sampled_from([2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1]))
+def test_a_length_of_any_size_anywhere_is_survived(place: int, length: int) -> None:
+    content = bytearray(_whole())
+    place %= len(content) - 8
+    content[place : place + 8] = struct.pack("<Q", length)
+    _read(bytes(content))
+
+
+@pytest.mark.parametrize("length", range(0, len(_whole()) - 416, 7))
+def test_a_file_that_was_cut_off_anywhere_is_refused(length: int) -> None:
+    with pytest.raises(ModelFileError):
+        read_header(MemorySource(_whole()[:length]))
+
+
+class _Endless:
+    """A source that has as many bytes as a header may have, all made on the spot."""
+
+    name = "made.gguf"
+    size = 2**40
+
+    def __init__(self, start: bytes, filler: bytes) -> None:
+        self._start = start
+        self._filler = filler
+
+    def read_at(self, offset: int, count: int) -> bytes:
+        begin = self._start[offset : offset + count]
+        shift = max(0, offset - len(self._start)) % len(self._filler)
+        times = count // len(self._filler) + 2
+        return begin + (self._filler * times)[shift : shift + count - len(begin)]
+
+
+def _begin(n_tensors: int, n_keys: int) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, n_tensors, n_keys)
+
+
+@pytest.mark.parametrize(
+    ("start", "filler"),
+    [
+        # As many empty strings as are walked over.
+        (
+            _begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.strings),
+            struct.pack("<Q", 0),
+        ),
+        # Strings of a kilobyte until the header is too long.
+        (
+            _begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.strings),
+            struct.pack("<Q", 1016) + b"x" * 1016,
+        ),
+        # As many arrays of one byte as may be.
+        (
+            _begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 9, _FEWER.arrays),
+            struct.pack("<IQB", 0, 1, 7),
+        ),
+        # An array of numbers as long as the header may be.
+        (_begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 0, 20_000_000), b"\0" * 4096),
+    ],
+)
+def test_the_largest_claims_are_answered_in_little_memory(start: bytes, filler: bytes) -> None:
+    tracemalloc.start()
+    with suppress(ModelFileError):
+        read_header(_Endless(start, filler), _FEWER)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 16 * 1024 * 1024
+
+
+def test_many_names_take_bounded_memory() -> None:
+    keys = b"".join(struct.pack("<Q8sIB", 8, b"%08d" % n, 7, 1) for n in range(20_000))
+    content = _begin(0, 20_000) + keys
+
+    tracemalloc.start()
+    header = read_header(MemorySource(content))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert len(header.metadata) == 20_000
+    assert peak < 10 * 1024 * 1024

@@ -1,0 +1,451 @@
+"""Odd machines, as trees of /proc and /sys files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
+from tunerd.system.cpu import parse_cpu_list
+from tunerd.system.host import (
+    boot_id,
+    is_in_container,
+    memlock_limit_of,
+    memory_of,
+    process_name,
+    read_cpu,
+    read_host,
+    read_memory,
+    unit_of,
+)
+
+MEMINFO = """\
+MemTotal:       32768000 kB
+MemFree:         1024000 kB
+MemAvailable:   20480000 kB
+SwapTotal:       8192000 kB
+SwapFree:        8000000 kB
+"""
+LIMITS = """\
+Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max locked memory         8388608              unlimited            bytes
+Max file locks            unlimited            unlimited            locks
+"""
+INITIAL_NAMESPACE = "pid:[4026531836]"
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for path, text in files.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    return root
+
+
+def plant_pid_namespace(root: Path, name: str) -> None:
+    link = root / "proc/self/ns/pid"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(name)
+
+
+def cpuinfo(n_cpus: int, *, flags: str = "fpu pni avx avx2 fma f16c", name: str = "Ryzen") -> str:
+    block = "processor\t: {}\nmodel name\t: {}\nphysical id\t: 0\ncore id\t: {}\nflags\t\t: {}\n\n"
+    return "".join(block.format(cpu, name, cpu // 2, flags) for cpu in range(n_cpus))
+
+
+def topology(siblings: list[str], *, file: str = "core_cpus_list") -> dict[str, str]:
+    """`siblings[n]`: the list file of CPU n."""
+    folder = "sys/devices/system/cpu"
+    return {
+        f"{folder}/online": f"0-{len(siblings) - 1}\n",
+        **{f"{folder}/cpu{cpu}/topology/{file}": text + "\n" for cpu, text in enumerate(siblings)},
+    }
+
+
+def test_an_empty_tree_is_all_unknown(tmp_path: Path) -> None:
+    host = read_host(FakeGpuReader(rtx_4070_super()), root=tmp_path)
+
+    assert host.gpus == (rtx_4070_super(),)
+    cpu, memory = host.cpu, host.memory
+    assert (cpu.model, cpu.physical_cores, cpu.logical_cores, cpu.simd) == (None,) * 4
+    assert (memory.total_mib, memory.available_mib, memory.memlock_mib) == (None,) * 3
+    assert (memory.swap_total_mib, memory.swap_used_mib, memory.memlock_unlimited) == (None,) * 3
+    assert (host.kernel, host.hostname, host.in_container) == (None,) * 3
+
+
+def test_what_could_not_be_told_about_gpus_is_passed_on(tmp_path: Path) -> None:
+    reader = FakeGpuReader()
+    reader.hide("the NVIDIA kernel driver is not loaded")
+
+    host = read_host(reader, root=tmp_path)
+
+    assert (host.gpus, host.gpu_problem) == (None, "the NVIDIA kernel driver is not loaded")
+
+
+def test_a_plain_machine_is_read(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/limits": LIMITS,
+            "proc/sys/kernel/osrelease": "6.12.48-amd64\n",
+            "proc/sys/kernel/hostname": "workstation\n",
+            "proc/sys/kernel/random/boot_id": "65ccfcbd-efe7-4ebe-a1b3-21185810d531\n",
+        },
+    )
+    plant_pid_namespace(tmp_path, INITIAL_NAMESPACE)
+
+    host = read_host(FakeGpuReader(), root=tmp_path)
+
+    memory = host.memory
+    assert (memory.total_mib, memory.available_mib) == (32000, 20000)
+    assert (memory.swap_total_mib, memory.swap_used_mib) == (8000, 188)
+    assert (memory.memlock_mib, memory.memlock_unlimited) == (8, False)
+    assert (host.kernel, host.hostname) == ("6.12.48-amd64", "workstation")
+    assert host.in_container is False
+    assert boot_id(tmp_path) == "65ccfcbd-efe7-4ebe-a1b3-21185810d531"
+
+
+def test_no_swap_is_zero_and_not_unknown(tmp_path: Path) -> None:
+    plant(tmp_path, {"proc/meminfo": "SwapTotal: 0 kB\nSwapFree: 0 kB\n"})
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.swap_total_mib, memory.swap_used_mib) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("soft", "mib", "unlimited"),
+    [("unlimited", None, True), ("65536", 0, False), ("0", 0, False), ("?", None, None)],
+)
+def test_the_soft_memlock_limit_is_what_counts(
+    tmp_path: Path, soft: str, mib: int | None, unlimited: bool | None
+) -> None:
+    plant(tmp_path, {"proc/self/limits": LIMITS.replace("8388608 ", f"{soft} ")})
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.memlock_mib, memory.memlock_unlimited) == (mib, unlimited)
+
+
+def test_the_memlock_limit_of_another_process_is_its_own(tmp_path: Path) -> None:
+    unlimited = LIMITS.replace("8388608 ", "unlimited ")
+    plant(tmp_path, {"proc/self/limits": LIMITS, "proc/77/limits": unlimited})
+
+    limit = memlock_limit_of(77, root=tmp_path)
+
+    assert limit is not None
+    assert (limit.mib, limit.is_unlimited) == (None, True)
+    assert memlock_limit_of(78, root=tmp_path) is None
+
+
+def test_a_container_limit_bounds_total_and_available(tmp_path: Path) -> None:
+    mib = 1024 * 1024
+    plant(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": f"{8000 * mib}\n",
+            "sys/fs/cgroup/memory.current": f"{5000 * mib}\n",
+            "sys/fs/cgroup/memory.stat": f"anon 1\nactive_file 3\ninactive_file {1000 * mib}\n",
+        },
+    )
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.total_mib, memory.available_mib) == (8000, 4000)
+
+
+def test_a_limit_above_the_machine_changes_nothing(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": f"{1 << 50}\n",
+            "sys/fs/cgroup/memory.current": "0\n",
+        },
+    )
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.total_mib, memory.available_mib) == (32000, 20000)
+
+
+def test_the_old_kind_of_group_limits_too(tmp_path: Path) -> None:
+    mib = 1024 * 1024
+    plant(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "4:memory:/docker/abc\n1:name=systemd:/docker/abc\n0::/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{4000 * mib}\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{1000 * mib}\n",
+            "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 0\n",
+        },
+    )
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.total_mib, memory.available_mib) == (4000, 3000)
+
+
+def test_the_old_kind_of_group_without_a_limit_says_so_with_a_huge_number(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "4:memory:/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    )
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.total_mib, memory.available_mib) == (32000, 20000)
+
+
+def test_the_limit_of_our_own_service_is_not_that_of_the_server(tmp_path: Path) -> None:
+    gib = 1 << 30
+    group = "sys/fs/cgroup/system.slice"
+    plant(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/system.slice/tunerd.service/worker\n",
+            f"{group}/memory.max": f"{16 * gib}\n",
+            f"{group}/memory.current": f"{2 * gib}\n",
+            f"{group}/tunerd.service/memory.max": "100000000\n",
+            f"{group}/tunerd.service/memory.current": "70000000\n",
+            f"{group}/tunerd.service/worker/memory.max": "50000000\n",
+        },
+    )
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.total_mib, memory.available_mib) == (16 * 1024, 14 * 1024)
+
+
+def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:
+    gib = 1 << 30
+    user = "sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service"
+    plant(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::"
+            "/user.slice/user-1000.slice/user@1000.service/app.slice/tunerd.service\n",
+            "sys/fs/cgroup/user.slice/memory.max": f"{20 * gib}\n",
+            "sys/fs/cgroup/user.slice/memory.current": f"{18 * gib}\n",
+            f"{user}/memory.max": f"{8 * gib}\n",
+            f"{user}/memory.current": f"{1 * gib}\n",
+            f"{user}/app.slice/memory.max": "max\n",
+        },
+    )
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.total_mib, memory.available_mib) == (8 * 1024, 2 * 1024)
+
+
+@pytest.mark.parametrize("outer_is_known", [False, True])
+def test_a_limit_whose_usage_is_hidden_leaves_available_unknown(
+    tmp_path: Path, outer_is_known: bool
+) -> None:
+    outer = {"sys/fs/cgroup/memory.max": f"{16 << 30}\n", "sys/fs/cgroup/memory.current": "0\n"}
+    plant(
+        tmp_path,
+        {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": "0::/inner\n",
+            "sys/fs/cgroup/inner/memory.max": f"{8 << 30}\n",
+            **(outer if outer_is_known else {}),
+        },
+    )
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.total_mib, memory.available_mib) == (8192, None)
+
+
+def test_threads_of_one_core_count_once(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {"proc/cpuinfo": cpuinfo(8), **topology(["0,4", "1,5", "2,6", "3,7"] * 2)},
+    )
+
+    cpu = read_cpu(tmp_path)
+
+    assert (cpu.model, cpu.physical_cores, cpu.logical_cores) == ("Ryzen", 4, 8)
+
+
+def test_a_cpuset_leaves_only_its_cores(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {
+            "proc/cpuinfo": cpuinfo(8),
+            "proc/self/status": "Name:\tpython\nCpus_allowed:\t23\nCpus_allowed_list:\t0-1,5\n",
+            **topology(["0,4", "1,5", "2,6", "3,7"] * 2),
+        },
+    )
+
+    cpu = read_cpu(tmp_path)
+
+    assert (cpu.physical_cores, cpu.logical_cores) == (2, 3)
+
+
+def test_cores_that_could_be_plugged_in_are_not_there(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {
+            "proc/cpuinfo": cpuinfo(2),
+            "proc/self/status": "Cpus_allowed_list:\t0-127\n",
+            **topology(["0", "1"]),
+        },
+    )
+
+    cpu = read_cpu(tmp_path)
+
+    assert (cpu.physical_cores, cpu.logical_cores) == (2, 2)
+
+
+def test_performance_and_efficiency_cores_are_all_cores(tmp_path: Path) -> None:
+    siblings = ["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"]
+    plant(tmp_path, {"proc/cpuinfo": cpuinfo(8), **topology(siblings)})
+
+    assert read_cpu(tmp_path).physical_cores == 6
+
+
+def test_kernels_before_5_3_name_the_topology_otherwise(tmp_path: Path) -> None:
+    plant(
+        tmp_path,
+        {
+            "proc/cpuinfo": cpuinfo(4),
+            **topology(["0-1", "0-1", "2-3", "2-3"], file="thread_siblings_list"),
+        },
+    )
+
+    assert read_cpu(tmp_path).physical_cores == 2
+
+
+def test_without_a_topology_cpuinfo_tells_the_cores(tmp_path: Path) -> None:
+    plant(tmp_path, {"proc/cpuinfo": cpuinfo(8)})
+
+    cpu = read_cpu(tmp_path)
+
+    assert (cpu.physical_cores, cpu.logical_cores) == (4, 8)
+
+
+def test_a_hidden_topology_is_unknown_and_not_a_guess(tmp_path: Path) -> None:
+    plant(tmp_path, {"proc/cpuinfo": "processor\t: 0\n\nprocessor\t: 1\n\n"})
+
+    cpu = read_cpu(tmp_path)
+
+    assert (cpu.physical_cores, cpu.logical_cores, cpu.simd) == (None, 2, None)
+
+
+def test_only_what_every_core_has_counts_as_simd(tmp_path: Path) -> None:
+    mixed = cpuinfo(1, flags="pni avx avx2 fma f16c avx512f avx_vnni").replace(
+        "processor\t: 0", "processor\t: 1"
+    )
+    plant(tmp_path, {"proc/cpuinfo": cpuinfo(1, flags="fpu pni avx avx2 fma f16c ht") + mixed})
+
+    assert read_cpu(tmp_path).simd == ("sse3", "avx", "f16c", "fma", "avx2")
+
+
+def test_an_arm_board_is_read(tmp_path: Path) -> None:
+    block = "processor\t: {}\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd asimdhp asimddp i8mm\n\n"
+    plant(
+        tmp_path,
+        {
+            "proc/cpuinfo": "".join(block.format(cpu) for cpu in range(4))
+            + "Revision\t: c04170\nModel\t\t: Raspberry Pi 5 Model B Rev 1.0\n",
+            **topology(["0", "1", "2", "3"]),
+        },
+    )
+
+    cpu = read_cpu(tmp_path)
+
+    assert cpu.model == "Raspberry Pi 5 Model B Rev 1.0"
+    assert (cpu.physical_cores, cpu.logical_cores) == (4, 4)
+    assert cpu.simd == ("neon", "fp16", "dotprod", "i8mm")
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("0-3,8", {0, 1, 2, 3, 8}),
+        ("5", {5}),
+        ("", None),
+        (None, None),
+        ("0-", None),
+        ("a-b", None),
+        ("0-999999999", None),
+    ],
+)
+def test_cpu_lists_are_parsed_or_refused(text: str | None, cpus: set[int] | None) -> None:
+    assert parse_cpu_list(text) == (None if cpus is None else frozenset(cpus))
+
+
+@pytest.mark.parametrize("marker", ["run/systemd/container", "run/.containerenv", ".dockerenv"])
+def test_a_marker_file_means_a_container(tmp_path: Path, marker: str) -> None:
+    plant(tmp_path, {marker: ""})
+    plant_pid_namespace(tmp_path, INITIAL_NAMESPACE)
+
+    assert is_in_container(tmp_path) is True
+
+
+def test_a_pid_namespace_of_its_own_means_a_container(tmp_path: Path) -> None:
+    plant_pid_namespace(tmp_path, "pid:[4026532211]")
+
+    assert is_in_container(tmp_path) is True
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "unit"),
+    [
+        ("0::/system.slice/llama-server.service\n", "llama-server.service"),
+        ("0::/system.slice/system-foo.slice/foo@1.service/sub\n", "foo@1.service"),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/llama-server.service\n",
+            "llama-server.service",
+        ),
+        ("0::/user.slice/user-1000.slice/session-2.scope\n", "session-2.scope"),
+        ("4:memory:/x.service\n1:name=systemd:/system.slice/a.service\n0::/\n", "a.service"),
+        ("0::/docker/0123\n", None),
+        ("0::/\n", None),
+        ("0::/x/bad name.service\n", None),
+        ("0::/" + "a" * 300 + ".service\n", None),
+        ("", None),
+        ("garbage", None),
+    ],
+)
+def test_the_unit_of_a_process_is_the_innermost_service(
+    tmp_path: Path, cgroup: str, unit: str | None
+) -> None:
+    plant(tmp_path, {"proc/77/cgroup": cgroup})
+
+    assert unit_of(77, root=tmp_path) == unit
+
+
+def test_a_process_that_is_gone_has_neither_name_nor_memory(tmp_path: Path) -> None:
+    assert process_name(77, root=tmp_path) is None
+    assert unit_of(77, root=tmp_path) is None
+    assert memory_of(77, root=tmp_path) is None
+
+
+def test_memory_of_a_process_tells_locked_from_mapped(tmp_path: Path) -> None:
+    status = (
+        "Name:\tllama-server\nVmLck:\t  411648 kB\nVmRSS:\t  500001 kB\nRssAnon:\t   88353 kB\n"
+        "RssFile:\t  411648 kB\nVmSwap:\t       1 kB\n"
+    )
+    plant(tmp_path, {"proc/77/status": status})
+
+    memory = memory_of(77, root=tmp_path)
+
+    assert memory is not None
+    assert (memory.rss_mib, memory.anonymous_mib, memory.file_mib) == (489, 87, 402)
+    assert (memory.locked_mib, memory.swapped_mib) == (402, 1)

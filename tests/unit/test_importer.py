@@ -1,0 +1,318 @@
+"""The command line of today becomes a profile that renders to it, or each flag is named that does not."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.support.builders import HELP, HELP_OF, capabilities_of, shipped_sources
+from tests.support.builders import resolved as shipped
+from tests.support.profiles import PROFILE_DATA, context, profile_of
+from tunerd.core.cmdline import CommandLine, render
+from tunerd.core.cmdline_parts import RenderContext
+from tunerd.core.help_text import HelpText, parse_help
+from tunerd.core.importer import Imported, import_command_line
+from tunerd.core.importer_flags import split_flags
+from tunerd.core.profile_check import check_file
+from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
+
+DIALECTS = sorted(HELP_OF)
+
+
+@functools.cache
+def help_of(dialect: str) -> HelpText:
+    return parse_help((HELP / f"{HELP_OF[dialect]}.txt").read_text())
+
+
+def imported(
+    line: str | Sequence[str], dialect: str, environment: Mapping[str, str] | None = None
+) -> Imported:
+    words = shlex.split(line) if isinstance(line, str) else line
+    return import_command_line(words, environment or {}, help_of(dialect), capabilities_of(dialect))
+
+
+def again(found: Imported, dialect: str) -> CommandLine:
+    """What the imported profile renders to."""
+    resolved = resolve("new", (LayerFile(Layer.SITE, "new", found.data),))
+    assert isinstance(resolved, Resolved), [str(problem) for problem in resolved]
+    model = resolved.profile.model.path or "NONE"
+    machine = RenderContext("/usr/bin/llama-server", model, has_gpu=True, physical_cores=None)
+    command = render(resolved, capabilities_of(dialect), machine)
+    assert isinstance(command, CommandLine), [str(refusal) for refusal in command]
+    return command
+
+
+def flags(command: CommandLine, dialect: str) -> set[tuple[str, ...]]:
+    return {flag.words for flag in split_flags(command.argv[1:], help_of(dialect), [])}
+
+
+def value(found: Imported, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return found.data.get(section, {}).get(name)
+
+
+def reasons(found: Imported) -> dict[str, str]:
+    return {" ".join(entry.words): entry.reason for entry in found.unplaced}
+
+
+# Round trips.
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", shipped_sources().names)
+def test_a_shipped_profile_comes_back_from_its_command_line(name: str, dialect: str) -> None:
+    profile = shipped(name, capabilities_of(dialect).family)
+    before = render(profile, capabilities_of(dialect), context(has_gpu=True))
+    if not isinstance(before, CommandLine):
+        return
+    found = imported(before.argv[1:], dialect)
+    assert found.unplaced == ()
+    assert flags(again(found, dialect), dialect) == flags(before, dialect)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PROFILE_DATA, st.sampled_from(DIALECTS))
+@example({"serving.reasoning_budget_message": " "}, "ik-now")
+def test_a_random_profile_comes_back_from_its_command_line(
+    data: dict[str, Any], dialect: str
+) -> None:
+    before = render(profile_of(data), capabilities_of(dialect), context(has_gpu=True))
+    if not isinstance(before, CommandLine):
+        return
+    found = imported(before.argv[1:], dialect)
+    assert check_file("new", found.data) == ()
+    assert found.unplaced == ()
+    assert flags(again(found, dialect), dialect) == flags(before, dialect)
+    assert imported(again(found, dialect).argv[1:], dialect).data == found.data
+
+
+ANY_WORD = st.one_of(
+    st.text(max_size=6),
+    st.sampled_from(["1", "on", "off", "0.5", "-1", "1e-1", ".5", "9" * 5000, "mtp:n_max=2", "{", "a,b"]),
+)  # fmt: skip
+
+
+@st.composite
+def any_line(draw: st.DrawFn) -> tuple[str, list[str]]:
+    dialect = draw(st.sampled_from(DIALECTS))
+    spellings = st.sampled_from(sorted(help_of(dialect).live_spellings))
+    words = draw(st.lists(st.one_of(spellings, spellings, ANY_WORD), max_size=12))
+    return dialect, words
+
+
+@settings(max_examples=200, deadline=None)
+@given(any_line())
+@example(("bee-04", ["--override-tensor", ""]))
+@example(("main-0x", ["--override-tensor", "exps=CPU,,a=CPU"]))
+def test_every_word_of_any_command_line_is_placed_or_named(case: tuple[str, list[str]]) -> None:
+    dialect, words = case
+    found = imported(words, dialect)
+    assert check_file("new", found.data) == ()
+    again(found, dialect)  # whatever was placed can be rendered
+    for entry in found.unplaced:
+        assert entry.reason
+
+
+# One flag at a time.
+
+
+@pytest.mark.parametrize(
+    ("dialect", "line", "key", "expected"),
+    [
+        ("main-0x", "-c 4096", "serving.ctx_size", 4096),
+        ("main-0x", "--ctx_size 4096", "serving.ctx_size", 4096),
+        ("main-0x", "-n -1", "serving.n_predict", -1),
+        ("main-0x", "--temp .5", "serving.temp", 0.5),
+        ("main-0x", "--temp 5e-1", "serving.temp", 0.5),
+        ("main-0x", "--temp 1", "serving.temp", 1),
+        ("main-0x", "-fa 1", "serving.flash_attn", "on"),
+        ("main-0x", "-fa disabled", "serving.flash_attn", "off"),
+        ("main-0x", "--no-warmup", "serving.warmup", False),
+        ("main-0x", "--warmup --no-warmup", "serving.warmup", False),
+        ("main-0x", "-nkvo", "memory.kv_offload", False),
+        ("main-0x", "-a one -a two", "serving.alias", "two"),
+        ("main-0x", "-lm mlock", "serving.load_mode", "mlock"),
+        ("main-mid", "--no-mmap --mlock", "serving.load_mode", "mlock"),
+        ("main-mid", "--mlock --no-mmap", "serving.load_mode", "mlock"),
+        ("main-mid", "--mlock", "serving.load_mode", "mmap+mlock"),
+        ("main-mid", "--no-mmap --mmap", "serving.load_mode", "mmap"),
+        ("main-mid", "-dio", "serving.load_mode", "dio"),
+        ("main-lm", "--no-mmap --mlock", "serving.load_mode", "mlock"),
+        ("main-lm", "--mlock --no-mmap", "serving.load_mode", "none"),
+        ("main-lm", "--mlock", "serving.load_mode", "mlock"),
+        ("main-lm", "-lm mmap+mlock --no-mmap", "serving.load_mode", "none"),
+        ("main-lm", "--mlock -ndio", "serving.load_mode", "none"),
+        ("main-0x", "--chat-template-kwargs '{\"a\":false}'", "serving.chat_template_kwargs", {"a": False}),
+        ("main-0x", "-ngl all", "memory.n_gpu_layers", "all"),
+        ("main-0x", "-ot a=CPU,b=CPU -ot c=CPU", "memory.override_tensor", ["a=CPU", "b=CPU", "c=CPU"]),
+        ("main-0x", "-fitt 512", "memory.fit_mib", 512),
+        ("main-0x", "--fit off", "memory.fit", False),
+        ("main-0x", "--fit off --device CUDA0", "memory.fit", False),
+        ("ik-now", "--fit --fit-margin 1664", "memory.fit_mib", 1664),
+        ("ik-now", "--fit", "memory.fit", True),
+        ("ik-now", "--context-shift off", "serving.context_shift", False),
+        ("main-0x", "--no-context-shift", "serving.context_shift", False),
+        ("main-0x", "--spec-type draft-mtp", "speculation.type", "mtp"),
+        ("main-0x", "--spec-type none", "speculation.type", "off"),
+        ("ik-may", "-mtp", "speculation.type", "mtp"),
+        ("ik-may", "-mtp -no-mtp", "speculation.type", "mtp"),
+        ("ik-now", "--spec-type mtp:p_min=0.75,n_max=3", "speculation.p_min", 0.75),
+        ("main-old", "-md /d.gguf --draft-max 5", "speculation.type", "draft"),
+        ("main-old", "-md /d.gguf --draft-max 5", "speculation.n_max", 5),
+        ("main-0x", "", "speculation.type", "off"),
+        ("main-0x", "", "serving.port", "default"),
+    ],
+)  # fmt: skip
+def test_a_flag_becomes_its_key(dialect: str, line: str, key: str, expected: object) -> None:
+    assert value(imported(line, dialect), key) == expected
+
+
+@pytest.mark.parametrize(
+    ("dialect", "line", "lost", "why"),
+    [
+        ("main-0x", "--nope 5 -c 5", "--nope 5", "does not list"),
+        ("main-0x", "--mlock", "--mlock", "no such"),
+        ("main-0x", "-c", "-c", "missing"),
+        ("main-0x", "-c many", "-c many", "valid integer"),
+        ("main-0x", f"-c {'9' * 5000}", f"-c {'9' * 5000}", "allowed"),
+        ("main-0x", "--temp nan", "--temp nan", "allowed"),
+        ("main-0x", "-fitt 512,1024", "-fitt 512,1024", "one margin"),
+        ("main-0x", "--fit off -fitt 512", "-fitt 512", "without --fit"),
+        ("ik-now", "--fit-margin 1664", "--fit-margin 1664", "without --fit"),
+        ("main-0x", "-ngl 9 -fitt 512", "-fitt 512", "by hand"),
+        ("main-0x", "--spec-type draft-mtp,ngram-mod", "--spec-type draft-mtp,ngram-mod", "one kind"),
+        ("main-0x", "--spec-type draft-mtp --spec-type ngram-mod", "--spec-type ngram-mod", "one kind"),
+        ("ik-now", "--spec-type mtp:heads=2", "--spec-type mtp:heads=2", "one kind"),
+        ("main-0x", "--spec-draft-n-max 5", "--spec-draft-n-max 5", "speculation.type = off"),
+        ("main-0x", "--spec-type ngram-mod --spec-draft-n-max 5", "--spec-draft-n-max 5", "beside"),
+        ("main-0x", "--spec-type draft-dflash", "--spec-type draft-dflash", "needs a draft model"),
+        ("main-mid", "--mlock -dio", "--mlock --direct-io", "one load mode"),
+        ("main-0x", "--api-key hunter2", "--api-key ...", "secret"),
+        ("main-0x", "--api_key hunter2", "--api_key ...", "secret"),
+        ("main-0x", "-hft hunter2", "-hft ...", "secret"),
+        ("main-0x", "-a 'a\nb'", "-a a\nb", "allowed"),
+        ("main-0x", "--lora 'a\nb'", "--lora a\nb", "control character"),
+        ("main-0x", "stray words -c 5", "stray words", "does not list"),
+    ],
+)  # fmt: skip
+def test_what_no_profile_can_say_is_named(dialect: str, line: str, lost: str, why: str) -> None:
+    found = imported(line, dialect)
+    named = {key.replace("-dio", "--direct-io"): reason for key, reason in reasons(found).items()}
+    assert lost in named or why == "no such"
+    if why != "no such":
+        assert why in named[lost]
+    assert "hunter2" not in str(found)
+
+
+def test_a_flag_without_a_key_is_the_users_own() -> None:
+    found = imported("--lora a.gguf -c 5 --no-perf --lora b.gguf", "main-0x")
+    assert found.data["extra_args"] == ["--lora", "a.gguf", "--no-perf", "--lora", "b.gguf"]
+    assert found.unplaced == ()
+    assert imported("--verbosity 1", "ik-now").data["extra_args"] == ["--verbosity", "1"]
+
+
+def test_what_tunerd_would_set_is_left_to_the_engine_where_the_line_does_not() -> None:
+    command = again(imported("-m /m.gguf -c 512", "main-0x"), "main-0x")
+    assert command.argv[1:] == ("--model", "/m.gguf", "--ctx-size", "512")
+
+
+# Environments.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "expected"),
+    [
+        ("CTX_SIZE", "4096", "serving.ctx_size", 4096),
+        ("ALIAS", "x", "serving.alias", "x"),
+        ("FLASH_ATTN", "on", "serving.flash_attn", "on"),
+        ("JINJA", "1", "serving.jinja", True),
+        ("JINJA", "disabled", "serving.jinja", False),
+        ("NO_JINJA", "whatever", "serving.jinja", False),
+        ("ENDPOINT_METRICS", "true", "serving.metrics", True),
+        ("ENDPOINT_SLOTS", "0", "serving.slots", False),
+        ("SPEC_TYPE", "draft-mtp", "speculation.type", "mtp"),
+        ("LOAD_MODE", "mlock", "serving.load_mode", "mlock"),
+        ("MODEL", "/m.gguf", "model.path", "/m.gguf"),
+        ("CACHE_TYPE_K", "q8_0", "serving.cache_type_k", "q8_0"),
+        ("FIT_TARGET", "512", "memory.fit_mib", 512),
+        ("NO_HOST", "1", "serving.host", "default"),
+    ],
+)
+def test_a_variable_is_the_option_that_it_stands_for(
+    name: str, text: str, key: str, expected: object
+) -> None:
+    found = imported("", "main-0x", {f"LLAMA_ARG_{name}": text})
+    assert value(found, key) == expected
+    assert "environment" not in found.data
+
+
+def test_a_variable_of_another_name_is_an_option_where_the_help_says_so() -> None:
+    found = imported("", "main-mid", {"LLAMA_LOG_VERBOSITY": "2", "LLAMA_CACHE": "/c"})
+    assert value(found, "serving.log_verbosity") == 2
+    assert found.data["environment"] == {"LLAMA_CACHE": "/c"}
+
+
+def test_a_switch_with_one_side_is_taken_over() -> None:
+    assert imported("", "main-0x", {"LLAMA_ARG_NO_HOST": "1"}).data["extra_args"] == ["--no-host"]
+
+
+def test_on_mainline_the_command_line_wins_over_the_environment() -> None:
+    found = imported("-c 1024", "main-0x", {"LLAMA_ARG_CTX_SIZE": "2048"})
+    assert value(found, "serving.ctx_size") == 1024
+    assert found.overridden == ("LLAMA_ARG_CTX_SIZE",)
+
+
+def test_on_ik_the_environment_wins_over_the_command_line() -> None:
+    found = imported("-c 1024", "ik-now", {"LLAMA_ARG_CTX_SIZE": "2048"})
+    assert value(found, "serving.ctx_size") == 2048
+    assert found.overridden == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "expected"),
+    [
+        ("FLASH_ATTN", "1", "serving.flash_attn", "on"),
+        ("FLASH_ATTN", "on", "serving.flash_attn", "off"),
+        ("ENDPOINT_SLOTS", "no", "serving.slots", False),
+        ("ENDPOINT_METRICS", "true", "serving.metrics", True),
+        ("MODEL_ALIAS", "x", "serving.alias", "x"),
+        ("MLOCK", "1", "serving.load_mode", "mmap+mlock"),
+        ("MLOCK", "on", "serving.load_mode", None),
+    ],
+)
+def test_iks_switches_know_one_and_true_alone(
+    name: str, text: str, key: str, expected: object
+) -> None:
+    found = imported("", "ik-now", {f"LLAMA_ARG_{name}": text})
+    assert value(found, key) == expected
+    assert found.unplaced == ()
+
+
+def test_a_variable_that_no_engine_reads_is_named() -> None:
+    found = imported("", "main-0x", {"LLAMA_ARG_NONSENSE": "1", "LLAMA_ARG_JINJA": "perhaps"})
+    assert set(reasons(found)) == {"LLAMA_ARG_NONSENSE=1", "LLAMA_ARG_JINJA=perhaps"}
+    assert "LLAMA_ARG_ALIAS=x" in reasons(imported("", "ik-now", {"LLAMA_ARG_ALIAS": "x"}))
+
+
+@pytest.mark.parametrize("name", ["LLAMA_API_KEY", "HF_TOKEN", "LLAMA_ARG_API_KEY", "MY_SECRET"])
+def test_a_secret_of_the_environment_goes_into_no_profile(name: str) -> None:
+    found = imported("", "main-0x", {name: "hunter2", "CUDA_VISIBLE_DEVICES": "0"})
+    assert "hunter2" not in str(found)
+    assert found.data["environment"] == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert reasons(found)[f"{name}=..."].startswith("a secret")
+
+
+@pytest.mark.parametrize("dialect", [d for d in DIALECTS if not d.startswith("ik")])
+def test_every_variable_of_a_help_text_is_taken_or_named(dialect: str) -> None:
+    for option in help_of(dialect).options:
+        if option.env is None or not option.env.startswith("LLAMA_ARG_") or option.is_removed:
+            continue
+        found = imported("", dialect, {option.env: "1"})
+        blank = imported("", dialect)
+        assert found.unplaced or found.data != blank.data or not option.argument, option.env

@@ -1,0 +1,60 @@
+"""A profile file that cannot be read is never left out silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tunerd.actions.context import Context, build_context
+from tunerd.actions.profile_layers import load_profile
+from tunerd.errors import ConfigError
+
+BROKEN = "[serving\nport = 1\n"
+
+
+@pytest.fixture
+def ctx(tmp_path: Path) -> Context:
+    folders = ("CONFIG", "STATE", "RUNTIME", "UNIT")
+    environment = {f"TUNERD_{name}_DIR": str(tmp_path / name.lower()) for name in folders}
+    made = build_context(mode="local", environment={**environment, "HOME": str(tmp_path)})
+    made.paths.site_profiles.mkdir(parents=True)
+    made.paths.tuned_dir.mkdir(parents=True)
+    return made
+
+
+def test_a_broken_site_file_is_an_error_although_the_shipped_profile_is_whole(ctx: Context) -> None:
+    path = ctx.paths.site_profiles / "cpu-embedded.toml"
+    path.write_text(BROKEN)
+    with pytest.raises(ConfigError) as caught:
+        load_profile(ctx, "cpu-embedded", options={})
+    assert str(path) in (caught.value.cause or "")
+
+
+def test_a_broken_file_of_an_ancestor_is_an_error_too(ctx: Context) -> None:
+    (ctx.paths.site_profiles / "cpu-embedded.toml").write_text(BROKEN)
+    with pytest.raises(ConfigError):
+        load_profile(ctx, "cpu-embedded-baseline", options={})
+
+
+def test_a_broken_tuned_layer_is_an_error_unless_it_is_left_out(ctx: Context) -> None:
+    (ctx.paths.tuned_dir / "cpu-embedded.toml").write_text(BROKEN)
+    with pytest.raises(ConfigError):
+        load_profile(ctx, "cpu-embedded", options={})
+    assert load_profile(ctx, "cpu-embedded", options={}, with_tuned=False).name == "cpu-embedded"
+    # a child takes nothing from the tuned layer of its parent
+    assert load_profile(ctx, "cpu-embedded-baseline", options={}).name == "cpu-embedded-baseline"
+
+
+def test_a_broken_file_of_another_profile_stands_in_nobodys_way(ctx: Context) -> None:
+    (ctx.paths.site_profiles / "other.toml").write_text(BROKEN)
+    assert load_profile(ctx, "cpu-embedded", options={}).name == "cpu-embedded"
+
+
+@pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 5000, "\xff", BROKEN])
+def test_a_file_that_breaks_the_parser_is_a_problem_and_no_crash(ctx: Context, text: str) -> None:
+    path = ctx.paths.site_profiles / "mine.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError) as caught:
+        load_profile(ctx, "mine", options={})
+    assert str(path) in (caught.value.cause or "")

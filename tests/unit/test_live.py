@@ -1,0 +1,133 @@
+"""What a unit on this machine would run: its own text with its drop-ins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunerd.core.live import LiveUnit, read_live, serving_of
+
+UNIT = "llama-server.service"
+SPECIFIERS = {"h": "/home/me", "%": "%", "d": "/run/credentials/llama-server.service"}
+BY_HAND = """[Unit]
+Description=Qwen with MTP
+After=network.target
+
+[Service]
+Environment=CUDA_VISIBLE_DEVICES=0 LLAMA_ARG_PORT=9000
+ExecStart=%h/llama.cpp/build-mtp/bin/llama-server \\
+    -m %h/models/q.gguf \\
+    --alias qwen3.6-27b-q4_k_m --host 0.0.0.0
+Restart=always
+Nice=-5
+IOSchedulingClass=realtime
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def live(
+    text: str | None = BY_HAND,
+    *drop_ins: tuple[str, str],
+    file_environment: dict[str, str] | None = None,
+) -> LiveUnit:
+    return read_live(
+        unit=UNIT,
+        path=None if text is None else Path("/u") / UNIT,
+        text=text,
+        drop_ins=[(Path(name), content) for name, content in drop_ins],
+        file_environment=file_environment or {},
+        specifiers=SPECIFIERS,
+    )
+
+
+def test_a_hand_written_unit_is_read_as_systemd_does() -> None:
+    found = live()
+    assert found.program == "/home/me/llama.cpp/build-mtp/bin/llama-server"
+    assert found.argv is not None
+    assert found.argv[1:5] == ("-m", "/home/me/models/q.gguf", "--alias", "qwen3.6-27b-q4_k_m")
+    assert not found.is_ours
+    assert found.foreign == ("Nice=-5", "IOSchedulingClass=realtime")
+    serving = found.serving
+    assert (serving.host, serving.port, serving.alias) == ("0.0.0.0", 9000, "qwen3.6-27b-q4_k_m")  # noqa: S104
+    assert serving.model == "/home/me/models/q.gguf"
+
+
+def test_no_unit_is_no_unit() -> None:
+    found = live(None)
+    assert (found.text, found.argv, found.program, found.problem) == (None, None, None, None)
+    assert found.serving.port is None
+
+
+def test_a_drop_in_that_replaces_the_command_is_named() -> None:
+    drop_in = "[Service]\nExecStart=\nExecStart=/bin/other --port 1\n"
+    found = live(BY_HAND, ("/d/10.conf", "[Service]\nNice=1\n"), ("/d/20.conf", drop_in))
+    assert found.argv == ("/bin/other", "--port", "1")
+    assert found.drop_in_exec == (Path("/d/20.conf"),)
+    assert found.drop_ins == (Path("/d/10.conf"), Path("/d/20.conf"))
+
+
+def test_a_second_command_is_a_problem_and_no_guess() -> None:
+    found = live(BY_HAND, ("/d/1.conf", "[Service]\nExecStart=/bin/second\n"))
+    assert found.argv is None
+    assert found.problem == "it has 2 ExecStart= lines"
+    nothing = live("[Service]\nType=simple\n")
+    assert nothing.problem == "it has 0 ExecStart= lines"
+
+
+def test_an_environment_file_wins_over_the_units_own() -> None:
+    found = live(BY_HAND, file_environment={"LLAMA_ARG_PORT": "9001", "X": "y"})
+    assert found.environment["LLAMA_ARG_PORT"] == "9001"
+    assert found.serving.port == 9001
+    assert found.environment["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_the_file_behind_a_credential_is_found() -> None:
+    credential = "[Service]\nLoadCredential=other:/x\nLoadCredential=api-key:/etc/k%%1\n"
+    assert live(BY_HAND, ("/d/1.conf", credential)).credential == "/etc/k%1"
+    assert live().credential is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "port", "alias"),
+    [
+        (["--port", "1", "--port", "2"], {}, 2, None),
+        (["--port", "1"], {"LLAMA_ARG_PORT": "2"}, 1, None),
+        ([], {"LLAMA_ARG_PORT": "2", "LLAMA_ARG_ALIAS": "a"}, 2, "a"),
+        ([], {"LLAMA_ARG_MODEL_ALIAS": "ik"}, None, "ik"),
+        (["-a", "x", "--alias", "y"], {}, None, "y"),
+        (["--port"], {}, None, None),
+        (["--port", "\u00b2"], {}, None, None),
+        (["--port", "9" * 5000], {}, None, None),
+        (["--port", "-1"], {}, None, None),
+        ([], {"LLAMA_ARG_PORT": "\u0663"}, None, None),
+    ],
+)
+def test_the_address_is_what_counts_for_the_server(
+    arguments: list[str], environment: dict[str, str], port: int | None, alias: str | None
+) -> None:
+    found = serving_of(arguments, environment)
+    assert (found.port, found.alias) == (port, alias)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=30),
+            st.sampled_from(
+                ["[Service]", "[Unit]", "ExecStart=/bin/x --port 1", "ExecStart=", "ExecStart=\\",
+                 "Environment=LLAMA_ARG_PORT=", "LoadCredential=api-key:", "User=%u", "# Written by"]
+            ),
+        ),
+        max_size=10,
+    )
+)  # fmt: skip
+def test_any_text_is_read_without_a_crash(lines: list[str]) -> None:
+    found = live("\n".join(lines), ("/d/1.conf", "\n".join(lines[::-1])))
+    assert found.argv is not None or found.problem
+    _ = found.serving

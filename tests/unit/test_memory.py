@@ -1,0 +1,583 @@
+"""The memory estimate: published values, what differs between builds, and what must always hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.model_headers import (
+    QWEN36_27B,
+    QWEN36_35B_A3B,
+    facts_of_bytes,
+    facts_of_shape,
+    small,
+)
+from tests.support.shapes import PlainShape
+from tunerd.core.designed_shape import Shape
+from tunerd.core.engine import Family
+from tunerd.core.memory import Backend, Device, Estimate, MemorySettings, PartKind, estimate
+from tunerd.core.memory_context import Cells, row_bytes
+from tunerd.core.memory_kept import checkpoint_bytes
+from tunerd.core.memory_laws import (
+    IK,
+    MAINLINE_NOW,
+    MAINLINE_SPRING_2026,
+    MAINLINE_SUMMER_2026,
+    laws_of,
+)
+from tunerd.core.memory_parts import COMPUTE, WEIGHTS
+from tunerd.core.memory_placement import place
+from tunerd.core.memory_settings import Server
+from tunerd.core.model import ModelFacts
+from tunerd.core.quantity import MiB
+
+MIB = 1024 * 1024
+GPU, HOST = Device.GPU, Device.HOST
+CTX = 131072
+
+LARGE = facts_of_shape(QWEN36_27B)
+MOE = facts_of_shape(QWEN36_35B_A3B)
+SMALL = facts_of_shape(Shape(n_layer=8, n_vocab=2048))
+SMALL_MOE = facts_of_shape(Shape(n_layer=8, is_moe=True, n_vocab=2048))
+PLAIN = facts_of_shape(PlainShape(architecture="llama", n_layer=6, n_vocab=2048))
+TIED = facts_of_shape(PlainShape(architecture="gemma3", n_layer=6, n_vocab=2048))
+WINDOWED = facts_of_shape(
+    PlainShape(architecture="gemma3", n_layer=12, sliding_window=1024, n_vocab=2048)
+)
+
+
+def part(need: Estimate, kind: PartKind, device: Device = GPU) -> int:
+    """Bytes of one kind on one device."""
+    return need.bytes_of(device, (kind,), at_start=False)
+
+
+def mtp(n_max: int, **changes: object) -> MemorySettings:
+    values = {"ctx_size": CTX, "speculation": "mtp", "n_max": n_max, **changes}
+    return MemorySettings(**values)  # type: ignore[arg-type] # a table
+
+
+# Published models
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "per_token", "mib"),
+    [
+        (MOE, "f16", 20480, 2560),
+        (MOE, "q8_0", 10880, 1360),
+        (MOE, "q4_0", 5760, 720),
+        (LARGE, "f16", 65536, 8192),
+        (LARGE, "q8_0", 34816, 4352),
+        (LARGE, "q4_0", 18432, 2304),
+    ],
+)
+def test_kv_caches_of_published_models(
+    facts: ModelFacts, kind: str, per_token: int, mib: int
+) -> None:
+    need = estimate(
+        facts, MemorySettings(ctx_size=CTX, cache_type_k=kind, cache_type_v=kind)
+    )  # fmt: skip
+
+    assert part(need, PartKind.KV) == per_token * CTX == mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("facts", "n_max", "mib"),
+    [
+        (MOE, 0, 62.8),
+        (MOE, 2, 188),
+        (MOE, 4, 314),
+        (MOE, 16, 1068),
+        (LARGE, 0, 149.6),
+        (LARGE, 2, 449),
+        (LARGE, 4, 748),
+        (LARGE, 16, 2543),
+    ],
+)
+def test_recurrent_states_of_published_models(facts: ModelFacts, n_max: int, mib: float) -> None:
+    need = estimate(facts, mtp(n_max))
+
+    assert part(need, PartKind.STATE) / MIB == pytest.approx(mib, rel=0.003)
+
+
+@pytest.mark.parametrize("kind", ["off", "ngram-mod"])
+def test_what_does_not_draft_with_a_model_needs_no_copies(kind: str) -> None:
+    asked = mtp(6, speculation=kind)
+
+    assert estimate(MOE, asked).parts == estimate(MOE, replace(asked, n_max=0)).parts
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "ctx", "mib"),
+    [
+        (MOE, "f16", CTX, 256),
+        (MOE, "q8_0", CTX, 136),
+        (LARGE, "f16", CTX, 512),
+        (LARGE, "q8_0", CTX, 272),
+        (LARGE, "q8_0", 262144, 2 * 272),
+    ],
+)
+def test_mtp_caches_of_published_models(facts: ModelFacts, kind: str, ctx: int, mib: int) -> None:
+    asked = mtp(2, ctx_size=ctx, draft_cache_type_k=kind, draft_cache_type_v=kind)
+
+    assert part(estimate(facts, asked), PartKind.MTP_KV) == mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "n_tokens", "mib"),
+    [
+        (MOE, "f16", 9676, 81.9),
+        (MOE, "f16", 11719, 85.9),
+        (LARGE, "q8_0", 4803, 159.7),
+        (LARGE, "q8_0", 38584, 230.4),
+    ],
+)
+def test_checkpoints_that_servers_logged(
+    facts: ModelFacts, kind: str, n_tokens: int, mib: float
+) -> None:
+    asked = mtp(
+        2,
+        ctx_size=n_tokens,
+        draft_cache_type_k=kind,
+        draft_cache_type_v=kind,
+        laws=MAINLINE_SUMMER_2026,
+    )
+
+    # The context is rounded up to 256 tokens, so the estimate is a little more than the prefix.
+    assert checkpoint_bytes(Server(facts, asked)) / MIB == pytest.approx(mib, abs=0.6)
+
+
+def test_a_checkpoint_of_today_does_not_grow_with_the_context() -> None:
+    sizes = {checkpoint_bytes(Server(MOE, mtp(2, ctx_size=ctx))) for ctx in (4096, CTX)}
+
+    assert [size / MIB for size in sizes] == [pytest.approx(62.8, abs=0.05)]
+
+
+def test_checkpoints_and_prompt_cache_are_the_worst_case_on_the_host() -> None:
+    asked = mtp(2, draft_cache_type_k="q8_0", draft_cache_type_v="q8_0", laws=MAINLINE_SUMMER_2026)
+    need = estimate(MOE, asked)
+
+    assert part(need, PartKind.CHECKPOINTS, HOST) / 1024 / MIB == pytest.approx(6.2, abs=0.05)
+    assert part(need, PartKind.PROMPT_CACHE, HOST) == 8192 * MIB
+    grown = need.worst_mib(HOST) - need.start_mib(HOST)
+    assert grown == pytest.approx(6.2 * 1024 + 8192, abs=60)
+
+
+# What builds do differently
+
+
+def test_ik_keeps_a_buffer_for_steps_and_a_layer_more_in_the_cache() -> None:
+    asked = MemorySettings(ctx_size=16384, speculation="mtp", n_max=3)
+    mainline, ik = estimate(SMALL, asked), estimate(SMALL, replace(asked, laws=IK))
+    assert SMALL.recurrent is not None
+    state, tail = 4 * SMALL.recurrent.n_state, 4 * SMALL.recurrent.n_conv
+
+    assert part(mainline, PartKind.STATE) == 6 * 4 * (state + tail)
+    assert part(ik, PartKind.STATE) == 6 * (state + tail + 3 * state + 5 * tail)
+    assert part(ik, PartKind.KV) == part(mainline, PartKind.KV) * 3 // 2
+
+
+def test_draft_cache_types_count_only_where_they_are_honoured() -> None:
+    asked = mtp(2, cache_type_k="q8_0", cache_type_v="q8_0", draft_cache_type_k="q4_0",
+                draft_cache_type_v="q4_0", ctx_size=16384)  # fmt: skip
+
+    def cache(laws: object) -> int:
+        return part(estimate(SMALL, replace(asked, laws=laws)), PartKind.MTP_KV)  # type: ignore[arg-type] # a table
+
+    assert cache(MAINLINE_NOW) == 16384 * 2 * 128 // 32 * 18
+    assert cache(MAINLINE_SPRING_2026) == cache(IK) == 16384 * 2 * 128 // 32 * 34
+
+
+def test_an_unused_mtp_block_costs_nothing_but_in_spring_2026() -> None:
+    off = MemorySettings(ctx_size=4096)
+
+    assert part(estimate(SMALL, off), PartKind.MTP_WEIGHTS) == 0
+    assert part(estimate(SMALL, replace(off, laws=IK)), PartKind.MTP_WEIGHTS) == 0
+    spring = estimate(SMALL, replace(off, laws=MAINLINE_SPRING_2026))
+    assert part(spring, PartKind.MTP_WEIGHTS) == SMALL.blocks[-1].n_bytes
+    assert part(spring, PartKind.MTP_KV) == 0
+
+
+def test_logits_of_a_whole_ubatch_are_reserved_only_by_older_builds() -> None:
+    asked = MemorySettings(ctx_size=4096, n_ubatch=512, has_gpu=False)
+
+    def compute(laws: object) -> float:
+        need = estimate(LARGE, replace(asked, laws=laws))  # type: ignore[arg-type] # a table
+        return part(need, PartKind.COMPUTE, HOST) / MIB
+
+    assert compute(MAINLINE_SPRING_2026) >= 248320 * 512 * 4 / MIB
+    assert compute(IK) >= 248320 * 512 * 4 / MIB
+    assert compute(MAINLINE_NOW) < 200
+
+
+def test_only_mainline_has_small_caches_for_windows() -> None:
+    asked = MemorySettings(ctx_size=32768, n_ubatch=512)
+    per_token = 2 * 4 * 64 * 2
+
+    assert part(estimate(WINDOWED, asked), PartKind.KV) == per_token * (2 * 32768 + 10 * 1536)
+    for whole in (replace(asked, laws=IK), replace(asked, swa_full=True)):
+        assert part(estimate(WINDOWED, whole), PartKind.KV) == per_token * 12 * 32768
+
+
+def test_without_flash_attention_scores_and_wide_masks_come_on_top() -> None:
+    asked = MemorySettings(ctx_size=16384, n_ubatch=512)
+    plain = estimate(PLAIN, asked)
+    scores = estimate(PLAIN, replace(asked, flash_attn=False))
+
+    more = part(scores, PartKind.COMPUTE) - part(plain, PartKind.COMPUTE)
+    # The widest stage was the feed-forward network, so a little of the difference is hidden.
+    assert more > 0.9 * 16 * 16384 * 512 * 4
+    inputs = part(scores, PartKind.COMPUTE, HOST) - part(plain, PartKind.COMPUTE, HOST)
+    assert inputs == 16384 * 512 * 2
+
+
+def test_a_quantised_cache_is_converted_on_cuda_alone() -> None:
+    asked = MemorySettings(ctx_size=CTX, cache_type_k="q8_0", cache_type_v="q8_0")
+
+    cuda = part(estimate(LARGE, asked), PartKind.COMPUTE)
+    vulkan = part(estimate(LARGE, replace(asked, backend=Backend.VULKAN)), PartKind.COMPUTE)
+    plain = part(
+        estimate(LARGE, replace(asked, cache_type_k="f16", cache_type_v="f16")), PartKind.COMPUTE
+    )
+
+    assert (cuda - vulkan) // MIB == 512
+    assert vulkan == plain
+
+
+@pytest.mark.parametrize(
+    ("family", "dialect", "name"),
+    [
+        (Family.MAINLINE, "main-0x", "mainline 0.x"),
+        (Family.MAINLINE, "main-lm", "mainline of summer 2026"),
+        (Family.MAINLINE, "main-mid", "mainline until June 2026"),
+        (Family.IK, "ik-now", "ik_llama.cpp"),
+        (Family.IK, "something new", "ik_llama.cpp"),
+        (Family.BEE, "bee-01", "mainline until June 2026"),
+        (Family.UNKNOWN, "something new", "mainline 0.x"),
+    ],
+)
+def test_every_build_has_laws(family: Family, dialect: str, name: str) -> None:
+    assert laws_of(family, dialect).name == name
+
+
+# Where things are
+
+
+def test_layers_are_taken_from_the_end_with_the_head_first() -> None:
+    def on_gpu(n: int | None) -> tuple[list[int], bool]:
+        placement = place(SMALL, MAINLINE_NOW, n_gpu_layers=n)
+        return sorted(placement.on_gpu), placement.has_head
+
+    assert on_gpu(0) == ([], False)
+    assert on_gpu(1) == ([], True)
+    assert on_gpu(3) == ([7, 8], True)
+    assert on_gpu(10) == on_gpu(None) == on_gpu(99) == (list(range(9)), True)
+
+
+def test_experts_stay_behind_from_the_front_in_mainline_and_from_the_back_in_ik() -> None:
+    def behind(laws: object, **flags: object) -> list[int]:
+        placement = place(SMALL_MOE, laws, n_gpu_layers=None, **flags)  # type: ignore[arg-type] # a table
+        return sorted(placement.experts_on_cpu)
+
+    assert behind(MAINLINE_NOW, n_cpu_moe=3) == [0, 1, 2]
+    assert behind(IK, n_cpu_moe=3) == [5, 6, 7]
+    assert behind(MAINLINE_NOW, cpu_moe=True) == list(range(9))
+    assert behind(IK, cpu_moe=True) == list(range(8))
+    assert behind(IK, n_cpu_moe=99) == list(range(8))
+    assert behind(MAINLINE_NOW) == behind(IK) == []
+
+
+def test_feed_forward_networks_may_stay_behind_too() -> None:
+    need = estimate(PLAIN, MemorySettings(ctx_size=4096, n_cpu_ffn=2))
+    whole = estimate(PLAIN, MemorySettings(ctx_size=4096))
+
+    moved = part(need, PartKind.WEIGHTS, HOST) - part(whole, PartKind.WEIGHTS, HOST)
+    assert moved == 2 * 3 * 1024 * 4096 // 32 * 34
+
+
+def test_caches_are_where_their_layers_are() -> None:
+    need = estimate(PLAIN, MemorySettings(ctx_size=4096, n_gpu_layers=3))
+    kept = estimate(PLAIN, MemorySettings(ctx_size=4096, kv_offload=False))
+
+    assert part(need, PartKind.KV, GPU) * 2 == part(need, PartKind.KV, HOST)
+    assert part(kept, PartKind.KV, GPU) == 0
+
+
+def test_a_tied_head_is_a_second_copy_on_the_gpu_alone() -> None:
+    gpu = estimate(TIED, MemorySettings(ctx_size=4096))
+    cpu = estimate(TIED, MemorySettings(ctx_size=4096, has_gpu=False))
+
+    weights = gpu.bytes_of(GPU, WEIGHTS) + gpu.bytes_of(HOST, WEIGHTS)
+    assert weights == TIED.tensor_bytes + TIED.head_bytes
+    assert cpu.bytes_of(HOST, WEIGHTS) == TIED.tensor_bytes
+
+
+def test_a_tied_head_that_is_repacked_for_the_cpu_is_a_copy_as_well() -> None:
+    packed = replace(TIED, head_type="q4_0")
+    asked = MemorySettings(ctx_size=4096, has_gpu=False)
+
+    mainline, ik = estimate(packed, asked), estimate(packed, replace(asked, laws=IK))
+
+    assert mainline.bytes_of(HOST, WEIGHTS) == TIED.tensor_bytes + TIED.head_bytes
+    assert ik.bytes_of(HOST, WEIGHTS) == TIED.tensor_bytes
+
+
+def test_experts_in_ram_are_borrowed_for_large_batches() -> None:
+    asked = MemorySettings(ctx_size=16384, n_ubatch=128)
+    one = MOE.blocks[0].largest_expert_bytes
+
+    none, some, every = (
+        part(estimate(MOE, replace(asked, n_cpu_moe=n)), PartKind.COMPUTE) for n in (0, 20, 40)
+    )
+
+    assert some - none > one / 2
+    assert every - some == one
+    tiny = replace(asked, n_ubatch=16)
+    few, kept = (part(estimate(MOE, replace(tiny, n_cpu_moe=n)), PartKind.COMPUTE) for n in (0, 20))
+    assert few == kept
+
+
+def test_without_a_gpu_nothing_is_on_one() -> None:
+    asked = mtp(2, ctx_size=16384, has_gpu=False, n_gpu_layers=99, n_cpu_moe=3)
+    need = estimate(SMALL_MOE, asked)
+
+    assert need.on(GPU) == ()
+    assert need.bytes_of(HOST, WEIGHTS) == SMALL_MOE.tensor_bytes
+
+
+def test_a_draft_model_is_a_second_model_on_the_gpu() -> None:
+    asked = MemorySettings(ctx_size=16384, speculation="draft", n_max=4, draft=PLAIN)
+    need = estimate(SMALL, asked)
+    alone = estimate(PLAIN, MemorySettings(ctx_size=16384, n_max=0))
+
+    assert part(need, PartKind.DRAFT_WEIGHTS) == part(alone, PartKind.WEIGHTS)
+    assert part(need, PartKind.DRAFT_KV) == part(alone, PartKind.KV)
+    assert part(need, PartKind.DRAFT_COMPUTE) == part(alone, PartKind.COMPUTE)
+    assert part(need, PartKind.MTP_KV) == 0
+    assert part(need, PartKind.PROMPT_CACHE, HOST) == 8192 * MIB
+
+
+def test_an_mtp_block_in_a_file_of_its_own_is_a_draft_with_one_layer() -> None:
+    keys = {
+        "block_count": 3,
+        "nextn_predict_layers": 1,
+        "embedding_length": 64,
+        "feed_forward_length": 64,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "context_length": 4096,
+    }
+    tensors = [("token_embd.weight", (64, 100)), ("blk.2.nextn.eh_proj.weight", (128, 64))]
+    companion = facts_of_bytes(small("qwen35", keys, tensors))
+    asked = MemorySettings(ctx_size=4096, speculation="mtp", n_max=2, draft=companion)
+
+    need = estimate(SMALL, asked)
+
+    assert part(need, PartKind.DRAFT_KV) == 4096 * (32 + 32) * 2
+    assert part(need, PartKind.DRAFT_WEIGHTS) > 128 * 64 * 4
+    assert part(need, PartKind.MTP_KV) == 0
+    # The target's own MTP block is loaded all the same.
+    assert part(need, PartKind.MTP_WEIGHTS) == SMALL.blocks[-1].n_bytes
+
+
+# What must always hold
+
+
+def test_context_is_rounded_as_engines_round_it() -> None:
+    def contexts(ctx: int, slots: int, *, unified: bool = False) -> tuple[int | None, int | None]:
+        asked = MemorySettings(ctx_size=ctx, n_parallel=slots, kv_unified=unified)
+        need = estimate(PLAIN, asked)
+        return need.n_ctx, need.n_ctx_slot
+
+    assert contexts(777, 1) == (1024, 1024)
+    assert contexts(1000, 3) == (1536, 512)
+    assert contexts(16384, 4) == (16384, 4096)
+    assert contexts(16384, 4, unified=True) == (16384, 16384)
+    assert contexts(0, 1) == (131072, 131072)
+
+
+def test_windows_keep_room_for_a_batch() -> None:
+    cells = Cells(32768, n_streams=1, n_sequences=4)
+
+    assert cells.window_per_stream(1024, 512) == 4608
+    assert Cells(512, 1, 1).window_per_stream(1024, 512) == 512
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "n_bytes"),
+    [
+        ("f16", 1024, 2048),
+        ("q8_0", 1024, 1088),
+        ("Q4_0", 1024, 576),
+        ("q8_KV", 1024, 1032),
+        ("turbo4", 1024, 528),
+        ("q8_0", 33, 36),
+        ("kvarn4", 1024, None),
+    ],
+)
+def test_rows_of_cache_types(kind: str, values: int, n_bytes: int | None) -> None:
+    assert row_bytes(kind, values) == n_bytes
+
+
+def test_an_unknown_cache_type_is_unknown_and_not_zero() -> None:
+    need = estimate(PLAIN, MemorySettings(ctx_size=4096, cache_type_k="kvarn4"))
+
+    assert not need.is_complete
+    (cache,) = [one for one in need.parts if one.kind is PartKind.KV]
+    assert cache.n_bytes is None
+    assert cache.mib is None
+    assert "kvarn4" in cache.formula
+
+
+def test_an_unknown_model_is_unknown_and_not_zero() -> None:
+    need = estimate(facts_of_bytes(small("martian", {"block_count": 2})), MemorySettings())
+
+    assert not need.is_complete
+    assert {one.kind for one in need.parts if one.n_bytes is None} >= {
+        PartKind.KV,
+        PartKind.COMPUTE,
+    }
+
+
+def test_every_part_says_how_it_came_about() -> None:
+    need = estimate(MOE, mtp(2, n_cpu_moe=10, cache_type_k="q8_0", cache_type_v="q8_0"))
+
+    assert need.is_complete
+    assert all(one.formula and "\n" not in one.formula for one in need.parts)
+    (cache,) = [one for one in need.parts if one.kind is PartKind.KV]
+    assert cache.formula == (
+        "10 layers x 131072 cells x 1088 B (512 K q8_0, 512 V q8_0)"
+    )  # fmt: skip
+
+
+def test_what_is_needed_rounds_up() -> None:
+    need = estimate(SMALL, MemorySettings(ctx_size=4096))
+
+    for device in Device:
+        n_bytes = need.bytes_of(device)
+        assert need.start_mib(device) == -(-n_bytes // MIB)
+        assert need.start_mib(device) >= n_bytes / MIB
+
+
+def test_locked_memory_is_the_weights_in_ram() -> None:
+    locked = estimate(SMALL_MOE, MemorySettings(ctx_size=4096, n_cpu_moe=4, load_mode="mlock"))
+    mapped = estimate(SMALL_MOE, MemorySettings(ctx_size=4096, n_cpu_moe=4))
+
+    assert locked.locked_mib == -(-locked.bytes_of(HOST, WEIGHTS) // MIB)
+    assert (locked.is_locked, locked.is_mapped) == (True, False)
+    assert (mapped.locked_mib, mapped.is_locked, mapped.is_mapped) == (0, False, True)
+
+
+def test_what_fit_has_to_move_and_can() -> None:
+    need = estimate(SMALL, MemorySettings(ctx_size=4096))
+    start = need.start_mib(GPU)
+
+    assert need.fit_needed_mib(MiB(start + 100), 100) == 0
+    assert need.fit_needed_mib(MiB(start), 100) == 100
+    assert need.movable_mib <= start - need.bytes_of(GPU, COMPUTE) // MIB
+
+
+def test_what_cannot_work_is_noted() -> None:
+    no_mtp = estimate(PLAIN, MemorySettings(ctx_size=4096, speculation="mtp", n_max=2))
+    endless = estimate(PLAIN, MemorySettings(ctx_size=4096, cache_ram_mib=-1))
+    long = estimate(PLAIN, MemorySettings(ctx_size=262144))
+
+    assert any("no MTP block" in note for note in no_mtp.notes)
+    assert part(no_mtp, PartKind.MTP_KV) == 0
+    assert any("no limit" in note for note in endless.notes)
+    assert part(endless, PartKind.PROMPT_CACHE, HOST) == 0
+    assert any("131072 tokens" in note for note in long.notes)
+
+
+_shapes = st.sampled_from([SMALL, SMALL_MOE, PLAIN, TIED, WINDOWED])
+_settings = st.builds(
+    MemorySettings,
+    ctx_size=st.integers(1, 1 << 18),
+    n_parallel=st.integers(1, 4),
+    kv_unified=st.booleans(),
+    cache_type_k=st.sampled_from(["f16", "q8_0", "q4_0"]),
+    cache_type_v=st.sampled_from(["f16", "q8_0", "q4_0"]),
+    n_ubatch=st.sampled_from([32, 128, 512, 2048]),
+    flash_attn=st.booleans(),
+    speculation=st.sampled_from(["off", "mtp"]),
+    n_max=st.integers(0, 8),
+    n_gpu_layers=st.none() | st.integers(0, 12),
+    n_cpu_moe=st.integers(0, 12),
+    cpu_moe=st.booleans(),
+    has_gpu=st.booleans(),
+    backend=st.sampled_from(list(Backend)),
+    laws=st.sampled_from([MAINLINE_NOW, MAINLINE_SUMMER_2026, MAINLINE_SPRING_2026, IK]),
+)
+_often = settings(max_examples=100, deadline=None)
+
+
+def total(need: Estimate) -> int:
+    return sum(need.bytes_of(device, at_start=False) for device in Device)
+
+
+@_often
+@given(_shapes, _settings)
+def test_every_weight_is_in_one_place(facts: ModelFacts, asked: MemorySettings) -> None:
+    need = estimate(facts, asked)
+
+    weights = sum(need.bytes_of(device, WEIGHTS) for device in Device)
+    drafts = asked.speculation == "mtp" and asked.n_max > 0
+    unused = sum(block.n_bytes for block in facts.mtp_blocks)
+    loaded = facts.tensor_bytes - (0 if drafts or asked.laws.loads_unused_mtp else unused)
+    has_head = asked.has_gpu and asked.n_gpu_layers != 0
+    assert weights == loaded + (facts.head_bytes if facts.is_tied and has_head else 0)
+
+
+@_often
+@given(_shapes, _settings, st.integers(1, 100_000))
+def test_a_larger_context_never_needs_less(
+    facts: ModelFacts, asked: MemorySettings, more: int
+) -> None:
+    larger = replace(asked, ctx_size=asked.ctx_size + more)
+
+    assert total(estimate(facts, larger)) >= total(estimate(facts, asked))
+
+
+@_often
+@given(_shapes, _settings)
+def test_a_deeper_draft_never_needs_less(facts: ModelFacts, asked: MemorySettings) -> None:
+    asked = replace(asked, speculation="mtp")
+    deeper = replace(asked, n_max=asked.n_max + 1)
+
+    assert total(estimate(facts, deeper)) >= total(estimate(facts, asked))
+
+
+@_often
+@given(_shapes, _settings)
+def test_a_wider_cache_never_needs_less(facts: ModelFacts, asked: MemorySettings) -> None:
+    plain = replace(asked, cache_type_k="q8_0", cache_type_v="q8_0", backend=Backend.VULKAN)
+    wider = replace(plain, cache_type_k="f16", cache_type_v="f16")
+
+    assert total(estimate(facts, wider)) >= total(estimate(facts, plain))
+
+
+@_often
+@given(_shapes, _settings)
+def test_more_layers_on_the_gpu_leave_fewer_weights_in_ram(
+    facts: ModelFacts, asked: MemorySettings
+) -> None:
+    asked = replace(asked, has_gpu=True, n_gpu_layers=asked.n_gpu_layers or 0)
+    more = replace(asked, n_gpu_layers=(asked.n_gpu_layers or 0) + 1)
+
+    less, fewer = (estimate(facts, one).bytes_of(HOST, WEIGHTS) for one in (asked, more))
+    assert fewer <= less
+
+
+@_often
+@given(_shapes, _settings)
+def test_no_part_is_negative_and_each_has_a_number(
+    facts: ModelFacts, asked: MemorySettings
+) -> None:
+    need = estimate(facts, asked)
+
+    assert need.is_complete
+    assert all(one.n_bytes is not None and one.n_bytes > 0 for one in need.parts)

@@ -1,0 +1,284 @@
+"""Facts of a model from its headers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.gguf_bytes import number, text
+from tests.support.model_headers import (
+    QWEN36_27B,
+    QWEN36_35B_A3B,
+    facts_of_bytes,
+    facts_of_shape,
+    small,
+)
+from tests.support.shapes import PlainShape
+from tunerd.core.designed_shape import Shape
+from tunerd.errors import ModelFileError
+
+MTP = "blk.2.nextn.eh_proj.weight"
+
+
+def split(content_keys: dict[str, int], **numbers: int) -> bytes:
+    pairs = [number(f"split.{key}", value) for key, value in content_keys.items()]
+    names = [(f"blk.{index}.attn_norm.weight", (8,)) for index in numbers.values()]
+    return small(keys={"block_count": 4}, tensors=names, extra=pairs)
+
+
+def test_a_hybrid_model_says_which_layers_attend_and_which_draft() -> None:
+    facts = facts_of_shape(QWEN36_27B)
+
+    assert (facts.n_layer_all, facts.n_nextn, facts.n_layer) == (65, 1, 64)
+    assert facts.has_mtp
+    assert facts.is_hybrid
+    assert sum(block.is_recurrent for block in facts.blocks) == 48
+    attending = [block.index for block in facts.trunk if block.has_attention]
+    assert attending == list(range(3, 64, 4))
+    assert facts.blocks[3].k_values == facts.blocks[3].v_values == 4 * 256
+    assert facts.blocks[64].is_mtp
+    assert facts.blocks[64].has_attention
+    assert facts.is_gated_attention
+    assert facts.n_vocab == 248320
+    assert facts.quant == "q8_0"
+
+
+def test_experts_are_counted_apart() -> None:
+    facts = facts_of_shape(QWEN36_35B_A3B)
+
+    experts = 3 * 256 * 512 * 2048 // 32 * 34
+    assert [block.expert_bytes for block in facts.blocks] == [experts] * 41
+    assert facts.blocks[0].largest_expert_bytes == experts // 3
+    assert facts.is_moe
+    assert (facts.n_expert, facts.n_expert_used, facts.n_ff_expert) == (256, 8, 512)
+
+
+def test_every_byte_has_one_place() -> None:
+    facts = facts_of_shape(QWEN36_35B_A3B)
+
+    blocks = sum(block.n_bytes for block in facts.blocks)
+    assert blocks + facts.input_bytes + facts.output_bytes + facts.other_bytes == facts.tensor_bytes
+    assert facts.tensor_bytes == sum(n_bytes for _, n_bytes in facts.tensor_types)
+    assert facts.tensor_bytes <= facts.file_bytes
+
+
+def test_a_head_of_its_own_is_no_tie() -> None:
+    own = facts_of_shape(PlainShape(architecture="llama"))
+    tied = facts_of_shape(PlainShape(architecture="gemma3"))
+
+    assert not own.is_tied
+    assert tied.is_tied
+    assert own.head_bytes == tied.head_bytes == 1024 * 32768 // 32 * 34
+    assert own.head_type == tied.head_type == "q8_0"
+
+
+def test_a_claim_of_mtp_without_its_tensors_is_explained() -> None:
+    facts = facts_of_bytes(
+        small(
+            "qwen35",
+            {"block_count": 3, "nextn_predict_layers": 1},
+            [("blk.0.attn_norm.weight", (8,))],
+        )
+    )
+
+    assert not facts.has_mtp
+    assert facts.n_nextn == 1
+    assert facts.mtp_problem is not None
+    assert MTP in facts.mtp_problem
+
+
+def test_a_model_without_mtp_has_no_problem_with_it() -> None:
+    facts = facts_of_bytes(small("llama", {"block_count": 2}))
+
+    assert not facts.has_mtp
+    assert facts.mtp_problem is None
+
+
+def test_a_file_with_the_mtp_block_alone_is_a_companion() -> None:
+    keys = {"block_count": 3, "nextn_predict_layers": 1}
+    alone = facts_of_bytes(small("qwen35", keys, [(MTP, (8, 4))]))
+    whole = facts_of_bytes(small("qwen35", keys, [("blk.0.attn_q.weight", (8, 4)), (MTP, (8, 4))]))
+
+    assert alone.has_mtp
+    assert alone.is_companion
+    assert not whole.is_companion
+
+
+def test_an_unknown_architecture_still_has_facts() -> None:
+    facts = facts_of_bytes(
+        small(
+            "martian",
+            {"context_length": 100},
+            [("token_embd.weight", (8, 50)), ("blk.1.thing", (8,)), ("odd", (3,))],
+        )
+    )
+
+    assert facts.architecture == "martian"
+    assert facts.n_layer is None
+    assert facts.n_embd is None
+    assert facts.context_length == 100
+    assert facts.n_vocab == 50
+    assert len(facts.blocks) == 2
+    assert facts.blocks[1].k_values is None
+    assert facts.blocks[1].dense_bytes == 32
+    assert facts.other_bytes == 12
+
+
+def test_a_file_without_an_architecture_has_facts_too() -> None:
+    assert facts_of_bytes(small("", {})).architecture == "unknown"
+
+
+def test_kv_heads_may_differ_by_layer() -> None:
+    facts = facts_of_bytes(
+        small(
+            "nemotron_h",
+            {
+                "block_count": 4,
+                "embedding_length": 64,
+                "attention.head_count": 4,
+                "attention.head_count_kv": [0, 2, 0, 1],
+                "ssm.conv_kernel": 4,
+                "ssm.inner_size": 32,
+                "ssm.state_size": 16,
+                "ssm.group_count": 2,
+            },
+        )
+    )
+
+    assert [block.is_recurrent for block in facts.blocks] == [True, False, True, False]
+    assert [block.k_values for block in facts.blocks] == [0, 32, 0, 16]
+    assert facts.recurrent is not None
+    assert facts.recurrent.n_conv == 3 * (32 + 2 * 2 * 16)
+    assert facts.recurrent.n_state == 16 * 32
+
+
+def test_windowed_layers_follow_the_pattern_of_the_architecture() -> None:
+    gemma = facts_of_shape(PlainShape(architecture="gemma3", n_layer=12, sliding_window=512))
+    ignored = facts_of_bytes(
+        small("qwen2", {"block_count": 4, "attention.sliding_window": 512})
+    )  # fmt: skip
+    marked = facts_of_bytes(
+        small(
+            "gemma4",
+            {
+                "block_count": 3,
+                "attention.sliding_window": 512,
+                "attention.sliding_window_pattern": [True, False, True],
+            },
+        )
+    )
+
+    assert [block.index for block in gemma.blocks if not block.is_windowed] == [5, 11]
+    assert gemma.sliding_window == 512
+    assert not any(block.is_windowed for block in ignored.blocks)
+    assert ignored.sliding_window is None
+    assert [block.is_windowed for block in marked.blocks] == [True, False, True]
+
+
+def test_latent_attention_keeps_no_values() -> None:
+    facts = facts_of_bytes(
+        small(
+            "deepseek2",
+            {
+                "block_count": 2,
+                "attention.head_count": 16,
+                "attention.head_count_kv": 1,
+                "attention.key_length": 576,
+                "attention.value_length": 512,
+                "attention.key_length_mla": 192,
+            },
+        )
+    )
+
+    assert (facts.blocks[0].k_values, facts.blocks[0].v_values) == (576, 0)
+
+
+def test_facts_cover_all_parts_of_a_split_model() -> None:
+    facts = facts_of_bytes(
+        split({"no": 0, "count": 2, "tensors.count": 3}, a=0, b=1),
+        split({"no": 1, "count": 2, "tensors.count": 3}, c=2),
+    )
+
+    assert facts.n_tensors == 3
+    assert [block.dense_bytes for block in facts.blocks] == [32, 32, 32, 0]
+    assert facts.file_bytes == sum(file.size_bytes for file in facts.identity.files)
+    assert len(facts.identity.files) == 2
+
+
+@pytest.mark.parametrize(
+    ("shards", "problem"),
+    [
+        ([split({"no": 0, "count": 2}, a=0)], "model has 2 parts, 1 were given"),
+        (
+            [split({"no": 1, "count": 2}, a=0), split({"no": 0, "count": 2}, b=1)],
+            "not part 1 of 2 of its model",
+        ),
+        (
+            [split({"no": 0, "count": 2}, a=0), split({"no": 1, "count": 3}, b=1)],
+            "not part 2 of 2 of its model",
+        ),
+        (
+            [
+                split({"no": 0, "count": 2, "tensors.count": 9}, a=0),
+                split({"no": 1, "count": 2}, b=1),
+            ],
+            "parts hold 2 tensors, the model has 9",
+        ),
+        (
+            [split({"no": 0, "count": 2}, a=0), split({"no": 1, "count": 2}, b=0)],
+            "a tensor is in two parts",
+        ),
+        ([small(keys={"block_count": 2**31})], "model claims 2147483648 blocks"),
+        ([small(tensors=[("blk.999999.x", (1,))])], "model claims 1000000 blocks"),
+        (
+            [small(keys={"block_count": 2, "nextn_predict_layers": 2})],
+            "model claims 2 MTP blocks of 2",
+        ),
+    ],
+)
+def test_parts_and_counts_that_cannot_be_are_refused(shards: list[bytes], problem: str) -> None:
+    with pytest.raises(ModelFileError, match=problem):
+        facts_of_bytes(*shards)
+
+
+def test_values_of_the_wrong_type_are_unknown() -> None:
+    facts = facts_of_bytes(
+        small(extra=[text("llama.context_length", "long"), number("tokenizer.chat_template", 1)])
+    )
+
+    assert facts.context_length is None
+    assert not facts.has_chat_template
+
+
+def test_a_template_is_known_by_its_hash() -> None:
+    plain = facts_of_bytes(small(extra=[text("tokenizer.chat_template", "{{ a }}")]))
+    other = facts_of_bytes(small(extra=[text("tokenizer.chat_template", "{{ b }}")]))
+
+    assert plain.has_chat_template
+    assert plain.chat_template_sha256 != other.chat_template_sha256
+
+
+def test_identity_changes_with_size_time_and_header() -> None:
+    one = facts_of_bytes(small()).identity
+    file = one.files[0]
+    others = [
+        replace(one, files=(replace(file, **change),))
+        for change in ({"size_bytes": 9}, {"mtime_ns": 9}, {"header_sha256": "11" * 32})
+    ]
+    moved = replace(one, files=(replace(file, path=file.path.with_name("b.gguf"), inode=9),))
+
+    assert len({one.sha256, *(other.sha256 for other in others)}) == 4
+    assert moved.sha256 == one.sha256
+    assert one.sha256.startswith(one.short)
+
+
+def test_a_designed_moe_model_is_what_its_shape_says() -> None:
+    shape = Shape(is_moe=True, n_expert=8, n_expert_used=2)
+    facts = facts_of_shape(shape)
+
+    assert facts.architecture == "qwen35moe"
+    assert facts.n_layer == shape.n_layer
+    assert facts.n_ff_shared == shape.n_ff_shared
+    assert facts.recurrent is not None
+    assert facts.recurrent.inner_width == shape.ssm_inner_size

@@ -1,0 +1,316 @@
+"""Model files on disk: opening, remembering, refusing, and finding them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.gguf_bytes import number
+from tests.support.model_headers import small
+from tunerd.errors import ModelFileError
+from tunerd.system.files import Files
+from tunerd.system.model_files import ModelFiles, parts_of
+from tunerd.system.model_search import ModelQuery, find_model, find_models
+
+MTP = [("blk.0.attn_q.weight", (8, 2)), ("blk.1.nextn.eh_proj.weight", (8, 2))]
+
+
+def made(path: Path, architecture: str = "llama", *, mtp: bool = False) -> Path:
+    keys = {"block_count": 2} | ({"nextn_predict_layers": 1} if mtp else {})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(small(architecture, keys, MTP if mtp else MTP[:1]))
+    return path
+
+
+def part(path: Path, index: int, count: int) -> Path:
+    extra = [number("split.no", index), number("split.count", count)]
+    tensors = [(f"blk.{index}.attn_q.weight", (8, 2))]
+    path.write_bytes(small("llama", {"block_count": count}, tensors, extra))
+    return path
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> ModelFiles:
+    return ModelFiles(tmp_path / "cache", Files())
+
+
+def entries(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").glob("*"))
+
+
+def test_facts_are_remembered_and_the_same(tmp_path: Path, models: ModelFiles) -> None:
+    path = made(tmp_path / "a.gguf", mtp=True)
+
+    first = models.read_facts(path)
+    (entry,) = entries(tmp_path)
+    written_ns = entry.stat().st_mtime_ns
+    second = ModelFiles(tmp_path / "cache", Files()).read_facts(path)
+
+    assert first == second
+    assert second.has_mtp
+    assert entry.stat().st_mtime_ns == written_ns
+
+
+def test_what_is_remembered_is_what_is_answered(tmp_path: Path, models: ModelFiles) -> None:
+    path = made(tmp_path / "a.gguf")
+    models.read_facts(path)
+    (entry,) = entries(tmp_path)
+    content = json.loads(entry.read_text())
+    content["facts"]["name"] = "from the cache"
+    entry.write_text(json.dumps(content))
+
+    assert models.read_facts(path).name == "from the cache"
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path, models: ModelFiles) -> None:
+    path = made(tmp_path / "a.gguf", "llama")
+    before = models.read_facts(path)
+
+    made(path, "qwen35")
+    os.utime(path, ns=(1, 1))
+    after = models.read_facts(path)
+
+    assert (before.architecture, after.architecture) == ("llama", "qwen35")
+    assert before.identity.sha256 != after.identity.sha256
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"written_by": "tunerd 0"}',
+        b"\xff" * 100,
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_cache_is_as_good_as_none(
+    tmp_path: Path, models: ModelFiles, damage: bytes
+) -> None:
+    path = made(tmp_path / "a.gguf")
+    facts = models.read_facts(path)
+    (entry,) = entries(tmp_path)
+
+    entry.write_bytes(damage)
+
+    assert models.read_facts(path) == facts
+
+
+def test_a_cache_with_wrong_values_is_as_good_as_none(tmp_path: Path, models: ModelFiles) -> None:
+    path = made(tmp_path / "a.gguf")
+    facts = models.read_facts(path)
+    (entry,) = entries(tmp_path)
+    content = json.loads(entry.read_text())
+
+    for key, value in (("blocks", "many"), ("identity", {"files": []}), ("tensor_bytes", None)):
+        entry.write_text(json.dumps({**content, "facts": {**content["facts"], key: value}}))
+        assert models.read_facts(path) == facts
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+
+    facts = ModelFiles(tmp_path / "cache", Files()).read_facts(made(tmp_path / "a.gguf"))
+
+    assert facts.architecture == "llama"
+
+
+def test_a_renamed_file_is_remembered_under_its_new_path(
+    tmp_path: Path, models: ModelFiles
+) -> None:
+    path = made(tmp_path / "a.gguf")
+    models.read_facts(path)
+
+    moved = path.rename(tmp_path / "b.gguf")
+
+    assert models.read_facts(moved).identity.files[0].path == moved
+    assert len(entries(tmp_path)) == 1
+
+
+def test_a_link_is_followed_and_the_real_path_reported(tmp_path: Path, models: ModelFiles) -> None:
+    real = made(tmp_path / "blobs" / "a.gguf")
+    link = tmp_path / "link.gguf"
+    link.symlink_to(real)
+
+    assert models.read_facts(link).identity.files[0].path == real
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path, models: ModelFiles) -> None:
+    one, two = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    one.symlink_to(two)
+    two.symlink_to(one)
+
+    with pytest.raises(ModelFileError, match="cannot read model file"):
+        models.read_facts(one)
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(
+    tmp_path: Path, models: ModelFiles
+) -> None:
+    pipe = tmp_path / "pipe.gguf"
+    os.mkfifo(pipe)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket.gguf"))
+    kinds = {
+        pipe: "a pipe",
+        tmp_path / "socket.gguf": "a socket",
+        tmp_path: "a directory",
+        Path("/dev/zero"): "a character device",
+    }
+
+    for path, kind in kinds.items():
+        with pytest.raises(ModelFileError, match="not a regular file") as caught:
+            models.read_facts(path)
+        assert caught.value.cause == f"it is {kind}"
+
+
+def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, models: ModelFiles) -> None:
+    with pytest.raises(ModelFileError, match="no such model file") as caught:
+        models.read_facts(tmp_path / "gone.gguf")
+
+    assert caught.value.hint is not None
+    assert "models.dirs" in caught.value.hint
+
+
+def test_a_path_that_cannot_be_is_refused(models: ModelFiles) -> None:
+    with pytest.raises(ModelFileError, match="cannot read model file"):
+        models.read_facts(Path("/\x00.gguf"))
+
+
+def test_all_parts_are_read_whichever_is_given(tmp_path: Path, models: ModelFiles) -> None:
+    paths = [part(tmp_path / f"big-0000{n + 1}-of-00003.gguf", n, 3) for n in range(3)]
+
+    by_part = [models.read_facts(path) for path in paths]
+
+    assert by_part[0] == by_part[1] == by_part[2]
+    assert by_part[0].n_tensors == 3
+    assert [file.path for file in by_part[0].identity.files] == paths
+    assert len(entries(tmp_path)) == 1
+
+
+def test_a_missing_part_is_named(tmp_path: Path, models: ModelFiles) -> None:
+    path = part(tmp_path / "big-00001-of-00002.gguf", 0, 2)
+
+    with pytest.raises(ModelFileError, match=r"no such model file.*00002-of-00002"):
+        models.read_facts(path)
+
+
+def test_a_part_under_another_name_is_refused(tmp_path: Path, models: ModelFiles) -> None:
+    path = part(tmp_path / "renamed.gguf", 0, 2)
+
+    with pytest.raises(ModelFileError, match="model has 2 parts, 1 were given"):
+        models.read_facts(path)
+
+
+def test_names_that_only_look_like_parts_stand_alone() -> None:
+    for name in ("a-00001-of-00000.gguf", "a-00003-of-00002.gguf", "a-00001-of-99999.gguf", "a"):
+        assert parts_of(Path(name)) == (Path(name),)
+
+
+def test_the_content_hash_is_over_every_byte_and_remembered(
+    tmp_path: Path, models: ModelFiles
+) -> None:
+    path = made(tmp_path / "a.gguf")
+    expected = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    assert models.content_sha256(path) == expected
+    (entry,) = entries(tmp_path)
+    entry.write_text(entry.read_text().replace(expected, "ab" * 32))
+    assert models.content_sha256(path) == "ab" * 32
+
+
+def test_a_model_is_found_by_name_whatever_the_case(tmp_path: Path, models: ModelFiles) -> None:
+    path = made(tmp_path / "models" / "deep" / "Qwen3.6-27B-Q4_K_M.gguf")
+    made(tmp_path / "models" / "other.gguf")
+
+    for name in ("qwen3.6-27b-q4_k_m.gguf", "*27B*", "deep/qwen*.GGUF"):
+        assert find_model([tmp_path / "models"], ModelQuery(file_name=name), models) == path
+
+
+def test_a_split_model_is_found_once_by_its_plain_name(tmp_path: Path, models: ModelFiles) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for n in range(3):
+        part(folder / f"big-0000{n + 1}-of-00003.gguf", n, 3)
+
+    for name in ("big.gguf", "BIG*", "big-00001-of-00003.gguf", None):
+        found = find_models([folder], ModelQuery(file_name=name), models)
+        assert [path.name for path in found.paths] == ["big-00001-of-00003.gguf"]
+    assert find_model([folder], ModelQuery(file_name="big-00002-of-00003.gguf"), models).exists()
+
+
+def test_a_model_is_found_by_what_its_header_says(tmp_path: Path, models: ModelFiles) -> None:
+    folder = tmp_path / "models"
+    made(folder / "a.gguf", "llama")
+    made(folder / "b.gguf", "qwen35")
+    wanted = made(folder / "c.gguf", "qwen35", mtp=True)
+    (folder / "broken.gguf").write_bytes(b"GGUF")
+
+    found = find_models([folder], ModelQuery(architecture="qwen35", needs_mtp=True), models)
+
+    assert found.paths == (wanted,)
+    assert len(found.problems) == 1
+    assert "broken.gguf" in found.problems[0]
+
+
+def test_links_that_lead_back_do_not_make_the_search_endless(
+    tmp_path: Path, models: ModelFiles
+) -> None:
+    folder = tmp_path / "models"
+    path = made(folder / "sub" / "a.gguf")
+    (folder / "sub" / "back").symlink_to(folder)
+    (folder / "self.gguf").symlink_to(folder / "self.gguf")
+
+    found = find_models([folder, folder / "sub"], ModelQuery(), models)
+
+    assert found.paths == (path,)
+    assert found.is_complete
+
+
+def test_a_search_too_deep_says_that_it_is_not_complete(tmp_path: Path, models: ModelFiles) -> None:
+    made(tmp_path / Path(*["d"] * 12) / "a.gguf")
+
+    found = find_models([tmp_path], ModelQuery(), models)
+
+    assert found.paths == ()
+    assert not found.is_complete
+
+
+def test_none_and_several_are_errors_that_say_where_and_which(
+    tmp_path: Path, models: ModelFiles
+) -> None:
+    folder = tmp_path / "models"
+    made(folder / "a1.gguf")
+    made(folder / "a2.gguf")
+
+    with pytest.raises(ModelFileError, match=r"cannot find a file `b\*`") as none:
+        find_model([folder], ModelQuery(file_name="b*"), models)
+    with pytest.raises(ModelFileError, match=r"found 2 files for a file `a\*`") as several:
+        find_model([folder], ModelQuery(file_name="a*"), models)
+    with pytest.raises(ModelFileError) as nowhere:
+        find_model([], ModelQuery(file_name="b*"), models)
+
+    assert str(folder) in (none.value.cause or "")
+    assert "a1.gguf" in (several.value.cause or "")
+    assert "`models.dirs` is empty" in (nowhere.value.cause or "")
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, models: ModelFiles) -> None:
+    found = find_models([tmp_path / "gone"], ModelQuery(), models)
+
+    assert found.paths == ()
+    assert "gone" in found.problems[0]
+
+
+def test_projectors_are_no_models(tmp_path: Path, models: ModelFiles) -> None:
+    made(tmp_path / "m" / "mmproj-a.gguf")
+    wanted = made(tmp_path / "m" / "a.gguf")
+
+    assert find_models([tmp_path / "m"], ModelQuery(), models).paths == (wanted,)

@@ -1,0 +1,81 @@
+"""Where tunerd's files are, by mode and environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tunerd.core.host import Mode
+from tunerd.core.paths import paths_for
+
+HOME = {"HOME": "/home/me"}
+
+
+def test_the_system_has_its_usual_places() -> None:
+    paths = paths_for(Mode.SYSTEM, {"HOME": "/root", "XDG_CONFIG_HOME": "/elsewhere"})
+    assert paths.settings_file == Path("/etc/tunerd/tunerd.toml")
+    assert paths.site_profiles == Path("/etc/tunerd/profiles")
+    assert paths.state_dir == Path("/var/lib/tunerd")
+    assert paths.lock == Path("/var/lib/tunerd/lock")
+    assert paths.runtime_dir == Path("/run/tunerd")
+    assert paths.unit_dir == Path("/etc/systemd/system")
+    assert paths.runtime_unit_dir == Path("/run/systemd/system")
+
+
+def test_a_user_has_those_of_the_xdg_specification() -> None:
+    plain = paths_for(Mode.USER, HOME)
+    assert plain.config_dir == Path("/home/me/.config/tunerd")
+    assert plain.state_dir == Path("/home/me/.local/state/tunerd")
+    assert plain.unit_dir == Path("/home/me/.config/systemd/user")
+    moved = paths_for(
+        Mode.USER,
+        {**HOME, "XDG_CONFIG_HOME": "/c", "XDG_STATE_HOME": "/s", "XDG_RUNTIME_DIR": "/r"},
+    )
+    assert moved.settings_file == Path("/c/tunerd/tunerd.toml")
+    assert moved.state_dir == Path("/s/tunerd")
+    assert moved.runtime_dir == Path("/r/tunerd")
+    assert moved.unit_dir == Path("/c/systemd/user")
+    assert moved.runtime_unit_dir == Path("/r/systemd/user")
+
+
+def test_a_relative_base_folder_is_ignored_as_the_specification_says() -> None:
+    assert paths_for(Mode.USER, {**HOME, "XDG_STATE_HOME": "state"}) == paths_for(Mode.USER, HOME)
+
+
+def test_without_a_manager_units_are_in_the_state() -> None:
+    paths = paths_for(Mode.LOCAL, {**HOME, "XDG_RUNTIME_DIR": "/r"})
+    assert paths.unit_dir == Path("/home/me/.local/state/tunerd/units")
+    assert paths.runtime_unit_dir == Path("/r/tunerd/units")
+
+
+def test_a_tryout_is_wholly_in_its_folder() -> None:
+    """A state folder of its own takes everything that runs with it."""
+    paths = paths_for(Mode.LOCAL, {"TUNERD_STATE_DIR": "/try/state", "TUNERD_CONFIG_DIR": "/try/config",
+                                   "XDG_RUNTIME_DIR": "/r", **HOME})  # fmt: skip
+    for folder in (paths.state_dir, paths.runtime_dir, paths.unit_dir, paths.runtime_unit_dir):
+        assert folder.is_relative_to("/try/state")
+    assert paths.config_dir == Path("/try/config")
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize(
+    ("variable", "attribute"),
+    [
+        ("TUNERD_CONFIG_DIR", "config_dir"),
+        ("TUNERD_STATE_DIR", "state_dir"),
+        ("TUNERD_RUNTIME_DIR", "runtime_dir"),
+        ("TUNERD_UNIT_DIR", "unit_dir"),
+    ],
+)
+def test_every_folder_can_be_moved(mode: Mode, variable: str, attribute: str) -> None:
+    paths = paths_for(mode, {**HOME, variable: "/moved"})
+    assert getattr(paths, attribute) == Path("/moved")
+    assert paths_for(mode, {**HOME, variable: ""}) == paths_for(mode, HOME)
+
+
+def test_everything_that_is_kept_is_in_the_state() -> None:
+    paths = paths_for(Mode.SYSTEM, {})
+    for folder in (paths.journal_dir, paths.generations_dir, paths.tuned_dir, paths.engines_dir,
+                   paths.cache_dir, paths.log_dir, paths.lock):  # fmt: skip
+        assert folder.parent == paths.state_dir

@@ -1,0 +1,232 @@
+"""Every mistake of a profile file is found at once, with its key and the nearest valid name."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tests.support.builders import PROFILES, shipped_sources
+from tunerd.core.profile import LOAD_MODES, SPECULATION_TYPES, ProfileFile, Serving, Speculation
+from tunerd.core.profile_check import (
+    Problem,
+    all_keys,
+    check_file,
+    flatten,
+    is_left_to_engine,
+    nest,
+)
+
+
+def problems(text: str) -> dict[str, Problem]:
+    return {problem.key: problem for problem in check_file("f.toml", tomllib.loads(text))}
+
+
+def only(text: str) -> Problem:
+    (problem,) = problems(text).values()
+    return problem
+
+
+@pytest.mark.parametrize("name", shipped_sources().names)
+def test_a_shipped_profile_has_no_mistake(name: str) -> None:
+    assert check_file(name, tomllib.loads((PROFILES / f"{name}.toml").read_text())) == ()
+
+
+def test_all_mistakes_of_a_file_are_reported_at_once() -> None:
+    found = problems(
+        """
+        descripton = "x"
+        extra_args = ["--good", 5]
+        [serving]
+        prot = 8080
+        port = 70000
+        threads = "all"
+        [speculation]
+        type = "mpt"
+        n_mxa = 3
+        p_min = 2.0
+        [engines.ik.memory]
+        fit_mb = 1664
+        [environment]
+        "A B" = "x"
+        C = 1
+        [sweep]
+        "speculation.nmax" = [1, 2]
+        "serving.threads" = { mn = 1 }
+        [pin]
+        "serving.aliass" = "x"
+        "serving.port" = 0
+        nonsense = 1
+        """
+    )
+    assert set(found) == {
+        "descripton",
+        "extra_args.1",
+        "serving.prot",
+        "serving.port",
+        "serving.threads",
+        "speculation.type",
+        "speculation.n_mxa",
+        "speculation.p_min",
+        "engines.ik.memory.fit_mb",
+        "environment.A B",
+        "environment.C",
+        "sweep.speculation.nmax",
+        "sweep.serving.threads.mn",
+        "pin.serving.aliass",
+        "pin.serving.port",
+        "pin.nonsense",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("descripton = 'x'", "description"),
+        ("[servin]\nport = 1", "serving"),
+        ("[serving]\nprot = 1", "port"),
+        ("[serving]\nfit_mib = 1", "memory.fit_mib"),
+        ("[speculation]\ntype = 'mpt'", "mtp"),
+        ("[serving]\nload_mode = 'mlok'", "mlock"),
+        ("[engines.ik.servin]\nport = 1", "serving"),
+        ("[engines.ik.serving]\nprot = 1", "port"),
+        ("[sweep]\n'speculation.nmax' = [1]", "speculation.n_max"),
+        ("[sweep]\n'speculation.n_max' = { mn = 1 }", "min"),
+        ("[pin]\n'serving.prt' = 1", "port"),
+        ("[pin]\n'servin.port' = 1", "serving.port"),
+        ("'memory.fit_mb' = 1", "memory.fit_mib"),
+    ],
+)
+def test_a_misspelt_name_comes_with_the_nearest_one(text: str, nearest: str) -> None:
+    assert only(text).nearest == nearest
+    assert f"did you mean `{nearest}`?" in str(only(text))
+
+
+def test_a_problem_says_file_key_found_and_allowed() -> None:
+    problem = only("[serving]\nport = 70000")
+    assert str(problem) == "f.toml: serving.port: found 70000; allowed: less than or equal to 65535"
+
+
+def test_every_branch_of_a_choice_is_named() -> None:
+    problem = only("[serving]\nthreads = 'all'")
+    assert problem.allowed == "a valid integer, or 'physical'"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("key", ["serving.temp", "serving.top_p", "speculation.p_min"])
+def test_a_number_that_is_none_is_refused(key: str, value: str) -> None:
+    table, _, name = key.partition(".")
+    assert only(f"[{table}]\n{name} = {value}").key == key
+
+
+@pytest.mark.parametrize("text", ['"a\\nb"', '"a\\u0000b"', '"a\\u007fb"', '"a\\tb"', '""'])
+@pytest.mark.parametrize("key", ["serving.alias", "model.path", "serving.chat_template"])
+def test_a_text_with_control_characters_is_refused(key: str, text: str) -> None:
+    table, _, name = key.partition(".")
+    assert only(f"[{table}]\n{name} = {text}").key == key
+
+
+def test_template_arguments_are_what_json_knows() -> None:
+    assert problems("[serving.chat_template_kwargs]\na = {b = [1, 2.5, true, 'x']}") == {}
+    assert only("[serving.chat_template_kwargs]\na = 2026-05-01").allowed.startswith("values that")
+    assert only("[serving.chat_template_kwargs]\na = nan").key == "serving.chat_template_kwargs"
+
+
+def test_a_key_may_be_left_to_the_engine_in_every_table() -> None:
+    text = """
+    [serving]
+    port = "default"
+    [engines.ik.memory]
+    fit_mib = "default"
+    [pin]
+    "speculation.n_max" = "default"
+    """
+    assert problems(text) == {}
+    assert not is_left_to_engine("environment.X", "default")
+    assert only("[environment]\nX = 5").key == "environment.X"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["serving = 5", "serving = 'default'", "engines = 5", "pin = 5", "sweep = 5", "extra_args = '-x'",
+     "engines.ik = 5", "pin.serving = 5", "environment = 5", "extends = ['a']", "engine.prefer = 'ik'",
+     "engine.prefer = []", "memory.override_tensor = 'a=b'"],
+)  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_one_problem(text: str) -> None:
+    key = only(text).key
+    assert key == text.partition(" ")[0]
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=8),
+        st.dates(),
+        st.sampled_from(["default", "physical", "mtp", "on"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from([*ProfileFile.model_fields, *Serving.model_fields, "ik", "x.y"]),
+            inner,
+            max_size=3,
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from([*ProfileFile.model_fields, "sevring"]), VALUES, max_size=5))
+def test_no_file_is_too_odd_to_check(data: dict[str, Any]) -> None:
+    for problem in check_file("f", data):
+        assert problem.key
+        assert problem.allowed
+        assert "\n" not in problem.found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text(st.characters(categories=["Ll"]), min_size=1, max_size=12), st.sampled_from(all_keys())
+)
+def test_an_unknown_key_is_always_reported(name: str, key: str) -> None:
+    section = key.partition(".")[0]
+    known = {k.partition(".")[2] for k in all_keys() if k.startswith(f"{section}.")}
+    found = check_file("f", {section: {name: 1}})
+    if name not in known:
+        assert [(p.key, p.found) for p in found] == [(f"{section}.{name}", "an unknown key")]
+
+
+def test_flatten_and_nest_are_inverse() -> None:
+    data = {
+        "serving": {"port": 1, "alias": "x"},
+        "environment": {"A": "b"},
+        "extra_args": ["--x"],
+        "sweep": {"serving.threads": [1]},
+    }
+    assert nest(flatten(data)) == data
+    assert flatten(data)["environment.A"] == "b"
+
+
+def test_the_lists_of_choices_are_those_of_the_schema() -> None:
+    for model, key, listed in (
+        (Speculation, "type", SPECULATION_TYPES),
+        (Serving, "load_mode", LOAD_MODES),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate({key: "nonsense"})
+        assert set(re.findall(r"'([^']+)'", caught.value.errors()[0]["msg"])) == set(listed)
+
+
+def test_a_date_is_shown_and_not_raised() -> None:
+    (problem,) = check_file("f", {"serving": {"port": dt.date(2026, 5, 1)}})
+    assert problem.found == "datetime.date(2026, 5, 1)"

@@ -1,0 +1,101 @@
+"""What trial runs show of a build; a flag in a help text is no proof of effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunerd.core.engine import Effect
+from tunerd.core.proof import (
+    GATED,
+    NATIVE,
+    OFF,
+    OVERRIDDEN,
+    PLAIN,
+    SHALLOW,
+    Trial,
+    judge_trials,
+)
+
+TEXT = "one two three four five six seven eight nine ten"
+
+
+def trial(
+    drafted: int | None = 12, *, text: str | None = TEXT, problem: str | None = None
+) -> Trial:
+    accepted = None if drafted is None else drafted // 2
+    return Trial(text, drafted, accepted, problem)
+
+
+def effects(trials: dict[str, Trial]) -> dict[str, Effect]:
+    return {proof.feature: proof.effect for proof in judge_trials(trials, TEXT)}
+
+
+ALL = {
+    PLAIN: trial(12),
+    GATED: trial(9),
+    SHALLOW: trial(7),
+    NATIVE: trial(12),
+    OVERRIDDEN: trial(7),
+}
+
+
+def test_a_build_that_does_what_it_says_is_proved() -> None:
+    assert set(effects(ALL).values()) == {Effect.PROVED}
+    assert set(effects(ALL)) == {"text", "mtp", "p-min", "n-max", "per-request", "counts"}
+
+
+def test_a_flag_that_is_parsed_and_ignored_has_no_effect() -> None:
+    """As p-min for MTP in the merge of May 2026: the same counts at 0.0 and 0.75."""
+    found = effects({**ALL, GATED: trial(12)})
+    assert found["p-min"] is Effect.NO_EFFECT
+    assert found["n-max"] is Effect.PROVED
+
+
+def test_a_gate_that_lets_nothing_through_has_an_effect() -> None:
+    assert effects({**ALL, GATED: trial(None)})["p-min"] is Effect.PROVED
+
+
+def test_a_build_that_drafts_nothing_is_not_proved_and_says_nothing_of_the_rest() -> None:
+    found = effects({**ALL, PLAIN: trial(0)})
+    assert found == {"text": Effect.PROVED, "mtp": Effect.NO_EFFECT}
+
+
+def test_a_server_that_does_not_start_has_failed() -> None:
+    found = effects({PLAIN: trial(None, text=None, problem="status 500")})
+    assert found == {"text": Effect.FAILED, "mtp": Effect.FAILED}
+
+
+def test_one_trial_that_failed_fails_its_feature_alone() -> None:
+    found = effects({**ALL, SHALLOW: trial(None, text=None, problem="it ended")})
+    assert found["n-max"] is Effect.FAILED
+    assert found["p-min"] is Effect.PROVED
+
+
+def test_what_was_not_tried_is_untried() -> None:
+    found = effects({PLAIN: trial(12)})
+    assert found["p-min"] is found["n-max"] is Effect.UNTRIED
+    assert "per-request" not in found
+
+
+def test_a_route_that_does_not_count_drafts_is_known() -> None:
+    assert effects({**ALL, NATIVE: trial(None)})["counts"] is Effect.NO_EFFECT
+
+
+@pytest.mark.parametrize(
+    ("text", "effect"),
+    [
+        (TEXT, Effect.PROVED),
+        (TEXT + " and more", Effect.PROVED),
+        (TEXT[:-4], Effect.PROVED),  # ik with MTP leaves out its last tokens
+        (TEXT + " \n", Effect.PROVED),
+        ("", Effect.FAILED),
+        (None, Effect.FAILED),
+        (TEXT[:10], Effect.FAILED),
+        (TEXT.replace("seven", "siebn"), Effect.FAILED),
+        (" " + TEXT, Effect.FAILED),
+    ],
+)
+def test_the_text_must_be_the_one_that_the_model_must_write(
+    text: str | None, effect: Effect
+) -> None:
+    assert effects({OFF: trial(None, text=text)}) == {"text": effect}

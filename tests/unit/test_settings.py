@@ -1,0 +1,188 @@
+"""tunerd's settings: every mistake at once, each with where it stands and the nearest name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tunerd.core.paths import Paths
+from tunerd.errors import ConfigError
+from tunerd.settings import load_settings, sources_of
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path)
+
+
+def write(paths: Paths, text: str) -> None:
+    paths.settings_file.write_text(text)
+
+
+def problems(paths: Paths, environment: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(paths, environment or {})
+    assert caught.value.state == "nothing was touched"
+    return (caught.value.cause or "").splitlines()
+
+
+def test_without_a_file_the_defaults_hold(paths: Paths) -> None:
+    settings = load_settings(paths, {})
+    assert settings.service.unit == "llama-server.service"
+    assert settings.backups.keep == 50
+    assert set(sources_of(paths, {}).values()) == {"default"}
+
+
+def test_the_environment_wins_over_the_file_and_both_say_so(paths: Paths) -> None:
+    write(paths, "[service]\nunit = 'a.service'\ndrain_s = 5\n[backups]\nkeep = 7\n")
+    environment = {"TUNERD_SERVICE__UNIT": "b.service", "TUNERD_MODELS__DIRS": '["/m"]'}
+    settings = load_settings(paths, environment)
+    assert (settings.service.unit, settings.service.drain_s) == ("b.service", 5)
+    assert settings.models.dirs == (Path("/m"),)
+    sources = sources_of(paths, environment)
+    assert sources["service.unit"] == "TUNERD_SERVICE__UNIT"
+    assert sources["service.drain_s"] == sources["backups.keep"] == str(paths.settings_file)
+    assert sources["models.dirs"] == "TUNERD_MODELS__DIRS"
+    assert sources["service.stall_s"] == "default"
+
+
+def test_only_the_environment_of_the_call_counts(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNERD_SERVICE__UNIT", "mine.service")
+    assert load_settings(paths, {}).service.unit == "llama-server.service"
+    assert load_settings(paths, dict(os.environ)).service.unit == "mine.service"
+
+
+def test_all_mistakes_are_reported_at_once_each_with_its_place(paths: Paths) -> None:
+    write(
+        paths,
+        """
+        mdoe = "user"
+        [service]
+        uint = "x.service"
+        drain_s = -1
+        stop_timeout_s = "soon"
+        [engines.mine]
+        pth = "/x"
+        [models]
+        dirs = ["relative"]
+        """,
+    )
+    environment = {
+        "TUNERD_SERVICE__STALL_S": "long",
+        "TUNERD_SERVCE__UNIT": "x.service",
+        "TUNERD_MODELS__DIRS": "/a:/b",
+    }
+    found = problems(paths, environment)
+    file = str(paths.settings_file)
+    expected = [
+        ("environment: TUNERD_SERVCE__UNIT", "did you mean TUNERD_SERVICE__UNIT?"),
+        ("TUNERD_MODELS__DIRS: found '/a:/b'", "JSON"),
+        (f"{file}: mdoe", "did you mean `mode`?"),
+        (f"{file}: service.uint", "did you mean `unit`?"),
+        (f"{file}: service.drain_s", "greater than or equal to 0"),
+        (f"{file}: service.stop_timeout_s", "a valid integer"),
+        ("TUNERD_SERVICE__STALL_S: service.stall_s: found 'long'", "a valid number"),
+        (f"{file}: engines.mine.pth", "did you mean `path`?"),
+        (f"{file}: engines.mine.path: found nothing", "required"),
+        (f"{file}: models.dirs.0", "a whole path"),
+    ]
+    for begin, text in expected:
+        matching = [line for line in found if line.startswith(begin)]
+        assert len(matching) == 1, (begin, found)
+        assert text in matching[0]
+    assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    "variable", ["TUNERD_SERVICE__UINT", "TUNERD_MODLES__DIRS", "TUNERD_STATE_DRI", "TUNERD_X"]
+)
+def test_a_misspelt_variable_is_caught(paths: Paths, variable: str) -> None:
+    (line,) = problems(paths, {variable: "x.service"})
+    assert variable in line
+
+
+def test_variables_of_tests_and_of_others_are_not_looked_at(paths: Paths) -> None:
+    environment = {
+        "TUNERD_TEST_ENGINES": "/engines",
+        "TUNERD_STATE_DIR": "/state",
+        "TUNERD_LOG_LEVEL": "debug",
+        "TUNER_SERVICE__UNIT": "x.service",
+        "tunerd_service__unit": "lower.service",
+    }
+    assert load_settings(paths, environment).service.unit == "llama-server.service"
+
+
+def test_an_engine_may_be_named_in_the_environment(paths: Paths) -> None:
+    environment = {"TUNERD_ENGINES__MINE__PATH": "/opt/llama-server"}
+    settings = load_settings(paths, environment)
+    assert settings.engines["mine"].path == Path("/opt/llama-server")
+    assert sources_of(paths, environment)["engines"] == "TUNERD_ENGINES__MINE__PATH"
+    (line,) = problems(paths, {**environment, "TUNERD_ENGINES__MINE__PTH": "/x"})
+    assert line.startswith("TUNERD_ENGINES__MINE__PTH: engines.mine.pth")
+    assert "`path`" in line
+
+
+def test_a_home_is_written_with_a_tilde(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    write(paths, "[models]\ndirs = ['~/models']\n")
+    assert load_settings(paths, {}).models.dirs == (Path("/home/somebody/models"),)
+    write(paths, "[models]\ndirs = ['~nobody-of-this-name/models']\n")
+    assert "home" in problems(paths)[0]
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "llama.service\nExecStart=x",
+        "../x.service",
+        "a b.service",
+        "x",
+        "x.timer",
+        "-/x.service",
+        "",
+    ],
+)
+def test_a_name_that_is_no_unit_is_refused(paths: Paths, unit: str) -> None:
+    (line,) = problems(paths, {"TUNERD_SERVICE__UNIT": unit})
+    assert "service.unit" in line
+
+
+@pytest.mark.parametrize("user", ["root\n", "Root", "a b", "-x", "0", "%i", ""])
+def test_a_name_that_is_no_account_is_refused(paths: Paths, user: str) -> None:
+    (line,) = problems(paths, {"TUNERD_SERVICE__USER": user})
+    assert "service.user" in line
+
+
+@pytest.mark.parametrize(
+    "text", ["[service\n", "\x00", "a = " + "9" * 5000, "a = " + "[" * 5000, "a = 1\na = 2"]
+)
+def test_a_file_that_is_no_toml_is_one_error(paths: Paths, text: str) -> None:
+    write(paths, text)
+    for call in (load_settings, sources_of):
+        with pytest.raises(ConfigError) as caught:
+            call(paths, {})
+        assert str(paths.settings_file) in caught.value.message
+
+
+def test_a_file_that_is_too_large_or_no_file_is_refused(paths: Paths) -> None:
+    write(paths, "#" * (1024 * 1024 + 1))
+    with pytest.raises(ConfigError, match="larger than"):
+        load_settings(paths, {})
+    paths.settings_file.unlink()
+    paths.settings_file.mkdir()
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_settings(paths, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["service = 5", "engines = 5", "engines.a = 5", "models.dirs = 'x'", "backups.keep = -1"],
+)
+def test_a_value_of_the_wrong_kind_is_one_problem(paths: Paths, text: str) -> None:
+    write(paths, text)
+    (line,) = problems(paths)
+    assert line.startswith(f"{paths.settings_file}: {text.partition(' ')[0]}")

@@ -1,0 +1,23 @@
+"""The settings file that install.sh writes: every line in it that can be uncommented is a default."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tunerd.core.host import Mode
+from tunerd.core.paths import paths_for
+from tunerd.settings import load_settings
+
+SHIPPED = Path(__file__).parents[2] / "units" / "tunerd.toml"
+
+
+def test_the_shipped_settings_are_the_defaults(tmp_path: Path) -> None:
+    paths = paths_for(Mode.SYSTEM, {"TUNERD_CONFIG_DIR": str(tmp_path)})
+    defaults = load_settings(paths, {})
+
+    text = SHIPPED.read_text()
+    for content in (text, re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text)):
+        paths.settings_file.write_text(content)
+        assert load_settings(paths, {}) == defaults
+    assert len(re.findall(r"(?m)^#[a-z_]+ = ", text)) >= 5

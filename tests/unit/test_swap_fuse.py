@@ -1,0 +1,285 @@
+"""A swap is cut short, or fails, at each of its effects in turn; afterwards one whole unit serves.
+
+`TUNERD_TEST_FAULTS=all` tries every pair of effects where by default a sample is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.fuse import Fuse, Kind, Life, Step, ctrl_c, full_disk
+from tests.fault.scenarios import SCENARIOS, Scenario
+from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
+from tunerd.actions.recover import recover
+from tunerd.core.generation import Outcome
+from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
+from tunerd.system.ports import free_port
+
+PORT = free_port()
+MOST = 400
+TRIES_ALL = os.environ.get("TUNERD_TEST_FAULTS") == "all"
+EDITED = b"# edited by hand\n[Service]\nExecStart=/bin/true --port 1 --alias edited\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with in_memory(tmp_path) as folder:
+        yield folder
+
+
+class Case:
+    """A scenario, and how the world looks before it and after it."""
+
+    def __init__(self, folder: Path, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.problems: list[str] = []
+        self.n_tried = 0
+        self._folder = folder
+        with self._world("whole") as world:
+            self.before = world.snapshot()
+            with contextlib.suppress(RolledBack):
+                scenario.act(world.context(), world)
+            self.after = world.snapshot()
+            assert world.leftovers() == []
+        assert (self.before == self.after) == scenario.fails
+
+    @contextlib.contextmanager
+    def _world(self, name: str) -> Iterator[World]:
+        with a_world(self._folder / name) as world:
+            world.port = PORT
+            self.scenario.prepare(world)
+            yield world
+
+    def worlds(self, *, sample: bool = False) -> Iterator[tuple[int, World]]:
+        """Fresh worlds before the swap, numbered, without end; with `sample` every third."""
+        every = 3 if sample and not TRIES_ALL else 1
+        for number in range(SCENARIOS.index(self.scenario) % every, MOST, every):
+            self.n_tried += 1
+            with self._world(f"{number}") as world:
+                yield number, world
+        raise AssertionError("it has no end")
+
+    def kills(self) -> Iterator[tuple[int, World, Step]]:
+        """Worlds in which the swap was killed before each of its effects in turn."""
+        for number, world in self.worlds():
+            step = self.kill(world, number)
+            if step is None:
+                return
+            yield number, world, step
+
+    def kill(self, world: World, number: int) -> Step | None:
+        """Kill the swap before this effect; None if it has fewer."""
+        life = Life(world.paths.lock)
+        context = world.context(Fuse(number, life.die))
+        life.live(lambda: self.scenario.act(context, world))
+        return life.died_before
+
+    def kill_twice(self, number: int, second: int) -> int:
+        """Kill the swap, then its recovery; how many of the two had as many effects."""
+        self.n_tried += 1
+        with self._world(f"{number}-{second}") as world:
+            step = self.kill(world, number)
+            if step is None:
+                return 0
+            life = Life(world.paths.lock)
+            context = world.context(Fuse(second, life.die))
+            life.live(lambda: recover(context))
+            if life.died_before is None:
+                return 1
+            where = f"killed before {number} ({step.text}), {second} ({life.died_before.text})"
+            self.note(where, one_whole_unit_stands=world.standing in self.whole_texts(world))
+            world.recover()
+            self.check(world, where)
+            return 2
+
+    def whole_texts(self, world: World) -> set[bytes | None]:
+        """What may stand while a swap is cut short."""
+        return {self.before.text, self.after.text, world.text("new", program=BROKEN)}
+
+    def attempt(self, world: World, fuse: Fuse, *, asks: bool = False) -> BaseException | None:
+        """Run the swap; what it raised."""
+        try:
+            self.scenario.act(world.context(fuse, asks=asks), world)
+        except (TunerdError, KeyboardInterrupt) as error:
+            return error
+        return None
+
+    def note(self, where: str, **checks: bool) -> None:
+        """Keep what does not hold."""
+        self.problems += [f"{where}: {name}" for name, holds in checks.items() if not holds]
+
+    def check(self, world: World, where: str) -> Snapshot:
+        """One whole unit must serve, and nothing be left of the swap."""
+        found = world.snapshot()
+        outcomes = world.outcomes()
+        serving = world.context().generations.serving(UNIT)
+        is_new = found == self.after != self.before
+        kept = [path.read_bytes() for path in world.backups()]
+        if found not in {self.before, self.after}:
+            self.problems.append(f"{where}: {found}")
+        if world.leftovers():
+            self.problems.append(f"{where}: left over {world.leftovers()}")
+        self.note(
+            where,
+            every_generation_has_an_ending=Outcome.RUNNING not in outcomes,
+            history_knows_what_serves=not is_new or outcomes[0] is Outcome.SERVING,
+            the_old_unit_is_kept=not is_new or self.before.text in {None, *kept},
+            verify_agrees=serving is None or world.verify() == 0,
+            nothing_is_left_to_recover=world.recover() is None,
+        )
+        return found
+
+    def is_right(self) -> bool:
+        """Whether all held; fails with everything that did not."""
+        assert not self.problems, "\n".join(self.problems)
+        assert self.n_tried > 2
+        return True
+
+
+@pytest.fixture(params=SCENARIOS, ids=str)
+def case(request: pytest.FixtureRequest, folder: Path) -> Case:
+    return Case(folder, request.param)
+
+
+def test_after_a_kill_at_each_effect_recovery_leaves_one_whole_unit(case: Case) -> None:
+    ends: list[bool] = []
+    for number, world, step in case.kills():
+        world.recover()
+        ends.append(case.check(world, f"killed before {number} ({step.text})") == case.after)
+
+    assert case.is_right()
+    if not case.scenario.fails:
+        assert set(ends) == {False, True}
+        assert ends == sorted(ends), "once the new unit is kept, it is kept from then on"
+
+
+def test_after_a_kill_and_a_reboot_recovery_leaves_one_whole_unit(case: Case) -> None:
+    ends: list[bool] = []
+    for number, world, step in case.kills():
+        world.reboot()
+        if case.before.is_active and not case.before.is_enabled:
+            continue  # nothing of it starts at boot
+        world.recover()
+        ends.append(case.check(world, f"cut before {number} ({step.text})") == case.after)
+
+    assert case.is_right()
+    if not case.scenario.fails:
+        assert set(ends) == {False, True}
+        assert ends == sorted(ends), "once the new unit is kept, it is kept from then on"
+
+
+def test_after_a_kill_in_the_recovery_from_a_kill_the_next_one_ends_it(case: Case) -> None:
+    n_killed, number = 2, 0
+    while n_killed > 0:
+        seconds = range(MOST) if TRIES_ALL else [number * 5 % 13]
+        for second in seconds:
+            n_killed = case.kill_twice(number, second)
+            if n_killed < 2:
+                break
+        number += 1 if TRIES_ALL else 2
+
+    assert case.is_right()
+
+
+def _is_as_said(case: Case, world: World, error: BaseException | None, where: str) -> None:
+    """The machine is in the state that the end of the swap tells, before anybody recovers."""
+    found = world.snapshot()
+    if error is None:
+        case.note(where, done_means_the_new_unit_serves=found == case.after)
+    elif not isinstance(error, Stranded):
+        case.note(
+            where,
+            an_error_is_one_of_a_swap=isinstance(error, DeployError | KeyboardInterrupt),
+            refused_or_rolled_back_means_as_before=found == case.before,
+        )
+
+
+def test_an_effect_that_fails_leaves_the_machine_as_the_error_says(case: Case) -> None:
+    for number, world in case.worlds(sample=True):
+        fuse = Fuse(number, full_disk)
+        error = case.attempt(world, fuse)
+        if not fuse.burnt:
+            break
+        where = f"{number} ({fuse.burnt[0].text}) failed: {error!r}"
+        _is_as_said(case, world, error, where)
+        if isinstance(error, Stranded):
+            case.note(where, one_failure_strands_no_good_swap=case.scenario.fails)
+        world.recover()
+        case.check(world, where)
+
+    assert case.is_right()
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_effects_that_fail_from_one_on_leave_what_recovery_can_mend(case: Case, kind: Kind) -> None:
+    for number, world in case.worlds(sample=kind is Kind.DISK):
+        fuse = Fuse(number, full_disk, until=MOST, of=kind)
+        error = case.attempt(world, fuse)
+        if not fuse.burnt:
+            break
+        where = f"{number} ({fuse.burnt[0].text}) and all later ones failed: {error!r}"
+        _is_as_said(case, world, error, where)
+        world.recover()
+        case.check(world, where)
+
+    assert case.is_right()
+
+
+def test_a_question_that_fails_leaves_the_machine_as_the_error_says(case: Case) -> None:
+    for number, world in case.worlds(sample=True):
+        fuse = Fuse(number, full_disk, of=Kind.UNITS)
+        error = case.attempt(world, fuse, asks=True)
+        if not fuse.burnt:
+            break
+        if isinstance(error, TunerdError) and not isinstance(error, DeployError):
+            error = RolledBack(error.message)  # asked before the swap began
+        where = f"{number} ({fuse.burnt[0].text}) failed: {error!r}"
+        _is_as_said(case, world, error, where)
+        world.recover()
+        case.check(world, where)
+
+    assert case.is_right()
+
+
+def test_ctrl_c_at_each_effect_leaves_the_machine_as_before_or_comes_too_late(case: Case) -> None:
+    for number, world in case.worlds(sample=True):
+        fuse = Fuse(number, ctrl_c)
+        error = case.attempt(world, fuse)
+        if not fuse.burnt:
+            break
+        where = f"Ctrl-C before {number} ({fuse.burnt[0].text}): {error!r}"
+        _is_as_said(case, world, error, where)
+        case.check(world, where)
+
+    assert case.is_right()
+
+
+def test_an_edit_by_hand_in_the_middle_is_never_overwritten(case: Case) -> None:
+    for number, world in case.worlds(sample=True):
+
+        def edit(_step: Step) -> None:
+            world.unit_path.write_bytes(EDITED)  # noqa: B023 -- runs at once
+
+        fuse = Fuse(number, edit)
+        error = case.attempt(world, fuse)
+        if not fuse.burnt:
+            break
+        where = f"edited before {number} ({fuse.burnt[0].text}): {error!r}"
+        world.recover()
+        case.note(
+            where,
+            the_edit_stands=world.standing == EDITED,
+            nothing_is_left=world.leftovers() == [],
+            every_generation_has_an_ending=Outcome.RUNNING not in world.outcomes(),
+        )
+        if case.before.text is not None:
+            kept = [path.read_bytes() for path in world.backups()]
+            was_kept = case.before.text in kept or error is not None
+            case.note(where, the_old_unit_is_kept=was_kept)
+
+    assert case.is_right()

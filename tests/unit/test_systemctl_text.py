@@ -1,0 +1,132 @@
+"""What systemd's tools print, read into values; the texts were captured from 252 and 262."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tunerd.core.systemctl_text import (
+    STATE_PROPERTIES,
+    complaints,
+    journal_messages,
+    newest_first_messages,
+    parse_show,
+    to_unit_state,
+)
+
+RUNNING = """\
+MainPID=4711
+Result=success
+NRestarts=0
+ExecMainCode=0
+ExecMainStatus=0
+LoadState=loaded
+ActiveState=active
+SubState=running
+FragmentPath=/etc/systemd/system/llama-server.service
+DropInPaths=/etc/systemd/system/llama-server.service.d/10-a.conf /etc/systemd/system/llama-server.service.d/b.conf
+UnitFileState=enabled
+NeedDaemonReload=no
+InvocationID=70dd0bce1a484ed8a6f5db7fa1f16fd8
+ActiveEnterTimestampMonotonic=5935307117
+"""
+CRASHED = """\
+MainPID=0
+Result=exit-code
+NRestarts=3
+ExecMainCode=1
+ExecMainStatus=7
+LoadState=loaded
+ActiveState=activating
+SubState=auto-restart
+FragmentPath=/etc/systemd/system/crash.service
+DropInPaths=
+UnitFileState=static
+NeedDaemonReload=yes
+InvocationID=788dc9d8c6644081a6090615375531bd
+ActiveEnterTimestampMonotonic=0
+"""
+
+
+def test_a_running_unit() -> None:
+    state = to_unit_state("llama-server.service", parse_show(RUNNING, STATE_PROPERTIES), boot_s=1e9)
+
+    assert state.is_active
+    assert state.is_enabled
+    assert (state.main_pid, state.n_restarts) == (4711, 0)
+    assert (state.exit_kind, state.exit_status) == (None, None)
+    assert state.drop_ins == (
+        Path("/etc/systemd/system/llama-server.service.d/10-a.conf"),
+        Path("/etc/systemd/system/llama-server.service.d/b.conf"),
+    )
+    assert state.active_since_s == pytest.approx(1e9 + 5935.307117)
+
+
+def test_a_crashed_unit() -> None:
+    state = to_unit_state("crash.service", parse_show(CRASHED, STATE_PROPERTIES), boot_s=1e9)
+
+    assert state.has_failed
+    assert not state.is_active
+    assert state.main_pid is None
+    assert (state.exit_kind, state.exit_status) == ("exited", 7)
+    assert state.needs_reload
+    assert state.is_enabled is False
+    assert state.active_since_s is None
+
+
+def test_what_was_not_printed_is_unknown() -> None:
+    state = to_unit_state("x.service", {}, boot_s=0)
+
+    assert not state.exists
+    assert state.n_restarts is None
+    assert state.is_enabled is None
+
+
+def test_values_may_hold_equals_signs_and_go_over_lines() -> None:
+    shown = parse_show("Environment=A=b C=d\nText=one\ntwo=2\nOther=x\n", ["Environment", "Text"])
+
+    assert shown == {"Environment": "A=b C=d", "Text": "one\ntwo=2\nOther=x"}
+
+
+def test_journal_entries_of_every_shape() -> None:
+    text = """\
+{"MESSAGE":"one line"}
+{"MESSAGE":"two\\nlines"}
+{"MESSAGE":[114,97,119,32,255]}
+{"MESSAGE":["several",[97,98],"fields"]}
+{"MESSAGE":null}
+{"_PID":"1"}
+-- no entries --
+{"MESSAGE":"cut o"""
+
+    assert journal_messages(text) == (
+        "one line",
+        "two",
+        "lines",
+        "raw \ufffd",
+        "several",
+        "ab",
+        "fields",
+    )
+
+
+def test_the_newest_lines_come_last_and_are_kept() -> None:
+    text = '{"MESSAGE":"3"}\n{"MESSAGE":"2a\\n2b"}\n{"MESSAGE":"1"}\n{"MESS'
+
+    assert newest_first_messages(text, 3) == ("2a", "2b", "3")
+    assert newest_first_messages(text, 100) == ("1", "2a", "2b", "3")
+    assert newest_first_messages("", 5) == ()
+
+
+def test_only_lines_about_the_unit_are_complaints() -> None:
+    stderr = (
+        "/run/verify-x/a.service:2: Unknown key 'Restrat' in section [Service], ignoring.\n"
+        "/etc/systemd/system/broken.service:1: Invalid section header\n"
+        "a.service: Command /nonexistent is not executable: No such file or directory\n"
+    )
+
+    assert complaints(stderr, "a.service", "/run/verify-x") == (
+        "a.service:2: Unknown key 'Restrat' in section [Service], ignoring.",
+        "a.service: Command /nonexistent is not executable: No such file or directory",
+    )
