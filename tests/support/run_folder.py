@@ -56,8 +56,12 @@ def sweep(cache: Path) -> list[str]:
     """Remove what dead test runs left; the names of their machines."""
     removed = []
     for folder in sorted((cache / "run").glob("e2e-*")):
-        identity = (folder / _OWNER).read_text()
-        if identity == _identity(int(identity.partition(" ")[0])):
+        pid = int(folder.name.split("-")[1])
+        try:
+            in_use = (folder / _OWNER).read_text() == _identity(pid)
+        except FileNotFoundError:
+            in_use = _identity(pid) is not None  # its owner is removing it at this moment
+        if in_use:
             continue
         destroy(folder)
         removed.append(folder.name)
