@@ -1,0 +1,387 @@
+"""A simulated box behind the sweep's protocol, and the truth that only the benchmark may ask."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.simulator.cards import Card, Engine, Spec
+from benchmarks.simulator.text import N_POSITIONS, TEXT_SD
+from tunerd.core.sweep import Arm, Boot, Refused, Request, ServerDied
+from tunerd.core.workload import RequestClass, Workload
+
+Array = NDArray[np.float64]
+
+_CUDA_MIB = 340.0
+_HOST_SLOW = 0.04  # of a step, for each thread beyond the physical cores
+_TRUTH_TEXTS = 20
+_TRUTH_STEPS = 200
+_STEPS_SIMULATED = 160
+_OVERHEAD_MS = 6.0
+_TILE = 1 / 96  # share of the experts that moves as one
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Spreads as ratios; `heat` is gained with a time constant of `heat_s`."""
+
+    process: float = 0.027
+    request: float = 0.015
+    pairing: float = 0.016
+    text: float = 0.02
+    tail_share: float = 0.025
+    tail: float = 0.12
+    heat: float = 0.015
+    heat_s: float = 1080.0
+    drift: float = 0.007
+    vram_mib: float = 30.0
+    hang: float = 0.002
+    crash: float = 0.004
+
+
+QUIET = Noise(0, 0, 0, 0, 0, 0, 0, 1.0, 0, 0, 0, 0)
+
+
+@dataclass
+class Life:
+    """One process."""
+
+    arm: Arm
+    factor: float
+    jitter_mib: float
+    served_tokens: int = 0
+
+
+@dataclass
+class SimulatedBox:
+    """Runs in simulated time; `now` says how much of it has passed."""
+
+    card: Card
+    noise: Noise = field(default_factory=Noise)
+    seed: int = 0
+    tells_positions: bool = True
+    takes_overrides: bool = True
+    hang_s: float = 180.0
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng([self.seed, self.card.seed, 77])
+        self._now = 0.0
+        self._life: Life | None = None
+        self._phase = float(self._rng.uniform(0, 2 * math.pi))
+        self.n_restarts = 0
+        self.n_failures = 0
+        self.per_request = frozenset(
+            name
+            for name, engine in self.card.engines.items()
+            if engine.takes_overrides and self.takes_overrides
+        )
+        self.truth = Truth(self.card)
+
+    # The protocol
+
+    def now(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += seconds
+
+    def check(self) -> None:
+        pass
+
+    def restart(self, arm: Arm) -> Boot:
+        begin = self._now
+        self.n_restarts += 1
+        self._life = None
+        low, high = self.card.load_s
+        load = float(self._rng.uniform(low, high))
+        chance = float(self._rng.random())
+        failure = ""
+        jitter = float(self._rng.normal(0.0, self.noise.vram_mib))
+        free = self.truth.free_mib(arm, 0.0) + jitter
+        if self.truth.engine(arm) is None:
+            failure, load = "refused", 1.5
+        elif free < -self.card.spills_mib:
+            failure, load = "oom", load * 0.6
+        elif chance < self.noise.hang:
+            failure, load = "hang", self.hang_s
+        elif chance < self.noise.hang + self.noise.crash:
+            failure, load = "crash", load * 0.4
+        self._now += load
+        if failure:
+            self.n_failures += 1
+            return Boot(False, self._now - begin, failure, None)
+        factor = math.exp(float(self._rng.normal(0.0, self.noise.process)))
+        self._life = Life(arm, factor, jitter)
+        return Boot(True, self._now - begin, "", int(max(free, 0.0)))
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        life = self._life
+        if life is None:
+            raise ServerDied("crash")
+        running = life.arm
+        if arm is not None:
+            if running.engine not in self.per_request or arm.n_max > running.n_max:
+                raise Refused
+            running = running.with_draft(arm.n_max, arm.p_min)
+        total = request.cached_tokens + request.new_tokens
+        if total + request.n_predict > self.card.context:
+            raise Refused("the request exceeds the context")
+        warm = min(request.cached_tokens, life.served_tokens)
+        life.served_tokens = max(life.served_tokens, request.cached_tokens)
+        share = min((total + request.n_predict) / self.card.context, 1.0)
+        free = self.truth.free_mib(life.arm, share) + life.jitter_mib
+        if free < -self.card.spills_mib:
+            self._life = None
+            self._now += 5.0
+            self.n_failures += 1
+            raise ServerDied("oom")
+        return self._answer(request, running, life, warm, total, free)
+
+    def _answer(
+        self, request: Request, arm: Arm, life: Life, warm: int, total: int, free: float
+    ) -> Mapping[str, Any]:
+        noise, truth = self.noise, self.truth
+        text = _normal(request.prompt_id, request.kind)
+        drafted, accepted, positions, steps, step_ms = self._decode(request, arm, text, life)
+        factor = life.factor * self._weather()
+        factor *= math.exp(noise.text * _normal(request.prompt_id, "speed"))
+        factor *= math.exp(noise.pairing * _normal(request.prompt_id, str(arm)))
+        factor *= math.exp(float(self._rng.normal(0.0, noise.request)))
+        if self._rng.random() < noise.tail_share:
+            factor *= 1 + float(self._rng.uniform(0.0, noise.tail))
+        spill = max(-free, 0.0)
+        slow = 1 + self.card.spill_ms_share * spill / 1024
+        n_new = total - warm
+        prompt_ms = truth.prompt_ms(life.arm, n_new, warm) * factor * slow
+        predicted_ms = step_ms * factor * slow
+        if request.concurrency > 1:
+            slower = request.concurrency**0.6
+            prompt_ms, predicted_ms = prompt_ms * slower, predicted_ms * slower
+        wall_ms = prompt_ms + predicted_ms + _OVERHEAD_MS
+        self._now += wall_ms / 1000
+        answer: dict[str, Any] = {
+            "cache_n": warm, "prompt_n": n_new, "prompt_ms": prompt_ms,
+            "predicted_n": request.n_predict, "predicted_ms": predicted_ms, "wall_ms": wall_ms,
+            "vram_free_min_mib": int(max(free, 0.0)),
+        }  # fmt: skip
+        if drafted:
+            answer |= {"draft_n": drafted, "draft_n_accepted": accepted}
+            if self.tells_positions:
+                answer |= {"accepted_per_pos": positions, "verify_steps": steps}
+        if self.card.spills_mib:
+            answer["spill_mib"] = spill
+        if request.kind == "tool":
+            answer["tool_ok"] = bool(self._rng.random() >= truth.tool_breakage(arm))
+        return answer
+
+    def _weather(self) -> float:
+        """Heat and slow drift."""
+        heat = self.noise.heat * (1 - math.exp(-self._now / self.noise.heat_s))
+        drift = self.noise.drift * math.sin(self._now / 7200 + self._phase)
+        return 1 + heat + drift
+
+    def _decode(
+        self, request: Request, arm: Arm, text: float, life: Life
+    ) -> tuple[int, int, list[int], int, float]:
+        truth = self.truth
+        depth = (request.cached_tokens + request.new_tokens + request.n_predict / 2) / 1000
+        by_length = truth.step_ms(arm, life.arm, depth)
+        if not arm.drafts:
+            return 0, 0, [], request.n_predict, float(by_length[0]) * request.n_predict
+        drafter = truth.spec(arm).drafter
+        n_steps = min(request.n_predict, _STEPS_SIMULATED)
+        tired = drafter.fatigue * min(request.n_predict, 2000) / 2000
+        right, confidence = drafter.lengths(
+            request.kind, TEXT_SD * text - tired, n_steps, self._rng
+        )
+        drafted, accepted = drafter.drafted_and_accepted(right, confidence, arm.p_min)
+        drafted = np.minimum(drafted, arm.n_max)
+        accepted = np.minimum(accepted, arm.n_max)
+        tokens = np.cumsum(accepted + 1)
+        last = int(np.searchsorted(tokens, request.n_predict))
+        used = min(last + 1, n_steps)
+        scale = request.n_predict / float(tokens[used - 1])
+        steps = max(1, round(used * scale))
+        positions = [
+            round(float((accepted[:used] >= at).sum()) * scale) for at in range(1, arm.n_max + 1)
+        ]
+        time = float(by_length[drafted[:used]].sum()) * scale
+        n_accepted = max(request.n_predict - steps, 0)
+        return round(float(drafted[:used].sum()) * scale), n_accepted, positions, steps, time
+
+
+class Truth:
+    """What a box would do on average, without noise."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self._tables: dict[tuple[str, str, str, float, float], Array] = {}
+        self._draws: dict[tuple[str, str, str, float], list[tuple[Any, Any]]] = {}
+
+    def engine(self, arm: Arm) -> Engine | None:
+        engine = self.card.engines.get(arm.engine)
+        return engine if engine is not None and arm.spec in engine.specs else None
+
+    def _engine(self, arm: Arm) -> Engine:
+        return self.card.engines[arm.engine]
+
+    def spec(self, arm: Arm) -> Spec:
+        return self._engine(arm).specs[arm.spec]
+
+    # Memory
+
+    def _seen_mib(self, arm: Arm) -> float:
+        card, spec = self.card, self.spec(arm)
+        n = arm.n_max if arm.drafts else 0
+        return (
+            card.dense_mib + card.kv_mib[arm.kv] + card.compute_mib
+            + card.compute_per_512_mib * arm.ubatch / 512 + spec.fixed_mib
+            + spec.seen_per_draft_mib * n
+        )  # fmt: skip
+
+    def share_on_card(self, arm: Arm) -> float:
+        """Share of the weights that fit left on the card."""
+        card = self.card
+        room = card.vram_mib - card.others_mib - _CUDA_MIB - arm.fit_mib - self._seen_mib(arm)
+        if card.experts_mib:
+            return min(max(math.floor(room / card.experts_mib / _TILE) * _TILE, 0.0), 1.0)
+        return 1.0 if room >= 0 else max(1.0 + room / card.dense_mib, 0.0)
+
+    def free_mib(self, arm: Arm, share: float) -> float:
+        """VRAM left free at a share of the context; negative is missing."""
+        card = self.card
+        if self.engine(arm) is None:
+            return 0.0
+        engine, spec = self._engine(arm), self.spec(arm)
+        on_card = self.share_on_card(arm)
+        weights = on_card * card.experts_mib
+        if not card.experts_mib:
+            weights = -(1 - on_card) * card.dense_mib
+        n = arm.n_max if arm.drafts else 0
+        width = math.sqrt(arm.ubatch / 512)
+        unseen = (
+            engine.unseen_mib * width + spec.unseen_mib + spec.unseen_per_draft_mib * n
+            + engine.growth_mib * (0.7 + 0.3 * width) * share
+        )  # fmt: skip
+        used = card.others_mib + _CUDA_MIB + self._seen_mib(arm) + weights + unseen
+        return card.vram_mib - used
+
+    def headroom_mib(self, arm: Arm) -> float:
+        """VRAM left free with the context full."""
+        return self.free_mib(arm, 1.0)
+
+    # Time
+
+    def _host(self, arm: Arm) -> float:
+        cores = self.card.cores
+        if arm.threads <= cores:
+            return math.pow(cores / max(arm.threads, 1), 0.75)
+        return 1 + _HOST_SLOW * (arm.threads - cores)
+
+    def _quirk(self, arm: Arm) -> float:
+        name = f"{self.card.seed}/{arm.engine}/{arm.spec}/{arm.n_max}/{arm.ubatch}/{arm.kv}"
+        return math.exp(self.card.quirk_sd * _normal(name, "quirk"))
+
+    def step_ms(self, arm: Arm, started: Arm, depth_k: float) -> Array:
+        """Time of a step that drafts 0, 1, ... tokens."""
+        engine, spec, card = self._engine(arm), self.spec(arm), self.card
+        length = np.arange(N_POSITIONS + 1)
+        batch = length + 1.0
+        share = self.share_on_card(started)
+        touched = batch**engine.reuse
+        time = engine.base_ms + engine.expert_gpu_ms * share * touched
+        time = time + engine.expert_cpu_ms * (1 - share) * self._host(arm) * touched
+        quantised = arm.kv != "f16"
+        attention = engine.attention_ms * {"f16": 1.0, "q8_0": 1.15, "q4_0": 1.0}[arm.kv]
+        time = time + depth_k * (attention + engine.convert_ms * quantised * (batch > 1))
+        time = time + engine.kink_ms * np.maximum(batch - engine.kink_at, 0)
+        if card.name == "24G" and arm.kv == "q8_0":
+            time = time * 1.25
+        if arm.drafts:
+            time = time + engine.spec_overhead_ms + spec.round_ms + spec.token_ms * length
+            time = time + spec.depth_ms * depth_k
+        return np.asarray(time * self._quirk(arm), float)
+
+    def prompt_ms(self, arm: Arm, n_tokens: int, depth: int) -> float:
+        """Time to read so many tokens behind so many."""
+        engine, spec = self._engine(arm), self.spec(arm)
+        ubatch = min(arm.ubatch, arm.batch)
+        batches = math.ceil(n_tokens / ubatch)
+        share = self.share_on_card(arm)
+        per_batch = engine.prompt_batch_ms + engine.pcie_ms * (1 - share)
+        middle = (depth + n_tokens / 2) / 1000
+        time = batches * per_batch
+        time += n_tokens * (engine.prompt_token_ms + engine.prompt_depth_ms * middle)
+        return time * spec.prefill_tax * self._quirk(arm)
+
+    def _table(self, arm: Arm, kind: str, tired: float) -> Array:
+        """Histograms of (drafted, accepted) by text: shape (texts, 17, 17), for unlimited drafts."""
+        key = (arm.engine, arm.spec, kind, arm.p_min, round(tired, 3))
+        if key not in self._tables:
+            drafter = self.spec(arm).drafter
+            draws = self._drawn(arm, kind, tired)
+            table = np.zeros((len(draws), N_POSITIONS + 1, N_POSITIONS + 1))
+            for row, (right, confidence) in enumerate(draws):
+                drafted, accepted = drafter.drafted_and_accepted(right, confidence, arm.p_min)
+                np.add.at(table[row], (drafted, accepted), 1.0 / len(drafted))
+            self._tables[key] = table
+        return self._tables[key]
+
+    def _drawn(self, arm: Arm, kind: str, tired: float) -> list[tuple[Any, Any]]:
+        key = (arm.engine, arm.spec, kind, round(tired, 3))
+        if key not in self._draws:
+            rng = np.random.default_rng([self.card.seed, 5, sum(kind.encode())])
+            shifts = TEXT_SD * np.linspace(-1.8, 1.8, _TRUTH_TEXTS)
+            drafter = self.spec(arm).drafter
+            self._draws[key] = [
+                drafter.lengths(kind, float(shift) - tired, _TRUTH_STEPS, rng) for shift in shifts
+            ]
+        return self._draws[key]
+
+    def class_ms(self, arm: Arm, one: RequestClass) -> float:
+        """Expected turn time of one class."""
+        depth = (one.cached_tokens + one.new_tokens + one.n_predict / 2) / 1000
+        by_length = self.step_ms(arm, arm, depth)
+        slower = one.concurrency**0.6 if one.concurrency > 1 else 1.0
+        prompt = self.prompt_ms(arm, one.new_tokens, one.cached_tokens)
+        if not arm.drafts:
+            decode = float(by_length[0]) * one.n_predict
+        else:
+            tired = self.spec(arm).drafter.fatigue * min(one.n_predict, 2000) / 2000
+            table = self._table(arm, one.kind, tired)
+            limit = np.minimum(np.arange(N_POSITIONS + 1), arm.n_max)
+            time = (table.sum(axis=2) * by_length[limit]).sum(axis=1)
+            accepted = (table.sum(axis=1) * limit).sum(axis=1)
+            weights = np.exp(-(np.linspace(-1.8, 1.8, len(time)) ** 2) / 2)
+            decode = float(np.average(one.n_predict * time / (1 + accepted), weights=weights))
+        return (prompt + decode) * slower + _OVERHEAD_MS
+
+    def turn_ms(self, arm: Arm, workload: Workload) -> float:
+        """Expected turn time of the workload."""
+        return workload.turn_time_s([self.class_ms(arm, one) for one in workload.classes])
+
+    def tool_breakage(self, arm: Arm) -> float:
+        """Chance that a tool call breaks."""
+        return max(self.card.kv_breaks_tools.get(arm.kv, 0.0), self.spec(arm).breaks_tools)
+
+    def is_feasible(self, arm: Arm) -> bool:
+        """Whether it would run with the context full, without spilling, tools intact."""
+        return (
+            self.engine(arm) is not None
+            and self.headroom_mib(arm) > 0
+            and self.tool_breakage(arm) == 0
+        )
+
+
+def _normal(*names: str) -> float:
+    """A standard normal that belongs to these names."""
+    digest = hashlib.blake2b("/".join(names).encode(), digest_size=8).digest()
+    first, second = int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:], "big")
+    radius = math.sqrt(-2 * math.log((first + 1) / 2**32))
+    return radius * math.cos(2 * math.pi * second / 2**32)

@@ -1,0 +1,65 @@
+"""Arms and samples of a sweep: what is equal, and what goes to the store and comes back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tunerd.core.sweep import Arm, Request, Sample, sample_from_json
+from tunerd.core.sweep.arm import as_arm, simplicity
+
+ARM = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8, frozenset({("cpu_moe", 4)}))
+REQUEST = Request("code", "p1", cached_tokens=0, new_tokens=300, n_predict=64)
+SAMPLE = Sample(
+    event="request", process="n/0", arm=ARM, purpose="block", at_s=12.5, seconds=2.0,
+    request=REQUEST, n_max=3, p_min=0.75, block="n-s0", pair=(1, 4),
+    answer={
+        "prompt_n": 300, "prompt_ms": 600.0, "predicted_n": 64, "predicted_ms": 1000.0,
+        "draft_n": 60, "draft_n_accepted": 40, "cache_n": 0, "wall_ms": 1650.0,
+    },
+)  # fmt: skip
+
+
+def test_a_sample_comes_back_from_json_as_it_was() -> None:
+    assert sample_from_json(json.loads(json.dumps(SAMPLE.to_json()))) == SAMPLE
+
+
+def test_a_reading_tells_what_was_drafted_from_what_was_not_said() -> None:
+    reading = SAMPLE.reading
+    assert reading is not None
+    assert (reading.n_drafted, reading.n_accepted, reading.n_steps) == (60, 40, 24)
+    assert reading.turn_ms == 1650.0
+    assert reading.vram_free_min_mib is None
+    plain = replace(SAMPLE, answer={"prompt_n": 3, "prompt_ms": 6.0}).reading
+    assert plain is not None
+    assert plain.turn_ms is None
+
+
+def test_arms_that_do_the_same_are_equal_without_what_means_nothing() -> None:
+    off = replace(ARM, spec="off")
+    assert off.canonical() == replace(off, n_max=9, p_min=0.1).canonical()
+    assert ARM.canonical() != replace(ARM, n_max=4).canonical()
+
+
+def test_the_simpler_arm_is_speculation_off_then_fewer_drafts_then_a_larger_margin() -> None:
+    off = replace(ARM, spec="off")
+    arms = [replace(ARM, n_max=5), ARM, replace(ARM, fit_mib=1024), off]
+    assert sorted(arms, key=simplicity) == [off, replace(ARM, fit_mib=1024), ARM, arms[0]]
+
+
+def test_an_object_of_another_class_is_as_good_as_an_arm() -> None:
+    @dataclass
+    class Theirs:
+        engine: str = "mainline"
+        spec: str = "mtp"
+        n_max: int = 3
+        p_min: float = 0.75
+        fit_mib: int = 512
+        kv: str = "q8_0"
+        ubatch: int = 512
+        batch: int = 2048
+        threads: int = 8
+        extra: Any = (("cpu_moe", 4),)
+
+    assert as_arm(Theirs()) == ARM

@@ -1,0 +1,147 @@
+"""What pairs of fresh processes say: the evidence, when it is enough, and its interval."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import nct
+from scipy.stats import t as student
+
+from tunerd.core.sweep.verdict import (
+    EFFECTS,
+    Standing,
+    betting_e_value,
+    challenge_alpha,
+    decide,
+    e_value,
+    gain_of,
+    pairs_needed,
+)
+
+PAIR_SD = 0.045
+
+
+def pairs(mean: float, count: int, *, seed: int = 1, sd: float = PAIR_SD) -> list[float]:
+    return [float(value) for value in np.random.default_rng(seed).normal(mean, sd, count)]
+
+
+@pytest.mark.parametrize("mean", [-0.08, 0.0, 0.03, 0.12])
+@pytest.mark.parametrize("count", [3, 9, 40])
+def test_the_evidence_is_the_likelihood_ratio_of_the_t_statistic(mean: float, count: int) -> None:
+    values = pairs(mean, count)
+    t = math.sqrt(count) * float(np.mean(values)) / float(np.std(values, ddof=1))
+    ratios = [
+        nct.pdf(t, count - 1, effect * math.sqrt(count)) / student.pdf(t, count - 1)
+        for effect in EFFECTS
+    ]
+    assert e_value(values, 0.0) == pytest.approx(float(np.mean(ratios)), rel=1e-3, abs=1e-9)
+
+
+def test_two_pairs_say_nothing_however_far_apart() -> None:
+    assert e_value([0.5, 0.5], 0.0) == 1.0
+
+
+def test_equal_pairs_do_not_divide_by_zero() -> None:
+    assert e_value([0.0] * 5, 0.0) < 1.0
+    assert e_value([0.1] * 5, 0.0) > 20.0
+
+
+@given(st.lists(st.floats(-5, 5), min_size=3, max_size=40), st.floats(0.0, 0.05))
+def test_the_evidence_is_a_number_for_any_pairs(values: list[float], least_gain: float) -> None:
+    assert 0.0 <= e_value(values, least_gain) < math.inf
+    assert betting_e_value(values, least_gain) > 0.0
+
+
+def test_a_wanted_gain_takes_from_the_evidence() -> None:
+    values = pairs(0.05, 12)
+    assert e_value(values, 0.03) < e_value(values, 0.01) < e_value(values, 0.0)
+
+
+def test_equal_arms_are_promoted_in_fewer_nights_than_the_error_allows() -> None:
+    nights = 300
+    promoted = 0
+    rng = np.random.default_rng(7)
+    for _ in range(nights):
+        values = rng.normal(0.0, PAIR_SD, 40).tolist()
+        for count in range(3, 41):
+            decision = decide(values[:count], margin=0.0, alpha=0.05, max_pairs=40)
+            if decision.standing is not Standing.GO_ON:
+                promoted += decision.standing is Standing.PROMOTE
+                break
+    assert promoted / nights <= 0.05
+
+
+def test_a_gain_of_ten_percent_is_found_in_a_few_pairs() -> None:
+    found = []
+    for seed in range(40):
+        values = pairs(math.log(1.10), 40, seed=seed)
+        counts = (
+            count
+            for count in range(3, 41)
+            if decide(values[:count], margin=0.01, alpha=0.05, max_pairs=40).standing
+            is Standing.PROMOTE
+        )
+        found.append(next(counts, 99))
+    assert float(np.median(found)) <= 8
+
+
+def test_an_arm_that_is_slower_is_given_up_before_the_pairs_run_out() -> None:
+    decision = decide(pairs(-0.05, 6), margin=0.01, alpha=0.05, max_pairs=40)
+    assert decision.standing is Standing.FUTILE
+
+
+def test_pairs_end_without_a_decision() -> None:
+    values = [0.08, -0.04, 0.07, -0.03]
+    go_on = decide(values, margin=0.0, alpha=0.05, max_pairs=5)
+    assert go_on.standing is Standing.GO_ON
+    assert decide(values, margin=0.0, alpha=0.05, max_pairs=4).standing is Standing.FUTILE
+
+
+def test_every_challenge_of_a_night_spends_half_of_what_is_left() -> None:
+    assert [challenge_alpha(0.05, k) for k in (1, 2, 3)] == [0.025, 0.0125, 0.00625]
+    assert sum(challenge_alpha(0.05, k) for k in range(1, 60)) == pytest.approx(0.05)
+
+
+def test_the_interval_is_where_neither_side_is_refuted() -> None:
+    values = pairs(0.05, 20)
+    gain = gain_of(values)
+    assert gain is not None
+    assert gain.lower is not None
+    assert gain.upper is not None
+    assert gain.lower < gain.estimate < gain.upper
+    assert gain.estimate == pytest.approx(math.expm1(float(np.mean(values))))
+    assert e_value(values, math.log1p(gain.lower)) == pytest.approx(40.0, rel=0.02)
+    assert e_value([-x for x in values], -math.log1p(gain.upper)) == pytest.approx(40.0, rel=0.02)
+
+
+def test_the_interval_holds_at_whatever_pair_one_stops() -> None:
+    truth = 0.03
+    missed = 0
+    for seed in range(60):
+        values = pairs(truth, 24, seed=seed)
+        gains = (gain_of(values[:count]) for count in range(3, 25, 3))
+        missed += any(
+            gain is not None
+            and gain.lower is not None
+            and gain.upper is not None
+            and not math.log1p(gain.lower) <= truth <= math.log1p(gain.upper)
+            for gain in gains
+        )
+    assert missed / 60 <= 0.05
+
+
+def test_too_few_pairs_have_no_interval_and_none_has_no_gain() -> None:
+    gain = gain_of([0.1, 0.1])
+    assert gain is not None
+    assert (gain.lower, gain.upper) == (None, None)
+    assert gain_of([]) is None
+
+
+def test_a_gain_below_the_margin_never_needs_a_finite_plan() -> None:
+    assert pairs_needed(0.005, PAIR_SD, margin=0.01, alpha=0.05) >= 1000
+    few = pairs_needed(0.10, PAIR_SD, margin=0.01, alpha=0.05)
+    assert 3 < few < pairs_needed(0.03, PAIR_SD, margin=0.01, alpha=0.05)

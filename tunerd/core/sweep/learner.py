@@ -1,0 +1,461 @@
+"""Everything a night has learned: laws by family, fitted to all samples so far, and what follows."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunerd.core.sweep import noise, observations
+from tunerd.core.sweep.acceptance import Acceptance, fit_acceptance
+from tunerd.core.sweep.arm import OFF, Arm
+from tunerd.core.sweep.grid import Grid, Variant, variant_of
+from tunerd.core.sweep.memory_law import MemoryLaw, fit_memory, jitter_of
+from tunerd.core.sweep.observations import Answer, Observations, Process
+from tunerd.core.sweep.posterior import PROCESS_SD, Names, Observed, Points, Posterior
+from tunerd.core.sweep.protocol import Request
+from tunerd.core.sweep.rows import (
+    pool,
+    prompt_row,
+    step_row,
+    terms_of_prompt,
+    terms_of_step,
+)
+from tunerd.core.sweep.sample import Sample
+from tunerd.core.sweep.step_time import fit_prompts, fit_steps, room_gib
+from tunerd.core.sweep.turn import PARTS, Costs, Prediction, predict
+from tunerd.core.workload import Workload
+
+Array = NDArray[np.float64]
+
+_LOOKUP_KINDS = ("ngram",)
+_FACTOR_WEIGHT = 1.0  # answers' worth of belief that a class is like the others
+
+
+@dataclass(slots=True)
+class FamilyModel:
+    """Laws of one family; `costs` by variant, the one with most data first."""
+
+    acceptance: Acceptance | None
+    costs: dict[Variant, Costs]
+    memory: MemoryLaw
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """Log turn time [ms] of one arm: posterior mean and standard deviation."""
+
+    arm: Arm
+    mean: float
+    sd: float
+    n_processes: int
+
+
+class Learner:
+    """Samples in, beliefs out. Deterministic: the same samples give the same beliefs."""
+
+    def __init__(self, grid: Grid, workload: Workload, context: int) -> None:
+        self.grid = grid
+        self.workload = workload
+        self.context = context
+        self.observations = Observations(workload)
+        self.models: dict[tuple[str, str], FamilyModel] = {}
+        self.process_sd = PROCESS_SD
+        self.version = 0  # of the beliefs; grows with every refit
+        self._names = Names()
+        self._posterior: Posterior | None = None
+        self._observed: list[Observed] = []
+        self._counts: dict[Arm, set[str]] = {}
+        self._jitter = 30.0
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Files samples; beliefs follow when they are asked for."""
+        for sample in samples:
+            self.observations.add(sample)
+
+    def refresh(self) -> None:
+        """Refits the laws of every family that has new samples, and the posterior."""
+        if not self.observations.changed:
+            return
+        self.version += 1
+        self._jitter = jitter_of(
+            [
+                (process.arm, process.vram_free_mib)
+                for process in self.observations.processes.values()
+                if process.is_up and process.vram_free_mib is not None
+            ]
+        )
+        for family in sorted(self.observations.changed):
+            self._fit(family)
+        self.observations.changed.clear()
+        self._observe()
+
+    @property
+    def headroom_mib(self) -> float:
+        """VRAM wanted free with the context full: three spreads between loads of this box."""
+        return 3.0 * self._jitter
+
+    @property
+    def observed(self) -> Sequence[Observed]:
+        """Whole turns seen so far."""
+        return self._observed
+
+    def is_known(self, family: tuple[str, str]) -> bool:
+        """Whether turn times of this family can be predicted."""
+        model = self.models.get(family)
+        return model is not None and any(
+            costs.step is not None and costs.prompt is not None for costs in model.costs.values()
+        )
+
+    def n_processes(self, arm: Arm) -> int:
+        """Processes started as exactly this arm that answered at least one whole block."""
+        return len(self._counts.get(arm.canonical(), ()))
+
+    def measured(self) -> list[Arm]:
+        """Arms that answered a whole block as they would be deployed."""
+        return list(self._counts)
+
+    def memory(self, family: tuple[str, str]) -> MemoryLaw:
+        """Memory law of a family, from its relatives where nothing was seen of it."""
+        model = self.models.get(family)
+        if model is not None:
+            return model.memory
+        return fit_memory((), relative=self._memory_relative(family), jitter_mib=self._jitter)
+
+    def predictions(self, arms: Sequence[Arm]) -> tuple[Array, Array]:
+        """Log turn times and parts of arms of any families; NaN where nothing is known."""
+        log_turn = np.full(len(arms), np.nan)
+        parts = np.zeros((len(arms), len(PARTS)))
+        groups: dict[tuple[tuple[str, str], Variant], list[int]] = defaultdict(list)
+        for at, arm in enumerate(arms):
+            groups[arm.family, variant_of(arm)].append(at)
+        for members in groups.values():
+            prediction = self._predict([arms[at] for at in members])
+            if prediction is not None:
+                log_turn[members] = prediction.log_turn
+                parts[members] = prediction.parts
+        return log_turn, parts
+
+    def prediction_of(self, arm: Arm) -> Prediction | None:
+        """Prediction of one arm by class; None where nothing is known."""
+        return self._predict([arm])
+
+    def _predict(self, arms: Sequence[Arm]) -> Prediction | None:
+        """Of arms of one family and variant."""
+        model = self.models.get(arms[0].family)
+        costs = self._costs(arms[0].family, variant_of(arms[0]))
+        if model is None or costs is None:
+            return None
+        return predict(arms, self.workload, model.acceptance, costs)
+
+    def beliefs(self, arms: Sequence[Arm]) -> list[Belief | None]:
+        """What is believed of each arm; None where its family was never measured."""
+        log_turn, parts = self.predictions(arms)
+        known = np.flatnonzero(np.isfinite(log_turn)).tolist()
+        result: list[Belief | None] = [None] * len(arms)
+        if not known:
+            return result
+        points = Points([arms[at] for at in known], log_turn[known], parts[known], self._names)
+        if self._posterior is None:
+            mean, sd = points.predicted, np.full(len(known), 0.1)
+        else:
+            mean, sd = self._posterior.beliefs(points)
+        for row, at in enumerate(known):
+            arm = arms[at]
+            result[at] = Belief(arm, float(mean[row]), float(sd[row]), self.n_processes(arm))
+        return result
+
+    def request_ms(self, arm: Arm, request: Request) -> float | None:
+        """Expected time of a request of any shape; None where the family is not known."""
+        costs = self._costs(arm.family, variant_of(arm))
+        model = self.models.get(arm.family)
+        if model is None or costs is None or costs.step is None or costs.prompt is None:
+            return None
+        room = room_gib(arm)
+        depth = (request.cached_tokens + request.new_tokens / 2) / 1000
+        batches = math.ceil(request.new_tokens / max(arm.ubatch, 1))
+        prompt = np.array([batches, batches * room, request.new_tokens, request.new_tokens * depth])
+        drafted = accepted = 0.0
+        if model.acceptance is not None and arm.drafts and arm.n_max > 0:
+            by_text = model.acceptance.drafts(arm.n_max, arm.p_min).per_step(arm.n_max)
+            drafted, accepted = (float(tokens.mean()) for tokens in by_text)
+        depth += request.new_tokens / 2000
+        step = np.array([1.0, drafted, 0.0, 0.0, depth, room])
+        factor = 1.0
+        if request.concurrency > 1:
+            factor = float(costs.step_factors.max())
+        decode = float(step @ costs.step) * request.n_predict / (1.0 + accepted)
+        return factor * (float(prompt @ costs.prompt) + decode) + float(costs.overhead_ms[0])
+
+    def difference_sd(self, first: Arm, second: Arm) -> float:
+        """Standard deviation of the difference of two arms' log turn times."""
+        log_turn, parts = self.predictions([first, second])
+        if self._posterior is None or not np.isfinite(log_turn).all():
+            return 0.1
+        points = Points([first, second], log_turn, parts, self._names)
+        covariance = self._posterior.covariance(points)
+        return math.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 1e-10))
+
+    def to_json(self) -> dict[str, dict[str, object]]:
+        """Parameters of every family's laws."""
+        return {", ".join(family): _model_json(model) for family, model in self.models.items()}
+
+    def set_context(self, n_tokens: int) -> None:
+        """The full context, learned late: what was seen of memory is read again."""
+        self.context = n_tokens
+        self.observations.changed |= set(self.models)
+        self.refresh()
+
+    # Fits
+
+    def _fit(self, family: tuple[str, str]) -> None:
+        processes = list(self.observations.of_family(family))
+        previous = self.models.get(family)
+        memory = fit_memory(
+            self.observations.memory_of(family, self.context),
+            relative=self._memory_relative(family),
+            jitter_mib=self._jitter,
+        )
+        sound = [process for process in processes if not process.has_spilled]
+        acceptance = self._fit_acceptance(family, sound, previous)
+        model = FamilyModel(acceptance, {}, memory)
+        self.models[family] = model
+        base: Costs | None = None
+        for variant, members in observations.variants_of(sound).items():
+            answers = [answer for process in members for answer in process.answers]
+            costs = self._fit_costs(family, answers, acceptance, base)
+            if costs is not None:
+                model.costs[variant] = costs
+                base = base or costs
+        if not model.costs and previous is not None:
+            model.costs = previous.costs
+
+    def _fit_acceptance(
+        self, family: tuple[str, str], processes: Sequence[Process], previous: FamilyModel | None
+    ) -> Acceptance | None:
+        if family[1] == OFF:
+            return None
+        counts = pool(answer for process in processes for answer in process.answers)
+        return fit_acceptance(
+            counts,
+            len(self.workload.classes),
+            is_lookup=family[1] in _LOOKUP_KINDS,
+            relative=self._acceptance_relative(family),
+            start=None if previous is None else previous.acceptance,
+        )
+
+    def _acceptance_relative(self, family: tuple[str, str]) -> Acceptance | None:
+        others = [
+            model.acceptance
+            for (engine, spec), model in self.models.items()
+            if spec == family[1] and engine != family[0] and model.costs
+        ]
+        return others[0] if others else None
+
+    def _memory_relative(self, family: tuple[str, str]) -> MemoryLaw | None:
+        same_engine = [
+            model.memory
+            for other, model in self.models.items()
+            if other != family and other[0] == family[0] and model.memory.n_processes
+        ]
+        return max(same_engine, key=lambda law: law.n_processes) if same_engine else None
+
+    def _fit_costs(
+        self,
+        family: tuple[str, str],
+        answers: Sequence[Answer],
+        acceptance: Acceptance | None,
+        base: Costs | None,
+    ) -> Costs | None:
+        relative = base or self._costs_relative(family)
+        single = [answer for answer in answers if answer.request.concurrency == 1] or list(answers)
+        timed = [answer for answer in single if observations.is_timed(answer)]
+        step = fit_steps(
+            [step_row(answer, acceptance) for answer in timed],
+            None if relative is None else relative.step,
+        )
+        prompt = fit_prompts(
+            [prompt_row(answer) for answer in single if observations.is_prompt_timed(answer)],
+            None if relative is None else relative.prompt,
+        )
+        if step is None or prompt is None:
+            return None
+        return self._with_factors(answers, acceptance, step, prompt)
+
+    def _with_factors(
+        self, answers: Sequence[Answer], acceptance: Acceptance | None, step: Array, prompt: Array
+    ) -> Costs:
+        n_classes = len(self.workload.classes)
+        logs: dict[str, list[list[float]]] = {
+            name: [[] for _ in range(n_classes)] for name in ("step", "prompt")
+        }
+        overheads: list[float] = []
+        for answer in answers:
+            if answer.text is None:
+                continue
+            reading = answer.reading
+            if observations.is_timed(answer) and reading.step_ms:
+                expected = float(terms_of_step(step_row(answer, acceptance)) @ step)
+                logs["step"][answer.text].append(math.log(reading.step_ms / max(expected, 1e-6)))
+            if observations.is_prompt_timed(answer) and reading.prompt_ms:
+                expected = float(terms_of_prompt(prompt_row(answer)) @ prompt)
+                logs["prompt"][answer.text].append(
+                    math.log(max(reading.prompt_ms, 1e-6) / max(expected, 1e-6))
+                )
+            if None not in (reading.wall_ms, reading.prompt_ms, reading.predicted_ms):
+                overheads.append(
+                    max(reading.wall_ms - reading.prompt_ms - reading.predicted_ms, 0.0)  # type: ignore[operator]
+                )
+        overhead = float(np.median(overheads)) if overheads else 0.0
+        return Costs(
+            step,
+            prompt,
+            self._factors(logs["step"]),
+            self._factors(logs["prompt"]),
+            np.full(n_classes, overhead),
+        )
+
+    def _factors(self, logs: Sequence[Sequence[float]]) -> Array:
+        factors = []
+        for one, values in zip(self.workload.classes, logs, strict=True):
+            weight = _FACTOR_WEIGHT if one.concurrency == 1 else 0.02
+            total = len(values) + weight
+            factors.append(math.exp(sum(values) / total))
+        return np.array(factors)
+
+    def _costs_relative(self, family: tuple[str, str]) -> Costs | None:
+        def closeness(other: tuple[str, str]) -> tuple[bool, bool, int]:
+            processes = len(self.observations.processes)
+            return other[0] == family[0], other[1] == family[1], processes
+
+        known = [other for other, model in self.models.items() if other != family and model.costs]
+        if not known:
+            return None
+        return next(iter(self.models[max(known, key=closeness)].costs.values()))
+
+    def _costs(self, family: tuple[str, str], variant: Variant) -> Costs | None:
+        model = self.models.get(family)
+        if model is None or not model.costs:
+            return None
+        known = model.costs.get(variant)
+        if known is not None:
+            return known
+        base_variant, base = next(iter(model.costs.items()))
+        step_ratio, prompt_ratio = self._ratio_elsewhere(family, base_variant, variant)
+        if base.step is None or base.prompt is None:
+            return None
+        return Costs(
+            base.step * step_ratio, base.prompt * prompt_ratio, base.step_factors,
+            base.prompt_factors, base.overhead_ms,
+        )  # fmt: skip
+
+    def _ratio_elsewhere(
+        self, family: tuple[str, str], base: Variant, variant: Variant
+    ) -> tuple[float, float]:
+        """How much other families changed between these two variants: step and prompt."""
+        step, prompt = [], []
+        for other, model in self.models.items():
+            first, second = model.costs.get(base), model.costs.get(variant)
+            if other == family or first is None or second is None:
+                continue
+            if first.step is not None and second.step is not None:
+                step.append(math.log(second.step.sum() / first.step.sum()))
+            if first.prompt is not None and second.prompt is not None:
+                prompt.append(
+                    math.log((second.prompt @ _TYPICAL_PROMPT) / (first.prompt @ _TYPICAL_PROMPT))
+                )
+        return (
+            math.exp(float(np.mean(step))) if step else 1.0,
+            math.exp(float(np.mean(prompt))) if prompt else 1.0,
+        )
+
+    # Whole turns
+
+    def _observe(self) -> None:
+        self._observed, self._counts = [], {}
+        for process in self.observations.processes.values():
+            if process.has_spilled:
+                continue
+            for (arm, block), answers in observations.blocks_of(process).items():
+                turn = self._log_turn(process, answers)
+                if turn is None:
+                    continue
+                self._observed.append(Observed(arm, process.name, block, turn))
+                # p-min costs no memory: given with a request or at the start, it is the same arm.
+                if arm.n_max == process.arm.n_max or not arm.drafts:
+                    self._counts.setdefault(arm.canonical(), set()).add(process.name)
+        if not self._observed:
+            self._posterior = None
+            return
+        self.process_sd = noise.process_sd(self._observed)
+        arms = [one.arm for one in self._observed]
+        log_turn, parts = self.predictions(arms)
+        known = np.flatnonzero(np.isfinite(log_turn))
+        if not len(known):
+            self._posterior = None
+            return
+        points = Points([arms[at] for at in known], log_turn[known], parts[known], self._names)
+        self._posterior = Posterior(
+            points, [self._observed[at] for at in known], process_sd=self.process_sd
+        )
+
+    def _log_turn(self, process: Process, answers: dict[int, Answer]) -> float | None:
+        """Log of the expected turn time of one block; None if a class is missing."""
+        times = []
+        for text, one in enumerate(self.workload.classes):
+            answer = answers.get(text)
+            if answer is None or answer.reading.turn_ms is None:
+                return None
+            if observations.is_exact(answer.request, one):
+                times.append(answer.reading.turn_ms)
+                continue
+            prefill = self._prefill_instead(process, answer, text)
+            if prefill is None or answer.reading.predicted_ms is None:
+                return None
+            times.append(prefill + answer.reading.predicted_ms)
+        return math.log(self.workload.turn_time_s(times))
+
+    def _prefill_instead(self, process: Process, answer: Answer, text: int) -> float | None:
+        """Prompt time of a class whose prompt was cached to measure its decoding alone.
+
+        What the law says of the class, times what this process took for its long prompts against
+        what the law says of them.
+        """
+        prediction = self.prediction_of(answer.arm)
+        costs = self._costs(answer.arm.family, variant_of(answer.arm))
+        if prediction is None or costs is None or costs.prompt is None:
+            return None
+        ratios = [
+            (other.reading.prompt_ms or 0.0)
+            / float(terms_of_prompt(prompt_row(other)) @ costs.prompt)
+            for other in process.answers
+            if other.purpose == observations.PREFIX and observations.is_prompt_timed(other)
+        ]
+        if not ratios:
+            return None
+        return float(prediction.prefill_ms[text, 0]) * float(np.mean(ratios))
+
+
+def _model_json(model: FamilyModel) -> dict[str, object]:
+    found: dict[str, object] = {"memory": model.memory.to_json()}
+    if model.acceptance is not None:
+        found["acceptance"] = {
+            "parameters": [round(float(value), 4) for value in model.acceptance.parameters],
+            "first_is_free": model.acceptance.first_is_free,
+        }
+    found["costs"] = [
+        {
+            "variant": str(variant),
+            "step_ms": None if one.step is None else [round(float(c), 5) for c in one.step],
+            "prompt_ms": None if one.prompt is None else [round(float(c), 6) for c in one.prompt],
+        }
+        for variant, one in model.costs.items()
+    ]
+    return found
+
+
+_TYPICAL_PROMPT = np.array([2.0, 2.0, 1024.0, 4096.0])

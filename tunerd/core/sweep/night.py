@@ -1,0 +1,288 @@
+"""One sweep's dealings with its box: time, samples, prompts, and what was recommended when."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tunerd.core.sweep.arm import Arm
+from tunerd.core.sweep.learner import Learner
+from tunerd.core.sweep.protocol import Box, Request
+from tunerd.core.sweep.reading import Reading
+from tunerd.core.sweep.sample import BOOT, REQUEST, Sample
+from tunerd.core.workload import RequestClass, Workload
+
+# Before anything was seen: a load, and a slow server.
+_LOAD_S = 120.0
+_SLOW_PROMPT_TOK_S = 150.0
+_SLOW_DECODE_TOK_S = 12.0
+_LEAST_PROMPT = 1024  # shorter ones say little about long ones
+_LEAST_PREDICTED = 16
+_LOAD_SLACK = 1.2
+_REQUEST_SLACK = 1.3
+_WARM_UP_S = 5.0
+# Kept free at the end, whatever is planned.
+_END_S = 20.0
+CHECKPOINT_S = 1800.0
+
+# Processes that begin with the same block of prompts: enough to tell the prompts from the arm, few
+# enough that a night sees many texts.
+_SHARE_BLOCKS = 3
+# New prompt tokens from which reading them costs more than decoding: while searching, they are
+# served once from the shared prefix, and the classes decode behind it.
+_LONG_PROMPT_TOKENS = 8192
+_TAIL_TOKENS = 256
+
+
+class TimeUp(Exception):
+    """What comes next would not end before the budget does."""
+
+
+class PathPoint(NamedTuple):
+    """What would have been recommended from here on: seconds and starts since the sweep began."""
+
+    seconds: float
+    restarts: int
+    arm: Arm
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Prompts for every class, all of them new; `order` is that of asking."""
+
+    name: str
+    order: tuple[int, ...]
+
+
+class Night:
+    """The state that a sweep carries from one step to the next."""
+
+    def __init__(
+        self,
+        box: Box,
+        workload: Workload,
+        learner: Learner,
+        budget_s: float,
+        rng: np.random.Generator,
+        on_sample: Callable[[Sample], object] | None,
+    ) -> None:
+        self.box = box
+        self.workload = workload
+        self.learner = learner
+        self.rng = rng
+        self.samples: list[Sample] = []
+        self.restarts = 0
+        self.path: list[PathPoint] = []
+        self.spent_s: dict[str, float] = defaultdict(float)
+        self.failures: dict[Arm, list[str]] = defaultdict(list)
+        self.is_cache_broken = False
+        self._clock = box.now
+        self._on_sample = on_sample
+        self._begin = self._clock()
+        self._budget_s = budget_s
+        self._tag = f"{int(rng.integers(2**40)):010x}"
+        self._blocks: dict[str, Block] = {}
+        self._n_prompts = 0
+        self._n_processes = 0
+        self._loads: dict[str, list[float]] = defaultdict(list)
+        self._longest_failure_s = 0.0
+        self._booted: set[Arm] = set()
+        self._prompt_tok_s: list[float] = []
+        self._decode_tok_s: list[float] = []
+
+    # Time
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the sweep began."""
+        return self._clock() - self._begin
+
+    @property
+    def remaining_s(self) -> float:
+        """Until nothing may run any more."""
+        return self._budget_s - self.elapsed_s - _END_S
+
+    @property
+    def budget_s(self) -> float:
+        """All of it, the verdict's part included."""
+        return self._budget_s
+
+    def load_s(self, arm: Arm) -> float:
+        """Time that a start of this arm may take."""
+        loads = self._loads.get(arm.engine) or [
+            1.5 * seconds for known in self._loads.values() for seconds in known
+        ]
+        expected = _LOAD_SLACK * max(loads[-8:]) if loads else _LOAD_S
+        if arm.canonical() not in self._booted:
+            expected = max(expected, self._longest_failure_s)
+        return expected
+
+    def request_s(self, arm: Arm, request: Request) -> float:
+        """Time that a request may take: what the laws say, else the slowest rates seen."""
+        expected = self.learner.request_ms(arm, request)
+        if expected is not None:
+            return _REQUEST_SLACK * expected / 1000 + 0.5
+        slow = request.new_tokens / min(
+            self._prompt_tok_s or [_SLOW_PROMPT_TOK_S]
+        ) + request.n_predict / min(self._decode_tok_s or [_SLOW_DECODE_TOK_S])
+        return _REQUEST_SLACK * slow * math.sqrt(max(request.concurrency, 1))
+
+    def block_s(self, arm: Arm, *, exact: bool) -> float:
+        """Time of one block of every class."""
+        return sum(
+            self.request_s(arm, self.request(one, "", exact=exact)) for one in self.workload.classes
+        )
+
+    def process_s(self, arm: Arm, *, exact: bool = False, n_blocks: int = 1) -> float:
+        """Time of a fresh process with its warm-up and some blocks."""
+        prefix = self.request_s(arm, Request("", "", 0, self.prefix_tokens(exact=exact), 1))
+        return self.load_s(arm) + _WARM_UP_S + prefix + n_blocks * self.block_s(arm, exact=exact)
+
+    def require(self, seconds: float) -> None:
+        """Goes on only if so much time is left.
+
+        Raises:
+            TimeUp: It is not.
+        """
+        if seconds > self.remaining_s:
+            raise TimeUp
+
+    # Prompts
+
+    @property
+    def uses_stand_ins(self) -> bool:
+        """Whether long prompts are served from the prefix while searching."""
+        long = [one for one in self.workload.classes if one.new_tokens >= _LONG_PROMPT_TOKENS]
+        return len(long) > 1 and not self.is_cache_broken
+
+    def prefix_tokens(self, *, exact: bool) -> int:
+        """Longest prefix that a process has to serve before its blocks [tok]."""
+        if self.is_cache_broken:
+            return 0
+        return max(
+            self.request(one, "", exact=exact).cached_tokens for one in self.workload.classes
+        )
+
+    def request(self, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
+        """A request of a class; if not exact, one that decodes at the same depth for less."""
+        cached, new = one.cached_tokens, one.new_tokens
+        if not exact and self.uses_stand_ins and new >= _LONG_PROMPT_TOKENS:
+            cached, new = cached + new - _TAIL_TOKENS, _TAIL_TOKENS
+        return Request(one.kind, prompt_id, cached, new, one.n_predict, one.concurrency)
+
+    def new_prompt(self) -> str:
+        """Name of a prompt that nothing has seen."""
+        self._n_prompts += 1
+        return f"{self._tag}-{self._n_prompts}"
+
+    def block(self, name: str) -> Block:
+        """The block of that name; made when first asked for."""
+        if name not in self._blocks:
+            order = tuple(int(at) for at in self.rng.permutation(len(self.workload.classes)))
+            self._blocks[name] = Block(f"{self._tag}-{name}", order)
+        return self._blocks[name]
+
+    def search_block(self, process_number: int, position: int) -> Block:
+        """The n-th block of a process: neighbours share most of theirs, none repeats one."""
+        return self.block(f"s{process_number // _SHARE_BLOCKS + position}")
+
+    # Samples
+
+    def next_process(self) -> tuple[str, int]:
+        """Name and number of the next process."""
+        number = self._n_processes
+        self._n_processes += 1
+        return f"{self._tag}/{number}", number
+
+    def recall(self, history: Iterable[Sample]) -> None:
+        """Learns from samples of earlier nights, or of this one before it was cut."""
+        known = list(history)
+        self.learner.add(known)
+        for sample in known:
+            if sample.event == BOOT and not sample.failure:
+                self._loads[sample.arm.engine].append(sample.seconds)
+
+    def booted(self, arm: Arm, boot: Any, process: str, purpose: str, seconds: float) -> Sample:
+        """Files a start."""
+        free = boot.vram_free_mib
+        failure = "" if boot.ok else str(boot.failure or "crash")
+        sample = Sample(
+            event=BOOT, process=process, arm=arm, purpose=purpose, at_s=self._clock(),
+            seconds=seconds, failure=failure,
+            vram_free_mib=None if free is None else float(free),
+        )  # fmt: skip
+        self.restarts += 1
+        self.spent_s["load" if boot.ok else "failed starts"] += seconds
+        if boot.ok:
+            self._loads[arm.engine].append(seconds)
+            self._booted.add(arm.canonical())
+        else:
+            self.failures[arm.canonical()].append(failure)
+            self._longest_failure_s = max(self._longest_failure_s, seconds)
+        self._file(sample)
+        return sample
+
+    def answered(
+        self,
+        arm: Arm,
+        process: str,
+        purpose: str,
+        request: Request,
+        draft: tuple[int, float],
+        *,
+        seconds: float,
+        answer: Any = None,
+        failure: str = "",
+        block: str = "",
+        pair: tuple[int, int] | None = None,
+    ) -> Sample:
+        """Files a request, answered or not."""
+        sample = Sample(
+            event=REQUEST, process=process, arm=arm, purpose=purpose, at_s=self._clock(),
+            seconds=seconds, failure=failure, request=request, n_max=draft[0], p_min=draft[1],
+            block=block, answer=None if answer is None else dict(answer), pair=pair,
+        )  # fmt: skip
+        self.spent_s[purpose] += seconds
+        self._note_rates(sample.reading)
+        if failure and failure != "refused":
+            self.failures[arm.canonical()].append(failure)
+        self._file(sample)
+        return sample
+
+    def _note_rates(self, reading: Reading | None) -> None:
+        if reading is None:
+            return
+        if reading.prompt_ms and (reading.prompt_n or 0) >= _LEAST_PROMPT:
+            self._prompt_tok_s.append((reading.prompt_n or 0) / reading.prompt_ms * 1000)
+        if reading.predicted_ms and (reading.predicted_n or 0) >= _LEAST_PREDICTED:
+            self._decode_tok_s.append((reading.predicted_n or 0) / reading.predicted_ms * 1000)
+
+    def _file(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        self.learner.add([sample])
+        if self._on_sample is not None:
+            self._on_sample(sample)
+
+    # What would be recommended
+
+    def recommend(self, arm: Arm) -> None:
+        """Notes what a night that ended now would recommend."""
+        point = PathPoint(self.elapsed_s, self.restarts, arm)
+        if not self.path or self.path[-1].arm != arm:
+            self.path.append(point)
+
+    @property
+    def now_s(self) -> float:
+        """The box's clock."""
+        return self._clock()
+
+
+def ask_box(box: Box, request: Request, override: Arm | None) -> Any:
+    """One request, with an override only where there is one."""
+    box.check()
+    return box.measure(request) if override is None else box.measure(request, override)

@@ -1,0 +1,223 @@
+"""Samples sorted for the models: step and prompt times, drafts, memory, whole turns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tunerd.core.sweep.arm import Arm
+from tunerd.core.sweep.grid import Variant, variant_of
+from tunerd.core.sweep.memory_law import Free
+from tunerd.core.sweep.protocol import Request
+from tunerd.core.sweep.reading import Reading
+from tunerd.core.sweep.sample import BOOT, Sample
+from tunerd.core.workload import RequestClass, Workload
+
+WARM_UP = "warm-up"
+PREFIX = "prefix"
+BLOCK = "block"
+FILL = "fill"
+TOOL = "tool"
+
+_LEAST_PREDICTED = 16
+_LEAST_PROMPT = 64
+# Less than this is no free memory: drivers keep some, and a spilled card shows next to none.
+_NOTHING_FREE_MIB = 4.0
+_WARM_SHARE = 0.9
+_SLACK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One usable answer with what it belongs to; `text` is a class of the workload, or None."""
+
+    arm: Arm  # with the draft in force
+    started: Arm
+    process: str
+    purpose: str
+    block: str
+    text: int | None
+    request: Request
+    reading: Reading
+
+    @property
+    def depth_start(self) -> int:
+        """Context in use before the prompt was read [tok]."""
+        if self.reading.cache_n is not None:
+            return self.reading.cache_n
+        total = self.request.cached_tokens + self.request.new_tokens
+        return max(total - (self.reading.prompt_n or 0), 0)
+
+
+@dataclass(slots=True)
+class Process:
+    """One life of a server, from its samples."""
+
+    name: str
+    arm: Arm
+    is_up: bool = False
+    failure: str = ""
+    died_of: str = ""
+    died_at_tokens: int | None = None
+    boot_seconds: float = 0.0
+    vram_free_mib: float | None = None
+    answers: list[Answer] = field(default_factory=list)
+    has_spilled: bool = False
+
+
+class Observations:
+    """All samples so far, by process; `add` is the only way in."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.processes: dict[str, Process] = {}
+        self.changed: set[tuple[str, str]] = set()
+        self.n_samples = 0
+
+    def add(self, sample: Sample) -> None:
+        """Files one sample."""
+        process = self.processes.setdefault(sample.process, Process(sample.process, sample.arm))
+        self.changed.add(sample.arm.family)
+        self.n_samples += 1
+        if sample.event == BOOT:
+            process.is_up = not sample.failure
+            process.failure = sample.failure
+            process.boot_seconds = sample.seconds
+            process.vram_free_mib = sample.vram_free_mib
+            return
+        request = sample.request
+        if request is None:
+            return
+        if sample.failure and sample.failure != "refused":
+            process.died_of = sample.failure
+            process.died_at_tokens = request.cached_tokens + request.new_tokens + request.n_predict
+        reading = sample.reading
+        if reading is None or sample.failure:
+            return
+        process.has_spilled |= reading.has_spilled
+        arm = sample.arm.with_draft(sample.n_max, sample.p_min)
+        process.answers.append(
+            Answer(
+                arm=arm if sample.arm.drafts else sample.arm,
+                started=sample.arm,
+                process=sample.process,
+                purpose=sample.purpose,
+                block=sample.block,
+                text=text_of(self.workload, request) if sample.block else None,
+                request=request,
+                reading=reading,
+            )
+        )
+
+    def of_family(self, family: tuple[str, str]) -> Iterable[Process]:
+        """Processes of one family."""
+        return [one for one in self.processes.values() if one.arm.family == family]
+
+    def memory_of(self, family: tuple[str, str], context: int) -> list[Free]:
+        """VRAM seen free: after each load, and at the deepest request of each process."""
+        rows: list[Free] = []
+        for process in self.of_family(family):
+            rows += _memory_rows(process, context)
+        return rows
+
+
+def text_of(workload: Workload, request: Request) -> int | None:
+    """The class that a request stands for: equal, or of the same depth with more of it cached."""
+    same = [
+        at
+        for at, one in enumerate(workload.classes)
+        if one.kind == request.kind
+        and one.n_predict == request.n_predict
+        and one.concurrency == request.concurrency
+        and one.cached_tokens + one.new_tokens == request.cached_tokens + request.new_tokens
+    ]
+    exact = [at for at in same if workload.classes[at].cached_tokens == request.cached_tokens]
+    return next(iter(exact or same), None)
+
+
+def is_cold(request: Request, reading: Reading) -> bool:
+    """Whether the prefix that should have been cached had to be read."""
+    if request.cached_tokens <= 0:
+        return False
+    if reading.cache_n is not None:
+        return reading.cache_n < _WARM_SHARE * request.cached_tokens
+    if reading.prompt_n is None:
+        return False
+    return reading.prompt_n > 1.2 * request.new_tokens + _SLACK_TOKENS
+
+
+def blocks_of(process: Process) -> Mapping[tuple[Arm, str], dict[int, Answer]]:
+    """Answers of a process by (configuration, block) and class; a repeated request counts last."""
+    found: dict[tuple[Arm, str], dict[int, Answer]] = defaultdict(dict)
+    for answer in process.answers:
+        if answer.text is not None and answer.reading.turn_ms is not None:
+            found[answer.arm, answer.block][answer.text] = answer
+    return found
+
+
+def is_timed(answer: Answer) -> bool:
+    """Whether decoding was long enough to speak of its speed."""
+    reading = answer.reading
+    return (
+        answer.purpose != WARM_UP
+        and reading.step_ms is not None
+        and (reading.predicted_n or 0) >= _LEAST_PREDICTED
+    )
+
+
+def is_prompt_timed(answer: Answer) -> bool:
+    """Whether enough prompt was read to speak of its speed."""
+    reading = answer.reading
+    return (
+        answer.purpose != WARM_UP
+        and reading.prompt_ms is not None
+        and (reading.prompt_n or 0) >= _LEAST_PROMPT
+    )
+
+
+def is_exact(request: Request, request_class: RequestClass) -> bool:
+    """Whether the request is the class itself, not a cheaper stand-in."""
+    return request.cached_tokens == request_class.cached_tokens
+
+
+def variants_of(processes: Iterable[Process]) -> dict[Variant, list[Process]]:
+    """Processes by variant, those with most answers first."""
+    found: dict[Variant, list[Process]] = defaultdict(list)
+    for process in processes:
+        found[variant_of(process.arm)].append(process)
+    order = sorted(found, key=lambda one: -sum(len(p.answers) for p in found[one]))
+    return {variant: found[variant] for variant in order}
+
+
+def _memory_rows(process: Process, context: int) -> list[Free]:
+    rows: list[Free] = []
+
+    def add(share: float, free_mib: float, *, failed: bool = False) -> None:
+        rows.append(Free(process.name, process.arm, min(share, 1.0), free_mib, failed))
+
+    if process.failure == "oom":
+        add(0.0, -150.0, failed=True)
+        return rows
+    if process.is_up and process.vram_free_mib is not None:
+        is_none_left = process.vram_free_mib <= _NOTHING_FREE_MIB
+        add(0.0, process.vram_free_mib, failed=is_none_left)
+    deepest: tuple[float, float, bool] | None = None
+    for answer in process.answers:
+        reading, request = answer.reading, answer.request
+        if reading.vram_free_min_mib is None:
+            continue
+        depth = request.cached_tokens + request.new_tokens + request.n_predict
+        share = depth * request.concurrency / context
+        free, failed = reading.vram_free_min_mib, False
+        if reading.has_spilled and reading.spill_mib is not None:
+            free = -reading.spill_mib
+        elif free <= _NOTHING_FREE_MIB:
+            free, failed = -50.0, True
+        if deepest is None or share >= deepest[0]:
+            deepest = share, free, failed
+    if deepest is not None:
+        add(deepest[0], deepest[1], failed=deepest[2])
+    if process.died_of == "oom":
+        add((process.died_at_tokens or context) / context, -150.0, failed=True)
+    return rows

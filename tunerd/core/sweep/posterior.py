@@ -1,0 +1,170 @@
+"""What measurement and prediction say together: a Gaussian process around the physical model.
+
+Of configuration x in process p with block of prompts b,
+
+    log turn = prediction(x) + parts(x) . errors + smooth(x) + quirk(x) + process_p + block_b + noise.
+
+`parts` are the shares of the turn that the prediction is made of, so that a draft that costs a
+quarter more than thought moves every arm by what it drafts. `smooth` carries what the model does not
+know to neighbours, `quirk` belongs to one configuration alone. The posterior shrinks lucky means
+towards the prediction, and lets requests of one process share its luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from tunerd.core.sweep.arm import Arm
+from tunerd.core.sweep.grid import variant_of
+from tunerd.core.sweep.turn import PARTS
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# Relative errors of the parts of a prediction (turn.PARTS), in the same order.
+_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.50, 0.30, 0.50, 0.08, 0.25, 0.05])
+_LEVEL_SD = 0.04  # of a family
+_SMOOTH_SD = 0.02
+_QUIRK_SD = 0.015
+_THREADS_SD = 0.06
+_KV_SD = 0.03
+_BATCH_SD = 0.01
+_EXTRA_SD = 0.03
+_VARIANT_SD = 0.015  # of a family's own answer to threads, KV type and the like
+
+# Noise until the night has its own figures.
+PROCESS_SD = 0.03
+BLOCK_SD = 0.035
+_NOISE_SD = 0.012
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One block of prompts answered by one configuration in one process."""
+
+    arm: Arm
+    process: str
+    block: str
+    log_turn: float
+
+
+class Points:
+    """Arms as arrays for the kernel, with their predictions."""
+
+    def __init__(self, arms: Sequence[Arm], predicted: Array, parts: Array, names: Names) -> None:
+        if parts.shape != (len(arms), len(PARTS)):
+            raise ValueError(f"parts must have the shape {(len(arms), len(PARTS))}")
+        self.predicted = predicted
+        self.parts = parts
+        self.family = names.indices(arm.family for arm in arms)
+        self.kv = names.indices(("kv", arm.kv) for arm in arms)
+        self.extra = names.indices(("extra", arm.extra) for arm in arms)
+        self.variant = names.indices(("variant", variant_of(arm)) for arm in arms)
+        self.plane = names.indices(("plane", arm.canonical().with_margin(0)) for arm in arms)
+        self.exact = names.indices(("exact", arm.canonical()) for arm in arms)
+        self.threads = np.array([_log2(arm.threads) for arm in arms])
+        self.batch = np.array([_log2(arm.batch) for arm in arms])
+        self.n_max = np.array([_log2(arm.n_max) if arm.drafts else -2.0 for arm in arms])
+        self.p_min = np.array([arm.p_min if arm.drafts else 0.0 for arm in arms])
+        self.ubatch = np.array([_log2(arm.ubatch) for arm in arms])
+        self.margin = np.array([arm.fit_mib / 1024 for arm in arms])
+
+
+class Names:
+    """Numbers for hashable names, the same for all points of one learner."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, int] = {}
+
+    def indices(self, names: Iterable[Hashable]) -> Indices:
+        """One number for each name."""
+        return np.array(
+            [self._known.setdefault(name, len(self._known)) for name in names],
+            dtype=np.int64,
+        )
+
+
+class Posterior:
+    """Beliefs about configurations after some observations."""
+
+    def __init__(
+        self,
+        points: Points,
+        observed: Sequence[Observed],
+        *,
+        process_sd: float = PROCESS_SD,
+        block_sd: float = BLOCK_SD,
+    ) -> None:
+        self._points = points
+        process = _same([one.process for one in observed])
+        block = _same([one.block for one in observed])
+        noise = process * process_sd**2 + block * block_sd**2
+        noise += np.eye(len(observed)) * _NOISE_SD**2
+        self._factor = cho_factor(_kernel(points, points) + noise, lower=True)
+        residual = np.array([one.log_turn for one in observed]) - points.predicted
+        self._weights = cho_solve(self._factor, residual)
+
+    def beliefs(self, points: Points) -> tuple[Array, Array]:
+        """Mean and standard deviation of the log turn time of each point."""
+        cross = _kernel(points, self._points)
+        mean = points.predicted + cross @ self._weights
+        explained = np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
+        variance = _prior_variance(points) - explained
+        return mean, np.sqrt(np.maximum(variance, 1e-10))
+
+    def covariance(self, points: Points) -> Array:
+        """Joint covariance of a few points."""
+        cross = _kernel(points, self._points)
+        return np.asarray(_kernel(points, points) - cross @ cho_solve(self._factor, cross.T), float)
+
+
+def _log2(value: float) -> float:
+    return math.log2(max(value, 1))
+
+
+def _same(names: Sequence[Hashable]) -> Array:
+    numbers = Names().indices(names)
+    return np.equal(numbers[:, None], numbers).astype(np.float64)
+
+
+def _kernel(left: Points, right: Points) -> Array:
+    def differ(name: str) -> Array:
+        return np.asarray(getattr(left, name)[:, None] - getattr(right, name), float)
+
+    def same(name: str) -> Array:
+        return np.asarray(getattr(left, name)[:, None] == getattr(right, name), float)
+
+    same_variant = same("variant")
+    distance = (
+        differ("n_max") ** 2
+        + (differ("p_min") / 0.25) ** 2
+        + (differ("ubatch") / 1.5) ** 2
+        + differ("margin") ** 2
+        + (1.0 - same_variant)
+    )
+    within = (
+        _LEVEL_SD**2
+        + (left.parts * _PART_SD**2) @ right.parts.T
+        + _SMOOTH_SD**2 * np.exp(-distance / 2)
+        + _VARIANT_SD**2 * same_variant
+    )
+    quirk = _QUIRK_SD**2 * (same("plane") + same("exact")) / 2
+    across = (
+        _THREADS_SD**2 * np.exp(-(differ("threads") ** 2) / 2)
+        + _KV_SD**2 * same("kv")
+        + _BATCH_SD**2 * np.exp(-(differ("batch") ** 2) / 2)
+        + _EXTRA_SD**2 * same("extra")
+    )
+    return np.asarray(same("family") * (within + quirk) + across, float)
+
+
+def _prior_variance(points: Points) -> Array:
+    within = _LEVEL_SD**2 + _SMOOTH_SD**2 + _VARIANT_SD**2 + _QUIRK_SD**2
+    across = _THREADS_SD**2 + _KV_SD**2 + _BATCH_SD**2 + _EXTRA_SD**2
+    return np.asarray(within + across + (points.parts**2) @ _PART_SD**2, float)

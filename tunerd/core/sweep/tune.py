@@ -1,0 +1,371 @@
+"""The sweep: search, make the leader fit to deploy, challenge the incumbent, say what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from tunerd.core.sweep.arm import Arm, ArmLike, as_arm
+from tunerd.core.sweep.challenge import Challenge, Result
+from tunerd.core.sweep.evidence import (
+    INCONCLUSIVE,
+    KEEP,
+    PROMOTE,
+    ArmReport,
+    Checkpoint,
+    Evidence,
+    Outcome,
+)
+from tunerd.core.sweep.finalist import Finalist, MarginStep
+from tunerd.core.sweep.grid import CONTEXT_NAMES, Grid, build_grid
+from tunerd.core.sweep.learner import Learner
+from tunerd.core.sweep.limits import Limits
+from tunerd.core.sweep.night import CHECKPOINT_S, Night, TimeUp
+from tunerd.core.sweep.protocol import Box, Policy, Preempted, Request, Space
+from tunerd.core.sweep.sample import Sample, as_samples
+from tunerd.core.sweep.search import Search
+from tunerd.core.sweep.verdict import challenge_alpha, pairs_needed
+from tunerd.core.workload import RequestClass, Workload
+
+# Where nobody says how long the context is: what the published configurations serve.
+_USUAL_CONTEXT = 131072
+_PAIR_SD = 0.045
+_UNKNOWN_GAIN = 0.15
+_MOST_RESERVED = 0.6
+_TOOL_CALL_S = 1.5
+_CHALLENGES = 6
+PHYSICS = "physics"
+
+
+def tune(
+    box: Box,
+    space: Space,
+    workload: Workload,
+    incumbent: ArmLike,
+    budget_s: float,
+    rng: np.random.Generator,
+    *,
+    history: Iterable[Any] = (),
+    policy: Policy | None = None,
+    strategy: str = PHYSICS,
+    on_sample: Callable[[Sample], object] | None = None,
+) -> Outcome:
+    """Searches for a better arm within a budget and says whether it should replace the incumbent.
+
+    Args:
+        box: Where arms can be started and measured.
+        space: What may be tried.
+        workload: What the server is tuned for.
+        incumbent: What serves now.
+        budget_s: Time on the box's clock for everything, the verdict included [s].
+        rng: The only source of chance.
+        history: Samples of earlier nights, or of this one before it was cut.
+        policy: What counts as a gain and what may be given for it.
+        strategy: Who proposes: "physics", the fitted laws.
+        on_sample: Called with every sample as it comes.
+
+    Returns:
+        promote, keep or inconclusive, with the evidence; `Preempted` ends it as inconclusive.
+
+    Raises:
+        ValueError: The strategy is not known, or the workload has no classes.
+    """
+    if strategy != PHYSICS:
+        raise ValueError(f"there is no strategy {strategy!r}; choose {PHYSICS}")
+    sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample)
+    sweep.recall(as_samples(history))
+    return sweep.run()
+
+
+class _Sweep:
+    """One call of `tune`."""
+
+    def __init__(
+        self, box: Box, space: Space, workload: Workload, incumbent: ArmLike, budget_s: float,
+        rng: np.random.Generator, policy: Policy | None,
+        on_sample: Callable[[Sample], object] | None,
+    ) -> None:  # fmt: skip
+        self.given = incumbent
+        self.incumbent = as_arm(incumbent)
+        self.policy = policy or Policy()
+        self.workload = _own_workload(workload)
+        self.grid: Grid = build_grid(space, self.incumbent, self.policy)
+        known = _context_of(box, space, self.incumbent, self.policy)
+        context = max(known or _USUAL_CONTEXT, _deepest_tokens(self.workload))
+        self.learner = Learner(self.grid, self.workload, context)
+        self.night = Night(box, self.workload, self.learner, budget_s, rng, on_sample)
+        self.limits = Limits(self.learner, self.grid, self.policy, self.incumbent)
+        self.search = Search(
+            self.night, self.grid, self.limits, self.policy, self.incumbent,
+            context_is_known=known is not None,
+        )  # fmt: skip
+        self.challenges: list[Result] = []
+        self.margins: list[tuple[MarginStep, ...]] = []
+        self.n_history = 0
+        self._first_challenge = 1
+
+    def recall(self, history: tuple[Sample, ...]) -> None:
+        """Starts from what is known already."""
+        self.n_history = len(history)
+        self.night.recall(history)
+        self._first_challenge += max((one.pair[0] for one in history if one.pair), default=0)
+        self.learner.refresh()
+
+    def run(self) -> Outcome:
+        """The whole night."""
+        self.night.recommend(self.incumbent)
+        try:
+            verdict, arm, reasons = self._decide()
+        except Preempted:
+            verdict, arm, reasons = INCONCLUSIVE, None, ["the user wanted the machine"]
+        return Outcome(verdict, self.given if arm is None else arm, self._evidence(reasons))
+
+    # Search and verdict in turns
+
+    def _decide(self) -> tuple[str, Arm | None, list[str]]:
+        for _ in range(_CHALLENGES):
+            self.search.run(self._reserve_s)
+            leader = self.search.leader()
+            if leader is None:
+                return INCONCLUSIVE, None, ["nothing could be measured in this time"]
+            if leader.arm == self.incumbent.canonical() or self._gain() < self.policy.min_gain:
+                return self._nothing_better()
+            try:
+                finalist = self._finalist(leader.arm)
+            except TimeUp:
+                return INCONCLUSIVE, None, [self._no_time_to_prove(leader.arm)]
+            if finalist is None:
+                continue
+            self.night.recommend(finalist)
+            result = self._challenge(finalist)
+            if result.outcome == PROMOTE:
+                return PROMOTE, finalist, [_in_words(result)]
+            if result.outcome == "open":
+                return INCONCLUSIVE, None, list(result.reasons)
+            self._learn_from(result)
+        return self._nothing_better()
+
+    def _finalist(self, leader: Arm) -> Arm | None:
+        finalist = Finalist(self.search, self.policy)
+        try:
+            return finalist.prepare(leader)
+        finally:
+            self.margins.append(tuple(finalist.steps))
+
+    def _challenge(self, candidate: Arm) -> Result:
+        number = self._first_challenge + len(self.challenges)
+        challenge = Challenge(
+            self.night, self.limits, self.policy, self.incumbent, candidate, number
+        )
+        result = challenge.run()
+        self.challenges.append(result)
+        self.learner.refresh()
+        return result
+
+    def _learn_from(self, result: Result) -> None:
+        """An arm that lost is out; one that was too tight comes back with a larger margin."""
+        if result.outcome == "failed" and not result.is_short_of_memory:
+            self.limits.reject(result.candidate, result.reasons[0])
+        elif result.outcome == "failed":
+            self.limits.reject(result.candidate, result.reasons[0])
+            self._try_larger_margin(result.candidate)
+        else:
+            self.limits.reject(result.candidate, "challenged, and not faster by enough")
+
+    def _try_larger_margin(self, arm: Arm) -> None:
+        family = self.grid.of(arm)
+        larger = None if family is None else family.margin_at_least(arm.fit_mib + 1)
+        if larger is not None:
+            try:
+                self.search.measure(arm.with_margin(larger), "larger margin")
+            except TimeUp:
+                return
+
+    def _nothing_better(self) -> tuple[str, Arm | None, list[str]]:
+        most = self._most_missed()
+        if self.search.is_exhausted and (most is not None or self.challenges):
+            bound = 0.0 if most is None else most
+            for result in self.challenges:
+                if result.gain is not None and result.gain.upper is not None:
+                    bound = max(bound, result.gain.upper)
+            return KEEP, None, [f"no arm is believed to be more than {max(bound, 0.0):.1%} faster"]
+        return (
+            INCONCLUSIVE,
+            None,
+            [
+                "the time ended before everything promising was tried; "
+                + ("" if most is None else f"up to {most:.1%} may be missed")
+            ],
+        )
+
+    # Planning
+
+    def _gain(self) -> float:
+        """Believed gain of the leader over the incumbent (ratio)."""
+        leader, current = self.search.leader(), self.learner.beliefs([self.incumbent])[0]
+        if leader is None or current is None:
+            return 0.0
+        return math.expm1(current.mean - leader.mean)
+
+    def _reserve_s(self) -> float:
+        """Time that finalist and verdict will take, as far as one can tell."""
+        leader = self.search.leader()
+        gain = self._gain()
+        arm = self.incumbent if leader is None else leader.arm
+        if gain < self.policy.min_gain:
+            gain = _UNKNOWN_GAIN
+        alpha = challenge_alpha(self.policy.alpha, self._first_challenge + len(self.challenges))
+        pairs = pairs_needed(gain, _PAIR_SD, margin=self.policy.min_gain, alpha=alpha)
+        pair_s = sum(self.night.process_s(one, exact=True) for one in (self.incumbent, arm))
+        fill = Request("", "", 0, self.learner.context, 1)
+        finalist = 2 * (self.night.process_s(arm) + self.night.request_s(arm, fill))
+        tools = self.policy.tool_calls * _TOOL_CALL_S
+        needed = min(pairs, self.policy.max_pairs) * pair_s + finalist + tools
+        return min(needed, _MOST_RESERVED * self.night.budget_s)
+
+    def _most_missed(self) -> float | None:
+        """How much faster than the incumbent any allowed arm may still be, at 95 % (ratio)."""
+        leader = self.search.leader()
+        current = self.learner.beliefs([self.incumbent])[0]
+        if leader is None or current is None:
+            return None
+        arms = [one.belief for one in self.search.planes.proposals(leader)[:20]]
+        arms += [one for one in self.search.contenders() if one.arm != self.incumbent.canonical()]
+        most = [
+            current.mean - one.mean
+            + 1.64 * self.learner.difference_sd(self.incumbent, one.arm)
+            for one in arms
+        ]  # fmt: skip
+        return math.expm1(max(most)) if most else 0.0
+
+    def _no_time_to_prove(self, leader: Arm) -> str:
+        return (
+            f"{leader} is believed to be {self._gain():.1%} faster, but there was no time to prove "
+            f"it: finalist and verdict take about {self._reserve_s():.0f} s"
+        )
+
+    # Evidence
+
+    def _evidence(self, reasons: list[str]) -> Evidence:
+        self.learner.refresh()
+        left_out = [*self.grid.left_out, *self.search.left_out, *self.limits.reasons()]
+        return Evidence(
+            path=tuple(self.night.path),
+            samples=tuple(self.night.samples),
+            arms=self._arm_reports(),
+            left_out=tuple(dict.fromkeys(left_out)),
+            challenges=tuple(self.challenges),
+            margins=tuple(self.margins),
+            models=self.learner.to_json(),
+            checkpoint=self._checkpoint(),
+            best_untried=self._best_untried(),
+            time_s={name: round(seconds, 1) for name, seconds in self.night.spent_s.items()},
+            elapsed_s=self.night.elapsed_s,
+            restarts=self.night.restarts,
+            n_history=self.n_history,
+            reasons=tuple(reasons),
+        )
+
+    def _arm_reports(self) -> tuple[ArmReport, ...]:
+        arms = self.learner.measured()
+        log_turn, _ = self.learner.predictions(arms)
+        measured: dict[Arm, list[float]] = {}
+        for one in self.learner.observed:
+            measured.setdefault(one.arm.canonical(), []).append(one.log_turn)
+        found = []
+        for arm, belief, predicted in zip(
+            arms, self.learner.beliefs(arms), log_turn.tolist(), strict=True
+        ):
+            times = measured.get(arm, [])
+            headroom = self.limits.headroom(arm)
+            found.append(
+                ArmReport(
+                    arm=arm,
+                    n_processes=self.learner.n_processes(arm),
+                    measured_s=_seconds(sum(times) / len(times)) if times else None,
+                    predicted_s=_seconds(predicted) if math.isfinite(predicted) else None,
+                    believed_s=None if belief is None else _seconds(belief.mean),
+                    believed_sd=None if belief is None else round(belief.sd, 4),
+                    headroom_mib=None if headroom is None else round(headroom.free_mib, 0),
+                    reason=self._why_not(arm),
+                )
+            )
+        found.sort(key=lambda one: math.inf if one.believed_s is None else one.believed_s)
+        return tuple(found)
+
+    def _why_not(self, arm: Arm) -> str:
+        failure = self.limits.fails(arm) or self.limits.worsens(arm)
+        if failure is not None:
+            return failure
+        if not self.limits.is_safe(arm):
+            return "it may run out of memory with the context full"
+        return "" if self.limits.is_output_proven(arm) else "tool calls were not tried with it"
+
+    def _checkpoint(self) -> Checkpoint | None:
+        if self.night.elapsed_s < CHECKPOINT_S:
+            return None
+        known = [point for point in self.night.path if point.seconds <= CHECKPOINT_S]
+        if not known:
+            return None
+        last = known[-1]
+        now, before = self.learner.beliefs([last.arm, self.incumbent])
+        gain = None if now is None or before is None else math.expm1(before.mean - now.mean)
+        return Checkpoint(CHECKPOINT_S, last.restarts, last.arm, gain)
+
+    def _best_untried(self) -> float | None:
+        leader = self.search.leader()
+        if leader is None:
+            return None
+        proposals = self.search.planes.proposals(leader)
+        if not proposals:
+            return None
+        best = min(one.belief.mean for one in proposals)
+        return round(math.expm1(leader.mean - best), 4)
+
+
+def _seconds(log_ms: float) -> float:
+    return round(math.exp(log_ms) / 1000, 4)
+
+
+def _in_words(result: Result) -> str:
+    gain = result.gain
+    if gain is None:
+        return "promoted"
+    interval = ""
+    if gain.lower is not None and gain.upper is not None:
+        interval = f", 95 % interval {gain.lower:.1%} to {gain.upper:.1%}"
+    return f"{gain.estimate:.1%} faster over {gain.n_pairs} pairs{interval}"
+
+
+def _own_workload(given: Any) -> Workload:
+    classes = tuple(
+        RequestClass(
+            float(one.weight), one.kind, int(one.cached_tokens), int(one.new_tokens),
+            int(one.n_predict), int(getattr(one, "concurrency", 1) or 1),
+        )
+        for one in given.classes
+    )  # fmt: skip
+    if not classes:
+        raise ValueError("the workload has no classes")
+    return Workload(classes)
+
+
+def _deepest_tokens(workload: Workload) -> int:
+    return workload.classes[workload.deepest].depth_tokens
+
+
+def _context_of(box: Box, space: Space, incumbent: Arm, policy: Policy) -> int | None:
+    """The full context, wherever it is told: policy, space, pins, the arm's other keys, the box."""
+    if policy.context_tokens:
+        return int(policy.context_tokens)
+    pinned, extra = dict(space.pinned or {}), dict(incumbent.extra)
+    for name in CONTEXT_NAMES:
+        for found in (
+            getattr(space, name, None), pinned.get(name), extra.get(name), getattr(box, name, None)
+        ):  # fmt: skip
+            if isinstance(found, int) and found > 0:
+                return found
+    return None
