@@ -305,3 +305,17 @@ def test_status_does_not_pay_for_the_sweep(tmp_path: Path) -> None:
     modules = modules_of(tmp_path, "status")
     assert modules & NOT_IN_STATUS == set()
     assert "pydantic_settings" in modules
+
+
+def test_asking_a_server_for_its_health_does_not_import_httpx() -> None:
+    script = (
+        "import sys\n"
+        "from tunerd.system.clock import SystemClock\n"
+        "from tunerd.system.llama import Address, LlamaServer\n"
+        "print(LlamaServer(Address('127.0.0.1', 1), SystemClock()).health(timeout_s=5))\n"
+        "print('httpx' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines() == ["refused", "False"]

@@ -1,4 +1,4 @@
-"""llama-server over HTTP: the only place that knows httpx.
+"""llama-server over HTTP: the only place that knows httpx, which is imported only to post.
 
 Replies are hostile until read: they are bounded in size and time, and whatever is not what a
 llama-server would say comes back as a value that says so.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunerd.core.health import Completion, HttpState
+from tunerd.system.http_get import NoAnswerError, NoAnswerInTimeError, http_get
 from tunerd.system.seams import Clock
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_REPLY_BYTES = 8 * 1024 * 1024
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
+_NOT_IN_TIME = "no answer in time"
+_TOO_LARGE = "the answer is too large"
 _LOADING = 503
 _OK = 200
 
@@ -35,11 +38,21 @@ class Address:
     api_key: str | None = None
 
     @property
+    def reachable_host(self) -> str:
+        """The host by which it is reached from this machine."""
+        host = self.host.split(",")[0].strip()
+        return _ANY_ADDRESS.get(host, host)
+
+    @property
     def url(self) -> str:
         """The base URL to reach it from this machine."""
-        host = self.host.split(",")[0].strip()
-        host = _ANY_ADDRESS.get(host, host)
+        host = self.reachable_host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +160,27 @@ class LlamaServer:
 
     def get(self, path: str, *, timeout_s: float) -> Reply:
         """A GET request; never raises."""
-        return self._request("GET", path, None, timeout_s)
+        address = self.address
+        try:
+            found = http_get(
+                address.reachable_host,
+                address.port,
+                path,
+                headers=address.headers,
+                timeout_s=timeout_s,
+                max_bytes=MAX_REPLY_BYTES,
+                clock=self._clock,
+            )
+        except NoAnswerInTimeError:
+            return Reply(None, None, _NOT_IN_TIME, timed_out=True)
+        except NoAnswerError as error:
+            return Reply(None, None, str(error))
+        if found.body is None:
+            return Reply(found.status, None, _TOO_LARGE)
+        return _json_reply(found.status, found.body)
 
     def post(self, path: str, body: Mapping[str, Any], *, timeout_s: float) -> Reply:
         """A POST request with a JSON body; never raises."""
-        return self._request("POST", path, body, timeout_s)
-
-    def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
-    ) -> Reply:
         import httpx
 
         # httpx limits each read; this limits their sum, for a server that sends byte by byte.
@@ -163,38 +188,39 @@ class LlamaServer:
         try:
             with (
                 self._client(httpx, timeout_s) as client,
-                client.stream(method, path, json=body) as response,
+                client.stream("POST", path, json=body) as response,
             ):
                 content = bytearray()
                 for piece in response.iter_bytes():
                     content += piece
                     if len(content) > MAX_REPLY_BYTES:
-                        return Reply(response.status_code, None, "the answer is too large")
+                        return Reply(response.status_code, None, _TOO_LARGE)
                     if self._clock.monotonic_s() > deadline_s:
-                        return Reply(None, None, "no answer in time", timed_out=True)
+                        return Reply(None, None, _NOT_IN_TIME, timed_out=True)
                 status = response.status_code
         except httpx.TimeoutException:
-            return Reply(None, None, "no answer in time", timed_out=True)
+            return Reply(None, None, _NOT_IN_TIME, timed_out=True)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             return Reply(None, None, str(error) or type(error).__name__)
-        try:
-            return Reply(status, json.loads(content), None)
-        except (ValueError, RecursionError):
-            return Reply(status, None, f"status {status} without valid JSON")
+        return _json_reply(status, content)
 
     def _client(self, library: Any, timeout_s: float) -> httpx.Client:
-        headers = {}
-        if self.address.api_key is not None:
-            headers["Authorization"] = f"Bearer {self.address.api_key}"
         client: httpx.Client = library.Client(
             base_url=self.address.url,
-            headers=headers,
+            headers=self.address.headers,
             verify=_no_certificates(),
             timeout=library.Timeout(timeout_s, connect=min(timeout_s, 2.0)),
             trust_env=False,
             follow_redirects=False,
         )
         return client
+
+
+def _json_reply(status: int, content: bytes | bytearray) -> Reply:
+    try:
+        return Reply(status, json.loads(content), None)
+    except (ValueError, RecursionError):
+        return Reply(status, None, f"status {status} without valid JSON")
 
 
 @functools.cache
