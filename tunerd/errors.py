@@ -13,6 +13,7 @@ TunerdError
         RolledBack       the swap failed after it began; the previous unit serves again
         Stranded         the swap failed and so did the way back
     BenchError           a measurement could not be taken or trusted
+        Preempted            somebody else, or its time limit, ended the measurement
     Busy                 another tunerd holds the lock
 
 Every class has a stable `code` for scripts, an `exit_code`, and may carry what a person needs
@@ -119,6 +120,12 @@ class BenchError(TunerdError):
     """A measurement could not be taken, or cannot be trusted."""
 
     code = "bench"
+
+
+class Preempted(BenchError):
+    """The measurement had to end: production was started, its time ran out, or it was killed."""
+
+    code = "preempted"
 
 
 class Busy(TunerdError):

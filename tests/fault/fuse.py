@@ -16,9 +16,10 @@ from enum import Enum, auto
 from pathlib import Path
 
 from tunerd.core.host import Mode
+from tunerd.core.lease import LeaseSpec
 from tunerd.core.service import UnitState
 from tunerd.errors import ServiceError
-from tunerd.system.seams import ServiceManager
+from tunerd.system.seams import Lease, ServiceManager
 
 _PATIENCE_S = 60.0
 
@@ -163,6 +164,10 @@ class FusedServices:
 
     def service_units(self) -> tuple[str, ...]:
         return self._real.service_units()
+
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
+        self._fuse.units("lease")
+        return self._real.lease(spec, timeout_s=timeout_s)
 
 
 class Life:

@@ -6,14 +6,18 @@ lives, and time passes only when somebody sleeps on the fake clock.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import signal
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.fake_lease import FakeLease, Leases
 from tunerd.core.exec_start import parse_exec
 from tunerd.core.host import Mode
+from tunerd.core.lease import LeaseSpec
 from tunerd.core.local_outcome import (
     EXIT_EXEC,
     START_LIMIT_HIT,
@@ -35,6 +39,7 @@ from tunerd.system.unit_source import enabled_mark, unit_names
 
 _FIRST_PID = 1000
 _EXIT_CODES = {"exited": "1", "killed": "2", "dumped": "3"}
+_END_LIMIT_S = 120.0
 _NEVER = float("inf")
 _CLEAN = Ending(code=0)
 _NO_STARTS = StartLimit()
@@ -160,6 +165,7 @@ class FakeServiceManager:
         self._clock = clock
         self._units: dict[str, _Unit] = {}
         self._next_pid = _FIRST_PID
+        self._leases = Leases(self)
         self.unit_dir.mkdir(parents=True, exist_ok=True)
         self.runtime_unit_dir.mkdir(parents=True, exist_ok=True)
 
@@ -173,6 +179,9 @@ class FakeServiceManager:
     def properties(self, unit: str, *names: str) -> Mapping[str, str]:
         """Raw properties."""
         self._catch_up()
+        if self._leases.find(unit) is not None:
+            shown = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
+            return {name: shown[name] for name in names if name in shown}
         found = self._find(unit)
         ending = found.ending or Ending()
         shown = {
@@ -200,6 +209,7 @@ class FakeServiceManager:
     def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
         """Start it; one that waits for its restart is waited for, as systemd does."""
         self._enter("start")
+        self._end_leases_of(unit)
         found = self._find(unit)
         if found.is_down:
             self._load_if_forgotten(found)
@@ -211,6 +221,10 @@ class FakeServiceManager:
     def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
         """Stop it."""
         self._enter("stop")
+        lease = self._leases.find(unit)
+        if lease is not None:
+            self._end_lease(lease, restores=lease.restores)
+            return
         found = self._find(unit)
         self._stop(found)
         self._wait(found, lambda: found.is_down, "stop", timeout_s)
@@ -221,6 +235,7 @@ class FakeServiceManager:
         found = self._find(unit)
         self._load_if_forgotten(found)
         found.definition.demand()
+        self._end_leases_of(unit)
         self._stop(found)
         self._wait(found, lambda: found.is_down, "restart", timeout_s)
         found.n_restarts = 0
@@ -277,7 +292,65 @@ class FakeServiceManager:
         loaded = {name for name, unit in self._units.items() if unit.invocation_id is not None}
         return tuple(sorted({*loaded, *unit_names(self._paths)}))
 
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> FakeLease:
+        """Take a unit's place."""
+        self._enter("lease")
+        production = self._find(spec.production)
+        self._stop(production)
+        self._wait(production, lambda: production.is_down, "lease", timeout_s)
+        lease = FakeLease(spec, self._clock.monotonic_s() + spec.limit_s, self.stop)
+        self._leases.add(lease)
+        return lease
+
+    # For leases
+
+    def bound_to(self, lease: str) -> list[str]:
+        """Units that must not outlive it."""
+        specs = {name: unit.definition.spec for name, unit in self._units.items()}
+        return [
+            name
+            for name, spec in specs.items()
+            if spec is not None and spec.file.value("Unit", "BindsTo") == lease
+        ]
+
+    def stop_bound(self, unit: str) -> None:
+        """Begin to stop it."""
+        self._stop(self._find(unit))
+
+    def is_down(self, unit: str) -> bool:
+        """Whether nothing of it runs."""
+        return self._find(unit).is_down
+
+    def start_production(self, unit: str) -> None:
+        """As the end of a lease does."""
+        found = self._find(unit)
+        if found.is_down:
+            self._load_if_forgotten(found)
+            with contextlib.suppress(ServiceError):
+                self._begin(found, self._clock.monotonic_s())
+
+    def _end_leases_of(self, production: str) -> None:
+        for lease in self._leases.of(production):
+            self._end_lease(lease, restores=False)
+
+    def _end_lease(self, lease: FakeLease, *, restores: bool) -> None:
+        if lease.is_held():
+            self._leases.begin_end(lease, restores=restores)
+        deadline_s = self._clock.monotonic_s() + _END_LIMIT_S
+        while not lease.is_over:
+            next_s = min(unit.due_s for unit in self._units.values())
+            if next_s > deadline_s:
+                raise ServiceError(f"stop of {lease.spec.unit} timed out")
+            self._clock.sleep(next_s - self._clock.monotonic_s())
+            self._catch_up()
+
     # For tests
+
+    def drop_lease(self, lease: FakeLease) -> None:
+        """What happens when the process that holds it dies."""
+        self._catch_up()
+        if lease.is_held():
+            self._leases.begin_end(lease, restores=lease.spec.restores)
 
     @property
     def pids_in_use(self) -> tuple[int, ...]:
@@ -307,11 +380,12 @@ class FakeServiceManager:
     def reboot(self) -> None:
         """Power off and on: what is enabled starts, what a reboot forgets is gone."""
         for path in self.runtime_unit_dir.iterdir():
-            path.unlink()
+            path.unlink() if path.is_file() else shutil.rmtree(path)
         for unit in self._units.values():
             if unit.process is not None:
                 unit.life.on_end()
         self._units.clear()
+        self._leases = Leases(self)
         for name in unit_names(self._paths):
             if enabled_mark(self._paths, name).exists():
                 found = self._find(name)
@@ -352,6 +426,9 @@ class FakeServiceManager:
         """Let everything happen that was due by now, in order."""
         while self._units:
             unit = min(self._units.values(), key=lambda candidate: candidate.due_s)
+            if self._leases.due_s <= min(unit.due_s, self._clock.monotonic_s()):
+                self._leases.expire(self._leases.due_s)
+                continue
             if unit.due_s > self._clock.monotonic_s():
                 return
             self._happen(unit, unit.due_s)
@@ -372,6 +449,11 @@ class FakeServiceManager:
 
     def _begin(self, unit: _Unit, at_s: float) -> None:
         spec = unit.definition.demand()
+        bound_to = spec.file.value("Unit", "BindsTo")
+        if bound_to is not None:
+            lease = self._leases.find(bound_to)
+            if lease is None or not lease.is_held():
+                raise ServiceError(f"{spec.unit} is bound to {bound_to}, which is not active")
         unit.limit, is_allowed = unit.limit.after_start(
             at_s, interval_s=spec.start_limit_interval_s, burst=spec.start_limit_burst
         )
@@ -431,3 +513,4 @@ class FakeServiceManager:
             unit.active, unit.sub = "failed", "failed"
         if on_end is not None:
             on_end()
+        self._leases.settle()

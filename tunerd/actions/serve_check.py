@@ -254,6 +254,11 @@ def restart_unit(ctx: Context, unit: str) -> NotServing | None:
     return None
 
 
+def why_it_ended(ctx: Context, unit: str) -> NotServing:
+    """The cause of the end of a server that had answered before."""
+    return _not_serving(ctx, unit, Lost(None, "it ended"))
+
+
 def _not_serving(ctx: Context, unit: str, lost: Lost) -> NotServing:
     """The cause, from the log where the observation alone does not tell."""
     state = ctx.services.state(unit)

@@ -39,6 +39,16 @@ class Paths:
         return self.state_dir / "lock"
 
     @property
+    def measure_lock(self) -> Path:
+        """The lock of whoever measures: one at a time."""
+        return self.state_dir / "measure.lock"
+
+    @property
+    def measurement(self) -> Path:
+        """What others may know of the measurement under way; a reboot forgets it."""
+        return self.runtime_dir / "measurement.json"
+
+    @property
     def reserve(self) -> Path:
         """Space set aside for going back on a full disk."""
         return self.state_dir / "reserve"

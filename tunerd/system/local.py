@@ -10,6 +10,7 @@ from typing import Any
 
 from tunerd.core.exec_start import parse_exec
 from tunerd.core.host import Mode
+from tunerd.core.lease import LeaseSpec
 from tunerd.core.local_service import complaints_about, left_out
 from tunerd.core.paths import Paths
 from tunerd.core.service import UnitState
@@ -20,7 +21,7 @@ from tunerd.system import supervisor_wire as wire
 from tunerd.system.clock import SystemClock
 from tunerd.system.files import Files
 from tunerd.system.process import SEARCH_PATH
-from tunerd.system.seams import Clock
+from tunerd.system.seams import Clock, Lease
 from tunerd.system.supervisor_start import ensure_supervisor
 from tunerd.system.unit_definition import UnitDefinition
 from tunerd.system.unit_log_file import UnitLog
@@ -136,6 +137,10 @@ class Local:
     def disable(self, unit: str) -> None:
         """Make the unit not start with the supervisor."""
         self._write(lambda: Files().remove(enabled_mark(self._paths, check_name(unit))))
+
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
+        """Stop production and hold its place; see ServiceManager."""
+        raise ServiceError("the supervisor knows no leases yet", cause=f"{spec.unit}, {timeout_s}")
 
     def ensure_supervisor(self) -> None:
         """Start the supervisor if none runs.

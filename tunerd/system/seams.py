@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tunerd.core.host import Gpu, Mode
+from tunerd.core.lease import LeaseSpec
 from tunerd.core.service import UnitState
 
 
@@ -45,6 +46,34 @@ class GpuReader(Protocol):
 
     def read(self) -> GpuReading:
         """One reading; never raises."""
+        ...
+
+
+class Lease(Protocol):
+    """Production's place, held by this process.
+
+    `inhibits` is what the machine is kept from while it lasts (`sleep`, `idle`), None for nothing.
+    """
+
+    @property
+    def spec(self) -> LeaseSpec:
+        """What was asked for."""
+        ...
+
+    @property
+    def inhibits(self) -> str | None:
+        """What the machine is kept from."""
+        ...
+
+    def is_held(self) -> bool:
+        """Whether it still stands; once it does not, it never will again."""
+        ...
+
+    def end(self, *, timeout_s: float = 120.0) -> None:
+        """End it: what is bound to it stops, then production starts if it restores.
+
+        One that has ended is no error. Returns when what was bound is down.
+        """
         ...
 
 
@@ -110,4 +139,13 @@ class ServiceManager(Protocol):
 
     def service_units(self) -> tuple[str, ...]:
         """Names of all service units that the manager has loaded."""
+        ...
+
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
+        """Stop production and hold its place, until the lease ends in one of these ways.
+
+        `end` is called, this process dies, somebody starts production or stops the lease's unit,
+        or `limit_s` is over. In each the units with `BindsTo=` the lease's unit stop, and then
+        production starts if the lease `restores`, whether this process lives or not.
+        """
         ...

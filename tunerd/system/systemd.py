@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tunerd.core.host import Mode
+from tunerd.core.lease import LeaseSpec
 from tunerd.core.paths import Paths
 from tunerd.core.service import UnitState
 from tunerd.core.systemctl_text import (
@@ -32,7 +33,7 @@ from tunerd.system.clock import SystemClock
 from tunerd.system.files import sync_folder
 from tunerd.system.proc import process_name
 from tunerd.system.process import MINIMAL_ENVIRONMENT, Completed, run
-from tunerd.system.seams import Clock
+from tunerd.system.seams import Clock, Lease
 
 _QUERY_TIMEOUT_S = 30.0
 _RELOAD_TIMEOUT_S = 90.0
@@ -110,7 +111,7 @@ class Systemd:
         self.mode = mode
         self.unit_dir = paths.unit_dir
         self.runtime_unit_dir = paths.runtime_unit_dir
-        self._clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self._scope = ["--user"] if mode is Mode.USER else []
         self._environment = {**MINIMAL_ENVIRONMENT, "LC_ALL": "C"}
         if mode is Mode.USER:
@@ -125,7 +126,7 @@ class Systemd:
 
     def state(self, unit: str) -> UnitState:
         """How the unit is now."""
-        boot_s = self._clock.now_s() - self._clock.monotonic_s()
+        boot_s = self.clock.now_s() - self.clock.monotonic_s()
         return to_unit_state(unit, self.properties(unit, *STATE_PROPERTIES), boot_s=boot_s)
 
     def properties(self, unit: str, *names: str) -> Mapping[str, str]:
@@ -263,17 +264,52 @@ class Systemd:
 
         A name must not be used twice: systemd may still hold the ended one.
         """
+        done = self._systemd_run(unit, argv, properties, timeout_s=timeout_s)
+        self._demand(done, f"{unit} cannot be started")
+
+    def run_and_wait(
+        self, unit: str, argv: Sequence[str], *, timeout_s: float = _QUERY_TIMEOUT_S
+    ) -> bool:
+        """Run `argv` as a unit that has no file until it ends; whether it ended well."""
+        done = self._systemd_run(unit, argv, (), "--wait", "--collect", timeout_s=timeout_s)
+        return done.is_ok
+
+    def start_scope(self, unit: str, pid: int, description: str) -> None:
+        """Put a process of this account into a unit of its own, which ends when the process does."""
+        properties = ["PIDs", "au", "1", str(pid), "Description", "s", description]
+        properties += ["CollectMode", "s", "inactive-or-failed"]
+        done = self._run(
+            *["busctl", "--quiet", "--allow-interactive-authorization=no", "call"],
+            *["org.freedesktop.systemd1", "/org/freedesktop/systemd1"],
+            *["org.freedesktop.systemd1.Manager", "StartTransientUnit", "ssa(sv)a(sa(sv))"],
+            *[unit, "fail", "3", *properties, "0"],
+        )
+        self._demand(done, f"{unit} cannot be started")
+
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
+        """Stop production and hold its place; see ServiceManager."""
+        from tunerd.system.systemd_lease import take_lease  # most calls need none
+
+        return take_lease(self, spec, timeout_s=timeout_s)
+
+    # Below
+
+    def _systemd_run(
+        self,
+        unit: str,
+        argv: Sequence[str],
+        properties: Sequence[tuple[str, str]],
+        *more: str,
+        timeout_s: float,
+    ) -> Completed:
         words = list(argv)
-        options = ["--quiet", "--no-ask-password", f"--unit={unit}"]
+        options = ["--quiet", "--no-ask-password", f"--unit={unit}", *more]
         options += [f"--property={name}={value}" for name, value in properties]
         if self.version() >= _FIRST_WITH_EXPAND_ENVIRONMENT:
             options.append("--expand-environment=no")
         else:
             words[1:] = [word.replace("$", "$$") for word in words[1:]]
-        done = self._run("systemd-run", *options, "--", *words, timeout_s=timeout_s)
-        self._demand(done, f"{unit} cannot be started")
-
-    # Below
+        return self._run("systemd-run", *options, "--", *words, timeout_s=timeout_s)
 
     def _job(self, verb: str, unit: str, timeout_s: float) -> None:
         done = self._systemctl(verb, "--", unit, timeout_s=timeout_s)

@@ -1,0 +1,89 @@
+"""Leases of the service manager's fake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tunerd.core.lease import LeaseSpec
+
+
+class _Units(Protocol):
+    """What the fake manager does for its leases."""
+
+    def bound_to(self, lease: str) -> list[str]: ...
+    def stop_bound(self, unit: str) -> None: ...
+    def is_down(self, unit: str) -> bool: ...
+    def start_production(self, unit: str) -> None: ...
+
+
+@dataclass
+class FakeLease:
+    """A Lease; `is_ending` while what is bound to it still stops."""
+
+    spec: LeaseSpec
+    ends_at_s: float
+    stop: Callable[[str], None]
+    inhibits: str | None = "sleep"
+    is_over: bool = False
+    is_ending: bool = False
+    restores: bool = field(default=False)
+
+    def is_held(self) -> bool:
+        """Whether it stands."""
+        return not (self.is_over or self.is_ending)
+
+    def end(self, *, timeout_s: float = 120.0) -> None:
+        """End it."""
+        del timeout_s
+        self.stop(self.spec.unit)
+
+
+class Leases:
+    """All leases that were taken."""
+
+    def __init__(self, units: _Units) -> None:
+        self._units = units
+        self._leases: list[FakeLease] = []
+
+    def add(self, lease: FakeLease) -> None:
+        """One more."""
+        lease.restores = lease.spec.restores
+        self._leases.append(lease)
+
+    def find(self, unit: str) -> FakeLease | None:
+        """The lease with this unit, while it is not over."""
+        found = (lease for lease in self._leases if lease.spec.unit == unit and not lease.is_over)
+        return next(found, None)
+
+    def of(self, production: str) -> list[FakeLease]:
+        """Those that keep this unit down."""
+        return [x for x in self._leases if x.spec.production == production and not x.is_over]
+
+    @property
+    def due_s(self) -> float:
+        """When the next one ends by itself."""
+        return min((x.ends_at_s for x in self._leases if x.is_held()), default=float("inf"))
+
+    def expire(self, now_s: float) -> None:
+        """End those whose time is over."""
+        for lease in self._leases:
+            if lease.is_held() and lease.ends_at_s <= now_s:
+                self.begin_end(lease, restores=lease.restores)
+
+    def begin_end(self, lease: FakeLease, *, restores: bool) -> None:
+        """Stop what is bound to it."""
+        lease.is_ending, lease.restores = True, restores
+        for unit in self._units.bound_to(lease.spec.unit):
+            self._units.stop_bound(unit)
+        self.settle()
+
+    def settle(self) -> None:
+        """Production starts where all that was bound is down."""
+        for lease in self._leases:
+            bound = self._units.bound_to(lease.spec.unit)
+            if lease.is_ending and all(self._units.is_down(unit) for unit in bound):
+                lease.is_ending, lease.is_over = False, True
+                if lease.restores:
+                    self._units.start_production(lease.spec.production)

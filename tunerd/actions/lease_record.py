@@ -1,0 +1,163 @@
+"""What is known of the measurement under way, and of what dead ones left."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from tunerd.actions.context import Context
+from tunerd.core.health import HttpState
+from tunerd.core.lease import LeaseRecord, is_candidate, lease_of, lease_unit, record_from_json
+from tunerd.errors import HostError, ServiceError
+from tunerd.system.files import is_locked
+from tunerd.system.llama import Address
+
+_PATIENCE_S = 30.0
+_POLL_S = 0.1
+
+
+def read_measurement(ctx: Context) -> LeaseRecord | None:
+    """The measurement that holds production's place now; None if there is none.
+
+    A record alone is no proof: the lease's unit must stand.
+    """
+    record = _record(ctx)
+    if record is None or record.production != ctx.unit:
+        return None
+    try:
+        return record if ctx.services.state(record.unit).is_active else None
+    except ServiceError:
+        return None
+
+
+def write_measurement(ctx: Context, record: LeaseRecord) -> None:
+    """Let others know.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    ctx.files.make_folder(ctx.paths.runtime_dir)
+    ctx.files.write_json(ctx.paths.measurement, record.to_json())
+
+
+def ended_by(ctx: Context, lease_id: str) -> str | None:
+    """Who asked for the end of this lease, where somebody left word."""
+    record = _record(ctx)
+    return record.ended_by if record is not None and record.id == lease_id else None
+
+
+def forget_measurement(ctx: Context, lease_id: str) -> None:
+    """Remove the record, if it is of this lease."""
+    record = _record(ctx)
+    if record is not None and record.id == lease_id:
+        with contextlib.suppress(HostError):
+            ctx.files.remove(ctx.paths.measurement)
+
+
+def end_measurement(ctx: Context, *, by: str) -> str | None:
+    """End a measurement that stands in the way of a change, and wait until production answers again.
+
+    Args:
+        ctx: Where; the caller holds the lock of changes.
+        by: Who wants that, told to whoever measures.
+
+    Returns:
+        What to say of it; None if nothing was measured.
+
+    Raises:
+        ServiceError: the service manager refused.
+    """
+    record = read_measurement(ctx)
+    if record is None:
+        return None
+    ctx.say(f"ending the measurement under way ({record.purpose})")
+    with contextlib.suppress(HostError):  # it ends without a word, then
+        write_measurement(ctx, replace(record, ended_by=by))
+    ctx.services.stop(record.unit)
+    if record.restores:
+        _wait_until_it_listens(ctx)
+    return f"the measurement `{record.purpose}` (process {record.pid}) was ended for this"
+
+
+def _wait_until_it_listens(ctx: Context) -> None:
+    """Until production's process is up and on its port: what is swapped next must know that it ran."""
+    from tunerd.actions.live import address_now, read_live_unit
+
+    ctx.services.start(ctx.unit)
+    live = read_live_unit(ctx)
+    end_s = ctx.clock.monotonic_s() + _PATIENCE_S
+    while ctx.clock.monotonic_s() < end_s:
+        state = ctx.services.state(ctx.unit)
+        address = address_now(ctx, live, state)
+        if not state.is_active or (address is not None and _answers(ctx, address)):
+            return
+        ctx.clock.sleep(_POLL_S)
+
+
+def _answers(ctx: Context, address: Address) -> bool:
+    return ctx.connect(address).health(timeout_s=1.0) is not HttpState.REFUSED
+
+
+def clear_dead_measurements(ctx: Context) -> tuple[str, ...]:
+    """Stop and remove what measurements left whose lease is gone.
+
+    Returns:
+        The units that were cleared away.
+
+    Raises:
+        HostError: a file cannot be removed.
+        ServiceError: the service manager refused.
+    """
+    if is_locked(ctx.paths.measure_lock):
+        return ()
+    dead = [unit for unit in _left(ctx) if _is_dead(ctx, unit)]
+    for unit in dead:
+        ctx.services.stop(unit)
+        remove_unit_files(ctx, unit)
+    if dead:
+        ctx.services.reload()
+    for unit in dead:
+        ctx.services.reset_failed(unit)
+    record = _record(ctx)
+    if record is not None and read_measurement(ctx) is None:
+        ctx.files.remove(ctx.paths.measurement)
+    return tuple(dead)
+
+
+def has_leftovers(ctx: Context) -> bool:
+    """Whether there may be something to clear, seen without asking the service manager."""
+    return ctx.paths.measurement.exists() or any(_files(ctx))
+
+
+def remove_unit_files(ctx: Context, unit: str) -> None:
+    """Remove a candidate's files; the caller reloads."""
+    shutil.rmtree(ctx.paths.runtime_unit_dir / f"{unit}.d", ignore_errors=True)
+    ctx.files.remove(ctx.paths.runtime_unit_dir / unit)
+
+
+def _left(ctx: Context) -> tuple[str, ...]:
+    """Units of measurements that have a file, or that the manager still knows."""
+    known = {unit for unit in ctx.services.service_units() if lease_of(unit) is not None}
+    return tuple(sorted({*known, *(path.name for path in _files(ctx))}))
+
+
+def _files(ctx: Context) -> list[Path]:
+    try:
+        found = list(ctx.paths.runtime_unit_dir.iterdir())
+    except OSError:
+        return []
+    return [path for path in found if is_candidate(path.name)]
+
+
+def _is_dead(ctx: Context, unit: str) -> bool:
+    return not ctx.services.state(lease_unit(lease_of(unit) or "")).is_active
+
+
+def _record(ctx: Context) -> LeaseRecord | None:
+    try:
+        data = ctx.files.read_json(ctx.paths.measurement)
+    except HostError:
+        return None
+    return record_from_json(data) if isinstance(data, dict) else None
