@@ -43,6 +43,8 @@ def a_card(
         pcie_width_max=16,
         compute_capability=(8, 9),
         is_mig=False,
+        bar1_mib=MiB(1 << (total_mib - 1).bit_length()),
+        performance_state=0,
     )
 
 

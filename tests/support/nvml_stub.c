@@ -29,6 +29,7 @@ typedef void *device;
 
 struct memory_v1 { bytes total, free, used; };
 struct memory_v2 { unsigned version; bytes total, reserved, free, used; };
+struct bar1_memory { bytes total, free, used; };
 struct process { unsigned pid; bytes used; unsigned gpu_instance, compute_instance; };
 
 struct gpu {
@@ -36,7 +37,7 @@ struct gpu {
     bytes total, reserved, used;
     int has_memory, used_includes_reserved, is_mig_device;
     /* Numbers as text, so that `-` can stand for "not supported". */
-    char display[16], mig[16], power[4][16], pcie[4][16], capability[2][16];
+    char display[16], mig[16], bar1[32], pstate[16], power[4][16], pcie[4][16], capability[2][16];
     struct { char list; struct process row; } processes[MAX_PROCESSES];
     unsigned n_processes;
 };
@@ -77,6 +78,8 @@ static void read_gpu_line(struct gpu *gpu, const char *line)
     }
     if (sscanf(line, "display %15s", gpu->display) == 1) return;
     if (sscanf(line, "mig %15s", gpu->mig) == 1) return;
+    if (sscanf(line, "bar1 %31s", gpu->bar1) == 1) return;
+    if (sscanf(line, "pstate %15s", gpu->pstate) == 1) return;
     if (sscanf(line, "power %15s %15s %15s %15s", gpu->power[0], gpu->power[1], gpu->power[2],
                gpu->power[3]) == 4) return;
     if (sscanf(line, "pcie %15s %15s %15s %15s", gpu->pcie[0], gpu->pcie[1], gpu->pcie[2],
@@ -239,6 +242,15 @@ int nvmlDeviceGetMemoryInfo_v2(device handle, struct memory_v2 *out)
     return SUCCESS;
 }
 
+int nvmlDeviceGetBAR1MemoryInfo(device handle, struct bar1_memory *out)
+{
+    GPU_ANSWER;
+    if (!*gpu->bar1 || !strcmp(gpu->bar1, "-")) return NOT_SUPPORTED;
+    out->total = out->free = strtoull(gpu->bar1, 0, 10);
+    out->used = 0;
+    return SUCCESS;
+}
+
 #define PROCESS_LIST(NAME, WHICH) \
     int NAME(device handle, unsigned *n, struct process *out) { GPU_ANSWER; return list(gpu, WHICH, n, out); }
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, 'c')
@@ -249,6 +261,7 @@ PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, 'g')
 #define NUMBER(NAME, FIELD) \
     int NAME(device handle, unsigned *out) { GPU_ANSWER; return number(gpu->FIELD, out); }
 NUMBER(nvmlDeviceGetDisplayActive, display)
+NUMBER(nvmlDeviceGetPerformanceState, pstate)
 NUMBER(nvmlDeviceGetPowerManagementLimit, power[0])
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, power[1])
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, power[2])

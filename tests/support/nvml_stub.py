@@ -8,7 +8,7 @@ means that the library must be initialised again), `fail FUNCTION CODE [INDEX]` 
 question about a card). Then for each card a line `gpu` and: `name`, `uuid`,
 `memory TOTAL RESERVED USED` [bytes], `used_includes_reserved`, `display 0|1|-`, `mig 0|1|-`,
 `mig_device`, `power LIMIT ENFORCED DEFAULT MAX` [mW], `pcie GEN GEN_MAX WIDTH WIDTH_MAX`,
-`capability MAJOR MINOR`, `process compute|graphics PID BYTES|- [INSTANCE]`.
+`capability MAJOR MINOR`, `bar1 BYTES|-`, `pstate N|-`, `process compute|graphics PID BYTES|- [INSTANCE]`.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def gpu_lines(gpu: Gpu) -> list[str]:
         "power " + " ".join(_number(watts, 1000) for watts in power_w),
         "pcie " + " ".join(_number(number) for number in pcie),
         "capability {} {}".format(*(gpu.compute_capability or ("-", "-"))),
+        f"bar1 {_number(gpu.bar1_mib, BYTES_PER_MIB)}",
+        f"pstate {_number(gpu.performance_state)}",
     ]
     for process in gpu.processes or ():
         lines += _process_lines(process)

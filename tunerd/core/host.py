@@ -54,7 +54,11 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One NVIDIA GPU as NVML describes it."""
+    """One NVIDIA GPU as NVML describes it.
+
+    `bar1_mib` is the window through which the processor reaches its memory; `performance_state` is 0
+    at full clocks and grows as the card idles.
+    """
 
     index: int
     name: str
@@ -74,6 +78,8 @@ class Gpu:
     pcie_width_max: int | None
     compute_capability: tuple[int, int] | None
     is_mig: bool | None
+    bar1_mib: MiB | None = None
+    performance_state: int | None = None
 
     @property
     def unattributed_mib(self) -> MiB | None:
@@ -129,3 +135,33 @@ class Host:
     kernel: str | None
     hostname: str | None
     in_container: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFrequency:
+    """How the kernel chooses the processor's clock, over all CPUs.
+
+    `driver` is that of cpufreq, `preferences` are the energy preferences of drivers that have them.
+    """
+
+    driver: str | None
+    governors: tuple[str, ...]
+    preferences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """What files say of NVIDIA's driver, whether NVML answers or not.
+
+    `module_version` is that of the loaded kernel module, `library_version` that of the installed
+    `libnvidia-ml.so.1`; None where there is none or it cannot be told. `pci_addresses` are NVIDIA's
+    GPUs on the PCI bus, `has_other_graphics` whether a display controller of another maker is there.
+    `is_wsl`: the driver is Windows', reached through a device of its own.
+    """
+
+    module_version: str | None
+    library_version: str | None
+    has_uvm_device: bool
+    pci_addresses: tuple[str, ...] | None
+    has_other_graphics: bool | None
+    is_wsl: bool

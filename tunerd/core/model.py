@@ -106,7 +106,7 @@ class ModelFacts:
     metadata claims, `n_layer` the rest, the trunk. `input_bytes` are the embedding tables, which
     stay on the CPU; `output_bytes` the head and its norm; `head_bytes` and `head_type` the head
     alone, which is the token embedding where the model has none of its own (`is_tied`).
-    `tensor_types` are bytes by type, the most first.
+    `tensor_types` are bytes by type, the most first, `mtp_types` those of the MTP blocks alone.
     """
 
     identity: ModelIdentity
@@ -145,6 +145,7 @@ class ModelFacts:
     is_tied: bool
     n_tensors: int
     tensor_bytes: int
+    mtp_types: tuple[tuple[str, int], ...] = ()
 
     @property
     def n_layer(self) -> int | None:
@@ -244,6 +245,7 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
         is_tied=_HEAD not in matrices,
         n_tensors=len(tensors),
         tensor_bytes=sum(tensor.n_bytes for tensor in tensors),
+        mtp_types=_by_type([tensor for tensor in tensors if _is_of_mtp(tensor, plan)]),
     )
 
 
@@ -329,6 +331,12 @@ def _by_type(tensors: Sequence[TensorInfo]) -> tuple[tuple[str, int], ...]:
         kind = type_name(tensor.type_number)
         by_type[kind] = by_type.get(kind, 0) + tensor.n_bytes
     return tuple(sorted(by_type.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _is_of_mtp(tensor: TensorInfo, plan: LayerPlan) -> bool:
+    found = _BLOCK.match(tensor.name)
+    index = int(found[1]) if found is not None else len(plan.layers)
+    return index < len(plan.layers) and plan.layers[index].is_mtp
 
 
 def _mtp_problem(plan: LayerPlan, tensors: Sequence[TensorInfo]) -> str | None:

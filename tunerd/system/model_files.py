@@ -27,7 +27,7 @@ from tunerd.system.files import Files
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-_SCHEMA = 1
+_SCHEMA = 2
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MAX_SHARDS = 1000
 _READ_BYTES = 4 * 1024 * 1024

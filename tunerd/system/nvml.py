@@ -206,6 +206,8 @@ class NvmlReader:
             pcie_width_max=_positive(lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
             compute_capability=None if capability is None else (capability[0], capability[1]),
             is_mig=_is_mig(handle),
+            bar1_mib=_bar1_mib(handle),
+            performance_state=_performance_state(handle),
         )
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
@@ -351,6 +353,20 @@ def _memory(handle: Any) -> _Memory:
 
 def _are_sizes(total: int, *parts: int) -> bool:
     return 0 < total < _NOT_AVAILABLE_FROM and all(part <= total for part in parts)
+
+
+def _bar1_mib(handle: Any) -> MiB | None:
+    """The window through which the processor reaches the card's memory."""
+    answer = _ask(lambda: pynvml.nvmlDeviceGetBAR1MemoryInfo(handle))
+    if answer is None or not 0 < answer.bar1Total < _NOT_AVAILABLE_FROM:
+        return None
+    return have_mib(answer.bar1Total)
+
+
+def _performance_state(handle: Any) -> int | None:
+    """0 at full clocks to 15; the driver says 32 for what it does not know."""
+    state = _ask(lambda: pynvml.nvmlDeviceGetPerformanceState(handle))
+    return None if state is None or state == pynvml.NVML_PSTATE_UNKNOWN else int(state)
 
 
 def _is_mig(handle: Any) -> bool | None:

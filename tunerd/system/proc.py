@@ -112,15 +112,31 @@ def nvidia_gpus_on_pci_bus(root: Path) -> tuple[str, ...] | None:
     """PCI addresses of NVIDIA GPUs; None where the bus is hidden or the GPU would not be on it."""
     if (root / "dev/dxg").exists():  # WSL reaches the GPU through this device instead
         return None
+    vendors = _graphics_on_pci_bus(root)
+    if vendors is None:
+        return None
+    return tuple(name for name, vendor in vendors if vendor == _NVIDIA_PCI_VENDOR)
+
+
+def other_graphics_on_pci_bus(root: Path) -> bool | None:
+    """Whether a display controller of another maker than NVIDIA is there; None where that is hidden.
+
+    The emulated ones of virtual machines count: a monitor could be theirs too.
+    """
+    vendors = _graphics_on_pci_bus(root)
+    return None if vendors is None else any(v != _NVIDIA_PCI_VENDOR for _, v in vendors)
+
+
+def _graphics_on_pci_bus(root: Path) -> list[tuple[str, str | None]] | None:
+    """Address and vendor of display controllers; None where the bus is hidden."""
     try:
         devices = sorted((root / "sys/bus/pci/devices").iterdir())
     except OSError:
         return None
     if not devices:
         return None
-    return tuple(
-        device.name
+    return [
+        (device.name, read_line(device / "vendor"))
         for device in devices
-        if read_line(device / "vendor") == _NVIDIA_PCI_VENDOR
-        and (read_line(device / "class") or "").startswith(_DISPLAY_PCI_CLASS)
-    )
+        if (read_line(device / "class") or "").startswith(_DISPLAY_PCI_CLASS)
+    ]
