@@ -159,6 +159,7 @@ class GpuReaderContract:
                 "pcie_width_max": None,
             },
             {"compute_capability": None},
+            {"throttle_reasons": None},
             {"uuid": None},
             {"total_mib": None, "used_mib": None, "reserved_mib": None, "free_mib": None},
         ],
@@ -212,6 +213,21 @@ class GpuReaderContract:
 
         assert reading.gpus
         assert reading.gpus[0].unattributed_mib == 700
+
+    @pytest.mark.parametrize(
+        "reasons",
+        [("software power cap",), ("hardware slowdown", "hardware thermal slowdown"), ()],
+        ids=lambda reasons: "and".join(reasons) or "nothing",
+    )
+    def test_what_holds_the_clocks_down_is_named(
+        self, world: GpuWorld, reasons: tuple[str, ...]
+    ) -> None:
+        world.show(replace(rtx_3090_ti(), throttle_reasons=reasons))
+
+        gpus = world.reader.read().gpus
+
+        assert gpus is not None
+        assert gpus[0].throttle_reasons == reasons
 
     def test_a_card_split_by_mig_says_so(self, world: GpuWorld) -> None:
         card = replace(a_card("NVIDIA A100-PCIE-40GB", total_mib=40960), is_mig=True)

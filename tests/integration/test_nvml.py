@@ -259,6 +259,7 @@ ALL_FUNCTIONS = (
     *("DeviceGetPowerManagementDefaultLimit", "DeviceGetPowerManagementLimitConstraints"),
     *("DeviceGetCurrPcieLinkGeneration", "DeviceGetMaxPcieLinkGeneration"),
     *("DeviceGetCurrPcieLinkWidth", "DeviceGetMaxPcieLinkWidth"),
+    "DeviceGetCurrentClocksEventReasons",
     *("DeviceGetCudaComputeCapability", "SystemGetDriverVersion"),
     *("SystemGetCudaDriverVersion_v2", "SystemGetCudaDriverVersion"),
 )

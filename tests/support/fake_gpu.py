@@ -45,6 +45,7 @@ def a_card(
         is_mig=False,
         bar1_mib=MiB(1 << (total_mib - 1).bit_length()),
         performance_state=0,
+        throttle_reasons=(),
     )
 
 

@@ -37,7 +37,7 @@ struct gpu {
     bytes total, reserved, used;
     int has_memory, used_includes_reserved, is_mig_device;
     /* Numbers as text, so that `-` can stand for "not supported". */
-    char display[16], mig[16], bar1[32], pstate[16], power[4][16], pcie[4][16], capability[2][16];
+    char display[16], mig[16], bar1[32], pstate[16], throttle[32], power[4][16], pcie[4][16], capability[2][16];
     struct { char list; struct process row; } processes[MAX_PROCESSES];
     unsigned n_processes;
 };
@@ -80,6 +80,7 @@ static void read_gpu_line(struct gpu *gpu, const char *line)
     if (sscanf(line, "mig %15s", gpu->mig) == 1) return;
     if (sscanf(line, "bar1 %31s", gpu->bar1) == 1) return;
     if (sscanf(line, "pstate %15s", gpu->pstate) == 1) return;
+    if (sscanf(line, "throttle %31s", gpu->throttle) == 1) return;
     if (sscanf(line, "power %15s %15s %15s %15s", gpu->power[0], gpu->power[1], gpu->power[2],
                gpu->power[3]) == 4) return;
     if (sscanf(line, "pcie %15s %15s %15s %15s", gpu->pcie[0], gpu->pcie[1], gpu->pcie[2],
@@ -248,6 +249,14 @@ int nvmlDeviceGetBAR1MemoryInfo(device handle, struct bar1_memory *out)
     if (!*gpu->bar1 || !strcmp(gpu->bar1, "-")) return NOT_SUPPORTED;
     out->total = out->free = strtoull(gpu->bar1, 0, 10);
     out->used = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(device handle, unsigned long long *out)
+{
+    GPU_ANSWER;
+    if (!*gpu->throttle || !strcmp(gpu->throttle, "-")) return NOT_SUPPORTED;
+    *out = strtoull(gpu->throttle, 0, 10);
     return SUCCESS;
 }
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from tests.support.fake_gpu import CUDA_VERSION, DRIVER_VERSION, rtx_4070_super
 from tunerd.core.host import Gpu, GpuProcess
 from tunerd.core.quantity import BYTES_PER_MIB
+from tunerd.system.nvml import THROTTLING
 
 SONAME = "libnvidia-ml.so.1"
 STATE_NAME = "nvml-state"
@@ -72,6 +73,12 @@ def _process_lines(process: GpuProcess) -> list[str]:
     return [process_line(kind, process.pid, used) for kind in process.kind.split("+")]
 
 
+def _throttle_bits(gpu: Gpu) -> int | None:
+    if gpu.throttle_reasons is None:
+        return None
+    return sum(int(bit) for bit, name in THROTTLING if name in gpu.throttle_reasons)
+
+
 def gpu_lines(gpu: Gpu) -> list[str]:
     """The state lines from which a reader reads `gpu` again."""
     lines = ["gpu", f"name {gpu.name}", f"uuid {gpu.uuid or '-'}"]
@@ -88,6 +95,7 @@ def gpu_lines(gpu: Gpu) -> list[str]:
         "capability {} {}".format(*(gpu.compute_capability or ("-", "-"))),
         f"bar1 {_number(gpu.bar1_mib, BYTES_PER_MIB)}",
         f"pstate {_number(gpu.performance_state)}",
+        f"throttle {_number(_throttle_bits(gpu))}",
     ]
     for process in gpu.processes or ():
         lines += _process_lines(process)

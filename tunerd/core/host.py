@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from tunerd.core.quantity import MiB
 
+# What holds a GPU's clocks down though it has work; the owner's power limit is one of them.
+POWER_CAP = "software power cap"
+
 DISPLAY_SERVERS = frozenset(
     {
         "Xorg",
@@ -57,7 +60,8 @@ class Gpu:
     """One NVIDIA GPU as NVML describes it.
 
     `bar1_mib` is the window through which the processor reaches its memory; `performance_state` is 0
-    at full clocks and grows as the card idles.
+    at full clocks and grows as the card idles. `throttle_reasons` say, in words, what holds its clocks
+    down at this moment; empty where nothing does.
     """
 
     index: int
@@ -80,6 +84,7 @@ class Gpu:
     is_mig: bool | None
     bar1_mib: MiB | None = None
     performance_state: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None
 
     @property
     def unattributed_mib(self) -> MiB | None:

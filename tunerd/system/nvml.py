@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from tunerd.core.host import Gpu, GpuProcess
+from tunerd.core.host import POWER_CAP, Gpu, GpuProcess
 from tunerd.core.quantity import MiB, have_mib, need_mib
 from tunerd.system.proc import (
     in_initial_pid_namespace,
@@ -44,6 +44,15 @@ _DRIVER_MISSING = frozenset(
 )
 # One GPU has stopped working.
 _GPU_ERRORS = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+
+# The reasons that are neither a setting of the owner's clocks nor idleness.
+THROTTLING = (
+    (pynvml.nvmlClocksEventReasonSwPowerCap, POWER_CAP),
+    (pynvml.nvmlClocksEventReasonHwSlowdown, "hardware slowdown"),
+    (pynvml.nvmlClocksEventReasonSwThermalSlowdown, "software thermal slowdown"),
+    (pynvml.nvmlClocksEventReasonHwThermalSlowdown, "hardware thermal slowdown"),
+    (pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown, "power brake"),
+)
 
 _WORDS = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -208,6 +217,7 @@ class NvmlReader:
             is_mig=_is_mig(handle),
             bar1_mib=_bar1_mib(handle),
             performance_state=_performance_state(handle),
+            throttle_reasons=_throttle_reasons(handle),
         )
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
@@ -367,6 +377,15 @@ def _performance_state(handle: Any) -> int | None:
     """0 at full clocks to 15; the driver says 32 for what it does not know."""
     state = _ask(lambda: pynvml.nvmlDeviceGetPerformanceState(handle))
     return None if state is None or state == pynvml.NVML_PSTATE_UNKNOWN else int(state)
+
+
+def _throttle_reasons(handle: Any) -> tuple[str, ...] | None:
+    """What holds the clocks down, of the reasons that are not a setting and not idleness."""
+    bits = _first(
+        lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+        lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+    )
+    return None if bits is None else tuple(name for bit, name in THROTTLING if bits & bit)
 
 
 def _is_mig(handle: Any) -> bool | None:
