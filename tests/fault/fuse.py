@@ -165,6 +165,10 @@ class FusedServices:
     def service_units(self) -> tuple[str, ...]:
         return self._real.service_units()
 
+    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        self._fuse.units("start_bound")
+        self._real.start_bound(unit, timeout_s=timeout_s)
+
     def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
         self._fuse.units("lease")
         return self._real.lease(spec, timeout_s=timeout_s)

@@ -25,6 +25,7 @@ class FakeLease:
     spec: LeaseSpec
     ends_at_s: float
     stop: Callable[[str], None]
+    catch_up: Callable[[], None]
     inhibits: str | None = "sleep"
     is_over: bool = False
     is_ending: bool = False
@@ -32,6 +33,12 @@ class FakeLease:
 
     def is_held(self) -> bool:
         """Whether it stands."""
+        self.catch_up()
+        return self.stands
+
+    @property
+    def stands(self) -> bool:
+        """As of the last look."""
         return not (self.is_over or self.is_ending)
 
     def end(self, *, timeout_s: float = 120.0) -> None:
@@ -64,12 +71,12 @@ class Leases:
     @property
     def due_s(self) -> float:
         """When the next one ends by itself."""
-        return min((x.ends_at_s for x in self._leases if x.is_held()), default=float("inf"))
+        return min((x.ends_at_s for x in self._leases if x.stands), default=float("inf"))
 
     def expire(self, now_s: float) -> None:
         """End those whose time is over."""
         for lease in self._leases:
-            if lease.is_held() and lease.ends_at_s <= now_s:
+            if lease.stands and lease.ends_at_s <= now_s:
                 self.begin_end(lease, restores=lease.restores)
 
     def begin_end(self, lease: FakeLease, *, restores: bool) -> None:

@@ -292,13 +292,17 @@ class FakeServiceManager:
         loaded = {name for name, unit in self._units.items() if unit.invocation_id is not None}
         return tuple(sorted({*loaded, *unit_names(self._paths)}))
 
+    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start a unit that is bound to a lease."""
+        self.start(unit, timeout_s=timeout_s)
+
     def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> FakeLease:
         """Take a unit's place."""
         self._enter("lease")
         production = self._find(spec.production)
         self._stop(production)
         self._wait(production, lambda: production.is_down, "lease", timeout_s)
-        lease = FakeLease(spec, self._clock.monotonic_s() + spec.limit_s, self.stop)
+        lease = FakeLease(spec, self._clock.monotonic_s() + spec.limit_s, self.stop, self._catch_up)
         self._leases.add(lease)
         return lease
 
@@ -334,7 +338,7 @@ class FakeServiceManager:
             self._end_lease(lease, restores=False)
 
     def _end_lease(self, lease: FakeLease, *, restores: bool) -> None:
-        if lease.is_held():
+        if lease.stands:
             self._leases.begin_end(lease, restores=restores)
         deadline_s = self._clock.monotonic_s() + _END_LIMIT_S
         while not lease.is_over:
@@ -349,7 +353,7 @@ class FakeServiceManager:
     def drop_lease(self, lease: FakeLease) -> None:
         """What happens when the process that holds it dies."""
         self._catch_up()
-        if lease.is_held():
+        if lease.stands:
             self._leases.begin_end(lease, restores=lease.spec.restores)
 
     @property
@@ -452,7 +456,7 @@ class FakeServiceManager:
         bound_to = spec.file.value("Unit", "BindsTo")
         if bound_to is not None:
             lease = self._leases.find(bound_to)
-            if lease is None or not lease.is_held():
+            if lease is None or not lease.stands:
                 raise ServiceError(f"{spec.unit} is bound to {bound_to}, which is not active")
         unit.limit, is_allowed = unit.limit.after_start(
             at_s, interval_s=spec.start_limit_interval_s, burst=spec.start_limit_burst

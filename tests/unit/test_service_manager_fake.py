@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.clock import ClockContract
+from tests.contracts.lease import LeaseContract
 from tests.contracts.service_manager import UNIT, ServiceManagerContract
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.toy_program import toy_program
@@ -37,6 +38,10 @@ class TestFakeServiceManager(ServiceManagerContract):
     @pytest.fixture
     def kill_main(self, manager: FakeServiceManager) -> Callable[[int], None]:
         return lambda number: manager.end_main(UNIT, Ending(signal=number))
+
+
+class TestLeasesOfTheFake(LeaseContract):
+    pass
 
 
 class TestFakeClock(ClockContract):

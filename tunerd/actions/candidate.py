@@ -15,7 +15,6 @@ from tunerd.actions.plan_unit import service_user, unit_spec, unit_template
 from tunerd.actions.serve_check import (
     NotServing,
     Serving,
-    restart_unit,
     wait_until_serving,
     why_it_ended,
 )
@@ -27,7 +26,7 @@ from tunerd.core.result import Level
 from tunerd.core.unit import render_unit
 from tunerd.core.unit_environment import environment_of
 from tunerd.core.unit_file import parse_unit
-from tunerd.errors import TunerdError
+from tunerd.errors import JobCanceled, ServiceError, TunerdError
 from tunerd.system.llama import Address
 
 _MODE = 0o644
@@ -93,7 +92,7 @@ def start_candidate(
     ctx.say(f"starting candidate {number}")
     _write_unit(ctx, plan, lease, unit, limit_s)
     began_s = ctx.clock.monotonic_s()
-    found = restart_unit(ctx, unit) or wait_until_serving(
+    found = _refused_start(ctx, unit) or wait_until_serving(
         ctx,
         unit,
         address=address,
@@ -169,6 +168,19 @@ def _copy_drop_ins(ctx: Context, lease: LeaseSpec, unit: str) -> None:
             ctx.files.write(folder / path.name, content, mode=_MODE)
     own = f"[Unit]\nBindsTo={lease.unit}\n[Service]\nRestart=no\n"
     ctx.files.write(folder / _OWN_DROP_IN, own.encode(), mode=_MODE)
+
+
+def _refused_start(ctx: Context, unit: str) -> NotServing | None:
+    """Start it; why it did not even start, where that is for its own reasons."""
+    try:
+        ctx.services.start_bound(unit)
+    except JobCanceled:
+        raise
+    except ServiceError:
+        if not ctx.services.state(unit).has_failed:
+            raise
+        return why_it_ended(ctx, unit)
+    return None
 
 
 def _refusal(plan: Plan) -> Fault:

@@ -13,7 +13,7 @@ from tunerd.system.llama import Address
 
 def address_of_plan(ctx: Context, made: Plan) -> Address:
     """Where its server will listen, with the key that it will want."""
-    after = serving_after(made.command)
+    after = serving_after(made.command, made.engine.capabilities)
     key = read_key(ctx, made.resolved.profile.serving.api_key_file)
     return Address(after.host or "", after.port or 0, key)
 
@@ -26,7 +26,7 @@ def expectation_of_plan(made: Plan) -> Expectation:
     counts = made.engine.proof("counts").effect is not Effect.NO_EFFECT
     return Expectation(
         old_invocation=None,
-        alias=serving_after(made.command).alias,
+        alias=serving_after(made.command, made.engine.capabilities).alias,
         expects_draft=wants_draft and proved,
         must_draft=wants_draft and proved and counts and not speculation.p_min,
     )

@@ -138,6 +138,10 @@ class Local:
         """Make the unit not start with the supervisor."""
         self._write(lambda: Files().remove(enabled_mark(self._paths, check_name(unit))))
 
+    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start a unit that is bound to a lease."""
+        self.start(unit, timeout_s=timeout_s)
+
     def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
         """Stop production and hold its place; see ServiceManager."""
         raise ServiceError("the supervisor knows no leases yet", cause=f"{spec.unit}, {timeout_s}")

@@ -149,3 +149,10 @@ class ServiceManager(Protocol):
         production starts if the lease `restores`, whether this process lives or not.
         """
         ...
+
+    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start a unit that is bound to a lease, and wait for the job.
+
+        Where the lease is gone this fails; it never takes the lease anew.
+        """
+        ...

@@ -286,6 +286,14 @@ class Systemd:
         )
         self._demand(done, f"{unit} cannot be started")
 
+    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start a unit that is bound to a lease.
+
+        A plain start would pull in the lease too: a transient unit that has ended may still be
+        loaded, and would take production's place a second time.
+        """
+        self._job("start", unit, timeout_s, "--job-mode=ignore-requirements")
+
     def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
         """Stop production and hold its place; see ServiceManager."""
         from tunerd.system.systemd_lease import take_lease  # most calls need none
@@ -311,8 +319,8 @@ class Systemd:
             words[1:] = [word.replace("$", "$$") for word in words[1:]]
         return self._run("systemd-run", *options, "--", *words, timeout_s=timeout_s)
 
-    def _job(self, verb: str, unit: str, timeout_s: float) -> None:
-        done = self._systemctl(verb, "--", unit, timeout_s=timeout_s)
+    def _job(self, verb: str, unit: str, timeout_s: float, *options: str) -> None:
+        done = self._systemctl(verb, *options, "--", unit, timeout_s=timeout_s)
         if verb == "stop" and done.returncode == _NOT_INSTALLED:
             return
         # The job's result has no exit status of its own; in the C locale this word is stable.

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.contracts.lease import LeaseContract
 from tests.contracts.service_manager import UNIT, SlowJobsContract
 from tunerd.core.host import Mode
+from tunerd.core.lease import lease_of
 from tunerd.core.paths import paths_for
 from tunerd.errors import ServiceError
 from tunerd.system.clock import SystemClock
@@ -33,6 +35,11 @@ def manager() -> Iterator[Systemd]:
     manager = Systemd(MODE, paths_for(MODE, os.environ))
     yield manager
     path = manager.unit_dir / UNIT
+    for unit in manager.service_units():
+        if lease_of(unit) is not None:
+            manager.stop(unit)
+            (manager.runtime_unit_dir / unit).unlink(missing_ok=True)
+            manager.reset_failed(unit)
     manager.stop(UNIT)
     if path.exists():
         manager.disable(UNIT)
@@ -73,6 +80,10 @@ class TestSystemd(SlowJobsContract):
             manager.restart(UNIT)
         finally:
             stopper.join()
+
+
+class TestLeasesOfSystemd(LeaseContract):
+    pass
 
 
 def test_the_managers_that_are_there_are_found() -> None:

@@ -1,0 +1,199 @@
+"""What a lease of every service manager must do: systemd's, the supervisor's, and the fake's."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.service_manager import UNIT
+from tunerd.core.lease import LeaseSpec, candidate_unit
+from tunerd.core.service import UnitState
+from tunerd.errors import ServiceError
+from tunerd.system.seams import Clock, Lease, ServiceManager
+
+LONG_S = 300.0
+_PATIENCE_S = 20.0
+_POLL_S = 0.05
+
+
+def spec(*, restores: bool = True, limit_s: float = LONG_S) -> LeaseSpec:
+    """A lease on UNIT with a name of its own."""
+    return LeaseSpec(secrets.token_hex(6), UNIT, restores, limit_s, "contract $HOME 100%")
+
+
+class LeaseContract:
+    """Tests of any service manager's leases.
+
+    A subclass gives the fixtures `manager`, `clock` and `toy` (see ServiceManagerContract), and sees
+    to it that UNIT and what is in the runtime folder are gone after each test.
+    """
+
+    def put(self, folder: Path, unit: str, text: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / unit).write_text(text)
+        (folder / unit).chmod(0o644)
+
+    @pytest.fixture
+    def production(self, manager: ServiceManager, toy: str) -> UnitState:
+        """UNIT, running."""
+        text = f"[Service]\nType=exec\nExecStart={toy} --print up\nRestart=on-failure\n"
+        self.put(manager.unit_dir, UNIT, text)
+        manager.reload()
+        manager.start(UNIT)
+        return manager.state(UNIT)
+
+    def candidate(self, manager: ServiceManager, lease: Lease, toy: str, options: str = "") -> str:
+        """Start a unit that is bound to a lease."""
+        unit = candidate_unit(lease.spec.id, 1)
+        text = (
+            f"[Unit]\nBindsTo={lease.spec.unit}\nAfter={lease.spec.unit} {UNIT}\n"
+            f"[Service]\nType=exec\nExecStart={toy} --print up {options}\n"
+        )
+        self.put(manager.runtime_unit_dir, unit, text)
+        manager.reload()
+        manager.start_bound(unit)
+        return unit
+
+    def eventually(self, clock: Clock, holds: Callable[[], bool], what: str) -> None:
+        deadline_s = clock.monotonic_s() + _PATIENCE_S
+        while not holds():
+            assert clock.monotonic_s() < deadline_s, what
+            clock.sleep(_POLL_S)
+
+    def is_back(self, manager: ServiceManager, clock: Clock, before: UnitState) -> None:
+        """Production runs, as another process."""
+        self.eventually(clock, lambda: manager.state(UNIT).is_active, "production is not back")
+        assert manager.state(UNIT).invocation_id != before.invocation_id
+
+    def test_a_lease_takes_the_place_of_the_unit_and_its_end_gives_it_back(
+        self, manager: ServiceManager, clock: Clock, production: UnitState
+    ) -> None:
+        lease = manager.lease(spec())
+
+        assert manager.state(UNIT).active_state == "inactive"
+        assert lease.is_held()
+        assert manager.state(lease.spec.unit).is_active
+
+        lease.end()
+
+        assert not lease.is_held()
+        assert not manager.state(lease.spec.unit).is_active
+        self.is_back(manager, clock, production)
+        lease.end()  # once more is no error
+
+    def test_a_lease_that_restores_nothing_leaves_the_unit_stopped(
+        self, manager: ServiceManager, clock: Clock, production: UnitState
+    ) -> None:
+        del production
+        lease = manager.lease(spec(restores=False))
+
+        lease.end()
+
+        clock.sleep(0.5)
+        assert manager.state(UNIT).active_state == "inactive"
+
+    def test_what_is_bound_is_down_before_the_unit_starts_again(
+        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+    ) -> None:
+        lease = manager.lease(spec())
+        unit = self.candidate(manager, lease, toy, "--slow-term 1")
+        self.eventually(clock, lambda: "up" in manager.log(unit), "the candidate is silent")
+        assert manager.state(unit).is_active
+        began_s = clock.monotonic_s()
+
+        lease.end()
+
+        assert clock.monotonic_s() - began_s > 0.9
+        assert not manager.state(unit).is_active
+        self.is_back(manager, clock, production)
+        since_s = manager.state(UNIT).active_since_s
+        assert since_s is not None
+        assert since_s - (clock.now_s() - clock.monotonic_s() + began_s) > 0.9
+
+    def test_nothing_can_be_bound_to_a_lease_that_is_gone(
+        self, manager: ServiceManager, toy: str, production: UnitState
+    ) -> None:
+        del production
+        lease = manager.lease(spec())
+        lease.end()
+
+        with pytest.raises(ServiceError):
+            self.candidate(manager, lease, toy)
+
+        assert not manager.state(candidate_unit(lease.spec.id, 1)).is_active
+        assert not lease.is_held()
+        assert manager.state(UNIT).is_active
+
+    def test_whoever_starts_the_unit_ends_the_lease(
+        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+    ) -> None:
+        lease = manager.lease(spec())
+        unit = self.candidate(manager, lease, toy)
+
+        manager.start(UNIT)
+
+        assert not lease.is_held()
+        assert not manager.state(unit).is_active
+        self.is_back(manager, clock, production)
+
+    def test_a_restart_of_the_unit_ends_the_lease_too(
+        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+    ) -> None:
+        lease = manager.lease(spec(restores=False))
+        unit = self.candidate(manager, lease, toy)
+
+        manager.restart(UNIT)
+
+        assert not lease.is_held()
+        assert not manager.state(unit).is_active
+        self.is_back(manager, clock, production)
+
+    def test_whoever_stops_the_unit_of_the_lease_ends_it(
+        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+    ) -> None:
+        lease = manager.lease(spec())
+        unit = self.candidate(manager, lease, toy)
+
+        manager.stop(lease.spec.unit)
+
+        assert not lease.is_held()
+        assert not manager.state(unit).is_active
+        self.is_back(manager, clock, production)
+
+    def test_a_lease_ends_when_its_time_is_over(
+        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+    ) -> None:
+        lease = manager.lease(spec(limit_s=2))
+        unit = self.candidate(manager, lease, toy)
+
+        self.eventually(clock, lambda: not lease.is_held(), "the lease outlives its time")
+
+        self.is_back(manager, clock, production)
+        assert not manager.state(unit).is_active
+
+    def test_a_candidate_that_ends_leaves_the_lease_standing(
+        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+    ) -> None:
+        lease = manager.lease(spec())
+        unit = self.candidate(manager, lease, toy, "--end-after 0.2 --status 7")
+
+        self.eventually(clock, lambda: manager.state(unit).has_failed, "it does not fail")
+
+        assert manager.state(unit).exit_status == 7
+        assert lease.is_held()
+        assert manager.state(UNIT).active_state == "inactive"
+        lease.end()
+        self.is_back(manager, clock, production)
+
+    def test_a_stopped_unit_is_started_afterwards_if_that_was_asked(
+        self, manager: ServiceManager, clock: Clock, production: UnitState
+    ) -> None:
+        manager.stop(UNIT)
+
+        lease = manager.lease(spec(restores=True))
+        lease.end()
+
+        self.is_back(manager, clock, production)
