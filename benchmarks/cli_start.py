@@ -1,0 +1,47 @@
+"""CPU time of short commands, against Python alone and against the packages that they stand on.
+
+python -m benchmarks.cli_start [--rounds 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks.local_box import TUNERD, local_box
+from benchmarks.measure import Case, compared, conditions, cpu_ms, say, take_turns
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    python = [sys.executable, "-c"]
+    with local_box() as idle, local_box() as busy:
+        busy.profile("plain")
+        busy.tunerd("apply", "plain", "--yes")
+        packages = "import click, pydantic_settings"
+        base = Case(f"`{packages}`", lambda: cpu_ms([*python, packages]))
+        cases = [
+            Case("`pass`", lambda: cpu_ms([*python, "pass"])),
+            base,
+            Case(f"`{packages}, httpx`", lambda: cpu_ms([*python, f"{packages}, httpx"])),
+            Case("`tunerd --help`", lambda: cpu_ms([TUNERD, "--help"], idle.environment)),
+            Case(
+                "`tunerd status`, nothing deployed",
+                lambda: cpu_ms([TUNERD, "status"], idle.environment),
+            ),
+            Case(
+                "`tunerd status`, a live unit, its server answers",
+                lambda: cpu_ms([TUNERD, "status"], busy.environment),
+            ),
+        ]
+        take_turns(cases, rounds)
+        assert busy.json("status")["healthy"] is True
+        assert idle.json("status")["active"] == "inactive"
+    say(compared(cases, base, unit="CPU ms"))
+    say(f"\n{conditions(rounds)}")
+
+
+if __name__ == "__main__":
+    main()

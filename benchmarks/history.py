@@ -1,0 +1,72 @@
+"""`history`, `rollback --list` and `status` with a long past, against a short one.
+
+    python -m benchmarks.history [--rounds 7] [--many 1000]
+
+One swap is real; the others are copies of its record with a backup each.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from benchmarks.local_box import TUNERD, UNIT, LocalBox, local_box
+from benchmarks.measure import Case, compared, conditions, cpu_ms, note, say, take_turns
+from tunerd.core.backup import backup_name
+from tunerd.core.generation import Ending, Outcome
+from tunerd.system.files import Files
+from tunerd.system.generations import Generations
+
+_FEW = 10
+_DAY_S = 86400.0
+
+
+def give_past(box: LocalBox, n: int) -> None:
+    """Generations and backups of `n` swaps, the last of which serves."""
+    box.profile("plain")
+    box.tunerd("apply", "plain", "--yes")
+    kept = Generations(box.paths.generations_dir, Files())
+    first = kept.read(1)
+    text = kept.unit_text(1)
+    assert first is not None
+    assert text is not None
+    for number in range(2, n + 1):
+        at_s = first.generation.created_s + (number - n) * _DAY_S
+        name = backup_name(UNIT, at_s, "apply", ())
+        older = text.replace(b"[Service]", b"# %d\n[Service]" % number, 1)
+        (box.paths.unit_dir / name).write_bytes(older)
+        record = replace(first.generation, number=number, created_s=at_s, replaced_backup=name)
+        kept.create(record, older if number < n else text)
+        outcome = Outcome.SERVING if number % 2 == 0 else Outcome.ROLLED_BACK
+        kept.end(number, Ending(outcome, at_s, None, None, None))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--many", type=int, default=1000)
+    options = parser.parse_args()
+    with local_box() as short, local_box() as long:
+        for box, n in ((short, _FEW), (long, options.many)):
+            note(f"writing a past of {n} swaps ...")
+            give_past(box, n)
+            assert box.json("history")["total"] == n
+            assert box.json("status")["drift"] == []
+        for words in (("history",), ("history", "--all"), ("rollback", "--list"), ("status",)):
+            name = f"`tunerd {' '.join(words)}`"
+            cases = [
+                Case(
+                    f"{name}, {n:,} swaps",
+                    lambda box=box, words=words: cpu_ms(  # type: ignore[misc]
+                        [TUNERD, *words], box.environment
+                    ),
+                )
+                for box, n in ((short, _FEW), (long, options.many))
+            ]
+            take_turns(cases, options.rounds)
+            say(compared(cases, cases[0], unit="CPU ms") + "\n")
+    say(conditions(options.rounds))
+
+
+if __name__ == "__main__":
+    main()
