@@ -18,6 +18,8 @@ from pydantic import (
     StringConstraints,
 )
 
+from tunerd.core.workload_table import WorkloadTable
+
 Text = Annotated[
     str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
@@ -330,7 +332,9 @@ class ProfileFile(Table):
     sweep: dict[Text, Annotated[Range, BeforeValidator(_listed)]] = Field(
         default_factory=dict, description="what the sweep may try, by key"
     )
-    workload: Any = Field(None, description="mix of requests, or the name of a shipped workload")
+    workload: Name | WorkloadTable | None = Field(
+        None, description="name of a workload, or a table with its classes of requests"
+    )
     published: Published = Published()
     pin: dict[Text, Any] = Field(
         default_factory=dict, description="keys that neither the tuned layer nor a sweep may change"

@@ -1,0 +1,120 @@
+"""Workloads on disk: whose file counts, and what `learn` makes of the log of a supervised server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tunerd.actions.context import Context, build_context
+from tunerd.actions.workloads import (
+    find_workload,
+    learn_workload,
+    list_workloads,
+    show_workload,
+    workload_for,
+)
+from tunerd.errors import ConfigError, UsageError
+
+LOGS = Path(__file__).parents[1] / "unit" / "data" / "requests"
+OWN = "[[classes]]\nprompt_tokens = 77\nanswer_tokens = 7\n"
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    environment = {
+        "HOME": str(tmp_path),
+        "TUNERD_STATE_DIR": str(tmp_path / "state"),
+        "TUNERD_CONFIG_DIR": str(tmp_path / "config"),
+        "TUNERD_RUNTIME_DIR": str(tmp_path / "run"),
+    }
+    return build_context(mode="local", environment=environment)
+
+
+def served(context: Context, name: str, times: int) -> None:
+    """The log of a server that answered the requests of a captured log so many times."""
+    log = context.paths.log_dir / f"{context.unit}.log"
+    log.parent.mkdir(parents=True)
+    log.write_text((LOGS / f"{name}.log").read_text() * times)
+
+
+def write(folder: Path, name: str, text: str = OWN) -> None:
+    (folder / "workloads").mkdir(parents=True, exist_ok=True)
+    (folder / "workloads" / f"{name}.toml").write_text(text)
+
+
+@pytest.mark.parametrize("name", ["mainline-2026-08-18", "ik-2026-08"])
+def test_a_workload_is_learned_from_the_servers_own_log(context: Context, name: str) -> None:
+    served(context, name, times=20)
+    result = learn_workload(context)
+    (only,) = result.payload["classes"]
+    learned = result.payload["learned"]
+    assert learned["requests"] == 60
+    assert learned["lives"] == 20
+    assert only["cached_share"] == pytest.approx(116 / 330, abs=0.01)
+    assert find_workload(context, "learned").shape.classes[0].prompt.median == 120
+    assert workload_for(context, None, None)[0].name == "learned"
+
+
+def test_nothing_but_numbers_and_names_is_kept_of_a_log(context: Context) -> None:
+    served(context, "ik-2026-08", times=20)
+    learn_workload(context)
+    kept = (context.paths.state_dir / "workloads" / "learned.toml").read_text()
+    words_of_prompts = "photo birthday hey go sell"
+    assert words_of_prompts in (LOGS / "ik-2026-08.log").read_text()
+    assert not re.search(r"photo|birthday|JJJJ", kept)
+
+
+def test_learning_for_show_writes_nothing(context: Context) -> None:
+    served(context, "mainline-2026-08-18", times=20)
+    learn_workload(context, write=False)
+    assert not (context.paths.state_dir / "workloads").exists()
+
+
+def test_a_log_of_few_requests_is_refused_with_what_is_missing(context: Context) -> None:
+    served(context, "mainline-2026-08-18", times=3)
+    with pytest.raises(ConfigError, match="9 requests; 30"):
+        learn_workload(context)
+
+
+def test_a_name_that_is_taken_or_no_file_name_is_refused(context: Context) -> None:
+    served(context, "mainline-2026-08-18", times=20)
+    for name in ("chat", "../x", ""):
+        with pytest.raises(UsageError):
+            learn_workload(context, name=name)
+
+
+def test_the_site_wins_over_what_was_learned_and_that_over_what_is_shipped(
+    context: Context,
+) -> None:
+    write(context.paths.state_dir, "rag")
+    assert find_workload(context, "rag").layer == "learned"
+    write(context.paths.site_profiles, "rag", OWN.replace("77", "78"))
+    file = find_workload(context, "rag")
+    assert (file.layer, file.shape.classes[0].prompt.median) == ("site", 78)
+
+
+def test_a_wrong_file_is_listed_as_wrong_and_the_others_still(context: Context) -> None:
+    write(context.paths.site_profiles, "mine", "classes = 3\n")
+    result = list_workloads(context)
+    assert [row["name"] for row in result.payload["workloads"]] == [
+        "chat", "coding-agent", "long-generation", "rag",
+    ]  # fmt: skip
+    assert "mine.toml" in result.messages[0].text
+
+
+def test_a_workload_that_does_not_exist_names_the_nearest(context: Context) -> None:
+    with pytest.raises(ConfigError) as caught:
+        show_workload(context, "coding-agnet")
+    assert "coding-agent" in (caught.value.hint or "")
+
+
+def test_turn_times_are_shown_at_the_speed_of_the_log_and_unknown_without_one(
+    context: Context,
+) -> None:
+    assert show_workload(context, "chat").payload["turn"] is None
+    served(context, "mainline-2026-08-18", times=1)
+    shown = show_workload(context, "chat").payload
+    assert shown["rates"]["prompt_tok_s"] == pytest.approx(214 / 80.71 * 1000, rel=1e-3)
+    assert shown["turn"]["total_s"] > 0

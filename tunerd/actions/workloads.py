@@ -1,0 +1,314 @@
+"""`tunerd workload`: the mixes of requests that there are, and one learned from the server's own log."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from tunerd.actions.context import Context
+from tunerd.core.nearest import nearest_name
+from tunerd.core.quantity import format_duration
+from tunerd.core.result import ActionResult, Message, note, warning
+from tunerd.core.workload_shape import Rates, WorkloadShape, expected_parts, mean_parts, parts_json
+from tunerd.core.workload_table import WorkloadTable, shape_of
+from tunerd.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from tunerd.core.request_log import RequestLog
+    from tunerd.core.resolve import Resolved
+    from tunerd.system.llama import Address
+
+FOLDER = "workloads"
+LEARNED = "learned"
+USUAL = "chat"
+_MAX_LINES = 200_000
+_WHOLE = 0.9  # of the counted tokens; the rest may be under way
+_MAX_METRICS_BYTES = 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFile:
+    """A workload with the file that it stands in, and who wrote that."""
+
+    shape: WorkloadShape
+    path: Path
+    layer: str
+    learned: Mapping[str, Any] | None = None
+
+
+def list_workloads(ctx: Context) -> ActionResult:
+    """Every workload, shipped, of this site, and learned."""
+    found, messages = [], []
+    for layer, path in _files(ctx).values():
+        try:
+            file = _read(ctx, layer, path)
+        except ConfigError as error:
+            messages.append(warning("bad-workload", error.message, error.cause))
+            continue
+        found.append(
+            {
+                "name": file.shape.name,
+                "layer": file.layer,
+                "path": str(file.path),
+                "description": file.shape.description,
+                "classes": len(file.shape.classes),
+            }
+        )
+    return ActionResult("workload list", {"workloads": found}, tuple(messages))
+
+
+def show_workload(ctx: Context, name: str) -> ActionResult:
+    """One workload: its classes, and what a turn takes at the speed that the live server had.
+
+    Raises:
+        ConfigError: there is none of that name, or its file is wrong.
+    """
+    file = find_workload(ctx, name)
+    rates = _live_rates(ctx)
+    return ActionResult("workload show", workload_json(file, rates))
+
+
+def learn_workload(
+    ctx: Context, *, name: str = LEARNED, unit: str | None = None, write: bool = True
+) -> ActionResult:
+    """A workload from what the server's log says of the requests that it answered.
+
+    Args:
+        ctx: Where.
+        name: Of the new workload; one that was learned before under it is replaced.
+        unit: Whose log; tunerd's own unit by default.
+        write: False to show only.
+
+    Raises:
+        UsageError: the name cannot be a file's, or is that of somebody else's workload.
+        ConfigError: the log holds too few requests.
+    """
+    from tunerd.core.workload_learn import LEAST_REQUESTS, learn
+    from tunerd.core.workload_toml import to_toml
+
+    _check_name(ctx, name)
+    unit = unit or ctx.unit
+    ctx.say(f"reading the log of {unit}")
+    log = _read_log(ctx, unit)
+    covered = f"{format_duration(log.covered_s)} of log" if log.covered_s else "its log"
+    learned = learn(
+        log.requests,
+        name=name,
+        description=f"learned from {unit}: {len(log.requests)} requests in {covered}",
+        source=f"log of {unit}, {ctx.now_text()}; lengths only, no text",
+    )
+    if learned is None:
+        raise ConfigError(
+            f"the log of {unit} shows {len(log.requests)} requests; {LEAST_REQUESTS} that are no "
+            "mere probes are needed",
+            state="nothing was written",
+            hint="let it serve for some days; or choose one of `tunerd workload list`",
+        )
+    path = _folder(ctx) / f"{name}.toml"
+    seen = {
+        **learned.to_json(),
+        "covered_s": None if log.covered_s is None else round(log.covered_s),
+        "lives": log.lives,
+    }
+    if write:
+        ctx.files.make_folder(path.parent)
+        ctx.files.write(path, to_toml(learned.shape, seen).encode())
+    file = WorkloadFile(learned.shape, path, LEARNED, seen)
+    payload = {**workload_json(file, learned.rates), "written": write}
+    return ActionResult("workload learn", payload, _coverage(ctx, unit, log))
+
+
+def find_workload(ctx: Context, name: str) -> WorkloadFile:
+    """The workload of this name: the site's before a learned one before the shipped one.
+
+    Raises:
+        ConfigError: there is none, or its file is wrong.
+    """
+    files = _files(ctx)
+    if name not in files:
+        nearest = nearest_name(name, tuple(files))
+        raise ConfigError(
+            f"there is no workload `{name}`",
+            cause=f"known: {', '.join(files)}",
+            state="nothing was touched",
+            hint=f"did you mean `{nearest}`?" if nearest else "`tunerd workload list`",
+        )
+    return _read(ctx, *files[name])
+
+
+def workload_for(
+    ctx: Context, name: str | None, resolved: Resolved | None
+) -> tuple[WorkloadShape, Message]:
+    """What to measure with: as named, else the profile's own, else the one that was learned, else chat.
+
+    Raises:
+        ConfigError: there is none of that name, or its file is wrong.
+    """
+    if name is not None:
+        return find_workload(ctx, name).shape, note("workload", f"workload `{name}`, as asked for")
+    own = None if resolved is None else resolved.profile.workload
+    if isinstance(own, WorkloadTable) and resolved is not None:
+        shape = shape_of(resolved.name, own)
+        return shape, note("workload", f"workload of profile `{resolved.name}`")
+    if isinstance(own, str):
+        text = f"workload `{own}`, as the profile says"
+        return find_workload(ctx, own).shape, note("workload", text)
+    name = LEARNED if LEARNED in _files(ctx) else USUAL
+    text = f"workload `{name}`, since the profile names none"
+    return find_workload(ctx, name).shape, note("workload", text, "--workload NAME for another")
+
+
+def workload_json(file: WorkloadFile, rates: Rates) -> dict[str, Any]:
+    """As scripts read it; times are None where the server's speed is not known."""
+    shape = file.shape
+    parts = expected_parts(shape, rates)
+    classes = [
+        {
+            **one.to_json(),
+            "share": share,
+            "reasoning_tokens": None if one.reasoning is None else one.reasoning.to_json(),
+            "mean": {
+                "cached_tokens": plain.cached_tokens,
+                "new_tokens": plain.new_tokens,
+                "reasoning_tokens": None if one.reasoning is None else round(one.reasoning.mean),
+                "answer_tokens": round(one.answer.mean),
+            },
+            "turn": None if parts is None else parts_json(parts[index]),
+        }
+        for index, (one, plain, share) in enumerate(
+            zip(shape.classes, shape.plain().classes, shape.shares, strict=True)
+        )
+    ]
+    return {
+        "name": shape.name,
+        "layer": file.layer,
+        "path": str(file.path),
+        "description": shape.description,
+        "source": shape.source,
+        "sha256": shape.sha256,
+        "classes": classes,
+        "rates": {"prompt_tok_s": rates.prompt_tok_s, "decode_tok_s": rates.decode_tok_s},
+        "turn": None if parts is None else parts_json(mean_parts(shape, parts)),
+        "learned": None if file.learned is None else dict(file.learned),
+    }
+
+
+def _folder(ctx: Context) -> Path:
+    """Where learned workloads are kept."""
+    return ctx.paths.state_dir / FOLDER
+
+
+def _files(ctx: Context) -> dict[str, tuple[str, Path]]:
+    """Every workload file by name, later folders before earlier ones."""
+    folders = (
+        ("shipped", ctx.data_dir / "profiles" / FOLDER),
+        (LEARNED, _folder(ctx)),
+        ("site", ctx.paths.site_profiles / FOLDER),
+    )
+    return {path.stem: (layer, path) for layer, folder in folders for path in _toml_files(folder)}
+
+
+def _toml_files(folder: Path) -> Iterator[Path]:
+    try:
+        names = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
+    except OSError:  # a folder that is not there holds nothing
+        return
+    yield from (path for path in names if _NAME.fullmatch(path.stem))
+
+
+def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
+    try:
+        data = tomllib.loads((ctx.files.read(path) or b"").decode())
+        table = WorkloadTable.model_validate(data)
+    except ValidationError as error:
+        places = [
+            f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}"
+            for one in error.errors(include_url=False)
+        ]
+        raise _wrong(path, "\n".join(places)) from error
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, str(error)) from error
+    return WorkloadFile(shape_of(path.stem, table), path, layer, table.learned)
+
+
+def _wrong(path: Path, cause: str) -> ConfigError:
+    return ConfigError(f"workload file `{path}` is wrong", cause=cause, state="nothing was touched")
+
+
+def _check_name(ctx: Context, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name}` cannot be the name of a workload", hint="letters, digits, `.`, `_` and `-`"
+        )
+    layer, path = _files(ctx).get(name, (LEARNED, Path()))
+    if layer != LEARNED:
+        raise UsageError(f"there is a workload `{name}` already: {path}", hint="--name ANOTHER")
+
+
+def _read_log(ctx: Context, unit: str) -> RequestLog:
+    from tunerd.core.request_log import read_requests
+
+    return read_requests(ctx.services.log(unit, max_lines=_MAX_LINES))
+
+
+def _live_rates(ctx: Context) -> Rates:
+    """How fast the live server was, from its own log; unknown where it has answered nothing."""
+    from tunerd.core.workload_learn import rates_of
+    from tunerd.errors import TunerdError
+
+    try:
+        return rates_of(_read_log(ctx, ctx.unit).requests)
+    except TunerdError:  # a picture without seconds is better than none
+        return Rates(None, None)
+
+
+def _coverage(ctx: Context, unit: str, log: RequestLog) -> tuple[Message, ...]:
+    """What of the running server's traffic the log holds, by the server's own counters."""
+    from tunerd.actions.live import address_now, read_live_unit
+
+    state = ctx.services.state(unit)
+    address = address_now(ctx, read_live_unit(ctx, unit), state) if state.is_active else None
+    counted = None if address is None else _counted(ctx, address)
+    if counted is None:
+        return (
+            note(
+                "no-counters",
+                f"{unit} shows no counters, so it cannot be told whether its log is whole",
+                "serving.metrics = true",
+            ),
+        )
+    logged = sum(one.predicted_n for one in log.requests)
+    if logged < _WHOLE * counted:
+        text = (
+            f"{unit} has generated {counted} tokens since it started, and its log shows "
+            f"{logged} of them: older lines are gone"
+        )
+        return (warning("log-is-short", text, "a larger journal (SystemMaxUse=) keeps more"),)
+    return ()
+
+
+def _counted(ctx: Context, address: Address) -> int | None:
+    """Tokens that the server says it has generated since it started; None where it does not count."""
+    from tunerd.core.request_log import predicted_total
+    from tunerd.system.http_get import NoAnswerError, NoAnswerInTimeError, http_get
+
+    try:
+        found = http_get(
+            address.reachable_host,
+            address.port,
+            "/metrics",
+            headers=address.headers,
+            timeout_s=2.0,
+            max_bytes=_MAX_METRICS_BYTES,
+            clock=ctx.clock,
+        )
+    except (NoAnswerError, NoAnswerInTimeError):
+        return None
+    return predicted_total((found.body or b"").decode("utf-8", "replace"))
