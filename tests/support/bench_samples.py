@@ -1,0 +1,43 @@
+"""Samples as a test wants them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from tunerd.core.bench.prompts import PromptBook, read_prompts
+from tunerd.core.sample import ClientTimes, Sample, Timings
+
+PROMPTS = Path(__file__).parents[2] / "tunerd/data/prompts.toml"
+
+
+def the_book() -> PromptBook:
+    """The prompts that are shipped."""
+    return read_prompts(tomllib.loads(PROMPTS.read_text(encoding="utf-8")))
+
+
+def timings(**values: Any) -> Timings:
+    """What a server reports of 100 prompt tokens in 50 ms and 101 generated ones in 2 s."""
+    usual: dict[str, Any] = {"cache_n": 0, "prompt_n": 100, "prompt_ms": 50.0, "predicted_n": 101,
+                             "predicted_ms": 2000.0}  # fmt: skip
+    return Timings(**{**usual, **values})
+
+
+def sample(**values: Any) -> Sample:
+    """A usable sample; `timings` and `client` may be given whole."""
+    given = values.pop("timings", timings())
+    usual: dict[str, Any] = {
+        "suite": "mtp",
+        "case": "code_python",
+        "kind": "code_python",
+        "prompt_id": "p",
+        "process": "life",
+        "position": 1,
+        "at_s": 1.0,
+        "n_predict": 101,
+        "concurrency": 1,
+        "timings": given,
+        "client": ClientTimes(2060.0, 55.0),
+    }
+    return Sample(**{**usual, **values})

@@ -1,0 +1,190 @@
+"""The texts that are sent: never one twice, always of their kind."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.bench_samples import the_book
+from tunerd.core.bench.composing import Composer, Route, body_of
+from tunerd.core.bench.prompts import MTP_KINDS, PromptStock, read_prompts
+from tunerd.core.bench.request import Prefix, Request, Suite
+from tunerd.core.bench.suites import CHANGED_TAIL, COLD, IDENTICAL, cache, deep
+from tunerd.core.designed_vocab import vocabulary
+from tunerd.errors import ConfigError
+
+BOOK = the_book()
+REGION = {
+    "code_python": "code",
+    "code_cpp": "code",
+    "explain_concept": "explain",
+    "summarize": "summary",
+    "qa_factual": "factual",
+    "translation": "translation",
+    "creative_short": "creative",
+    "stepwise_math": "math",
+    "long_code_review": "code",
+}
+
+
+def stock(seed: int = 1, used: set[str] | None = None) -> PromptStock:
+    return PromptStock(BOOK, random.Random(seed), used or set())
+
+
+def a_request(**values: object) -> Request:
+    usual: dict[str, object] = {
+        "suite": Suite.MTP,
+        "case": "x",
+        "kind": "code_python",
+        "n_predict": 8,
+    }
+    return Request(**{**usual, **values})  # type: ignore[arg-type] # fields by name
+
+
+@pytest.mark.parametrize("kind", MTP_KINDS)
+def test_every_text_of_a_kind_ends_in_a_word_of_that_kind(kind: str) -> None:
+    words = vocabulary()
+
+    for text in BOOK.form(kind).variants():
+        assert words.region_of(words.encode(text)[-1]).name == REGION[kind]
+
+
+@pytest.mark.parametrize("kind", BOOK.forms)
+def test_the_stated_token_counts_are_plausible_for_the_texts(kind: str) -> None:
+    form = BOOK.form(kind)
+    letters = [len(text) for text in form.variants()]
+
+    # English prose and code have 2.5 to 7 letters a token in common vocabularies.
+    assert 2.5 <= min(letters) / form.least_tokens <= 7
+    assert 2.5 <= max(letters) / form.most_tokens <= 7
+
+
+def test_all_texts_differ_and_no_word_is_left_open() -> None:
+    texts = [text for form in BOOK.forms.values() for text in form.variants()]
+
+    assert len(set(texts)) == len(texts)
+    assert not any("{name}" in text or "{topic}" in text for text in texts)
+
+
+@given(st.integers(0, 2**32), st.sampled_from(MTP_KINDS))
+def test_a_stock_never_hands_out_a_text_or_a_number_twice(seed: int, kind: str) -> None:
+    taken = stock(seed)
+    prompts = [taken.take(kind) for _ in range(60)]
+
+    assert len({prompt.text for prompt in prompts}) == 60
+    assert len({prompt.prompt_id for prompt in prompts}) == 60
+
+
+def test_texts_differ_in_more_than_their_number_as_long_as_words_are_left() -> None:
+    taken = stock()
+    n = len(list(BOOK.form("qa_factual").variants()))
+    bodies = [taken.take("qa_factual").text.partition("\n\n")[2] for _ in range(n)]
+
+    assert len(set(bodies)) == n
+    assert taken.repeated_kinds == set()
+    taken.take("qa_factual")
+    assert taken.repeated_kinds == {"qa_factual"}
+
+
+def test_what_a_server_life_has_seen_before_is_not_sent_again() -> None:
+    first = stock(7)
+    seen = {first.take("summarize").prompt_id for _ in range(10)}
+    later = stock(7, seen)
+    prompts = [later.take("summarize") for _ in range(22)]
+
+    numbers = [prompt.prompt_id.partition("#")[0] for prompt in prompts]
+    assert not {name.partition("#")[0] for name in seen} & set(numbers)
+    assert not {name.partition("#")[2] for name in seen} & {p.prompt_id[-8:] for p in prompts}
+
+
+def test_the_number_that_makes_a_prompt_unique_stands_in_its_first_words() -> None:
+    prompt = stock().take("creative_short")
+
+    assert prompt.text.startswith(f"Reference {prompt.prompt_id[-8:]}.\n\n")
+
+
+def test_the_same_seed_gives_the_same_texts() -> None:
+    assert [stock(3).take(kind) for kind in MTP_KINDS] == [
+        stock(3).take(kind) for kind in MTP_KINDS
+    ]
+
+
+def test_a_long_prompt_is_about_as_long_as_wanted_and_ends_in_its_question() -> None:
+    taken = stock()
+    prompt = taken.take_long("long_code_review", 20_000)
+
+    assert len(prompt.text) == pytest.approx(20_000, rel=0.02)
+    assert prompt.text.endswith("give the corrected code")
+
+
+def test_filler_does_not_repeat_itself() -> None:
+    sentences = stock().filler(200_000).split(". ")
+
+    assert len(set(sentences)) > 0.98 * len(sentences)
+
+
+def test_a_workload_may_name_its_kinds_otherwise() -> None:
+    assert stock().take("code").prompt_id.startswith("code_python-")
+    with pytest.raises(ConfigError, match="no prompts of kind `verse`"):
+        stock().take("verse")
+
+
+@pytest.mark.parametrize("data", [{}, {"schema": 2}, {"schema": 1, "prompt": [{}]}, {"schema": 1}])
+def test_a_file_that_is_no_prompt_file_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        read_prompts(data)
+
+
+def test_the_cache_suite_sends_the_same_twice_and_then_another_end() -> None:
+    composer = Composer(stock())
+    plan = cache(1, repeats=1, n_ctx=4096)
+    prompts = {r.case: composer.compose(r) for r in plan.requests}
+
+    cold, same, changed = (prompts[case].text for case in (COLD, IDENTICAL, CHANGED_TAIL))
+    assert cold == same
+    assert changed != cold
+    common = next(
+        at for at, pair in enumerate(zip(cold, changed, strict=False)) if pair[0] != pair[1]
+    )
+    assert 0.9 < common / len(cold) < 0.99
+
+
+def test_two_rounds_of_the_cache_suite_share_nothing() -> None:
+    composer = Composer(stock())
+    colds = [composer.compose(r).text for r in cache(1, repeats=2, n_ctx=4096).requests
+             if r.case == COLD]  # fmt: skip
+
+    assert colds[0][:30] != colds[1][:30]
+
+
+def test_each_depth_begins_with_the_whole_text_of_the_depth_before() -> None:
+    composer = Composer(stock(), letters_per_token=3.0)
+    texts = [composer.compose(request).text for request in deep(1, n_ctx=8192).requests]
+
+    for shallow, deeper in itertools.pairwise(texts):
+        assert deeper.startswith(shallow[:-20])
+        assert len(deeper) > len(shallow)
+
+
+def test_a_cold_request_forbids_the_cache_and_a_fixed_length_ignores_the_end() -> None:
+    prompt = stock().take("code_python")
+    body = body_of(a_request(), prompt, Route.NATIVE)
+
+    assert (body["cache_prompt"], body["ignore_eos"], body["n_predict"]) == (False, True, 8)
+    assert body["temperature"] == 0
+    warm = body_of(a_request(prefix=Prefix.WARM, is_fixed_length=False), prompt, Route.NATIVE)
+    assert warm["cache_prompt"] is True
+    assert "ignore_eos" not in warm
+
+
+def test_a_server_of_another_kind_gets_no_keys_that_only_llama_knows() -> None:
+    body = body_of(
+        a_request(), stock().take("code_python"), Route.CHAT, model="qwen", is_llama=False
+    )
+
+    assert set(body) == {"stream", "temperature", "seed", "messages", "max_tokens",
+                         "stream_options", "model"}  # fmt: skip

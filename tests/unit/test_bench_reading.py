@@ -1,0 +1,173 @@
+"""Events of a stream as an answer: every build spells its figures otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tunerd.core.bench.counters import gained, read_counters
+from tunerd.core.bench.reading import Answer, ToolCall, read_answer
+
+TIMINGS = {"prompt_n": 30, "prompt_ms": 12.5, "predicted_n": 3, "predicted_ms": 40.0}
+
+
+def native(**last: Any) -> list[tuple[float, dict[str, Any]]]:
+    """A stream of llama-server's own route."""
+    return [
+        (15.0, {"content": " a", "stop": False}),
+        (30.0, {"content": " b", "stop": False}),
+        (52.0, {"content": "", "stop": True, "stop_type": "limit", "tokens_evaluated": 30} | last),
+    ]
+
+
+def chat(*deltas: dict[str, Any], timings: dict[str, Any] | None = None) -> Answer:
+    events: list[tuple[float, dict[str, Any]]] = [
+        (float(at), {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        for at, delta in enumerate(deltas, start=1)
+    ]
+    events.append((90.0, {"choices": [{"delta": {}, "finish_reason": "stop"}]}))
+    usage = {"prompt_tokens": 30, "completion_tokens": 3}
+    events.append(
+        (91.0, {"choices": [], "usage": usage} | ({"timings": timings} if timings else {}))
+    )
+    return read_answer(events, is_whole=True)
+
+
+def test_a_stream_of_mainline_is_read() -> None:
+    drafts = {"draft_n": 4, "draft_n_accepted": 1}
+    answer = read_answer(native(timings=TIMINGS | drafts | {"cache_n": 7}), is_whole=True)
+
+    assert answer.text == " a b"
+    assert (answer.first_ms, answer.last_ms, answer.finish) == (15.0, 30.0, "limit")
+    assert answer.timings is not None
+    assert (answer.timings.draft_n, answer.timings.draft_n_accepted) == (4, 1)
+    assert answer.n_cached == 7
+    assert not answer.is_cut
+
+
+def test_what_ik_reused_is_the_difference_of_what_it_evaluated_and_processed() -> None:
+    answer = read_answer(native(timings=TIMINGS | {"prompt_n": 25}), is_whole=True)
+
+    assert answer.n_cached == 5
+    assert answer.timings is not None
+    assert answer.timings.cache_n is None, "what the build does not say stays unsaid"
+
+
+def test_what_ik_reused_is_told_by_its_context_where_nothing_else_tells() -> None:
+    events = native(timings=TIMINGS | {"prompt_n": 25, "n_past": 32})
+    del events[-1][1]["tokens_evaluated"]
+
+    assert read_answer(events, is_whole=True).n_cached == 5
+
+
+def test_acceptance_by_depth_of_ik_is_by_position() -> None:
+    rows = [{"depth": 2, "draft_n": 5, "draft_n_accepted": 2},
+            {"depth": 1, "draft_n": 9, "draft_n_accepted": 8}]  # fmt: skip
+    answer = read_answer(native(timings=TIMINGS | {"draft_by_depth": rows}), is_whole=True)
+
+    assert answer.timings is not None
+    assert answer.timings.accepted_by_position == (8, 2)
+
+
+@pytest.mark.parametrize(
+    "rows", [[], "x", [{"depth": 0, "draft_n_accepted": 1}], [{"depth": 1}], [3]]
+)
+def test_depths_that_make_no_sense_are_unknown(rows: Any) -> None:
+    answer = read_answer(native(timings=TIMINGS | {"draft_by_depth": rows}), is_whole=True)
+
+    assert answer.timings is not None
+    assert answer.timings.accepted_by_position is None
+
+
+def test_a_stream_without_its_last_event_is_cut() -> None:
+    assert read_answer(native()[:2], is_whole=True).is_cut
+    assert read_answer(native(), is_whole=False).is_cut
+
+
+def test_the_first_token_of_a_conversation_is_not_the_role() -> None:
+    answer = chat({"role": "assistant", "content": None}, {"content": "Hi"}, timings=TIMINGS)
+
+    assert (answer.text, answer.first_ms) == ("Hi", 2.0)
+
+
+def test_a_thought_counts_as_the_first_token_and_is_no_text() -> None:
+    answer = chat({"reasoning_content": "hm"}, {"content": "Hi"})
+
+    assert (answer.text, answer.reasoning, answer.first_ms) == ("Hi", "hm", 1.0)
+
+
+def test_a_server_without_timings_still_tells_its_tokens() -> None:
+    answer = chat({"content": "Hi"})
+
+    assert answer.timings is None
+    assert (answer.n_prompt, answer.n_completion, answer.finish) == (30, 3, "stop")
+
+
+def test_tool_calls_are_put_together_from_their_pieces() -> None:
+    answer = chat(
+        {"tool_calls": [{"index": 0, "function": {"name": "convert", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"value":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": " 84}"}}]},
+        {"tool_calls": [{"index": 1, "function": {"name": "set_timer", "arguments": "{}"}}]},
+    )
+
+    assert answer.tool_calls == (ToolCall("convert", '{"value": 84}'), ToolCall("set_timer", "{}"))
+    assert answer.first_ms == 1.0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"choices": None},
+        {"choices": [None, 3, {"delta": "x"}]},
+        {"choices": [{"delta": {"tool_calls": [7, {"function": 3}, {"index": "x"}]}}]},
+        {"timings": "fast", "usage": [1]},
+        {"content": 7},
+        {"stop": True, "timings": {"prompt_n": "x", "predicted_ms": True, "draft_n": None}},
+    ],
+)
+def test_an_event_that_makes_no_sense_gives_nothing_and_does_no_harm(event: dict[str, Any]) -> None:
+    answer = read_answer([(1.0, event)], is_whole=True)
+
+    assert answer.text == ""
+    assert answer.first_ms is None or answer.tool_calls == ()
+
+
+METRICS = """\
+# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 240
+llamacpp:tokens_predicted_total 4.1e+01
+llamacpp:requests_processing 0
+llamacpp:spec_decode_num_draft_tokens_total 61
+llamacpp:spec_decode_num_accepted_tokens_total 17
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 4
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 8
+llamacpp:predicted_tokens_seconds NaN
+rubbish here 7 x
+"""
+
+
+def test_counters_are_read_from_the_servers_text() -> None:
+    found = read_counters(METRICS)
+
+    assert (found.n_prompt, found.n_predicted, found.n_processing) == (240, 41, 0)
+    assert (found.n_drafted, found.n_accepted) == (61, 17)
+    assert found.accepted_by_position == (8, 0, 4)
+
+
+def test_a_counter_that_a_build_lacks_is_unknown_and_not_zero() -> None:
+    found = read_counters("llamacpp:prompt_tokens_total 240\n")
+
+    assert (found.n_predicted, found.n_drafted, found.accepted_by_position) == (None, None, None)
+
+
+def test_what_was_accepted_in_between_is_the_difference_by_position() -> None:
+    before = read_counters("llamacpp:spec_decode_num_draft_tokens_total 1\n")
+    after = read_counters(METRICS)
+
+    assert gained(before, after) == (8, 0, 4)
+    assert gained(after, after) == (0, 0, 0)
+    assert gained(after, before) is None, "the server was started again"
+    assert gained(read_counters(""), after) is None

@@ -1,0 +1,184 @@
+"""Each way in which a benchmark lies, and the mark that catches it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.bench_samples import sample, timings
+from tests.support.fake_gpu import rtx_3090_ti
+from tunerd.core.bench.counters import Counters
+from tunerd.core.bench.reading import Answer
+from tunerd.core.bench.request import Prefix, Request, Suite
+from tunerd.core.bench.trust import (
+    GpuLook,
+    Quiet,
+    Speculation,
+    count_marks,
+    judge_traffic,
+    look_at,
+    marks_of,
+    quiet_from,
+)
+from tunerd.core.host import POWER_CAP, GpuProcess
+from tunerd.core.quantity import MiB
+from tunerd.core.sample import ClientTimes, Mark, Timings
+
+NOTHING = GpuLook(None, None, frozenset())
+
+
+def an_answer(found: Timings | None = None, **values: Any) -> Answer:
+    usual: dict[str, Any] = {
+        "text": "x", "reasoning": "", "tool_calls": (), "timings": found or timings(), "n_cached": 0,
+        "n_prompt": 100, "n_completion": None, "first_ms": 55.0, "last_ms": 2040.0,
+        "finish": "limit", "is_cut": False,
+    }  # fmt: skip
+    return Answer(**{**usual, **values})
+
+
+def a_request(**values: Any) -> Request:
+    usual: dict[str, Any] = {
+        "suite": Suite.MTP,
+        "case": "x",
+        "kind": "code_python",
+        "n_predict": 101,
+    }
+    return Request(**{**usual, **values})
+
+
+def marks(
+    answer: Answer | None = None,
+    *,
+    request: Request | None = None,
+    wall_ms: float = 2060.0,
+    looks: tuple[GpuLook, ...] = (),
+    quiet: Quiet | None = None,
+    speculation: Speculation | None = None,
+) -> tuple[Mark, ...]:
+    return marks_of(
+        request or a_request(),
+        answer or an_answer(),
+        ClientTimes(wall_ms, 55.0),
+        looks=looks,
+        quiet=quiet or Quiet(),
+        speculation=speculation or Speculation(None),
+    )
+
+
+def test_a_quiet_sample_has_no_mark() -> None:
+    assert marks(looks=(NOTHING,)) == ()
+
+
+def test_a_cold_prompt_that_was_found_in_the_cache_is_marked() -> None:
+    assert marks(an_answer(n_cached=1)) == (Mark.NOT_COLD,)
+    assert marks(an_answer(n_cached=1), request=a_request(prefix=Prefix.WARM)) == ()
+    assert marks(an_answer(n_cached=None)) == ()
+
+
+def test_an_answer_that_ended_before_its_fixed_length_is_marked() -> None:
+    short = an_answer(timings(predicted_n=100))
+
+    assert marks(short) == (Mark.SHORT,)
+    assert marks(short, request=a_request(is_fixed_length=False)) == ()
+
+
+def test_a_draft_where_speculation_is_off_is_marked() -> None:
+    drafted = an_answer(timings(draft_n=3, draft_n_accepted=0))
+
+    assert marks(drafted, speculation=Speculation(drafts=False)) == (Mark.DRAFTED,)
+    assert marks(drafted, speculation=Speculation(drafts=True)) == ()
+
+
+def test_no_draft_where_there_must_be_one_is_marked() -> None:
+    must, may = Speculation(drafts=True, always=True), Speculation(drafts=True)
+
+    assert marks(speculation=must) == (Mark.NOT_DRAFTED,)
+    assert marks(speculation=may) == (), "a gate may keep every draft of a request back"
+    few = an_answer(timings(predicted_n=4))
+    assert marks(few, request=a_request(n_predict=4), speculation=must) == ()
+
+
+@pytest.mark.parametrize(("wall_ms", "is_marked"), [(2000.0, True), (2031.0, False), (2600.0, False),
+                                                     (2700.0, True)])  # fmt: skip
+def test_server_and_client_clocks_must_agree(wall_ms: float, is_marked: bool) -> None:
+    assert (Mark.CLOCKS_DISAGREE in marks(wall_ms=wall_ms)) is is_marked
+
+
+def test_of_several_clients_at_once_only_the_impossible_is_marked() -> None:
+    several = a_request(streams=4)
+
+    assert marks(request=several, wall_ms=9000.0) == ()
+    assert marks(request=several, wall_ms=1000.0) == (Mark.CLOCKS_DISAGREE,)
+
+
+def test_heat_marks_a_sample_even_where_it_was_there_from_the_beginning() -> None:
+    hot = GpuLook(None, None, frozenset({"software thermal slowdown"}))
+
+    assert marks(looks=(NOTHING, hot)) == (Mark.THROTTLED,)
+    assert marks(looks=(hot,), quiet=quiet_from([hot])) == (Mark.THROTTLED,)
+
+
+def test_the_owners_power_limit_marks_a_sample_unless_it_always_held() -> None:
+    capped = GpuLook(None, None, frozenset({POWER_CAP}))
+
+    assert marks(looks=(capped,), quiet=quiet_from([NOTHING])) == (Mark.THROTTLED,)
+    assert marks(looks=(capped,), quiet=quiet_from([capped])) == ()
+
+
+def test_memory_that_another_process_took_marks_a_sample() -> None:
+    quiet = Quiet(others_mib=300)
+
+    assert marks(looks=(GpuLook(None, 364, frozenset()),), quiet=quiet) == ()
+    assert marks(looks=(GpuLook(None, 365, frozenset()),), quiet=quiet) == (Mark.VRAM_TAKEN,)
+    assert marks(looks=(GpuLook(None, None, frozenset()),), quiet=quiet) == ()
+
+
+def process(pid: int, used_mib: int | None) -> GpuProcess:
+    return GpuProcess(pid, None if used_mib is None else MiB(used_mib), "c", "x", None)
+
+
+def test_the_servers_own_memory_is_not_that_of_others() -> None:
+    card = replace(rtx_3090_ti(used_mib=9000), processes=(process(7, 8500), process(8, 400)))
+
+    assert look_at([card], [7]).others_mib == 400
+    assert look_at([card], []).others_mib == 8900
+    unknown = replace(card, processes=(process(7, 8500), process(8, None)))
+    assert look_at([unknown], [7]).others_mib is None
+    assert look_at(None, [7]) == GpuLook(None, None, frozenset())
+
+
+def counters(n_prompt: int | None, n_predicted: int | None) -> Counters:
+    return Counters(n_prompt, n_predicted, 0, 0)
+
+
+def test_own_requests_alone_are_no_foreign_traffic() -> None:
+    found = judge_traffic(counters(10, 5), counters(210, 207), [timings(), timings()])
+
+    assert found.is_foreign is False
+
+
+@pytest.mark.parametrize(("n_prompt", "n_predicted"), [(210, 208), (211, 207)])
+def test_one_token_more_than_asked_for_is_somebody_elses(n_prompt: int, n_predicted: int) -> None:
+    found = judge_traffic(counters(10, 5), counters(n_prompt, n_predicted), [timings(), timings()])
+
+    assert found.is_foreign is True
+    assert "1 tokens" in found.text
+
+
+def test_traffic_cannot_be_told_without_counters_or_after_a_restart() -> None:
+    assert judge_traffic(counters(None, None), counters(9, 9), [timings()]).is_foreign is None
+    assert judge_traffic(counters(10, 10), counters(1, 1), []).is_foreign is None
+    assert judge_traffic(counters(1, 1), counters(500, 500), [None]).is_foreign is None
+
+
+def test_reasons_are_counted_without_the_warm_up() -> None:
+    samples = [
+        sample(marks=(Mark.WARM_UP,)),
+        sample(marks=(Mark.THROTTLED, Mark.NOT_COLD)),
+        sample(marks=(Mark.THROTTLED,)),
+        sample(problem="closed"),
+    ]
+
+    assert count_marks(samples) == {"throttled": 2, "prompt was cached": 1, "no answer": 1}

@@ -1,0 +1,314 @@
+"""What samples come to: crossover, cache, depth, quality, and the community's table."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.support.bench_samples import sample, timings
+from tunerd.core.bench.crossover import find_crossover, winners
+from tunerd.core.bench.depth import judge_depth
+from tunerd.core.bench.mtp import beside_published, lengths_beside_published, mtp_table
+from tunerd.core.bench.prompts import MTP_KINDS
+from tunerd.core.bench.quality import Asked, drift, judge_quality
+from tunerd.core.bench.reading import Answer, ToolCall
+from tunerd.core.bench.reuse import judge_reuse
+from tunerd.core.bench.suites import CHANGED_TAIL, COLD, IDENTICAL, LENGTHS, PROSE, SHORT, TOOLS
+from tunerd.core.profile import Published
+from tunerd.core.sample import ClientTimes, Mark, Sample
+
+# "Three months of speed-up experiments on a 3090 Ti": prefill at 43k tokens [ms], and tok/s by length.
+PLAIN_PREFILL_MS, MTP_PREFILL_MS = 37_500.0, 49_000.0
+PLAIN_TOK_S = dict.fromkeys(LENGTHS, 29.0)
+MTP_TOK_S = dict.fromkeys(LENGTHS, 46.0)
+
+
+def a_length(n: int, prefill_ms: float, tok_s: float, **values: Any) -> Sample:
+    found = timings(prompt_n=43_241, prompt_ms=prefill_ms, predicted_n=n,
+                    predicted_ms=(n - 1) / tok_s * 1000)  # fmt: skip
+    return sample(suite="lengths", case=str(n), n_predict=n, timings=found, client=None, **values)
+
+
+def an_arm(prefill_ms: float, rates: dict[int, float], *, noise: float = 0.0, seed: int = 1,
+           repeats: int = 3) -> list[Sample]:  # fmt: skip
+    rng = random.Random(seed)
+    return [
+        a_length(n, prefill_ms * rng.gauss(1, noise), rate * rng.gauss(1, noise))
+        for _ in range(repeats)
+        for n, rate in rates.items()
+    ]
+
+
+def test_the_crossing_of_the_24_gb_write_up_is_at_about_900_tokens() -> None:
+    found = find_crossover("on", an_arm(MTP_PREFILL_MS, MTP_TOK_S), "off",
+                           an_arm(PLAIN_PREFILL_MS, PLAIN_TOK_S), seed=1)  # fmt: skip
+
+    assert found is not None
+    # 11.5 s of tax over 1/29 - 1/46 s of gain.
+    assert found.n_tokens == pytest.approx(1 + 11.5 / (1 / 29 - 1 / 46), rel=1e-6)
+    assert found.n_tokens == pytest.approx(903, abs=1)
+
+
+def test_the_interval_of_the_crossing_holds_the_truth_as_often_as_it_says() -> None:
+    truth = 1 + 11_500 / (1000 / 29 - 1000 / 46)
+    held = 0
+    for seed in range(200):
+        on = an_arm(MTP_PREFILL_MS, MTP_TOK_S, noise=0.02, seed=seed)
+        off = an_arm(PLAIN_PREFILL_MS, PLAIN_TOK_S, noise=0.02, seed=10_000 + seed)
+        found = find_crossover("on", on, "off", off, seed=seed)
+        assert found is not None
+        held += (found.low or 0) <= truth <= (found.high or float("inf"))
+
+    # 95 % of 200 is 190; fewer than 180 or all would come up once in some ten thousand.
+    assert 180 <= held <= 199
+
+
+def test_an_arm_that_is_slower_per_token_is_faster_at_no_length() -> None:
+    found = find_crossover("on", an_arm(49_000.0, dict.fromkeys(LENGTHS, 25.0), noise=0.01), "off",
+                           an_arm(37_500.0, PLAIN_TOK_S, noise=0.01), seed=1)  # fmt: skip
+
+    assert found is not None
+    assert (found.n_tokens, found.low, found.high) == (None, None, None)
+
+
+def test_an_arm_without_tax_is_faster_at_every_length() -> None:
+    found = find_crossover("on", an_arm(30_000.0, MTP_TOK_S, noise=0.01), "off",
+                           an_arm(37_500.0, PLAIN_TOK_S, noise=0.01), seed=1)  # fmt: skip
+
+    assert found is not None
+    assert (found.n_tokens, found.low, found.high) == (0, 0, 0)
+
+
+def test_a_gain_that_noise_may_hide_has_no_upper_bound() -> None:
+    found = find_crossover("on", an_arm(40_000.0, dict.fromkeys(LENGTHS, 29.3), noise=0.03), "off",
+                           an_arm(37_500.0, PLAIN_TOK_S, noise=0.03), seed=1)  # fmt: skip
+
+    assert found is not None
+    assert found.high is None
+
+
+def test_without_figures_there_is_no_crossing() -> None:
+    one = [a_length(100, 1.0, 1.0)]
+    marked = [a_length(n, 1.0, 1.0, marks=(Mark.THROTTLED,)) for n in LENGTHS]
+
+    assert find_crossover("on", one, "off", an_arm(1, PLAIN_TOK_S), seed=1) is None
+    assert find_crossover("on", marked, "off", an_arm(1, PLAIN_TOK_S), seed=1) is None
+
+
+def test_the_winner_at_each_length_is_that_of_the_medians_and_close_ones_tie() -> None:
+    on = [a_length(100, 50.0, 45.0), a_length(1000, 50.0, 45.0), a_length(2000, 50.0, 45.0)]
+    off = [a_length(100, 10.0, 45.0), a_length(1000, 10.0, 45.0), a_length(2000, 10.0, 30.0)]
+
+    found = winners({"on": on, "off": off})
+
+    assert [(one.n_tokens, one.arm) for one in found] == [(100, "off"), (1000, None), (2000, "on")]
+    assert found[0].lead_ms == pytest.approx(40.0)
+
+
+def test_a_length_that_one_arm_has_not_measured_has_no_winner() -> None:
+    found = winners({"on": [a_length(100, 1.0, 1.0)], "off": [a_length(500, 1.0, 1.0)]})
+
+    assert [one.arm for one in found] == [None, None]
+    assert found[0].walls_ms["off"] is None
+
+
+def a_cache_sample(case: str, cached: int | None, prompt_n: int, prompt_ms: float) -> Sample:
+    details = {"shared_ratio": 0.95} | ({} if cached is None else {"cached": cached})
+    return sample(suite="cache", case=case, timings=timings(prompt_n=prompt_n, prompt_ms=prompt_ms),
+                  details=details)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("identical", "changed", "wanted"),
+    [
+        ((4092, 4), (3800, 296), (True, True)),
+        ((4092, 4), (0, 4096), (True, False)),
+        ((0, 4096), (0, 4096), (False, False)),
+        ((4092, 4), (2048, 2048), (True, None)),
+        ((None, 4), (None, 4), (None, None)),
+    ],
+)
+def test_prefix_reuse_is_told_from_what_was_not_read_again(
+    identical: tuple[int | None, int],
+    changed: tuple[int | None, int],
+    wanted: tuple[bool | None, bool | None],
+) -> None:
+    samples = [
+        a_cache_sample(COLD, 0, 4096, 1000.0),
+        a_cache_sample(IDENTICAL, *identical, 10.0),
+        a_cache_sample(CHANGED_TAIL, *changed, 80.0),
+    ]
+
+    found = judge_reuse(samples)
+
+    assert (found[0].works, found[1].works) == wanted
+    assert found[0].prompt_ratio == pytest.approx(0.01)
+
+
+def a_deep_sample(depth: int, token_ms: float, free_mib: int | None, **values: Any) -> Sample:
+    return sample(suite="deep", case=f"{depth} tokens", vram_free_min_mib=free_mib,
+                  timings=timings(predicted_ms=100 * token_ms),
+                  details={"depth": depth, "wanted_depth": depth}, **values)  # fmt: skip
+
+
+def test_a_context_that_fills_without_a_drop_is_whole() -> None:
+    found = judge_depth(
+        [a_deep_sample(d, 20 + d / 4000, 2000 - d // 100) for d in range(8000, 64_001, 8000)]
+    )
+
+    assert found.is_whole
+    assert (found.filled_tokens, found.least_free_mib) == (64_000, 1360)
+
+
+def test_a_drop_with_vram_pinned_is_a_spill_from_that_depth_on() -> None:
+    samples = [
+        a_deep_sample(d, 20 + d / 4000, 900 - d // 50) for d in (8000, 16_000, 24_000, 32_000)
+    ]
+    samples += [a_deep_sample(40_000, 50.0, 20), a_deep_sample(48_000, 70.0, 20)]
+
+    found = judge_depth(samples)
+
+    assert found.spill_tokens == 40_000
+    assert "20 MiB" in found.why
+
+
+def test_a_drop_with_vram_to_spare_is_no_spill() -> None:
+    samples = [a_deep_sample(d, 20.0, 4000) for d in (8000, 16_000, 24_000)]
+
+    assert judge_depth([*samples, a_deep_sample(32_000, 90.0, 4000)]).spill_tokens is None
+    assert judge_depth([*samples, a_deep_sample(32_000, 90.0, None)]).spill_tokens is None
+
+
+def test_more_vram_in_use_than_planned_is_found() -> None:
+    samples = [a_deep_sample(8000, 20.0, 900), a_deep_sample(16_000, 20.0, 700)]
+
+    assert judge_depth(samples, planned_free_mib=800).spill_tokens == 16_000
+    assert judge_depth(samples, planned_free_mib=700).spill_tokens is None
+
+
+def test_the_depth_at_which_memory_ran_out_is_named() -> None:
+    dead = sample(suite="deep", case="24000 tokens", timings=None, client=None,
+                  problem="out of VRAM", details={"wanted_depth": 24_000})  # fmt: skip
+    found = judge_depth([a_deep_sample(8000, 20.0, 500), a_deep_sample(16_000, 20.0, 100), dead])
+
+    assert (found.filled_tokens, found.failed_tokens, found.why) == (16_000, 24_000, "out of VRAM")
+    assert not found.is_whole
+
+
+def said(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Answer:
+    return Answer(text, reasoning, tuple(ToolCall(*call) for call in calls), None, None, None, None,
+                  None, None, "stop", is_cut=False)  # fmt: skip
+
+
+def test_the_same_calls_with_other_values_pass_the_gate() -> None:
+    one = said("", ("convert", '{"value": 84, "unit": "km"}'))
+    other = said("", ("convert", '{"unit": "km", "value": 85}'))
+
+    found = judge_quality([Asked(TOOLS, "p", one, other)])
+
+    assert found.passes is True
+    assert (found.cases[0].n_same, found.cases[0].n_valid) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        said("", ("set_timer", '{"value": 84}')),
+        said("", ("convert", '{"amount": 84}')),
+        said("", ("convert", '{"value": 84')),
+        said("", ("convert", "[84]")),
+        said("I cannot do that"),
+        said("", ("convert", '{"value": 84}'), ("convert", '{"value": 84}')),
+    ],
+    ids=["another function", "another key", "no JSON", "no object", "no call", "twice"],
+)
+def test_tool_calls_that_differ_fail_the_gate(other: Answer) -> None:
+    one = said("", ("convert", '{"value": 84}'))
+
+    assert judge_quality([Asked(TOOLS, "p", one, other)]).passes is False
+
+
+def test_a_short_answer_must_be_the_same_and_prose_may_drift() -> None:
+    assert judge_quality([Asked(SHORT, "p", said("Fe\n"), said("Fe"))]).passes is True
+    assert judge_quality([Asked(SHORT, "p", said("Fe"), said("Iron"))]).passes is False
+    prose = judge_quality([Asked(PROSE, "p", said("kitten"), said("sitting"))])
+    assert prose.passes is True
+    assert prose.cases[0].drift_letters == 3
+    assert prose.cases[0].drift_ratio == pytest.approx(3 / 7)
+
+
+def test_a_question_without_an_answer_fails_the_gate_and_none_at_all_is_no_verdict() -> None:
+    missing = Asked(SHORT, "p", said("Fe"), None)
+
+    assert judge_quality([missing]).passes is None
+    assert judge_quality([missing, Asked(SHORT, "q", said("8"), said("8"))]).passes is False
+    assert judge_quality([]).passes is None
+
+
+def test_lengths_of_reasoning_are_told_for_both_arms() -> None:
+    pairs = [Asked(SHORT, "p", said("8", reasoning="x" * n), said("8", reasoning="x" * 2 * n))
+             for n in (10, 30, 50)]  # fmt: skip
+
+    assert judge_quality(pairs).cases[0].reasoning_letters == (30, 60)
+
+
+def test_drift_is_the_number_of_letters_to_change() -> None:
+    assert drift("flaw", "lawn") == 2
+
+
+def test_the_table_has_each_kind_as_the_mean_of_its_requests() -> None:
+    one = timings(predicted_n=192, draft_n=100, draft_n_accepted=90, predicted_ms=1910.0)
+    two = timings(predicted_n=192, draft_n=200, draft_n_accepted=60, predicted_ms=3820.0)
+    table = mtp_table([sample(timings=one), sample(timings=two),
+                       sample(timings=two, marks=(Mark.WARM_UP,), case="warm-up")])  # fmt: skip
+
+    row = table.rows[0]
+    assert (row.kind, row.n, row.predicted, row.drafted, row.accepted) == (
+        "code_python",
+        2,
+        192,
+        150,
+        75,
+    )
+    assert row.acceptance_ratio == pytest.approx(0.5)
+    assert row.tok_s == pytest.approx(382 / 5.73)
+    assert (table.n_requests, table.predicted) == (2, 384)
+    assert table.wall_s is None, "eight kinds are missing in a round"
+
+
+def test_without_drafts_the_rate_is_missing() -> None:
+    row = mtp_table([sample()]).rows[0]
+
+    assert (row.drafted, row.accepted, row.acceptance_ratio) == (None, None, None)
+
+
+def test_the_wall_of_a_round_is_the_sum_over_the_kinds_of_their_mean() -> None:
+    samples = [sample(case=kind, kind=kind, client=ClientTimes(ms)) for kind in MTP_KINDS
+               for ms in (1000.0, 3000.0)]  # fmt: skip
+
+    assert mtp_table(samples).wall_s == pytest.approx(18.0)
+
+
+def test_this_box_stands_beside_the_published_numbers_of_the_same_family() -> None:
+    published = Published(
+        by_engine={"ik": {"tok_s": 100.0}, "mainline": {"tok_s": 80.0}},
+        by_kind={"ik": {"code_python": {"tok_s": 105.1, "rate": 0.904}}},
+    )
+    found = beside_published(mtp_table([sample()]), published, "ik")
+
+    assert [(one.what, one.published) for one in found] == [
+        ("tok/s", 100.0), ("code_python, tok/s", 105.1), ("code_python, rate", 0.904)
+    ]  # fmt: skip
+    assert found[0].ratio == pytest.approx(0.5)
+    assert found[2].ratio is None
+
+
+def test_lengths_stand_beside_the_published_walls() -> None:
+    published = Published(
+        by_length={"100": {"tok_s": 44.6, "wall_ms": 53138.0}, "7": {"tok_s": 1.0}}
+    )
+    found = lengths_beside_published({100: 26569.0}, {100: None}, published)
+
+    assert [(one.here, one.ratio) for one in found] == [(None, None), (26569.0, pytest.approx(0.5))]

@@ -1,0 +1,1 @@
+"""What a bench asks, which answers may be trusted, and what they come to."""

@@ -1,0 +1,151 @@
+"""The gate for whatever may change what a server says: the answers of two arms to the same questions."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rapidfuzz.distance import Levenshtein
+
+from tunerd.core.bench.reading import Answer, ToolCall
+from tunerd.core.bench.suites import PROSE, SHORT, TOOLS
+from tunerd.core.evidence import SummaryRecord
+
+# Longer texts are compared by their beginning: the distance takes time by the product of the lengths.
+_MOST_LETTERS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question with the answers of both arms; an answer is None where there was none."""
+
+    case: str
+    prompt_id: str
+    reference: Answer | None
+    candidate: Answer | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaseQuality:
+    """What a case came to.
+
+    `n_same` of `n` answers were the same in what counts for the case; `n_valid` is of tool calls whose
+    arguments are JSON objects in the candidate. `drift_letters` is the median Levenshtein distance of
+    the texts, `drift_ratio` the same over their length. Lengths of reasoning are medians in letters.
+    """
+
+    case: str
+    n: int
+    n_missing: int
+    n_same: int
+    n_valid: int | None
+    drift_letters: float | None
+    drift_ratio: float | None
+    reasoning_letters: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The gate's answer: `passes` is None where nothing could be compared; `reasons` say why not."""
+
+    passes: bool | None
+    reasons: tuple[str, ...]
+    cases: tuple[CaseQuality, ...]
+
+    NAME = "quality"
+
+    def to_record(self, arm: str) -> SummaryRecord:
+        """As it is kept."""
+        return SummaryRecord("quality", self.NAME, arm, asdict(self))
+
+
+def judge_quality(asked: Sequence[Asked]) -> Quality:
+    """Whether the candidate says the same where it must.
+
+    Tool calls must have the same functions with the same argument keys, all of them valid JSON; short
+    answers must be identical. Prose may drift: exact decoding at temperature 0 still differs where two
+    tokens are equally likely, since batches of another size round otherwise.
+    """
+    cases = tuple(_case(name, [one for one in asked if one.case == name])
+                  for name in (TOOLS, SHORT, PROSE)
+                  if any(one.case == name for one in asked))  # fmt: skip
+    if not any(one.n for one in cases):
+        return Quality(None, ("nothing could be compared",), cases)
+    reasons = [reason for one in cases for reason in _against(one)]
+    return Quality(not reasons, tuple(reasons), cases)
+
+
+def _case(name: str, asked: Sequence[Asked]) -> CaseQuality:
+    pairs = [(one.reference, one.candidate) for one in asked]
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    drifts = [drift(a.text, b.text) for a, b in both]
+    longest = [max(len(a.text), len(b.text), 1) for a, b in both]
+    ratios = [letters / most for letters, most in zip(drifts, longest, strict=True)]
+    same = same_tool_calls if name == TOOLS else _same_text
+    is_tools = name == TOOLS
+    return CaseQuality(
+        case=name,
+        n=len(both),
+        n_missing=len(pairs) - len(both),
+        n_same=sum(same(a, b) for a, b in both),
+        n_valid=sum(has_valid_calls(b.tool_calls) for _, b in both) if is_tools else None,
+        drift_letters=_median(drifts),
+        drift_ratio=_median(ratios),
+        reasoning_letters=(
+            _median([len(a.reasoning) for a, _ in both]),
+            _median([len(b.reasoning) for _, b in both]),
+        ),
+    )
+
+
+def _against(one: CaseQuality) -> list[str]:
+    reasons = []
+    if one.n_missing:
+        reasons.append(f"{one.case}: {one.n_missing} of {one.n + one.n_missing} were not answered")
+    if one.case in {TOOLS, SHORT} and one.n_same < one.n:
+        reasons.append(f"{one.case}: {one.n - one.n_same} of {one.n} differ")
+    if one.n_valid is not None and one.n_valid < one.n:
+        reasons.append(
+            f"{one.case}: {one.n - one.n_valid} of {one.n} have arguments that are no JSON"
+        )
+    return reasons
+
+
+def drift(one: str, other: str) -> int:
+    """Letters to change, add or remove to make one text of the other."""
+    return int(Levenshtein.distance(one[:_MOST_LETTERS], other[:_MOST_LETTERS]))
+
+
+def has_valid_calls(calls: Sequence[ToolCall]) -> bool:
+    """Whether every call names a function and its arguments are one JSON object."""
+    return all(call.name and _arguments(call) is not None for call in calls)
+
+
+def same_tool_calls(one: Answer, other: Answer) -> bool:
+    """Whether the same functions are called in the same order, with the same argument keys."""
+    return shape_of(one.tool_calls) == shape_of(other.tool_calls)
+
+
+def shape_of(calls: Sequence[ToolCall]) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
+    """Functions and argument keys; None for arguments that are no JSON object."""
+    return tuple((call.name, None if (found := _arguments(call)) is None else tuple(sorted(found)))
+                 for call in calls)  # fmt: skip
+
+
+def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _same_text(one: Answer, other: Answer) -> bool:
+    return one.text.strip() == other.text.strip()
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(statistics.median(values)) if values else None
