@@ -19,6 +19,7 @@ from tunerd import errors, settings
 from tunerd.cli.main import cli
 from tunerd.core import profile
 from tunerd.core.defaults import default_layer
+from tunerd.core.doctor.catalogue import ALL_RULES
 from tunerd.core.flags import ALL_FLAGS, CONTEXT_SHIFT, SwitchFlag
 from tunerd.core.profile_check import SECTIONS, flatten
 
@@ -126,7 +127,21 @@ def errors_page() -> Iterator[str]:
         meaning = inspect.cleandoc(found.__doc__ or "").splitlines()[0]
         yield f"| `{found.code}` | {found.exit_code} | {meaning} |"
     yield ""
-    yield "Other exit statuses: `verify` 6 for drift; 130 interrupted by hand before anything changed."
+    yield "Other exit statuses: `verify` 6 for drift; `doctor` 6 for warnings, 7 for errors; 130 interrupted by hand before anything changed."
+
+
+def doctor_page() -> Iterator[str]:
+    """Every rule of `tunerd doctor`."""
+    yield "# Rules of `tunerd doctor`\n"
+    yield (
+        "A rule finds something, passes, or cannot tell; then it is listed as not checked, with what "
+        "was missing. With `--json` a finding has `code`, `severity`, `seen`, `why`, `do` and `source`.\n"
+    )
+    yield "| code | looks for | why it matters | source |\n|---|---|---|---|"
+    for rule in ALL_RULES:
+        cells = (_text(rule.looks_for), _text(rule.why), _text(rule.source))
+        yield f"| `{rule.code}` | {' | '.join(cells)} |"
+    yield ""
 
 
 def _rows(table: type[BaseModel]) -> Iterator[str]:
@@ -154,6 +169,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "settings.md": settings_page,
     "profiles.md": profiles_page,
     "errors.md": errors_page,
+    "doctor.md": doctor_page,
 }
 
 

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("status", "What serves now, since when, and how well."),
     "history": ("history", "Every swap: when, what, why, how it ended."),
     "verify": ("verify", "Is the machine what was deployed?"),
+    "doctor": ("doctor", "What may be wrong on this box, and what to do."),
     "recover": ("recover", "Finish or undo what an interrupted swap left."),
     "model": ("model", "Write a small designed model whose answers are known."),
     "settings": ("settings", "Every setting, its value, and where it comes from."),
@@ -42,7 +43,8 @@ _ALLOCATIONS_PER_COLLECTION = 50_000
 EXIT_CODES = """\b
 Exit codes: 0 done, 1 failed and the machine is as before, 2 wrong usage,
 3 failed and rolled back, 4 failed and could not go back,
-6 verify found drift, 75 another tunerd is at work."""
+6 verify found drift or doctor warnings,
+7 doctor found errors, 75 another tunerd is at work."""
 
 
 class LazyGroup(click.Group):

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tunerd.core.memory_report import MemoryReport, parse_report
+from tunerd.core.request_log import read_requests
 
 _SYSTEM_INFO = re.compile(r"system_info: n_threads")
 _CUDA_PART = re.compile(r"\| CUDA : (?P<part>[^:]{1,400}?)(?: \| [A-Za-z]\w* :|$)")
@@ -25,13 +26,6 @@ _MISPLACED = re.compile(
 )
 _NO_KERNEL = "no kernel image is available"
 _SLOTS = re.compile(r"\bn_slots = (?P<n>\d{1,4})\b")
-_PROMPT = re.compile(r"prompt eval time =\s*(?P<ms>[\d.]{1,20}) ms /\s*(?P<n>\d{1,10}) tokens")
-_DECODE = re.compile(
-    r"(?<!prompt )\beval time =\s*(?P<ms>[\d.]{1,20}) ms /\s*(?P<n>\d{1,10}) (?:tokens|runs)"
-)
-_DRAFTS = re.compile(
-    r"draft acceptance(?: rate)? = [\d.]{1,20} \(\s*(?P<accepted>\d{1,10}) accepted /\s*(?P<drafted>\d{1,10}) generated\)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +119,15 @@ def _architectures(part: str) -> tuple[int, ...] | None:
     return tuple(sorted(set(numbers))) or None
 
 
-def _traffic(lines: Iterable[str]) -> Traffic | None:
-    """Sums over requests whose prompt and decode lines are both there; None without any."""
-    n_requests = n_prompt = n_predicted = n_drafted = n_accepted = 0
-    prompt: int | None = None
-    for line in lines:
-        if (found := _PROMPT.search(line)) is not None:
-            prompt = int(found["n"])
-        elif (found := _DECODE.search(line)) is not None:
-            if prompt is not None:
-                n_requests, n_prompt = n_requests + 1, n_prompt + prompt
-                n_predicted += int(found["n"])
-            prompt = None
-        elif n_requests and (found := _DRAFTS.search(line)) is not None:
-            n_drafted, n_accepted = (
-                n_drafted + int(found["drafted"]),
-                n_accepted + int(found["accepted"]),
-            )
-    return Traffic(n_requests, n_prompt, n_predicted, n_drafted, n_accepted) if n_requests else None
+def _traffic(lines: Sequence[str]) -> Traffic | None:
+    """Sums over the requests of a log; None where it has none."""
+    requests = [one for one in read_requests(lines).requests if one.predicted_n]
+    if not requests:
+        return None
+    return Traffic(
+        n_requests=len(requests),
+        n_prompt=sum(one.prompt_n for one in requests),
+        n_predicted=sum(one.predicted_n for one in requests),
+        n_drafted=sum(one.drafted_n or 0 for one in requests),
+        n_accepted=sum(one.accepted_n or 0 for one in requests),
+    )

@@ -1,0 +1,382 @@
+"""Every rule of `doctor`: where it finds something, where it is silent, where it cannot tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tests.support.doctor_facts import (
+    BREAK_EVEN,
+    DRIVER,
+    EVIDENCE,
+    HOST,
+    TRAFFIC,
+    a_box,
+    card,
+    engine,
+    estimated,
+    model,
+    with_card,
+    with_log,
+    with_server,
+    with_settings,
+    without_cards,
+)
+from tests.support.fake_gpu import a_card
+from tunerd.core.doctor.catalogue import ALL_RULES
+from tunerd.core.doctor.diagnosis import CannotTell, Missing, Rule, Seen, diagnose
+from tunerd.core.doctor.facts import Facts, GraphControl, Locking, PortFacts
+from tunerd.core.engine import Effect, Proof
+from tunerd.core.host import CpuFrequency, GpuProcess
+from tunerd.core.memory_report import MemoryReport
+from tunerd.core.quantity import MiB
+from tunerd.core.result import Level
+
+BY_CODE = {rule.code: rule for rule in ALL_RULES}
+UNMEASURED = replace(EVIDENCE, break_even=None)
+SMALL_CARD = with_card(total_mib=MiB(12282), used_mib=MiB(9000), processes=())
+PLAIN: dict[str, Any] = {"serving__cache_type_k": "f16", "serving__cache_type_v": "f16"}
+LOW = replace(TRAFFIC, n_accepted=1500)
+IQ4_HEAD = replace(model(), mtp_types=(("iq4_xs", 400_000_000), ("f32", 2_000_000)))
+XORG = GpuProcess(900, MiB(950), "graphics", "Xorg", "display-manager.service")
+CPU_MOE: dict[str, Any] = {"memory__n_cpu_moe": 20, "memory__fit_mib": None}
+
+
+def with_host(box: Facts, **changes: object) -> Facts:
+    return replace(box, host=replace(box.host, **changes))  # type: ignore[arg-type]
+
+
+def unreadable_cards(box: Facts | None = None) -> Facts:
+    return with_host(box or a_box(), gpus=None, gpu_problem="no driver")
+
+
+def report(**changes: object) -> MemoryReport:
+    empty = MemoryReport(
+        buffers=(),
+        tables=(),
+        n_ctx=None,
+        n_layers_on_gpu=None,
+        n_layers_to_place=None,
+        n_splits=None,
+    )
+    return replace(empty, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Fires:
+    """A box on which a rule finds something of this severity, in these words."""
+
+    code: str
+    box: Facts
+    severity: Level
+    words: str
+
+
+FIRES = [
+    Fires("uvm-missing", replace(a_box(), driver=replace(DRIVER, has_uvm_device=False)),
+          Level.WARNING, "no /dev/nvidia-uvm"),
+    Fires("driver-mismatch", replace(unreadable_cards(), driver=replace(DRIVER, module_version="570.1")),
+          Level.ERROR, "kernel module is 570.1"),
+    Fires("pcie-link", with_card(pcie_width=4), Level.WARNING, "x4, and x16"),
+    Fires("pcie-link", with_card(pcie_generation=1, performance_state=2), Level.WARNING,
+          "generation 1 at work"),
+    Fires("power-limit", with_card(power_limit_w=150.0), Level.NOTE, "150 W, and 220 W"),
+    Fires("resizable-bar", with_card(bar1_mib=MiB(256)), Level.NOTE, "256 MiB of 49140 MiB"),
+    Fires("cpu-governor", replace(a_box(), frequency=CpuFrequency("acpi-cpufreq", ("powersave",), ())),
+          Level.WARNING, "powersave"),
+    Fires("cpu-governor", replace(a_box(), frequency=CpuFrequency("intel_pstate", ("powersave",),
+          ("balance_power",))), Level.NOTE, "balance_power"),
+    Fires("threads", with_settings(serving__threads=16), Level.WARNING, "16, and there are 8"),
+    Fires("threads", with_settings(serving__threads_batch=16), Level.NOTE, "threads_batch is 16"),
+    Fires("flags-removed", with_server(foreign_flags=("--mlock", "--no-mmap")), Level.ERROR,
+          "does not take --mlock, --no-mmap"),
+    Fires("flags-removed", with_server(foreign_flags=("--draft-max",)), Level.ERROR, "--draft-max"),
+    Fires("engine-architecture", with_card(with_log(cuda_architectures=(86,)), compute_capability=(12, 0)),
+          Level.WARNING, "code for 8.6, and the card is 12.0"),
+    Fires("engine-architecture", with_card(with_log(cuda_architectures=(90,)),
+          compute_capability=(8, 6)), Level.ERROR, "card is 8.6"),
+    Fires("engine-architecture", with_server(devices=()), Level.WARNING, "no device to offload to"),
+    Fires("engine-architecture", with_log(lacks_kernels=True), Level.ERROR, "no kernel image"),
+    Fires("cuda-graphs", replace(a_box(), graphs=GraphControl(50.0, 56.0, 1.04, 1.20)), Level.WARNING,
+          "12% faster"),
+    Fires("port-clash", replace(a_box(), port=PortFacts(8080, ("nginx (process 7)",))), Level.ERROR,
+          "nginx (process 7)"),
+    Fires("port-clash", replace(a_box(), server=None, port=PortFacts(8080, ("nginx (process 7)",))),
+          Level.NOTE, "listens there already"),
+    Fires("port-clash", with_settings(serving__port=None), Level.NOTE, "names no port"),
+    Fires("evidence-stale", replace(a_box(), evidence=replace(EVIDENCE, holds=False,
+          changes=("driver changed: 570 -> 580",))), Level.WARNING, "driver changed: 570 -> 580"),
+    Fires("vram-full", with_card(used_mib=MiB(48_000), reserved_mib=MiB(400)), Level.WARNING, "98%"),
+    Fires("vram-spill", with_server(environment={"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"}),
+          Level.WARNING, "goes to RAM"),
+    Fires("vram-spill", with_log(has_misplaced_layers=True), Level.WARNING, "on different devices"),
+    Fires("vram-spill", replace(with_card(used_mib=MiB(48_000)), driver=replace(DRIVER, is_wsl=True)),
+          Level.WARNING, "Windows' driver"),
+    Fires("display-vram", with_card(processes=(XORG,)), Level.WARNING, "Xorg holds 950 MiB"),
+    Fires("display-vram", with_card(processes=(replace(XORG, used_mib=None),)), Level.WARNING,
+          "the driver does not say"),
+    Fires("kv-plain", with_settings(SMALL_CARD, **PLAIN), Level.WARNING, "f16/f16 on a card of 12282"),
+    Fires("kv-plain", with_server(with_settings(SMALL_CARD, **PLAIN), estimate=None), Level.NOTE,
+          "f16/f16"),
+    Fires("kv-pair", with_settings(serving__cache_type_v="q4_0"), Level.ERROR, "q8_0/q4_0"),
+    Fires("kv-pair", with_settings(serving__cache_type_k="q5_1", serving__cache_type_v="q5_1"),
+          Level.ERROR, "q5_1/q5_1"),
+    Fires("context-not-fillable", with_log(report=report(n_ctx=16384)), Level.WARNING,
+          "32768 tokens of context were asked for, and the engine made 16384"),
+    Fires("context-not-fillable", with_server(estimate=estimated(524288)), Level.WARNING,
+          "trained for 262144"),
+    Fires("context-not-fillable", with_host(a_box(), memory=replace(HOST.memory,
+          total_mib=MiB(1700))), Level.WARNING, "may grow to"),
+    Fires("memlock", with_log(mlock_refused=True), Level.WARNING, "not everything"),
+    Fires("memlock", with_server(locking=Locking(False, MiB(8), MiB(0))), Level.WARNING,
+          "nothing is locked; the server's limit is 8 MiB"),
+    Fires("memlock", with_server(locking=Locking(False, MiB(100), MiB(90))), Level.WARNING,
+          "not everything"),
+    Fires("swap", with_server(swapped_mib=MiB(900)), Level.WARNING, "900 MiB of the server itself"),
+    Fires("swap", with_host(a_box(), memory=replace(HOST.memory, swap_used_mib=MiB(500))), Level.NOTE,
+          "500 MiB of swap"),
+    Fires("mapped-experts", with_settings(serving__load_mode="mmap", **CPU_MOE), Level.WARNING,
+          "experts are on the CPU"),
+    Fires("mapped-experts", with_settings(SMALL_CARD, serving__load_mode=None), Level.WARNING,
+          "the file is mapped"),
+    Fires("mapped-experts", with_log(with_settings(serving__load_mode="auto"),
+          maps_overridden_tensors=True), Level.WARNING, "the file is mapped"),
+    Fires("mtp-does-not-pay", with_log(traffic=LOW), Level.WARNING, "12% of 12000"),
+    Fires("mtp-does-not-pay", with_log(traffic=replace(TRAFFIC, n_drafted=0, n_accepted=0)),
+          Level.WARNING, "drafted nothing"),
+    Fires("mtp-does-not-pay", replace(a_box(), evidence=replace(EVIDENCE,
+          break_even=replace(BREAK_EVEN, prompt_ms=(100.0, 9.0)))), Level.WARNING,
+          "no acceptance at all"),
+    Fires("mtp-head-quant", with_server(with_log(traffic=LOW), model=IQ4_HEAD), Level.WARNING,
+          "4.3 bits per weight (iq4_xs)"),
+    Fires("p-min-zero", with_settings(speculation__p_min=0.0, **CPU_MOE), Level.WARNING, "p-min is 0"),
+    Fires("p-min-zero", with_settings(SMALL_CARD, speculation__p_min=None), Level.WARNING,
+          "p-min is 0"),
+    Fires("mtp-slots", with_server(n_slots=4), Level.WARNING, "4 slots"),
+    Fires("mtp-slots", with_log(with_server(n_slots=None), n_slots=2), Level.WARNING, "2 slots"),
+    Fires("model-without-mtp", with_server(model=replace(model(), n_nextn=0)), Level.ERROR,
+          "no MTP block"),
+    Fires("engine-without-mtp", with_server(engine=engine("main-mid", Proof("mtp", Effect.NO_EFFECT,
+          "it drafted nothing"))), Level.ERROR, "it drafted nothing"),
+    Fires("engine-without-mtp", with_settings(with_server(engine=engine("main-old")),
+          speculation__type="off"), Level.NOTE, "knows no MTP"),
+]  # fmt: skip
+
+SILENT = [
+    ("uvm-missing", without_cards()),
+    ("uvm-missing", replace(a_box(), driver=replace(DRIVER, has_uvm_device=False, is_wsl=True))),
+    ("driver-mismatch", without_cards()),
+    ("pcie-link", without_cards()),
+    ("power-limit", with_card(power_limit_w=240.0)),
+    ("resizable-bar", with_card(bar1_mib=MiB(65536))),
+    ("cpu-governor", replace(a_box(), frequency=CpuFrequency("acpi-cpufreq", ("schedutil",), ()))),
+    ("threads", with_settings(serving__threads=None)),
+    ("engine-architecture", with_card(with_log(cuda_architectures=(86,)), compute_capability=(8, 9))),
+    ("engine-architecture", with_log(has_cuda=False, cuda_architectures=None)),
+    ("engine-architecture", without_cards()),
+    ("cuda-graphs", replace(a_box(), graphs=GraphControl(50.0, 50.5, 0.99, 1.03))),
+    ("cuda-graphs", replace(without_cards(), graphs=None)),
+    ("port-clash", replace(a_box(), server=None)),
+    ("vram-full", with_card(used_mib=MiB(46_000))),
+    ("vram-spill", without_cards()),
+    ("display-vram", with_card(processes=(replace(XORG, used_mib=MiB(60)),))),
+    ("kv-plain", with_settings(**PLAIN)),
+    ("kv-plain", without_cards(with_settings(**PLAIN))),
+    ("kv-plain", with_settings(SMALL_CARD, memory__kv_offload=False, **PLAIN)),
+    ("kv-pair", with_log(with_settings(serving__cache_type_v="q4_0"), has_all_kv_pairs=True)),
+    ("kv-pair", with_settings(serving__cache_type_v="q4_0", serving__flash_attn="off")),
+    ("kv-pair", with_settings(serving__cache_type_k="turbo3", serving__cache_type_v="turbo3")),
+    ("context-not-fillable", with_log(report=report(n_ctx=32768))),
+    ("memlock", with_settings(with_log(mlock_refused=True), serving__load_mode="none")),
+    ("mapped-experts", without_cards(with_settings(serving__load_mode="mmap", **CPU_MOE))),
+    ("mapped-experts", with_settings(serving__load_mode="mmap")),
+    ("mtp-does-not-pay", with_log(with_settings(speculation__type="off"), traffic=LOW)),
+    ("mtp-head-quant", with_server(model=IQ4_HEAD)),
+    ("mtp-head-quant", with_server(model=replace(model(), n_nextn=0))),
+    ("p-min-zero", with_settings(speculation__p_min=0.0)),
+    ("p-min-zero", with_settings(speculation__type="ngram-mod", speculation__p_min=0.0, **CPU_MOE)),
+    ("mtp-slots", with_settings(with_server(n_slots=4), speculation__type="off")),
+    ("model-without-mtp", with_settings(with_server(model=replace(model(), n_nextn=0)),
+                                        speculation__draft_model="/models/draft.gguf")),
+]  # fmt: skip
+
+UNKNOWN = [
+    ("uvm-missing", replace(a_box(), driver=None), "driver's files"),
+    ("uvm-missing", replace(unreadable_cards(), driver=replace(
+        DRIVER, has_uvm_device=False, pci_addresses=None)), "PCI bus"),
+    ("driver-mismatch", replace(a_box(), driver=replace(DRIVER, library_version=None)), "library"),
+    ("driver-mismatch", replace(unreadable_cards(), driver=replace(
+        DRIVER, module_version=None)), "kernel module"),
+    ("pcie-link", with_card(pcie_width=None), "PCIe link of GPU 0"),
+    ("pcie-link", with_card(pcie_generation=1, performance_state=8), "idles at 1 of 4"),
+    ("pcie-link", with_card(pcie_generation=None), "PCIe generation"),
+    ("power-limit", with_card(power_default_w=None), "power limit of GPU 0"),
+    ("resizable-bar", with_card(bar1_mib=None), "BAR1"),
+    ("cpu-governor", replace(a_box(), frequency=None), "governor"),
+    ("threads", with_host(a_box(), cpu=replace(HOST.cpu, physical_cores=None)), "physical cores"),
+    ("flags-removed", with_server(engine=None), "accepts"),
+    ("engine-architecture", with_log(cuda_architectures=None, has_cuda=None), "ARCHS"),
+    ("engine-architecture", with_card(compute_capability=None), "compute capability"),
+    ("cuda-graphs", replace(a_box(), graphs=None), "control run"),
+    ("port-clash", replace(a_box(), port=None), "the port"),
+    ("evidence-stale", replace(a_box(), evidence=None), "stored measurements"),
+    ("evidence-stale", replace(a_box(), evidence=replace(EVIDENCE, newest_run=None)), "what serves"),
+    ("evidence-stale", replace(a_box(), evidence=replace(EVIDENCE, holds=None)), "still holds"),
+    ("vram-full", with_card(used_mib=None), "GPU 0"),
+    ("vram-spill", with_server(log=None), "the log"),
+    ("display-vram", with_card(processes=None), "which processes"),
+    ("kv-plain", with_settings(with_card(total_mib=None), **PLAIN), "size of GPU 0"),
+    ("kv-pair", with_log(with_settings(serving__cache_type_v="q4_0"), has_all_kv_pairs=None),
+     "FA_ALL_QUANTS"),
+    ("context-not-fillable", with_server(model=None, model_problem="no such file"), "no such file"),
+    ("context-not-fillable", with_server(estimate=None), "estimate"),
+    ("memlock", with_server(locking=None), "lock limit"),
+    ("swap", with_host(a_box(), memory=replace(HOST.memory, swap_used_mib=None)), "swap"),
+    ("mapped-experts", with_server(with_settings(serving__load_mode="mmap"), estimate=None),
+     "where the weights are"),
+    ("mtp-does-not-pay", replace(a_box(), evidence=UNMEASURED), "one without speculation"),
+    ("mtp-does-not-pay", with_log(traffic=None), "requests in the log"),
+    ("mtp-does-not-pay", with_log(traffic=replace(TRAFFIC, n_drafted=120, n_accepted=20)),
+     "120 drafted tokens are too few"),
+    ("mtp-head-quant", replace(with_server(model=IQ4_HEAD), evidence=UNMEASURED),
+     "one without speculation"),
+    ("mtp-head-quant", with_server(model=replace(model(), mtp_types=(("type 999", 5),))), "types"),
+    ("p-min-zero", with_server(with_settings(speculation__p_min=0.0), estimate=None),
+     "where the weights are"),
+    ("mtp-slots", with_settings(with_server(with_log(n_slots=None), n_slots=None),
+                                serving__n_parallel=None), "number of slots"),
+    ("model-without-mtp", with_server(model=None), "header"),
+    ("engine-without-mtp", with_server(settings=None, settings_problem="it has 2 ExecStart= lines"),
+     "2 ExecStart"),
+]  # fmt: skip
+
+
+def ask(rule: Rule, box: Facts) -> tuple[list[Seen], list[str]]:
+    seen: list[Seen] = []
+    missing: list[str] = []
+    try:
+        for said in rule.check(box):
+            if isinstance(said, Missing):
+                missing.append(said.what)
+            else:
+                seen.append(said)
+    except CannotTell as unknown:
+        missing.append(unknown.what)
+    return seen, missing
+
+
+@pytest.mark.parametrize("case", FIRES, ids=lambda case: f"{case.code}: {case.words}")
+def test_a_rule_finds_what_is_wrong(case: Fires) -> None:
+    seen, missing = ask(BY_CODE[case.code], case.box)
+
+    assert [one.severity for one in seen] == [case.severity], (seen, missing)
+    assert case.words in seen[0].seen
+    assert seen[0].do
+
+
+@pytest.mark.parametrize(("code", "box"), SILENT)
+def test_a_rule_is_silent_where_nothing_is_wrong(code: str, box: Facts) -> None:
+    assert ask(BY_CODE[code], box) == ([], [])
+
+
+@pytest.mark.parametrize(("code", "box", "words"), UNKNOWN)
+def test_a_rule_that_lacks_a_fact_says_which(code: str, box: Facts, words: str) -> None:
+    seen, missing = ask(BY_CODE[code], box)
+
+    assert seen == []
+    assert len(missing) == 1
+    assert words in missing[0]
+
+
+def test_no_rule_is_without_a_case_of_each_kind() -> None:
+    codes = {rule.code for rule in ALL_RULES}
+    assert {case.code for case in FIRES} == codes
+    assert {code for code, _, _ in UNKNOWN} == codes
+    quiet = diagnose(a_box(), ALL_RULES)
+    assert (quiet.findings, quiet.not_checked) == ((), ())
+    assert set(quiet.passed) == codes
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.code)
+def test_a_rule_says_why_and_names_its_source(rule: Rule) -> None:
+    assert len(rule.why.split()) >= 5
+    assert len(rule.source) > 5
+    for text in (rule.looks_for, rule.why, rule.source):
+        assert not text.endswith(".")
+
+
+def test_codes_are_unique() -> None:
+    assert len(BY_CODE) == len(ALL_RULES)
+
+
+def test_a_box_of_which_nothing_is_known_has_no_findings_and_passes_nothing() -> None:
+    unknown = Facts(host=replace(HOST, gpus=None, memory=replace(HOST.memory, swap_used_mib=None)))
+
+    found = diagnose(unknown, ALL_RULES)
+
+    assert found.findings == ()
+    assert found.passed == ()
+    assert len(found.not_checked) == len(ALL_RULES)
+
+
+def test_the_worst_finding_comes_first_and_decides_the_exit_code() -> None:
+    note = with_card(power_limit_w=150.0)
+    worse = with_settings(note, serving__threads=16)
+    worst = with_server(worse, foreign_flags=("--mlock",))
+
+    found = [diagnose(box, ALL_RULES) for box in (a_box(), note, worse, worst)]
+
+    assert [one.exit_code for one in found] == [0, 0, 6, 7]
+    assert [str(one.severity) for one in found[3].findings] == ["error", "warning", "note"]
+
+
+def test_one_unreadable_card_does_not_hide_what_is_wrong_with_the_other() -> None:
+    box = with_host(a_box(), gpus=(card(pcie_width=None), card(index=1, pcie_width=4)))
+
+    seen, missing = ask(BY_CODE["pcie-link"], box)
+
+    assert [one.seen for one in seen] == ["GPU 1: PCIe x4, and x16 is possible"]
+    assert missing == ["the PCIe link of GPU 0"]
+
+
+@pytest.mark.parametrize(
+    ("has_other", "words"),
+    [
+        (True, "plug the monitor into the mainboard"),
+        (False, "systemctl set-default multi-user.target"),
+        (None, "if it has one"),
+    ],
+)
+def test_the_way_out_for_a_desktop_depends_on_other_graphics(
+    has_other: bool | None, words: str
+) -> None:
+    driver = replace(DRIVER, has_other_graphics=has_other)
+
+    seen, _ = ask(BY_CODE["display-vram"], replace(with_card(processes=(XORG,)), driver=driver))
+
+    assert words in seen[0].do
+    assert ("monitor" in seen[0].do) is (has_other is not False)
+
+
+def test_the_card_of_the_server_is_the_one_where_its_process_is() -> None:
+    large = a_card(index=0, total_mib=49140)
+    own = replace(card(), index=1, total_mib=MiB(12282))
+    box = with_host(a_box(), gpus=(large, own))
+
+    found = box.card()
+    assert found is not None
+    assert found.index == 1
+    resting = with_server(box, pid=None).card()
+    assert resting is not None
+    assert resting.index == 0
+
+
+def test_an_ik_build_may_have_equal_types_that_mainline_has_no_kernel_for() -> None:
+    types: dict[str, Any] = {"serving__cache_type_k": "q5_1", "serving__cache_type_v": "q5_1"}
+    box = with_settings(with_server(engine=engine("ik-now")), **types)
+
+    assert ask(BY_CODE["kv-pair"], box) == ([], [])
+    mixed = with_settings(box, serving__cache_type_v="q4_0")
+    assert len(ask(BY_CODE["kv-pair"], mixed)[0]) == 1

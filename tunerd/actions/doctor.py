@@ -1,0 +1,83 @@
+"""`tunerd doctor`: everything that may be wrong on this box, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunerd.actions.context import Context
+from tunerd.actions.doctor_evidence import read_evidence
+from tunerd.actions.doctor_server import ServerReading, read_port, read_server
+from tunerd.core.doctor.catalogue import ALL_RULES
+from tunerd.core.doctor.diagnosis import Diagnosis, diagnose
+from tunerd.core.doctor.facts import Facts
+from tunerd.core.result import ActionResult, Message, warning
+from tunerd.errors import TunerdError
+from tunerd.system.cpu_frequency import read_cpu_frequency
+from tunerd.system.driver_files import read_driver_files
+from tunerd.system.host import read_host
+
+
+def doctor(ctx: Context) -> ActionResult:
+    """Reads only; exit code 0 for nothing or notes, 6 for warnings, 7 for errors."""
+    facts, messages = gather(ctx)
+    diagnosis = diagnose(facts, ALL_RULES)
+    server = facts.server
+    payload = {
+        "unit": server.unit if server is not None else None,
+        "active": server.is_active if server is not None else None,
+        **diagnosis_json(diagnosis),
+    }
+    return ActionResult("doctor", payload, tuple(messages), diagnosis.exit_code)
+
+
+def gather(ctx: Context) -> tuple[Facts, list[Message]]:
+    """All facts, and what went wrong on the way to them."""
+    messages: list[Message] = []
+    host = read_host(ctx.gpu)
+    reading: ServerReading | None = None
+    try:
+        reading = read_server(ctx, host)
+    except TunerdError as problem:
+        messages.append(_could_not("the unit", problem))
+    evidence = None
+    try:
+        evidence = read_evidence(ctx, reading)
+    except TunerdError as problem:
+        messages.append(_could_not("stored measurements", problem))
+    facts = Facts(
+        host=host,
+        frequency=read_cpu_frequency(),
+        driver=read_driver_files(),
+        server=reading.facts if reading is not None else None,
+        port=read_port(reading),
+        evidence=evidence,
+    )
+    return facts, messages
+
+
+def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """A diagnosis as scripts read it."""
+    looks_for = {rule.code: rule.looks_for for rule in ALL_RULES}
+    return {
+        "findings": [
+            {
+                "code": finding.code,
+                "severity": str(finding.severity),
+                "seen": finding.seen,
+                "why": finding.why,
+                "do": finding.do,
+                "source": finding.source,
+            }
+            for finding in diagnosis.findings
+        ],
+        "not_checked": [
+            {"code": one.code, "looks_for": looks_for[one.code], "missing": list(one.missing)}
+            for one in diagnosis.not_checked
+        ],
+        "passed": list(diagnosis.passed),
+    }
+
+
+def _could_not(what: str, problem: TunerdError) -> Message:
+    cause = f": {problem.cause}" if problem.cause else ""
+    return warning("cannot-read", f"{what} cannot be read: {problem.message}{cause}", problem.hint)
