@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from tunerd.core.service import UnitState
 from tunerd.errors import ServiceError
 from tunerd.system.seams import Clock, Lease, ServiceManager
 
+Take = Callable[[LeaseSpec], Lease]
 LONG_S = 300.0
 _PATIENCE_S = 20.0
 _POLL_S = 0.05
@@ -45,6 +46,19 @@ class LeaseContract:
         manager.start(UNIT)
         return manager.state(UNIT)
 
+    @pytest.fixture
+    def take(self, manager: ServiceManager) -> Iterator[Take]:
+        """Takes leases that end with the test at the latest."""
+        taken: list[Lease] = []
+
+        def take(wanted: LeaseSpec) -> Lease:
+            taken.append(manager.lease(wanted))
+            return taken[-1]
+
+        yield take
+        for lease in taken:
+            lease.end()
+
     def candidate(self, manager: ServiceManager, lease: Lease, toy: str, options: str = "") -> str:
         """Start a unit that is bound to a lease."""
         unit = candidate_unit(lease.spec.id, 1)
@@ -69,9 +83,9 @@ class LeaseContract:
         assert manager.state(UNIT).invocation_id != before.invocation_id
 
     def test_a_lease_takes_the_place_of_the_unit_and_its_end_gives_it_back(
-        self, manager: ServiceManager, clock: Clock, production: UnitState
+        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
     ) -> None:
-        lease = manager.lease(spec())
+        lease = take(spec())
 
         assert manager.state(UNIT).active_state == "inactive"
         assert lease.is_held()
@@ -85,10 +99,10 @@ class LeaseContract:
         lease.end()  # once more is no error
 
     def test_a_lease_that_restores_nothing_leaves_the_unit_stopped(
-        self, manager: ServiceManager, clock: Clock, production: UnitState
+        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
     ) -> None:
         del production
-        lease = manager.lease(spec(restores=False))
+        lease = take(spec(restores=False))
 
         lease.end()
 
@@ -96,9 +110,14 @@ class LeaseContract:
         assert manager.state(UNIT).active_state == "inactive"
 
     def test_what_is_bound_is_down_before_the_unit_starts_again(
-        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+        self,
+        take: Take,
+        manager: ServiceManager,
+        clock: Clock,
+        toy: str,
+        production: UnitState,
     ) -> None:
-        lease = manager.lease(spec())
+        lease = take(spec())
         unit = self.candidate(manager, lease, toy, "--slow-term 1")
         self.eventually(clock, lambda: "up" in manager.log(unit), "the candidate is silent")
         assert manager.state(unit).is_active
@@ -114,10 +133,10 @@ class LeaseContract:
         assert since_s - (clock.now_s() - clock.monotonic_s() + began_s) > 0.9
 
     def test_nothing_can_be_bound_to_a_lease_that_is_gone(
-        self, manager: ServiceManager, toy: str, production: UnitState
+        self, take: Take, manager: ServiceManager, toy: str, production: UnitState
     ) -> None:
         del production
-        lease = manager.lease(spec())
+        lease = take(spec())
         lease.end()
 
         with pytest.raises(ServiceError):
@@ -128,9 +147,14 @@ class LeaseContract:
         assert manager.state(UNIT).is_active
 
     def test_whoever_starts_the_unit_ends_the_lease(
-        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+        self,
+        take: Take,
+        manager: ServiceManager,
+        clock: Clock,
+        toy: str,
+        production: UnitState,
     ) -> None:
-        lease = manager.lease(spec())
+        lease = take(spec())
         unit = self.candidate(manager, lease, toy)
 
         manager.start(UNIT)
@@ -140,9 +164,14 @@ class LeaseContract:
         self.is_back(manager, clock, production)
 
     def test_a_restart_of_the_unit_ends_the_lease_too(
-        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+        self,
+        take: Take,
+        manager: ServiceManager,
+        clock: Clock,
+        toy: str,
+        production: UnitState,
     ) -> None:
-        lease = manager.lease(spec(restores=False))
+        lease = take(spec(restores=False))
         unit = self.candidate(manager, lease, toy)
 
         manager.restart(UNIT)
@@ -152,9 +181,14 @@ class LeaseContract:
         self.is_back(manager, clock, production)
 
     def test_whoever_stops_the_unit_of_the_lease_ends_it(
-        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+        self,
+        take: Take,
+        manager: ServiceManager,
+        clock: Clock,
+        toy: str,
+        production: UnitState,
     ) -> None:
-        lease = manager.lease(spec())
+        lease = take(spec())
         unit = self.candidate(manager, lease, toy)
 
         manager.stop(lease.spec.unit)
@@ -164,9 +198,14 @@ class LeaseContract:
         self.is_back(manager, clock, production)
 
     def test_a_lease_ends_when_its_time_is_over(
-        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+        self,
+        take: Take,
+        manager: ServiceManager,
+        clock: Clock,
+        toy: str,
+        production: UnitState,
     ) -> None:
-        lease = manager.lease(spec(limit_s=2))
+        lease = take(spec(limit_s=2))
         unit = self.candidate(manager, lease, toy)
 
         self.eventually(clock, lambda: not lease.is_held(), "the lease outlives its time")
@@ -175,9 +214,14 @@ class LeaseContract:
         assert not manager.state(unit).is_active
 
     def test_a_candidate_that_ends_leaves_the_lease_standing(
-        self, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+        self,
+        take: Take,
+        manager: ServiceManager,
+        clock: Clock,
+        toy: str,
+        production: UnitState,
     ) -> None:
-        lease = manager.lease(spec())
+        lease = take(spec())
         unit = self.candidate(manager, lease, toy, "--end-after 0.2 --status 7")
 
         self.eventually(clock, lambda: manager.state(unit).has_failed, "it does not fail")
@@ -189,11 +233,11 @@ class LeaseContract:
         self.is_back(manager, clock, production)
 
     def test_a_stopped_unit_is_started_afterwards_if_that_was_asked(
-        self, manager: ServiceManager, clock: Clock, production: UnitState
+        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
     ) -> None:
         manager.stop(UNIT)
 
-        lease = manager.lease(spec(restores=True))
+        lease = take(spec(restores=True))
         lease.end()
 
         self.is_back(manager, clock, production)

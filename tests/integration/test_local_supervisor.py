@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contracts.lease import LeaseContract
 from tests.contracts.service_manager import UNIT, SlowJobsContract
 from tests.support.supervised import supervised
 from tunerd.system.clock import SystemClock
@@ -20,21 +21,28 @@ from tunerd.system.seams import ServiceManager
 TOY = Path(__file__).parents[1] / "support/toy_service.sh"
 
 
+@pytest.fixture
+def clock() -> SystemClock:
+    return SystemClock()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Local]:
+    with supervised(tmp_path) as paths:
+        yield Local(paths, may_start=True)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> str:
+    """A copy, so that what is left of it after a test can be told by its path."""
+    return str(shutil.copy(TOY, tmp_path / "toy"))
+
+
+class TestLeasesOfLocal(LeaseContract):
+    pass
+
+
 class TestLocal(SlowJobsContract):
-    @pytest.fixture
-    def clock(self) -> SystemClock:
-        return SystemClock()
-
-    @pytest.fixture
-    def manager(self, tmp_path: Path) -> Iterator[Local]:
-        with supervised(tmp_path) as paths:
-            yield Local(paths, may_start=True)
-
-    @pytest.fixture
-    def toy(self, tmp_path: Path) -> str:
-        """A copy, so that what is left of it after a test can be told by its path."""
-        return str(shutil.copy(TOY, tmp_path / "toy"))
-
     @pytest.fixture
     def kill_main(self, manager: Local) -> Callable[[int], None]:
         def kill(number: int) -> None:

@@ -39,6 +39,7 @@ _WITHOUT_EFFECT = {
     ("Install", "WantedBy"),
 }
 _HONOURED = _WITHOUT_EFFECT | {
+    ("Unit", "BindsTo"),
     ("Unit", "StartLimitIntervalSec"),
     ("Unit", "StartLimitBurst"),
     ("Service", "ExecStart"),

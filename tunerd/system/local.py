@@ -144,7 +144,15 @@ class Local:
 
     def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
         """Stop production and hold its place; see ServiceManager."""
-        raise ServiceError("the supervisor knows no leases yet", cause=f"{spec.unit}, {timeout_s}")
+        from tunerd.system.local_lease import take_lease  # most calls need none
+
+        try:
+            return take_lease(self, self._paths.runtime_dir, spec, timeout_s=timeout_s)
+        except NoSupervisor:
+            if not self._may_start:
+                raise
+            self.ensure_supervisor()
+            return take_lease(self, self._paths.runtime_dir, spec, timeout_s=timeout_s)
 
     def ensure_supervisor(self) -> None:
         """Start the supervisor if none runs.

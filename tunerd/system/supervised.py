@@ -115,6 +115,12 @@ class SupervisedUnit:
         spec = self._definition.spec
         return spec is not None and should_restart(spec.restart, EXIT_CODE)
 
+    @property
+    def bound_to(self) -> str | None:
+        """The unit without which it must not run."""
+        spec = self._definition.spec
+        return spec.file.value("Unit", "BindsTo") if spec is not None else None
+
     # Wishes
 
     def start(self) -> None:

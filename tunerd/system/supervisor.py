@@ -25,6 +25,7 @@ from tunerd.system import supervisor_wire as wire
 from tunerd.system.clock import SystemClock
 from tunerd.system.supervised import Phase, SupervisedUnit
 from tunerd.system.supervisor_calls import Connection, Job
+from tunerd.system.supervisor_lease import HeldLease, Leases, read_lease
 from tunerd.system.unit_record import Intent, forget, read_record, recorded_units
 from tunerd.system.unit_source import check_name, enabled_units, unit_names
 
@@ -48,6 +49,17 @@ class Supervisor:
         self._units: dict[str, SupervisedUnit] = {}
         self._jobs: dict[str, Job] = {}
         self._connections: dict[int, Connection] = {}
+        self._leases = Leases(
+            is_down=self._is_unit_down,
+            bound_to=self._bound_to,
+            stop=self._begin_stop,
+            restore=self._restore,
+            granted=self._grant,
+            over=self._give_up,
+        )
+        # Candidates of a dead supervisor's lease: they end before anything starts.
+        self._orphans: list[str] = []
+        self._must_start_enabled = True
         self._is_ending = False
         self._lock = _lock(paths)
         for folder in (paths.unit_dir, paths.log_dir):
@@ -69,7 +81,6 @@ class Supervisor:
         self._say(f"supervisor started, pid {os.getpid()}")
         self._take_over()
         ready()
-        self._start_enabled()
         while not (self._is_ending and self._is_down()):
             self._turn()
         (self._paths.runtime_dir / wire.SOCKET_NAME).unlink(missing_ok=True)
@@ -88,6 +99,10 @@ class Supervisor:
             unit = self._unit(name)
             if record.is_alive:
                 unit.adopt(record)
+                if unit.bound_to is not None:
+                    self._say(f"{name}: the lease that it was bound to is gone")
+                    self._orphans.append(name)
+                    self._begin_stop(name)
                 continue
             unit.sweep_remains(record)
             if record.intent is not Intent.RUNNING or unit.should_outlive_failure:
@@ -95,8 +110,12 @@ class Supervisor:
                 self._try_start(name)
 
     def _start_enabled(self) -> None:
+        self._orphans = [name for name in self._orphans if not self._is_unit_down(name)]
+        if self._orphans or not self._must_start_enabled:
+            return
+        self._must_start_enabled = False
         for name in enabled_units(self._paths):
-            if self._unit(name).phase.is_down:
+            if self._unit(name).phase.is_down and not self._is_ending:
                 self._try_start(name)
 
     def _try_start(self, name: str) -> None:
@@ -129,6 +148,7 @@ class Supervisor:
         for unit in tuple(self._units.values()):
             unit.turn()
         self._reap_strangers()
+        self._start_enabled()
         if self._listener.fileno() in readable:
             self._accept()
         for number in readable:
@@ -136,11 +156,12 @@ class Supervisor:
                 self._hear(self._connections[number])
         for name in tuple(self._jobs):
             self._advance(name)
+        self._leases.turn(now_s)
         self._close_idle()
         self._forget_units()
 
     def _nap_s(self, now_s: float) -> float:
-        due = [unit.due_s() for unit in self._units.values()]
+        due = [self._leases.due_s(), *(unit.due_s() for unit in self._units.values())]
         due += [connection.expires_s for connection in self._connections.values()]
         times = [time for time in due if time is not None]
         return max(0.0, min([_NAP_S, *(time - now_s for time in times)]))
@@ -195,6 +216,11 @@ class Supervisor:
         for job in self._jobs.values():
             if connection in job.waiting:
                 job.waiting.remove(connection)
+        lease = self._leases.held_by(connection)
+        if lease is not None:
+            self._say(f"{lease.unit}: its holder is gone")
+            lease.connection = None
+            self._leases.begin_end(lease)
 
     def _close_idle(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -210,10 +236,16 @@ class Supervisor:
                 unit.load()
             return {}
         if verb == "list":
-            return {"units": sorted({*self._units, *unit_names(self._paths)})}
+            return {"units": sorted({*self._units, *unit_names(self._paths), *self._leases.names})}
         if verb == "ping":
             return {"pid": os.getpid()}
+        if verb == "lease":
+            self._lease(request, connection)
+            return None
         name = check_name(str(request.get("unit", "")))
+        lease = self._leases.find(name)
+        if lease is not None:
+            return self._obey_for_lease(lease, verb, connection)
         unit = self._unit(name)
         if verb == "show":
             return {"properties": unit.properties()}
@@ -225,13 +257,21 @@ class Supervisor:
             return {}
         if verb not in {"start", "stop", "restart"}:
             raise ServiceError(f"the supervisor does not know this request: {verb}")
+        self._ask_for(verb, unit, connection)
+        return None
+
+    def _ask_for(self, verb: str, unit: SupervisedUnit, connection: Connection) -> None:
+        """Put a job; its answer comes when it is done."""
         if self._is_ending and verb != "stop":
             raise ServiceError("the supervisor is ending")
         if verb != "stop":
             unit.check_startable()
+            self._check_bound(unit)
+            for held in self._leases.of(unit.unit):
+                self._say(f"{held.unit}: ends, for {unit.unit} is started")
+                self._leases.begin_end(held, restores=False)
         connection.expires_s = None
-        self._put(name, Job(verb, [connection]))
-        return None
+        self._put(unit.unit, Job(verb, [connection]))
 
     # Jobs
 
@@ -259,6 +299,8 @@ class Supervisor:
             if not unit.phase.is_down:
                 return
             job.is_stopped = True
+        if job.verb != "stop" and (self._orphans or self._leases.of(name)):
+            return  # the place is not free yet
         if job.verb == "start" and unit.phase in {
             Phase.STOPPING,
             Phase.KILLING,
@@ -278,6 +320,63 @@ class Supervisor:
     def _tell(self, job: Job, answer: bytes) -> None:
         for connection in job.waiting:
             connection.answer(answer, self._clock.monotonic_s())
+
+    # Leases
+
+    def _lease(self, request: Mapping[str, Any], connection: Connection) -> None:
+        """Taken when the unit is down; the answer comes then."""
+        if self._is_ending:
+            raise ServiceError("the supervisor is ending")
+        lease = read_lease(request, connection, self._clock.monotonic_s())
+        self._leases.take(lease)
+        connection.expires_s = None
+        self._begin_stop(lease.production)
+
+    def _obey_for_lease(
+        self, lease: HeldLease, verb: str, connection: Connection
+    ) -> dict[str, Any] | None:
+        if verb == "show":
+            return {"properties": lease.properties()}
+        if verb == "reset-failed":
+            return {}
+        if verb != "stop":
+            raise ServiceError(f"{lease.unit} is a lease: it can only be stopped")
+        lease.waiting.append(connection)
+        connection.expires_s = None
+        self._leases.begin_end(lease)
+        return None
+
+    def _grant(self, lease: HeldLease) -> None:
+        if lease.connection is not None:
+            lease.connection.answer(wire.good_answer({}), self._clock.monotonic_s())
+            lease.connection.expires_s = None  # it stays open: that is the lease
+
+    def _give_up(self, lease: HeldLease) -> None:
+        if lease.connection is not None:
+            holder, lease.connection = lease.connection, None
+            self._drop(holder)
+        for connection in lease.waiting:
+            connection.answer(wire.good_answer({}), self._clock.monotonic_s())
+
+    def _restore(self, production: str) -> None:
+        if not self._is_ending:
+            self._put(production, Job("start"))
+
+    def _check_bound(self, unit: SupervisedUnit) -> None:
+        lease = self._leases.find(unit.bound_to or "")
+        if unit.bound_to is not None and (lease is None or not lease.stands):
+            raise ServiceError(
+                f"{unit.unit} does not start", cause=f"{unit.bound_to} is not active"
+            )
+
+    def _bound_to(self, lease: str) -> list[str]:
+        return [name for name, unit in self._units.items() if unit.bound_to == lease]
+
+    def _begin_stop(self, name: str) -> None:
+        self._put(name, Job("stop"))
+
+    def _is_unit_down(self, name: str) -> bool:
+        return name not in self._jobs and self._unit(name).phase.is_down
 
     # Below
 

@@ -87,14 +87,26 @@ def request(folder: Path, message: Mapping[str, Any], *, timeout_s: float) -> di
         NoSupervisor: Nobody listens.
         ServiceError: The supervisor refused, ended, or did not answer within `timeout_s`.
     """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as channel:
+        return request_on(channel, folder, message, timeout_s=timeout_s)
+
+
+def request_on(
+    channel: socket.socket, folder: Path, message: Mapping[str, Any], *, timeout_s: float
+) -> dict[str, Any]:
+    """As `request`, on a new socket that stays open.
+
+    Raises:
+        NoSupervisor: Nobody listens.
+        ServiceError: The supervisor refused, ended, or did not answer within `timeout_s`.
+    """
     line = json.dumps({"version": VERSION, **message}).encode() + b"\n"
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as channel:
-            channel.settimeout(timeout_s)
-            with _reachable(folder) as name:
-                channel.connect(name)
-            channel.sendall(line)
-            answer = _read_line(channel)
+        channel.settimeout(timeout_s)
+        with _reachable(folder) as name:
+            channel.connect(name)
+        channel.sendall(line)
+        answer = _read_line(channel)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise NoSupervisor(
             "tunerd's supervisor does not run",
