@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -23,9 +21,7 @@ def bar(parts: Sequence[Part], *, largest: float, width: int = _WIDTH) -> str:
     for _, size in parts:
         edges.append(edges[-1] + size)
     scale = width / largest if largest > 0 else 0.0
-    for (mark, colour), (begin, end) in zip(
-        _MARKS, pairwise(edges), strict=False
-    ):
+    for (mark, colour), (begin, end) in zip(_MARKS, pairwise(edges), strict=False):
         text.append(mark * (round(end * scale) - round(begin * scale)), style=colour)
     text.append(" " * (width - text.cell_len))
     return _plain_or_coloured(text)
@@ -49,9 +45,9 @@ def histogram(counts: Sequence[tuple[str, int]], *, width: int = _WIDTH) -> Iter
 
 
 def _plain_or_coloured(text: Text) -> str:
-    if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+    console = Console(file=sys.stdout)  # which heeds NO_COLOR
+    if not console.is_terminal:
         return text.plain
-    console = Console(file=io.StringIO(), force_terminal=True, width=200, legacy_windows=False)
     with console.capture() as capture:
         console.print(text, end="", soft_wrap=True)
     return capture.get()
