@@ -171,3 +171,23 @@ def test_what_was_accepted_in_between_is_the_difference_by_position() -> None:
     assert gained(after, after) == (0, 0, 0)
     assert gained(after, before) is None, "the server was started again"
     assert gained(read_counters(""), after) is None
+
+
+def test_an_answer_that_came_in_one_piece_is_read_too() -> None:
+    message = {"role": "assistant", "content": "Hi", "reasoning_content": "hm"}
+    whole = {"choices": [{"finish_reason": "stop", "message": message}], "timings": TIMINGS}
+    answer = read_answer([(70.0, whole)], is_whole=True)
+
+    assert (answer.text, answer.reasoning, answer.finish) == ("Hi", "hm", "stop")
+    assert answer.timings is not None
+    assert not answer.is_cut
+
+
+def test_the_text_route_is_read() -> None:
+    events: list[tuple[float, dict[str, Any]]] = [
+        (5.0, {"choices": [{"text": " a", "finish_reason": None}]}),
+        (9.0, {"choices": [{"text": "", "finish_reason": "length"}], "timings": TIMINGS}),
+    ]
+
+    answer = read_answer(events, is_whole=True)
+    assert (answer.text, answer.first_ms, answer.finish) == (" a", 5.0, "length")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tunerd.core.health import Completion, HttpState
 from tunerd.system.http_get import NoAnswerError, NoAnswerInTimeError, http_get
+from tunerd.system.llama_stream import Arrivals, Streamed, read_events, read_plain
 from tunerd.system.seams import Clock
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ MAX_REPLY_BYTES = 8 * 1024 * 1024
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
 _NOT_IN_TIME = "no answer in time"
 _TOO_LARGE = "the answer is too large"
+_EVENTS = "text/event-stream"
 _LOADING = 503
 _OK = 200
 
@@ -204,6 +206,75 @@ class LlamaServer:
             return Reply(None, None, str(error) or type(error).__name__)
         return _json_reply(status, content)
 
+    def metrics_text(self, *, timeout_s: float = 5.0) -> str | None:
+        """The text of the metrics route; None where it is off or cannot be read."""
+        address = self.address
+        try:
+            found = http_get(
+                address.reachable_host,
+                address.port,
+                "/metrics",
+                headers=address.headers,
+                timeout_s=timeout_s,
+                max_bytes=MAX_REPLY_BYTES,
+                clock=self._clock,
+            )
+        except (NoAnswerInTimeError, NoAnswerError):
+            return None
+        if found.status != _OK or found.body is None:
+            return None
+        return found.body.decode("utf-8", "replace")
+
+    def stream(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        timeout_s: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Streamed:
+        """A POST request whose answer comes in events, on a connection of its own; never raises.
+
+        A connection is not used again: after a stream that was cut short llama-server closes it.
+
+        Args:
+            path: Route.
+            body: JSON.
+            timeout_s: Until the whole answer is there.
+            meanwhile: Called after each piece that arrives; it should be quick.
+        """
+        import httpx
+
+        began_s = self._clock.monotonic_s()
+        arrivals = Arrivals()
+        status, problem, timed_out, is_events = None, None, False, True
+
+        def elapsed_ms() -> float:
+            return (self._clock.monotonic_s() - began_s) * 1000
+
+        try:
+            with (
+                self._client(httpx, timeout_s) as client,
+                client.stream("POST", path, json=body) as response,
+            ):
+                status = response.status_code
+                is_events = response.headers.get("content-type", "").startswith(_EVENTS)
+                for piece in response.iter_bytes():
+                    at_ms = elapsed_ms()
+                    if not arrivals.add(at_ms, piece):
+                        problem = _TOO_LARGE
+                        break
+                    if at_ms > timeout_s * 1000:
+                        problem, timed_out = _NOT_IN_TIME, True
+                        break
+                    if meanwhile is not None:
+                        meanwhile()
+        except httpx.TimeoutException:
+            problem, timed_out = _NOT_IN_TIME, True
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            problem = str(error) or type(error).__name__
+        return _streamed(status, arrivals, elapsed_ms(), problem, timed_out, is_events)
+
     def _client(self, library: Any, timeout_s: float) -> httpx.Client:
         client: httpx.Client = library.Client(
             base_url=self.address.url,
@@ -214,6 +285,26 @@ class LlamaServer:
             follow_redirects=False,
         )
         return client
+
+
+def _streamed(
+    status: int | None,
+    arrivals: Arrivals,
+    wall_ms: float,
+    problem: str | None,
+    timed_out: bool,
+    is_events: bool,
+) -> Streamed:
+    if status is None or problem is not None:
+        events = read_events(arrivals)[0] if is_events else ()
+        return Streamed(status, events, wall_ms, False, problem, timed_out)
+    if is_events and status == _OK:
+        events, problem = read_events(arrivals)
+        return Streamed(status, events, wall_ms, problem is None, problem)
+    event, problem = read_plain(arrivals, status)
+    if event is None or status != _OK:
+        return Streamed(status, (), wall_ms, False, problem or f"status {status}")
+    return Streamed(status, ((wall_ms, event),), wall_ms, True)
 
 
 def _json_reply(status: int, content: bytes | bytearray) -> Reply:

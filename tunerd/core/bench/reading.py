@@ -115,14 +115,15 @@ class _Collected:
         reason = choice.get("finish_reason")
         if isinstance(reason, str):
             self.finish, self.has_ended = reason, True
-        delta = choice.get("delta")
-        parts = delta if isinstance(delta, Mapping) else choice
+        inner = (choice.get(key) for key in ("delta", "message"))
+        parts = next((one for one in inner if isinstance(one, Mapping)), choice)
         has_content = False
-        for keys, into in ((("content", "text"), self.text),
-                           (("reasoning_content", "reasoning"), self.reasoning)):  # fmt: skip
-            pieces = [piece for key in keys if isinstance(piece := parts.get(key), str) and piece]
-            into.extend(pieces[:1])
-            has_content |= bool(pieces)
+        kept = (("content", self.text), ("text", self.text), ("reasoning_content", self.reasoning))
+        for key, into in kept:
+            piece = parts.get(key)
+            if isinstance(piece, str) and piece:
+                into.append(piece)
+                has_content = True
         for call in parts.get("tool_calls") or ():
             if isinstance(call, Mapping):
                 self._call(call)
