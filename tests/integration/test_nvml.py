@@ -477,6 +477,18 @@ def test_a_name_that_is_no_text_is_unknown(world: StubWorld) -> None:
     assert reading.gpus[0].total_mib == 12282
 
 
+def test_a_window_and_a_state_that_the_driver_does_not_give_are_unknown(world: StubWorld) -> None:
+    world.show(replace(rtx_4070_super(), bar1_mib=None, performance_state=None))
+    silent = world.reader.read()
+    world.show(replace(rtx_4070_super(), performance_state=pynvml.NVML_PSTATE_UNKNOWN))
+    odd = world.reader.read()
+
+    assert silent.gpus
+    assert (silent.gpus[0].bar1_mib, silent.gpus[0].performance_state) == (None, None)
+    assert odd.gpus
+    assert (odd.gpus[0].bar1_mib, odd.gpus[0].performance_state) == (16384, None)
+
+
 @pytest.mark.gpu
 def test_a_real_card_reads_plausibly() -> None:
     if not Path("/dev/nvidiactl").exists():

@@ -18,7 +18,7 @@ from tunerd.core.failure import argument_error
 from tunerd.core.help_text import HelpText, parse_help
 from tunerd.core.host import Host
 from tunerd.core.importer import import_command_line
-from tunerd.core.importer_flags import Unplaced, split_flags
+from tunerd.core.importer_flags import unlisted_flags
 from tunerd.core.live import LiveUnit
 from tunerd.core.memory import estimate
 from tunerd.core.model import ModelFacts
@@ -135,10 +135,7 @@ def _foreign(
     capabilities: Capabilities,
 ) -> tuple[str, ...]:
     """Flags that the build neither lists nor takes: a dry run has the last word."""
-    unplaced: list[Unplaced] = []
-    words = [flag.word for flag in split_flags(argv[1:], help_text, unplaced)]
-    words += [one.words[0] for one in unplaced]
-    unlisted = tuple(word for word in words if _plain(word) not in capabilities.flags)
+    unlisted = unlisted_flags(argv[1:], help_text, capabilities)
     if not unlisted:
         return ()
     try:
@@ -146,11 +143,7 @@ def _foreign(
     except EngineError:
         return ()
     refused = argument_error(done.returncode, done.stdout + "\n" + done.stderr)
-    return tuple(dict.fromkeys(unlisted)) if refused is not None else ()
-
-
-def _plain(word: str) -> str:
-    return "--" + word[2:].replace("_", "-") if word.startswith("--") else word
+    return unlisted if refused is not None else ()
 
 
 def _without_effect(arguments: Sequence[str]) -> list[str]:

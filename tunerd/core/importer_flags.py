@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tunerd.core.engine import Capabilities
 from tunerd.core.flags import ALL_FLAGS, SwitchFlag, normal_spelling, owner_of
 from tunerd.core.help_text import HelpText
 
@@ -71,6 +72,26 @@ def split_flags(
             yield Flag(word, tuple(values))
 
 
+def unlisted_flags(
+    arguments: Sequence[str], help_text: HelpText, capabilities: Capabilities
+) -> tuple[str, ...]:
+    """The flags among arguments that a build does not list as working, each once, as typed."""
+    unplaced: list[Unplaced] = []
+    words = [flag.word for flag in split_flags(arguments, help_text, unplaced)]
+    words += [one.words[0] for one in unplaced if _is_flag(one.words[0])]
+    listed = capabilities.flags
+    return tuple(
+        dict.fromkeys(
+            word for word in words if word not in listed and _with_dashes(word) not in listed
+        )
+    )
+
+
+def _with_dashes(word: str) -> str:
+    """Long flags take `_` for `-` in every build."""
+    return "--" + word[2:].replace("_", "-") if word.startswith("--") else word
+
+
 def is_switch(word: str) -> bool:
     """Whether a flag that a key renders stands alone."""
     return normal_spelling(word) in _SWITCHES
@@ -80,7 +101,7 @@ def _n_values(word: str, help_text: HelpText) -> int | None:
     """How many values a flag takes; None if neither the help nor any key knows it."""
     option = help_text.option(word) or help_text.option(normal_spelling(word))
     if option is None and word.startswith("--"):
-        option = help_text.option("--" + word[2:].replace("_", "-"))
+        option = help_text.option(_with_dashes(word))
     if option is None:
         return None if owner_of(word) is None else int(not is_switch(word))
     if not option.argument:

@@ -28,7 +28,10 @@ _SMALL_BITS = 5.0
 
 
 def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
-    if not speculates(settings_of(facts)):
+    log = server_of(facts).log
+    # What the log counted is drafted, whatever the command line was understood to say.
+    drafts = log is not None and log.traffic is not None and log.traffic.n_drafted > 0
+    if not drafts and not speculates(settings_of(facts)):
         return
     traffic = traffic_of(facts)
     if not traffic.n_drafted:
