@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import needs
+from tests.support.browser import needs_browser
 
 _E2E_PROGRAMS = {
     "mkfs.ext4": "e2fsprogs",
@@ -88,6 +89,7 @@ def _needs_e2e() -> None:
 
 
 _CHECKS: dict[str, Callable[[], None]] = {
+    "browser": needs_browser,
     "e2e": _needs_e2e,
     "engine": _needs_engine,
     "gpu": _needs_gpu,

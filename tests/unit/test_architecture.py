@@ -53,8 +53,10 @@ EFFECTFUL_CALLS = {
 PLAIN_MODULES = {
     "asyncio",
     "gguf",
+    "jinja2",
     "numpy",
     "optuna",
+    "plotly",
     "scipy",
     "sqlalchemy",
     "starlette",

@@ -1,0 +1,1 @@
+"""Pages for people: values in, HTML out."""
