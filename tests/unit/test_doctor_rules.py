@@ -162,6 +162,11 @@ FIRES = [
           "it drafted nothing"))), Level.ERROR, "it drafted nothing"),
     Fires("engine-without-mtp", with_settings(with_server(engine=engine("main-old")),
           speculation__type="off"), Level.NOTE, "knows no MTP"),
+    Fires("engine-without-mtp", with_settings(with_server(engine=engine("main-old"),
+          argv=("llama-server", "--spec-type", "draft-mtp")), speculation__type="off"), Level.ERROR,
+          "knows no such kind"),
+    Fires("engine-without-mtp", with_settings(with_server(engine=engine("main-old"),
+          argv=("llama-server", "-mtp")), speculation__type="off"), Level.ERROR, "knows no such kind"),
 ]  # fmt: skip
 
 SILENT = [
@@ -228,6 +233,7 @@ UNKNOWN = [
     ("evidence-stale", replace(a_box(), evidence=replace(EVIDENCE, holds=None)), "still holds"),
     ("vram-full", with_card(used_mib=None), "GPU 0"),
     ("vram-spill", with_server(log=None), "the log"),
+    ("mtp-does-not-pay", with_server(log=None, was_edited=True), "another command line"),
     ("display-vram", with_card(processes=None), "which processes"),
     ("kv-plain", with_settings(with_card(total_mib=None), **PLAIN), "size of GPU 0"),
     ("kv-pair", with_log(with_settings(serving__cache_type_v="q4_0"), has_all_kv_pairs=None),

@@ -10,7 +10,7 @@ from tunerd.actions.doctor_server import ServerReading, read_port, read_server
 from tunerd.core.doctor.catalogue import ALL_RULES
 from tunerd.core.doctor.diagnosis import Diagnosis, diagnose
 from tunerd.core.doctor.facts import Facts
-from tunerd.core.result import ActionResult, Message, warning
+from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.errors import TunerdError
 from tunerd.system.cpu_frequency import read_cpu_frequency
 from tunerd.system.driver_files import read_driver_files
@@ -44,6 +44,8 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
         evidence = read_evidence(ctx, reading)
     except TunerdError as problem:
         messages.append(_could_not("stored measurements", problem))
+    if reading is not None and reading.facts.was_edited:
+        messages.append(_edited(ctx))
     facts = Facts(
         host=host,
         frequency=read_cpu_frequency(),
@@ -76,6 +78,15 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
         ],
         "passed": list(diagnosis.passed),
     }
+
+
+def _edited(ctx: Context) -> Message:
+    return note(
+        "edited",
+        f"{ctx.unit} was edited since its server was started: what is said is of the text, and what "
+        "only a running server shows is unknown",
+        f"tunerd verify; systemctl restart {ctx.unit}",
+    )
 
 
 def _could_not(what: str, problem: TunerdError) -> Message:

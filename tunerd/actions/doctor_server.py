@@ -26,7 +26,7 @@ from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
 from tunerd.core.service import UnitState
 from tunerd.errors import EngineError, ModelFileError
 from tunerd.system.engines import Found
-from tunerd.system.host import memlock_limit_of, memory_of
+from tunerd.system.host import memlock_limit_of, memory_of, process_facts
 from tunerd.system.model_files import ModelFiles
 from tunerd.system.ports import free_port
 from tunerd.system.proc import process_name
@@ -35,6 +35,7 @@ from tunerd.system.sockets import listening_pid, other_listeners
 # Enough to reach back to the load on most days; a build that logs each token does not.
 _LOG_LINES = 20_000
 _HTTP_S = 1.0
+_SHELLS = frozenset({"sh", "bash", "dash", "env"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,18 @@ def read_server(ctx: Context, host: Host) -> ServerReading | None:
     state = ctx.services.state(ctx.unit)
     pid = state.main_pid if state.is_active else None
     memory = memory_of(pid) if pid is not None else None
+    was_edited = _was_edited(live, pid)
     facts = ServerFacts(
         unit=ctx.unit,
         is_active=state.is_active,
         pid=pid,
+        was_edited=was_edited,
+        argv=live.argv or (),
         environment=live.environment,
-        n_slots=_slots(ctx, live, state),
-        locking=_locking(pid),
+        n_slots=None if was_edited else _slots(ctx, live, state),
+        locking=None if was_edited else _locking(pid),
         swapped_mib=memory.swapped_mib if memory is not None else None,
-        log=read_server_log(_log(ctx, state)),
+        log=None if was_edited else read_server_log(_log(ctx, state)),
         settings_problem=live.problem,
     )
     if live.argv is None or live.program is None:
@@ -167,6 +171,20 @@ def _devices(
         return prober(ctx).devices(found, {**dict(found.environment), **live.environment})
     except EngineError:
         return None
+
+
+def _was_edited(live: LiveUnit, pid: int | None) -> bool:
+    """Whether the process that runs has other arguments than the unit's text gives now.
+
+    Only where that can be told: a shell in between, or a process that may not be looked into, cannot.
+    """
+    process = process_facts(pid) if pid is not None else None
+    if process is None or process.cmdline is None or live.argv is None or live.program is None:
+        return False
+    if Path(live.program).name in _SHELLS:
+        return False
+    arguments = live.argv[1:]
+    return process.cmdline[max(0, len(process.cmdline) - len(arguments)) :] != arguments
 
 
 def _slots(ctx: Context, live: LiveUnit, state: UnitState) -> int | None:

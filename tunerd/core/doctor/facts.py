@@ -33,6 +33,8 @@ class Locking:
 class ServerFacts:
     """The unit that serves, or would.
 
+    `argv` is the command of the unit's text. Where the process that runs was started with another one,
+    `was_edited` is true, and what only this process shows (slots, locks, log) is unknown.
     `settings` are the keys that its command line and environment set; what they leave to the build
     is None there. `settings_problem` says why they cannot be read. `foreign_flags` are flags on the
     command line that the build does not take; empty where the build is not known.
@@ -41,6 +43,8 @@ class ServerFacts:
     unit: str
     is_active: bool
     pid: int | None = None
+    was_edited: bool = False
+    argv: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: ProfileFile | None = None
     settings_problem: str | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from tunerd.core.doctor.diagnosis import CannotTell, need
-from tunerd.core.doctor.facts import DEFAULT_KV_TYPE, Facts, ServerFacts
+from tunerd.core.doctor.facts import DEFAULT_KV_TYPE, MTP, Facts, ServerFacts
 from tunerd.core.doctor.server_log import LogFacts, Traffic
-from tunerd.core.engine import Capabilities
+from tunerd.core.engine import SPEC_WORDS, Capabilities
+from tunerd.core.flags import normal_spelling
 from tunerd.core.host import Gpu
 from tunerd.core.memory_parts import Device
 from tunerd.core.model import ModelFacts
@@ -16,6 +18,7 @@ from tunerd.core.profile import ProfileFile
 NO_UNIT = "a unit that serves"
 # Of a card's memory; more is too full. Source: the 12 GB write-up, checklist point 2.
 FULL_SHARE = 0.95
+_MTP_SWITCHES = frozenset({"-mtp", "--multi-token-prediction"})
 
 
 def server_of(facts: Facts) -> ServerFacts:
@@ -47,7 +50,9 @@ def model_of(facts: Facts) -> ModelFacts:
 
 def log_of(facts: Facts) -> LogFacts:
     """What the unit wrote since it was started."""
-    return need(server_of(facts).log, "the log of the running server")
+    server = server_of(facts)
+    why = " (the one that runs was started with another command line)" if server.was_edited else ""
+    return need(server.log, f"the log of the running server{why}")
 
 
 def traffic_of(facts: Facts) -> Traffic:
@@ -71,6 +76,17 @@ def cache_types(settings: ProfileFile) -> tuple[str, str]:
     """Types of K and V in effect."""
     serving = settings.serving
     return serving.cache_type_k or DEFAULT_KV_TYPE, serving.cache_type_v or DEFAULT_KV_TYPE
+
+
+def asks_for_mtp(server: ServerFacts) -> bool:
+    """Whether the words of the command line ask for MTP, known to the build or not."""
+    for word, value in itertools.pairwise((*server.argv, "")):
+        flag = normal_spelling(word)
+        if flag in _MTP_SWITCHES or (
+            flag == "--spec-type" and value.partition(":")[0] in SPEC_WORDS[MTP]
+        ):
+            return True
+    return False
 
 
 def experts_by_hand(settings: ProfileFile) -> bool:

@@ -9,6 +9,7 @@ from tunerd.core.doctor import sources
 from tunerd.core.doctor.diagnosis import CannotTell, Missing, Rule, Seen, need
 from tunerd.core.doctor.facts import MTP, Facts, speculates
 from tunerd.core.doctor.questions import (
+    asks_for_mtp,
     capabilities_of,
     is_starved,
     model_of,
@@ -154,6 +155,10 @@ def _engine_without(facts: Facts) -> Iterator[Seen | Missing]:
     engine = server_of(facts).engine
     has_word = capabilities_of(facts).spec_word(MTP) is not None
     name = engine.name if engine is not None else "the build"
+    if not has_word and asks_for_mtp(server_of(facts)):
+        yield Seen(Level.ERROR, f"MTP is asked for, and {name} knows no such kind of speculation",
+                   "serve it with a newer build: tunerd engines lists what is here")  # fmt: skip
+        return
     if settings_of(facts).speculation.type == MTP:
         proof = engine.proof(MTP) if engine is not None else None
         if proof is not None and proof.effect in {Effect.NO_EFFECT, Effect.FAILED}:

@@ -1,0 +1,385 @@
+"""`tunerd doctor` as a command: with nothing there, with a card, and with a real server at work."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support import needs, nvml_stub
+from tests.support.fake_gpu import rtx_4070_super
+from tests.support.real_server import RealServer, free_port
+from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
+from tunerd.actions.context import Context, build_context
+from tunerd.actions.doctor import gather
+from tunerd.actions.fingerprint import FingerprintReader
+from tunerd.core.designed import SHAPES, design
+from tunerd.core.doctor.catalogue import ALL_RULES
+from tunerd.core.evidence import ArmRecord, RunOutcome, RunRecord
+from tunerd.core.sample import Sample, Timings
+from tunerd.system.designed_file import write
+from tunerd.system.store import EvidenceStore
+
+ROOT = Path(__file__).parents[2]
+CODES = {rule.code for rule in ALL_RULES}
+# What this machine itself may be told, whatever serves on it.
+OF_THE_MACHINE = {"cpu-governor", "swap"}
+SPECULATION = ("--spec-type", "--spec-draft-n-max", "--spec-draft-p-min")
+WITHOUT_A_UNIT = {
+    "threads", "flags-removed", "mtp-does-not-pay", "mtp-head-quant", "p-min-zero", "mtp-slots",
+    "model-without-mtp", "engine-without-mtp", "context-not-fillable", "memlock",
+}  # fmt: skip
+
+
+@dataclass
+class Box:
+    """A machine's folders for one test, and the command in them."""
+
+    folder: Path
+    variables: dict[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        names = {"CONFIG": "config", "STATE": "state", "RUNTIME": "run", "UNIT": "state/units"}
+        folders = {f"TUNERD_{name}_DIR": str(self.folder / where) for name, where in names.items()}
+        return {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "PYTHONPATH": str(ROOT),
+            "TUNERD_MODE": "local",
+            **folders,
+            **self.variables,
+        }
+
+    @property
+    def context(self) -> Context:
+        return build_context(environment=self.environment)
+
+    @property
+    def unit(self) -> Path:
+        return self.folder / "state/units/llama-server.service"
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tunerd", *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=self.environment,
+            cwd=self.folder,
+        )
+
+    def doctor(self) -> dict[str, Any]:
+        done = self.call("doctor", "--json")
+        said: dict[str, Any] = json.loads(done.stdout)
+        assert done.returncode == worst(said), done.stderr
+        assert said["schema"] == 1
+        assert said["ok"] is (done.returncode == 0)
+        assert codes(said) | unchecked(said) | set(said["passed"]) == CODES
+        return said
+
+
+def worst(said: dict[str, Any]) -> int:
+    found = {finding["severity"] for finding in said["findings"]}
+    return 7 if "error" in found else 6 if "warning" in found else 0
+
+
+def codes(said: dict[str, Any]) -> set[str]:
+    return {finding["code"] for finding in said["findings"]}
+
+
+def unchecked(said: dict[str, Any]) -> set[str]:
+    return {row["code"] for row in said["not_checked"]}
+
+
+def finding(said: dict[str, Any], code: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in said["findings"] if one["code"] == code)
+    return found
+
+
+def test_without_a_gpu_and_without_a_server_it_says_what_it_could_not_check(tmp_path: Path) -> None:
+    said = Box(tmp_path, {}).doctor()
+
+    assert said["unit"] is None
+    assert unchecked(said) >= WITHOUT_A_UNIT
+    assert all(row["missing"] for row in said["not_checked"])
+    if not Path("/dev/nvidiactl").exists():
+        assert codes(said) <= OF_THE_MACHINE | {"port-clash"}
+
+
+def test_people_get_findings_by_severity_and_the_same_exit_code(tmp_path: Path) -> None:
+    box = Box(tmp_path, {})
+    done = box.call("doctor")
+
+    assert done.returncode == worst(box.doctor())
+    assert "not checked (" in done.stdout
+    assert "a unit that serves: " in done.stdout
+    assert re.search(r"^passed: ", done.stdout, re.MULTILINE)
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+
+
+def test_a_unit_that_cannot_be_read_as_one_command_is_said_so(tmp_path: Path) -> None:
+    box = Box(tmp_path, {})
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text("[Service]\nExecStart=/bin/true\nExecStart=/bin/false\n")
+
+    said = box.doctor()
+    assert said["unit"] == "llama-server.service"
+    missing = {text for row in said["not_checked"] for text in row["missing"]}
+    assert any("2 ExecStart= lines" in text for text in missing)
+
+
+@pytest.fixture
+def card_box(tmp_path: Path) -> Box:
+    """A machine with a card that only the NVML stub knows."""
+    if nvml_stub.compiler() is None:
+        needs.missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
+    nvml_stub.build(tmp_path / "nvml")
+    return Box(tmp_path, {"LD_LIBRARY_PATH": str(tmp_path / "nvml")})
+
+
+def test_what_nvml_says_of_a_card_is_judged(card_box: Box) -> None:
+    card = replace(
+        rtx_4070_super(used_mib=11_800),
+        pcie_width=4,
+        power_limit_w=150.0,
+        bar1_mib=None,
+        performance_state=8,
+        pcie_generation=1,
+    )
+    nvml_stub.NvmlWorld(card_box.folder / "nvml").show(card, extra=["bar1 268435456"])
+
+    said = card_box.doctor()
+    assert codes(said) >= {"pcie-link", "power-limit", "resizable-bar", "vram-full"}
+    assert finding(said, "pcie-link")["severity"] == "warning"
+    assert finding(said, "power-limit")["do"].endswith("nvidia-smi -i 0 -pl 220")
+    assert "256 MiB of 12282 MiB" in finding(said, "resizable-bar")["seen"]
+    assert "99%" in finding(said, "vram-full")["seen"]
+    missing = next(row for row in said["not_checked"] if row["code"] == "pcie-link")["missing"]
+    assert missing == ["the PCIe generation of GPU 0 at work (it idles at 1 of 4)"]
+
+
+def test_a_healthy_card_passes(card_box: Box) -> None:
+    nvml_stub.NvmlWorld(card_box.folder / "nvml").show(rtx_4070_super(used_mib=9000))
+
+    said = card_box.doctor()
+    assert {"pcie-link", "power-limit", "resizable-bar", "vram-full"} <= set(said["passed"])
+
+
+def test_a_card_that_cannot_be_read_is_no_healthy_card(card_box: Box) -> None:
+    world = nvml_stub.NvmlWorld(card_box.folder / "nvml")
+    world.show(rtx_4070_super())
+    world.fail("nvmlInitWithFlags", nvml_stub.LIB_RM_VERSION_MISMATCH)
+
+    said = card_box.doctor()
+    assert {"pcie-link", "power-limit", "resizable-bar", "vram-full"} <= unchecked(said)
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """The embedded server, deployed once; tests leave it and its unit as they found them."""
+    if find_spec("xllamacpp") is None:
+        needs.missing("llama", "no embedded engine", "pip install 'tunerd[embedded]'")
+    folder = tmp_path_factory.mktemp("doctor")
+    box = Box(folder, {"TUNERD_SERVICE__SETTLE_S": "0.2"})
+    model = write(design(SHAPES["tiny"]), folder / "tiny.gguf").path
+    keys = {
+        "model.path": str(model),
+        "serving.port": str(free_port()),
+        "serving.threads": "1",
+        "serving.threads_batch": "1",
+        "serving.ctx_size": "1024",
+        "speculation.type": "mtp",
+        "speculation.n_max": "3",
+        "speculation.p_min": "0.0",
+    }
+    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    try:
+        done = box.call("apply", "cpu-embedded", "--yes", *words)
+        assert done.returncode == 0, done.stderr
+        yield box
+    finally:
+        paths = box.context.paths
+        started = processes_with(str(folder))
+        end_supervisor(paths)
+        wait_until_gone(*started)
+
+
+@pytest.fixture
+def text(box: Box) -> Iterator[str]:
+    """The unit's text, which a test may change."""
+    text = box.unit.read_text()
+    yield text
+    box.unit.write_text(text)
+
+
+@pytest.mark.llama
+def test_a_server_as_deployed_is_healthy(box: Box) -> None:
+    said = box.doctor()
+
+    assert codes(said) <= OF_THE_MACHINE
+    assert unchecked(said) <= {*OF_THE_MACHINE, "mtp-does-not-pay", "evidence-stale"}
+    assert said["active"] is True
+
+
+@pytest.mark.llama
+def test_flags_that_the_build_dropped_are_found_before_the_next_start(box: Box, text: str) -> None:
+    box.unit.write_text(text.replace("--jinja", "--no-mmap --mlock --threads-http 1", 1))
+
+    said = box.doctor()
+    assert "--no-mmap, --mlock:" in finding(said, "flags-removed")["seen"]
+    assert finding(said, "flags-removed")["severity"] == "error"
+    assert said["messages"][0]["code"] == "edited"
+
+
+@pytest.mark.llama
+def test_an_edited_unit_is_judged_by_its_text_and_not_by_what_still_runs(
+    box: Box, text: str
+) -> None:
+    n_cores = 4096
+    changed = text.replace("--threads 1", f"--threads {n_cores}")
+    box.unit.write_text(changed.replace("--parallel 1", "--parallel 3"))
+
+    said = box.doctor()
+    assert f"{n_cores}" in finding(said, "threads")["seen"]
+    assert "3 slots" in finding(said, "mtp-slots")["seen"]
+    assert "mtp-does-not-pay" in unchecked(said)
+
+
+@pytest.mark.llama
+def test_a_model_without_the_block_is_found_in_its_header(box: Box, text: str) -> None:
+    path = write(design(SHAPES["tiny-nomtp"]), box.folder / "plain.gguf").path
+    box.unit.write_text(text.replace(str(box.folder / "tiny.gguf"), str(path)))
+
+    assert "no MTP block" in finding(box.doctor(), "model-without-mtp")["seen"]
+
+
+@pytest.mark.llama
+def test_another_program_on_the_port_is_named(box: Box, text: str) -> None:
+    port = free_port()
+    box.unit.write_text(re.sub(r"--port \d+", f"--port {port}", text))
+    script = (
+        "import socket, sys; s = socket.socket(); s.bind(('127.0.0.1', int(sys.argv[1])));"
+        "s.listen(); print('listens', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        seen = finding(box.doctor(), "port-clash")["seen"]
+        other.communicate(b"")
+    assert f"(process {other.pid})" in seen
+
+
+@pytest.mark.llama
+def test_this_boxs_own_break_even_comes_from_what_was_measured(box: Box) -> None:
+    """Real answers with speculation and without, kept as evidence, against the server's own log."""
+    context = box.context
+    measure(box, context)
+
+    facts, _ = gather(context)
+    assert facts.server is not None
+    assert facts.server.log is not None
+    traffic = facts.server.log.traffic
+    assert traffic is not None
+    assert traffic.n_drafted >= 300
+    assert facts.evidence is not None
+    cost = facts.evidence.break_even
+    assert cost is not None
+    wanted = cost.acceptance_ratio(traffic)
+    assert wanted is not None
+    said = box.doctor()
+    pays = traffic.n_accepted / traffic.n_drafted >= wanted
+    assert ("mtp-does-not-pay" in said["passed"]) is pays
+    assert ("mtp-does-not-pay" in codes(said)) is not pays
+    assert "evidence-stale" in said["passed"]
+
+
+@pytest.mark.llama
+def test_evidence_of_another_build_is_stale(box: Box) -> None:
+    context = box.context
+    if not context.paths.evidence.exists():
+        measure(box, context)
+    with EvidenceStore(context.paths.evidence) as store:
+        arm = store.runs(limit=1)[0].record.arms[0]
+        other = replace(arm.fingerprint, engine_sha256="0" * 64)
+        keep(store, [replace(arm, fingerprint=other)], {arm.name: [a_sample(Timings())]})
+
+    stale = finding(box.doctor(), "evidence-stale")
+    assert "engine changed" in stale["seen"]
+    assert stale["do"] == "tunerd bench"
+
+
+def measure(box: Box, context: Context) -> None:
+    """Ask the deployed server, and the same without speculation, and keep both as one run."""
+    live = gather(context)[0].server
+    assert live is not None
+    assert live.settings is not None
+    argv = live.argv
+    off = [word for at, word in enumerate(argv) if not is_speculation(argv, at)]
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{live.settings.serving.port}", timeout=60
+    ) as client:
+        drafting = [ask(client, f"{n} {text}") for n, text in enumerate(TEXTS)]
+    at = off.index("--port")
+    options = off[1:at] + off[at + 2 :]
+    program = (sys.executable, "-m", "tunerd.embedded")
+    with RealServer(program, *options, folder=box.folder) as server:
+        server.wait_until_ready()
+        plain = [ask(server.client, f"{n} {text}") for n, text in enumerate(TEXTS[:4])]
+    reader = FingerprintReader(context)
+    arms = [
+        ArmRecord(
+            name=name,
+            fingerprint=reader.of(words, live.environment).fingerprint,
+            argv=tuple(words),
+            environment=live.environment,
+        )
+        for name, words in (("live", argv), ("speculation off", off))
+    ]
+    with EvidenceStore(context.paths.evidence) as store:
+        keep(store, arms, {"live": drafting, "speculation off": plain})
+
+
+TEXTS = ("code def return", "a story of rain", "explain the sum", "list of words", "one two three",
+         "green hills far", "int main void", "what is a tree")  # fmt: skip
+
+
+def is_speculation(argv: tuple[str, ...], at: int) -> bool:
+    return argv[at] in SPECULATION or (at > 0 and argv[at - 1] in SPECULATION)
+
+
+def ask(client: httpx.Client, prompt: str) -> Sample:
+    body = {"prompt": prompt, "n_predict": 96, "temperature": 0, "ignore_eos": True,
+            "cache_prompt": False}  # fmt: skip
+    timings = client.post("/completion", json=body).raise_for_status().json()["timings"]
+    names = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "draft_n", "draft_n_accepted")
+    return a_sample(Timings(**{name: timings.get(name) for name in names}))
+
+
+def a_sample(timings: Timings) -> Sample:
+    return Sample("mtp", "", "", "", "1", 1, 0.0, 96, 1, timings, None)
+
+
+def keep(store: EvidenceStore, arms: list[ArmRecord], samples: dict[str, list[Sample]]) -> None:
+    record = RunRecord(
+        kind="bench", suites=("mtp",), started_s=1.0, target="this test", arms=tuple(arms)
+    )
+    number = store.add_run(record)
+    for arm, measured in samples.items():
+        store.add_samples(number, measured, arm=arm)
+    store.end_run(number, RunOutcome.DONE, ended_s=2.0)
