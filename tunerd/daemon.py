@@ -12,6 +12,7 @@ from types import FrameType
 import structlog
 
 from tunerd.actions.context import Context
+from tunerd.actions.lease_record import has_leftovers
 from tunerd.actions.recover import Unfinished, recover
 from tunerd.errors import Busy, TunerdError
 from tunerd.system.files import is_locked
@@ -63,12 +64,18 @@ class _Watch:
 
     def look(self) -> None:
         """Recover if there is something to be recovered, and it is time to try."""
-        found = self._unfinished.look()
+        found = self._unfinished.look() or self._left_by_a_measurement()
         if found is None or is_locked(self._ctx.paths.lock):
             return
         if found == self._tried and self._ctx.clock.monotonic_s() < self._not_before_s:
             return
         self.recover()
+
+    def _left_by_a_measurement(self) -> str | None:
+        paths = self._ctx.paths
+        if has_leftovers(self._ctx) and not is_locked(paths.measure_lock):
+            return "a measurement"
+        return None
 
     def recover(self) -> None:
         """Recover; what cannot be mended is said once, and tried again after longer and longer."""
@@ -97,9 +104,11 @@ class _Watch:
                 generation=result.payload["generation"],
                 text=result.payload["text"],
             )
+        if result.payload["cleared"]:
+            log.warning("measurement.cleared", units=result.payload["cleared"])
 
     def _put_off(self) -> None:
-        self._tried = self._unfinished.look()
+        self._tried = self._unfinished.look() or self._left_by_a_measurement()
         self._not_before_s = self._ctx.clock.monotonic_s() + self._retry_s
         self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
 

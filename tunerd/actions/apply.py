@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.context import Context
+from tunerd.actions.lease_record import end_measurement, read_measurement
 from tunerd.actions.live import read_key
 from tunerd.actions.plan import Plan, make_plan, plan_json
 from tunerd.actions.recover import recover_locked
@@ -16,7 +17,7 @@ from tunerd.actions.swap_begin import SwapRequest
 from tunerd.core.engine import Effect
 from tunerd.core.generation import Generation
 from tunerd.core.plan import explain, serving_after
-from tunerd.core.result import ActionResult, Level, note
+from tunerd.core.result import ActionResult, Level, note, warning
 from tunerd.core.swap import sha256
 from tunerd.errors import DeployError
 from tunerd.system.files import lock
@@ -56,14 +57,26 @@ def apply(
             made = make_plan(ctx, request)
         if made.is_refused:
             raise _refused(made)
-        confirm(made)
+        confirm(with_warning(ctx, made))
+        ended = end_measurement(ctx, by=f"`tunerd {reason}`")
         _keep_engine(ctx, made)
         done = swap(ctx, _swap_request(ctx, request, made, drain=drain, reason=reason))
     messages = [message for message in made.messages if message.level is Level.WARNING]
     if recovered.found is not None:
         messages.insert(0, note("recovered", recovered.text))
+    if ended is not None:
+        messages.insert(0, note("measurement-ended", ended))
     messages += [note("swap", text) for text in done.notes]
     return ActionResult("apply", _payload(made, done), tuple(messages))
+
+
+def with_warning(ctx: Context, made: Plan) -> Plan:
+    """The plan, with what the person who is asked should know of a measurement under way."""
+    record = read_measurement(ctx)
+    if record is None:
+        return made
+    ends = warning("measuring", f"`{record.purpose}` is being measured; deploying ends that")
+    return replace(made, messages=(*made.messages, ends))
 
 
 def _prove_what_it_relies_on(ctx: Context, made: Plan) -> bool:

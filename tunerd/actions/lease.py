@@ -287,7 +287,7 @@ def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str) -> He
     """Stop production and take its place, while no swap runs and none is left half-way."""
     with lock(ctx.paths.lock, purpose=f"beginning {purpose}", since=ctx.now_text()):
         recover_locked(ctx)
-        clear_dead_measurements(ctx)
+        clear_dead_measurements(ctx, is_mine=True)
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()
         lease = ctx.services.lease(spec)

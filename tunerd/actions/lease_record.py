@@ -10,6 +10,8 @@ from pathlib import Path
 from tunerd.actions.context import Context
 from tunerd.core.health import HttpState
 from tunerd.core.lease import LeaseRecord, is_candidate, lease_of, lease_unit, record_from_json
+from tunerd.core.quantity import format_duration
+from tunerd.core.result import Message, note
 from tunerd.errors import HostError, ServiceError
 from tunerd.system.files import is_locked
 from tunerd.system.llama import Address
@@ -100,8 +102,31 @@ def _answers(ctx: Context, address: Address) -> bool:
     return ctx.connect(address).health(timeout_s=1.0) is not HttpState.REFUSED
 
 
-def clear_dead_measurements(ctx: Context) -> tuple[str, ...]:
+def measuring(ctx: Context, record: LeaseRecord) -> Message:
+    """That production is away because something is measured, for people."""
+    left_s = max(0.0, record.until_s - ctx.clock.now_s())
+    then = f"then {ctx.unit} serves again" if record.restores else f"{ctx.unit} stays stopped"
+    return note(
+        "measuring",
+        f"`{record.purpose}` is being measured (process {record.pid}), for at most another "
+        f"{format_duration(left_s)}; {then}",
+        f"starting {ctx.unit} ends it",
+    )
+
+
+def measuring_pids(ctx: Context) -> set[int]:
+    """The processes of candidates that run now."""
+    units = [unit for unit in ctx.services.service_units() if is_candidate(unit)]
+    pids = [ctx.services.state(unit).main_pid for unit in units]
+    return {pid for pid in pids if pid is not None}
+
+
+def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str, ...]:
     """Stop and remove what measurements left whose lease is gone.
+
+    Args:
+        ctx: Where.
+        is_mine: Whether the caller is the one who may measure; others look away while somebody is.
 
     Returns:
         The units that were cleared away.
@@ -110,7 +135,7 @@ def clear_dead_measurements(ctx: Context) -> tuple[str, ...]:
         HostError: a file cannot be removed.
         ServiceError: the service manager refused.
     """
-    if is_locked(ctx.paths.measure_lock):
+    if not is_mine and (is_locked(ctx.paths.measure_lock) or not has_leftovers(ctx)):
         return ()
     dead = [unit for unit in _left(ctx) if _is_dead(ctx, unit)]
     for unit in dead:

@@ -7,6 +7,7 @@ from pathlib import Path
 from tunerd.actions.choose_engine import found_of
 from tunerd.actions.context import Context
 from tunerd.actions.find_engines import prober
+from tunerd.actions.lease_record import measuring_pids
 from tunerd.core.cmdline import CommandLine
 from tunerd.core.engine import Engine
 from tunerd.core.failure import argument_error
@@ -63,7 +64,7 @@ def check_port(ctx: Context, command: CommandLine) -> list[Message]:
     listener = listening_pid(after.port, where, likely=own)
     if own is not None and listener == own:
         listener = next(iter(other_listeners(after.port, where, own)), None)
-    if listener is None:
+    if listener is None or listener in measuring_pids(ctx):
         return []
     name = process_name(listener) or "a process"
     return [

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import dataclass
 
 from tunerd.actions.context import Context
+from tunerd.actions.lease_record import clear_dead_measurements
 from tunerd.actions.serve_check import NotServing, Serving
 from tunerd.actions.swap_back import ForeignEditError, check_as_it_stands, go_back
 from tunerd.actions.swap_begin import reason_of
@@ -74,17 +75,21 @@ def recover(ctx: Context) -> ActionResult:
         Stranded: the old unit could not be brought back.
     """
     with lock(ctx.paths.lock, purpose="recover", since=ctx.now_text()):
+        cleared = clear_dead_measurements(ctx)
         done = recover_locked(ctx)
     messages: tuple[Message, ...] = ()
     if done.found is Recovery.FOREIGN:
         messages = (warning("foreign-edit", done.text, "`tunerd verify` shows the difference"),)
     elif done.found is not None:
         messages = (note("recovered", done.text),)
+    if cleared:
+        messages += (note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}"),)
     payload = {
         "found": None if done.found is None else str(done.found),
         "generation": done.generation,
         "text": done.text,
         "serving": done.is_serving,
+        "cleared": list(cleared),
     }
     return ActionResult("recover", payload, messages)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tunerd.actions.backups import backups
 from tunerd.actions.context import Context
+from tunerd.actions.lease_record import end_measurement
 from tunerd.actions.live import address_of, read_live_unit, specifiers_of
 from tunerd.actions.recover import recover_locked
 from tunerd.actions.swap import swap, without_service
@@ -64,10 +65,13 @@ def rollback(
         recovered = recover_locked(ctx)
         target = find_target(ctx, to)
         confirm(target)
+        ended = end_measurement(ctx, by=f"`tunerd {reason}`")
         done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
     messages = list(target.messages)
     if recovered.found is not None:
         messages.insert(0, note("recovered", recovered.text))
+    if ended is not None:
+        messages.insert(0, note("measurement-ended", ended))
     messages += [note("swap", text) for text in done.notes]
     payload = {
         "generation": done.generation,

@@ -6,6 +6,7 @@ from typing import Any
 
 from tunerd.actions.context import Context
 from tunerd.actions.history import summary_json
+from tunerd.actions.lease_record import measuring, read_measurement
 from tunerd.actions.live import address_now, read_live_unit
 from tunerd.actions.swap_record import read_record
 from tunerd.actions.verify import find_drift
@@ -28,6 +29,7 @@ def status(ctx: Context) -> ActionResult:
     drifts = find_drift(ctx, entry, deep=False) if entry is not None else []
     record = read_record(ctx)
     under_way = is_locked(ctx.paths.lock)
+    measurement = read_measurement(ctx)
     payload: dict[str, Any] = {
         "unit": ctx.unit,
         "mode": str(ctx.mode),
@@ -47,10 +49,14 @@ def status(ctx: Context) -> ActionResult:
         "engine": entry.generation.engine if entry is not None else None,
         "last_swap": summary_json(last) if last is not None else None,
         "change_under_way": under_way,
+        "measurement": None if measurement is None else measurement.to_json(),
         "vram": _vram(ctx),
         "drift": [{"code": d.code, "text": d.text, "hint": d.hint} for d in drifts],
     }
-    return ActionResult("status", payload, tuple(_messages(ctx, record is not None, under_way)))
+    messages = _messages(ctx, record is not None, under_way)
+    if measurement is not None:
+        messages.append(measuring(ctx, measurement))
+    return ActionResult("status", payload, tuple(messages))
 
 
 def _vram(ctx: Context) -> list[dict[str, Any]] | None:

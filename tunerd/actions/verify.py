@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.actions.context import Context
+from tunerd.actions.lease_record import measuring, read_measurement
 from tunerd.actions.live import read_live_unit
 from tunerd.actions.swap_record import read_record
 from tunerd.core.generation import Generation, HistoryEntry
@@ -39,6 +40,9 @@ def verify(ctx: Context) -> ActionResult:
         message = warning("cannot-tell", f"{problem.message}: {problem.cause}", problem.hint)
         return _result(entry.generation, [], (message,), 1)
     messages = tuple(warning(drift.code, drift.text, drift.hint) for drift in drifts)
+    record = read_measurement(ctx)
+    if record is not None:
+        messages += (measuring(ctx, record),)
     return _result(entry.generation, drifts, messages, DRIFT if drifts else 0)
 
 
@@ -109,7 +113,7 @@ def _state_drift(ctx: Context, generation: Generation) -> list[Drift]:
     if state.needs_reload:
         drifts.append(Drift("not-reloaded", "the unit changed on disk since it was loaded",
                             "systemctl daemon-reload"))  # fmt: skip
-    if not state.is_active:
+    if not state.is_active and read_measurement(ctx) is None:
         drifts.append(Drift("not-running", f"the unit is {state.active_state} ({state.result})",
                             f"systemctl start {ctx.unit}, or `tunerd rollback`"))  # fmt: skip
     if state.is_enabled is False:

@@ -53,6 +53,10 @@ def render(payload: Mapping[str, Any]) -> Iterator[str]:
         ("boot", enabled[payload["enabled"]]),
         ("generation", generation),
     ]
+    measurement = payload["measurement"]
+    if measurement is not None:
+        until = datetime.fromtimestamp(measurement["until_s"], UTC).strftime("%H:%M:%S UTC")
+        rows.append(("measures", f"{measurement['purpose']}, until {until} at the latest"))
     last = payload["last_swap"]
     if last is not None:
         cause = f": {last['cause']}" if last["cause"] else ""

@@ -1,0 +1,73 @@
+"""Measures profiles on the live box until somebody ends it; run inside a machine.
+
+    python -m tests.fault.measure PROFILE... [--budget S] [--rounds N] [--mode local]
+
+Prints what it does, one word a line: `held`, `serving UNIT`, `asked`, `preempted`, `back`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from tunerd.actions.choose_engine import PlanRequest
+from tunerd.actions.context import Context, build_context
+from tunerd.actions.lease import Held, hold
+from tunerd.actions.plan import Plan, make_plan
+from tunerd.errors import Preempted, TunerdError
+
+
+def main() -> int:
+    """Measure; the exit status is 0 when all rounds were done, 3 when somebody else ended it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("profiles", nargs="+")
+    parser.add_argument("--budget", type=float, default=600.0)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--mode")
+    parser.add_argument("--start-after", action="store_true")
+    told = parser.parse_args()
+    ctx = build_context(mode=told.mode, start_supervisor=True)
+    plans = [make_plan(ctx, PlanRequest(name, {})) for name in told.profiles]
+    say = _say
+    try:
+        with hold(
+            ctx, purpose="a test", budget_s=told.budget, start_after=told.start_after
+        ) as held:
+            say(f"held {held.id} {held.inhibits}")
+            for number in range(told.rounds):
+                _serve(ctx, held, plans[number % len(plans)], say)
+    except Preempted as error:
+        say(f"preempted {error.cause}")
+        return 3
+    except TunerdError as error:
+        say(f"error {error.message} {error.cause} {error.state}")
+        return error.exit_code
+    say(f"back {held.without_service_s}")
+    return 0
+
+
+def _serve(ctx: Context, held: Held, plan: Plan, say: Callable[[str], None]) -> None:
+    with held.serve(plan) as candidate:
+        if candidate.fault is not None:
+            say(f"fault {candidate.fault.reason} {candidate.fault.words}")
+            return
+        say(f"serving {candidate.unit} {candidate.boot_s} {candidate.argv_sha256}")
+        server = ctx.connect(candidate.address)
+        for _ in range(3):
+            done = server.complete("please go on with code", n_predict=24, timeout_s=30.0)
+            fault = held.look(candidate)
+            if fault is not None:
+                say(f"fault {fault.reason} {fault.words}")
+                return
+            if done.problem is None:
+                say("asked")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
