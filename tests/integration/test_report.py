@@ -16,7 +16,13 @@ import pytest
 
 from tests.support.reports import evidence_of, page_of
 from tests.support.synthetic_runs import PROFILES, START_S, Box, MadeRun, made_runs, published_runs
-from tunerd.core.evidence import Crossover, RunRecord, Validity
+from tunerd.core.evidence import (
+    AcceptanceByPosition,
+    Crossover,
+    RunRecord,
+    SummaryRecord,
+    Validity,
+)
 from tunerd.core.sample import Mark, Sample, Timings
 from tunerd.system.store import EvidenceStore
 from tunerd.web.report import ReportData, render_report, report_of, script_json
@@ -171,6 +177,50 @@ def test_published_figures_stand_in_the_table_as_their_profile_prints_them(tmp_p
     for length, figures in published["by_length"].items():
         shown = row(walls, f"{int(length):,}")
         assert f"{figures['wall_ms'] / 1000:.2f}" in {cell for cell in shown.values() if cell}
+
+
+def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_it(
+    tmp_path: Path,
+) -> None:
+    drafted = Timings(predicted_n=50, predicted_ms=900, draft_n=40, draft_n_accepted=20)
+    counted = AcceptanceByPosition(BOX.name, (0.75, 0.5, 0.25)).to_record("mtp")
+    run = replace(a_run(a_sample(drafted)), summaries=(counted,))
+
+    report = report_on(tmp_path, run)
+
+    chart = next(one for one in report.charts if one.name == "acceptance")
+    assert chart.figure["data"][0]["y"] == [0.75, 0.5, 0.25]
+    missing = {cells[0] for cells in table(report, "Figures that used").rows}
+    assert "time to first token" in missing
+    assert "acceptance by position" not in missing
+
+
+def test_what_a_suite_found_becomes_a_table_with_units_in_its_head(tmp_path: Path) -> None:
+    depth = {
+        "filled_tokens": 131072.0,
+        "spill_tokens": None,
+        "least_free_mib": 492,
+        "why": "no sign",
+    }
+    kinds = [{"case": "short", "n_same": 12, "n": 12, "drift_ratio": None},
+             {"case": "prose", "n_same": 3, "n": 12, "drift_ratio": 0.031}]  # fmt: skip
+    quality = {"passes": True, "reasons": [], "cases": kinds}
+    records = (SummaryRecord("deep", "depth", BOX.name, depth),
+               SummaryRecord("quality", "quality", BOX.name, quality))  # fmt: skip
+    run = replace(a_run(a_sample(None)), summaries=records)
+
+    report = report_on(tmp_path, run)
+
+    assert row(table(report, "As the context fills: depth"), "only") == {
+        "configuration": "only",
+        "filled [tokens]": "131,072",
+        "spill [tokens]": None,
+        "least free [MiB]": "492",
+        "why": "no sign",
+    }
+    assert row(table(report, "Quality, cases"), "prose")["drift [share]"] == "0.031"
+    (whole,) = (one for one in report.sections[-1].tables if one.caption == "Quality")
+    assert row(whole, "only")["passes"] == "yes"
 
 
 def test_json_inside_a_script_cannot_end_it() -> None:

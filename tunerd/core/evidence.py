@@ -184,6 +184,29 @@ class TurnTime:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AcceptanceByPosition:
+    """By a server's counters, the share of verification passes in which each position was accepted."""
+
+    arm: str
+    ratios: tuple[float, ...]
+
+    NAME = "acceptance by position"
+
+    def to_record(self, suite: str) -> SummaryRecord:
+        """As it is kept."""
+        return SummaryRecord(suite, self.NAME, self.arm, {"ratios": list(self.ratios)})
+
+    @classmethod
+    def from_record(cls, record: SummaryRecord) -> AcceptanceByPosition | None:
+        """As it was kept; None if this is something else."""
+        ratios = record.figures.get("ratios")
+        if record.name != cls.NAME or record.arm is None or not isinstance(ratios, list | tuple):
+            return None
+        known = tuple(one for one in ratios if isinstance(one, int | float))
+        return cls(record.arm, known) if known and len(known) == len(ratios) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictRecord:
     """What a comparison came to.

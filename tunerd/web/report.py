@@ -43,7 +43,7 @@ def report_of(data: ReportData) -> Report:
     found: Sequence[Section | None] = (
         sections.turn_times(series, data.evidence),
         sections.speed_by_kind(series),
-        sections.acceptance_by_position(series),
+        sections.acceptance_by_position(series, data.evidence),
         lengths.crossover(series, data.evidence),
         lengths.as_context_fills(series),
         sections.other_suites(series, data.evidence),
@@ -57,7 +57,7 @@ def report_of(data: ReportData) -> Report:
         figures=summary.figures_of(data.evidence, series),
         sections=tuple(section for section in found if section is not None),
         conditions=summary.conditions_of(data.evidence, series, data.validities),
-        left_out=summary.left_out(series),
+        left_out=summary.left_out(series, data.evidence),
         runs=summary.runs_table(data.evidence),
     )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunerd.core.evidence import Crossover, RunEvidence, SummaryRecord, TurnTime
+from tunerd.core.evidence import AcceptanceByPosition, RunEvidence, TurnTime
 from tunerd.core.metrics import Summary, spread, summarise
 from tunerd.core.sample import Sample
 from tunerd.web import report_charts as charts
 from tunerd.web.report_charts import PARTS, Point, Stack
+from tunerd.web.report_records import TITLES, record_tables
 from tunerd.web.report_samples import (
     WHISKERS,
     as_words,
@@ -20,7 +21,6 @@ from tunerd.web.report_samples import (
 from tunerd.web.report_series import Series
 from tunerd.web.report_text import (
     NOT_ASKED,
-    counted,
     figure,
     percent,
     seconds,
@@ -29,14 +29,7 @@ from tunerd.web.report_text import (
 )
 from tunerd.web.report_view import Cell, Chart, Column, Key, Section, Table
 
-_NAME = Column("", is_number=False)
 _DRAWN = frozenset({"mtp", "lengths", "deep", "quality"})
-_TITLES = {
-    "cache": "Prompt cache",
-    "concurrency": "Several requests at once",
-    "quality": "Quality",
-    "workload": "Workload",
-}
 
 
 def speed_by_kind(series: Sequence[Series]) -> Section | None:
@@ -68,13 +61,11 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
     )
 
 
-def acceptance_by_position(series: Sequence[Series]) -> Section | None:
+def acceptance_by_position(
+    series: Sequence[Series], evidence: Sequence[RunEvidence]
+) -> Section | None:
     """How often each position of a draft was accepted."""
-    found = [
-        (one, shares)
-        for one in series
-        if (shares := summarise(usable(one.of_suite("mtp"))).acceptance_by_position)
-    ]
+    found = [(one, shares) for one in series if (shares := shares_of(one, evidence))]
     if not found:
         return None
     depth = max(len(shares) for _, shares in found)
@@ -112,6 +103,22 @@ def acceptance_by_position(series: Sequence[Series]) -> Section | None:
         charts=(chart,),
         tables=(Table("Accepted in all verification steps", columns, tuple(rows)),),
     )
+
+
+def shares_of(one: Series, evidence: Sequence[RunEvidence]) -> tuple[float, ...] | None:
+    """The share of each position: from single requests, else as a run found it by the counters."""
+    by_request = summarise(usable(one.of_suite("mtp"))).acceptance_by_position
+    if by_request:
+        return by_request
+    kept = [
+        (record.suite, acceptance.ratios)
+        for run in evidence
+        for record in run.summaries
+        if (acceptance := AcceptanceByPosition.from_record(record)) is not None
+        and one.has_name(run.run.number, acceptance.arm)
+    ]
+    kept.sort(key=lambda found: found[0] != "mtp")
+    return kept[0][1] if kept else None
 
 
 def turn_times(series: Sequence[Series], evidence: Sequence[RunEvidence]) -> Section | None:
@@ -168,12 +175,7 @@ def other_suites(series: Sequence[Series], evidence: Sequence[RunEvidence]) -> S
     """Tables of every suite that has no chart, and of figures that nothing else shows."""
     suites = distinct(s.suite for one in series for s in one.samples if s.suite not in _DRAWN)
     tables = [_suite_table(suite, series) for suite in suites]
-    tables += [
-        _summary_table(run, summary, series)
-        for run in evidence
-        for summary in run.summaries
-        if summary.name not in {Crossover.NAME, TurnTime.NAME}
-    ]
+    tables += record_tables(evidence, series)
     if not tables:
         return None
     return Section(
@@ -234,7 +236,7 @@ def _suite_table(suite: str, series: Sequence[Series]) -> Table:
         for one, samples in measured
         if (of_case := [sample for sample in samples if sample.case == case])
     ]
-    return Table(_TITLES.get(suite, suite), columns, tuple(rows))
+    return Table(TITLES.get(suite, suite), columns, tuple(rows))
 
 
 def _case_row(case: str, one: Series, samples: Sequence[Sample]) -> tuple[Cell, ...]:
@@ -254,22 +256,5 @@ def _case_row(case: str, one: Series, samples: Sequence[Sample]) -> tuple[Cell, 
     )
 
 
-def _summary_table(run: RunEvidence, summary: SummaryRecord, series: Sequence[Series]) -> Table:
-    rows = tuple((key, _value(value)) for key, value in summary.figures.items())
-    label = next((one.label for one in series
-                  if one.has_name(run.run.number, summary.arm or "")), None)  # fmt: skip
-    words = [_TITLES.get(summary.suite, summary.suite), summary.name, *([label] if label else [])]
-    return Table(": ".join(words[:2]) + "".join(f", {word}" for word in words[2:]),
-                 (_NAME, Column("found")), rows)  # fmt: skip
-
-
 def _class_name(turn: TurnTime) -> str:
     return turn.request_class or "whole workload"
-
-
-def _value(value: object) -> Cell:
-    if isinstance(value, float):
-        return f"{value:,.3g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(str(one) for one in value) or counted(0, "entry", "entries")
-    return None if value is None else str(value)

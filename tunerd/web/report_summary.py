@@ -10,6 +10,7 @@ from tunerd.core.fingerprint_arguments import without_secrets
 from tunerd.core.metrics import summarise
 from tunerd.core.sample import Sample
 from tunerd.web.report_lengths import crossing_sentence
+from tunerd.web.report_sections import shares_of
 from tunerd.web.report_series import Series, differences
 from tunerd.web.report_text import counted, figure, joined, sentence, tokens, when
 from tunerd.web.report_view import Cell, Column, Conditions, KeyFigure, Section, Table, Verdict
@@ -105,10 +106,10 @@ def conditions_of(
     return tuple(_conditions(one, evidence, differing[one.label], validities) for one in series)
 
 
-def left_out(series: Sequence[Series]) -> Section:
+def left_out(series: Sequence[Series], evidence: Sequence[RunEvidence]) -> Section:
     """Requests that no figure holds, and figures that requests do not have."""
     marked = _reasons(series)
-    missing = _missing(series)
+    missing = _missing(series, evidence)
     tables = [
         Table(
             "Requests by configuration",
@@ -240,32 +241,36 @@ def _reasons(series: Sequence[Series]) -> tuple[tuple[Cell, ...], ...]:
     return tuple((reason, label, f"{n:,}") for (reason, label), n in sorted(counts.items()))
 
 
-def _missing(series: Sequence[Series]) -> tuple[tuple[Cell, ...], ...]:
+def _missing(
+    series: Sequence[Series], evidence: Sequence[RunEvidence]
+) -> tuple[tuple[Cell, ...], ...]:
     """Figures that usable requests lack, where they could have them."""
     rows = []
     for one in series:
         used = [sample for sample in one.samples if sample.is_usable]
         for name, has in _FIGURES:
             n = sum(not has(sample) for sample in used)
-            if n and not (name in _OF_DRAFTS and one.speculates is False):
+            has_other = name == _BY_POSITION and shares_of(one, evidence)
+            if n and not has_other and not (name in _OF_DRAFTS and one.speculates is False):
                 rows.append((name, one.label, f"{n:,}", f"{len(used):,}"))
     return tuple(sorted(rows))
 
 
+_BY_POSITION = "acceptance by position"
 _FIGURES: tuple[tuple[str, Callable[[Sample], bool]], ...] = (
     ("decode rate", lambda s: s.timings is not None and s.timings.decode_tok_s is not None),
     ("prompt rate", lambda s: s.timings is not None and s.timings.prompt_tok_s is not None),
     ("tokens reused", lambda s: s.timings is not None and s.timings.cache_n is not None),
     ("drafted tokens", lambda s: s.timings is not None and s.timings.draft_n is not None),
     (
-        "acceptance by position",
+        _BY_POSITION,
         lambda s: s.timings is not None and s.timings.accepted_by_position is not None,
     ),
     ("time to first token", lambda s: s.client is not None and s.client.ttft_ms is not None),
     ("wall time", lambda s: s.client is not None),
     ("free VRAM", lambda s: s.vram_free_min_mib is not None),
 )
-_OF_DRAFTS = frozenset({"drafted tokens", "acceptance by position"})
+_OF_DRAFTS = frozenset({"drafted tokens", _BY_POSITION})
 
 
 def _named(series: Sequence[Series], run: RunEvidence, name: str) -> str | None:
