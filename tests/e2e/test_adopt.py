@@ -15,7 +15,7 @@ from tests.support.overlay import Root
 
 BAD = '[engines.bad]\npath = "/srv/bad/llama-server"\n'
 PROFILES = {
-    "plain": profile("mainline", serving__alias="plain"),
+    "plain": profile("/usr/bin/llama-server", serving__alias="plain"),
     "bad": profile("bad", serving__alias="bad"),
 }
 # Source: the package llama.cpp-services of Debian sid, November 2026.
@@ -329,7 +329,10 @@ def test_a_unit_by_hand_becomes_a_profile_with_the_same_flags(tunerd: Deployment
 
     after = command_line(tunerd)
     long = {
-        **{"-m": "--model", "-c": "--ctx-size", "-np": "--parallel", "-t": "--threads"},
+        "-m": "--model",
+        "-c": "--ctx-size",
+        "-np": "--parallel",
+        "-t": "--threads",
     }
     wanted = [long.get(word, word) for word in before]
     missing = [word for word in wanted if word not in after]
@@ -419,12 +422,12 @@ def test_a_unit_that_is_a_link_is_replaced_and_what_it_leads_to_stays(tunerd: De
     tunerd.systemctl("enable", "--now", "/srv/mine/llama-server.service")
     wait_for(tunerd, "my own model", 8099)
 
+    assert "/srv/mine/llama-server.service" in texts(tunerd.json("plan", "plain"))
     failed = tunerd.apply("bad", expect=3)
     assert "serves again" in failed["error"]["state"], failed
     assert tunerd.alias(port=8099) == "my own model"
 
     done = tunerd.apply("plain")
-    assert "/srv/mine/llama-server.service" in texts(done), "one must be told of the link"
     assert machine.read("/srv/mine/llama-server.service") == BY_HAND
     kept = tunerd.unit(done["backup"])
     assert kept is not None

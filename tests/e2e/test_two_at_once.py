@@ -57,8 +57,11 @@ def end(process: subprocess.Popen[bytes]) -> Said:
 
 
 def until_it_loads(tunerd: Deployment, alias: str = "slow") -> None:
-    """Wait until the new server runs and loads its model."""
-    tunerd.machine.sh(f"until pgrep -f '[-]-alias {alias} ' > /dev/null; do sleep 0.02; done")
+    """Wait until the unit runs the new server, which then loads its model."""
+    tunerd.machine.sh(
+        f"until pid=$(systemctl show --property=MainPID --value {UNIT}) && [ $pid != 0 ] &&"
+        f" tr '\\0' ' ' </proc/$pid/cmdline | grep -q -e '--alias {alias} '; do sleep 0.02; done"
+    )
 
 
 def nothing_is_left(tunerd: Deployment) -> None:
@@ -97,7 +100,7 @@ def test_of_many_at_the_same_moment_each_wins_or_is_told(tunerd: Deployment) -> 
 
     assert 0 in codes
     assert set(codes) <= {0, 1, 75}, codes  # 1: a rollback to what is live by then
-    assert tunerd.alias() in {"good", "also-good"}
+    assert tunerd.alias() in {"good", "also-good", "slow"}  # a rollback may lead to any of them
     assert tunerd("verify").code == 0
     nothing_is_left(tunerd)
 

@@ -46,8 +46,9 @@ def manager(paths: Paths) -> Local:
 @pytest.fixture
 def probe(tmp_path: Path) -> str:
     """A copy that other accounts can reach too."""
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_mode & 0o055 != 0o055:
+            folder.chmod(0o755)
     return str(shutil.copy(SUPPORT / "probe_service.py", tmp_path / "probe.py"))
 
 

@@ -35,9 +35,11 @@ def test_the_listener_is_found(other: tuple[Child, int]) -> None:
 
     assert listening_pid(port) == child.pid
     assert listening_pid(port, likely=child.pid) == child.pid
-    assert listening_pid(port, likely=os.getpid()) == child.pid
+    assert listening_pid(port, likely=os.getpid()) == os.getpid(), "it has started the listener"
+    with start([sys.executable, "-c", LISTEN, "127.0.0.1"]) as stranger:
+        assert listening_pid(port, likely=stranger.pid) == child.pid
     assert listening_ports(child.pid) == frozenset({port})
-    assert port not in (listening_ports(os.getpid()) or set())
+    assert listening_ports(os.getpid()) == frozenset({port}), "those of what it started"
 
 
 def test_nobody_listens_on_a_free_port() -> None:

@@ -78,7 +78,7 @@ _RAW_ALPHABET = "\"'\\%$ {}AB;#=-@:+!ab041xuUns"
 
 def argument_lists(n: int, seed: int) -> list[list[str]]:
     """The nasty ones one by one and together, then random ones."""
-    chance = random.Random(seed)  # noqa: S311  tests, not secrets
+    chance = random.Random(seed)
     lists = [[text] for text in NASTY] + [list(NASTY)]
     while len(lists) < n:
         lists.append(
@@ -92,7 +92,7 @@ def argument_lists(n: int, seed: int) -> list[list[str]]:
 
 def raw_values(n: int, seed: int) -> list[str]:
     """What may stand in a hand-written `ExecStart=` behind its program, well-formed or not."""
-    chance = random.Random(seed)  # noqa: S311  tests, not secrets
+    chance = random.Random(seed)
     texts = ("".join(chance.choices(_RAW_ALPHABET, k=chance.randrange(1, 16))) for _ in range(n))
     # A trailing backslash would swallow the next line, which is the unit's and not the value's.
     return [text.strip().rstrip("\\") or "x" for text in texts]
@@ -100,7 +100,7 @@ def raw_values(n: int, seed: int) -> list[str]:
 
 def environment_texts(n: int, seed: int) -> list[str]:
     """Environment files, well-formed or not."""
-    chance = random.Random(seed)  # noqa: S311  tests, not secrets
+    chance = random.Random(seed)
     alphabet = "\"'\\\n\r #;$`=  ab"
     return [
         "".join(

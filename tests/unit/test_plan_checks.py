@@ -43,6 +43,7 @@ CARD = Gpu(
     power_default_w=None, power_max_w=None, pcie_generation=None, pcie_generation_max=None,
     pcie_width=None, pcie_width_max=None, compute_capability=None, is_mig=None,
 )  # fmt: skip
+DEBIAN_PORT = 9931
 HOST = Host(
     gpus=(CARD,), gpu_problem=None, driver_version=None, cuda_version=None,
     cpu=Cpu(None, 8, 16, None), memory=HostMemory(None, None, None, None, None, None), kernel=None,
@@ -344,8 +345,19 @@ def test_the_address_after_the_plan_is_that_of_its_line() -> None:
         context(has_gpu=False),
     )  # fmt: skip
     assert isinstance(command, CommandLine)
-    after = serving_after(command)
+    after = serving_after(command, capabilities_of("main-0x"))
     assert (after.host, after.port, after.alias) == ("127.0.0.1", 9, "x")
+
+
+def test_a_port_that_the_line_does_not_name_is_that_of_the_build() -> None:
+    capabilities = capabilities_of("main-0x")
+    assert capabilities.default_port == DEBIAN_PORT
+    line = render(profile(), capabilities, context(has_gpu=False))
+    assert isinstance(line, CommandLine)
+    unnamed = replace(line, arguments=tuple(a for a in line.arguments if a.key != "serving.port"))
+
+    assert serving_after(unnamed, capabilities).port == DEBIAN_PORT
+    assert serving_after(unnamed, None).port is None
 
 
 def test_a_diff_is_what_people_know_and_empty_where_nothing_changes() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import end_measurement, read_measurement
-from tunerd.actions.live import read_key
+from tunerd.actions.live import read_key, refuse_masked
+from tunerd.actions.memory_evidence import remember_load
 from tunerd.actions.plan import Plan, make_plan, plan_json
 from tunerd.actions.recover import recover_locked
 from tunerd.actions.swap import SwapDone, swap, without_service
@@ -17,12 +18,14 @@ from tunerd.actions.swap_begin import SwapRequest
 from tunerd.core.engine import Effect
 from tunerd.core.generation import Generation
 from tunerd.core.plan import explain, serving_after
-from tunerd.core.result import ActionResult, Level, note, warning
+from tunerd.core.result import ActionResult, Level, Message, note, warning
 from tunerd.core.swap import sha256
-from tunerd.errors import DeployError
+from tunerd.errors import DeployError, TunerdError
 from tunerd.system.files import lock
 from tunerd.system.llama import Address
 
+# A load at log verbosity 4 writes some hundred lines.
+_LOAD_LINES = 5000
 Confirm = Callable[[Plan], None]
 
 
@@ -45,12 +48,13 @@ def apply(
 
     Raises:
         Busy: another change is under way.
-        DeployError: the plan is refused, or the swap failed before anything changed.
+        DeployError: the unit is masked, the plan is refused, or the swap failed before anything changed.
         RolledBack: the swap failed, and the previous unit serves again.
         Stranded: the swap failed, and so did the way back.
     """
     # Planning reads what the swap will change, so it happens under the same lock.
     with lock(ctx.paths.lock, purpose=f"{reason} {request.profile}", since=ctx.now_text()):
+        refuse_masked(ctx)
         recovered = recover_locked(ctx)
         made = make_plan(ctx, request)
         if _prove_what_it_relies_on(ctx, made):
@@ -61,12 +65,13 @@ def apply(
         ended = end_measurement(ctx, by=f"`tunerd {reason}`")
         _keep_engine(ctx, made)
         done = swap(ctx, _swap_request(ctx, request, made, drain=drain, reason=reason))
+        remarks = _remember(ctx, made, done)
     messages = [message for message in made.messages if message.level is Level.WARNING]
     if recovered.found is not None:
         messages.insert(0, note("recovered", recovered.text))
     if ended is not None:
         messages.insert(0, note("measurement-ended", ended))
-    messages += [note("swap", text) for text in done.notes]
+    messages += [*(note("swap", text) for text in done.notes), *remarks]
     return ActionResult("apply", _payload(made, done), tuple(messages))
 
 
@@ -88,6 +93,20 @@ def _prove_what_it_relies_on(ctx: Context, made: Plan) -> bool:
         return False
     prove_engine(ctx, made.engine)
     return True
+
+
+def _remember(ctx: Context, made: Plan, done: SwapDone) -> tuple[Message, ...]:
+    """Keep what the load showed of the memory estimate."""
+    if done.serving is None or done.serving.invocation is None:
+        return ()
+    calculated = made.memory.calculated or made.memory.estimate
+    try:
+        lines = ctx.services.log(
+            ctx.unit, invocation_id=done.serving.invocation, max_lines=_LOAD_LINES
+        )
+    except TunerdError:
+        return ()
+    return remember_load(ctx, made.command.argv, made.unit_text, calculated, lines)
 
 
 def _keep_engine(ctx: Context, made: Plan) -> None:
@@ -115,7 +134,7 @@ def _swap_request(
     serving = made.resolved.profile.serving
     speculation = made.resolved.profile.speculation
     text = made.unit_text.encode("utf-8", "surrogateescape")
-    after = serving_after(made.command)
+    after = serving_after(made.command, made.engine.capabilities)
     key = read_key(ctx, serving.api_key_file)
     wants_draft = speculation.type == "mtp"
     # What this build cannot do is told in the plan; here only what it was proved to do can fail.

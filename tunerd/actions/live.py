@@ -11,7 +11,7 @@ from tunerd.core.host import Mode
 from tunerd.core.live import LiveUnit, Serving, environment_paths, read_live
 from tunerd.core.service import UnitState
 from tunerd.core.unit_environment import parse_environment_file
-from tunerd.errors import HostError
+from tunerd.errors import DeployError, HostError
 from tunerd.system.llama import Address
 from tunerd.system.sockets import listening_ports
 
@@ -28,7 +28,7 @@ def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
     path = state.fragment_path
     if path is None and unit == ctx.unit and ctx.unit_path.exists():
         path = ctx.unit_path
-    text = _text(ctx, path)
+    text = None if state.load_state == "masked" else _text(ctx, path)
     drop_ins = [(drop_in, _text(ctx, drop_in) or "") for drop_in in state.drop_ins]
     specifiers = specifiers_of(ctx, unit)
     file_environment: dict[str, str] = {}
@@ -36,7 +36,7 @@ def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
         for name, _optional in environment_paths(text, drop_ins, specifiers):
             content = _text(ctx, Path(name))
             file_environment.update(parse_environment_file(content or "").pairs)
-    return read_live(
+    live = read_live(
         unit=unit,
         path=path,
         text=text,
@@ -44,6 +44,32 @@ def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
         file_environment=file_environment,
         specifiers=specifiers,
     )
+    own = ctx.unit_path if unit == ctx.unit else path  # systemd may name where the link leads
+    link_to = own.readlink() if own is not None and own.is_symlink() else None
+    return replace(live, link_to=link_to)
+
+
+def standing_text(ctx: Context) -> bytes | None:
+    """The unit file as it stands; None where there is none, empty where the unit is masked."""
+    return b"" if _is_mask(ctx) else ctx.files.read(ctx.unit_path)
+
+
+def refuse_masked(ctx: Context) -> None:
+    """Leave a masked unit alone: somebody said that it shall not start.
+
+    systemd calls an empty file a mask as well; that one is a broken unit, and may be replaced.
+
+    Raises:
+        DeployError: it is masked.
+    """
+    state = ctx.services.state(ctx.unit)
+    is_file = ctx.unit_path.exists() and not _is_mask(ctx)
+    if state.load_state == "masked" and not is_file:
+        raise DeployError(
+            f"{state.unit} is masked: whoever did that wants it not to start",
+            state="nothing was changed",
+            hint=f"systemctl unmask {state.unit}",
+        )
 
 
 def serving_now(ctx: Context, live: LiveUnit) -> Serving:
@@ -111,6 +137,10 @@ def specifiers_of(ctx: Context, unit: str) -> dict[str, str]:
         "t": "/run" if is_system else ctx.environment.get("XDG_RUNTIME_DIR", "/run"),
         "T": "/tmp",  # noqa: S108 -- systemd's own meaning
     }
+
+
+def _is_mask(ctx: Context) -> bool:
+    return ctx.unit_path.is_symlink() and ctx.unit_path.readlink() == Path("/dev/null")
 
 
 def _text(ctx: Context, path: Path | None) -> str | None:

@@ -11,7 +11,8 @@ from typing import Any
 from tunerd.actions.choose_engine import PlanRequest, choose, draft_facts
 from tunerd.actions.context import Context
 from tunerd.actions.find_model import found_by_metadata
-from tunerd.actions.live import read_live_unit, serving_now
+from tunerd.actions.live import read_live_unit, refuse_masked, serving_now, standing_text
+from tunerd.actions.memory_evidence import correction_of
 from tunerd.actions.plan_checks import check_arguments, check_port, check_unit, tuned_layer
 from tunerd.actions.plan_memory import memory_json, memory_of_plan
 from tunerd.actions.plan_unit import service_user, unit_spec, unit_template, user_facts
@@ -117,13 +118,15 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
 
     Raises:
         ConfigError: the profile is wrong.
+        DeployError: the unit is masked.
         ModelFileError: the model file is missing, damaged, or not unique.
         EngineError: no engine can serve the profile.
     """
     # gather
     host = read_host(ctx.gpu)
+    refuse_masked(ctx)
     live = read_live_unit(ctx)
-    live_text = ctx.files.read(ctx.unit_path)
+    live_text = standing_text(ctx)
     chosen = choose(ctx, request, host)
     engine, resolved, command = chosen.engine, chosen.resolved, chosen.command
     has_gpu = chosen.has_gpu
@@ -133,9 +136,11 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     # decide
     spec = unit_spec(ctx, resolved, engine, command, user)
     unit_text = render_unit(unit_template(ctx), spec)
+    correction, remarks = correction_of(ctx, command.argv, unit_text)
     memory = memory_of_plan(
-        ctx, resolved, engine, chosen.facts, draft, host, chosen.devices, has_gpu=has_gpu
-    )
+        ctx, resolved, engine, chosen.facts, draft, host, chosen.devices,
+        has_gpu=has_gpu, correction=correction,
+    )  # fmt: skip
     messages = (
         *check_machine(resolved, host, chosen.devices, has_gpu=has_gpu),
         *check_model(resolved, chosen.facts),
@@ -143,12 +148,13 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_values(resolved, host),
         *check_proofs(resolved, engine),
         *environment_conflicts(resolved.profile.environment),
-        *check_live(serving_after(command), live, serving_now(ctx, live)),
+        *check_live(serving_after(command, engine.capabilities), live, serving_now(ctx, live)),
         *check_user(user_facts(ctx, user, host, command), wants_mlock=spec.wants_mlock),
         *check_arguments(ctx, engine, command, chosen.model_path),
-        *check_port(ctx, command),
+        *check_port(ctx, serving_after(command, engine.capabilities)),
         *check_unit(ctx, unit_text),
         *memory.messages,
+        *remarks,
         *(note("long-argument", text) for text in argument_warnings(command.argv)),
         *tuned_layer(resolved),
     )

@@ -11,7 +11,7 @@ from tunerd.actions.lease_record import measuring_pids
 from tunerd.core.cmdline import CommandLine
 from tunerd.core.engine import Engine
 from tunerd.core.failure import argument_error
-from tunerd.core.plan import serving_after
+from tunerd.core.live import Serving
 from tunerd.core.resolve import Resolved
 from tunerd.core.result import Message, error, note
 from tunerd.core.unit import CREDENTIAL_PATH
@@ -29,8 +29,9 @@ def check_arguments(
     It gets a port of its own, since builds bind theirs before they look for the model.
     """
     arguments = [_nowhere(word) if word == str(model_path) else word for word in command.argv[1:]]
-    if "--port" in arguments:
-        arguments[arguments.index("--port") + 1] = str(free_port())
+    if "--port" not in arguments:
+        arguments += ["--port", ""]
+    arguments[arguments.index("--port") + 1] = str(free_port())
     if CREDENTIAL_PATH in arguments:
         index = arguments.index(CREDENTIAL_PATH)
         del arguments[index - 1 : index + 1]  # the key file is there only while the unit runs
@@ -54,9 +55,8 @@ def _nowhere(path: str) -> str:
     return f"/nonexistent/{Path(path).name}"
 
 
-def check_port(ctx: Context, command: CommandLine) -> list[Message]:
+def check_port(ctx: Context, after: Serving) -> list[Message]:
     """Whether somebody else listens where the server is to listen."""
-    after = serving_after(command)
     if after.port is None:
         return []
     own = ctx.services.state(ctx.unit).main_pid

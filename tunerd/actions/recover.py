@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import clear_dead_measurements
+from tunerd.actions.live import standing_text
 from tunerd.actions.serve_check import NotServing, Serving
 from tunerd.actions.swap_back import ForeignEditError, check_as_it_stands, go_back
 from tunerd.actions.swap_begin import reason_of
 from tunerd.actions.swap_record import read_record, record_path
+from tunerd.core.failure import FailureKind
 from tunerd.core.generation import Ending, Outcome
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.swap import (
@@ -109,7 +111,7 @@ def recover_locked(ctx: Context) -> Recovered:
     entry = ctx.generations.find(record.generation)
     found = decide_recovery(
         record,
-        unit_sha256=sha256(ctx.files.read(ctx.unit_path)),
+        unit_sha256=sha256(standing_text(ctx)),
         boot_id=boot_id() or "unknown",
         is_committed=entry is not None and entry.ending.outcome is Outcome.SERVING,
     )
@@ -204,7 +206,7 @@ def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str)
 def _foreign(ctx: Context, record: SwapRecord) -> Recovered:
     """Somebody edited the unit since: theirs it is; the record goes, the backup stays."""
     state = ctx.services.state(ctx.unit)
-    _finish(ctx, record, Outcome.ABANDONED, "edited by hand", None)
+    _finish(ctx, record, Outcome.ABANDONED, str(FailureKind.EDITED), None)
     text = (
         f"{ctx.unit} was edited by hand after the interrupted swap of generation "
         f"{record.generation}; it was left alone"
@@ -236,7 +238,7 @@ def _settle_endings(ctx: Context) -> None:
 
     Bookkeeping: a full disk may not stand in the way of what comes after it.
     """
-    standing = sha256(ctx.files.read(ctx.unit_path))
+    standing = sha256(standing_text(ctx))
     newest = True
     for entry in ctx.generations.entries():
         if entry.generation.unit != ctx.unit:

@@ -9,11 +9,18 @@ from pathlib import Path
 from tunerd.actions.backups import backups
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import end_measurement
-from tunerd.actions.live import address_of, read_live_unit, specifiers_of
+from tunerd.actions.live import (
+    address_of,
+    read_live_unit,
+    refuse_masked,
+    specifiers_of,
+    standing_text,
+)
 from tunerd.actions.recover import recover_locked
 from tunerd.actions.swap import swap, without_service
 from tunerd.actions.swap_begin import SwapRequest
-from tunerd.core.generation import Generation, Outcome
+from tunerd.core.failure import FailureKind
+from tunerd.core.generation import Ending, Generation, Outcome
 from tunerd.core.live import LiveUnit, read_live
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.swap import sha256
@@ -57,11 +64,12 @@ def rollback(
     Raises:
         Busy: another change is under way.
         UsageError: there is no such backup or generation.
-        DeployError: there is nothing to go back to, or what it needs is gone.
+        DeployError: the unit is masked, there is nothing to go back to, or what it needs is gone.
         RolledBack: the older unit does not serve; the present one does again.
         Stranded: neither does.
     """
     with lock(ctx.paths.lock, purpose=reason, since=ctx.now_text()):
+        refuse_masked(ctx)
         recovered = recover_locked(ctx)
         target = find_target(ctx, to)
         confirm(target)
@@ -88,7 +96,7 @@ def rollback(
 
 def list_targets(ctx: Context) -> ActionResult:
     """`tunerd rollback --list`: everything that one can go back to, newest first."""
-    live = sha256(ctx.files.read(ctx.unit_path))
+    live = sha256(standing_text(ctx))
     makers = _makers(ctx)
     rows = []
     for backup in backups(ctx):
@@ -111,7 +119,7 @@ def list_targets(ctx: Context) -> ActionResult:
 def find_target(ctx: Context, to: str | None) -> Target:
     """Where a rollback would lead, checked: its program and model are still there."""
     name, text, was = _chosen(ctx, to)
-    if sha256(text) == sha256(ctx.files.read(ctx.unit_path)):
+    if sha256(text) == sha256(standing_text(ctx)):
         raise DeployError(
             f"`{name}` is what is live already",
             state="nothing was changed",
@@ -156,10 +164,10 @@ def _first(ctx: Context) -> Generation | None:
 
 def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
     """What the newest swap replaced, passing over what is live already (a failed swap's backup)."""
-    live = sha256(ctx.files.read(ctx.unit_path))
+    live = sha256(standing_text(ctx))
     for entry in ctx.generations.entries():
         generation = entry.generation
-        if generation.unit != ctx.unit or entry.ending.outcome is not Outcome.SERVING:
+        if generation.unit != ctx.unit or not _changed_the_unit(entry.ending):
             continue
         if generation.replaced_absent and live is not None:
             return "no unit file", None, generation
@@ -175,6 +183,13 @@ def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
         f"there is nothing to go back to: no backup of {ctx.unit} in `{ctx.paths.unit_dir}`",
         state="nothing was changed",
     )
+
+
+def _changed_the_unit(ending: Ending) -> bool:
+    """Whether what the swap replaced is not what stands now: it ended well, or was edited over."""
+    if ending.outcome is Outcome.ABANDONED:
+        return ending.cause == FailureKind.EDITED
+    return ending.outcome is Outcome.SERVING
 
 
 def _makers(ctx: Context) -> dict[str, Generation]:
@@ -285,7 +300,7 @@ def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapR
     )
     return SwapRequest(
         text=target.text,
-        old_sha256=sha256(ctx.files.read(ctx.unit_path)),
+        old_sha256=sha256(standing_text(ctx)),
         generation=generation,
         address=address,
         alias=alias,

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from tunerd.actions.backups import prune_backups
 from tunerd.actions.context import Context
-from tunerd.actions.live import address_now, read_live_unit
+from tunerd.actions.live import address_now, read_live_unit, refuse_masked, standing_text
 from tunerd.actions.serve_check import NotServing, Serving, restart_unit, wait_until_serving
 from tunerd.actions.swap_back import (
     Back,
@@ -88,7 +88,8 @@ def swap(ctx: Context, request: SwapRequest) -> SwapDone:
 
 
 def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDone:
-    old_text = ctx.files.read(ctx.unit_path)
+    refuse_masked(ctx)
+    old_text = standing_text(ctx)
     if sha256(old_text) != request.old_sha256:
         raise DeployError(
             f"{ctx.unit} was changed while this was planned",
@@ -256,7 +257,8 @@ def _end_badly(ctx: Context, record: SwapRecord, error: BaseException, course: _
     failure = _failure_of(error)
     if not course.has_touched and not _is_replaced(ctx, record):
         _nothing_happened(ctx, record, error)
-    ctx.say(f"failed ({failure.kind}); putting the previous unit back")
+    if failure.kind is not FailureKind.EDITED:
+        ctx.say(f"failed ({failure.kind}); putting the previous unit back")
     try:
         # Somebody who has just stopped the unit does not want to see it start.
         back = go_back(ctx, record, starts=failure.kind is not FailureKind.STOPPED)
@@ -285,7 +287,7 @@ def _end_badly(ctx: Context, record: SwapRecord, error: BaseException, course: _
 def _is_replaced(ctx: Context, record: SwapRecord) -> bool:
     """Whether the new unit stands on disk; assumed where that cannot be read."""
     try:
-        return sha256(ctx.files.read(ctx.unit_path)) == record.new_sha256
+        return sha256(standing_text(ctx)) == record.new_sha256
     except TunerdError:
         return True
 
@@ -305,14 +307,19 @@ def _leave_to_the_editor(
     ctx: Context, record: SwapRecord, failure: Failure, edit: ForeignEditError
 ) -> NoReturn:
     """Somebody edited the unit in the middle of the swap: neither finished nor undone."""
-    left = _end(ctx, record, Outcome.ABANDONED, failure, None)
+    words = edit.message if failure.kind is FailureKind.EDITED else failure.words
+    edited = Failure(FailureKind.EDITED, words, None)
+    left = _end(ctx, record, Outcome.ABANDONED, edited, None)
+    runs = "nothing serves"
+    if ctx.services.state(ctx.unit).is_active:
+        runs = "what runs was started before the edit"
     copy = (
         f"what stood before is kept as `{record.backup}`" if record.backup else "none stood before"
     )
     raise Stranded(
         edit.message,
-        cause=failure.words,
-        state=f"the edited unit was left alone, and was not started; {copy}{left}",
+        cause=None if failure.kind is FailureKind.EDITED else failure.words,
+        state=f"the edited unit was left alone, and was not started; {runs}; {copy}{left}",
         hint=f"start it (`systemctl daemon-reload`, `systemctl restart {ctx.unit}`), "
         "or `tunerd rollback`",
     ) from edit
@@ -335,7 +342,7 @@ def _strand(
     _say_ending(ctx, record, Outcome.STRANDED, failure, None)
     which = "the unit file"
     try:
-        standing = sha256(ctx.files.read(ctx.unit_path))
+        standing = sha256(standing_text(ctx))
         which = "the previous unit" if standing == record.old_sha256 else "the new unit"
     except TunerdError:
         why_not_back += "; the unit file cannot be read"
@@ -374,6 +381,8 @@ def _failure_of(error: BaseException) -> Failure:
     match error:
         case _UnhealthyError():
             return error.found.failure
+        case ForeignEditError():
+            return Failure(FailureKind.EDITED, error.message, None)
         case JobCanceled():
             return Failure(FailureKind.STOPPED, reason_of(error), error.hint)
         case TunerdError():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tunerd.actions.context import Context
-from tunerd.actions.live import address_of, read_live_unit
+from tunerd.actions.live import address_of, read_live_unit, standing_text
 from tunerd.actions.serve_check import NotServing, Serving, restart_unit, wait_until_serving
 from tunerd.actions.swap_begin import release_reserve
 from tunerd.core.health import Expectation
@@ -87,7 +87,7 @@ def demand_text(ctx: Context, *wanted: str | None) -> None:
     Raises:
         ForeignEditError: it is another one.
     """
-    if sha256(ctx.files.read(ctx.unit_path)) not in wanted:
+    if sha256(standing_text(ctx)) not in wanted:
         raise ForeignEditError(f"{ctx.unit} was edited just now by somebody else")
 
 
@@ -98,7 +98,7 @@ def _put_back(ctx: Context, record: SwapRecord) -> None:
     # While the new file stands: without it the manager does not know what to take away.
     if not record.was_enabled and ctx.services.state(ctx.unit).is_enabled:
         ctx.services.disable(ctx.unit)
-    if sha256(ctx.files.read(ctx.unit_path)) == record.old_sha256:
+    if sha256(standing_text(ctx)) == record.old_sha256:
         return
     if record.old_sha256 is None:
         ctx.files.remove(ctx.unit_path, check=is_whole)

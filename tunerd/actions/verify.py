@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import measuring, read_measurement
-from tunerd.actions.live import read_live_unit
+from tunerd.actions.live import read_live_unit, standing_text
 from tunerd.actions.swap_record import read_record
 from tunerd.core.generation import Generation, HistoryEntry
 from tunerd.core.result import ActionResult, Message, warning
@@ -76,12 +76,14 @@ def _engine_drift(generation: Generation) -> list[Drift]:
 
 
 def _unit_drift(ctx: Context, generation: Generation) -> list[Drift]:
-    standing = ctx.files.read(ctx.unit_path)
+    standing = standing_text(ctx)
     drifts = []
     if sha256(standing) != generation.unit_sha256:
         wanted = ctx.generations.unit_text(generation.number)
         if standing is None:
             text = f"the unit file is gone: `{ctx.unit_path}`"
+        elif not standing:
+            text = f"the unit is masked, or its file is empty: `{ctx.unit_path}`"
         elif wanted is None:
             text = f"a unit file stands where generation {generation.number} had removed it"
         else:

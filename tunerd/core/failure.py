@@ -36,6 +36,7 @@ class FailureKind(StrEnum):
     WRONG_MODEL = "another server answers"
     NO_SPECULATION = "speculation did not start"
     STOPPED = "stopped by somebody else"
+    EDITED = "edited by hand"
     INTERRUPTED = "interrupted"
     UNKNOWN = "unknown"
 

@@ -66,7 +66,8 @@ class LiveUnit:
     `text` is None where there is no unit file; `argv` where it cannot be read as one command
     (`problem` says why). `foreign` are directives of a hand-written unit that tunerd's own text
     does not hold, `drop_in_exec` drop-ins that replace the command line. `credential` is the file
-    behind the credential `api-key`.
+    behind the credential `api-key`. A masked unit has no text. `link_to` is where the file leads if
+    it is a link.
     """
 
     unit: str
@@ -84,6 +85,7 @@ class LiveUnit:
     foreign: tuple[str, ...] = ()
     drop_in_exec: tuple[Path, ...] = ()
     problem: str | None = None
+    link_to: Path | None = None
 
     @property
     def serving(self) -> Serving:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tunerd.core.cmdline import CommandLine
-from tunerd.core.engine import Effect, Engine, OffloadDevice
+from tunerd.core.engine import Capabilities, Effect, Engine, OffloadDevice
 from tunerd.core.flags import is_secret_variable
 from tunerd.core.host import Host, Mode
 from tunerd.core.live import LiveUnit, Serving, serving_of
@@ -161,6 +161,10 @@ def check_live(new: Serving, live: LiveUnit, now: Serving | None = None) -> Iter
     elif live.drop_ins:
         paths = ", ".join(f"`{path}`" for path in live.drop_ins)
         yield note("drop-ins", f"drop-ins stay in force: {paths}")
+    if live.link_to is not None:
+        yield warning("link", f"{live.unit} is a link to `{live.link_to}`: a file takes its place, "
+                   "also when one goes back, and what it leads to stays as it is",
+                   "link it anew after a rollback if you want the link back")  # fmt: skip
     if not live.is_ours:
         yield note(
             "adopted", f"{live.unit} was not written by tunerd; it is kept as a `.pre-*` file"
@@ -171,9 +175,12 @@ def check_live(new: Serving, live: LiveUnit, now: Serving | None = None) -> Iter
                           f"put what you want to keep into a drop-in: systemctl edit {live.unit}")  # fmt: skip
 
 
-def serving_after(command: CommandLine) -> Serving:
-    """Address and names that the planned command gives."""
-    return serving_of(command.argv[1:], {})
+def serving_after(command: CommandLine, capabilities: Capabilities | None) -> Serving:
+    """Address and names that the planned command gives; a port it does not name is the build's own."""
+    serving = serving_of(command.argv[1:], {})
+    if serving.port is not None or capabilities is None:
+        return serving
+    return replace(serving, port=capabilities.default_port)
 
 
 def explain(command: CommandLine, resolved: Resolved) -> tuple[tuple[str, str, str], ...]:

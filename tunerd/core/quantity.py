@@ -42,4 +42,6 @@ def format_duration(seconds: float | None) -> str:
     whole = round(seconds)
     if whole < _SECONDS_PER_HOUR:
         return f"{whole // _SECONDS_PER_MINUTE} min {whole % _SECONDS_PER_MINUTE:02d} s"
-    return f"{whole // _SECONDS_PER_HOUR} h {whole % _SECONDS_PER_HOUR // _SECONDS_PER_MINUTE:02d} min"
+    return (
+        f"{whole // _SECONDS_PER_HOUR} h {whole % _SECONDS_PER_HOUR // _SECONDS_PER_MINUTE:02d} min"
+    )

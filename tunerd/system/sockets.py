@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.system.proc import read_text
-from tunerd.system.process_tree import descends_from
+from tunerd.system.process_tree import all_processes, descends_from
 
 _PROC = Path("/proc")
 _LISTEN = "0A"
@@ -70,15 +70,24 @@ def other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
 
 
 def listening_ports(pid: int) -> frozenset[int] | None:
-    """The TCP ports on which this process listens; None where that cannot be seen."""
+    """The TCP ports on which this process listens; None where that cannot be seen.
+
+    Where it listens on none they are those of the processes that it started: a script that starts
+    the server and waits for it.
+    """
     sockets = _sockets(pid)
     if not sockets and not os.access(_PROC / str(pid) / "fd", os.R_OK):
         return None
-    return frozenset(
-        listener.port
-        for listener in _listeners(str(pid))
-        if f"socket:[{listener.inode}]" in sockets
-    )
+    listeners = tuple(_listeners(str(pid)))
+    own = _ports(listeners, sockets)
+    if own or not listeners:
+        return own
+    started = (stat.pid for stat in all_processes() if descends_from(stat.pid, pid))
+    return _ports(listeners, {socket for child in started for socket in _sockets(child)})
+
+
+def _ports(listeners: Iterable[_Listener], sockets: set[str]) -> frozenset[int]:
+    return frozenset(one.port for one in listeners if f"socket:[{one.inode}]" in sockets)
 
 
 def _listeners(process: str) -> Iterator[_Listener]:

@@ -51,7 +51,7 @@ def simulate(
     one below `p_min`. It is accepted with probability `acceptance` at mean confidence, more above
     and less below by `confidence_slope`.
     """
-    rng = random.Random(seed)  # noqa: S311 # a simulation that must repeat itself
+    rng = random.Random(seed)  # a simulation that must repeat itself
     step_ms = 1000.0 / behaviour.tg_tok_s * slowdown
     is_on = n_max > 0
     pp_tok_s = behaviour.pp_tok_s * ((1.0 - behaviour.prefill_tax) if is_on else 1.0)
