@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ import pytest
 
 from tests.support import needs, nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
+from tests.support.local_box import Box, deployed
 from tests.support.real_server import RealServer, free_port
-from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
-from tunerd.actions.context import Context, build_context
+from tunerd.actions.context import Context
 from tunerd.actions.doctor import gather
 from tunerd.actions.fingerprint import FingerprintReader
 from tunerd.core.designed import SHAPES, design
@@ -30,7 +29,6 @@ from tunerd.core.sample import Sample, Timings
 from tunerd.system.designed_file import write
 from tunerd.system.store import EvidenceStore
 
-ROOT = Path(__file__).parents[2]
 CODES = {rule.code for rule in ALL_RULES}
 # What this machine itself may be told, whatever serves on it.
 OF_THE_MACHINE = {"cpu-governor", "swap"}
@@ -41,53 +39,14 @@ WITHOUT_A_UNIT = {
 }  # fmt: skip
 
 
-@dataclass
-class Box:
-    """A machine's folders for one test, and the command in them."""
-
-    folder: Path
-    variables: dict[str, str]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        names = {"CONFIG": "config", "STATE": "state", "RUNTIME": "run", "UNIT": "state/units"}
-        folders = {f"TUNERD_{name}_DIR": str(self.folder / where) for name, where in names.items()}
-        return {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOME": str(self.folder),
-            "PYTHONPATH": str(ROOT),
-            "TUNERD_MODE": "local",
-            **folders,
-            **self.variables,
-        }
-
-    @property
-    def context(self) -> Context:
-        return build_context(environment=self.environment)
-
-    @property
-    def unit(self) -> Path:
-        return self.folder / "state/units/llama-server.service"
-
-    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tunerd", *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env=self.environment,
-            cwd=self.folder,
-        )
-
-    def doctor(self) -> dict[str, Any]:
-        done = self.call("doctor", "--json")
-        said: dict[str, Any] = json.loads(done.stdout)
-        assert done.returncode == worst(said), done.stderr
-        assert said["schema"] == 1
-        assert said["ok"] is (done.returncode == 0)
-        assert codes(said) | unchecked(said) | set(said["passed"]) == CODES
-        return said
+def doctor(box: Box) -> dict[str, Any]:
+    done = box.call("doctor", "--json")
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == worst(said), done.stderr
+    assert said["schema"] == 1
+    assert said["ok"] is (done.returncode == 0)
+    assert codes(said) | unchecked(said) | set(said["passed"]) == CODES
+    return said
 
 
 def worst(said: dict[str, Any]) -> int:
@@ -109,7 +68,7 @@ def finding(said: dict[str, Any], code: str) -> dict[str, Any]:
 
 
 def test_without_a_gpu_and_without_a_server_it_says_what_it_could_not_check(tmp_path: Path) -> None:
-    said = Box(tmp_path, {}).doctor()
+    said = doctor(Box(tmp_path))
 
     assert said["unit"] is None
     assert unchecked(said) >= WITHOUT_A_UNIT
@@ -119,10 +78,10 @@ def test_without_a_gpu_and_without_a_server_it_says_what_it_could_not_check(tmp_
 
 
 def test_people_get_findings_by_severity_and_the_same_exit_code(tmp_path: Path) -> None:
-    box = Box(tmp_path, {})
+    box = Box(tmp_path)
     done = box.call("doctor")
 
-    assert done.returncode == worst(box.doctor())
+    assert done.returncode == worst(doctor(box))
     assert "not checked (" in done.stdout
     assert "a unit that serves: " in done.stdout
     assert re.search(r"^passed: ", done.stdout, re.MULTILINE)
@@ -130,11 +89,11 @@ def test_people_get_findings_by_severity_and_the_same_exit_code(tmp_path: Path) 
 
 
 def test_a_unit_that_cannot_be_read_as_one_command_is_said_so(tmp_path: Path) -> None:
-    box = Box(tmp_path, {})
+    box = Box(tmp_path)
     box.unit.parent.mkdir(parents=True)
     box.unit.write_text("[Service]\nExecStart=/bin/true\nExecStart=/bin/false\n")
 
-    said = box.doctor()
+    said = doctor(box)
     assert said["unit"] == "llama-server.service"
     missing = {text for row in said["not_checked"] for text in row["missing"]}
     assert any("2 ExecStart= lines" in text for text in missing)
@@ -160,7 +119,7 @@ def test_what_nvml_says_of_a_card_is_judged(card_box: Box) -> None:
     )
     nvml_stub.NvmlWorld(card_box.folder / "nvml").show(card, extra=["bar1 268435456"])
 
-    said = card_box.doctor()
+    said = doctor(card_box)
     assert codes(said) >= {"pcie-link", "power-limit", "resizable-bar", "vram-full"}
     assert finding(said, "pcie-link")["severity"] == "warning"
     assert finding(said, "power-limit")["do"].endswith("nvidia-smi -i 0 -pl 220")
@@ -173,7 +132,7 @@ def test_what_nvml_says_of_a_card_is_judged(card_box: Box) -> None:
 def test_a_healthy_card_passes(card_box: Box) -> None:
     nvml_stub.NvmlWorld(card_box.folder / "nvml").show(rtx_4070_super(used_mib=9000))
 
-    said = card_box.doctor()
+    said = doctor(card_box)
     assert {"pcie-link", "power-limit", "resizable-bar", "vram-full"} <= set(said["passed"])
 
 
@@ -182,7 +141,7 @@ def test_a_card_that_cannot_be_read_is_no_healthy_card(card_box: Box) -> None:
     world.show(rtx_4070_super())
     world.fail("nvmlInitWithFlags", nvml_stub.LIB_RM_VERSION_MISMATCH)
 
-    said = card_box.doctor()
+    said = doctor(card_box)
     assert {"pcie-link", "power-limit", "resizable-bar", "vram-full"} <= unchecked(said)
 
 
@@ -191,29 +150,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     """The embedded server, deployed once; tests leave it and its unit as they found them."""
     if find_spec("xllamacpp") is None:
         needs.missing("llama", "no embedded engine", "pip install 'tunerd[embedded]'")
-    folder = tmp_path_factory.mktemp("doctor")
-    box = Box(folder, {"TUNERD_SERVICE__SETTLE_S": "0.2"})
-    model = write(design(SHAPES["tiny"]), folder / "tiny.gguf").path
-    keys = {
-        "model.path": str(model),
-        "serving.port": str(free_port()),
-        "serving.threads": "1",
-        "serving.threads_batch": "1",
-        "serving.ctx_size": "1024",
-        "speculation.type": "mtp",
-        "speculation.n_max": "3",
-        "speculation.p_min": "0.0",
-    }
-    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-    try:
-        done = box.call("apply", "cpu-embedded", "--yes", *words)
-        assert done.returncode == 0, done.stderr
+    with deployed(tmp_path_factory.mktemp("doctor"), free_port()) as box:
         yield box
-    finally:
-        paths = box.context.paths
-        started = processes_with(str(folder))
-        end_supervisor(paths)
-        wait_until_gone(*started)
 
 
 @pytest.fixture
@@ -226,7 +164,7 @@ def text(box: Box) -> Iterator[str]:
 
 @pytest.mark.llama
 def test_a_server_as_deployed_is_healthy(box: Box) -> None:
-    said = box.doctor()
+    said = doctor(box)
 
     assert codes(said) <= OF_THE_MACHINE
     assert unchecked(said) <= {*OF_THE_MACHINE, "mtp-does-not-pay", "evidence-stale"}
@@ -237,7 +175,7 @@ def test_a_server_as_deployed_is_healthy(box: Box) -> None:
 def test_flags_that_the_build_dropped_are_found_before_the_next_start(box: Box, text: str) -> None:
     box.unit.write_text(text.replace("--jinja", "--no-mmap --mlock --threads-http 1", 1))
 
-    said = box.doctor()
+    said = doctor(box)
     assert "--no-mmap, --mlock:" in finding(said, "flags-removed")["seen"]
     assert finding(said, "flags-removed")["severity"] == "error"
     assert said["messages"][0]["code"] == "edited"
@@ -251,7 +189,7 @@ def test_an_edited_unit_is_judged_by_its_text_and_not_by_what_still_runs(
     changed = text.replace("--threads 1", f"--threads {n_cores}")
     box.unit.write_text(changed.replace("--parallel 1", "--parallel 3"))
 
-    said = box.doctor()
+    said = doctor(box)
     assert f"{n_cores}" in finding(said, "threads")["seen"]
     assert "3 slots" in finding(said, "mtp-slots")["seen"]
     assert "mtp-does-not-pay" in unchecked(said)
@@ -260,9 +198,9 @@ def test_an_edited_unit_is_judged_by_its_text_and_not_by_what_still_runs(
 @pytest.mark.llama
 def test_a_model_without_the_block_is_found_in_its_header(box: Box, text: str) -> None:
     path = write(design(SHAPES["tiny-nomtp"]), box.folder / "plain.gguf").path
-    box.unit.write_text(text.replace(str(box.folder / "tiny.gguf"), str(path)))
+    box.unit.write_text(text.replace(str(box.model), str(path)))
 
-    assert "no MTP block" in finding(box.doctor(), "model-without-mtp")["seen"]
+    assert "no MTP block" in finding(doctor(box), "model-without-mtp")["seen"]
 
 
 @pytest.mark.llama
@@ -280,7 +218,7 @@ def test_another_program_on_the_port_is_named(box: Box, text: str) -> None:
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        seen = finding(box.doctor(), "port-clash")["seen"]
+        seen = finding(doctor(box), "port-clash")["seen"]
         other.communicate(b"")
     assert f"(process {other.pid})" in seen
 
@@ -302,7 +240,7 @@ def test_this_boxs_own_break_even_comes_from_what_was_measured(box: Box) -> None
     assert cost is not None
     wanted = cost.acceptance_ratio(traffic)
     assert wanted is not None
-    said = box.doctor()
+    said = doctor(box)
     pays = traffic.n_accepted / traffic.n_drafted >= wanted
     assert ("mtp-does-not-pay" in said["passed"]) is pays
     assert ("mtp-does-not-pay" in codes(said)) is not pays
@@ -319,7 +257,7 @@ def test_evidence_of_another_build_is_stale(box: Box) -> None:
         other = replace(arm.fingerprint, engine_sha256="0" * 64)
         keep(store, [replace(arm, fingerprint=other)], {arm.name: [a_sample(Timings())]})
 
-    stale = finding(box.doctor(), "evidence-stale")
+    stale = finding(doctor(box), "evidence-stale")
     assert "engine changed" in stale["seen"]
     assert stale["do"] == "tunerd bench"
 

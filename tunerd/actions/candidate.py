@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import remove_unit_files
 from tunerd.actions.live import read_live_unit, specifiers_of
+from tunerd.actions.memory_evidence import remember_load
 from tunerd.actions.plan import Plan
 from tunerd.actions.plan_expect import address_of_plan, expectation_of_plan
 from tunerd.actions.plan_unit import service_user, unit_spec, unit_template
@@ -102,7 +103,10 @@ def start_candidate(
     if isinstance(found, NotServing):
         return _judged(ctx, unit, plan, address, fault=fault_of(found.failure))
     boot_s = found.answered_at_s - began_s
-    return _judged(ctx, unit, plan, address, serving=found, boot_s=boot_s)
+    candidate = _judged(ctx, unit, plan, address, serving=found, boot_s=boot_s)
+    calculated = plan.memory.calculated or plan.memory.estimate
+    remember_load(ctx, plan.command.argv, plan.unit_text, calculated, candidate.lines)
+    return candidate
 
 
 def stop_candidate(ctx: Context, lease: LeaseSpec, number: int) -> None:

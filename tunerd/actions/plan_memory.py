@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tunerd.actions.context import Context
 from tunerd.core.engine import Engine, OffloadDevice
 from tunerd.core.host import Host
 from tunerd.core.memory import Backend, MemorySettings, estimate
+from tunerd.core.memory_correction import MemoryCorrection, corrected
 from tunerd.core.memory_laws import laws_of
+from tunerd.core.memory_parts import Device
 from tunerd.core.memory_verdict import Free, MemoryPlan, judge_memory
 from tunerd.core.model import ModelFacts
 from tunerd.core.quantity import MiB
@@ -29,17 +32,22 @@ def memory_of_plan(
     devices: Sequence[OffloadDevice],
     *,
     has_gpu: bool,
+    correction: MemoryCorrection | None = None,
 ) -> MemoryPlan:
-    """The estimate and what it means here."""
+    """The estimate, with what earlier loads showed of it, and what it means here."""
     settings = settings_of(resolved, engine, draft, host, has_gpu=has_gpu)
     memory = resolved.profile.memory
     by_hand = memory.fit is False or any(getattr(memory, key) is not None for key in _BY_HAND)
-    return judge_memory(
-        estimate(facts, settings),
+    calculated = estimate(facts, settings)
+    judged = judge_memory(
+        replace(calculated, parts=corrected(calculated.parts, correction)),
         _free(ctx, host, devices),
         has_gpu=has_gpu,
         fit_mib=None if by_hand else memory.fit_mib,
     )
+    if correction is None:
+        return judged
+    return replace(judged, calculated=calculated, correction=correction)
 
 
 def settings_of(
@@ -122,10 +130,14 @@ def memory_json(plan: MemoryPlan) -> dict[str, Any]:
         "n_ctx": plan.estimate.n_ctx,
         "is_complete": plan.estimate.is_complete,
         "locked_mib": plan.estimate.locked_mib,
+        "loads": None if plan.correction is None else plan.correction.n_loads,
         "devices": [
             {
                 "name": device.name,
                 "total_mib": device.start_mib,
+                "calculated_mib": None
+                if plan.calculated is None
+                else plan.calculated.start_mib(Device(device.name)),
                 "worst_mib": device.worst_mib,
                 "free_mib": device.free_mib,
                 "parts": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tunerd.core.memory_correction import MemoryCorrection
 from tunerd.core.memory_parts import WEIGHTS, Device, Estimate, Part
 from tunerd.core.quantity import MiB, format_mib, have_mib
 from tunerd.core.result import Message, error, note, warning
@@ -37,12 +38,18 @@ class DeviceNeed:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """An estimate against what is free."""
+    """An estimate against what is free.
+
+    `calculated` is the estimate before `correction`, what loads of this very server showed, took the
+    place of what was calculated; both are None where no load is known.
+    """
 
     estimate: Estimate
     devices: tuple[DeviceNeed, ...]
     verdict: str
     messages: tuple[Message, ...]
+    calculated: Estimate | None = None
+    correction: MemoryCorrection | None = None
 
 
 def judge_memory(

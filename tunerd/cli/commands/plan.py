@@ -99,6 +99,10 @@ def memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
     for device in memory["devices"]:
         free = format_mib(device["free_mib"])
         yield f"  {device['name']}: needs {format_mib(device['total_mib'])}, {free} free"
+        if device["calculated_mib"] is not None:
+            loads = f"{memory['loads']} load{'s' if memory['loads'] > 1 else ''}"
+            calculated = format_mib(device["calculated_mib"])
+            yield f"    calculated {calculated}; corrected by what {loads} of it showed"
         rows = [
             (f"    {part['name']}", format_mib(part["mib"]), part["why"])
             for part in device["parts"]

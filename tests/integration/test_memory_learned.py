@@ -1,0 +1,109 @@
+"""What a load showed of the memory estimate is kept, and the next plan of the same server uses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import needs
+from tests.support.local_box import Box, deployed, settings
+from tests.support.real_server import free_port
+from tunerd.core.memory_parts import Device
+from tunerd.core.memory_report import parse_report
+
+pytestmark = pytest.mark.llama
+PORT = free_port()
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    if find_spec("xllamacpp") is None:
+        needs.missing("llama", "no embedded engine", "pip install 'tunerd[embedded]'")
+    with deployed(tmp_path_factory.mktemp("learned"), PORT) as box:
+        yield box
+
+
+def plan(box: Box, **changes: object) -> dict[str, Any]:
+    words = settings(box, serving__port=PORT, **changes)
+    done = box.call("plan", "cpu-embedded", "--json", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def host(said: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any]
+    (found,) = [device for device in said["memory"]["devices"] if device["name"] == "host"]
+    return found
+
+
+def reported_mib(box: Box) -> float:
+    """What the running server says that it allocated."""
+    context = box.context
+    state = context.services.state(context.unit)
+    lines = context.services.log(context.unit, invocation_id=state.invocation_id, max_lines=5000)
+    found = parse_report(lines).allocated_mib(Device.HOST)
+    assert found is not None
+    return found
+
+
+def kept_parts_mib(said: dict[str, Any]) -> float:
+    """What is there once the server listens, without what only grows with time."""
+    mib: list[float] = [part["mib"] for part in host(said)["parts"] if not part["grows"]]
+    return sum(mib)
+
+
+def test_a_plan_of_what_was_loaded_needs_what_the_load_reported(box: Box) -> None:
+    said = plan(box)
+
+    assert said["memory"]["loads"] == 1
+    # Each part is shown in whole MiB, rounded up.
+    n_parts = len(host(said)["parts"])
+    assert 0 <= kept_parts_mib(said) - reported_mib(box) <= n_parts
+    assert host(said)["total_mib"] == pytest.approx(reported_mib(box), abs=1)
+
+
+def test_both_figures_are_shown(box: Box) -> None:
+    done = box.call("plan", "cpu-embedded", *settings(box, serving__port=PORT))
+    calculated = host(plan(box))["calculated_mib"]
+
+    assert f"calculated {calculated} MiB; corrected by what 1 load of it showed" in done.stdout
+
+
+def test_another_port_is_the_same_server_and_another_context_is_not(box: Box) -> None:
+    elsewhere = box.call(
+        "plan", "cpu-embedded", "--json", *settings(box, serving__port=free_port())
+    )
+    assert json.loads(elsewhere.stdout)["memory"]["loads"] == 1
+
+    larger = plan(box, serving__ctx_size=4096)
+    assert larger["memory"]["loads"] is None
+    assert host(larger)["calculated_mib"] is None
+
+
+def test_a_damaged_store_stops_neither_a_plan_nor_an_apply(box: Box) -> None:
+    evidence: Path = box.context.paths.evidence
+    content = evidence.read_bytes()
+    beside = [evidence.with_name(evidence.name + end) for end in ("-wal", "-shm")]
+    for path in beside:
+        path.unlink(missing_ok=True)
+    evidence.write_bytes(b"no database at all" * 500)
+    try:
+        said = plan(box)
+        assert said["memory"]["loads"] is None
+        assert "memory-evidence" in {message["code"] for message in said["messages"]}
+
+        words = settings(box, serving__port=PORT)
+        done = box.call("apply", "cpu-embedded", "--yes", "--json", *words)
+        assert done.returncode == 0, done.stdout
+        told = json.loads(done.stdout)["messages"]
+        assert "memory-evidence" in {message["code"] for message in told}
+    finally:
+        for path in beside:
+            path.unlink(missing_ok=True)
+        evidence.write_bytes(content)

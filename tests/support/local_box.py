@@ -1,0 +1,94 @@
+"""tunerd's own command on folders of a test, in local mode: as a user calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
+from tunerd.actions.context import Context, build_context
+from tunerd.core.designed import SHAPES, design
+from tunerd.system.designed_file import write
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Box:
+    """Folders of one machine, and the command in them."""
+
+    folder: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        names = {"CONFIG": "config", "STATE": "state", "RUNTIME": "run", "UNIT": "state/units"}
+        folders = {f"TUNERD_{name}_DIR": str(self.folder / where) for name, where in names.items()}
+        return {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "PYTHONPATH": str(ROOT),
+            "TUNERD_MODE": "local",
+            **folders,
+            **self.variables,
+        }
+
+    @property
+    def context(self) -> Context:
+        return build_context(environment=self.environment)
+
+    @property
+    def unit(self) -> Path:
+        return self.folder / "state/units/llama-server.service"
+
+    @property
+    def model(self) -> Path:
+        """Where the designed model is, once something was deployed."""
+        return self.folder / "tiny.gguf"
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tunerd", *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=self.environment,
+            cwd=self.folder,
+        )
+
+
+def settings(box: Box, **changes: object) -> list[str]:
+    """`--set` options for the embedded engine with the designed model, as `serving__ctx_size=512`."""
+    keys: dict[str, object] = {
+        "model.path": box.model,
+        "serving.threads": 1,
+        "serving.threads_batch": 1,
+        "serving.ctx_size": 1024,
+        "speculation.type": "mtp",
+        "speculation.n_max": 3,
+        "speculation.p_min": 0.0,
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+
+
+@contextlib.contextmanager
+def deployed(folder: Path, port: int) -> Iterator[Box]:
+    """A box on which tunerd has deployed the embedded server; nothing of it runs afterwards."""
+    box = Box(folder, {"TUNERD_SERVICE__SETTLE_S": "0.2"})
+    write(design(SHAPES["tiny"]), box.model)
+    try:
+        done = box.call("apply", "cpu-embedded", "--yes", *settings(box, serving__port=port))
+        assert done.returncode == 0, done.stderr
+        yield box
+    finally:
+        paths = box.context.paths
+        started = processes_with(str(folder))
+        end_supervisor(paths)
+        wait_until_gone(*started)
