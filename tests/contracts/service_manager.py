@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
@@ -608,7 +609,7 @@ class ServiceManagerContract:
         """A moment of real time; the fake needs none."""
 
 
-class SlowJobsContract(ServiceManagerContract):
+class SlowJobsContract(ServiceManagerContract, ABC):
     """Two callers at once, for managers that other processes use too."""
 
     def test_a_job_that_another_takes_the_place_of_is_cancelled(
@@ -625,5 +626,6 @@ class SlowJobsContract(ServiceManagerContract):
         state = self.eventually(manager, clock, lambda state: state.active_state != "deactivating")
         assert state.active_state == "inactive"
 
+    @abstractmethod
     def _restart_while_another_stops(self, manager: ServiceManager) -> None:
-        raise NotImplementedError
+        """Restart UNIT, and have another process stop it before that has ended."""

@@ -271,21 +271,21 @@ def _debian_sid(packages: Sequence[str]) -> Callable[[Path], None]:
         include = f"--include={','.join(packages)}"
         program(
             *("mmdebstrap", "--quiet", "--variant=minbase", *options, include),
-            *("sid", folder, _debian_mirror()),
+            *("sid", folder, *_debian_mirror()),
             timeout_s=900,
         )
 
     return build
 
 
-def _debian_mirror() -> str:
-    """The Debian mirror that this host's apt is set up with."""
+def _debian_mirror() -> tuple[str, ...]:
+    """The Debian mirror that this host's apt is set up with; none to leave it to mmdebstrap."""
     done = program("apt-get", "indextargets", "--format", "$(REPO_URI)|$(SUITE)|$(COMPONENT)")
     for line in done.stdout.decode().splitlines():
         uri, _, rest = line.partition("|")
         if rest.endswith("|main") and "security" not in uri and uri.rstrip("/").endswith("debian"):
-            return uri
-    return "http://deb.debian.org/debian"
+            return (uri,)
+    return ()
 
 
 def _apt_options() -> list[str]:
