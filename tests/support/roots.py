@@ -271,7 +271,7 @@ def _debian_sid(packages: Sequence[str]) -> Callable[[Path], None]:
         include = f"--include={','.join(packages)}"
         program(
             *("mmdebstrap", "--quiet", "--variant=minbase", *options, include),
-            *("sid", folder, *_debian_mirror()),
+            *("sid", str(folder), *_debian_mirror()),
             timeout_s=900,
         )
 
