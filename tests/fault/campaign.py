@@ -4,6 +4,7 @@
     python -m tests.fault.campaign cuts --root host --count 20 [--strict]
     python -m tests.fault.campaign cuts-in-recovery --root host --count 5
     python -m tests.fault.campaign effects --root sid [--strict] [--verb rollback] [--every 3]
+    python -m tests.fault.campaign leases --root sid --count 30 [--fault COMMAND] [--cuts 5]
 
 Needs root. Real engines come from TUNERD_TEST_ENGINES, else Debian's or the embedded one serves.
 """
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.fault.die_at import DIED
+from tests.fault.lease_victim import Fault, LeaseVictim
 from tests.fault.victim import Victim
 from tests.support import needs, roots, run_folder
 from tests.support.machine import Machine
@@ -181,11 +183,36 @@ def effects(args: argparse.Namespace) -> int:
     return count.close()
 
 
+def leases(args: argparse.Namespace) -> int:
+    """What may befall a measurement in production's place, each at random moments."""
+    rng = random.Random(args.seed)
+    wanted = [Fault[args.fault]] if args.fault else [fault for fault in Fault if fault != Fault.CUT]
+    plan = [(fault, args.count) for fault in wanted]
+    if args.cuts:
+        plan.append((Fault.CUT, args.cuts))
+    status = 0
+    with a_victim(args.root, installed=False, disk_mib=512 if args.cuts else None) as victim:
+        lease = LeaseVictim(victim)
+        for fault, n_cases in plan:
+            count, awaited_s = Count(), []
+            for _ in range(n_cases):
+                with count.case(str(fault)) as ends:
+                    found = lease.befall(fault, rng)
+                    lease.check()
+                    awaited_s.append(found.awaited_s)
+                    ends.append(found.phase)
+            slowest_s = max(awaited_s, default=float("nan"))
+            say(f"{args.root}, {fault}: production answered at the latest after {slowest_s:.1f} s")
+            status |= count.close()
+    return status
+
+
 def main() -> int:
     """Run the campaign that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     campaigns = {
-        "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery, "effects": effects
+        "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery, "effects": effects,
+        "leases": leases,
     }  # fmt: skip
     parser.add_argument("campaign", choices=campaigns)
     parser.add_argument("--root", choices=["host", "sid"], default="host")
@@ -196,6 +223,8 @@ def main() -> int:
     parser.add_argument("--verb", choices=["apply", "rollback"], default="apply")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--fault", choices=[fault.name for fault in Fault])
+    parser.add_argument("--cuts", type=int, default=0)
     args = parser.parse_args()
     return campaigns[args.campaign](args)
 

@@ -9,20 +9,20 @@ from typing import Any
 from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import end_measurement, read_measurement
-from tunerd.actions.live import read_key, refuse_masked
+from tunerd.actions.live import refuse_masked
 from tunerd.actions.memory_evidence import remember_load
 from tunerd.actions.plan import Plan, make_plan, plan_json
+from tunerd.actions.plan_expect import address_of_plan, expectation_of_plan
 from tunerd.actions.recover import recover_locked
 from tunerd.actions.swap import SwapDone, swap, without_service
 from tunerd.actions.swap_begin import SwapRequest
 from tunerd.core.engine import Effect
 from tunerd.core.generation import Generation
-from tunerd.core.plan import explain, serving_after
+from tunerd.core.plan import explain
 from tunerd.core.result import ActionResult, Level, Message, note, warning
 from tunerd.core.swap import sha256
 from tunerd.errors import DeployError, TunerdError
 from tunerd.system.files import lock
-from tunerd.system.llama import Address
 
 # A load at log verbosity 4 writes some hundred lines.
 _LOAD_LINES = 5000
@@ -131,23 +131,16 @@ def _refused(made: Plan) -> DeployError:
 def _swap_request(
     ctx: Context, request: PlanRequest, made: Plan, *, drain: bool, reason: str
 ) -> SwapRequest:
-    serving = made.resolved.profile.serving
-    speculation = made.resolved.profile.speculation
     text = made.unit_text.encode("utf-8", "surrogateescape")
-    after = serving_after(made.command, made.engine.capabilities)
-    key = read_key(ctx, serving.api_key_file)
-    wants_draft = speculation.type == "mtp"
-    # What this build cannot do is told in the plan; here only what it was proved to do can fail.
-    proved = made.engine.proof("mtp").effect is Effect.PROVED
-    counts = made.engine.proof("counts").effect is not Effect.NO_EFFECT
+    expected = expectation_of_plan(made)
     return SwapRequest(
         text=text,
         old_sha256=made.live_sha256,
         generation=_generation(ctx, request, made, reason=reason, text=text),
-        address=Address(after.host or "", after.port or 0, key),
-        alias=after.alias,
-        expects_draft=wants_draft and proved,
-        must_draft=wants_draft and proved and counts and not speculation.p_min,
+        address=address_of_plan(ctx, made),
+        alias=expected.alias,
+        expects_draft=expected.expects_draft,
+        must_draft=expected.must_draft,
         model_bytes=made.facts.file_bytes,
         drain=drain,
         enable=True,

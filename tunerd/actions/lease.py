@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from tunerd.actions.candidate import Candidate, start_candidate, stop_candidate
 from tunerd.actions.context import Context
+from tunerd.actions.drain import drain
 from tunerd.actions.lease_record import (
     clear_dead_measurements,
     ended_by,
@@ -45,16 +46,26 @@ class Held:
     """Production's place, held: candidates may be served in it.
 
     `was_running` is whether production ran before, `restores` whether it runs afterwards.
-    `inhibits` is what the machine is kept from meanwhile (`sleep`, `idle`), None for nothing.
+    `inhibits` is what the machine is kept from meanwhile (`sleep`, `idle`), None for nothing;
+    `notes` is what a person should know of how it began.
     `without_service_s` is known after the end: from production's stop to its next real answer;
     None if it did not run before or does not afterwards.
     """
 
-    def __init__(self, ctx: Context, lease: Lease, *, was_running: bool, began_s: float) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        lease: Lease,
+        *,
+        was_running: bool,
+        began_s: float,
+        notes: tuple[str, ...] = (),
+    ) -> None:
         self.id = lease.spec.id
         self.was_running = was_running
         self.restores = lease.spec.restores
         self.inhibits = lease.inhibits
+        self.notes = notes
         self.without_service_s: float | None = None
         self.until_s = began_s + lease.spec.limit_s
         self._ctx = ctx
@@ -201,6 +212,7 @@ def hold(
     purpose: str,
     budget_s: float,
     start_after: bool = False,
+    drains: bool = True,
     bound_to: str | None = None,
 ) -> Iterator[Held]:
     """Hold production's place for the body; afterwards production serves again, as before.
@@ -214,6 +226,7 @@ def hold(
         budget_s: The longest that production may be away, without its own load [s]; the service
             manager ends the lease then.
         start_after: Start production afterwards even if it does not run now.
+        drains: Wait for requests under way first, as long as the settings say.
         bound_to: The unit that this process is, where it is one (`tunerd-sweep.service`).
 
     Raises:
@@ -225,7 +238,7 @@ def hold(
     """
     with _only_measurement(ctx, purpose), Interrupts() as interrupts:
         spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after, bound_to=bound_to)
-        held = _begin(ctx, spec, before, purpose)
+        held = _begin(ctx, spec, before, purpose, drains=drains)
         try:
             yield held
         finally:
@@ -283,16 +296,29 @@ def demand_return_at_boot(ctx: Context, before: UnitState) -> None:
         )
 
 
-def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str) -> Held:
+def _take(ctx: Context, spec: LeaseSpec) -> Lease:
+    """Take the place; where that fails half-way, production is started again."""
+    try:
+        return ctx.services.lease(spec)
+    except BaseException:
+        if spec.restores and not ctx.services.state(ctx.unit).is_active:
+            ctx.services.start(ctx.unit)
+        raise
+
+
+def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str, *, drains: bool) -> Held:
     """Stop production and take its place, while no swap runs and none is left half-way."""
     with lock(ctx.paths.lock, purpose=f"beginning {purpose}", since=ctx.now_text()):
         recover_locked(ctx)
+        notes = drain(ctx, before) if drains else ()
         clear_dead_measurements(ctx, is_mine=True)
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()
-        lease = ctx.services.lease(spec)
-        held = Held(ctx, lease, was_running=before.is_active, began_s=began_s)
+        lease = _take(ctx, spec)
+        held = Held(ctx, lease, was_running=before.is_active, began_s=began_s, notes=notes)
         try:
+            # Earlier starts must not count against the one that brings it back.
+            ctx.services.reset_failed(ctx.unit)
             now_s = ctx.clock.now_s()
             record = LeaseRecord(
                 id=spec.id,

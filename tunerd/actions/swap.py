@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from tunerd.actions.backups import prune_backups
 from tunerd.actions.context import Context
-from tunerd.actions.live import address_now, read_live_unit, refuse_masked, standing_text
+from tunerd.actions.drain import drain
+from tunerd.actions.live import refuse_masked, standing_text
 from tunerd.actions.serve_check import NotServing, Serving, restart_unit, wait_until_serving
 from tunerd.actions.swap_back import (
     Back,
@@ -36,12 +37,9 @@ from tunerd.core.failure import Failure, FailureKind
 from tunerd.core.generation import Ending, Outcome
 from tunerd.core.health import Expectation
 from tunerd.core.quantity import format_duration
-from tunerd.core.service import UnitState
 from tunerd.core.swap import SwapRecord, sha256
 from tunerd.errors import DeployError, JobCanceled, RolledBack, Stranded, TunerdError
 from tunerd.system.interrupts import Interrupts
-
-_DRAIN_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
             hint="plan again and look at the difference",
         )
     before = ctx.services.state(ctx.unit)
-    notes = _drain(ctx, before) if request.drain else ()
+    notes = drain(ctx, before) if request.drain else ()
     record = begin(ctx, request, old_text, before, interrupts)
     course = _Course()
     try:
@@ -123,26 +121,6 @@ def without_service(done: SwapDone) -> str:
     if done.without_service_s is None:
         return ""
     return f"; {format_duration(done.without_service_s)} without service"
-
-
-def _drain(ctx: Context, before: UnitState) -> tuple[str, ...]:
-    """Wait until no request is being answered, as long as the settings say."""
-    if not before.is_active:
-        return ()
-    address = address_now(ctx, read_live_unit(ctx), before)
-    if address is None:
-        return ()
-    server = ctx.connect(address)
-    end_s = ctx.clock.monotonic_s() + ctx.settings.service.drain_s
-    while True:
-        slots = server.slots(timeout_s=2.0)
-        left_s = end_s - ctx.clock.monotonic_s()
-        if slots is None or slots.busy == 0:
-            return ()
-        if left_s <= 0:
-            return (f"{slots.busy} requests were still running after the drain time and were cut",)
-        ctx.say(f"waiting for {slots.busy} running requests", left_s=left_s)
-        ctx.clock.sleep(min(_DRAIN_POLL_S, left_s))
 
 
 def _go_forward(

@@ -1,0 +1,139 @@
+"""A machine on which something is measured in production's place, and what befalls that."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tests.fault.victim import Victim
+from tests.support.deployment import UNIT
+from tests.support.roots import PREFIX, SOURCES_INSIDE
+
+PRODUCTION, MEASURED = "one", "two"
+# From the call of the command until it would have ended by itself, seen on two busy cores.
+_SPAN_S = (0.3, 4.5)
+_ROUNDS = 3
+_ENDLESS = 1000
+_PATIENCE_S = 60.0
+_EACH = "for unit in $(systemctl list-units --plain --no-legend '%s' | cut -d' ' -f1); do %s; done"
+_COMMAND = "pkill -KILL -f '[t]ests.fault.measure' || true"
+_MAIN = "systemctl kill --signal=KILL --kill-who=main $unit"
+_LEASE = _EACH % ("tunerd-lease-*", _MAIN)
+_CANDIDATE = _EACH % ("tunerd-candidate-*", _MAIN)
+
+
+class Fault(StrEnum):
+    """What happens in the middle."""
+
+    COMMAND = "SIGKILL of the command"
+    LEASE = "SIGKILL of the lease"
+    BOTH = "SIGKILL of both"
+    CANDIDATE = "SIGKILL of the candidate"
+    START = "somebody starts production"
+    TIME_OUT = "time out"
+    CUT = "power cut"
+
+
+_SCRIPTS = {
+    Fault.COMMAND: _COMMAND,
+    Fault.LEASE: _LEASE,
+    Fault.BOTH: f"{_LEASE}; {_COMMAND}",
+    Fault.CANDIDATE: _CANDIDATE,
+    Fault.START: f"systemctl start {UNIT}",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What befell one measurement: how far it had come, and how long production was awaited [s]."""
+
+    phase: str
+    code: int | None
+    awaited_s: float
+    said: str
+
+
+@dataclass
+class LeaseVictim:
+    """Profile `one` serves; `two` is measured in its place."""
+
+    victim: Victim
+
+    def __post_init__(self) -> None:
+        if self.victim.live != PRODUCTION:
+            self.victim.tunerd("apply", PRODUCTION, "--yes")
+
+    def befall(self, fault: Fault, rng: random.Random) -> Case:
+        """Measure, let it happen at a random moment, and wait until production serves again.
+
+        Nothing of tunerd runs between the fault and that, unless the measuring command lives.
+        """
+        machine = self.victim.machine
+        after_s = rng.uniform(*_SPAN_S)
+        budget_s = rng.uniform(1.0, 4.0) if fault is Fault.TIME_OUT else 600.0
+        rounds = str(_ROUNDS if fault is Fault.CANDIDATE else _ENDLESS)
+        process = machine.start(
+            *(PREFIX / "bin/python", "-m", "tests.fault.measure", MEASURED),
+            *("--rounds", rounds, "--budget", f"{budget_s:.2f}"),
+            folder=SOURCES_INSIDE,
+            env={"PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        if fault is not Fault.TIME_OUT:
+            time.sleep(after_s)
+        if fault is Fault.CUT:
+            machine.power_cut()
+            said = _rest(process)
+            machine.boot()
+        elif fault is Fault.TIME_OUT:
+            said = _rest(process)
+        else:
+            machine.sh(_SCRIPTS[fault])
+            began_s = time.monotonic()
+            if fault in {Fault.COMMAND, Fault.BOTH}:
+                self._wait()
+                return Case(_phase(said := _rest(process)), process.returncode,
+                            time.monotonic() - began_s, said)  # fmt: skip
+            said = _rest(process)
+        began_s = time.monotonic()
+        self._wait()
+        return Case(_phase(said), process.returncode, time.monotonic() - began_s, said)
+
+    def _wait(self) -> None:
+        """Until production answers by its name."""
+        ask = "curl -sf http://127.0.0.1:8080/v1/models"
+        self.victim.machine.sh(
+            f"until {ask} | grep -q '\"{PRODUCTION}\"'; do sleep 0.05; done", limit_s=_PATIENCE_S
+        )
+
+    def check(self) -> None:
+        """Production serves a real generation, as deployed; after `recover` nothing is left."""
+        self.victim.tunerd("recover")
+        assert self.victim.check() == PRODUCTION
+        machine = self.victim.machine
+        left = machine.sh("ls -d /run/systemd/system/tunerd-* /run/tunerd/*.json", check=False)
+        assert left.stdout == "", f"left over: {left.stdout}"
+        units = machine.sh(
+            "systemctl list-units --all --plain --no-legend 'tunerd-*' | cut -d' ' -f1"
+        ).stdout
+        assert units == "", f"units left: {units}"
+        assert machine.show(UNIT, "NRestarts") == "0"
+        assert machine.sh("pgrep -f '[s]leep infinity'", check=False).stdout == ""
+
+
+def _rest(process: subprocess.Popen[bytes]) -> str:
+    out, err = process.communicate(timeout=_PATIENCE_S)
+    assert b"Traceback" not in err, err.decode()
+    return out.decode()
+
+
+def _phase(said: str) -> str:
+    """How far the measurement had come."""
+    words = [line.split(" ")[0] for line in said.splitlines()]
+    if "held" not in words:
+        return "before it began"
+    if "back" in words:
+        return "after its end"
+    return "while it ran"

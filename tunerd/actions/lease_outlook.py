@@ -1,0 +1,95 @@
+"""What a measurement will cost: how long production is away, to be said before anybody is asked."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tunerd.actions.context import Context
+from tunerd.actions.lease import demand_return_at_boot
+from tunerd.core.generation import Outcome
+from tunerd.core.quantity import format_duration
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The expected time without service [s].
+
+    `load_s` is how long production was away at its last swap, nearly all of it loading; None where
+    that is not known. `without_service_s` is None where it does not serve now either, or where the
+    load is not known.
+    """
+
+    unit: str
+    is_there: bool
+    runs: bool
+    runs_afterwards: bool
+    measuring_s: float
+    load_s: float | None
+    without_service_s: float | None
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return asdict(self)
+
+
+def outlook(ctx: Context, *, measuring_s: float, start_after: bool = False) -> Outlook:
+    """What holding production's place for so long will cost.
+
+    Args:
+        ctx: Where.
+        measuring_s: How long the measurement is expected to take, the candidates' loads included.
+        start_after: Whether production is started afterwards even if it does not run now.
+
+    Raises:
+        DeployError: production does not start at boot, so nothing may be measured in its place.
+    """
+    state = ctx.services.state(ctx.unit)
+    demand_return_at_boot(ctx, state)
+    runs = state.is_active or state.active_state == "activating"
+    load_s = _last_load_s(ctx)
+    known = runs and load_s is not None
+    return Outlook(
+        unit=ctx.unit,
+        is_there=state.exists,
+        runs=runs,
+        runs_afterwards=state.exists and (runs or start_after),
+        measuring_s=measuring_s,
+        load_s=load_s,
+        without_service_s=measuring_s + (load_s or 0.0) if known else None,
+        text=_text(ctx.unit, state.exists, runs, start_after, measuring_s, load_s),
+    )
+
+
+def _last_load_s(ctx: Context) -> float | None:
+    for entry in ctx.generations.entries():
+        if entry.generation.unit == ctx.unit and entry.ending.outcome is Outcome.SERVING:
+            return entry.ending.without_service_s
+    return None
+
+
+def _text(
+    unit: str,
+    is_there: bool,
+    runs: bool,
+    start_after: bool,
+    measuring_s: float,
+    load_s: float | None,
+) -> str:
+    if not is_there:
+        return f"there is no {unit}: nothing is interrupted"
+    if not runs and start_after:
+        return f"{unit} does not run now; it is started after {format_duration(measuring_s)}"
+    if not runs:
+        return f"{unit} does not run now, and stays stopped (--start-after starts it afterwards)"
+    if load_s is None:
+        return (
+            f"{unit} will not serve for about {format_duration(measuring_s)} of measuring, and then "
+            "until it is loaded again; how long that takes is not known yet"
+        )
+    return (
+        f"{unit} will not serve for about {format_duration(measuring_s + load_s)}: "
+        f"{format_duration(measuring_s)} of measuring, then {format_duration(load_s)} until it "
+        "answers again, as at its last swap"
+    )
