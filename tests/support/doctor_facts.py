@@ -151,7 +151,7 @@ def a_box(**changes: Any) -> Facts:
         server=a_server(),
         port=PortFacts(8080, ()),
         evidence=EVIDENCE,
-        graphs=GraphControl(60.0, 58.0, 0.95, 0.98),
+        graphs=GraphControl(-0.03, -0.05, -0.01, 8),
     )
     return replace(healthy, **changes)
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from tunerd.core.doctor import sources
 from tunerd.core.doctor.diagnosis import Missing, Rule, Seen, need
-from tunerd.core.doctor.facts import Facts
+from tunerd.core.doctor.facts import NO_GRAPHS, Facts
 from tunerd.core.doctor.questions import (
     capabilities_of,
     card_of,
     log_of,
+    served_card,
     server_of,
     settings_of,
 )
@@ -19,7 +20,6 @@ from tunerd.core.result import Level
 _LOAD_FLAGS = frozenset(
     {"--mlock", "--mmap", "--no-mmap", "-dio", "--direct-io", "-ndio", "--no-direct-io"}
 )
-_NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 
 
 def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
@@ -98,19 +98,20 @@ def _rebuild(capability: tuple[int, int] | None) -> str:
 
 
 def _graphs(facts: Facts) -> Iterator[Seen | Missing]:
-    if card_of(facts) is None:
+    if served_card(facts) is None:
         return
     server = server_of(facts)
-    if _NO_GRAPHS in server.environment:
+    if NO_GRAPHS in server.environment:
         return
-    control = need(facts.graphs, "a control run without CUDA graphs")
-    if control.low > 1.0:
-        gain = control.without_tok_s / control.with_tok_s - 1
+    control = need(facts.graphs, "a control run without CUDA graphs (tunerd doctor --deep)")
+    few = f"more than {control.n_pairs} pairs of a control run"
+    low, high = need(control.low, few), need(control.high, few)
+    if low > 0:
         yield Seen(
             Level.WARNING,
-            f"without CUDA graphs decoding is {gain:.0%} faster ({control.without_tok_s:.1f} instead of "
-            f"{control.with_tok_s:.1f} tok/s; ratio {control.low:.2f} to {control.high:.2f})",
-            f'a newer build, or [environment] {_NO_GRAPHS} = "1" in the profile',
+            f"without CUDA graphs decoding is {control.gain:.1%} faster (95 % interval {low:.1%} to "
+            f"{high:.1%}, {control.n_pairs} pairs)",
+            f'a newer build, or [environment] {NO_GRAPHS} = "1" in the profile',
         )
 
 

@@ -15,6 +15,7 @@ from tunerd.core.profile import ProfileFile
 from tunerd.core.quantity import MiB
 
 MTP = "mtp"
+NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 PLAIN_TYPES = frozenset({"f32", "f16", "bf16"})
 DEFAULT_KV_TYPE = "f16"  # of every build that was probed
 _NO_SPECULATION = (None, "off")
@@ -91,15 +92,15 @@ class PortFacts:
 
 @dataclass(frozen=True, slots=True)
 class GraphControl:
-    """Decoding with CUDA graphs and without, the same prompts on both [tok/s].
+    """By how much decoding is faster without CUDA graphs: 0.04 is 4 %, below 0 it is slower.
 
-    `low` and `high` bound the ratio of speeds (without over with) at 95 %.
+    `low` and `high` bound it at 95 %; None where there were too few pairs of fresh servers.
     """
 
-    with_tok_s: float
-    without_tok_s: float
-    low: float
-    high: float
+    gain: float
+    low: float | None
+    high: float | None
+    n_pairs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

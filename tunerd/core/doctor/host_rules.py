@@ -35,12 +35,10 @@ def _uvm(facts: Facts) -> Iterator[Seen | Missing]:
 
 def _versions(facts: Facts) -> Iterator[Seen | Missing]:
     driver = need(facts.driver, "the driver's files")
-    if driver.is_wsl or (facts.host.gpus == () and not driver.pci_addresses):
+    if driver.is_wsl:
         return
-    if driver.pci_addresses is None and driver.module_version is None and not facts.host.gpus:
-        yield Missing("the PCI bus")
-        return
-    if driver.pci_addresses == () and driver.module_version is None:
+    is_silent = not facts.host.gpus and driver.module_version is None
+    if is_silent and (facts.host.gpus == () or need(driver.pci_addresses, "the PCI bus") == ()):
         return
     module = need(driver.module_version, "the version of the loaded kernel module")
     library = need(driver.library_version, "the version of the driver's library")

@@ -16,6 +16,7 @@ from tunerd.core.doctor.questions import (
     is_starved,
     log_of,
     model_of,
+    served_card,
     server_of,
     settings_of,
 )
@@ -115,7 +116,7 @@ def _way_out(has_other: bool | None) -> str:
 
 
 def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
-    card, settings = card_of(facts), settings_of(facts)
+    card, settings = served_card(facts), settings_of(facts)
     if card is None or not PLAIN_TYPES & set(cache_types(settings)):
         return
     if settings.memory.kv_offload is False:
@@ -155,7 +156,7 @@ def _cache_mib(facts: Facts) -> float | None:
 def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
     settings = settings_of(facts)
     k, v = cache_types(settings)
-    if card_of(facts) is None or settings.serving.flash_attn == "off":
+    if served_card(facts) is None or settings.serving.flash_attn == "off":
         return
     is_fast = k == v and k in _PAIRS_OF_ALL_BUILDS
     is_known = {k, v} <= _PAIRS_OF_ALL_BUILDS | _PAIRS_OF_SOME_BUILDS
@@ -258,7 +259,7 @@ def _swap(facts: Facts) -> Iterator[Seen | Missing]:
 
 
 def _mapped_experts(facts: Facts) -> Iterator[Seen | Missing]:
-    if card_of(facts) is None:
+    if served_card(facts) is None:
         return
     settings, server = settings_of(facts), server_of(facts)
     if settings.serving.load_mode not in _MAPPED_MODES:

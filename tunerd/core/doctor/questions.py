@@ -72,6 +72,12 @@ def card_of(facts: Facts) -> Gpu | None:
     return facts.card()
 
 
+def served_card(facts: Facts) -> Gpu | None:
+    """The same; None also where the build of the server offloads to no device."""
+    card = card_of(facts)
+    return None if facts.server is not None and facts.server.devices == () else card
+
+
 def cache_types(settings: ProfileFile) -> tuple[str, str]:
     """Types of K and V in effect."""
     serving = settings.serving
@@ -108,7 +114,7 @@ def is_starved(facts: Facts) -> bool:
     Raises:
         CannotTell: none of them says.
     """
-    card = card_of(facts)
+    card = served_card(facts)
     if card is None:
         return False
     server = server_of(facts)
