@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 from tunerd.core.bench.prompts import Prompt, PromptStock
@@ -51,6 +50,16 @@ class Composer:
             text = f"{shared.head}\n\n{body}\n\n{shared.question}"
             return Prompt(f"{shared.name}-{letters}", request.kind, text)
         return self._with_own_tail(request, shared, body, letters)
+
+    def compose_step(self, requests: Sequence[Request]) -> tuple[Prompt, ...]:
+        """The texts of one step."""
+        return tuple(self.compose(request) for request in requests)
+
+    def compose_again(self, request: Request, attempt: str) -> Prompt:
+        """Another text for a request that is measured again, what it shares included."""
+        if request.shares is None:
+            return self.compose(request)
+        return self.compose(replace(request, shares=f"{request.shares} {attempt}"))
 
     def _with_own_tail(self, request: Request, shared: _Shared, body: str, letters: int) -> Prompt:
         own = self.stock.take(request.kind)
@@ -132,14 +141,11 @@ def _tool(name: str, about: str, /, **arguments: str) -> dict[str, Any]:
     }
 
 
-TOOLS: tuple[Mapping[str, Any], ...] = tuple(
-    MappingProxyType(tool)
-    for tool in (
-        _tool("get_weather", "Weather of a place on a day.", place="string", day="string"),
-        _tool("set_timer", "Start a timer.", minutes="integer", name="string"),
-        _tool("find_files", "Files by name.", pattern="string", folder="string", limit="integer"),
-        _tool("book_table", "Reserve in a restaurant.", people="integer", time="string"),
-        _tool("send_message", "Send a text to a person.", to="string", text="string"),
-        _tool("convert", "Convert a quantity.", value="number", unit="string", into="string"),
-    )
+TOOLS: tuple[dict[str, Any], ...] = (
+    _tool("get_weather", "Weather of a place on a day.", place="string", day="string"),
+    _tool("set_timer", "Start a timer.", minutes="integer", name="string"),
+    _tool("find_files", "Files by name.", pattern="string", folder="string", limit="integer"),
+    _tool("book_table", "Reserve in a restaurant.", people="integer", time="string"),
+    _tool("send_message", "Send a text to a person.", to="string", text="string"),
+    _tool("convert", "Convert a quantity.", value="number", unit="string", into="string"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tunerd.core.bench.prompts import MTP_KINDS
 from tunerd.core.bench.request import (
@@ -17,7 +18,8 @@ from tunerd.core.bench.request import (
     warm_up,
     with_streams,
 )
-from tunerd.core.workload import Workload
+from tunerd.core.workload import RequestClass, Workload
+from tunerd.core.workload_shape import KINDS, MIXED, WorkloadShape
 from tunerd.errors import BenchError
 
 MTP_TOKENS = 192
@@ -35,7 +37,7 @@ _CACHE_TOKENS = 16
 _SHARED_RATIO = 0.95
 _DEEP_STEPS = 8
 _DEEP_TOKENS = 64
-_DEEP_MARGIN = 0.02
+_ESTIMATE_ERROR = 0.02
 _STREAM_TOKENS = 128
 _SHORT_TOKENS = 32
 _TOOL_TOKENS = 256
@@ -70,7 +72,7 @@ def lengths(seed: int, *, repeats: int, n_ctx: int | None, depth: int | None = N
         raise BenchError(
             f"a context of {n_ctx} tokens has no room for this", hint="a smaller --depth"
         )
-    room = LENGTHS_DEPTH if n_ctx is None else n_ctx - fitting[-1] - _SPARE_TOKENS
+    room = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - fitting[-1] - _SPARE_TOKENS)
     chosen = depth if depth is not None else max(1, min(LENGTHS_DEPTH, room))
     block = [
         alone(
@@ -85,6 +87,11 @@ def lengths(seed: int, *, repeats: int, n_ctx: int | None, depth: int | None = N
         for n_tokens in fitting
     ]
     return _plan(Suite.LENGTHS, seed, [block] * repeats)
+
+
+def _roomy(n_tokens: int) -> int:
+    """So many tokens that they fit although their number is an estimate from letters."""
+    return int(n_tokens * (1 - _ESTIMATE_ERROR))
 
 
 def _least_depth(depth: int | None) -> int:
@@ -128,7 +135,7 @@ def deep(seed: int, *, n_ctx: int | None) -> Plan:
             cause="the server does not say it",
             hint="this suite needs a llama-server",
         )
-    most = int(n_ctx * (1 - _DEEP_MARGIN)) - _DEEP_TOKENS - min(_SPARE_TOKENS, n_ctx // 16)
+    most = _roomy(n_ctx - _DEEP_TOKENS - min(_SPARE_TOKENS, n_ctx // 16))
     depths = [most * number // _DEEP_STEPS for number in range(1, _DEEP_STEPS + 1)]
     requests = tuple(
         Request(
@@ -185,50 +192,53 @@ def concurrency(seed: int, *, repeats: int, streams: Sequence[int] = STREAMS) ->
     return _plan(Suite.CONCURRENCY, seed, [block] * repeats)
 
 
-def workload(seed: int, mix: Workload, *, repeats: int) -> Plan:
-    """Each class of a mix: first what the server would still hold, then the turn itself."""
-    block = [_turn(mix, number) for number in range(len(mix.classes))]
-    return _plan(Suite.WORKLOAD, seed, [block] * repeats)
+def workload(seed: int, shape: WorkloadShape, mix: Workload, *, repeats: int) -> Plan:
+    """Each class of a mix: first what the server would still hold, then the turn itself.
+
+    Args:
+        seed: Of the order.
+        shape: The classes as people describe them.
+        mix: The same with plain lengths, cut to the context where it had to be.
+        repeats: How often each class.
+    """
+    blocks = [
+        [_turn(number, name.name, one, turn) for number, (name, one) in enumerate(
+            zip(shape.classes, mix.classes, strict=True))]
+        for turn in range(repeats)
+    ]  # fmt: skip
+    return _plan(Suite.WORKLOAD, seed, blocks)
 
 
-def _turn(mix: Workload, number: int) -> Step:
-    one = mix.classes[number]
+def _turn(number: int, name: str, one: RequestClass, turn: int) -> Step:
     whole = one.cached_tokens + one.new_tokens
-    case = class_name(mix, number)
-    turn = Request(
+    is_warm = one.cached_tokens > 0 and one.concurrency == 1
+    measured = Request(
         suite=Suite.WORKLOAD,
-        case=case,
-        kind=one.kind,
+        case=name,
+        kind=KINDS[(number + turn) % len(KINDS)] if one.kind == MIXED else one.kind,
         n_predict=one.n_predict,
         depth_tokens=whole,
-        prefix=Prefix.WARM if one.cached_tokens else Prefix.COLD,
-        shares=f"turn {number}" if one.cached_tokens else None,
-        shared_ratio=one.cached_tokens / whole if whole else 1.0,
-        details={"class": case},
+        prefix=Prefix.WARM if is_warm else Prefix.COLD,
+        shares=f"turn {number} {turn}" if is_warm else None,
+        shared_ratio=one.cached_tokens / whole,
+        details={"class": number},
     )
     if one.concurrency > 1:
-        return with_streams(turn, one.concurrency)
-    if not one.cached_tokens:
-        return alone(turn)
-    before = Request(
-        suite=Suite.WORKLOAD,
-        case=f"{case}, turn before",
-        kind=one.kind,
+        # What one slot holds is of no use to the others: nothing is cached here, and is not said to be.
+        return with_streams(measured, one.concurrency)
+    if not is_warm:
+        return alone(measured)
+    before = replace(
+        measured,
+        case=f"{name}, turn before",
         n_predict=1,
         depth_tokens=one.cached_tokens,
-        shares=turn.shares,
+        shared_ratio=1.0,
         has_question=False,
-        prefix=Prefix.WARM,
         is_measured=False,
+        details=None,
     )
-    return Step((before, turn))
-
-
-def class_name(mix: Workload, number: int) -> str:
-    """How a class of a mix is called: by its kind, numbered where several have that kind."""
-    kinds = [one.kind for one in mix.classes]
-    kind = kinds[number]
-    return kind if kinds.count(kind) == 1 else f"{kind} {kinds[: number + 1].count(kind)}"
+    return Step((before, measured))
 
 
 def _plan(suite: Suite, seed: int, blocks: Sequence[Sequence[Step]]) -> Plan:

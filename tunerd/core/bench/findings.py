@@ -1,0 +1,237 @@
+"""What a bench came to: the figures of every case, and what each suite is asked for besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tunerd.core.bench.crossover import find_crossover, winners
+from tunerd.core.bench.depth import judge_depth
+from tunerd.core.bench.mtp import mtp_table
+from tunerd.core.bench.quality import Asked, judge_quality
+from tunerd.core.bench.reading import Answer
+from tunerd.core.bench.request import Plan, Suite
+from tunerd.core.bench.reuse import judge_reuse
+from tunerd.core.evidence import SummaryRecord, TurnTime
+from tunerd.core.metrics import spread, summarise
+from tunerd.core.sample import Sample
+from tunerd.core.workload_shape import Parts, WorkloadShape, mean_parts
+
+BY_POSITION = "acceptance by position"
+_PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ArmData:
+    """What was measured of one arm.
+
+    `answers` are by number of the step; `groups` are parallel steps: case, wall [ms], samples.
+    `by_position` is the share of verification passes in which each position of a draft was accepted,
+    by the server's own counters; None where it has none.
+    """
+
+    name: str
+    samples: Sequence[Sample]
+    answers: Mapping[int, tuple[Answer | None, ...]]
+    groups: Sequence[tuple[str, float, Sequence[Sample]]] = ()
+    by_position: tuple[float, ...] | None = None
+    planned_free_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """`payload` holds JSON values under the name of what they are; `records` are what is stored."""
+
+    payload: Mapping[str, Any]
+    records: tuple[SummaryRecord, ...]
+
+
+def figures(arms: Sequence[ArmData]) -> list[dict[str, Any]]:
+    """The figures of each arm and case, in the order of first appearance; the warm-up is no case."""
+    rows = []
+    for arm in arms:
+        cases: dict[str, list[Sample]] = {}
+        for sample in arm.samples:
+            cases.setdefault(sample.case, []).append(sample)
+        for case, samples in cases.items():
+            if any(sample.is_usable or sample.problem is not None for sample in samples) or any(
+                not _is_warm_up(sample) for sample in samples
+            ):
+                summary = asdict(summarise(samples))
+                rates = spread(_client_rate(s) for s in samples if s.is_usable)
+                rows.append({"arm": arm.name, "suite": samples[0].suite, "case": case, **summary,
+                             "client_tok_s": asdict(rates) if rates.n else None})  # fmt: skip
+    return rows
+
+
+def findings(plan: Plan, arms: Sequence[ArmData], shape: WorkloadShape | None = None) -> Findings:
+    """What a suite is asked for besides."""
+    suites = {
+        Suite.MTP: _mtp,
+        Suite.CACHE: _cache,
+        Suite.DEEP: _deep,
+        Suite.CONCURRENCY: _concurrency,
+    }
+    if plan.suite is Suite.LENGTHS:
+        found = _lengths(arms, plan.seed)
+    elif plan.suite is Suite.QUALITY:
+        found = _quality(plan, arms)
+    elif plan.suite is Suite.WORKLOAD:
+        found = _workload(arms, shape)
+    else:
+        found = suites[plan.suite](arms)
+    positions = [
+        SummaryRecord(str(plan.suite), BY_POSITION, arm.name, {"ratios": list(arm.by_position)})
+        for arm in arms
+        if arm.by_position is not None
+    ]
+    payload = dict(found.payload)
+    payload["by_position"] = {
+        arm.name: None if arm.by_position is None else list(arm.by_position) for arm in arms
+    }
+    return Findings(payload, (*found.records, *positions))
+
+
+def _mtp(arms: Sequence[ArmData]) -> Findings:
+    return Findings({"tables": {arm.name: asdict(mtp_table(arm.samples)) for arm in arms}}, ())
+
+
+def _lengths(arms: Sequence[ArmData], seed: int) -> Findings:
+    found = winners({arm.name: arm.samples for arm in arms})
+    payload: dict[str, Any] = {"lengths": [asdict(one) for one in found], "crossover": None}
+    if len(arms) != _PAIR:
+        return Findings(payload, ())
+    first, second = arms
+    crossing = find_crossover(first.name, first.samples, second.name, second.samples, seed=seed)
+    if crossing is None:
+        return Findings(payload, ())
+    payload["crossover"] = asdict(crossing)
+    return Findings(payload, (crossing.to_record(str(Suite.LENGTHS)),))
+
+
+def _cache(arms: Sequence[ArmData]) -> Findings:
+    judged = {arm.name: judge_reuse(arm.samples) for arm in arms}
+    payload = {"reuse": {name: [asdict(one) for one in found] for name, found in judged.items()}}
+    records = [one.to_record(name) for name, found in judged.items() for one in found]
+    return Findings(payload, tuple(records))
+
+
+def _deep(arms: Sequence[ArmData]) -> Findings:
+    judged = {
+        arm.name: judge_depth(arm.samples, planned_free_mib=arm.planned_free_mib) for arm in arms
+    }
+    payload = {
+        "depth": {name: {**asdict(one), "is_whole": one.is_whole} for name, one in judged.items()}
+    }
+    return Findings(payload, tuple(one.to_record(name) for name, one in judged.items()))
+
+
+def _quality(plan: Plan, arms: Sequence[ArmData]) -> Findings:
+    if len(arms) != _PAIR:
+        return Findings({"quality": None}, ())
+    candidate, reference = arms
+    asked = []
+    for number, step in enumerate(plan.steps):
+        request = step.requests[0]
+        one, other = (arm.answers.get(number, (None,))[0] for arm in (reference, candidate))
+        asked.append(Asked(request.case, str(number), one, other))
+    judged = judge_quality(asked)
+    payload = {**asdict(judged), "candidate": candidate.name, "reference": reference.name}
+    return Findings({"quality": payload}, (judged.to_record(candidate.name),))
+
+
+def _concurrency(arms: Sequence[ArmData]) -> Findings:
+    rows = [row for arm in arms for row in _streams(arm)]
+    records = tuple(SummaryRecord("concurrency", "streams", row["arm"], row) for row in rows)
+    return Findings({"streams": rows}, records)
+
+
+def _streams(arm: ArmData) -> list[dict[str, Any]]:
+    """By number of streams: what all of them got together, and what each of them got."""
+    cases: dict[str, list[tuple[float, Sequence[Sample]]]] = {}
+    for case, wall_ms, samples in arm.groups:
+        groups = cases.setdefault(case, [])
+        if all(sample.is_usable for sample in samples):
+            groups.append((wall_ms, samples))
+    rows = []
+    for case, groups in cases.items():
+        samples = [sample for _, found in groups for sample in found]
+        counts = [_n_generated(sample) for sample in samples]
+        total_ms = sum(wall_ms for wall_ms, _ in groups)
+        known = [count for count in counts if count is not None]
+        is_known = bool(known) and len(known) == len(counts)
+        summary = summarise(samples)
+        rows.append(
+            {
+                "arm": arm.name,
+                "case": case,
+                "n_groups": len(groups),
+                "together_tok_s": sum(known) / total_ms * 1000 if is_known and total_ms else None,
+                "each_tok_s": summary.decode_tok_s.median,
+                "ttft_ms": summary.ttft_ms.median,
+            }
+        )
+    return rows
+
+
+def _workload(arms: Sequence[ArmData], shape: WorkloadShape | None) -> Findings:
+    if shape is None:
+        return Findings({"turns": []}, ())
+    turns = [turn for arm in arms for turn in _turns(arm, shape)]
+    rows = [{**asdict(turn), "total_s": turn.total_s} for turn in turns]
+    return Findings({"turns": rows}, tuple(turn.to_record("workload") for turn in turns))
+
+
+def _turns(arm: ArmData, shape: WorkloadShape) -> list[TurnTime]:
+    """The parts of a turn of each class, and of the mix where every class has them.
+
+    Where thoughts cannot be told from the answer, they are part of it, and take no time of their own.
+    """
+    parts: list[Parts | None] = []
+    turns = []
+    for number, (one, share) in enumerate(zip(shape.classes, shape.shares, strict=True)):
+        found = _parts([s for s in arm.samples if s.details.get("class") == number],
+                       one.reasoning_share)  # fmt: skip
+        parts.append(found)
+        turns.append(_turn(arm.name, one.name, found, share))
+    known = tuple(one for one in parts if one is not None)
+    whole = mean_parts(shape, known) if len(known) == len(parts) else None
+    return [*turns, _turn(arm.name, None, whole, None)]
+
+
+def _turn(arm: str, name: str | None, parts: Parts | None, weight: float | None) -> TurnTime:
+    if parts is None:
+        return TurnTime(arm, name, None, None, None, weight)
+    return TurnTime(arm, name, parts.prefill_s, parts.reasoning_s or 0.0, parts.decode_s, weight)
+
+
+def _parts(samples: Sequence[Sample], reasoning_share: float | None) -> Parts | None:
+    usable = [s.timings for s in samples if s.is_usable and s.timings is not None]
+    prompts = [t.prompt_ms for t in usable if t.prompt_ms is not None]
+    decodes = [t.predicted_ms for t in usable if t.predicted_ms is not None]
+    if not prompts or not decodes:
+        return None
+    generation_s = sum(decodes) / len(decodes) / 1000
+    share = reasoning_share or 0.0
+    return Parts(
+        prefill_s=sum(prompts) / len(prompts) / 1000,
+        reasoning_s=None if reasoning_share is None else share * generation_s,
+        decode_s=(1 - share) * generation_s,
+    )
+
+
+def _n_generated(sample: Sample) -> int | None:
+    if sample.n_predicted is not None:
+        return sample.n_predicted
+    count = sample.details.get("usage_completion_n")
+    return count if isinstance(count, int) else None
+
+
+def _client_rate(sample: Sample) -> float | None:
+    value = sample.details.get("client_tok_s")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _is_warm_up(sample: Sample) -> bool:
+    return sample.case == "warm-up"
