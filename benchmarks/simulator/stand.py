@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from benchmarks.simulator.box import Noise
-from tunerd.core.compare import Asked, BootFailed, LifeEnded, Side, Turn
+from tunerd.core.compare import Asked, BootFailed, LifeEnded, Side, Turn, Unusable
 from tunerd.core.workload import RequestClass, Workload
 
 CHAT = Workload(
@@ -68,6 +68,7 @@ class SimulatedStand:
     clock_s: float = 0.0
     n_boots: int = 0
     fails: dict[str, int] = field(default_factory=dict)
+    disturbed: int = 0
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng([self.seed, 4711])
@@ -127,6 +128,11 @@ class SimulatedLife:
         wall_ms = prefill_ms + 1000 * one.n_predict / DECODE_TOK_S * slow
         self.stand.clock_s += wall_ms / 1000
         return Turn(wall_ms, prefill_ms)
+
+    def check(self) -> None:
+        if self.stand.disturbed > 0:
+            self.stand.disturbed -= 1
+            raise Unusable("somebody else was served")
 
     def close(self) -> None:
         self.is_open = False

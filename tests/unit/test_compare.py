@@ -169,6 +169,15 @@ def test_a_pair_with_a_failed_start_is_measured_again() -> None:
     assert found.problem is None
 
 
+def test_a_pair_in_which_somebody_else_was_served_is_measured_again() -> None:
+    stand = Recording(SCENES[0], 1, disturbed=1)
+    found = run(SCENES[0], limits=replace(LIMITS, max_pairs=2), stand=stand)
+    assert "".join(stand.boots) == "A" + "AB" + "BA"
+    assert len(found.pairs) == 2
+    assert {one.block.partition("-")[0] for one in stand.asked["B"]} == {"1.1", "2"}
+    assert found.n_unusable == 1
+
+
 def test_a_side_that_does_not_start_is_named_with_its_reason() -> None:
     stand = SimulatedStand(SCENES[0], 1, fails={"B": 99})
     found = run(SCENES[0], stand=stand)

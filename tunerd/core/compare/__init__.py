@@ -4,6 +4,7 @@ from tunerd.core.compare.decision import Decision, Effect, Standing, decide, eff
 from tunerd.core.compare.loop import compare
 from tunerd.core.compare.outcome import Comparison, Pair, PairBlock
 from tunerd.core.compare.protocol import (
+    SIDES,
     A,
     Asked,
     B,
@@ -18,6 +19,7 @@ from tunerd.core.compare.protocol import (
 )
 
 __all__ = [
+    "SIDES",
     "A",
     "Asked",
     "B",

@@ -144,6 +144,7 @@ class _Comparing:
                     raise _Failed(f"{side}: {error}") from error
                 return None
             except Unusable:
+                self.n_unusable += 1
                 return None
         return found
 
@@ -159,6 +160,7 @@ class _Comparing:
                 self._round(life, f"{name}-{number}", orders[number], texts)
                 for number in range(1, self.n_rounds)
             ]
+            life.check()
         finally:
             life.close()
         return tuple(blocks)
@@ -184,4 +186,4 @@ class _Comparing:
                 return life.request(Asked(block, at, self.workload.classes[at], attempt))
             except Unusable:
                 self.n_unusable += 1
-        raise Unusable(block)
+        raise Unusable(block)  # too often: the whole pair is begun anew

@@ -78,6 +78,14 @@ class Comparison:
         ]
         return tuple(part for part in found if part is not None)
 
+    def seconds(self, side: Side, name: str, class_index: int | None = None) -> float | None:
+        """Mean seconds of a side: of one class or expected of the mix; None without pairs."""
+        if not self.pairs:
+            return None
+        blocks = [pair.a if side == "A" else pair.b for pair in self.pairs]
+        times = [_seconds(self.workload, block, name, class_index) for block in blocks]
+        return sum(times) / len(times)
+
     def _part(self, name: str, class_index: int | None) -> Part | None:
         times = [
             (_seconds(self.workload, pair.a, name, class_index),

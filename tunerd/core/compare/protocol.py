@@ -10,6 +10,7 @@ from tunerd.core.workload import RequestClass
 Side = Literal["A", "B"]
 A: Side = "A"
 B: Side = "B"
+SIDES: tuple[Side, Side] = (A, B)
 
 
 class BootFailed(Exception):
@@ -66,6 +67,14 @@ class Life(Protocol):
         Raises:
             LifeEnded: The server is gone.
             Unusable: The answer must not count.
+        """
+        ...
+
+    def check(self) -> None:
+        """Called when all is asked: whether the process was left alone while it was measured.
+
+        Raises:
+            Unusable: It answered somebody else too, or is not what it should be.
         """
         ...
 
