@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.reports import evidence_of, page_of
 from tests.support.synthetic_runs import PROFILES, START_S, Box, MadeRun, made_runs, published_runs
+from tunerd.core.bench.depth import Depth
 from tunerd.core.evidence import (
     AcceptanceByPosition,
     Crossover,
@@ -196,31 +197,56 @@ def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_i
 
 
 def test_what_a_suite_found_becomes_a_table_with_units_in_its_head(tmp_path: Path) -> None:
-    depth = {
-        "filled_tokens": 131072.0,
-        "spill_tokens": None,
-        "least_free_mib": 492,
-        "why": "no sign",
+    streams = {
+        "case": "4 streams",
+        "n_groups": 3,
+        "together_tok_s": 167.54,
+        "ttft_ms": None,
+        "arm": "A",
     }
     kinds = [{"case": "short", "n_same": 12, "n": 12, "drift_ratio": None},
              {"case": "prose", "n_same": 3, "n": 12, "drift_ratio": 0.031}]  # fmt: skip
     quality = {"passes": True, "reasons": [], "cases": kinds}
-    records = (SummaryRecord("deep", "depth", BOX.name, depth),
+    records = (SummaryRecord("concurrency", "streams", BOX.name, streams),
                SummaryRecord("quality", "quality", BOX.name, quality))  # fmt: skip
     run = replace(a_run(a_sample(None)), summaries=records)
 
     report = report_on(tmp_path, run)
 
-    assert row(table(report, "As the context fills: depth"), "only") == {
+    assert row(table(report, "Several requests at once: streams"), "4 streams") == {
+        "case": "4 streams",
         "configuration": "only",
-        "filled [tokens]": "131,072",
-        "spill [tokens]": None,
-        "least free [MiB]": "492",
-        "why": "no sign",
+        "groups": "3",
+        "together [tok/s]": "168",
+        "TTFT [ms]": None,
     }
     assert row(table(report, "Quality, cases"), "prose")["drift [share]"] == "0.031"
     (whole,) = (one for one in report.sections[-1].tables if one.caption == "Quality")
     assert row(whole, "only")["passes"] == "yes"
+
+
+def test_how_far_the_context_could_be_filled_is_said_in_words(tmp_path: Path) -> None:
+    deep = next(run for run in made_runs() if run.record.suites == ("deep",))
+    (arm,) = deep.samples
+    spilled = Depth(90000, 81920, 98304, 12, "40% slower than the depths before").to_record(arm)
+
+    report = report_on(tmp_path, replace(deep, summaries=(spilled,)))
+
+    text = next(one for one in report.sections if one.name == "depth").text
+    assert (
+        "filled up to 90,000 tokens, spills from 81,920 tokens on and no answer at 98,304" in text
+    )
+    assert "(40% slower than the depths before)" in text
+
+
+def test_kinds_stand_in_the_order_of_the_published_tables(tmp_path: Path) -> None:
+    timings = Timings(predicted_n=50, predicted_ms=900)
+    kinds = ("long_code_review", "my own", "code_python", "translation")
+
+    report = report_on(tmp_path, a_run(*(a_sample(timings, kind=kind) for kind in kinds)))
+
+    shown = [cells[0] for cells in table(report, "only: by kind").rows]
+    assert shown == ["code python", "translation", "long code review", "my own"]
 
 
 def test_json_inside_a_script_cannot_end_it() -> None:

@@ -45,7 +45,7 @@ def report_of(data: ReportData) -> Report:
         sections.speed_by_kind(series),
         sections.acceptance_by_position(series, data.evidence),
         lengths.crossover(series, data.evidence),
-        lengths.as_context_fills(series),
+        lengths.as_context_fills(series, data.evidence),
         sections.other_suites(series, data.evidence),
     )
     return Report(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunerd.core.bench.depth import Depth
 from tunerd.core.evidence import Crossover, RunEvidence, number
 from tunerd.core.metrics import Summary, summarise
 from tunerd.core.sample import Sample
@@ -11,7 +12,15 @@ from tunerd.web import report_charts as charts
 from tunerd.web.report_charts import Crossing, Point
 from tunerd.web.report_samples import WHISKERS, in_words, legend_of, usable
 from tunerd.web.report_series import Series
-from tunerd.web.report_text import figure, percent, seconds, sentence, span, tokens
+from tunerd.web.report_text import (
+    figure,
+    joined,
+    percent,
+    seconds,
+    sentence,
+    span,
+    tokens,
+)
 from tunerd.web.report_view import Chart, Column, Section, Table
 
 
@@ -50,13 +59,14 @@ def crossover(series: Sequence[Series], evidence: Sequence[RunEvidence]) -> Sect
         + (" Dotted line and band: the crossing and its interval." if mark is not None else ""),
     )  # fmt: skip
     said = [crossing_sentence(one.label, than.label, c) for one, than, c in crossings]
-    text = (
-        " ".join(said)
-        or "Speculation costs time while the prompt is read, and gains on each token."
-    )
+    compared = "Speculation costs time while the prompt is read, and gains on each token."
+    alone = "The whole wait: reading the prompt, and the answer to its last token."
+    text = " ".join(said) or (compared if len(mine) > 1 else alone)
     return Section(
         name="crossover",
-        title="From which length speculation pays",
+        title="From which length speculation pays"
+        if len(mine) > 1
+        else "Time by length of the answer",
         text=text,
         charts=(chart,),
         tables=tuple(_length_table(one, lengths, found) for one, found in by_length),
@@ -77,7 +87,7 @@ def crossing_sentence(label: str, than: str, found: Crossover) -> str:
                      "tokens on", shown])  # fmt: skip
 
 
-def as_context_fills(series: Sequence[Series]) -> Section | None:
+def as_context_fills(series: Sequence[Series], evidence: Sequence[RunEvidence]) -> Section | None:
     """Free VRAM and speed by depth of the context."""
     mine = [
         (one, found)
@@ -115,10 +125,32 @@ def as_context_fills(series: Sequence[Series]) -> Section | None:
     return Section(
         name="depth",
         title="As the context fills",
-        text="Memory and speed at each depth up to the whole context.",
+        text=" ".join(
+            ("Memory and speed at each depth of the context.", *_depth_sentences(series, evidence))
+        ),
         charts=tuple(drawn),
         tables=tuple(_depth_table(one, found) for one, found in mine),
     )
+
+
+def _depth_sentences(series: Sequence[Series], evidence: Sequence[RunEvidence]) -> list[str]:
+    """How far the context could be filled, and where that went wrong."""
+    found = []
+    for run in evidence:
+        for record in run.summaries:
+            one = next((s for s in series if s.has_name(run.run.number, record.arm or "")), None)
+            if record.name != Depth.NAME or one is None:
+                continue
+            filled, spill, failed = (
+                tokens(number(record.figures, key))
+                for key in ("filled_tokens", "spill_tokens", "failed_tokens")
+            )
+            parts = [f"filled up to {filled} tokens" if filled else "not filled at all"]
+            parts += [f"spills from {spill} tokens on"] if spill else []
+            parts += [f"no answer at {failed} tokens"] if failed else []
+            why = record.figures.get("why")
+            found.append(sentence([f"{one.label}: {joined(parts)}", f"({why})" if why else ""]))
+    return found
 
 
 def _of_length(one: Series, length: int) -> Summary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tunerd.core.bench.depth import Depth
 from tunerd.core.evidence import (
     AcceptanceByPosition,
     Crossover,
@@ -20,15 +21,16 @@ from tunerd.web.report_view import Cell, Column, Table
 TITLES = {
     "cache": "Prompt cache",
     "concurrency": "Several requests at once",
-    "deep": "As the context fills",
     "mtp": "Speed by kind of text",
     "quality": "Quality",
     "workload": "Workload",
 }
-_DRAWN = frozenset({AcceptanceByPosition.NAME, Crossover.NAME, TurnTime.NAME})
+_DRAWN = frozenset({AcceptanceByPosition.NAME, Crossover.NAME, Depth.NAME, TurnTime.NAME})
 _UNITS = {"_mib": "MiB", "_tok_s": "tok/s", "_tokens": "tokens", "_ms": "ms", "_s": "s",
           "_letters": "letters", "_ratio": "share"}  # fmt: skip
 _CASE = "case"
+_NOT_TOLD = "cannot tell"
+_EXACT_FROM = 1000
 _CONFIGURATION = "configuration"
 
 
@@ -81,7 +83,8 @@ def _table(caption: str, rows: Sequence[tuple[str | None, Mapping[str, Any]]]) -
     for label, figures in rows:
         row: list[Cell] = [_value(figures.get(_CASE))] if has_case else []
         row += [label or "all"] if labels or not has_case else []
-        cells.append((*row, *(_value(figures.get(key)) for key in keys)))
+        row += [_value(figures.get(key), is_number=numbers[key]) for key in keys]
+        cells.append(tuple(row))
     return Table(caption, tuple(columns), tuple(cells))
 
 
@@ -110,17 +113,17 @@ def _head(key: str) -> str:
     """`least_free_mib` as `least free [MiB]`, `n_same` as `same`."""
     unit = next((ending for ending in _UNITS if key.endswith(ending)), None)
     name = key.removesuffix(unit) if unit is not None else key
-    words = name.removeprefix("n_").replace("_", " ").strip()
-    return f"{words} [{_UNITS[unit]}]" if unit is not None and words else key.replace("_", " ")
+    words = name.removeprefix("n_").replace("_", " ").replace("ttft", "TTFT")
+    return f"{words} [{_UNITS[unit]}]" if unit is not None else words
 
 
 def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _value(value: object) -> Cell:
+def _value(value: object, *, is_number: bool = True) -> Cell:
     if value is None:
-        return None
+        return None if is_number else _NOT_TOLD
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -130,6 +133,3 @@ def _value(value: object) -> Cell:
     if isinstance(value, list | tuple):
         return joined([_value(one) or "missing" for one in value]) or counted(0, "entry", "entries")
     return str(value)
-
-
-_EXACT_FROM = 1000

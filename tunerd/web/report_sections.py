@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunerd.core.bench.prompts import MTP_KINDS
 from tunerd.core.evidence import AcceptanceByPosition, RunEvidence, TurnTime
 from tunerd.core.metrics import Summary, spread, summarise
 from tunerd.core.sample import Sample
@@ -38,6 +39,7 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
     if not mine:
         return None
     kinds = distinct(sample.kind for one in mine for sample in usable(one.of_suite("mtp")))
+    kinds.sort(key=_place)  # they are measured in random order
     by_kind = [(one, [_of_kind(one, kind) for kind in kinds]) for one in mine]
     points = [(one, [_rate_point(summary) for summary in found]) for one, found in by_kind]
     chart = Chart(
@@ -186,6 +188,17 @@ def other_suites(series: Sequence[Series], evidence: Sequence[RunEvidence]) -> S
     )
 
 
+def _place(kind: str) -> int:
+    """Where the community's table has a kind; unknown ones come last."""
+    return MTP_KINDS.index(kind) if kind in MTP_KINDS else len(MTP_KINDS)
+
+
+def _leading_number(case: str) -> int:
+    """`4 streams` after `2 streams`; names without a number keep their order."""
+    word = case.split(" ", 1)[0]
+    return int(word) if word.isascii() and word.isdigit() else 0
+
+
 def _of_kind(one: Series, kind: str) -> Summary:
     return summarise([s for s in usable(one.of_suite("mtp")) if s.kind == kind])
 
@@ -230,6 +243,7 @@ def _suite_table(suite: str, series: Sequence[Series]) -> Table:
                Column("TTFT [ms]"), Column("tok/s"), Column("wall [ms]"))  # fmt: skip
     measured = [(one, usable(one.of_suite(suite))) for one in series]
     cases = distinct(sample.case for _, samples in measured for sample in samples)
+    cases.sort(key=_leading_number)
     rows = [
         _case_row(case, one, of_case)
         for case in cases
