@@ -30,6 +30,7 @@ from tunerd.core.doctor.diagnosis import CannotTell, Missing, Rule, Seen, diagno
 from tunerd.core.doctor.facts import Facts, GraphControl, Locking, PortFacts
 from tunerd.core.engine import Effect, Proof
 from tunerd.core.host import CpuFrequency, GpuProcess
+from tunerd.core.memory_parts import Device
 from tunerd.core.memory_report import MemoryReport
 from tunerd.core.quantity import MiB
 from tunerd.core.result import Level
@@ -390,6 +391,16 @@ def test_the_card_of_the_server_is_the_one_where_its_process_is() -> None:
     resting = with_server(box, pid=None).card()
     assert resting is not None
     assert resting.index == 0
+
+
+def test_a_margin_that_fit_keeps_free_can_starve_a_card_that_would_hold_the_model() -> None:
+    held = estimated().start_mib(Device.GPU)
+    tight = with_card(total_mib=MiB(held + 500), used_mib=MiB(held), processes=())
+
+    kept = with_settings(tight, speculation__p_min=0.0, memory__fit_mib=1536)
+    assert len(ask(BY_CODE["p-min-zero"], kept)[0]) == 1
+    bare = with_settings(tight, speculation__p_min=0.0, memory__fit_mib=None)
+    assert ask(BY_CODE["p-min-zero"], bare) == ([], [])
 
 
 def test_an_ik_build_may_have_equal_types_that_mainline_has_no_kernel_for() -> None:
