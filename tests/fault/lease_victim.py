@@ -18,6 +18,8 @@ _SPAN_S = (0.3, 4.5)
 _ROUNDS = 3
 _ENDLESS = 1000
 _PATIENCE_S = 60.0
+# The longest until a command has noticed and seen production serve, on two busy cores.
+_NOTICES_S = 12.0
 _EACH = "for unit in $(systemctl list-units --plain --no-legend '%s' | cut -d' ' -f1); do %s; done"
 _COMMAND = "pkill -KILL -f '[t]ests.fault.measure' || true"
 _MAIN = "systemctl kill --signal=KILL --kill-who=main $unit"
@@ -96,10 +98,19 @@ class LeaseVictim:
                 self._wait()
                 return Case(_phase(said := _rest(process)), process.returncode,
                             time.monotonic() - began_s, said)  # fmt: skip
+            self._end_if_untouched(process)
             said = _rest(process)
         began_s = time.monotonic()
         self._wait()
         return Case(_phase(said), process.returncode, time.monotonic() - began_s, said)
+
+    def _end_if_untouched(self, process: subprocess.Popen[bytes]) -> None:
+        """What came before there was a lease changed nothing: then Ctrl-C ends the command."""
+        end_s = time.monotonic() + _NOTICES_S
+        while process.poll() is None and time.monotonic() < end_s:
+            time.sleep(0.05)
+        if process.poll() is None:
+            self.victim.machine.sh(_COMMAND.replace("KILL", "INT"))
 
     def _wait(self) -> None:
         """Until production answers by its name."""
@@ -134,6 +145,8 @@ def _phase(said: str) -> str:
     words = [line.split(" ")[0] for line in said.splitlines()]
     if "held" not in words:
         return "before it began"
+    if "interrupted" in words:
+        return "while it ran, untouched"
     if "back" in words:
         return "after its end"
     return "while it ran"

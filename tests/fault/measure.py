@@ -37,6 +37,9 @@ def main() -> int:
             say(f"held {held.id} {held.inhibits}")
             for number in range(told.rounds):
                 _serve(ctx, held, plans[number % len(plans)], say)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
     except Preempted as error:
         say(f"preempted {error.cause}")
         return 3
