@@ -107,6 +107,13 @@ def test_the_winner_at_each_length_is_that_of_the_medians_and_close_ones_tie() -
     assert found[0].lead_ms == pytest.approx(40.0)
 
 
+def test_the_warm_up_is_no_length() -> None:
+    warm_up = a_length(64, 1.0, 1.0, marks=(Mark.WARM_UP,))
+    one = a_length(100, 1.0, 1.0)
+
+    assert [w.n_tokens for w in winners({"on": [warm_up, one], "off": [one]})] == [100]
+
+
 def test_a_length_that_one_arm_has_not_measured_has_no_winner() -> None:
     found = winners({"on": [a_length(100, 1.0, 1.0)], "off": [a_length(500, 1.0, 1.0)]})
 
@@ -209,7 +216,7 @@ def test_the_same_calls_with_other_values_pass_the_gate() -> None:
     found = judge_quality([Asked(TOOLS, "p", one, other)])
 
     assert found.passes is True
-    assert (found.cases[0].n_same, found.cases[0].n_valid) == (1, 1)
+    assert (found.cases[0].n_same, found.cases[0].n_called, found.cases[0].n_valid) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(

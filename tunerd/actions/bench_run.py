@@ -170,18 +170,20 @@ class BenchRun:
         """Requests that are discarded, until they show that speculation is on, or off."""
         found: list[Asked] = []
         for route in dict.fromkeys([target.route, *self._other_routes(target)]):
-            target = replace(target, route=route)
+            one = replace(target, route=route)
             for kind in _PROOF_KINDS:
                 request = replace(plan.warm_up.requests[0], kind=kind)
-                found.append(self._discarded(target, request))
-                if target.speculation.drafts is not True or _drafted(found[-1]):
-                    return self._judged(target, found), found
+                found.append(self._discarded(one, request))
+                if _drafted(found[-1]):
+                    return self._judged(one, found), found
+                if target.speculation.drafts is not True:
+                    break
         return self._judged(target, found), found
 
     def _other_routes(self, target: Target) -> tuple[Route, ...]:
         """Some builds count their drafts on OpenAI routes only."""
         is_native = target.is_llama and target.route is Route.NATIVE
-        return (Route.TEXT,) if is_native and target.speculation.drafts else ()
+        return (Route.TEXT,) if is_native and target.speculation.drafts is not False else ()
 
     def _discarded(self, target: Target, request: Request) -> Asked:
         asked = self._ask(target, request, self._composer.compose(request))

@@ -138,13 +138,14 @@ def _quality(payload: Mapping[str, Any]) -> Iterator[str]:
         (
             one["case"],
             f"{one['n_same']} of {one['n']}" + _left_out(one["n_missing"]),
+            MISSING if one["n_called"] is None else f"{one['n_called']} of {one['n']}",
             MISSING if one["n_valid"] is None else f"{one['n_valid']} of {one['n']}",
             _figure(one["drift_letters"], 0),
             " / ".join(_figure(n, 0) for n in one["reasoning_letters"]),
         )
         for one in found["cases"]
     ]
-    heads = ("case", "same", "valid JSON", "drift in letters", "letters of thoughts")
+    heads = ("case", "same", "with calls", "valid JSON", "drift in letters", "letters of thoughts")
     yield from columns(rows, heads)
     words = {True: "passed", False: "failed", None: "no verdict"}
     yield f"gate, {found['candidate']} against {found['reference']}: {words[found['passes']]}"

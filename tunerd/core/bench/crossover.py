@@ -6,14 +6,14 @@ prompt and gains on each token is faster from `1 + tax / gain` tokens on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tunerd.core.evidence import USUAL_LEVEL, Crossover
-from tunerd.core.sample import Sample
+from tunerd.core.sample import Mark, Sample
 
 _DRAWS = 20_000
 _LEAST = 2
@@ -139,16 +139,20 @@ class Winner:
     walls_ms: dict[str, float | None]
 
 
-def winners(arms: dict[str, Sequence[Sample]]) -> tuple[Winner, ...]:
+def winners(arms: Mapping[str, Sequence[Sample]]) -> tuple[Winner, ...]:
     """For each length, who was first, by the medians of the server's own times.
 
     The client's wall takes their place where a server reports none.
     """
-    lengths = sorted({sample.n_predict for samples in arms.values() for sample in samples})
-    return tuple(_winner(n, arms) for n in lengths)
+    measured = {
+        name: [one for one in samples if Mark.WARM_UP not in one.marks]
+        for name, samples in arms.items()
+    }
+    lengths = sorted({sample.n_predict for samples in measured.values() for sample in samples})
+    return tuple(_winner(n, measured) for n in lengths)
 
 
-def _winner(n_tokens: int, arms: dict[str, Sequence[Sample]]) -> Winner:
+def _winner(n_tokens: int, arms: Mapping[str, Sequence[Sample]]) -> Winner:
     walls = {name: _wall(n_tokens, samples) for name, samples in arms.items()}
     known = sorted((wall, name) for name, wall in walls.items() if wall is not None)
     if len(known) < _LEAST or len(known) < len(arms):

@@ -32,8 +32,8 @@ class Asked:
 class CaseQuality:
     """What a case came to.
 
-    `n_same` of `n` answers were the same in what counts for the case; `n_valid` is of tool calls whose
-    arguments are JSON objects in the candidate. `drift_letters` is the median Levenshtein distance of
+    `n_same` of `n` answers were the same in what counts for the case. Of tool calls, `n_called` answers
+    of the reference have one at all, and `n_valid` of the candidate have only JSON objects as arguments. `drift_letters` is the median Levenshtein distance of
     the texts, `drift_ratio` the same over their length. Lengths of reasoning are medians in letters.
     """
 
@@ -41,6 +41,7 @@ class CaseQuality:
     n: int
     n_missing: int
     n_same: int
+    n_called: int | None
     n_valid: int | None
     drift_letters: float | None
     drift_ratio: float | None
@@ -91,6 +92,7 @@ def _case(name: str, asked: Sequence[Asked]) -> CaseQuality:
         n=len(both),
         n_missing=len(pairs) - len(both),
         n_same=sum(same(a, b) for a, b in both),
+        n_called=sum(bool(a.tool_calls) for a, _ in both) if is_tools else None,
         n_valid=sum(has_valid_calls(b.tool_calls) for _, b in both) if is_tools else None,
         drift_letters=_median(drifts),
         drift_ratio=_median(ratios),
