@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engines": ("engines", "Each engine: version, dialect, what it can do; keep a copy."),
     "profiles": ("profiles", "List, show, check and write profiles."),
     "workload": ("workload", "The mix of requests that the server is tuned for."),
+    "compare": ("compare", "Which of two is faster on your kind of work."),
     "bench": ("bench", "How fast a server is, measured honestly."),
     "plan": ("plan", "What apply would do: command line, unit, memory, warnings."),
     "apply": ("apply", "Deploy a profile: swap the unit, wait for a real generation."),

@@ -1,0 +1,197 @@
+"""`tunerd compare` in local mode: the embedded engine against itself with another setting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.local_box import Box, deployed
+from tunerd.actions.compare import CompareRequest, prepare
+from tunerd.cli.commands.compare import render
+from tunerd.errors import ConfigError, TunerdError, UsageError
+from tunerd.system.ports import free_port
+
+pytestmark = pytest.mark.llama
+
+WORKLOAD = """
+[[classes]]
+name = "ask"
+kind = "code"
+prompt_tokens = 160
+answer_tokens = 40
+
+[[classes]]
+name = "follow-up"
+kind = "chat"
+prompt_tokens = 400
+cached_share = 0.5
+reasoning_tokens = 10
+answer_tokens = 30
+"""
+
+# Without counters nothing waits between two looks at them.
+PROFILE = """
+extends = "cpu-embedded"
+[model]
+path = "{model}"
+[serving]
+port = {port}
+ctx_size = 1024
+metrics = false
+[speculation]
+p_min = 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    folder = tmp_path_factory.mktemp("compare")
+    workloads = folder / "config" / "profiles" / "workloads"
+    workloads.mkdir(parents=True)
+    (workloads / "small.toml").write_text(WORKLOAD)
+    port = free_port()
+    (workloads.parent / "quick.toml").write_text(
+        PROFILE.format(port=port, model=folder / "tiny.gguf")
+    )
+    with deployed(folder, port) as found:
+        yield found
+
+
+def compared(box: Box, *words: str, code: int = 0) -> dict[str, Any]:
+    done = box.call("compare", *words, "--workload", "small", "--budget", "100s", "--yes", "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def exported(box: Box, run: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(box.call("results", "export", str(run)).stdout)["runs"][0]
+    return found
+
+
+def state(box: Box) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(box.call("status", "--json").stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(box: Box) -> dict[str, Any]:
+    return compared(box, "quick", "--set", "speculation.type=off", "--pairs", "3", "--seed", "7")
+
+
+def test_two_settings_are_compared_and_the_unit_serves_again(
+    box: Box, found: dict[str, Any]
+) -> None:
+    assert found["a"] == "quick"
+    assert found["b"] == "quick with speculation.type=off"
+    assert found["pairs"] >= 3
+    assert found["sentence"]
+    assert "on small" in found["sentence"]
+    assert found["without_service_s"] > 0
+    assert [row["part"] for row in found["parts"]][:3] == ["turn", "prefill", "decode"]
+    assert state(box)["health"] == "ready"
+    assert not list((box.folder / "run").rglob("tunerd-candidate-*"))
+
+
+def test_both_sides_were_asked_the_same_texts_each_in_fresh_processes(
+    box: Box, found: dict[str, Any]
+) -> None:
+    run = exported(box, found["run"])
+    by_arm: dict[str, list[dict[str, Any]]] = {"A": [], "B": []}
+    for sample in run["samples"]:
+        by_arm[sample["arm"]].append(sample)
+    measured = {
+        arm: {sample["prompt_id"] for sample in samples if sample["usable"]}
+        for arm, samples in by_arm.items()
+    }
+    assert len(measured["A"] & measured["B"]) >= 2 * found["pairs"]
+    lives = {arm: {sample["process"] for sample in samples} for arm, samples in by_arm.items()}
+    assert not lives["A"] & lives["B"]
+    assert len(lives["A"]) >= found["pairs"]
+    ids = [sample["prompt_id"] for sample in by_arm["A"] if sample["usable"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_what_was_meant_to_draft_drafted_and_what_was_not_did_not(
+    box: Box, found: dict[str, Any]
+) -> None:
+    samples = exported(box, found["run"])["samples"]
+    drafted = dict.fromkeys("AB", 0)
+    for sample in samples:
+        drafted[sample["arm"]] += (sample["timings"] or {}).get("draft_n") or 0
+    assert drafted["A"] > 0
+    assert drafted["B"] == 0
+
+
+def test_what_should_be_cached_was_cached_and_the_rest_was_not(
+    box: Box, found: dict[str, Any]
+) -> None:
+    samples = [one for one in exported(box, found["run"])["samples"] if one["usable"]]
+    fresh = [one["details"]["cached"] for one in samples if one["case"] == "class 1"]
+    warm = [one["details"]["cached"] for one in samples if one["case"] == "class 2"]
+    assert set(fresh) == {0}
+    assert min(warm) > 100
+    assert {one["timings"]["predicted_n"] for one in samples} == {40}
+
+
+def test_the_verdict_is_kept_with_its_conditions(box: Box, found: dict[str, Any]) -> None:
+    run = exported(box, found["run"])
+    assert run["kind"] == "compare"
+    assert run["workload"] == "small"
+    assert run["outcome"] == "done"
+    assert [arm["name"] for arm in run["arms"]] == ["A", "B"]
+    assert run["verdicts"][0]["sentence"] == found["sentence"]
+    prints = [arm["fingerprint"] for arm in run["arms"]]
+    assert prints[0]["workload_sha256"] == prints[1]["workload_sha256"] is not None
+    assert prints[0]["arguments_sha256"] != prints[1]["arguments_sha256"]
+    turns = [one for one in run["summaries"] if one["name"] == "turn time"]
+    assert {one["arm"] for one in turns} == {"A", "B"}
+
+
+def test_a_person_reads_a_sentence_a_table_and_bars(found: dict[str, Any]) -> None:
+    lines = list(render(found))
+    assert lines[0] == found["sentence"]
+    assert any("95 % interval" in line for line in lines)
+    assert any("expected turn" in line for line in lines)
+    assert "the unit was away for" in lines[-1]
+
+
+def asked(*words: str, options: tuple[str, ...] = (), workload: str = "small") -> CompareRequest:
+    return CompareRequest(words=words, options=options, workload=workload)
+
+
+def test_a_side_is_what_serves_a_profile_a_generation_an_engine_or_a_setting(box: Box) -> None:
+    both = prepare(box.context, asked("1", "speculation.n_max=2"))
+    a, b = both.plans["A"], both.plans["B"]
+    assert a.command.argv == prepare(box.context, asked("live", "quick")).plans["A"].command.argv
+    assert both.sides["A"].generation is not None
+    changed = set(b.command.argv) ^ set(a.command.argv)
+    assert changed == {"3", "2"}
+    same = prepare(box.context, asked("embedded", "live"))
+    assert "same" in {message.code for message in same.messages}
+
+
+def test_a_workload_that_does_not_fit_is_cut_and_said_so(box: Box) -> None:
+    found = prepare(box.context, asked("live", "quick", workload="coding-agent"))
+    assert max(one.depth_tokens for one in found.workload.classes) < 1024
+    assert [one.code for one in found.messages].count("workload-cut") == 3
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "text"),
+    [
+        (asked(), UsageError, "nothing to compare"),
+        (asked("nonsense", "live"), UsageError, "no profile, generation, engine or setting"),
+        (asked("99", "live"), UsageError, "no generation 99"),
+        (asked(options=("speculation.n_max=no",)), ConfigError, "is wrong"),
+        (asked("live", "quick", workload="none-such"), ConfigError, "no workload"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_stopped(
+    box: Box, request_: CompareRequest, error: type[TunerdError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        prepare(box.context, request_)
