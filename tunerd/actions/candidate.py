@@ -116,7 +116,8 @@ def stop_candidate(ctx: Context, lease: LeaseSpec, number: int) -> None:
     and what cannot be stopped ends with the lease.
     """
     unit = candidate_unit(lease.id, number)
-    if not (ctx.paths.runtime_unit_dir / unit).exists():
+    folder = ctx.services.runtime_unit_dir
+    if not ((folder / unit).exists() or (folder / f"{unit}.d").exists()):
         return
     steps: tuple[Callable[[], None], ...] = (
         lambda: ctx.services.stop(unit),
@@ -151,7 +152,7 @@ def candidate_text(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_
 
 
 def _write_unit(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_s: float) -> None:
-    folder = ctx.paths.runtime_unit_dir
+    folder = ctx.services.runtime_unit_dir
     ctx.files.make_folder(folder)
     _copy_drop_ins(ctx, lease, unit)
     text = candidate_text(ctx, plan, lease, unit, limit_s)
@@ -164,7 +165,7 @@ def _copy_drop_ins(ctx: Context, lease: LeaseSpec, unit: str) -> None:
     drop_ins = read_live_unit(ctx).drop_ins
     if not drop_ins:
         return
-    folder = ctx.paths.runtime_unit_dir / f"{unit}.d"
+    folder = ctx.services.runtime_unit_dir / f"{unit}.d"
     ctx.files.make_folder(folder)
     for path in drop_ins:
         content = ctx.files.read(path)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 from tunerd.actions.context import Context
 from tunerd.core.health import HttpState
-from tunerd.core.lease import LeaseRecord, is_candidate, lease_of, lease_unit, record_from_json
+from tunerd.core.lease import (
+    LeaseRecord,
+    candidate_behind,
+    is_candidate,
+    lease_of,
+    lease_unit,
+    record_from_json,
+)
 from tunerd.core.quantity import format_duration
 from tunerd.core.result import Message, note
 from tunerd.errors import HostError, ServiceError
@@ -77,6 +83,7 @@ def end_measurement(ctx: Context, *, by: str) -> str | None:
     ctx.say(f"ending the measurement under way ({record.purpose})")
     with contextlib.suppress(HostError):  # it ends without a word, then
         write_measurement(ctx, replace(record, ended_by=by))
+    ctx.services.reset_failed(ctx.unit)
     ctx.services.stop(record.unit)
     if record.restores:
         _wait_until_it_listens(ctx)
@@ -153,27 +160,29 @@ def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str
 
 def has_leftovers(ctx: Context) -> bool:
     """Whether there may be something to clear, seen without asking the service manager."""
-    return ctx.paths.measurement.exists() or any(_files(ctx))
+    return ctx.paths.measurement.exists() or bool(_units_with_files(ctx))
 
 
 def remove_unit_files(ctx: Context, unit: str) -> None:
     """Remove a candidate's files; the caller reloads."""
-    shutil.rmtree(ctx.paths.runtime_unit_dir / f"{unit}.d", ignore_errors=True)
-    ctx.files.remove(ctx.paths.runtime_unit_dir / unit)
+    folder = ctx.services.runtime_unit_dir
+    shutil.rmtree(folder / f"{unit}.d", ignore_errors=True)
+    ctx.files.remove_temporaries(folder, unit)
+    ctx.files.remove(folder / unit)
 
 
 def _left(ctx: Context) -> tuple[str, ...]:
     """Units of measurements that have a file, or that the manager still knows."""
     known = {unit for unit in ctx.services.service_units() if lease_of(unit) is not None}
-    return tuple(sorted({*known, *(path.name for path in _files(ctx))}))
+    return tuple(sorted(known | _units_with_files(ctx)))
 
 
-def _files(ctx: Context) -> list[Path]:
+def _units_with_files(ctx: Context) -> set[str]:
     try:
-        found = list(ctx.paths.runtime_unit_dir.iterdir())
+        names = [path.name for path in ctx.services.runtime_unit_dir.iterdir()]
     except OSError:
-        return []
-    return [path for path in found if is_candidate(path.name)]
+        return set()
+    return {unit for unit in map(candidate_behind, names) if unit is not None}
 
 
 def _is_dead(ctx: Context, unit: str) -> bool:

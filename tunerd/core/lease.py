@@ -16,6 +16,7 @@ from tunerd.core.failure import Failure, FailureKind
 
 _PREFIX = "tunerd-"
 _NAMES = re.compile(r"tunerd-(?:lease|candidate)-([0-9a-f]{8,32})(?:-\d+)?\.service")
+_CANDIDATE = re.compile(r"tunerd-candidate-[0-9a-f]{8,32}-\d+\.service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,12 @@ def lease_of(unit: str) -> str | None:
     """The lease's id in the name of a lease's or candidate's unit; None for any other unit."""
     found = _NAMES.fullmatch(unit)
     return found.group(1) if found else None
+
+
+def candidate_behind(file_name: str) -> str | None:
+    """The candidate that a file or folder belongs to: its unit, drop-ins, or a cut-short write."""
+    found = _CANDIDATE.search(file_name)
+    return found.group() if found else None
 
 
 def is_candidate(unit: str) -> bool:

@@ -120,6 +120,7 @@ class Systemd:
             runtime = _runtime_dir(own)
             if runtime is not None:
                 self._environment["XDG_RUNTIME_DIR"] = str(runtime)
+                self.runtime_unit_dir = runtime / "systemd/user"
         self._version: int | None = None
 
     # Reading
@@ -284,7 +285,12 @@ class Systemd:
             *["org.freedesktop.systemd1.Manager", "StartTransientUnit", "ssa(sv)a(sa(sv))"],
             *[unit, "fail", "3", *properties, "0"],
         )
-        self._demand(done, f"{unit} cannot be started")
+        if not done.is_ok:
+            raise ServiceError(
+                f"{unit} cannot be started",
+                cause=_first_line(done.stderr),
+                hint="D-Bus must run; on Debian it comes with `apt install dbus`",
+            )
 
     def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
         """Start a unit that is bound to a lease.

@@ -1,0 +1,219 @@
+"""Leases in a world of fakes: what dead measurements leave, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.world import ENGINE, UNIT, World, a_world
+from tunerd.actions.lease import hold
+from tunerd.actions.lease_outlook import outlook
+from tunerd.actions.lease_record import (
+    clear_dead_measurements,
+    end_measurement,
+    has_leftovers,
+    read_measurement,
+    write_measurement,
+)
+from tunerd.actions.recover import recover
+from tunerd.core.failure import Failure, FailureKind
+from tunerd.core.lease import (
+    LeaseRecord,
+    LeaseSpec,
+    Reason,
+    candidate_behind,
+    candidate_unit,
+    fault_of,
+    is_candidate,
+    lease_of,
+    lease_unit,
+    record_from_json,
+    run_scope,
+)
+from tunerd.errors import Busy, DeployError, ServiceError
+from tunerd.system.files import lock
+
+ID = "0123456789ab"
+RECORD = LeaseRecord(ID, UNIT, "bench x", 4711, 1_790_000_000.0, 1_790_000_600.0, restores=True)
+
+
+def spec() -> LeaseSpec:
+    """A lease that gives its place back."""
+    return LeaseSpec(ID, UNIT, restores=True, limit_s=600.0, why="bench x")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as world:
+        world.put(world.text("one"))
+        yield world
+
+
+def put_candidate(world: World, lease_id: str) -> str:
+    """A candidate's unit and its drop-in."""
+    unit = candidate_unit(lease_id, 1)
+    folder = world.manager.runtime_unit_dir
+    (folder / f"{unit}.d").mkdir()
+    (folder / f"{unit}.d/a.conf").write_text("[Service]\nRestart=no\n")
+    (folder / unit).write_text(
+        f"[Unit]\nBindsTo={lease_unit(lease_id)}\n"
+        f"[Service]\nExecStart={ENGINE} --host 127.0.0.1 --port {world.port} --alias two\n"
+    )
+    world.manager.reload()
+    return unit
+
+
+def test_names_are_told_apart() -> None:
+    assert lease_of(lease_unit(ID)) == lease_of(candidate_unit(ID, 3)) == ID
+    assert lease_of("llama-server.service") is lease_of(run_scope(ID)) is None
+    assert lease_of("tunerd-lease-../x.service") is None
+    assert is_candidate(candidate_unit(ID, 3))
+    assert not is_candidate(lease_unit(ID))
+    unit = candidate_unit(ID, 12)
+    for name in (unit, f"{unit}.d", f".{unit}.x1y2.tmp"):
+        assert candidate_behind(name) == unit
+    assert candidate_behind("llama-server.service") is None
+
+
+def test_a_record_is_read_as_it_was_written_and_foreign_ones_are_none() -> None:
+    assert record_from_json(RECORD.to_json()) == RECORD
+    assert record_from_json({**RECORD.to_json(), "more": 1}) is None
+    assert record_from_json({**RECORD.to_json(), "id": "../../x"}) is None
+    assert record_from_json({}) is None
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_every_failure_has_a_reason(kind: FailureKind) -> None:
+    fault = fault_of(Failure(kind, "its words", "a hint"))
+
+    assert fault.kind is kind
+    assert (fault.words, fault.hint) == ("its words", "a hint")
+    memory = kind in {FailureKind.OUT_OF_VRAM, FailureKind.OUT_OF_MEMORY}
+    assert (fault.reason is Reason.OOM) is memory
+    assert (fault.reason is Reason.HANG) is (kind is FailureKind.HANG)
+
+
+def test_what_a_killed_measurement_left_is_cleared_by_recover(world: World) -> None:
+    lease = world.manager.lease(spec())
+    ctx = world.context()
+    world.manager.reset_failed(UNIT)  # it may be started once in five minutes
+    write_measurement(ctx, RECORD)
+    unit = put_candidate(world, lease.spec.id)
+    world.manager.start_bound(unit)
+    assert world.serving_alias() == "two"
+    assert read_measurement(ctx) is not None
+    world.manager.drop_lease(lease)
+    assert world.serving_alias() == "one"
+    assert read_measurement(ctx) is None
+    assert has_leftovers(ctx)
+
+    found = recover(ctx)
+
+    assert found.payload["cleared"] == [unit]
+    assert list(world.manager.runtime_unit_dir.iterdir()) == []
+    assert not has_leftovers(ctx)
+    assert world.serving_alias() == "one"
+    assert recover(ctx).payload["cleared"] == []
+
+
+def test_a_write_that_was_cut_short_is_cleared_too(world: World) -> None:
+    ctx = world.context()
+    temporary = world.manager.runtime_unit_dir / f".{candidate_unit(ID, 1)}.abc.tmp"
+    temporary.write_text("")
+
+    clear_dead_measurements(ctx)
+
+    assert not temporary.exists()
+
+
+def test_what_somebody_measures_now_is_left_alone(world: World) -> None:
+    ctx = world.context()
+    lease = world.manager.lease(spec())
+    unit = put_candidate(world, lease.spec.id)
+    world.manager.start_bound(unit)
+
+    with lock(ctx.paths.measure_lock, purpose="bench", since="now"):
+        assert clear_dead_measurements(ctx) == ()
+    assert clear_dead_measurements(ctx) == ()  # its process may be gone, its lease is not
+
+    assert world.serving_alias() == "two"
+    lease.end()
+
+
+def test_a_change_ends_a_measurement_and_finds_production_up(world: World) -> None:
+    ctx = world.context()
+    lease = world.manager.lease(spec())
+    write_measurement(ctx, RECORD)
+
+    said = end_measurement(ctx, by="`tunerd apply`")
+
+    assert said is not None
+    assert "bench x" in said
+    assert not lease.is_held()
+    assert world.serving_alias() == "one"
+    assert end_measurement(ctx, by="`tunerd apply`") is None
+
+
+def test_a_lease_that_cannot_be_had_leaves_production_serving(world: World) -> None:
+    world.manager.errors["lease"] = [ServiceError("no D-Bus")]
+
+    with (
+        pytest.raises(ServiceError, match="no D-Bus"),
+        hold(world.context(), purpose="bench x", budget_s=60),
+    ):
+        pass
+
+    assert world.serving_alias() == "one"
+    assert not has_leftovers(world.context())
+
+
+def test_nothing_begins_while_a_change_is_under_way(world: World) -> None:
+    ctx = world.context()
+    with (
+        lock(ctx.paths.lock, purpose="apply", since="now"),
+        pytest.raises(Busy),
+        hold(ctx, purpose="bench x", budget_s=60),
+    ):
+        pass
+    assert world.serving_alias() == "one"
+
+
+def test_many_measurements_in_a_row_never_meet_the_start_limit(world: World) -> None:
+    for _ in range(4):  # the unit may be started once in five minutes
+        with hold(world.context(), purpose="bench x", budget_s=60) as held:
+            assert world.serving_alias() is None
+        assert world.serving_alias() == "one"
+        assert held.without_service_s is not None
+
+
+def test_after_a_power_cut_production_serves_and_the_rest_is_forgotten(world: World) -> None:
+    ctx = world.context()
+    lease = world.manager.lease(spec())
+    write_measurement(ctx, RECORD)
+    world.manager.start_bound(put_candidate(world, lease.spec.id))
+
+    world.reboot()
+
+    assert world.serving_alias() == "one"
+    assert read_measurement(ctx) is None
+
+
+def test_the_outlook_says_what_is_not_known(world: World) -> None:
+    told = outlook(world.context(), measuring_s=90)
+
+    assert (told.load_s, told.without_service_s) == (None, None)
+    assert "is not known yet" in told.text
+    world.manager.disable(UNIT)
+    with pytest.raises(DeployError, match="does not start at boot"):
+        outlook(world.context(), measuring_s=90)
+
+
+def test_where_no_unit_is_nothing_is_interrupted(tmp_path: Path) -> None:
+    with a_world(tmp_path) as world:
+        told = outlook(world.context(), measuring_s=90)
+        with hold(world.context(), purpose="bench x", budget_s=60) as held:
+            held.check()
+    assert "nothing is interrupted" in told.text
+    assert not held.restores
