@@ -68,12 +68,6 @@ def drips(client: socket.socket) -> None:
         time.sleep(0.02)
 
 
-def floods(client: socket.socket) -> None:
-    client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-    while True:
-        client.sendall(bytes(1 << 20))
-
-
 def test_a_whole_answer_is_read_and_the_key_was_sent() -> None:
     with listening(says(OK)) as (server, requests):
         reply = server.get("/health", timeout_s=PATIENT_S)
@@ -121,11 +115,20 @@ def test_a_body_that_comes_byte_by_byte_does_not_stretch_the_limit() -> None:
 
 
 def test_a_body_without_end_is_cut_off() -> None:
+    sent = []
+
+    def floods(client: socket.socket) -> None:
+        client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            client.sendall(bytes(1 << 20))
+            sent.append(1 << 20)
+
     with listening(floods) as (server, _):
         reply = server.get("/slots", timeout_s=PATIENT_S)
 
     assert (reply.status, reply.body) == (200, None)
     assert "too large" in (reply.problem or "")
+    assert sum(sent) < 4 * MAX_REPLY_BYTES, "what is beyond stands in the buffers of the sockets"
 
 
 def test_a_body_that_breaks_off_is_no_answer_even_if_it_is_json() -> None:

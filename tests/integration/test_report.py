@@ -180,6 +180,19 @@ def test_published_figures_stand_in_the_table_as_their_profile_prints_them(tmp_p
         assert f"{figures['wall_ms'] / 1000:.2f}" in {cell for cell in shown.values() if cell}
 
 
+def test_acceptance_by_position_is_over_all_passes_of_all_requests(tmp_path: Path) -> None:
+    # 60 accepted drafts in 40 passes, then 15 in 10.
+    one = Timings(predicted_n=101, predicted_ms=900, draft_n=80, draft_n_accepted=60,
+                  accepted_by_position=(40, 20))  # fmt: skip
+    two = Timings(predicted_n=26, predicted_ms=400, draft_n=20, draft_n_accepted=15,
+                  accepted_by_position=(10, 5))  # fmt: skip
+
+    report = report_on(tmp_path, a_run(a_sample(one), a_sample(two)))
+
+    chart = next(one for one in report.charts if one.name == "acceptance")
+    assert chart.figure["data"][0]["y"] == [1.0, 0.5]
+
+
 def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_it(
     tmp_path: Path,
 ) -> None:
