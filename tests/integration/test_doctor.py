@@ -19,12 +19,15 @@ from tests.support import needs, nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.local_box import Box, deployed
 from tests.support.real_server import RealServer, free_port
+from tunerd.actions.compare import Prepared
 from tunerd.actions.context import Context
 from tunerd.actions.doctor import gather
+from tunerd.actions.doctor_graphs import measure_graphs
 from tunerd.actions.fingerprint import FingerprintReader
 from tunerd.core.designed import SHAPES, design
 from tunerd.core.doctor.catalogue import ALL_RULES
 from tunerd.core.evidence import ArmRecord, RunOutcome, RunRecord
+from tunerd.core.result import Level
 from tunerd.core.sample import Sample, Timings
 from tunerd.system.designed_file import write
 from tunerd.system.store import EvidenceStore
@@ -260,6 +263,69 @@ def test_evidence_of_another_build_is_stale(box: Box) -> None:
     stale = finding(doctor(box), "evidence-stale")
     assert "engine changed" in stale["seen"]
     assert stale["do"] == "tunerd bench"
+
+
+class Asked(Exception):
+    """Somebody was asked, and said no."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared.question)
+        self.prepared = prepared
+
+
+def refuse(prepared: Prepared) -> None:
+    raise Asked(prepared)
+
+
+@pytest.mark.llama
+def test_the_control_run_differs_in_the_graphs_alone_and_is_asked_about(box: Box) -> None:
+    context = box.context
+    facts, _ = gather(context)
+    assert facts.server is not None
+    with_a_card = replace(
+        facts,
+        host=replace(facts.host, gpus=(rtx_4070_super(),)),
+        server=replace(facts.server, devices=None),
+    )
+    with pytest.raises(Asked) as said:
+        measure_graphs(context, with_a_card, budget_s=600.0, confirm=refuse)
+
+    sides = said.value.prepared.plans
+    assert sides["A"].command.argv == sides["B"].command.argv
+    (added,) = set(sides["B"].unit_text.splitlines()) - set(sides["A"].unit_text.splitlines())
+    assert added == 'Environment="GGML_CUDA_DISABLE_GRAPHS=1"'
+    assert "10 min" in str(said.value)
+
+
+@pytest.mark.llama
+def test_without_a_card_in_use_there_is_no_control_run(box: Box) -> None:
+    context = box.context
+    facts, _ = gather(context)
+    assert facts.server is not None
+    card = replace(facts, host=replace(facts.host, gpus=(rtx_4070_super(),)))
+    off = replace(facts.server, devices=None, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"})
+    for found in (replace(facts, host=replace(facts.host, gpus=())),
+                  replace(card, server=replace(facts.server, devices=())),
+                  replace(card, server=off)):  # fmt: skip
+        control, told = measure_graphs(context, found, budget_s=600.0, confirm=refuse)
+        assert control is None
+        assert [message.code for message in told] == ["no-control"]
+
+
+def test_a_control_run_that_cannot_begin_is_a_warning(tmp_path: Path) -> None:
+    context = Box(tmp_path).context
+    facts, _ = gather(context)
+    card = replace(facts, host=replace(facts.host, gpus=(rtx_4070_super(),)))
+
+    control, (told,) = measure_graphs(context, card, budget_s=600.0, confirm=refuse)
+    assert control is None
+    assert told.level is Level.WARNING
+    assert "tunerd has deployed nothing" in told.text
+
+
+def test_a_budget_that_is_no_time_is_refused(tmp_path: Path) -> None:
+    done = Box(tmp_path).call("doctor", "--deep", "--budget", "soon")
+    assert done.returncode == 2
 
 
 def measure(box: Box, context: Context) -> None:

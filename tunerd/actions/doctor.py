@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from tunerd.actions.context import Context
 from tunerd.actions.doctor_evidence import read_evidence
@@ -16,10 +17,37 @@ from tunerd.system.cpu_frequency import read_cpu_frequency
 from tunerd.system.driver_files import read_driver_files
 from tunerd.system.host import read_host
 
+if TYPE_CHECKING:
+    from tunerd.actions.compare import Confirm
 
-def doctor(ctx: Context) -> ActionResult:
-    """Reads only; exit code 0 for nothing or notes, 6 for warnings, 7 for errors."""
+
+@dataclass(frozen=True, slots=True)
+class DeepRequest:
+    """What a control run may take [s], and who is asked before production is stopped for it."""
+
+    budget_s: float
+    confirm: Confirm
+
+
+def doctor(ctx: Context, deep: DeepRequest | None = None) -> ActionResult:
+    """Reads only, but for the control run; exit code 0 for nothing or notes, 6 warnings, 7 errors.
+
+    Args:
+        ctx: Where.
+        deep: Ask for the control run without CUDA graphs as well.
+
+    Raises:
+        Busy: another measurement or change is under way.
+        Preempted: the control run was ended from outside.
+        Stranded: production does not serve after the control run.
+    """
     facts, messages = gather(ctx)
+    if deep is not None:
+        from tunerd.actions.doctor_graphs import measure_graphs
+
+        graphs, told = measure_graphs(ctx, facts, budget_s=deep.budget_s, confirm=deep.confirm)
+        facts = replace(facts, graphs=graphs)
+        messages += told
     diagnosis = diagnose(facts, ALL_RULES)
     server = facts.server
     payload = {

@@ -4,37 +4,65 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunerd.cli.output import finish, json_option
+from tunerd.cli.output import confirm, finish, json_option, progress_sink
+
+if TYPE_CHECKING:
+    from tunerd.actions.compare import Prepared
 
 _HEADS = {"error": "errors", "warning": "warnings", "note": "notes"}
 _WIDTH = 100
 
 
 @click.command(name="doctor", short_help="What may be wrong on this box, and what to do.")
+@click.option(
+    "--deep",
+    is_flag=True,
+    help="Compare with a control run without CUDA graphs; the unit is away meanwhile.",
+)
+@click.option(
+    "--budget", default="30m", show_default=True, help="The longest that the control run may take."
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask before the control run.")
 @json_option
 @click.pass_obj
-def command(mode: str | None, as_json: bool) -> None:
+def command(mode: str | None, deep: bool, budget: str, yes: bool, as_json: bool) -> None:
     """What may be wrong on this box, and what to do about it.
 
     Looks at the machine, the driver, the unit that serves, its build, model and log, and at what was
     measured. Changes nothing, and works without a GPU and without a server: what could not be told is
-    listed with what was missing. `docs/reference/doctor.md` has every rule.
+    listed with what was missing. `docs/reference/doctor.md` has every rule. With --deep fresh servers
+    are measured in the unit's place; afterwards it serves again, whatever happened.
 
     Exit code 0 for nothing or notes, 6 for warnings, 7 for errors.
 
     \b
     Example:
       tunerd doctor
+      tunerd doctor --deep --budget 20m
       tunerd doctor --json | jq -r '.findings[] | [.severity, .code, .do] | @tsv'
     """  # noqa: D301
     from tunerd.actions.context import build_context
-    from tunerd.actions.doctor import doctor
+    from tunerd.actions.doctor import DeepRequest, doctor
 
-    finish(doctor(build_context(mode=mode)), render, as_json=as_json)
+    if not deep:
+        finish(doctor(build_context(mode=mode)), render, as_json=as_json)
+        return
+    from tunerd.core.time_span import parse_time_span
+
+    budget_s = parse_time_span(budget)
+    if budget_s is None or not 0 < budget_s < float("inf"):
+        raise click.UsageError("--budget is no duration, such as 30m")
+
+    def ask(prepared: Prepared) -> None:
+        confirm(prepared.question, yes=yes)
+
+    progress = progress_sink(as_json=as_json)
+    context = build_context(mode=mode, progress=progress, start_supervisor=True)
+    finish(doctor(context, DeepRequest(budget_s, ask)), render, as_json=as_json)
 
 
 def render(payload: Mapping[str, Any]) -> Iterator[str]:
