@@ -15,6 +15,7 @@ from tunerd.core.bench.prompts import MTP_KINDS, PromptStock, read_prompts
 from tunerd.core.bench.request import Prefix, Request, Suite
 from tunerd.core.bench.suites import CHANGED_TAIL, COLD, IDENTICAL, cache, deep
 from tunerd.core.designed_vocab import vocabulary
+from tunerd.core.workload_shape import KINDS
 from tunerd.errors import ConfigError
 
 BOOK = the_book()
@@ -61,6 +62,11 @@ def test_the_stated_token_counts_are_plausible_for_the_texts(kind: str) -> None:
     # English prose and code have 2.5 to 7 letters a token in common vocabularies.
     assert 2.5 <= min(letters) / form.least_tokens <= 7
     assert 2.5 <= max(letters) / form.most_tokens <= 7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_which_workloads_speak_has_a_text(kind: str) -> None:
+    assert stock(1).take(kind).text
 
 
 def test_all_texts_differ_and_no_word_is_left_open() -> None:

@@ -32,6 +32,7 @@ MTP_KINDS = (
 _SAME_KIND = MappingProxyType(
     {
         "code": "code_python",
+        "tool": "code_python",  # the arguments of a call are nearest to code
         "chat": "explain_concept",
         "summary": "summarize",
         "math": "stepwise_math",
