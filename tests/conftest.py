@@ -29,6 +29,15 @@ _E2E_FILES = {
 }
 
 
+def pytest_configure() -> None:
+    """On a busy machine an example takes as long as it takes; a deadline would fail at random."""
+    if importlib.util.find_spec("hypothesis") is not None:  # machines for e2e have none
+        import hypothesis  # noqa: PLC0415
+
+        hypothesis.settings.register_profile("tunerd", deadline=None)
+        hypothesis.settings.load_profile("tunerd")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, check in _CHECKS.items():
         if item.get_closest_marker(name) is not None:
