@@ -5,6 +5,7 @@
     python -m tests.fault.campaign cuts-in-recovery --root host --count 5
     python -m tests.fault.campaign effects --root sid [--strict] [--verb rollback] [--every 3]
     python -m tests.fault.campaign leases --root sid --count 30 [--fault COMMAND] [--cuts 5]
+    python -m tests.fault.campaign local-leases --count 10
 
 Needs root. Real engines come from TUNERD_TEST_ENGINES, else Debian's or the embedded one serves.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from tests.fault.die_at import DIED
 from tests.fault.lease_victim import Fault, LeaseVictim
+from tests.fault.local_lease import LocalFault, a_local_victim
 from tests.fault.victim import Victim
 from tests.support import needs, roots, run_folder
 from tests.support.machine import Machine
@@ -207,12 +209,28 @@ def leases(args: argparse.Namespace) -> int:
     return status
 
 
+def local_leases(args: argparse.Namespace) -> int:
+    """The same without systemd: the supervisor plays PID 1's part, and may be killed itself."""
+    rng, status = random.Random(args.seed), 0
+    with tempfile.TemporaryDirectory() as name, a_local_victim(Path(name)) as victim:
+        for fault in LocalFault:
+            count = Count()
+            for _ in range(args.count):
+                with count.case(str(fault)) as ends:
+                    phase = victim.befall(fault, rng)
+                    victim.check()
+                    ends.append(phase)
+            say(f"local, {fault}")
+            status |= count.close()
+    return status
+
+
 def main() -> int:
     """Run the campaign that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     campaigns = {
         "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery, "effects": effects,
-        "leases": leases,
+        "leases": leases, "local-leases": local_leases,
     }  # fmt: skip
     parser.add_argument("campaign", choices=campaigns)
     parser.add_argument("--root", choices=["host", "sid"], default="host")

@@ -148,5 +148,5 @@ def _phase(said: str) -> str:
     if "interrupted" in words:
         return "while it ran, untouched"
     if "back" in words:
-        return "after its end"
+        return "a candidate fell" if "fault" in words else "after its end"
     return "while it ran"
