@@ -15,10 +15,10 @@ from tunerd.actions.context import Context
 from tunerd.actions.fingerprint import FingerprintReader
 from tunerd.actions.lease import Held
 from tunerd.actions.plan import Plan
-from tunerd.core.bench.composing import USUAL_LETTERS_PER_TOKEN, Composer
+from tunerd.core.bench.composing import USUAL_LETTERS_PER_TOKEN, Composer, Route
 from tunerd.core.bench.prompts import Prompt, PromptBook, PromptStock
 from tunerd.core.bench.request import Prefix, Request, Suite
-from tunerd.core.bench.trust import quiet_from
+from tunerd.core.bench.trust import GpuLook, quiet_from
 from tunerd.core.compare import Asked, BootFailed, LifeEnded, Side, Turn, Unusable
 from tunerd.core.evidence import ArmRecord
 from tunerd.core.result import Message, warning
@@ -31,11 +31,9 @@ _WARM_UP_TOKENS = 32
 _PREFIX_ANSWER_TOKENS = 2
 _SHARED = "prefix"
 _LETTERS = 2000  # of text by which the length of a token is told
-# Which form of the prompt book stands for a kind that has none of its own: a call is nearest to code.
-_FORMS: Mapping[str, str] = {"tool": "code"}
 _MIXED = ("code", "chat", "summary", "math", "creative")
-# Generated tokens after which a side that drafts must have drafted something.
-_TELLING_TOKENS = 200
+# Texts that a drafter finds easy; a gate may keep every draft of one of them back.
+_PROOF_KINDS = ("code", "math", "chat")
 _WARM_SHARE = 0.5
 
 OnArm = Callable[[Side, ArmRecord], None]
@@ -47,11 +45,9 @@ class SideFacts:
     """What was seen of a side over all of its processes."""
 
     arm: ArmRecord | None = None
-    n_predicted: int = 0
-    n_drafted: int = 0
     wanted_cached: int = 0
     found_cached: int = 0
-    drafts: bool | None = None
+    route: Route | None = None
     messages: dict[str, Message] = field(default_factory=dict)
 
 
@@ -104,7 +100,6 @@ class CandidateStand:
         self._reader = self._reader or FingerprintReader(self.ctx)
         opened = open_candidate(self.ctx, candidate, side, reader=self._reader)
         facts, target = self.facts[side], opened.target
-        facts.drafts = target.speculation.drafts
         facts.messages |= {one.text: one for one in opened.messages}
         if facts.arm is None:
             facts.arm = target.arm
@@ -120,12 +115,6 @@ class CandidateStand:
         found: list[Message] = []
         for side, facts in self.facts.items():
             found += [replace(one, text=f"{side}: {one.text}") for one in facts.messages.values()]
-            if facts.drafts and not facts.n_drafted and facts.n_predicted >= _TELLING_TOKENS:
-                text = (
-                    f"{side} is meant to speculate, but reported no drafted token in "
-                    f"{facts.n_predicted} generated ones"
-                )
-                found.append(warning("no-drafts", text, "`tunerd engines` shows what is proved"))
             if facts.wanted_cached and facts.found_cached < _WARM_SHARE * facts.wanted_cached:
                 text = (
                     f"{side} found {facts.found_cached} of {facts.wanted_cached} tokens cached that "
@@ -150,19 +139,48 @@ class CandidateLife:
         self._held_tokens = 0
         self._composer: Composer | None = None
         self._pair = ""
-        life = target.life() or side
-        looks = Asker(stand.ctx, target, life, quiet_from(()))
-        warm_up = Request(
-            suite=Suite.WORKLOAD, case="warm-up", kind="code", n_predict=_WARM_UP_TOKENS,
-            is_measured=False,
-        )  # fmt: skip
-        stock = PromptStock(stand.book, random.Random(f"{stand.seed} warm-up {life}"))  # noqa: S311
-        first = self._send(looks, warm_up, stock.take("code"), discard=True)
-        if first.sample.problem is not None:
-            raise BenchError("the first request failed", cause=first.sample.problem)
-        self._asker = Asker(stand.ctx, target, life, quiet_from(first.looks))
+        self._life = target.life() or side
+        self._asker = self._warm(stand.facts[side].route)
+        self._n_before = len(self._samples)
         self._traffic = TrafficWatch(stand.ctx, target)
         self._traffic.open()
+
+    def _warm(self, known: Route | None) -> Asker:
+        """The first requests, discarded, which prove that speculation is on, or off, as meant.
+
+        The first process of a side finds the route by which its build counts drafts; some do so on
+        OpenAI routes only. Later ones take that route.
+        """
+        drafts = self._target.speculation.drafts
+        routes = [self._target.route, Route.TEXT] if drafts else [self._target.route]
+        looks: list[GpuLook] = []
+        for route in routes if known is None else [known]:
+            target = replace(self._target, route=route)
+            asker = Asker(self._stand.ctx, target, self._life, quiet_from(()))
+            for kind in _PROOF_KINDS if drafts and known is None else _PROOF_KINDS[:1]:
+                answered = self._first(asker, kind)
+                looks += answered.looks
+                has_drafted = bool(answered.sample.timings and answered.sample.timings.draft_n)
+                if drafts is False and has_drafted:
+                    raise BenchError("it is meant not to draft, and drafted")
+                if known is not None or not drafts or has_drafted:
+                    self._stand.facts[self._side].route = route
+                    return replace(asker, quiet=quiet_from(looks))
+        raise BenchError(
+            "it is meant to draft, and drafted nothing",
+            cause=f"{len(self._samples)} requests without a drafted token",
+        )
+
+    def _first(self, asker: Asker, kind: str) -> Answered:
+        request = Request(
+            suite=Suite.WORKLOAD, case="warm-up", kind=kind, n_predict=_WARM_UP_TOKENS,
+            is_measured=False,
+        )  # fmt: skip
+        stock = self._stock(f"warm-up {self._life} {len(self._samples)}")
+        answered = self._send(asker, request, stock.take(kind), discard=True)
+        if answered.sample.problem is not None:
+            raise BenchError("the first request failed", cause=answered.sample.problem)
+        return answered
 
     def request(self, asked: Asked) -> Turn:
         """One request of a class, behind the prefix that it expects to be cached.
@@ -173,8 +191,10 @@ class CandidateLife:
             Preempted: the lease is gone.
         """
         one = asked.request_class
+        if not self._traffic.counts and not self._traffic.wait_until_idle():
+            raise Unusable("somebody else is served")
         composer = self._composer_of(asked.block)
-        if one.cached_tokens > self._held_tokens:
+        if _is_warm(one) and one.cached_tokens > self._held_tokens:
             self._serve_prefix(composer, one)
         requests, prompts = self._compose(composer, asked)
         if len(requests) > 1:
@@ -183,7 +203,7 @@ class CandidateLife:
             self._samples += [answered.sample for answered in found]
         else:
             found = [self._send(self._asker, requests[0], prompts[0])]
-        self._held_tokens = one.cached_tokens
+        self._held_tokens = one.cached_tokens if _is_warm(one) else 0
         return self._turn(found, one)
 
     def check(self) -> None:
@@ -192,7 +212,9 @@ class CandidateLife:
         Raises:
             Unusable: they do.
         """
-        traffic, _ = self._traffic.close([sample.timings for sample in self._samples[1:]])
+        traffic, _ = self._traffic.close(
+            [sample.timings for sample in self._samples[self._n_before :]]
+        )
         if traffic.is_foreign:
             for at, sample in enumerate(self._samples):
                 marks = dict.fromkeys([*sample.marks, Mark.FOREIGN_TRAFFIC])
@@ -232,11 +254,11 @@ class CandidateLife:
         request = Request(
             suite=Suite.WORKLOAD,
             case=f"class {asked.class_index + 1}",
-            kind=_FORMS.get(kind, kind),
+            kind=kind,
             n_predict=one.n_predict,
             depth_tokens=depth,
-            prefix=Prefix.WARM if one.cached_tokens else Prefix.COLD,
-            shares=_SHARED if one.cached_tokens else None,
+            prefix=Prefix.WARM if _is_warm(one) else Prefix.COLD,
+            shares=_SHARED if _is_warm(one) else None,
             shared_ratio=one.cached_tokens / depth,
             streams=one.concurrency,
             details={"block": asked.block, "attempt": asked.attempt},
@@ -291,11 +313,8 @@ class CandidateLife:
     def _note(self, samples: Sequence[Sample], one: RequestClass) -> None:
         facts = self._stand.facts[self._side]
         for sample in samples:
-            timings = sample.timings
-            facts.n_predicted += (timings.predicted_n or 0) if timings else 0
-            facts.n_drafted += (timings.draft_n or 0) if timings else 0
             cached = sample.details.get("cached")
-            if one.cached_tokens and isinstance(cached, int):
+            if _is_warm(one) and isinstance(cached, int):
                 facts.wanted_cached += one.cached_tokens
                 facts.found_cached += min(cached, one.cached_tokens)
 
@@ -303,6 +322,11 @@ class CandidateLife:
         """Why no more is to be had of this process; raises Preempted where the lease is gone."""
         self._stand.held.check()
         return LifeEnded(self._target.why_ended() or problem)
+
+
+def _is_warm(one: RequestClass) -> bool:
+    """Whether it finds its prefix; what one slot holds is of no use to requests beside it."""
+    return one.cached_tokens > 0 and one.concurrency == 1
 
 
 def _any_kind(name: str) -> str:
