@@ -10,7 +10,7 @@ from tunerd.actions.doctor_evidence import read_evidence
 from tunerd.actions.doctor_server import ServerReading, read_port, read_server
 from tunerd.core.doctor.catalogue import ALL_RULES
 from tunerd.core.doctor.diagnosis import Diagnosis, diagnose
-from tunerd.core.doctor.facts import Facts
+from tunerd.core.doctor.facts import EvidenceFacts, Facts
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.errors import TunerdError
 from tunerd.system.cpu_frequency import read_cpu_frequency
@@ -41,13 +41,14 @@ def doctor(ctx: Context, deep: DeepRequest | None = None) -> ActionResult:
         Preempted: the control run was ended from outside.
         Stranded: production does not serve after the control run.
     """
-    facts, messages = gather(ctx)
+    facts, reading, messages = _gather(ctx)
     if deep is not None:
         from tunerd.actions.doctor_graphs import measure_graphs
 
         graphs, told = measure_graphs(ctx, facts, budget_s=deep.budget_s, confirm=deep.confirm)
-        facts = replace(facts, graphs=graphs)
         messages += told
+        # Its own runs are evidence too; the rest stays as it was, for the server has a new log now.
+        facts = replace(facts, graphs=graphs, evidence=_evidence(ctx, reading, messages))
     diagnosis = diagnose(facts, ALL_RULES)
     server = facts.server
     payload = {
@@ -60,6 +61,11 @@ def doctor(ctx: Context, deep: DeepRequest | None = None) -> ActionResult:
 
 def gather(ctx: Context) -> tuple[Facts, list[Message]]:
     """All facts, and what went wrong on the way to them."""
+    facts, _, messages = _gather(ctx)
+    return facts, messages
+
+
+def _gather(ctx: Context) -> tuple[Facts, ServerReading | None, list[Message]]:
     messages: list[Message] = []
     host = read_host(ctx.gpu)
     reading: ServerReading | None = None
@@ -67,11 +73,6 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
         reading = read_server(ctx, host)
     except TunerdError as problem:
         messages.append(_could_not("the unit", problem))
-    evidence = None
-    try:
-        evidence = read_evidence(ctx, reading)
-    except TunerdError as problem:
-        messages.append(_could_not("stored measurements", problem))
     if reading is not None and reading.facts.was_edited:
         messages.append(_edited(ctx))
     facts = Facts(
@@ -80,9 +81,19 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
         driver=read_driver_files(),
         server=reading.facts if reading is not None else None,
         port=read_port(reading),
-        evidence=evidence,
+        evidence=_evidence(ctx, reading, messages),
     )
-    return facts, messages
+    return facts, reading, messages
+
+
+def _evidence(
+    ctx: Context, reading: ServerReading | None, messages: list[Message]
+) -> EvidenceFacts | None:
+    try:
+        return read_evidence(ctx, reading)
+    except TunerdError as problem:
+        messages.append(_could_not("stored measurements", problem))
+        return None
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
