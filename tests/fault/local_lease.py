@@ -20,7 +20,8 @@ from tunerd.core.lease import is_candidate
 from tunerd.system.local import Local
 from tunerd.system.ports import free_port
 
-_SPAN_S = (0.3, 6.0)
+# From right before the lease until the second or third candidate.
+_SPAN_S = (0.0, 4.0)
 _PATIENCE_S = 60.0
 _PROFILE = """extends = "cpu-embedded"
 model.path = "{model}"
@@ -60,6 +61,8 @@ class LocalVictim:
             stderr=subprocess.PIPE,
             env=self.box.environment,
         ) as command:
+            assert command.stdout is not None
+            assert command.stdout.readline() == b"planned\n"
             if fault is not LocalFault.TIME_OUT:
                 time.sleep(rng.uniform(*_SPAN_S))
             self._strike(fault, command)

@@ -2,7 +2,7 @@
 
     python -m tests.fault.measure PROFILE... [--budget S] [--rounds N] [--mode local]
 
-Prints what it does, one word a line: `held`, `serving UNIT`, `asked`, `preempted`, `back`.
+Prints what it does, one word a line: `planned`, `held`, `serving UNIT`, `asked`, `preempted`, `back`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def main() -> int:
     ctx = build_context(mode=told.mode, start_supervisor=True)
     plans = [make_plan(ctx, PlanRequest(name, {})) for name in told.profiles]
     say = _say
+    say("planned")
     try:
         with hold(
             ctx, purpose="a test", budget_s=told.budget, start_after=told.start_after

@@ -30,6 +30,7 @@ from tunerd.actions.recover import recover_locked
 from tunerd.actions.serve_check import NotServing, Serving
 from tunerd.actions.swap_back import check_as_it_stands
 from tunerd.core.failure import FailureKind
+from tunerd.core.host import Mode
 from tunerd.core.lease import Fault, LeaseRecord, LeaseSpec
 from tunerd.core.quantity import format_duration
 from tunerd.core.service import UnitState
@@ -137,8 +138,8 @@ class Held:
             why = f"{word} ended it"
         elif self.left_s <= 0:
             why = f"its time of {format_duration(self._lease.spec.limit_s)} ran out"
-        elif ctx.services.state(ctx.unit).is_active and not self.restores:
-            why = f"somebody started {ctx.unit}"
+        elif ctx.mode is Mode.LOCAL and not ctx.services.state(ctx.unit).is_active:
+            why = "tunerd's supervisor ended"
         else:
             why = f"somebody started {ctx.unit}, or ended {self._lease.spec.unit}"
         state = f"{ctx.unit} is back in its place" if self.restores or word else None
@@ -162,7 +163,7 @@ class Held:
             forget_measurement(ctx, self.id)
         if word is not None or not self.restores:
             return  # whoever asked for the end looks after the unit
-        if not was_held:
+        if not was_held and ctx.mode is not Mode.LOCAL:
             self._wait_for_its_start()
         self._see_it_serve()
 
@@ -296,6 +297,15 @@ def demand_return_at_boot(ctx: Context, before: UnitState) -> None:
         )
 
 
+def _told_of_sleep(lease: Lease) -> tuple[str, ...]:
+    """What is not kept from happening in the middle of it."""
+    if lease.inhibits == "sleep":
+        return ()
+    if lease.inhibits == "idle":
+        return ("the machine is kept from sleeping for idleness, not from being put to sleep",)
+    return ("nothing keeps the machine from going to sleep meanwhile",)
+
+
 def _take(ctx: Context, spec: LeaseSpec) -> Lease:
     """Take the place; where that fails half-way, production is started again."""
     try:
@@ -315,6 +325,7 @@ def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str, *, dr
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()
         lease = _take(ctx, spec)
+        notes += _told_of_sleep(lease)
         held = Held(ctx, lease, was_running=before.is_active, began_s=began_s, notes=notes)
         try:
             # Earlier starts must not count against the one that brings it back.
@@ -334,4 +345,6 @@ def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str, *, dr
         except BaseException:
             held.close()
             raise
+    for text in notes:
+        ctx.say(text)
     return held

@@ -35,7 +35,7 @@ _HOLD = """
 import sys, time
 from tunerd.actions.context import build_context
 from tunerd.actions.lease import hold
-from tests.integration.test_lease import a_plan
+from tests.integration.test_lease_processes import a_plan
 ctx = build_context(start_supervisor=True)
 plan = a_plan(ctx, int(sys.argv[1]))
 with hold(ctx, purpose="a test", budget_s=300) as held:
