@@ -77,6 +77,17 @@ def test_a_cold_prompt_that_was_found_in_the_cache_is_marked() -> None:
     assert marks(an_answer(n_cached=None)) == ()
 
 
+def test_of_a_server_that_cannot_forbid_its_cache_a_template_may_be_found_again() -> None:
+    def found(n_cached: int) -> tuple[Mark, ...]:
+        return marks_of(
+            a_request(), an_answer(n_cached=n_cached), ClientTimes(2060.0, 55.0), looks=(),
+            quiet=Quiet(), speculation=Speculation(None), can_forbid_cache=False,
+        )  # fmt: skip
+
+    assert found(64) == ()
+    assert found(65) == (Mark.NOT_COLD,)
+
+
 def test_an_answer_that_ended_before_its_fixed_length_is_marked() -> None:
     short = an_answer(timings(predicted_n=100))
 

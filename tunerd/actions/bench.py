@@ -35,7 +35,7 @@ def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
         published = _published(ctx, asked, opened.profile)
         session = Session(ctx, asked, store)
         session.on_server(opened, LIVE)
-        return _result(session, LIVE, published)
+        return result_of(session, LIVE, published)
 
 
 def bench_url(ctx: Context, asked: BenchRequest, url: str) -> ActionResult:
@@ -49,7 +49,7 @@ def bench_url(ctx: Context, asked: BenchRequest, url: str) -> ActionResult:
         published = _published(ctx, asked, None)
         session = Session(ctx, asked, store)
         session.on_server(open_url(ctx, url), url)
-        return _result(session, url, published)
+        return result_of(session, url, published)
 
 
 def bench_profile(
@@ -86,7 +86,7 @@ def bench_profile(
     with _store(ctx) as store:
         session = Session(ctx, asked, store)
         session.on_candidates(plans, confirm, start_after=start_after)
-        return _result(session, f"profile {request.profile}", published)
+        return result_of(session, f"profile {request.profile}", published)
 
 
 def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Published | None:
@@ -118,7 +118,7 @@ def _store(ctx: Context) -> Iterator[EvidenceStore]:
         yield store
 
 
-def _result(session: Session, target: str, published: Published | None) -> ActionResult:
+def result_of(session: Session, target: str, published: Published | None) -> ActionResult:
     """What the samples came to; figures beside them are stored too."""
     if session.plan is None or session.run is None:
         raise BenchError("nothing was measured")

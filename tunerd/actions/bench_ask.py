@@ -67,7 +67,8 @@ class Asker:
         problem = streamed.problem or _problem(answer)
         client = ClientTimes(streamed.wall_ms, answer.first_ms)
         marks = marks_of(request, answer, client, looks=watch.looks, quiet=self.quiet,
-                         speculation=target.speculation)  # fmt: skip
+                         speculation=target.speculation,
+                         can_forbid_cache=target.is_llama)  # fmt: skip
         sample = Sample(
             suite=str(request.suite),
             case=request.case,

@@ -173,7 +173,10 @@ class BenchRun:
             one = replace(target, route=route)
             for kind in _PROOF_KINDS:
                 request = replace(plan.warm_up.requests[0], kind=kind)
-                found.append(self._discarded(one, request))
+                asked = self._discarded(one, request, is_optional=route is not target.route)
+                if asked is None:
+                    break
+                found.append(asked)
                 if _drafted(found[-1]):
                     return self._judged(one, found), found
                 if target.speculation.drafts is not True:
@@ -185,10 +188,13 @@ class BenchRun:
         is_native = target.is_llama and target.route is Route.NATIVE
         return (Route.TEXT,) if is_native and target.speculation.drafts is not False else ()
 
-    def _discarded(self, target: Target, request: Request) -> Asked:
+    def _discarded(self, target: Target, request: Request, *, is_optional: bool) -> Asked | None:
+        """A request that counts for nothing; None where an optional route gave no answer."""
         asked = self._ask(target, request, self._composer.compose(request))
         if asked.sample.problem is not None:
             self._demand_life(target)
+            if is_optional:
+                return None
             raise BenchError("the server gave no answer", cause=asked.sample.problem)
         sample = replace(asked.sample, marks=with_mark(asked.sample.marks, Mark.WARM_UP))
         self._pending.append(_Pending(None, target, (replace(asked, sample=sample),)))

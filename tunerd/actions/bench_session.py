@@ -111,12 +111,16 @@ class Session:
                     if name == OFF:
                         opened = _meant(opened, Speculation(drafts=False))
                     self.planned_free_mib[name] = _planned_free(candidate)
-                    self._begin(opened, f"profile {profile}")
-                    self._measure([opened.target], self._composer(opened.target))
+                    self.on_arm(opened, f"profile {profile}")
                     held.check()
         if held.without_service_s is not None:
             text = f"{self.ctx.unit} did not serve for {held.without_service_s:.0f} s"
             self.messages.append(note("without-service", text))
+
+    def on_arm(self, opened: Opened, target: str) -> None:
+        """One arm on a server life of its own; the texts are those of the arms before."""
+        self._begin(opened, target)
+        self._measure([opened.target], self._composer(opened.target))
 
     # Steps
 

@@ -42,6 +42,8 @@ class Api:
         gone: Callable[[], bool],
     ) -> Reply:
         path = target.partition("?")[0]
+        if self.behaviour.openai_only and not path.startswith(("/v1/", "/health")):
+            raise not_found()
         is_health = path == "/health" or (path == "/v1/health" and not self.behaviour.is_ik)
         if is_health and self.behaviour.health is not None:
             status = self.behaviour.health[min(self._n_health, len(self.behaviour.health) - 1)]
@@ -88,6 +90,7 @@ class Api:
                 raise HttpError(501, "not_supported_error", "This server does not support slots")
             return json_answer([self._slot(slot) for slot in self.engine.slots])
         if path == "/metrics":
+            self.engine.record.add("metrics", at_s=time.monotonic())
             if "metrics" not in facts:
                 text = "This server does not support metrics endpoint. Start it with `--metrics`"
                 raise HttpError(501, "not_supported_error", text)

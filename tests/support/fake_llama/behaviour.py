@@ -26,6 +26,14 @@ class Behaviour:
     the lines about a GPU: name, description, total_mib, free_mib, model_mib, context_mib,
     compute_mib, and n_layers, offloaded.
 
+    Traps for whoever measures: `finds_all_cached` reuses prompts although a request forbids it, `forgets` never reuses any,
+    `ends_at_tok` ends every answer there whatever the request says, `reported_time_factor` scales the
+    times that are reported, `ignores_overrides` takes settings of speculation with a request and does
+    nothing with them, `openai_only` is another kind of server: OpenAI routes alone, without timings.
+    `by_length` are prompt time [ms] and tok/s for answers of that many tokens. `answer_text`,
+    `reasoning` and `tool_calls` (name, arguments) are what a chat is answered with, the calls where
+    tools are offered.
+
     `rules` are `{"when": {flag: value}, "set": {field: value}}`: where the command line has those
     values (names as in `Arguments.facts`), the fields are set; later rules win.
     """
@@ -72,6 +80,18 @@ class Behaviour:
     draft_cost: float = 0.08
     verify_cost: float = 0.05
     prefill_tax: float = 0.12
+    by_length: dict[str, list[float]] | None = None
+    # Traps.
+    finds_all_cached: bool = False
+    forgets: bool = False
+    ends_at_tok: int | None = None
+    reported_time_factor: float = 1.0
+    ignores_overrides: bool = False
+    openai_only: bool = False
+    # Chats.
+    answer_text: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[list[str]] | None = None
     rules: list[dict[str, dict[str, Any]]] = field(default_factory=list)
 
     @property

@@ -160,6 +160,8 @@ class Engine:
         answer_tok = self.behaviour.answer_tok
         if answer_tok is not None and not body.get("ignore_eos") and answer_tok <= n_predict:
             n_predict, stop_type = answer_tok, "eos"
+        if self.behaviour.ends_at_tok is not None:
+            n_predict = min(n_predict, self.behaviour.ends_at_tok)
         n_predict = min(n_predict, self.n_ctx - len(tokens))
         n_earlier = self.n_completions - 1
         slowdown = 1.0 + self.behaviour.decay_per_request * n_earlier
@@ -167,7 +169,7 @@ class Engine:
             slowdown *= self.behaviour.first_request_slowdown
         n_max, n_min, p_min = self._speculation(body)
         seed = zlib.crc32(repr((self.behaviour.seed, body.get("seed"), tokens)).encode())
-        return simulate(
+        run = simulate(
             self.behaviour,
             n_prompt=len(tokens),
             n_cached=self._n_cached(body, tokens, slot),
@@ -179,10 +181,16 @@ class Engine:
             seed=seed + (n_earlier if self.behaviour.noise else 0),
             stop_type=stop_type,
         )
+        known = (self.behaviour.by_length or {}).get(str(n_predict))
+        if known is not None:
+            run.prompt_ms, run.predicted_ms = known[0], (n_predict - 1) / known[1] * 1000
+        return run
 
     def _n_cached(self, body: dict[str, Any], tokens: list[int], slot: Slot) -> int:
         """Tokens of the common beginning; at least one is always processed again."""
-        if body.get("cache_prompt", True) is False:
+        if self.behaviour.forgets:
+            return 0
+        if body.get("cache_prompt", True) is False and not self.behaviour.finds_all_cached:
             return 0
         n_common = 0
         for before, now in zip(slot.tokens, tokens, strict=False):
@@ -197,7 +205,8 @@ class Engine:
         n_min = self.arguments.whole("n_min", 0)
         default_p_min = 0.0 if self.behaviour.dialect in {"main-0x", "main-lm"} else 0.75
         p_min = self.arguments.number("p_min", default_p_min)
-        if self.behaviour.dialect != "ik-now" or n_max == 0:
+        takes_own = self.behaviour.dialect == "ik-now" and not self.behaviour.ignores_overrides
+        if not takes_own or n_max == 0:
             return n_max, n_min, p_min
         nested = body.get("speculative")
         own = dict(nested) if isinstance(nested, dict) else {}
@@ -223,7 +232,9 @@ class Engine:
     def timings(self, run: Run) -> dict[str, Any]:
         """The `timings` object of this dialect."""
         n_prompt = run.n_prompt - run.n_cached
-        prompt_ms = max(run.prompt_ms, 0.001)
+        factor = self.behaviour.reported_time_factor
+        prompt_ms = max(run.prompt_ms, 0.001) * factor
+        predicted_ms = run.predicted_ms * factor
         counted = run.n_predicted
         if self.behaviour.dialect == "main-0x":
             counted = max(run.n_predicted - 1, 0)
@@ -234,9 +245,9 @@ class Engine:
             "prompt_per_token_ms": prompt_ms / max(n_prompt, 1),
             "prompt_per_second": 1000 * n_prompt / prompt_ms,
             "predicted_n": run.n_predicted,
-            "predicted_ms": run.predicted_ms,
-            "predicted_per_token_ms": run.predicted_ms / max(counted, 1),
-            "predicted_per_second": 1000 * counted / run.predicted_ms,
+            "predicted_ms": predicted_ms,
+            "predicted_per_token_ms": predicted_ms / max(counted, 1),
+            "predicted_per_second": 1000 * counted / predicted_ms,
         }
         if self.behaviour.is_ik:
             n_past = run.n_prompt + max(run.n_predicted - 1, 0)

@@ -50,6 +50,9 @@ class Work:
             return ["\ufffd"] * n_tokens
         if self._kind == "repeated":
             return ["?"] * n_tokens
+        told = self._engine.behaviour.answer_text
+        if told is not None and self._task.is_chat:
+            return [told, *[""] * (n_tokens - 1)] if not self._calls else [""] * n_tokens
         return self._engine.words(n_tokens, zlib.crc32(repr(self._task.tokens).encode()))
 
     def reply(self) -> Reply:
@@ -100,12 +103,15 @@ class Work:
         is_finished = False
         try:
             yield from self._first_events()
+            yield from self._thoughts_and_calls()
             n_sent = 0
             for index, burst in enumerate(self._run.bursts):
                 if index:
                     self._spend(self._run.predicted_ms / self._run.n_steps)
                 for piece in self._pieces[n_sent : n_sent + burst]:
                     n_sent += 1
+                    if not piece:
+                        continue
                     chat = self._task.is_chat
                     yield _event(
                         self._chunk({"content": piece}) if chat else self._piece(piece, n_sent)
@@ -130,6 +136,24 @@ class Work:
         if self._task.is_chat:
             yield _event(self._chunk({"role": "assistant", "content": None}))
 
+    def _thoughts_and_calls(self) -> Iterator[bytes]:
+        """What a model thinks first, and the functions that it wants called, in pieces."""
+        if not self._task.is_chat:
+            return
+        told = self._engine.behaviour
+        if told.reasoning:
+            yield _event(self._chunk({"reasoning_content": told.reasoning}))
+        for index, (name, arguments) in enumerate(self._calls):
+            half = len(arguments) // 2
+            first = {"name": name, "arguments": arguments[:half]}
+            yield _event(self._chunk({"tool_calls": [{"index": index, "function": first}]}))
+            rest = {"arguments": arguments[half:]}
+            yield _event(self._chunk({"tool_calls": [{"index": index, "function": rest}]}))
+
+    @property
+    def _calls(self) -> list[list[str]]:
+        return (self._engine.behaviour.tool_calls or []) if self._task.body.get("tools") else []
+
     def _last_events(self) -> Iterator[bytes]:
         """Timings come with the last data; `/completion` has no `[DONE]`."""
         if not self._task.is_chat:
@@ -137,6 +161,8 @@ class Work:
             return
         last = self._chunk({}, self._finish_reason())
         timings = {"timings": self._engine.timings(self._run)}
+        if self._engine.behaviour.openai_only:
+            timings = {}
         options = self._task.body.get("stream_options")
         if isinstance(options, dict) and options.get("include_usage"):
             yield _event(last)

@@ -21,6 +21,8 @@ CLOCK_SLACK_RATIO = 0.01
 # Memory in use jitters by some 30 MiB from load to load.
 OTHERS_SLACK_MIB = 64
 _FEW_DRAFTS_TOKENS = 32
+# What the templates of chats have before the first word of a user, system part included.
+TEMPLATE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +105,32 @@ def marks_of(
     looks: Sequence[GpuLook],
     quiet: Quiet,
     speculation: Speculation,
+    can_forbid_cache: bool = True,
 ) -> tuple[Mark, ...]:
-    """What speaks against a sample by itself; foreign traffic shows only over several."""
+    """What speaks against a sample by itself; foreign traffic shows only over several.
+
+    Args:
+        request: What was asked.
+        answer: What came.
+        client: What the client's clock saw.
+        looks: The GPUs meanwhile.
+        quiet: The machine as it was when the arm began.
+        speculation: What the arm is meant to do.
+        can_forbid_cache: False for servers that cannot be told to read a prompt anew: there a chat
+            template may be found again, which all requests begin with.
+    """
     found = [
-        *_answer_marks(request, answer, speculation),
+        *_answer_marks(request, answer, speculation, 0 if can_forbid_cache else TEMPLATE_TOKENS),
         *_clock_marks(request, answer.timings, client),
         *_gpu_marks(looks, quiet),
     ]
     return tuple(dict.fromkeys(found))
 
 
-def _answer_marks(request: Request, answer: Answer, speculation: Speculation) -> Iterator[Mark]:
-    if request.prefix is Prefix.COLD and answer.n_cached:
+def _answer_marks(
+    request: Request, answer: Answer, speculation: Speculation, most_cached: int
+) -> Iterator[Mark]:
+    if request.prefix is Prefix.COLD and (answer.n_cached or 0) > most_cached:
         yield Mark.NOT_COLD
     timings = answer.timings
     if timings is None:

@@ -1,0 +1,87 @@
+"""A place to bench from: real files, store and HTTP; a fake GPU, and a clock that does not wait."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.fake_gpu import FakeGpuReader
+from tests.support.fakes import FakeClock, FakeServiceManager
+from tunerd.actions.bench import bench_url
+from tunerd.actions.bench_plan import BenchRequest
+from tunerd.actions.context import Context
+from tunerd.core.bench.request import Suite
+from tunerd.core.host import Mode
+from tunerd.core.paths import Paths
+from tunerd.core.progress import Progress
+from tunerd.core.result import ActionResult
+from tunerd.settings import Settings
+from tunerd.system.clock import SystemClock
+from tunerd.system.files import Files
+from tunerd.system.generations import Generations
+from tunerd.system.llama import LlamaServer
+from tunerd.system.seams import Clock
+from tunerd.system.store import EvidenceStore
+
+
+class HurriedClock:
+    """Real time, except that waiting takes none: what is slept is only added."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
+
+    def now_s(self) -> float:
+        return time.time() + self._skipped_s
+
+    def monotonic_s(self) -> float:
+        return time.monotonic() + self._skipped_s
+
+    def sleep(self, seconds: float) -> None:
+        self._skipped_s += max(0.0, seconds)
+
+
+@dataclass
+class BenchBox:
+    """Folders, seams, and a bench by address."""
+
+    folder: Path
+    gpu: FakeGpuReader = field(default_factory=FakeGpuReader)
+    clock: Clock = field(default_factory=HurriedClock)
+    said: list[Progress] = field(default_factory=list)
+
+    @property
+    def paths(self) -> Paths:
+        names = ("config", "state", "run", "units", "runtime-units")
+        return Paths(*(self.folder / name for name in names))
+
+    def context(self) -> Context:
+        files = Files()
+        return Context(
+            mode=Mode.LOCAL,
+            paths=self.paths,
+            settings=Settings(),
+            environment={"HOME": str(self.folder)},
+            data_dir=Path(__file__).parents[2],
+            clock=self.clock,
+            gpu=self.gpu,
+            services=FakeServiceManager(self.folder, FakeClock(), {}),
+            files=files,
+            generations=Generations(self.paths.generations_dir, files),
+            connect=lambda address: LlamaServer(address, self.clock),
+            progress=self.said.append,
+        )
+
+    def bench(self, url: str, suite: Suite = Suite.MTP, **asked: Any) -> ActionResult:
+        """Bench a server by its address, each case once unless told otherwise."""
+        request = BenchRequest(suite=suite, **{"repeats": 1, "seed": 11, **asked})
+        return bench_url(self.context(), request, url)
+
+    def store(self) -> EvidenceStore:
+        return EvidenceStore(self.paths.evidence, writable=False)
+
+
+def real_clock() -> Clock:
+    """The real one, where waiting is what is tested."""
+    return SystemClock()

@@ -1,0 +1,41 @@
+"""Targets with something else expected of them than their address tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.support.bench_box import BenchBox
+from tunerd.actions.bench import result_of
+from tunerd.actions.bench_plan import BenchRequest
+from tunerd.actions.bench_session import OFF, ON, Session
+from tunerd.actions.bench_target import open_url
+from tunerd.core.bench.request import Suite
+from tunerd.core.bench.trust import Speculation
+from tunerd.core.result import ActionResult
+from tunerd.system.store import EvidenceStore
+
+
+def asked_to_draft(box: BenchBox, url: str, *, drafts: bool) -> Session:
+    """Bench a server of which it is known whether it is meant to draft."""
+    ctx = box.context()
+    ctx.files.make_folder(ctx.paths.state_dir)
+    opened = open_url(ctx, url)
+    target = replace(opened.target, speculation=Speculation(drafts))
+    with EvidenceStore(ctx.paths.evidence) as store:
+        session = Session(ctx, BenchRequest(repeats=1, seed=11), store)
+        session.on_server(replace(opened, target=target), url)
+    return session
+
+
+def bench_two(box: BenchBox, on: str, off: str, suite: Suite, *, repeats: int) -> ActionResult:
+    """Bench two servers that run already as the arms of one profile."""
+    ctx = box.context()
+    ctx.files.make_folder(ctx.paths.state_dir)
+    with EvidenceStore(ctx.paths.evidence) as store:
+        session = Session(ctx, BenchRequest(suite=suite, repeats=repeats, seed=11), store)
+        for name, url, drafts in ((ON, on, True), (OFF, off, False)):
+            opened = open_url(ctx, url)
+            arm = replace(opened.target.arm, name=name)
+            target = replace(opened.target, arm=arm, speculation=Speculation(drafts))
+            session.on_arm(replace(opened, target=target), "two stand-ins")
+        return result_of(session, "two stand-ins", None)
