@@ -149,7 +149,7 @@ FIRES = [
           Level.WARNING, "drafted nothing"),
     Fires("mtp-does-not-pay", replace(a_box(), evidence=replace(EVIDENCE,
           break_even=replace(BREAK_EVEN, prompt_ms=(100.0, 9.0)))), Level.WARNING,
-          "no acceptance at all"),
+          "would not pay if all of them were"),
     Fires("mtp-head-quant", with_server(with_log(traffic=LOW), model=IQ4_HEAD), Level.WARNING,
           "4.3 bits per weight (iq4_xs)"),
     Fires("p-min-zero", with_settings(speculation__p_min=0.0, **CPU_MOE), Level.WARNING, "p-min is 0"),

@@ -47,7 +47,7 @@ def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
         yield Seen(
             Level.WARNING,
             f"{ratio:.0%} of {traffic.n_drafted} drafted tokens were accepted, and on this box, with "
-            f"this traffic, speculation pays from {_share(wanted)} on{_untaxed(facts)}",
+            f"this traffic, {_needs(wanted)}{_untaxed(facts)}",
             "tunerd plan PROFILE --set speculation.type=off, or a higher speculation.p_min or lower "
             "speculation.n_max",
         )
@@ -65,8 +65,10 @@ def _acceptance(facts: Facts, traffic: Traffic) -> tuple[float, float]:
     return traffic.n_accepted / traffic.n_drafted, wanted
 
 
-def _share(wanted: float) -> str:
-    return f"{wanted:.0%}" if wanted <= 1 else "no acceptance at all (it would need more than all)"
+def _needs(wanted: float) -> str:
+    if wanted > 1:
+        return "speculation would not pay if all of them were"
+    return f"speculation pays from {wanted:.0%} on"
 
 
 def _untaxed(facts: Facts) -> str:
