@@ -25,6 +25,8 @@ from tunerd.errors import BenchError
 
 REPEATS_OF_MARKED = 2
 _MOST_FAILURES = 3
+# How problems begin that a second try cannot heal.
+_REFUSED = "status 4"
 # Texts that a drafter finds easy; a gate may keep every draft of one of them back.
 _PROOF_KINDS = ("code_python", "stepwise_math", "code_cpp")
 
@@ -253,6 +255,8 @@ class BenchRun:
                 self._pending[-1] = _with_problem(self._pending[-1], why)
             return False
         self._demand_life(target)
+        if _is_refused(failed):
+            return True
         self._n_failed += 1
         if self._n_failed > _MOST_FAILURES:
             raise BenchError(
@@ -336,7 +340,14 @@ def _is_to_be_repeated(pending: _Pending) -> bool:
     item = pending.item
     if item is None or item.n_tries >= REPEATS_OF_MARKED:
         return False
+    if any(_is_refused(asked) for asked in pending.asked):
+        return False
     return any(not asked.sample.is_usable for asked in pending.asked)
+
+
+def _is_refused(asked: Asked) -> bool:
+    """Whether the server says that it will not, such as for a prompt that its context cannot hold."""
+    return (asked.sample.problem or "").startswith(_REFUSED)
 
 
 def _drafted(asked: Asked) -> bool:

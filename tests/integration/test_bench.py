@@ -1,0 +1,236 @@
+"""`tunerd bench` on the real embedded server with designed models, whose acceptance is known."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.bench_box import BenchBox
+from tests.support.local_box import Box, deployed, settings
+from tests.support.real_server import RealServer
+from tunerd.core.bench.request import Suite
+from tunerd.core.designed import SHAPES, Truth, design, vocabulary
+from tunerd.system.designed_file import read_truth, write
+from tunerd.system.ports import free_port
+from tunerd.system.store import EvidenceStore
+
+pytestmark = pytest.mark.llama
+
+EMBEDDED = (sys.executable, "-m", "tunerd.embedded")
+REGION = {
+    "code_python": "code",
+    "code_cpp": "code",
+    "explain_concept": "explain",
+    "summarize": "summary",
+    "qa_factual": "factual",
+    "translation": "translation",
+    "creative_short": "creative",
+    "stepwise_math": "math",
+    "long_code_review": "code",
+}
+N_MAX = 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(design(SHAPES["tiny"]), tmp_path_factory.mktemp("model") / "tiny.gguf").path
+
+
+@contextmanager
+def embedded(model: Path, p_min: float) -> Iterator[RealServer]:
+    options = ("--model", str(model), "--threads", "1", "--threads-batch", "1", "--ctx-size", "4096",
+               "--parallel", "1", "--spec-type", "draft-mtp", "--spec-draft-n-max", str(N_MAX),
+               "--spec-draft-p-min", str(p_min), "--metrics")  # fmt: skip
+    with RealServer(EMBEDDED, *options, folder=model.parent) as server:
+        yield server
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.75])
+def test_acceptance_by_kind_is_the_known_one_but_for_the_last_step(
+    tmp_path: Path, model: Path, p_min: float
+) -> None:
+    box, truth = BenchBox(tmp_path), read_truth(model)
+    with embedded(model, p_min) as server:
+        result = box.bench(f"http://127.0.0.1:{server.port}", Suite.MTP, repeats=2)
+
+    assert result.exit_code == 0
+    table = next(iter(result.payload["tables"].values()))
+    for row in table["rows"]:
+        drafted, accepted = known_counts(truth, REGION[row["kind"]], p_min)
+        # The last step may draft up to n-max tokens more or less.
+        assert abs(row["drafted"] - drafted) <= N_MAX, row
+        assert abs(row["accepted"] - accepted) <= N_MAX, row
+    marks = {mark for row in result.payload["samples"] for mark in row["marks"]}
+    assert "foreign traffic" not in marks, "own requests add up to what the server counted"
+
+
+def known_counts(truth: Truth, region: str, p_min: float) -> tuple[int, int]:
+    """What a request of 192 tokens drafts and accepts in a region, the same from each of its words.
+
+    Every prompt of a kind ends in a word of that region, and all of them go round it: one and a half
+    times here, so where the prompt ended matters.
+    """
+    last = vocabulary().encode(LAST_WORDS[region])[-1]
+    counts = truth.speculate(last, 192, N_MAX, p_min)
+    return counts.drafted, counts.accepted
+
+
+LAST_WORDS = {
+    "code": "nothing but code",
+    "explain": "everyday example",
+    "summary": "only the summary",
+    "factual": "strength?",
+    "translation": "besides the translation",
+    "creative": "Be creative",
+    "math": "that you calculate",
+}
+
+
+def test_acceptance_by_position_comes_from_the_servers_counters(
+    tmp_path: Path, model: Path
+) -> None:
+    box, truth = BenchBox(tmp_path), read_truth(model)
+    with embedded(model, 0.0) as server:
+        result = box.bench(f"http://127.0.0.1:{server.port}", Suite.CONCURRENCY)
+
+    found = next(iter(result.payload["by_position"].values()))
+    last = vocabulary().encode(LAST_WORDS["explain"])[-1]
+    counts = truth.speculate(last, 128, N_MAX)
+    # The warm-up, in code, is among what the server counted.
+    code = truth.speculate(vocabulary().encode(LAST_WORDS["code"])[-1], 64, N_MAX)
+    steps = 7 * counts.steps + code.steps
+    known = [(7 * one + other) / steps for one, other in
+             zip(counts.accepted_by_position, code.accepted_by_position, strict=True)]  # fmt: skip
+    assert found == pytest.approx(known, abs=0.02)
+
+
+def test_a_real_server_takes_a_request_with_tools(tmp_path: Path, model: Path) -> None:
+    box = BenchBox(tmp_path)
+    with embedded(model, 0.0) as server:
+        result = box.bench(f"http://127.0.0.1:{server.port}", Suite.QUALITY)
+
+    tools = [row for row in result.payload["samples"] if row["case"] == "tool calls"]
+    assert [row["problem"] for row in tools] == [None]
+    assert tools[0]["timings"]["predicted_n"] > 0
+
+
+def test_the_prefix_of_a_real_server_is_found_again(tmp_path: Path, model: Path) -> None:
+    box = BenchBox(tmp_path)
+    with embedded(model, 0.0) as server:
+        result = box.bench(f"http://127.0.0.1:{server.port}", Suite.CACHE, depth=600)
+
+    cold = [row for row in result.payload["samples"] if row["case"] == "cold"]
+    assert [row["details"]["cached"] for row in cold] == [0]
+    assert next(iter(result.payload["reuse"].values()))[0]["works"] is True
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    with deployed(tmp_path_factory.mktemp("bench"), free_port()) as found:
+        yield found
+
+
+def benched(box: Box, *words: str, code: int = 0) -> dict[str, Any]:
+    done = box.call("bench", *words, "--repeats", "1", "--seed", "3", "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def since_s(box: Box) -> float:
+    found: dict[str, Any] = json.loads(box.call("status", "--json").stdout)
+    assert found["active"] == "active"
+    return round(float(found["since_s"]), 3)
+
+
+def test_the_live_unit_is_measured_with_its_fingerprint_and_left_as_it_is(box: Box) -> None:
+    before = since_s(box)
+    found = benched(box, "--suite", "mtp")
+
+    arm = found["arms"][0]
+    assert (arm["name"], arm["generation"]) == ("live", 1)
+    assert arm["fingerprint"]["arguments_sha256"]
+    assert arm["fingerprint"]["engine_sha256"]
+    assert arm["fingerprint"]["model_sha256"]
+    # The context of 1024 tokens has no room for the long review: it is missing, and not zero.
+    missing = next(row for row in found["summary"] if row["case"] == "long_code_review")
+    assert (missing["n"], missing["n_unusable"], missing["decode"]["tok_s"]) == (0, 1, None)
+    assert found["left_out"] == {"live": {"no answer": 1}}
+    assert since_s(box) == before
+    stale = json.loads(box.call("results", "stale", "--json").stdout)["results"][0]
+    assert (stale["run"], stale["state"], stale["differs_from_live"]) == (found["run"], "holds", [])
+
+
+def test_a_profile_is_measured_with_speculation_on_and_off_and_the_unit_serves_again(
+    box: Box,
+) -> None:
+    before = json.loads(box.call("status", "--json").stdout)
+    port = before["address"].rpartition(":")[2]
+    words = settings(box, serving__port=port, serving__alias="measured", serving__ctx_size=4096)
+    found = benched(box, "cpu-embedded", "--suite", "quality", "--yes", *words)
+
+    assert [arm["name"] for arm in found["arms"]] == ["speculation on", "speculation off"]
+    drafted = {arm["name"]: 0 for arm in found["arms"]}
+    for row in found["samples"]:
+        drafted[row["arm"]] += row["timings"]["draft_n"] or 0
+    assert drafted["speculation on"] > 0
+    assert drafted["speculation off"] == 0
+    hashes = [arm["fingerprint"]["arguments_sha256"] for arm in found["arms"]]
+    assert hashes[0] != hashes[1]
+    # A designed model says the same to the letter, whether it drafts or not.
+    assert found["quality"]["passes"] is True
+    assert all(one["drift_letters"] == 0 for one in found["quality"]["cases"])
+    after = json.loads(box.call("status", "--json").stdout)
+    assert (after["active"], after["alias"], after["generation"]) == (
+        "active", before["alias"], before["generation"]
+    )  # fmt: skip
+
+
+def test_without_an_answer_nothing_is_stopped(box: Box) -> None:
+    before = since_s(box)
+    done = box.call("bench", "cpu-embedded", *settings(box))
+
+    assert done.returncode == 2
+    assert "--yes" in done.stderr
+    assert since_s(box) == before
+
+
+def test_options_that_would_do_nothing_are_refused(box: Box) -> None:
+    for words in (
+        ("--depth", "100"),
+        ("--workload", "chat"),
+        ("--set", "speculation.n_max=2"),
+        ("cpu-embedded", "--url", "http://127.0.0.1:1"),
+        ("--suite", "cache", "--against", "published"),
+        ("--url", "http://127.0.0.1:1", "--against", "published"),
+    ):
+        assert box.call("bench", *words).returncode == 2, words
+
+
+def test_a_unit_that_was_edited_since_its_start_is_not_measured(box: Box) -> None:
+    text = box.unit.read_text()
+    box.unit.write_text(text.replace("--ctx-size 1024", "--ctx-size 2048"))
+    try:
+        done = box.call("bench", "--json")
+    finally:
+        box.unit.write_text(text)
+
+    assert done.returncode == 1
+    assert "runs with other arguments" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_what_a_bench_came_to_is_in_the_store(box: Box) -> None:
+    with EvidenceStore(box.context.paths.evidence, writable=False) as store:
+        runs = store.runs()
+        assert {run.record.kind for run in runs} == {"bench"}
+        quality = next(run for run in runs if run.record.suites == ("quality",))
+        assert str(quality.outcome) == "done"
+        assert quality.record.profile == "cpu-embedded"
+        names = {summary.name for summary in store.summaries(quality.number)}
+        assert "quality" in names
