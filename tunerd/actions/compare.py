@@ -7,6 +7,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from tunerd import __version__
@@ -183,8 +184,13 @@ def _measure(
             on_samples=keeper.samples,
         )
         rng = random.Random(prepared.seed)  # noqa: S311 -- no secret
-        with sink.muted():
-            found = compare(stand, prepared.workload, limits, rng, on_pair=on_pair)
+        live = prepared.plans["A"].live.argv
+        try:
+            with sink.muted():
+                found = compare(stand, prepared.workload, limits, rng, on_pair=on_pair)
+        finally:
+            # Production may give up where it cannot bind its port for a minute.
+            stand.wait_for_port(Path(live[0]) if live else None)
         # Kept before production comes back: should that fail, the result is not lost.
         keeper.result(found)
     return found, held, stand.told()

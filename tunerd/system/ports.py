@@ -11,3 +11,19 @@ def free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+def can_bind(host: str, port: int) -> bool:
+    """Whether any program could listen there now, whatever options it sets on its socket.
+
+    False also while the kernel remembers connections that a server there closed (TIME_WAIT, a minute
+    on Linux, which ik leaves after every stream): a server with the same socket options as the one
+    before it may bind then, another one may not.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
