@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tunerd import errors, settings
 from tunerd.cli.main import cli
-from tunerd.core import profile
+from tunerd.core import profile, workload_table
 from tunerd.core.defaults import default_layer
 from tunerd.core.doctor.catalogue import ALL_RULES
 from tunerd.core.flags import ALL_FLAGS, CONTEXT_SHIFT, SwitchFlag
@@ -104,6 +104,14 @@ def profiles_page() -> Iterator[str]:
             default = f"`{value}`: {reason}" if reason else ""
             yield f"| `{name}` | {_text(field.description)} | {flags.get(key, '')} | {default} |"
         yield ""
+    yield "## [workload]\n"
+    yield (
+        '`workload = "NAME"` names one of `tunerd workload list`; a table is one of its own. The same keys '
+        "stand in a workload file.\n"
+    )
+    yield from _rows(workload_table.WorkloadTable)
+    yield "### [[workload.classes]]\n"
+    yield from _rows(workload_table.ClassTable)
 
 
 def _spellings(row: object) -> str:
