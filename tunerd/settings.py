@@ -118,6 +118,46 @@ class SwapSettings(Table):
     )
 
 
+class SweepSettings(Table):
+    """What a sweep may do, and what becomes of what it found."""
+
+    promote: Literal["auto", "ask", "never"] = Field(
+        "ask", description="deploy a proved winner at once, propose it, or only report it"
+    )
+    min_gain: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.01, description="least gain in turn time that is worth a swap (0.01 is 1 %)"
+    )
+    may_change_output: bool = Field(
+        False, description="try settings that can change what the model says, such as KV types"
+    )
+    downtime_s: Annotated[float, Field(ge=60, le=86400)] = Field(
+        28800.0, description="longest that one sweep may keep the server away"
+    )
+    patience_s: Seconds = Field(
+        120.0, description="how long requests of others and other disturbances are waited out"
+    )
+    quiet_s: Seconds = Field(
+        60.0, description="how long the server must be idle before a sweep that yielded goes on"
+    )
+    headroom_mib: Annotated[int, Field(ge=0, le=65536)] = Field(
+        64, description="VRAM that must stay free with the context full, in MiB"
+    )
+
+
+class ProbationSettings(Table):
+    """How a new server is watched after a swap."""
+
+    enabled: bool = Field(
+        True, description="watch a new server where there is something to judge by"
+    )
+    duration_s: Annotated[float, Field(ge=10, le=604800)] = Field(
+        3600.0, description="how long it is watched"
+    )
+    every_s: Annotated[float, Field(ge=5, le=3600)] = Field(
+        30.0, description="time between two looks"
+    )
+
+
 class Settings(BaseSettings):
     """All settings."""
 
@@ -135,6 +175,8 @@ class Settings(BaseSettings):
     models: ModelSettings = ModelSettings()
     backups: BackupSettings = BackupSettings()
     swap: SwapSettings = SwapSettings()
+    sweep: SweepSettings = SweepSettings()
+    probation: ProbationSettings = ProbationSettings()
 
     @classmethod
     def settings_customise_sources(

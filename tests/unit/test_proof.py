@@ -7,6 +7,7 @@ import pytest
 from tunerd.core.engine import Effect
 from tunerd.core.proof import (
     GATED,
+    GATED_BY_REQUEST,
     NATIVE,
     OFF,
     OVERRIDDEN,
@@ -36,12 +37,21 @@ ALL = {
     SHALLOW: trial(7),
     NATIVE: trial(12),
     OVERRIDDEN: trial(7),
+    GATED_BY_REQUEST: trial(9),
 }
 
 
 def test_a_build_that_does_what_it_says_is_proved() -> None:
     assert set(effects(ALL).values()) == {Effect.PROVED}
-    assert set(effects(ALL)) == {"text", "mtp", "p-min", "n-max", "per-request", "counts"}
+    assert set(effects(ALL)) == {
+        "text", "mtp", "p-min", "n-max", "per-request", "per-request p-min", "counts",
+    }  # fmt: skip
+
+
+def test_depth_by_request_says_nothing_of_the_gate_by_request() -> None:
+    found = effects({**ALL, GATED_BY_REQUEST: trial(12)})
+    assert found["per-request"] is Effect.PROVED
+    assert found["per-request p-min"] is Effect.NO_EFFECT
 
 
 def test_a_flag_that_is_parsed_and_ignored_has_no_effect() -> None:

@@ -20,6 +20,7 @@ from tunerd.core.failure import classify
 from tunerd.core.health import HttpState
 from tunerd.core.proof import (
     GATED,
+    GATED_BY_REQUEST,
     NATIVE,
     OFF,
     OVERRIDDEN,
@@ -93,6 +94,7 @@ def _trials(
             return
         yield NATIVE, _ask(server, route="/completion")
         yield OVERRIDDEN, _ask(server, options={"speculative.n_max": 1})
+        yield GATED_BY_REQUEST, _ask(server, options={"speculative.p_min": 0.75})
     for name, change in ((GATED, {"speculation.p_min": 0.75}), (SHALLOW, {"speculation.n_max": 1})):
         with _server(ctx, engine, model, {**mtp, **change}) as server:
             yield name, _ask(server)

@@ -28,6 +28,7 @@ GATED = "n_max 3, p_min 0.75"
 SHALLOW = "n_max 1, p_min 0"
 NATIVE = "native route"
 OVERRIDDEN = "n_max 1 by request"
+GATED_BY_REQUEST = "p_min 0.75 by request"
 OFF = "off"
 
 
@@ -46,6 +47,9 @@ def judge_trials(trials: Mapping[str, Trial], expected_text: str) -> tuple[Proof
         ]
         if OVERRIDDEN in trials:
             proofs.append(_differs("per-request", trials, OVERRIDDEN, "n-max 1 with the request"))
+        if GATED_BY_REQUEST in trials:
+            change = "p-min 0.75 with the request"
+            proofs.append(_differs("per-request p-min", trials, GATED_BY_REQUEST, change))
         if NATIVE in trials:
             proofs.append(_counts(trials[NATIVE]))
     return tuple(proofs)

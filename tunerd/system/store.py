@@ -50,6 +50,7 @@ from tunerd.system.store_schema import (
     runs,
     samples,
     summaries,
+    sweep_events,
     verdicts,
 )
 
@@ -114,6 +115,27 @@ class EvidenceStore:
         values = {"outcome": str(outcome), "ended_s": ended_s, "reason": reason}
         with self._file.writing() as connection:
             connection.execute(runs.update().where(runs.c.id == run), values)
+
+    def reopen_run(self, run: int) -> None:
+        """Take back how a run ended, for it goes on."""
+        values = {"outcome": None, "ended_s": None, "reason": None}
+        with self._file.writing() as connection:
+            connection.execute(runs.update().where(runs.c.id == run), values)
+
+    def add_sweep_event(self, run: int, event: Mapping[str, Any]) -> None:
+        """Store a start or a request of a sweep, as JSON values."""
+        with self._file.writing() as connection:
+            connection.execute(sweep_events.insert(), {"run_id": run, "event": dict(event)})
+
+    def sweep_events(self, run: int) -> tuple[dict[str, Any], ...]:
+        """What a sweep did, in order."""
+        chosen = (
+            sa.select(sweep_events.c.event)
+            .where(sweep_events.c.run_id == run)
+            .order_by(sweep_events.c.id)
+        )
+        with self._file.reading() as connection:
+            return tuple(connection.scalars(chosen).all())
 
     def add_samples(self, run: int, measured: Sequence[Sample], *, arm: str | None = None) -> None:
         """Store samples in the order in which they were measured.

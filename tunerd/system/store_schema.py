@@ -174,6 +174,14 @@ verdicts = sa.Table(
     sa.Column("details", _Json, nullable=False),
 )
 
+sweep_events = sa.Table(
+    "sweep_events",
+    METADATA,
+    _key(),
+    _belongs_to(runs, "run_id"),
+    sa.Column("event", _Json, nullable=False),
+)
+
 memory_loads = sa.Table(
     "memory_loads",
     METADATA,
@@ -208,8 +216,15 @@ def _add_memory_tables(connection: sa.Connection) -> None:
     METADATA.create_all(connection, tables=[memory_loads, memory_observations])
 
 
+def _add_sweep_events(connection: sa.Connection) -> None:
+    METADATA.create_all(connection, tables=[sweep_events])
+
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(2, "what loads showed of memory estimates", _add_memory_tables),
+    Migration(
+        3, "starts and requests of sweeps, from which one that was cut goes on", _add_sweep_events
+    ),
 )
 VERSION = max(migration.version for migration in MIGRATIONS)
 """The version that this tunerd reads and writes."""

@@ -26,8 +26,9 @@ _LEAST_PREDICTED = 16
 _LOAD_SLACK = 1.2
 _REQUEST_SLACK = 1.3
 _WARM_UP_S = 5.0
-# Kept free at the end, whatever is planned.
+# Kept free at the end, whatever is planned; less of a night that is short itself.
 _END_S = 20.0
+_END_RATIO = 0.05
 CHECKPOINT_S = 1800.0
 
 # Processes that begin with the same block of prompts: enough to tell the prompts from the arm, few
@@ -91,6 +92,7 @@ class Night:
         self._n_processes = 0
         self._loads: dict[str, list[float]] = defaultdict(list)
         self._longest_failure_s = 0.0
+        self._unseen_load_s: float = getattr(box, "expected_load_s", None) or _LOAD_S
         self._booted: set[Arm] = set()
         self._prompt_tok_s: list[float] = []
         self._decode_tok_s: list[float] = []
@@ -105,7 +107,7 @@ class Night:
     @property
     def remaining_s(self) -> float:
         """Until nothing may run any more."""
-        return self._budget_s - self.elapsed_s - _END_S
+        return self._budget_s - self.elapsed_s - min(_END_S, _END_RATIO * self._budget_s)
 
     @property
     def budget_s(self) -> float:
@@ -117,7 +119,7 @@ class Night:
         loads = self._loads.get(arm.engine) or [
             1.5 * seconds for known in self._loads.values() for seconds in known
         ]
-        expected = _LOAD_SLACK * max(loads[-8:]) if loads else _LOAD_S
+        expected = _LOAD_SLACK * max(loads[-8:]) if loads else self._unseen_load_s
         if arm.canonical() not in self._booted:
             expected = max(expected, self._longest_failure_s)
         return expected

@@ -103,6 +103,8 @@ class Policy:
         tool_calls: Short tool calls that a winner must have got through.
         context_tokens: The context to fill, where neither space nor box tells [tok].
         seeds: Arms known from elsewhere, such as published settings; they are tried first.
+        max_arms: How many arms may be measured at most; None for as many as time allows.
+        rejected: Arms that must not be recommended, with the reason, such as a failure in service.
     """
 
     min_gain: float = 0.01
@@ -115,13 +117,16 @@ class Policy:
     tool_calls: int = 80
     context_tokens: int | None = None
     seeds: tuple[ArmLike, ...] = ()
+    max_arms: int | None = None
+    rejected: tuple[tuple[ArmLike, str], ...] = ()
 
 
 class Box(Protocol):
     """A machine on which arms can be started and measured, one at a time.
 
     `per_request` names the engines whose n_max and p_min can be given with a request. Where a box
-    knows its full context, it may say so in an attribute `context_tokens`.
+    knows its full context, it may say so in an attribute `context_tokens`; where it knows how long a
+    start takes before any was seen, in `expected_load_s`.
     """
 
     @property

@@ -152,6 +152,11 @@ class Search:
                 continue
             self._probe(family, reserve_s)
 
+    def _has_all_arms(self) -> bool:
+        """Whether as many arms were measured as are allowed."""
+        most = self.policy.max_arms
+        return most is not None and len(self.learner.measured()) >= most
+
     def _by_cost(self) -> list[FamilyGrid]:
         """Families, those most like the incumbent first: what is learned there helps the others."""
 
@@ -177,6 +182,10 @@ class Search:
             if not self._has_time(reserve_s):
                 self.left_out.append(Left(", ".join(family.key), "no time was left to try it"))
                 return
+            if self._has_all_arms():
+                why = f"{self.policy.max_arms} arms were measured already"
+                self.left_out.append(Left(", ".join(family.key), why))
+                return
             if self.measure(arm, "probe"):
                 return
             if "oom" in self.limits.failures(arm):
@@ -198,14 +207,14 @@ class Search:
     def _measure_seeds(self, reserve_s: Callable[[], float]) -> None:
         for arm in first_arms(self.policy, self.grid):
             if self.learner.n_processes(arm) == 0 and self.limits.fails(arm) is None:
-                if not self._has_time(reserve_s):
+                if not self._has_time(reserve_s) or self._has_all_arms():
                     return
                 self.measure(arm, "seed")
 
     def _improve(self, reserve_s: Callable[[], float]) -> bool:
         """Measures the most promising point; False when none is."""
         leader = self.leader()
-        if leader is None:
+        if leader is None or self._has_all_arms():
             return False
         for proposal in self.planes.proposals(leader):
             if proposal.improvement < _STOP:

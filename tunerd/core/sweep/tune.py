@@ -102,6 +102,8 @@ class _Sweep:
             self.night, self.grid, self.limits, self.policy, self.incumbent,
             context_is_known=known is not None,
         )  # fmt: skip
+        for arm, reason in self.policy.rejected:
+            self.limits.reject(as_arm(arm), reason)
         self.challenges: list[Result] = []
         self.margins: list[tuple[MarginStep, ...]] = []
         self.n_history = 0
