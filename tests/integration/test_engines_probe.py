@@ -18,20 +18,22 @@ from tests.support.builders import HELP, HELP_OF, capabilities_of
 from tunerd.core.engine import Family
 from tunerd.errors import EngineError
 from tunerd.system.confine import User
-from tunerd.system.engines import (
+from tunerd.system.engine_programs import (
     EMBEDDED_PROGRAM,
-    EngineProber,
     Found,
     build_folders,
-    changed_components,
-    changed_files,
     distinct,
-    identity_from_json,
-    identity_to_json,
     is_own_server,
     path_folders,
     programs_in,
     writable_by_others,
+)
+from tunerd.system.engines import (
+    EngineProber,
+    changed_components,
+    changed_files,
+    identity_from_json,
+    identity_to_json,
 )
 from tunerd.system.files import Files
 

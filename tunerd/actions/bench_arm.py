@@ -13,7 +13,7 @@ from tunerd.core.evidence import ArmRecord
 from tunerd.core.fingerprint_arguments import compared_environment, without_secrets
 from tunerd.core.flags import owner_of
 from tunerd.core.generation import Generation
-from tunerd.system.engines import Found
+from tunerd.system.engine_programs import Found
 
 
 def arm_of(

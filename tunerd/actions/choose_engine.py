@@ -20,7 +20,7 @@ from tunerd.core.model import ModelFacts
 from tunerd.core.resolve import Resolved
 from tunerd.core.unit import CREDENTIAL_PATH
 from tunerd.errors import EngineError
-from tunerd.system.engines import Found
+from tunerd.system.engine_programs import Found
 from tunerd.system.model_files import ModelFiles
 
 # What a profile without a preference takes; the embedded engine knows no GPU, so it comes last.

@@ -25,7 +25,7 @@ from tunerd.core.model import ModelFacts
 from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
 from tunerd.core.service import UnitState
 from tunerd.errors import EngineError, ModelFileError
-from tunerd.system.engines import Found
+from tunerd.system.engine_programs import Found
 from tunerd.system.host import memlock_limit_of, memory_of, process_facts
 from tunerd.system.model_files import ModelFiles
 from tunerd.system.ports import free_port

@@ -12,8 +12,7 @@ from tunerd.core.engine import Engine, Family
 from tunerd.core.host import Mode
 from tunerd.errors import EngineError, TunerdError
 from tunerd.system.accounts import account_homes, probe_account
-from tunerd.system.engines import (
-    EngineProber,
+from tunerd.system.engine_programs import (
     Found,
     build_folders,
     distinct,
@@ -23,6 +22,7 @@ from tunerd.system.engines import (
     programs_in,
     writable_by_others,
 )
+from tunerd.system.engines import EngineProber
 from tunerd.system.proofs import read_proofs
 
 _KNOWN_UNITS = ("llama-server.service",)

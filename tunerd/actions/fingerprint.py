@@ -20,7 +20,7 @@ from tunerd.core.model import ModelFacts
 from tunerd.core.unit_environment import environment_of
 from tunerd.core.unit_file import parse_unit
 from tunerd.errors import HostError, ModelFileError
-from tunerd.system.engines import Found
+from tunerd.system.engine_programs import Found
 from tunerd.system.host import read_host
 from tunerd.system.model_files import ModelFiles
 

@@ -14,7 +14,7 @@ from tunerd.core.engine import EngineIdentity
 from tunerd.core.quantity import have_mib
 from tunerd.core.result import ActionResult
 from tunerd.errors import EngineError, HostError, UsageError
-from tunerd.system.engines import Found
+from tunerd.system.engine_programs import Found
 from tunerd.system.files import lock, sync_folder
 
 # Of the C library and the loader the machine has one; a copy beside another would break.

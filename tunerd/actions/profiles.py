@@ -24,7 +24,7 @@ from tunerd.core.profile_check import Problem, check_file
 from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
 from tunerd.core.result import ActionResult, Message, error, note, warning
 from tunerd.errors import ConfigError, EngineError, UsageError
-from tunerd.system.engines import Found
+from tunerd.system.engine_programs import Found
 from tunerd.system.host import read_host
 from tunerd.system.model_files import ModelFiles
 from tunerd.system.profiles import read_profile

@@ -225,10 +225,14 @@ def _finish(
 
 
 def _clear_leftovers(ctx: Context) -> None:
-    """Temporary files of writes that were cut short; where they cannot be removed they do no harm."""
+    """Temporary files of writes that were cut short; where they cannot be removed they do no harm.
+
+    The cache is written without the lock: who loses such a file here finds its content out again.
+    """
+    paths = ctx.paths
     with contextlib.suppress(HostError):
-        ctx.files.remove_temporaries(ctx.paths.unit_dir, ctx.unit)
-        for folder in (ctx.paths.journal_dir, ctx.paths.state_dir, ctx.paths.tuned_dir):
+        ctx.files.remove_temporaries(paths.unit_dir, ctx.unit)
+        for folder in (paths.journal_dir, paths.state_dir, paths.tuned_dir, paths.cache_dir):
             ctx.files.remove_temporaries(folder)
         ctx.generations.remove_temporaries()
 

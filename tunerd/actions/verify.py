@@ -64,7 +64,7 @@ def find_drift(ctx: Context, entry: HistoryEntry, *, deep: bool) -> list[Drift]:
 
 
 def _engine_drift(generation: Generation) -> list[Drift]:
-    from tunerd.system.engines import changed_files  # `status` never comes here
+    from tunerd.system.engines import changed_files
 
     changes = changed_files(generation.engine_components)
     if not changes:

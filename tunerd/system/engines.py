@@ -1,4 +1,4 @@
-"""Finds engines, probes what they accept, and tells whether they are still the same program.
+"""Probes what engines accept, and tells whether they are still the same program.
 
 A probe runs the program as the service's user, never as root, with an empty environment and limits
 of time and memory. Its result is kept by the identity of the program and its libraries.
@@ -6,11 +6,11 @@ of time and memory. Its result is kept by the identity of the program and its li
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import stat
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from tunerd.core.engine import (
 from tunerd.core.help_text import parse_help
 from tunerd.errors import EngineError, HostError
 from tunerd.system.confine import Limits, User
+from tunerd.system.engine_programs import Found, is_own_server, real_path
 from tunerd.system.files import Files
 from tunerd.system.ports import free_port
 from tunerd.system.process import Completed, run
@@ -45,32 +46,10 @@ _CHUNK_BYTES = 1024 * 1024
 _INITIALISED = re.compile(
     r"^[ \t]{1,20}\d{1,10}:[ \t]{1,4}calling init: (/\S.{0,4095})$", re.MULTILINE
 )
-EMBEDDED_PROGRAM = "tunerd-llama-server"
-PROGRAM_NAME = "llama-server"
 # The driver is a part of every fingerprint by itself, and its libraries change with each update.
 _BACKEND = re.compile(r"libggml-(?!base)[a-z0-9_-]+\.so$")
 _DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-")
 _NO_VULKAN_DRIVER = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}
-_BUILD_FOLDERS = (
-    "llama.cpp/build/bin",
-    "llama.cpp/build-*/bin",
-    "llama.cpp/build*/bin",
-    "ik_llama.cpp/build/bin",
-    "ik_llama.cpp/build*/bin",
-    "beellama.cpp/build/bin",
-    "BeeLlama.cpp/build*/bin",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A program that may be an engine, and how it was found."""
-
-    program: Path
-    found_by: str
-    name: str | None = None
-    environment: tuple[tuple[str, str], ...] = ()
-    allow_writable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,88 +60,6 @@ class ProbeResult:
     version: Version | None
     capabilities: Capabilities
     help_text: str
-
-
-def programs_in(folders: Iterable[Path], found_by: str) -> tuple[Found, ...]:
-    """Programs with the name of an engine in these folders."""
-    programs = (folder / PROGRAM_NAME for folder in folders)
-    return tuple(Found(program, found_by) for program in programs if _is_program(program))
-
-
-def own_server() -> Path | None:
-    """The embedded server that is installed with this tunerd; None if there is none."""
-    program = Path(sys.executable).parent / EMBEDDED_PROGRAM
-    return program if _is_program(program) else None
-
-
-def is_own_server(program: Path) -> bool:
-    """Whether a program is this tunerd's embedded server, which runs with our rights.
-
-    By its place: a program that only has its name is as foreign as any other.
-    """
-    own = own_server()
-    return own is not None and _real(program) == _real(own)
-
-
-def _is_program(path: Path) -> bool:
-    try:
-        return path.is_file() and os.access(path, os.X_OK)
-    except OSError:  # a folder that may not be entered
-        return False
-
-
-def path_folders(path: str) -> tuple[Path, ...]:
-    """The folders of a PATH variable; relative ones are left out."""
-    return tuple(Path(part) for part in path.split(":") if part.startswith("/"))
-
-
-def build_folders(homes: Iterable[Path]) -> tuple[Path, ...]:
-    """Where people build engines: below their homes, /opt and /usr/local/src."""
-    folders: list[Path] = []
-    for base in (*homes, Path("/opt"), Path("/usr/local/src"), Path("/srv")):
-        for pattern in _BUILD_FOLDERS:
-            try:
-                folders.extend(sorted(base.glob(pattern)))
-            except OSError:  # a home that may not be read
-                continue
-    return tuple(dict.fromkeys(folders))
-
-
-def distinct(found: Sequence[Found]) -> tuple[Found, ...]:
-    """The first of each real program; later ways to find the same file are left out."""
-    kept: dict[Path, Found] = {}
-    for candidate in found:
-        kept.setdefault(_real(candidate.program), candidate)
-    return tuple(kept.values())
-
-
-def _real(path: Path) -> Path:
-    try:
-        return path.resolve(strict=True)
-    except OSError:
-        return path
-
-
-def writable_by_others(program: Path) -> str | None:
-    """Who else than root may change the program or a folder above it; None if nobody.
-
-    A program that others may change would run with the service's rights, so in system mode it is
-    refused unless the operator names it.
-    """
-    real = _real(program)
-    for path in (real, *real.parents):
-        try:
-            status = path.stat()
-        except OSError as error:
-            return f"`{path}` cannot be read: {error.strerror}"
-        sticky = path.is_dir() and status.st_mode & stat.S_ISVTX
-        if status.st_uid != 0:
-            return f"`{path}` belongs to user {status.st_uid}"
-        if status.st_mode & stat.S_IWOTH and not sticky:
-            return f"everybody may write `{path}`"
-        if status.st_mode & stat.S_IWGRP and status.st_gid != 0 and not sticky:
-            return f"group {status.st_gid} may write `{path}`"
-    return None
 
 
 class EngineProber:
@@ -227,20 +124,20 @@ class EngineProber:
         Raises:
             EngineError: the program or one of its libraries cannot be read.
         """
-        program = _real(found.program)
+        program = real_path(found.program)
         if is_own_server(program):
             return _identity(embedded_files())
         # Backends are loaded before a model is looked for, but not for --version.
         nowhere = ("--model", "/nonexistent/none.gguf", "--port", str(free_port()))
         traced = self._run(found, nowhere, {"LD_DEBUG": "files", **_NO_VULKAN_DRIVER})
         mapped = {
-            _real(Path(path))
+            real_path(Path(path))
             for path in _INITIALISED.findall(traced.stderr)
             if not Path(path).name.startswith(_DRIVER_LIBRARIES)
         }
         folders = {program.parent, *(path.parent for path in mapped if _BACKEND.match(path.name))}
         siblings = {
-            _real(path)
+            real_path(path)
             for folder in folders
             for path in folder.glob("libggml-*.so")
             if path.exists()  # an upgrade may leave links to nothing
@@ -303,7 +200,7 @@ class EngineProber:
 
     def _quick_key(self, found: Found) -> str:
         """Changes when the program file, its folder's libraries or its environment change."""
-        program = _real(found.program)
+        program = real_path(found.program)
         try:
             parts = [f"{SCHEMA}", str(program)]
             libraries = [path for path in sorted(program.parent.glob("lib*.so*")) if path.exists()]
@@ -331,10 +228,12 @@ class EngineProber:
         return result
 
     def _remember(self, quick: str, result: ProbeResult) -> None:
-        self._files.make_folder(self._cache_dir)
-        self._files.write_json(
-            self._cache_dir / f"probe-{quick[:32]}.json", _result_to_json(result)
-        )
+        """Where it cannot be written (a full disk) the next caller probes again."""
+        with contextlib.suppress(HostError):
+            self._files.make_folder(self._cache_dir)
+            self._files.write_json(
+                self._cache_dir / f"probe-{quick[:32]}.json", _result_to_json(result)
+            )
 
 
 def embedded_files() -> tuple[Path, ...]:
