@@ -13,10 +13,10 @@ from tests.support.bench_samples import the_book
 from tunerd.core.bench.composing import Composer, Route, body_of
 from tunerd.core.bench.prompts import MTP_KINDS, PromptStock, read_prompts
 from tunerd.core.bench.request import Prefix, Request, Suite
-from tunerd.core.bench.suites import CHANGED_TAIL, COLD, IDENTICAL, cache, deep
+from tunerd.core.bench.suites import CHANGED_TAIL, COLD, IDENTICAL, cache, deep, lengths, mtp
 from tunerd.core.designed_vocab import vocabulary
 from tunerd.core.workload_shape import KINDS
-from tunerd.errors import ConfigError
+from tunerd.errors import BenchError, ConfigError
 
 BOOK = the_book()
 REGION = {
@@ -165,6 +165,41 @@ def test_two_rounds_of_the_cache_suite_share_nothing() -> None:
              if r.case == COLD]  # fmt: skip
 
     assert colds[0][:30] != colds[1][:30]
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "most_tokens", "depth", "fitting", "chosen"),
+    [
+        (131_072, None, None, [100, 500, 1000, 2000], 43_000),
+        (4096, None, None, [100, 500, 1000, 2000], 1803),
+        (4096, 1024, None, [100, 500, 1000], 2783),
+        (1024, None, None, [100, 500], 262),
+        (4096, None, 3000, [100, 500], 3000),
+        (None, None, None, [100, 500, 1000, 2000], 43_000),
+    ],
+)
+def test_answers_that_have_no_room_are_left_out(
+    n_ctx: int | None, most_tokens: int | None, depth: int | None, fitting: list[int], chosen: int
+) -> None:
+    plan = lengths(1, repeats=1, n_ctx=n_ctx, depth=depth, most_tokens=most_tokens)
+
+    assert sorted(request.n_predict for request in plan.requests) == fitting
+    assert {request.depth_tokens for request in plan.requests} == {chosen}
+
+
+def test_a_server_without_room_for_the_shortest_answer_is_refused() -> None:
+    with pytest.raises(BenchError, match="no room"):
+        lengths(1, repeats=1, n_ctx=300)
+    with pytest.raises(BenchError, match="at most 50"):
+        lengths(1, repeats=1, n_ctx=4096, most_tokens=50)
+
+
+def test_each_block_has_every_case_once_in_an_order_of_its_own() -> None:
+    steps = [step.requests[0].case for step in mtp(4, repeats=3).steps]
+    blocks = [steps[at : at + 9] for at in (0, 9, 18)]
+
+    assert all(sorted(block) == sorted(MTP_KINDS) for block in blocks)
+    assert len({tuple(block) for block in blocks}) == 3
 
 
 def test_each_depth_begins_with_the_whole_text_of_the_depth_before() -> None:

@@ -70,6 +70,7 @@ def suite_plan(
     *,
     n_ctx: int | None,
     n_slots: int | None = None,
+    most_tokens: int | None = None,
 ) -> tuple[Plan, tuple[Message, ...]]:
     """The plan of a suite for a server, and what had to be left out of it.
 
@@ -80,7 +81,9 @@ def suite_plan(
     if asked.suite is Suite.MTP:
         return suites.mtp(seed, repeats=repeats), ()
     if asked.suite is Suite.LENGTHS:
-        plan = suites.lengths(seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth)
+        plan = suites.lengths(
+            seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth, most_tokens=most_tokens
+        )
         return plan, _left_out(plan)
     if asked.suite is Suite.CACHE:
         return suites.cache(seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth), ()

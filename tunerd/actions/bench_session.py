@@ -209,7 +209,12 @@ class Session:
     def _measure(self, targets: Sequence[Target], composer: Composer) -> None:
         target = targets[0]
         plan, told = suite_plan(
-            self.asked, self.seed, self.shape, n_ctx=target.n_ctx, n_slots=target.n_slots
+            self.asked,
+            self.seed,
+            self.shape,
+            n_ctx=target.n_ctx,
+            n_slots=target.n_slots,
+            most_tokens=target.most_tokens,
         )
         self.messages += [one for one in told if one not in self.messages]
         self.plan = self.plan or plan

@@ -48,6 +48,7 @@ class Target:
         model: The name to ask for on OpenAI routes.
         n_ctx: Context of one request; None where unknown.
         n_slots: How many requests it works on at once; None where unknown.
+        most_tokens: The longest answer that it gives; None for no limit, or where it does not say.
         speculation: What it is meant to do.
         overrides: What is sent with each request beside the usual.
     """
@@ -62,6 +63,7 @@ class Target:
     model: str | None = None
     n_ctx: int | None = None
     n_slots: int | None = None
+    most_tokens: int | None = None
     speculation: Speculation = _UNKNOWN
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
@@ -229,7 +231,15 @@ def _asked(server: LlamaServer) -> dict[str, Any]:
         "model": server.alias(timeout_s=_ASK_S),
         "n_ctx": next((n for n in sizes if isinstance(n, int) and n > 0), None),
         "n_slots": n_slots if isinstance(n_slots, int) else None,
+        "most_tokens": _most_tokens(settings),
     }
+
+
+def _most_tokens(settings: Mapping[str, Any]) -> int | None:
+    """The server's own limit: mainline has it among the sampling parameters, ik flat."""
+    params = settings.get("params")
+    found = (params if isinstance(params, dict) else settings).get("n_predict")
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def letters_per_token(server: LlamaServer, text: str) -> float:

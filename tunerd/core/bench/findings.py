@@ -155,7 +155,7 @@ def _streams(arm: ArmData) -> list[dict[str, Any]]:
         if all(sample.is_usable for sample in samples):
             groups.append((wall_ms, samples))
     rows = []
-    for case, groups in cases.items():
+    for case, groups in sorted(cases.items()):
         samples = [sample for _, found in groups for sample in found]
         counts = [_n_generated(sample) for sample in samples]
         total_ms = sum(wall_ms for wall_ms, _ in groups)

@@ -55,7 +55,14 @@ def mtp(seed: int, *, repeats: int) -> Plan:
     return _plan(Suite.MTP, seed, [block] * repeats)
 
 
-def lengths(seed: int, *, repeats: int, n_ctx: int | None, depth: int | None = None) -> Plan:
+def lengths(
+    seed: int,
+    *,
+    repeats: int,
+    n_ctx: int | None,
+    depth: int | None = None,
+    most_tokens: int | None = None,
+) -> Plan:
     """Answers of several lengths after a long cold prompt.
 
     Args:
@@ -63,14 +70,21 @@ def lengths(seed: int, *, repeats: int, n_ctx: int | None, depth: int | None = N
         repeats: How often each length.
         n_ctx: Context of one request; None where unknown.
         depth: Tokens of the prompt; None for 43,000, or what the context leaves.
+        most_tokens: The longest answer that the server gives; None for no limit.
 
     Raises:
-        BenchError: the context has no room for the shortest answer.
+        BenchError: the server has no room for the shortest answer.
     """
-    fitting = [n for n in LENGTHS if n_ctx is None or n + _least_depth(depth) <= n_ctx]
+    fitting = [
+        n
+        for n in LENGTHS
+        if (n_ctx is None or n + _least_depth(depth) <= n_ctx)
+        and (most_tokens is None or n <= most_tokens)
+    ]
     if not fitting:
+        limit = "" if most_tokens is None else f" and answers of at most {most_tokens}"
         raise BenchError(
-            f"a context of {n_ctx} tokens has no room for this", hint="a smaller --depth"
+            f"a context of {n_ctx} tokens{limit} has no room for this", hint="a smaller --depth"
         )
     room = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - fitting[-1] - _SPARE_TOKENS)
     chosen = depth if depth is not None else max(1, min(LENGTHS_DEPTH, room))
