@@ -76,9 +76,13 @@ class LocalVictim:
         if fault in {LocalFault.COMMAND, LocalFault.BOTH}:
             command.kill()
         if fault is LocalFault.CANDIDATE:
-            for pid in processes_with("--alias measured".replace(" ", "\0")):
+            for pid in self._candidates():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+    def _candidates(self) -> set[int]:
+        """Servers of this box with the measured name."""
+        return processes_with("--alias\0measured") & processes_with(str(self.box.folder))
 
     def _rest(self, command: subprocess.Popen[bytes]) -> str:
         """What came before there was a lease changed nothing: then Ctrl-C ends the command."""
@@ -105,7 +109,9 @@ class LocalVictim:
         verified = self.box.call("verify")
         assert verified.returncode == 0, verified.stdout + verified.stderr
         assert "measured" not in self.box.call("status").stdout
-        assert processes_with("--alias\0measured") == set(), "a stray candidate"
+        stray = self._candidates()
+        told = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in stray]
+        assert stray == set(), f"stray candidates: {told}"
         paths = self.box.context.paths
         left = [unit for unit in Local(paths).service_units() if is_candidate(unit)]
         assert left == [], left
