@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.support.bench_box import BenchBox
 from tests.support.local_box import Box, deployed, settings
 from tests.support.real_server import RealServer
+from tunerd.cli.commands.bench import command
 from tunerd.core.bench.request import Suite
 from tunerd.core.designed import SHAPES, Truth, design, vocabulary
+from tunerd.errors import UsageError
 from tunerd.system.designed_file import read_truth, write
 from tunerd.system.ports import free_port
 from tunerd.system.store import EvidenceStore
@@ -57,7 +60,7 @@ def test_acceptance_by_kind_is_the_known_one_but_for_the_last_step(
 ) -> None:
     box, truth = BenchBox(tmp_path), read_truth(model)
     with embedded(model, p_min) as server:
-        result = box.bench(f"http://127.0.0.1:{server.port}", Suite.MTP, repeats=2)
+        result = box.bench(f"http://127.0.0.1:{server.port}", Suite.MTP)
 
     assert result.exit_code == 0
     table = next(iter(result.payload["tables"].values()))
@@ -201,16 +204,27 @@ def test_without_an_answer_nothing_is_stopped(box: Box) -> None:
     assert since_s(box) == before
 
 
-def test_options_that_would_do_nothing_are_refused(box: Box) -> None:
-    for words in (
+@pytest.mark.parametrize(
+    "words",
+    [
         ("--depth", "100"),
         ("--workload", "chat"),
         ("--set", "speculation.n_max=2"),
+        ("--start-after",),
         ("cpu-embedded", "--url", "http://127.0.0.1:1"),
-        ("--suite", "cache", "--against", "published"),
-        ("--url", "http://127.0.0.1:1", "--against", "published"),
-    ):
-        assert box.call("bench", *words).returncode == 2, words
+    ],
+    ids=lambda words: words[-1],
+)
+def test_options_that_would_do_nothing_are_refused(words: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(command, words).exit_code == 2
+
+
+@pytest.mark.parametrize("suite", [Suite.CACHE, Suite.MTP])
+def test_without_published_numbers_nothing_is_measured_against_them(
+    tmp_path: Path, suite: Suite
+) -> None:
+    with pytest.raises(UsageError):
+        BenchBox(tmp_path).bench("http://127.0.0.1:1", suite, is_against_published=True)
 
 
 def test_a_unit_that_was_edited_since_its_start_is_not_measured(box: Box) -> None:
