@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -14,14 +15,15 @@ import httpx
 import pytest
 
 from tests.contracts.llama_server import prompt, request
-from tests.support.fake_llama.arguments import Arguments
+from tests.support.builders import HELP_OF
+from tests.support.fake_llama.arguments import ArgumentError, Arguments
 from tests.support.fake_llama.behaviour import Behaviour
 from tests.support.fake_llama.failures import FAILURES
+from tests.support.golden import golden_lines
 from tests.support.server_process import Server, serving, start
 from tests.support.stand_in import StandIn, install
 from tunerd.core.failure import FailureKind, classify
 
-GOLDEN = Path(__file__).parents[1] / "unit/golden/cmdline"
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-p-min", "0.0")
 DEVICE = {
     "name": "CUDA0",
@@ -436,17 +438,35 @@ def test_a_removed_flag_is_refused_with_its_way_out(begin: Serve) -> None:
     )
 
 
-@pytest.mark.parametrize("dialect", sorted(path.name for path in GOLDEN.iterdir()))
+@pytest.mark.parametrize("dialect", HELP_OF)
 def test_every_golden_command_line_is_taken_by_its_dialect(dialect: str, tmp_path: Path) -> None:
     made = install(tmp_path, dialect=dialect)
     behaviour = Behaviour(**json.loads(made.settings.read_text()))
-    n_taken = 0
-    for path in sorted((GOLDEN / dialect).glob("*.txt")):
-        rows = [row for row in path.read_text().splitlines() if row.startswith("-")]
-        arguments = Arguments([word for row in rows for word in row.split(" ", 1)], behaviour)
-        n_taken += bool(arguments.facts.get("model"))
+    for name, words in golden_lines(dialect).items():
+        facts = Arguments(words, behaviour).facts
+        told = dict(itertools.pairwise(words))
+        assert facts["model"] == told["--model"], name
+        assert facts["port"] == told["--port"], name
+        drafts = "baseline" not in name
+        assert facts["speculative"] == ("on" if drafts else "off"), name
 
-    assert n_taken > 0
+
+@pytest.mark.parametrize(
+    ("dialect", "spoken", "flag"),
+    [
+        ("main-old", "main-0x", "--load-mode"),
+        ("main-0x", "main-mid", "--no-mmap"),
+        ("ik-now", "main-mid", "--log-verbosity"),
+    ],
+)
+def test_a_golden_command_line_of_another_dialect_is_refused(
+    dialect: str, spoken: str, flag: str, tmp_path: Path
+) -> None:
+    made = install(tmp_path, dialect=dialect)
+    behaviour = Behaviour(**json.loads(made.settings.read_text()))
+
+    with pytest.raises(ArgumentError, match=f"argument: {flag}"):
+        Arguments(golden_lines(spoken)["rtx-5060-ti-16gb-baseline"], behaviour)
 
 
 def test_a_device_shows_in_the_log_of_level_4_and_at_the_end(begin: Serve) -> None:

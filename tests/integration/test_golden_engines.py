@@ -1,0 +1,100 @@
+"""Every golden command line goes through the argument check of a real build of its dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs
+from tests.support.builders import HELP_OF
+from tests.support.golden import NO_MODEL, dry, golden_lines
+from tests.support.server_process import free_port
+from tunerd.core.failure import argument_error
+from tunerd.system.accounts import probe_account
+from tunerd.system.engine_programs import Found, own_server
+from tunerd.system.engines import EngineProber
+from tunerd.system.files import Files
+
+# Dialects without a build are held by their help texts alone.
+DIALECTS = [
+    *(
+        pytest.param(dialect, marks=pytest.mark.engine)
+        for dialect in ("main-old", "main-mid", "main-lm", "ik-may", "ik-now", "bee-01")
+    ),
+    pytest.param("main-0x", marks=pytest.mark.llama),
+]
+# mainline of 16 May 2026 ends before its log thread wrote in one run of five.
+_TRIES = 20
+
+
+def program_of(dialect: str) -> Found:
+    if dialect != "main-0x":
+        return Found(needs.engine(HELP_OF[dialect]), "test")
+    program = own_server()
+    if program is None:
+        needs.missing("llama", "no embedded engine", "pip install 'tunerd[embedded]'")
+    return Found(program, "test")
+
+
+@pytest.fixture
+def prober(tmp_path: Path) -> EngineProber:
+    return EngineProber(tmp_path, Files(), probe_account(None), timeout_s=60)
+
+
+def complaint(prober: EngineProber, dialect: str, words: Sequence[str]) -> str | None:
+    """What the build says against the line; None once it has gone on and looked for the model."""
+    for _ in range(_TRIES):
+        done = prober.check_arguments(program_of(dialect), dry(words, free_port()))
+        said = done.stdout + "\n" + done.stderr
+        refused = argument_error(done.returncode, said)
+        if refused is not None or NO_MODEL in said:
+            return refused
+    raise AssertionError(f"{dialect} neither refused the line nor looked for the model: {said}")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_build_takes_every_golden_line_of_its_dialect(dialect: str, prober: EngineProber) -> None:
+    lines = golden_lines(dialect)
+    said = {name: complaint(prober, dialect, words) for name, words in lines.items()}
+
+    assert said == dict.fromkeys(lines)
+
+
+FOREIGN = [
+    pytest.param("main-old", "main-0x", "invalid argument: --load-mode", marks=pytest.mark.engine),
+    pytest.param("main-mid", "main-lm", "invalid argument: --load-mode", marks=pytest.mark.engine),
+    pytest.param("main-lm", "ik-now", "invalid argument: off", marks=pytest.mark.engine),
+    pytest.param("ik-may", "main-mid", "unknown argument: --log-ver", marks=pytest.mark.engine),
+    pytest.param("ik-now", "main-0x", "unknown argument: --load-mode", marks=pytest.mark.engine),
+    pytest.param("bee-01", "main-lm", "invalid argument: --load-mode", marks=pytest.mark.engine),
+    pytest.param("main-0x", "main-mid", "invalid argument: --no-mmap", marks=pytest.mark.llama),
+]
+
+
+@pytest.mark.parametrize(("dialect", "spoken", "words"), FOREIGN)
+def test_a_build_refuses_the_golden_line_of_another_dialect(
+    dialect: str, spoken: str, words: str, prober: EngineProber
+) -> None:
+    line = golden_lines(spoken)["rtx-5060-ti-16gb-baseline"]
+
+    assert words in (complaint(prober, dialect, line) or "")
+
+
+LACKS = [
+    ("main-old", "mtp", 'argument "--spec-type": unknown speculative decoding type'),
+    ("main-old", "dflash", 'argument "--spec-type": unknown speculative decoding type'),
+    ("main-mid", "draft-dflash", "unknown speculative type: draft-dflash"),
+    ("bee-01", "draft-mtp", 'argument "--spec-type": unknown speculative decoding type'),
+]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("dialect", "kind", "words"), LACKS)
+def test_what_a_golden_file_refuses_the_build_refuses_too(
+    dialect: str, kind: str, words: str, prober: EngineProber
+) -> None:
+    line = [*golden_lines(dialect)["rtx-3090-ti-24gb-baseline"], "--spec-type", kind]
+
+    assert words in (complaint(prober, dialect, line) or "")
