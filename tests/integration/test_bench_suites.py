@@ -13,6 +13,7 @@ from tests.support.bench_box import BenchBox
 from tests.support.bench_targets import bench_two
 from tests.support.server_process import Server, serving
 from tests.support.stand_in import install
+from tunerd.actions.workloads import find_workload
 from tunerd.cli.commands.bench_view import render
 from tunerd.core.bench.request import Suite
 
@@ -185,3 +186,26 @@ def test_no_text_of_prompts_or_answers_is_kept(box: BenchBox, tmp_path: Path) ->
     kept = box.paths.evidence.read_bytes()
     assert b"secret" not in kept
     assert b"Answer with one word" not in kept
+
+
+def test_a_turn_of_each_class_of_a_workload_has_its_parts(box: BenchBox, tmp_path: Path) -> None:
+    with stand_in(tmp_path / "e", "-c", "131072", pp_tok_s=2e5, tg_tok_s=2e4) as server:
+        result = box.bench(server.url, Suite.WORKLOAD, workload="coding-agent")
+
+    turns = {row["request_class"]: row for row in result.payload["turns"]}
+    shape = find_workload(box.context(), "coding-agent").shape
+    assert set(turns) == {None, *(one.name for one in shape.classes)}
+    for one in shape.classes:
+        plain, turn = one.plain(), turns[one.name]
+        # What was cached is not read again, and every token takes its time.
+        assert turn["prefill_s"] == pytest.approx(plain.new_tokens / 2e5, rel=0.15, abs=1e-3)
+        decode_s = turn["decode_s"] + turn["reasoning_s"]
+        assert decode_s == pytest.approx((plain.n_predict - 1) / 2e4, rel=0.02)
+    whole = sum(share * turns[one.name]["total_s"]
+                for one, share in zip(shape.classes, shape.shares, strict=True))  # fmt: skip
+    assert turns[None]["total_s"] == pytest.approx(whole)
+    assert "the whole mix" in "\n".join(render(result.payload))
+    with box.store() as store:
+        run = store.runs()[0]
+        assert run.record.workload == "coding-agent"
+        assert run.record.arms[0].fingerprint.workload_sha256 == shape.sha256

@@ -1,0 +1,85 @@
+"""Server-sent events with the time of each, from pieces that break anywhere."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunerd.system.llama_stream import MAX_STREAM_BYTES, Arrivals, read_events, read_plain
+
+
+def arrived(*pieces: bytes) -> Arrivals:
+    found = Arrivals()
+    for at_ms, piece in enumerate(pieces, start=1):
+        found.add(float(at_ms), piece)
+    return found
+
+
+def event(**values: Any) -> bytes:
+    return b"data: " + json.dumps(values).encode() + b"\n\n"
+
+
+def test_each_event_has_the_time_at_which_it_was_whole() -> None:
+    one, two = event(content=" a"), event(content=" b")
+
+    found, problem = read_events(arrived(one, two[:5], two[5:]))
+
+    assert found == ((1.0, {"content": " a"}), (3.0, {"content": " b"}))
+    assert problem is None
+
+
+@given(st.lists(st.integers(1, 60), max_size=6))
+def test_where_the_pieces_break_changes_no_event(cuts: list[int]) -> None:
+    stream = (
+        event(content="ä\\n{") + b": a comment\r\n\r\n" + event(stop=True) + b"data: [DONE]\n\n"
+    )
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
+
+    found, problem = read_events(arrived(*pieces))
+
+    assert [one for _, one in found] == [{"content": "ä\\n{"}, {"stop": True}]
+    assert problem is None
+
+
+def test_the_last_event_counts_without_its_empty_line() -> None:
+    assert len(read_events(arrived(event(stop=True).strip()))[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b'data: {"error": {"message": "Compute error.", "code": 500}}\n\n',
+        b'error: {"message": "Compute error.", "code": 500}\n\n',
+        b'data: {"error": "Compute error."}\n\n',
+    ],
+)
+def test_an_error_in_the_stream_is_told_in_the_servers_words(piece: bytes) -> None:
+    found, problem = read_events(arrived(event(content=" a"), piece))
+
+    assert len(found) == 1
+    assert problem == "Compute error."
+
+
+def test_an_event_that_is_no_object_is_a_problem() -> None:
+    assert read_events(arrived(b"data: [1]\n\n"))[1] is not None
+    assert read_events(arrived(b"data: {x\n\n"))[1] is not None
+
+
+def test_an_answer_in_one_piece_is_read_and_an_error_told() -> None:
+    assert read_plain(arrived(b'{"content":', b'"a"}'), 200) == ({"content": "a"}, None)
+    refused = b'{"error": {"message": "too long", "code": 400}}'
+    assert read_plain(arrived(refused), 400) == (None, "status 400: too long")
+    assert read_plain(arrived(b"<html>"), 502) == (None, "status 502 without valid JSON")
+
+
+def test_a_stream_without_end_is_noticed() -> None:
+    found = Arrivals()
+
+    assert found.add(1.0, b"x" * MAX_STREAM_BYTES)
+    assert not found.add(2.0, b"x")
