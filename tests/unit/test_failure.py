@@ -198,6 +198,31 @@ def test_bad_arguments_are_named(engine: str, case: str) -> None:
     assert EXPECTED[case][1] in words
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_good_arguments_are_good_wherever_the_log_was_cut(engine: str) -> None:
+    status, text = output(engine, "missing-file")
+    refused = {cut: argument_error(status, text[:cut]) for cut in range(len(text))}
+    assert {cut: words for cut, words in refused.items() if words is not None} == {}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "error: invalid value for n_parallel",
+        "Available buffer types:\n  CPU",
+        "cannot do that\nusage: llama-server [options]",
+        "\x1b[0merror: either --embedding or --reranking can be specified, but not both",
+    ],
+)
+def test_other_ways_of_refusing_an_argument_are_known(said: str) -> None:
+    assert argument_error(1, said) is not None
+
+
+def test_what_a_log_says_of_arguments_is_no_refusal() -> None:
+    assert argument_error(1, "0.00.014.560 W srv  mlock: Invalid argument") is None
+    assert argument_error(1, "warning: failed to mlock: Invalid argument") is None
+
+
 def test_a_dry_run_that_crashed_is_no_good_one() -> None:
     assert argument_error(None, "double free or corruption") == "double free or corruption"
     assert argument_error(0, "") is None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tunerd.actions.context import Context
+from tunerd.actions.dry_run import refusal
 from tunerd.actions.find_engines import engine_of, find_programs, prober
 from tunerd.actions.live import address_now, read_live_unit
 from tunerd.actions.plan_memory import settings_of
@@ -14,7 +15,6 @@ from tunerd.core.defaults import DEFAULT_HOST, DEFAULT_PORT
 from tunerd.core.doctor.facts import Locking, PortFacts, ServerFacts
 from tunerd.core.doctor.server_log import read_server_log
 from tunerd.core.engine import Capabilities, Engine, OffloadDevice
-from tunerd.core.failure import argument_error
 from tunerd.core.help_text import HelpText, parse_help
 from tunerd.core.host import Host
 from tunerd.core.importer import import_command_line
@@ -143,10 +143,9 @@ def _foreign(
     if not unlisted:
         return ()
     try:
-        done = prober(ctx).check_arguments(found, _without_effect(argv[1:]))
+        refused = refusal(ctx, found, _without_effect(argv[1:]))
     except EngineError:
         return ()
-    refused = argument_error(done.returncode, done.stdout + "\n" + done.stderr)
     return unlisted if refused is not None else ()
 
 

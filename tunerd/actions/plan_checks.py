@@ -6,11 +6,10 @@ from pathlib import Path
 
 from tunerd.actions.choose_engine import found_of
 from tunerd.actions.context import Context
-from tunerd.actions.find_engines import prober
+from tunerd.actions.dry_run import refusal
 from tunerd.actions.lease_record import measuring_pids
 from tunerd.core.cmdline import CommandLine
 from tunerd.core.engine import Engine
-from tunerd.core.failure import argument_error
 from tunerd.core.live import Serving
 from tunerd.core.resolve import Resolved
 from tunerd.core.result import Message, error, note
@@ -36,10 +35,9 @@ def check_arguments(
         index = arguments.index(CREDENTIAL_PATH)
         del arguments[index - 1 : index + 1]  # the key file is there only while the unit runs
     try:
-        done = prober(ctx).check_arguments(found_of(engine), arguments)
+        said = refusal(ctx, found_of(engine), arguments)
     except EngineError as problem:
         return [error("argument-check", problem.message, problem.hint)]
-    said = argument_error(done.returncode, done.stdout + "\n" + done.stderr)
     if said is None:
         return []
     return [

@@ -119,9 +119,17 @@ _PATTERNS = tuple((kind, re.compile(text)) for kind, text in _TEXTS)
 _ERROR_LINE = re.compile(
     r"\berror\b|failed|fatal|abort|terminate|assert|exception|exiting", re.IGNORECASE
 )
-_LOADS_MODEL = re.compile(r"loading model|error loading model|failed to load model")
 _WARNING = re.compile(r"warning: failed to mlock|RLIMIT_MEMLOCK")
-_USAGE = re.compile(r"usage: ")
+_USAGE = re.compile(r"usage:")
+_BAD_ARGUMENT = next(pattern for kind, pattern in _PATTERNS if kind is FailureKind.BAD_ARGUMENT)
+# How programs in general speak of an argument; a line of an engine's log is none of that.
+_ARGUMENT_ERROR = re.compile(
+    r"^(\x1b\[[0-9;]*m)*error: |invalid.*argument|argument.*invalid|invalid value for|unknown (option|argument)"
+    r"|unrecogni[sz]ed (option|argument)|to show complete usage|Available buffer types",
+    re.IGNORECASE,
+)
+# mainline's lines, ik's, and those of builds that begin with the function's name.
+_LOG = re.compile(r"(?:\x1b\[[0-9;]*m)*(?:\d+\.\d+\.\d+\.\d+ [IWED] | *[A-Z]+ \[|(?!error: )\w+: )")
 _STOP_LINE = re.compile(r"Stopping( .+\.\.\.)?")
 # What systemd says of a process that it could not turn into the program, and with which statuses.
 # Source: systemd.exec(5), PROCESS EXIT CODES.
@@ -229,23 +237,18 @@ def clean_line(line: str) -> str:
 def argument_error(returncode: int | None, output: str) -> str | None:
     """What a dry run with a missing model file complained about; None if the arguments are good.
 
-    Every family checks arguments before it looks for the model, so good arguments end with the
-    missing file. What is wrong with an argument is always printed; that the file is missing was not
-    in 6 of 30 runs of mainline of 16 May 2026, whose log thread is slower than its end. Source: dry
-    runs of seven builds.
+    Every family checks arguments before it looks for the model, and prints what is wrong with one
+    itself, at the start of a line, before its log begins. The log comes from a thread that may be
+    slower than the end of the process, so it may be cut anywhere, in mid-line too: that it lacks
+    the missing file says nothing. Source: dry runs of seven builds.
+
+    Args:
+        returncode: None where a signal ended it, which good arguments do not lead to.
+        output: What it wrote.
     """
     lines = output.splitlines()
     for line in lines:
-        if _PATTERNS[1][1].search(line) or (
-            "invalid" in line.lower() and "argument" in line.lower()
-        ):
+        if _BAD_ARGUMENT.search(line) or (_ARGUMENT_ERROR.search(line) and not _LOG.match(line)):
             return clean_line(line)
-    found_no_file = any(
-        kind is FailureKind.MODEL_MISSING and pattern.search(line)
-        for line in lines
-        for kind, pattern in _PATTERNS
-    )
-    has_begun = any(_LOADS_MODEL.search(line) for line in lines) or not output.strip()
-    if found_no_file or returncode == 0 or (returncode == 1 and has_begun):
-        return None
-    return last_words(lines)
+    is_answered_with_usage = returncode != 0 and any(_USAGE.match(line) for line in lines)
+    return last_words(lines) if is_answered_with_usage or returncode is None else None
