@@ -167,6 +167,7 @@ def test_an_unended_run_says_so(store: EvidenceStore) -> None:
     assert run is not None
     assert (run.outcome, run.ended_s) == (None, None)
     assert store.run(number + 1) is None
+    assert store.run(2**70) is None
 
 
 def test_arms_may_be_added_to_a_run_and_samples_need_one(store: EvidenceStore) -> None:

@@ -13,6 +13,7 @@ from tunerd.actions.plan import Plan, make_plan
 from tunerd.actions.profile_layers import load_sources, parse_options
 from tunerd.core.fingerprint_arguments import argument_changes
 from tunerd.core.generation import Generation
+from tunerd.core.names import generation_number
 from tunerd.core.nearest import nearest_name
 from tunerd.core.result import Level
 from tunerd.errors import DeployError, UsageError
@@ -74,8 +75,9 @@ def side_of(ctx: Context, word: str, *, base: str | None) -> SideRequest:
         return _with(_base(ctx, base), parse_options([word]), name=word)
     if word in sources.names:
         return SideRequest(word, PlanRequest(word, {}))
-    if word.isdigit():
-        entry = ctx.generations.read(int(word))
+    number = generation_number(word)
+    if number is not None:
+        entry = ctx.generations.read(number)
         if entry is None:
             raise UsageError(f"there is no generation {word}", hint="`tunerd history`")
         return _generation_side(f"generation {word}", entry.generation)

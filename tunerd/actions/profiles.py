@@ -20,6 +20,7 @@ from tunerd.core.importer import Imported, import_command_line
 from tunerd.core.importer_flags import Flag, split_flags
 from tunerd.core.layers import layers_of
 from tunerd.core.model import ModelFacts
+from tunerd.core.names import check_name
 from tunerd.core.profile_check import Problem, check_file
 from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
 from tunerd.core.result import ActionResult, Message, error, note, warning
@@ -135,11 +136,12 @@ def new_profile(
     """Write a site profile from the detected hardware and a model file, or from a unit.
 
     Raises:
-        UsageError: neither or both were given, or the profile exists.
+        UsageError: the name is none, neither or both were given, or the profile exists.
         ConfigError: the unit cannot be read as one command.
         ModelFileError: the model cannot be read.
         HostError: the file cannot be written.
     """
+    check_name(name, of="a profile")
     if (model is None) == (from_unit is None):
         raise UsageError("give either --model FILE or --from-unit UNIT")
     path = ctx.paths.site_profiles / f"{name}.toml"

@@ -22,6 +22,7 @@ from tunerd.actions.swap_begin import SwapRequest
 from tunerd.core.failure import FailureKind
 from tunerd.core.generation import Ending, Generation, Outcome
 from tunerd.core.live import LiveUnit, read_live
+from tunerd.core.names import generation_number
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.swap import sha256
 from tunerd.core.unit_diff import unified_diff
@@ -137,11 +138,12 @@ def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None, Generation
     """Name, text, and where that is None the generation before which no unit file stood."""
     if to is None:
         return _newest(ctx)
-    if to.isdigit():
-        entry = ctx.generations.read(int(to))
+    number = generation_number(to)
+    if number is not None:
+        entry = ctx.generations.read(number)
         if entry is None or entry.generation.unit != ctx.unit:
             raise UsageError(f"there is no generation {to} of {ctx.unit}", hint="`tunerd history`")
-        text = ctx.generations.unit_text(int(to))
+        text = ctx.generations.unit_text(number)
         return f"generation {to}", text, _first(ctx) if text is None else None
     name = Path(to).name
     if not name.startswith(f"{ctx.unit}.") or name != to.rpartition("/")[2]:

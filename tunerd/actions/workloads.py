@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from tunerd.actions.context import Context
+from tunerd.core.names import check_name, is_name
 from tunerd.core.nearest import nearest_name
 from tunerd.core.quantity import format_duration
 from tunerd.core.result import ActionResult, Message, note, warning
@@ -30,7 +30,6 @@ USUAL = "chat"
 _MAX_LINES = 200_000
 _WHOLE = 0.9  # of the counted tokens; the rest may be under way
 _MAX_METRICS_BYTES = 1024 * 1024
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,8 @@ def learn_workload(
     from tunerd.core.workload_learn import LEAST_REQUESTS, learn
     from tunerd.core.workload_toml import to_toml
 
-    _check_name(ctx, name)
+    check_name(name, of="a workload")
+    _refuse_taken(ctx, name)
     unit = unit or ctx.unit
     ctx.say(f"reading the log of {unit}")
     log = _read_log(ctx, unit)
@@ -220,7 +220,7 @@ def _toml_files(folder: Path) -> Iterator[Path]:
         names = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
     except OSError:  # a folder that is not there holds nothing
         return
-    yield from (path for path in names if _NAME.fullmatch(path.stem))
+    yield from (path for path in names if is_name(path.stem))
 
 
 def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
@@ -242,11 +242,7 @@ def _wrong(path: Path, cause: str) -> ConfigError:
     return ConfigError(f"workload file `{path}` is wrong", cause=cause, state="nothing was touched")
 
 
-def _check_name(ctx: Context, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"`{name}` cannot be the name of a workload", hint="letters, digits, `.`, `_` and `-`"
-        )
+def _refuse_taken(ctx: Context, name: str) -> None:
     layer, path = _files(ctx).get(name, (LEARNED, Path()))
     if layer != LEARNED:
         raise UsageError(f"there is a workload `{name}` already: {path}", hint="--name ANOTHER")

@@ -18,12 +18,13 @@ from pydantic import (
     StringConstraints,
 )
 
+from tunerd.core.names import NAME_PATTERN
 from tunerd.core.workload_table import WorkloadTable
 
 Text = Annotated[
     str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 KvType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,20}$")]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]

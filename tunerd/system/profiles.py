@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tunerd.core.layers import ProfileSources
+from tunerd.core.names import is_name
 from tunerd.core.profile_check import Problem
 from tunerd.core.resolve import Layer
 from tunerd.errors import HostError
 from tunerd.system.files import Files
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SUFFIX = ".toml"
 _MAX_BYTES = 1024 * 1024
 
@@ -75,5 +74,5 @@ def _profile_files(folder: Path) -> list[Path]:
     return [
         folder / name
         for name in names
-        if name.endswith(_SUFFIX) and _NAME.fullmatch(name.removesuffix(_SUFFIX))
+        if name.endswith(_SUFFIX) and is_name(name.removesuffix(_SUFFIX))
     ]

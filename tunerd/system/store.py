@@ -56,6 +56,7 @@ from tunerd.system.store_schema import (
 
 BUSY_TIMEOUT_S = 60.0
 _FETCH = 1000
+_MAX_NUMBER = 2**63 - 1  # of SQLite
 
 
 class EvidenceStore:
@@ -244,6 +245,8 @@ class EvidenceStore:
 
     def run(self, number: int) -> StoredRun | None:
         """One run; None if there is none of this number."""
+        if not 0 <= number <= _MAX_NUMBER:
+            return None
         found = self._read_runs(runs.select().where(runs.c.id == number))
         return found[0] if found else None
 
