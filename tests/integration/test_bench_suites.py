@@ -13,6 +13,7 @@ from tests.support.bench_box import BenchBox
 from tests.support.bench_targets import bench_two
 from tests.support.server_process import Server, serving
 from tests.support.stand_in import install
+from tunerd.actions.bench_published import published_of
 from tunerd.actions.workloads import find_workload
 from tunerd.cli.commands.bench_view import render
 from tunerd.core.bench.request import Suite
@@ -59,7 +60,8 @@ def test_the_tables_of_the_24_gb_write_up_come_out_again(box: BenchBox, tmp_path
         stand_in(tmp_path / "on", *ctx, *MTP, by_length=by_length(WITH_MTP)) as on,
         stand_in(tmp_path / "off", *ctx, by_length=by_length(PLAIN)) as off,
     ):
-        result = bench_two(box, on.url, off.url, Suite.LENGTHS, repeats=2)
+        published = published_of(box.context(), "rtx-3090-ti-24gb")
+        result = bench_two(box, on.url, off.url, Suite.LENGTHS, repeats=2, published=published)
 
     rows = {(row["arm"], row["case"]): row for row in result.payload["summary"]}
     for name, table in (("speculation on", WITH_MTP), ("speculation off", PLAIN)):
@@ -81,7 +83,11 @@ def test_the_tables_of_the_24_gb_write_up_come_out_again(box: BenchBox, tmp_path
     assert crossover["low"] < crossover["n_tokens"] < crossover["high"]
     depth = result.payload["samples"][-1]["details"]["depth"]
     assert depth == pytest.approx(43_000, rel=0.02)
+    # Beside the write-up's later run with the same flags, which it calls the same within 1 %.
+    rates = [row for row in result.payload["against"] if row["unit"] == "tok/s"]
+    assert [row["ratio"] / FASTER for row in rates] == pytest.approx([1.0] * 4, rel=0.01)
     text = "\n".join(render(result.payload))
+    assert "beside the published numbers" in text
     assert "1000 tokens: a tie" in text
     assert "speculation on is faster than speculation off from about" in text
 

@@ -11,6 +11,7 @@ from tunerd.actions.bench_session import OFF, ON, Session
 from tunerd.actions.bench_target import open_url
 from tunerd.core.bench.request import Suite
 from tunerd.core.bench.trust import Speculation
+from tunerd.core.profile import Published
 from tunerd.core.result import ActionResult
 from tunerd.system.store import EvidenceStore
 
@@ -27,7 +28,15 @@ def asked_to_draft(box: BenchBox, url: str, *, drafts: bool) -> Session:
     return session
 
 
-def bench_two(box: BenchBox, on: str, off: str, suite: Suite, *, repeats: int) -> ActionResult:
+def bench_two(
+    box: BenchBox,
+    on: str,
+    off: str,
+    suite: Suite,
+    *,
+    repeats: int,
+    published: Published | None = None,
+) -> ActionResult:
     """Bench two servers that run already as the arms of one profile."""
     ctx = box.context()
     ctx.files.make_folder(ctx.paths.state_dir)
@@ -38,4 +47,4 @@ def bench_two(box: BenchBox, on: str, off: str, suite: Suite, *, repeats: int) -
             arm = replace(opened.target.arm, name=name)
             target = replace(opened.target, arm=arm, speculation=Speculation(drafts))
             session.on_arm(replace(opened, target=target), "two stand-ins")
-        return result_of(session, "two stand-ins", None)
+        return result_of(session, "two stand-ins", published)
