@@ -45,10 +45,6 @@ OnArm = Callable[[Arm, ArmRecord], None]
 OnSamples = Callable[[Arm, Sequence[Sample]], None]
 
 
-class Yielded(Preempted):
-    """The machine is wanted for something else, or disturbed for longer than the policy waits."""
-
-
 @dataclass
 class _Life:
     """The process under measurement."""
@@ -67,7 +63,8 @@ class LeaseBox:
     """A `core.sweep.Box` over the lease that is held.
 
     `plan_arm` gives what would be deployed for an arm, `on_arm` hears of each that serves, `on_samples`
-    of every request, void ones included. `patience_s` is how long a disturbance is waited out.
+    of every request, void ones included. `patience_s` is how long a disturbance is waited out;
+    `yielded` says why the sweep gave way after that.
     """
 
     ctx: Context
@@ -80,6 +77,7 @@ class LeaseBox:
     patience_s: float
     context_tokens: int | None = None
     expected_load_s: float | None = None
+    yielded: str | None = None
     _life: _Life | None = None
     _routes: dict[tuple[str, str], Route] = field(default_factory=dict)
     _reader: FingerprintReader | None = None
@@ -155,7 +153,8 @@ class LeaseBox:
             if not disturbed and attempt > _REPEATS:
                 raise Refused(words)
             if disturbed and self.now() >= end_s:
-                raise Yielded(f"the machine is not quiet: {words}")
+                self.yielded = f"the machine is not quiet: {words}"
+                raise Preempted(self.yielded)
             if disturbed:
                 self.ctx.say(f"waiting: {words}")
                 self.sleep(_PAUSE_S)

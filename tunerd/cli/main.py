@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "workload": ("workload", "The mix of requests that the server is tuned for."),
     "bench": ("bench", "How fast a server is, measured honestly."),
     "compare": ("compare", "Which of two is faster on your kind of work."),
+    "sweep": ("sweep", "Find better settings on this box, or see that there are none."),
     "plan": ("plan", "What apply would do: command line, unit, memory, warnings."),
     "apply": ("apply", "Deploy a profile: swap the unit, wait for a real generation."),
     "rollback": ("rollback", "Go back to the unit that served before."),

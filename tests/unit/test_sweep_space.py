@@ -1,0 +1,211 @@
+"""Which space a profile gives a sweep, what an arm changes of the profile, and why the rest is out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tunerd.core.profile import Range
+from tunerd.core.sweep.grid import build_grid
+from tunerd.core.sweep.keys import Base, base_arm, changes, spec_of
+from tunerd.core.sweep.protocol import Policy
+from tunerd.core.sweep.space import EngineFacts, SpacePlan, Wishes, plan_space, values_of
+
+VALUES: dict[str, Any] = {
+    "speculation.type": "mtp",
+    "speculation.n_max": 3,
+    "speculation.p_min": 0.75,
+    "memory.fit_mib": 1024,
+    "serving.n_ubatch": 512,
+    "serving.n_batch": 2048,
+    "serving.threads": 4,
+    "serving.cache_type_k": "q8_0",
+    "serving.cache_type_v": "q8_0",
+}
+KINDS: dict[str, str | None] = {"mtp": None, "off": None}
+
+
+def base(has_gpu: bool = True, **changed: Any) -> Base:
+    values = {**VALUES, **{name.replace("__", "."): value for name, value in changed.items()}}
+    values = {key: value for key, value in values.items() if value is not None}
+    arm = base_arm(
+        "a", values, has_gpu=has_gpu, physical_cores=6, default_n_max=16, default_p_min=0.75
+    )
+    kind = values.get("speculation.type") or "off"
+    return Base(arm, values, {spec_of(kind): kind})
+
+
+def planned(
+    *engines: EngineFacts,
+    ranges: dict[str, tuple[Any, ...]] | None = None,
+    pins: dict[str, str] | None = None,
+    frozen: dict[str, str] | None = None,
+    consent: bool = False,
+    start: Base | None = None,
+) -> SpacePlan:
+    wishes = Wishes(ranges or {}, pins or {}, frozen or {}, consent)
+    return plan_space(start or base(), engines or (EngineFacts("a", KINDS),), wishes)
+
+
+def reasons(plan: SpacePlan) -> dict[str, str]:
+    return {one.what: one.reason for one in plan.left_out}
+
+
+def test_the_incumbent_and_speculation_off_are_always_in_the_space() -> None:
+    plan = planned(ranges={"speculation.n_max": (1, 2), "speculation.p_min": (0.0,)})
+    grid = build_grid(plan.space, plan.base.arm, Policy())
+    assert grid.contains(plan.base.arm)
+    assert ("a", "off") in plan.space.families
+    assert plan.space.families["a", "mtp"].n_max == (1, 2, 3)
+
+
+def test_a_list_of_kinds_cannot_take_away_what_serves_nor_off() -> None:
+    plan = planned(
+        EngineFacts("a", {**KINDS, "dflash": None}), ranges={"speculation.type": ("dflash",)}
+    )
+    assert set(plan.space.families) == {("a", "mtp"), ("a", "off"), ("a", "dflash")}
+
+
+def test_a_pinned_key_has_one_value_and_its_reason() -> None:
+    plan = planned(ranges={"speculation.n_max": (1, 2, 8)}, pins={"speculation.n_max": "--set"})
+    assert plan.space.families["a", "mtp"].n_max == (3,)
+    assert reasons(plan)["speculation.n_max"] == "pinned to 3 by --set"
+
+
+def test_a_pinned_kind_leaves_nothing_else_even_off() -> None:
+    plan = planned(pins={"speculation.type": "night.toml [pin]"})
+    assert set(plan.space.families) == {("a", "mtp")}
+    assert "pinned to mtp" in reasons(plan)["a, off"]
+
+
+def test_builds_are_arms_too_and_those_that_cannot_serve_say_why() -> None:
+    plan = planned(
+        EngineFacts("a", KINDS), EngineFacts("b", KINDS), EngineFacts("c", problem="no MTP")
+    )
+    assert {engine for engine, _ in plan.space.families} == {"a", "b"}
+    assert reasons(plan)["c"] == "no MTP"
+
+
+def test_a_pinned_engine_is_the_only_one() -> None:
+    plan = planned(
+        EngineFacts("a", KINDS), EngineFacts("b", KINDS), pins={"engine.prefer": "--set"}
+    )
+    assert {engine for engine, _ in plan.space.families} == {"a"}
+    assert "pinned" in reasons(plan)["b"]
+
+
+def test_what_a_build_ignores_is_not_searched() -> None:
+    facts = EngineFacts("a", KINDS, ignores_p_min="p-min has no effect on this build")
+    plan = planned(facts, ranges={"speculation.p_min": (0.0, 0.5, 0.75)})
+    assert plan.space.families["a", "mtp"].p_min == (0.75,)
+    assert "no effect" in reasons(plan)["a, speculation.p_min"]
+
+
+def test_values_that_would_not_be_deployed_are_out_but_never_the_present_one() -> None:
+    refused = {("serving.n_ubatch", 2048): "it does not fit", ("serving.n_ubatch", 512): "nor this"}
+    plan = planned(
+        EngineFacts("a", KINDS, refused=refused), ranges={"serving.n_ubatch": (256, 512, 2048)}
+    )
+    assert plan.space.families["a", "mtp"].ubatch == (256, 512)
+    assert reasons(plan)["a, serving.n_ubatch = 2048"] == "it does not fit"
+
+
+def test_what_can_change_the_output_needs_consent() -> None:
+    ranges = {"serving.cache_type_k": ("q4_0", "f16"), "serving.reasoning_budget": (0, 512)}
+    without = planned(ranges=ranges)
+    assert without.space.families["a", "mtp"].kv == ("q8_0",)
+    assert without.space.families["a", "mtp"].extra == (frozenset(),)
+    assert "may_change_output" in reasons(without)["serving.cache_type_k"]
+    with_consent = planned(ranges=ranges, consent=True).space.families["a", "mtp"]
+    assert with_consent.kv == ("q8_0", "q4_0", "f16")
+    assert frozenset({("serving.reasoning_budget", 512)}) in with_consent.extra
+
+
+def test_without_a_gpu_there_is_no_margin_to_search() -> None:
+    plan = planned(start=base(has_gpu=False), frozen={"memory.fit_mib": "there is no GPU"})
+    assert plan.space.families["a", "mtp"].fit_mib == (0,)
+
+
+def test_margins_are_not_counted_as_configurations() -> None:
+    plan = planned(ranges={"speculation.n_max": (1, 3), "speculation.p_min": (0.0, 0.75)})
+    assert plan.n_points == 2 * 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "values"),
+    [
+        ("speculation.n_max", Range(min=1, max=4), (1, 2, 3, 4)),
+        ("serving.n_ubatch", Range(min=256, max=2048), (256, 512, 1024, 2048)),
+        ("memory.fit_mib", Range(min=0, max=128), (0, 64, 128)),
+        ("speculation.p_min", Range(min=0.7, max=0.8), (0.7, 0.75, 0.8)),
+        ("serving.threads", Range(values=(2, 1, 2)), (2, 1)),
+    ],
+)
+def test_a_range_is_a_list_of_values(key: str, given: Range, values: tuple[Any, ...]) -> None:
+    assert values_of(key, given) == values
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("serving.reasoning_budget", Range(min=0, max=4096)),
+        ("speculation.n_max", Range(min=4, max=1)),
+        ("speculation.n_max", Range(values=())),
+        ("memory.fit_mib", Range(min=0, max=100_000, step=1)),
+    ],
+)
+def test_a_range_that_gives_no_list_is_a_mistake(key: str, given: Range) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        values_of(key, given)
+
+
+# What an arm changes
+
+
+def test_the_base_changes_nothing_whatever_it_leaves_to_the_engine() -> None:
+    bare = base(serving__n_ubatch=None, serving__threads=None, memory__fit_mib=None)
+    assert changes(bare.arm, bare) == {}
+    assert changes(base().arm, base()) == {}
+
+
+def test_an_arm_names_only_what_differs() -> None:
+    start = base()
+    assert changes(start.arm.with_draft(2, 0.75), start) == {"speculation.n_max": 2}
+    assert changes(replace(start.arm, threads=2, ubatch=256), start) == {
+        "serving.threads": 2,
+        "serving.n_ubatch": 256,
+    }
+
+
+def test_off_names_no_draft_and_another_kind_names_all_of_it() -> None:
+    start = base()
+    assert changes(replace(start.arm, spec="off"), start) == {"speculation.type": "off"}
+    ngram = Base(start.arm, start.values, {"mtp": "mtp", "ngram": "ngram-mod"})
+    assert changes(replace(start.arm, spec="ngram"), ngram) == {
+        "speculation.type": "ngram-mod",
+        "speculation.n_max": 3,
+        "speculation.p_min": 0.75,
+    }
+
+
+def test_another_engine_gets_the_drafts_spelled_out_for_its_tables_may_differ() -> None:
+    start = base()
+    found = changes(replace(start.arm, engine="b"), start)
+    assert found == {
+        "engine.prefer": ["b"],
+        "speculation.type": "mtp",
+        "speculation.n_max": 3,
+        "speculation.p_min": 0.75,
+    }
+
+
+def test_the_drafts_cache_follows_only_where_the_profile_speaks_of_it() -> None:
+    start = base()
+    assert set(changes(replace(start.arm, kv="q4_0"), start)) == {
+        "serving.cache_type_k",
+        "serving.cache_type_v",
+    }
+    own = base(speculation__cache_type_k="q8_0")
+    assert changes(replace(own.arm, kv="q4_0"), own)["speculation.cache_type_k"] == "q4_0"

@@ -1,0 +1,360 @@
+"""Everything about a sweep that is known before production is stopped: space, cost, what stays and why."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tunerd.actions.bench_plan import rates_seen
+from tunerd.actions.choose_engine import PlanRequest
+from tunerd.actions.compare_sides import LIVE, SideRequest, plan_side
+from tunerd.actions.context import Context
+from tunerd.actions.lease_outlook import Outlook, outlook
+from tunerd.actions.plan import Plan
+from tunerd.actions.profile_layers import load_profile, parse_options
+from tunerd.actions.sweep_facts import Seen, engine_facts, frozen_keys, plan_with
+from tunerd.actions.tuned_layer import failed_arms
+from tunerd.actions.workloads import workload_for
+from tunerd.core.fingerprint_arguments import digest
+from tunerd.core.generation import Generation
+from tunerd.core.profile import Range
+from tunerd.core.quantity import format_duration
+from tunerd.core.resolve import Resolved
+from tunerd.core.result import Message, note, warning
+from tunerd.core.sweep import Arm, Policy
+from tunerd.core.sweep.forecast import Forecast, forecast
+from tunerd.core.sweep.keys import ARM_KEYS, TYPE, Base, base_arm, changes, spec_of
+from tunerd.core.sweep.sample import plain
+from tunerd.core.sweep.space import SpacePlan, Wishes, plan_space, values_of
+from tunerd.core.workload import Workload
+from tunerd.core.workload_shape import WorkloadShape, fitted
+from tunerd.errors import ConfigError, EngineError, UsageError
+from tunerd.system.store import open_to_read
+
+_FRAME_TOKENS = 192
+_SEED_BITS = 32
+# Of a load that nobody saw yet: a start, and a disk that reads so many bytes a second.
+_START_S = 3.0
+_DISK_BYTES_S = 200e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """What is asked for; `space` are `KEY=VALUES` as typed, `seed` None is a fresh one."""
+
+    budget_s: float
+    max_arms: int | None = None
+    workload: str | None = None
+    space: tuple[str, ...] = ()
+    seed: int | None = None
+    start_after: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept, so that it can be asked for again."""
+        return {**asdict(self), "space": list(self.space)}
+
+
+def request_from_json(data: Mapping[str, Any]) -> SweepRequest:
+    """The request that `to_json` wrote."""
+    return SweepRequest(**{**data, "space": tuple(data["space"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSweep:
+    """A sweep that could begin.
+
+    `basis` is a hash over what its samples depend on beside the arm: samples of another night with
+    the same basis still hold.
+    """
+
+    request: SweepRequest
+    generation: Generation
+    plan_request: PlanRequest
+    base_plan: Plan
+    space: SpacePlan
+    seen: Seen
+    shape: WorkloadShape
+    workload: Workload
+    context_tokens: int | None
+    policy: Policy
+    seed: int
+    basis: str
+    outlook: Outlook
+    load_s: float
+    forecast: Forecast
+    messages: tuple[Message, ...]
+
+    @property
+    def base(self) -> Base:
+        """What serves now."""
+        return self.space.base
+
+    @property
+    def question(self) -> str:
+        """What a person is asked before it begins."""
+        return (
+            f"A sweep of {self.shape.name} for {format_duration(self.request.budget_s)} at most over "
+            f"{self.space.n_points} configurations: {self.outlook.text}. Go on?"
+        )
+
+
+def prepare(
+    ctx: Context, request: SweepRequest, *, proves: bool, for_resume: bool = False
+) -> PreparedSweep:
+    """Plans a sweep; nothing is touched, but builds may be tried on a tiny model.
+
+    Raises:
+        UsageError: nothing serves that tunerd deployed from a profile, or an option is wrong.
+        ConfigError: the profile's [sweep] table is wrong.
+        DeployError: production would not come back by itself, or is no longer what was deployed.
+    """
+    generation = _serving(ctx)
+    _check_budget(ctx, request)
+    plan_request = PlanRequest(generation.profile or "", dict(generation.pins))
+    ahead = outlook(ctx, measuring_s=request.budget_s, start_after=request.start_after)
+    base_plan = plan_side(ctx, SideRequest(LIVE, plan_request, generation))
+    resolved = base_plan.resolved
+    ranges = _ranges(resolved, request.space)
+    seen = engine_facts(ctx, plan_request, base_plan, ranges, proves=proves)
+    base = _base(base_plan, resolved)
+    settings = ctx.settings.sweep
+    wishes = Wishes(
+        ranges=ranges,
+        pins={key: _who(resolved, key) for key in sorted(resolved.pins)},
+        frozen=frozen_keys(base_plan),
+        may_change_output=settings.may_change_output,
+    )
+    space = plan_space(base, seen.engines, wishes)
+    shape, told = workload_for(ctx, request.workload, resolved)
+    context = _context_tokens(base_plan)
+    workload, cut = shape.plain(), tuple[int, ...]()
+    if context is not None:
+        workload, cut = fitted(workload, context, margin_tokens=_FRAME_TOKENS)
+    basis = _basis(base_plan, seen, shape)
+    policy = Policy(
+        min_gain=settings.min_gain,
+        headroom_mib=settings.headroom_mib,
+        may_change_output=settings.may_change_output,
+        context_tokens=context,
+        seeds=_seeds(ctx, plan_request, space.base, base_plan),
+        max_arms=request.max_arms,
+        rejected=tuple(failed_arms(ctx, generation.profile or "", seen.identities)),
+    )
+    with_evidence = open_to_read(ctx.paths.evidence)
+    try:
+        rates = rates_seen(with_evidence, resolved.name) if with_evidence is not None else None
+    finally:
+        if with_evidence is not None:
+            with_evidence.close()
+    predicted = forecast(
+        workload, request.budget_s, load_s=_load_s(ahead, base_plan), rates=rates,
+        n_families=len(space.space.families), min_gain=settings.min_gain,
+    )  # fmt: skip
+    messages = [told, *_cut_messages(shape, cut, context)]
+    if not predicted.can_decide and not for_resume:
+        messages.append(warning("short", predicted.text, "--budget for a longer one"))
+    return PreparedSweep(
+        request=request,
+        generation=generation,
+        plan_request=plan_request,
+        base_plan=base_plan,
+        space=space,
+        seen=seen,
+        shape=shape,
+        workload=workload,
+        context_tokens=context,
+        policy=policy,
+        seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed,
+        basis=basis,
+        outlook=ahead,
+        load_s=_load_s(ahead, base_plan),
+        forecast=predicted,
+        messages=tuple(messages),
+    )
+
+
+def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
+    """What would be deployed for an arm.
+
+    Raises:
+        EngineError: another engine than the arm's would serve it.
+        ConfigError: the profile does not allow it.
+    """
+    plan = plan_with(ctx, prepared.plan_request, changes(arm, prepared.base))
+    if plan.engine.name != arm.engine:
+        raise EngineError(f"{plan.engine.name} would serve this instead of {arm.engine}")
+    return plan
+
+
+def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
+    """The plan of a sweep as scripts read it."""
+    families = [
+        {
+            "engine": engine,
+            "speculation": spec,
+            **{k: list(v) for k, v in _family_json(one).items()},
+        }
+        for (engine, spec), one in prepared.space.space.families.items()
+    ]
+    return {
+        "profile": prepared.plan_request.profile,
+        "generation": prepared.generation.number,
+        "workload": prepared.shape.name,
+        "budget_s": prepared.request.budget_s,
+        "seed": prepared.seed,
+        "incumbent": plain(prepared.base.arm),
+        "incumbent_text": str(prepared.base.arm),
+        "families": families,
+        "points": prepared.space.n_points,
+        "left_out": [asdict(one) for one in prepared.space.left_out],
+        "per_request": sorted(prepared.seen.per_request),
+        "seeds": [str(arm) for arm in prepared.policy.seeds],
+        "rejected": [
+            {"arm": str(arm), "reason": reason} for arm, reason in prepared.policy.rejected
+        ],
+        "forecast": prepared.forecast.to_json(),
+        "outlook": prepared.outlook.to_json(),
+        "basis": prepared.basis,
+    }
+
+
+def _family_json(family: Any) -> dict[str, Sequence[Any]]:
+    return {
+        name: [sorted(map(list, one)) for one in family.extra]
+        if name == "extra"
+        else getattr(family, name)
+        for name in family.__dataclass_fields__
+    }
+
+
+def _serving(ctx: Context) -> Generation:
+    entry = ctx.generations.serving(ctx.unit)
+    if entry is None or entry.generation.profile is None:
+        raise UsageError(
+            "tunerd has deployed no profile here that a sweep could start from",
+            cause="nothing was deployed" if entry is None else "what serves was adopted as it was",
+            hint="`tunerd apply PROFILE` first; `tunerd profiles new` writes a profile",
+        )
+    return entry.generation
+
+
+def _check_budget(ctx: Context, request: SweepRequest) -> None:
+    most = ctx.settings.sweep.downtime_s
+    if request.budget_s > most:
+        raise UsageError(
+            f"--budget {format_duration(request.budget_s)} is more than sweep.downtime_s allows: "
+            f"{format_duration(most)}",
+            hint="a shorter budget, or a larger sweep.downtime_s",
+        )
+
+
+def _ranges(resolved: Resolved, space: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Values by key: the profile's table, and what was typed over it.
+
+    Raises:
+        ConfigError: a range of the profile is none.
+        UsageError: a typed one is none.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for key, given in resolved.profile.sweep.items():
+        try:
+            found[key] = values_of(key, given)
+        except ValueError as error:
+            raise ConfigError(
+                f'profile `{resolved.name}`: [sweep] "{key}": {error}', state="nothing was touched"
+            ) from error
+    for option in space:
+        key, values = _typed(option)
+        found[key] = values
+    return found
+
+
+def _typed(option: str) -> tuple[str, tuple[Any, ...]]:
+    from tunerd.core.profile_check import all_keys
+
+    key, equals, text = option.partition("=")
+    key = {"engine": "engine.prefer", "speculation": TYPE}.get(key.strip(), key.strip())
+    hint = "for example --space speculation.n_max=1,2,3"
+    if not equals or not text:
+        raise UsageError(f"--space {option}: expected KEY=VALUE,VALUE", hint=hint)
+    if key not in all_keys():
+        raise UsageError(f"--space {option}: no profile key is called `{key}`", hint=hint)
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if key == "engine.prefer":
+        return key, tuple(words)
+    values = [parse_options([f"{key}={word}"])[key] for word in words]
+    return key, values_of(key, Range(values=tuple(values)))
+
+
+def _base(plan: Plan, resolved: Resolved) -> Base:
+    values = {key: setting.value for key, setting in resolved.settings.items()}
+    capabilities = plan.engine.capabilities
+    arm = base_arm(
+        plan.engine.name,
+        values,
+        has_gpu=plan.has_gpu,
+        physical_cores=plan.host.cpu.physical_cores,
+        default_n_max=capabilities.default_n_max if capabilities is not None else None,
+        default_p_min=capabilities.default_p_min if capabilities is not None else None,
+    )
+    current = values.get(TYPE) or "off"
+    return Base(arm, values, {spec_of(current): current})
+
+
+def _load_s(ahead: Outlook, plan: Plan) -> float:
+    return ahead.load_s or _START_S + (plan.facts.file_bytes or 0) / _DISK_BYTES_S
+
+
+def _who(resolved: Resolved, key: str) -> str:
+    origin = resolved.origin(key)
+    return str(origin) if origin is not None else "a pin"
+
+
+def _seeds(ctx: Context, request: PlanRequest, base: Base, plan: Plan) -> tuple[Arm, ...]:
+    """The profile without its tuned layer: what people published or wrote."""
+    names = (str(plan.engine.capabilities.family),) if plan.engine.capabilities else ()
+    untuned = load_profile(
+        ctx, request.profile, options=request.options,
+        engine_names=(*names, plan.engine.name), with_tuned=False,
+    )  # fmt: skip
+    arm = _base(plan, untuned).arm
+    return () if arm == base.arm else (replace(arm, extra=base.arm.extra),)
+
+
+def _context_tokens(plan: Plan) -> int | None:
+    serving = plan.resolved.profile.serving
+    if not serving.ctx_size:
+        return None
+    return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
+
+
+def _basis(plan: Plan, seen: Seen, shape: WorkloadShape) -> str:
+    """A hash over what samples depend on beside the arm."""
+    values = {
+        key: setting.value
+        for key, setting in plan.resolved.settings.items()
+        if key not in ARM_KEYS and key.partition(".")[0] in {"model", "serving", "memory", "environment"}
+    }  # fmt: skip
+    return digest(
+        {
+            "values": plain(values),
+            "engines": dict(seen.identities),
+            "model": plan.facts.identity.sha256,
+            "gpus": [gpu.name for gpu in plan.host.gpus or ()],
+            "driver": plan.host.driver_version,
+            "cpu": plan.host.cpu.model,
+            "workload": shape.sha256,
+        }
+    )
+
+
+def _cut_messages(shape: WorkloadShape, cut: Sequence[int], context: int | None) -> list[Message]:
+    if context is None:
+        return [note("context-unknown", "the engine chooses the context; it may be too small")]
+    return [
+        warning("workload-cut", f"`{shape.classes[index].name}` of {shape.name} does not fit into "
+                f"{context} tokens of context and is measured shorter", "--workload for a smaller one")
+        for index in cut
+    ]  # fmt: skip

@@ -1,0 +1,207 @@
+"""Sweeps in the evidence store: the plan of each, its samples as they come, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tunerd import __version__
+from tunerd.actions.context import Context
+from tunerd.actions.sweep_plan import PreparedSweep, plan_json
+from tunerd.core.evidence import (
+    ArmRecord,
+    RunOutcome,
+    RunRecord,
+    StoredRun,
+    SummaryRecord,
+    VerdictRecord,
+)
+from tunerd.core.sample import Sample
+from tunerd.core.sweep import Arm, Outcome
+from tunerd.core.sweep import Sample as SweepSample
+from tunerd.core.sweep.sample import plain
+from tunerd.core.sweep.words import sentence_of
+from tunerd.errors import UsageError
+from tunerd.system.store import EvidenceStore, open_to_read
+
+KIND = "sweep"
+_SUITE = "workload"
+_PLAN = "sweep plan"
+_EVIDENCE = "sweep evidence"
+_DECISION = "sweep decision"
+# Beyond it the samples of earlier nights cost more to read than they teach.
+_MOST_HISTORY = 4000
+_LOOK_BACK = 50
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSweep:
+    """A sweep as it is kept; what is None did not happen yet."""
+
+    run: StoredRun
+    plan: Mapping[str, Any]
+    evidence: Mapping[str, Any] | None
+    verdict: VerdictRecord | None
+    decision: Mapping[str, Any] | None
+
+    @property
+    def number(self) -> int:
+        """Its number."""
+        return self.run.number
+
+    @property
+    def state(self) -> str:
+        """In one word, without a look at what runs."""
+        return "unfinished" if self.run.outcome is None else str(self.run.outcome)
+
+
+class SweepKeeper:
+    """Stores one sweep while it runs."""
+
+    def __init__(self, ctx: Context, store: EvidenceStore, number: int) -> None:
+        self._ctx = ctx
+        self._store = store
+        self.number = number
+        run = store.run(number)
+        self._arms = {arm.name for arm in run.record.arms} if run is not None else set()
+
+    @classmethod
+    def begin(cls, ctx: Context, store: EvidenceStore, prepared: PreparedSweep) -> SweepKeeper:
+        """A new sweep."""
+        number = store.add_run(
+            RunRecord(
+                kind=KIND,
+                suites=(_SUITE,),
+                started_s=ctx.clock.now_s(),
+                target=f"{prepared.plan_request.profile}, {prepared.space.n_points} configurations",
+                seed=prepared.seed,
+                unit=ctx.unit,
+                profile=prepared.plan_request.profile,
+                model_name=prepared.base_plan.facts.name,
+                workload=prepared.shape.name,
+                tunerd_version=__version__,
+            )
+        )
+        figures = {**plan_json(prepared), "request": prepared.request.to_json()}
+        store.add_summary(number, SummaryRecord(KIND, _PLAN, None, figures))
+        return cls(ctx, store, number)
+
+    def arm(self, arm: Arm, record: ArmRecord, workload_sha256: str) -> None:
+        """An arm has served for the first time."""
+        name = str(arm)
+        if name in self._arms:
+            return
+        fingerprint = replace(record.fingerprint, workload_sha256=workload_sha256)
+        self._store.add_arm(self.number, replace(record, name=name, fingerprint=fingerprint))
+        self._arms.add(name)
+
+    def samples(self, arm: Arm, samples: Sequence[Sample]) -> None:
+        """Requests of an arm, void ones included."""
+        self._store.add_samples(self.number, samples, arm=str(arm))
+
+    def event(self, sample: SweepSample) -> None:
+        """A start or a request, as the search sees it."""
+        self._store.add_sweep_event(self.number, sample.to_json())
+
+    def result(self, outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
+        """What it came to."""
+        evidence = outcome.evidence.to_json(with_samples=False)
+        self._store.add_summary(self.number, SummaryRecord(KIND, _EVIDENCE, None, evidence))
+        record = _verdict(outcome, incumbent, workload)
+        self._store.add_verdict(self.number, record)
+        return record
+
+    def end(self, outcome: RunOutcome, reason: str | None) -> None:
+        """How the run ended."""
+        self._store.end_run(self.number, outcome, ended_s=self._ctx.clock.now_s(), reason=reason)
+
+
+def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
+    evidence = outcome.evidence
+    last = evidence.challenges[-1] if evidence.challenges else None
+    gain = last.gain if last is not None else None
+    ratio = None if gain is None else 1 / (1 + gain.estimate)
+    low = None if gain is None or gain.upper is None else 1 / (1 + gain.upper)
+    high = None if gain is None or gain.lower is None else 1 / (1 + gain.lower)
+    return VerdictRecord(
+        outcome=outcome.verdict,
+        sentence=sentence_of(outcome, incumbent, workload),
+        arm_a=str(incumbent),
+        arm_b=None if last is None else str(last.candidate),
+        what=f"turn time on {workload}",
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        n_pairs=None if last is None else len(last.pairs),
+        reasons=evidence.reasons,
+        details={"arm": plain(outcome.arm), "elapsed_s": evidence.elapsed_s,
+                 "restarts": evidence.restarts},
+    )  # fmt: skip
+
+
+@contextmanager
+def reading(ctx: Context) -> Iterator[EvidenceStore | None]:
+    """The store for reading; None where nothing was stored."""
+    store = open_to_read(ctx.paths.evidence)
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
+
+
+def sweeps(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSweep, ...]:
+    """Sweeps, newest first."""
+    return tuple(_stored(store, run) for run in store.runs(limit=limit, kind=KIND))
+
+
+def find_sweep(store: EvidenceStore | None, number: int | None) -> StoredSweep:
+    """One sweep; the newest without a number.
+
+    Raises:
+        UsageError: there is none.
+    """
+    hint = "`tunerd sweep list`, or `tunerd sweep run`"
+    if number is None:
+        runs = store.runs(limit=1, kind=KIND) if store is not None else ()
+        if not runs or store is None:
+            raise UsageError("there was no sweep yet", hint=hint)
+        return _stored(store, runs[0])
+    run = store.run(number) if store is not None else None
+    if run is None or store is None or run.record.kind != KIND:
+        raise UsageError(f"there is no sweep {number}", hint=hint)
+    return _stored(store, run)
+
+
+def decide(ctx: Context, number: int, decision: Mapping[str, Any]) -> None:
+    """Keep what became of a sweep's proposal."""
+    with EvidenceStore(ctx.paths.evidence) as store:
+        store.add_summary(number, SummaryRecord(KIND, _DECISION, None, dict(decision)))
+
+
+def history_of(store: EvidenceStore, basis: str, *, but: int | None) -> list[dict[str, Any]]:
+    """Samples of earlier sweeps with the same basis, oldest first; pairs of theirs decide nothing."""
+    found: list[list[dict[str, Any]]] = []
+    for sweep in sweeps(store, limit=_LOOK_BACK):
+        if sweep.number == but or sweep.plan.get("basis") != basis:
+            continue
+        found.append([{**event, "pair": None} for event in store.sweep_events(sweep.number)])
+        if sum(map(len, found)) > _MOST_HISTORY:
+            break
+    return [event for events in reversed(found) for event in events]
+
+
+def _stored(store: EvidenceStore, run: StoredRun) -> StoredSweep:
+    last: dict[str, Mapping[str, Any]] = {
+        one.name: one.figures for one in store.summaries(run.number) if one.suite == KIND
+    }
+    verdicts = store.verdicts(run.number)
+    return StoredSweep(
+        run=run,
+        plan=last.get(_PLAN, {}),
+        evidence=last.get(_EVIDENCE),
+        verdict=verdicts[-1] if verdicts else None,
+        decision=last.get(_DECISION),
+    )

@@ -1,0 +1,258 @@
+"""`tunerd sweep`: find better settings on the live box, or see that there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tunerd.cli.output import (
+    columns,
+    confirm,
+    finish,
+    json_option,
+    print_message,
+    progress_sink,
+)
+from tunerd.core.quantity import format_duration
+
+if TYPE_CHECKING:
+    from tunerd.actions.context import Context
+    from tunerd.actions.sweep_plan import PreparedSweep, SweepRequest
+
+_MOST_VALUES = 12
+
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+@click.group(
+    name="sweep", short_help="Find better settings on this box, or see that there are none."
+)
+def command() -> None:
+    """Search for better settings in production's place, and prove them before anything is changed.
+
+    The unit is stopped while a sweep runs and serves again afterwards, whatever happens. Nothing is
+    deployed but by `tunerd promote` (or by itself where sweep.promote is "auto").
+    """
+
+
+def _request_options(function: Any) -> Any:
+    options = (
+        click.option("--budget", default="2h", show_default=True,
+                     help="The longest it may take, the proof included."),
+        click.option("--arms", "max_arms", type=click.IntRange(min=2), help="Measure so many configurations at most."),
+        click.option("--workload", help="The mix of requests [default: the profile's own]."),
+        click.option("--space", multiple=True, metavar="KEY=VALUE,...",
+                     help="Values to try for a key, over those of the profile's [sweep] table."),
+        click.option("--seed", type=int, help="Of texts and order."),
+        click.option("--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _request(
+    budget: str,
+    max_arms: int | None,
+    workload: str | None,
+    space: tuple[str, ...],
+    seed: int | None,
+    start_after: bool,
+) -> SweepRequest:
+    from tunerd.actions.sweep_plan import SweepRequest
+    from tunerd.core.time_span import parse_time_span
+
+    budget_s = parse_time_span(budget)
+    if budget_s is None or not 0 < budget_s < float("inf"):
+        raise click.UsageError("--budget is no duration; for example --budget 2h")
+    return SweepRequest(
+        budget_s=budget_s, max_arms=max_arms, workload=workload, space=space, seed=seed,
+        start_after=start_after,
+    )  # fmt: skip
+
+
+def _context(mode: str | None, *, as_json: bool, acts: bool) -> Context:
+    from tunerd.actions.context import build_context
+
+    return build_context(mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=acts)
+
+
+def _ask(prepared: PreparedSweep, *, yes: bool) -> None:
+    if not yes:
+        for message in prepared.messages:
+            print_message(message)
+    confirm(prepared.question, yes=yes)
+
+
+@command.command(name="run")
+@_request_options
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be tried, what it costs, what stays."
+)
+@click.option("--bound-to", hidden=True, help="The unit that this process is.")
+@yes_option
+@json_option
+@click.pass_obj
+def run(
+    mode: str | None,
+    budget: str,
+    max_arms: int | None,
+    workload: str | None,
+    space: tuple[str, ...],
+    seed: int | None,
+    start_after: bool,
+    dry_run: bool,
+    bound_to: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Sweep now, in this terminal.
+
+    Exit code 0 whatever the verdict, 1 if nothing could be measured.
+
+    \b
+    Example:
+      tunerd sweep run --dry-run
+      tunerd sweep run --budget 6h --workload coding-agent
+      tunerd sweep run --space speculation.n_max=1,2,3 --space engine=mainline,ik
+    """  # noqa: D301
+    from tunerd.actions.sweep_run import run_sweep, sweep_plan
+
+    request = _request(budget, max_arms, workload, space, seed, start_after)
+    context = _context(mode, as_json=as_json, acts=not dry_run)
+    if dry_run:
+        finish(sweep_plan(context, request), render_plan, as_json=as_json)
+        return
+    result = run_sweep(
+        context, request, confirm=lambda prepared: _ask(prepared, yes=yes), bound_to=bound_to
+    )
+    finish(result, render_end, as_json=as_json)
+
+
+@command.command(name="resume")
+@click.argument("number", metavar="[ID]", type=int, required=False)
+@click.option("--bound-to", hidden=True, help="The unit that this process is.")
+@yes_option
+@json_option
+@click.pass_obj
+def resume(
+    mode: str | None, number: int | None, bound_to: str | None, yes: bool, as_json: bool
+) -> None:
+    """Go on with a sweep that was stopped, killed or cut, from its samples.
+
+    \b
+    Example:
+      tunerd sweep resume
+      tunerd sweep resume 12 --yes
+    """  # noqa: D301
+    from tunerd.actions.sweep_run import resume_sweep
+
+    result = resume_sweep(
+        _context(mode, as_json=as_json, acts=True),
+        number,
+        confirm=lambda prepared: _ask(prepared, yes=yes),
+        bound_to=bound_to,
+    )
+    finish(result, render_end, as_json=as_json)
+
+
+@command.command(name="list")
+@json_option
+@click.pass_obj
+def list_(mode: str | None, as_json: bool) -> None:
+    """Every sweep: when, what it came to, what became of it."""
+    from tunerd.actions.sweeps import list_sweeps
+
+    finish(list_sweeps(_context(mode, as_json=as_json, acts=False)), render_list, as_json=as_json)
+
+
+@command.command(name="show")
+@click.argument("number", metavar="[ID]", type=int, required=False)
+@json_option
+@click.pass_obj
+def show(mode: str | None, number: int | None, as_json: bool) -> None:
+    """One sweep with every configuration that was measured, and why others were not."""
+    from tunerd.actions.sweeps import show_sweep
+
+    result = show_sweep(_context(mode, as_json=as_json, acts=False), number)
+    finish(result, render_show, as_json=as_json)
+
+
+@command.command(name="report")
+@click.argument("number", metavar="[ID]", type=int, required=False)
+@json_option
+@click.pass_obj
+def report(mode: str | None, number: int | None, as_json: bool) -> None:
+    """The verdict and why, on one page; `tunerd report` writes it as HTML too.
+
+    \b
+    Example:
+      tunerd sweep report
+      tunerd sweep report 12
+    """  # noqa: D301
+    from tunerd.actions.sweeps import show_sweep
+    from tunerd.cli.commands.sweep_view import render_report
+
+    result = show_sweep(_context(mode, as_json=as_json, acts=False), number)
+    finish(result, render_report, as_json=as_json)
+
+
+# For people
+
+
+def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
+    """What would be tried."""
+    plan = payload["plan"]
+    yield f"profile {plan['profile']}, generation {plan['generation']}, workload {plan['workload']}"
+    yield f"starts from: {plan['incumbent_text']}"
+    yield f"{plan['points']} configurations, seed {plan['seed']}"
+    yield ""
+    for family in plan["families"]:
+        yield f"{family['engine']}, {family['speculation']}"
+        for name, values in family.items():
+            if name in {"engine", "speculation"} or len(values) < 2:  # noqa: PLR2004 -- no choice
+                continue
+            shown = ", ".join(map(str, values[:_MOST_VALUES]))
+            yield f"  {name:<8} {shown}{' ...' if len(values) > _MOST_VALUES else ''}"
+    if plan["left_out"]:
+        yield ""
+        yield "stays as it is, or is left out:"
+        yield from columns([(f"  {one['what']}", one["reason"]) for one in plan["left_out"]])
+    yield ""
+    yield plan["forecast"]["text"]
+    yield plan["outlook"]["text"]
+
+
+def render_end(payload: Mapping[str, Any]) -> Iterator[str]:
+    """How it ended."""
+    yield payload["sentence"]
+    away_s = payload["without_service_s"]
+    away = "" if away_s is None else f"; the unit was away for {format_duration(away_s)}"
+    yield (
+        f"sweep {payload['sweep']}: {payload['arms_measured']} configurations, "
+        f"{payload['restarts']} starts in {format_duration(payload['elapsed_s'])}{away}"
+    )
+    yield f"`tunerd sweep report {payload['sweep']}` shows why"
+
+
+def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
+    """One line each."""
+    rows = [
+        (str(row["sweep"]), row["started"], row["state"], row["verdict"] or "", row["decision"] or "",
+         row["sentence"] or row["reason"] or "")
+        for row in payload["sweeps"]
+    ]  # fmt: skip
+    yield from columns(rows, ("ID", "started", "state", "verdict", "then", ""))
+
+
+def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
+    """One sweep."""
+    from tunerd.cli.commands.sweep_view import render_arms, render_head
+
+    yield from render_head(payload)
+    yield ""
+    yield from render_arms(payload)
+    yield ""
+    yield from columns([(one["what"], one["reason"]) for one in payload["left_out"]])
