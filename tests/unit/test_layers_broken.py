@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tunerd.actions.context import Context, build_context
 from tunerd.actions.profile_layers import load_profile
+from tunerd.actions.profiles import check_profile, list_profiles
+from tunerd.actions.workloads import list_workloads
 from tunerd.errors import ConfigError
 
 BROKEN = "[serving\nport = 1\n"
@@ -49,6 +52,29 @@ def test_a_broken_tuned_layer_is_an_error_unless_it_is_left_out(ctx: Context) ->
 def test_a_broken_file_of_another_profile_stands_in_nobodys_way(ctx: Context) -> None:
     (ctx.paths.site_profiles / "other.toml").write_text(BROKEN)
     assert load_profile(ctx, "cpu-embedded", options={}).name == "cpu-embedded"
+
+
+def test_what_is_no_file_is_named_and_stands_in_nobodys_way(ctx: Context) -> None:
+    stray = ctx.paths.site_profiles / "stray.toml"
+    stray.mkdir()
+    os.mkfifo(ctx.paths.site_profiles / "pipe.toml")
+    assert load_profile(ctx, "cpu-embedded", options={}).name == "cpu-embedded"
+    listed = list_profiles(ctx)
+    assert [m.code for m in listed.messages] == ["unreadable-profile"] * 2
+    assert any(str(stray) in m.text for m in listed.messages)
+    assert check_profile(ctx, str(stray)).exit_code == 1
+    with pytest.raises(ConfigError) as caught:
+        load_profile(ctx, "stray", options={})
+    assert str(stray) in (caught.value.cause or "")
+
+
+def test_a_folder_among_the_workloads_is_named_and_the_others_are_listed(ctx: Context) -> None:
+    stray = ctx.paths.site_profiles / "workloads" / "stray.toml"
+    stray.mkdir(parents=True)
+    listed = list_workloads(ctx)
+    assert [m.code for m in listed.messages] == ["bad-workload"]
+    assert str(stray) in listed.messages[0].text
+    assert "chat" in [row["name"] for row in listed.payload["workloads"]]
 
 
 @pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 5000, "\xff", BROKEN])

@@ -262,6 +262,18 @@ def test_a_hand_written_unit_is_adopted_and_its_lines_are_shown() -> None:
     assert "Nice=5" in found[1].text
 
 
+def test_a_packaged_unit_stays_and_is_not_said_to_be_kept_elsewhere() -> None:
+    ours = Path("/etc/systemd/system/u.service")
+    packaged = replace(live(OLD), path=Path("/usr/lib/systemd/system/u.service"), shadowed_by=ours)
+    found = next(iter(check_live(serving("127.0.0.1", 8080, "a"), packaged)))
+    assert found.code == "adopted"
+    assert ".pre-" not in found.text
+    assert "`/usr/lib/systemd/system/u.service` stays" in found.text
+    assert str(ours) in found.text
+    assert found.hint is not None
+    assert "rollback" in found.hint
+
+
 def test_a_drop_in_that_would_win_is_an_error() -> None:
     drop_in = (Path("/d/x.conf"), "[Service]\nExecStart=\nExecStart=/bin/y\n")
     found = codes(check_live(serving(None, None, None), live(OLD, drop_in)))

@@ -11,7 +11,7 @@ from tunerd.core.host import Mode
 from tunerd.core.live import LiveUnit, Serving, environment_paths, read_live
 from tunerd.core.service import UnitState
 from tunerd.core.unit_environment import parse_environment_file
-from tunerd.errors import DeployError, HostError
+from tunerd.errors import DeployError, HostError, ServiceError
 from tunerd.system.llama import Address
 from tunerd.system.sockets import listening_ports
 
@@ -46,12 +46,21 @@ def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
     )
     own = ctx.unit_path if unit == ctx.unit else path  # systemd may name where the link leads
     link_to = own.readlink() if own is not None and own.is_symlink() else None
-    return replace(live, link_to=link_to)
+    is_packaged = unit == ctx.unit and path is not None and not os.path.lexists(ctx.unit_path)
+    return replace(live, link_to=link_to, shadowed_by=ctx.unit_path if is_packaged else None)
 
 
 def standing_text(ctx: Context) -> bytes | None:
     """The unit file as it stands; None where there is none, empty where the unit is masked."""
     return b"" if _is_mask(ctx) else ctx.files.read(ctx.unit_path)
+
+
+def drop_ins_in_force(ctx: Context) -> tuple[str, ...] | None:
+    """The paths of the unit's drop-ins; None where the service manager does not say."""
+    try:
+        return tuple(str(path) for path in ctx.services.state(ctx.unit).drop_ins)
+    except ServiceError:
+        return None
 
 
 def refuse_masked(ctx: Context) -> None:

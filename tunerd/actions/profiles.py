@@ -96,11 +96,7 @@ def show_profile(ctx: Context, name: str, *, options: Mapping[str, Any]) -> Acti
 
 
 def check_profile(ctx: Context, what: str) -> ActionResult:
-    """Every problem of a file or of a profile's layers; exit code 1 if there is one.
-
-    Raises:
-        HostError: the file cannot be read.
-    """
+    """Every problem of a file or of a profile's layers; exit code 1 if there is one."""
     problems: list[Problem] = []
     if "/" in what or what.endswith(".toml"):
         data = read_profile(Path(what), ctx.files)

@@ -191,7 +191,7 @@ def _changed_the_unit(ending: Ending) -> bool:
     """Whether what the swap replaced is not what stands now: it ended well, or was edited over."""
     if ending.outcome is Outcome.ABANDONED:
         return ending.cause == FailureKind.EDITED
-    return ending.outcome is Outcome.SERVING
+    return ending.outcome.is_done
 
 
 def _makers(ctx: Context) -> dict[str, Generation]:
@@ -220,7 +220,7 @@ def _check(
             f"`{name}` cannot serve any more",
             cause=f"gone: {', '.join(f'`{path}`' for path in gone)}",
             state="nothing was changed",
-            hint=_way_round(ctx, made_by),
+            hint=_way_round(ctx, made_by, old),
         )
     complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
     messages = [warning("unit-complaint", line) for line in complaints]
@@ -234,8 +234,11 @@ def _check(
     return messages
 
 
-def _way_round(ctx: Context, made_by: Generation | None) -> str:
+def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
     """What to do where the old unit's program or model is gone."""
+    model = old.serving.model
+    if model is not None and not Path(model).exists():  # without it a kept engine is no help
+        return f"put the model back to `{model}`; `tunerd rollback --list` shows what else there is"
     if made_by is not None:
         kept = kept_folder(ctx.paths.engines_dir, made_by.engine_sha256, ctx.files)
         if kept is not None:

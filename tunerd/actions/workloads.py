@@ -17,7 +17,7 @@ from tunerd.core.quantity import format_duration
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.workload_shape import Rates, WorkloadShape, expected_parts, mean_parts, parts_json
 from tunerd.core.workload_table import WorkloadTable, shape_of
-from tunerd.errors import ConfigError, UsageError
+from tunerd.errors import ConfigError, HostError, UsageError
 
 if TYPE_CHECKING:
     from tunerd.core.request_log import RequestLog
@@ -235,6 +235,8 @@ def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
         raise _wrong(path, "\n".join(places)) from error
     except (ValueError, RecursionError) as error:
         raise _wrong(path, str(error)) from error
+    except HostError as error:  # a folder of that name, or a file that may not be read
+        raise _wrong(path, error.cause or error.message) from error
     return WorkloadFile(shape_of(path.stem, table), path, layer, table.learned)
 
 

@@ -67,7 +67,8 @@ class LiveUnit:
     (`problem` says why). `foreign` are directives of a hand-written unit that tunerd's own text
     does not hold, `drop_in_exec` drop-ins that replace the command line. `credential` is the file
     behind the credential `api-key`. A masked unit has no text. `link_to` is where the file leads if
-    it is a link.
+    it is a link. `shadowed_by` is where tunerd would write its own file, if this one, of a package,
+    stands in another folder and is left there.
     """
 
     unit: str
@@ -86,6 +87,7 @@ class LiveUnit:
     drop_in_exec: tuple[Path, ...] = ()
     problem: str | None = None
     link_to: Path | None = None
+    shadowed_by: Path | None = None
 
     @property
     def serving(self) -> Serving:

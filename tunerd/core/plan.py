@@ -166,13 +166,25 @@ def check_live(new: Serving, live: LiveUnit, now: Serving | None = None) -> Iter
                    "also when one goes back, and what it leads to stays as it is",
                    "link it anew after a rollback if you want the link back")  # fmt: skip
     if not live.is_ours:
-        yield note(
-            "adopted", f"{live.unit} was not written by tunerd; it is kept as a `.pre-*` file"
-        )
+        yield _adopted(live)
         if live.foreign:
             yield warning("foreign-directives",
                           "these lines of it are not taken over: " + "; ".join(live.foreign),
                           f"put what you want to keep into a drop-in: systemctl edit {live.unit}")  # fmt: skip
+
+
+def _adopted(live: LiveUnit) -> Message:
+    """What becomes of a unit that tunerd did not write."""
+    if live.shadowed_by is None:
+        return note(
+            "adopted", f"{live.unit} was not written by tunerd; it is kept as a `.pre-*` file"
+        )
+    return note(
+        "adopted",
+        f"{live.unit} was not written by tunerd; `{live.path}` stays as it is, and "
+        f"`{live.shadowed_by}` takes its place",
+        "`tunerd rollback` removes that file, and the packaged unit is in force again",
+    )
 
 
 def serving_after(command: CommandLine, capabilities: Capabilities | None) -> Serving:

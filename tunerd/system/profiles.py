@@ -19,12 +19,12 @@ _MAX_BYTES = 1024 * 1024
 
 
 def read_profile(path: Path, files: Files) -> Mapping[str, Any] | Problem:
-    """One parsed profile file, or why it cannot be parsed.
-
-    Raises:
-        HostError: it cannot be read.
-    """
-    content = files.read(path)
+    """One parsed profile file, or why it cannot be read or parsed."""
+    try:
+        content = files.read(path)
+    except HostError as error:  # a folder, a pipe, a file that may not be read
+        why = f"{error.message}: {error.cause}" if error.cause else error.message
+        return Problem(str(path), "file", why, "a profile file that can be read")
     if content is None:
         return Problem(str(path), "file", "no such file", "a profile file")
     if len(content) > _MAX_BYTES:
@@ -41,7 +41,7 @@ def read_sources(
     """Every profile file that can be parsed, and a problem for each that cannot.
 
     Raises:
-        HostError: a folder or file cannot be read.
+        HostError: a folder cannot be read.
     """
     found: dict[Layer, dict[str, Mapping[str, Any]]] = {}
     paths: dict[tuple[Layer, str], str] = {}
