@@ -101,6 +101,11 @@ class Case:
         """What may stand while a swap is cut short."""
         return {self.before.text, self.after.text, world.text("new", program=BROKEN)}
 
+    @property
+    def good_end(self) -> Outcome:
+        """What history calls the good end of this swap."""
+        return Outcome.SERVING if self.after.is_active else Outcome.REMOVED
+
     def attempt(self, world: World, fuse: Fuse, *, asks: bool = False) -> BaseException | None:
         """Run the swap; what it raised."""
         try:
@@ -127,7 +132,7 @@ class Case:
         self.note(
             where,
             every_generation_has_an_ending=Outcome.RUNNING not in outcomes,
-            history_knows_what_serves=not is_new or outcomes[0] is Outcome.SERVING,
+            history_knows_what_serves=not is_new or outcomes[0] is self.good_end,
             the_old_unit_is_kept=not is_new or self.before.text in {None, *kept},
             verify_agrees=serving is None or world.verify() == 0,
             nothing_is_left_to_recover=world.recover() is None,

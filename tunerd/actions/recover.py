@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import clear_dead_measurements
-from tunerd.actions.live import standing_text
+from tunerd.actions.live import drop_ins_in_force, standing_text
 from tunerd.actions.serve_check import NotServing, Serving
 from tunerd.actions.swap_back import ForeignEditError, check_as_it_stands, go_back
 from tunerd.actions.swap_begin import reason_of
 from tunerd.actions.swap_record import read_record, record_path
 from tunerd.core.failure import FailureKind
-from tunerd.core.generation import Ending, Outcome
+from tunerd.core.generation import Ending, Generation, Outcome
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.swap import (
     Recovery,
@@ -113,7 +113,7 @@ def recover_locked(ctx: Context) -> Recovered:
         record,
         unit_sha256=sha256(standing_text(ctx)),
         boot_id=boot_id() or "unknown",
-        is_committed=entry is not None and entry.ending.outcome is Outcome.SERVING,
+        is_committed=entry is not None and entry.ending.outcome.is_done,
     )
     try:
         match found:
@@ -219,9 +219,17 @@ def _finish(
 ) -> None:
     """The record goes last: everything before it is durable by then."""
     if ctx.generations.find(record.generation) is not None:
-        ending = Ending(outcome, ctx.clock.now_s(), None, cause, detail)
+        drop_ins = drop_ins_in_force(ctx) if outcome.is_done else None
+        ending = Ending(outcome, ctx.clock.now_s(), None, cause, detail, drop_ins)
         ctx.generations.end(record.generation, ending)
     ctx.files.remove(record_path(ctx))
+
+
+def _outcome_of(ctx: Context, generation: Generation) -> Outcome:
+    """How the swap ended whose text stands, or whose unit file is gone as it was to be."""
+    if generation.unit_sha256 is None and not ctx.services.state(ctx.unit).is_active:
+        return Outcome.REMOVED
+    return Outcome.SERVING
 
 
 def _clear_leftovers(ctx: Context) -> None:
@@ -247,11 +255,11 @@ def _settle_endings(ctx: Context) -> None:
     for entry in ctx.generations.entries():
         if entry.generation.unit != ctx.unit:
             continue
-        if entry.ending.outcome is Outcome.SERVING:
+        if entry.ending.outcome.is_done:
             return
         if entry.ending.outcome is Outcome.RUNNING:
             is_live = newest and entry.generation.unit_sha256 == standing
-            outcome = Outcome.SERVING if is_live else Outcome.ABANDONED
+            outcome = _outcome_of(ctx, entry.generation) if is_live else Outcome.ABANDONED
             ending = Ending(outcome, ctx.clock.now_s(), None, None, "settled by recovery")
             with contextlib.suppress(HostError):
                 ctx.generations.end(entry.generation.number, ending)

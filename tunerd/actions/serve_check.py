@@ -37,6 +37,7 @@ _END_S = 1.0
 # The manager may know of a process's end before the journal has its last lines.
 _LOG_READS = 3
 _LOG_LAG_S = 0.2
+_NO_STEP = Progress("")
 _VAGUE = (FailureKind.UNKNOWN, FailureKind.CRASH)
 
 
@@ -65,6 +66,7 @@ def wait_until_serving(
     address: Address | None,
     expected: Expectation,
     model_bytes: int | None = None,
+    begun: Progress = _NO_STEP,
 ) -> Serving | NotServing:
     """Watch a unit that was just (re)started.
 
@@ -74,9 +76,10 @@ def wait_until_serving(
         address: Where it should listen; None to look where its process does.
         expected: Who should answer.
         model_bytes: Size of the weights, for progress.
+        begun: The step of a longer action that the load is; the first generation is the next one.
     """
     for _ in range(_MOST_RESTARTS):
-        found = _watch(ctx, unit, address, expected, model_bytes)
+        found = _watch(ctx, unit, address, expected, _Load(begun, model_bytes))
         if not isinstance(found, _RestartedByHand):
             break
         ctx.say("somebody restarted it; watching again")
@@ -94,18 +97,40 @@ class _RestartedByHand:
     lost: Lost
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What progress is told of a load: the step that it is, and how much there is to load."""
+
+    begun: Progress
+    model_bytes: int | None
+
+    def at(self, text: str, done_mib: int, took_s: float) -> Progress:
+        """Progress of the load itself."""
+        told = replace(self.begun, text=text)
+        if not self.model_bytes or done_mib <= 0:
+            return told
+        ratio = min(0.99, done_mib * 1024 * 1024 / self.model_bytes)
+        left_s = took_s * (1 - ratio) / ratio if took_s > 1 else None
+        return replace(told, done_ratio=ratio, left_s=left_s)
+
+    def after(self, text: str) -> Progress:
+        """Progress of what follows the load."""
+        step = self.begun.step
+        return replace(self.begun, text=text, step=None if step is None else step + 1)
+
+
 def _watch(
     ctx: Context,
     unit: str,
     address: Address | None,
     expected: Expectation,
-    model_bytes: int | None,
+    load: _Load,
 ) -> Serving | Lost | _RestartedByHand:
-    found = _wait_for_ready(ctx, unit, address, expected, ctx.clock.monotonic_s(), model_bytes)
+    found = _wait_for_ready(ctx, unit, address, expected, load)
     if isinstance(found, Lost):
         return found
     server, state = found
-    ctx.say("asking for a first generation")
+    ctx.report(load.after("asking for a first generation"))
     completion = server.complete(
         PROBE_PROMPT,
         n_predict=PROBE_TOKENS,
@@ -114,7 +139,7 @@ def _watch(
     answered_at_s = ctx.clock.monotonic_s()
     lost = _judge_completion(ctx, unit, state, completion, server, expected)
     if lost is None:
-        ctx.say("watching that it stays")
+        ctx.report(load.after("watching that it stays"))
         lost = _settle(ctx, unit, state, ctx.settings.service.settle_s)
     if lost is None:
         text = completion.text or ""
@@ -130,10 +155,10 @@ def _wait_for_ready(
     unit: str,
     address: Address | None,
     expected: Expectation,
-    began_s: float,
-    model_bytes: int | None,
+    load: _Load,
 ) -> tuple[LlamaServer, UnitState] | Lost:
     settings = ctx.settings.service
+    began_s = ctx.clock.monotonic_s()
     patience = Patience(stall_s=settings.stall_s, limit_s=settings.start_limit_s)
     moved_s, furthest = began_s, -1
     last_text = ""
@@ -148,9 +173,9 @@ def _wait_for_ready(
             return judged
         if isinstance(judged, Ready) and server is not None:
             return server, now.unit
-        if isinstance(judged, Starting) and (judged.text != last_text or model_bytes):
+        if isinstance(judged, Starting) and (judged.text != last_text or load.model_bytes):
             last_text = judged.text
-            ctx.report(_loading(judged.text, furthest, model_bytes, now.at_s - began_s))
+            ctx.report(load.at(judged.text, furthest, now.at_s - began_s))
         ctx.clock.sleep(POLL_S)
 
 
@@ -194,14 +219,6 @@ def _vram_used(ctx: Context, pid: int | None) -> int | None:
     if pid is None or not gpus:
         return None
     return sum(gpu.used_mib or 0 for gpu in gpus)
-
-
-def _loading(text: str, done_mib: int, model_bytes: int | None, took_s: float) -> Progress:
-    if not model_bytes or done_mib <= 0:
-        return Progress(text)
-    ratio = min(0.99, done_mib * 1024 * 1024 / model_bytes)
-    left_s = took_s * (1 - ratio) / ratio if took_s > 1 else None
-    return Progress(text, done_ratio=ratio, left_s=left_s)
 
 
 def _judge_completion(

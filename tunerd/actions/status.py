@@ -33,6 +33,7 @@ def status(ctx: Context) -> ActionResult:
     payload: dict[str, Any] = {
         "unit": ctx.unit,
         "mode": str(ctx.mode),
+        "exists": state.exists,
         "active": state.active_state,
         "sub_state": state.sub_state,
         "since_s": state.active_since_s,
@@ -45,6 +46,7 @@ def status(ctx: Context) -> ActionResult:
         "alias": live.serving.alias,
         "program": live.program,
         "generation": entry.generation.number if entry is not None else None,
+        "outcome": str(entry.ending.outcome) if entry is not None else None,
         "profile": entry.generation.profile if entry is not None else None,
         "engine": entry.generation.engine if entry is not None else None,
         "last_swap": summary_json(last) if last is not None else None,

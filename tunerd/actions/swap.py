@@ -15,7 +15,7 @@ from typing import NoReturn
 from tunerd.actions.backups import prune_backups
 from tunerd.actions.context import Context
 from tunerd.actions.drain import drain
-from tunerd.actions.live import refuse_masked, standing_text
+from tunerd.actions.live import drop_ins_in_force, refuse_masked, standing_text
 from tunerd.actions.serve_check import NotServing, Serving, restart_unit, wait_until_serving
 from tunerd.actions.swap_back import (
     Back,
@@ -36,6 +36,7 @@ from tunerd.actions.swap_record import record_path
 from tunerd.core.failure import Failure, FailureKind
 from tunerd.core.generation import Ending, Outcome
 from tunerd.core.health import Expectation
+from tunerd.core.progress import Progress
 from tunerd.core.quantity import format_duration
 from tunerd.core.swap import SwapRecord, sha256
 from tunerd.errors import DeployError, JobCanceled, RolledBack, Stranded, TunerdError
@@ -106,7 +107,7 @@ def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDon
         if record.was_active and serving is not None:
             without_s = course.without_service_s(serving.answered_at_s)
         with interrupts.held():
-            notes = (*notes, *_commit(ctx, record, without_s))
+            notes = (*notes, *_commit(ctx, record, serving, without_s))
     # Every way to fail leads back, a bug and Ctrl-C included: a swap may not end half-way.
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
         with interrupts.held():
@@ -148,7 +149,8 @@ def _go_forward(
     refused = restart_unit(ctx, ctx.unit)
     if refused is not None:
         raise _UnhealthyError(refused)
-    ctx.say("waiting for the model", step=6, steps=STEPS)
+    waits = Progress("waiting for the model", step=6, steps=STEPS)
+    ctx.report(waits)
     expected = Expectation(
         old_invocation=record.old_invocation,
         alias=request.alias,
@@ -156,7 +158,12 @@ def _go_forward(
         must_draft=request.must_draft,
     )
     found = wait_until_serving(
-        ctx, ctx.unit, address=request.address, expected=expected, model_bytes=request.model_bytes
+        ctx,
+        ctx.unit,
+        address=request.address,
+        expected=expected,
+        model_bytes=request.model_bytes,
+        begun=waits,
     )
     if isinstance(found, NotServing):
         raise _UnhealthyError(found)
@@ -190,7 +197,9 @@ def _check_parsed(ctx: Context) -> None:
         raise DeployError(f"another file is in force: `{state.fragment_path}`")
 
 
-def _commit(ctx: Context, record: SwapRecord, without_s: float | None) -> tuple[str, ...]:
+def _commit(
+    ctx: Context, record: SwapRecord, serving: Serving | None, without_s: float | None
+) -> tuple[str, ...]:
     """Say durably that the swap ended well, then drop the record; either is enough.
 
     Returns:
@@ -201,7 +210,9 @@ def _commit(ctx: Context, record: SwapRecord, without_s: float | None) -> tuple[
         HostError: neither could be done; nothing is committed.
     """
     demand_text(ctx, record.new_sha256)
-    ending = Ending(Outcome.SERVING, ctx.clock.now_s(), without_s, None, None)
+    outcome = Outcome.REMOVED if serving is None else Outcome.SERVING
+    drop_ins = drop_ins_in_force(ctx)
+    ending = Ending(outcome, ctx.clock.now_s(), without_s, None, None, drop_ins)
     notes: list[str] = []
     is_said = True
     try:

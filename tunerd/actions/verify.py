@@ -55,7 +55,7 @@ def find_drift(ctx: Context, entry: HistoryEntry, *, deep: bool) -> list[Drift]:
         deep: Whether to read the engine's files again, which takes as long as they are large.
     """
     generation = entry.generation
-    drifts = [*_unit_drift(ctx, generation), *_state_drift(ctx, generation)]
+    drifts = [*_unit_drift(ctx, generation), *_state_drift(ctx, entry)]
     if generation.unit_sha256 is not None:
         drifts += _model_drift(generation)
         if deep:
@@ -97,7 +97,8 @@ def _unit_drift(ctx: Context, generation: Generation) -> list[Drift]:
     return drifts
 
 
-def _state_drift(ctx: Context, generation: Generation) -> list[Drift]:
+def _state_drift(ctx: Context, entry: HistoryEntry) -> list[Drift]:
+    generation, known = entry.generation, entry.ending.drop_ins
     state = ctx.services.state(ctx.unit)
     live = read_live_unit(ctx)
     drifts = []
@@ -106,7 +107,8 @@ def _state_drift(ctx: Context, generation: Generation) -> list[Drift]:
     if state.fragment_path is not None and state.fragment_path != ctx.unit_path:
         drifts.append(Drift("other-file", f"another file is in force: `{state.fragment_path}`",
                             "remove it, or set service.unit"))  # fmt: skip
-    known = set(generation.host.get("drop_ins", ()))
+    if known is None:  # how it ended was settled by recovery
+        known = tuple(generation.host.get("drop_ins", ()))
     drifts.extend(
         Drift("drop-in", f"a drop-in was added: `{path}`", f"systemctl cat {ctx.unit} shows it")
         for path in live.drop_ins

@@ -11,13 +11,22 @@ SCHEMA = 1
 
 
 class Outcome(StrEnum):
-    """How a swap ended; RUNNING while it does, or when it was cut short and not recovered yet."""
+    """How a swap ended; RUNNING while it does, or when it was cut short and not recovered yet.
+
+    REMOVED is the good end of a swap back to where no unit file stood, and after which nothing serves.
+    """
 
     RUNNING = "running"
     SERVING = "serving"
+    REMOVED = "removed"
     ROLLED_BACK = "rolled back"
     STRANDED = "stranded"
     ABANDONED = "abandoned"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the swap was committed: what it was to make live is live."""
+        return self in {Outcome.SERVING, Outcome.REMOVED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +62,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the swap of a generation ended."""
+    """How the swap of a generation ended.
+
+    `drop_ins` were in force for the unit by then; None where that is not known.
+    """
 
     outcome: Outcome
     ended_s: float | None
     without_service_s: float | None
     cause: str | None
     detail: str | None
+    drop_ins: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +84,6 @@ class HistoryEntry:
 
 
 def serving_number(entries: tuple[HistoryEntry, ...]) -> int | None:
-    """The newest generation that was deployed well; None if there is none."""
-    numbers = [
-        entry.generation.number for entry in entries if entry.ending.outcome is Outcome.SERVING
-    ]
+    """The newest generation whose swap ended well; None if there is none."""
+    numbers = [entry.generation.number for entry in entries if entry.ending.outcome.is_done]
     return max(numbers, default=None)

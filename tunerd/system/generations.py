@@ -114,9 +114,9 @@ class Generations:
                 yield entry
 
     def serving(self, unit: str) -> HistoryEntry | None:
-        """The newest generation of a unit that was deployed well."""
+        """The newest generation of a unit whose swap ended well; it may have removed the unit."""
         for entry in self.entries():
-            if entry.generation.unit == unit and entry.ending.outcome is Outcome.SERVING:
+            if entry.generation.unit == unit and entry.ending.outcome.is_done:
                 return entry
         return None
 
@@ -129,7 +129,7 @@ class Generations:
         for number in self.numbers():
             self._files.remove_temporaries(self._folder_of(number))
             entry = self.find(number)
-            if entry is not None and entry.ending.outcome is Outcome.SERVING:
+            if entry is not None and entry.ending.outcome.is_done:
                 return
 
     def _folder_of(self, number: int) -> Path:
@@ -158,4 +158,6 @@ def _ending(data: object) -> Ending:
     if not isinstance(data, dict):
         message = "the ending is no table"
         raise TypeError(message)
-    return Ending(**{**data, "outcome": Outcome(data["outcome"])})
+    drop_ins = data.get("drop_ins")
+    known = None if drop_ins is None else tuple(str(path) for path in drop_ins)
+    return Ending(**{**data, "outcome": Outcome(data["outcome"]), "drop_ins": known})

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tunerd.cli.output import columns, finish, json_option
+from tunerd.core.generation import Outcome
 from tunerd.core.host import Mode
 from tunerd.core.quantity import format_mib
 
@@ -43,13 +44,18 @@ def render(payload: Mapping[str, Any]) -> Iterator[str]:
     if payload["generation"] is not None:
         profile, engine = payload["profile"], payload["engine"]
         what = f"profile {profile}, engine {engine}" if profile else "not by a profile"
+        if payload["outcome"] == Outcome.REMOVED:
+            what = "went back to where there was none"
         generation = f"{payload['generation']} ({what})"
     when = "with tunerd's supervisor" if payload["mode"] == Mode.LOCAL else "at boot"
     enabled = {True: f"starts {when}", False: f"does not start {when}", None: "unknown"}
+    unit = f"{payload['active']} ({payload['sub_state']}){text}"
+    if not payload["exists"] and payload["active"] == "inactive":
+        unit, enabled[None] = "there is none", "nothing to start"
     rows = [
-        ("unit", f"{payload['unit']}: {payload['active']} ({payload['sub_state']}){text}"),
+        ("unit", f"{payload['unit']}: {unit}"),
         ("health", health),
-        ("serves", f"{payload['alias'] or 'unknown'} at {payload['address'] or 'unknown'}"),
+        ("serves", _serves(payload)),
         ("boot", enabled[payload["enabled"]]),
         ("generation", generation),
     ]
@@ -68,3 +74,9 @@ def render(payload: Mapping[str, Any]) -> Iterator[str]:
     drift = payload["drift"]
     rows.append(("drift", "none" if not drift else "; ".join(row["text"] for row in drift)))
     yield from columns(rows)
+
+
+def _serves(payload: Mapping[str, Any]) -> str:
+    if not payload["exists"] and payload["active"] == "inactive":
+        return "nothing"
+    return f"{payload['alias'] or 'unknown'} at {payload['address'] or 'unknown'}"

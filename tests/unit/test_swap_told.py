@@ -1,0 +1,87 @@
+"""What a swap tells: while it runs, in history, and to `verify` and `status` afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fault.scenarios import deploy, go_back
+from tests.fault.world import UNIT, World, a_world
+from tunerd.actions.status import status
+from tunerd.cli.commands.status import render
+from tunerd.core.generation import Outcome
+from tunerd.core.progress import Progress
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as made:
+        yield made
+
+
+def _add_drop_in(world: World, name: str) -> Path:
+    path = world.paths.unit_dir / f"{UNIT}.d" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("[Service]\nNice=1\n")
+    world.manager.reload()
+    return path
+
+
+def test_a_drop_in_that_a_swap_found_is_no_drift_after_it_and_a_later_one_is(world: World) -> None:
+    first = _add_drop_in(world, "a.conf")
+    deploy(world.context(), world, "old")
+    assert world.verify() == 0, "it was there before the first unit"
+    deploy(world.context(), world, "new")
+    second = _add_drop_in(world, "b.conf")
+    assert world.verify() == 6
+
+    go_back(world.context())
+
+    assert world.verify() == 0
+    newest = next(world.context().generations.entries())
+    assert newest.ending.drop_ins == (str(first), str(second))
+    _add_drop_in(world, "c.conf")
+    assert world.verify() == 6
+
+
+def test_going_back_to_nothing_is_not_said_to_serve(world: World) -> None:
+    deploy(world.context(), world, "old")
+
+    go_back(world.context())
+
+    assert world.outcomes() == [Outcome.REMOVED, Outcome.SERVING]
+    assert world.verify() == 0
+    told = status(world.context()).payload
+    assert (told["exists"], told["outcome"]) == (False, "removed")
+    shown = "\n".join(render(told))
+    assert "there is none" in shown
+    assert "nothing to start" in shown
+    assert "serving" not in shown
+    go_back(world.context())
+    assert world.serving_alias() == "old", "twice returns to where one was"
+
+
+def test_where_a_packaged_unit_serves_after_it_that_is_said(world: World) -> None:
+    (world.paths.runtime_unit_dir / UNIT).write_bytes(world.text("packaged"))
+    world.manager.reload()
+    world.manager.enable(UNIT)
+    world.manager.start(UNIT)
+    deploy(world.context(), world, "old")
+
+    go_back(world.context())
+
+    assert world.serving_alias() == "packaged"
+    assert world.outcomes()[0] is Outcome.SERVING
+
+
+def test_every_step_of_a_swap_is_told(world: World) -> None:
+    told: list[Progress] = []
+
+    deploy(replace(world.context(), progress=told.append), world, "old")
+
+    assert [p.step for p in told if p.step is not None] == sorted(p.step or 0 for p in told)
+    assert {p.step for p in told} == set(range(1, 9))
+    assert {p.steps for p in told} == {8}
