@@ -256,11 +256,12 @@ class CandidateLife:
             raise Unusable(traffic.text)
 
     def close(self) -> None:
-        """End the process, and hand over its samples."""
+        """End the process, and hand over what was measured of it; what only prepared it is not kept."""
         try:
             self._stack.close()
         finally:
-            self._stand.on_samples(self._side, self._samples)
+            measured = [one for one in self._samples if Mark.WARM_UP not in one.marks]
+            self._stand.on_samples(self._side, measured)
 
     # Texts
 
