@@ -1,12 +1,16 @@
 """Shows results and errors: text for people, or one JSON object for scripts.
 
 Data goes to standard output; messages, progress and errors go to standard error.
+
+What comes from files, programs and servers may hold what a terminal obeys. Every text for people
+passes `harmless` here: such characters are shown, not sent. JSON stays exact.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
@@ -22,6 +26,10 @@ Render = Callable[[Mapping[str, Any]], Iterable[str]]
 
 _COLOURS = {Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "red"}
 _INDENT = "        "
+# Control characters, marks that turn the direction of writing or end a line, bytes that are no UTF-8.
+_HIGH = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_UNSAFE = re.compile(f"[\x00-\x08\n-\x1f{_HIGH}]")
+_UNSAFE_IN_JSON = re.compile(f"[{_HIGH}]")  # which escapes the others itself
 
 
 def json_option(function: Any) -> Any:
@@ -29,13 +37,23 @@ def json_option(function: Any) -> Any:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
 
 
-def finish(result: ActionResult, render: Render, *, as_json: bool) -> None:
-    """Show a result and leave with its exit code."""
+def finish(result: ActionResult, render: Render, *, as_json: bool, is_data: bool = False) -> None:
+    """Show a result and leave with its exit code.
+
+    Args:
+        result: What an action found or did.
+        render: Its payload as lines for people.
+        as_json: One JSON object instead.
+        is_data: Whether the lines are for programs: anywhere but on a terminal they stay exact.
+    """
     if as_json:
-        print(json.dumps(result.to_json(), indent=1, ensure_ascii=False))
+        print(_json_text(result.to_json()))
     else:
-        for line in render(result.payload):
-            print(line)
+        if is_data and not sys.stdout.isatty():
+            for line in render(result.payload):
+                print(line)
+        else:
+            show(result.payload, render, sys.stdout)
         sys.stdout.flush()
         for message in result.messages:
             print_message(message)
@@ -43,12 +61,49 @@ def finish(result: ActionResult, render: Render, *, as_json: bool) -> None:
         raise click.exceptions.Exit(result.exit_code)
 
 
+def show(payload: Mapping[str, Any], render: Render, stream: TextIO) -> None:
+    """A payload for people; a line of `render` stays one line, whatever is in it.
+
+    Its texts are made harmless before they are rendered, so that columns stay straight and the
+    colours of `render` itself remain.
+    """
+    for line in render(_harmless_payload(payload)):
+        print(line.replace("\n", "\\n"), file=stream)
+
+
+def harmless(text: str, *, keep: str = "") -> str:
+    """The text with everything that a terminal would obey shown as Python writes it.
+
+    Args:
+        text: From anywhere.
+        keep: Characters to leave as they are.
+    """
+    return _UNSAFE.sub(lambda c: c[0] if c[0] in keep else ascii(c[0])[1:-1], text)
+
+
+def _harmless_payload(value: Any) -> Any:
+    """Every text in a payload made harmless but for ends of lines, at which texts are split."""
+    if isinstance(value, str):
+        return harmless(value, keep="\n") if _UNSAFE.search(value) else value
+    if isinstance(value, Mapping):
+        return {_harmless_payload(key): _harmless_payload(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_harmless_payload(inner) for inner in value]
+    return value
+
+
+def _json_text(body: Mapping[str, Any]) -> str:
+    """JSON that reads back as exactly `body`, and holds nothing that a terminal obeys."""
+    text = json.dumps(body, indent=1, ensure_ascii=False)
+    return _UNSAFE_IN_JSON.sub(lambda c: f"\\u{ord(c[0]):04x}", text)
+
+
 def print_message(message: Message) -> None:
     """One message, its hint below it."""
     label = paint(f"{message.level}:", _COLOURS[message.level], sys.stderr)
-    print(f"{label} {message.text}", file=sys.stderr)
-    if message.hint:
-        print(f"{_INDENT}{message.hint}", file=sys.stderr)
+    print(f"{label} {harmless(message.text)}", file=sys.stderr)
+    for line in (message.hint or "").splitlines():
+        print(f"{_INDENT}{harmless(line)}", file=sys.stderr)
 
 
 def print_error(error: TunerdError, *, command: str, as_json: bool) -> None:
@@ -67,18 +122,18 @@ def print_error(error: TunerdError, *, command: str, as_json: bool) -> None:
                 "hint": error.hint,
             },
         }
-        print(json.dumps(body, indent=1, ensure_ascii=False))
+        print(_json_text(body))
         return
-    print(f"{paint('error:', 'red', sys.stderr)} {error.message}", file=sys.stderr)
+    print(f"{paint('error:', 'red', sys.stderr)} {harmless(error.message)}", file=sys.stderr)
     parts = [("cause", error.cause), ("state", error.state)]
     if any(text for _, text in parts):
         print(file=sys.stderr)
     for name, text in parts:
         for index, line in enumerate((text or "").splitlines()):
             label = f"  {name:<7} " if index == 0 else "          "
-            print(f"{label}{line}", file=sys.stderr)
+            print(f"{label}{harmless(line)}", file=sys.stderr)
     if error.hint:
-        print(f"\nhint: {error.hint}", file=sys.stderr)
+        print(f"\nhint: {harmless(error.hint)}", file=sys.stderr)
 
 
 def paint(text: str, colour: str, stream: TextIO) -> str:
@@ -111,7 +166,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         message = "Nobody to ask: standard input is no terminal. Give --yes to go ahead."
         raise click.UsageError(message)
-    click.confirm(question, abort=True, err=True)
+    click.confirm(harmless(question, keep="\n"), abort=True, err=True)
 
 
 def progress_sink(*, as_json: bool = False) -> ProgressSink:
@@ -131,7 +186,7 @@ def progress_text(progress: Progress) -> str:
         parts.append(f"{progress.done_ratio:.0%}")
     if progress.left_s is not None:
         parts.append(f"(about {format_duration(progress.left_s)} left)")
-    return " ".join(parts)
+    return harmless(" ".join(parts))
 
 
 class _LineProgress:

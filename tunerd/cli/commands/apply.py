@@ -10,7 +10,7 @@ import click
 
 from tunerd.cli.commands.plan import render as render_plan
 from tunerd.cli.commands.plan import set_option, untuned_option
-from tunerd.cli.output import confirm, finish, json_option, print_message, progress_sink
+from tunerd.cli.output import confirm, finish, json_option, print_message, progress_sink, show
 
 if TYPE_CHECKING:
     from tunerd.actions.plan import Plan
@@ -74,8 +74,7 @@ def command(
 def _show(made: Plan) -> None:
     from tunerd.actions.plan import plan_json
 
-    for line in render_plan(plan_json(made, with_explain=False)):
-        print(line, file=sys.stderr)
+    show(plan_json(made, with_explain=False), render_plan, sys.stderr)
     for message in made.messages:
         print_message(message)
 

@@ -8,7 +8,7 @@ import click
 
 from tunerd.cli.commands.bench_view import render
 from tunerd.cli.commands.plan import set_option
-from tunerd.cli.output import confirm, finish, json_option, progress_sink
+from tunerd.cli.output import confirm, finish, harmless, json_option, progress_sink
 
 SUITES = ("mtp", "lengths", "cache", "deep", "quality", "concurrency", "workload")
 
@@ -91,7 +91,7 @@ def command(
     else:
 
         def ask(question: str) -> None:
-            print(question, file=sys.stderr) if yes else confirm(question, yes=yes)
+            print(harmless(question), file=sys.stderr) if yes else confirm(question, yes=yes)
 
         request = PlanRequest(profile, parse_options(options))
         result = bench.bench_profile(ctx, asked, request, ask, start_after=start_after)

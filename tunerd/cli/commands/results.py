@@ -82,7 +82,7 @@ def export_command(mode: str | None, run: tuple[int, ...], form: str, as_json: b
     from tunerd.actions.results import export
 
     result = export(build_context(mode=mode), run)
-    finish(result, render_csv, as_json=as_json or form == "json")
+    finish(result, render_csv, as_json=as_json or form == "json", is_data=True)
 
 
 @command.command(name="stale", short_help="What changed since it was measured.")

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunerd.cli.commands.apply import now_option, yes_option
-from tunerd.cli.output import columns, confirm, finish, json_option, print_message, progress_sink
+from tunerd.cli.output import (
+    columns,
+    confirm,
+    finish,
+    harmless,
+    json_option,
+    print_message,
+    progress_sink,
+)
 
 if TYPE_CHECKING:
     from tunerd.actions.rollback import Target
@@ -49,7 +57,7 @@ def command(
     def ask(target: Target) -> None:
         if yes or not sys.stdin.isatty():
             return
-        print(target.diff, file=sys.stderr)
+        print(harmless(target.diff, keep="\n"), file=sys.stderr)
         for message in target.messages:
             print_message(message)
         confirm(f"Go back to {target.name} now?", yes=yes)

@@ -1,0 +1,76 @@
+"""What reaches a terminal: nothing that it would obey, whoever wrote the text."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+import pytest
+
+from tunerd.cli.output import columns, finish, harmless, print_error, print_message, show
+from tunerd.core.result import ActionResult, warning
+from tunerd.errors import EngineError
+
+EVIL = "a\n\x1b[31mEVIL\x9b2J\u202e\r\udcff\x07"
+SHOWN = r"a\n\x1b[31mEVIL\x9b2J\u202e\r\udcff\x07"
+
+
+def render(payload: Mapping[str, Any]) -> Iterator[str]:
+    yield from columns([(payload["name"], "end")])
+    yield from payload["text"].splitlines()
+
+
+def obeyed(text: str) -> set[str]:
+    """Characters of a text that are not simply shown."""
+    return {char for char in text if not char.isprintable()} - {"\n", "\t"}
+
+
+def test_what_a_terminal_obeys_is_shown() -> None:
+    assert harmless(EVIL) == SHOWN
+    assert harmless("größer, 日本, 👍, a\tb") == "größer, 日本, 👍, a\tb"
+
+
+def test_a_value_stays_on_its_line_and_a_text_keeps_its_lines() -> None:
+    stream = io.StringIO()
+    show({"name": EVIL, "text": "one\ntwo\x1b[2J\n"}, render, stream)
+    assert stream.getvalue().splitlines() == [f"{SHOWN}  end", "one", "two\\x1b[2J"]
+
+
+def test_colours_of_our_own_stay() -> None:
+    stream = io.StringIO()
+    show({"name": EVIL}, lambda p: [click.style(p["name"], fg="red")], stream)
+    assert stream.getvalue() == click.style(SHOWN, fg="red") + "\n"
+
+
+def test_messages_and_errors_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    print_message(warning("x", EVIL, f"first {EVIL}\nsecond"))
+    error = EngineError(EVIL, cause=EVIL, state=EVIL, hint=EVIL)
+    print_error(error, command="plan", as_json=False)
+    said = capsys.readouterr().err
+    assert not obeyed(said)
+    assert f"warning: {SHOWN}" in said
+    assert "        second" in said
+    assert f"error: {SHOWN}" in said
+
+
+def test_json_is_exact_and_holds_nothing_that_a_terminal_obeys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    finish(ActionResult("x", {"name": EVIL, EVIL: [EVIL]}), render, as_json=True)
+    print_error(EngineError(EVIL, hint=EVIL), command="plan", as_json=True)
+    said = capsys.readouterr().out
+    assert not obeyed(said)
+    first, second = said.split("\n}\n", 1)
+    assert json.loads(first + "}")[EVIL] == [EVIL]
+    assert json.loads(second)["error"]["hint"] == EVIL
+
+
+def test_data_for_programs_is_exact_where_no_terminal_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = ActionResult("x", {"name": "a\x1bb", "text": "c\rd"})
+    finish(result, lambda p: [p["name"], p["text"]], as_json=False, is_data=True)
+    assert capsys.readouterr().out == "a\x1bb\nc\rd\n"
