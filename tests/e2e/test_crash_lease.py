@@ -13,7 +13,7 @@ from tests.fault.lease_victim import Fault, LeaseVictim
 from tests.fault.victim import Victim
 from tests.support.machine import Machine
 
-SEED = 20261123
+SEED = 20261127
 FAULTS = (Fault.COMMAND, Fault.LEASE, Fault.START)
 
 
