@@ -98,13 +98,14 @@ def test_limits_folder_and_umask_are_those_of_the_unit(
         probe,
         tmp_path / "out",
         service=f"WorkingDirectory={tmp_path}/work\nUMask=0027\nLimitNOFILE=123\nLimitCORE=0\n"
-        "LimitMEMLOCK=infinity",
+        "LimitMEMLOCK=infinity\nLimitAS=3G",
     )
 
     assert facts["folder"] == f"{tmp_path}/work"
     assert facts["umask"] == 0o027
     assert facts["n_files"] == [123, 123]
     assert facts["core"] == [0, 0]
+    assert facts["address_space"] == [3 * 1024**3] * 2
     soft, hard = facts["memlock"]
     assert soft == hard  # as far as the machine allows
 

@@ -20,6 +20,7 @@ facts = {
     "ids": [os.getuid(), os.getgid()],
     "n_files": resource.getrlimit(resource.RLIMIT_NOFILE),
     "core": resource.getrlimit(resource.RLIMIT_CORE),
+    "address_space": resource.getrlimit(resource.RLIMIT_AS),
     "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK),
     "pid": os.getpid(),
     "fled": None,

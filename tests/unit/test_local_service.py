@@ -40,6 +40,7 @@ def test_settings_are_read_in_their_units() -> None:
             "[Unit]\nStartLimitIntervalSec=5min\nStartLimitBurst=6\n[Service]\nType=exec\n"
             "ExecStart=/bin/a b\nRestart=on-failure\nRestartSec=250ms\nTimeoutStopSec=1min 30s\n"
             "KillSignal=SIGINT\nLimitMEMLOCK=infinity\nLimitNOFILE=1024:65536\nLimitCORE=0\n"
+            "LimitAS=2G\n"
             "UMask=0077\nLoadCredential=api-key:/etc/key\nUser=llama\nNoNewPrivileges=yes\n"
             "[Install]\nWantedBy=multi-user.target\n"
         ),
@@ -49,6 +50,7 @@ def test_settings_are_read_in_their_units() -> None:
     assert (spec.restart_s, spec.timeout_stop_s) == (0.25, 90)
     assert spec.kill_signal == signal.SIGINT
     assert (spec.memlock_bytes, spec.n_files, spec.core_bytes) == (-1, 65536, 0)
+    assert spec.address_space_bytes == 2 * 1024**3
     assert spec.umask == 0o77
     assert spec.credentials == (("api-key", "/etc/key"),)
     assert spec.no_new_privileges

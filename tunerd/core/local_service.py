@@ -57,6 +57,7 @@ _HONOURED = _WITHOUT_EFFECT | {
     ("Service", "LimitMEMLOCK"),
     ("Service", "LimitNOFILE"),
     ("Service", "LimitCORE"),
+    ("Service", "LimitAS"),
     ("Service", "UMask"),
     ("Service", "LoadCredential"),
     ("Service", "NoNewPrivileges"),
@@ -116,6 +117,7 @@ class ServiceSpec:
     memlock_bytes: int | None
     n_files: int | None
     core_bytes: int | None
+    address_space_bytes: int | None
     umask: int
     no_new_privileges: bool
     credentials: tuple[tuple[str, str], ...]
@@ -162,6 +164,7 @@ def read_service(unit: str, file: UnitFile) -> ServiceSpec:
         memlock_bytes=parse_size(file.value("Service", "LimitMEMLOCK")),
         n_files=parse_size(file.value("Service", "LimitNOFILE")),
         core_bytes=parse_size(file.value("Service", "LimitCORE")),
+        address_space_bytes=parse_size(file.value("Service", "LimitAS")),
         umask=values.umask(),
         no_new_privileges=values.flag("NoNewPrivileges"),
         credentials=values.credentials(),
@@ -227,7 +230,7 @@ def _is_good_value(section: str, name: str, value: str) -> bool:
             return value in _KILL_MODES
         case "UMask":
             return _octal(value) is not None
-        case "LimitMEMLOCK" | "LimitNOFILE" | "LimitCORE":
+        case "LimitMEMLOCK" | "LimitNOFILE" | "LimitCORE" | "LimitAS":
             return parse_size(value) is not None
         case "Environment":
             return not parse_environment(value, {}).notes or "%" in value

@@ -119,6 +119,7 @@ def start_service(
             n_files=spec.n_files,
             memlock_bytes=spec.memlock_bytes,
             core_bytes=spec.core_bytes or 0,
+            address_space_bytes=spec.address_space_bytes,
         ),
         umask=spec.umask,
         no_new_privs=spec.no_new_privileges,
