@@ -154,6 +154,13 @@ def test_a_true_five_percent_is_found_in_most_nights() -> None:
     assert found.count(Standing.B_FASTER) >= 10
 
 
+def test_three_pairs_are_too_few_for_any_verdict_however_far_apart() -> None:
+    found = run(Scene("x", USUAL, gain=3.0), limits=replace(LIMITS, max_pairs=3))
+    assert found.standing is Standing.OPEN
+    assert "nothing can be said" in sentence(found, "A", "B", "chat")
+    assert run(Scene("x", USUAL, gain=3.0)).standing is Standing.B_FASTER
+
+
 def test_it_ends_in_time() -> None:
     stand = SimulatedStand(SCENES[0], 1)
     found = run(SCENES[0], limits=replace(LIMITS, budget_s=900.0), stand=stand)

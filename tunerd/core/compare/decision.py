@@ -16,7 +16,7 @@ import numpy as np
 
 from tunerd.core.sweep.verdict import e_value, gain_of
 
-_LEAST_PAIRS = 4
+LEAST_PAIRS = 4
 # Once a side is named the interval should say something of the size too: it may be so wide.
 _WIDTH_SHARE = 0.5
 
@@ -83,7 +83,7 @@ def decide(log_ratios: Sequence[float], *, alpha: float, tolerance: float) -> De
     needed = 2.0 / alpha
     negated = [-value for value in log_ratios]
     e_b, e_a = e_value(log_ratios, 0.0), e_value(negated, 0.0)
-    if len(log_ratios) < _LEAST_PAIRS:
+    if len(log_ratios) < LEAST_PAIRS:
         return Decision(Standing.OPEN, False, e_b, e_a, needed)
     limit = math.log1p(tolerance)
     standing = Standing.OPEN

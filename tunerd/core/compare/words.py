@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunerd.core.compare.decision import Effect, Standing
+from tunerd.core.compare.decision import LEAST_PAIRS, Effect, Standing
 from tunerd.core.compare.outcome import Comparison, End, Part
 
 _PART_NAMES = {"prefill": "prefill", "decode": "decode", "turn": "turn time"}
@@ -25,7 +25,7 @@ def sentence(found: Comparison, a: str, b: str, workload: str) -> str:
             f"{a} and {b} are equally fast on {workload}: a difference of more than "
             f"{_percent(largest)} is excluded ({pairs})"
         )
-    if largest is None:
+    if largest is None or effect.n_pairs < LEAST_PAIRS:
         return f"nothing can be said of {a} and {b} on {workload} yet ({pairs}, {found.end})"
     return (
         f"no difference between {a} and {b} was shown on {workload}; one of up to "
