@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 
-from tunerd.system.ports import can_bind, free_port
+from tunerd.system.ports import can_bind, free_port, is_in_use
 
 
 def test_a_port_that_nobody_used_can_be_bound() -> None:
-    assert can_bind("127.0.0.1", free_port())
+    port = free_port()
+    assert can_bind("127.0.0.1", port)
+    assert not is_in_use("127.0.0.1", port)
 
 
 def test_a_port_that_somebody_listens_on_cannot() -> None:
@@ -16,6 +18,7 @@ def test_a_port_that_somebody_listens_on_cannot() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         assert not can_bind("127.0.0.1", listener.getsockname()[1])
+        assert is_in_use("127.0.0.1", listener.getsockname()[1])
 
 
 def test_a_port_whose_server_closed_a_connection_first_cannot_be_bound_for_a_while() -> None:
@@ -29,6 +32,17 @@ def test_a_port_whose_server_closed_a_connection_first_cannot_be_bound_for_a_whi
             accepted.close()  # the server says goodbye first
             assert client.recv(1) == b""
     assert not can_bind("127.0.0.1", port)
+    assert not is_in_use("127.0.0.1", port)
     with socket.socket() as again:  # as the same server would, started again
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port))
+
+
+def test_a_port_that_is_bound_is_in_use_though_nobody_listens() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        assert is_in_use("127.0.0.1", holder.getsockname()[1])
+
+
+def test_an_address_of_another_machine_is_not_in_use() -> None:
+    assert not is_in_use("192.0.2.1", free_port())

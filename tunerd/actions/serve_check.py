@@ -26,6 +26,7 @@ from tunerd.core.service import UnitState
 from tunerd.errors import JobCanceled, ServiceError
 from tunerd.system.host import process_facts
 from tunerd.system.llama import Address, LlamaServer
+from tunerd.system.ports import is_in_use
 from tunerd.system.sockets import listening_pid, listening_ports, other_listeners
 
 POLL_S = 0.1
@@ -86,7 +87,8 @@ def wait_until_serving(
         expected = replace(expected, old_invocation=found.old_invocation)
     if isinstance(found, Serving):
         return found
-    return _not_serving(ctx, unit, found.lost if isinstance(found, _RestartedByHand) else found)
+    lost = found.lost if isinstance(found, _RestartedByHand) else found
+    return _with_port(ctx, unit, address, _not_serving(ctx, unit, lost))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +296,22 @@ def _not_serving(ctx: Context, unit: str, lost: Lost) -> NotServing:
         words = f"{lost.text}; it last said: {last_words(lines)}"
         failure = Failure(lost.kind, words, hint_for(lost.kind))
     return NotServing(failure, lost.text)
+
+
+def _with_port(ctx: Context, unit: str, address: Address | None, found: NotServing) -> NotServing:
+    """Whether a server that ended without a telling word had its port taken.
+
+    mainline of May 2026 and BeeLlama bind first and end at once, and their log thread is slower.
+    """
+    state = ctx.services.state(unit)
+    has_ended = not state.is_active and state.exit_kind == "exited"
+    if address is None or found.failure.kind is not FailureKind.UNKNOWN or not has_ended:
+        return found
+    if not is_in_use(address.reachable_host, address.port):
+        return found
+    kind = FailureKind.PORT_TAKEN
+    words = f"{found.failure.words}; port {address.port} of {address.host} is in use"
+    return replace(found, failure=Failure(kind, words, hint_for(kind)))
 
 
 def _classified(ctx: Context, unit: str, state: UnitState) -> tuple[tuple[str, ...], Failure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 
@@ -27,3 +28,19 @@ def can_bind(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def is_in_use(host: str, port: int) -> bool:
+    """Whether a living socket holds the address, listening or only bound.
+
+    Connections that the kernel remembers do not count, and neither does an address that is not one
+    of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
