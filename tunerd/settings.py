@@ -37,6 +37,7 @@ from tunerd.errors import ConfigError
 PREFIX = "TUNERD_"
 # Read before there are settings, or by the tests alone.
 _ELSEWHERE = ("MODE", "CONFIG_DIR", "STATE_DIR", "RUNTIME_DIR", "UNIT_DIR", "LOG_LEVEL")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 _TEST_PREFIX = "TUNERD_TEST_"
 _MAX_FILE_BYTES = 1024 * 1024
 
@@ -200,7 +201,7 @@ def load_settings(paths: Paths, environment: Mapping[str, str] = os.environ) -> 
             allowed; all problems at once.
     """
     variables = _variables(environment)
-    problems = _unknown_variables(variables)
+    problems = [*_unknown_variables(variables), *_wrong_log_level(environment)]
     unreadable = {name: why for name in variables if (why := _unreadable(name, variables[name]))}
     problems += unreadable.values()
     readable = {name: text for name, text in variables.items() if name not in unreadable}
@@ -330,6 +331,16 @@ def _unknown_variables(variables: Mapping[str, str]) -> list[str]:
         hint = f" (did you mean {nearest}?)" if nearest else ""
         problems.append(f"environment: {variable}: no such setting{hint}")
     return problems
+
+
+def _wrong_log_level(environment: Mapping[str, str]) -> list[str]:
+    variable = f"{PREFIX}LOG_LEVEL"
+    level = environment.get(variable, LOG_LEVELS[1])
+    if level.lower() in LOG_LEVELS:
+        return []
+    nearest = nearest_name(level.lower(), LOG_LEVELS)
+    hint = f" (did you mean {nearest}?)" if nearest else ""
+    return [f"environment: {variable}: found {level!r}{hint}; allowed: {', '.join(LOG_LEVELS)}"]
 
 
 def _describe(sources: _Sources, entry: dict[str, Any]) -> str:

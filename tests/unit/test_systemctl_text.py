@@ -13,6 +13,7 @@ from tunerd.core.systemctl_text import (
     newest_first_messages,
     parse_show,
     to_unit_state,
+    unreached,
 )
 
 RUNNING = """\
@@ -130,3 +131,26 @@ def test_only_lines_about_the_unit_are_complaints() -> None:
         "a.service:2: Unknown key 'Restrat' in section [Service], ignoring.",
         "a.service: Command /nonexistent is not executable: No such file or directory",
     )
+
+
+@pytest.mark.parametrize(
+    ("stderr", "is_user", "expected"),
+    [
+        ("Failed to connect to bus: No medium found\n", True, "enable-linger"),
+        ("Failed to connect to user scope bus via local transport: No such file", True, "linger"),
+        ("Failed to connect to bus: No such file or directory\n", False, "systemctl status"),
+        (
+            "System has not been booted with systemd as init system.\nFailed to connect to bus\n",
+            False,
+            "has no systemd",
+        ),
+    ],
+)
+def test_where_no_manager_was_reached_it_is_said_what_to_do(
+    stderr: str, is_user: bool, expected: str
+) -> None:
+    assert expected in (unreached(stderr, is_user=is_user) or "")
+
+
+def test_any_other_complaint_is_left_as_it_is() -> None:
+    assert unreached("Failed to start x.service: Unit x.service not found.", is_user=True) is None

@@ -44,7 +44,9 @@ def locate(ctx: Context, models: ModelFiles, wanted: str | None, resolved: Resol
         path = Path(wanted).expanduser()
         if not path.exists():
             raise ModelFileError(
-                f"model file is missing: `{path}`", hint=_fetch_hint(ctx, resolved)
+                f"model file is missing: `{path}`",
+                state="nothing was touched",
+                hint=_fetch_hint(ctx, resolved),
             )
         return path
     folders = ctx.settings.models.dirs
@@ -61,7 +63,10 @@ def locate(ctx: Context, models: ModelFiles, wanted: str | None, resolved: Resol
         several = ", ".join(f"`{path}`" for path in fitting)
         cause = f"more than one has metadata that fits: {several}" if several else problem.cause
         raise ModelFileError(
-            problem.message, cause=cause, hint=_fetch_hint(ctx, resolved)
+            problem.message,
+            cause=cause,
+            state="nothing was touched",
+            hint=_fetch_hint(ctx, resolved),
         ) from problem
 
 

@@ -96,11 +96,11 @@ class LazyGroup(click.Group):
     epilog=EXIT_CODES,
 )
 @click.version_option(__version__, "--version", message="tunerd %(version)s")
-@click.option("--system", "mode", flag_value="system", help="Act on the system's units (root).")
-@click.option("--user", "mode", flag_value="user", help="Act on your own units.")
-@click.option("--local", "mode", flag_value="local", help="Act without a service manager.")
+@click.option("--system", is_flag=True, help="Act on the system's units (root).")
+@click.option("--user", is_flag=True, help="Act on your own units.")
+@click.option("--local", is_flag=True, help="Act without a service manager.")
 @click.pass_context
-def cli(ctx: click.Context, mode: str | None) -> None:
+def cli(ctx: click.Context, system: bool, user: bool, local: bool) -> None:
     """Tune and safely deploy llama.cpp's llama-server on one GPU.
 
     \b
@@ -110,7 +110,10 @@ def cli(ctx: click.Context, mode: str | None) -> None:
       tunerd apply rtx-3090-ti-24gb
       tunerd rollback
     """  # noqa: D301 -- \b is click's mark for text that is not to be wrapped
-    ctx.obj = mode
+    asked = [name for name, on in (("system", system), ("user", user), ("local", local)) if on]
+    if len(asked) > 1:
+        raise click.UsageError(f"--{' and --'.join(asked)} exclude each other: give one.")
+    ctx.obj = asked[0] if asked else None
 
 
 def main() -> None:

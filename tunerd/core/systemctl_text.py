@@ -141,6 +141,20 @@ def _message_lines(message: Any) -> list[str]:
     return []
 
 
+def unreached(stderr: str, *, is_user: bool) -> str | None:
+    """What to do where `systemctl` reached no manager at all; None if that is not what it says."""
+    if "not been booted with systemd" in stderr:
+        return "this machine has no systemd: leave the option out, or use --local"
+    if "Failed to connect to bus" in stderr or "Failed to connect to user scope bus" in stderr:
+        if is_user:
+            return (
+                "no service manager of this user runs, or XDG_RUNTIME_DIR does not lead to it: log in "
+                "as the user (not with su or sudo), or once `loginctl enable-linger USER`; or --local"
+            )
+        return "systemd does not answer; `systemctl status` must work first; or --local"
+    return None
+
+
 def complaints(stderr: str, unit: str, folder: str) -> tuple[str, ...]:
     """Lines of `systemd-analyze verify` that are about `unit`, without the folder it stood in.
 

@@ -31,6 +31,7 @@ _SCHEMA = 2
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MAX_SHARDS = 1000
 _READ_BYTES = 4 * 1024 * 1024
+_FETCH_AGAIN = "compare its size and checksum with its origin, and fetch it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,14 @@ class ModelFiles:
         Raises:
             ModelFileError: A part is missing, is no regular file, cannot be read, or is damaged.
         """
+        try:
+            return self._facts(path)
+        except ModelFileError as error:
+            error.state = error.state or "nothing was touched"
+            error.hint = error.hint or _FETCH_AGAIN
+            raise
+
+    def _facts(self, path: Path) -> ModelFacts:
         stamps = tuple(_stamp(part) for part in parts_of(path))
         remembered = self._remembered("facts", stamps)
         if remembered is not None:
@@ -164,7 +173,9 @@ def _stamp(path: Path) -> _Stamp:
         raise _cannot_read(path, error) from error
     if not stat.S_ISREG(status.st_mode):
         raise ModelFileError(
-            f"not a regular file: `{path}`", cause=f"it is {_kind_of(status.st_mode)}"
+            f"not a regular file: `{path}`",
+            cause=f"it is {_kind_of(status.st_mode)}",
+            hint="give the path of a GGUF file",
         )
     return _Stamp(real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -268,4 +279,5 @@ def _from_json(data: Any) -> ModelFacts | None:
 
 def _cannot_read(path: Path, error: OSError | ValueError) -> ModelFileError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return ModelFileError(f"cannot read model file: `{path}`", cause=reason)
+    hint = "look at its rights and at the disk; `head -c 4 FILE` must print GGUF"
+    return ModelFileError(f"cannot read model file: `{path}`", cause=reason, hint=hint)

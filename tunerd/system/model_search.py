@@ -99,6 +99,7 @@ def find_model(dirs: Sequence[Path], query: ModelQuery, models: ModelFiles) -> P
         raise ModelFileError(
             f"cannot find {query}",
             cause=f"searched {where}" + (f"; could not read: {unread}" if unread else ""),
+            state="nothing was touched",
             hint="fetch it into one of these folders, or give its path with `--set model.path=`",
         )
     names = ", ".join(f"`{path}`" for path in found.paths[:_SHOWN])
@@ -106,6 +107,7 @@ def find_model(dirs: Sequence[Path], query: ModelQuery, models: ModelFiles) -> P
     raise ModelFileError(
         f"found {len(found.paths)} files for {query}",
         cause=f"{names}{more}",
+        state="nothing was touched",
         hint="give the path of one with `--set model.path=`",
     )
 

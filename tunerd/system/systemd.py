@@ -27,6 +27,7 @@ from tunerd.core.systemctl_text import (
     newest_first_messages,
     parse_show,
     to_unit_state,
+    unreached,
 )
 from tunerd.errors import HostError, JobCanceled, ServiceError
 from tunerd.system.clock import SystemClock
@@ -347,7 +348,13 @@ class Systemd:
                 cause=f"`{done.argv[0]}` did not end within {done.took_s:.0f} s",
                 hint="`systemctl list-jobs` shows what systemd is waiting for",
             )
-        raise ServiceError(message, cause=_first_line(done.stderr) or f"exit {done.returncode}")
+        hint = unreached(done.stderr, is_user=self.mode is Mode.USER)
+        raise ServiceError(
+            message,
+            cause=_first_line(done.stderr) or f"exit {done.returncode}",
+            state=None if hint is None else "nothing was changed: systemd was not reached",
+            hint=hint,
+        )
 
     def _systemctl(self, *words: str, timeout_s: float = _QUERY_TIMEOUT_S) -> Completed:
         options = ["--no-ask-password", "--no-pager"]

@@ -20,8 +20,9 @@ def command(mode: str | None) -> None:
     from tunerd.actions.context import build_context
     from tunerd.daemon import run_daemon
 
+    context = build_context(mode=mode)  # which also says if the level of the log is none
     log.configure(
         level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
         journal=True if os.environ.get("JOURNAL_STREAM") else None,
     )
-    raise click.exceptions.Exit(run_daemon(build_context(mode=mode)))
+    raise click.exceptions.Exit(run_daemon(context))
