@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +23,7 @@ from tunerd.core.designed import SHAPES, Truth, design, vocabulary
 from tunerd.errors import UsageError
 from tunerd.system.designed_file import read_truth, write
 from tunerd.system.ports import free_port
-from tunerd.system.store import EvidenceStore
+from tunerd.system.store import EvidenceStore, open_to_read
 
 pytestmark = pytest.mark.llama
 
@@ -189,10 +191,51 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_the_unit_serves_a
     # A designed model says the same to the letter, whether it drafts or not.
     assert found["quality"]["passes"] is True
     assert all(one["drift_letters"] == 0 for one in found["quality"]["cases"])
+    with EvidenceStore(box.context.paths.evidence, writable=False) as store:
+        run = store.run(found["run"])
+        assert run is not None
+        assert (str(run.outcome), run.record.profile) == ("done", "cpu-embedded")
+        assert "quality" in {summary.name for summary in store.summaries(run.number)}
     after = json.loads(box.call("status", "--json").stdout)
     assert (after["active"], after["alias"], after["generation"]) == (
         "active", before["alias"], before["generation"]
     )  # fmt: skip
+
+
+def test_whoever_starts_the_unit_ends_the_bench_and_what_was_measured_is_kept(box: Box) -> None:
+    port = json.loads(box.call("status", "--json").stdout)["address"].rpartition(":")[2]
+    words = settings(box, serving__port=port, serving__ctx_size=4096, serving__metrics="false")
+    command = ["bench", "cpu-embedded", "--repeats", "200", "--yes", "--json", *words]
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "tunerd", *command], stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, env=box.environment, cwd=box.folder,
+    )  # fmt: skip
+    try:
+        wait_for_samples(box)
+        box.context.services.start("llama-server.service")
+        out, _ = bench.communicate(timeout=60)
+    finally:
+        bench.kill()
+
+    assert bench.returncode == 1
+    assert json.loads(out)["error"]["code"] == "preempted"
+    assert json.loads(box.call("status", "--json").stdout)["health"] == "ready"
+    run = json.loads(box.call("results", "list", "--json").stdout)["results"][0]
+    assert (run["outcome"], run["samples"] > 0) == ("stopped", True)
+
+
+def wait_for_samples(box: Box) -> None:
+    """Until the run under way has stored some."""
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        store = open_to_read(box.context.paths.evidence)
+        if store is not None:
+            with store:
+                newest = store.runs(limit=1)
+            if newest and newest[0].outcome is None and newest[0].n_samples > 3:
+                return
+        time.sleep(0.1)
+    raise AssertionError("nothing was measured")
 
 
 def test_without_an_answer_nothing_is_stopped(box: Box) -> None:
@@ -237,14 +280,3 @@ def test_a_unit_that_was_edited_since_its_start_is_not_measured(box: Box) -> Non
 
     assert done.returncode == 1
     assert "runs with other arguments" in json.loads(done.stdout)["error"]["message"]
-
-
-def test_what_a_bench_came_to_is_in_the_store(box: Box) -> None:
-    with EvidenceStore(box.context.paths.evidence, writable=False) as store:
-        runs = store.runs()
-        assert {run.record.kind for run in runs} == {"bench"}
-        quality = next(run for run in runs if run.record.suites == ("quality",))
-        assert str(quality.outcome) == "done"
-        assert quality.record.profile == "cpu-embedded"
-        names = {summary.name for summary in store.summaries(quality.number)}
-        assert "quality" in names

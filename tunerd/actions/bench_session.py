@@ -36,7 +36,7 @@ from tunerd.core.memory_parts import Device
 from tunerd.core.result import Message, note, warning
 from tunerd.core.sample import Sample
 from tunerd.core.workload_shape import WorkloadShape
-from tunerd.errors import TunerdError
+from tunerd.errors import BenchError, Preempted, TunerdError
 from tunerd.system.host import read_host
 from tunerd.system.store import EvidenceStore
 
@@ -111,7 +111,11 @@ class Session:
                     if name == OFF:
                         opened = _meant(opened, Speculation(drafts=False))
                     self.planned_free_mib[name] = _planned_free(candidate)
-                    self.on_arm(opened, f"profile {profile}")
+                    try:
+                        self.on_arm(opened, f"profile {profile}")
+                    except BenchError:
+                        held.check()  # a lease that is gone explains a server that is
+                        raise
                     held.check()
         if held.without_service_s is not None:
             text = f"{self.ctx.unit} did not serve for {held.without_service_s:.0f} s"
@@ -248,6 +252,9 @@ class Session:
             outcome = RunOutcome.DONE
         except KeyboardInterrupt:
             outcome, reason = RunOutcome.STOPPED, "interrupted"
+            raise
+        except Preempted as end:
+            outcome, reason = RunOutcome.STOPPED, end.cause
             raise
         except TunerdError as problem:
             reason = ": ".join(part for part in (problem.message, problem.cause) if part)

@@ -32,6 +32,7 @@ from tunerd.system.llama import Address
 
 _MODE = 0o644
 _LINES = 2000
+_STOP_TIMEOUT_S = 3
 # Sorts after what people write; what it says must win over drop-ins of production.
 _OWN_DROP_IN = "zzz-tunerd-candidate.conf"
 
@@ -139,6 +140,8 @@ def candidate_text(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_
         spec,
         unit=unit,
         restart="no",
+        # llama-server waits for the end of a stream under way, and production for that of the candidate.
+        stop_timeout_s=min(spec.stop_timeout_s, _STOP_TIMEOUT_S),
         unit_directives=(
             *spec.unit_directives,
             ("BindsTo", lease.unit),

@@ -7,7 +7,7 @@ the form has words left, so that no drafter can replay an earlier answer. Its la
 
 from __future__ import annotations
 
-import itertools
+import math
 import random
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -58,10 +58,22 @@ class Form:
     least_tokens: int
     most_tokens: int
 
+    @property
+    def n_variants(self) -> int:
+        """How many texts it gives."""
+        return math.prod(len(words) for words in self.words.values())
+
+    def variant(self, number: int) -> str:
+        """One of them, without a reference number; `number` counts from 0."""
+        chosen = {}
+        for name, words in self.words.items():
+            number, at = divmod(number, len(words))
+            chosen[name] = words[at]
+        return self.text.format(**chosen)
+
     def variants(self) -> Iterable[str]:
-        """Every text that the form gives, without reference numbers."""
-        for chosen in itertools.product(*self.words.values()):
-            yield self.text.format(**dict(zip(self.words, chosen, strict=True)))
+        """All of them."""
+        return (self.variant(number) for number in range(self.n_variants))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +151,9 @@ class PromptStock:
     def take(self, kind: str) -> Prompt:
         """A fresh prompt; kinds whose words are used up are noted in `repeated_kinds`."""
         form = self.book.form(kind)
-        variants = list(form.variants())
-        number = self._variant(form.kind, len(variants))
+        number = self._variant(form.kind, form.n_variants)
         nonce = self._nonce()
-        text = f"{_REFERENCE.format(nonce=nonce)}\n\n{variants[number]}"
+        text = f"{_REFERENCE.format(nonce=nonce)}\n\n{form.variant(number)}"
         return Prompt(f"{form.kind}-{number}#{nonce}", kind, text)
 
     def take_long(self, kind: str, n_letters: int) -> Prompt:
@@ -166,7 +177,8 @@ class PromptStock:
 
     def _variant(self, kind: str, n_variants: int) -> int:
         if kind not in self._left:
-            left = [n for n in range(n_variants) if n not in self._seen(kind)]
+            seen = self._seen(kind)
+            left = [n for n in range(n_variants) if n not in seen]
             self.rng.shuffle(left)
             self._left[kind] = left
         if not self._left[kind]:
