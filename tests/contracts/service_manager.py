@@ -86,6 +86,15 @@ class ServiceManagerContract:
 
     # A unit that is not there
 
+    def test_it_is_ready_for_a_change_and_being_asked_changes_nothing(
+        self, manager: ServiceManager
+    ) -> None:
+        before = manager.service_units()
+
+        manager.check_ready()
+
+        assert manager.service_units() == before
+
     def test_a_missing_unit_is_not_found_and_not_started(self, manager: ServiceManager) -> None:
         state = manager.state(UNIT)
 

@@ -125,6 +125,10 @@ class FusedServices:
         self._ask("properties")
         return self._real.properties(unit, *names)
 
+    def check_ready(self) -> None:
+        self._ask("check_ready")
+        self._real.check_ready()
+
     def reload(self) -> None:
         self._fuse.units("reload")
         self._real.reload()

@@ -198,6 +198,10 @@ class FakeServiceManager:
         }
         return {name: shown[name] for name in names if name in shown}
 
+    def check_ready(self) -> None:
+        """It always is."""
+        self._enter("check_ready")
+
     def reload(self) -> None:
         """Read the unit files again."""
         self._enter("reload")

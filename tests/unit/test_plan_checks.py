@@ -304,6 +304,7 @@ def user(**changes: Any) -> UserFacts:
         ({"mode": Mode.USER, "memlock_unlimited": False}, True, [("warning", "memlock")]),
         ({"mode": Mode.USER, "memlock_unlimited": False}, False, []),
         ({"mode": Mode.LOCAL, "memlock_unlimited": None}, True, []),
+        ({"mode": Mode.LOCAL, "lacks_manager": True}, False, [("warning", "no-user-manager")]),
     ],
 )
 def test_the_account_must_be_able_to_serve(

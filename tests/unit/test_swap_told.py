@@ -10,10 +10,12 @@ import pytest
 
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import UNIT, World, a_world
+from tunerd.actions.recover import recover
 from tunerd.actions.status import status
 from tunerd.cli.commands.status import render
 from tunerd.core.generation import Outcome
 from tunerd.core.progress import Progress
+from tunerd.errors import DeployError, NoSupervisor, RolledBack, ServiceError, Stranded
 
 
 @pytest.fixture
@@ -85,3 +87,47 @@ def test_every_step_of_a_swap_is_told(world: World) -> None:
     assert [p.step for p in told if p.step is not None] == sorted(p.step or 0 for p in told)
     assert {p.step for p in told} == set(range(1, 9))
     assert {p.steps for p in told} == {8}
+
+
+def _no_supervisor() -> NoSupervisor:
+    return NoSupervisor("tunerd's supervisor does not start", cause="no folder for its socket")
+
+
+def test_a_manager_that_is_not_ready_is_told_before_anything_is_touched(world: World) -> None:
+    world.manager.errors["check_ready"] = [_no_supervisor()]
+
+    with pytest.raises(DeployError) as caught:
+        deploy(world.context(), world, "new")
+
+    assert caught.value.exit_code == 1
+    assert caught.value.state == "nothing was touched"
+    assert world.standing is None
+    assert world.outcomes() == []
+
+
+def test_going_back_to_nothing_needs_no_supervisor(world: World) -> None:
+    world.manager.errors["restart"] = [_no_supervisor()]
+    world.manager.errors["reload"] = [_no_supervisor()]
+    deployed = world.context()
+
+    with pytest.raises(RolledBack) as caught:
+        deploy(deployed, world, "new")
+
+    assert "as before" in (caught.value.state or "")
+    assert world.standing is None
+    assert world.leftovers() == []
+    assert world.recover() is None
+
+
+def test_where_nothing_stood_a_stranded_swap_speaks_of_no_previous_unit(world: World) -> None:
+    world.manager.errors["reload"] = [ServiceError("refused"), ServiceError("refused again")]
+
+    with pytest.raises(Stranded) as caught:
+        deploy(world.context(), world, "new")
+
+    told = caught.value.state or ""
+    assert "no unit file stands on disk" in told
+    assert "no unit file stood before" in told
+    assert "previous unit" not in told
+    assert recover(world.context()).payload["found"] == "untouched"
+    assert world.leftovers() == []

@@ -9,7 +9,7 @@ from typing import Any
 from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import end_measurement, read_measurement
-from tunerd.actions.live import refuse_masked
+from tunerd.actions.live import check_manager, refuse_masked
 from tunerd.actions.memory_evidence import remember_load
 from tunerd.actions.plan import Plan, make_plan, plan_json
 from tunerd.actions.plan_expect import address_of_plan, expectation_of_plan
@@ -54,6 +54,7 @@ def apply(
     """
     # Planning reads what the swap will change, so it happens under the same lock.
     with lock(ctx.paths.lock, purpose=f"{reason} {request.profile}", since=ctx.now_text()):
+        check_manager(ctx)
         refuse_masked(ctx)
         recovered = recover_locked(ctx)
         made = make_plan(ctx, request)

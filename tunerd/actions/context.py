@@ -26,6 +26,8 @@ class Context:
     """Everything that an action needs of the world.
 
     `environment` is that of the caller; `data_dir` holds the shipped units and profiles.
+    `lacks_manager` says that local mode is a makeshift: the machine runs systemd, the user's own
+    manager cannot be reached, and nobody asked for local mode.
     """
 
     mode: Mode
@@ -40,6 +42,7 @@ class Context:
     generations: Generations
     connect: Callable[[Address], LlamaServer]
     progress: ProgressSink
+    lacks_manager: bool = False
 
     @property
     def unit(self) -> str:
@@ -116,9 +119,11 @@ def build_context(
 
     environment = dict(os.environ) if environment is None else environment
     chosen = choose_mode(mode, environment)
+    is_asked_for = bool(mode or environment.get("TUNERD_MODE"))
     paths = paths_for(chosen, environment)
     settings = load_settings(paths, environment)
     if mode is None and "TUNERD_MODE" not in environment and settings.mode is not None:
+        is_asked_for = True
         chosen = Mode(settings.mode)
         paths = paths_for(chosen, environment)
     if chosen is Mode.SYSTEM and os.geteuid() != 0 and "TUNERD_STATE_DIR" not in environment:
@@ -147,4 +152,11 @@ def build_context(
         generations=Generations(paths.generations_dir, files),
         connect=lambda address: LlamaServer(address, clock),
         progress=progress,
+        lacks_manager=chosen is Mode.LOCAL and not is_asked_for and _runs_systemd(),
     )
+
+
+def _runs_systemd() -> bool:
+    from tunerd.system.systemd import has_system_manager
+
+    return has_system_manager()

@@ -63,6 +63,20 @@ def drop_ins_in_force(ctx: Context) -> tuple[str, ...] | None:
         return None
 
 
+def check_manager(ctx: Context) -> None:
+    """See that the service manager can do what a swap will ask of it.
+
+    Raises:
+        DeployError: it cannot, so nothing is begun.
+    """
+    try:
+        ctx.services.check_ready()
+    except ServiceError as error:
+        raise DeployError(
+            error.message, cause=error.cause, state="nothing was touched", hint=error.hint
+        ) from error
+
+
 def refuse_masked(ctx: Context) -> None:
     """Leave a masked unit alone: somebody said that it shall not start.
 

@@ -90,4 +90,5 @@ def user_facts(ctx: Context, user: ServiceUser, host: Host, command: CommandLine
         unreadable=unreadable,
         lingers=lingers(ctx.environment) if ctx.mode is Mode.USER else None,
         memlock_unlimited=host.memory.memlock_unlimited,
+        lacks_manager=ctx.lacks_manager,
     )

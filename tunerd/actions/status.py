@@ -12,6 +12,7 @@ from tunerd.actions.swap_record import read_record
 from tunerd.actions.verify import find_drift
 from tunerd.core.health import HttpState
 from tunerd.core.result import ActionResult, Message, warning
+from tunerd.core.service import lacks_manager
 from tunerd.system.files import is_locked
 
 
@@ -56,6 +57,8 @@ def status(ctx: Context) -> ActionResult:
         "drift": [{"code": d.code, "text": d.text, "hint": d.hint} for d in drifts],
     }
     messages = _messages(ctx, record is not None, under_way)
+    if ctx.lacks_manager:
+        messages.append(lacks_manager())
     if measurement is not None:
         messages.append(measuring(ctx, measurement))
     return ActionResult("status", payload, tuple(messages))

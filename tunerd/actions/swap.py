@@ -15,7 +15,7 @@ from typing import NoReturn
 from tunerd.actions.backups import prune_backups
 from tunerd.actions.context import Context
 from tunerd.actions.drain import drain
-from tunerd.actions.live import drop_ins_in_force, refuse_masked, standing_text
+from tunerd.actions.live import check_manager, drop_ins_in_force, refuse_masked, standing_text
 from tunerd.actions.serve_check import NotServing, Serving, restart_unit, wait_until_serving
 from tunerd.actions.swap_back import (
     Back,
@@ -87,6 +87,7 @@ def swap(ctx: Context, request: SwapRequest) -> SwapDone:
 
 
 def _swap(ctx: Context, request: SwapRequest, interrupts: Interrupts) -> SwapDone:
+    check_manager(ctx)
     refuse_masked(ctx)
     old_text = standing_text(ctx)
     if sha256(old_text) != request.old_sha256:
@@ -329,19 +330,26 @@ def _strand(
 ) -> NoReturn:
     """The record stays, so that `recover` can try again when the cause is gone."""
     _say_ending(ctx, record, Outcome.STRANDED, failure, None)
-    which = "the unit file"
-    try:
-        standing = sha256(standing_text(ctx))
-        which = "the previous unit" if standing == record.old_sha256 else "the new unit"
-    except TunerdError:
-        why_not_back += "; the unit file cannot be read"
-    copy = f"`{record.backup}` in `{ctx.paths.unit_dir}`" if record.backup else "no unit file"
+    kept = "no unit file stood before"
+    if record.backup:
+        kept = f"what stood before is kept as `{record.backup}` in `{ctx.paths.unit_dir}`"
     raise Stranded(
         f"{ctx.unit} was not swapped ({failure.kind}), and the way back failed",
         cause=f"{failure.words}\nway back: {why_not_back}",
-        state=f"{which} stands on disk and was not seen to serve; what stood before is kept as {copy}",
+        state=f"{_what_stands(ctx, record)}; {kept}",
         hint="mend the cause of the second failure, then `tunerd recover`",
     ) from error
+
+
+def _what_stands(ctx: Context, record: SwapRecord) -> str:
+    try:
+        standing = sha256(standing_text(ctx))
+    except TunerdError:
+        return "the unit file cannot be read"
+    if standing is None:
+        return "no unit file stands on disk, and nothing was seen to serve"
+    which = "the previous unit" if standing == record.old_sha256 else "the new unit"
+    return f"{which} stands on disk and was not seen to serve"
 
 
 def _end(

@@ -16,6 +16,7 @@ from tunerd.core.model import ModelFacts
 from tunerd.core.quantity import format_mib
 from tunerd.core.resolve import Resolved
 from tunerd.core.result import Message, error, note, warning
+from tunerd.core.service import lacks_manager
 
 _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost|.*\.sock")
 
@@ -226,6 +227,7 @@ class UserFacts:
     unreadable: Sequence[str]
     lingers: bool | None
     memlock_unlimited: bool | None
+    lacks_manager: bool = False
 
 
 def check_user(facts: UserFacts, *, wants_mlock: bool) -> Iterator[Message]:
@@ -237,6 +239,8 @@ def check_user(facts: UserFacts, *, wants_mlock: bool) -> Iterator[Message]:
         yield error("unreadable", f"user {facts.user} may not read `{path}`",
                     f"chmod or move it, or set service.user; try: sudo -u {facts.user} cat {path} "
                     "| head -c 1")  # fmt: skip
+    if facts.lacks_manager:
+        yield lacks_manager()
     if facts.mode is Mode.USER and facts.lingers is False:
         yield warning("no-linger", "without lingering the server ends when you log out",
                       "loginctl enable-linger")  # fmt: skip

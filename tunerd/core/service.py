@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tunerd.core.result import Message, warning
+
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
@@ -53,3 +55,14 @@ class UnitState:
         if self.unit_file_state is None:
             return None
         return self.unit_file_state in {"enabled", "enabled-runtime", "linked", "linked-runtime"}
+
+
+def lacks_manager() -> Message:
+    """That a user's systemd was looked for in vain, so that tunerd's own supervisor does its work."""
+    return warning(
+        "no-user-manager",
+        "this machine runs systemd, but your own service manager cannot be reached: tunerd's "
+        "supervisor takes its place, which nothing starts at boot",
+        "loginctl enable-linger, then XDG_RUNTIME_DIR=/run/user/$(id -u) where it is not set; "
+        "or --local, to mean it",
+    )

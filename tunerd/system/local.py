@@ -100,6 +100,31 @@ class Local:
 
     # Changing
 
+    def check_ready(self) -> None:
+        """A supervisor answers, or one may be started and has a folder for its socket."""
+        try:
+            self._ask({"op": "ping"})
+        except NoSupervisor:
+            if not self._may_start:
+                raise
+            self._check_runtime_dir()
+
+    def _check_runtime_dir(self) -> None:
+        folder = self._paths.runtime_dir
+        hint = "XDG_RUNTIME_DIR must be a folder of yours, or TUNERD_RUNTIME_DIR name one"
+        try:
+            wire.make_private_folder(folder)
+        except HostError as error:
+            raise ServiceError(
+                "tunerd's supervisor cannot be started",
+                cause=f"{error.message}: {error.cause}" if error.cause else error.message,
+                hint=error.hint or hint,
+            ) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ServiceError(
+                "tunerd's supervisor cannot be started", cause=f"cannot write {folder}", hint=hint
+            )
+
     def reload(self) -> None:
         """Make the supervisor read the unit files again."""
         self._change({"op": "reload"})

@@ -99,6 +99,13 @@ class ServiceManager(Protocol):
         """Raw properties as `systemctl show` prints them; unknown ones are absent."""
         ...
 
+    def check_ready(self) -> None:
+        """Whether what a change needs of the manager is there; raises ServiceError if it is not.
+
+        It changes no unit and starts nothing.
+        """
+        ...
+
     def reload(self) -> None:
         """Make the manager read the unit files again."""
         ...

@@ -30,7 +30,8 @@ def ensure_supervisor(paths: Paths, environment: Mapping[str, str]) -> None:
     """Start a supervisor that outlives this process, unless one answers already.
 
     Raises:
-        ServiceError: It does not start.
+        NoSupervisor: It does not start.
+        ServiceError: It does not answer.
     """
     clock = SystemClock()
     own = {name: environment[name] for name in _KEPT_VARIABLES if name in environment}
@@ -51,7 +52,7 @@ def ensure_supervisor(paths: Paths, environment: Mapping[str, str]) -> None:
             if clock.monotonic_s() < deadline_s and "already runs" in done.stderr:
                 clock.sleep(_POLL_S)
                 continue
-            raise ServiceError(
+            raise NoSupervisor(
                 "tunerd's supervisor does not start",
                 cause=done.stderr.strip() or None,
                 hint=f"its log is {paths.log_dir / LOG_NAME}",

@@ -205,6 +205,10 @@ class Systemd:
 
     # Changing
 
+    def check_ready(self) -> None:
+        """The manager answers."""
+        self._demand(self._systemctl("show", "--property=Version"), "systemd does not answer")
+
     def reload(self) -> None:
         """Make the manager read the unit files again."""
         done = self._systemctl("daemon-reload", timeout_s=_RELOAD_TIMEOUT_S)
