@@ -54,7 +54,7 @@ class Failure:
 _TEXTS: tuple[tuple[FailureKind, str], ...] = (
     (
         FailureKind.PORT_TAKEN,
-        r"couldn't bind (HTTP server|to server) socket|address already in use",
+        r"couldn't bind (HTTP server|to server) socket|[Aa]ddress already in use",
     ),
     (
         FailureKind.BAD_ARGUMENT,

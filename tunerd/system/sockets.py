@@ -54,6 +54,15 @@ def listening_pid(port: int, host: str = "127.0.0.1", *, likely: int | None = No
     return next(iter(pids), None)
 
 
+def is_listened_on(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether anybody listens there, one whose processes cannot be looked into included."""
+    wanted = _address(host)
+    return any(
+        listener.port == port and _takes(listener.address, wanted)
+        for listener in _listeners("self")
+    )
+
+
 def other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
     """Processes beside `own` and those that it started that connections to this address may reach.
 
