@@ -36,6 +36,7 @@ def apply(
     drain: bool,
     confirm: Confirm,
     reason: str = "apply",
+    probation: bool = True,
 ) -> ActionResult:
     """Deploy a profile.
 
@@ -45,6 +46,7 @@ def apply(
         drain: Whether to wait for running requests first.
         confirm: Shows the plan and asks; raises to stop.
         reason: Why, for the backup's name and the history.
+        probation: Whether it is watched afterwards, where something was measured of it.
 
     Raises:
         Busy: another change is under way.
@@ -73,7 +75,21 @@ def apply(
     if ended is not None:
         messages.insert(0, note("measurement-ended", ended))
     messages += [*(note("swap", text) for text in done.notes), *remarks]
+    if probation and done.backup is not None:
+        messages += _watched(ctx, done.generation)
     return ActionResult("apply", _payload(made, done), tuple(messages))
+
+
+def _watched(ctx: Context, generation: int) -> tuple[Message, ...]:
+    if not ctx.paths.evidence.exists():
+        return (note("no-probation", "no probation: nothing was measured yet that this server could be "
+                     "judged by", "`tunerd bench`"),)  # fmt: skip
+    from tunerd.actions.probation import ProbationPlan, begin_probation  # numpy comes with it
+
+    try:
+        return begin_probation(ctx, ProbationPlan(generation))
+    except TunerdError as error:  # the swap is done, and this is only about what follows it
+        return (warning("no-probation", f"no probation: {error.message}", error.hint),)
 
 
 def with_warning(ctx: Context, made: Plan) -> Plan:

@@ -46,11 +46,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What is asked for: a profile, `--set` options, and whether the tuned layer counts."""
+    """What is asked for: a profile, `--set` options, and whether the tuned layer counts.
+
+    `tuned` takes the place of the tuned layer on disk, as a parsed file: what a promotion would write.
+    """
 
     profile: str
     options: Mapping[str, Any]
     with_tuned: bool = True
+    tuned: Mapping[str, Any] | None = None
 
 
 def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
@@ -89,6 +93,7 @@ def _load(ctx: Context, request: PlanRequest, engine_names: Sequence[str]) -> Re
         options=request.options,
         engine_names=engine_names,
         with_tuned=request.with_tuned,
+        tuned=request.tuned,
     )
 
 

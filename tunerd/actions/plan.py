@@ -16,6 +16,7 @@ from tunerd.actions.memory_evidence import correction_of
 from tunerd.actions.plan_checks import check_arguments, check_port, check_unit, tuned_layer
 from tunerd.actions.plan_memory import memory_json, memory_of_plan
 from tunerd.actions.plan_unit import service_user, unit_spec, unit_template, user_facts
+from tunerd.core.adopted import lost_lines
 from tunerd.core.cmdline import CommandLine
 from tunerd.core.engine import Engine
 from tunerd.core.host import Host
@@ -148,7 +149,10 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_values(resolved, host),
         *check_proofs(resolved, engine),
         *environment_conflicts(resolved.profile.environment),
-        *check_live(serving_after(command, engine.capabilities), live, serving_now(ctx, live)),
+        *check_live(
+            serving_after(command, engine.capabilities), live, serving_now(ctx, live),
+            lost=lost_lines(live, unit_text, command.argv),
+        ),
         *check_user(user_facts(ctx, user, host, command), wants_mlock=spec.wants_mlock),
         *check_arguments(ctx, engine, command, chosen.model_path),
         *check_port(ctx, serving_after(command, engine.capabilities)),
@@ -156,7 +160,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *memory.messages,
         *remarks,
         *(note("long-argument", text) for text in argument_warnings(command.argv)),
-        *tuned_layer(resolved),
+        *tuned_layer(ctx, resolved, engine, chosen.facts, host),
     )
     old = live_text.decode("utf-8", "replace") if live_text is not None else live.text
     return Plan(

@@ -8,11 +8,15 @@ from tunerd.actions.choose_engine import found_of
 from tunerd.actions.context import Context
 from tunerd.actions.dry_run import refusal
 from tunerd.actions.lease_record import measuring_pids
+from tunerd.actions.tuned_layer import read_tuned
 from tunerd.core.cmdline import CommandLine
 from tunerd.core.engine import Engine
+from tunerd.core.host import Host
 from tunerd.core.live import Serving
+from tunerd.core.model import ModelFacts
 from tunerd.core.resolve import Resolved
-from tunerd.core.result import Message, error, note
+from tunerd.core.result import Message, error, note, warning
+from tunerd.core.tuned import why_stale
 from tunerd.core.unit import CREDENTIAL_PATH
 from tunerd.errors import EngineError
 from tunerd.system.ports import free_port
@@ -79,10 +83,30 @@ def check_unit(ctx: Context, text: str) -> list[Message]:
     ]
 
 
-def tuned_layer(resolved: Resolved) -> list[Message]:
-    """Whether the tuned layer took part, so that nobody wonders where a value comes from."""
+def tuned_layer(
+    ctx: Context, resolved: Resolved, engine: Engine, facts: ModelFacts, host: Host
+) -> list[Message]:
+    """Whether the tuned layer took part, and whether what it rests on is still here."""
     tuned = [s.key for s in resolved.settings.values() if s.origin.layer == "tuned"]
     if not tuned:
         return []
-    return [note("tuned", f"the tuned layer sets {', '.join(sorted(tuned))}",
-                 "`--untuned` leaves it out")]  # fmt: skip
+    found = [note("tuned", f"the tuned layer sets {', '.join(sorted(tuned))}",
+                  "`--untuned` leaves it out")]  # fmt: skip
+    record = read_tuned(ctx, resolved.name)
+    if record is None:
+        return found
+    identity = engine.identity
+    changed = why_stale(
+        record,
+        engine=engine.name,
+        engine_sha256=identity.sha256 if identity is not None else None,
+        model_sha256=facts.identity.sha256,
+        driver_version=host.driver_version,
+        gpu_names=tuple(gpu.name for gpu in host.gpus or ()),
+    )
+    if changed:
+        found.append(
+            warning("tuned-stale", f"the tuned layer was found with another {', '.join(changed)}: "
+                    "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")
+        )  # fmt: skip
+    return found

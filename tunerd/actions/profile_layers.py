@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.actions.context import Context
-from tunerd.core.layers import ProfileSources, chain_of, layers_of
+from tunerd.core.layers import ProfileSources, chain_of, layers_of, with_tuned_layer
 from tunerd.core.profile_check import Problem
 from tunerd.core.resolve import Resolved, parse_set, resolve, set_layer
 from tunerd.errors import ConfigError, UsageError
@@ -31,6 +31,7 @@ def load_profile(
     options: Mapping[str, Any],
     engine_names: Sequence[str] = (),
     with_tuned: bool = True,
+    tuned: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """One profile with all its layers.
 
@@ -40,11 +41,14 @@ def load_profile(
         options: What was given with `--set`, by dotted key.
         engine_names: Which `[engines.NAME]` tables apply.
         with_tuned: Whether the tuned layer takes part.
+        tuned: What takes the place of the tuned layer on disk, as a parsed file.
 
     Raises:
         ConfigError: there is no such profile, or one of its layers is wrong.
     """
     sources, unparsed = load_sources(ctx)
+    if tuned is not None:
+        sources = with_tuned_layer(sources, name, tuned, ctx.paths.tuned_dir / f"{name}.toml")
     chain = chain_of(name, sources)
     related = tuple(
         problem

@@ -12,6 +12,7 @@ from tunerd.actions.context import Context
 from tunerd.actions.lease import Held, hold
 from tunerd.actions.live import address_now, read_live_unit
 from tunerd.actions.plan import Plan
+from tunerd.actions.promote import follow_policy
 from tunerd.actions.sweep_box import LeaseBox
 from tunerd.actions.sweep_plan import (
     PreparedSweep,
@@ -26,7 +27,7 @@ from tunerd.actions.sweep_texts import SweepTexts
 from tunerd.core.evidence import RunOutcome, VerdictRecord
 from tunerd.core.progress import Progress, ProgressSink
 from tunerd.core.quantity import format_duration
-from tunerd.core.result import ActionResult, Message, note, warning
+from tunerd.core.result import ActionResult, Message, warning
 from tunerd.core.sweep import Arm, Outcome, Sample, tune
 from tunerd.core.sweep.arm import as_arm
 from tunerd.core.sweep.words import changed
@@ -162,8 +163,7 @@ class _Run:
     def _next_steps(self, verdict: VerdictRecord, *, stopped: bool) -> list[Message]:
         number = self.keeper.number
         if verdict.outcome == "promote":
-            return [note("proposal", "the winner is proposed, nothing was deployed",
-                         f"`tunerd promote {number}`, or `tunerd decline {number}`")]  # fmt: skip
+            return list(follow_policy(self.ctx, number))
         if stopped:
             return [warning("stopped", "the sweep was ended before its time; its samples are kept",
                             f"`tunerd sweep resume {number}`")]  # fmt: skip

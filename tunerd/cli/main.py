@@ -6,16 +6,19 @@ Commands are imported when they are called: `tunerd --help` must not pay for all
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
 import gc
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tunerd import __version__
-from tunerd.errors import TunerdError
+from tunerd.errors import TunerdError, UsageError
 
 # Name: module below tunerd.cli.commands, and the line that `tunerd --help` shows.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -26,8 +29,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "How fast a server is, measured honestly."),
     "compare": ("compare", "Which of two is faster on your kind of work."),
     "sweep": ("sweep", "Find better settings on this box, or see that there are none."),
+    "verdict": ("verdict", "What a sweep came to, with the numbers behind it."),
+    "promote": ("promote", "Deploy what a sweep proved, and watch it."),
+    "decline": ("decline", "Turn down what a sweep proposes."),
     "plan": ("plan", "What apply would do: command line, unit, memory, warnings."),
     "apply": ("apply", "Deploy a profile: swap the unit, wait for a real generation."),
+    "probation": ("probation", "How a new server is watched after a swap."),
     "rollback": ("rollback", "Go back to the unit that served before."),
     "status": ("status", "What serves now, since when, and how well."),
     "history": ("history", "Every swap: when, what, why, how it ended."),
@@ -43,6 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("completion", "Print the completion script of a shell."),
 }
 
+_INTERRUPTED = 130
 _ALLOCATIONS_PER_COLLECTION = 50_000
 
 EXIT_CODES = """\b
@@ -119,12 +127,31 @@ def cli(ctx: click.Context, system: bool, user: bool, local: bool) -> None:
 def main() -> None:
     """Run the command line of this process and exit."""
     _collect_seldom()
+    _open_what_is_closed()
     try:
-        _main()
-    except BrokenPipeError:
-        # The reader of a pipe has gone; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        code = _main()
+        sys.stdout.flush()
+    except OSError as error:
+        # Without a file name it comes from a stream of ours; the reader of a pipe may have gone.
+        if error.filename is not None:
+            raise
+        code = _unwritable(error, 1)
+    sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """Streams that the caller closed take everything and keep nothing."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")
+
+
+def _unwritable(error: OSError, code: int) -> int:
+    from tunerd.cli.output import print_unwritable, silence_stdout
+
+    silence_stdout()
+    if error.errno != errno.EPIPE:
+        print_unwritable(error, "the result cannot be shown")
+    return code
 
 
 def _collect_seldom() -> None:
@@ -137,24 +164,44 @@ def _collect_seldom() -> None:
     atexit.register(gc.freeze)
 
 
-def _main() -> None:
+def _main() -> int:
+    """The exit code."""
     wants_json = "--json" in sys.argv[1:]
     try:
         # click turns a requested exit into a returned code here.
         code = cli.main(standalone_mode=False, prog_name="tunerd")
-        if isinstance(code, int):
-            sys.exit(code)
     except click.ClickException as error:
+        if wants_json:
+            return _told(_as_ours(error), error.exit_code, as_json=True)
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        return _INTERRUPTED
     except TunerdError as error:
-        from tunerd.cli.output import print_error
+        return _told(error, error.exit_code, as_json=wants_json)
+    return code if isinstance(code, int) else 0
 
-        print_error(error, command=_command_name(sys.argv[1:]), as_json=wants_json)
-        sys.exit(error.exit_code)
+
+def _told(error: TunerdError, code: int, *, as_json: bool) -> int:
+    """The exit code of an error, which says how the machine is, even where nothing can be shown."""
+    from tunerd.cli.output import print_error
+
+    try:
+        print_error(error, command=_command_name(sys.argv[1:]), as_json=as_json)
+        sys.stdout.flush()
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            print_error(error, command="", as_json=False)
+        return _unwritable(problem, code)
+    return code
+
+
+def _as_ours(error: click.ClickException) -> TunerdError:
+    """What click found wrong with a call, as an error of ours."""
+    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+    kind = UsageError if isinstance(error, click.UsageError) else TunerdError
+    return kind(error.format_message(), hint=f"`{where} --help`" if where else None)
 
 
 def _command_name(arguments: list[str]) -> str:

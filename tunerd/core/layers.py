@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tunerd.core.defaults import default_layer
@@ -29,6 +29,17 @@ class ProfileSources:
     def names(self) -> tuple[str, ...]:
         """All names, sorted."""
         return tuple(sorted({*self.shipped, *self.site}))
+
+
+def with_tuned_layer(
+    sources: ProfileSources, name: str, data: Mapping[str, Any], path: object
+) -> ProfileSources:
+    """The same files with another tuned layer for one profile."""
+    return replace(
+        sources,
+        tuned={**sources.tuned, name: data},
+        paths={**sources.paths, (Layer.TUNED, name): str(path)},
+    )
 
 
 def layers_of(

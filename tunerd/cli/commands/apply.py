@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 now_option = click.option("--now", is_flag=True, help="Do not wait for running requests.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+no_probation_option = click.option(
+    "--no-probation", is_flag=True, help="Do not watch it afterwards, nor go back by itself."
+)
 
 
 @click.command(name="apply", short_help="Deploy a profile.")
@@ -26,6 +29,7 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="The same as `tunerd plan`.")
 @yes_option
 @now_option
+@no_probation_option
 @json_option
 @click.pass_obj
 def command(
@@ -36,6 +40,7 @@ def command(
     dry_run: bool,
     yes: bool,
     now: bool,
+    no_probation: bool,
     as_json: bool,
 ) -> None:
     """Deploy a profile: keep what serves, swap the unit, wait for a real generation.
@@ -64,14 +69,15 @@ def command(
     def ask(made: Plan) -> None:
         if yes:
             return
-        _show(made)
+        show_plan(made)
         confirm(f"Swap {context.unit} now?", yes=yes)
 
-    result = apply(context, request, drain=not now, confirm=ask)
+    result = apply(context, request, drain=not now, confirm=ask, probation=not no_probation)
     finish(result, render, as_json=as_json)
 
 
-def _show(made: Plan) -> None:
+def show_plan(made: Plan) -> None:
+    """What a person sees before a swap."""
     from tunerd.actions.plan import plan_json
 
     show(plan_json(made, with_explain=False), render_plan, sys.stderr)

@@ -1,0 +1,125 @@
+"""When a server that was just deployed is taken back, and when it is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tunerd.core.probation import Basis, Look, Standing, comparable, judge, windows
+from tunerd.core.request_log import LoggedRequest
+
+BASIS = Basis(
+    slowest_tok_s=50.0, deepest_tokens=2000, n_samples=9, previous_tok_s=52.0, headroom_mib=200
+)
+LIFE = "one"
+
+
+def look(number: int, **changed: object) -> Look:
+    """The n-th look at a healthy server that decodes 60 tok/s and is always at work."""
+    healthy = Look(
+        at_s=30.0 * number, life=LIFE, is_active=True, is_ready=True, n_restarts=0,
+        n_predicted=1800 * number, predicted_s=30.0 * number, rss_mib=4000, vram_free_mib=500,
+    )  # fmt: skip
+    return replace(healthy, **changed)  # type: ignore[arg-type]
+
+
+def slow(number: int, tok_s: float) -> Look:
+    return look(number, n_predicted=round(30 * tok_s * number))
+
+
+def verdict(looks: list[Look], basis: Basis = BASIS) -> str:
+    found = judge(looks, basis, life=LIFE)
+    assert (found.standing is Standing.WORSE) == bool(found.reason)
+    return found.reason
+
+
+def test_a_server_that_does_as_measured_stays() -> None:
+    assert verdict([look(n) for n in range(20)]) == ""
+
+
+def test_a_server_that_decodes_slower_than_its_slowest_text_is_taken_back() -> None:
+    assert "30.0" in verdict([slow(n, 30.0) for n in range(3)])
+
+
+def test_one_slow_stretch_is_not_enough() -> None:
+    assert verdict([slow(n, 30.0) for n in range(2)]) == ""
+    assert verdict([look(0), look(1, n_predicted=900), look(2, n_predicted=2700)]) == ""
+
+
+def test_a_little_slower_is_no_reason() -> None:
+    assert verdict([slow(n, 46.0) for n in range(6)]) == ""
+
+
+def test_a_few_tokens_say_nothing_of_the_speed() -> None:
+    idle = [look(n, n_predicted=10 * n, predicted_s=5.0 * n) for n in range(20)]
+    assert windows(idle) == []
+    assert verdict(idle) == ""
+
+
+def test_a_server_whose_log_says_nothing_is_judged_by_the_rest() -> None:
+    looks = [look(n, n_predicted=None, predicted_s=None) for n in range(9)]
+    assert verdict(looks) == ""
+    assert "did not answer" in verdict([*looks, *(look(n, is_ready=False) for n in range(3))])
+
+
+def test_a_server_that_died_and_was_started_again_is_taken_back_at_once() -> None:
+    assert "died" in verdict([look(0), look(1, life="two", n_restarts=1)])
+
+
+def test_a_server_that_somebody_restarted_by_hand_is_not() -> None:
+    assert verdict([look(0), look(1, life="two", n_restarts=0)]) == ""
+
+
+def test_a_server_that_stays_down_is_taken_back() -> None:
+    down = [look(n, life=None, is_active=False, is_ready=False) for n in range(3)]
+    assert verdict([look(0), *down[:2]]) == ""
+    assert "did not come back" in verdict([look(0), *down])
+
+
+def test_memory_that_only_grows_is_a_leak_and_a_cache_that_fills_is_not() -> None:
+    leak = [look(n, rss_mib=4000 + 600 * n) for n in range(8)]
+    assert "grows" in verdict(leak)
+    cache = [look(n, rss_mib=min(4000 + 400 * n, 5200)) for n in range(12)]
+    assert verdict(cache) == ""
+
+
+def test_too_little_free_vram_counts_when_it_stays_so() -> None:
+    tight = [look(n, vram_free_mib=60) for n in range(3)]
+    assert verdict(tight[:2]) == ""
+    assert "60 MiB" in verdict(tight)
+    assert verdict(tight, replace(BASIS, headroom_mib=None)) == ""
+
+
+def test_answers_of_another_life_make_no_window() -> None:
+    assert windows(
+        [look(0), look(1, life="two", n_predicted=9000), look(2, life="two", n_predicted=9600)]
+    ) == [600 / 30.0]
+
+
+def request(
+    prompt: int, cached: int | None, predicted: int, ms: float, at_once: int = 1
+) -> LoggedRequest:
+    return LoggedRequest(prompt, 10.0, predicted, ms, cached, None, None, at_once)
+
+
+def test_only_requests_like_those_measured_are_compared() -> None:
+    """Deep ones, short ones and those beside others are slower for reasons of their own."""
+    like = request(100, 1000, 101, 2000.0)
+    unlike = [
+        request(100, 30_000, 101, 9000.0),
+        request(100, None, 101, 9000.0),
+        request(100, 0, 8, 900.0),
+        request(100, 0, 101, 9000.0, at_once=2),
+    ]
+    assert comparable([like, *unlike], BASIS) == (100, 2.0)
+
+
+def test_slower_than_measured_is_kept_where_what_served_before_was_slower_still() -> None:
+    looks = [slow(n, 40.0) for n in range(4)]
+    assert verdict(looks) != ""
+    assert verdict(looks, replace(BASIS, previous_tok_s=30.0)) == ""
+
+
+def test_where_nothing_is_known_of_what_served_before_more_is_let_pass() -> None:
+    looks = [slow(n, 40.0) for n in range(4)]
+    assert verdict(looks, replace(BASIS, previous_tok_s=None)) == ""
+    assert verdict([slow(n, 30.0) for n in range(4)], replace(BASIS, previous_tok_s=None)) != ""

@@ -1,0 +1,316 @@
+"""The time after a swap in which a worse server is taken back: a unit of its own watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tunerd.actions.context import Context
+from tunerd.actions.fingerprint import FingerprintReader
+from tunerd.actions.lease_record import read_measurement
+from tunerd.actions.live import address_now, read_live_unit
+from tunerd.actions.own_unit import OwnUnit, start_own_unit
+from tunerd.actions.rollback import rollback
+from tunerd.actions.sweep_record import decide, find_sweep, reading
+from tunerd.actions.tuned_layer import put_back_tuned, read_tuned, remember_failure
+from tunerd.core.evidence import ArmRecord
+from tunerd.core.fingerprint import Fingerprint, holds
+from tunerd.core.fingerprint_arguments import without_secrets
+from tunerd.core.generation import Generation, Outcome
+from tunerd.core.health import HttpState
+from tunerd.core.probation import Basis, Judgement, Look, Standing, comparable, judge, windows
+from tunerd.core.quantity import format_duration
+from tunerd.core.request_log import read_requests
+from tunerd.core.result import ActionResult, Message, note, warning
+from tunerd.core.sample import Sample
+from tunerd.core.sweep.sample import arm_from_json
+from tunerd.errors import TunerdError, UsageError
+from tunerd.system.host import process_facts
+from tunerd.system.store import EvidenceStore
+
+_LOOK_BACK = 200
+_LEAST_SAMPLES = 3
+_LEAST_ANSWER = 16
+_ASK_S = 10.0
+_LOG_LINES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProbationPlan:
+    """Which generation is watched, and the sweep that proved it."""
+
+    generation: int
+    sweep: int | None = None
+
+
+def probation_unit(generation: int) -> str:
+    """The name of the unit that watches a generation."""
+    return f"tunerd-probation-{generation}.service"
+
+
+def begin_probation(ctx: Context, plan: ProbationPlan) -> tuple[Message, ...]:
+    """Start the watch, where there is something to judge by; what a person should know of it."""
+    settings = ctx.settings.probation
+    if not settings.enabled:
+        return (note("no-probation", "no probation: probation.enabled is false"),)
+    entry = ctx.generations.read(plan.generation)
+    basis = None if entry is None else basis_of(ctx, entry.generation)
+    if basis is None:
+        return (note("no-probation", "no probation: nothing was measured of this server that it could "
+                     "be judged by", "`tunerd bench` measures what serves"),)  # fmt: skip
+    words = ["probation", "run", str(plan.generation)]
+    words += [] if plan.sweep is None else ["--sweep", str(plan.sweep)]
+    unit = probation_unit(plan.generation)
+    try:
+        start_own_unit(ctx, OwnUnit(unit, f"watches generation {plan.generation}", words))
+    except TunerdError as error:
+        return (warning("no-probation", f"the probation could not be started: {error.message}",
+                        f"`tunerd probation run {plan.generation}`"),)  # fmt: skip
+    text = (
+        f"{unit} watches it for {format_duration(settings.duration_s)} and goes back by itself if it "
+        "does worse than what was measured of it"
+    )
+    return (note("probation", text, "`tunerd probation show`"),)
+
+
+def basis_of(ctx: Context, generation: Generation) -> Basis | None:
+    """What was measured of exactly this server; None where nothing was that it can be judged by."""
+    live = read_live_unit(ctx)
+    if live.argv is None or tuple(live.argv) != tuple(generation.argv):
+        return None  # somebody edited it
+    now = FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
+    before = _replaced(ctx, generation)
+    with reading(ctx) as store:
+        if store is None:
+            return None
+        own = _usable(store, lambda arm: _is_same(arm.fingerprint, now))
+        previous = [] if before is None else _usable(store, lambda arm: arm.argv == before)
+    slowest = _slowest(own)
+    if slowest is None:
+        return None
+    has_gpu = bool(ctx.gpu.read().gpus)
+    return Basis(
+        slowest_tok_s=slowest,
+        deepest_tokens=max(_depth(sample) for sample in own),
+        n_samples=len(own),
+        previous_tok_s=_slowest(previous),
+        headroom_mib=ctx.settings.sweep.headroom_mib if has_gpu else None,
+    )
+
+
+def _replaced(ctx: Context, generation: Generation) -> tuple[str, ...] | None:
+    """The command line that served before, as it is kept with what was measured of it."""
+    for entry in ctx.generations.entries():
+        one = entry.generation
+        is_older = one.number < generation.number and one.unit == generation.unit
+        if is_older and entry.ending.outcome is Outcome.SERVING:
+            return without_secrets(one.argv)
+    return None
+
+
+def _usable(store: EvidenceStore, wanted: Callable[[ArmRecord], bool]) -> list[Sample]:
+    found: list[Sample] = []
+    for run in store.runs(limit=_LOOK_BACK):
+        for arm in run.record.arms:
+            if wanted(arm):
+                found += store.samples(run.number, arm=arm.name)
+    return [one for one in found if one.is_usable and (one.n_predicted or 0) >= _LEAST_ANSWER]
+
+
+def _slowest(samples: Sequence[Sample]) -> float | None:
+    """The lowest mean decode speed over the kinds of text that were asked often enough."""
+    rates: dict[str, list[float]] = {}
+    for one in samples:
+        speed = one.timings.decode_tok_s if one.timings is not None else None
+        if speed is not None and one.concurrency == 1:
+            rates.setdefault(one.kind, []).append(speed)
+    means = [fmean(values) for values in rates.values() if len(values) >= _LEAST_SAMPLES]
+    return min(means, default=None)
+
+
+def _depth(sample: Sample) -> int:
+    """Context in use at the end of an answer [tok]; that which is known."""
+    timings = sample.timings
+    if timings is None:
+        return 0
+    cached = timings.cache_n or sample.details.get("cached") or 0
+    return (timings.prompt_n or 0) + int(cached) + (timings.predicted_n or 0)
+
+
+def _is_same(then: Fingerprint, now: Fingerprint) -> bool:
+    """The same server on the same machine, whatever it was asked."""
+    return holds(
+        replace(then, workload_sha256=None, tunerd_version=None),
+        replace(now, workload_sha256=None, tunerd_version=None),
+    ) is True  # fmt: skip
+
+
+def run_probation(
+    ctx: Context, number: int, *, sweep: int | None, duration_s: float | None = None
+) -> ActionResult:
+    """Watch a generation until its time is over, it does worse, or something else serves.
+
+    Returns:
+        Exit code 3 where it was taken back.
+
+    Raises:
+        UsageError: it does not serve, or nothing was measured of it.
+        Stranded: it did worse, and so did what served before.
+    """
+    entry = ctx.generations.serving(ctx.unit)
+    if entry is None or entry.generation.number != number:
+        raise UsageError(f"generation {number} does not serve", hint="`tunerd history`")
+    basis = basis_of(ctx, entry.generation)
+    if basis is None:
+        raise UsageError(
+            f"nothing was measured of generation {number} that it could be judged by",
+            hint="`tunerd bench` measures what serves",
+        )
+    watch = _Watch(ctx, entry.generation, basis, sweep)
+    return watch.run(duration_s or ctx.settings.probation.duration_s)
+
+
+class _Watch:
+    """One probation."""
+
+    def __init__(
+        self, ctx: Context, generation: Generation, basis: Basis, sweep: int | None
+    ) -> None:
+        self._ctx = ctx
+        self._generation = generation
+        self._basis = basis
+        self._sweep = sweep
+        self._looks: list[Look] = []
+        self._began_s = ctx.clock.now_s()
+        self._life = self._look().life
+
+    def run(self, duration_s: float) -> ActionResult:
+        """Until there is an answer."""
+        ctx = self._ctx
+        end_s = ctx.clock.monotonic_s() + duration_s
+        every_s = min(ctx.settings.probation.every_s, duration_s)
+        while ctx.clock.monotonic_s() < end_s:
+            ctx.clock.sleep(min(every_s, max(0.0, end_s - ctx.clock.monotonic_s())))
+            if not self._still_serves():
+                return self._end("ended", "something else was deployed")
+            if read_measurement(ctx) is not None:
+                self._looks.clear()  # production is away on purpose, and returns as another life
+                self._life = None
+                continue
+            look = self._look()
+            self._life = self._life or look.life
+            if look.life != self._life and look.is_active and not look.n_restarts:
+                self._life = look.life  # a person restarted it
+                self._looks.clear()
+            self._looks.append(look)
+            found = judge(self._looks, self._basis, life=self._life)
+            self._write("running", "", end_s - ctx.clock.monotonic_s())
+            if found.standing is Standing.WORSE:
+                return self._take_back(found)
+        return self._end("passed", "nothing was worse than what was measured of it")
+
+    def _still_serves(self) -> bool:
+        entry = self._ctx.generations.serving(self._ctx.unit)
+        return entry is not None and entry.generation.number == self._generation.number
+
+    def _look(self) -> Look:
+        ctx = self._ctx
+        state = ctx.services.state(ctx.unit)
+        address = address_now(ctx, read_live_unit(ctx), state) if state.is_active else None
+        server = None if address is None else ctx.connect(address)
+        is_ready = server is not None and server.health(timeout_s=_ASK_S) is HttpState.READY
+        served = self._served(state.invocation_id) if is_ready else (None, None)
+        facts = None if state.main_pid is None else process_facts(state.main_pid)
+        free = [gpu.free_mib for gpu in ctx.gpu.read().gpus or ()]
+        return Look(
+            at_s=ctx.clock.now_s(),
+            life=state.invocation_id or (None if state.main_pid is None else str(state.main_pid)),
+            is_active=state.is_active,
+            is_ready=is_ready,
+            n_restarts=state.n_restarts,
+            n_predicted=served[0],
+            predicted_s=served[1],
+            rss_mib=None if facts is None else facts.rss_mib,
+            vram_free_mib=min((mib for mib in free if mib is not None), default=None),
+        )
+
+    def _served(self, invocation: str | None) -> tuple[int | None, float | None]:
+        """Tokens and seconds of the comparable requests that this life has answered, by its log."""
+        try:
+            lines = self._ctx.services.log(
+                self._ctx.unit, invocation_id=invocation, max_lines=_LOG_LINES
+            )
+        except TunerdError:
+            return None, None
+        return comparable(read_requests(lines).requests, self._basis)
+
+    def _take_back(self, found: Judgement) -> ActionResult:
+        """Back to what served before; the arm is remembered where a sweep proved it."""
+        ctx, generation = self._ctx, self._generation
+        ctx.say(f"generation {generation.number} is taken back: {found.reason}")
+        self._write("worse", found.reason, 0.0)
+        rollback(
+            ctx, to=generation.replaced_backup, drain=True, confirm=lambda _target: None,
+            reason="guard",
+        )  # fmt: skip
+        if self._sweep is not None:
+            self._remember(found.reason)
+        return self._end("taken back", found.reason, exit_code=3)
+
+    def _remember(self, reason: str) -> None:
+        ctx, sweep = self._ctx, self._sweep
+        with reading(ctx) as store:
+            found = find_sweep(store, sweep)
+        profile = self._generation.profile
+        if found.verdict is None or profile is None:
+            return
+        arm = arm_from_json(found.verdict.details["arm"])
+        remember_failure(ctx, profile, arm, self._generation.engine_sha256, reason)
+        record = read_tuned(ctx, profile)
+        if record is not None and record.sweep == sweep:
+            put_back_tuned(ctx, profile, None)
+        decide(ctx, found.number, {"what": "taken back", "text": f"failed in service: {reason}"})
+
+    def _end(self, state: str, reason: str, *, exit_code: int = 0) -> ActionResult:
+        record = self._write(state, reason, 0.0)
+        return ActionResult("probation run", record, (), exit_code)
+
+    def _write(self, state: str, reason: str, left_s: float) -> dict[str, Any]:
+        ctx = self._ctx
+        speeds = windows(self._looks)
+        record = {
+            "generation": self._generation.number,
+            "sweep": self._sweep,
+            "state": state,
+            "reason": reason,
+            "began_s": self._began_s,
+            "looked_s": ctx.clock.now_s(),
+            "left_s": max(0.0, left_s),
+            "basis": self._basis.to_json(),
+            "looks": len(self._looks),
+            "tok_s": speeds[-1] if speeds else None,
+            "last": asdict(self._looks[-1]) if self._looks else None,
+        }
+        ctx.files.make_folder(_folder(ctx))
+        ctx.files.write_json(_folder(ctx) / f"{self._generation.number}.json", record)
+        return record
+
+
+def show_probation(ctx: Context) -> ActionResult:
+    """Every probation that is known, newest first."""
+    rows: list[Mapping[str, Any]] = []
+    for number in ctx.generations.numbers():
+        data = ctx.files.read_json(_folder(ctx) / f"{number}.json")
+        if data is not None:
+            active = ctx.services.state(probation_unit(number)).is_active
+            state = data["state"] if data["state"] != "running" or active else "cut"
+            rows.append({**data, "state": state})
+    messages: Sequence[Message] = () if rows else (note("no-probation", "nothing was watched yet"),)
+    return ActionResult("probation show", {"probations": rows}, tuple(messages))
+
+
+def _folder(ctx: Context) -> Path:
+    return ctx.paths.state_dir / "probation"

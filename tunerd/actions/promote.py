@@ -1,0 +1,257 @@
+"""`tunerd promote` and `decline`: what becomes of a winner that a sweep proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tunerd.actions.apply import apply
+from tunerd.actions.choose_engine import PlanRequest
+from tunerd.actions.context import Context
+from tunerd.actions.plan import Plan
+from tunerd.actions.probation import ProbationPlan, begin_probation
+from tunerd.actions.results import StalenessCheck
+from tunerd.actions.rollback import rollback
+from tunerd.actions.sweep_live import LiveTurn, expected_turns, measure_live
+from tunerd.actions.sweep_plan import PreparedSweep, prepare, request_from_json
+from tunerd.actions.sweep_record import StoredSweep, decide, find_sweep, reading
+from tunerd.actions.tuned_layer import read_tuned, remember_failure, write_tuned
+from tunerd.core.profile_check import nest
+from tunerd.core.result import ActionResult, Message, note, warning
+from tunerd.core.sweep import Arm
+from tunerd.core.sweep.keys import changes
+from tunerd.core.sweep.sample import arm_from_json
+from tunerd.core.sweep.words import changed
+from tunerd.core.tuned import TunedRecord
+from tunerd.errors import BenchError, DeployError, TunerdError, UsageError
+
+Confirm = Callable[[Plan], None]
+PROMOTED, DECLINED, TAKEN_BACK = "promoted", "declined", "taken back"
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    sweep: StoredSweep
+    prepared: PreparedSweep
+    arm: Arm
+    values: Mapping[str, Any]
+    before: TunedRecord | None
+
+
+def promote(
+    ctx: Context,
+    number: int | None,
+    *,
+    drain: bool,
+    confirm: Confirm,
+    with_probation: bool = True,
+) -> ActionResult:
+    """Deploy what a sweep proved: the ordinary swap, then one more measurement through the unit.
+
+    Args:
+        ctx: Where.
+        number: Of the sweep; None for the newest.
+        drain: Whether to wait for running requests first.
+        confirm: Shows the plan and asks; raises to stop.
+        with_probation: Whether it is watched afterwards.
+
+    Raises:
+        UsageError: that sweep proved no winner, or it was decided already.
+        DeployError: what was proved is no longer valid here.
+        RolledBack, Stranded: as `apply`.
+    """
+    with reading(ctx) as store:
+        sweep = find_sweep(store, number)
+    proposal = _proposal(ctx, sweep)
+    resolved = proposal.prepared.plan_request
+    request = PlanRequest(resolved.profile, resolved.options, tuned=nest(dict(proposal.values)))
+    done = apply(ctx, request, drain=drain, confirm=confirm, reason="promote", probation=False)
+    messages = list(done.messages)
+    verdict = _measured_again(ctx, proposal)
+    payload: dict[str, Any] = {
+        **done.payload,
+        "sweep": sweep.number,
+        "changes": changed(proposal.arm, proposal.prepared.base.arm),
+        "tuned": dict(proposal.values),
+        "measured_again": verdict.to_json(),
+    }
+    if verdict.is_worse:
+        return _take_back(ctx, proposal, verdict, payload, messages)
+    write_tuned(ctx, _record(ctx, proposal, verdict))
+    generation = int(done.payload["generation"])
+    decide(ctx, sweep.number, {"what": PROMOTED, "generation": generation, "text": verdict.text})
+    messages.append(note("measured-again", verdict.text))
+    if with_probation:
+        plan = ProbationPlan(generation=generation, sweep=sweep.number)
+        messages += begin_probation(ctx, plan)
+    return ActionResult("promote", payload, tuple(messages))
+
+
+def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResult:
+    """Turn a proposal down; its samples stay.
+
+    Raises:
+        UsageError: there is nothing to decline.
+    """
+    with reading(ctx) as store:
+        sweep = find_sweep(store, number)
+    _demand_open(sweep)
+    text = why or "declined by hand"
+    decide(ctx, sweep.number, {"what": DECLINED, "text": text})
+    payload = {"sweep": sweep.number, "text": text}
+    return ActionResult("decline", payload)
+
+
+def follow_policy(ctx: Context, number: int) -> tuple[Message, ...]:
+    """What the settings say becomes of a winner; called when a sweep has proved one."""
+    policy = ctx.settings.sweep.promote
+    if policy == "never":
+        return (note("reported", 'a winner was proved; sweep.promote is "never", so it is only reported',
+                     f"`tunerd promote {number}` deploys it all the same"),)  # fmt: skip
+    if policy == "ask":
+        return (note("proposal", "the winner is proposed, nothing was deployed",
+                     f"`tunerd promote {number}`, or `tunerd decline {number}`"),)  # fmt: skip
+    try:
+        done = promote(ctx, number, drain=True, confirm=lambda _plan: None)
+    except TunerdError as error:
+        text = f"the winner was not deployed: {error.message}"
+        return (warning("not-promoted", text, error.hint),)
+    return (note("promoted", str(done.payload["summary"])), *done.messages)
+
+
+def _demand_open(sweep: StoredSweep) -> None:
+    if sweep.verdict is None or sweep.verdict.outcome != "promote":
+        said = sweep.verdict.sentence if sweep.verdict is not None else sweep.run.reason
+        raise UsageError(
+            f"sweep {sweep.number} proved no winner", cause=said, hint="`tunerd sweep list`"
+        )
+    what = (sweep.decision or {}).get("what")
+    if what in {PROMOTED, TAKEN_BACK}:
+        raise UsageError(f"sweep {sweep.number} was {what} already", hint="`tunerd history`")
+
+
+def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
+    """The winner with what must be set for it; everything it rests on is checked.
+
+    Raises:
+        UsageError: there is no winner.
+        DeployError: something changed since.
+    """
+    _demand_open(sweep)
+    assert sweep.verdict is not None  # noqa: S101 -- just demanded
+    arm = arm_from_json(sweep.verdict.details["arm"])
+    request = replace(request_from_json(sweep.plan["request"]), seed=sweep.run.record.seed)
+    prepared = prepare(ctx, request, proves=False, for_resume=True)
+    if prepared.generation.number != sweep.plan.get("generation"):
+        raise DeployError(
+            f"sweep {sweep.number} began from generation {sweep.plan.get('generation')}, and "
+            f"{prepared.generation.number} serves now",
+            state="nothing was touched",
+            hint="`tunerd sweep run` finds out whether it still holds",
+        )
+    _demand_valid(ctx, sweep, arm)
+    before = read_tuned(ctx, prepared.plan_request.profile)
+    known = dict(before.values) if before is not None else {}
+    return _Proposal(sweep, prepared, arm, known | changes(arm, prepared.base), before)
+
+
+def _demand_valid(ctx: Context, sweep: StoredSweep, arm: Arm) -> None:
+    record = sweep.run.record.arm(str(arm))
+    if record is None:
+        raise DeployError(f"sweep {sweep.number} kept no conditions of {arm}")
+    found = StalenessCheck(ctx).of(record)
+    if found.holds is not True:
+        raise DeployError(
+            f"what sweep {sweep.number} proved does not hold here any more",
+            cause="\n".join(found.texts) or "its conditions cannot be told",
+            state="nothing was touched",
+            hint="`tunerd sweep run`",
+        )
+
+
+# Once more
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """What the serving unit showed of the winner; `live` is None where it could not be measured."""
+
+    live: LiveTurn | None
+    before_s: float | None
+    after_s: float | None
+    problem: str | None = None
+
+    @property
+    def is_worse(self) -> bool:
+        """Not even as fast as what it replaced was in the pairs."""
+        return (
+            self.live is not None
+            and self.before_s is not None
+            and (self.live.turn_s >= self.before_s)
+        )
+
+    @property
+    def text(self) -> str:
+        if self.live is None:
+            return f"it could not be measured again through the unit: {self.problem}"
+        seen = f"through the unit that serves a turn takes {self.live.turn_s:.3f} s"
+        if self.before_s is None or self.after_s is None:
+            return seen
+        return f"{seen}; in the pairs it took {self.after_s:.3f} s, before {self.before_s:.3f} s"
+
+    def to_json(self) -> dict[str, Any]:
+        live = None if self.live is None else self.live.to_json()
+        return {"live": live, "before_s": self.before_s, "after_s": self.after_s, "text": self.text}
+
+
+def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
+    ctx.say("measuring once more through the unit that serves")
+    workload = proposal.prepared.workload
+    before, after = expected_turns(proposal.sweep.evidence or {}, workload) or (None, None)
+    try:
+        live = measure_live(ctx, workload, proposal.prepared.seed + 1)
+    except BenchError as error:
+        return _Again(None, before, after, error.cause or error.message)
+    return _Again(live, before, after)
+
+
+def _take_back(
+    ctx: Context,
+    proposal: _Proposal,
+    verdict: _Again,
+    payload: Mapping[str, Any],
+    messages: list[Message],
+) -> ActionResult:
+    """What serves is slower than what it replaced was: go back, and remember that."""
+    number, profile = proposal.sweep.number, proposal.prepared.plan_request.profile
+    backup = payload["backup"]
+    back = rollback(ctx, to=backup, drain=False, confirm=lambda _target: None, reason="guard")
+    identity = proposal.prepared.seen.identities.get(proposal.arm.engine)
+    remember_failure(ctx, profile, proposal.arm, identity, verdict.text)
+    decide(ctx, number, {"what": TAKEN_BACK, "text": verdict.text})
+    messages.append(
+        warning("taken-back", f"the winner was not faster in service, so it was taken back: {verdict.text}",
+                f"`tunerd sweep report {number}`")
+    )  # fmt: skip
+    told = {**payload, "summary": back.payload["summary"], "generation": back.payload["generation"]}
+    return ActionResult("promote", told, tuple(messages), 3)
+
+
+def _record(ctx: Context, proposal: _Proposal, verdict: _Again) -> TunedRecord:
+    prepared, sweep = proposal.prepared, proposal.sweep
+    plan = prepared.base_plan
+    return TunedRecord(
+        profile=prepared.plan_request.profile,
+        values=dict(proposal.values),
+        sweep=sweep.number,
+        promoted_s=ctx.clock.now_s(),
+        sentence=sweep.verdict.sentence if sweep.verdict is not None else "",
+        engine=proposal.arm.engine,
+        engine_sha256=prepared.seen.identities.get(proposal.arm.engine),
+        model_sha256=plan.facts.identity.sha256,
+        driver_version=plan.host.driver_version,
+        gpu_names=tuple(gpu.name for gpu in plan.host.gpus or ()),
+        workload=prepared.shape.name,
+        measured_again=verdict.to_json(),
+    )
