@@ -1,0 +1,206 @@
+"""The whole chain in local mode on every real engine: probe, plan, apply, drafts, rollback, failures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs
+from tests.support.build_box import BuildBox, build_box
+from tunerd.actions.apply import apply
+from tunerd.actions.choose_engine import PlanRequest
+from tunerd.core.designed import Counts, vocabulary
+from tunerd.errors import RolledBack
+from tunerd.system.designed_file import read_truth
+
+WORDS = vocabulary()
+N_PREDICT = 65
+N_MAX, P_MIN = 3, 0.75
+# More than any of these servers has mapped when it serves a little, less than it needs for a lot.
+_SPARE_KIB = 200 * 1024
+_TOO_LONG = 1_048_576
+
+
+@dataclass(frozen=True)
+class Real:
+    """A build, and what is its own: see docs/designed-models.md, and for `crashes` below.
+
+    `checks_flash` tells a build that refuses a quantised V cache without flash attention when it
+    reads its arguments from one that only does so when it has loaded the model. One that `crashes`
+    then runs on into a segmentation fault, which may come before its log thread has written why.
+    """
+
+    name: str
+    dialect: str
+    drafts: bool = True
+    is_ik: bool = False
+    ignores_p_min: bool = False
+    checks_flash: bool = False
+    crashes: bool = False
+
+    @property
+    def program(self) -> Path | None:
+        if self.name != "embedded":
+            return needs.engine(self.name)
+        if find_spec("xllamacpp") is None:
+            needs.missing("llama", "no embedded engine", "pip install 'tunerd[embedded]'")
+        return None
+
+    def expected(self, box: BuildBox, token: int) -> Counts:
+        """What it must draft and have accepted."""
+        return read_truth(box.model).speculate(
+            token,
+            N_PREDICT,
+            N_MAX,
+            P_MIN,
+            first_draft_free=self.is_ik,
+            candidates=None if self.is_ik else 10,
+            ignores_p_min=self.ignores_p_min,
+        )
+
+
+BUILDS = (
+    Real("mainline-2026-04-26", "main-old", drafts=False, crashes=True),
+    Real("mainline-2026-05-16", "main-mid", ignores_p_min=True),
+    Real("mainline-2026-08-18", "main-lm"),
+    Real("ik-2026-06-02", "ik-may", is_ik=True, checks_flash=True),
+    Real("ik-2026-08", "ik-now", is_ik=True, checks_flash=True),
+    Real("bee-2026-05-21", "bee-01", drafts=False, crashes=True),
+    Real("embedded", "main-0x"),
+)
+ENGINES = [
+    pytest.param(
+        real,
+        marks=pytest.mark.llama if real.name == "embedded" else pytest.mark.engine,
+        id=real.name,
+    )
+    for real in BUILDS
+]
+
+
+@pytest.mark.parametrize("real", ENGINES)
+def test_a_real_engine_goes_through_the_whole_chain(real: Real) -> None:
+    token = WORDS.region("code").first
+    prompt = WORDS.decode([token])
+    with build_box(real.program, shape="tiny" if real.drafts else "tiny-nomtp") as box:
+        box.profile("plain")
+        box.profile(
+            "drafting",
+            speculation__type="mtp", speculation__n_max=N_MAX, speculation__p_min=P_MIN,
+        )  # fmt: skip
+        assert box.apply("plain")["engine"]["dialect"] == real.dialect
+        unit = box.box.unit.read_text()
+        text = read_truth(box.model).text(token, N_PREDICT)
+        answer = box.ask(prompt, N_PREDICT)
+        assert text.startswith(answer["choices"][0]["text"])
+        assert "draft_n" not in answer["timings"]
+
+        if not real.drafts:
+            refused = box.apply("drafting", expect=1)
+            assert "cannot speculate with mtp" in refused["error"]["cause"]
+            assert box.box.unit.read_text() == unit
+            return
+        done = box.apply("drafting")
+        told = {message["text"] for message in done["messages"] if "p-min" in message["text"]}
+        assert bool(told) == real.ignores_p_min, done["messages"]
+        answer = box.ask(prompt, N_PREDICT)
+        expected = real.expected(box, token)
+        counted = (answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"])
+        assert counted == (expected.drafted, expected.accepted)
+        assert text.startswith(answer["choices"][0]["text"])
+
+        box.json("rollback")
+        assert box.box.unit.read_text() == unit
+        assert "draft_n" not in box.ask(prompt, N_PREDICT)["timings"]
+        assert box.json("verify")["as_deployed"] is True
+
+
+@pytest.mark.parametrize("real", ENGINES)
+def test_what_a_real_engine_fails_of_is_told_from_its_log_and_the_old_server_is_back(
+    real: Real,
+) -> None:
+    with build_box(real.program, shape="tiny" if real.drafts else "tiny-nomtp") as box:
+        box.profile("plain")
+        box.profile("long", serving__ctx_size=_TOO_LONG)
+        box.profile("slow", serving__flash_attn="off", serving__cache_type_v="q8_0")
+        box.profile("other", model__path=str(box.box.folder / "other.gguf"))
+        box.apply("plain")
+        unit = box.box.unit.read_text()
+
+        failure = refused_argument(box, real)
+        assert "flash" in failure or real.crashes, failure
+        assert_serves(box, unit)
+
+        assert "bind" in taken_port(box) or real.name in {"mainline-2026-05-16", "bee-2026-05-21"}
+        assert_serves(box, unit)
+
+        assert "not within" in damaged_model(box)
+        assert_serves(box, unit)
+
+        assert out_of_memory(box)
+        assert_serves(box, unit)
+        status = box.json("status")
+        assert (status["healthy"], status["profile"]) == (True, "plain"), status
+
+
+def assert_serves(box: BuildBox, unit: str) -> None:
+    """The old unit, and a server that answers where it says."""
+    assert box.box.unit.read_text() == unit
+    answer = box.ask("code", 5)
+    assert answer["timings"]["predicted_n"] == 5
+
+
+def rolled_back(box: BuildBox, kinds: set[str], *words: str) -> str:
+    """Apply what must fail for one of these causes; the engine's words."""
+    error = box.apply(*words, expect=3)["error"]
+    assert error["code"] == "rolled_back", error
+    assert error["message"].rpartition(": ")[2] in kinds, error
+    cause: str = error["cause"]
+    return cause
+
+
+def refused_argument(box: BuildBox, real: Real) -> str:
+    if real.checks_flash:
+        error = box.apply("slow", expect=1)["error"]
+        assert "refuses the command line" in error["cause"]
+        return str(error["cause"])
+    return rolled_back(box, {"argument refused", *(["crash"] if real.crashes else [])}, "slow")
+
+
+def taken_port(box: BuildBox) -> str:
+    """A socket that is bound but does not listen: no plan can see whose the port is."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        return rolled_back(box, {"port taken"}, "plain", "--set", f"serving.port={port}")
+
+
+def damaged_model(box: BuildBox) -> str:
+    """The file is cut short while a person reads the plan."""
+    path = box.box.folder / "other.gguf"
+    shutil.copy(box.model, path)
+    ctx = box.box.context
+    with pytest.raises(RolledBack) as caught:
+        apply(
+            ctx,
+            PlanRequest("other", {}),
+            drain=False,
+            confirm=lambda _: os.truncate(path, path.stat().st_size - 100_000),
+        )
+    assert caught.value.message.endswith("model file damaged"), caught.value.cause
+    return caught.value.cause or ""
+
+
+def out_of_memory(box: BuildBox) -> str:
+    """A limit of the unit's own, which the old server fits into and a long context does not."""
+    limit_kib = box.peak_address_space_kib() + _SPARE_KIB
+    folder = Path(f"{box.box.unit}.d")
+    folder.mkdir()
+    (folder / "limit.conf").write_text(f"[Service]\nLimitAS={limit_kib}K\n")
+    return rolled_back(box, {"out of memory"}, "long")

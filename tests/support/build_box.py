@@ -1,0 +1,101 @@
+"""tunerd in local mode with one real engine: profiles on designed models, deployed by its command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.local_box import Box
+from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
+from tunerd.core.designed import SHAPES, design
+from tunerd.system.designed_file import write
+from tunerd.system.ports import free_port
+
+
+@dataclass(frozen=True)
+class BuildBox:
+    """One machine with one engine; `port` is where its server listens."""
+
+    box: Box
+    engine: str
+    port: int
+
+    @property
+    def model(self) -> Path:
+        """The designed model, which this engine can load."""
+        return self.box.model
+
+    def profile(self, name: str, **values: object) -> None:
+        """A site profile as `serving__ctx_size=512`; without speculation unless a value says so."""
+        keys = {
+            "engine.prefer": [self.engine],
+            "model.path": str(self.model),
+            "serving.alias": name,
+            "serving.port": self.port,
+            "serving.ctx_size": 1024,
+            "speculation.type": "off",
+            **{key.replace("__", "."): value for key, value in values.items()},
+        }
+        lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
+        path = self.box.folder / f"config/profiles/{name}.toml"
+        path.write_text("\n".join(['extends = "cpu-embedded"', *lines]) + "\n")
+
+    def json(self, *words: str, expect: int = 0) -> Any:
+        """What `tunerd WORDS --json` prints; the exit code must be `expect`."""
+        done = self.box.call(*words, "--json")
+        assert done.returncode == expect, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return json.loads(done.stdout)
+
+    def apply(self, name: str, *words: str, expect: int = 0) -> Any:
+        """What `tunerd apply NAME --yes --json` prints."""
+        return self.json("apply", name, "--yes", *words, expect=expect)
+
+    def ask(self, prompt: str, n_predict: int) -> Any:
+        """The server's answer on the one route on which every build counts drafts."""
+        body = {"prompt": prompt, "max_tokens": n_predict, "temperature": 0}
+        url = f"http://127.0.0.1:{self.port}/v1/completions"
+        reply = httpx.post(url, json=body, timeout=60, trust_env=False)
+        assert reply.status_code == httpx.codes.OK, reply.text
+        return reply.json()
+
+    def peak_address_space_kib(self) -> int:
+        """The most that the server which runs now has had mapped."""
+        pid = self.json("status")["pid"]
+        rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(row.split()[1]) for row in rows if row.startswith("VmPeak:"))
+
+
+@contextlib.contextmanager
+def build_box(program: Path | None, *, shape: str) -> Iterator[BuildBox]:
+    """A machine with this engine, the embedded one for None; nothing of it runs afterwards.
+
+    Its folder is one that the account of probes may enter, unlike pytest's.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunerd-test-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "config/profiles").mkdir(parents=True)
+        if program is not None:
+            path = json.dumps(str(program))
+            (folder / "config/tunerd.toml").write_text(f"[engines.build]\npath = {path}\n")
+        waits = {"TUNERD_SERVICE__SETTLE_S": "0.2", "TUNERD_SERVICE__DRAIN_S": "0"}
+        box = Box(folder, waits)
+        write(design(SHAPES[shape]), box.model)
+        try:
+            yield BuildBox(box, "embedded" if program is None else "build", free_port())
+        finally:
+            started = processes_with(str(folder))
+            end_supervisor(box.context.paths)
+            for pid in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            wait_until_gone(*started)
