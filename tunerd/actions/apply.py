@@ -77,7 +77,7 @@ def apply(
     messages += [*(note("swap", text) for text in done.notes), *remarks]
     if probation and done.backup is not None:
         messages += _watched(ctx, done.generation)
-    return ActionResult("apply", _payload(made, done), tuple(messages))
+    return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
 
 
 def _watched(ctx: Context, generation: int) -> tuple[Message, ...]:

@@ -70,7 +70,7 @@ def keep(ctx: Context, name: str) -> ActionResult:
         "mib": have_mib(kept.n_bytes),
         "new": kept.is_new,
     }
-    return ActionResult("engines keep", payload)
+    return ActionResult("engines keep", payload, has_acted=True)
 
 
 def keep_program(ctx: Context, program: str) -> Kept:

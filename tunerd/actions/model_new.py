@@ -34,4 +34,4 @@ def model_new(ctx: Context, path: Path, *, shape: str, seed: int, force: bool) -
         "seed": seed,
         "details": {k: str(v) for k, v in asdict(SHAPES[shape]).items()},
     }
-    return ActionResult("model new", payload)
+    return ActionResult("model new", payload, has_acted=True)

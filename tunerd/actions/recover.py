@@ -93,7 +93,8 @@ def recover(ctx: Context) -> ActionResult:
         "serving": done.is_serving,
         "cleared": list(cleared),
     }
-    return ActionResult("recover", payload, messages)
+    has_acted = done.found is not None or bool(cleared)
+    return ActionResult("recover", payload, messages, has_acted=has_acted)
 
 
 def recover_locked(ctx: Context) -> Recovered:

@@ -92,7 +92,7 @@ def rollback(
         "serving": done.serving is not None,
         "summary": f"back to {target.name} as generation {done.generation}{without_service(done)}",
     }
-    return ActionResult("rollback", payload, tuple(messages))
+    return ActionResult("rollback", payload, tuple(messages), has_acted=True)
 
 
 def list_targets(ctx: Context) -> ActionResult:

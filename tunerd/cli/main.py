@@ -141,8 +141,8 @@ def main() -> None:
 
 def _open_what_is_closed() -> None:
     """Streams that the caller closed take everything and keep nothing."""
-    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")
-    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def _unwritable(error: OSError, code: int) -> int:

@@ -8,6 +8,8 @@ passes `harmless` here: such characters are shown, not sent. JSON stays exact.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
@@ -45,20 +47,47 @@ def finish(result: ActionResult, render: Render, *, as_json: bool, is_data: bool
         render: Its payload as lines for people.
         as_json: One JSON object instead.
         is_data: Whether the lines are for programs: anywhere but on a terminal they stay exact.
+
+    Raises:
+        OSError: standard output cannot be written, and all that the action did was to look.
     """
-    if as_json:
-        print(_json_text(result.to_json()))
-    else:
-        if is_data and not sys.stdout.isatty():
-            for line in render(result.payload):
-                print(line)
-        else:
-            show(result.payload, render, sys.stdout)
-        sys.stdout.flush()
-        for message in result.messages:
-            print_message(message)
+    try:
+        _print_result(result, render, as_json=as_json, is_data=is_data)
+    except OSError as error:
+        if not result.has_acted:
+            raise
+        silence_stdout()
+        if error.errno != errno.EPIPE:
+            print_unwritable(error, "it is done, but cannot be shown")
+    if not as_json:
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            for message in result.messages:
+                print_message(message)
     if result.exit_code:
         raise click.exceptions.Exit(result.exit_code)
+
+
+def _print_result(result: ActionResult, render: Render, *, as_json: bool, is_data: bool) -> None:
+    if as_json:
+        print(_json_text(result.to_json()))
+    elif is_data and not sys.stdout.isatty():
+        for line in render(result.payload):
+            print(line)
+    else:
+        show(result.payload, render, sys.stdout)
+    sys.stdout.flush()
+
+
+def silence_stdout() -> None:
+    """Drop what standard output still holds: Python would complain again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+
+
+def print_unwritable(error: OSError, what: str) -> None:
+    """That standard output takes nothing, on standard error if that does."""
+    with contextlib.suppress(OSError):
+        label = paint("error:", "red", sys.stderr)
+        print(f"{label} {what}: standard output: {error.strerror}", file=sys.stderr)
 
 
 def show(payload: Mapping[str, Any], render: Render, stream: TextIO) -> None:

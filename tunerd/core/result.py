@@ -33,13 +33,15 @@ class ActionResult:
     """The outcome of one action.
 
     `payload` holds JSON values only, under the keys that scripts read. `exit_code` differs from 0
-    where a script would act differently.
+    where a script would act differently. `has_acted` says that it was more than looking: the exit
+    code then tells how that ended, even where the result cannot be shown.
     """
 
     command: str
     payload: Mapping[str, Any]
     messages: tuple[Message, ...] = ()
     exit_code: int = 0
+    has_acted: bool = False
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,133 @@
+"""What the command does where its result cannot be written, and what scripts read of a wrong call."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.local_box import Box
+
+FULL = "/dev/full"
+_SAYS = """
+import click
+from tunerd.cli import main
+from tunerd.cli.output import finish
+from tunerd.core.result import ActionResult, note
+from tunerd.errors import RolledBack
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True)
+@click.option("--acts", is_flag=True)
+@click.option("--fails", is_flag=True)
+def command(as_json, acts, fails):
+    if fails:
+        raise RolledBack("it was not swapped", state="as before")
+    payload = {"lines": ["a line"] * 5000}
+    finish(ActionResult("x", payload, (note("n", "a remark"),), has_acted=acts),
+           lambda p: p["lines"], as_json=as_json)
+
+main.cli = command
+main.main()
+"""
+
+
+def call(*words: str, out: str | None = FULL, closes: str = "") -> tuple[int, str]:
+    """Exit code and standard error of a command that prints a lot; `out` None for a closed pipe."""
+    words_of_shell = [sys.executable, "-c", _SAYS, *words]
+    if out is None:
+        reader = subprocess.Popen(["/bin/true"], stdin=subprocess.PIPE)
+        reader.wait()
+        target: Any = reader.stdin
+    else:
+        target = Path(out).open("w")  # noqa: SIM115
+    line = ["sh", "-c", f'exec "$@" {closes}', "sh", *words_of_shell]
+    with target:
+        done = subprocess.run(
+            line, stdout=target, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+        # What could not be flushed to the closed pipe is no business of this test.
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_what_was_done_stays_done_where_it_cannot_be_shown(form: tuple[str, ...]) -> None:
+    code, said = call("--acts", *form)
+
+    assert code == 0
+    assert "it is done, but cannot be shown" in said
+    assert "No space left" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_look_that_cannot_be_shown_has_failed(form: tuple[str, ...]) -> None:
+    code, said = call(*form)
+
+    assert code == 1
+    assert "the result cannot be shown" in said
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_error_keeps_its_exit_code_where_it_cannot_be_shown(form: tuple[str, ...]) -> None:
+    code, said = call("--fails", *form)
+
+    assert code == 3
+    assert "it was not swapped" in said, "on the other stream at least"
+    assert "Traceback" not in said
+
+
+def test_a_reader_that_has_gone_is_no_news() -> None:
+    assert call(out=None) == (1, "")
+    code, said = call("--acts", out=None)
+    assert (code, said) == (0, "note: a remark\n")
+
+
+def test_with_both_streams_closed_the_exit_code_is_that_of_the_action() -> None:
+    assert call("--acts", closes=">&- 2>&-")[0] == 0
+    assert call("--fails", closes=">&- 2>&-")[0] == 3
+    assert call("--acts", closes="2>/dev/full")[0] == 0
+    assert call("--fails", closes="2>/dev/full")[0] == 3
+
+
+@pytest.mark.parametrize("words", [("history",), ("status",), ("--help",), ("completion", "bash")])
+def test_a_full_disk_behind_standard_output_is_told_in_a_line(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    with Path(FULL).open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tunerd", *words],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            env=Box(tmp_path).environment, cwd=tmp_path,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the result cannot be shown: standard output: No space")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("plan", "--no-such-option", "--json"), "No such option"),
+        (("aply", "--json"), "Did you mean `apply`"),
+        (("apply", "--json"), "Missing argument"),
+        (("history", "show", "first", "--json"), "not a valid integer"),
+    ],
+)
+def test_a_wrong_call_is_one_json_object_for_scripts(
+    tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    done = Box(tmp_path).call(*words)
+
+    said = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert (said["schema"], said["ok"], said["error"]["code"]) == (1, False, "usage")
+    assert told in said["error"]["message"]
+    assert done.stderr == ""
