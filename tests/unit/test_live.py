@@ -51,7 +51,6 @@ def test_a_hand_written_unit_is_read_as_systemd_does() -> None:
     assert found.argv is not None
     assert found.argv[1:5] == ("-m", "/home/me/models/q.gguf", "--alias", "qwen3.6-27b-q4_k_m")
     assert not found.is_ours
-    assert found.foreign == ("Nice=-5", "IOSchedulingClass=realtime")
     serving = found.serving
     assert (serving.host, serving.port, serving.alias) == ("0.0.0.0", 9000, "qwen3.6-27b-q4_k_m")  # noqa: S104
     assert serving.model == "/home/me/models/q.gguf"

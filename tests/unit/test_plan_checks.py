@@ -257,7 +257,7 @@ def test_what_changes_for_clients_is_warned_about() -> None:
 
 
 def test_a_hand_written_unit_is_adopted_and_its_lines_are_shown() -> None:
-    found = list(check_live(serving("127.0.0.1", 8080, "a"), live(OLD)))
+    found = list(check_live(serving("127.0.0.1", 8080, "a"), live(OLD), lost=("Nice=5",)))
     assert codes(found) == [("note", "adopted"), ("warning", "foreign-directives")]
     assert "Nice=5" in found[1].text
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.support.builders import ROOT, capabilities_of
 from tests.support.profiles import HOSTILE, PROFILE_DATA, context, profile_of
+from tunerd.core.adopted import lost_lines
 from tunerd.core.cmdline import CommandLine, render
 from tunerd.core.exec_start import parse_exec
 from tunerd.core.host import Mode
-from tunerd.core.live import foreign_directives, read_live
+from tunerd.core.live import read_live
 from tunerd.core.unit import CREDENTIAL_PATH, UnitSpec, is_ours, render_unit
 from tunerd.core.unit_environment import environment_of
 from tunerd.core.unit_file import UnitFile, is_foreign, parse_unit
@@ -167,17 +168,18 @@ def test_our_own_units_are_known_and_hold_nothing_foreign() -> None:
         unit=PLAIN.unit, path=None, text=text, drop_ins=(), file_environment={},
         specifiers=SPECIFIERS,
     )  # fmt: skip
-    assert (live.argv, live.problem, live.foreign) == (PLAIN.argv, None, ())
+    assert (live.argv, live.problem) == (PLAIN.argv, None)
+    assert lost_lines(live, "", ()) == ()
 
 
-def test_a_hand_written_copy_of_our_unit_is_foreign_by_its_hardening_alone() -> None:
-    """What is called foreign is what a new unit would not carry on by itself."""
-    mine = replace(PLAIN, mode=Mode.USER, wants_mlock=False)
-    found = foreign_directives(parse_unit(render_unit(TEMPLATE, mine)))
-    assert {line.partition("=")[0] for line in found} == {
-        "NoNewPrivileges", "LockPersonality", "RestrictSUIDSGID", "UMask",
-        "RuntimeDirectory", "WorkingDirectory",
-    }  # fmt: skip
+def test_a_hand_written_copy_of_our_unit_loses_nothing() -> None:
+    text = render_unit(TEMPLATE, PLAIN)
+    copy = read_live(
+        unit=PLAIN.unit, path=None, text="# by hand\n" + text, drop_ins=(), file_environment={},
+        specifiers=SPECIFIERS,
+    )  # fmt: skip
+    assert lost_lines(copy, text, PLAIN.argv) == ()
+    assert "UMask=0077" in lost_lines(copy, text.replace("UMask=0077\n", ""), PLAIN.argv)
 
 
 WORDS = st.lists(HOSTILE, min_size=1, max_size=6).map("".join)

@@ -150,7 +150,9 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_proofs(resolved, engine),
         *environment_conflicts(resolved.profile.environment),
         *check_live(
-            serving_after(command, engine.capabilities), live, serving_now(ctx, live),
+            serving_after(command, engine.capabilities),
+            live,
+            serving_now(ctx, live),
             lost=lost_lines(live, unit_text, command.argv),
         ),
         *check_user(user_facts(ctx, user, host, command), wants_mlock=spec.wants_mlock),

@@ -9,7 +9,9 @@ from typing import Any
 from tunerd.actions.context import Context
 from tunerd.actions.find_engines import engine_of, prober
 from tunerd.actions.live import read_live_unit
+from tunerd.actions.plan_unit import service_user, unit_spec, unit_template
 from tunerd.actions.profile_layers import config_error, load_profile, load_sources
+from tunerd.core.adopted import lost_lines
 from tunerd.core.cmdline import CommandLine, render
 from tunerd.core.cmdline_parts import RenderContext
 from tunerd.core.engine import Engine
@@ -19,11 +21,13 @@ from tunerd.core.host import Host
 from tunerd.core.importer import Imported, import_command_line
 from tunerd.core.importer_flags import Flag, split_flags
 from tunerd.core.layers import layers_of
+from tunerd.core.live import LiveUnit
 from tunerd.core.model import ModelFacts
 from tunerd.core.names import check_name
 from tunerd.core.profile_check import Problem, check_file
 from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
 from tunerd.core.result import ActionResult, Message, error, note, warning
+from tunerd.core.unit import render_unit
 from tunerd.errors import ConfigError, EngineError, UsageError
 from tunerd.system.engine_programs import Found
 from tunerd.system.host import read_host
@@ -244,25 +248,16 @@ def _from_unit(
         note("overridden", f"{name} is set in the environment, but the command line wins")
         for name in imported.overridden
     ]
-    messages += _compare(engine, live.argv[1:], live.environment, imported, help_text)
-    if live.foreign:
-        messages.append(
-            warning("foreign-directives", "lines of the unit that no profile holds: "
-                    + "; ".join(live.foreign), "put them into a drop-in")
-        )  # fmt: skip
+    messages += _compare(ctx, engine, live, imported, help_text)
     unplaced = [{"words": list(u.words), "reason": u.reason} for u in imported.unplaced]
     return data, tuple(messages), unplaced
 
 
 def _compare(
-    engine: Engine,
-    arguments: tuple[str, ...],
-    environment: Mapping[str, str],
-    imported: Imported,
-    help_text: HelpText,
+    ctx: Context, engine: Engine, live: LiveUnit, imported: Imported, help_text: HelpText
 ) -> list[Message]:
-    """Whether the new profile renders to the same list as what serves today, flag by flag."""
-    if engine.capabilities is None:
+    """Whether the new profile gives what serves today: the command flag by flag, the unit by line."""
+    if engine.capabilities is None or live.argv is None:
         return []
     resolved = resolve("new", (LayerFile(Layer.SITE, "new", imported.data),))
     if not isinstance(resolved, Resolved):
@@ -270,22 +265,40 @@ def _compare(
     model = resolved.profile.model.path or ""
     draft = resolved.profile.speculation.draft_model
     paths = {"speculation.draft_model": draft} if draft else {}
-    context = RenderContext("", model, has_gpu=True, physical_cores=None, paths=paths)
+    context = RenderContext(
+        str(engine.program), model, has_gpu=True, physical_cores=None, paths=paths
+    )
     command = render(resolved, engine.capabilities, context)
     if not isinstance(command, CommandLine):
         return [error("import", str(refusal)) for refusal in command]
-    before = _normal(arguments, help_text)
+    before = _normal(live.argv[1:], help_text)
     after = _normal(command.argv[1:], help_text)
     lost, added = before - after, after - before
     messages = []
     if added:
         messages.append(note("added", f"new on the command line: {_words(added)}"))
-    from_environment = {name for name in environment if name.startswith("LLAMA_ARG_")}
+    from_environment = {name for name in live.environment if name.startswith("LLAMA_ARG_")}
     if lost and not from_environment:
         messages.append(warning("lost", f"not on the new command line: {_words(lost)}"))
     if not lost and not added:
         messages.append(note("same", "the profile renders to the same flags as the unit has now"))
-    return messages
+    return messages + _lost(ctx, engine, live, resolved, command)
+
+
+def _lost(
+    ctx: Context, engine: Engine, live: LiveUnit, resolved: Resolved, command: CommandLine
+) -> list[Message]:
+    """What of the unit a unit of the new profile would not hold."""
+    user = service_user(ctx, live)
+    try:
+        planned = render_unit(unit_template(ctx), unit_spec(ctx, resolved, engine, command, user))
+    except ConfigError:  # which `plan` says with its reason; then all lines are shown
+        planned = ""
+    lost = lost_lines(live, planned, command.argv)
+    if not lost:
+        return []
+    text = f"lines of the unit that no profile holds: {'; '.join(lost)}"
+    return [warning("foreign-directives", text, "put what you want to keep into a drop-in")]
 
 
 def _normal(arguments: tuple[str, ...], help_text: HelpText) -> set[tuple[str, ...]]:

@@ -14,34 +14,6 @@ from tunerd.core.unit_environment import environment_files_of, environment_of
 from tunerd.core.unit_file import UnitFile, parse_unit
 from tunerd.errors import ConfigError
 
-# What a unit rendered here contains; anything else in a hand-written unit is foreign.
-_OWN_DIRECTIVES = frozenset(
-    {
-        "Unit.Description",
-        "Unit.Documentation",
-        "Unit.After",
-        "Unit.Wants",
-        "Unit.StartLimitIntervalSec",
-        "Unit.StartLimitBurst",
-        "Service.Type",
-        "Service.ExecStart",
-        "Service.Environment",
-        "Service.EnvironmentFile",
-        "Service.User",
-        "Service.Group",
-        "Service.Restart",
-        "Service.RestartSec",
-        "Service.TimeoutStopSec",
-        "Service.KillMode",
-        "Service.LimitMEMLOCK",
-        "Service.LimitNOFILE",
-        "Service.LimitCORE",
-        "Service.OOMPolicy",
-        "Service.LoadCredential",
-        "Install.WantedBy",
-    }
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -64,8 +36,10 @@ class LiveUnit:
     """A unit as it stands on disk.
 
     `text` is None where there is no unit file; `argv` where it cannot be read as one command
-    (`problem` says why). `foreign` are directives of a hand-written unit that tunerd's own text
-    does not hold, `drop_in_exec` drop-ins that replace the command line. `credential` is the file
+    (`problem` says why). `environment` is what its server gets, with drop-ins and files;
+    `own_environment` and `own_environment_files` are what the unit file alone names, and
+    `file_environment` what the files set. `drop_in_exec` are drop-ins that replace the command line.
+    `credential` is the file
     behind the credential `api-key`. A masked unit has no text. `link_to` is where the file leads if
     it is a link. `shadowed_by` is where tunerd would write its own file, if this one, of a package,
     stands in another folder and is left there.
@@ -83,7 +57,9 @@ class LiveUnit:
     user: str | None = None
     group: str | None = None
     credential: str | None = None
-    foreign: tuple[str, ...] = ()
+    own_environment: Mapping[str, str] = field(default_factory=dict)
+    own_environment_files: tuple[str, ...] = ()
+    file_environment: Mapping[str, str] = field(default_factory=dict)
     drop_in_exec: tuple[Path, ...] = ()
     problem: str | None = None
     link_to: Path | None = None
@@ -152,18 +128,13 @@ def read_live(
         user=merged.value("Service", "User"),
         group=merged.value("Service", "Group"),
         credential=_credential(merged),
-        foreign=() if is_ours(text) else foreign_directives(parse_unit(text)),
+        own_environment=dict(environment_of(parse_unit(text), specifiers).pairs),
+        own_environment_files=tuple(
+            f.path for f in environment_files_of(parse_unit(text), specifiers)
+        ),
+        file_environment=dict(file_environment),
         drop_in_exec=drop_in_exec,
         problem=problem,
-    )
-
-
-def foreign_directives(unit: UnitFile) -> tuple[str, ...]:
-    """Lines of a hand-written unit that tunerd's own text would not hold, as `Name=value`."""
-    return tuple(
-        f"{directive.name}={directive.value}"
-        for directive in unit.directives
-        if f"{directive.section}.{directive.name}" not in _OWN_DIRECTIVES
     )
 
 

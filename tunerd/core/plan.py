@@ -136,13 +136,16 @@ def check_proofs(resolved: Resolved, engine: Engine) -> Iterator[Message]:
                       "expect what p_min = 0 gives, or use a newer build")  # fmt: skip
 
 
-def check_live(new: Serving, live: LiveUnit, now: Serving | None = None) -> Iterator[Message]:
+def check_live(
+    new: Serving, live: LiveUnit, now: Serving | None = None, *, lost: Sequence[str] = ()
+) -> Iterator[Message]:
     """What changes for clients, and what of a hand-written unit would no longer hold.
 
     Args:
         new: Address and names that the plan gives.
         live: The unit that stands.
         now: How its server is reached and named now, where that says more than its text.
+        lost: Lines of a hand-written unit that are not taken over.
     """
     if live.text is None:
         return
@@ -168,9 +171,9 @@ def check_live(new: Serving, live: LiveUnit, now: Serving | None = None) -> Iter
                    "link it anew after a rollback if you want the link back")  # fmt: skip
     if not live.is_ours:
         yield _adopted(live)
-        if live.foreign:
+        if lost:
             yield warning("foreign-directives",
-                          "these lines of it are not taken over: " + "; ".join(live.foreign),
+                          "these lines of it are not taken over: " + "; ".join(lost),
                           f"put what you want to keep into a drop-in: systemctl edit {live.unit}")  # fmt: skip
 
 
