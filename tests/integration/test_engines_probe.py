@@ -15,6 +15,8 @@ import pytest
 
 from tests.support import needs
 from tests.support.builders import HELP, HELP_OF, capabilities_of
+from tests.support.local_box import Box
+from tunerd.actions.dry_run import refusal
 from tunerd.core.engine import Family
 from tunerd.errors import EngineError
 from tunerd.system.confine import User
@@ -436,3 +438,20 @@ def test_a_copy_is_the_same_engine_and_a_changed_copy_another(folder: Path, tmp_
         file.write(b"\0")
     assert prober.identity(Found(copy, "test")).sha256 != original.sha256
     assert stat.S_IMODE(copy.stat().st_mode) == 0o755
+
+
+# Dry runs.
+
+
+def test_a_dry_run_that_a_signal_ended_is_tried_once_more(folder: Path, tmp_path: Path) -> None:
+    seen = folder / "seen"
+    seen.touch()
+    seen.chmod(0o666)
+    once = f'grep -q x {seen} && exit 1; echo x >> {seen}; echo "free(): invalid"; kill -ABRT $$'
+    always = f'echo x >> {seen}; echo "free(): invalid"; kill -ABRT $$'
+    ctx = Box(tmp_path).context
+
+    assert refusal(ctx, script(folder, once), ("--port", "1")) is None
+    seen.write_text("")
+    assert refusal(ctx, script(folder, always), ("--port", "1")) == "free(): invalid"
+    assert seen.read_text() == "x\n" * 2
