@@ -32,6 +32,7 @@ from pydantic_settings import (
 
 from tunerd.core.nearest import nearest_name
 from tunerd.core.paths import Paths
+from tunerd.core.value_words import allowed_words
 from tunerd.errors import ConfigError
 
 PREFIX = "TUNERD_"
@@ -352,8 +353,7 @@ def _describe(sources: _Sources, entry: dict[str, Any]) -> str:
         nearest = nearest_name(location[-1], siblings)
         hint = f" (did you mean `{nearest}`?)" if nearest else ""
         return f"{where}: found an unknown key{hint}; allowed: {', '.join(siblings)}"
-    message = entry["msg"][:1].lower() + entry["msg"][1:]
-    allowed = message.removeprefix("input should be ").removeprefix("value error, ")
+    allowed = allowed_words(entry)
     found = "nothing" if entry["type"] == "missing" else repr(entry.get("input"))
     return f"{where}: found {found}; allowed: {allowed}"
 

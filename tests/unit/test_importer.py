@@ -179,7 +179,7 @@ def test_a_flag_becomes_its_key(dialect: str, line: str, key: str, expected: obj
         ("main-0x", "--nope 5 -c 5", "--nope 5", "does not list"),
         ("main-0x", "--mlock", "--mlock", "no such"),
         ("main-0x", "-c", "-c", "missing"),
-        ("main-0x", "-c many", "-c many", "valid integer"),
+        ("main-0x", "-c many", "-c many", "a whole number"),
         ("main-0x", f"-c {'9' * 5000}", f"-c {'9' * 5000}", "allowed"),
         ("main-0x", "--temp nan", "--temp nan", "allowed"),
         ("main-0x", "-fitt 512,1024", "-fitt 512,1024", "one margin"),

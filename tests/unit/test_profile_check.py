@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.builders import PROFILES, shipped_sources
+from tunerd.core.names import NAME_PATTERN
 from tunerd.core.profile import LOAD_MODES, SPECULATION_TYPES, ProfileFile, Serving, Speculation
 from tunerd.core.profile_check import (
     Problem,
@@ -115,7 +116,7 @@ def test_a_problem_says_file_key_found_and_allowed() -> None:
 
 def test_every_branch_of_a_choice_is_named() -> None:
     problem = only("[serving]\nthreads = 'all'")
-    assert problem.allowed == "a valid integer, or 'physical'"
+    assert problem.allowed == "a whole number, or 'physical'"
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
@@ -230,3 +231,25 @@ def test_the_lists_of_choices_are_those_of_the_schema() -> None:
 def test_a_date_is_shown_and_not_raised() -> None:
     (problem,) = check_file("f", {"serving": {"port": dt.date(2026, 5, 1)}})
     assert problem.found == "datetime.date(2026, 5, 1)"
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "allowed"),
+    [
+        ({"engine": {"prefer": "ik-1"}}, "engine.prefer", 'a list, such as ["ik-1"]'),
+        ({"engine": "x"}, "engine", "a table of keys: engine.prefer"),
+        ({"engine": {"prefer": []}}, "engine.prefer", "at least 1 item"),
+        ({"serving": {"jinja": 3}}, "serving.jinja", "true or false"),
+        ({"serving": {"alias": ""}}, "serving.alias", "at least 1 character"),
+        ({"extends": "a b"}, "extends", f"text of the form ^{NAME_PATTERN}$"),
+        ({"extra_args": "-x"}, "extra_args", 'a list, such as ["-x"]'),
+        ({"workload": 3}, "workload", "text in quotes, or a table of keys"),
+    ],
+)
+def test_what_is_allowed_is_said_in_words_for_people(
+    data: dict[str, Any], key: str, allowed: str
+) -> None:
+    (problem,) = check_file("f", data)
+    assert problem.key == key
+    assert problem.allowed.startswith(allowed)
+    assert not re.search(r"tuple|dictionary|instance|constrained", str(problem))

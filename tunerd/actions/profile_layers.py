@@ -9,7 +9,7 @@ from typing import Any
 from tunerd.actions.context import Context
 from tunerd.core.layers import ProfileSources, chain_of, layers_of, with_tuned_layer
 from tunerd.core.profile_check import Problem
-from tunerd.core.resolve import Resolved, parse_set, resolve, set_layer
+from tunerd.core.resolve import SET_SOURCE, Resolved, parse_set, resolve, set_layer
 from tunerd.errors import ConfigError, UsageError
 from tunerd.system.profiles import read_sources
 
@@ -101,5 +101,17 @@ def config_error(name: str, problems: Sequence[Problem]) -> ConfigError:
         f"profile `{name}` is wrong in {count}",
         cause="\n".join(str(problem) for problem in problems),
         state="nothing was touched",
-        hint="`tunerd profiles list` shows what there is; `tunerd profiles check FILE` checks a file",
+        hint=_hint(problems),
     )
+
+
+def _hint(problems: Sequence[Problem]) -> str:
+    """What helps with these problems."""
+    if all(problem.source == SET_SOURCE for problem in problems):
+        return (
+            "`tunerd profiles show PROFILE` shows keys and values; a list needs quotes for the shell: "
+            "--set 'engine.prefer=[\"mainline\"]'"
+        )
+    if all(problem.key in {"name", "extends"} for problem in problems):
+        return "`tunerd profiles list` shows what there is"
+    return "correct the file; `tunerd profiles check FILE` checks one"

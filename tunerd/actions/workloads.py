@@ -15,6 +15,7 @@ from tunerd.core.names import check_name, is_name
 from tunerd.core.nearest import nearest_name
 from tunerd.core.quantity import format_duration
 from tunerd.core.result import ActionResult, Message, note, warning
+from tunerd.core.value_words import allowed_words
 from tunerd.core.workload_shape import Rates, WorkloadShape, expected_parts, mean_parts, parts_json
 from tunerd.core.workload_table import WorkloadTable, shape_of
 from tunerd.errors import ConfigError, HostError, UsageError
@@ -229,7 +230,8 @@ def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
         table = WorkloadTable.model_validate(data)
     except ValidationError as error:
         places = [
-            f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}"
+            f"{'.'.join(str(part) for part in one['loc'])}: found {one['input']!r:.80}; "
+            f"allowed: {allowed_words(dict(one))}"
             for one in error.errors(include_url=False)
         ]
         raise _wrong(path, "\n".join(places)) from error

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from tunerd.core.nearest import nearest_name
 from tunerd.core.profile import ProfileFile
+from tunerd.core.value_words import allowed_words
 
 LEAVE_TO_ENGINE = "default"
 SECTIONS = ("match", "model", "engine", "serving", "speculation", "memory")
@@ -144,8 +145,8 @@ def all_keys() -> tuple[str, ...]:
     )
 
 
-def _place_of(location: Sequence[int | str]) -> tuple[str, tuple[str, ...]]:
-    """The dotted key of an error, and the names that its table has.
+def _place_of(location: Sequence[int | str]) -> tuple[str, tuple[str, ...], type[BaseModel] | None]:
+    """The dotted key of an error, the names that its table has, and the table wanted there if one is.
 
     Names of union branches and constraints are not part of the key.
     """
@@ -154,6 +155,8 @@ def _place_of(location: Sequence[int | str]) -> tuple[str, tuple[str, ...]]:
     here: object = ProfileFile
     for part in location:
         table, container = _model_in(here), _container_in(here)
+        if table is not None and _is_branch(str(part), table):
+            continue
         names = ()
         if typing.get_origin(container) is dict:
             here = typing.get_args(container)[1]
@@ -166,7 +169,12 @@ def _place_of(location: Sequence[int | str]) -> tuple[str, tuple[str, ...]]:
         else:
             break
         kept.append(str(part))
-    return ".".join(kept), names
+    return ".".join(kept), names, _model_in(here)
+
+
+def _is_branch(part: str, table: type[BaseModel]) -> bool:
+    """Whether a part of a place only says which branch of a union complains."""
+    return part == table.__name__ or part.startswith("constrained-")
 
 
 def _container_in(annotation: object) -> object:
@@ -180,15 +188,15 @@ def _container_in(annotation: object) -> object:
 
 
 def _problem(source: str, entry: Mapping[str, Any]) -> Problem:
-    key, names = _place_of(entry["loc"])
+    key, names, wanted = _place_of(entry["loc"])
     message, found = entry["msg"], entry.get("input")
     if entry["type"] == "extra_forbidden":
         last = str(entry["loc"][-1])
         elsewhere = (name for name in all_keys() if name.endswith(f".{last}"))
         nearest = nearest_name(last, all_keys() if "." in last else names) or next(elsewhere, None)
         return Problem(source, key, "an unknown key", ", ".join(names), nearest)
-    allowed = (message[:1].lower() + message[1:]).removeprefix("input should be ")
-    allowed = allowed.removeprefix("value error, ")
+    keys = [] if wanted is None else [f"{key}.{name}" for name in wanted.model_fields]
+    allowed = allowed_words(entry, keys)
     options = re.findall(r"'([^']+)'", message) if entry["type"] == "literal_error" else []
     nearest = nearest_name(found, options) if isinstance(found, str) else None
     return Problem(source, key, _shown(found), allowed, nearest)

@@ -25,6 +25,8 @@ from tunerd.core.profile_check import (
     validate,
 )
 
+SET_SOURCE = "--set"
+
 
 class Layer(StrEnum):
     """Who may set a value, weakest first."""
@@ -119,7 +121,7 @@ def _is_wrong(key: str, value: object) -> bool:
 
 def set_layer(options: Mapping[str, Any]) -> LayerFile:
     """The layer of what was given with `--set`, by dotted key."""
-    return LayerFile(Layer.SET, "--set", nest(options))
+    return LayerFile(Layer.SET, SET_SOURCE, nest(options))
 
 
 def resolve(
