@@ -184,6 +184,7 @@ def test_secrets_are_neither_compared_nor_kept() -> None:
     assert without_secrets(argv) == ("p", "--api-key", "[secret]", "-c", "8", "--hf-token",
                                      "[secret]", "--api_key", "[secret]")  # fmt: skip
     assert arguments_sha256(without_secrets(argv)) == arguments_sha256(argv)
+    assert without_secrets(()) == (), "as of a unit that was made by hand"
     environment = {"MY_TOKEN": "hush", "GGML_X": "1", "LLAMA_API_KEY": "k"}
     kept = compared_environment(environment)
     assert set(kept) == {"MY_TOKEN", "GGML_X"}

@@ -107,7 +107,7 @@ def _replaced(ctx: Context, generation: Generation) -> tuple[str, ...] | None:
         one = entry.generation
         is_older = one.number < generation.number and one.unit == generation.unit
         if is_older and entry.ending.outcome is Outcome.SERVING:
-            return without_secrets(one.argv)
+            return without_secrets(one.argv) or None  # one that was made by hand has none
     return None
 
 

@@ -91,10 +91,10 @@ def compared_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
     """Arguments as they may be kept and shown: keys and tokens given in plain text are left out."""
-    flags = ("", *(normal_spelling(word) for word in words[:-1]))
+    flags = ("", *(normal_spelling(word) for word in words))
     return tuple(
         "[secret]" if flag in _SECRET_FLAGS else word
-        for flag, word in zip(flags, words, strict=True)
+        for flag, word in zip(flags, words, strict=False)
     )
 
 
