@@ -142,7 +142,9 @@ class _Run:
             raise
         ended = outcome.verdict == "inconclusive" and self._is_preempted(outcome)
         keeper.end(RunOutcome.STOPPED if ended else RunOutcome.DONE, "; ".join(verdict.reasons))
-        measured = any(sample.answer is not None for sample in outcome.evidence.samples)
+        measured = outcome.verdict != "inconclusive" or any(
+            sample.answer is not None for sample in outcome.evidence.samples
+        )
         payload = {
             "sweep": keeper.number,
             "verdict": verdict.outcome,

@@ -158,6 +158,69 @@ def resume(
     finish(result, render_end, as_json=as_json)
 
 
+@command.command(name="start")
+@_request_options
+@yes_option
+@json_option
+@click.pass_obj
+def start(
+    mode: str | None,
+    budget: str,
+    max_arms: int | None,
+    workload: str | None,
+    space: tuple[str, ...],
+    seed: int | None,
+    start_after: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Sweep as a unit of its own, tunerd-sweep.service, which outlives this terminal.
+
+    \b
+    Example:
+      tunerd sweep start --budget 6h --yes
+      tunerd sweep watch
+    """  # noqa: D301
+    from tunerd.actions.sweep_unit import start_sweep
+
+    request = _request(budget, max_arms, workload, space, seed, start_after)
+    context = _context(mode, as_json=as_json, acts=True)
+    result = start_sweep(context, request, confirm=lambda prepared: _ask(prepared, yes=yes))
+    finish(result, lambda payload: (f"{payload['unit']} runs",), as_json=as_json)
+
+
+@command.command(name="stop")
+@json_option
+@click.pass_obj
+def stop(mode: str | None, as_json: bool) -> None:
+    """End the sweep that `start` began; its samples are kept, and the server comes back."""
+    from tunerd.actions.sweep_unit import stop_sweep
+
+    result = stop_sweep(_context(mode, as_json=as_json, acts=True))
+    finish(result, lambda payload: (f"{payload['unit']} is stopped",), as_json=as_json)
+
+
+@command.command(name="status")
+@json_option
+@click.pass_obj
+def status(mode: str | None, as_json: bool) -> None:
+    """What runs now, how far it is, how long it may still take."""
+    from tunerd.actions.sweep_unit import sweep_status
+
+    result = sweep_status(_context(mode, as_json=as_json, acts=False))
+    finish(result, render_status, as_json=as_json)
+
+
+@command.command(name="watch")
+@click.pass_obj
+def watch(mode: str | None) -> None:
+    """Every start and request as it comes, until the sweep ends."""
+    from tunerd.actions.sweep_unit import watch_sweep
+
+    for line in watch_sweep(_context(mode, as_json=False, acts=False)):
+        print(line, flush=True)
+
+
 @command.command(name="list")
 @json_option
 @click.pass_obj
@@ -235,6 +298,25 @@ def render_end(payload: Mapping[str, Any]) -> Iterator[str]:
         f"{payload['restarts']} starts in {format_duration(payload['elapsed_s'])}{away}"
     )
     yield f"`tunerd sweep report {payload['sweep']}` shows why"
+
+
+def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
+    """What runs now."""
+    last = payload["last"]
+    if payload["sweep"] is None:
+        yield "no sweep runs"
+        if last is not None:
+            said = last["sentence"] or "it did not come to its end"
+            yield f"the last one was sweep {last['sweep']}: {said}"
+        return
+    yield f"sweep {payload['sweep']} runs; it ends within {format_duration(payload['left_s'])}"
+    if last is not None and last["sweep"] == payload["sweep"]:
+        yield (
+            f"{last['arms']} configurations, {last['starts']} starts, {last['requests']} requests, "
+            f"{last['failures']} failures"
+        )
+        if last["doing"]:
+            yield f"last: {last['doing']}"
 
 
 def render_list(payload: Mapping[str, Any]) -> Iterator[str]:

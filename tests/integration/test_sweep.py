@@ -1,0 +1,98 @@
+"""A sweep in local mode with the stand-in engine: what it finds, what befalls it, what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.sweep_box import SweepBox, swept
+from tunerd.system.ports import free_port
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SweepBox]:
+    with swept(free_port()) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def found(box: SweepBox) -> dict[str, Any]:
+    """A whole sweep: nothing that is drafted is ever right here, so off is much faster."""
+    return box.sweep(budget="80s")
+
+
+def test_a_plan_shows_what_would_be_tried_and_stops_nothing(box: SweepBox) -> None:
+    before = len(box.engine.served())
+    plan = box.json("sweep", "run", "--dry-run", "--space", "serving.threads=1,2")["plan"]
+    assert plan["points"] == 6
+    assert plan["incumbent"]["n_max"] == 4
+    families = {(one["engine"], one["speculation"]): one for one in plan["families"]}
+    assert set(families) == {("fake", "mtp"), ("fake", "off")}
+    assert families["fake", "mtp"]["n_max"] == [2, 4]
+    reasons = {one["what"]: one["reason"] for one in plan["left_out"]}
+    assert "there is no GPU" in reasons["memory.fit_mib"]
+    assert plan["outlook"]["unit"] == "llama-server.service"
+    assert len(box.engine.served()) == before
+
+
+def test_what_makes_no_sense_is_refused_before_anything_stops(box: SweepBox) -> None:
+    before = len(box.engine.served())
+    assert "no profile key" in box.call("sweep", "run", "--yes", "--space", "x.y=1", code=2).stderr
+    assert "downtime_s" in box.call("sweep", "run", "--yes", "--budget", "20h", code=2).stderr
+    assert len(box.engine.served()) == before
+
+
+def test_a_true_winner_is_proved_and_proposed(box: SweepBox, found: dict[str, Any]) -> None:
+    assert found["verdict"] == "promote", found
+    assert found["changes"].startswith("spec mtp -> off")
+    verdict = box.json("verdict")
+    decision = verdict["challenges"][-1]["decision"]
+    assert decision["e_value"] > decision["needed"]
+    assert verdict["n_pairs"] >= 3
+    assert box.serves
+    assert box.leftovers() == []
+
+
+def test_the_incumbent_was_started_exactly_as_it_serves(
+    box: SweepBox, found: dict[str, Any]
+) -> None:
+    run = box.json("results", "export", str(found["sweep"]))["runs"][0]
+    assert box.json("plan", "night")["argv"] in [row["argv"] for row in run["arms"]]
+
+
+def test_the_page_has_every_part(box: SweepBox, found: dict[str, Any]) -> None:
+    page = box.call("sweep", "report", str(found["sweep"])).stdout
+    for part in ("promote: on small", "challenge:", "wall time by kind", "turn time [s] by n-max",
+                 "time: ", "not tried, or given up"):  # fmt: skip
+        assert part in page
+    rows = box.json("sweep", "list")["sweeps"]
+    assert rows[0]["verdict"] == "promote"
+
+
+def test_a_declined_winner_is_not_deployed(box: SweepBox, found: dict[str, Any]) -> None:
+    box.call("decline", str(found["sweep"]), "--why", "not tonight")
+    assert box.newest()["decided"]["text"] == "not tonight"
+    assert "--spec-draft-n-max 4" in " ".join(box.json("plan", "night")["argv"])
+
+
+def test_a_promoted_winner_serves_is_measured_again_and_stays_the_next_apply(
+    box: SweepBox, found: dict[str, Any]
+) -> None:
+    done = box.json("promote", str(found["sweep"]), "--yes", "--no-probation")
+    assert done["measured_again"]["live"]["turn_s"] < done["measured_again"]["before_s"]
+    assert done["tuned"] == {"speculation.type": "off"}
+    assert "--spec" not in " ".join(box.engine.served()[-1])
+    assert box.newest()["decision"] == "promoted"
+    plan = box.json("plan", "night")
+    assert plan["diff"] == ""
+    explained = box.json("plan", "night", "--explain")["explain"]
+    assert {one["key"] for one in explained if "tuned" in one["origin"]} == {"speculation.type"}
+    again = box.call("promote", str(found["sweep"]), "--yes", code=2)
+    assert "promoted already" in again.stderr
+    box.call("rollback", "--yes")
+    stale = box.call("promote", str(found["sweep"]), "--yes", code=2)
+    assert "promoted already" in stale.stderr

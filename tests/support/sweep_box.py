@@ -1,0 +1,186 @@
+"""A box with a stand-in engine on which sweeps run as a user starts them, in local mode."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.local_box import Box
+from tests.support.stand_in import StandIn, install
+from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
+from tunerd.actions.find_engines import find_engines
+from tunerd.core.designed import SHAPES, design
+from tunerd.core.engine import Effect, Proof
+from tunerd.system.designed_file import write
+from tunerd.system.proofs import remember_proofs
+
+_LIMIT_S = 90.0
+_SYSTEM_PYTHON = "/usr/bin/python3"
+# Slow enough to be told apart by a client's clock, fast enough for a test.
+SPEED: dict[str, Any] = {"time_scale": 1.0, "pp_tok_s": 20_000.0, "tg_tok_s": 400.0,
+                         "prefill_tax": 0.0, "acceptance": 0.0, "draft_cost": 0.5}  # fmt: skip
+PROFILE = """
+extends = "cpu-embedded"
+workload = "small"
+[model]
+path = "{model}"
+[engine]
+prefer = ["fake"]
+[serving]
+port = {port}
+ctx_size = 1024
+metrics = true
+[speculation]
+type = "mtp"
+n_max = 4
+p_min = 0.0
+[sweep]
+"engine.prefer" = ["fake"]
+"speculation.n_max" = [2, 4]
+"speculation.p_min" = [0.0]
+"serving.threads" = [1]
+"serving.n_ubatch" = [512]
+"""
+WORKLOAD = """
+[[classes]]
+name = "ask"
+kind = "code"
+prompt_tokens = 100
+answer_tokens = 40
+"""
+
+
+@dataclass
+class SweepBox:
+    """Profile `night` serves on the stand-in."""
+
+    box: Box
+    engine: StandIn
+    port: int
+
+    def call(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        done = self.box.call(*words)
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def json(self, *words: str, code: int | None = 0) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.call(*words, "--json", code=code).stdout)
+        return found
+
+    def sweep(self, *words: str, budget: str = "40s", code: int | None = 0) -> dict[str, Any]:
+        return self.json(
+            "sweep", "run", "--yes", "--budget", budget, "--seed", "3", *words, code=code
+        )
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """A sweep in the background."""
+        command = [sys.executable, "-m", "tunerd", "sweep", *words, "--yes", "--json"]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=self.box.environment, cwd=self.box.folder,
+        )  # fmt: skip
+
+    def newest(self) -> dict[str, Any]:
+        return self.json("sweep", "show")
+
+    @property
+    def serves(self) -> bool:
+        """Whether whoever listens answers a completion."""
+        return self.ask() == 200
+
+    def ask(self) -> int:
+        """The status of one completion; 0 where nobody answers."""
+        body = json.dumps({"prompt": "somebody else", "n_predict": 4}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/completion", body, {"Content-Type": "application/json"}
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=30) as reply:
+                reply.read()
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def leftovers(self) -> list[str]:
+        folder = self.box.folder / "run"
+        return [path.name for path in folder.rglob("tunerd-candidate-*")]
+
+
+def until(holds: Callable[[], bool], what: str, limit_s: float = _LIMIT_S) -> None:
+    """Wait until something holds."""
+    end_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end_s, f"never came true: {what}"
+        time.sleep(0.1)
+
+
+def kill(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
+    """Send a signal and wait for the end."""
+    os.kill(process.pid, number)
+    process.wait(timeout=_LIMIT_S)
+
+
+def _for_everybody(engine: StandIn) -> None:
+    """Engines are probed as `nobody`, who may neither enter a home nor an environment in one."""
+    python = Path(sys.executable).resolve()
+    if os.geteuid() == 0 and python.is_relative_to(Path.home()) and Path(_SYSTEM_PYTHON).exists():
+        python = Path(_SYSTEM_PYTHON)
+    text = engine.program.read_text()
+    engine.program.write_text(text.replace(sys.executable, str(python)))
+
+
+def _prove(box: Box) -> None:
+    """What trials on a designed model would show: the stand-in plays no model."""
+    ctx = box.context
+    engine = next(one for one in find_engines(ctx) if one.name == "fake")
+    assert engine.identity is not None, engine.problem
+    names = ("mtp", "n-max", "p-min")
+    proofs = tuple(Proof(name, Effect.PROVED, "as the test says") for name in names)
+    remember_proofs(ctx.paths.cache_dir, ctx.files, engine.identity, proofs)
+
+
+@contextlib.contextmanager
+def swept(port: int, **behaviour: Any) -> Iterator[SweepBox]:
+    """The box, its unit deployed; nothing of it runs or is left afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="tunerd-sweep-"))
+    folder.chmod(0o755)
+    model = folder / "tiny.gguf"
+    write(design(SHAPES["tiny"]), model)
+    engine = install(folder / "engine", **{**SPEED, **behaviour})
+    profiles = folder / "config" / "profiles"
+    (profiles / "workloads").mkdir(parents=True)
+    (profiles / "workloads" / "small.toml").write_text(WORKLOAD)
+    (profiles / "night.toml").write_text(PROFILE.format(model=model, port=port))
+    (folder / "config" / "tunerd.toml").write_text(
+        f'[engines.fake]\npath = "{engine.program}"\nallow_writable = true\n'
+        "[sweep]\npatience_s = 1.0\nquiet_s = 1.0\n"
+        "[service]\nsettle_s = 0.1\ndrain_s = 0.0\n[probation]\nevery_s = 5.0\n"
+    )
+    _for_everybody(engine)
+    box = SweepBox(Box(folder), engine, port)
+    try:
+        _prove(box.box)
+        box.call("apply", "night", "--yes")
+        yield box
+    finally:
+        paths = box.box.context.paths
+        started = processes_with(str(folder))
+        end_supervisor(paths)
+        wait_until_gone(*started)
+        shutil.rmtree(folder, ignore_errors=True)
