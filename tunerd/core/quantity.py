@@ -7,6 +7,7 @@ from typing import NewType
 MiB = NewType("MiB", int)
 
 BYTES_PER_MIB = 1024 * 1024
+_TENTHS_BELOW_S = 10
 _SECONDS_PER_MINUTE = 60
 _SECONDS_PER_HOUR = 3600
 _MIB_PER_GIB = 1024
@@ -35,7 +36,7 @@ def format_duration(seconds: float | None) -> str:
     """`0.4 s`, `42 s`, `3 min 05 s`, `2 h 10 min`, or `unknown`."""
     if seconds is None:
         return "unknown"
-    if seconds < 10:
+    if seconds < _TENTHS_BELOW_S:
         return f"{seconds:.1f} s"
     if seconds < _SECONDS_PER_MINUTE:
         return f"{seconds:.0f} s"
