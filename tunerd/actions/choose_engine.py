@@ -15,8 +15,10 @@ from tunerd.core.cmdline import CommandLine, render
 from tunerd.core.cmdline_parts import RenderContext
 from tunerd.core.cmdline_speculation import KINDS_WITH_DRAFT_FILE
 from tunerd.core.engine import Engine, Family, OffloadDevice
+from tunerd.core.engine_names import ALWAYS
 from tunerd.core.host import Host
 from tunerd.core.model import ModelFacts
+from tunerd.core.nearest import nearest_name
 from tunerd.core.resolve import Resolved
 from tunerd.core.unit import CREDENTIAL_PATH
 from tunerd.errors import EngineError
@@ -72,7 +74,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
     for word in general.profile.engine.prefer or _ANY:
         found = candidates(engines, word)
         if not found and word != Family.UNKNOWN:
-            passed_over.append((word, "not installed here"))
+            passed_over.append((word, _why_not_here(ctx, engines, word)))
         for engine in found:
             choice = _try(ctx, request, host, engine)
             if isinstance(choice, Choice):
@@ -84,6 +86,17 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
         state="nothing was touched",
         hint="`tunerd engines` lists what is here; engine.prefer and [engines.NAME] choose",
     )
+
+
+def _why_not_here(ctx: Context, engines: Sequence[Engine], word: str) -> str:
+    """Why a word of `engine.prefer` means nothing here: a family may be missing, a name misspelt."""
+    if "/" in word:
+        return "there is no such program"
+    known = (*ALWAYS, *ctx.settings.engines, *(engine.name for engine in engines))
+    if word in known:
+        return "not installed here"
+    nearest = nearest_name(word, known)
+    return f"no such engine (did you mean `{nearest}`?)" if nearest else "no such engine here"
 
 
 def _load(ctx: Context, request: PlanRequest, engine_names: Sequence[str]) -> Resolved:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tunerd.actions.choose_engine import PlanRequest, choose, draft_facts
 from tunerd.actions.context import Context
+from tunerd.actions.engine_names import named_by_plan
 from tunerd.actions.find_model import found_by_metadata
 from tunerd.actions.live import read_live_unit, refuse_masked, serving_now, standing_text
 from tunerd.actions.memory_evidence import correction_of
@@ -143,6 +144,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         has_gpu=has_gpu, correction=correction,
     )  # fmt: skip
     messages = (
+        *named_by_plan(ctx, request),
         *check_machine(resolved, host, chosen.devices, has_gpu=has_gpu),
         *check_model(resolved, chosen.facts),
         *found_by_metadata(resolved, chosen.model_path),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.actions.context import Context
+from tunerd.actions.engine_names import named_by_files
 from tunerd.actions.find_engines import engine_of, prober
 from tunerd.actions.live import read_live_unit
 from tunerd.actions.plan_unit import service_user, unit_spec, unit_template
@@ -102,9 +103,11 @@ def show_profile(ctx: Context, name: str, *, options: Mapping[str, Any]) -> Acti
 def check_profile(ctx: Context, what: str) -> ActionResult:
     """Every problem of a file or of a profile's layers; exit code 1 if there is one."""
     problems: list[Problem] = []
+    files: list[tuple[str, Mapping[str, Any]]] = []
     if "/" in what or what.endswith(".toml"):
         data = read_profile(Path(what), ctx.files)
         problems = [data] if isinstance(data, Problem) else list(check_file(what, data))
+        files = [] if isinstance(data, Problem) else [(what, data)]
     else:
         sources, unparsed = load_sources(ctx)
         layers = layers_of(what, sources)
@@ -113,6 +116,8 @@ def check_profile(ctx: Context, what: str) -> ActionResult:
         else:
             found = resolve(what, layers)
             problems = [] if isinstance(found, Resolved) else list(found)
+            files = [(layer.source, layer.data) for layer in layers]
+    warnings = named_by_files(ctx, files)
     payload = {
         "checked": what,
         "problems": [
@@ -125,8 +130,9 @@ def check_profile(ctx: Context, what: str) -> ActionResult:
             }
             for problem in problems
         ],
+        "warnings": [message.text for message in warnings],
     }
-    messages = tuple(error("profile-problem", str(problem)) for problem in problems)
+    messages = (*(error("profile-problem", str(problem)) for problem in problems), *warnings)
     return ActionResult("profiles check", payload, messages, 1 if problems else 0)
 
 

@@ -135,7 +135,8 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
 def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     if not payload["problems"]:
-        yield f"{payload['checked']}: no problems"
+        found = "no problems but what is warned about" if payload["warnings"] else "no problems"
+        yield f"{payload['checked']}: {found}"
 
 
 def render_new(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,79 @@
+"""Names of engines in profiles: families always mean something, other words only what is here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_box import Box
+from tunerd.actions.choose_engine import PlanRequest
+from tunerd.actions.context import Context
+from tunerd.actions.engine_names import named_by_plan
+from tunerd.actions.profiles import check_profile
+from tunerd.core.designed import SHAPES, design
+from tunerd.system.designed_file import write
+
+PROFILE = """
+engine.prefer = [{prefer}]
+[model]
+path = "/no/such.gguf"
+[engines.{table}.memory]
+fit_mib = 100
+"""
+
+
+@pytest.fixture
+def ctx(tmp_path: Path) -> Context:
+    settings = tmp_path / "config" / "tunerd.toml"
+    settings.parent.mkdir()
+    settings.write_text('[engines.tuesday]\npath = "/no/such/llama-server"\n')
+    return Box(tmp_path).context
+
+
+def warned(ctx: Context, *, prefer: str = '"mainline"', table: str = "mainline") -> list[str]:
+    """What `profiles check` and `plan` warn of alike."""
+    path = ctx.paths.site_profiles / "mine.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(PROFILE.format(prefer=prefer, table=table))
+    checked = check_profile(ctx, "mine")
+    assert checked.exit_code == 0
+    planned = named_by_plan(ctx, PlanRequest("mine", {}))
+    assert [m.text for m in checked.messages] == [m.text for m in planned]
+    assert len(check_profile(ctx, str(path)).messages) == len(planned)
+    return [m.text for m in planned]
+
+
+@pytest.mark.parametrize("name", ["mainline", "ik", "bee", "embedded", "tuesday"])
+def test_families_and_engines_of_the_settings_are_known(ctx: Context, name: str) -> None:
+    assert warned(ctx, prefer=f'"{name}", "/opt/x/llama-server"', table=name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("mianline", "mainline"), ("embeded", "embedded"), ("tusday", "tuesday")]
+)
+def test_a_misspelt_name_is_warned_about_with_the_nearest(
+    ctx: Context, name: str, nearest: str
+) -> None:
+    (table,) = warned(ctx, table=name)
+    assert f"engines.{name}: found `{name}`" in table
+    assert f"did you mean `{nearest}`?" in table
+    (preferred,) = warned(ctx, prefer=f'"{name}"')
+    assert "engine.prefer" in preferred
+    assert f"did you mean `{nearest}`?" in preferred
+
+
+def test_what_was_given_with_set_is_looked_at_too(ctx: Context) -> None:
+    request = PlanRequest("cpu-embedded", {"engine.prefer": ["mianlne"]})
+    (message,) = named_by_plan(ctx, request)
+    assert "--set: engine.prefer" in message.text
+    assert "did you mean `mainline`?" in message.text
+
+
+def test_a_plan_with_a_misspelt_engine_alone_says_what_was_meant(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    write(design(SHAPES["tiny"]), box.model)
+    wanted = ("--set", f"model.path={box.model}", "--set", 'engine.prefer=["mianlne"]')
+    done = box.call("plan", "cpu-embedded", *wanted)
+    assert done.returncode == 1
+    assert "mianlne: no such engine (did you mean `mainline`?)" in done.stderr
