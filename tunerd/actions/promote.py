@@ -85,7 +85,7 @@ def promote(
     if with_probation:
         plan = ProbationPlan(generation=generation, sweep=sweep.number)
         messages += begin_probation(ctx, plan)
-    return ActionResult("promote", payload, tuple(messages))
+    return ActionResult("promote", payload, tuple(messages), has_acted=True)
 
 
 def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResult:
@@ -100,7 +100,7 @@ def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResul
     text = why or "declined by hand"
     decide(ctx, sweep.number, {"what": DECLINED, "text": text})
     payload = {"sweep": sweep.number, "text": text}
-    return ActionResult("decline", payload)
+    return ActionResult("decline", payload, has_acted=True)
 
 
 def follow_policy(ctx: Context, number: int) -> tuple[Message, ...]:
@@ -235,7 +235,7 @@ def _take_back(
                 f"`tunerd sweep report {number}`")
     )  # fmt: skip
     told = {**payload, "summary": back.payload["summary"], "generation": back.payload["generation"]}
-    return ActionResult("promote", told, tuple(messages), 3)
+    return ActionResult("promote", told, tuple(messages), 3, has_acted=True)
 
 
 def _record(ctx: Context, proposal: _Proposal, verdict: _Again) -> TunedRecord:
