@@ -226,14 +226,26 @@ class Machine:
         to kill the program itself, use `kill` with its pid in there, or `pkill` with a pattern
         like `[n]ame`, which does not match the pkill itself.
         """
-        words = [*self._as(user), *(str(word) for word in argv)]
-        environment = {**self._environment(user), **(env or {})}
         pipe = subprocess.PIPE
         started = subprocess.Popen(
-            self._entering(words, environment, folder), stdin=pipe, stdout=pipe, stderr=pipe
+            self.command(*argv, user=user, env=env, folder=folder),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
         )
         self._started.append(started)
         return started
+
+    def command(
+        self,
+        *argv: str | Path,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+        folder: str | Path = "/",
+    ) -> list[str]:
+        """The command line that runs a program inside, for whoever starts it on the host himself."""
+        words = [*self._as(user), *(str(word) for word in argv)]
+        return self._entering(words, {**self._environment(user), **(env or {})}, folder)
 
     def kill(self, pid: int | str, signal_name: str = "KILL") -> None:
         """Send a signal to a process inside, by its pid in there."""

@@ -140,6 +140,9 @@ class TestedEngine:
     runs_mtp: bool
 
 
+# Debian hides its software GPU unless it is asked for.
+SOFTWARE_GPU = {"GGML_VK_VISIBLE_DEVICES": "0"}
+
 ENGINES: Mapping[str, TestedEngine] = {
     "mainline-2026-04-26": TestedEngine("mainline", MAINLINE_SPRING_2026, False, False),
     "mainline-2026-05-16": TestedEngine("mainline", MAINLINE_SPRING_2026, False, True),
