@@ -32,7 +32,8 @@ pytestmark = pytest.mark.llama
 BUDGET_S = 300.0
 _PATIENCE_S = 60.0
 _HOLD = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from tunerd.actions.context import build_context
 from tunerd.actions.lease import hold
 from tests.integration.test_lease_processes import a_plan
