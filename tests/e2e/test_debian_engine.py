@@ -15,7 +15,7 @@ from tests.support.memory_cases import CASES, SOFTWARE_GPU, differences
 from tests.support.overlay import Root
 from tunerd.core.failure import argument_error
 
-# `python benchmarks/memory_estimates.py` compares all of them; see docs/memory.md.
+# `python -m benchmarks.memory_estimates` compares all of them; see docs/memory.md.
 SAMPLE = ("dense-16k-mtp2-q8", "dense-32k-ngl12-mtp2", "moe-64k-ncmoe8-mtp2-q8", "gemma-32k-4slots")
 
 
