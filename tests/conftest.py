@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,10 @@ _E2E_FILES = {
 
 
 def pytest_configure() -> None:
-    """On a busy machine an example takes as long as it takes; a deadline would fail at random."""
+    """What differs between machines and shells is the same for every test."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs inherit that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # On a busy machine an example takes as long as it takes; a deadline would fail at random.
     if importlib.util.find_spec("hypothesis") is not None:  # machines for e2e have none
         import hypothesis  # noqa: PLC0415
 

@@ -32,8 +32,7 @@ pytestmark = pytest.mark.llama
 BUDGET_S = 300.0
 _PATIENCE_S = 60.0
 _HOLD = """
-import signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+import sys, time
 from tunerd.actions.context import build_context
 from tunerd.actions.lease import hold
 from tests.integration.test_lease_processes import a_plan
