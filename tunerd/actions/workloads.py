@@ -64,6 +64,11 @@ def list_workloads(ctx: Context) -> ActionResult:
     return ActionResult("workload list", {"workloads": found}, tuple(messages))
 
 
+def workload_names(ctx: Context) -> tuple[str, ...]:
+    """Names of all workloads, whether or not their files are right."""
+    return tuple(sorted(_files(ctx)))
+
+
 def show_workload(ctx: Context, name: str) -> ActionResult:
     """One workload: its classes, and what a turn takes at the speed that the live server had.
 

@@ -10,6 +10,7 @@ import click
 
 from tunerd.cli.commands.plan import render as render_plan
 from tunerd.cli.commands.plan import set_option, untuned_option
+from tunerd.cli.complete import names_of
 from tunerd.cli.output import confirm, finish, json_option, print_message, progress_sink, show
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ no_probation_option = click.option(
 
 
 @click.command(name="apply", short_help="Deploy a profile.")
-@click.argument("profile")
+@click.argument("profile", shell_complete=names_of("profiles"))
 @set_option
 @untuned_option
 @click.option("--dry-run", is_flag=True, help="The same as `tunerd plan`.")

@@ -8,20 +8,22 @@ import click
 
 from tunerd.cli.commands.bench_view import render
 from tunerd.cli.commands.plan import set_option
+from tunerd.cli.complete import names_of
 from tunerd.cli.output import confirm, finish, harmless, json_option, progress_sink
 
 SUITES = ("mtp", "lengths", "cache", "deep", "quality", "concurrency", "workload")
 
 
 @click.command(name="bench", short_help="How fast a server is, measured honestly.")
-@click.argument("profile", required=False)
+@click.argument("profile", required=False, shell_complete=names_of("profiles"))
 @click.option("--url", help="A server by its address: http://HOST:PORT.")
 @click.option("--suite", type=click.Choice(SUITES), default="mtp", show_default=True,
               help="What to look at.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1, 1000), help="How often each case is measured.")
 @click.option("--depth", type=click.IntRange(16, 10_000_000),
               help="Tokens of the long prompt (lengths, cache).")  # fmt: skip
-@click.option("--workload", help="The mix of requests (workload) [default: the profile's own].")
+@click.option("--workload", shell_complete=names_of("workloads"),
+              help="The mix of requests (workload) [default: the profile's own].")  # fmt: skip
 @click.option("--against", type=click.Choice(["published"]),
               help="Show the profile's published numbers beside (mtp, lengths).")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tunerd.cli.complete import keys, names_of
 from tunerd.cli.output import (
     columns,
     confirm,
@@ -24,12 +25,17 @@ _PARTS = ("prefill", "reasoning", "decode")
 
 
 @click.command(name="compare", short_help="Which of two is faster on your kind of work.")
-@click.argument("sides", nargs=-1, metavar="[A [B]]")
-@click.option("--set", "options", multiple=True, metavar="KEY=VALUE", help="Set a key for B alone.")
+@click.argument("sides", nargs=-1, metavar="[A [B]]", shell_complete=names_of("sides"))
+@click.option("--set", "options", multiple=True, metavar="KEY=VALUE", shell_complete=keys,
+              help="Set a key for B alone.")  # fmt: skip
 @click.option(
-    "--profile", "base", help="What engines and single settings change [default: what serves]."
+    "--profile",
+    "base",
+    shell_complete=names_of("profiles"),
+    help="What engines and single settings change [default: what serves].",
 )
-@click.option("--workload", help="The mix of requests [default: the profile's own].")
+@click.option("--workload", shell_complete=names_of("workloads"),
+              help="The mix of requests [default: the profile's own].")  # fmt: skip
 @click.option("--budget", default="30m", show_default=True, help="The longest it may take.")
 @click.option("--pairs", "max_pairs", type=click.IntRange(3, 1000), default=60, show_default=True,
               help="The most pairs of fresh servers.")  # fmt: skip

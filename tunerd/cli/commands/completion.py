@@ -21,4 +21,10 @@ def command(ctx: click.Context, shell: str) -> None:
     if found is None:
         message = f"no completion for {shell}"
         raise click.UsageError(message)
-    print(found(root.command, {}, "tunerd", "_TUNERD_COMPLETE").source())
+    print(_without_space(found(root.command, {}, "tunerd", "_TUNERD_COMPLETE").source()))
+
+
+def _without_space(script: str) -> str:
+    """The script with no space put behind `KEY=`, where a value follows; bash alone needs to be told."""
+    stay = "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace 2> /dev/null\n"
+    return script.replace("    return 0\n", f"{stay}    return 0\n")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tunerd.cli.complete import names_of
 from tunerd.cli.output import columns, finish, json_option, progress_sink
 
 
@@ -32,7 +33,7 @@ def command(ctx: click.Context, prove: bool, as_json: bool) -> None:
 
 
 @command.command(name="keep", short_help="Keep a copy of an engine.")
-@click.argument("engine")
+@click.argument("engine", shell_complete=names_of("engines"))
 @json_option
 @click.pass_context
 def keep_command(ctx: click.Context, engine: str, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tunerd.cli.complete import names_of
 from tunerd.cli.output import columns, finish, json_option
 from tunerd.core.quantity import format_duration
 
@@ -36,7 +37,7 @@ def command(ctx: click.Context, show_all: bool, as_json: bool) -> None:
 
 
 @command.command(name="show", short_help="Everything kept of one generation.")
-@click.argument("number", type=int)
+@click.argument("number", type=int, shell_complete=names_of("generations"))
 @json_option
 @click.pass_context
 def show_command(ctx: click.Context, number: int, as_json: bool) -> None:
@@ -53,8 +54,8 @@ def show_command(ctx: click.Context, number: int, as_json: bool) -> None:
 
 
 @command.command(name="diff", short_help="How two generations differ.")
-@click.argument("one", type=int)
-@click.argument("other", type=int)
+@click.argument("one", type=int, shell_complete=names_of("generations"))
+@click.argument("other", type=int, shell_complete=names_of("generations"))
 @json_option
 @click.pass_context
 def diff_command(ctx: click.Context, one: int, other: int, as_json: bool) -> None:

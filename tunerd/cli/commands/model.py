@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tunerd.cli.complete import shapes
 from tunerd.cli.output import finish, json_option, progress_sink
 from tunerd.core.quantity import format_mib, need_mib
 
@@ -24,7 +25,8 @@ def command() -> None:
 
 @command.command(name="new", short_help="Write one.")
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--shape", default="tiny", show_default=True, help="tiny, tiny-moe, medium, ...")
+@click.option("--shape", default="tiny", show_default=True, shell_complete=shapes,
+              help="tiny, tiny-moe, medium, ...")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Another seed is another text.")
 @click.option("--force", is_flag=True, help="Overwrite a file that is there.")
 @json_option

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tunerd.cli.complete import keys, names_of
 from tunerd.cli.output import columns, finish, json_option
 from tunerd.core.quantity import format_mib
 
@@ -15,6 +16,7 @@ set_option = click.option(
     "options",
     multiple=True,
     metavar="KEY=VALUE",
+    shell_complete=keys,
     help="Pin a key for this and later sweeps, such as speculation.n_max=2.",
 )
 untuned_option = click.option(
@@ -23,7 +25,7 @@ untuned_option = click.option(
 
 
 @click.command(name="plan", short_help="What apply would do.")
-@click.argument("profile")
+@click.argument("profile", shell_complete=names_of("profiles"))
 @set_option
 @untuned_option
 @click.option("--explain", is_flag=True, help="Show who set each flag, and why.")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tunerd.cli.commands.plan import set_option
+from tunerd.cli.complete import names_of
 from tunerd.cli.output import columns, finish, json_option
 
 
@@ -40,7 +41,7 @@ def list_command(mode: str | None, as_json: bool) -> None:
 
 
 @command.command(name="show", short_help="Resolved values, and who set each.")
-@click.argument("profile")
+@click.argument("profile", shell_complete=names_of("profiles"))
 @set_option
 @json_option
 @click.pass_obj
@@ -61,7 +62,7 @@ def show_command(mode: str | None, profile: str, options: tuple[str, ...], as_js
 
 
 @command.command(name="check", short_help="Every problem of a profile at once.")
-@click.argument("profile_or_file")
+@click.argument("profile_or_file", shell_complete=names_of("profiles", or_files=True))
 @json_option
 @click.pass_obj
 def check_command(mode: str | None, profile_or_file: str, as_json: bool) -> None:
@@ -79,8 +80,9 @@ def check_command(mode: str | None, profile_or_file: str, as_json: bool) -> None
 
 @command.command(name="new", short_help="Write one for this machine.")
 @click.argument("name")
-@click.option("--model", metavar="FILE", help="GGUF file to serve.")
-@click.option("--from-unit", metavar="UNIT", help="Take over what this unit serves today.")
+@click.option("--model", metavar="FILE", type=click.Path(), help="GGUF file to serve.")
+@click.option("--from-unit", metavar="UNIT", shell_complete=names_of("units"),
+              help="Take over what this unit serves today.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite a profile of this name.")
 @json_option
 @click.pass_obj

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunerd.cli.commands.apply import now_option, yes_option
+from tunerd.cli.complete import names_of
 from tunerd.cli.output import (
     columns,
     confirm,
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 
 @click.command(name="rollback", short_help="Go back.")
-@click.option("--to", metavar="NAME|GENERATION", help="A backup's name or a generation's number.")
+@click.option("--to", metavar="NAME|GENERATION", shell_complete=names_of("targets"),
+              help="A backup's name or a generation's number.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="Show what one can go back to.")
 @yes_option
 @now_option

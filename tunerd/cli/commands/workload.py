@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tunerd.cli.complete import names_of
 from tunerd.cli.output import columns, finish, json_option, progress_sink
 from tunerd.core.quantity import format_duration
 
@@ -43,7 +44,7 @@ def list_command(mode: str | None, as_json: bool) -> None:
 
 
 @command.command(name="show", short_help="Its classes, drawn.")
-@click.argument("workload")
+@click.argument("workload", shell_complete=names_of("workloads"))
 @json_option
 @click.pass_obj
 def show_command(mode: str | None, workload: str, as_json: bool) -> None:
@@ -61,7 +62,11 @@ def show_command(mode: str | None, workload: str, as_json: bool) -> None:
 
 @command.command(name="learn", short_help="Derive one from the server's own log.")
 @click.option("--name", default="learned", show_default=True, help="Name of the new workload.")
-@click.option("--unit", help="Whose log to read; the deployed unit by default.")
+@click.option(
+    "--unit",
+    shell_complete=names_of("units"),
+    help="Whose log to read; the deployed unit by default.",
+)
 @click.option("--dry-run", is_flag=True, help="Show it and write nothing.")
 @json_option
 @click.pass_obj

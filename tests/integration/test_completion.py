@@ -1,0 +1,89 @@
+"""What a shell is offered behind each command, read from files and names alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_box import Box
+
+BASH = shutil.which("bash") or ""
+BACKUP = "llama-server.service.pre-mine"
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Box:
+    """A machine with a unit, a backup, a site profile, a workload and an engine in the settings."""
+    box = Box(tmp_path_factory.mktemp("box"))
+    profiles = box.folder / "config" / "profiles"
+    (profiles / "workloads").mkdir(parents=True)
+    (profiles / "mine.toml").write_text('extends = "cpu-embedded"\n')
+    (profiles / "workloads" / "office.toml").write_text("")
+    engine = '[engines.tuesday]\npath = "/no/such/llama-server"\n'
+    (box.folder / "config" / "tunerd.toml").write_text(engine)
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text("[Service]\nExecStart=/bin/true\n")
+    box.unit.with_name(BACKUP).write_text("")
+    return box
+
+
+def offered(box: Box, *words: str) -> list[str]:
+    """What is offered for the last word, each with its kind."""
+    variables = {
+        "_TUNERD_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(("tunerd", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    done = Box(box.folder, variables).call()
+    assert done.stderr == ""
+    return [line for line in done.stdout.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("apply", "mi"), ["plain,mine"]),
+        (("plan", "mi"), ["plain,mine"]),
+        (("bench", "mi"), ["plain,mine"]),
+        (("compare", "mine", "li"), ["plain,live"]),
+        (("profiles", "show", "mi"), ["plain,mine"]),
+        (("profiles", "check", "mi"), ["plain,mine", "file,mi"]),
+        (("plan", "mine", "--set", "engine."), ["plain,engine.prefer="]),
+        (("engines", "keep", "tu"), ["plain,tuesday"]),
+        (("rollback", "--to", "llama"), [f"plain,{BACKUP}"]),
+        (("profiles", "new", "x", "--from-unit", "llama"), ["plain,llama-server.service"]),
+        (("workload", "show", "of"), ["plain,office"]),
+        (("bench", "--workload", "of"), ["plain,office"]),
+        (("bench", "--suite", "le"), ["plain,lengths"]),
+        (("model", "new", "x.gguf", "--shape", "tiny-no"), ["plain,tiny-nomtp"]),
+    ],
+)
+def test_values_are_offered(box: Box, words: tuple[str, ...], expected: list[str]) -> None:
+    assert offered(box, *words) == expected
+
+
+def test_where_nothing_can_be_read_nothing_is_offered_and_nothing_said(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "tunerd.toml").write_text("this is no TOML")
+    assert offered(box, "apply", "c") == []
+
+
+@pytest.mark.skipif(not BASH, reason="needs bash")
+def test_the_script_of_bash_is_whole_and_leaves_no_space_behind_a_key(box: Box) -> None:
+    script = box.call("completion", "bash").stdout
+    assert subprocess.run([BASH, "-n"], input=script, text=True, check=False).returncode == 0
+    # Outside of a completion `compopt` fails, so the shell shows here that it was asked for it.
+    program = (
+        f"compopt() {{ echo asked $*; }}; PATH={Path(sys.executable).parent}:$PATH\n{script}\n"
+    )
+    run = "COMP_WORDS=(tunerd plan mine --set engine.); COMP_CWORD=4; _tunerd_completion tunerd\n"
+    done = subprocess.run(
+        [BASH, "-c", program + run + "echo ${COMPREPLY[*]}"],
+        env=box.environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["asked -o nospace", "engine.prefer="], done.stderr
