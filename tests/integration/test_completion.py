@@ -59,6 +59,7 @@ def offered(box: Box, *words: str) -> list[str]:
         (("workload", "show", "of"), ["plain,office"]),
         (("bench", "--workload", "of"), ["plain,office"]),
         (("bench", "--suite", "le"), ["plain,lengths"]),
+        (("sweep", "run", "--workload", "of"), ["plain,office"]),
         (("model", "new", "x.gguf", "--shape", "tiny-no"), ["plain,tiny-nomtp"]),
     ],
 )

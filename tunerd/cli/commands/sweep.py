@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tunerd.cli.complete import keys, names_of
 from tunerd.cli.output import (
     columns,
     confirm,
@@ -42,8 +43,9 @@ def _request_options(function: Any) -> Any:
         click.option("--budget", default="2h", show_default=True,
                      help="The longest it may take, the proof included."),
         click.option("--arms", "max_arms", type=click.IntRange(min=2), help="Measure so many configurations at most."),
-        click.option("--workload", help="The mix of requests [default: the profile's own]."),
-        click.option("--space", multiple=True, metavar="KEY=VALUE,...",
+        click.option("--workload", shell_complete=names_of("workloads"),
+                     help="The mix of requests [default: the profile's own]."),
+        click.option("--space", multiple=True, metavar="KEY=VALUE,...", shell_complete=keys,
                      help="Values to try for a key, over those of the profile's [sweep] table."),
         click.option("--seed", type=int, help="Of texts and order."),
         click.option("--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."),
