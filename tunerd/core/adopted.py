@@ -116,8 +116,6 @@ def _files(live: LiveUnit, new: UnitFile, argv: Sequence[str]) -> Iterator[str]:
 
 def _is_taken(name: str, value: str, new: UnitFile, argv: Sequence[str]) -> bool:
     """Whether the new unit has the variable, or its command line the option that it stands for."""
-    if is_secret_variable(name):
-        return False
     if name in _OWN_VARIABLES or (name, value) in environment_of(new, {"%": "%"}).pairs:
         return True
     if not name.startswith(PREFIX):
