@@ -1,4 +1,4 @@
-"""The way back of a swap where the old server's port is not free at once."""
+"""Swaps where the port of a server is not free at once, on the way there and on the way back."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def _old_that_cannot_bind_for(world: World, seconds: float) -> None:
+def _old_that_cannot_bind_for(world: World, seconds: float, *, serves_first: bool = True) -> None:
     """An old server that serves, and once stopped cannot bind its port for so long."""
     serve = world.manager.programs["/bin/true"]
-    first_s: list[float] = []
+    first_s: list[float] = [] if serves_first else [0.0]
 
     def run(invocation: Invocation) -> Life:
         now_s = world.clock.monotonic_s()
@@ -40,7 +40,8 @@ def _old_that_cannot_bind_for(world: World, seconds: float) -> None:
         return Life(prints=(words,), ends_after_s=0.0, ending=Ending(code=1))
 
     world.manager.programs[OLD] = run
-    world.put(world.text("old", program=OLD))
+    if serves_first:
+        world.put(world.text("old", program=OLD))
 
 
 def test_a_port_in_the_last_minute_of_its_connections_is_waited_for(world: World) -> None:
@@ -55,6 +56,18 @@ def test_a_port_in_the_last_minute_of_its_connections_is_waited_for(world: World
     waits = [p for p in told if "port" in p.text]
     assert waits
     assert all(0 < (p.left_s or 0) <= 65 for p in waits)
+
+
+def test_a_new_server_that_cannot_take_over_the_port_at_once_is_waited_for(world: World) -> None:
+    deploy(world.context(), world, "old")
+    _old_that_cannot_bind_for(world, 58.0, serves_first=False)
+    told: list[Progress] = []
+
+    deploy(replace(world.context(), progress=told.append), world, "new", program=OLD)
+
+    assert world.serving_alias() == "new"
+    assert world.leftovers() == []
+    assert any("port" in p.text for p in told)
 
 
 def test_a_port_that_stays_taken_though_nobody_listens_is_given_up(world: World) -> None:

@@ -17,6 +17,7 @@ from tunerd.actions.context import Context
 from tunerd.actions.drain import drain
 from tunerd.actions.live import check_manager, drop_ins_in_force, refuse_masked, standing_text
 from tunerd.actions.serve_check import NotServing, Serving, restart_unit, wait_until_serving
+from tunerd.actions.start_again import start_again
 from tunerd.actions.swap_back import (
     Back,
     ForeignEditError,
@@ -145,30 +146,31 @@ def _go_forward(
     if request.enable:
         ctx.services.enable(ctx.unit)
     ctx.say("restarting", step=5, steps=STEPS)
-    ctx.services.reset_failed(ctx.unit)
     course.stopped_s = ctx.clock.monotonic_s()
-    refused = restart_unit(ctx, ctx.unit)
-    if refused is not None:
-        raise _UnhealthyError(refused)
-    waits = Progress("waiting for the model", step=6, steps=STEPS)
-    ctx.report(waits)
-    expected = Expectation(
-        old_invocation=record.old_invocation,
-        alias=request.alias,
-        expects_draft=request.expects_draft,
-        must_draft=request.must_draft,
-    )
-    found = wait_until_serving(
-        ctx,
-        ctx.unit,
-        address=request.address,
-        expected=expected,
-        model_bytes=request.model_bytes,
-        begun=waits,
-    )
+    found = start_again(ctx, partial(_watch_new, ctx, request), lambda: request.address)
     if isinstance(found, NotServing):
         raise _UnhealthyError(found)
     return found
+
+
+def _watch_new(
+    ctx: Context, request: SwapRequest, old_invocation: str | None
+) -> Serving | NotServing:
+    waits = Progress("waiting for the model", step=6, steps=STEPS)
+    ctx.report(waits)
+    return wait_until_serving(
+        ctx,
+        ctx.unit,
+        address=request.address,
+        expected=Expectation(
+            old_invocation=old_invocation,
+            alias=request.alias,
+            expects_draft=request.expects_draft,
+            must_draft=request.must_draft,
+        ),
+        model_bytes=request.model_bytes,
+        begun=waits,
+    )
 
 
 def _remove_unit(ctx: Context, request: SwapRequest, course: _Course) -> Serving | None:

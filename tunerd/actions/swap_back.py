@@ -8,23 +8,16 @@ from functools import partial
 
 from tunerd.actions.context import Context
 from tunerd.actions.live import address_of, read_live_unit, standing_text
-from tunerd.actions.serve_check import NotServing, Serving, restart_unit, wait_until_serving
+from tunerd.actions.serve_check import NotServing, Serving, wait_until_serving
+from tunerd.actions.start_again import start_again
 from tunerd.actions.swap_begin import release_reserve
-from tunerd.core.failure import FailureKind
 from tunerd.core.health import Expectation
 from tunerd.core.live import LiveUnit
-from tunerd.core.progress import Progress
 from tunerd.core.service import UnitState
 from tunerd.core.swap import SwapRecord, sha256
 from tunerd.errors import DeployError, HostError, NoSupervisor
 from tunerd.system.files import is_full
 from tunerd.system.host import process_facts
-from tunerd.system.sockets import is_listened_on
-
-# Connections that have ended keep their port for a minute (TCP_TIMEWAIT_LEN of Linux); a server that
-# does not set SO_REUSEADDR cannot bind it before.
-_PORT_PATIENCE_S = 65.0
-_PORT_POLL_S = 3.0
 
 
 class ForeignEditError(DeployError):
@@ -76,33 +69,12 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
         found = check_as_it_stands(ctx, old_invocation=None)
         if isinstance(found, Serving):
             return Back(found)
-    return Back(_start_anew(ctx))
+    watch = partial(_watch_as_it_stands, ctx)
+    return Back(start_again(ctx, watch, lambda: address_of(ctx, read_live_unit(ctx))))
 
 
-def _start_anew(ctx: Context) -> Serving | NotServing:
-    """Start what stands on disk, again and again as long as only its port keeps it from serving."""
-    end_s = None
-    while True:
-        old_invocation = ctx.services.state(ctx.unit).invocation_id
-        ctx.services.reset_failed(ctx.unit)
-        refused = restart_unit(ctx, ctx.unit)
-        found = refused or check_as_it_stands(ctx, old_invocation=old_invocation)
-        if isinstance(found, Serving) or not _port_will_be_free(ctx, found):
-            return found
-        now_s = ctx.clock.monotonic_s()
-        end_s = now_s + _PORT_PATIENCE_S if end_s is None else end_s
-        if now_s >= end_s:
-            return found
-        ctx.report(Progress("waiting until the port is free again", left_s=end_s - now_s))
-        ctx.clock.sleep(min(_PORT_POLL_S, end_s - now_s))
-
-
-def _port_will_be_free(ctx: Context, found: NotServing) -> bool:
-    """Whether a start failed for a port on which nobody listens, so that only time is missing."""
-    if found.failure.kind is not FailureKind.PORT_TAKEN:
-        return False
-    address = address_of(ctx, read_live_unit(ctx))
-    return address is None or not is_listened_on(address.port, address.host)
+def _watch_as_it_stands(ctx: Context, old_invocation: str | None) -> Serving | NotServing:
+    return check_as_it_stands(ctx, old_invocation=old_invocation)
 
 
 def _reload(ctx: Context, record: SwapRecord) -> bool:
