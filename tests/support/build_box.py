@@ -42,6 +42,7 @@ class BuildBox:
             "serving.alias": name,
             "serving.port": self.port,
             "serving.ctx_size": 1024,
+            "serving.threads_http": 2,  # each may take address space, else one for each core
             "speculation.type": "off",
             **{key.replace("__", "."): value for key, value in values.items()},
         }
