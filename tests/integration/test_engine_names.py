@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_box import Box
-from tunerd.actions.choose_engine import PlanRequest
+from tunerd.actions.choose_engine import PlanRequest, choose
 from tunerd.actions.context import Context
 from tunerd.actions.engine_names import named_by_plan
 from tunerd.actions.profiles import check_profile
 from tunerd.core.designed import SHAPES, design
 from tunerd.system.designed_file import write
+from tunerd.system.host import read_host
 
 PROFILE = """
 engine.prefer = [{prefer}]
@@ -77,3 +78,22 @@ def test_a_plan_with_a_misspelt_engine_alone_says_what_was_meant(tmp_path: Path)
     done = box.call("plan", "cpu-embedded", *wanted)
     assert done.returncode == 1
     assert "mianlne: no such engine (did you mean `mainline`?)" in done.stderr
+
+
+@pytest.mark.engine
+def test_a_program_that_only_the_profile_names_is_an_engine(
+    ctx: Context, engines: dict[str, Path], tmp_path: Path
+) -> None:
+    program = next(iter(engines.values()))
+    model = write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path
+    wanted = {
+        "engine.prefer": ["/no/such/llama-server", str(program)],
+        "model.path": str(model),
+        "speculation.type": "off",
+    }
+
+    choice = choose(ctx, PlanRequest("cpu-embedded", wanted), read_host(ctx.gpu))
+
+    assert choice.engine.program == program
+    assert choice.engine.found_by == "engine.prefer"
+    assert choice.passed_over == (("/no/such/llama-server", "there is no such program"),)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.actions.context import Context
-from tunerd.actions.find_engines import candidates, find_engines, prober
+from tunerd.actions.find_engines import candidates, engine_of, find_engines, prober
 from tunerd.actions.find_model import find_weights, locate
 from tunerd.actions.profile_layers import load_profile
 from tunerd.core.cmdline import CommandLine, render
@@ -72,7 +72,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
     find_weights(ctx, general)  # a missing model is the same on every engine: say so first
     passed_over: list[tuple[str, str]] = []
     for word in general.profile.engine.prefer or _ANY:
-        found = candidates(engines, word)
+        found = candidates(engines, word) or _named_by_path(ctx, word)
         if not found and word != Family.UNKNOWN:
             passed_over.append((word, _why_not_here(ctx, engines, word)))
         for engine in found:
@@ -86,6 +86,14 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
         state="nothing was touched",
         hint="`tunerd engines` lists what is here; engine.prefer and [engines.NAME] choose",
     )
+
+
+def _named_by_path(ctx: Context, word: str) -> tuple[Engine, ...]:
+    """An engine that nobody but the profile names; who may write it is asked as of any other."""
+    path = Path(word).expanduser()
+    if "/" not in word or not path.is_file():
+        return ()
+    return (engine_of(ctx, Found(path, "engine.prefer")),)
 
 
 def _why_not_here(ctx: Context, engines: Sequence[Engine], word: str) -> str:

@@ -100,7 +100,7 @@ def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
     elif model.source is not None:
         fetch = f"get it: {model.source}"
     elif resolved.profile.match.gpu == "none" and model.path is not None:
-        fetch = f"tunerd model new {folder}/{model.path}"
+        fetch = f"tunerd model new {Path(folder) / model.path}"
     else:
         fetch = "fetch the file"
     where = (

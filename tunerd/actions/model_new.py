@@ -14,7 +14,7 @@ def model_new(ctx: Context, path: Path, *, shape: str, seed: int, force: bool) -
     """Write the model and its ground truth.
 
     Raises:
-        UsageError: there is no such shape, or the file exists and `force` is not given.
+        UsageError: there is no such shape or folder, or the file exists and `force` is not given.
         HostError: the file cannot be written.
     """
     from tunerd.core.designed import SHAPES, design
@@ -22,6 +22,8 @@ def model_new(ctx: Context, path: Path, *, shape: str, seed: int, force: bool) -
 
     if shape not in SHAPES:
         raise UsageError(f"no such shape: `{shape}`", hint=f"one of {', '.join(SHAPES)}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"no such folder: `{path.parent}`", hint=f"mkdir -p {path.parent}")
     ctx.say(f"designing {shape}")
     made = design(SHAPES[shape], seed)
     ctx.say(f"writing {path}")
