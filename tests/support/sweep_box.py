@@ -133,7 +133,7 @@ def until(holds: Callable[[], bool], what: str, limit_s: float = _LIMIT_S) -> No
 def kill(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
     """Send a signal and wait for the end."""
     os.kill(process.pid, number)
-    process.wait(timeout=_LIMIT_S)
+    process.communicate(timeout=_LIMIT_S)
 
 
 def _for_everybody(engine: StandIn) -> None:

@@ -23,6 +23,7 @@ from tunerd.actions.lease_record import (
     clear_dead_measurements,
     ended_by,
     forget_measurement,
+    wait_for_dead_measurement,
     write_measurement,
 )
 from tunerd.actions.plan import Plan
@@ -238,6 +239,7 @@ def hold(
         Stranded: production does not serve afterwards.
     """
     with _only_measurement(ctx, purpose), Interrupts() as interrupts:
+        wait_for_dead_measurement(ctx)
         spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after, bound_to=bound_to)
         held = _begin(ctx, spec, before, purpose, drains=drains)
         try:

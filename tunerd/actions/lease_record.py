@@ -24,6 +24,7 @@ from tunerd.system.llama import Address
 
 _PATIENCE_S = 30.0
 _POLL_S = 0.1
+_COMES_BACK_S = 5.0
 
 
 def read_measurement(ctx: Context) -> LeaseRecord | None:
@@ -38,6 +39,30 @@ def read_measurement(ctx: Context) -> LeaseRecord | None:
         return record if ctx.services.state(record.unit).is_active else None
     except ServiceError:
         return None
+
+
+def wait_for_dead_measurement(ctx: Context) -> None:
+    """Wait until what a killed measurement left has ended, and production is on its way back.
+
+    In between production looks stopped, and whoever began then would leave it so. The caller knows
+    that the measurement is dead: it holds the lock of measurements, or saw that nobody does.
+    """
+    record = _record(ctx)
+    if record is None or record.production != ctx.unit or not record.restores:
+        return
+    end_s = ctx.clock.monotonic_s() + _PATIENCE_S
+    gone_s: float | None = None
+    while ctx.clock.monotonic_s() < end_s:
+        if ctx.services.state(ctx.unit).active_state in {"active", "activating"}:
+            return
+        lease = ctx.services.state(record.unit).active_state
+        if lease in {"active", "activating", "deactivating"}:
+            gone_s = None
+        elif gone_s is None:
+            gone_s = ctx.clock.monotonic_s()
+        elif ctx.clock.monotonic_s() - gone_s > _COMES_BACK_S:
+            return  # somebody stopped it since
+        ctx.clock.sleep(_POLL_S)
 
 
 def write_measurement(ctx: Context, record: LeaseRecord) -> None:

@@ -12,6 +12,7 @@ from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.compare_sides import LIVE, SideRequest, plan_side
 from tunerd.actions.context import Context
 from tunerd.actions.lease_outlook import Outlook, outlook
+from tunerd.actions.lease_record import wait_for_dead_measurement
 from tunerd.actions.plan import Plan
 from tunerd.actions.profile_layers import load_profile, parse_options
 from tunerd.actions.sweep_facts import Seen, engine_facts, frozen_keys, plan_with
@@ -31,6 +32,7 @@ from tunerd.core.sweep.space import SpacePlan, Wishes, plan_space, values_of
 from tunerd.core.workload import Workload
 from tunerd.core.workload_shape import WorkloadShape, fitted
 from tunerd.errors import ConfigError, EngineError, UsageError
+from tunerd.system.files import is_locked
 from tunerd.system.store import open_to_read
 
 _FRAME_TOKENS = 192
@@ -112,6 +114,8 @@ def prepare(
     """
     generation = _serving(ctx)
     _check_budget(ctx, request)
+    if not is_locked(ctx.paths.measure_lock):
+        wait_for_dead_measurement(ctx)
     plan_request = PlanRequest(generation.profile or "", dict(generation.pins))
     ahead = outlook(ctx, measuring_s=request.budget_s, start_after=request.start_after)
     base_plan = plan_side(ctx, SideRequest(LIVE, plan_request, generation))

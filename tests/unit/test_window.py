@@ -1,0 +1,122 @@
+"""When a sweep may run: days, midnight, time zones, and the nights in which clocks change."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import islice, pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunerd.core.window import next_night, parse_window, spans
+
+BERLIN = ZoneInfo("Europe/Berlin")
+HOUR = 3600.0
+
+
+def at(text: str, zone: ZoneInfo = BERLIN) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=zone).timestamp()
+
+
+def opened(times: str, days: str, after: str, n: int = 1) -> list[tuple[str, str]]:
+    window = parse_window(times, days, "Europe/Berlin")
+    return [(_shown(one.begin_s), _shown(one.end_s)) for one in islice(spans(window, at(after)), n)]
+
+
+def _shown(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, BERLIN).strftime("%a %d %H:%M")
+
+
+def test_a_window_opens_on_its_days() -> None:
+    assert opened("01:00-06:30", "mon-fri", "2026-11-20 12:00", 2) == [
+        ("Mon 23 01:00", "Mon 23 06:30"),
+        ("Tue 24 01:00", "Tue 24 06:30"),
+    ]
+
+
+def test_an_end_before_the_begin_is_on_the_next_day_and_the_day_is_that_of_the_begin() -> None:
+    assert opened("23:00-05:00", "sat", "2026-11-22 02:00", 2) == [
+        ("Sat 21 23:00", "Sun 22 05:00"),
+        ("Sat 28 23:00", "Sun 29 05:00"),
+    ]
+
+
+def test_days_may_go_over_the_end_of_the_week() -> None:
+    assert parse_window("01:00-02:00", "sat-mon", "UTC").days == {5, 6, 0}
+
+
+@pytest.mark.parametrize(
+    ("day", "hours"), [("2026-03-29", 4.0), ("2026-10-25", 6.0), ("2026-11-22", 5.0)]
+)
+def test_a_night_in_which_clocks_change_is_as_long_as_it_is(day: str, hours: float) -> None:
+    window = parse_window("01:00-06:00", "daily", "Europe/Berlin")
+    night = next_night(window, at(f"{day} 00:10"), reload_s=600, least_s=60, most_s=24 * HOUR)
+    assert night is not None
+    assert night.budget_s == hours * HOUR - 600
+    assert night.end_s == at(f"{day} 06:00")
+
+
+def test_a_begin_that_is_left_out_is_the_moment_at_which_clocks_jump() -> None:
+    assert opened("02:30-05:00", "daily", "2026-03-29 00:00") == [("Sun 29 03:00", "Sun 29 05:00")]
+
+
+def test_a_time_that_occurs_twice_is_the_first() -> None:
+    window = parse_window("01:00-02:30", "daily", "Europe/Berlin")
+    assert next(iter(spans(window, at("2026-10-25 00:30")))).seconds == 1.5 * HOUR
+
+
+def test_the_reload_of_production_belongs_to_the_window() -> None:
+    window = parse_window("01:00-06:00", "daily", "UTC")
+    now = at("2026-11-22 02:00", ZoneInfo("UTC"))
+    night = next_night(window, now, reload_s=1800, least_s=600, most_s=24 * HOUR)
+    assert night is not None
+    assert (night.begin_s, night.budget_s) == (now, 3.5 * HOUR)
+
+
+def test_what_is_left_of_a_window_may_be_too_short_and_then_the_next_one_is_taken() -> None:
+    window = parse_window("01:00-06:00", "daily", "UTC")
+    now = at("2026-11-22 05:30", ZoneInfo("UTC"))
+    night = next_night(window, now, reload_s=600, least_s=HOUR, most_s=24 * HOUR)
+    assert night is not None
+    assert night.begin_s == at("2026-11-23 01:00", ZoneInfo("UTC"))
+
+
+def test_no_opening_may_be_long_enough() -> None:
+    window = parse_window("01:00-02:00", "daily", "UTC")
+    assert next_night(window, 0.0, reload_s=0, least_s=2 * HOUR, most_s=24 * HOUR) is None
+
+
+def test_the_downtime_allowed_bounds_the_night_reload_included() -> None:
+    window = parse_window("01:00-09:00", "daily", "UTC")
+    night = next_night(window, 0.0, reload_s=600, least_s=60, most_s=2 * HOUR)
+    assert night is not None
+    assert night.budget_s + 600 == 2 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("times", "days", "zone"),
+    [("1-2", "daily", "UTC"), ("01:00-01:00", "daily", "UTC"), ("25:00-26:00", "daily", "UTC"),
+     ("01:00-02:00", "monday", "UTC"), ("01:00-02:00", "mon-", "Mars/Base"), ("01:00-02:00", "mon", "Mars/Base")],
+)  # fmt: skip
+def test_what_is_no_window_says_what_is(times: str, days: str, zone: str) -> None:
+    with pytest.raises(ValueError, match=r"such as|for example"):
+        parse_window(times, days, zone)
+
+
+@given(
+    st.integers(0, 4_000_000_000),
+    st.integers(0, 23), st.integers(0, 23), st.integers(0, 59),
+    st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"]),
+)  # fmt: skip
+def test_openings_follow_each_other_and_never_overlap(
+    now: int, first: int, last: int, minute: int, zone: str
+) -> None:
+    if first == last:
+        return
+    window = parse_window(f"{first:02d}:{minute:02d}-{last:02d}:{minute:02d}", "daily", zone)
+    found = list(islice(spans(window, float(now)), 5))
+    assert len(found) >= 4
+    assert all(now < one.end_s and one.begin_s < one.end_s for one in found)
+    assert all(one.end_s <= other.begin_s for one, other in pairwise(found))
