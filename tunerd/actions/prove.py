@@ -108,10 +108,12 @@ def _server(
     account = None if engine.is_embedded else probe_account(ctx.settings.service.user)
     folder = Path(tempfile.mkdtemp(prefix="tunerd-trial-"))  # ik leaves a log where it runs
     try:
+        own = Path(shutil.copyfile(model, folder / model.name))  # ours may lie in a closed home
         if account is not None:
-            os.chown(folder, account.uid, account.gid)
+            for path in (folder, own):
+                os.chown(path, account.uid, account.gid)
         port = free_port()
-        command = _command(engine, model, {**options, "serving.port": port})
+        command = _command(engine, own, {**options, "serving.port": port})
         with start(command, _setting(engine, account, folder)) as child:
             server = ctx.connect(Address("127.0.0.1", port))
             yield _wait(ctx, server, child) or server
