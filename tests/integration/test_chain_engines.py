@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
 from tunerd.actions.apply import apply
 from tunerd.actions.choose_engine import PlanRequest
+from tunerd.actions.plan import Plan
 from tunerd.core.designed import Counts, vocabulary
 from tunerd.errors import RolledBack
 from tunerd.system.designed_file import read_truth
@@ -174,26 +176,31 @@ def refused_argument(box: BuildBox, real: Real) -> str:
 
 
 def taken_port(box: BuildBox) -> str:
-    """A socket that is bound but does not listen: no plan can see whose the port is."""
+    """Somebody listens there while a person reads the plan."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
-        return rolled_back(box, {"port taken"}, "plain", "--set", f"serving.port={port}")
+        request = PlanRequest("plain", {"serving.port": holder.getsockname()[1]})
+        return failed_after_plan(box, request, "port taken", lambda _: holder.listen())
 
 
 def damaged_model(box: BuildBox) -> str:
     """The file is cut short while a person reads the plan."""
     path = box.box.folder / "other.gguf"
     shutil.copy(box.model, path)
-    ctx = box.box.context
+    n_left = path.stat().st_size - 100_000
+    request = PlanRequest("other", {})
+    return failed_after_plan(
+        box, request, "model file damaged", lambda _: os.truncate(path, n_left)
+    )
+
+
+def failed_after_plan(
+    box: BuildBox, request: PlanRequest, kind: str, happens: Callable[[Plan], None]
+) -> str:
+    """Apply, with something that happens between the plan and the swap; the engine's words."""
     with pytest.raises(RolledBack) as caught:
-        apply(
-            ctx,
-            PlanRequest("other", {}),
-            drain=False,
-            confirm=lambda _: os.truncate(path, path.stat().st_size - 100_000),
-        )
-    assert caught.value.message.endswith("model file damaged"), caught.value.cause
+        apply(box.box.context, request, drain=False, confirm=happens)
+    assert caught.value.message.endswith(f": {kind}"), (caught.value.message, caught.value.cause)
     return caught.value.cause or ""
 
 
