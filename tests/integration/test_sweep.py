@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.sweep_box import SweepBox, swept
+from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.system.ports import free_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -82,7 +84,7 @@ def test_a_declined_winner_is_not_deployed(box: SweepBox, found: dict[str, Any])
 def test_a_promoted_winner_serves_is_measured_again_and_stays_the_next_apply(
     box: SweepBox, found: dict[str, Any]
 ) -> None:
-    done = box.json("promote", str(found["sweep"]), "--yes", "--no-probation")
+    done = box.json("promote", str(found["sweep"]), "--yes")
     assert done["measured_again"]["live"]["turn_s"] < done["measured_again"]["before_s"]
     assert done["tuned"] == {"speculation.type": "off"}
     assert "--spec" not in " ".join(box.engine.served()[-1])
@@ -93,6 +95,25 @@ def test_a_promoted_winner_serves_is_measured_again_and_stays_the_next_apply(
     assert {one["key"] for one in explained if "tuned" in one["origin"]} == {"speculation.type"}
     again = box.call("promote", str(found["sweep"]), "--yes", code=2)
     assert "promoted already" in again.stderr
-    box.call("rollback", "--yes")
-    stale = box.call("promote", str(found["sweep"]), "--yes", code=2)
-    assert "promoted already" in stale.stderr
+
+
+def test_a_winner_that_dies_in_service_is_taken_back_and_not_proposed_again(
+    box: SweepBox, found: dict[str, Any]
+) -> None:
+    """Probation is a unit of its own; nothing of the command that promoted runs any more."""
+    assert box.json("sweep", "show", str(found["sweep"]))["decision"] == "promoted"
+    services = box.box.context.services
+    pid = services.state("llama-server.service").main_pid
+    assert pid is not None
+    until(lambda: bool(box.json("probation", "show")["probations"]), "the first look")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: box.newest()["decision"] == "taken back", "the winner is taken back")
+    until(lambda: box.serves, "what served before serves")
+    assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
+    watched = box.json("probation", "show")["probations"][0]
+    assert watched["state"] == "taken back"
+    assert "died" in watched["reason"]
+    assert box.json("history")["generations"][0]["reason"] == "guard"
+    plan = box.json("sweep", "run", "--dry-run")["plan"]
+    assert [row["arm"].split(",")[1] for row in plan["rejected"]] == [" no speculation"]
+    assert "failed in service" in plan["rejected"][0]["reason"]
