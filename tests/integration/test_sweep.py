@@ -71,6 +71,14 @@ def test_the_page_has_every_part(box: SweepBox, found: dict[str, Any]) -> None:
     for part in ("promote: on small", "challenge:", "wall time by kind", "turn time [s] by n-max",
                  "time: ", "not tried, or given up"):  # fmt: skip
         assert part in page
+    html = box.call("report", str(found["sweep"]), "-o", "-").stdout
+    for part in (
+        "what was tried, and why",
+        "Paired differences",
+        "Where the time went",
+        '"heatmap"',
+    ):
+        assert part in html
     rows = box.json("sweep", "list")["sweeps"]
     assert rows[0]["verdict"] == "promote"
 

@@ -21,6 +21,7 @@ from tunerd.core.evidence import (
 from tunerd.core.sample import Sample
 from tunerd.core.sweep import Arm, Outcome
 from tunerd.core.sweep import Sample as SweepSample
+from tunerd.core.sweep.page import page_of
 from tunerd.core.sweep.sample import plain
 from tunerd.core.sweep.words import sentence_of
 from tunerd.errors import UsageError
@@ -31,6 +32,7 @@ _SUITE = "workload"
 _PLAN = "sweep plan"
 _EVIDENCE = "sweep evidence"
 _DECISION = "sweep decision"
+_PAGE = "sweep page"
 # Beyond it the samples of earlier nights cost more to read than they teach.
 _MOST_HISTORY = 4000
 _LOOK_BACK = 50
@@ -109,6 +111,8 @@ class SweepKeeper:
         """What it came to."""
         evidence = outcome.evidence.to_json(with_samples=False)
         self._store.add_summary(self.number, SummaryRecord(KIND, _EVIDENCE, None, evidence))
+        page = page_of(self._store.sweep_events(self.number), evidence)
+        self._store.add_summary(self.number, SummaryRecord(KIND, _PAGE, None, page))
         record = _verdict(outcome, incumbent, workload)
         self._store.add_verdict(self.number, record)
         return record

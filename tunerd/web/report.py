@@ -20,6 +20,7 @@ from tunerd.web import report_sections as sections
 from tunerd.web import report_summary as summary
 from tunerd.web.report_series import series_of
 from tunerd.web.report_summary import Validities
+from tunerd.web.report_sweep import sweep_sections
 from tunerd.web.report_text import MISSING, NOT_ASKED, when
 from tunerd.web.report_theme import css_variables
 from tunerd.web.report_view import Report, Section
@@ -47,6 +48,7 @@ def report_of(data: ReportData) -> Report:
         lengths.crossover(series, data.evidence),
         lengths.as_context_fills(series, data.evidence),
         sections.other_suites(series, data.evidence),
+        *sweep_sections(data.evidence),
     )
     return Report(
         title=title,

@@ -155,6 +155,30 @@ def lines(
     return {"data": data, "layout": layout}
 
 
+def heat(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float | None]],
+    *,
+    x_title: str,
+    y_title: str,
+    unit: str,
+) -> Figure:
+    """A cell for each row and column, the darker the larger; cells that were not measured stay empty."""
+    layout = _layout(_EDGE_PX + max(1, len(rows)) * _STACK_PX, x_title=x_title, y_title=y_title)
+    for axis in ("xaxis", "yaxis"):
+        layout[axis] |= {"type": "category"}
+    text = [["" if one is None else f"{one:.3f}" for one in row] for row in values]
+    trace: Figure = {
+        "type": "heatmap", "x": list(columns), "y": list(rows), "z": [list(row) for row in values],
+        "text": text, "texttemplate": "%{text}", "showscale": False, "xgap": 2, "ygap": 2,
+        "colorscale": [[0.0, "@accent/0.12"], [1.0, "@accent/0.75"]],
+        "hovertemplate": f"%{{y}}, %{{x}}: %{{z:.3f}} {unit}<extra></extra>",
+        "textfont": {"color": "@ink", "size": 13},
+    }  # fmt: skip
+    return {"data": [trace], "layout": layout}
+
+
 def stacks(rows: Sequence[Stack]) -> Figure:
     """Horizontal bars of parts [s] under the name of their group; what is missing is said so."""
     places, heads = _places(rows)

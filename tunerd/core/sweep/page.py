@@ -18,6 +18,7 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
         evidence: As `Evidence.to_json` wrote it; empty where the sweep did not come to its end.
     """
     return {
+        "arms": [{**one, "text": arm_text(one["arm"])} for one in evidence.get("arms", [])],
         "heat": _heat(evidence.get("arms", [])),
         "margins": _margins(events),
         "classes": _classes(events),
