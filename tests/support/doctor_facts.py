@@ -119,6 +119,7 @@ BREAK_EVEN = BreakEven(
     n_ubatch=512,
     n_with=9,
     n_without=9,
+    depth_tokens=1500,
 )
 EVIDENCE = EvidenceFacts(n_runs=3, newest_run=3, holds=True, break_even=BREAK_EVEN)
 

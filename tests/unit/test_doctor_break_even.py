@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
-from tunerd.core.doctor.break_even import BreakEven, break_even
+from tunerd.core.doctor.break_even import (
+    NOT_ALIKE,
+    NOTHING_MEASURED,
+    BreakEven,
+    break_even,
+    lacking,
+)
 from tunerd.core.doctor.server_log import Traffic
 from tunerd.core.sample import Mark, Sample, Timings
 
@@ -119,11 +126,7 @@ def test_a_prompt_tax_above_the_whole_gain_can_never_be_paid() -> None:
 
 def test_without_prompt_times_the_tax_is_unknown_and_the_rest_still_counts() -> None:
     timings = [one.timings for one in plain()]
-    bare = [
-        sample(Timings(predicted_n=one.predicted_n, predicted_ms=one.predicted_ms))
-        for one in timings
-        if one is not None
-    ]
+    bare = [sample(replace(one, prompt_ms=None)) for one in timings if one is not None]
     found = found_of(drafting(), bare)
 
     assert found.tax_ms(4096) is None
@@ -178,3 +181,48 @@ def test_the_crossover_of_the_24_gb_write_up() -> None:
         return seen.acceptance_ratio >= wanted
 
     assert [pays(n) for n in (100, 500, 850, 960, 2000)] == [False, False, False, True, True]
+
+
+def at_depth(samples: Iterable[Sample], n_tokens: int, slower: float = 1.0) -> list[Sample]:
+    """The same answers after so many cached tokens, which slow each token."""
+    return [
+        replace(one, timings=replace(one.timings, cache_n=n_tokens,
+                                     predicted_ms=slower * (one.timings.predicted_ms or 0.0)))
+        for one in samples
+        if one.timings is not None
+    ]  # fmt: skip
+
+
+def test_short_answers_with_and_deep_ones_without_speculation_are_not_compared() -> None:
+    deep = at_depth(plain(), 60_000, slower=3.0)
+
+    assert break_even(drafting(), deep, UBATCH) is None
+    assert lacking(drafting(), deep) == NOT_ALIKE
+    assert lacking(drafting(), []) == NOTHING_MEASURED
+
+
+def test_deep_answers_of_one_side_do_not_move_the_break_even() -> None:
+    found = found_of(drafting(), [*plain(), *at_depth(plain(), 60_000, slower=3.0)])
+
+    assert found.token_ms == pytest.approx(18.0)
+    assert found.depth_tokens < 6000
+
+
+def test_where_only_the_deep_is_measured_on_both_sides_it_is_compared_there() -> None:
+    on = [*drafting(), *at_depth(drafting(), 60_000, slower=3.0)]
+    found = found_of(on, at_depth(plain(), 60_000, slower=2.0))
+
+    assert found.token_ms == pytest.approx(36.0)
+    assert found.step_ms[0] + 1.5 * found.step_ms[1] == pytest.approx(3 * 26, rel=0.03)
+    assert found.depth_tokens > 60_000
+
+
+def test_a_prompt_counts_only_where_the_other_side_has_one_of_like_length() -> None:
+    long = [
+        replace(one, timings=replace(one.timings, prompt_n=60_000, prompt_ms=600_000.0))
+        for one in plain()
+        if one.timings is not None
+    ]
+
+    tax = found_of(drafting(), [*plain(), *long]).tax_ms(4096)
+    assert tax == pytest.approx(0.3 * (0.8 * 4096 + 100 * 4096 / UBATCH), rel=0.1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tunerd.actions.context import Context
 from tunerd.actions.doctor_server import ServerReading
 from tunerd.actions.fingerprint import FingerprintReader
-from tunerd.core.doctor.break_even import DEFAULT_UBATCH, break_even
+from tunerd.core.doctor.break_even import DEFAULT_UBATCH, break_even, lacking
 from tunerd.core.doctor.facts import EvidenceFacts
 from tunerd.core.evidence import ArmRecord, StoredRun
 from tunerd.core.fingerprint import Fingerprint, changes, holds
@@ -56,7 +56,11 @@ def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts 
         n_ubatch = settings.serving.n_ubatch if settings is not None else None
         drafting = list(_samples(store, runs, serving, without=False))
         plain = list(_samples(store, runs, serving, without=True))
-        return replace(facts, break_even=break_even(drafting, plain, n_ubatch or DEFAULT_UBATCH))
+        return replace(
+            facts,
+            break_even=break_even(drafting, plain, n_ubatch or DEFAULT_UBATCH),
+            no_break_even=lacking(drafting, plain),
+        )
 
 
 def _newest(facts: EvidenceFacts, runs: Sequence[StoredRun], serving: _Serving) -> EvidenceFacts:

@@ -7,6 +7,9 @@ a token costs t(D) / (1 + A) + x with A accepted tokens per step. That is less t
     A = t(D) / (t0 - x) - 1
 
 on. t(D) and the prompt's times are the laws of `tunerd.core.sweep.step_time`, fitted to the samples.
+
+A deep context slows a token as much as speculation can speed it up, so both sides are compared at one
+depth, where both have samples; prompts likewise only where both sides have some of like length.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tunerd.core.doctor.server_log import Traffic
+from tunerd.core.evidence import number
 from tunerd.core.sample import Sample, Timings
 
 if TYPE_CHECKING:
@@ -25,6 +29,12 @@ if TYPE_CHECKING:
 
 MIN_SAMPLES = 3
 DEFAULT_UBATCH = 512  # of every build that was probed
+# Depths count as alike within this: a step slows by about 0.3 % for each thousand tokens
+# (the prior of `step_time`), which keeps what is left of it below a few percent.
+_ALIKE_TOKENS = 1024
+_ALIKE_SHARE = 0.2
+NOTHING_MEASURED = "a run with and one without speculation, of what serves"
+NOT_ALIKE = "runs with and without speculation at a comparable depth of context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,7 @@ class BreakEven:
     """What speculation costs on this box.
 
     `step_ms` are the coefficients (base, per drafted token) of a step with speculation, `token_ms` the
-    time of a token without. `prompt_ms` and `plain_prompt_ms` are coefficients of a prompt with and
+    time of a token without, both at about `depth_tokens` of context. `prompt_ms` and `plain_prompt_ms` are coefficients of a prompt with and
     without it (per batch, per token); None where no sample shows one of them.
     """
 
@@ -43,6 +53,7 @@ class BreakEven:
     n_ubatch: int
     n_with: int
     n_without: int
+    depth_tokens: int
 
     def tax_ms(self, n_prompt: float) -> float | None:
         """What speculation adds to a prompt of so many tokens [ms]; None where that is unknown."""
@@ -87,37 +98,96 @@ def break_even(
         n_ubatch: Physical batch of both.
 
     Returns:
-        None where either side has fewer than three samples that count.
+        None where there is no depth at which either side has three samples that count.
     """
     from tunerd.core.sweep.step_time import StepRow, fit_steps  # noqa: PLC0415 -- scipy
 
-    on = [timings for timings in _usable(drafting) if timings.draft_n]
-    off = [timings for timings in _usable(plain) if not timings.draft_n]
-    if len(on) < MIN_SAMPLES or len(off) < MIN_SAMPLES:
+    all_on, all_off = _sides(drafting, plain)
+    depth = _common_depth(all_on, all_off)
+    if depth is None:
         return None
+    on, off = ([one for one in side if _alike(one.depth, depth)] for side in (all_on, all_off))
     rows = [
-        StepRow(timings.step_ms or 0.0, steps, (timings.draft_n or 0) / steps, (0.0, 0.0), 0.0, 0.0)
-        for timings in on
-        if (steps := timings.steps)
+        StepRow(one.step_ms, one.steps, one.drafted / one.steps, (0.0, 0.0), 0.0, 0.0) for one in on
     ]
     law = fit_steps(rows)
     if law is None:
         return None
+    on_prompts, off_prompts = _like_prompts(all_on, all_off), _like_prompts(all_off, all_on)
     return BreakEven(
         step_ms=(float(law[0]), float(law[1])),
-        token_ms=sum(one.predicted_ms or 0.0 for one in off) / sum(one.steps or 0 for one in off),
-        prompt_ms=_prompt_law(on, n_ubatch),
-        plain_prompt_ms=_prompt_law(off, n_ubatch),
+        token_ms=sum(one.step_ms * one.steps for one in off) / sum(one.steps for one in off),
+        prompt_ms=_prompt_law(on_prompts, n_ubatch),
+        plain_prompt_ms=_prompt_law(off_prompts, n_ubatch),
         n_ubatch=n_ubatch,
         n_with=len(on),
         n_without=len(off),
+        depth_tokens=round(depth),
     )
 
 
-def _usable(samples: Sequence[Sample]) -> list[Timings]:
-    """Timings of samples of a single stream that may enter an average and have a decode time."""
+def lacking(drafting: Sequence[Sample], plain: Sequence[Sample]) -> str:
+    """What would have to be measured for a break-even, where there is none."""
+    on, off = _sides(drafting, plain)
+    is_measured = len(on) >= MIN_SAMPLES and len(off) >= MIN_SAMPLES
+    return NOT_ALIKE if is_measured else NOTHING_MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One answer of a single stream; `depth` is its mean context, None where the log cannot tell."""
+
+    step_ms: float
+    steps: int
+    drafted: int
+    depth: float | None
+    start: float
+    prompt_n: int | None
+    prompt_ms: float | None
+
+
+def _sides(
+    drafting: Sequence[Sample], plain: Sequence[Sample]
+) -> tuple[list[_Answer], list[_Answer]]:
+    on = [one for one in _usable(drafting) if one.drafted]
+    return on, [one for one in _usable(plain) if not one.drafted]
+
+
+def _alike(depth: float | None, other: float | None) -> bool:
+    if depth is None or other is None:
+        return False
+    return abs(depth - other) <= max(_ALIKE_TOKENS, _ALIKE_SHARE * max(depth, other))
+
+
+def _common_depth(on: Sequence[_Answer], off: Sequence[_Answer]) -> float | None:
+    """The depth around which the side that has fewer samples has most; None where one has too few."""
+    best: tuple[int, int, float] | None = None
+    half = _ALIKE_TOKENS / 2  # finer would find the same answers again
+    depths = {half * round(one.depth / half) for one in (*on, *off) if one.depth is not None}
+    for depth in sorted(depths):
+        counts = [sum(_alike(one.depth, depth) for one in side) for side in (on, off)]
+        if min(counts) >= MIN_SAMPLES and (best is None or (min(counts), sum(counts)) > best[:2]):
+            best = (min(counts), sum(counts), depth)
+    return None if best is None else best[2]
+
+
+def _like_prompts(own: Sequence[_Answer], others: Sequence[_Answer]) -> list[_Answer]:
+    """Answers whose prompt has one of like length, at a like depth, on the other side."""
     return [
-        sample.timings
+        one
+        for one in own
+        if any(
+            _alike(one.prompt_n, other.prompt_n) and _alike(one.start, other.start)
+            for other in others
+            if other.prompt_ms
+        )
+    ]
+
+
+def _usable(samples: Sequence[Sample]) -> list[_Answer]:
+    """Answers to a single stream that may enter an average and have a decode time."""
+    return [
+        _answer(sample, sample.timings)
         for sample in samples
         if sample.is_usable
         and sample.concurrency == 1
@@ -127,12 +197,30 @@ def _usable(samples: Sequence[Sample]) -> list[Timings]:
     ]
 
 
-def _prompt_law(timings: Sequence[Timings], n_ubatch: int) -> tuple[float, float] | None:
+def _answer(sample: Sample, timings: Timings) -> _Answer:
+    start = timings.cache_n
+    if start is None:
+        # A build that does not report it: the suite that fills the context counts it by itself.
+        total = number(sample.details, "depth") or 0.0
+        start = round(max(0.0, total - (timings.prompt_n or 0)))
+    prompt = timings.prompt_n
+    return _Answer(
+        step_ms=timings.step_ms or 0.0,
+        steps=timings.steps or 0,
+        drafted=timings.draft_n or 0,
+        depth=None if prompt is None else start + prompt + (timings.predicted_n or 0) / 2,
+        start=float(start),
+        prompt_n=prompt,
+        prompt_ms=timings.prompt_ms,
+    )
+
+
+def _prompt_law(answers: Sequence[_Answer], n_ubatch: int) -> tuple[float, float] | None:
     from tunerd.core.sweep.step_time import PromptRow, fit_prompts  # noqa: PLC0415 -- scipy
 
     rows = [
         PromptRow(one.prompt_ms, one.prompt_n, n_ubatch, 0.0, 0.0)
-        for one in timings
+        for one in answers
         if one.prompt_n and one.prompt_ms
     ]
     law: NDArray[float64] | None = fit_prompts(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tunerd.core.doctor.break_even import BreakEven
+from tunerd.core.doctor.break_even import NOTHING_MEASURED, BreakEven
 from tunerd.core.doctor.server_log import LogFacts
 from tunerd.core.engine import Capabilities, Engine, OffloadDevice
 from tunerd.core.host import CpuFrequency, DriverFiles, Gpu, Host
@@ -79,7 +79,7 @@ class EvidenceFacts:
     holds: bool | None = None
     changes: tuple[str, ...] = ()
     break_even: BreakEven | None = None
-    no_break_even: str = "a run with and one without speculation, of what serves"
+    no_break_even: str = NOTHING_MEASURED
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
         yield Seen(
             Level.WARNING,
             f"{ratio:.0%} of {traffic.n_drafted} drafted tokens were accepted, and on this box, with "
-            f"this traffic, {_needs(wanted)}{_untaxed(facts)}",
+            f"this traffic, {_needs(wanted)}{_measured_at(facts)}",
             "tunerd plan PROFILE --set speculation.type=off, or a higher speculation.p_min or lower "
             "speculation.n_max",
         )
@@ -71,10 +71,16 @@ def _needs(wanted: float) -> str:
     return f"speculation pays from {wanted:.0%} on"
 
 
-def _untaxed(facts: Facts) -> str:
+def _measured_at(facts: Facts) -> str:
+    """What the figure is of: the depth of context, and whether the cost to prompts is in it."""
     cost = facts.evidence.break_even if facts.evidence is not None else None
-    is_taxed = cost is not None and cost.tax_ms(1) is not None
-    return "" if is_taxed else " (without its cost to prompts, which no stored run shows)"
+    if cost is None:
+        return ""
+    depth = f"measured at about {cost.depth_tokens} tokens of context"
+    is_taxed = cost.tax_ms(1) is not None
+    return (
+        f" ({depth}{'' if is_taxed else '; its cost to prompts is not in it, for no run shows it'})"
+    )
 
 
 def _head_quant(facts: Facts) -> Iterator[Seen | Missing]:
