@@ -205,7 +205,7 @@ def test_a_turn_of_each_class_of_a_workload_has_its_parts(box: BenchBox, tmp_pat
         plain, turn = one.plain(), turns[one.name]
         # What was cached is not read again, and every token takes its time.
         assert turn["prefill_s"] == pytest.approx(plain.new_tokens / 2e5, rel=0.15, abs=1e-3)
-        decode_s = turn["decode_s"] + turn["reasoning_s"]
+        decode_s = turn["decode_s"] + (turn["reasoning_s"] or 0.0)
         assert decode_s == pytest.approx((plain.n_predict - 1) / 2e4, rel=0.02)
     whole = sum(share * turns[one.name]["total_s"]
                 for one, share in zip(shape.classes, shape.shares, strict=True))  # fmt: skip

@@ -7,7 +7,6 @@ import random
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tunerd import __version__
@@ -184,13 +183,8 @@ def _measure(
             on_samples=keeper.samples,
         )
         rng = random.Random(prepared.seed)  # noqa: S311 -- no secret
-        live = prepared.plans["A"].live.argv
-        try:
-            with sink.muted():
-                found = compare(stand, prepared.workload, limits, rng, on_pair=on_pair)
-        finally:
-            # Production may give up where it cannot bind its port for a minute.
-            stand.wait_for_port(Path(live[0]) if live else None)
+        with sink.muted():
+            found = compare(stand, prepared.workload, limits, rng, on_pair=on_pair)
         # Kept before production comes back: should that fail, the result is not lost.
         keeper.result(found)
     return found, held, stand.told()
@@ -305,13 +299,16 @@ def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
     for side in SIDES:
         parts = []
         for at, (one, share) in enumerate(zip(shape.classes, shape.shares, strict=True)):
-            prefill_s, decode_s = (found.seconds(side, name, at) for name in ("prefill", "decode"))
+            prefill_s, decode_s, whole_s = (
+                found.seconds(side, name, at) for name in ("prefill", "decode", "turn")
+            )
             if prefill_s is None or decode_s is None:
                 return []
             thoughts = one.reasoning_share
             reasoning_s = None if thoughts is None else thoughts * decode_s
             parts.append((share, prefill_s, reasoning_s, decode_s - (reasoning_s or 0.0)))
-            rows.append(TurnTime(side, one.name, prefill_s, reasoning_s, parts[-1][3], share))
+            rows.append(TurnTime(side, one.name, prefill_s, reasoning_s, parts[-1][3], share,
+                                 whole_s=whole_s))  # fmt: skip
         reasoning = [share * part for share, _, part, _ in parts if part is not None]
         rows.append(
             TurnTime(
@@ -320,6 +317,7 @@ def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
                 prefill_s=sum(share * part for share, part, _, _ in parts),
                 reasoning_s=sum(reasoning) if len(reasoning) == len(parts) else None,
                 decode_s=sum(share * part for share, _, _, part in parts),
+                whole_s=found.seconds(side, "turn"),
             )
         )
     return rows

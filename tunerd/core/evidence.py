@@ -143,7 +143,11 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True)
 class TurnTime:
-    """Expected seconds of one turn of a class of requests (None: of the whole workload), by part."""
+    """Expected seconds of one turn of a class of requests (None: of the whole workload), by part.
+
+    `whole_s` is the turn by the client's wall; None where only the parts were kept. `waiting_s` is
+    what of it was neither reading nor generating, None where that cannot be told.
+    """
 
     arm: str
     request_class: str | None
@@ -151,12 +155,16 @@ class TurnTime:
     reasoning_s: float | None
     decode_s: float | None
     weight: float | None = None
+    waiting_s: float | None = None
+    whole_s: float | None = None
 
     NAME = "turn time"
 
     @property
     def total_s(self) -> float | None:
-        """The whole turn; None where a part is missing."""
+        """The whole turn; None where neither it nor each of its parts is known."""
+        if self.whole_s is not None:
+            return self.whole_s
         parts = (self.prefill_s, self.reasoning_s, self.decode_s)
         known = [part for part in parts if part is not None]
         return sum(known) if len(known) == len(parts) else None
@@ -165,7 +173,8 @@ class TurnTime:
         """As it is kept."""
         figures = {"class": self.request_class, "prefill_s": self.prefill_s,
                    "reasoning_s": self.reasoning_s, "decode_s": self.decode_s,
-                   "weight": self.weight}  # fmt: skip
+                   "weight": self.weight, "waiting_s": self.waiting_s,
+                   "whole_s": self.whole_s}  # fmt: skip
         return SummaryRecord(suite, self.NAME, self.arm, figures)
 
     @classmethod
@@ -181,6 +190,8 @@ class TurnTime:
             reasoning_s=number(record.figures, "reasoning_s"),
             decode_s=number(record.figures, "decode_s"),
             weight=number(record.figures, "weight"),
+            waiting_s=number(record.figures, "waiting_s"),
+            whole_s=number(record.figures, "whole_s"),
         )
 
 

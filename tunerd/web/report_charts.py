@@ -21,7 +21,12 @@ _GAP_PX = 15
 _EDGE_PX = 62
 _STACK_PX = 46
 _LONGEST_TICK = 24
-PARTS = (("prefill", "Reading the prompt"), ("reasoning", "Reasoning"), ("decode", "Answering"))
+PARTS = (
+    ("prefill", "Reading the prompt"),
+    ("reasoning", "Reasoning"),
+    ("decode", "Answering"),
+    ("waiting", "Waiting"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +50,15 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One bar of parts [s]; a part that is None is missing, and so is the whole."""
+    """One bar of parts [s]; a part that is None is missing; `total` may be known all the same."""
 
     group: str
     label: str
     prefill: float | None
     reasoning: float | None
     decode: float | None
-
-    @property
-    def total(self) -> float | None:
-        """All parts."""
-        parts = (self.prefill, self.reasoning, self.decode)
-        known = [part for part in parts if part is not None]
-        return sum(known) if len(known) == len(parts) else None
+    waiting: float | None
+    total: float | None
 
 
 def bars(

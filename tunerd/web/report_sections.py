@@ -139,7 +139,15 @@ def turn_times(series: Sequence[Series], evidence: Sequence[RunEvidence]) -> Sec
     ordered = [(one, turn) for name in sorted(classes, key=bool) for one, turn in found
                if (turn.request_class or "") == name]  # fmt: skip
     rows = [
-        Stack(_class_name(turn), one.label, turn.prefill_s, turn.reasoning_s, turn.decode_s)
+        Stack(
+            _class_name(turn),
+            one.label,
+            turn.prefill_s,
+            turn.reasoning_s,
+            turn.decode_s,
+            turn.waiting_s,
+            turn.total_s,
+        )
         for one, turn in ordered
     ]
     chart = Chart(
@@ -160,14 +168,16 @@ def turn_times(series: Sequence[Series], evidence: Sequence[RunEvidence]) -> Sec
         columns,
         tuple(
             (row.group, row.label, "all" if turn.request_class is None else percent(turn.weight, 0),
-             figure(row.prefill), figure(row.reasoning), figure(row.decode), figure(row.total))
+             figure(row.prefill), figure(row.reasoning), figure(row.decode), figure(row.waiting),
+             figure(row.total))
             for row, (_, turn) in zip(rows, ordered, strict=True)
         ),
     )  # fmt: skip
     return Section(
         name="turn",
         title="Time of a turn",
-        text="What a person waits for: reading the prompt, reasoning, and the answer itself.",
+        text="What a person waits for, by the client's clock: reading the prompt, reasoning, the "
+        "answer itself, and waiting for the server.",
         charts=(chart,),
         tables=(table,),
     )

@@ -23,6 +23,7 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "prefill": ("#71829b", "#8b9ab1"),
     "reasoning": ("#b7791f", "#dfb14e"),
     "decode": ("#2b7a57", "#56b78e"),
+    "waiting": ("#86507f", "#c394bd"),
 }
 FAMILIES = frozenset({"mainline", "ik", "bee"})
 

@@ -165,11 +165,12 @@ def _concurrency(payload: Mapping[str, Any]) -> Iterator[str]:
 def _workload(payload: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         (row["request_class"] or "the whole mix", _figure(row["prefill_s"], 2),
-         _figure(row["reasoning_s"], 2), _figure(row["decode_s"], 2), _figure(row["total_s"], 2),
+         _figure(row["reasoning_s"], 2), _figure(row["decode_s"], 2),
+         _figure(row["waiting_s"], 2), _figure(row["total_s"], 2),
          MISSING if row["weight"] is None else f"{row['weight']:.0%}", row["arm"])
         for row in payload["turns"]
     ]  # fmt: skip
-    heads = ("class", "prefill s", "reasoning s", "decode s", "turn s", "share", "arm")
+    heads = ("class", "prefill s", "reasoning s", "decode s", "waiting s", "turn s", "share", "arm")
     yield from columns(rows, heads)
 
 

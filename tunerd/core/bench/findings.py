@@ -13,10 +13,11 @@ from tunerd.core.bench.quality import Asked, judge_quality
 from tunerd.core.bench.reading import Answer
 from tunerd.core.bench.request import Plan, Suite
 from tunerd.core.bench.reuse import judge_reuse
-from tunerd.core.evidence import SummaryRecord, TurnTime
+from tunerd.core.bench.turns import turn_times
+from tunerd.core.evidence import SummaryRecord
 from tunerd.core.metrics import spread, summarise
 from tunerd.core.sample import Sample
-from tunerd.core.workload_shape import Parts, WorkloadShape, mean_parts
+from tunerd.core.workload_shape import WorkloadShape
 
 BY_POSITION = "acceptance by position"
 _PAIR = 2
@@ -178,47 +179,9 @@ def _streams(arm: ArmData) -> list[dict[str, Any]]:
 def _workload(arms: Sequence[ArmData], shape: WorkloadShape | None) -> Findings:
     if shape is None:
         return Findings({"turns": []}, ())
-    turns = [turn for arm in arms for turn in _turns(arm, shape)]
+    turns = [turn for arm in arms for turn in turn_times(arm.name, arm.samples, shape)]
     rows = [{**asdict(turn), "total_s": turn.total_s} for turn in turns]
     return Findings({"turns": rows}, tuple(turn.to_record("workload") for turn in turns))
-
-
-def _turns(arm: ArmData, shape: WorkloadShape) -> list[TurnTime]:
-    """The parts of a turn of each class, and of the mix where every class has them.
-
-    Where thoughts cannot be told from the answer, they are part of it, and take no time of their own.
-    """
-    parts: list[Parts | None] = []
-    turns = []
-    for number, (one, share) in enumerate(zip(shape.classes, shape.shares, strict=True)):
-        found = _parts([s for s in arm.samples if s.details.get("class") == number],
-                       one.reasoning_share)  # fmt: skip
-        parts.append(found)
-        turns.append(_turn(arm.name, one.name, found, share))
-    known = tuple(one for one in parts if one is not None)
-    whole = mean_parts(shape, known) if len(known) == len(parts) else None
-    return [*turns, _turn(arm.name, None, whole, None)]
-
-
-def _turn(arm: str, name: str | None, parts: Parts | None, weight: float | None) -> TurnTime:
-    if parts is None:
-        return TurnTime(arm, name, None, None, None, weight)
-    return TurnTime(arm, name, parts.prefill_s, parts.reasoning_s or 0.0, parts.decode_s, weight)
-
-
-def _parts(samples: Sequence[Sample], reasoning_share: float | None) -> Parts | None:
-    usable = [s.timings for s in samples if s.is_usable and s.timings is not None]
-    prompts = [t.prompt_ms for t in usable if t.prompt_ms is not None]
-    decodes = [t.predicted_ms for t in usable if t.predicted_ms is not None]
-    if not prompts or not decodes:
-        return None
-    generation_s = sum(decodes) / len(decodes) / 1000
-    share = reasoning_share or 0.0
-    return Parts(
-        prefill_s=sum(prompts) / len(prompts) / 1000,
-        reasoning_s=None if reasoning_share is None else share * generation_s,
-        decode_s=(1 - share) * generation_s,
-    )
 
 
 def _n_generated(sample: Sample) -> int | None:
