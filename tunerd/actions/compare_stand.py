@@ -6,7 +6,6 @@ import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from tunerd.actions.bench_ask import Asked as Answered
 from tunerd.actions.bench_ask import Asker
@@ -17,7 +16,6 @@ from tunerd.actions.context import Context
 from tunerd.actions.fingerprint import FingerprintReader
 from tunerd.actions.lease import Held
 from tunerd.actions.plan import Plan
-from tunerd.actions.plan_expect import address_of_plan
 from tunerd.core.bench.composing import USUAL_LETTERS_PER_TOKEN, Composer, Route
 from tunerd.core.bench.prompts import Prompt, PromptBook, PromptStock
 from tunerd.core.bench.request import Prefix, Request, Suite
@@ -29,13 +27,10 @@ from tunerd.core.sample import Mark, Sample
 from tunerd.core.workload import RequestClass
 from tunerd.core.workload_shape import MIXED
 from tunerd.errors import BenchError
-from tunerd.system.ports import can_bind
 
 _WARM_UP_TOKENS = 32
 _PREFIX_ANSWER_TOKENS = 2
 _SHARED = "prefix"
-_PORT_WAIT_S = 75.0
-_PORT_POLL_S = 1.0
 _LETTERS = 2000  # of text by which the length of a token is told
 _MIXED = ("code", "chat", "summary", "math", "creative")
 # Texts that a drafter finds easy; a gate may keep every draft of one of them back.
@@ -77,12 +72,6 @@ class CandidateStand:
     )
     letters_per_token: float | None = None
     _reader: FingerprintReader | None = None
-    _last_program: Path | None = None
-
-    def __post_init__(self) -> None:
-        """Production's engine was the last one on the port."""
-        live = self.plans["A"].live.argv
-        self._last_program = Path(live[0]) if live else None
 
     def now_s(self) -> float:
         """Seconds."""
@@ -123,26 +112,7 @@ class CandidateStand:
         return CandidateLife(self, side, target, stack)
 
     def _start(self, side: Side, stack: contextlib.ExitStack) -> Candidate:
-        plan = self.plans[side]
-        self.wait_for_port(plan.engine.program)
-        return stack.enter_context(self.held.serve(plan))
-
-    def wait_for_port(self, following: Path | None) -> None:
-        """Wait until another engine than the last one can bind the port of the sides.
-
-        ik closes streams from its side, so that the kernel remembers them for a minute, and then
-        neither it nor mainline binds a port after the other; that says nothing of either.
-        """
-        last, self._last_program = self._last_program, following
-        if last is None or last == following:
-            return
-        addresses = {address_of_plan(self.ctx, plan) for plan in self.plans.values()}
-        end_s = self.now_s() + _PORT_WAIT_S
-        while self.now_s() < end_s:
-            if all(can_bind(one.reachable_host, one.port) for one in addresses):
-                return
-            self.held.check()
-            self.ctx.clock.sleep(_PORT_POLL_S)
+        return stack.enter_context(self.held.serve(self.plans[side]))
 
     def told(self) -> tuple[Message, ...]:
         """What should be said of the sides, beside the verdict."""

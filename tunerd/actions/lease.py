@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Iterator
 
 from tunerd.actions.candidate import Candidate, start_candidate, stop_candidate
+from tunerd.actions.come_back import come_back
 from tunerd.actions.context import Context
 from tunerd.actions.drain import drain
 from tunerd.actions.lease_record import (
@@ -27,9 +28,10 @@ from tunerd.actions.lease_record import (
     write_measurement,
 )
 from tunerd.actions.plan import Plan
+from tunerd.actions.plan_expect import address_of_plan
+from tunerd.actions.port_wait import PortTurns, program_of_production
 from tunerd.actions.recover import recover_locked
 from tunerd.actions.serve_check import NotServing, Serving
-from tunerd.actions.swap_back import check_as_it_stands
 from tunerd.core.failure import FailureKind
 from tunerd.core.host import Mode
 from tunerd.core.lease import Fault, LeaseRecord, LeaseSpec
@@ -74,6 +76,7 @@ class Held:
         self._lease = lease
         self._began_s = began_s
         self._n_candidates = 0
+        self._turns = PortTurns(ctx, lease.is_held, program_of_production(ctx))
 
     @property
     def left_s(self) -> float:
@@ -103,6 +106,9 @@ class Held:
             HostError: the unit file cannot be written.
         """
         self.check()
+        if not plan.is_refused:
+            self._turns.wait_for(plan.engine.program, address_of_plan(self._ctx, plan))
+            self.check()
         self._n_candidates += 1
         started = False
         try:
@@ -158,6 +164,8 @@ class Held:
         if was_held:
             ctx.say(f"ending the measurement; {ctx.unit} comes back")
         try:
+            if was_held and self.restores and self._n_candidates:
+                self._turns.wait_for_production()
             self._lease.end()
         finally:
             word = ended_by(ctx, self.id)
@@ -186,7 +194,7 @@ class Held:
         except ServiceError as error:
             if not ctx.services.state(ctx.unit).has_failed:
                 raise self._not_back(error.message, error.cause) from error
-        found = check_as_it_stands(ctx, old_invocation=None)
+        found = come_back(ctx)
         if isinstance(found, Serving):
             if self.was_running:
                 self.without_service_s = found.answered_at_s - self._began_s

@@ -13,8 +13,8 @@ from tunerd.system.sockets import is_listened_on
 
 # Connections that have ended keep their port for a minute (TCP_TIMEWAIT_LEN of Linux). A server whose
 # socket options are not those of the one before it cannot bind it before: mainline after ik_llama.cpp.
-_PORT_PATIENCE_S = 65.0
-_PORT_POLL_S = 3.0
+PORT_PATIENCE_S = 65.0
+PORT_POLL_S = 3.0
 
 
 def start_again(
@@ -34,17 +34,17 @@ def start_again(
         old_invocation = ctx.services.state(ctx.unit).invocation_id
         ctx.services.reset_failed(ctx.unit)
         found = restart_unit(ctx, ctx.unit) or watch(old_invocation)
-        if isinstance(found, Serving) or not _port_will_be_free(found, address()):
+        if isinstance(found, Serving) or not port_will_be_free(found, address()):
             return found
         now_s = ctx.clock.monotonic_s()
-        end_s = now_s + _PORT_PATIENCE_S if end_s is None else end_s
+        end_s = now_s + PORT_PATIENCE_S if end_s is None else end_s
         if now_s >= end_s:
             return found
         ctx.report(Progress("waiting until the port is free again", left_s=end_s - now_s))
-        ctx.clock.sleep(min(_PORT_POLL_S, end_s - now_s))
+        ctx.clock.sleep(min(PORT_POLL_S, end_s - now_s))
 
 
-def _port_will_be_free(found: NotServing, address: Address | None) -> bool:
+def port_will_be_free(found: NotServing, address: Address | None) -> bool:
     """Whether a start failed for a port on which nobody listens, so that only time is missing."""
     if found.failure.kind is not FailureKind.PORT_TAKEN:
         return False

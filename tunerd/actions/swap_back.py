@@ -92,11 +92,19 @@ def _reload(ctx: Context, record: SwapRecord) -> bool:
     return True
 
 
-def check_as_it_stands(ctx: Context, *, old_invocation: str | None) -> Serving | NotServing:
-    """Whether the unit that stands on disk serves, judged by what its own text says."""
+def check_as_it_stands(
+    ctx: Context, *, old_invocation: str | None, n_restarts: int = 0
+) -> Serving | NotServing:
+    """Whether the unit that stands on disk serves, judged by what its own text says.
+
+    `n_restarts` is how many restarts by its manager are known of, and do not speak against it.
+    """
     live = read_live_unit(ctx)
     expected = Expectation(
-        old_invocation=old_invocation, alias=live.serving.alias, expects_draft=False
+        old_invocation=old_invocation,
+        alias=live.serving.alias,
+        expects_draft=False,
+        n_restarts=n_restarts,
     )
     return wait_until_serving(ctx, ctx.unit, address=address_of(ctx, live), expected=expected)
 

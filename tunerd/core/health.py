@@ -32,13 +32,14 @@ class Expectation:
     """Who should answer: an invocation other than the old one, listening itself, by this name.
 
     `must_draft` where not even a short generation can do without drafts (p-min 0, and a build whose
-    reply counts them).
+    reply counts them). `n_restarts` by its manager are known of, and do not speak against it.
     """
 
     old_invocation: str | None
     alias: str | None
     expects_draft: bool
     must_draft: bool = False
+    n_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def judge_start(
     unit = now.unit
     if unit.has_failed or unit.active_state == "inactive":
         return Lost(None, f"the unit is {unit.active_state} ({unit.result})")
-    if (unit.n_restarts or 0) > 0:
+    if (unit.n_restarts or 0) > expected.n_restarts:
         return Lost(None, f"it ended and was started again {unit.n_restarts} times")
     if now.at_s - first_s > patience.limit_s:
         return Lost(FailureKind.HANG, f"not ready after {patience.limit_s:.0f} s")

@@ -1,0 +1,140 @@
+"""Production comes back after a measurement although its port is not free yet."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fault.world import ENGINE, UNIT, World, a_world
+from tests.support.fakes import Invocation, Life, Program
+from tunerd.actions.context import Context
+from tunerd.actions.lease import hold
+from tunerd.actions.port_wait import PORT_WAIT_S, PortTurns
+from tunerd.core.local_outcome import Ending
+from tunerd.core.progress import Progress
+from tunerd.errors import Stranded
+from tunerd.system.llama import Address
+
+TAKEN = "E srv start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 1"
+ONE, OTHER = Path("/opt/one/llama-server"), Path("/opt/other/llama-server")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as world:
+        world.put(world.text("one"))
+        yield world
+
+
+def fails_until(world: World, at_s: float, says: str) -> None:
+    """Its next starts end at once, until the clock shows this."""
+    serves: Program = world.manager.programs[ENGINE]
+
+    def program(invocation: Invocation) -> Life:
+        if world.clock.monotonic_s() >= at_s:
+            return serves(invocation)
+        return Life(prints=(says,), ends_after_s=0.1, ending=Ending(code=1))
+
+    world.manager.programs[ENGINE] = program
+
+
+def restarting(world: World) -> bytes:
+    return world.text("one").replace(
+        b"StartLimitBurst=1\n", b"StartLimitBurst=9\n"
+    ).replace(b"Type=exec\n", b"Type=exec\nRestart=on-failure\nRestartSec=5\n")  # fmt: skip
+
+
+def test_a_start_that_fails_for_a_port_of_the_past_is_repeated(world: World) -> None:
+    with hold(world.context(), purpose="bench x", budget_s=600):
+        fails_until(world, world.clock.monotonic_s() + 60, TAKEN)
+
+    assert world.serving_alias() == "one"
+
+
+def test_a_port_that_stays_taken_ends_in_words_for_a_person(world: World) -> None:
+    with (
+        pytest.raises(Stranded, match="does not serve"),
+        hold(world.context(), purpose="bench x", budget_s=600),
+    ):
+        fails_until(world, float("inf"), TAKEN)
+
+
+def test_a_unit_that_its_manager_starts_again_is_waited_for(world: World) -> None:
+    world.put(restarting(world))
+    with hold(world.context(), purpose="bench x", budget_s=600):
+        fails_until(world, world.clock.monotonic_s() + 12, "error: it fell over")
+
+    assert world.serving_alias() == "one"
+    assert world.manager.state(UNIT).n_restarts == 3, "only its manager started it"
+
+
+def test_a_unit_that_nothing_starts_again_is_not_waited_for(world: World) -> None:
+    began_s = world.clock.monotonic_s()
+    with (
+        pytest.raises(Stranded, match="does not serve"),
+        hold(world.context(), purpose="bench x", budget_s=600),
+    ):
+        fails_until(world, float("inf"), "error: it fell over")
+    assert world.clock.monotonic_s() - began_s < 30
+
+
+class Holder:
+    """A port that nobody listens on and nobody else can bind; free from the n-th word on."""
+
+    def __init__(self, n_words: int) -> None:
+        self.socket = socket.socket()
+        self.socket.bind(("127.0.0.1", 0))
+        self.address = Address("127.0.0.1", self.socket.getsockname()[1])
+        self.said: list[Progress] = []
+        self._n_words = n_words
+
+    def __call__(self, progress: Progress) -> None:
+        self.said.append(progress)
+        if len(self.said) == self._n_words:
+            self.socket.close()
+
+
+def turns(ctx: Context, holder: Holder, *, is_held: bool = True) -> PortTurns:
+    return PortTurns(replace(ctx, progress=holder), lambda: is_held, ONE)
+
+
+def test_another_program_waits_until_it_can_bind(world: World) -> None:
+    holder = Holder(3)
+    turns(world.context(), holder).wait_for(OTHER, holder.address)
+
+    assert [round(one.left_s or 0) for one in holder.said] == [75, 74, 73]
+
+
+def test_nobody_waits_longer_than_the_kernel_remembers(world: World) -> None:
+    holder = Holder(1000)
+    turns(world.context(), holder).wait_for(OTHER, holder.address)
+    holder.socket.close()
+
+    assert len(holder.said) == PORT_WAIT_S
+
+
+def test_the_same_program_does_not_wait_nor_does_anybody_once_the_lease_is_gone(
+    world: World,
+) -> None:
+    holder = Holder(1000)
+    same = turns(world.context(), holder)
+    same.wait_for(ONE, holder.address)
+    turns(world.context(), holder, is_held=False).wait_for(OTHER, holder.address)
+    assert holder.said == []
+
+    same.wait_for(OTHER, holder.address)
+    holder.socket.close()
+    assert holder.said, "it is the other's turn now"
+
+
+def test_a_port_on_which_somebody_listens_is_not_waited_for(world: World) -> None:
+    holder = Holder(1000)
+    holder.socket.listen()
+    turns(world.context(), holder).wait_for(OTHER, holder.address)
+    holder.socket.close()
+
+    assert holder.said == []
