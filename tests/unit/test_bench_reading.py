@@ -191,3 +191,66 @@ def test_the_text_route_is_read() -> None:
 
     answer = read_answer(events, is_whole=True)
     assert (answer.text, answer.first_ms, answer.finish) == (" a", 5.0, "length")
+
+
+HUGE = int("9" * 400)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[(key, value) for key in ("prompt_n", "predicted_n", "cache_n", "draft_n")
+          for value in (-1, 2**31, 10**30, HUGE)],
+        *[(key, value) for key in ("prompt_ms", "predicted_ms")
+          for value in (-0.5, float("nan"), float("inf"), 1e300, HUGE)],
+    ],
+)  # fmt: skip
+def test_a_figure_that_cannot_be_is_missing_and_said_to_be(key: str, value: float) -> None:
+    answer = read_answer(native(timings=TIMINGS | {key: value}), is_whole=True)
+
+    assert answer.timings is not None
+    assert getattr(answer.timings, key) is None
+    assert answer.has_impossible
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        {"draft_n": 3, "draft_n_accepted": 99999},
+        {"draft_n": 3, "draft_n_accepted": 4},
+        {"draft_n": 99999, "draft_n_accepted": 99999},
+        {"draft_n": 3, "draft_n_accepted": -1},
+    ],
+)
+def test_more_accepted_than_drafted_or_generated_is_not_believed(drafts: dict[str, int]) -> None:
+    answer = read_answer(native(timings=TIMINGS | drafts), is_whole=True)
+
+    assert answer.timings is not None
+    assert answer.timings.draft_n_accepted is None
+    assert answer.has_impossible
+
+
+def test_counts_of_usage_that_cannot_be_are_missing() -> None:
+    usage = {"completion_tokens": -7, "prompt_tokens": 10**25,
+             "prompt_tokens_details": {"cached_tokens": -3}}  # fmt: skip
+    last = {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}], "usage": usage}
+    answer = read_answer([(1.0, last)], is_whole=True)
+
+    assert (answer.n_completion, answer.n_prompt, answer.n_cached) == (None, None, None)
+    assert answer.has_impossible
+
+
+@pytest.mark.parametrize(
+    "usage", [{"prompt_tokens_details": {"cached_tokens": 12}}, {"cached_tokens": 12}]
+)
+def test_other_servers_say_in_their_usage_what_was_cached(usage: dict[str, Any]) -> None:
+    last = {"choices": [{"delta": {"content": "x"}, "finish_reason": "stop"}], "usage": usage}
+    answer = read_answer([(1.0, last)], is_whole=True)
+
+    assert answer.n_cached == 12
+    assert not answer.has_impossible
+
+
+@pytest.mark.parametrize("choices", [5, {"a": 1}, [{"delta": {"tool_calls": 3}}]])
+def test_choices_of_another_shape_give_nothing(choices: Any) -> None:
+    assert read_answer([(1.0, {"choices": choices})], is_whole=True).first_ms is None

@@ -117,6 +117,26 @@ def test_server_and_client_clocks_must_agree(wall_ms: float, is_marked: bool) ->
     assert (Mark.CLOCKS_DISAGREE in marks(wall_ms=wall_ms)) is is_marked
 
 
+def test_a_short_answer_cannot_be_told_half_again_as_fast_as_the_client_saw_it() -> None:
+    # 192 tokens that came in 1.74 s (110 tok/s), and a server that says 1.22 s (157 tok/s).
+    lie = an_answer(timings(predicted_n=192, predicted_ms=191 / 157 * 1000), last_ms=55.0 + 1736)
+    honest = an_answer(timings(predicted_n=192, predicted_ms=191 / 110 * 1000), last_ms=55.0 + 1736)
+
+    assert marks(lie, wall_ms=1800.0) == (Mark.CLOCKS_DISAGREE,)
+    assert marks(honest, wall_ms=1800.0) == ()
+
+
+@pytest.mark.parametrize("over_ms", [-2000.0, 4.0, 106.0])
+def test_what_a_busy_machine_adds_between_two_tokens_is_no_mark(over_ms: float) -> None:
+    busy = an_answer(timings(predicted_n=192), last_ms=55.0 + 2000.0 + over_ms)
+
+    assert marks(busy, wall_ms=2200.0) == ()
+
+
+def test_figures_that_cannot_be_mark_a_sample() -> None:
+    assert marks(an_answer(has_impossible=True)) == (Mark.IMPOSSIBLE,)
+
+
 def test_of_several_clients_at_once_only_the_impossible_is_marked() -> None:
     several = a_request(streams=4)
 

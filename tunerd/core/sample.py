@@ -20,6 +20,7 @@ class Mark(StrEnum):
     NOT_DRAFTED = "speculation was off"
     DRAFTED = "speculation was on"
     SHORT = "ended early"
+    IMPOSSIBLE = "figures that cannot be"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tunerd.core.bench.figures import FigureReader
 from tunerd.core.sample import Timings
 
 
@@ -23,7 +24,8 @@ class Answer:
 
     `timings` is None where the server reports none. `n_cached` are prompt tokens that were not read
     again, as reported or as the difference of what the build does report; `n_completion` is the
-    length by the OpenAI `usage`. `is_cut` says that the last event did not come.
+    length by the OpenAI `usage`. `is_cut` says that the last event did not come, `has_impossible` that
+    a figure cannot be and was taken for missing.
     """
 
     text: str
@@ -37,6 +39,7 @@ class Answer:
     last_ms: float | None
     finish: str | None
     is_cut: bool
+    has_impossible: bool = False
 
 
 Event = tuple[float, Mapping[str, Any]]
@@ -52,19 +55,24 @@ def read_answer(events: Sequence[Event], *, is_whole: bool) -> Answer:
     found = _Collected()
     for at_ms, event in events:
         found.add(at_ms, event)
-    timings = _timings(found.timings) if found.timings else None
+    read = found.read
+    timings = read.timings(found.timings) if found.timings else None
+    n_cached = _n_cached(found, timings)
+    n_prompt = read.count(found.usage, "prompt_tokens") or found.n_evaluated
+    n_completion = read.count(found.usage, "completion_tokens")
     return Answer(
         text="".join(found.text),
         reasoning="".join(found.reasoning),
         tool_calls=found.calls(),
         timings=timings,
-        n_cached=_n_cached(found, timings),
-        n_prompt=_whole(found.usage.get("prompt_tokens")) or found.n_evaluated,
-        n_completion=_whole(found.usage.get("completion_tokens")),
+        n_cached=n_cached,
+        n_prompt=n_prompt,
+        n_completion=n_completion,
         first_ms=found.first_ms,
         last_ms=found.last_ms,
         finish=found.finish,
         is_cut=not is_whole or not found.has_ended,
+        has_impossible=read.has_impossible,
     )
 
 
@@ -72,6 +80,7 @@ class _Collected:
     """What was seen so far."""
 
     def __init__(self) -> None:
+        self.read = FigureReader()
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.timings: Mapping[str, Any] = {}
@@ -95,7 +104,7 @@ class _Collected:
         if event.get("stop") is True:
             self.has_ended = True
             self.finish = _finish(event)
-            self.n_evaluated = _whole(event.get("tokens_evaluated"))
+            self.n_evaluated = self.read.count(event, "tokens_evaluated")
 
     def _content(self, event: Mapping[str, Any]) -> bool:
         """Take what was generated; whether there was anything."""
@@ -106,7 +115,7 @@ class _Collected:
                 return True
             return False
         has_content = False
-        for choice in event["choices"] or ():
+        for choice in _listed(event["choices"]):
             if isinstance(choice, Mapping):
                 has_content |= self._choice(choice)
         return has_content
@@ -124,7 +133,7 @@ class _Collected:
             if isinstance(piece, str) and piece:
                 into.append(piece)
                 has_content = True
-        for call in parts.get("tool_calls") or ():
+        for call in _listed(parts.get("tool_calls")):
             if isinstance(call, Mapping):
                 self._call(call)
                 has_content = True
@@ -146,33 +155,6 @@ class _Collected:
         return tuple(ToolCall(*self._calls[index]) for index in sorted(self._calls))
 
 
-def _timings(found: Mapping[str, Any]) -> Timings:
-    return Timings(
-        cache_n=_whole(found.get("cache_n")),
-        prompt_n=_whole(found.get("prompt_n")),
-        prompt_ms=_number(found.get("prompt_ms")),
-        predicted_n=_whole(found.get("predicted_n")),
-        predicted_ms=_number(found.get("predicted_ms")),
-        draft_n=_whole(found.get("draft_n")),
-        draft_n_accepted=_whole(found.get("draft_n_accepted")),
-        accepted_by_position=_by_depth(found.get("draft_by_depth")),
-    )
-
-
-def _by_depth(rows: object) -> tuple[int, ...] | None:
-    """ik's list of `{depth, draft_n, draft_n_accepted}`, depth from 1."""
-    if not isinstance(rows, list) or not rows:
-        return None
-    counts: dict[int, int] = {}
-    for row in rows:
-        depth = _whole(row.get("depth")) if isinstance(row, Mapping) else None
-        accepted = _whole(row.get("draft_n_accepted")) if isinstance(row, Mapping) else None
-        if depth is None or accepted is None or depth < 1:
-            return None
-        counts[depth] = accepted
-    return tuple(counts.get(depth, 0) for depth in range(1, max(counts) + 1))
-
-
 def _n_cached(found: _Collected, timings: Timings | None) -> int | None:
     """Prompt tokens that were not read again.
 
@@ -180,16 +162,15 @@ def _n_cached(found: _Collected, timings: Timings | None) -> int | None:
     and answer, but for the token that was sampled last).
     """
     if timings is None or timings.prompt_n is None:
-        details = found.usage.get("prompt_tokens_details")
-        return _whole(details.get("cached_tokens")) if isinstance(details, Mapping) else None
+        return found.read.n_cached(found.usage)
     if timings.cache_n is not None:
         return timings.cache_n
     if found.n_evaluated is not None:
         return max(0, found.n_evaluated - timings.prompt_n)
-    prompt = _whole(found.usage.get("prompt_tokens"))
+    prompt = found.read.count(found.usage, "prompt_tokens")
     if prompt is not None:
         return max(0, prompt - timings.prompt_n)
-    n_past = _whole(found.timings.get("n_past"))
+    n_past = found.read.count(found.timings, "n_past")
     if n_past is None or timings.predicted_n is None:
         return None
     return max(0, n_past - max(timings.predicted_n - 1, 0) - timings.prompt_n)
@@ -207,6 +188,5 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]
+def _listed(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()

@@ -15,6 +15,12 @@ from tunerd.core.sample import ClientTimes, Mark, Sample, Timings
 # the loop of the server, and for a processor on a busy machine.
 WALL_SLACK_MS = 500.0
 WALL_SLACK_RATIO = 0.05
+# From the first token to the last the client sees what the server says that it generated for. Above it,
+# with four busy processes on two cores: at most 4 ms with a real server (tiny model, 32 and 192
+# tokens), and 0.25 ms a token with 106 ms at 192 with a stand-in that sleeps for each token.
+SPAN_SLACK_MS = 150.0
+SPAN_SLACK_TOKEN_MS = 0.5
+SPAN_SLACK_RATIO = 0.05
 # A client cannot have seen less time than the server worked, but for the resolution of both clocks.
 CLOCK_SLACK_MS = 20.0
 CLOCK_SLACK_RATIO = 0.01
@@ -122,6 +128,7 @@ def marks_of(
     found = [
         *_answer_marks(request, answer, speculation, 0 if can_forbid_cache else TEMPLATE_TOKENS),
         *_clock_marks(request, answer.timings, client),
+        *_span_marks(answer),
         *_gpu_marks(looks, quiet),
     ]
     return tuple(dict.fromkeys(found))
@@ -130,6 +137,8 @@ def marks_of(
 def _answer_marks(
     request: Request, answer: Answer, speculation: Speculation, most_cached: int
 ) -> Iterator[Mark]:
+    if answer.has_impossible:
+        yield Mark.IMPOSSIBLE
     if request.prefix is Prefix.COLD and (answer.n_cached or 0) > most_cached:
         yield Mark.NOT_COLD
     timings = answer.timings
@@ -158,6 +167,22 @@ def _clock_marks(request: Request, timings: Timings | None, client: ClientTimes)
         yield Mark.CLOCKS_DISAGREE
     most = server_ms * (1 + WALL_SLACK_RATIO) + WALL_SLACK_MS
     if request.streams == 1 and client.wall_ms > most:
+        yield Mark.CLOCKS_DISAGREE
+
+
+def _span_marks(answer: Answer) -> Iterator[Mark]:
+    """The time of generation against the client's first and last token.
+
+    The wall leaves room that a short answer is lost in; between two tokens there is none. Less than the
+    server says is no lie: what was held back came at once.
+    """
+    timings, first_ms, last_ms = answer.timings, answer.first_ms, answer.last_ms
+    if timings is None or first_ms is None or last_ms is None:
+        return
+    if timings.predicted_ms is None or timings.predicted_n is None:
+        return
+    slack_ms = SPAN_SLACK_MS + SPAN_SLACK_TOKEN_MS * timings.predicted_n
+    if last_ms - first_ms > timings.predicted_ms * (1 + SPAN_SLACK_RATIO) + slack_ms:
         yield Mark.CLOCKS_DISAGREE
 
 
