@@ -139,7 +139,7 @@ def test_what_a_real_engine_fails_of_is_told_from_its_log_and_the_old_server_is_
         assert "flash" in failure or real.crashes, failure
         assert_serves(box, unit)
 
-        assert "bind" in taken_port(box) or real.name in {"mainline-2026-05-16", "bee-2026-05-21"}
+        assert any(word in taken_port(box) for word in ("bind", "in use"))
         assert_serves(box, unit)
 
         assert "not within" in damaged_model(box)
@@ -177,31 +177,45 @@ def refused_argument(box: BuildBox, real: Real) -> str:
 
 def taken_port(box: BuildBox) -> str:
     """Somebody listens there while a person reads the plan."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        request = PlanRequest("plain", {"serving.port": holder.getsockname()[1]})
-        return failed_after_plan(box, request, "port taken", lambda _: holder.listen())
+
+    def attempt() -> RolledBack:
+        with socket.socket() as holder:
+            holder.bind(("127.0.0.1", 0))
+            request = PlanRequest("plain", {"serving.port": holder.getsockname()[1]})
+            return failed_after_plan(box, request, lambda _: holder.listen())
+
+    return told(attempt, "port taken")
 
 
 def damaged_model(box: BuildBox) -> str:
     """The file is cut short while a person reads the plan."""
     path = box.box.folder / "other.gguf"
-    shutil.copy(box.model, path)
-    n_left = path.stat().st_size - 100_000
-    request = PlanRequest("other", {})
-    return failed_after_plan(
-        box, request, "model file damaged", lambda _: os.truncate(path, n_left)
-    )
+
+    def attempt() -> RolledBack:
+        shutil.copy(box.model, path)
+        n_left = path.stat().st_size - 100_000
+        return failed_after_plan(box, PlanRequest("other", {}), lambda _: os.truncate(path, n_left))
+
+    return told(attempt, "model file damaged")
+
+
+def told(attempt: Callable[[], RolledBack], kind: str) -> str:
+    """The engine's words; now and then one ends before it has written any, and is asked again."""
+    for _ in range(4):
+        error = attempt()
+        if not error.message.endswith(": unknown"):
+            break
+    assert error.message.endswith(f": {kind}"), (error.message, error.cause)
+    return error.cause or ""
 
 
 def failed_after_plan(
-    box: BuildBox, request: PlanRequest, kind: str, happens: Callable[[Plan], None]
-) -> str:
-    """Apply, with something that happens between the plan and the swap; the engine's words."""
+    box: BuildBox, request: PlanRequest, happens: Callable[[Plan], None]
+) -> RolledBack:
+    """Apply, with something that happens between the plan and the swap."""
     with pytest.raises(RolledBack) as caught:
         apply(box.box.context, request, drain=False, confirm=happens)
-    assert caught.value.message.endswith(f": {kind}"), (caught.value.message, caught.value.cause)
-    return caught.value.cause or ""
+    return caught.value
 
 
 def out_of_memory(box: BuildBox) -> str:

@@ -60,7 +60,9 @@ def box(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Box]:
 def ctx(box: Box) -> Iterator[Context]:
     made = build_context(environment=box.environment, start_supervisor=True)
     yield made
-    assert as_before(made), "production is not as it was"
+    eventually(lambda: made.services.state(made.unit).is_active, "production is not back")
+    wait_until_ready(made)
+    eventually(lambda: as_before(made), "production is not as it was")
 
 
 def a_plan(ctx: Context, port: int, **changes: object) -> Plan:
@@ -80,8 +82,6 @@ def a_plan(ctx: Context, port: int, **changes: object) -> Plan:
 
 def as_before(ctx: Context) -> bool:
     """Production serves as deployed, and nothing of a measurement is left."""
-    eventually(lambda: ctx.services.state(ctx.unit).is_active, "production is not back")
-    wait_until_ready(ctx)
     left = [unit for unit in ctx.services.service_units() if is_candidate(unit)]
     return verify(ctx).exit_code == 0 and not left and not ctx.paths.measurement.exists()
 

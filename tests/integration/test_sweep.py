@@ -12,7 +12,8 @@ import pytest
 from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.system.ports import free_port
 
-pytestmark = pytest.mark.timeout(300)
+# Each test goes on from what the one before it left, so all run in one process.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("sweep")]
 
 
 @pytest.fixture(scope="module")
