@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.test_bench_traps import HeatsUp
 from tests.support.bench_box import BenchBox
 from tests.support.bench_targets import bench_two
 from tests.support.server_process import Server, serving
@@ -183,6 +184,25 @@ def test_what_differs_where_it_must_not_fails_the_gate(
 
     assert found["passes"] is False
     assert any(reason in text for text in found["reasons"]), found["reasons"]
+
+
+def test_a_question_measured_again_with_another_text_is_compared_by_what_both_were_asked(
+    tmp_path: Path,
+) -> None:
+    """The stand-in's words are those of its prompt: other questions have other answers."""
+    box = BenchBox(tmp_path, gpu=HeatsUp(("hardware thermal slowdown",), range(4, 10)))
+    calls = [["convert", "{}"]]
+    with (
+        stand_in(tmp_path / "on", *MTP, tool_calls=calls) as on,
+        stand_in(tmp_path / "off", tool_calls=calls) as off,
+    ):
+        result = bench_two(box, on.url, off.url, Suite.QUALITY, repeats=1)
+
+    throttled = [one for one in result.payload["samples"] if "throttled" in one["marks"]]
+    assert throttled, "nothing was measured again"
+    found = result.payload["quality"]
+    assert found["passes"] is True, found["reasons"]
+    assert all((one["n"], one["n_same"]) == (1, 1) for one in found["cases"])
 
 
 def test_no_text_of_prompts_or_answers_is_kept(box: BenchBox, tmp_path: Path) -> None:

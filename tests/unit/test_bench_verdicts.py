@@ -12,7 +12,7 @@ from tunerd.core.bench.crossover import find_crossover, winners
 from tunerd.core.bench.depth import judge_depth
 from tunerd.core.bench.mtp import beside_published, lengths_beside_published, mtp_table
 from tunerd.core.bench.prompts import MTP_KINDS
-from tunerd.core.bench.quality import Asked, drift, judge_quality
+from tunerd.core.bench.quality import Asked, drift, judge_quality, pair
 from tunerd.core.bench.reading import Answer, ToolCall
 from tunerd.core.bench.reuse import judge_reuse
 from tunerd.core.bench.suites import CHANGED_TAIL, COLD, IDENTICAL, LENGTHS, PROSE, SHORT, TOOLS
@@ -252,6 +252,29 @@ def test_a_question_without_an_answer_fails_the_gate_and_none_at_all_is_no_verdi
     assert judge_quality([missing]).passes is None
     assert judge_quality([missing, Asked(SHORT, "q", said("8"), said("8"))]).passes is False
     assert judge_quality([]).passes is None
+
+
+def test_a_question_that_was_repeated_is_compared_by_the_text_that_both_answered() -> None:
+    same = pair(SHORT, 1, {"p#1": said("8"), "p#2": said("9")}, {"p#1": said("8")})
+    assert judge_quality([same]).passes is True
+    later = pair(SHORT, 1, {"p#1": None, "p#2": said("9")}, {"p#1": said("8"), "p#2": said("7")})
+    assert judge_quality([later]).passes is False
+
+    apart = pair(SHORT, 1, {"p#1": None, "p#2": said("9")}, {"p#1": said("8")})
+    found = judge_quality([same, apart])
+    assert found.passes is True
+    assert (found.cases[0].n, found.cases[0].n_left_out, found.cases[0].n_missing) == (1, 1, 0)
+    assert judge_quality([same, pair(SHORT, 1, {"p#1": said("8")}, {"p#1": None})]).passes is False
+
+
+def test_where_no_call_was_made_the_gate_cannot_judge_calls() -> None:
+    short = Asked(SHORT, "q", said("8"), said("8"))
+    found = judge_quality([short, Asked(TOOLS, "p", said("no"), said("no"))])
+
+    assert found.passes is None
+    assert found.reasons == ("tool calls: not one was made, so they could not be judged",)
+    worse = Asked(SHORT, "q", said("8"), said("9"))
+    assert judge_quality([worse, Asked(TOOLS, "p", said("no"), said("no"))]).passes is False
 
 
 def test_lengths_of_reasoning_are_told_for_both_arms() -> None:

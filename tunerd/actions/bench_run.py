@@ -38,13 +38,13 @@ Texts = Sequence[tuple[Prompt, ...]]
 class Measured:
     """What was measured of one arm.
 
-    `answers` are by number of the step; `walls_ms` how long the requests of a parallel step took
+    `answers` are by number of the step and id of the text, of repeated steps with every text; `walls_ms` how long the requests of a parallel step took
     together, by case; `accepted` counts drafts by position over `n_steps` verification passes, from the
     server's own counters.
     """
 
     samples: list[Sample] = field(default_factory=list)
-    answers: dict[int, tuple[Answer | None, ...]] = field(default_factory=dict)
+    answers: dict[int, dict[str, Answer | None]] = field(default_factory=dict)
     walls_ms: list[tuple[str, float, tuple[Sample, ...]]] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     n_steps: int = 0
@@ -330,7 +330,8 @@ class BenchRun:
             self._keep(one.target.name, samples)
             if one.item is None:
                 continue
-            measured.answers[one.item.number] = tuple(asked.answer for asked in one.asked)
+            answers = measured.answers.setdefault(one.item.number, {})
+            answers |= {asked.prompt.prompt_id: asked.answer for asked in one.asked}
             if one.wall_ms is not None:
                 case = one.item.step.requests[0].case
                 measured.walls_ms.append((case, one.wall_ms, tuple(samples)))

@@ -137,7 +137,7 @@ def _quality(payload: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         (
             one["case"],
-            f"{one['n_same']} of {one['n']}" + _left_out(one["n_missing"]),
+            f"{one['n_same']} of {one['n']}" + _left_out(one["n_missing"] + one["n_left_out"]),
             MISSING if one["n_called"] is None else f"{one['n_called']} of {one['n']}",
             MISSING if one["n_valid"] is None else f"{one['n_valid']} of {one['n']}",
             _figure(one["drift_letters"], 0),

@@ -9,8 +9,7 @@ from typing import Any
 from tunerd.core.bench.crossover import find_crossover, winners
 from tunerd.core.bench.depth import judge_depth
 from tunerd.core.bench.mtp import mtp_table
-from tunerd.core.bench.quality import Asked, judge_quality
-from tunerd.core.bench.reading import Answer
+from tunerd.core.bench.quality import Texts, judge_quality, pair
 from tunerd.core.bench.request import Plan, Suite
 from tunerd.core.bench.reuse import judge_reuse
 from tunerd.core.bench.turns import turn_times
@@ -27,14 +26,14 @@ _PAIR = 2
 class ArmData:
     """What was measured of one arm.
 
-    `answers` are by number of the step; `groups` are parallel steps: case, wall [ms], samples.
+    `answers` are by number of the step and id of the text; `groups` are parallel steps: case, wall [ms], samples.
     `by_position` is the share of verification passes in which each position of a draft was accepted,
     by the server's own counters; None where it has none.
     """
 
     name: str
     samples: Sequence[Sample]
-    answers: Mapping[int, tuple[Answer | None, ...]]
+    answers: Mapping[int, Texts]
     groups: Sequence[tuple[str, float, Sequence[Sample]]] = ()
     by_position: tuple[float, ...] | None = None
     planned_free_mib: int | None = None
@@ -135,8 +134,8 @@ def _quality(plan: Plan, arms: Sequence[ArmData]) -> Findings:
     asked = []
     for number, step in enumerate(plan.steps):
         request = step.requests[0]
-        one, other = (arm.answers.get(number, (None,))[0] for arm in (reference, candidate))
-        asked.append(Asked(request.case, str(number), one, other))
+        one, other = (arm.answers.get(number, {}) for arm in (reference, candidate))
+        asked.append(pair(request.case, number, one, other))
     judged = judge_quality(asked)
     payload = {**asdict(judged), "candidate": candidate.name, "reference": reference.name}
     return Findings({"quality": payload}, (judged.to_record(candidate.name),))

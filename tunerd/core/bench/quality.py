@@ -20,19 +20,42 @@ _MOST_LETTERS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One question with the answers of both arms; an answer is None where there was none."""
+    """One question with the answers of both arms; an answer is None where there was none.
+
+    `is_paired` is False where both arms answered, but never the same text: nothing is compared then.
+    """
 
     case: str
     prompt_id: str
     reference: Answer | None
     candidate: Answer | None
+    is_paired: bool = True
+
+
+# By the id of its text, what was answered to a question; one that was repeated has several texts.
+Texts = Mapping[str, Answer | None]
+
+
+def pair(case: str, number: int, reference: Texts, candidate: Texts) -> Asked:
+    """The answers of both arms to the same text of a question, the first one that both answered."""
+    answered = [{name for name, one in texts.items() if one is not None}
+                for texts in (reference, candidate)]  # fmt: skip
+    for name in reference:
+        if all(name in names for names in answered):
+            return Asked(case, name, reference[name], candidate[name])
+    name = next(iter(reference or candidate), str(number))
+    if all(answered):
+        return Asked(case, name, None, None, is_paired=False)
+    one, other = (next((a for a in texts.values() if a is not None), None)
+                  for texts in (reference, candidate))  # fmt: skip
+    return Asked(case, name, one, other)
 
 
 @dataclass(frozen=True, slots=True)
 class CaseQuality:
     """What a case came to.
 
-    `n_same` of `n` answers were the same in what counts for the case. Of tool calls, `n_called` answers
+    `n_left_out` questions were answered by both, but as different texts. `n_same` of `n` answers were the same in what counts for the case. Of tool calls, `n_called` answers
     of the reference have one at all, and `n_valid` of the candidate have only JSON objects as arguments. `drift_letters` is the median Levenshtein distance of
     the texts, `drift_ratio` the same over their length. Lengths of reasoning are medians in letters.
     """
@@ -40,6 +63,7 @@ class CaseQuality:
     case: str
     n: int
     n_missing: int
+    n_left_out: int
     n_same: int
     n_called: int | None
     n_valid: int | None
@@ -50,7 +74,7 @@ class CaseQuality:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The gate's answer: `passes` is None where nothing could be compared; `reasons` say why not."""
+    """The gate's answer: `passes` is None where it could not be judged; `reasons` say why not."""
 
     passes: bool | None
     reasons: tuple[str, ...]
@@ -76,11 +100,14 @@ def judge_quality(asked: Sequence[Asked]) -> Quality:
     if not any(one.n for one in cases):
         return Quality(None, ("nothing could be compared",), cases)
     reasons = [reason for one in cases for reason in _against(one)]
-    return Quality(not reasons, tuple(reasons), cases)
+    if reasons:
+        return Quality(False, tuple(reasons), cases)
+    unknown = [reason for one in cases for reason in _unjudged(one)]
+    return Quality(None if unknown else True, tuple(unknown), cases)
 
 
 def _case(name: str, asked: Sequence[Asked]) -> CaseQuality:
-    pairs = [(one.reference, one.candidate) for one in asked]
+    pairs = [(one.reference, one.candidate) for one in asked if one.is_paired]
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
     drifts = [drift(a.text, b.text) for a, b in both]
     longest = [max(len(a.text), len(b.text), 1) for a, b in both]
@@ -91,6 +118,7 @@ def _case(name: str, asked: Sequence[Asked]) -> CaseQuality:
         case=name,
         n=len(both),
         n_missing=len(pairs) - len(both),
+        n_left_out=len(asked) - len(pairs),
         n_same=sum(same(a, b) for a, b in both),
         n_called=sum(bool(a.tool_calls) for a, _ in both) if is_tools else None,
         n_valid=sum(has_valid_calls(b.tool_calls) for _, b in both) if is_tools else None,
@@ -114,6 +142,15 @@ def _against(one: CaseQuality) -> list[str]:
             f"{one.case}: {one.n - one.n_valid} of {one.n} have arguments that are no JSON"
         )
     return reasons
+
+
+def _unjudged(one: CaseQuality) -> list[str]:
+    """What speaks neither for nor against: a gate that saw no call says nothing of calls."""
+    if not one.n:
+        return [f"{one.case}: no text was answered by both"]
+    if one.n_called == 0:
+        return [f"{one.case}: not one was made, so they could not be judged"]
+    return []
 
 
 def drift(one: str, other: str) -> int:
