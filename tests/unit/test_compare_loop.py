@@ -102,6 +102,19 @@ def test_an_answer_that_must_not_count_is_asked_anew_with_another_text_on_both_s
     assert any("did not count" in text for text in reasons(found))
 
 
+def test_a_pair_whose_second_side_has_no_answer_to_the_same_text_does_not_count() -> None:
+    stand = Recording(SCENES[0], 1, spoiled={("1-0", "B")})
+    found = run(SCENES[0], limits=replace(LIMITS, max_pairs=1), stand=stand)
+    assert "".join(stand.boots) == "AB" + "AB"
+    last = {
+        side: {(one.block, one.class_index, one.attempt) for one in asked if one.block == "1.1-0"}
+        for side, asked in stand.asked.items()
+    }
+    assert last["A"] == last["B"] != set()
+    assert [one.attempt for one in stand.asked["B"] if one.block == "1-0"] == [0]
+    assert (len(found.pairs), found.n_unusable) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("gain", "standing"), [(0.08, Standing.B_FASTER), (-0.08, Standing.A_FASTER)]
 )

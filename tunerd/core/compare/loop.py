@@ -177,10 +177,12 @@ class _Comparing:
     def _ask(self, life: Life, block: str, at: int, texts: _Texts) -> Turn:
         """The turn, asked anew with another text where an answer must not count.
 
-        The second side begins with the text that the first one was answered.
+        The second side gets the text that the first one answered, and no other: with another one the
+        pair would not be alike, so it is begun anew.
         """
-        begin = texts.get((block, at), 0)
-        for attempt in range(begin, begin + _ATTEMPTS):
+        if (block, at) in texts:
+            return life.request(Asked(block, at, self.workload.classes[at], texts[block, at]))
+        for attempt in range(_ATTEMPTS):
             texts[block, at] = attempt
             try:
                 return life.request(Asked(block, at, self.workload.classes[at], attempt))
