@@ -29,7 +29,12 @@ OWNERS = {
     "psutil": {"system/host.py"},
     "httpx": {"system/llama.py"},
     "time": {"system/clock.py"},
-    "sqlalchemy": {"system/store.py", "system/store_file.py", "system/store_schema.py"},
+    "sqlalchemy": {
+        "system/store.py",
+        "system/store_checked.py",
+        "system/store_file.py",
+        "system/store_schema.py",
+    },
     "xllamacpp": {"embedded.py"},
     "gguf": {"system/designed_file.py"},
     "pydantic_settings": {"settings.py"},

@@ -90,10 +90,13 @@ def _evidence(
     ctx: Context, reading: ServerReading | None, messages: list[Message]
 ) -> EvidenceFacts | None:
     try:
-        return read_evidence(ctx, reading)
+        facts = read_evidence(ctx, reading)
     except TunerdError as problem:
         messages.append(_could_not("stored measurements", problem))
         return None
+    if facts is not None:
+        messages += [warning("damaged-rows", text) for text in facts.damage]
+    return facts
 
 
 def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -47,7 +47,8 @@ def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts 
         total = store.count_runs()
         live = reading.live if reading is not None else None
         if reading is None or live is None or not live.argv or not runs:
-            return EvidenceFacts(n_runs=total)
+            damage = tuple(one.text for one in store.damage)
+            return EvidenceFacts(n_runs=total, damage=damage)
         now = FingerprintReader(ctx).of(live.argv, live.environment)
         arguments = arguments_sha256(live.argv, live.environment)
         serving = _Serving(live.argv, arguments, now.fingerprint, now.problems)
@@ -60,6 +61,7 @@ def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts 
             facts,
             break_even=break_even(drafting, plain, n_ubatch or DEFAULT_UBATCH),
             no_break_even=lacking(drafting, plain),
+            damage=tuple(one.text for one in store.damage),
         )
 
 

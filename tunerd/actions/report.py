@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunerd.actions.context import Context
+from tunerd.actions.results import damage_messages, run_of
 from tunerd.core.evidence import RunEvidence, StoredRun, Validity
 from tunerd.core.result import ActionResult, Message, warning
 from tunerd.core.sample import Sample
@@ -15,8 +16,10 @@ from tunerd.system.store import EvidenceStore, open_to_read
 _LOOK_BACK = 200
 
 
-def gather_evidence(ctx: Context, numbers: Sequence[int]) -> tuple[RunEvidence, ...]:
-    """Everything that is kept of some runs, oldest first.
+def gather_evidence(
+    ctx: Context, numbers: Sequence[int]
+) -> tuple[tuple[RunEvidence, ...], tuple[Message, ...]]:
+    """Everything that is kept of some runs, oldest first, and what of it cannot be read.
 
     Args:
         ctx: Where.
@@ -33,7 +36,8 @@ def gather_evidence(ctx: Context, numbers: Sequence[int]) -> tuple[RunEvidence, 
         if not runs:
             raise UsageError("nothing was measured yet", hint="tunerd bench")
         found = [_evidence(store, run) for run in runs]
-    return tuple(sorted(found, key=lambda one: one.run.record.started_s))
+        damage = damage_messages(store)
+    return tuple(sorted(found, key=lambda one: one.run.record.started_s)), damage
 
 
 def check_validity(
@@ -49,7 +53,11 @@ def check_validity(
 
 
 def write_report(
-    ctx: Context, path: Path, html: str, evidence: Sequence[RunEvidence]
+    ctx: Context,
+    path: Path,
+    html: str,
+    evidence: Sequence[RunEvidence],
+    messages: Sequence[Message] = (),
 ) -> ActionResult:
     """Write the page.
 
@@ -64,7 +72,7 @@ def write_report(
         "bytes": path.stat().st_size,
         "runs": [one.run.number for one in evidence],
     }
-    return ActionResult("report", payload, tuple(_messages(evidence)))
+    return ActionResult("report", payload, (*messages, *_messages(evidence)))
 
 
 def _messages(evidence: Sequence[RunEvidence]) -> list[Message]:
@@ -75,15 +83,7 @@ def _messages(evidence: Sequence[RunEvidence]) -> list[Message]:
 
 
 def _named(store: EvidenceStore, numbers: Sequence[int]) -> list[StoredRun]:
-    runs = []
-    for number in dict.fromkeys(numbers):
-        run = store.run(number)
-        if run is None:
-            raise UsageError(
-                f"there is no run {number}", hint="`tunerd results list` lists what there is"
-            )
-        runs.append(run)
-    return runs
+    return [run_of(store, number) for number in dict.fromkeys(numbers)]
 
 
 def _newest(store: EvidenceStore) -> list[StoredRun]:

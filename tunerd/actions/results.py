@@ -14,7 +14,7 @@ from tunerd.core.fingerprint_arguments import argument_changes
 from tunerd.core.metrics import summarise
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.sample import Sample
-from tunerd.errors import UsageError
+from tunerd.errors import HostError, UsageError
 
 if TYPE_CHECKING:
     from tunerd.actions.fingerprint import FingerprintReader
@@ -30,7 +30,8 @@ def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
         if store is None:
             return ActionResult("results list", {"results": [], "total": 0}, (_NOTHING,))
         rows = [run_json(run) for run in store.runs(limit=limit)]
-        return ActionResult("results list", {"results": rows, "total": store.count_runs()})
+        payload = {"results": rows, "total": _readable(store)}
+        return ActionResult("results list", payload, damage_messages(store))
 
 
 def show(ctx: Context, number: int) -> ActionResult:
@@ -40,7 +41,7 @@ def show(ctx: Context, number: int) -> ActionResult:
         UsageError: there is no such run.
     """
     with _evidence(ctx) as store:
-        run = _run(store, number)
+        run = run_of(store, number)
         by_arm = _by_arm(store, run) if store is not None else {}
         figures = [
             {"arm": arm, "suite": suite, "case": case, **asdict(summarise(samples))}
@@ -55,7 +56,8 @@ def show(ctx: Context, number: int) -> ActionResult:
             "summaries": [asdict(one) for one in store.summaries(number)] if store else [],
             "verdicts": [asdict(one) for one in store.verdicts(number)] if store else [],
         }
-    return ActionResult("results show", payload)
+        messages = damage_messages(store)
+    return ActionResult("results show", payload, messages)
 
 
 def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
@@ -67,7 +69,7 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
     runs = []
     with _evidence(ctx) as store:
         for number in numbers:
-            run = _run(store, number)
+            run = run_of(store, number)
             runs.append(
                 {
                     **run_json(run),
@@ -81,7 +83,8 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
                     "verdicts": [asdict(one) for one in store.verdicts(number)] if store else [],
                 }
             )
-    return ActionResult("results export", {"runs": runs})
+        messages = damage_messages(store)
+    return ActionResult("results export", {"runs": runs}, messages)
 
 
 def stale(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
@@ -89,7 +92,8 @@ def stale(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
     with _evidence(ctx) as store:
         if store is None:
             return ActionResult("results stale", {"results": [], "total": 0}, (_NOTHING,))
-        runs, total = store.runs(limit=limit), store.count_runs()
+        runs, total = store.runs(limit=limit), _readable(store)
+        damage = damage_messages(store)
     check = StalenessCheck(ctx)
     rows = []
     for run in runs:
@@ -100,7 +104,9 @@ def stale(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
                          "changes": list(found.texts), "remarks": list(found.remarks),
                          "differs_from_live": None if found.differs_from_live is None
                          else list(found.differs_from_live)})  # fmt: skip
-    return ActionResult("results stale", {"results": rows, "total": total}, check.messages)
+    return ActionResult(
+        "results stale", {"results": rows, "total": total}, (*damage, *check.messages)
+    )
 
 
 class StalenessCheck:
@@ -219,13 +225,38 @@ def _evidence(ctx: Context) -> Iterator[EvidenceStore | None]:
             store.close()
 
 
-def _run(store: EvidenceStore | None, number: int) -> StoredRun:
+def damage_messages(store: EvidenceStore | None) -> tuple[Message, ...]:
+    """One warning for each kind of row that was left out so far as damaged."""
+    damage = store.damage if store is not None else ()
+    return tuple(warning("damaged-rows", one.text) for one in damage)
+
+
+def run_of(store: EvidenceStore | None, number: int) -> StoredRun:
+    """The run of this number.
+
+    Raises:
+        UsageError: there is none.
+        HostError: its own row is damaged.
+    """
     run = store.run(number) if store is not None else None
+    if run is None and store is not None:
+        damage = [one for one in store.damage if one.table == "runs" and one.run == number]
+        if damage:
+            raise HostError(
+                f"run {number} cannot be read", cause=damage[0].text,
+                state="nothing was changed; the other runs can be read",
+                hint="`tunerd results list` lists them",
+            )  # fmt: skip
     if run is None:
         raise UsageError(
             f"there is no run {number}", hint="`tunerd results list` lists what there is"
         )
     return run
+
+
+def _readable(store: EvidenceStore) -> int:
+    """How many runs there are without those that were found damaged."""
+    return store.count_runs() - sum(one.n_rows for one in store.damage if one.table == "runs")
 
 
 def _by_arm(store: EvidenceStore, run: StoredRun) -> dict[str, list[Sample]]:

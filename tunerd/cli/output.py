@@ -162,7 +162,8 @@ def print_error(error: TunerdError, *, command: str, as_json: bool) -> None:
             label = f"  {name:<7} " if index == 0 else "          "
             print(f"{label}{harmless(line)}", file=sys.stderr)
     if error.hint:
-        print(f"\nhint: {harmless(error.hint)}", file=sys.stderr)
+        lines = "\n".join(harmless(line) for line in error.hint.splitlines())
+        print(f"\nhint: {lines}", file=sys.stderr)
 
 
 def paint(text: str, colour: str, stream: TextIO) -> str:

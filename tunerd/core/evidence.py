@@ -242,6 +242,23 @@ class VerdictRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Damage:
+    """Rows of a store that could not be read and are left out; `run` is None where none is known."""
+
+    run: int | None
+    table: str
+    why: str
+    n_rows: int
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        rows = "a row" if self.n_rows == 1 else f"{self.n_rows} rows"
+        place = "the store" if self.run is None else f"run {self.run}"
+        return f"{rows} of `{self.table}` in {place} left out as damaged: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class RunEvidence:
     """A run with all that was stored of it; `samples` by arm, in the order of measurement."""
 

@@ -1,6 +1,7 @@
 """Evidence that stays: runs, their arms and samples, figures, verdicts, and what loads showed.
 
-The only users of SQLAlchemy are this file and its parts `store_file`, `store_schema`, `store_rows`.
+The only users of SQLAlchemy are this file and its parts `store_file`, `store_schema`,
+`store_rows`, `store_checked`.
 Queries are SQLAlchemy's own and in no dialect, so that another database can take the place of the
 file. Everything that a call stores is durable when it returns, or none of it is there.
 """
@@ -18,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 
 from tunerd.core.evidence import (
     ArmRecord,
+    Damage,
     RunOutcome,
     RunRecord,
     StoredRun,
@@ -30,10 +32,12 @@ from tunerd.core.memory_parts import Device, Part
 from tunerd.core.memory_report import MemoryReport
 from tunerd.core.sample import Sample
 from tunerd.errors import HostError
+from tunerd.system.store_checked import CheckedRows, why_damaged
 from tunerd.system.store_file import StoreFile, StoreIsOld
 from tunerd.system.store_rows import (
+    arm_from_row,
     arm_to_row,
-    run_from_rows,
+    run_from_row,
     run_to_row,
     sample_from_row,
     sample_to_row,
@@ -76,6 +80,7 @@ class EvidenceStore:
         wait_s: float = BUSY_TIMEOUT_S,
     ) -> None:
         self._file = StoreFile(path, writable=writable, check=check, wait_s=wait_s)
+        self._rows = CheckedRows()
 
     def __enter__(self) -> Self:
         return self
@@ -91,6 +96,11 @@ class EvidenceStore:
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
+
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """What the calls so far had to leave out of what they gave back."""
+        return self._rows.damage
 
     def add_run(self, record: RunRecord) -> int:
         """Begin a run; returns its number."""
@@ -129,14 +139,21 @@ class EvidenceStore:
             connection.execute(sweep_events.insert(), {"run_id": run, "event": dict(event)})
 
     def sweep_events(self, run: int) -> tuple[dict[str, Any], ...]:
-        """What a sweep did, in order."""
+        """What a sweep did, in order.
+
+        Raises:
+            HostError: a row is damaged; without it, it would go on from another place.
+        """
         chosen = (
-            sa.select(sweep_events.c.event)
+            sa.select(sweep_events.c.id, sweep_events.c.event)
             .where(sweep_events.c.run_id == run)
             .order_by(sweep_events.c.id)
         )
         with self._file.reading() as connection:
-            return tuple(connection.scalars(chosen).all())
+            rows = connection.execute(chosen).mappings().all()
+        for row in rows:
+            self._refuse_damaged(sweep_events, row)
+        return tuple(row["event"] for row in rows)
 
     def add_samples(self, run: int, measured: Sequence[Sample], *, arm: str | None = None) -> None:
         """Store samples in the order in which they were measured.
@@ -222,13 +239,11 @@ class EvidenceStore:
                 return None
             n_loads = connection.scalar(sa.select(sa.func.count()).select_from(loads.subquery()))
             of_load = memory_observations.select().where(memory_observations.c.load_id == newest.id)
-            rows = connection.execute(of_load.order_by(memory_observations.c.id)).all()
-        observations = tuple(
-            Observation(
-                Device(row.device), PartGroup(row.part_group), row.estimated_mib, row.reported_mib
-            )
-            for row in rows
-        )
+            rows = connection.execute(of_load.order_by(memory_observations.c.id)).mappings().all()
+        self._refuse_damaged(memory_loads, {"observed_s": newest.observed_s})
+        for row in rows:
+            self._refuse_damaged(memory_observations, row)
+        observations = tuple(self._understood(_observation, row) for row in rows)
         return MemoryCorrection(observations, n_loads or 0, newest.observed_s)
 
     def runs(self, *, limit: int | None = None, kind: str | None = None) -> tuple[StoredRun, ...]:
@@ -260,16 +275,17 @@ class EvidenceStore:
         return tuple(sample for name, sample in self.arm_samples(run) if arm in {None, name})
 
     def arm_samples(self, run: int) -> Iterator[tuple[str, Sample]]:
-        """The samples of a run in order, each with the name of its arm."""
-        chosen = (
-            sa.select(samples, arms.c.name.label("arm"))
-            .join(arms, arms.c.id == samples.c.arm_id)
-            .where(samples.c.run_id == run)
-            .order_by(samples.c.id)
-        )
+        """The samples of a run in order, each with the name of its arm; none of a damaged arm."""
+        chosen = samples.select().where(samples.c.run_id == run).order_by(samples.c.id)
         with self._file.reading() as connection:
+            found = _arms(connection, [run]).get(run, [])
+            names = {row["id"]: arm.name for row in found if (arm := self._arm(row)) is not None}
             for row in connection.execution_options(yield_per=_FETCH).execute(chosen).mappings():
-                yield row["arm"], self._understood(sample_from_row, row)
+                if row["arm_id"] not in names:
+                    continue
+                sample = self._rows.take("samples", row, sample_from_row, run=run)
+                if sample is not None:
+                    yield names[row["arm_id"]], sample
 
     def summaries(self, run: int) -> tuple[SummaryRecord, ...]:
         """The figures of a run, in the order in which they were stored."""
@@ -281,14 +297,16 @@ class EvidenceStore:
         )
         with self._file.reading() as connection:
             rows = connection.execute(chosen).mappings().all()
-        return tuple(summary_from_row(row) for row in rows)
+        found = [self._rows.take("summaries", row, summary_from_row, run=run) for row in rows]
+        return tuple(one for one in found if one is not None)
 
     def verdicts(self, run: int) -> tuple[VerdictRecord, ...]:
         """The verdicts of a run, in the order in which they were reached."""
         chosen = verdicts.select().where(verdicts.c.run_id == run).order_by(verdicts.c.id)
         with self._file.reading() as connection:
             rows = connection.execute(chosen).mappings().all()
-        return tuple(verdict_from_row(row) for row in rows)
+        found = [self._rows.take("verdicts", row, verdict_from_row, run=run) for row in rows]
+        return tuple(one for one in found if one is not None)
 
     def _read_runs(self, chosen: sa.Select[Any]) -> tuple[StoredRun, ...]:
         with self._file.reading() as connection:
@@ -296,16 +314,41 @@ class EvidenceStore:
             numbers = [row["id"] for row in rows]
             counts = _counts(connection, numbers)
             of_run = _arms(connection, numbers)
-        return tuple(
-            self._understood(
-                run_from_rows,
-                row,
-                of_run.get(row["id"], []),
-                n_samples=counts.get(row["id"], (0, 0))[0],
-                n_unusable=counts.get(row["id"], (0, 0))[1],
+        found = [
+            self._run(row, of_run.get(row["id"], []), counts.get(row["id"], (0, 0))) for row in rows
+        ]
+        return tuple(one for one in found if one is not None)
+
+    def _run(self, row: Any, of_run: Sequence[Any], counts: tuple[int, int]) -> StoredRun | None:
+        known = [arm for one in of_run if (arm := self._arm(one)) is not None]
+        n_samples, n_unusable = counts
+
+        def read(row: Any) -> StoredRun:
+            return run_from_row(row, known, n_samples=n_samples, n_unusable=n_unusable)
+
+        found: StoredRun | None = self._rows.take("runs", row, read, run=row["id"])
+        return found
+
+    def _arm(self, row: Any) -> ArmRecord | None:
+        """An arm; its fingerprint is part of it."""
+
+        def read(row: Any) -> ArmRecord:
+            wrong = why_damaged("fingerprints", row)
+            if wrong is not None:
+                raise ValueError(f"fingerprint: {wrong}")
+            return arm_from_row(row)
+
+        found: ArmRecord | None = self._rows.take("arms", row, read, run=row["run_id"])
+        return found
+
+    def _refuse_damaged(self, table: sa.Table, row: Mapping[Any, Any]) -> None:
+        why = why_damaged(table.name, row)
+        if why is not None:
+            raise HostError(
+                f"the evidence store has a damaged row of `{table.name}`: `{self._file.path}`",
+                cause=why,
+                state="nothing in it was changed, and what serves does not depend on it",
             )
-            for row in rows
-        )
 
     def _understood(self, read: Any, *arguments: Any, **named: Any) -> Any:
         """What a row says.
@@ -342,6 +385,13 @@ def open_to_read(path: Path) -> EvidenceStore | None:
     with EvidenceStore(path):
         pass
     return EvidenceStore(path, writable=False, check=False)
+
+
+def _observation(row: Mapping[Any, Any]) -> Observation:
+    return Observation(
+        Device(row["device"]), PartGroup(row["part_group"]), row["estimated_mib"],
+        row["reported_mib"],
+    )  # fmt: skip
 
 
 def _insert(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> int:

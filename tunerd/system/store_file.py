@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from tunerd import __version__
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.system.clock import SystemClock
+from tunerd.system.store_checked import read_json
 from tunerd.system.store_schema import METADATA, MIGRATIONS, VERSION, schema_versions
 
 _RETRY_S = 0.05
@@ -109,13 +110,16 @@ class StoreFile:
                 check_same_thread=False,
             )
 
-        engine = sa.create_engine("sqlite://", creator=connect, poolclass=sa.QueuePool)
+        engine = sa.create_engine(
+            "sqlite://", creator=connect, poolclass=sa.QueuePool, json_deserializer=read_json
+        )
         sa.event.listen(engine, "connect", self._set_up)
         sa.event.listen(engine, "begin", _begin)
         return engine
 
     def _set_up(self, connection: sqlite3.Connection, _record: Any) -> None:
         connection.execute("PRAGMA foreign_keys=ON")
+        connection.text_factory = _text
         if not self.writable:
             return
         connection.execute("PRAGMA synchronous=FULL")
@@ -257,6 +261,11 @@ class StoreFile:
 _MAY_BE_IMMUTABLE = frozenset(
     {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
 )
+
+
+def _text(raw: bytes) -> str:
+    """A text of the file; bytes that are none become marks, so that the other rows can be read."""
+    return raw.decode("utf-8", "replace")
 
 
 def _code(error: DBAPIError) -> int | None:

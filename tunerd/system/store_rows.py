@@ -68,11 +68,13 @@ def arm_to_row(arm: ArmRecord) -> dict[str, Any]:
     }
 
 
-def run_from_rows(row: Row, arms: Sequence[Row], *, n_samples: int, n_unusable: int) -> StoredRun:
-    """A run from its row, those of its arms (with `parts`, their fingerprints'), and its counts.
+def run_from_row(
+    row: Row, arms: Sequence[ArmRecord], *, n_samples: int, n_unusable: int
+) -> StoredRun:
+    """A run from its row, its arms and its counts.
 
     Raises:
-        ValueError: a fingerprint is of a form that this tunerd does not know.
+        ValueError: it ended in a way that this tunerd does not know.
     """
     record = RunRecord(
         kind=row["kind"],
@@ -86,7 +88,7 @@ def run_from_rows(row: Row, arms: Sequence[Row], *, n_samples: int, n_unusable: 
         workload=row["workload"],
         tunerd_version=row["tunerd_version"],
         host=row["host"],
-        arms=tuple(_arm_from_row(arm) for arm in arms),
+        arms=tuple(arms),
     )
     outcome = None if row["outcome"] is None else RunOutcome(row["outcome"])
     return StoredRun(
@@ -100,7 +102,12 @@ def run_from_rows(row: Row, arms: Sequence[Row], *, n_samples: int, n_unusable: 
     )
 
 
-def _arm_from_row(row: Row) -> ArmRecord:
+def arm_from_row(row: Row) -> ArmRecord:
+    """An arm from its row with `parts`, its fingerprint's.
+
+    Raises:
+        ValueError: the fingerprint is of a form that this tunerd does not know.
+    """
     return ArmRecord(
         name=row["name"],
         fingerprint=fingerprint_from_json(row["parts"]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tunerd.cli.output import finish, json_option
+from tunerd.cli.output import finish, json_option, print_message
 
 _BYTES_PER_MB = 1_000_000
 
@@ -38,14 +38,16 @@ def command(
     from tunerd.web.report import ReportData, render_report
 
     context = build_context(mode=mode)
-    evidence = gather_evidence(context, run)
+    evidence, messages = gather_evidence(context, run)
     validities = {} if no_check else check_validity(context, evidence)
     html = render_report(ReportData(evidence, validities, context.clock.now_s()))
     if output == "-":
+        for message in messages:
+            print_message(message)
         click.echo(html)
         return
     path = Path(output or "tunerd-report.html")
-    finish(write_report(context, path, html, evidence), render, as_json=as_json)
+    finish(write_report(context, path, html, evidence, messages), render, as_json=as_json)
 
 
 def render(payload: Mapping[str, Any]) -> Iterator[str]:
