@@ -24,6 +24,7 @@ from tunerd import __version__
 from tunerd.actions.context import Context
 from tunerd.actions.fingerprint import FingerprintReader, current_fingerprint
 from tunerd.actions.results import export, results, show, stale
+from tunerd.actions.workloads import find_workload
 from tunerd.cli.commands.results import render_csv, render_list, render_show, render_stale
 from tunerd.core.evidence import ArmRecord, RunRecord
 from tunerd.core.fingerprint import Fingerprint
@@ -99,9 +100,10 @@ class Bench:
         generations.end(1, Ending(Outcome.SERVING, 2.0, 1.0, None, None))
         return generation
 
-    def measured(self, arm: ArmRecord) -> int:
+    def measured(self, arm: ArmRecord, workload: str | None = None) -> int:
         """A run of this arm, stored."""
-        record = RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live", arms=(arm,))
+        record = RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live",
+                           arms=(arm,), workload=workload)  # fmt: skip
         with EvidenceStore(self.paths.evidence) as store:
             return store.add_run(record)
 
@@ -205,6 +207,41 @@ def test_a_change_of_the_machine_makes_evidence_stale_and_is_named(
     row = bench.staleness()
     assert row["state"] == "stale"
     assert [text.partition(" changed: ")[0] for text in row["changes"]] == parts
+
+
+def write_workload(bench: Bench, answer_tokens: int) -> Path:
+    folder = bench.paths.site_profiles / "workloads"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "office.toml"
+    path.write_text(
+        f"[[classes]]\nprompt_tokens = 500\nanswer_tokens = {answer_tokens}\nkind = 'chat'\n"
+    )
+    return path
+
+
+def test_a_workload_that_changed_or_is_gone_makes_evidence_stale_and_is_named(
+    bench: Bench,
+) -> None:
+    path = write_workload(bench, 100)
+    arm = an_arm(bench)
+    of_it = find_workload(bench.context(), "office").shape.sha256
+    bench.measured(
+        replace(arm, fingerprint=replace(arm.fingerprint, workload_sha256=of_it)), "office"
+    )
+    assert bench.staleness()["state"] == "holds"
+
+    write_workload(bench, 200)
+    row = bench.staleness()
+    assert row["state"] == "stale"
+    assert [text.partition(" changed: ")[0] for text in row["changes"]] == ["workload"]
+
+    path.write_text("nothing = [")
+    assert bench.staleness()["state"] == "unknown"
+
+    path.unlink()
+    row = bench.staleness()
+    assert row["state"] == "stale"
+    assert row["changes"] == [f"workload changed: {of_it[:12]} -> not there"]
 
 
 def test_what_cannot_be_read_now_is_no_proof_of_a_change(bench: Bench) -> None:

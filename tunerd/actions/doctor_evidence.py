@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tunerd.actions.context import Context
 from tunerd.actions.doctor_server import ServerReading
 from tunerd.actions.fingerprint import FingerprintReader
+from tunerd.actions.workloads import workload_sha256_now
 from tunerd.core.doctor.break_even import DEFAULT_UBATCH, break_even, lacking
 from tunerd.core.doctor.facts import EvidenceFacts
 from tunerd.core.evidence import ArmRecord, StoredRun
@@ -52,7 +53,7 @@ def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts 
         now = FingerprintReader(ctx).of(live.argv, live.environment)
         arguments = arguments_sha256(live.argv, live.environment)
         serving = _Serving(live.argv, arguments, now.fingerprint, now.problems)
-        facts = _newest(EvidenceFacts(n_runs=total), runs, serving)
+        facts = _newest(ctx, EvidenceFacts(n_runs=total), runs, serving)
         settings = reading.facts.settings
         n_ubatch = settings.serving.n_ubatch if settings is not None else None
         drafting = list(_samples(store, runs, serving, without=False))
@@ -65,19 +66,23 @@ def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts 
         )
 
 
-def _newest(facts: EvidenceFacts, runs: Sequence[StoredRun], serving: _Serving) -> EvidenceFacts:
+def _newest(
+    ctx: Context, facts: EvidenceFacts, runs: Sequence[StoredRun], serving: _Serving
+) -> EvidenceFacts:
     """The newest run of this very command line, and whether it still counts."""
     for run in runs:
         for arm in run.record.arms:
             if not _is_same(arm, serving) or not run.n_samples:
                 continue
-            then = replace(arm.fingerprint, workload_sha256=None)
-            found = changes(then, serving.fingerprint)
+            then = arm.fingerprint
+            workload = workload_sha256_now(ctx, run.record, then.workload_sha256)
+            now = replace(serving.fingerprint, workload_sha256=workload)
+            found = changes(then, now)
             texts = tuple(one.text for one in found if not one.is_remark)
             return replace(
                 facts,
                 newest_run=run.number,
-                holds=holds(then, serving.fingerprint),
+                holds=holds(then, now),
                 changes=(*texts, *serving.problems),
             )
     return facts

@@ -160,7 +160,7 @@ def _demand_valid(ctx: Context, sweep: StoredSweep, arm: Arm) -> None:
     record = sweep.run.record.arm(str(arm))
     if record is None:
         raise DeployError(f"sweep {sweep.number} kept no conditions of {arm}")
-    found = StalenessCheck(ctx).of(record)
+    found = StalenessCheck(ctx).of(record, sweep.run.record)
     if found.holds is not True:
         raise DeployError(
             f"what sweep {sweep.number} proved does not hold here any more",

@@ -48,7 +48,9 @@ def check_validity(
 
     check = StalenessCheck(ctx)
     return {
-        (one.run.number, arm.name): check.of(arm) for one in evidence for arm in one.run.record.arms
+        (one.run.number, arm.name): check.of(arm, one.run.record)
+        for one in evidence
+        for arm in one.run.record.arms
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tunerd.actions.context import Context
-from tunerd.core.evidence import ArmRecord, StoredRun, Validity
+from tunerd.core.evidence import ArmRecord, RunRecord, StoredRun, Validity
 from tunerd.core.fingerprint import Fingerprint, changes, holds
 from tunerd.core.fingerprint_arguments import argument_changes
 from tunerd.core.metrics import summarise
@@ -98,7 +98,7 @@ def stale(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
     rows = []
     for run in runs:
         for arm in run.record.arms:
-            found = check.of(arm)
+            found = check.of(arm, run.record)
             rows.append({"run": run.number, "arm": arm.name, "kind": run.record.kind,
                          "started_s": run.record.started_s, "state": found.word,
                          "changes": list(found.texts), "remarks": list(found.remarks),
@@ -115,6 +115,7 @@ class StalenessCheck:
     def __init__(self, ctx: Context) -> None:
         from tunerd.actions.fingerprint import FingerprintReader, current_fingerprint
 
+        self._ctx = ctx
         self._reader: FingerprintReader = FingerprintReader(ctx)
         entry = ctx.generations.serving(ctx.unit)
         self._live = entry.generation if entry is not None else None
@@ -127,13 +128,16 @@ class StalenessCheck:
                 warning("cannot-tell", f"of what serves now: {problem}") for problem in now.problems
             )
 
-    def of(self, arm: ArmRecord) -> Validity:
-        """Whether what an arm showed still holds."""
+    def of(self, arm: ArmRecord, run: RunRecord) -> Validity:
+        """Whether what an arm of a run showed still holds."""
+        from tunerd.actions.workloads import workload_sha256_now
+
         if arm.argv is None:
             text = "it was measured by its address alone, so what ran there is not known"
             return Validity(None, (text,), (), None)
         then = arm.fingerprint
-        now = self._reader.of(arm.argv, arm.environment, workload_sha256=then.workload_sha256)
+        workload = workload_sha256_now(self._ctx, run, then.workload_sha256)
+        now = self._reader.of(arm.argv, arm.environment, workload_sha256=workload)
         found = changes(then, now.fingerprint)
         return Validity(
             holds=holds(then, now.fingerprint),

@@ -18,9 +18,10 @@ from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.value_words import allowed_words
 from tunerd.core.workload_shape import Rates, WorkloadShape, expected_parts, mean_parts, parts_json
 from tunerd.core.workload_table import WorkloadTable, shape_of
-from tunerd.errors import ConfigError, HostError, UsageError
+from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 
 if TYPE_CHECKING:
+    from tunerd.core.evidence import RunRecord
     from tunerd.core.request_log import RequestLog
     from tunerd.core.resolve import Resolved
     from tunerd.system.llama import Address
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 FOLDER = "workloads"
 LEARNED = "learned"
 USUAL = "chat"
+NO_WORKLOAD = "not there"
 _MAX_LINES = 200_000
 _WHOLE = 0.9  # of the counted tokens; the rest may be under way
 _MAX_METRICS_BYTES = 1024 * 1024
@@ -171,6 +173,49 @@ def workload_for(
     return find_workload(ctx, name).shape, note("workload", text, "--workload NAME for another")
 
 
+def workload_sha256_now(ctx: Context, run: RunRecord, then: str | None) -> str | None:
+    """The hash of the workload that a run measured, as the workload of this name is now.
+
+    Args:
+        ctx: Where.
+        run: Names the workload, which may be a profile's own.
+        then: Its hash when the run measured it.
+
+    Returns:
+        `then` where one of that name still is the same; `NO_WORKLOAD` where there is none of that
+        name any more; None where nothing was measured with a workload, or it cannot be told.
+    """
+    if then is None or run.workload is None:
+        return None
+    found: list[str] = []
+    try:
+        if run.workload in _files(ctx):
+            found.append(find_workload(ctx, run.workload).shape.sha256)
+        own = _own_table(ctx, run.workload)
+    except TunerdError:
+        return then if then in found else None
+    if own is not None:
+        found.append(own.sha256)
+    if then in found:
+        return then
+    return found[0] if found else NO_WORKLOAD
+
+
+def _own_table(ctx: Context, profile: str) -> WorkloadShape | None:
+    """The workload that a profile of this name describes by itself.
+
+    Raises:
+        ConfigError: one of its layers is wrong.
+    """
+    from tunerd.actions.profile_layers import load_profile, load_sources
+
+    sources, _ = load_sources(ctx)
+    if profile not in sources.names:
+        return None
+    own = load_profile(ctx, profile, options={}).profile.workload
+    return shape_of(profile, own) if isinstance(own, WorkloadTable) else None
+
+
 def workload_json(file: WorkloadFile, rates: Rates) -> dict[str, Any]:
     """As scripts read it; times are None where the server's speed is not known."""
     shape = file.shape
@@ -266,7 +311,6 @@ def _read_log(ctx: Context, unit: str) -> RequestLog:
 def _live_rates(ctx: Context) -> Rates:
     """How fast the live server was, from its own log; unknown where it has answered nothing."""
     from tunerd.core.workload_learn import rates_of
-    from tunerd.errors import TunerdError
 
     try:
         return rates_of(_read_log(ctx, ctx.unit).requests)
