@@ -101,7 +101,13 @@ def _needs_e2e() -> None:
         needs.missing("e2e", "no cgroup v2 hierarchy", "mount cgroup2 on /sys/fs/cgroup")
 
 
+def _needs_to_be_alone() -> None:
+    if not os.environ.get("TUNERD_TEST_ALONE"):
+        pytest.skip("it needs the machine to itself; `tests/run alone` runs it")
+
+
 _CHECKS: dict[str, Callable[[], None]] = {
+    "alone": _needs_to_be_alone,
     "browser": needs_browser,
     "e2e": _needs_e2e,
     "engine": _needs_engine,

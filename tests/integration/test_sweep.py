@@ -13,7 +13,7 @@ from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.system.ports import free_port
 
 # Each test goes on from what the one before it left, so all run in one process.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("sweep")]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300), pytest.mark.xdist_group("sweep")]
 
 
 @pytest.fixture(scope="module")

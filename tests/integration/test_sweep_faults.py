@@ -13,7 +13,7 @@ import pytest
 from tests.support.sweep_box import SweepBox, kill, swept, until
 from tunerd.system.ports import free_port
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 ENDLESS = ("run", "--budget", "600s", "--seed", "5")
 
 
