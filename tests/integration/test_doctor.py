@@ -357,6 +357,11 @@ def measure(box: Box, context: Context) -> None:
     ]
     with EvidenceStore(context.paths.evidence) as store:
         keep(store, arms, {"live": drafting, "speculation off": plain})
+    # What was measured is no traffic; these are, and nobody keeps them.
+    port = live.settings.serving.port
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        for n, text in enumerate(TEXTS):
+            ask(client, f"user {n} {text}")
 
 
 TEXTS = ("code def return", "a story of rain", "explain the sum", "list of words", "one two three",

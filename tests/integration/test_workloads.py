@@ -15,7 +15,12 @@ from tunerd.actions.workloads import (
     show_workload,
     workload_for,
 )
+from tunerd.core.evidence import ArmRecord, RunRecord
+from tunerd.core.fingerprint import Fingerprint
+from tunerd.core.request_log import read_requests
+from tunerd.core.sample import Sample, Timings
 from tunerd.errors import ConfigError, UsageError
+from tunerd.system.store import EvidenceStore
 
 LOGS = Path(__file__).parents[1] / "unit" / "data" / "requests"
 OWN = "[[classes]]\nprompt_tokens = 77\nanswer_tokens = 7\n"
@@ -55,6 +60,43 @@ def test_a_workload_is_learned_from_the_servers_own_log(context: Context, name: 
     assert only["cached_share"] == pytest.approx(116 / 330, abs=0.01)
     assert find_workload(context, "learned").shape.classes[0].prompt.median == 120
     assert workload_for(context, None, None)[0].name == "learned"
+
+
+@pytest.mark.parametrize("name", ["mainline-2026-08-18", "ik-2026-08"])
+def test_what_was_measured_is_left_out_and_said(context: Context, name: str) -> None:
+    served(context, name, times=20)
+    logged = read_requests(context.services.log(context.unit, max_lines=10_000)).requests
+    own = [
+        Timings(prompt_n=one.prompt_n, prompt_ms=one.prompt_ms + 0.004,
+                predicted_n=one.predicted_n, predicted_ms=one.predicted_ms - 0.004)
+        for one in logged[:15]
+    ]  # fmt: skip
+    keep(context, [*own, None])
+
+    result = learn_workload(context)
+
+    assert result.payload["learned"]["requests"] == 45
+    assert result.payload["learned"]["own"] == 15
+    said = {message.code: message.text for message in result.messages}
+    assert said["own-requests"] == "left out: 15 requests of tunerd's own"
+    assert said["own-requests-unknown"].startswith("1 requests of tunerd's own have no counts")
+
+
+def keep(context: Context, measured: list[Timings | None]) -> None:
+    """A run of these requests, stored."""
+    with EvidenceStore(context.paths.evidence) as store:
+        arm = ArmRecord(name="live", fingerprint=Fingerprint())
+        run = store.add_run(
+            RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live", arms=(arm,))
+        )
+        store.add_samples(
+            run,
+            [
+                Sample(suite="mtp", case="code", kind="code", prompt_id="p", process="1", position=n,
+                       at_s=0.0, n_predict=9, concurrency=1, timings=one, client=None)
+                for n, one in enumerate(measured)
+            ],
+        )  # fmt: skip
 
 
 def test_nothing_but_numbers_and_names_is_kept_of_a_log(context: Context) -> None:

@@ -10,6 +10,7 @@ from tunerd.actions.context import Context
 from tunerd.actions.dry_run import refusal
 from tunerd.actions.find_engines import engine_of, find_programs, prober
 from tunerd.actions.live import address_now, read_live_unit
+from tunerd.actions.own_requests import own_requests
 from tunerd.actions.plan_memory import settings_of
 from tunerd.core.defaults import DEFAULT_HOST, DEFAULT_PORT
 from tunerd.core.doctor.facts import Locking, PortFacts, ServerFacts
@@ -23,8 +24,9 @@ from tunerd.core.live import LiveUnit
 from tunerd.core.memory import estimate
 from tunerd.core.model import ModelFacts
 from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
+from tunerd.core.sample import Timings
 from tunerd.core.service import UnitState
-from tunerd.errors import EngineError, ModelFileError
+from tunerd.errors import EngineError, ModelFileError, TunerdError
 from tunerd.system.engine_programs import Found
 from tunerd.system.host import memlock_limit_of, memory_of, process_facts
 from tunerd.system.model_files import ModelFiles
@@ -71,12 +73,20 @@ def read_server(ctx: Context, host: Host) -> ServerReading | None:
         n_slots=None if was_edited else _slots(ctx, live, state),
         locking=None if was_edited else _locking(pid),
         swapped_mib=memory.swapped_mib if memory is not None else None,
-        log=None if was_edited else read_server_log(_log(ctx, state)),
+        log=None if was_edited else read_server_log(_log(ctx, state), _own(ctx)),
         settings_problem=live.problem,
     )
     if live.argv is None or live.program is None:
         return ServerReading(facts, live, None)
     return _with_build(ctx, host, facts, live, live.argv)
+
+
+def _own(ctx: Context) -> tuple[Timings, ...]:
+    """tunerd's own requests; none where the store cannot be read, which its own reader tells of."""
+    try:
+        return own_requests(ctx).timings
+    except TunerdError:
+        return ()
 
 
 def _with_build(

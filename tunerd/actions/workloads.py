@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from tunerd.actions.context import Context
+from tunerd.actions.own_requests import own_requests
 from tunerd.core.names import check_name, is_name
 from tunerd.core.nearest import nearest_name
+from tunerd.core.own_requests import OwnRequests, of_others
 from tunerd.core.quantity import format_duration
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.value_words import allowed_words
@@ -104,7 +106,10 @@ def learn_workload(
     _refuse_taken(ctx, name)
     unit = unit or ctx.unit
     ctx.say(f"reading the log of {unit}")
-    log = _read_log(ctx, unit)
+    whole = _read_log(ctx, unit)
+    own, messages = _own(ctx)
+    log = replace(whole, requests=of_others(whole.requests, own.timings))
+    n_own = len(whole.requests) - len(log.requests)
     covered = f"{format_duration(log.covered_s)} of log" if log.covered_s else "its log"
     learned = learn(
         log.requests,
@@ -116,6 +121,7 @@ def learn_workload(
         raise ConfigError(
             f"the log of {unit} shows {len(log.requests)} requests; {LEAST_REQUESTS} that are no "
             "mere probes are needed",
+            cause=f"{n_own} more were tunerd's own measurements" if n_own else None,
             state="nothing was written",
             hint="let it serve for some days; or choose one of `tunerd workload list`",
         )
@@ -124,13 +130,16 @@ def learn_workload(
         **learned.to_json(),
         "covered_s": None if log.covered_s is None else round(log.covered_s),
         "lives": log.lives,
+        "own": n_own,
     }
     if write:
         ctx.files.make_folder(path.parent)
         ctx.files.write(path, to_toml(learned.shape, seen).encode())
     file = WorkloadFile(learned.shape, path, LEARNED, seen)
     payload = {**workload_json(file, learned.rates), "written": write}
-    return ActionResult("workload learn", payload, _coverage(ctx, unit, log))
+    if n_own:
+        messages.append(note("own-requests", f"left out: {n_own} requests of tunerd's own"))
+    return ActionResult("workload learn", payload, (*messages, *_coverage(ctx, unit, whole)))
 
 
 def find_workload(ctx: Context, name: str) -> WorkloadFile:
@@ -306,6 +315,22 @@ def _read_log(ctx: Context, unit: str) -> RequestLog:
     from tunerd.core.request_log import read_requests
 
     return read_requests(ctx.services.log(unit, max_lines=_MAX_LINES))
+
+
+def _own(ctx: Context) -> tuple[OwnRequests, list[Message]]:
+    """What is stored of tunerd's own requests, and a warning where some cannot be told apart."""
+    try:
+        own = own_requests(ctx)
+    except TunerdError as problem:
+        text = f"tunerd's own measurements cannot be told from traffic: {problem.message}"
+        return OwnRequests(), [warning("own-requests-unknown", text, problem.hint)]
+    if not own.n_unknown:
+        return own, []
+    text = (
+        f"{own.n_unknown} requests of tunerd's own have no counts to find them by; those that this "
+        "server was asked are taken for traffic"
+    )
+    return own, [warning("own-requests-unknown", text)]
 
 
 def _live_rates(ctx: Context) -> Rates:

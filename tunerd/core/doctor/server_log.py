@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tunerd.core.memory_report import MemoryReport, parse_report
+from tunerd.core.own_requests import of_others
 from tunerd.core.request_log import read_requests
+from tunerd.core.sample import Timings
 
 _SYSTEM_INFO = re.compile(r"system_info: n_threads")
 _CUDA_PART = re.compile(r"\| CUDA : (?P<part>[^:]{1,400}?)(?: \| [A-Za-z]\w* :|$)")
@@ -83,8 +85,11 @@ class LogFacts:
     report: MemoryReport | None = None
 
 
-def read_server_log(lines: Sequence[str]) -> LogFacts | None:
-    """The facts in the log of one life of a server; None where there are no lines."""
+def read_server_log(lines: Sequence[str], own: Sequence[Timings] = ()) -> LogFacts | None:
+    """The facts in the log of one life of a server; None where there are no lines.
+
+    Requests that were `own` measurements are no traffic.
+    """
     if not lines:
         return None
     report = parse_report(lines)
@@ -101,7 +106,7 @@ def read_server_log(lines: Sequence[str]) -> LogFacts | None:
         lacks_kernels=_says(lines, _NO_KERNEL),
         has_misplaced_layers=any(_MISPLACED.search(line) for line in lines),
         n_slots=slots[-1] if slots else None,
-        traffic=_traffic(lines),
+        traffic=_traffic(lines, own),
         report=report,
     )
 
@@ -119,9 +124,10 @@ def _architectures(part: str) -> tuple[int, ...] | None:
     return tuple(sorted(set(numbers))) or None
 
 
-def _traffic(lines: Sequence[str]) -> Traffic | None:
+def _traffic(lines: Sequence[str], own: Sequence[Timings]) -> Traffic | None:
     """Sums over the requests of a log; None where it has none."""
-    requests = [one for one in read_requests(lines).requests if one.predicted_n]
+    logged = of_others(read_requests(lines).requests, own)
+    requests = [one for one in logged if one.predicted_n]
     if not requests:
         return None
     return Traffic(
