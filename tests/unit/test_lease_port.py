@@ -13,6 +13,7 @@ from tests.fault.world import ENGINE, UNIT, World, a_world
 from tests.support.fakes import Invocation, Life, Program
 from tunerd.actions.context import Context
 from tunerd.actions.lease import hold
+from tunerd.actions.lease_outlook import return_risk
 from tunerd.actions.port_wait import PORT_WAIT_S, PortTurns
 from tunerd.core.local_outcome import Ending
 from tunerd.core.progress import Progress
@@ -80,6 +81,37 @@ def test_a_unit_that_nothing_starts_again_is_not_waited_for(world: World) -> Non
     ):
         fails_until(world, float("inf"), "error: it fell over")
     assert world.clock.monotonic_s() - began_s < 30
+
+
+@pytest.mark.parametrize(
+    ("words", "is_at_risk"),
+    [
+        ("Restart=on-failure", True),
+        ("RestartSec=5", True),
+        ("Restart=on-abnormal\nRestartSec=100", True),
+        ("Restart=always\nRestartSec=3", False),
+        (
+            "Restart=on-failure\nRestartSec=5\n[Unit]\nStartLimitIntervalSec=900\nStartLimitBurst=16",
+            False,
+        ),
+        (
+            "Restart=on-failure\nRestartSec=5\n[Unit]\nStartLimitIntervalSec=900\nStartLimitBurst=9",
+            True,
+        ),
+        ("Restart=on-failure\n[Unit]\nStartLimitIntervalSec=0", False),
+    ],
+)
+def test_a_unit_that_would_give_up_before_its_port_is_free_is_told_of(
+    world: World, words: str, *, is_at_risk: bool
+) -> None:
+    world.put(
+        f"[Service]\nExecStart={ENGINE} --port 1\n{words}\n".encode(), starts=False, enables=False
+    )
+    told = return_risk(world.context(), [OTHER])
+
+    assert (told is not None) is is_at_risk
+    assert told is None or f"{UNIT}.d/restarts.conf with `[Unit] StartLimit" in told
+    assert return_risk(world.context(), [Path(ENGINE)]) is None
 
 
 class Holder:

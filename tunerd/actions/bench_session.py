@@ -24,6 +24,7 @@ from tunerd.actions.bench_target import Opened, Target, letters_per_token, open_
 from tunerd.actions.candidate import Candidate
 from tunerd.actions.context import Context
 from tunerd.actions.lease import hold
+from tunerd.actions.lease_outlook import return_risk
 from tunerd.actions.plan import Plan as DeployPlan
 from tunerd.actions.workloads import workload_for
 from tunerd.core.bench.composing import USUAL_LETTERS_PER_TOKEN, Composer
@@ -91,10 +92,13 @@ class Session:
         profile = first.resolved.name
         self._workload(first)
         away_s = self._expected_s(first, len(plans))
+        risk = return_risk(self.ctx, [plan.engine.program for plan in plans.values()])
         confirm(
             f"{self.ctx.unit} will not serve for about {max(1, round(away_s / 60))} min "
-            f"while `{profile}` is measured in its place. Go on?"
+            f"while `{profile}` is measured in its place{'' if risk is None else f'; {risk}'}. Go on?"
         )
+        if risk is not None:
+            self.messages.append(warning("may-stay-down", risk))
         budget_s = max(_LEAST_BUDGET_S, _BUDGET_FACTOR * away_s)
         with (
             self._ending(),

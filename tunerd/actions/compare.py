@@ -100,7 +100,12 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
     """
     first, second = sides_of(ctx, request.words, base=request.base, options=request.options)
     plans: dict[Side, Plan] = {"A": plan_side(ctx, first), "B": plan_side(ctx, second)}
-    ahead = outlook(ctx, measuring_s=request.limits.budget_s, start_after=request.start_after)
+    ahead = outlook(
+        ctx,
+        measuring_s=request.limits.budget_s,
+        start_after=request.start_after,
+        programs=[plan.engine.program for plan in plans.values()],
+    )
     shape, told = workload_for(ctx, request.workload, plans["A"].resolved)
     contexts = [_context_tokens(plan) for plan in plans.values()]
     known = [tokens for tokens in contexts if tokens is not None]

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tunerd.actions.context import Context
 from tunerd.actions.lease import demand_return_at_boot
+from tunerd.actions.live import read_live_unit
+from tunerd.actions.port_wait import is_one_program, program_of_production
 from tunerd.core.generation import Outcome
+from tunerd.core.local_service import read_service
 from tunerd.core.quantity import format_duration
+from tunerd.core.restart_window import LEAST_WINDOW_S, restart_window_s
+from tunerd.core.unit_file import parse_unit
+from tunerd.errors import TunerdError
+
+_DROP_IN = """\
+[Unit]
+StartLimitIntervalSec=900
+StartLimitBurst=16
+[Service]
+Restart=on-failure
+RestartSec=5"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +33,8 @@ class Outlook:
 
     `load_s` is how long production was away at its last swap, nearly all of it loading; None where
     that is not known. `without_service_s` is None where it does not serve now either, or where the
-    load is not known.
+    load is not known. `risk` is what could keep it from coming back should this command be killed in
+    the middle, None for nothing; `text` tells it too.
     """
 
     unit: str
@@ -28,19 +45,27 @@ class Outlook:
     load_s: float | None
     without_service_s: float | None
     text: str
+    risk: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For scripts."""
         return asdict(self)
 
 
-def outlook(ctx: Context, *, measuring_s: float, start_after: bool = False) -> Outlook:
+def outlook(
+    ctx: Context,
+    *,
+    measuring_s: float,
+    start_after: bool = False,
+    programs: Sequence[Path] = (),
+) -> Outlook:
     """What holding production's place for so long will cost.
 
     Args:
         ctx: Where.
         measuring_s: How long the measurement is expected to take, the candidates' loads included.
         start_after: Whether production is started afterwards even if it does not run now.
+        programs: What the candidates run.
 
     Raises:
         DeployError: production does not start at boot, so nothing may be measured in its place.
@@ -50,6 +75,8 @@ def outlook(ctx: Context, *, measuring_s: float, start_after: bool = False) -> O
     runs = state.is_active or state.active_state == "activating"
     load_s = _last_load_s(ctx)
     known = runs and load_s is not None
+    risk = return_risk(ctx, programs) if state.exists and (runs or start_after) else None
+    text = _text(ctx.unit, state.exists, runs, start_after, measuring_s, load_s)
     return Outlook(
         unit=ctx.unit,
         is_there=state.exists,
@@ -58,7 +85,37 @@ def outlook(ctx: Context, *, measuring_s: float, start_after: bool = False) -> O
         measuring_s=measuring_s,
         load_s=load_s,
         without_service_s=measuring_s + (load_s or 0.0) if known else None,
-        text=_text(ctx.unit, state.exists, runs, start_after, measuring_s, load_s),
+        text=text if risk is None else f"{text}; {risk}",
+        risk=risk,
+    )
+
+
+def return_risk(ctx: Context, programs: Sequence[Path]) -> str | None:
+    """Whether production would give up before its port is free, where nobody is left to wait for it.
+
+    That is after a candidate of another program, with a unit that is not started for long enough; None
+    also where its file cannot be read.
+    """
+    own = program_of_production(ctx)
+    if own is None or all(is_one_program(one, own) for one in programs):
+        return None
+    try:
+        live = read_live_unit(ctx)
+        merged = parse_unit(live.text or "")
+        for path in live.drop_ins:
+            content = ctx.files.read(path) or b""
+            merged = merged.with_drop_in(parse_unit(content.decode("utf-8", "replace")))
+        window_s = restart_window_s(read_service(ctx.unit, merged))
+    except TunerdError:
+        return None
+    if window_s >= LEAST_WINDOW_S:
+        return None
+    folder = ctx.paths.unit_dir / f"{ctx.unit}.d"
+    words = _DROP_IN.replace("\n", " ")
+    return (
+        f"should this command be killed in the middle, {ctx.unit} may stay down: its port can be taken "
+        f"for {LEAST_WINDOW_S:.0f} s after a candidate of another build, and it is started again for "
+        f"{format_duration(window_s)} only; {folder / 'restarts.conf'} with `{words}` mends that"
     )
 
 

@@ -37,7 +37,9 @@ class PortTurns:
 
         Ends early where the lease is gone: its place is taken then, and nothing is to be waited for.
         """
-        is_same = program is not None and self.last is not None and _is_one(program, self.last)
+        is_same = (
+            program is not None and self.last is not None and is_one_program(program, self.last)
+        )
         self.last = program
         if is_same or address is None:
             return
@@ -66,5 +68,6 @@ def program_of_production(ctx: Context) -> Path | None:
     return None
 
 
-def _is_one(program: Path, other: Path) -> bool:
+def is_one_program(program: Path, other: Path) -> bool:
+    """Whether both are the same file."""
     return program == other or program.resolve() == other.resolve()
