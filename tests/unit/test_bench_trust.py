@@ -17,6 +17,7 @@ from tunerd.core.bench.trust import (
     Quiet,
     Speculation,
     count_marks,
+    count_problems,
     judge_traffic,
     look_at,
     marks_of,
@@ -198,6 +199,17 @@ def test_one_token_more_than_asked_for_is_somebody_elses(n_prompt: int, n_predic
     assert "1 tokens" in found.text
 
 
+@pytest.mark.parametrize(("n_processing", "n_deferred"), [(1, 0), (0, 1)])
+def test_a_request_that_is_under_way_while_none_of_ours_is_is_somebody_elses(
+    n_processing: int, n_deferred: int
+) -> None:
+    quiet, busy = counters(10, 5), Counters(110, 106, n_processing, n_deferred)
+
+    assert judge_traffic(quiet, busy, [timings()]).is_foreign is True
+    assert judge_traffic(busy, counters(210, 207), [timings()]).is_foreign is True
+    assert judge_traffic(quiet, counters(110, 106), [timings()]).is_foreign is False
+
+
 def test_traffic_cannot_be_told_without_counters_or_after_a_restart() -> None:
     assert judge_traffic(counters(None, None), counters(9, 9), [timings()]).is_foreign is None
     assert judge_traffic(counters(10, 10), counters(1, 1), []).is_foreign is None
@@ -213,3 +225,13 @@ def test_reasons_are_counted_without_the_warm_up() -> None:
     ]
 
     assert count_marks(samples) == {"throttled": 2, "prompt was cached": 1, "no answer": 1}
+
+
+def test_requests_without_an_answer_are_counted_by_their_reason() -> None:
+    long = "status 400: the request\nexceeds the context " + "x" * 1000
+    found = count_problems([sample(), sample(problem=long), sample(problem=long)])
+
+    assert list(found.values()) == [2]
+    reason = next(iter(found))
+    assert reason.startswith("status 400: the request exceeds the context")
+    assert len(reason) < 200

@@ -85,20 +85,26 @@ class TrafficWatch:
         return judge_traffic(before, after, own), gained(before, after)
 
     def wait_until_idle(self) -> bool:
-        """Wait until no slot works, for a minute at most; whether that came true.
+        """Wait until nothing is answered, for a minute at most; whether that came true.
 
-        True where the server does not tell.
+        Told by its slots, or by its counters where it shows none; true where it tells neither.
         """
         clock = self._ctx.clock
         end_s = clock.monotonic_s() + _IDLE_LIMIT_S
         while True:
-            slots = self._target.server.slots() if self._target.is_llama else None
-            if slots is None or slots.busy == 0:
+            if not self._n_at_work():
                 return True
             if clock.monotonic_s() >= end_s:
                 return False
             self._ctx.say("waiting for requests of others")
             clock.sleep(_IDLE_POLL_S)
+
+    def _n_at_work(self) -> int | None:
+        slots = self._target.server.slots() if self._target.is_llama else None
+        if slots is not None:
+            return slots.busy
+        found = self._read() if self.counts else None
+        return None if found is None else found.n_at_work
 
     def _read(self) -> Counters | None:
         if not self._target.is_llama:

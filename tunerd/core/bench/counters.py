@@ -27,6 +27,11 @@ class Counters:
     n_accepted: int | None = None
     accepted_by_position: tuple[int, ...] | None = None
 
+    @property
+    def n_at_work(self) -> int:
+        """Requests that it answers or lets wait at this moment, as far as it tells."""
+        return (self.n_processing or 0) + (self.n_deferred or 0)
+
 
 def read_counters(text: str) -> Counters:
     """The counters in a Prometheus text."""

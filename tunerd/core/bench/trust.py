@@ -210,7 +210,9 @@ class Traffic:
 
 
 def judge_traffic(before: Counters, after: Counters, own: Sequence[Timings | None]) -> Traffic:
-    """Whether the server did more than what was asked of it here.
+    """Whether the server did more than what was asked of it here, or is at work at either end.
+
+    No request of these is under way when the counters are read: whatever is, is somebody else's.
 
     Args:
         before: Its counters before the first of these requests.
@@ -233,12 +235,34 @@ def judge_traffic(before: Counters, after: Counters, own: Sequence[Timings | Non
         more = now - then - sum(known)
         if more > 0:
             return Traffic(True, f"it {verb} {more} tokens for somebody else")
+    at_work = max(before.n_at_work, after.n_at_work)
+    if at_work:
+        return Traffic(True, f"{at_work} requests of somebody else were under way")
     return Traffic(False if is_told else None)
 
 
 def with_mark(sample_marks: Sequence[Mark], mark: Mark) -> tuple[Mark, ...]:
     """The marks with one more."""
     return tuple(dict.fromkeys([*sample_marks, mark]))
+
+
+# A server's message may quote the whole request.
+_MOST_LETTERS = 160
+
+
+def reason_of(sample: Sample) -> str:
+    """Why there is no answer, in one line; "" where there is one."""
+    text = " ".join((sample.problem or "").split())
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
+
+
+def count_problems(samples: Sequence[Sample]) -> Mapping[str, int]:
+    """How many requests had no answer, by the reason."""
+    counts: dict[str, int] = {}
+    for sample in samples:
+        if sample.problem is not None:
+            counts[reason_of(sample)] = counts.get(reason_of(sample), 0) + 1
+    return counts
 
 
 def count_marks(samples: Sequence[Sample]) -> Mapping[str, int]:
