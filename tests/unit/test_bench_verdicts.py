@@ -10,12 +10,23 @@ import pytest
 from tests.support.bench_samples import sample, timings
 from tunerd.core.bench.crossover import find_crossover, winners
 from tunerd.core.bench.depth import judge_depth
+from tunerd.core.bench.findings import ArmData, findings
 from tunerd.core.bench.mtp import beside_published, lengths_beside_published, mtp_table
 from tunerd.core.bench.prompts import MTP_KINDS
+from tunerd.core.bench.problems import count_problems
 from tunerd.core.bench.quality import Asked, drift, judge_quality, pair
 from tunerd.core.bench.reading import Answer, ToolCall
 from tunerd.core.bench.reuse import judge_reuse
-from tunerd.core.bench.suites import CHANGED_TAIL, COLD, IDENTICAL, LENGTHS, PROSE, SHORT, TOOLS
+from tunerd.core.bench.suites import (
+    CHANGED_TAIL,
+    COLD,
+    IDENTICAL,
+    LENGTHS,
+    PROSE,
+    SHORT,
+    TOOLS,
+    concurrency,
+)
 from tunerd.core.profile import Published
 from tunerd.core.sample import ClientTimes, Mark, Sample
 
@@ -342,3 +353,56 @@ def test_lengths_stand_beside_the_published_walls() -> None:
     found = lengths_beside_published({100: 26569.0}, {100: None}, published)
 
     assert [(one.here, one.ratio) for one in found] == [(None, None), (26569.0, pytest.approx(0.5))]
+
+
+def a_foreign_sample(**values: Any) -> Sample:
+    details = {"usage_completion_n": 192, "usage_prompt_n": 1000} | values.pop("details", {})
+    return sample(timings=None, details=details, **values)
+
+
+def test_the_table_counts_tokens_of_servers_without_timings_by_their_usage() -> None:
+    table = mtp_table([a_foreign_sample(), a_foreign_sample()])
+
+    assert (table.rows[0].predicted, table.predicted) == (192, 384)
+
+
+def test_a_figure_over_all_kinds_says_which_are_missing() -> None:
+    every = [sample(case=kind, kind=kind) for kind in MTP_KINDS]
+
+    assert mtp_table(every).missing == ()
+    lacking = [*every[:-1], sample(case=MTP_KINDS[-1], problem="too long")]
+    assert mtp_table(lacking).missing == (MTP_KINDS[-1],)
+
+
+def test_what_other_servers_reuse_is_told_by_their_usage() -> None:
+    samples = [
+        a_foreign_sample(suite="cache", case=case, client=ClientTimes(ms + 9, ms),
+                         details={"cached": cached, "shared_ratio": 0.95})
+        for case, cached, ms in ((COLD, 0, 1000.0), (IDENTICAL, 990, 10.0), (CHANGED_TAIL, 0, 990.0))
+    ]  # fmt: skip
+
+    identical, changed = judge_reuse(samples)
+
+    assert (identical.works, identical.reused_ratio) == (True, 0.99)
+    assert identical.prompt_ratio == pytest.approx(0.01)
+    assert changed.works is False
+
+
+def test_each_of_several_clients_has_a_speed_without_timings() -> None:
+    samples = [a_foreign_sample(details={"client_tok_s": rate}) for rate in (20.0, 30.0)]
+    arm = ArmData("live", samples, {}, [("2 streams", 4000.0, samples)])
+    plan = concurrency(1, repeats=1)
+
+    row = findings(plan, [arm]).payload["streams"][0]
+
+    assert (row["each_tok_s"], row["together_tok_s"]) == (25.0, pytest.approx(96.0))
+
+
+def test_requests_without_an_answer_are_counted_by_their_reason() -> None:
+    long = "status 400: the request\nexceeds the context " + "x" * 1000
+    found = count_problems([sample(), sample(problem=long), sample(problem=long)])
+
+    assert list(found.values()) == [2]
+    reason = next(iter(found))
+    assert reason.startswith("status 400: the request exceeds the context")
+    assert len(reason) < 200

@@ -16,6 +16,7 @@ from tunerd.actions.context import Context
 from tunerd.actions.plan import make_plan
 from tunerd.actions.results import arm_json, sample_json
 from tunerd.core.bench.findings import ArmData, figures, findings
+from tunerd.core.bench.problems import count_problems
 from tunerd.core.bench.request import Suite
 from tunerd.core.bench.trust import count_marks
 from tunerd.core.profile import Published
@@ -179,4 +180,6 @@ def _unusable(arms: Sequence[ArmData]) -> list[Message]:
         if counts:
             reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.items())
             found.append(warning("left-out", f"{arm.name}: left out of every figure: {reasons}"))
+        for reason, n in count_problems(arm.samples).items():
+            found.append(warning("no-answer", f"{arm.name}: no answer to {n}: {reason}"))
     return found

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tunerd.actions.context import Context
+from tunerd.core.bench.problems import count_problems
 from tunerd.core.evidence import ArmRecord, RunRecord, StoredRun, Validity
 from tunerd.core.fingerprint import Fingerprint, changes, holds
 from tunerd.core.fingerprint_arguments import argument_changes
@@ -282,6 +283,9 @@ def _by_case(measured: Sequence[Sample]) -> dict[tuple[str, str], list[Sample]]:
     }
 
 
+NO_ANSWER = "no answer"
+
+
 def _left_out(by_arm: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
     """How many samples no average may have, by arm and reason."""
     counts: dict[tuple[str, str], int] = {}
@@ -289,7 +293,11 @@ def _left_out(by_arm: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
         for sample in measured:
             reasons = [str(mark) for mark in sample.marks]
             if sample.problem is not None:
-                reasons.append("no answer")
+                reasons.append(NO_ANSWER)
             for reason in reasons:
                 counts[arm, reason] = counts.get((arm, reason), 0) + 1
-    return [{"arm": arm, "reason": reason, "samples": n} for (arm, reason), n in counts.items()]
+    return [
+        {"arm": arm, "reason": reason, "samples": n,
+         "problems": dict(count_problems(by_arm[arm])) if reason == NO_ANSWER else {}}
+        for (arm, reason), n in counts.items()
+    ]  # fmt: skip

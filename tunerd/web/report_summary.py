@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from shlex import join
 
+from tunerd.core.bench.mtp import missing_kinds
 from tunerd.core.evidence import Crossover, RunEvidence, TurnTime, Validity, VerdictRecord
 from tunerd.core.fingerprint_arguments import without_secrets
 from tunerd.core.metrics import summarise
 from tunerd.core.sample import Sample
 from tunerd.web.report_lengths import crossing_sentence
+from tunerd.web.report_samples import as_words
 from tunerd.web.report_sections import shares_of
 from tunerd.web.report_series import Series, differences
 from tunerd.web.report_text import counted, figure, joined, sentence, tokens, when
@@ -42,7 +44,11 @@ def sentences_of(
     """What the samples show, in a few sentences, and whether it still holds."""
     said = []
     rates = [(one, summarise(one.of_suite("mtp")).decode.tok_s) for one in series]
-    known = [f"{one.label} {figure(rate)} tok/s" for one, rate in rates if rate is not None]
+    known = [
+        f"{one.label} {figure(rate)} tok/s{_without(one)}"
+        for one, rate in rates
+        if rate is not None
+    ]
     if known:
         said.append(sentence(["over all kinds of text:", joined(known)]))
     for run in evidence:
@@ -71,7 +77,9 @@ def figures_of(evidence: Sequence[RunEvidence], series: Sequence[Series]) -> tup
             if (rate := summarise(one.of_suite("mtp")).decode.tok_s) is not None]  # fmt: skip
     if best:
         one, rate = max(best, key=lambda pair: pair[1])
-        found.append(KeyFigure(f"{rate:,.1f}", "tok/s", f"decode over all kinds, {one.label}"))
+        found.append(
+            KeyFigure(f"{rate:,.1f}", "tok/s", f"decode over all kinds{_without(one)}, {one.label}")
+        )
     turns = [
         (name, turn.total_s)
         for run in evidence
@@ -96,6 +104,12 @@ def figures_of(evidence: Sequence[RunEvidence], series: Sequence[Series]) -> tup
     if free:
         found.append(KeyFigure(f"{min(free):,}", "MiB", "least free VRAM at any depth"))
     return tuple(found)
+
+
+def _without(one: Series) -> str:
+    """Which kinds a figure over all kinds does not have."""
+    missing = missing_kinds(one.of_suite("mtp"))
+    return f" (without {joined([as_words(kind) for kind in missing])})" if missing else ""
 
 
 def conditions_of(

@@ -45,11 +45,15 @@ def _mtp(payload: Mapping[str, Any]) -> Iterator[str]:
             }
         )
         yield (
-            f"tok/s: {_figure(table['tok_s'], 2)} (all tokens over all time), "
+            f"tok/s: {_figure(table['tok_s'], 2)} (all tokens over all time{_without(table)}), "
             f"{_figure(table['mean_tok_s'], 2)} (mean of the kinds); "
             f"wall of one round {_figure(table['wall_s'], 2)} s"
         )
         yield from _by_client(payload, arm)
+
+
+def _without(table: Mapping[str, Any]) -> str:
+    return f", without {', '.join(table['missing'])}" if table["missing"] else ""
 
 
 def _lengths(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -155,6 +155,7 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     yield from _figures(payload["figures"])
     for row in payload["left_out"]:
         yield f"left out of {row['arm']}: {row['samples']} ({row['reason']})"
+        yield from (f"  {n} x {problem}" for problem, n in row["problems"].items())
     for summary in payload["summaries"]:
         shown = ", ".join(f"{key} {_shown(value)}" for key, value in summary["figures"].items())
         yield f"{summary['name']}{' of ' + summary['arm'] if summary['arm'] else ''}: {shown}"

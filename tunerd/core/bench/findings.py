@@ -168,7 +168,7 @@ def _streams(arm: ArmData) -> list[dict[str, Any]]:
                 "case": case,
                 "n_groups": len(groups),
                 "together_tok_s": sum(known) / total_ms * 1000 if is_known and total_ms else None,
-                "each_tok_s": summary.decode_tok_s.median,
+                "each_tok_s": summary.decode_tok_s.median or _client_median(samples),
                 "ttft_ms": summary.ttft_ms.median,
             }
         )
@@ -188,6 +188,11 @@ def _n_generated(sample: Sample) -> int | None:
         return sample.n_predicted
     count = sample.details.get("usage_completion_n")
     return count if isinstance(count, int) else None
+
+
+def _client_median(samples: Sequence[Sample]) -> float | None:
+    """Of a server without timings, the speed by the client's clock."""
+    return spread(_client_rate(one) for one in samples).median
 
 
 def _client_rate(sample: Sample) -> float | None:

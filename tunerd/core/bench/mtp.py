@@ -35,7 +35,8 @@ class MtpTable:
     """All kinds, and what people quote of them.
 
     `tok_s` is all tokens over all time, `mean_tok_s` the mean over the kinds, which published tables
-    often have instead. `wall_s` is that of one round through all kinds.
+    often have instead. `wall_s` is that of one round through all kinds. `missing` are the kinds of
+    which no request counts, so that nothing here is over all of them.
     """
 
     rows: tuple[MtpRow, ...]
@@ -47,6 +48,7 @@ class MtpTable:
     tok_s: float | None
     mean_tok_s: float | None
     wall_s: float | None
+    missing: tuple[str, ...] = ()
 
 
 def mtp_table(samples: Sequence[Sample]) -> MtpTable:
@@ -58,14 +60,32 @@ def mtp_table(samples: Sequence[Sample]) -> MtpTable:
     return MtpTable(
         rows=rows,
         n_requests=whole.n,
-        predicted=whole.n_predicted,
+        predicted=_predicted([s for found in by_kind.values() for s in found]),
         drafted=whole.n_drafted,
         accepted=whole.n_accepted,
         acceptance_ratio=whole.acceptance_ratio,
         tok_s=whole.decode.tok_s,
         mean_tok_s=_mean(rates),
         wall_s=_wall_s(by_kind),
+        missing=missing_kinds([s for found in by_kind.values() for s in found]),
     )
+
+
+def missing_kinds(samples: Sequence[Sample]) -> tuple[str, ...]:
+    """The kinds of which no request counts."""
+    known = {one.case for one in samples if one.is_usable}
+    return tuple(kind for kind in MTP_KINDS if kind not in known)
+
+
+def _predicted(samples: Sequence[Sample]) -> int | None:
+    """Generated tokens, by the server's timings or by its `usage`; None where it says neither."""
+    counts = [
+        one.details.get("usage_completion_n") if one.n_predicted is None else one.n_predicted
+        for one in samples
+        if one.is_usable
+    ]
+    known = [count for count in counts if isinstance(count, int)]
+    return sum(known) if known else None
 
 
 def _row(kind: str, samples: Sequence[Sample]) -> MtpRow:
@@ -78,7 +98,7 @@ def _row(kind: str, samples: Sequence[Sample]) -> MtpRow:
         kind=kind,
         n=summary.n,
         n_left_out=summary.n_unusable,
-        predicted=each(summary.n_predicted),
+        predicted=each(_predicted(samples)),
         drafted=each(summary.n_drafted),
         accepted=each(summary.n_accepted),
         acceptance_ratio=summary.acceptance_ratio,

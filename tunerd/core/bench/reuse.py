@@ -69,14 +69,21 @@ def _shared_ratio(samples: Sequence[Sample]) -> float:
 
 def _reused(sample: Sample) -> float | None:
     cached, timings = sample.details.get("cached"), sample.timings
-    if not isinstance(cached, int) or timings is None or timings.prompt_n is None:
+    if not isinstance(cached, int):
         return None
-    whole = cached + timings.prompt_n
-    return cached / whole if whole else None
+    if timings is not None and timings.prompt_n is not None:
+        whole: object = cached + timings.prompt_n
+    else:
+        # The `usage` of other servers counts the cached part with the prompt.
+        whole = sample.details.get("usage_prompt_n")
+    return cached / whole if isinstance(whole, int) and whole >= max(cached, 1) else None
 
 
 def _prompt_ms(sample: Sample) -> float | None:
-    return sample.timings.prompt_ms if sample.timings is not None else None
+    """Time for the prompt; up to the first token where the server says nothing of it."""
+    if sample.timings is not None:
+        return sample.timings.prompt_ms
+    return sample.client.ttft_ms if sample.client is not None else None
 
 
 def _of(samples: Sequence[Sample], case: str) -> list[Sample]:
