@@ -17,7 +17,6 @@ from tunerd.core.bench.trust import (
     Quiet,
     Speculation,
     count_marks,
-    count_problems,
     judge_traffic,
     look_at,
     marks_of,
@@ -225,13 +224,3 @@ def test_reasons_are_counted_without_the_warm_up() -> None:
     ]
 
     assert count_marks(samples) == {"throttled": 2, "prompt was cached": 1, "no answer": 1}
-
-
-def test_requests_without_an_answer_are_counted_by_their_reason() -> None:
-    long = "status 400: the request\nexceeds the context " + "x" * 1000
-    found = count_problems([sample(), sample(problem=long), sample(problem=long)])
-
-    assert list(found.values()) == [2]
-    reason = next(iter(found))
-    assert reason.startswith("status 400: the request exceeds the context")
-    assert len(reason) < 200

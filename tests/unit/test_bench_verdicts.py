@@ -12,8 +12,8 @@ from tunerd.core.bench.crossover import find_crossover, winners
 from tunerd.core.bench.depth import judge_depth
 from tunerd.core.bench.findings import ArmData, findings
 from tunerd.core.bench.mtp import beside_published, lengths_beside_published, mtp_table
-from tunerd.core.bench.prompts import MTP_KINDS
 from tunerd.core.bench.problems import count_problems
+from tunerd.core.bench.prompts import MTP_KINDS
 from tunerd.core.bench.quality import Asked, drift, judge_quality, pair
 from tunerd.core.bench.reading import Answer, ToolCall
 from tunerd.core.bench.reuse import judge_reuse

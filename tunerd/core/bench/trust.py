@@ -246,25 +246,6 @@ def with_mark(sample_marks: Sequence[Mark], mark: Mark) -> tuple[Mark, ...]:
     return tuple(dict.fromkeys([*sample_marks, mark]))
 
 
-# A server's message may quote the whole request.
-_MOST_LETTERS = 160
-
-
-def reason_of(sample: Sample) -> str:
-    """Why there is no answer, in one line; "" where there is one."""
-    text = " ".join((sample.problem or "").split())
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
-
-
-def count_problems(samples: Sequence[Sample]) -> Mapping[str, int]:
-    """How many requests had no answer, by the reason."""
-    counts: dict[str, int] = {}
-    for sample in samples:
-        if sample.problem is not None:
-            counts[reason_of(sample)] = counts.get(reason_of(sample), 0) + 1
-    return counts
-
-
 def count_marks(samples: Sequence[Sample]) -> Mapping[str, int]:
     """How many samples each reason speaks against, the warm-up left out."""
     counts: dict[str, int] = {}
