@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
@@ -65,7 +67,10 @@ def test_percentiles_are_a_quantile_function_with_a_mean() -> None:
     length = parse_tokens({"p10": 100, "p50": 200, "p90": 600})
     assert length is not None
     assert (length.at(0.0), length.at(0.3), length.median, length.at(1.0)) == (100, 150, 200, 600)
-    assert length.mean == pytest.approx(0.1 * 100 + 0.4 * 150 + 0.4 * 400 + 0.1 * 600)
+    normal, n = NormalDist(), 20_000
+    quantiles = [normal.inv_cdf((i + 0.5) / n) / normal.inv_cdf(0.9) for i in range(n)]
+    lengths = [200 * (3.0 if z > 0 else 2.0) ** z for z in quantiles]
+    assert length.mean == pytest.approx(sum(lengths) / n, rel=0.002)
     span = parse_tokens({"min": 10, "max": 30})
     assert span is not None
     assert span.mean == pytest.approx(20)
@@ -195,3 +200,26 @@ def test_probes_and_requests_of_unknown_length_do_not_count() -> None:
     assert learned is not None
     assert (learned.n_requests, learned.n_short, learned.n_unsure) == (LEAST_REQUESTS, 7, 5)
     assert learn(requests[1:], name="mine", description="", source="") is None
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 1.5])
+def test_the_mean_of_lognormal_lengths_comes_from_three_percentiles(sigma: float) -> None:
+    points = tuple(
+        (share, round(5000 * math.exp(sigma * NormalDist().inv_cdf(share))))
+        for share in (0.1, 0.5, 0.9)
+    )
+    assert Tokens(points).mean == pytest.approx(5000 * math.exp(sigma**2 / 2), rel=0.02)
+
+
+def test_percentiles_with_no_length_at_their_lower_end_have_a_mean_within_them() -> None:
+    assert 0 < Tokens(((0.1, 0), (0.5, 0), (0.9, 400))).mean < 400
+
+
+def test_the_mean_that_was_observed_is_kept_in_the_file() -> None:
+    requests = [logged(200 + n, 60 if n % 10 else 250) for n in range(60)]
+    learned = learn(requests, name="x", description="", source="")
+    assert learned is not None
+    (only,) = learned.shape.classes
+    assert only.answer.mean == pytest.approx((54 * 60 + 6 * 250) / 60, abs=0.05)
+    table = WorkloadTable.model_validate(tomllib.loads(to_toml(learned.shape)))
+    assert shape_of("x", table).classes == learned.shape.classes

@@ -153,7 +153,8 @@ def _percentiles(values: Sequence[int]) -> Tokens:
     if ordered[0] == ordered[-1]:
         return Tokens.fixed(ordered[0])
     last = len(ordered) - 1
-    return Tokens(tuple((p / 100, ordered[round(p / 100 * last)]) for p in _PERCENTILES))
+    points = tuple((p / 100, ordered[round(p / 100 * last)]) for p in _PERCENTILES)
+    return Tokens(points, round(sum(ordered) / len(ordered), 1))
 
 
 def _median(values: Sequence[int]) -> int:

@@ -5,9 +5,11 @@ What is measured and searched with is its plain form, `core.workload`, made by `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Any
 
 from tunerd.core.fingerprint_arguments import digest
@@ -18,16 +20,20 @@ KINDS = ("code", "chat", "tool", "summary", "math", "creative")
 MIXED = "mixed"
 _LEAST_PROMPT_TOKENS = 16
 _LEAST_PREDICTED = 2
+# Beyond the last percentile lengths widen no faster than this (p90 of 13 medians): contexts end.
+_WIDEST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """How long something is: (share of requests, tokens) points of its quantile function.
 
-    One point is a fixed length. Between points it is linear, beyond the outer ones flat.
+    One point is a fixed length. Between points it is linear, beyond the outer ones flat; the mean is
+    another matter, see there. `observed_mean` is what was seen, None where only points are known.
     """
 
     points: tuple[tuple[float, int], ...]
+    observed_mean: float | None = None
 
     @classmethod
     def fixed(cls, n_tokens: int) -> Tokens:
@@ -50,17 +56,63 @@ class Tokens:
 
     @property
     def mean(self) -> float:
-        """Expected length [tok]: turn time is about linear in it, so this is what is measured."""
+        """Expected length [tok]: turn time is about linear in it, so this is what is measured.
+
+        The one that was observed; from percentiles alone that of lognormal pieces through them, whose
+        outer ones go on beyond the outer points. It is exact for lognormal lengths, which those of
+        prompts and answers resemble. Source: partial moments of the lognormal distribution (Johnson,
+        Kotz and Balakrishnan, Continuous Univariate Distributions, volume 1, chapter 14).
+        """
+        if self.observed_mean is not None:
+            return self.observed_mean
+        if self.is_estimated:
+            return _lognormal_mean(self.points)
         shares = (0.0, *(share for share, _ in self.points), 1.0)
         return sum(
             (high - low) * (self.at(low) + self.at(high)) / 2 for low, high in pairwise(shares)
         )
 
-    def to_json(self) -> int | dict[str, int]:
-        """As it stands in a file: a number, or percentiles."""
-        if len(self.points) == 1:
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the mean is an estimate from percentiles; of a span it is that of even lengths."""
+        is_span = self.points[0][0] <= 0.0
+        return self.observed_mean is None and len(self.points) > 1 and not is_span
+
+    def to_json(self) -> int | dict[str, float]:
+        """As it stands in a file: a number, or percentiles, with the mean that was observed."""
+        if len(self.points) == 1 and self.observed_mean is None:
             return self.points[0][1]
-        return {f"p{round(share * 100)}": tokens for share, tokens in self.points}
+        found: dict[str, float] = {
+            f"p{round(share * 100)}": tokens for share, tokens in self.points
+        }
+        return found if self.observed_mean is None else {**found, "mean": self.observed_mean}
+
+
+def _lognormal_mean(points: Sequence[tuple[float, int]]) -> float:
+    """Mean of lengths whose logarithm is linear in the normal quantile between the points."""
+    normal = NormalDist()
+    quantiles = [normal.inv_cdf(share) for share, _ in points]
+    ends = [-math.inf, *quantiles[1:-1], math.inf]
+    total = 0.0
+    for index, ((_, before), (_, after)) in enumerate(pairwise(points)):
+        low, high = quantiles[index], quantiles[index + 1]
+        first, last = ends[index], ends[index + 1]
+        if before == 0:  # no lognormal: even lengths between, the longer one beyond
+            inner = normal.cdf(high) - normal.cdf(low)
+            total += inner * after / 2 + (normal.cdf(last) - normal.cdf(high)) * after
+            continue
+        slope = math.log(after / before) / (high - low)
+        total += _piece(high, after, slope, first, high)
+        if last > high:
+            total += _piece(high, after, min(slope, _WIDEST), high, last)
+    return total
+
+
+def _piece(at: float, length: float, slope: float, low: float, high: float) -> float:
+    """The integral of lengths over normal quantiles from `low` to `high`; `length` is that at `at`."""
+    normal = NormalDist()
+    scale = length * math.exp(slope * slope / 2 - slope * at)
+    return scale * (normal.cdf(high - slope) - normal.cdf(low - slope))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +199,15 @@ class WorkloadShape:
     def sha256(self) -> str:
         """Hash of what is measured; names and descriptions are not part of it."""
         return digest(
-            {"classes": [{**one.to_json(), "name": None} for one in self.classes]},
+            {"classes": [_measured(one) for one in self.classes]},
         )
+
+
+def _measured(one: ClassShape) -> dict[str, Any]:
+    """What of a class decides about what is measured."""
+    lengths = (one.prompt, one.answer, *(() if one.reasoning is None else (one.reasoning,)))
+    estimate = {"estimate": "lognormal"} if any(each.is_estimated for each in lengths) else {}
+    return {**one.to_json(), "name": None, **estimate}
 
 
 def fitted(

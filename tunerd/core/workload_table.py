@@ -12,12 +12,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from tunerd.core.workload_shape import KINDS, MIXED, ClassShape, Tokens, WorkloadShape
 
 _ALLOWED = (
-    "a number of tokens, percentiles such as { p10 = 20, p50 = 80, p90 = 400 }, "
+    "a number of tokens, percentiles such as { p10 = 20, p50 = 80, p90 = 400 }, with `mean` where it "
+    "is known, "
     "or { min = 10, max = 90 }"
 )
 _PERCENTILE = re.compile(r"p([1-9]\d?)")
 _MOST_TOKENS = 10_000_000
 _SPAN = {"min", "max"}
+_MEAN = "mean"
 UNKNOWN = "unknown"
 
 
@@ -33,6 +35,11 @@ def parse_tokens(value: Any) -> Tokens | None:
         return Tokens.fixed(value)
     if not isinstance(value, Mapping) or not value:
         return None
+    mean = None
+    if _MEAN in value:
+        mean, value = value[_MEAN], {name: one for name, one in value.items() if name != _MEAN}
+        if not _is_mean(mean) or not value or set(value) == _SPAN:
+            return None
     if not all(_is_count(count) for count in value.values()):
         return None
     if set(value) == _SPAN:
@@ -48,7 +55,12 @@ def parse_tokens(value: Any) -> Tokens | None:
         )
     if any(before > after for (_, before), (_, after) in pairwise(points)):
         return None
-    return Tokens(tuple(points))
+    return Tokens(tuple(points), mean)
+
+
+def _is_mean(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= _MOST_TOKENS
 
 
 def _is_count(value: Any) -> bool:
