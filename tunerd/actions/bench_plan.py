@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tunerd.actions.context import Context
 from tunerd.core.bench import suites
+from tunerd.core.bench.fitting import fitting, prompt_tokens
 from tunerd.core.bench.prompts import PromptBook, read_prompts
 from tunerd.core.bench.request import Plan, Suite
 from tunerd.core.metrics import summarise
@@ -61,6 +62,47 @@ def prompt_book(ctx: Context) -> PromptBook:
     if content is None:
         raise BenchError(f"no prompts: `{_PROMPTS}` is missing", hint="install tunerd again")
     return read_prompts(tomllib.loads(content.decode()))
+
+
+def fitting_plan(
+    asked: BenchRequest,
+    seed: int,
+    shape: WorkloadShape | None,
+    book: PromptBook,
+    *,
+    n_ctx: int | None,
+    n_slots: int | None = None,
+    most_tokens: int | None = None,
+    letters_per_token: float | None = None,
+) -> tuple[Plan, tuple[Message, ...]]:
+    """`suite_plan` without what the context cannot hold.
+
+    Args:
+        asked: The suite.
+        seed: Of order and texts.
+        shape: The workload, for that suite.
+        book: The questions.
+        n_ctx: Context of one request; None where unknown.
+        n_slots: How many requests the server works on at once; None where unknown.
+        most_tokens: The longest answer that it gives; None for no limit.
+        letters_per_token: What its vocabulary does; None before it was asked.
+
+    Raises:
+        BenchError: this server cannot have the suite.
+    """
+    plan, told = suite_plan(
+        asked, seed, shape, n_ctx=n_ctx, n_slots=n_slots, most_tokens=most_tokens
+    )
+    plan, lost = fitting(plan, book, n_ctx, letters_per_token)
+    more = list(told)
+    if lost:
+        more.append(note("no-room", f"a context of {n_ctx} has no room for {', '.join(lost)}"))
+    wanted = asked.depth
+    real = max(prompt_tokens(one, book, letters_per_token) for one in plan.requests)
+    if wanted is not None and real > wanted:
+        text = f"the question alone has {real} tokens: prompts are so long, and not {wanted}"
+        more.append(note("question-longer", text))
+    return plan, tuple(more)
 
 
 def suite_plan(

@@ -14,10 +14,10 @@ from tunerd.actions.bench_ask import Asker
 from tunerd.actions.bench_plan import (
     BenchRequest,
     expected_s,
+    fitting_plan,
     prompt_book,
     rates_seen,
     seen_prompts,
-    suite_plan,
 )
 from tunerd.actions.bench_run import BenchRun, Measured
 from tunerd.actions.bench_target import Opened, Target, letters_per_token, open_candidate
@@ -141,8 +141,11 @@ class Session:
 
     def _expected_s(self, made: DeployPlan, n_arms: int) -> float:
         """How long there will be no service: loads, requests, and the live unit's own start."""
-        n_ctx = made.resolved.profile.serving.ctx_size
-        plan, _ = suite_plan(self.asked, self.seed, self.shape, n_ctx=n_ctx)
+        serving = made.resolved.profile.serving
+        n_ctx = serving.ctx_size or None
+        if n_ctx is not None and not serving.kv_unified:
+            n_ctx //= serving.n_parallel or 1
+        plan, _ = fitting_plan(self.asked, self.seed, self.shape, self.book, n_ctx=n_ctx)
         rates = rates_seen(self.store, made.resolved.name)
         return n_arms * (_LOAD_S + expected_s(plan, rates)) + _LOAD_S
 
@@ -216,13 +219,15 @@ class Session:
 
     def _measure(self, targets: Sequence[Target], composer: Composer) -> None:
         target = targets[0]
-        plan, told = suite_plan(
+        plan, told = fitting_plan(
             self.asked,
             self.seed,
             self.shape,
+            self.book,
             n_ctx=target.n_ctx,
             n_slots=target.n_slots,
             most_tokens=target.most_tokens,
+            letters_per_token=composer.letters_per_token if target.is_llama else None,
         )
         self.messages += [one for one in told if one not in self.messages]
         self.plan = self.plan or plan

@@ -1,0 +1,36 @@
+"""What a context cannot hold is left out before anything is stopped."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.bench_samples import the_book
+from tunerd.actions.bench_plan import BenchRequest, fitting_plan
+from tunerd.core.bench.fitting import fitting
+from tunerd.core.bench.request import Suite
+from tunerd.core.bench.suites import mtp
+from tunerd.errors import BenchError
+
+
+def test_a_question_that_the_context_cannot_hold_is_left_out_and_named() -> None:
+    plan, lost = fitting(mtp(1, repeats=2), the_book(), 512)
+
+    assert lost == ("long_code_review",)
+    assert len(plan.steps) == 2 * 8
+
+
+def test_a_vocabulary_with_short_tokens_makes_questions_longer() -> None:
+    assert fitting(mtp(1, repeats=1), the_book(), 2048)[1] == ()
+    assert fitting(mtp(1, repeats=1), the_book(), 2048, 1.2)[1] == ("long_code_review",)
+
+
+def test_where_nothing_fits_it_is_refused() -> None:
+    with pytest.raises(BenchError, match="no room"):
+        fitting(mtp(1, repeats=1), the_book(), 128)
+
+
+def test_a_depth_below_the_question_tells_the_real_one() -> None:
+    asked = BenchRequest(suite=Suite.LENGTHS, depth=16)
+    _, told = fitting_plan(asked, 1, None, the_book(), n_ctx=8192)
+
+    assert any("has 640 tokens" in one.text and "not 16" in one.text for one in told)
