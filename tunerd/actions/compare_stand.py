@@ -21,6 +21,7 @@ from tunerd.core.bench.prompts import Prompt, PromptBook, PromptStock
 from tunerd.core.bench.request import Prefix, Request, Suite
 from tunerd.core.bench.trust import GpuLook, quiet_from
 from tunerd.core.compare import Asked, BootFailed, LifeEnded, Side, Turn, Unusable
+from tunerd.core.compare.drafting import not_as_meant
 from tunerd.core.evidence import ArmRecord
 from tunerd.core.result import Message, warning
 from tunerd.core.sample import Mark, Sample
@@ -153,7 +154,7 @@ class CandidateLife:
         """The first requests, discarded, which prove that speculation is on, or off, as meant.
 
         The first process of a side finds the route by which its build counts drafts; some do so on
-        OpenAI routes only. Later ones take that route.
+        OpenAI routes only. Later ones take that route; `check` judges all that they answered.
         """
         drafts = self._target.speculation.drafts
         routes = [self._target.route, Route.TEXT] if drafts else [self._target.route]
@@ -211,11 +212,16 @@ class CandidateLife:
         return self._turn(found, one)
 
     def check(self) -> None:
-        """Whether the server's own counters show that it answered somebody else too.
+        """Whether this process did what its side is meant to do, and for nobody else.
 
         Raises:
-            Unusable: they do.
+            LifeEnded: it drafted although it is meant not to, or never drafted.
+            Unusable: the server's own counters show that it answered somebody else too.
         """
+        drafted = [one.timings.draft_n if one.timings else None for one in self._samples]
+        problem = not_as_meant(self._target.speculation.drafts, drafted)
+        if problem is not None:
+            raise LifeEnded(problem)
         traffic, _ = self._traffic.close(
             [sample.timings for sample in self._samples[self._n_before :]]
         )
