@@ -20,7 +20,7 @@ from tunerd.actions.bench_plan import (
     seen_prompts,
 )
 from tunerd.actions.bench_run import BenchRun, Measured
-from tunerd.actions.bench_target import Opened, Target, letters_per_token, open_candidate
+from tunerd.actions.bench_target import Opened, Target, letters_per_token, open_candidate, open_live
 from tunerd.actions.candidate import Candidate
 from tunerd.actions.context import Context
 from tunerd.actions.lease import hold
@@ -145,9 +145,24 @@ class Session:
         n_ctx = serving.ctx_size or None
         if n_ctx is not None and not serving.kv_unified:
             n_ctx //= serving.n_parallel or 1
-        plan, _ = fitting_plan(self.asked, self.seed, self.shape, self.book, n_ctx=n_ctx)
+        plan, _ = fitting_plan(
+            self.asked, self.seed, self.shape, self.book, n_ctx=n_ctx,
+            letters_per_token=self._letters_now(made),
+        )  # fmt: skip
         rates = rates_seen(self.store, made.resolved.name)
         return n_arms * (_LOAD_S + expected_s(plan, rates)) + _LOAD_S
+
+    def _letters_now(self, made: DeployPlan) -> float | None:
+        """How the model cuts text, where the same one serves now; None where nobody can say."""
+        models = {word for word in made.command.argv if word.endswith(".gguf")}
+        if not models & set(made.live.argv or ()):
+            return None
+        stock = PromptStock(self.book, random.Random(0))  # noqa: S311 -- only counted
+        try:
+            server = open_live(self.ctx).target.server
+        except TunerdError:
+            return None
+        return letters_per_token(server, stock.filler(_SAMPLE_LETTERS))
 
     def _begin(self, opened: Opened, target: str) -> None:
         """Begin the run in the store, or add an arm to it."""
