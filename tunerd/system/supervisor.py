@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from tunerd.core.lease import is_candidate
 from tunerd.core.paths import Paths
 from tunerd.errors import Busy, HostError, JobCanceled, ServiceError
 from tunerd.system import supervisor_wire as wire
@@ -99,7 +100,8 @@ class Supervisor:
             unit = self._unit(name)
             if record.is_alive:
                 unit.adopt(record)
-                if unit.bound_to is not None:
+                # Whoever measured may have removed its file by now, and with it what it is bound to.
+                if unit.bound_to is not None or is_candidate(name):
                     self._say(f"{name}: the lease that it was bound to is gone")
                     self._orphans.append(name)
                     self._begin_stop(name)
