@@ -163,10 +163,9 @@ def test_the_live_unit_is_measured_with_its_fingerprint_and_left_as_it_is(box: B
     assert arm["fingerprint"]["arguments_sha256"]
     assert arm["fingerprint"]["engine_sha256"]
     assert arm["fingerprint"]["model_sha256"]
-    # The context of 1024 tokens has no room for the long review: it is missing, and not zero.
-    missing = next(row for row in found["summary"] if row["case"] == "long_code_review")
-    assert (missing["n"], missing["n_unusable"], missing["decode"]["tok_s"]) == (0, 1, None)
-    assert found["left_out"] == {"live": {"no answer": 1}}
+    # The context of 1024 tokens has no room for the long review: it is not asked, and that is told.
+    assert "long_code_review" not in {row["case"] for row in found["summary"]}
+    assert any("long_code_review" in message["text"] for message in found["messages"]), found
     assert since_s(box) == before
     stale = json.loads(box.call("results", "stale", "--json").stdout)["results"][0]
     assert (stale["run"], stale["state"], stale["differs_from_live"]) == (found["run"], "holds", [])
@@ -188,8 +187,9 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_the_unit_serves_a
     assert drafted["speculation off"] == 0
     hashes = [arm["fingerprint"]["arguments_sha256"] for arm in found["arms"]]
     assert hashes[0] != hashes[1]
-    # A designed model says the same to the letter, whether it drafts or not.
-    assert found["quality"]["passes"] is True
+    # A designed model says the same to the letter, whether it drafts or not; and calls no tools.
+    assert found["quality"]["passes"] is None
+    assert all("tool" in reason for reason in found["quality"]["reasons"]), found["quality"]
     assert all(one["drift_letters"] == 0 for one in found["quality"]["cases"])
     with EvidenceStore(box.context.paths.evidence, writable=False) as store:
         run = store.run(found["run"])
