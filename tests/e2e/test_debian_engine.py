@@ -15,6 +15,8 @@ from tests.support.memory_cases import CASES, SOFTWARE_GPU, differences
 from tests.support.overlay import Root
 from tunerd.core.failure import argument_error
 
+pytestmark = pytest.mark.xdist_group("debian-engine")  # one machine for all
+
 # `python -m benchmarks.memory_estimates` compares all of them; see docs/memory.md.
 SAMPLE = ("dense-16k-mtp2-q8", "dense-32k-ngl12-mtp2", "moe-64k-ncmoe8-mtp2-q8", "gemma-32k-4slots")
 

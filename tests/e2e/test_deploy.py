@@ -19,6 +19,8 @@ from tests.support.overlay import Root
 from tunerd.core.designed import vocabulary
 from tunerd.system.designed_file import read_truth
 
+pytestmark = pytest.mark.xdist_group("deploy")  # one machine for all
+
 WORDS = vocabulary()
 N_PREDICT = 65
 ENGINE_OF = {"host": "embedded", "sid": "mainline"}
@@ -193,6 +195,8 @@ def test_another_profile_and_back_and_back_again(box: Deployment) -> None:
 
 
 def test_what_set_said_is_pinned_in_the_generation(box: Deployment) -> None:
+    box.apply("drafting")
+
     done = box.apply("drafting", "--set", "speculation.n_max=2", "--set", "serving.port=8123")
 
     assert "port-changes" in {message["code"] for message in done["messages"]}

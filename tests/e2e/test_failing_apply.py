@@ -17,6 +17,8 @@ from tests.support.deployment import UNIT, Deployment, Said, UnitFile, profile
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 
+pytestmark = pytest.mark.xdist_group("failing-apply")  # one machine for all
+
 OLD_ALIAS = "old-and-well"
 ENGINES = """
 [engines.good]
@@ -255,6 +257,7 @@ def test_the_unit_was_edited_while_it_was_planned(tunerd: Deployment, before: Be
     assert said.code == 1, str(said)
     tunerd.machine.write(path, before.unit.text, mode=0o640)
     tunerd.machine.run("chgrp", "tunerd", path)
+    tunerd.systemctl("daemon-reload")
     assert tunerd.unit() == before.unit
     assert tunerd.alias() == OLD_ALIAS
 

@@ -14,6 +14,8 @@ from tests.support.deployment import UNIT, Deployment, Said, profile
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 
+pytestmark = pytest.mark.xdist_group("two-at-once")  # one machine for all
+
 SLOW_S = 2.5
 EDIT = "\n# by hand\n[Service]\nEnvironment=EDITED=yes\n"
 PROFILES = {

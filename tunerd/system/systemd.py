@@ -39,6 +39,7 @@ from tunerd.system.seams import Clock, Lease
 _QUERY_TIMEOUT_S = 30.0
 _RELOAD_TIMEOUT_S = 90.0
 _MAX_LOG_BYTES = 8 * 1024 * 1024
+_LINES_BEFORE = 200
 _LINGER_DIR = Path("/var/lib/systemd/linger")
 _SYSTEM_MARK = Path("/run/systemd/system")
 # What a user's manager and the tools that talk to it are found by.
@@ -141,9 +142,10 @@ class Systemd:
         self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
     ) -> tuple[str, ...]:
         """The newest lines of the unit, with what the manager itself said of it."""
-        text = self._journal(max_lines, f"--unit={unit}")
         if invocation_id is None:
-            return newest_first_messages(text, max_lines)
+            return newest_first_messages(self._journal(max_lines, f"--unit={unit}"), max_lines)
+        # Which invocation a line belongs to may be told only by lines before it.
+        text = self._journal(max_lines + _LINES_BEFORE, f"--unit={unit}")
         lines = messages_of_invocation(text, invocation_id, max_lines)
         if lines:
             return lines
