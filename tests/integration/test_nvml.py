@@ -27,6 +27,7 @@ NEW_FUNCTIONS = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
     "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetTemperatureV",
     "nvmlDeviceIsMigDeviceHandle",
     "nvmlSystemGetCudaDriverVersion_v2",
 )
@@ -475,6 +476,23 @@ def test_a_name_that_is_no_text_is_unknown(world: StubWorld) -> None:
     assert reading.gpus
     assert reading.gpus[0].name == "unknown"
     assert reading.gpus[0].total_mib == 12282
+
+
+def test_what_a_card_does_now_is_unknown_where_it_does_not_say(world: StubWorld) -> None:
+    asleep = replace(
+        rtx_4070_super(),
+        utilisation_percent=None,
+        power_w=None,
+        sm_clock_mhz=None,
+        memory_clock_mhz=None,
+        temperature_c=None,
+    )
+    world.show(asleep)
+    assert world.reader.read().gpus == (asleep,)
+
+    at_work = replace(asleep, utilisation_percent=0, power_w=215.5, temperature_c=71)
+    world.show(at_work)
+    assert world.reader.read().gpus == (at_work,)
 
 
 def test_a_window_and_a_state_that_the_driver_does_not_give_are_unknown(world: StubWorld) -> None:

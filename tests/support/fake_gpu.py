@@ -46,6 +46,11 @@ def a_card(
         bar1_mib=MiB(1 << (total_mib - 1).bit_length()),
         performance_state=0,
         throttle_reasons=(),
+        utilisation_percent=0,
+        power_w=14.5,
+        sm_clock_mhz=210,
+        memory_clock_mhz=405,
+        temperature_c=38,
     )
 
 

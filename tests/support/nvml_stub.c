@@ -30,6 +30,8 @@ typedef void *device;
 struct memory_v1 { bytes total, free, used; };
 struct memory_v2 { unsigned version; bytes total, reserved, free, used; };
 struct bar1_memory { bytes total, free, used; };
+struct temperature { unsigned version, sensor; int degrees; };
+struct utilisation { unsigned gpu, memory; };
 struct process { unsigned pid; bytes used; unsigned gpu_instance, compute_instance; };
 
 struct gpu {
@@ -37,7 +39,7 @@ struct gpu {
     bytes total, reserved, used;
     int has_memory, used_includes_reserved, is_mig_device;
     /* Numbers as text, so that `-` can stand for "not supported". */
-    char display[16], mig[16], bar1[32], pstate[16], throttle[32], power[4][16], pcie[4][16], capability[2][16];
+    char display[16], mig[16], bar1[32], pstate[16], throttle[32], now[5][16], power[4][16], pcie[4][16], capability[2][16];
     struct { char list; struct process row; } processes[MAX_PROCESSES];
     unsigned n_processes;
 };
@@ -83,6 +85,8 @@ static void read_gpu_line(struct gpu *gpu, const char *line)
     if (sscanf(line, "throttle %31s", gpu->throttle) == 1) return;
     if (sscanf(line, "power %15s %15s %15s %15s", gpu->power[0], gpu->power[1], gpu->power[2],
                gpu->power[3]) == 4) return;
+    if (sscanf(line, "now %15s %15s %15s %15s %15s", gpu->now[0], gpu->now[1], gpu->now[2],
+               gpu->now[3], gpu->now[4]) == 5) return;
     if (sscanf(line, "pcie %15s %15s %15s %15s", gpu->pcie[0], gpu->pcie[1], gpu->pcie[2],
                gpu->pcie[3]) == 4) return;
     if (sscanf(line, "capability %15s %15s", gpu->capability[0], gpu->capability[1]) == 2) return;
@@ -278,6 +282,35 @@ NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, pcie[0])
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, pcie[1])
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, pcie[2])
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, pcie[3])
+
+NUMBER(nvmlDeviceGetPowerUsage, now[1])
+
+int nvmlDeviceGetUtilizationRates(device handle, struct utilisation *out)
+{
+    GPU_ANSWER;
+    out->memory = 0;
+    return number(gpu->now[0], &out->gpu);
+}
+
+int nvmlDeviceGetClockInfo(device handle, unsigned type, unsigned *out)
+{
+    GPU_ANSWER;
+    if (type != 1 && type != 2) return NOT_SUPPORTED;
+    return number(gpu->now[1 + type], out);
+}
+
+int nvmlDeviceGetTemperature(device handle, unsigned sensor, unsigned *out)
+{
+    GPU_ANSWER;
+    return sensor ? INVALID_ARGUMENT : number(gpu->now[4], out);
+}
+
+int nvmlDeviceGetTemperatureV(device handle, struct temperature *out)
+{
+    GPU_ANSWER;
+    if (out->version != (1u << 24 | sizeof *out)) return ARGUMENT_VERSION_MISMATCH;
+    return out->sensor ? INVALID_ARGUMENT : number(gpu->now[4], (unsigned *)&out->degrees);
+}
 
 int nvmlDeviceGetPowerManagementLimitConstraints(device handle, unsigned *min, unsigned *max)
 {

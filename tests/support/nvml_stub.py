@@ -8,6 +8,7 @@ means that the library must be initialised again), `fail FUNCTION CODE [INDEX]` 
 question about a card). Then for each card a line `gpu` and: `name`, `uuid`,
 `memory TOTAL RESERVED USED` [bytes], `used_includes_reserved`, `display 0|1|-`, `mig 0|1|-`,
 `mig_device`, `power LIMIT ENFORCED DEFAULT MAX` [mW], `pcie GEN GEN_MAX WIDTH WIDTH_MAX`,
+`now UTILISATION POWER SM_CLOCK MEMORY_CLOCK TEMPERATURE` [%, mW, MHz, MHz, degrees C],
 `capability MAJOR MINOR`, `bar1 BYTES|-`, `pstate N|-`, `process compute|graphics PID BYTES|- [INSTANCE]`.
 """
 
@@ -79,6 +80,13 @@ def _throttle_bits(gpu: Gpu) -> int | None:
     return sum(int(bit) for bit, name in THROTTLING if name in gpu.throttle_reasons)
 
 
+def _now(gpu: Gpu) -> list[str]:
+    power = _number(gpu.power_w, 1000)
+    clocks = (gpu.sm_clock_mhz, gpu.memory_clock_mhz)
+    rest = [_number(number) for number in (*clocks, gpu.temperature_c)]
+    return [_number(gpu.utilisation_percent), power, *rest]
+
+
 def gpu_lines(gpu: Gpu) -> list[str]:
     """The state lines from which a reader reads `gpu` again."""
     lines = ["gpu", f"name {gpu.name}", f"uuid {gpu.uuid or '-'}"]
@@ -91,6 +99,7 @@ def gpu_lines(gpu: Gpu) -> list[str]:
         f"display {_number(gpu.display_active)}",
         f"mig {'-' if gpu.is_mig is not True else '1'}",
         "power " + " ".join(_number(watts, 1000) for watts in power_w),
+        "now " + " ".join(_now(gpu)),
         "pcie " + " ".join(_number(number) for number in pcie),
         "capability {} {}".format(*(gpu.compute_capability or ("-", "-"))),
         f"bar1 {_number(gpu.bar1_mib, BYTES_PER_MIB)}",

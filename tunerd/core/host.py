@@ -61,7 +61,8 @@ class Gpu:
 
     `bar1_mib` is the window through which the processor reaches its memory; `performance_state` is 0
     at full clocks and grows as the card idles. `throttle_reasons` say, in words, what holds its clocks
-    down at this moment; empty where nothing does.
+    down at this moment; empty where nothing does. `utilisation_percent` is the share of the driver's last
+    sampling period (up to a second) in which it worked.
     """
 
     index: int
@@ -85,6 +86,11 @@ class Gpu:
     bar1_mib: MiB | None = None
     performance_state: int | None = None
     throttle_reasons: tuple[str, ...] | None = None
+    utilisation_percent: int | None = None
+    power_w: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    temperature_c: int | None = None
 
     @property
     def unattributed_mib(self) -> MiB | None:

@@ -29,13 +29,17 @@ from tunerd.system.proc import (
 from tunerd.system.seams import GpuReader
 
 __all__ = [
+    "CpuSeconds",
     "MemlockLimit",
     "ProcessFacts",
     "ProcessMemory",
     "boot_id",
+    "cpu_seconds",
+    "free_disk_mib",
     "is_in_container",
     "memlock_limit_of",
     "memory_of",
+    "process_cpu_s",
     "process_facts",
     "process_name",
     "read_cpu",
@@ -45,7 +49,17 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+# `guest` is a part of `user`.
+_CPU_KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 _MEMLOCK_LABEL = "Max locked memory"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSeconds:
+    """Processor time of all cores together, spent on work and in all."""
+
+    busy_s: float
+    total_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +151,25 @@ def read_memory(root: Path = Path("/")) -> HostMemory:
     )
 
 
+def cpu_seconds() -> CpuSeconds | None:
+    """Processor time of the whole machine since it started; None where it is not counted."""
+    try:
+        times = psutil.cpu_times()
+    except OSError:
+        return None
+    total_s = sum(getattr(times, name, 0.0) for name in _CPU_KINDS)
+    return CpuSeconds(busy_s=total_s - times.idle - getattr(times, "iowait", 0.0), total_s=total_s)
+
+
+def process_cpu_s(pid: int) -> float | None:
+    """Processor time that a process has used; None if there is no such process."""
+    try:
+        times = _ask(psutil.Process(pid).cpu_times)
+    except psutil.NoSuchProcess:
+        return None
+    return None if times is None else float(times.user + times.system)
+
+
 def memlock_limit_of(pid: int, *, root: Path = Path("/")) -> MemlockLimit | None:
     """The limit that a running process really has, whatever its unit says; None if unreadable.
 
@@ -225,3 +258,13 @@ def _have(n_bytes: int | None) -> MiB | None:
 
 def _need(n_bytes: int | None) -> MiB | None:
     return None if n_bytes is None else need_mib(n_bytes)
+
+
+def free_disk_mib(folder: Path) -> int | None:
+    """Room for root's files on the file system of a folder, or of what it will lie in."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return have_mib(psutil.disk_usage(str(folder)).free)
+    except OSError:
+        return None

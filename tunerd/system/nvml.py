@@ -31,6 +31,8 @@ _NOT_AVAILABLE_FROM = 1 << 63  # NVML says "not available" with all bits of a 64
 _NOT_AVAILABLE_32 = (1 << 32) - 1
 _MAX_NAME_LENGTH = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 
+_CORE = pynvml.NVML_TEMPERATURE_GPU
+
 # The library as a whole has stopped working for this process.
 _SESSION_ERRORS = frozenset(
     {
@@ -218,6 +220,18 @@ class NvmlReader:
             bar1_mib=_bar1_mib(handle),
             performance_state=_performance_state(handle),
             throttle_reasons=_throttle_reasons(handle),
+            utilisation_percent=_ask(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+            power_w=_watts(lambda: pynvml.nvmlDeviceGetPowerUsage(handle)),
+            sm_clock_mhz=_positive(
+                lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+            ),
+            memory_clock_mhz=_positive(
+                lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+            ),
+            temperature_c=_first(
+                lambda: int(pynvml.nvmlDeviceGetTemperatureV1(handle, _CORE)),
+                lambda: int(pynvml.nvmlDeviceGetTemperature(handle, _CORE)),
+            ),
         )
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:

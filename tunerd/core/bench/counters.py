@@ -15,8 +15,9 @@ _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 class Counters:
     """Counters since the process began; a counter that the build does not have is None.
 
-    `n_prompt` does not count cached tokens. `accepted_by_position` is empty until the first draft was
-    accepted, on builds that count by position.
+    `n_prompt` does not count cached tokens, `n_cached` counts nothing else; `prompt_s` and `predicted_s`
+    are the time that went into prompts and generation, of all slots together. `accepted_by_position` is
+    empty until the first draft was accepted, on builds that count by position.
     """
 
     n_prompt: int | None
@@ -26,6 +27,9 @@ class Counters:
     n_drafted: int | None = None
     n_accepted: int | None = None
     accepted_by_position: tuple[int, ...] | None = None
+    n_cached: int | None = None
+    prompt_s: float | None = None
+    predicted_s: float | None = None
 
     @property
     def n_at_work(self) -> int:
@@ -56,6 +60,9 @@ def read_counters(text: str) -> Counters:
         n_drafted=_count(values, "spec_decode_num_draft_tokens_total"),
         n_accepted=_count(values, "spec_decode_num_accepted_tokens_total"),
         accepted_by_position=_listed(positions) if has_positions else None,
+        n_cached=_count(values, "prompt_tokens_cached_total"),
+        prompt_s=values.get("prompt_seconds_total"),
+        predicted_s=values.get("tokens_predicted_seconds_total"),
     )
 
 

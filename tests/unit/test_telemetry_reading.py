@@ -1,0 +1,129 @@
+"""What a reading says, and what it leaves unknown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fake_gpu import a_card, rtx_4070_super
+from tests.support.readings import a_reading, an_engine
+from tunerd.actions.telemetry import Telemetry
+from tunerd.core.bench.counters import Counters, read_counters
+from tunerd.core.health import HttpState
+from tunerd.core.host import POWER_CAP, GpuProcess
+from tunerd.core.quantity import MiB
+from tunerd.core.telemetry.pace import Pace
+from tunerd.core.telemetry.reading import gpu_now, served_between
+
+BEFORE = Counters(1000, 500, 0, 0, 300, 200, None, 0, 2.0, 10.0)
+
+
+def test_speeds_are_tokens_over_the_time_spent_on_them() -> None:
+    after = Counters(1600, 900, 1, 0, 500, 350, None, 200, 3.0, 18.0)
+
+    served = served_between(BEFORE, after, 60.0)
+
+    assert served is not None
+    assert served.decode_tok_s == pytest.approx(50.0)
+    assert served.prompt_tok_s == pytest.approx(600.0)
+    assert served.acceptance_ratio == pytest.approx(0.75)
+    assert served.reused_ratio == pytest.approx(0.25)
+
+
+def test_nothing_done_has_no_speed() -> None:
+    served = served_between(BEFORE, BEFORE, 10.0)
+    assert served is not None
+    assert served.n_predicted == 0
+    assert (served.decode_tok_s, served.acceptance_ratio, served.reused_ratio) == (None, None, None)
+
+
+def test_a_build_without_a_counter_has_no_figure_of_it() -> None:
+    old = Counters(1000, 500, 0, 0)
+    served = served_between(old, replace(old, n_predicted=900), 10.0)
+    assert served is not None
+    assert (served.decode_tok_s, served.acceptance_ratio) == (None, None)
+
+
+def test_counters_that_went_back_tell_nothing() -> None:
+    assert served_between(BEFORE, replace(BEFORE, n_predicted=0), 10.0) is None
+
+
+def test_counters_of_the_time_that_was_spent_are_read() -> None:
+    found = read_counters(
+        "llamacpp:prompt_tokens_total 240\nllamacpp:prompt_tokens_cached_total 7\n"
+        "llamacpp:prompt_seconds_total 0.030915\nllamacpp:tokens_predicted_seconds_total 0.021934\n"
+    )
+    assert (found.n_cached, found.prompt_s, found.predicted_s) == (7, 0.030915, 0.021934)
+
+
+def test_memory_of_others_is_what_the_server_does_not_hold() -> None:
+    processes = (
+        GpuProcess(100, MiB(8000), "compute", "llama-server", None),
+        GpuProcess(7, MiB(300), "graphics", "Xorg", None),
+    )
+    gpu = gpu_now(a_card(used_mib=8500, processes=processes), [100])
+    assert (gpu.server_mib, gpu.others_mib) == (8000, 500)
+
+
+def test_memory_of_others_is_unknown_where_the_driver_names_no_sizes() -> None:
+    processes = (GpuProcess(100, None, "compute", "llama-server", None),)
+    gpu = gpu_now(a_card(used_mib=8500, processes=processes), [100])
+    assert (gpu.server_mib, gpu.others_mib) == (None, None)
+
+
+def test_the_owners_power_limit_is_no_throttling() -> None:
+    card = rtx_4070_super()
+    assert gpu_now(replace(card, throttle_reasons=(POWER_CAP,)), []).is_throttled is False
+    assert gpu_now(replace(card, throttle_reasons=("power brake",)), []).is_throttled is True
+    assert gpu_now(replace(card, throttle_reasons=None), []).is_throttled is None
+
+
+def test_a_reading_is_json_with_what_is_derived() -> None:
+    reading = a_reading(
+        served=served_between(BEFORE, replace(BEFORE, n_predicted=600, predicted_s=12.0), 5.0)
+    )
+    data = json.loads(json.dumps(reading.to_json()))
+    assert data["engine"]["served"]["decode_tok_s"] == pytest.approx(50.0)
+    assert data["engine"]["health"] == "ready"
+    assert data["gpus"][0]["total_mib"] == 12282
+
+
+def test_a_server_that_does_not_run_is_not_ready_and_one_without_an_address_is_unknown() -> None:
+    assert an_engine(active_state="failed", health=None).is_ready is False
+    assert an_engine(health=None).is_ready is None
+    assert an_engine(health=HttpState.SILENT).is_ready is False
+
+
+def test_busy_is_told_by_slots_and_else_by_counters() -> None:
+    counters = replace(BEFORE, n_processing=1)
+    assert an_engine(slots_busy=0, counters=counters).is_busy is False
+    assert an_engine(slots_busy=None, counters=counters).is_busy is True
+    assert an_engine(slots_busy=None, counters=None).is_busy is None
+
+
+def test_readings_are_kept_for_a_while_and_no_longer() -> None:
+    kept = Telemetry(kept_s=60.0)
+    for at_s in (0.0, 30.0, 61.0, 90.0):
+        kept.add(a_reading(at_s=at_s))
+    assert [one.at_s for one in kept.readings()] == [30.0, 61.0, 90.0]
+    latest = kept.latest()
+    assert latest is not None
+    assert latest.at_s == 90.0
+
+
+def test_a_clock_that_was_set_back_leaves_no_readings_of_the_future() -> None:
+    kept = Telemetry(kept_s=60.0)
+    for at_s in (1000.0, 10.0):
+        kept.add(a_reading(at_s=at_s))
+    assert [one.at_s for one in kept.readings()] == [10.0]
+
+
+def test_looks_become_rare_while_the_server_works_and_frequent_again_when_it_rests() -> None:
+    pace = Pace(idle_s=10.0, busy_s=60.0)
+    waits, wait_s = [], 10.0
+    for is_busy in (True, True, True, True, False, None):
+        wait_s = pace.next_s(wait_s, is_busy=is_busy)
+        waits.append(wait_s)
+    assert waits == [20.0, 40.0, 60.0, 60.0, 10.0, 10.0]
