@@ -35,6 +35,7 @@ OWNERS = {
         "system/store_file.py",
         "system/store_schema.py",
     },
+    "sqlite3": {"system/store_file.py", "system/telemetry_store.py"},
     "xllamacpp": {"embedded.py"},
     "gguf": {"system/designed_file.py"},
     "pydantic_settings": {"settings.py"},

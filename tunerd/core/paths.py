@@ -74,6 +74,11 @@ class Paths:
         return self.state_dir / "evidence.db"
 
     @property
+    def telemetry(self) -> Path:
+        """The history of what was watched."""
+        return self.state_dir / "telemetry.db"
+
+    @property
     def engines_dir(self) -> Path:
         """Kept copies of engines."""
         return self.state_dir / "engines"

@@ -1,0 +1,194 @@
+"""The history of what was watched, in a real file: a year of it, damage, and disks that refuse."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.readings import a_reading, served
+from tunerd.core.telemetry.history import (
+    COARSE_S,
+    KEEP_MINUTES_S,
+    MINUTE_S,
+    Bucket,
+    Event,
+    GpuPoint,
+    Point,
+    summarise,
+)
+from tunerd.core.telemetry.reading import Reading
+from tunerd.errors import HostError
+from tunerd.system.telemetry_store import DamagedError, TelemetryStore, put_aside
+
+BEGIN_S = 1_790_000_400  # a whole ten minutes
+YEAR_S = 365 * 86400
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TelemetryStore]:
+    made = TelemetryStore(tmp_path / "telemetry.db", writable=True)
+    yield made
+    made.close()
+
+
+def minute(at_s: float, **engine: Any) -> Reading:
+    return a_reading(at_s=at_s, **engine)
+
+
+def test_minutes_are_kept_and_told_in_longer_steps(store: TelemetryStore) -> None:
+    for n in range(20):
+        begin_s = BEGIN_S + n * MINUTE_S
+        work = served(n_predicted=600, tok_s=50.0, n_drafted=100, n_accepted=70 + n)
+        store.add(*summarise([minute(begin_s, served=work, rss_mib=900 + n)], begin_s=begin_s,
+                             seconds=MINUTE_S))  # fmt: skip
+
+    minutes = store.points(BEGIN_S, BEGIN_S + 1200)
+    assert [one.begin_s for one in minutes] == [BEGIN_S + 60 * n for n in range(20)]
+    assert minutes[3].served.decode_tok_s == pytest.approx(50.0)
+    assert minutes[3].served.acceptance_ratio == pytest.approx(0.73)
+    coarse = store.points(BEGIN_S, BEGIN_S + 1200, COARSE_S)
+    assert [(one.begin_s, one.n, one.n_predicted, one.rss_mib) for one in coarse] == [
+        (BEGIN_S, 10, 6000, 909),
+        (BEGIN_S + 600, 10, 6000, 919),
+    ]
+    (gpu, _) = store.gpus(BEGIN_S, BEGIN_S + 1200, COARSE_S)
+    assert (gpu.index, gpu.n, gpu.used_mib, gpu.temperature_c) == (0, 10, 8000, 38.0)
+
+
+def test_what_nobody_knows_stays_unknown(store: TelemetryStore) -> None:
+    blind = replace(minute(BEGIN_S), gpus=None)
+    store.add(*summarise([blind], begin_s=BEGIN_S, seconds=MINUTE_S))
+    store.tidy(BEGIN_S + 2 * COARSE_S)
+
+    for step_s in (MINUTE_S, COARSE_S):
+        (point,) = store.points(BEGIN_S, BEGIN_S + 1, step_s)
+        assert (point.n_predicted, point.predicted_s, point.served.decode_tok_s) == (None,) * 3
+        assert store.gpus(BEGIN_S, BEGIN_S + 1, step_s) == ()
+
+
+def test_a_minute_that_was_cut_by_a_restart_is_one_minute(store: TelemetryStore) -> None:
+    for at_s in (BEGIN_S, BEGIN_S + 30):
+        store.add(*summarise([minute(at_s, served=served(100))], begin_s=BEGIN_S, seconds=60))
+    (point,) = store.points(BEGIN_S, BEGIN_S + 60)
+    assert (point.n, point.n_predicted) == (2, 200)
+
+
+def test_old_minutes_become_rows_of_ten_and_the_year_before_goes(store: TelemetryStore) -> None:
+    for n in range(20):
+        begin_s = BEGIN_S + n * MINUTE_S
+        store.add(*summarise([minute(begin_s, served=served(100))], begin_s=begin_s, seconds=60))
+
+    store.tidy(BEGIN_S + 1200)
+    store.tidy(BEGIN_S + 1260)  # nothing is folded twice
+    assert len(store.points(BEGIN_S, BEGIN_S + 1200)) == 20
+    later_s = BEGIN_S + KEEP_MINUTES_S + 1200
+    store.tidy(later_s)
+    rows = store.points(BEGIN_S, BEGIN_S + 1200)
+    assert [(one.begin_s, one.seconds, one.n, one.n_predicted) for one in rows] == [
+        (BEGIN_S, 600, 10, 1000),
+        (BEGIN_S + 600, 600, 10, 1000),
+    ]
+    store.tidy(later_s + 400 * 86400)
+    assert store.points(0, later_s * 2) == ()
+
+
+def test_a_year_of_two_cards_stays_below_100_mb(store: TelemetryStore) -> None:
+    card = minute(0.0).gpus or ()
+    two = (card[0], replace(card[0], index=1))
+    busy = replace(minute(0.0, served=served(n_drafted=3, n_accepted=2)), gpus=two)
+    point, gpus = summarise([busy, busy], begin_s=0, seconds=MINUTE_S)
+    end_s = BEGIN_S + YEAR_S
+    for seconds, since_s in ((COARSE_S, BEGIN_S), (MINUTE_S, end_s - KEEP_MINUTES_S)):
+        times = range(since_s, end_s, seconds)
+        write_rows(store, "points", point, times, seconds)
+        for gpu in gpus:
+            write_rows(store, "gpus", gpu, times, seconds)
+
+    store.tidy(end_s)
+
+    used = sum(path.stat().st_size for path in store.path.parent.iterdir())
+    assert len(store.points(BEGIN_S, end_s, COARSE_S)) == YEAR_S // COARSE_S
+    assert used < 100_000_000
+    assert used > 10_000_000, "the year is in it"
+
+
+def write_rows(
+    store: TelemetryStore, table: str, row: Point | GpuPoint, times: range, seconds: int
+) -> None:
+    """The same row at each of these times, as `add` writes it."""
+    rest = astuple(row)[2:]
+    marks = ", ".join("?" * (2 + len(rest)))
+    statement = f"INSERT INTO {table} VALUES ({marks})"  # noqa: S608 -- our own names
+    with store._writing():
+        store._db.executemany(statement, ((begin_s, seconds, *rest) for begin_s in times))
+
+
+def test_events_are_told_newest_first(store: TelemetryStore) -> None:
+    for n in range(5):
+        store.add_event(Event(BEGIN_S + n, "hang", "warning", f"text {n}"))
+    assert [one.text for one in store.events(limit=2)] == ["text 4", "text 3"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database at all" * 100, b"", b"SQLite format 3\0" + b"x" * 5000]
+)
+def test_a_file_that_is_no_history_is_named_or_begun_anew(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "telemetry.db"
+    path.write_bytes(content)
+    if not content:
+        TelemetryStore(path, writable=True).close()
+        return
+    with pytest.raises(DamagedError):
+        TelemetryStore(path, writable=True)
+    put_aside(path, "20261122T000000Z")
+    assert not path.exists()
+    TelemetryStore(path, writable=True).close()
+
+
+def test_a_history_of_another_program_or_version_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.db"
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE points (a)")
+    other.close()
+    with pytest.raises(DamagedError, match="schema"):
+        TelemetryStore(path, writable=True)
+
+
+def test_a_page_that_rotted_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.db"
+    made = TelemetryStore(path, writable=True)
+    for n in range(400):
+        made.add(*summarise([minute(BEGIN_S + n * 60)], begin_s=BEGIN_S + n * 60, seconds=60))
+    made.tidy(BEGIN_S)
+    made.close()
+    content = bytearray(path.read_bytes())
+    content[8192:12288] = b"\xa5" * 4096
+    path.write_bytes(content)
+
+    with pytest.raises(DamagedError):
+        TelemetryStore(path, writable=True).check()
+
+
+def test_a_folder_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="cannot open"):
+        TelemetryStore(tmp_path / "none" / "telemetry.db", writable=True)
+
+
+def test_readings_of_a_minute_become_one_row_when_the_next_begins() -> None:
+    bucket = Bucket()
+    for n, restarts in enumerate((0, 0, 2)):
+        assert bucket.add(minute(BEGIN_S + 20 * n, n_restarts=restarts)) is None
+    done = bucket.add(minute(BEGIN_S + 61, n_restarts=3))
+    assert done is not None
+    point, (gpu,) = done
+    assert (point.begin_s, point.n, point.n_ready, point.restarts) == (BEGIN_S, 3, 3, 2)
+    assert (gpu.n, gpu.n_throttled) == (3, 0)
+    last = bucket.close()
+    assert last is not None
+    assert last[0].restarts == 1, "told from the last reading of the minute before"
+    assert bucket.close() is None
