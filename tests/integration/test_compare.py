@@ -79,14 +79,21 @@ def state(box: Box) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(box: Box) -> dict[str, Any]:
-    return compared(box, "quick", "--set", "speculation.type=off", "--pairs", "3", "--seed", "7")
+    options = ("speculation.type=off", "serving.chat_template=chatml")
+    words = [word for option in options for word in ("--set", option)]
+    return compared(box, "quick", *words, "--pairs", "3", "--seed", "7")
+
+
+def timed(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The samples of the workload; those of the questions are beside them."""
+    return [sample for sample in run["samples"] if sample["suite"] == "workload"]
 
 
 def test_two_settings_are_compared_and_the_unit_serves_again(
     box: Box, found: dict[str, Any]
 ) -> None:
     assert found["a"] == "quick"
-    assert found["b"] == "quick with speculation.type=off"
+    assert found["b"] == "quick with speculation.type=off, serving.chat_template=chatml"
     assert found["pairs"] >= 3
     assert found["sentence"]
     assert "on small" in found["sentence"]
@@ -101,7 +108,7 @@ def test_both_sides_were_asked_the_same_texts_each_in_fresh_processes(
 ) -> None:
     run = exported(box, found["run"])
     by_arm: dict[str, list[dict[str, Any]]] = {"A": [], "B": []}
-    for sample in run["samples"]:
+    for sample in timed(run):
         by_arm[sample["arm"]].append(sample)
     measured = {
         arm: {sample["prompt_id"] for sample in samples if sample["usable"]}
@@ -129,12 +136,35 @@ def test_what_was_meant_to_draft_drafted_and_what_was_not_did_not(
 def test_what_should_be_cached_was_cached_and_the_rest_was_not(
     box: Box, found: dict[str, Any]
 ) -> None:
-    samples = [one for one in exported(box, found["run"])["samples"] if one["usable"]]
+    samples = [one for one in timed(exported(box, found["run"])) if one["usable"]]
     fresh = [one["details"]["cached"] for one in samples if one["case"] == "class 1"]
     warm = [one["details"]["cached"] for one in samples if one["case"] == "class 2"]
     assert set(fresh) == {0}
     assert min(warm) > 100
     assert {one["timings"]["predicted_n"] for one in samples} == {40}
+
+
+def test_a_template_that_changes_answers_fails_the_gate_whatever_the_speed(
+    box: Box, found: dict[str, Any]
+) -> None:
+    assert [change["text"] for change in found["changes"]] == [
+        "serving.chat_template (not set) -> chatml"
+    ]
+    assert "changes-answers" in {message["code"] for message in found["messages"]}
+    assert found["quality"]["passes"] is False
+    assert found["recommended"] != "B"
+    assert found["verdict"] != "B is faster"
+    assert "B is not recommended, for it answers otherwise than A: short" in found["sentence"]
+    assert any("gate, B against A: failed" in line for line in render(found))
+
+    run = exported(box, found["run"])
+    asked_for = {arm: {one["prompt_id"] for one in run["samples"]
+                       if one["arm"] == arm and one["suite"] == "quality"} for arm in "AB"}  # fmt: skip
+    assert len(asked_for["A"]) == 9
+    assert asked_for["A"] == asked_for["B"]
+    kept = next(one for one in run["summaries"] if one["suite"] == "quality")
+    assert kept["figures"]["passes"] is False
+    assert run["verdicts"][0]["outcome"] == found["verdict"]
 
 
 def test_the_verdict_is_kept_with_its_conditions(box: Box, found: dict[str, Any]) -> None:

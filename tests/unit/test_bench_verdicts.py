@@ -288,6 +288,24 @@ def test_where_no_call_was_made_the_gate_cannot_judge_calls() -> None:
     assert judge_quality([worse, Asked(TOOLS, "p", said("no"), said("no"))]).passes is False
 
 
+def test_what_the_reference_did_not_answer_either_says_nothing_against_the_candidate() -> None:
+    same = Asked(SHORT, "q", said("8"), said("8"))
+    found = judge_quality([same, Asked(SHORT, "p", None, None)])
+
+    assert found.passes is None
+    assert found.reasons == ("short answers: the reference had no answer to 1 of them",)
+    assert (found.cases[0].n_missing, found.cases[0].n_lost) == (1, 0)
+
+
+def test_answers_that_are_all_thought_and_no_text_are_not_the_same_answer() -> None:
+    silent = said("", reasoning="hm")
+    found = judge_quality([Asked(SHORT, "p", silent, silent)])
+
+    assert found.passes is None
+    assert found.cases[0].n_silent == 1
+    assert judge_quality([Asked(SHORT, "p", said("8"), silent)]).passes is False
+
+
 def test_lengths_of_reasoning_are_told_for_both_arms() -> None:
     pairs = [Asked(SHORT, "p", said("8", reasoning="x" * n), said("8", reasoning="x" * 2 * n))
              for n in (10, 30, 50)]  # fmt: skip

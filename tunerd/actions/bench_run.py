@@ -16,8 +16,9 @@ from tunerd.actions.bench_watch import TrafficWatch
 from tunerd.actions.context import Context
 from tunerd.core.bench.composing import Composer, Route
 from tunerd.core.bench.prompts import Prompt
+from tunerd.core.bench.quality import ended_in_thought
 from tunerd.core.bench.reading import Answer
-from tunerd.core.bench.request import Plan, Request, Step, Suite
+from tunerd.core.bench.request import Plan, Request, Step, Suite, with_room_for_thoughts
 from tunerd.core.bench.trust import Quiet, Speculation, quiet_from, with_mark
 from tunerd.core.progress import Progress
 from tunerd.core.sample import Mark, Sample
@@ -236,7 +237,7 @@ class BenchRun:
         else:
             asked = []
             for request, prompt in zip(requests, item.prompts, strict=True):
-                asked.append(self._ask(target, request, prompt))
+                asked += self._ask_with_room(target, request, prompt)
                 if asked[-1].sample.problem is not None:
                     break
         if self._was_busy:
@@ -277,6 +278,13 @@ class BenchRun:
         asked = self._asker(target).ask(request, prompt, self._position)
         self._position += 1
         return asked
+
+    def _ask_with_room(self, target: Target, request: Request, prompt: Prompt) -> list[Asked]:
+        """A conversation is asked again where thoughts took all the room of its answer."""
+        found = [self._ask(target, request, prompt)]
+        if request.is_chat and ended_in_thought(found[0].answer):
+            found.append(self._ask(target, with_room_for_thoughts(request), prompt))
+        return found
 
     def _asker(self, target: Target) -> Asker:
         return Asker(self._ctx, target, self._life, self._quiet)

@@ -18,7 +18,9 @@ from tunerd.actions.lease import Held
 from tunerd.actions.plan import Plan
 from tunerd.core.bench.composing import USUAL_LETTERS_PER_TOKEN, Composer, Route
 from tunerd.core.bench.prompts import Prompt, PromptBook, PromptStock
-from tunerd.core.bench.request import Prefix, Request, Suite
+from tunerd.core.bench.quality import ended_in_thought
+from tunerd.core.bench.reading import Answer
+from tunerd.core.bench.request import Prefix, Request, Suite, with_room_for_thoughts
 from tunerd.core.bench.trust import GpuLook, quiet_from
 from tunerd.core.compare import Asked, BootFailed, LifeEnded, Side, Turn, Unusable
 from tunerd.core.compare.drafting import not_as_meant
@@ -210,6 +212,22 @@ class CandidateLife:
             found = [self._send(self._asker, requests[0], prompts[0])]
         self._held_tokens = one.cached_tokens if _is_warm(one) else 0
         return self._turn(found, one)
+
+    def answer(self, request: Request, prompt: Prompt) -> Answer | None:
+        """The answer to a question; None where there was none.
+
+        Raises:
+            LifeEnded: the server is gone.
+            Preempted: the lease is gone.
+        """
+        found = self._send(self._asker, request, prompt)
+        if ended_in_thought(found.answer):
+            found = self._send(self._asker, with_room_for_thoughts(request), prompt)
+        if found.sample.problem is not None:
+            self._stand.held.check()
+            if (why := self._target.why_ended()) is not None:
+                raise LifeEnded(why)
+        return found.answer
 
     def check(self) -> None:
         """Whether this process did what its side is meant to do, and for nobody else.

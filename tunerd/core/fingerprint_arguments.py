@@ -68,14 +68,19 @@ def arguments_sha256(
 
 def compared_arguments(argv: Sequence[str]) -> list[list[str]]:
     """The arguments that count, in a normal spelling: each flag with its values, flags in order."""
+    kept = [group for group in argument_groups(argv) if _matters(group[0])]
+    return sorted(kept, key=lambda group: group[0])
+
+
+def argument_groups(argv: Sequence[str]) -> list[list[str]]:
+    """All arguments as they come, in a normal spelling: each flag with its values."""
     groups: list[list[str]] = []
     for word in argv[1:]:
         if _is_flag(word) or not groups:
             groups.append([normal_spelling(word)])
         else:
             groups[-1].append(word)
-    kept = [group for group in groups if _matters(group[0])]
-    return sorted(kept, key=lambda group: group[0])
+    return groups
 
 
 def compared_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -138,6 +138,11 @@ def _quality(payload: Mapping[str, Any]) -> Iterator[str]:
         yield from _cases(payload, "case")
         yield "one arm alone: there is nothing to compare its answers with"
         return
+    yield from quality_lines(found, found["candidate"], found["reference"])
+
+
+def quality_lines(found: Mapping[str, Any], candidate: str, reference: str) -> Iterator[str]:
+    """The quality gate: a row for each case, and what it came to."""
     rows = [
         (
             one["case"],
@@ -152,7 +157,7 @@ def _quality(payload: Mapping[str, Any]) -> Iterator[str]:
     heads = ("case", "same", "with calls", "valid JSON", "drift in letters", "letters of thoughts")
     yield from columns(rows, heads)
     words = {True: "passed", False: "failed", None: "no verdict"}
-    yield f"gate, {found['candidate']} against {found['reference']}: {words[found['passes']]}"
+    yield f"gate, {candidate} against {reference}: {words[found['passes']]}"
     yield from (f"  {reason}" for reason in found["reasons"])
 
 

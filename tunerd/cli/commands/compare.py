@@ -67,6 +67,8 @@ def command(  # one option each
     A and B are profiles, numbers of generations, engines, single settings (KEY=VALUE), or `live`,
     what serves now. Without A it is `live`; without B it is A with --set. The unit is stopped
     meanwhile, and candidates answer in its place; afterwards it serves again, whatever happened.
+    Where B may answer otherwise (another engine, model, template, KV type, reasoning, sampling), both are
+    asked the same questions first, and a B that answers otherwise is not recommended.
     Exit code 0 whatever the verdict, 1 if it could not be measured.
 
     \b
@@ -109,6 +111,13 @@ def render(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     yield payload["sentence"]
     yield from (f"  {reason}" for reason in payload["reasons"])
+    if payload["changes"]:
+        from tunerd.cli.commands.bench_view import quality_lines
+
+        yield ""
+        yield "what may change answers:"
+        yield from (f"  {change['text']}" for change in payload["changes"])
+        yield from quality_lines(payload["quality"], "B", "A")
     if payload["parts"]:
         yield ""
         rows = [

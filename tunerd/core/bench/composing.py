@@ -113,7 +113,8 @@ def body_of(
         overrides: Settings of speculation for this request alone, where they were proved.
         is_llama: False for servers that would refuse llama.cpp's own keys.
     """
-    body: dict[str, Any] = {"stream": True, "temperature": TEMPERATURE, "seed": request.seed}
+    body: dict[str, Any] = {"stream": True, "seed": request.seed}
+    body |= {} if request.has_own_sampling else {"temperature": TEMPERATURE}
     if route is Route.NATIVE:
         body |= {"prompt": prompt.text, "n_predict": request.n_predict}
     elif route is Route.TEXT:

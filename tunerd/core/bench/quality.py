@@ -55,18 +55,23 @@ def pair(case: str, number: int, reference: Texts, candidate: Texts) -> Asked:
 class CaseQuality:
     """What a case came to.
 
-    `n_left_out` questions were answered by both, but as different texts. `n_same` of `n` answers were the same in what counts for the case. Of tool calls, `n_called` answers
-    of the reference have one at all, and `n_valid` of the candidate have only JSON objects as arguments. `drift_letters` is the median Levenshtein distance of
-    the texts, `drift_ratio` the same over their length. Lengths of reasoning are medians in letters.
+    `n_left_out` questions were answered by both, but as different texts. `n_same` of `n` answers were
+    the same in what counts for the case. Of `n_missing` questions without a pair of answers, the
+    reference answered `n_lost`. Of tool calls, `n_called` answers of the reference have one at all, and
+    `n_valid` of the candidate have only JSON objects as arguments; of short answers, `n_silent` have no
+    text on either side. `drift_letters` is the median Levenshtein distance of the texts, `drift_ratio`
+    the same over their length. Lengths of reasoning are medians in letters.
     """
 
     case: str
     n: int
     n_missing: int
+    n_lost: int
     n_left_out: int
     n_same: int
     n_called: int | None
     n_valid: int | None
+    n_silent: int | None
     drift_letters: float | None
     drift_ratio: float | None
     reasoning_letters: tuple[float | None, float | None]
@@ -118,10 +123,12 @@ def _case(name: str, asked: Sequence[Asked]) -> CaseQuality:
         case=name,
         n=len(both),
         n_missing=len(pairs) - len(both),
+        n_lost=sum(a is not None and b is None for a, b in pairs),
         n_left_out=len(asked) - len(pairs),
         n_same=sum(same(a, b) for a, b in both),
         n_called=sum(bool(a.tool_calls) for a, _ in both) if is_tools else None,
         n_valid=sum(has_valid_calls(b.tool_calls) for _, b in both) if is_tools else None,
+        n_silent=sum(not (a.text + b.text).strip() for a, b in both) if name == SHORT else None,
         drift_letters=_median(drifts),
         drift_ratio=_median(ratios),
         reasoning_letters=(
@@ -133,8 +140,8 @@ def _case(name: str, asked: Sequence[Asked]) -> CaseQuality:
 
 def _against(one: CaseQuality) -> list[str]:
     reasons = []
-    if one.n_missing:
-        reasons.append(f"{one.case}: {one.n_missing} of {one.n + one.n_missing} were not answered")
+    if one.n_lost:
+        reasons.append(f"{one.case}: {one.n_lost} of {one.n + one.n_missing} were not answered")
     if one.case in {TOOLS, SHORT} and one.n_same < one.n:
         reasons.append(f"{one.case}: {one.n - one.n_same} of {one.n} differ")
     if one.n_valid is not None and one.n_valid < one.n:
@@ -148,9 +155,18 @@ def _unjudged(one: CaseQuality) -> list[str]:
     """What speaks neither for nor against: a gate that saw no call says nothing of calls."""
     if not one.n:
         return [f"{one.case}: no text was answered by both"]
+    if one.n_silent == one.n:
+        return [f"{one.case}: no answer has a text, so they could not be judged"]
+    if one.n_missing:
+        return [f"{one.case}: the reference had no answer to {one.n_missing} of them"]
     if one.n_called == 0:
         return [f"{one.case}: not one was made, so they could not be judged"]
     return []
+
+
+def ended_in_thought(answer: Answer | None) -> bool:
+    """Whether its thoughts took all the tokens that it was given: of the answer itself nothing is known."""
+    return answer is not None and bool(answer.reasoning) and not (answer.text or answer.tool_calls)
 
 
 def drift(one: str, other: str) -> int:

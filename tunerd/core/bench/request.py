@@ -50,6 +50,7 @@ class Request:
         streams: How many such requests run at once.
         is_chat: Whether it is asked as a conversation, with the model's template.
         has_tools: Whether tools are offered with it.
+        has_own_sampling: Whether the server chooses tokens by its own settings instead of at temperature 0.
         seed: Of the sampler.
         is_measured: False for requests that only prepare others.
         details: What else is to be kept with the sample.
@@ -68,6 +69,7 @@ class Request:
     streams: int = 1
     is_chat: bool = False
     has_tools: bool = False
+    has_own_sampling: bool = False
     seed: int = 42
     is_measured: bool = True
     details: Mapping[str, Any] | None = None
@@ -110,6 +112,7 @@ class Plan:
 
 
 WARM_UP_TOKENS = 64
+THOUGHT_TOKENS = 2048
 
 
 def warm_up(suite: Suite, *, n_predict: int = WARM_UP_TOKENS, is_chat: bool = False) -> Step:
@@ -128,6 +131,11 @@ def shuffled(blocks: Sequence[Sequence[Step]], rng: random.Random) -> tuple[Step
         rng.shuffle(mixed)
         steps += mixed
     return tuple(steps)
+
+
+def with_room_for_thoughts(request: Request) -> Request:
+    """The same for a model whose thoughts took all that was meant for the answer."""
+    return replace(request, n_predict=request.n_predict + THOUGHT_TOKENS)
 
 
 def alone(request: Request) -> Step:

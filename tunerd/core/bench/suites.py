@@ -168,8 +168,14 @@ def deep(seed: int, *, n_ctx: int | None) -> Plan:
     return Plan(Suite.DEEP, seed, warm_up(Suite.DEEP), tuple(alone(r) for r in requests))
 
 
-def quality(seed: int, *, repeats: int) -> Plan:
-    """Tool calls, short answers and prose, of free length, at temperature 0 with one seed."""
+def quality(seed: int, *, repeats: int, with_own_sampling: bool = False) -> Plan:
+    """Tool calls, short answers and prose, of free length, at temperature 0 with one seed.
+
+    Args:
+        seed: Of the order.
+        repeats: How often each case.
+        with_own_sampling: Each case as often again by the server's own sampling, the seed alone fixed.
+    """
     cases = ((TOOLS, "tool", _TOOL_TOKENS), (SHORT, "short_answer", _SHORT_TOKENS),
              (PROSE, "prose", _PROSE_TOKENS))  # fmt: skip
     block = [
@@ -182,8 +188,10 @@ def quality(seed: int, *, repeats: int) -> Plan:
                 is_fixed_length=False,
                 is_chat=True,
                 has_tools=case == TOOLS,
+                has_own_sampling=is_own,
             )
         )
+        for is_own in ((False, True) if with_own_sampling else (False,))
         for case, kind, n_predict in cases
     ]
     return _plan(Suite.QUALITY, seed, [block] * repeats)

@@ -1,0 +1,133 @@
+"""Which differences may change answers, and what becomes of a faster side that answers otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from tunerd.core.bench.quality import Quality
+from tunerd.core.bench.request import Request, Suite
+from tunerd.core.bench.suites import quality
+from tunerd.core.compare import Standing
+from tunerd.core.compare.advice import NOT_RECOMMENDED, advise
+from tunerd.core.output_changes import (
+    Answering,
+    OutputChange,
+    Reach,
+    changes_sampling,
+    output_changes,
+)
+
+ARGV = ("/bin/server", "--model", "m.gguf", "--port", "8080", "--cache-type-k", "q8_0", "--jinja",
+        "--threads", "4", "--temp", "0.6", "--reasoning-budget", "-1")  # fmt: skip
+A = Answering("mainline", ARGV, {"GGML_X": "1"})
+
+
+def changed(*argv: str, engine: str = "mainline", **variables: str) -> tuple[OutputChange, ...]:
+    return output_changes(A, Answering(engine, argv or ARGV, {"GGML_X": "1", **variables}))
+
+
+def exchanged(old: str, *new: str) -> tuple[str, ...]:
+    at = ARGV.index(old)
+    return (*ARGV[:at], *new, *ARGV[at + len(new) :])
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (exchanged("--cache-type-k", "-ctk", "q4_0"), "serving.cache_type_k q8_0 -> q4_0"),
+        (exchanged("--model", "-m", "other.gguf"), "model.path m.gguf -> other.gguf"),
+        (exchanged("--reasoning-budget", "--reasoning-budget", "0"),
+         "serving.reasoning_budget -1 -> 0"),
+        (exchanged("--jinja", "--no-jinja"), "serving.jinja --jinja -> --no-jinja"),
+        ((*ARGV, "--chat-template", "chatml"), "serving.chat_template (not set) -> chatml"),
+        ((*ARGV, "--chat-template-file", "t"), "model.chat_template_file (not set) -> t"),
+        ((*ARGV, "--reasoning-format", "none"), "serving.reasoning_format (not set) -> none"),
+        ((*ARGV, "--grammar", "root"), "--grammar (not set) -> root"),
+    ],
+)  # fmt: skip
+def test_what_may_change_answers_is_named(argv: tuple[str, ...], text: str) -> None:
+    assert [change.text for change in changed(*argv)] == [text]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        exchanged("--port", "--port", "9090"),
+        exchanged("--threads", "-t", "8"),
+        exchanged("--cache-type-k", "-ctk", "q8_0"),
+        (
+            *ARGV,
+            "--spec-type",
+            "draft-mtp",
+            "--spec-draft-n-max",
+            "3",
+            "--cache-type-k-draft",
+            "f16",
+        ),
+        (*ARGV, "--draft-max", "3", "--spec-ngram-size-n", "5", "--ubatch-size", "256"),
+        (*ARGV, "--api-key", "secret"),
+    ],
+)
+def test_what_changes_speed_alone_is_not(argv: tuple[str, ...]) -> None:
+    assert changed(*argv) == ()
+
+
+def test_another_engine_and_an_engines_variable_may_change_answers() -> None:
+    assert [one.text for one in changed(engine="ik")] == ["engine mainline -> ik"]
+    (found,) = changed(LLAMA_ARG_CACHE_TYPE_V="q4_0")
+    assert (found.what, found.reach) == ("LLAMA_ARG_CACHE_TYPE_V", Reach.UNKNOWN)
+    assert changed(LLAMA_ARG_PORT="1", CUDA_VISIBLE_DEVICES="0") == ()
+
+
+def test_settings_of_sampling_are_asked_about_by_the_servers_own_sampling_too() -> None:
+    sampling = changed(*exchanged("--temp", "--temperature", "0.9"))
+    assert [one.reach for one in sampling] == [Reach.SAMPLING]
+    assert changes_sampling(sampling)
+    assert not changes_sampling(changed(*exchanged("--model", "-m", "x")))
+
+    def own(requests: list[Request]) -> list[bool]:
+        return [one.has_own_sampling for one in requests]
+
+    assert sum(own(list(quality(1, repeats=1, with_own_sampling=True).requests))) == 3
+    assert not any(own(list(quality(1, repeats=1).requests)))
+    assert {one.suite for one in quality(1, repeats=1).requests} == {Suite.QUALITY}
+
+
+CHANGES = (OutputChange("serving.cache_type_k", "f16", "q4_0"),)
+PASSED = Quality(True, (), ())
+FAILED = replace(PASSED, passes=False, reasons=("short answers: 1 of 3 differ",))
+UNKNOWN = replace(PASSED, passes=None, reasons=("nothing could be compared",))
+VERDICTS: Mapping[str, Quality | None] = {
+    "passed": PASSED, "failed": FAILED, "unknown": UNKNOWN, "not asked": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("quality", VERDICTS.values(), ids=VERDICTS)
+@pytest.mark.parametrize("standing", list(Standing))
+def test_b_is_recommended_only_where_it_is_faster_and_passed(
+    standing: Standing, quality: Quality | None
+) -> None:
+    advice = advise(standing, CHANGES, quality)
+
+    is_best = standing is Standing.B_FASTER and quality is PASSED
+    assert (advice.recommended == "B") is is_best
+    assert (advice.outcome == str(Standing.B_FASTER)) is is_best
+    assert (advice.recommended == "A") is (standing is Standing.A_FASTER)
+    if quality is FAILED:
+        assert advice.remark is not None
+        assert "short answers: 1 of 3 differ" in advice.remark
+
+
+def test_a_faster_b_that_could_not_be_judged_is_not_recommended_and_why_is_said() -> None:
+    for judged, why in ((UNKNOWN, "nothing could be compared"), (None, "not asked")):
+        advice = advise(Standing.B_FASTER, CHANGES, judged)
+        assert advice.outcome == NOT_RECOMMENDED
+        assert why in (advice.remark or "")
+
+
+def test_where_nothing_may_change_answers_speed_alone_decides() -> None:
+    assert advise(Standing.B_FASTER, (), None).recommended == "B"
+    assert advise(Standing.NO_DIFFERENCE, (), None).recommended is None
