@@ -186,6 +186,7 @@ put_settings() {
 
 system_files() {
     say "$lib/systemd/system/tunerd.service"
+    say "$lib/systemd/system/tunerd-sweep.service"
     say "$lib/sysusers.d/tunerd.conf"
     say "$lib/tmpfiles.d/tunerd.conf"
 }
@@ -201,6 +202,7 @@ install_system() {
         act relocate
     fi
     put "$here/units/tunerd.service" "$dest$lib/systemd/system/tunerd.service"
+    put "$here/units/tunerd-sweep.service" "$dest$lib/systemd/system/tunerd-sweep.service"
     put "$here/units/tunerd.sysusers" "$dest$lib/sysusers.d/tunerd.conf"
     put "$here/units/tunerd.tmpfiles" "$dest$lib/tmpfiles.d/tunerd.conf"
     link "$prefix/bin/tunerd" "$dest/usr/local/bin/tunerd"
@@ -268,6 +270,14 @@ refuse_during_swap() {
     done
 }
 
+# Ends a sweep, after which the server is back; $* is the service manager's command.
+end_sweep() {
+    if "$@" --quiet is-active tunerd-sweep.service; then
+        say 'ending the sweep under way; the server comes back ...'
+        act "$@" stop tunerd-sweep.service
+    fi
+}
+
 # Removes environment $1, unless a unit or a backup needs it.
 remove_environment() {
     needed=$(users_of "$1")
@@ -285,6 +295,9 @@ uninstall_system() {
         die 'taking tunerd off the machine needs root' 'use sudo'
     fi
     refuse_during_swap "$dest/var/lib/tunerd/journal"
+    if systemd_runs; then
+        end_sweep systemctl
+    fi
     if systemd_runs && [ -e "$lib/systemd/system/tunerd.service" ]; then
         act systemctl --quiet disable --now tunerd.service
     else
@@ -326,11 +339,13 @@ install_user() {
     install_environment "$data/tunerd/venv"
     link "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
     link "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
-    unit=$(mktemp)
     program=$(printf '%s\n' "$data/tunerd/venv/bin/tunerd" | sed 's/%/%%/g; s/[\\|&]/\\&/g')
-    sed "s|@TUNERD@|\"$program\"|" "$here/units/tunerd-user.service.in" >"$unit"
-    put "$unit" "$data/systemd/user/tunerd.service"
-    rm -f -- "$unit"
+    for name in tunerd tunerd-sweep; do
+        unit=$(mktemp)
+        sed "s|@TUNERD@|\"$program\"|" "$here/units/$name-user.service.in" >"$unit"
+        put "$unit" "$data/systemd/user/$name.service"
+        rm -f -- "$unit"
+    done
     act mkdir -p -- "$config/tunerd/profiles"
     put_settings "$config/tunerd/tunerd.toml" "$data/tunerd/tunerd.toml"
     if user_manager_runs; then
@@ -352,10 +367,14 @@ uninstall_user() {
     user_places
     why='journalctl --user --unit=tunerd says why; what served before still serves'
     refuse_during_swap "$state/tunerd/journal"
+    if user_manager_runs; then
+        end_sweep systemctl --user
+    fi
     if user_manager_runs && [ -e "$data/systemd/user/tunerd.service" ]; then
         act systemctl --user --quiet disable --now tunerd.service
     fi
-    act rm -f -- "$data/systemd/user/tunerd.service" "$data/tunerd/tunerd.toml"
+    act rm -f -- "$data/systemd/user/tunerd.service" "$data/systemd/user/tunerd-sweep.service"
+    act rm -f -- "$data/tunerd/tunerd.toml"
     unlink_ours "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
     unlink_ours "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
     remove_environment "$data/tunerd/venv"

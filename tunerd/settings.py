@@ -33,6 +33,7 @@ from pydantic_settings import (
 from tunerd.core.nearest import nearest_name
 from tunerd.core.paths import Paths
 from tunerd.core.value_words import allowed_words
+from tunerd.core.window import parse_window
 from tunerd.errors import ConfigError
 
 PREFIX = "TUNERD_"
@@ -59,6 +60,30 @@ def _whole_path(path: Path) -> Path:
 
 
 WholePath = Annotated[Path, AfterValidator(_whole_path)]
+
+
+def _checked_window(window: str, days: str, zone: str) -> None:
+    parse_window(window, days, zone)
+
+
+def _window(text: str) -> str:
+    _checked_window(text, "daily", "UTC")
+    return text
+
+
+def _days(text: str) -> str:
+    _checked_window("00:00-12:00", text, "UTC")
+    return text
+
+
+def _zone(text: str) -> str:
+    _checked_window("00:00-12:00", "daily", text)
+    return text
+
+
+WindowText = Annotated[str, AfterValidator(_window)]
+DaysText = Annotated[str, AfterValidator(_days)]
+ZoneText = Annotated[str, AfterValidator(_zone)]
 
 
 class Table(BaseModel):
@@ -141,6 +166,30 @@ class SweepSettings(Table):
     quiet_s: Seconds = Field(
         60.0, description="how long the server must be idle before a sweep that yielded goes on"
     )
+    window: WindowText | None = Field(
+        None,
+        description="when the unit tunerd-sweep.service may sweep, such as `01:00-06:30`; else always",
+    )
+    days: DaysText = Field(
+        "daily", description="days on which the window opens, such as `mon-fri` or `sat,sun`"
+    )
+    timezone: ZoneText | None = Field(
+        None,
+        description="whose clock the window goes by, such as `Europe/Berlin`; else the machine's",
+    )
+    budget_s: Annotated[float, Field(ge=10, le=86400)] = Field(
+        7200.0, description="longest that a sweep of that unit takes, within `downtime_s`"
+    )
+    workload: str | None = Field(
+        None, description="mix of requests that it is tuned for; else the profile's own"
+    )
+    space: tuple[str, ...] = Field(
+        (), description="values to try, each as `KEY=VALUE,VALUE`, over those of the profile"
+    )
+    keep: tuple[str, ...] = Field((), description="profile keys that no sweep changes")
+    shares_gpu: bool = Field(
+        False, description="sweep although another process computes on the GPU when it begins"
+    )
     headroom_mib: Annotated[int, Field(ge=0, le=65536)] = Field(
         64, description="VRAM that must stay free with the context full, in MiB"
     )
@@ -157,6 +206,17 @@ class ProbationSettings(Table):
     )
     every_s: Annotated[float, Field(ge=5, le=3600)] = Field(
         30.0, description="time between two looks"
+    )
+
+
+class DaemonSettings(Table):
+    """How the daemon looks at what it watches."""
+
+    every_s: Annotated[float, Field(ge=1, le=3600)] = Field(
+        10.0, description="time between two looks while the server rests"
+    )
+    busy_every_s: Annotated[float, Field(ge=1, le=3600)] = Field(
+        60.0, description="longest time between two looks while it works"
     )
 
 
@@ -179,6 +239,7 @@ class Settings(BaseSettings):
     swap: SwapSettings = SwapSettings()
     sweep: SweepSettings = SweepSettings()
     probation: ProbationSettings = ProbationSettings()
+    daemon: DaemonSettings = DaemonSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.core.window import next_night, parse_window, spans
+from tests.support.fakes import FakeClock
+from tunerd.core.window import Deadline, next_night, open_span, parse_window, reserve_s, spans
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR = 3600.0
@@ -120,3 +121,77 @@ def test_openings_follow_each_other_and_never_overlap(
     assert len(found) >= 4
     assert all(now < one.end_s and one.begin_s < one.end_s for one in found)
     assert all(one.end_s <= other.begin_s for one, other in pairwise(found))
+
+
+# Within a window
+
+
+@pytest.mark.parametrize(
+    ("day", "minutes"), [("2026-03-29", 150), ("2026-10-25", 270), ("2026-11-22", 210)]
+)
+def test_what_may_be_measured_ends_early_enough_also_when_clocks_change(
+    day: str, minutes: int
+) -> None:
+    """From half past two at night, or where clocks jumped to: 06:00 less an hour for the return."""
+    clock = FakeClock(now_s=at(f"{day} 00:30") + 1.5 * HOUR)
+    window = parse_window("01:00-06:00", "daily", "Europe/Berlin")
+    span = open_span(window, clock.now_s())
+    assert span is not None
+    deadline = Deadline(span.end_s, 0.0, "01:00-06:00")
+    assert deadline.measuring_s(clock.now_s()) == (minutes + 30) * 60
+    kept = Deadline(span.end_s, 1800.0, "01:00-06:00")
+    clock.sleep(minutes * 60 - 1)
+    assert not kept.is_over(clock.now_s())
+    clock.sleep(1)
+    assert kept.is_over(clock.now_s())
+    assert kept.measuring_s(clock.now_s()) == 0.0
+
+
+def test_a_clock_that_is_set_ends_what_may_be_measured() -> None:
+    clock = FakeClock(now_s=at("2026-11-22 02:00"))
+    deadline = Deadline(at("2026-11-22 06:00"), 600.0, "01:00-06:00")
+    assert deadline.measuring_s(clock.now_s()) == 4 * HOUR - 600
+    clock.set_wall(at("2026-11-22 05:55"))
+    assert deadline.is_over(clock.now_s())
+
+
+@pytest.mark.parametrize(
+    ("moment", "is_open"),
+    [("2026-11-22 00:59:59", False), ("2026-11-22 01:00", True), ("2026-11-22 05:59:59", True),
+     ("2026-11-22 06:00", False), ("2026-11-22 12:00", False)],
+)  # fmt: skip
+def test_a_window_is_open_from_its_begin_until_its_end(moment: str, *, is_open: bool) -> None:
+    window = parse_window("01:00-06:00", "daily", "Europe/Berlin")
+    assert (open_span(window, at(moment)) is not None) is is_open
+
+
+def test_what_is_kept_for_the_return_grows_with_what_has_to_happen() -> None:
+    plain = reserve_s(60.0, drain_s=30.0, deploys=False, changes_program=False)
+    assert plain > 60.0 + 30.0
+    deploys = reserve_s(60.0, drain_s=30.0, deploys=True, changes_program=False)
+    assert deploys >= plain + 60.0
+    other = reserve_s(60.0, drain_s=30.0, deploys=False, changes_program=True)
+    assert other >= plain + 60.0
+
+
+ZONES = st.sampled_from(
+    ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "Africa/Casablanca"]
+)  # fmt: skip
+
+
+@given(
+    st.floats(0, 4_000_000_000), st.integers(0, 23), st.integers(0, 59), st.integers(1, 23), ZONES,
+    st.floats(0, 7200),
+)  # fmt: skip
+def test_production_is_on_its_way_back_before_any_window_ends(
+    now: float, hour: int, minute: int, hours: int, zone: str, kept_s: float
+) -> None:
+    times = f"{hour:02d}:{minute:02d}-{(hour + hours) % 24:02d}:{minute:02d}"
+    window = parse_window(times, "daily", zone)
+    span = open_span(window, now)
+    if span is None:
+        return
+    assert span.begin_s <= now < span.end_s
+    left_s = Deadline(span.end_s, kept_s, times).measuring_s(now)
+    assert now + left_s + kept_s <= max(span.end_s, now + kept_s) + 1e-3
+    assert (hours - 1.01) * HOUR <= span.seconds <= (hours + 1.01) * HOUR

@@ -24,6 +24,7 @@ from tunerd.core.sweep.keys import changes
 from tunerd.core.sweep.sample import arm_from_json
 from tunerd.core.sweep.words import changed
 from tunerd.core.tuned import TunedRecord
+from tunerd.core.window import Deadline
 from tunerd.errors import BenchError, DeployError, TunerdError, UsageError
 
 Confirm = Callable[[Plan], None]
@@ -103,8 +104,13 @@ def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResul
     return ActionResult("decline", payload, has_acted=True)
 
 
-def follow_policy(ctx: Context, number: int) -> tuple[Message, ...]:
-    """What the settings say becomes of a winner; called when a sweep has proved one."""
+def follow_policy(
+    ctx: Context, number: int, *, deadline: Deadline | None = None, load_s: float = 0.0
+) -> tuple[Message, ...]:
+    """What the settings say becomes of a winner; called when a sweep has proved one.
+
+    It is not deployed where a window ends (`deadline`) before the load (`load_s`) could.
+    """
     policy = ctx.settings.sweep.promote
     if policy == "never":
         return (note("reported", 'a winner was proved; sweep.promote is "never", so it is only reported',
@@ -112,6 +118,9 @@ def follow_policy(ctx: Context, number: int) -> tuple[Message, ...]:
     if policy == "ask":
         return (note("proposal", "the winner is proposed, nothing was deployed",
                      f"`tunerd promote {number}`, or `tunerd decline {number}`"),)  # fmt: skip
+    if deadline is not None and deadline.end_s - ctx.clock.now_s() < load_s:
+        text = f"the winner was not deployed: the window {deadline.text} ends before it had loaded"
+        return (warning("not-promoted", text, f"`tunerd promote {number}`"),)
     try:
         done = promote(ctx, number, drain=True, confirm=lambda _plan: None)
     except TunerdError as error:

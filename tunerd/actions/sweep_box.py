@@ -18,6 +18,8 @@ from tunerd.actions.context import Context
 from tunerd.actions.fingerprint import FingerprintReader
 from tunerd.actions.lease import Held
 from tunerd.actions.plan import Plan
+from tunerd.actions.sweep_hours import ends_text
+from tunerd.actions.sweep_house import House
 from tunerd.actions.sweep_texts import SweepTexts, tool_call_is_whole
 from tunerd.core.bench.composing import Route
 from tunerd.core.bench.counters import Counters, read_counters
@@ -26,6 +28,7 @@ from tunerd.core.evidence import ArmRecord
 from tunerd.core.failure import FailureKind
 from tunerd.core.sample import Mark, Sample, Timings
 from tunerd.core.sweep import Arm, Boot, Preempted, Refused, Request, ServerDied
+from tunerd.core.window import Deadline
 from tunerd.errors import BenchError, ConfigError, DeployError, EngineError
 from tunerd.errors import Preempted as LeaseEnded
 
@@ -64,7 +67,7 @@ class LeaseBox:
 
     `plan_arm` gives what would be deployed for an arm, `on_arm` hears of each that serves, `on_samples`
     of every request, void ones included. `patience_s` is how long a disturbance is waited out;
-    `yielded` says why the sweep gave way after that.
+    `yielded` says why the sweep gave way after that, `ended` why it ended before its time.
     """
 
     ctx: Context
@@ -75,9 +78,12 @@ class LeaseBox:
     on_arm: OnArm
     on_samples: OnSamples
     patience_s: float
+    house: House
+    deadline: Deadline | None = None
     context_tokens: int | None = None
     expected_load_s: float | None = None
     yielded: str | None = None
+    ended: str | None = None
     _life: _Life | None = None
     _routes: dict[tuple[str, str], Route] = field(default_factory=dict)
     _reader: FingerprintReader | None = None
@@ -94,31 +100,43 @@ class LeaseBox:
         self.ctx.clock.sleep(seconds)
 
     def check(self) -> None:
-        """Whether the lease still stands.
+        """Whether the lease still stands, there is time left, and room for what is measured.
 
         Raises:
-            core.sweep.Preempted: it does not.
+            core.sweep.Preempted: it does not, or there is none.
         """
+        if self.deadline is not None and self.deadline.is_over(self.ctx.clock.now_s()):
+            raise self._preempted(ends_text(self.deadline))
         try:
             self.held.check()
         except LeaseEnded as ended:
-            raise Preempted(ended.cause or ended.message) from ended
+            raise self._preempted(ended.cause or ended.message) from ended
+        if full := self.house.full():
+            raise self._preempted(full)
 
     def restart(self, arm: Arm) -> Boot:
         """A fresh process of an arm, as it would be deployed."""
         self.close()
+        self._wait_for_the_house()
         began_s = self.now()
         try:
             plan = self.plan_arm(arm)
         except (ConfigError, DeployError, EngineError) as error:
             self.ctx.say(f"{arm}: {error.cause or error.message}")
             return Boot(False, self.now() - began_s, "refused")
+        while True:
+            boot = self._try_to_boot(arm, plan, began_s)
+            if boot.ok or self.house.trouble() is None:
+                return boot
+            self._wait_for_the_house()  # a start beside somebody else says nothing of the arm
+
+    def _try_to_boot(self, arm: Arm, plan: Plan, began_s: float) -> Boot:
         stack = contextlib.ExitStack()
         try:
             return self._boot(arm, plan, stack, began_s)
         except LeaseEnded as ended:
             stack.close()
-            raise Preempted(ended.cause or ended.message) from ended
+            raise self._preempted(self._why_over() or ended.cause or ended.message) from ended
         except BenchError as error:
             stack.close()
             self.check()
@@ -154,7 +172,7 @@ class LeaseBox:
                 raise Refused(words)
             if disturbed and self.now() >= end_s:
                 self.yielded = f"the machine is not quiet: {words}"
-                raise Preempted(self.yielded)
+                raise self._preempted(self.yielded)
             if disturbed:
                 self.ctx.say(f"waiting: {words}")
                 self.sleep(_PAUSE_S)
@@ -165,6 +183,28 @@ class LeaseBox:
         life, self._life = self._life, None
         if life is not None:
             life.stack.close()
+
+    def _preempted(self, why: str) -> Preempted:
+        """The end of the sweep, and its reason kept."""
+        self.ended = why
+        return Preempted(why)
+
+    def _why_over(self) -> str | None:
+        """The window, where it is the reason that the lease's time ran out."""
+        over = self.deadline is not None and self.held.left_s <= 0
+        return ends_text(self.deadline) if over and self.deadline is not None else None
+
+    def _wait_for_the_house(self) -> None:
+        """Wait for a GPU that is cool and free; the sweep yields where it stays otherwise.
+
+        Raises:
+            core.sweep.Preempted: it does.
+        """
+        trouble = self.house.wait()
+        self.check()
+        if trouble is not None:
+            self.yielded = f"the machine is not free: {trouble}"
+            raise self._preempted(self.yielded)
 
     # Starting
 
@@ -299,7 +339,7 @@ class LeaseBox:
         try:
             fault = self.held.look(life.candidate)
         except LeaseEnded as ended:
-            return Preempted(ended.cause or ended.message)
+            return self._preempted(ended.cause or ended.message)
         if fault is not None:
             self._life = None
             life.stack.close()

@@ -16,6 +16,7 @@ from tunerd.actions.lease_record import wait_for_dead_measurement
 from tunerd.actions.plan import Plan
 from tunerd.actions.profile_layers import load_profile, parse_options
 from tunerd.actions.sweep_facts import Seen, engine_facts, frozen_keys, plan_with
+from tunerd.actions.sweep_hours import closed_text, deadline_of, window_of
 from tunerd.actions.tuned_layer import failed_arms
 from tunerd.actions.workloads import workload_for
 from tunerd.core.fingerprint_arguments import digest
@@ -29,6 +30,7 @@ from tunerd.core.sweep.forecast import Forecast, forecast
 from tunerd.core.sweep.keys import ARM_KEYS, TYPE, Base, base_arm, changes, spec_of
 from tunerd.core.sweep.sample import plain
 from tunerd.core.sweep.space import SpacePlan, Wishes, plan_space, values_of
+from tunerd.core.window import Deadline, open_span
 from tunerd.core.workload import Workload
 from tunerd.core.workload_shape import WorkloadShape, fitted
 from tunerd.errors import ConfigError, EngineError, UsageError
@@ -44,7 +46,10 @@ _DISK_BYTES_S = 200e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """What is asked for; `space` are `KEY=VALUES` as typed, `seed` None is a fresh one."""
+    """What is asked for; `space` are `KEY=VALUES` as typed, `seed` None is a fresh one.
+
+    `window` are times of day such as `01:00-06:30`: production serves again by its end.
+    """
 
     budget_s: float
     max_arms: int | None = None
@@ -52,6 +57,7 @@ class SweepRequest:
     space: tuple[str, ...] = ()
     seed: int | None = None
     start_after: bool = False
+    window: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept, so that it can be asked for again."""
@@ -87,6 +93,7 @@ class PreparedSweep:
     load_s: float
     forecast: Forecast
     messages: tuple[Message, ...]
+    deadline: Deadline | None = None
 
     @property
     def base(self) -> Base:
@@ -120,13 +127,13 @@ def prepare(
     ahead = outlook(ctx, measuring_s=request.budget_s, start_after=request.start_after)
     base_plan = plan_side(ctx, SideRequest(LIVE, plan_request, generation))
     resolved = base_plan.resolved
-    ranges = _ranges(resolved, request.space)
+    ranges = _ranges(resolved, (*ctx.settings.sweep.space, *request.space))
     seen = engine_facts(ctx, plan_request, base_plan, ranges, proves=proves)
     base = _base(base_plan, resolved)
     settings = ctx.settings.sweep
     wishes = Wishes(
         ranges=ranges,
-        pins={key: _who(resolved, key) for key in sorted(resolved.pins)},
+        pins=_kept(ctx) | {key: _who(resolved, key) for key in sorted(resolved.pins)},
         frozen=frozen_keys(base_plan),
         may_change_output=settings.may_change_output,
     )
@@ -152,11 +159,16 @@ def prepare(
     finally:
         if with_evidence is not None:
             with_evidence.close()
+    load_s = _load_s(ahead, base_plan)
+    deadline = deadline_of(
+        ctx, request.window, load_s=load_s, changes_program=len(_engines(space)) > 1
+    )
+    left_s = request.budget_s if deadline is None else deadline.measuring_s(ctx.clock.now_s())
     predicted = forecast(
-        workload, request.budget_s, load_s=_load_s(ahead, base_plan), rates=rates,
+        workload, min(request.budget_s, left_s), load_s=load_s, rates=rates,
         n_families=len(space.space.families), min_gain=settings.min_gain,
     )  # fmt: skip
-    messages = [told, *_cut_messages(shape, cut, context)]
+    messages = [*_window_messages(ctx, request), told, *_cut_messages(shape, cut, context)]
     if not predicted.can_decide and not for_resume:
         messages.append(warning("short", predicted.text, "--budget for a longer one"))
     return PreparedSweep(
@@ -173,9 +185,10 @@ def prepare(
         seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed,
         basis=basis,
         outlook=ahead,
-        load_s=_load_s(ahead, base_plan),
+        load_s=load_s,
         forecast=predicted,
         messages=tuple(messages),
+        deadline=deadline,
     )
 
 
@@ -290,6 +303,34 @@ def _typed(option: str) -> tuple[str, tuple[Any, ...]]:
         return key, tuple(words)
     values = [parse_options([f"{key}={word}"])[key] for word in words]
     return key, values_of(key, Range(values=tuple(values)))
+
+
+def _kept(ctx: Context) -> dict[str, str]:
+    """Keys that the settings keep out of every sweep.
+
+    Raises:
+        ConfigError: one of them is no key.
+    """
+    from tunerd.core.profile_check import all_keys
+
+    known, wanted = all_keys(), ctx.settings.sweep.keep
+    for key in wanted:
+        if key not in known:
+            raise ConfigError(
+                f"sweep.keep: no profile key is called `{key}`", state="nothing was touched"
+            )
+    return dict.fromkeys(wanted, "sweep.keep")
+
+
+def _window_messages(ctx: Context, request: SweepRequest) -> list[Message]:
+    window = window_of(ctx, request.window)
+    if window is None or open_span(window, ctx.clock.now_s()) is not None:
+        return []
+    return [warning("window", closed_text(ctx, window, str(request.window)))]
+
+
+def _engines(space: SpacePlan) -> set[str]:
+    return {engine for engine, _spec in space.space.families} | {space.base.arm.engine}
 
 
 def _base(plan: Plan, resolved: Resolved) -> Base:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tunerd.actions.bench_plan import prompt_book
@@ -14,6 +14,9 @@ from tunerd.actions.live import address_now, read_live_unit
 from tunerd.actions.plan import Plan
 from tunerd.actions.promote import follow_policy
 from tunerd.actions.sweep_box import LeaseBox
+from tunerd.actions.sweep_hours import demand_open, demand_time
+from tunerd.actions.sweep_house import House
+from tunerd.actions.sweep_night import take_request, unfinished
 from tunerd.actions.sweep_plan import (
     PreparedSweep,
     SweepRequest,
@@ -27,11 +30,11 @@ from tunerd.actions.sweep_texts import SweepTexts
 from tunerd.core.evidence import RunOutcome, VerdictRecord
 from tunerd.core.progress import Progress, ProgressSink
 from tunerd.core.quantity import format_duration
-from tunerd.core.result import ActionResult, Message, warning
+from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.sweep import Arm, Outcome, Sample, tune
 from tunerd.core.sweep.arm import as_arm
 from tunerd.core.sweep.words import changed
-from tunerd.errors import TunerdError, UsageError
+from tunerd.errors import HostError, TunerdError, UsageError
 from tunerd.system.store import EvidenceStore
 
 # Time for the last request to end in, so that the loop and not the lease ends the night.
@@ -52,7 +55,7 @@ def sweep_plan(ctx: Context, request: SweepRequest) -> ActionResult:
 def run_sweep(
     ctx: Context, request: SweepRequest, *, confirm: Confirm, bound_to: str | None = None
 ) -> ActionResult:
-    """Search, prove, and store everything.
+    """Search, prove, and store everything; within the request's window, if it has one.
 
     Args:
         ctx: Where.
@@ -64,26 +67,75 @@ def run_sweep(
         Exit code 0 whatever the verdict, 1 if nothing could be measured.
 
     Raises:
-        UsageError, ConfigError, DeployError: as `prepare`.
+        UsageError: as `prepare`; the window is closed, or too little is left of it.
+        ConfigError, DeployError: as `prepare`.
+        Busy: the GPU is taken by somebody else, or too hot.
+        HostError: there is no room for what is measured.
         Stranded: production does not serve afterwards; what was measured is stored.
     """
+    house = House(ctx)
+    demand_open(ctx, request.window)
+    house.settle()
     prepared = prepare(ctx, request, proves=True)
+    demand_time(ctx, prepared.deadline, budget_s=request.budget_s, load_s=prepared.load_s)
     confirm(prepared)
     ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
         known = history_of(store, prepared.basis, but=None)
         keeper = SweepKeeper.begin(ctx, store, prepared)
-        return _Run(ctx, prepared, keeper, known, bound_to, "sweep run").go()
+        return _Run(ctx, prepared, keeper, known, bound_to, "sweep run", house).go()
+
+
+def run_night(
+    ctx: Context, *, confirm: Confirm, bound_to: str | None = None, command: str = "sweep night"
+) -> ActionResult:
+    """The night that was asked for by `sweep start`, or else that of the settings.
+
+    One that asked for the same and did not come to its end goes on, with a whole budget more.
+
+    Raises:
+        UsageError, ConfigError, DeployError, Busy, HostError, Stranded: as `run_sweep`.
+    """
+    request = take_request(ctx)
+    last = unfinished(ctx, request)
+    if last is not None:
+        demand_open(ctx, request.window)
+        try:
+            return resume_sweep(
+                ctx, last.number, confirm=confirm, bound_to=bound_to, has_whole_budget=True
+            )
+        except Outdated:
+            ctx.say(f"sweep {last.number} cannot go on: what it measured has changed since")
+    return replace(run_sweep(ctx, request, confirm=confirm, bound_to=bound_to), command=command)
+
+
+class Outdated(UsageError):
+    """What a sweep measured is no longer what is here."""
 
 
 def resume_sweep(
-    ctx: Context, number: int | None, *, confirm: Confirm, bound_to: str | None = None
+    ctx: Context,
+    number: int | None,
+    *,
+    confirm: Confirm,
+    bound_to: str | None = None,
+    has_whole_budget: bool = False,
 ) -> ActionResult:
     """Go on with a sweep that was stopped, killed or cut, from its samples.
 
+    Args:
+        ctx: Where.
+        number: Which; None for the newest.
+        confirm: As in `run_sweep`.
+        bound_to: As in `run_sweep`.
+        has_whole_budget: Its budget counts from now on, not from its begin.
+
     Raises:
-        UsageError: there is none, it came to its end, or what it measured is no longer what is here.
+        UsageError: there is none, it came to its end, or as `run_sweep`.
+        Outdated: what it measured is no longer what is here.
     """
+    house = House(ctx)
+    house.settle()
     ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
         sweep = find_sweep(store, number)
@@ -95,25 +147,27 @@ def resume_sweep(
         request = replace(request_from_json(sweep.plan["request"]), seed=sweep.run.record.seed)
         prepared = prepare(ctx, request, proves=True, for_resume=True)
         if prepared.basis != sweep.plan.get("basis"):
-            raise UsageError(
+            raise Outdated(
                 f"sweep {sweep.number} cannot go on: an engine, the model, the driver, the workload or "
                 "the profile is no longer what it was",
                 state="its samples are kept",
                 hint="`tunerd sweep run` begins anew",
             )
         own = store.sweep_events(sweep.number)
-        left_s = request.budget_s - _spent_s(own)
+        left_s = request.budget_s - (0.0 if has_whole_budget else _spent_s(own))
         if left_s < _LEAST_S and left_s < request.budget_s / 10:
             raise UsageError(
                 f"sweep {sweep.number} has used its time",
                 hint="`tunerd sweep run` begins another, which knows what this one found",
             )
         prepared = replace(prepared, request=replace(request, budget_s=left_s))
+        demand_open(ctx, request.window)
+        demand_time(ctx, prepared.deadline, budget_s=left_s, load_s=prepared.load_s)
         confirm(prepared)
         store.reopen_run(sweep.number)
         keeper = SweepKeeper(ctx, store, sweep.number)
         known = [*history_of(store, prepared.basis, but=sweep.number), *own]
-        return _Run(ctx, prepared, keeper, known, bound_to, "sweep resume").go()
+        return _Run(ctx, prepared, keeper, known, bound_to, "sweep resume", house).go()
 
 
 def _spent_s(events: Iterable[dict[str, Any]]) -> float:
@@ -131,17 +185,20 @@ class _Run:
     known: list[dict[str, Any]]
     bound_to: str | None
     command: str
+    house: House
+    _told: list[str] = field(default_factory=list)
 
     def go(self) -> ActionResult:
         """All of it."""
         keeper = self.keeper
         try:
-            outcome, verdict, away_s = self._night()
+            outcome, verdict, away_s, ended = self._night()
         except BaseException as error:
-            keeper.end(RunOutcome.STOPPED, _why(error))
+            with contextlib.suppress(HostError):  # its disk is full: the run stays without an end
+                keeper.end(RunOutcome.STOPPED, _why(error))
             raise
-        ended = outcome.verdict == "inconclusive" and self._is_preempted(outcome)
-        keeper.end(RunOutcome.STOPPED if ended else RunOutcome.DONE, "; ".join(verdict.reasons))
+        is_over = ended is not None and outcome.verdict == "inconclusive"
+        keeper.end(RunOutcome.STOPPED if is_over else RunOutcome.DONE, "; ".join(verdict.reasons))
         measured = outcome.verdict != "inconclusive" or any(
             sample.answer is not None for sample in outcome.evidence.samples
         )
@@ -159,39 +216,57 @@ class _Run:
             "known_before": len(self.known),
             "without_service_s": away_s,
         }
-        messages = [*self.prepared.messages, *self._next_steps(verdict, stopped=ended)]
+        why = ended if is_over else None
+        messages = [*self.prepared.messages, *self.notes, *self._next_steps(verdict, why)]
         return ActionResult(self.command, payload, tuple(messages), 0 if measured else 1)
 
-    def _next_steps(self, verdict: VerdictRecord, *, stopped: bool) -> list[Message]:
+    def _next_steps(self, verdict: VerdictRecord, ended: str | None) -> list[Message]:
         number = self.keeper.number
         if verdict.outcome == "promote":
-            return list(follow_policy(self.ctx, number))
-        if stopped:
-            return [warning("stopped", "the sweep was ended before its time; its samples are kept",
+            return list(follow_policy(self.ctx, number, deadline=self.prepared.deadline,
+                                      load_s=self.prepared.load_s))  # fmt: skip
+        if ended is not None:
+            return [warning("stopped", f"the sweep ended before its time: {ended}; its samples are kept",
                             f"`tunerd sweep resume {number}`")]  # fmt: skip
         return []
 
-    @staticmethod
-    def _is_preempted(outcome: Outcome) -> bool:
-        return "the user wanted the machine" in outcome.evidence.reasons
+    @property
+    def notes(self) -> list[Message]:
+        """What was noticed while it ran."""
+        return [note("lease", text) for text in dict.fromkeys(self._told)]
 
     # Nights, one or several
 
-    def _night(self) -> tuple[Outcome, VerdictRecord, float | None]:
+    def _night(self) -> tuple[Outcome, VerdictRecord, float | None, str | None]:
         ctx, budget_s = self.ctx, self.prepared.request.budget_s
         end_s = ctx.clock.monotonic_s() + budget_s
         samples: list[dict[str, Any]] = list(self.known)
         away_s: float | None = None
         while True:
-            left_s = end_s - ctx.clock.monotonic_s()
-            outcome, box, held = self._once(left_s, samples)
+            outcome, box, held = self._once(self._left_s(end_s), samples)
+            self._told += held.notes
             away_s = _added(away_s, held.without_service_s)
             samples += [sample.to_json() for sample in outcome.evidence.samples]
             yielded = box.yielded
             if yielded is None or not self._wait_until_quiet(end_s, str(yielded)):
                 break
+        if box.ended is not None:
+            outcome = _with_reason(outcome, box.ended)
         verdict = self.keeper.result(outcome, self.prepared.base.arm, self.prepared.shape.name)
-        return outcome, verdict, away_s
+        return outcome, verdict, away_s, box.ended
+
+    def _left_s(self, end_s: float) -> float:
+        """Time to measure in: of the budget, and of the window."""
+        ctx, deadline = self.ctx, self.prepared.deadline
+        left_s = end_s - ctx.clock.monotonic_s()
+        return left_s if deadline is None else min(left_s, deadline.measuring_s(ctx.clock.now_s()))
+
+    def _limit_s(self, left_s: float) -> float:
+        """When the service manager ends it; at the end of a window that is to the second."""
+        deadline, limit_s = self.prepared.deadline, left_s + _SLACK_S
+        if deadline is None:
+            return limit_s
+        return min(limit_s, deadline.measuring_s(self.ctx.clock.now_s()))
 
     def _once(self, left_s: float, known: list[dict[str, Any]]) -> tuple[Outcome, LeaseBox, Held]:
         """One lease: from production's stop to its return."""
@@ -203,7 +278,7 @@ class _Run:
         with hold(
             quiet,
             purpose=f"sweep {self.keeper.number} of {prepared.plan_request.profile}",
-            budget_s=left_s + _SLACK_S,
+            budget_s=self._limit_s(left_s),
             start_after=prepared.request.start_after,
             bound_to=self.bound_to,
         ) as held:
@@ -245,6 +320,8 @@ class _Run:
             on_arm=lambda arm, record: self.keeper.arm(arm, record, prepared.shape.sha256),
             on_samples=self.keeper.samples,
             patience_s=ctx.settings.sweep.patience_s,
+            house=self.house,
+            deadline=prepared.deadline,
             context_tokens=prepared.context_tokens,
             expected_load_s=prepared.load_s,
         )
@@ -255,15 +332,23 @@ class _Run:
         quiet_s = ctx.settings.sweep.quiet_s
         ctx.say(f"the sweep yielded: {why}; it goes on when nobody was served for "
                 f"{format_duration(quiet_s)}")  # fmt: skip
-        give_up_s = min(end_s - _LEAST_S - quiet_s, ctx.clock.monotonic_s() + _LONGEST_WAIT_S)
+        left_s = min(self._left_s(end_s) - _LEAST_S - quiet_s, _LONGEST_WAIT_S)
+        give_up_s = ctx.clock.monotonic_s() + left_s
         idle_since_s = ctx.clock.monotonic_s()
         while ctx.clock.monotonic_s() < give_up_s:
-            if _is_busy(ctx):
+            if _is_busy(ctx) or self.house.trouble() is not None:
                 idle_since_s = ctx.clock.monotonic_s()
             elif ctx.clock.monotonic_s() - idle_since_s >= quiet_s:
                 return True
             ctx.clock.sleep(min(_QUIET_POLL_S, max(0.1, quiet_s / 4)))
         return False
+
+
+def _with_reason(outcome: Outcome, why: str) -> Outcome:
+    """The outcome with the real reason of its end in the place of a general one."""
+    if outcome.verdict != "inconclusive":
+        return outcome
+    return replace(outcome, evidence=replace(outcome.evidence, reasons=(why,)))
 
 
 class _Quietly:

@@ -8,6 +8,8 @@ from typing import Any
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import read_measurement
 from tunerd.actions.own_unit import SWEEP_UNIT, OwnUnit, start_own_unit
+from tunerd.actions.sweep_hours import demand_open
+from tunerd.actions.sweep_night import drop_request, leave_request
 from tunerd.actions.sweep_plan import PreparedSweep, SweepRequest, prepare
 from tunerd.actions.sweep_record import StoredSweep, reading, sweeps
 from tunerd.actions.sweeps import running_sweep
@@ -32,9 +34,15 @@ def start_sweep(ctx: Context, request: SweepRequest, *, confirm: Any) -> ActionR
         ServiceError: the unit does not start.
     """
     _demand_none(ctx)
+    demand_open(ctx, request.window)
     prepared: PreparedSweep = prepare(ctx, request, proves=False)
     confirm(prepared)
-    start_own_unit(ctx, OwnUnit(SWEEP_UNIT, "a sweep", _words(request)))
+    leave_request(ctx, request)
+    try:
+        _start(ctx)
+    except BaseException:
+        drop_request(ctx)
+        raise
     payload = {"unit": SWEEP_UNIT, "budget_s": request.budget_s}
     hint = "`tunerd sweep watch`; `tunerd sweep stop` ends it"
     return ActionResult(
@@ -151,20 +159,12 @@ def _demand_none(ctx: Context) -> None:
         )
 
 
-def _words(request: SweepRequest) -> list[str]:
-    words = [
-        "sweep",
-        "run",
-        "--yes",
-        "--bound-to",
-        SWEEP_UNIT,
-        "--budget",
-        f"{request.budget_s:.0f}s",
-    ]
-    words += [] if request.max_arms is None else ["--arms", str(request.max_arms)]
-    words += [] if request.workload is None else ["--workload", request.workload]
-    words += [] if request.seed is None else ["--seed", str(request.seed)]
-    words += ["--start-after"] if request.start_after else []
-    for one in request.space:
-        words += ["--space", one]
-    return words
+def _start(ctx: Context) -> None:
+    """The installed unit; where tunerd was not installed by install.sh, one that a reboot forgets."""
+    is_ours = (ctx.services.runtime_unit_dir / SWEEP_UNIT).exists()
+    if ctx.services.state(SWEEP_UNIT).exists and not is_ours:
+        ctx.services.reset_failed(SWEEP_UNIT)
+        ctx.services.start(SWEEP_UNIT)
+        return
+    words = ["sweep", "night", "--yes", "--bound-to", SWEEP_UNIT]
+    start_own_unit(ctx, OwnUnit(SWEEP_UNIT, "a sweep", words))

@@ -16,6 +16,11 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _TIMES = re.compile(r"\s*(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})\s*")
 _LOOK_AHEAD_DAYS = 15
 _DAY = timedelta(days=1)
+# A load is slower when the model has left the page cache meanwhile.
+_LOAD_SLACK = 1.5
+_LEAST_RESERVE_S = 5.0
+# Linux keeps the port of ended connections for a minute (TIME_WAIT).
+_PORT_S = 65.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,46 @@ def _instant(local: datetime, zone: ZoneInfo) -> float:
         else:
             high = middle
     return round(high.timestamp())
+
+
+def open_span(window: Window, now_s: float) -> Span | None:
+    """The opening under way; None while the window is closed."""
+    first = next(spans(window, now_s), None)
+    return first if first is not None and first.begin_s <= now_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When production must serve again [s since the epoch], and what its return may take until then [s].
+
+    `text` is the window that it ends, for people.
+    """
+
+    end_s: float
+    reserve_s: float
+    text: str
+
+    def measuring_s(self, now_s: float) -> float:
+        """How long something may still be measured; never below 0."""
+        return max(0.0, self.end_s - self.reserve_s - now_s)
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether production has to be on its way back."""
+        return self.measuring_s(now_s) <= 0
+
+
+def reserve_s(load_s: float, *, drain_s: float, deploys: bool, changes_program: bool) -> float:
+    """What the end of a window is kept free for [s].
+
+    Args:
+        load_s: The time that production takes to load, as far as it is known [s].
+        drain_s: The longest wait for requests under way before production is stopped [s].
+        deploys: Whether a winner is deployed at the end, which is one more load.
+        changes_program: Whether candidates run another build, which leaves the port taken for a while.
+    """
+    n_loads = 2 if deploys else 1
+    port_s = _PORT_S if changes_program else 0.0
+    return drain_s + n_loads * (_LOAD_SLACK * load_s + _LEAST_RESERVE_S + port_s)
 
 
 @dataclass(frozen=True, slots=True)

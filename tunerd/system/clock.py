@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_LOCALTIME = Path("/etc/localtime")
+_TIMEZONE = Path("/etc/timezone")
 
 
 class SystemClock:
@@ -23,3 +28,20 @@ class SystemClock:
         """Return when `seconds` have passed; at once for zero or less."""
         if seconds > 0:
             time.sleep(seconds)
+
+
+def local_zone(environment: Mapping[str, str], *, root: Path = Path("/")) -> str:
+    """The name of the machine's time zone; UTC where it has none."""
+    if named := environment.get("TZ", "").lstrip(":"):
+        return named
+    try:
+        link = str((root / _LOCALTIME.relative_to("/")).readlink())
+        _, found, name = link.partition("zoneinfo/")
+        if found:
+            return name
+    except OSError:
+        pass
+    try:
+        return (root / _TIMEZONE.relative_to("/")).read_text().strip() or "UTC"
+    except (OSError, ValueError):
+        return "UTC"

@@ -49,6 +49,8 @@ def _request_options(function: Any) -> Any:
                      help="Values to try for a key, over those of the profile's [sweep] table."),
         click.option("--seed", type=int, help="Of texts and order."),
         click.option("--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."),
+        click.option("--window", metavar="HH:MM-HH:MM",
+                     help="Only between these times of day; the unit serves again by the end."),
     )  # fmt: skip
     for option in reversed(options):
         function = option(function)
@@ -62,6 +64,7 @@ def _request(
     space: tuple[str, ...],
     seed: int | None,
     start_after: bool,
+    window: str | None,
 ) -> SweepRequest:
     from tunerd.actions.sweep_plan import SweepRequest
     from tunerd.core.time_span import parse_time_span
@@ -71,7 +74,7 @@ def _request(
         raise click.UsageError("--budget is no duration; for example --budget 2h")
     return SweepRequest(
         budget_s=budget_s, max_arms=max_arms, workload=workload, space=space, seed=seed,
-        start_after=start_after,
+        start_after=start_after, window=window,
     )  # fmt: skip
 
 
@@ -105,6 +108,7 @@ def run(
     space: tuple[str, ...],
     seed: int | None,
     start_after: bool,
+    window: str | None,
     dry_run: bool,
     bound_to: str | None,
     yes: bool,
@@ -122,7 +126,7 @@ def run(
     """  # noqa: D301
     from tunerd.actions.sweep_run import run_sweep, sweep_plan
 
-    request = _request(budget, max_arms, workload, space, seed, start_after)
+    request = _request(budget, max_arms, workload, space, seed, start_after, window)
     context = _context(mode, as_json=as_json, acts=not dry_run)
     if dry_run:
         finish(sweep_plan(context, request), render_plan, as_json=as_json)
@@ -160,6 +164,32 @@ def resume(
     finish(result, render_end, as_json=as_json)
 
 
+@command.command(name="night")
+@click.option("--bound-to", hidden=True, help="The unit that this process is.")
+@yes_option
+@json_option
+@click.pass_obj
+def night(mode: str | None, bound_to: str | None, yes: bool, as_json: bool) -> None:
+    """Sweep as [sweep] of the settings says; what tunerd-sweep.service runs.
+
+    Within sweep.window the unit serves again by its end. A sweep that asked for the same and did not come
+    to its end goes on.
+
+    \b
+    Example:
+      systemctl start tunerd-sweep
+      tunerd sweep night --yes
+    """  # noqa: D301
+    from tunerd.actions.sweep_run import run_night
+
+    result = run_night(
+        _context(mode, as_json=as_json, acts=True),
+        confirm=lambda prepared: _ask(prepared, yes=yes),
+        bound_to=bound_to,
+    )
+    finish(result, render_end, as_json=as_json)
+
+
 @command.command(name="start")
 @_request_options
 @yes_option
@@ -173,6 +203,7 @@ def start(
     space: tuple[str, ...],
     seed: int | None,
     start_after: bool,
+    window: str | None,
     yes: bool,
     as_json: bool,
 ) -> None:
@@ -185,7 +216,7 @@ def start(
     """  # noqa: D301
     from tunerd.actions.sweep_unit import start_sweep
 
-    request = _request(budget, max_arms, workload, space, seed, start_after)
+    request = _request(budget, max_arms, workload, space, seed, start_after, window)
     context = _context(mode, as_json=as_json, acts=True)
     result = start_sweep(context, request, confirm=lambda prepared: _ask(prepared, yes=yes))
     finish(result, lambda payload: (f"{payload['unit']} runs",), as_json=as_json)
