@@ -1,13 +1,6 @@
-"""The long-running half: recovers what a swap left, reports ready, and keeps watch over interrupted swaps.
-
-It never stands in production's way: the server's unit neither waits for it nor ends with it.
-"""
+"""Recovers what a command left that was killed in the middle of a swap: nobody else will."""
 
 from __future__ import annotations
-
-import signal
-import threading
-from types import FrameType
 
 import structlog
 
@@ -18,7 +11,6 @@ from tunerd.errors import Busy, TunerdError
 from tunerd.system.files import is_locked
 from tunerd.system.notify import Notifier
 
-WATCH_S = 5.0
 # After a recovery that failed: what it needs may come by itself, such as a disk or a driver.
 _FIRST_RETRY_S = 15.0
 _LAST_RETRY_S = 900.0
@@ -27,31 +19,8 @@ _RELOAD_AND_RESTART_S = 600.0
 log = structlog.get_logger()
 
 
-def run_daemon(ctx: Context) -> int:
-    """Run until SIGTERM or SIGINT; the exit status."""
-    stop = threading.Event()
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-    notifier = Notifier(ctx.environment)
-    watch = _Watch(ctx, notifier)
-    watch.recover()
-    notifier.ready(f"watching {ctx.unit}")
-    log.info("daemon.ready", unit=ctx.unit, mode=str(ctx.mode))
-    every_s = min(WATCH_S, notifier.watchdog_s or WATCH_S)
-    while not stop.wait(every_s):
-        notifier.alive()
-        watch.look()
-    notifier.stopping()
-    log.info("daemon.stopped")
-    return 0
-
-
-class _Watch:
-    """Recovers what a command left that was killed in the middle of a swap: nobody else will."""
+class Recovery:
+    """Looks for unfinished swaps and dead measurements, and mends them when nobody is at work."""
 
     def __init__(self, ctx: Context, notifier: Notifier) -> None:
         self._ctx = ctx

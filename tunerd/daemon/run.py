@@ -1,0 +1,169 @@
+"""`tunerd daemon`: recovers, reports ready, then looks, guards and keeps times until it is told to end.
+
+It never stands in production's way: the server's unit neither waits for it nor ends with it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Protocol
+
+import structlog
+
+from tunerd.actions.context import Context
+from tunerd.actions.telemetry import Telemetry
+from tunerd.core.telemetry.history import Event
+from tunerd.daemon.loop import Loop
+from tunerd.daemon.recovery import Recovery
+from tunerd.daemon.watching import TIDY_S, Watching
+from tunerd.errors import ConfigError
+from tunerd.settings import load_settings
+from tunerd.system.notify import Notifier
+
+RECOVERY_S = 5.0
+_FIRST_TIDY_S = 120.0
+
+log = structlog.get_logger()
+
+
+class Part(Protocol):
+    """Something that runs beside the loop, in threads of its own, such as the API."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        ...
+
+    def stop(self) -> None:
+        """End within some seconds."""
+        ...
+
+
+MakePart = Callable[[Context, Telemetry], Part]
+
+
+def run_daemon(ctx: Context, parts: Sequence[MakePart] = ()) -> int:
+    """Run until SIGTERM or SIGINT; the exit status. SIGHUP reads the settings again."""
+    return Daemon(ctx, parts).run()
+
+
+class Daemon:
+    """All that the daemon does, in one loop."""
+
+    def __init__(self, ctx: Context, parts: Sequence[MakePart] = ()) -> None:
+        self._ctx = ctx
+        self._notifier = Notifier(ctx.environment)
+        self.telemetry = Telemetry()
+        self._parts = [make(ctx, self.telemetry) for make in parts]
+        each_s = min(RECOVERY_S, self._notifier.watchdog_s or RECOVERY_S)
+        self.loop = Loop(ctx.clock, self._alive, each_s, self._plan)
+        self._recovery = Recovery(ctx, self._notifier)
+        self._wants_reload = False
+        self._settings_changed_ns = self._settings_stamp()
+        self._set_up()
+
+    def run(self) -> int:
+        """Until it is told to end."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_end)
+        signal.signal(signal.SIGHUP, self._on_reload)
+        self._recovery.recover()
+        for part in self._parts:
+            part.start()
+        self._notifier.ready(f"watching {self._ctx.unit}")
+        log.info("daemon.ready", unit=self._ctx.unit, mode=str(self._ctx.mode))
+        self._plan()
+        self.loop.run()
+        self._notifier.stopping()
+        for part in self._parts:
+            part.stop()
+        self._watching.close()
+        log.info("daemon.stopped")
+        return 0
+
+    def tell(self, event: Event) -> None:
+        """Say something once: to the journal, to the history, and to whoever wants to be told."""
+        self._watching.keeper.add_event(event)
+        say = (
+            log.warning
+            if event.level == "warning"
+            else log.error
+            if event.level == "error"
+            else log.info
+        )
+        say(f"event.{event.kind}", text=event.text, hint=event.hint)
+
+    def _set_up(self) -> None:
+        self._watching = Watching(self._ctx, self.telemetry, self.tell)
+
+    def _plan(self) -> None:
+        self.loop.in_s("look", 0.0, self._look)
+        self.loop.in_s("recovery", RECOVERY_S, self._recover)
+        self.loop.in_s("tidy", _FIRST_TIDY_S, self._tidy)
+
+    def _look(self) -> None:
+        try:
+            self._watching.look()
+        finally:
+            self.loop.in_s("look", self._watching.wait_s, self._look)
+
+    def _recover(self) -> None:
+        try:
+            self._recovery.look()
+        finally:
+            self.loop.in_s("recovery", RECOVERY_S, self._recover)
+
+    def _tidy(self) -> None:
+        try:
+            self._watching.tidy()
+        finally:
+            self.loop.in_s("tidy", TIDY_S, self._tidy)
+
+    def _alive(self) -> None:
+        self._notifier.alive()
+        stamp = self._settings_stamp()
+        if self._wants_reload or stamp != self._settings_changed_ns:
+            self._wants_reload = False
+            self._settings_changed_ns = stamp
+            self._reload()
+
+    def _reload(self) -> None:
+        """Take over settings that changed; wrong ones change nothing.
+
+        Another unit or mode is another daemon's business: that needs a restart.
+        """
+        ctx = self._ctx
+        try:
+            settings = load_settings(ctx.paths, ctx.environment)
+        except ConfigError as problem:
+            self._refuse(problem)
+            return
+        if settings == ctx.settings:
+            return
+        if settings.service.unit != ctx.unit or settings.mode != ctx.settings.mode:
+            log.warning("settings.need_restart", unit=settings.service.unit)
+            return
+        self._ctx = replace(ctx, settings=settings)
+        self._recovery = Recovery(self._ctx, self._notifier)
+        self._watching.close()
+        self._set_up()
+        log.info("settings.reloaded")
+
+    def _refuse(self, problem: ConfigError) -> None:
+        text = f"{problem.message}, so those of before stay: {problem.cause}"
+        self.tell(Event(self._ctx.clock.now_s(), "settings-refused", "error", text, problem.hint))
+
+    def _settings_stamp(self) -> int | None:
+        try:
+            return self._ctx.paths.settings_file.stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def _on_end(self, _number: int, _frame: FrameType | None) -> None:
+        self.loop.end()
+
+    def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
+        self._wants_reload = True
+        self.loop.wake()
