@@ -68,9 +68,13 @@ class Server:
         self._api = Api(Engine(behaviour, arguments, log, Record(None)), self._die)
         self._api.is_loaded = True
         self._listener = socket.socket()
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._listener.bind(("127.0.0.1", arguments.whole("port", 0)))
-        self._listener.listen(16)
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind(("127.0.0.1", arguments.whole("port", 0)))
+            self._listener.listen(16)
+        except OSError:
+            self._listener.close()
+            raise
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:

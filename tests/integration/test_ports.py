@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
+
+import pytest
 
 from tunerd.system.ports import can_bind, free_port, is_in_use
 
@@ -46,3 +49,10 @@ def test_a_port_that_is_bound_is_in_use_though_nobody_listens() -> None:
 
 def test_an_address_of_another_machine_is_not_in_use() -> None:
     assert not is_in_use("192.0.2.1", free_port())
+
+
+def test_a_free_port_is_not_one_that_outgoing_connections_get() -> None:
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if lowest < 2048:
+        pytest.skip("all ports are for outgoing connections here")
+    assert all(1024 <= free_port() < lowest for _ in range(20))

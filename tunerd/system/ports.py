@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import random
 import socket
+from pathlib import Path
+
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_N_BELOW = 12_000
+_N_TRIES = 50
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on now; somebody else may take it before it is used."""
+    """A port of 127.0.0.1 that nothing listens on now; somebody else may take it before it is used.
+
+    If possible it is one that the kernel gives to no outgoing connection: such a connection of any
+    program would keep a server from binding.
+    """
+    lowest = _lowest_outgoing()
+    below = range(max(1024, lowest - _N_BELOW), lowest)
+    for port in random.sample(below, min(_N_TRIES, len(below))):
+        if can_bind("127.0.0.1", port):
+            return port
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        given: int = listener.getsockname()[1]
+        return given
+
+
+def _lowest_outgoing() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_OUTGOING.read_text().split()[0])
+    return 0
 
 
 def can_bind(host: str, port: int) -> bool:
