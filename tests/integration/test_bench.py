@@ -171,15 +171,17 @@ def test_the_live_unit_is_measured_with_its_fingerprint_and_left_as_it_is(box: B
     assert (stale["run"], stale["state"], stale["differs_from_live"]) == (found["run"], "holds", [])
 
 
-def test_a_profile_is_measured_with_speculation_on_and_off_and_the_unit_serves_again(
+def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serves(
     box: Box,
 ) -> None:
     before = json.loads(box.call("status", "--json").stdout)
     port = before["address"].rpartition(":")[2]
-    words = settings(box, serving__port=port, serving__alias="measured", serving__ctx_size=4096)
+    words = settings(box, serving__port=port, serving__alias="measured", serving__ctx_size=4096,
+                     serving__chat_template="chatml")  # fmt: skip
     found = benched(box, "cpu-embedded", "--suite", "quality", "--yes", *words)
 
-    assert [arm["name"] for arm in found["arms"]] == ["speculation on", "speculation off"]
+    names = ["speculation on", "speculation off", "what serves"]
+    assert [arm["name"] for arm in found["arms"]] == names
     drafted = {arm["name"]: 0 for arm in found["arms"]}
     for row in found["samples"]:
         drafted[row["arm"]] += row["timings"]["draft_n"] or 0
@@ -191,6 +193,12 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_the_unit_serves_a
     assert found["quality"]["passes"] is None
     assert all("tool" in reason for reason in found["quality"]["reasons"]), found["quality"]
     assert all(one["drift_letters"] == 0 for one in found["quality"]["cases"])
+    # Another template gives the same model other last words, from which it goes on otherwise.
+    beside = found["against_serving"]
+    assert (beside["passes"], beside["reference"]) == (False, "what serves")
+    assert "short answers: 1 of 1 differ" in beside["reasons"]
+    told = next(one for one in found["messages"] if one["code"] == "changes-answers")
+    assert "serving.chat_template (not set) -> chatml" in told["text"]
     with EvidenceStore(box.context.paths.evidence, writable=False) as store:
         run = store.run(found["run"])
         assert run is not None

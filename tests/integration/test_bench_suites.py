@@ -186,6 +186,15 @@ def test_what_differs_where_it_must_not_fails_the_gate(
     assert any(reason in text for text in found["reasons"]), found["reasons"]
 
 
+def test_thoughts_that_take_all_the_room_get_more_of_it(box: BenchBox, tmp_path: Path) -> None:
+    with stand_in(tmp_path / "e", *MTP, answer_text="", reasoning="hm, hm") as server:
+        result = box.bench(server.url, Suite.QUALITY)
+
+    short = [row for row in result.payload["samples"] if row["case"] == "short answers"]
+    assert [row["n_predict"] for row in short] == [32, 32 + 2048]
+    assert len({row["prompt_id"] for row in short}) == 1
+
+
 def test_a_question_measured_again_with_another_text_is_compared_by_what_both_were_asked(
     tmp_path: Path,
 ) -> None:

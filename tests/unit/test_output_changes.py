@@ -7,8 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from tunerd.core.bench.composing import Route, body_of
+from tunerd.core.bench.findings import SERVING, ArmData, findings
+from tunerd.core.bench.prompts import Prompt
 from tunerd.core.bench.quality import Quality
-from tunerd.core.bench.request import Request, Suite
+from tunerd.core.bench.reading import Answer, ToolCall
+from tunerd.core.bench.request import Plan, Request, Suite
 from tunerd.core.bench.suites import quality
 from tunerd.core.compare import Standing
 from tunerd.core.compare.advice import NOT_RECOMMENDED, advise
@@ -96,6 +100,20 @@ def test_settings_of_sampling_are_asked_about_by_the_servers_own_sampling_too() 
     assert {one.suite for one in quality(1, repeats=1).requests} == {Suite.QUALITY}
 
 
+def test_by_its_own_sampling_a_server_is_told_no_temperature() -> None:
+    prompt = Prompt("p", "prose", "Why?")
+    exact, own = (
+        body_of(one, prompt, Route.CHAT)
+        for one in sorted(
+            quality(1, repeats=1, with_own_sampling=True).requests,
+            key=lambda request: request.has_own_sampling,
+        )[::5]
+    )
+    assert exact["temperature"] == 0.0
+    assert "temperature" not in own
+    assert own["seed"] == exact["seed"]
+
+
 CHANGES = (OutputChange("serving.cache_type_k", "f16", "q4_0"),)
 PASSED = Quality(True, (), ())
 FAILED = replace(PASSED, passes=False, reasons=("short answers: 1 of 3 differ",))
@@ -131,3 +149,32 @@ def test_a_faster_b_that_could_not_be_judged_is_not_recommended_and_why_is_said(
 def test_where_nothing_may_change_answers_speed_alone_decides() -> None:
     assert advise(Standing.B_FASTER, (), None).recommended == "B"
     assert advise(Standing.NO_DIFFERENCE, (), None).recommended is None
+
+
+def arm(name: str, plan: Plan, text: str, own_text: str | None = None) -> ArmData:
+    def said(request: Request) -> Answer:
+        shown = own_text if request.has_own_sampling and own_text is not None else text
+        return Answer(shown, "", (ToolCall("convert", "{}"),), None, None, None, None, None, None,
+                      "stop", is_cut=False)  # fmt: skip
+
+    answers = {at: {"p": said(step.requests[0])} for at, step in enumerate(plan.steps)}
+    return ArmData(name, (), answers)
+
+
+def test_speculation_is_judged_exactly_and_what_serves_by_its_own_sampling_too() -> None:
+    plan = quality(1, repeats=1, with_own_sampling=True)
+    on = arm("on", plan, "Fe")
+    found = findings(plan, [on, arm("off", plan, "Fe", "Iron"), arm(SERVING, plan, "Fe", "Iron")])
+
+    assert found.payload["quality"]["passes"] is True
+    assert found.payload["quality"]["reference"] == "off"
+    assert found.payload["against_serving"]["passes"] is False
+    assert [record.figures["reference"] for record in found.records] == ["off", SERVING]
+
+
+def test_a_profile_without_speculation_is_judged_against_what_serves_alone() -> None:
+    plan = quality(1, repeats=1)
+    found = findings(plan, [arm("mine", plan, "Fe"), arm(SERVING, plan, "Fe")]).payload
+
+    assert found["quality"] is None
+    assert found["against_serving"]["passes"] is True

@@ -9,16 +9,18 @@ from dataclasses import asdict, replace
 from tunerd.actions.bench_plan import BenchRequest
 from tunerd.actions.bench_published import against_published, published_of
 from tunerd.actions.bench_run import Measured
+from tunerd.actions.bench_serving import beside_serving
 from tunerd.actions.bench_session import BOTH_ARMS, OFF, ON, Confirm, Session
 from tunerd.actions.bench_target import LIVE, open_live, open_url
 from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.context import Context
 from tunerd.actions.plan import make_plan
 from tunerd.actions.results import arm_json, sample_json
-from tunerd.core.bench.findings import ArmData, figures, findings
+from tunerd.core.bench.findings import SERVING, ArmData, figures, findings
 from tunerd.core.bench.problems import count_problems
 from tunerd.core.bench.request import Suite
 from tunerd.core.bench.trust import count_marks
+from tunerd.core.output_changes import changes_sampling
 from tunerd.core.profile import Published
 from tunerd.core.result import ActionResult, Level, Message, error, note, warning
 from tunerd.errors import BenchError, UsageError
@@ -84,8 +86,12 @@ def bench_profile(
         if one.is_refused:
             _refuse(one.messages)
     published = _published(ctx, asked, made.resolved.name)
+    beside = beside_serving(ctx, made, asked.suite)
+    if asked.suite is Suite.QUALITY and beside.changes and beside.plan is not None:
+        plans[SERVING] = beside.plan
+        asked = replace(asked, with_own_sampling=changes_sampling(beside.changes))
     with _store(ctx) as store:
-        session = Session(ctx, asked, store)
+        session = Session(ctx, asked, store, messages=list(beside.messages))
         session.on_candidates(plans, confirm, start_after=start_after)
         return result_of(session, f"profile {request.profile}", published)
 

@@ -40,7 +40,7 @@ class BenchRequest:
     """What was asked for on the command line; None is the usual.
 
     `repeats` is how often each case is measured, `depth` the tokens of long prompts, `seed` that of
-    order and texts.
+    order and texts. `with_own_sampling` asks the questions of `quality` by the server's own sampling too.
     """
 
     suite: Suite = Suite.MTP
@@ -49,6 +49,7 @@ class BenchRequest:
     seed: int | None = None
     workload: str | None = None
     is_against_published: bool = False
+    with_own_sampling: bool = False
 
 
 def prompt_book(ctx: Context) -> PromptBook:
@@ -132,7 +133,8 @@ def suite_plan(
     if asked.suite is Suite.DEEP:
         return suites.deep(seed, n_ctx=n_ctx), ()
     if asked.suite is Suite.QUALITY:
-        return suites.quality(seed, repeats=repeats), ()
+        own = asked.with_own_sampling
+        return suites.quality(seed, repeats=repeats, with_own_sampling=own), ()
     if asked.suite is Suite.CONCURRENCY:
         return suites.concurrency(seed, repeats=repeats), _waiting(n_slots)
     if shape is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tunerd.actions.bench_plan import prompt_book
+from tunerd.actions.bench_serving import answering
 from tunerd.actions.compare_gate import judge_answers
 from tunerd.actions.compare_record import Keeper, payload_of
 from tunerd.actions.compare_sides import SideRequest, plan_side, sides_of
@@ -20,10 +21,9 @@ from tunerd.actions.plan import Plan
 from tunerd.actions.workloads import workload_for
 from tunerd.core.bench.quality import Quality
 from tunerd.core.compare import Comparison, Decision, Limits, Pair, Side, compare
-from tunerd.core.compare.advice import change_words
 from tunerd.core.compare.outcome import End
 from tunerd.core.evidence import RunOutcome
-from tunerd.core.output_changes import Answering, OutputChange, output_changes
+from tunerd.core.output_changes import OutputChange, change_words, output_changes
 from tunerd.core.progress import Progress, ProgressSink
 from tunerd.core.quantity import format_duration
 from tunerd.core.result import ActionResult, Level, Message, note, warning
@@ -111,7 +111,7 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
     known = [tokens for tokens in contexts if tokens is not None]
     most = min(known) if known else _ANY_CONTEXT
     workload, cut = fitted(shape.plain(), most, margin_tokens=_FRAME_TOKENS)
-    changes = output_changes(_answering(plans["A"]), _answering(plans["B"]))
+    changes = output_changes(answering(plans["A"]), answering(plans["B"]))
     messages = [
         told,
         *_same(plans),
@@ -201,7 +201,8 @@ def _measure(
             found = compare(stand, prepared.workload, limits, rng, on_pair=on_pair)
         # Kept before production comes back: should that fail, the result is not lost.
         keeper.result(found)
-    return found, quality, held, stand.told()
+    notes = tuple(note("lease", text) for text in held.notes)
+    return found, quality, held, (*notes, *stand.told())
 
 
 def _answers(
@@ -247,10 +248,6 @@ def _same(plans: Mapping[Side, Plan]) -> list[Message]:
         return []
     text = "A and B are the same command line: whatever is found between them is chance"
     return [warning("same", text)]
-
-
-def _answering(plan: Plan) -> Answering:
-    return Answering(plan.engine.name, plan.command.argv, plan.resolved.profile.environment)
 
 
 def _changing(changes: Sequence[OutputChange]) -> list[Message]:

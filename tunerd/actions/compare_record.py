@@ -74,7 +74,7 @@ class Keeper:
 
     def answers(self, quality: Quality) -> None:
         """B's answers held against A's."""
-        self._store.add_summary(self.number, quality.to_record("B"))
+        self._store.add_summary(self.number, quality.to_record("B", "A"))
 
     def verdict(self, found: Comparison, quality: Quality | None) -> VerdictRecord:
         """The verdict, stored."""

@@ -116,6 +116,11 @@ def changes_sampling(changes: Sequence[OutputChange]) -> bool:
     return any(change.reach is Reach.SAMPLING for change in changes)
 
 
+def change_words(changes: Sequence[OutputChange]) -> str:
+    """The differences in words."""
+    return "; ".join(change.text for change in changes)
+
+
 def _by_key(argv: Sequence[str]) -> dict[str, str]:
     """Values by profile key, or by flag where no key renders it: builds spell a key differently."""
     found: dict[str, str] = {}

@@ -133,12 +133,14 @@ def _deep(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _quality(payload: Mapping[str, Any]) -> Iterator[str]:
-    found = payload["quality"]
-    if found is None:
+    gates = [found for key in ("quality", "against_serving") if (found := payload[key]) is not None]
+    if not gates:
         yield from _cases(payload, "case")
         yield "one arm alone: there is nothing to compare its answers with"
-        return
-    yield from quality_lines(found, found["candidate"], found["reference"])
+    for number, found in enumerate(gates):
+        if number:
+            yield ""
+        yield from quality_lines(found, found["candidate"], found["reference"])
 
 
 def quality_lines(found: Mapping[str, Any], candidate: str, reference: str) -> Iterator[str]:

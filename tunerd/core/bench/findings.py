@@ -9,7 +9,7 @@ from typing import Any
 from tunerd.core.bench.crossover import find_crossover, winners
 from tunerd.core.bench.depth import judge_depth
 from tunerd.core.bench.mtp import mtp_table
-from tunerd.core.bench.quality import Texts, judge_quality, pair
+from tunerd.core.bench.quality import Quality, Texts, judge_quality, pair
 from tunerd.core.bench.request import Plan, Suite
 from tunerd.core.bench.reuse import judge_reuse
 from tunerd.core.bench.turns import turn_times
@@ -19,6 +19,8 @@ from tunerd.core.sample import Sample
 from tunerd.core.workload_shape import WorkloadShape
 
 BY_POSITION = "acceptance by position"
+# The arm of what serves now, against which a profile that may answer otherwise is held.
+SERVING = "what serves"
 _PAIR = 2
 
 
@@ -128,17 +130,31 @@ def _deep(arms: Sequence[ArmData]) -> Findings:
 
 
 def _quality(plan: Plan, arms: Sequence[ArmData]) -> Findings:
-    if len(arms) != _PAIR:
-        return Findings({"quality": None}, ())
-    candidate, reference = arms
+    """The first arm against each of the others.
+
+    Speculation must not change what is exact, so it is judged at temperature 0 alone.
+    """
+    payload: dict[str, Any] = {"quality": None, "against_serving": None}
+    records = []
+    for reference in arms[1:]:
+        is_serving = reference.name == SERVING
+        judged = _judged(plan, arms[0], reference, is_exact=not is_serving)
+        payload["against_serving" if is_serving else "quality"] = {
+            **asdict(judged), "candidate": arms[0].name, "reference": reference.name,
+        }  # fmt: skip
+        records.append(judged.to_record(arms[0].name, reference.name))
+    return Findings(payload, tuple(records))
+
+
+def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: bool) -> Quality:
     asked = []
     for number, step in enumerate(plan.steps):
         request = step.requests[0]
+        if is_exact and request.has_own_sampling:
+            continue
         one, other = (arm.answers.get(number, {}) for arm in (reference, candidate))
         asked.append(pair(request.case, number, one, other))
-    judged = judge_quality(asked)
-    payload = {**asdict(judged), "candidate": candidate.name, "reference": reference.name}
-    return Findings({"quality": payload}, (judged.to_record(candidate.name),))
+    return judge_quality(asked)
 
 
 def _concurrency(arms: Sequence[ArmData]) -> Findings:

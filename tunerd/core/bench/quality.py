@@ -87,9 +87,9 @@ class Quality:
 
     NAME = "quality"
 
-    def to_record(self, arm: str) -> SummaryRecord:
-        """As it is kept."""
-        return SummaryRecord("quality", self.NAME, arm, asdict(self))
+    def to_record(self, arm: str, reference: str) -> SummaryRecord:
+        """As it is kept; `reference` is the arm whose answers those of `arm` were held against."""
+        return SummaryRecord("quality", self.NAME, arm, {"reference": reference, **asdict(self)})
 
 
 def judge_quality(asked: Sequence[Asked]) -> Quality:

@@ -50,8 +50,3 @@ def advise(standing: Standing, changes: Sequence[OutputChange], quality: Quality
     if faster == B:
         return Advice(outcome, None, f"B is not recommended, for {unknown}")
     return Advice(str(standing), faster, reasons=(unknown,))
-
-
-def change_words(changes: Sequence[OutputChange]) -> str:
-    """The differences in words."""
-    return "; ".join(change.text for change in changes)
