@@ -117,6 +117,23 @@ def list_targets(ctx: Context) -> ActionResult:
     return ActionResult("rollback", {"backups": rows})
 
 
+def preview(ctx: Context, to: str | None) -> ActionResult:
+    """Where a rollback would lead, and what would change; nothing is touched.
+
+    Raises:
+        UsageError, DeployError: as `rollback`.
+    """
+    target = find_target(ctx, to)
+    made_by = target.made_by
+    payload = {
+        "to": target.name,
+        "diff": target.diff,
+        "profile": made_by.profile if made_by is not None else None,
+        "removes": target.text is None,
+    }
+    return ActionResult("rollback", payload, target.messages)
+
+
 def find_target(ctx: Context, to: str | None) -> Target:
     """Where a rollback would lead, checked: its program and model are still there."""
     name, text, was = _chosen(ctx, to)

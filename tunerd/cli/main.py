@@ -50,6 +50,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("completion", "Print the completion script of a shell."),
 }
 
+# Started by tunerd itself; nobody types them.
+INTERNAL: dict[str, str] = {"job": "job"}
+
 _INTERRUPTED = 130
 _ALLOCATIONS_PER_COLLECTION = 50_000
 
@@ -71,10 +74,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name."""
         del ctx
-        found = COMMANDS.get(cmd_name)
-        if found is None:
+        module_name = INTERNAL.get(cmd_name) or COMMANDS.get(cmd_name, ("",))[0]
+        if not module_name:
             return None
-        module = importlib.import_module(f"tunerd.cli.commands.{found[0]}")
+        module = importlib.import_module(f"tunerd.cli.commands.{module_name}")
         command: click.Command = module.command
         return command
 
@@ -83,7 +86,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest name for a misspelt one."""
         name = args[0] if args else ""
-        if name and not name.startswith("-") and name not in COMMANDS:
+        if name and not name.startswith("-") and name not in {*COMMANDS, *INTERNAL}:
             import difflib
 
             nearest = difflib.get_close_matches(name, COMMANDS, n=1)

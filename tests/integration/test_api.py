@@ -1,0 +1,275 @@
+"""The local API on real sockets: who comes in, what is refused, and what jobs do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.api_box import GROUP, MEMBER, STRANGER, ApiBox, serving
+from tunerd.actions.jobs import folder_of
+from tunerd.core.access import Peer, Via
+from tunerd.core.job import JobKind, JobRequest
+from tunerd.errors import HostError
+from tunerd.system.listen import unix_socket
+from tunerd.web.gate import Refusal
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="not root, so it cannot become others: run `sudo ./tests/run`"
+)
+TOKEN = "a-token-that-is-long-enough"  # noqa: S105 -- of tests
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[ApiBox]:
+    with serving() as running:
+        yield running
+
+
+def test_a_reading_command_and_its_route_say_the_same(api: ApiBox) -> None:
+    by_command = json.loads(api.box.call("status", "--json").stdout)
+    by_route = api.ask("/api/status")
+
+    assert by_route.status == 200
+    assert by_route.json == by_command
+    assert by_route.headers["x-tunerd-exit-code"] == "0"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/api/history", "/api/history?limit=3", "/api/rollback", "/api/profiles", "/api/workloads",
+        "/api/profiles/cpu-embedded", "/api/workloads/chat", "/api/results", "/api/jobs",
+        "/api/readings", "/api/telemetry?hours=48", "/api/openapi.json",
+    ],
+)  # fmt: skip
+def test_what_can_be_read_is_there_on_a_fresh_machine(api: ApiBox, url: str) -> None:
+    assert api.ask(url).status == 200
+
+
+def test_what_needs_a_process_of_its_own_is_read_all_the_same(api: ApiBox) -> None:
+    assert api.ask("/api/sweeps").json["sweeps"] == []
+    found = api.ask("/api/doctor")
+    assert found.json["findings"] is not None
+    assert found.headers["x-tunerd-exit-code"] in {"0", "6", "7"}
+
+
+@pytest.mark.parametrize(
+    ("url", "status"),
+    [
+        ("/api/history/7", 404),
+        ("/api/history/" + "9" * 5000, 404),
+        ("/api/history/-1", 404),
+        ("/api/history?limit=0", 400),
+        ("/api/history?limit=1&limit=2", 400),
+        ("/api/history?nonsense=1", 400),
+        ("/api/profiles/..%2f..%2fetc%2fpasswd", 404),
+        ("/api/profiles/%00", 404),
+        ("/api/plan/.hidden", 404),
+        ("/api/rollback/preview?to=../../../etc/passwd", 400),
+        ("/api/jobs/4711", 404),
+        ("/api/jobs/4711/events", 404),
+        ("/api/nothing", 404),
+        ("/api/status/", 404),
+    ],
+)
+def test_what_is_not_there_or_cannot_be_is_refused_in_the_same_shape(
+    api: ApiBox, url: str, status: int
+) -> None:
+    said = api.ask(url)
+
+    assert said.status == status
+    assert said.json["ok"] is False
+    assert said.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/api/apply", {}),
+        ("/api/apply", {"profile": "../x"}),
+        ("/api/apply", {"profile": "cpu-embedded", "unknown": 1}),
+        ("/api/apply", {"profile": "cpu-embedded", "now": "yes"}),
+        ("/api/apply", {"profile": "cpu-embedded", "set": {"speculation.n_max": [1]}}),
+        ("/api/apply", {"profile": "cpu-embedded", "set": {"speculation.type": "/bin/sh"}}),
+        ("/api/apply", "[" * 20000),
+        ("/api/apply", "\udcff".encode("utf-8", "surrogateescape")),
+        ("/api/rollback", {"to": "/etc/shadow"}),
+        ("/api/rollback", {"to": "../llama-server.service.pre-x"}),
+        ("/api/sweep/start", {"budget_s": 1e999}),
+        ("/api/sweep/start", {"workload": "a/b"}),
+    ],
+)
+def test_a_wrong_body_starts_nothing(api: ApiBox, url: str, body: object) -> None:
+    before = api.ask("/api/jobs").json
+
+    said = api.post(url, body)
+
+    assert said.status == 400, said
+    assert api.ask("/api/jobs").json == before
+
+
+@pytest.mark.parametrize("key", ["engine.prefer", "model.path", "serving.host", "extra_args.x"])
+def test_an_operator_cannot_choose_programs_files_or_addresses(api: ApiBox, key: str) -> None:
+    said = api.post("/api/apply", {"profile": "cpu-embedded", "set": {key: "x"}})
+
+    assert said.status == 404
+    assert "may not be set without root" in said.json["error"]["message"]
+
+
+def test_a_body_that_is_too_large_is_refused_whatever_its_head_says(api: ApiBox) -> None:
+    big = b" " * 70_000
+    assert api.post("/api/apply", big).status == 413
+
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.settimeout(30)
+        channel.connect(str(api.path))
+        head = b"POST /api/apply HTTP/1.1\r\nHost: localhost\r\nX-Tunerd: 1\r\n"
+        kind = b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        channel.sendall(head + kind + b"11170\r\n" + big + b"\r\n0\r\n\r\n")
+        assert channel.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_changes_need_a_header_that_no_foreign_page_can_send(api: ApiBox) -> None:
+    without = api.ask("/api/rollback", method="POST", body={}, headers={"X-Tunerd": "0"})
+    foreign = api.post("/api/rollback", {}, tcp=True, headers={"Origin": "http://evil.example"})
+    cross = api.post("/api/rollback", {}, tcp=True, headers={"Sec-Fetch-Site": "cross-site"})
+    form = api.post("/api/rollback", "x=1", headers={"Content-Type": "text/plain"})
+
+    assert (without.status, foreign.status, cross.status, form.status) == (403, 403, 403, 415)
+
+
+def test_a_name_that_was_bent_to_this_machine_is_refused(api: ApiBox) -> None:
+    assert api.ask("/api/status", tcp=True, headers={"Host": "evil.example"}).status == 421
+    assert api.ask("/api/status", tcp=True, headers={"Host": "localhost:1"}).status == 200
+
+
+def test_every_answer_forbids_frames_sniffing_and_foreign_scripts(api: ApiBox) -> None:
+    for url in ("/api/status", "/api/nothing"):
+        headers = api.ask(url, tcp=True).headers
+        assert "script-src 'self'" in headers["content-security-policy"]
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in headers
+
+
+# Who
+
+
+def test_the_socket_of_a_user_is_for_that_user_alone(api: ApiBox) -> None:
+    assert stat.S_IMODE(api.path.stat().st_mode) == 0o600
+
+
+@needs_root
+def test_a_member_of_the_group_comes_in_and_a_stranger_does_not() -> None:
+    with serving(group=GROUP) as api:
+        status = api.path.stat()
+        assert (stat.S_IMODE(status.st_mode), status.st_gid) == (0o660, GROUP)
+
+        assert api.ask_as(MEMBER, GROUP)[0] == 200
+        began, text = api.ask_as(MEMBER, GROUP, url="/api/rollback", method="POST")
+        assert began == 202, text
+        assert api.ask_as(STRANGER)[:2] == (None, "PermissionError"), "the kernel refuses"
+
+        api.path.chmod(0o666)  # even where the file would let them in
+        refused, why = api.ask_as(STRANGER)
+        assert refused == 403
+        assert "only root and members of group tunerd" in why
+        assert api.ask_as(STRANGER, url="/api/rollback", method="POST")[0] == 403
+        assert api.ask_as(MEMBER, GROUP)[0] == 200
+
+
+@needs_root
+def test_on_the_port_a_stranger_of_this_machine_is_told_by_the_owner_of_the_socket() -> None:
+    with serving(group=GROUP) as api:
+        assert api.ask("/api/status", tcp=True).status == 200
+        assert api.ask_as(STRANGER, tcp=True)[0] == 403
+
+
+@needs_root
+def test_a_stranger_with_the_token_comes_in_until_too_many_wrong_ones_came() -> None:
+    with serving(token=TOKEN) as api:
+
+        def status(offered: str) -> int:
+            found = api.gate.try_token(Peer(Via.TCP, STRANGER, address="127.0.0.1"), offered)
+            return found.status if isinstance(found, Refusal) else 200
+
+        assert api.ask_as(STRANGER, tcp=True)[0] == 401
+        assert status(TOKEN) == 200
+        assert {status(f"wrong {n}") for n in range(10)} == {401}
+        assert status("wrong again") == 429
+        assert status(TOKEN) == 429, "the right one as well, or guessing would go on"
+
+
+# Jobs
+
+
+def test_a_job_goes_on_without_its_client_and_tells_everybody_how_it_ended(api: ApiBox) -> None:
+    said = api.post("/api/rollback", {})
+    assert said.status == 202
+    number = said.json["job"]["job"]
+    assert said.headers["location"] == f"/api/jobs/{number}"
+
+    told: list[list[dict[str, object]]] = []
+    listeners = [threading.Thread(target=lambda: told.append(api.events(number))) for _ in range(5)]
+    with socket.socket(socket.AF_UNIX) as leaver:
+        leaver.connect(str(api.path))
+        leaver.sendall(f"GET /api/jobs/{number}/events HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    for one in listeners:
+        one.start()
+    for one in listeners:
+        one.join()
+
+    assert len(told) == 5
+    for events in told:
+        assert [event["event"] for event in events][:1] == ["begun"]
+        assert events[-1]["event"] == "end"
+        assert events[-1]["exit_code"] == 1
+    job = api.ask(f"/api/jobs/{number}").json["job"]
+    assert job["state"] == "failed"
+    assert job["result"]["error"]["code"] == "deploy"
+    assert job["asked_by"] == "root" if os.geteuid() == 0 else job["asked_by"]
+
+
+def test_one_change_at_a_time_and_whoever_comes_second_is_told_of_the_first(api: ApiBox) -> None:
+    folder = folder_of(api.box.context)
+    request = JobRequest(JobKind.APPLY, "alice", api.box.context.clock.now_s())
+    number = folder.create(request.to_json())
+    with folder.writing(number):
+        second = api.post("/api/rollback", {})
+        looked = api.ask("/api/plan/cpu-embedded").status
+    after = api.post("/api/rollback", {})
+
+    assert second.status == 409
+    assert second.json["error"]["code"] == "busy"
+    assert second.json["error"]["cause"] == f"job {number}, apply, asked for by alice"
+    assert looked != 409, "looking is no change"
+    assert after.status == 202, "its process is gone, and with it the job"
+
+
+def test_a_profile_that_is_not_there_starts_no_job(api: ApiBox) -> None:
+    before = api.ask("/api/jobs").json
+    assert api.post("/api/apply", {"profile": "no-such-thing"}).status == 422
+    assert api.ask("/api/jobs").json == before
+
+
+def test_a_socket_that_a_dead_process_left_is_taken_and_anything_else_is_left(api: ApiBox) -> None:
+    with pytest.raises(HostError, match="another tunerd listens"):
+        unix_socket(api.path, group=None)
+    assert api.ask("/api/status").status == 200
+
+    left = api.path.with_name("left.sock")
+    unix_socket(left, group=None).close()
+    unix_socket(left, group=None).close()
+
+    file = api.path.with_name("file.sock")
+    file.write_text("mine")
+    with pytest.raises(HostError, match="is no socket"):
+        unix_socket(file, group=None)
+    assert file.read_text() == "mine"

@@ -1,0 +1,167 @@
+"""The local API on real sockets, in this process, with folders of a test behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.local_box import Box
+from tunerd.actions.telemetry import Telemetry
+from tunerd.system.listen import tcp_socket, unix_socket
+from tunerd.web.app import Desk, Seams, build_app
+from tunerd.web.gate import Gate
+from tunerd.web.server import ApiServer
+
+# Numbers that no account has.
+GROUP, MEMBER, STRANGER = 54321, 54322, 54323
+OWN = {"X-Tunerd": "1"}
+_ASK = """
+import http.client, json, socket, sys
+path, method, url = sys.argv[1:4]
+class Connection(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(path)
+class Tcp(http.client.HTTPConnection):
+    pass
+host, _, port = path.partition(":")
+connection = Connection("localhost") if path.startswith("/") else Tcp(host, int(port))
+try:
+    connection.request(method, url, "{}", {"Content-Type": "application/json", "X-Tunerd": "1"})
+    reply = connection.getresponse()
+    print(json.dumps([reply.status, reply.read().decode()]))
+except OSError as error:
+    print(json.dumps([None, type(error).__name__]))
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """One answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(60)
+        self.sock.connect(str(self._path))
+
+
+@dataclass
+class ApiBox:
+    """A running API: `folder` holds its world, `path` is its socket, `port` that of the page."""
+
+    box: Box
+    path: Path
+    port: int
+    gate: Gate
+    telemetry: Telemetry = field(default_factory=Telemetry)
+
+    @property
+    def url(self) -> str:
+        """Of the page."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        tcp: bool = False,
+    ) -> Said:
+        """One request; a body that is no text is sent as JSON, and anything sent is deliberate."""
+        connection: http.client.HTTPConnection
+        if tcp:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        else:
+            connection = _UnixConnection(self.path)
+        sent = {
+            **({} if method == "GET" else {"Content-Type": "application/json", **OWN}),
+            **(headers or {}),
+        }
+        content = body if isinstance(body, str | bytes | None) else json.dumps(body)
+        with contextlib.closing(connection):
+            connection.request(method, url, content, sent)
+            reply = connection.getresponse()
+            found = {name.lower(): value for name, value in reply.getheaders()}
+            return Said(reply.status, found, reply.read())
+
+    def post(self, url: str, body: object, **options: Any) -> Said:
+        """A request that changes something."""
+        return self.ask(url, method="POST", body=body, **options)
+
+    def events(self, number: int) -> list[dict[str, Any]]:
+        """Everything that a job tells until it is over."""
+        said = self.ask(f"/api/jobs/{number}/events")
+        assert said.status == 200, said
+        lines = [line for line in said.text.splitlines() if line.startswith("data: ")]
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+    def ask_as(self, uid: int, *groups: int, url: str = "/api/status", method: str = "GET",
+               tcp: bool = False) -> tuple[int | None, str]:  # fmt: skip
+        """What somebody else is told; None and the name of the error where nobody answers them."""
+        python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+        where = f"127.0.0.1:{self.port}" if tcp else str(self.path)
+        done = subprocess.run(
+            [python, "-S", "-E", "-c", _ASK, where, method, url],
+            capture_output=True, text=True, check=True, timeout=60, cwd="/",
+            user=uid, group=uid, extra_groups=list(groups),
+        )  # fmt: skip
+        status, text = json.loads(done.stdout)
+        return status, text
+
+
+@contextlib.contextmanager
+def serving(
+    *, box: Box | None = None, token: str | None = None, group: int | None = None
+) -> Iterator[ApiBox]:
+    """The API until the body ends; its folder can be entered by everybody, as `/run/tunerd` can."""
+    with tempfile.TemporaryDirectory(prefix="tunerd-api-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        own = box or Box(folder / "box", {"TUNERD_SERVICE__SETTLE_S": "0.2"})
+        own.folder.mkdir(exist_ok=True)
+        ctx = own.context
+        gate = Gate(
+            own_uid=os.getuid(), group=lambda: group, now_s=ctx.clock.monotonic_s, token=token
+        )
+        path = folder / "tunerd.sock"
+        sockets = [unix_socket(path, group=group), tcp_socket("127.0.0.1", 0)]
+        made = ApiBox(own, path, sockets[1].getsockname()[1], gate)
+        desk = Desk(ctx, gate, Seams(made.telemetry))
+        server = ApiServer(build_app(desk), sockets)
+        server.start()
+        try:
+            yield made
+        finally:
+            server.stop()
+            assert not server.is_alive

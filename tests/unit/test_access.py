@@ -1,0 +1,89 @@
+"""Who may use the local API, and which names and pages are its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunerd.core.access import Peer, Via, host_is_ours, may_act, origin_is_ours
+from tunerd.core.job import check_options, plain_keys
+from tunerd.errors import UsageError
+
+GROUP = 900
+
+
+@pytest.mark.parametrize(
+    ("peer", "may"),
+    [
+        (Peer(Via.UNIX, 0), True),
+        (Peer(Via.UNIX, 1000, frozenset({1000, GROUP})), True),
+        (Peer(Via.TCP, 1000, frozenset({1000, GROUP})), True),
+        (Peer(Via.UNIX, 1001, frozenset({1001, 27})), False),
+        (Peer(Via.UNIX, 1001), False),
+        (Peer(Via.TCP, None), False),
+        (Peer(Via.TCP, 0, is_local=False), False),
+    ],
+)
+def test_root_and_the_group_may_act_and_nobody_else(peer: Peer, may: bool) -> None:
+    assert may_act(peer, own_uid=0, group=GROUP) is may
+
+
+def test_without_a_group_only_root_and_the_owner_may_act() -> None:
+    member = Peer(Via.UNIX, 1000, frozenset({1000}))
+
+    assert not may_act(member, own_uid=0, group=None)
+    assert may_act(member, own_uid=1000, group=None)
+
+
+@pytest.mark.parametrize(
+    ("host", "ours"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:8765", True),
+        ("127.0.0.1:1", True),
+        ("[::1]:8765", True),
+        ("box.lan:8765", True),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example:8765", False),
+        ("localhost:80:80", False),
+        ("localhost:evil", False),
+        ("[::1].evil", False),
+        ("[::1]@evil", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_a_foreign_name_for_this_machine_is_told_from_its_own(host: str | None, ours: bool) -> None:
+    assert host_is_ours(host, ["box.lan"]) is ours
+
+
+@pytest.mark.parametrize(
+    ("origin", "ours"),
+    [
+        (None, True),
+        ("http://localhost:8765", True),
+        ("https://localhost:8765", True),
+        ("http://localhost:9000", False),
+        ("http://evil.example", False),
+        ("null", False),
+        ("file://", False),
+        ("localhost:8765", False),
+    ],
+)
+def test_only_its_own_page_may_send_changes(origin: str | None, ours: bool) -> None:
+    assert origin_is_ours(origin, "localhost:8765") is ours
+
+
+def test_what_an_operator_may_set_names_no_program_file_or_address() -> None:
+    assert {"speculation.n_max", "memory.fit_mib", "serving.cache_type_k"} <= plain_keys()
+    dangerous = {
+        "engine.prefer", "extra_args", "environment.LD_PRELOAD", "model.path", "model.mmproj",
+        "serving.host", "serving.api_key_file", "serving.slot_save_path", "serving.chat_template",
+        "serving.chat_template_kwargs", "speculation.draft_model", "memory.override_tensor",
+        "memory.device", "serving.alias", "engines.x.extra_args", "model.chat_template_file",
+    }  # fmt: skip
+    assert plain_keys() & dangerous == set()
+
+    for key in dangerous:
+        with pytest.raises(UsageError, match="without root"):
+            check_options({"speculation.n_max": 3, key: "/srv/x"})
