@@ -186,6 +186,7 @@ put_settings() {
 
 system_files() {
     say "$lib/systemd/system/tunerd.service"
+    say "$lib/systemd/system/tunerd.socket"
     say "$lib/systemd/system/tunerd-sweep.service"
     say "$lib/sysusers.d/tunerd.conf"
     say "$lib/tmpfiles.d/tunerd.conf"
@@ -202,6 +203,7 @@ install_system() {
         act relocate
     fi
     put "$here/units/tunerd.service" "$dest$lib/systemd/system/tunerd.service"
+    put "$here/units/tunerd.socket" "$dest$lib/systemd/system/tunerd.socket"
     put "$here/units/tunerd-sweep.service" "$dest$lib/systemd/system/tunerd-sweep.service"
     put "$here/units/tunerd.sysusers" "$dest$lib/sysusers.d/tunerd.conf"
     put "$here/units/tunerd.tmpfiles" "$dest$lib/tmpfiles.d/tunerd.conf"
@@ -242,7 +244,10 @@ start_system() {
     if systemd_runs; then
         act systemctl daemon-reload
         act systemctl --quiet enable tunerd.service
-        act systemctl restart tunerd.service || die 'tunerd.service did not start' "$why"
+        # A socket is not handed to a service that runs already.
+        act systemctl stop tunerd.service
+        act systemctl restart tunerd.socket || die 'tunerd.socket did not start' "$why"
+        act systemctl start tunerd.service || die 'tunerd.service did not start' "$why"
     else
         act systemctl --quiet enable tunerd.service
         say 'systemd does not run here; tunerd.service will start at the next boot'
@@ -299,9 +304,10 @@ uninstall_system() {
         end_sweep systemctl
     fi
     if systemd_runs && [ -e "$lib/systemd/system/tunerd.service" ]; then
-        act systemctl --quiet disable --now tunerd.service
+        act systemctl --quiet disable --now tunerd.socket tunerd.service
     else
         act rm -f -- "$dest/etc/systemd/system/multi-user.target.wants/tunerd.service"
+        act rm -f -- "$dest/etc/systemd/system/sockets.target.wants/tunerd.socket"
     fi
     for file in $(system_files); do
         act rm -f -- "$dest$file"

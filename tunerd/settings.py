@@ -30,6 +30,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from tunerd.core.listen_address import parse_listen
 from tunerd.core.nearest import nearest_name
 from tunerd.core.paths import Paths
 from tunerd.core.value_words import allowed_words
@@ -220,6 +221,27 @@ class DaemonSettings(Table):
     )
 
 
+def _listen(text: str) -> str:
+    parse_listen(text)
+    return text
+
+
+class PageSettings(Table):
+    """The page and the API on a port, beside the socket; off without `listen`."""
+
+    listen: Annotated[str, AfterValidator(_listen)] | None = Field(
+        None, description="address and port of the page, such as `127.0.0.1:8765`"
+    )
+    token_file: WholePath | None = Field(
+        None,
+        description="file with the token that opens the page, mode 0600; any address that others "
+        "can reach needs one",
+    )
+    hosts: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:\[\]-]{1,253}$")], ...] = Field(
+        (), description="further names under which browsers reach the page, such as `box.lan`"
+    )
+
+
 class Settings(BaseSettings):
     """All settings."""
 
@@ -240,6 +262,7 @@ class Settings(BaseSettings):
     sweep: SweepSettings = SweepSettings()
     probation: ProbationSettings = ProbationSettings()
     daemon: DaemonSettings = DaemonSettings()
+    page: PageSettings = PageSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -66,6 +66,7 @@ PLAIN_MODULES = {
     "scipy",
     "sqlalchemy",
     "starlette",
+    "uvicorn",
     "xllamacpp",
 }
 NOT_IN_HELP = {"httpx", "psutil", "pydantic", "pydantic_settings", "pynvml", "rich", "structlog",
@@ -208,7 +209,7 @@ def test_core_calls_nothing_that_acts() -> None:
 def test_nothing_reads_the_environment_but_its_owners() -> None:
     """Entry points read it once and pass it on; the supervisor's process has one of its own."""
     allowed = {"actions/context.py", "actions/supervise.py", "settings.py", "embedded.py",
-               "cli/output.py", "cli/main.py", "cli/commands/daemon.py",
+               "cli/output.py", "cli/main.py", "cli/commands/daemon.py", "cli/remote.py",
                "system/local.py", "system/notify.py", "system/supervisor_start.py",
                "system/systemd.py"}  # fmt: skip
     assert [

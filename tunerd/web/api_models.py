@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, Json, StringConstraints
 
 from tunerd.core.job import MOST_OPTIONS
 from tunerd.core.names import NAME_PATTERN
@@ -111,6 +111,9 @@ class PlanQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    set: Json[dict[Key, Plain]] | None = Field(
+        None, description="keys to pin, as a JSON object, as `set` of /api/apply"
+    )
     explain: bool = Field(False, description="who set each flag, and why")
     untuned: bool = Field(False, description="leave out what the last promotion found")
 

@@ -93,7 +93,8 @@ def _preview(reads: Reads, call: Call) -> Answer:
 
 
 def _plan(reads: Reads, call: Call) -> Answer:
-    arguments = {"profile": call.path["profile"], **call.query.model_dump()}
+    given = call.query.model_dump(exclude_none=True)
+    arguments = {"profile": call.path["profile"], **given}
     return reads.by_job(JobKind.PLAN, arguments, call.visitor.name)
 
 

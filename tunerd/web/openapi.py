@@ -124,7 +124,7 @@ def _query_parameters(properties: Mapping[str, Any]) -> list[dict[str, Any]]:
             "in": "query",
             "required": False,
             "description": schema.get("description", ""),
-            "schema": _without_null(schema),
+            **_value(_without_null(schema)),
         }
         for name, schema in properties.items()
     ]
@@ -137,6 +137,13 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value for key, value in found.items() if key not in {"title", "description", "default"}
     }
+
+
+def _value(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """How a parameter is written: as it is, or as JSON in a text."""
+    if schema.get("contentMediaType") != "application/json":
+        return {"schema": dict(schema)}
+    return {"content": {"application/json": {"schema": schema["contentSchema"]}}}
 
 
 def _answer(text: str, model: type[BaseModel]) -> dict[str, Any]:

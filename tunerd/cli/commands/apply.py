@@ -48,6 +48,9 @@ def command(
 
     If the new server does not answer, the old one is put back (exit code 3).
 
+    Members of group tunerd need no root: it is done through the daemon's socket, for numbers and
+    switches with --set, and goes on when this command is left.
+
     \b
     Example:
       tunerd apply rtx-3090-ti-24gb
@@ -58,7 +61,18 @@ def command(
     from tunerd.actions.context import build_context
     from tunerd.actions.plan import plan
     from tunerd.actions.profile_layers import parse_options
+    from tunerd.cli.remote import remote_apply, remote_for, remote_plan
 
+    remote = remote_for(mode, as_json=as_json)
+    if remote is not None and dry_run:
+        finish(remote_plan(remote, profile, options, untuned=untuned), render_plan, as_json=as_json)
+        return
+    if remote is not None:
+        done = remote_apply(
+            remote, profile, options, untuned=untuned, now=now, probation=not no_probation, yes=yes
+        )
+        finish(done, render, as_json=as_json)
+        return
     request = PlanRequest(profile, parse_options(options), with_tuned=not untuned)
     context = build_context(
         mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=not dry_run

@@ -19,10 +19,11 @@ def command(mode: str | None) -> None:
     from tunerd import log
     from tunerd.actions.context import build_context
     from tunerd.daemon import run_daemon
+    from tunerd.web.part import ApiPart
 
     context = build_context(mode=mode)  # which also says if the level of the log is none
     log.configure(
         level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
         journal=True if os.environ.get("JOURNAL_STREAM") else None,
     )
-    raise click.exceptions.Exit(run_daemon(context))
+    raise click.exceptions.Exit(run_daemon(context, [ApiPart]))

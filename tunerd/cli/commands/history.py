@@ -13,6 +13,8 @@ from tunerd.cli.complete import names_of
 from tunerd.cli.output import columns, finish, json_option
 from tunerd.core.quantity import format_duration
 
+_MOST_SHOWN = 1000  # through the daemon's socket
+
 
 @click.group(name="history", invoke_without_command=True, short_help="Every swap.")
 @click.option("--all", "show_all", is_flag=True, help="Every generation, not only the newest 20.")
@@ -31,8 +33,13 @@ def command(ctx: click.Context, show_all: bool, as_json: bool) -> None:
         return
     from tunerd.actions.context import build_context
     from tunerd.actions.history import DEFAULT_LIMIT, history
+    from tunerd.cli.remote import remote_for
 
     limit = None if show_all else DEFAULT_LIMIT
+    remote = remote_for(ctx.obj, as_json=as_json)
+    if remote is not None:
+        finish(remote.read("history", limit=limit or _MOST_SHOWN), render, as_json=as_json)
+        return
     finish(history(build_context(mode=ctx.obj), limit=limit), render, as_json=as_json)
 
 
@@ -49,7 +56,12 @@ def show_command(ctx: click.Context, number: int, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.history import show
+    from tunerd.cli.remote import remote_for
 
+    remote = remote_for(ctx.obj, as_json=as_json)
+    if remote is not None:
+        finish(remote.read("history", str(number)), render_show, as_json=as_json)
+        return
     finish(show(build_context(mode=ctx.obj), number), render_show, as_json=as_json)
 
 

@@ -52,7 +52,13 @@ def command(
     from tunerd.actions.context import build_context
     from tunerd.actions.plan import plan
     from tunerd.actions.profile_layers import parse_options
+    from tunerd.cli.remote import remote_for, remote_plan
 
+    remote = remote_for(mode, as_json=as_json)
+    if remote is not None:
+        found = remote_plan(remote, profile, options, untuned=untuned, explain=explain)
+        finish(found, render, as_json=as_json)
+        return
     request = PlanRequest(profile, parse_options(options), with_tuned=not untuned)
     result = plan(build_context(mode=mode), request, with_explain=explain)
     finish(result, render, as_json=as_json)

@@ -40,6 +40,8 @@ def command(
 
     Without a terminal to ask on, it goes ahead: in trouble one command must be enough.
 
+    Members of group tunerd need no root: it is done through the daemon's socket.
+
     \b
     Example:
       tunerd rollback
@@ -48,7 +50,15 @@ def command(
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.rollback import list_targets, rollback
+    from tunerd.cli.remote import remote_for, remote_rollback
 
+    remote = remote_for(mode, as_json=as_json)
+    if remote is not None and only_list:
+        finish(remote.read("rollback"), render_list, as_json=as_json)
+        return
+    if remote is not None:
+        finish(remote_rollback(remote, to=to, now=now, yes=yes), render, as_json=as_json)
+        return
     context = build_context(
         mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=not only_list
     )

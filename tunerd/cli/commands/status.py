@@ -20,6 +20,8 @@ from tunerd.core.quantity import format_mib
 def command(mode: str | None, as_json: bool) -> None:
     """What serves now, since when, from which generation, healthy or not.
 
+    Members of group tunerd are shown the system's server, through the daemon's socket.
+
     \b
     Example:
       tunerd status
@@ -27,7 +29,12 @@ def command(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.status import status
+    from tunerd.cli.remote import remote_for
 
+    remote = remote_for(mode, as_json=as_json)
+    if remote is not None:
+        finish(remote.read("status"), render, as_json=as_json)
+        return
     finish(status(build_context(mode=mode)), render, as_json=as_json)
 
 
