@@ -1,4 +1,7 @@
-"""A sweep as a unit under systemd: begun by systemctl, killed, resumed; production serves after each."""
+"""A sweep as a unit under systemd: begun by systemctl, killed, stopped, resumed, on a full disk.
+
+Production serves after each.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import pytest
 
 from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
+from tests.support.night import SWEEP, install_unit
 
-SWEEP = "tunerd-sweep.service"
 WORKLOAD = """
 [[classes]]
 name = "ask"
@@ -19,7 +22,7 @@ kind = "code"
 prompt_tokens = 100
 answer_tokens = 32
 """
-SETTINGS = "[sweep]\nquiet_s = 1.0\n"
+SETTINGS = "[sweep]\nquiet_s = 1.0\nbudget_s = 300.0\n{more}"
 LIMIT_S = 60.0
 
 
@@ -31,13 +34,15 @@ def until(machine: Machine, holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def deployed(machine: Machine) -> Deployment:
+def deployed(machine: Machine, more: str = "") -> Deployment:
     text = profile("embedded", speculation__type="mtp", speculation__n_max=3, speculation__p_min=0.0,
                    serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
     ranges = '[sweep]\n"engine.prefer" = ["embedded"]\n"speculation.n_max" = [1, 2, 3]\n'
     ranges += '"speculation.p_min" = [0.0]\n"serving.threads" = [1]\n"serving.n_ubatch" = [512]\n'
-    box = Deployment(machine, settings=SETTINGS, profiles={"night": text + ranges})
+    settings = SETTINGS.format(more=more)
+    box = Deployment(machine, settings=settings, profiles={"night": text + ranges})
     box.profile("workloads/small", WORKLOAD)
+    install_unit(machine)
     box.apply("night")
     return box
 
@@ -61,6 +66,7 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
     box("sweep", "start", "--yes", "--budget", "300s", "--seed", "5")
     until(host_machine, lambda: starts(box) >= 2, "two starts")
     assert host_machine.systemctl("is-active", SWEEP) == "active"
+    assert box.show("FragmentPath", SWEEP).startswith("/usr/local/lib/")
     assert "sweep 1" in box("status").out
 
     # Its main process dies: systemd ends lease and candidate, and starts production.
@@ -74,7 +80,7 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
     cut = box.json("sweep", "show")
     assert cut["state"] == "cut"
 
-    # Begun again by systemctl alone; a person who wants the server back just starts it.
+    # Begun again by systemctl alone, as the settings say; a person who wants the server back starts it.
     box.systemctl("reset-failed", SWEEP)
     box.systemctl("start", SWEEP)
     until(host_machine, lambda: bool(candidates(host_machine)), "a candidate")
@@ -89,10 +95,66 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
         lambda: box.show("ActiveState", SWEEP) in {"inactive", "failed"},
         "the sweep ended",
     )
-    assert box.json("sweep", "list")["sweeps"][0]["state"] == "stopped"
+    person = box.json("sweep", "show")
+    assert person["state"] == "stopped"
+    assert "somebody started" in person["reason"]
+
+    # `stop` returns when production serves; the next night goes on with what this one has measured.
+    box.systemctl("start", SWEEP)
+    until(host_machine, lambda: bool(candidates(host_machine)), "a candidate")
+    box("sweep", "stop")
+    assert not candidates(host_machine)
+    box.generate()
+    assert box.show("Result", SWEEP) == "success"
+    listed = box.json("sweep", "list")["sweeps"]
+    assert [row["sweep"] for row in listed] == [2, 1], "the same sweep went on"
+    assert listed[0]["state"] == "stopped"
 
     done = box.json("sweep", "resume", "1", "--yes", expect=None)
     assert done["sweep"] == 1
     assert done["known_before"] >= cut["page"]["n_starts"]
     box.generate()
     assert not candidates(host_machine)
+
+
+@pytest.mark.timeout(300)
+def test_a_night_outside_of_its_window_says_when_it_opens_and_stops_nothing(
+    host_machine: Machine,
+) -> None:
+    hour = int(host_machine.run("date", "--utc", "+%H").stdout)
+    window = f'window = "{(hour + 3) % 24:02d}:00-{(hour + 5) % 24:02d}:00"\ntimezone = "UTC"\n'
+    box = deployed(host_machine, window)
+    since = box.show("ActiveEnterTimestampMonotonic")
+    box.systemctl("start", SWEEP)
+    until(host_machine, lambda: box.show("ActiveState", SWEEP) == "failed", "it is refused")
+    said = "\n".join(host_machine.journal(f"--unit={SWEEP}"))
+    assert "is closed; it opens" in said
+    assert f"{(hour + 3) % 24:02d}:00 (UTC)" in said
+    refused = box("sweep", "night", "--yes", expect=2)
+    assert "is closed" in refused.err
+    assert box.show("ActiveEnterTimestampMonotonic") == since
+
+    # Room for evidence that ends in the middle: what was measured is kept, production serves.
+    box.settings(SETTINGS.format(more=""))
+    folder = "/var/lib/tunerd"
+    host_machine.sh(f"cp -a {folder} /root/kept && mount -t tmpfs -o size=200m,mode=755 none {folder}"
+                    f" && cp -a /root/kept/. {folder}/")  # fmt: skip
+    box.systemctl("reset-failed", SWEEP)
+    box.systemctl("start", SWEEP)
+    until(host_machine, lambda: starts(box) >= 2, "two starts")
+    host_machine.sh(f"dd if=/dev/zero of={folder}/filler bs=1M 2>&1 || true")
+    until(
+        host_machine,
+        lambda: box.show("ActiveState", SWEEP) in {"inactive", "failed"},
+        "the sweep ended",
+    )
+    assert not candidates(host_machine)
+    box.generate()
+    said = "\n".join(host_machine.journal(f"--unit={SWEEP}", "--lines=30"))
+    assert "are free where" in said or "the disk is full" in said
+
+    refused = box("sweep", "run", "--yes", "--budget", "60s", expect=1)
+    assert "no room" in refused.err
+    assert box.show("ActiveState") == "active"
+    host_machine.sh(f"rm {folder}/filler")
+    assert box.json("sweep", "show")["page"]["n_starts"] >= 2

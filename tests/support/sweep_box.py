@@ -21,6 +21,7 @@ from typing import Any
 from tests.support.local_box import Box
 from tests.support.stand_in import StandIn, install
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
+from tunerd.actions.context import Context
 from tunerd.actions.find_engines import find_engines
 from tunerd.core.designed import SHAPES, design
 from tunerd.core.engine import Effect, Proof
@@ -145,9 +146,8 @@ def _for_everybody(engine: StandIn) -> None:
     engine.program.write_text(text.replace(sys.executable, str(python)))
 
 
-def _prove(box: Box) -> None:
+def prove(ctx: Context) -> None:
     """What trials on a designed model would show: the stand-in plays no model."""
-    ctx = box.context
     engine = next(one for one in find_engines(ctx) if one.name == "fake")
     assert engine.identity is not None, engine.problem
     names = ("mtp", "n-max", "p-min")
@@ -175,7 +175,7 @@ def swept(port: int, **behaviour: Any) -> Iterator[SweepBox]:
     _for_everybody(engine)
     box = SweepBox(Box(folder), engine, port)
     try:
-        _prove(box.box)
+        prove(box.box.context)
         box.call("apply", "night", "--yes")
         yield box
     finally:

@@ -1,0 +1,42 @@
+"""A whole night, accelerated: begun by `systemctl start tunerd-sweep`, and nobody types anything after it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.machine import Machine
+from tests.support.night import SWEEP, Night
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+
+
+def test_a_night_finds_deploys_watches_and_takes_back_what_does_worse_in_service(
+    host_machine: Machine,
+) -> None:
+    night = Night(host_machine, sweep='promote = "auto"\nbudget_s = 60.0')
+    host_machine.systemctl("start", SWEEP)
+    night.until(lambda: night.starts() >= 2, "two candidates")
+    night.until(lambda: night.state() in {"inactive", "failed"}, "the night is over")
+    assert host_machine.show(SWEEP, "Result") == "success"
+    found = night.newest()
+    assert (found["verdict"], found["decision"]) == ("promote", "promoted"), found["sentence"]
+    assert night.serves
+    assert not night.speculates()
+    assert night.box.json("history")["generations"][0]["reason"] == "promote"
+    assert night.box.json("plan", "night")["diff"] == "", "the next apply keeps the winner"
+
+    client = night.client()
+    try:
+        night.until(lambda: night.newest()["decision"] == "taken back", "the winner is taken back")
+    finally:
+        client.kill()
+        client.wait()
+    night.until(lambda: night.serves, "production serves")
+    assert night.speculates()
+    assert night.box.json("history")["generations"][0]["reason"] == "guard"
+    watched = night.box.json("probation", "show")["probations"][0]
+    assert watched["state"] == "taken back"
+    assert "in service" in watched["reason"]
+    assert night.box.json("plan", "night")["diff"] == "", "the next apply does not bring it back"
+    rejected = night.box.json("sweep", "run", "--dry-run")["plan"]["rejected"]
+    assert ["no speculation" in row["arm"] for row in rejected] == [True]

@@ -1,0 +1,150 @@
+"""A machine with the installed unit tunerd-sweep.service and an engine on which a sweep finds something.
+
+On the stand-in every draft is wrong, so the profile that serves is far slower than one without speculation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tests.support.deployment import UNIT, Deployment, profile
+from tests.support.machine import Machine
+from tests.support.roots import PREFIX, SOURCES_INSIDE
+from tests.support.sweep_box import SPEED
+
+SWEEP = "tunerd-sweep.service"
+CANDIDATES = ("tunerd-candidate-*", "tunerd-lease-*")
+# What answers of a length that no sweep asks for take in service, without speculation: the planted
+# regression is slower than what it replaced.
+REGRESSION_TOKENS = 64
+_REGRESSION = {"by_length": {str(REGRESSION_TOKENS): [2.0, 80.0]}}
+_PROVE = """
+from tests.support.sweep_box import prove
+from tunerd.actions.context import build_context
+prove(build_context(mode="system"))
+"""
+_WORKLOAD = """
+[[classes]]
+name = "ask"
+kind = "code"
+prompt_tokens = 100
+answer_tokens = 32
+"""
+_RANGES = """
+[sweep]
+"engine.prefer" = ["fake"]
+"speculation.n_max" = [2, 4]
+"speculation.p_min" = [0.0]
+"serving.threads" = [1]
+"serving.n_ubatch" = [512]
+"""
+SETTINGS = """
+[engines.fake]
+path = "/srv/fake/llama-server"
+allow_writable = true
+[sweep]
+quiet_s = 1.0
+patience_s = 2.0
+window = "00:00-23:59"
+timezone = "UTC"
+{sweep}
+[probation]
+every_s = 5.0
+"""
+# Asks until it is killed; {tokens} each.
+_CLIENT = """
+import json, urllib.request
+body = json.dumps({{"prompt": "go on", "n_predict": {tokens}, "ignore_eos": True}}).encode()
+headers = {{"Content-Type": "application/json"}}
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+while True:
+    request = urllib.request.Request("http://127.0.0.1:8080/completion", body, headers)
+    try:
+        opener.open(request, timeout=60).read()
+    except OSError:
+        __import__("time").sleep(0.2)
+"""
+
+
+def install_unit(machine: Machine) -> None:
+    """As install.sh does."""
+    folder = "/usr/local/lib/systemd/system"
+    machine.sh(f"install -D -m 644 {SOURCES_INSIDE}/units/{SWEEP} {folder}/{SWEEP}")
+    machine.systemctl("daemon-reload")
+
+
+class Night:
+    """Profile `night` serves on the stand-in; `systemctl start tunerd-sweep` does the rest."""
+
+    def __init__(self, machine: Machine, *, sweep: str = "", **behaviour: Any) -> None:
+        self.machine = machine
+        self.box = Deployment(
+            machine, settings=SETTINGS.format(sweep=sweep), stop_timeout_s=3, settle_s=0.1
+        )
+        rules = [{"when": {"speculative": "off"}, "set": _REGRESSION}]
+        self.box.stand_ins(fake={**SPEED, "rules": rules, **behaviour})
+        self.box.profile("workloads/small", _WORKLOAD)
+        text = profile("fake", speculation__type="mtp", speculation__n_max=4, speculation__p_min=0.0,
+                       serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
+        self.box.profile("night", text + _RANGES)
+        install_unit(machine)
+        self._prove()
+        self.box.apply("night")
+
+    def _prove(self) -> None:
+        self.machine.run(
+            *(PREFIX / "bin/python", "-c", _PROVE),
+            env={"PYTHONDONTWRITEBYTECODE": "1"},
+            folder=SOURCES_INSIDE,
+        )
+
+    def client(self) -> Any:
+        """Somebody who asks what no sweep asked, until killed."""
+        script = _CLIENT.format(tokens=REGRESSION_TOKENS)
+        return self.machine.start(PREFIX / "bin/python", "-S", "-E", "-c", script)
+
+    # What there is
+
+    def state(self, unit: str = SWEEP) -> str:
+        return self.machine.systemctl("is-active", unit, check=False)
+
+    def newest(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.box.json("sweep", "show")
+        return found
+
+    def starts(self) -> int:
+        """Candidates that a sweep has started."""
+        last = self.box.json("sweep", "status")["last"]
+        return int((last or {}).get("starts", 0))
+
+    def candidates(self) -> str:
+        """Units of a measurement that are there."""
+        return self.machine.systemctl(
+            "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
+            *CANDIDATES,
+        )  # fmt: skip
+
+    def speculates(self) -> bool:
+        """Whether what serves was started with speculation."""
+        return "--spec" in self.box.show("ExecStart")
+
+    @property
+    def serves(self) -> bool:
+        """Whether production, and nothing else, answers."""
+        return (
+            not self.candidates()
+            and self.box.show("ActiveState", UNIT) == "active"
+            and self.box.alias() is not None
+        )
+
+    def until(self, holds: Callable[[], bool], what: str, limit_s: float = 120.0) -> float:
+        """Wait until something holds; how long that took [s]."""
+        began_s = time.monotonic()
+        while not holds():
+            if time.monotonic() - began_s > limit_s:
+                told = "\n".join(self.machine.journal(f"--unit={SWEEP}", "--lines=30"))
+                raise AssertionError(f"never came true: {what}\n{told}")
+            time.sleep(0.2)
+        return time.monotonic() - began_s
