@@ -242,6 +242,36 @@ class PageSettings(Table):
     )
 
 
+class GuardSettings(Table):
+    """What the guards may do: `act`, only `advise`, or nothing (`off`)."""
+
+    oom: Literal["act", "advise", "off"] = Field(
+        "act", description="raise the fit margin of a server that runs out of VRAM again and again"
+    )
+    oom_steps: Annotated[int, Field(ge=1, le=10)] = Field(
+        2, description="most steps by which it raises the margin until a person deploys something"
+    )
+    hang: Literal["act", "advise", "off"] = Field(
+        "act", description="restart a server that says it is well and generates nothing"
+    )
+    hang_every_s: Annotated[float, Field(ge=5, le=86400)] = Field(
+        900.0, description="how long nothing was generated before it is asked for a tiny generation"
+    )
+    hang_limit_s: Annotated[float, Field(ge=1, le=600)] = Field(
+        30.0, description="longest that a tiny generation of an idle server may take"
+    )
+    hang_restarts_per_hour: Annotated[int, Field(ge=1, le=20)] = Field(
+        2, description="most restarts of a server that hangs, in an hour"
+    )
+    drift: Literal["act", "advise", "off"] = Field(
+        "advise",
+        description="tell when the server leaves what was measured of it; `act` restarts one that decays",
+    )
+    upgrade: Literal["advise", "off"] = Field(
+        "advise", description="tell when the engine or the driver changed, and what will refuse to start"
+    )
+
+
 class Settings(BaseSettings):
     """All settings."""
 
@@ -262,6 +292,7 @@ class Settings(BaseSettings):
     sweep: SweepSettings = SweepSettings()
     probation: ProbationSettings = ProbationSettings()
     daemon: DaemonSettings = DaemonSettings()
+    guards: GuardSettings = GuardSettings()
     page: PageSettings = PageSettings()
 
     @classmethod

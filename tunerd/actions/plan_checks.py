@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tunerd.actions.choose_engine import found_of
 from tunerd.actions.context import Context
-from tunerd.actions.dry_run import refusal
+from tunerd.actions.dry_run import dry_arguments, refusal
 from tunerd.actions.lease_record import measuring_pids
 from tunerd.actions.tuned_layer import read_tuned
 from tunerd.core.cmdline import CommandLine
@@ -17,9 +17,7 @@ from tunerd.core.model import ModelFacts
 from tunerd.core.resolve import Resolved
 from tunerd.core.result import Message, error, note, warning
 from tunerd.core.tuned import why_stale
-from tunerd.core.unit import CREDENTIAL_PATH
 from tunerd.errors import EngineError
-from tunerd.system.ports import free_port
 from tunerd.system.proc import process_name
 from tunerd.system.sockets import listening_pid, other_listeners
 
@@ -27,17 +25,8 @@ from tunerd.system.sockets import listening_pid, other_listeners
 def check_arguments(
     ctx: Context, engine: Engine, command: CommandLine, model_path: Path
 ) -> list[Message]:
-    """The engine's own opinion of the command line: a dry run whose model file does not exist.
-
-    It gets a port of its own, since builds bind theirs before they look for the model.
-    """
-    arguments = [_nowhere(word) if word == str(model_path) else word for word in command.argv[1:]]
-    if "--port" not in arguments:
-        arguments += ["--port", ""]
-    arguments[arguments.index("--port") + 1] = str(free_port())
-    if CREDENTIAL_PATH in arguments:
-        index = arguments.index(CREDENTIAL_PATH)
-        del arguments[index - 1 : index + 1]  # the key file is there only while the unit runs
+    """The engine's own opinion of the command line: a dry run whose model file does not exist."""
+    arguments = dry_arguments(command.argv[1:], str(model_path))
     try:
         said = refusal(ctx, found_of(engine), arguments)
     except EngineError as problem:
@@ -51,10 +40,6 @@ def check_arguments(
             "`--explain` shows who set each flag",
         )
     ]
-
-
-def _nowhere(path: str) -> str:
-    return f"/nonexistent/{Path(path).name}"
 
 
 def check_port(ctx: Context, after: Serving) -> list[Message]:

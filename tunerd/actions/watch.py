@@ -86,6 +86,11 @@ class Watcher:
             measuring=None if measurement is None else measurement.purpose,
         )
 
+    def server(self) -> LlamaServer | None:
+        """The server as the last look reached it; None where it did not."""
+        address = self._found[1]
+        return None if address is None else self._ctx.connect(address)
+
     def _state(self) -> UnitState | None:
         try:
             return self._ctx.services.state(self._ctx.unit)

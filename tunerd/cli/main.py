@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "What apply would do: command line, unit, memory, warnings."),
     "apply": ("apply", "Deploy a profile: swap the unit, wait for a real generation."),
     "probation": ("probation", "How a new server is watched after a swap."),
+    "guard": ("guard", "What watches over the server, and what it may do."),
     "rollback": ("rollback", "Go back to the unit that served before."),
     "status": ("status", "What serves now, since when, and how well."),
     "history": ("history", "Every swap: when, what, why, how it ended."),

@@ -16,6 +16,7 @@ import structlog
 from tunerd.actions.context import Context
 from tunerd.actions.telemetry import Telemetry
 from tunerd.core.telemetry.history import Event
+from tunerd.daemon.guarding import Guarding
 from tunerd.daemon.loop import Loop
 from tunerd.daemon.recovery import Recovery
 from tunerd.daemon.watching import TIDY_S, Watching
@@ -97,6 +98,7 @@ class Daemon:
 
     def _set_up(self) -> None:
         self._watching = Watching(self._ctx, self.telemetry, self.tell)
+        self._guarding = Guarding(self._ctx, self._notifier, self.tell, self._watching.server)
 
     def _plan(self) -> None:
         self.loop.in_s("look", 0.0, self._look)
@@ -105,7 +107,8 @@ class Daemon:
 
     def _look(self) -> None:
         try:
-            self._watching.look()
+            reading = self._watching.look()
+            self._guarding.after(reading)
         finally:
             self.loop.in_s("look", self._watching.wait_s, self._look)
 

@@ -10,6 +10,7 @@ from tunerd.actions.watch import Watcher
 from tunerd.core.telemetry.history import Event
 from tunerd.core.telemetry.pace import Pace
 from tunerd.core.telemetry.reading import Reading
+from tunerd.system.llama import LlamaServer
 
 TIDY_S = 6 * 3600.0
 
@@ -32,6 +33,10 @@ class Watching:
         self._pace = Pace(settings.every_s, settings.busy_every_s)
         self.keeper = HistoryKeeper(ctx)
         self.wait_s = settings.every_s
+
+    def server(self) -> LlamaServer | None:
+        """The server as the last look reached it; None where it did not."""
+        return self._watcher.server()
 
     def look(self) -> Reading:
         """One look; `wait_s` is then how long to wait until the next."""

@@ -1,0 +1,318 @@
+"""Guards as they decide: state and look in, state and decision out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.readings import served
+from tunerd.core.failure import FailureKind
+from tunerd.core.guards import drift, hang, oom, upgrade
+from tunerd.core.guards.decision import Act, Decision, Policy
+
+# Out of memory
+
+ACTS = oom.OomRules(Policy.ACT, max_steps=2)
+MARGIN = oom.Margin(1664, 0, is_pinned=False)
+
+
+def deaths(
+    *times_s: float,
+    kind: FailureKind = FailureKind.OUT_OF_VRAM,
+    margin: oom.Margin = MARGIN,
+    rules: oom.OomRules = ACTS,
+    gave_up: bool = False,
+) -> list[Decision]:
+    state, found = oom.OomState(), []
+    for at_s in times_s:
+        death = oom.Death(at_s, kind, "cudaMalloc failed: out of memory", gave_up)
+        state, decision = oom.look_at_death(state, death, margin, rules)
+        found += [] if decision is None else [decision]
+    return found
+
+
+def test_one_death_is_an_accident_and_two_are_a_loop() -> None:
+    assert deaths(0.0) == []
+    (decision,) = deaths(0.0, 60.0)
+    assert decision.act is Act.RAISE_MARGIN
+    assert "1664 MiB" in decision.text
+    assert "1792 MiB" in decision.text
+    assert "2 times" in decision.evidence
+
+
+def test_one_death_is_enough_where_systemd_has_given_up() -> None:
+    (decision,) = deaths(0.0, gave_up=True)
+    assert decision.act is Act.RAISE_MARGIN
+
+
+def test_deaths_that_are_far_apart_are_no_loop() -> None:
+    assert deaths(0.0, 3600.0, 7200.0) == []
+
+
+def test_another_cause_raises_nothing() -> None:
+    for kind in set(FailureKind) - {FailureKind.OUT_OF_VRAM}:
+        assert deaths(0.0, 1.0, 2.0, kind=kind, gave_up=True) == []
+
+
+def test_after_the_last_step_it_only_says_so_and_says_it_once() -> None:
+    (decision,) = deaths(0.0, 1.0, 2.0, 3.0, margin=oom.Margin(2048, 2, is_pinned=False))
+    assert (decision.act, decision.level) == (Act.NOTHING, "error")
+    assert "raised 2 times" in decision.text
+
+
+def test_what_a_person_pinned_is_left_alone() -> None:
+    (decision,) = deaths(0.0, 1.0, 2.0, margin=replace(MARGIN, is_pinned=True))
+    assert decision.act is Act.NOTHING
+    assert "memory.fit_mib=1792" in (decision.hint or "")
+
+
+def test_without_a_margin_there_is_nothing_to_raise() -> None:
+    (decision,) = deaths(0.0, 1.0, margin=oom.Margin(None, 0, is_pinned=False))
+    assert decision.act is Act.NOTHING
+
+
+def test_advice_only_where_that_is_all_that_is_wanted() -> None:
+    (decision,) = deaths(0.0, 1.0, 2.0, rules=oom.OomRules(Policy.ADVISE, 2))
+    assert decision.act is Act.NOTHING
+    assert deaths(0.0, 1.0, 2.0, rules=oom.OomRules(Policy.OFF, 2)) == []
+
+
+@given(st.integers(min_value=0, max_value=200_000))
+def test_a_margin_never_becomes_smaller(fit_mib: int) -> None:
+    assert oom.next_margin_mib(fit_mib) > fit_mib
+
+
+def test_the_steps_are_those_of_the_write_up() -> None:
+    assert [oom.next_margin_mib(mib) for mib in (1024, 1664, 1792, 2048)] == [
+        1664,
+        1792,
+        2048,
+        2304,
+    ]
+
+
+# Hang
+
+HANGS = hang.HangRules(Policy.ACT, every_s=900.0, restarts_per_hour=2)
+RESTS = hang.HangLook(0.0, "life-1", True, False, 100, 0.0)
+
+
+def rest(
+    until_s: float, state: hang.HangState, begin_s: float, **changed: Any
+) -> tuple[hang.HangState, list[float]]:
+    """Look every 10 s; when it wanted to ask."""
+    asked, at_s = [], begin_s
+    while at_s <= until_s:
+        look = replace(RESTS, at_s=at_s, **changed)
+        state, is_due = hang.look(state, look, HANGS)
+        if is_due:
+            asked.append(at_s)
+            state = hang.answered(state, at_s)
+        at_s += 10.0
+    return state, asked
+
+
+def test_a_server_that_rests_is_asked_seldom() -> None:
+    _, asked = rest(3000.0, hang.HangState(), 0.0)
+    assert asked == [900.0, 1800.0, 2700.0]
+
+
+def test_a_server_that_generates_for_others_is_not_asked() -> None:
+    state, at_s = hang.HangState(), 0.0
+    for n in range(400):
+        look = replace(RESTS, at_s=at_s, n_predicted=100 + n // 50)
+        state, is_due = hang.look(state, look, HANGS)
+        assert not is_due
+        at_s += 10.0
+
+
+def test_a_busy_server_is_not_asked_however_long_it_works() -> None:
+    _, asked = rest(20_000.0, hang.HangState(), 0.0, is_busy=True)
+    assert asked == []
+
+
+def test_a_server_that_does_not_say_is_asked_when_it_does_nothing_at_all() -> None:
+    _, asked = rest(2000.0, hang.HangState(), 0.0, is_busy=None, cores=0.0)
+    assert asked[0] == 900.0
+    _, asked = rest(2000.0, hang.HangState(), 0.0, is_busy=None, cores=0.9)
+    assert asked == []
+    _, asked = rest(2000.0, hang.HangState(), 0.0, is_busy=None, cores=None)
+    assert asked == []
+
+
+def test_a_server_that_loads_or_died_is_another_matter() -> None:
+    _, asked = rest(2000.0, hang.HangState(), 0.0, is_ready=False)
+    assert asked == []
+
+
+def silence(
+    state: hang.HangState, at_s: float, rules: hang.HangRules = HANGS
+) -> tuple[hang.HangState, Decision | None]:
+    """Two questions without an answer."""
+    state, decision = hang.unanswered(state, at_s, "no answer within 30 s", rules)
+    assert decision is None
+    return hang.unanswered(state, at_s + 45, "no answer within 30 s", rules)
+
+
+def test_two_questions_without_an_answer_are_a_hang() -> None:
+    _, decision = silence(hang.HangState(life="life-1"), 0.0)
+    assert decision is not None
+    assert decision.act is Act.RESTART
+    assert "no answer within 30 s" in decision.evidence
+
+
+def test_the_second_question_comes_soon_but_not_while_somebody_else_may_wait() -> None:
+    state, _ = rest(900.0, hang.HangState(), 0.0)
+    state, _ = hang.unanswered(state, 930.0, "no answer", HANGS)
+    for cores, is_busy, due in ((1.0, True, False), (0.0, True, True), (1.0, False, True)):
+        look = replace(RESTS, at_s=946.0, is_busy=is_busy, cores=cores)
+        assert hang.look(state, look, HANGS)[1] is due
+    early = replace(RESTS, at_s=935.0)
+    assert hang.look(state, early, HANGS)[1] is False
+
+
+def test_a_server_that_hangs_again_and_again_is_left_alone_and_that_is_said_once() -> None:
+    state, at_s, found = hang.HangState(), 0.0, []
+    for _ in range(5):
+        state, decision = silence(replace(state, failures=0), at_s)
+        found.append(None if decision is None else decision.act)
+        at_s += 200.0
+    assert found == [Act.RESTART, Act.RESTART, Act.NOTHING, None, None]
+    state, decision = silence(replace(hang.answered(state, at_s), failures=0), at_s + 4000)
+    assert decision is not None
+    assert decision.act is Act.RESTART, "an hour later, and after it had answered"
+
+
+def test_a_hang_is_only_told_where_that_is_all_that_is_wanted() -> None:
+    _, decision = silence(hang.HangState(), 0.0, replace(HANGS, policy=Policy.ADVISE))
+    assert decision is not None
+    assert decision.act is Act.NOTHING
+
+
+# Drift
+
+CONFIRMED = drift.Confirmed(40.0, 0.6, "580.95", "aaa", 500)
+SEEN = drift.DriftLook(0.0, "life-1", None, True, "580.95", "aaa", 500, False)
+
+
+def live(
+    *speeds: float,
+    state: drift.DriftState | None = None,
+    policy: Policy = Policy.ADVISE,
+    acceptance: float = 0.7,
+    **changed: Any,
+) -> tuple[drift.DriftState, list[Decision]]:
+    state, found = state or drift.DriftState(), []
+    for speed in speeds:
+        work = served(600, speed, n_drafted=400, n_accepted=round(400 * acceptance))
+        look = replace(SEEN, served=work, **changed)
+        state, decision = drift.look(state, look, CONFIRMED, policy)
+        found += [] if decision is None else [decision]
+    return state, found
+
+
+def test_one_slow_answer_is_no_drift_and_three_in_a_row_are() -> None:
+    assert live(50, 30, 50, 30, 30, 50)[1] == []
+    _, (decision,) = live(50, 30, 30, 30, 30, 30)
+    assert decision.act is Act.NOTHING
+    assert "30.0, 30.0, 30.0 tok/s" in decision.evidence
+    assert "at least 40.0 were confirmed" in decision.evidence
+
+
+def test_short_answers_add_up_before_they_count() -> None:
+    state, found = drift.DriftState(), []
+    for _ in range(50):
+        look = replace(SEEN, served=served(32, 20.0))
+        state, decision = drift.look(state, look, CONFIRMED, Policy.ADVISE)
+        found += [] if decision is None else [decision]
+    assert len(found) == 1
+    assert len(state.stretches) == 50 * 32 // 512
+
+
+def test_several_requests_at_once_share_the_speed_and_tell_nothing() -> None:
+    assert live(10, 10, 10, 10, is_alone=False)[1] == []
+
+
+def test_drafts_that_are_wrong_more_often_are_a_drift_of_their_own() -> None:
+    _, (decision,) = live(50, 50, 50, acceptance=0.5)
+    assert "0.50, 0.50, 0.50 of the drafts accepted" in decision.evidence
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"driver_version": "590.10"}, "driver was 580.95 and is 590.10"),
+        ({"engine_sha256": "bbb"}, "another build"),
+        ({"is_throttled": True}, "throttled in 3 of 3 looks"),
+        ({"others_mib": 900}, "others hold 900 MiB of VRAM, 400 more"),
+        ({}, "nothing that is watched tells why"),
+        ({"driver_version": None, "engine_sha256": None, "others_mib": None}, "nothing that"),
+    ],
+)
+def test_the_likely_cause_is_told(changed: dict[str, Any], words: str) -> None:
+    _, (decision,) = live(30, 30, 30, policy=Policy.ACT, **changed)
+    assert words in decision.text
+    assert decision.act is Act.NOTHING, "a restart would not help"
+
+
+def test_a_decay_within_a_life_is_ended_by_a_restart_where_that_is_wanted() -> None:
+    speeds = (60, 58, 55, 50, 45, 39, 34, 30)
+    _, (decision,) = live(*speeds, policy=Policy.ACT)
+    assert decision.act is Act.RESTART
+    assert "decays within its life, from 60.0 to 30.0 tok/s" in decision.text
+    _, (decision,) = live(*speeds)
+    assert decision.act is Act.NOTHING
+
+
+def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None:
+    state, (_,) = live(30, 30, 30)
+    state, found = live(50, 50, 50, 50, 50, state=state, life="life-2")
+    assert [one.kind for one in found] == ["drift-over"]
+
+
+# Upgrade
+
+FILES = (("/opt/llama-server", 100, 1), ("/opt/libllama.so", 200, 1))
+STANDS = upgrade.EngineSeen(FILES, "580.95")
+
+
+def upgrades(*seen: upgrade.EngineSeen) -> list[bool]:
+    state, found = upgrade.UpgradeState(), []
+    for one in seen:
+        state, is_due = upgrade.look(state, one, Policy.ADVISE)
+        found.append(is_due)
+    return found
+
+
+def test_files_that_changed_are_looked_into_when_they_stay_as_they_are() -> None:
+    half = replace(STANDS, files=(("/opt/llama-server", 120, 2), FILES[1]))
+    whole = replace(STANDS, files=(("/opt/llama-server", 120, 2), ("/opt/libllama.so", 210, 3)))
+    gone = replace(STANDS, files=None)
+    assert upgrades(STANDS, half, gone, whole, whole, whole) == [False] * 4 + [True, False]
+
+
+def test_another_driver_counts_and_one_that_is_away_does_not() -> None:
+    away, other = replace(STANDS, driver_version=None), replace(STANDS, driver_version="590.1")
+    assert upgrades(STANDS, away, STANDS, other, other) == [False] * 4 + [True]
+
+
+def test_a_removed_flag_is_an_error_and_a_good_new_build_a_warning() -> None:
+    refused = upgrade.decide(upgrade.Replanned(True, ("unknown argument: --mlock",), "1", "1"))
+    assert refused is not None
+    assert (refused.kind, refused.level) == ("upgrade-refused", "error")
+    assert "--mlock" in refused.evidence
+    good = upgrade.decide(upgrade.Replanned(True, (), "1", "1"))
+    assert good is not None
+    assert (good.kind, good.level) == ("upgrade", "warning")
+
+
+def test_files_that_were_only_touched_are_nothing_to_tell() -> None:
+    assert upgrade.decide(upgrade.Replanned(False, (), "1", "1")) is None
+    assert upgrade.decide(upgrade.Replanned(False, (), "1", None)) is None
+    driver = upgrade.decide(upgrade.Replanned(False, (), "1", "2"))
+    assert driver is not None
+    assert "the driver is 2 instead of 1" in driver.text

@@ -1,0 +1,307 @@
+"""Feeds the guards with what is seen, and does what they decide: by a restart, or by a unit of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from tunerd.actions.context import Context
+from tunerd.actions.guard_findings import Findings, engine_seen, findings_stamp, read_findings
+from tunerd.actions.guard_margin import margin_now
+from tunerd.actions.guard_restart import restart_server
+from tunerd.actions.own_unit import OwnUnit, start_own_unit
+from tunerd.core.failure import FailureKind, classify
+from tunerd.core.guards import drift, hang, oom, upgrade
+from tunerd.core.guards.decision import Act, Decision, Policy
+from tunerd.core.telemetry.history import Event
+from tunerd.core.telemetry.reading import Reading
+from tunerd.errors import Busy, TunerdError
+from tunerd.system.files import is_locked
+from tunerd.system.llama import LlamaServer
+from tunerd.system.notify import Notifier
+
+ACT_UNIT = "tunerd-guard.service"
+CHECK_UNIT = "tunerd-guard-check.service"
+_RESTART_S = 300.0
+_CHECK_AGAIN_S = 60.0
+_LOG_LINES = 300
+_MOST_DEATHS = 5
+_UP = {"active", "activating", "deactivating"}
+
+log = structlog.get_logger()
+
+
+class Guarding:
+    """All guards over one unit.
+
+    Args:
+        ctx: Where, with the settings that say what they may do.
+        notifier: Told of what takes longer than the watchdog waits.
+        tell: Takes what a person should hear once.
+        server: The server as it is reached now; None where nobody knows.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        notifier: Notifier,
+        tell: Callable[[Event], None],
+        server: Callable[[], LlamaServer | None],
+    ) -> None:
+        settings = ctx.settings.guards
+        self._ctx = ctx
+        self._notifier = notifier
+        self._tell = tell
+        self._server = server
+        self._oom_rules = oom.OomRules(Policy(settings.oom), settings.oom_steps)
+        self._hang_rules = hang.HangRules(
+            Policy(settings.hang), settings.hang_every_s, settings.hang_restarts_per_hour
+        )
+        self._drift_policy = Policy(settings.drift)
+        self._upgrade_policy = Policy(settings.upgrade)
+        self._before: Reading | None = None
+        self._last: Reading | None = None
+        self._oom = oom.OomState()
+        self._hang = hang.HangState()
+        self._drift = drift.DriftState()
+        self._upgrade = upgrade.UpgradeState()
+        self._others_mib: tuple[str | None, int | None] = (None, None)
+        self._findings = Findings()
+        self._found_at: object = None
+        self._checked: object = None
+        self._checked_s: float | None = None
+        self._upgrade_said = ""
+        self._acts: str | None = None
+        self._restart_when_idle = False
+
+    def after(self, reading: Reading) -> None:
+        """What follows from a look. While something is changed or measured, nothing does."""
+        if self._is_under_way() or reading.measuring is not None:
+            self._before = None
+            self._hang = hang.HangState(restarts_s=self._hang.restarts_s)
+            return
+        self._look_for_deaths(reading)
+        self._before = reading
+        if self._acts is not None:
+            return
+        self._look_for_hang(reading)
+        self._look_for_drift(reading)
+        self._look_for_upgrade(reading)
+        self._freshen(reading)
+
+    def _is_under_way(self) -> bool:
+        """Whether someone changes the unit; says how an own action ended, when it has."""
+        if self._acts is not None:
+            state = self._ctx.services.state(ACT_UNIT)
+            if state.active_state in _UP:
+                return True
+            what, self._acts = self._acts, None
+            self._say_end(what, state.result)
+        return is_locked(self._ctx.paths.lock)
+
+    def _say_end(self, what: str, result: str) -> None:
+        if result == "success":
+            entry = self._ctx.generations.serving(self._ctx.unit)
+            number = None if entry is None else entry.generation.number
+            self._event("guard-acted", "note", f"{what}: generation {number} serves", None)
+            return
+        try:
+            lines = self._ctx.services.log(ACT_UNIT, max_lines=20)
+        except TunerdError:
+            lines = ()
+        why = next((line for line in reversed(lines) if line.startswith("error:")), result)
+        self._event(
+            "guard-failed", "error", f"{what}: it failed ({why})", f"journalctl -u {ACT_UNIT}"
+        )
+
+    # Out of memory
+
+    def _look_for_deaths(self, reading: Reading) -> None:
+        n, life = _deaths(self._before, reading)
+        if not n or self._oom_rules.policy is Policy.OFF:
+            return
+        kind, words = self._cause(life)
+        death = oom.Death(reading.at_s, kind, words, reading.engine.active_state == "failed")
+        log.warning("server.died", times=n, cause=str(kind), words=words)
+        for _ in range(min(n, _MOST_DEATHS)):
+            self._oom, decision = oom.look_at_death(
+                self._oom, death, self._margin(), self._oom_rules
+            )
+            if decision is not None:
+                self._decided(decision)
+                return
+
+    def _cause(self, life: str | None) -> tuple[FailureKind, str]:
+        try:
+            lines = self._ctx.services.log(self._ctx.unit, invocation_id=life, max_lines=_LOG_LINES)
+        except TunerdError as problem:
+            return FailureKind.UNKNOWN, problem.message
+        found = classify(lines)
+        return found.kind, found.words
+
+    def _margin(self) -> oom.Margin:
+        try:
+            return margin_now(self._ctx)
+        except TunerdError:
+            return oom.Margin(None, 0, is_pinned=False)
+
+    # Hang
+
+    def _look_for_hang(self, reading: Reading) -> None:
+        engine = reading.engine
+        counters = engine.counters
+        seen = hang.HangLook(
+            at_s=reading.at_s,
+            life=engine.life,
+            is_ready=engine.is_ready is True,
+            is_busy=engine.is_busy,
+            n_predicted=None if counters is None else counters.n_predicted,
+            cores=self._cores(reading),
+        )
+        self._hang, is_due = hang.look(self._hang, seen, self._hang_rules)
+        server = self._server() if is_due else None
+        if server is None:
+            return
+        limit_s = self._ctx.settings.guards.hang_limit_s
+        self._notifier.patience(limit_s + _RESTART_S)
+        answer = server.complete("1", n_predict=2, timeout_s=limit_s)
+        self._notifier.patience(None)
+        now_s = self._ctx.clock.now_s()
+        if answer.problem is None and answer.n_predicted:
+            self._hang = hang.answered(self._hang, now_s)
+            return
+        problem = answer.problem or "it holds no tokens"
+        self._hang, decision = hang.unanswered(self._hang, now_s, problem, self._hang_rules)
+        if decision is not None:
+            self._decided(decision)
+
+    def _cores(self, reading: Reading) -> float | None:
+        """Processors that the server kept busy since the look before."""
+        before = self._last
+        self._last = reading
+        if before is None or before.engine.pid != reading.engine.pid:
+            return None
+        then, now = before.engine.cpu_s, reading.engine.cpu_s
+        seconds = reading.at_s - before.at_s
+        return None if then is None or now is None or seconds <= 0 else (now - then) / seconds
+
+    # Drift
+
+    def _look_for_drift(self, reading: Reading) -> None:
+        engine = reading.engine
+        self._read_findings()
+        if self._others_mib[0] != engine.life or self._others_mib[1] is None:
+            self._others_mib = (engine.life, reading.others_mib)
+        confirmed = self._findings.confirmed
+        if confirmed is not None:
+            counters = engine.counters
+            seen = drift.DriftLook(
+                at_s=reading.at_s,
+                life=engine.life,
+                served=engine.served,
+                is_alone=(engine.slots_busy or 0) <= 1 and not (counters and counters.n_deferred),
+                driver_version=reading.driver_version,
+                engine_sha256=self._findings.engine_sha256,
+                others_mib=reading.others_mib,
+                is_throttled=reading.is_throttled,
+            )
+            known = replace(confirmed, others_mib=self._others_mib[1])
+            self._drift, decision = drift.look(self._drift, seen, known, self._drift_policy)
+            if decision is not None:
+                self._restart_when_idle = decision.act is Act.RESTART
+                self._say(decision)
+        if self._restart_when_idle and engine.is_busy is False:
+            self._restart_when_idle = False
+            self._restart()
+
+    # Upgrade
+
+    def _look_for_upgrade(self, reading: Reading) -> None:
+        seen = engine_seen(self._ctx, reading.driver_version)
+        self._upgrade, is_due = upgrade.look(self._upgrade, seen, self._upgrade_policy)
+        if is_due:
+            log.info("engine.changed", driver=seen.driver_version)
+            self._checked_s = None
+            self._checked = None
+
+    def _freshen(self, reading: Reading) -> None:
+        """Have the evidence read and the plan made anew when what they rest on has changed."""
+        stamp = findings_stamp(self._ctx, reading.engine.life, self._upgrade.known)
+        now_s = self._ctx.clock.monotonic_s()
+        if stamp == self._checked or reading.engine.life is None:
+            return
+        if self._checked_s is not None and now_s - self._checked_s < _CHECK_AGAIN_S:
+            return
+        if self._ctx.services.state(CHECK_UNIT).active_state in _UP:
+            return
+        self._checked, self._checked_s = stamp, now_s
+        self._begin(CHECK_UNIT, "finds out what the guards judge by", ["guard", "check"])
+
+    def _read_findings(self) -> None:
+        found_at, findings = read_findings(self._ctx, self._found_at)
+        if findings is None:
+            return
+        self._found_at, self._findings = found_at, findings
+        if findings.replanned is None or self._upgrade_policy is Policy.OFF:
+            return
+        decision = upgrade.decide(findings.replanned)
+        text = "" if decision is None else f"{decision.text}: {decision.evidence}"
+        if decision is not None and text != self._upgrade_said:
+            self._say(decision)
+        self._upgrade_said = text
+
+    # What is done
+
+    def _decided(self, decision: Decision) -> None:
+        self._say(decision)
+        if decision.act is Act.RESTART:
+            self._restart()
+        elif decision.act is Act.RAISE_MARGIN and self._begin(
+            ACT_UNIT, "raises the fit margin", ["guard", "raise-margin"]
+        ):
+            self._acts = "the fit margin was raised"
+
+    def _restart(self) -> None:
+        self._notifier.patience(_RESTART_S)
+        try:
+            restart_server(self._ctx)
+        except Busy:
+            return  # whoever changes it now starts it too
+        except TunerdError as problem:
+            cause = f": {problem.cause}" if problem.cause else ""
+            self._event("guard-failed", "error", f"{problem.message}{cause}", problem.hint)
+        finally:
+            self._notifier.patience(None)
+
+    def _begin(self, unit: str, what: str, words: list[str]) -> bool:
+        try:
+            start_own_unit(self._ctx, OwnUnit(unit, what, words))
+        except TunerdError as problem:
+            log.warning("guard.not_started", unit=unit, problem=problem.message)
+            return False
+        return True
+
+    def _say(self, decision: Decision) -> None:
+        text = f"{decision.text} ({decision.evidence})"
+        self._event(decision.kind, decision.level, text, decision.hint)
+
+    def _event(self, kind: str, level: str, text: str, hint: str | None) -> None:
+        self._tell(Event(self._ctx.clock.now_s(), kind, level, text, hint))
+
+
+def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:
+    """How often the server died by itself since the look before, and the life that is known to have."""
+    engine = now.engine
+    has_failed = engine.active_state == "failed" and engine.result != "success"
+    if before is None:
+        return (1, engine.life) if has_failed else (0, None)
+    earlier = before.engine
+    n = 0
+    if engine.n_restarts is not None and earlier.n_restarts is not None:
+        n = max(0, engine.n_restarts - earlier.n_restarts)
+    if has_failed and earlier.active_state != "failed":
+        n += 1
+    is_dead = has_failed or engine.sub_state.startswith("auto-restart")
+    return n, engine.life if is_dead else earlier.life
