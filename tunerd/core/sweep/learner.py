@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tunerd.core.sweep import noise, observations
+from tunerd.core.sweep import observations
 from tunerd.core.sweep.acceptance import Acceptance, fit_acceptance
 from tunerd.core.sweep.arm import OFF, Arm
 from tunerd.core.sweep.grid import Grid, Variant, variant_of
 from tunerd.core.sweep.memory_law import MemoryLaw, fit_memory, jitter_of
+from tunerd.core.sweep.noise import USUAL
 from tunerd.core.sweep.observations import Answer, Observations, Process
-from tunerd.core.sweep.posterior import PROCESS_SD, Names, Observed, Points, Posterior
+from tunerd.core.sweep.posterior import Names, Observed, Points, Posterior
 from tunerd.core.sweep.protocol import Request
 from tunerd.core.sweep.rows import (
     pool,
@@ -28,11 +29,14 @@ from tunerd.core.sweep.rows import (
 from tunerd.core.sweep.sample import Sample
 from tunerd.core.sweep.step_time import fit_prompts, fit_steps, room_gib
 from tunerd.core.sweep.turn import PARTS, Costs, Prediction, predict
+from tunerd.core.sweep.whole_turns import observe
 from tunerd.core.workload import Workload
 
 Array = NDArray[np.float64]
 
 _LOOKUP_KINDS = ("ngram",)
+_UNKNOWN_SD = 0.1
+_REFIT = 1.2  # times as many observations as the noise was fitted to
 _FACTOR_WEIGHT = 1.0  # answers' worth of belief that a class is like the others
 
 
@@ -64,12 +68,13 @@ class Learner:
         self.context = context
         self.observations = Observations(workload)
         self.models: dict[tuple[str, str], FamilyModel] = {}
-        self.process_sd = PROCESS_SD
+        self.noise = USUAL
         self.version = 0  # of the beliefs; grows with every refit
         self._names = Names()
         self._posterior: Posterior | None = None
         self._observed: list[Observed] = []
         self._counts: dict[Arm, set[str]] = {}
+        self._n_of_noise = 0
         self._jitter = 30.0
 
     def add(self, samples: Iterable[Sample]) -> None:
@@ -144,6 +149,15 @@ class Learner:
         """Prediction of one arm by class; None where nothing is known."""
         return self._predict([arm])
 
+    def costs_of(self, arm: Arm) -> Costs | None:
+        """Laws of an arm's variant; None where nothing is known."""
+        return self._costs(arm.family, variant_of(arm))
+
+    def acceptance_of(self, family: tuple[str, str]) -> Acceptance | None:
+        """The drafter of a family; None where nothing is drafted or known."""
+        model = self.models.get(family)
+        return None if model is None else model.acceptance
+
     def _predict(self, arms: Sequence[Arm]) -> Prediction | None:
         """Of arms of one family and variant."""
         model = self.models.get(arms[0].family)
@@ -161,7 +175,7 @@ class Learner:
             return result
         points = Points([arms[at] for at in known], log_turn[known], parts[known], self._names)
         if self._posterior is None:
-            mean, sd = points.predicted, np.full(len(known), 0.1)
+            mean, sd = points.predicted, np.full(len(known), _UNKNOWN_SD)
         else:
             mean, sd = self._posterior.beliefs(points)
         for row, at in enumerate(known):
@@ -191,14 +205,14 @@ class Learner:
         decode = float(step @ costs.step) * request.n_predict / (1.0 + accepted)
         return factor * (float(prompt @ costs.prompt) + decode) + float(costs.overhead_ms[0])
 
-    def difference_sd(self, first: Arm, second: Arm) -> float:
-        """Standard deviation of the difference of two arms' log turn times."""
-        log_turn, parts = self.predictions([first, second])
+    def differences_sd(self, arms: Sequence[Arm], reference: Arm) -> Array:
+        """Standard deviations of the differences of log turn times from one other arm."""
+        log_turn, parts = self.predictions([*arms, reference])
         if self._posterior is None or not np.isfinite(log_turn).all():
-            return 0.1
-        points = Points([first, second], log_turn, parts, self._names)
-        covariance = self._posterior.covariance(points)
-        return math.sqrt(max(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1], 1e-10))
+            return np.full(len(arms), _UNKNOWN_SD)
+        points = Points(arms, log_turn[:-1], parts[:-1], self._names)
+        other = Points([reference], log_turn[-1:], parts[-1:], self._names)
+        return self._posterior.differences_sd(points, other)
 
     def to_json(self) -> dict[str, dict[str, object]]:
         """Parameters of every family's laws."""
@@ -221,7 +235,7 @@ class Learner:
             jitter_mib=self._jitter,
         )
         sound = [process for process in processes if not process.has_spilled]
-        acceptance = self._fit_acceptance(family, sound, previous)
+        acceptance = self._fit_acceptance(family, processes, previous)
         model = FamilyModel(acceptance, {}, memory)
         self.models[family] = model
         base: Costs | None = None
@@ -376,22 +390,13 @@ class Learner:
     # Whole turns
 
     def _observe(self) -> None:
-        self._observed, self._counts = [], {}
-        for process in self.observations.processes.values():
-            if process.has_spilled:
-                continue
-            for (arm, block), answers in observations.blocks_of(process).items():
-                turn = self._log_turn(process, answers)
-                if turn is None:
-                    continue
-                self._observed.append(Observed(arm, process.name, block, turn))
-                # p-min costs no memory: given with a request or at the start, it is the same arm.
-                if arm.n_max == process.arm.n_max or not arm.drafts:
-                    self._counts.setdefault(arm.canonical(), set()).add(process.name)
-        if not self._observed:
-            self._posterior = None
-            return
-        self.process_sd = noise.process_sd(self._observed)
+        self._observed = observe(self.observations.processes.values(), self)
+        self._counts = {}
+        for one in self._observed:
+            # p-min costs no memory: given with a request or at the start, it is the same arm.
+            started = self.observations.processes[one.process].arm
+            if one.arm.n_max == started.n_max or not one.arm.drafts:
+                self._counts.setdefault(one.arm.canonical(), set()).add(one.process)
         arms = [one.arm for one in self._observed]
         log_turn, parts = self.predictions(arms)
         known = np.flatnonzero(np.isfinite(log_turn))
@@ -399,45 +404,11 @@ class Learner:
             self._posterior = None
             return
         points = Points([arms[at] for at in known], log_turn[known], parts[known], self._names)
-        self._posterior = Posterior(
-            points, [self._observed[at] for at in known], process_sd=self.process_sd
-        )
-
-    def _log_turn(self, process: Process, answers: dict[int, Answer]) -> float | None:
-        """Log of the expected turn time of one block; None if a class is missing."""
-        times = []
-        for text, one in enumerate(self.workload.classes):
-            answer = answers.get(text)
-            if answer is None or answer.reading.turn_ms is None:
-                return None
-            if observations.is_exact(answer.request, one):
-                times.append(answer.reading.turn_ms)
-                continue
-            prefill = self._prefill_instead(process, answer, text)
-            if prefill is None or answer.reading.predicted_ms is None:
-                return None
-            times.append(prefill + answer.reading.predicted_ms)
-        return math.log(self.workload.turn_time_s(times))
-
-    def _prefill_instead(self, process: Process, answer: Answer, text: int) -> float | None:
-        """Prompt time of a class whose prompt was cached to measure its decoding alone.
-
-        What the law says of the class, times what this process took for its long prompts against
-        what the law says of them.
-        """
-        prediction = self.prediction_of(answer.arm)
-        costs = self._costs(answer.arm.family, variant_of(answer.arm))
-        if prediction is None or costs is None or costs.prompt is None:
-            return None
-        ratios = [
-            (other.reading.prompt_ms or 0.0)
-            / float(terms_of_prompt(prompt_row(other)) @ costs.prompt)
-            for other in process.answers
-            if other.purpose == observations.PREFIX and observations.is_prompt_timed(other)
-        ]
-        if not ratios:
-            return None
-        return float(prediction.prefill_ms[text, 0]) * float(np.mean(ratios))
+        observed = [self._observed[at] for at in known]
+        is_old = len(observed) >= _REFIT * self._n_of_noise
+        self._posterior = Posterior(points, observed, None if is_old else self.noise)
+        if is_old:
+            self.noise, self._n_of_noise = self._posterior.noise, len(observed)
 
 
 def _model_json(model: FamilyModel) -> dict[str, object]:

@@ -182,6 +182,10 @@ class Limits:
         """Every failure of an arm, in order."""
         return self._seen.failures.get(arm.canonical(), [])
 
+    def has_overflowed(self, arm: Arm) -> bool:
+        """Whether it ran out of the card's memory, or into the host's."""
+        return "oom" in self.failures(arm) or memory_of(arm.canonical()) in self._seen.spilled
+
     def family_fails(self, family: tuple[str, str]) -> str | None:
         """Why a family is given up, if so: it never came up."""
         if family in self._seen.answered_families:

@@ -1,30 +1,61 @@
-"""How much equal things differ on this box: between processes, and between blocks of prompts."""
+"""How much equal things differ on this box: processes, blocks of prompts, and one answer to the next."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
-from tunerd.core.sweep import posterior
-from tunerd.core.sweep.posterior import Observed
+Array = NDArray[np.float64]
 
-_USUAL_WEIGHT = 10.0
+_STEPS = (0.6, 1.0, 1.6)
+_PRIOR_SD = 0.5  # of the log of each spread, around the usual one
 
 
-def process_sd(observed: Sequence[Observed]) -> float:
-    """Standard deviation of log turn times between processes of one configuration.
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Standard deviations of log turn times: of processes, of blocks of prompts, of one answer."""
 
-    From pairs of processes that answered the same block with the same configuration, and from
-    all processes of a configuration where there are several; shrunk towards the usual value.
+    process: float
+    block: float
+    answer: float
+
+    def covariance(self, same_process: Array, same_block: Array) -> Array:
+        """Of observations, from what they have in common (1) or not (0)."""
+        alike = same_process * self.process**2 + same_block * self.block**2
+        return np.asarray(alike + np.eye(len(alike)) * self.answer**2, float)
+
+
+USUAL = Noise(process=0.03, block=0.025, answer=0.018)
+
+
+def fit_noise(kernel: Array, residual: Array, same_process: Array, same_block: Array) -> Noise:
+    """The spreads under which the residuals are likeliest, of a few around the usual ones.
+
+    Args:
+        kernel: Prior covariance of the observed configurations.
+        residual: Observed minus predicted log turn times.
+        same_process: 1 where two observations are of one process.
+        same_block: 1 where two observations answered the same block.
     """
-    by_configuration: dict[tuple[object, str], list[float]] = defaultdict(list)
-    for one in observed:
-        by_configuration[one.arm.canonical(), one.block].append(one.log_turn)
-    squares, freedom = _USUAL_WEIGHT * posterior.PROCESS_SD**2, _USUAL_WEIGHT
-    for values in by_configuration.values():
-        if len(values) > 1:
-            squares += float(np.var(values)) * len(values)
-            freedom += len(values) - 1
-    return float(np.sqrt(squares / freedom))
+
+    def log_likelihood(noise: Noise) -> float:
+        try:
+            factor = cho_factor(kernel + noise.covariance(same_process, same_block), lower=True)
+        except LinAlgError:
+            return -np.inf
+        spread = 2.0 * float(np.log(np.diag(factor[0])).sum())
+        ratios = np.log([noise.process, noise.block, noise.answer]) - np.log(
+            [USUAL.process, USUAL.block, USUAL.answer]
+        )
+        prior = float((ratios**2).sum()) / _PRIOR_SD**2
+        return -0.5 * (float(residual @ cho_solve(factor, residual)) + spread + prior)
+
+    tried = [
+        Noise(USUAL.process * process, USUAL.block * block, USUAL.answer * answer)
+        for process, block, answer in product(_STEPS, repeat=3)
+    ]
+    return max(tried, key=log_likelihood)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,9 @@ _PER_FAMILY = 60
 _VARIANT_POINTS = 6
 # Measured already if its margin was this near what is thought to be needed now [MiB].
 _SAME_MARGIN_MIB = 192
-_WORTH = 0.003
+_WORTH = 0.002
+# Processes after which an arm would be known: one alone says little, since a start has its luck.
+_PROCESSES = 3
 _EXPLORING_SDS = 1.0
 
 
@@ -48,13 +51,22 @@ class Planes:
         return self.improvements(self._candidates(leader.arm, limit), leader)
 
     def improvements(self, arms: Sequence[Arm], leader: Belief) -> list[Proposal]:
-        """What each arm is expected to save against the leader, the most first."""
+        """What knowing more of each arm is expected to save against the leader, the most first.
+
+        Knowing more means a few more processes of it, with the noise of their starts: an arm that
+        was measured often promises little, however near the leader it is.
+        """
+        beliefs = [one for one in self._learner.beliefs(arms) if one is not None]
+        if not beliefs:
+            return []
+        spread = self._learner.differences_sd([one.arm for one in beliefs], leader.arm)
+        known = self._learner.noise
+        noise = (known.process**2 + known.answer**2) / _PROCESSES
         found = []
-        for belief in self._learner.beliefs(arms):
-            if belief is None:
-                continue
-            improvement = expected_improvement(leader.mean - _WORTH - belief.mean, belief.sd)
-            found.append(Proposal(belief, improvement))
+        for belief, sd in zip(beliefs, spread.tolist(), strict=True):
+            moves = sd * sd / math.hypot(sd, math.sqrt(noise))
+            gain = leader.mean - _WORTH - belief.mean
+            found.append(Proposal(belief, expected_improvement(gain, moves)))
         found.sort(key=lambda one: (-round(one.improvement, 5), simplicity(one.belief.arm)))
         return found
 

@@ -22,6 +22,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from tunerd.core.sweep.arm import Arm
 from tunerd.core.sweep.grid import variant_of
+from tunerd.core.sweep.noise import Noise, fit_noise
 from tunerd.core.sweep.turn import PARTS
 
 Array = NDArray[np.float64]
@@ -38,20 +39,19 @@ _BATCH_SD = 0.01
 _EXTRA_SD = 0.03
 _VARIANT_SD = 0.015  # of a family's own answer to threads, KV type and the like
 
-# Noise until the night has its own figures.
-PROCESS_SD = 0.03
-BLOCK_SD = 0.035
-_NOISE_SD = 0.012
-
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One block of prompts answered by one configuration in one process."""
+    """One block of prompts answered by one configuration in one process.
+
+    `log_turn` has the luck of its prompts taken out, `log_measured` is as it was.
+    """
 
     arm: Arm
     process: str
     block: str
     log_turn: float
+    log_measured: float
 
 
 class Points:
@@ -94,20 +94,16 @@ class Posterior:
     """Beliefs about configurations after some observations."""
 
     def __init__(
-        self,
-        points: Points,
-        observed: Sequence[Observed],
-        *,
-        process_sd: float = PROCESS_SD,
-        block_sd: float = BLOCK_SD,
+        self, points: Points, observed: Sequence[Observed], noise: Noise | None = None
     ) -> None:
+        """Fits the noise where none is given."""
         self._points = points
+        kernel = _kernel(points, points)
         process = _same([one.process for one in observed])
         block = _same([one.block for one in observed])
-        noise = process * process_sd**2 + block * block_sd**2
-        noise += np.eye(len(observed)) * _NOISE_SD**2
-        self._factor = cho_factor(_kernel(points, points) + noise, lower=True)
         residual = np.array([one.log_turn for one in observed]) - points.predicted
+        self.noise = noise or fit_noise(kernel, residual, process, block)
+        self._factor = cho_factor(kernel + self.noise.covariance(process, block), lower=True)
         self._weights = cho_solve(self._factor, residual)
 
     def beliefs(self, points: Points) -> tuple[Array, Array]:
@@ -118,10 +114,15 @@ class Posterior:
         variance = _prior_variance(points) - explained
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
-    def covariance(self, points: Points) -> Array:
-        """Joint covariance of a few points."""
-        cross = _kernel(points, self._points)
-        return np.asarray(_kernel(points, points) - cross @ cho_solve(self._factor, cross.T), float)
+    def differences_sd(self, points: Points, reference: Points) -> Array:
+        """Standard deviation of the difference of each point from one other point."""
+        cross, other = _kernel(points, self._points), _kernel(reference, self._points)
+        explained = np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
+        solved = cho_solve(self._factor, other.T)[:, 0]
+        own = _prior_variance(points) - explained
+        shared = _kernel(points, reference)[:, 0] - cross @ solved
+        variance = own + float(_prior_variance(reference)[0] - other[0] @ solved) - 2 * shared
+        return np.asarray(np.sqrt(np.maximum(variance, 1e-10)), float)
 
 
 def _log2(value: float) -> float:

@@ -9,32 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tunerd.core.sweep.arm import Arm, simplicity
+from tunerd.core.sweep.arm import OFF, Arm, simplicity
 from tunerd.core.sweep.grid import FamilyGrid, Grid, Left, first_arms
 from tunerd.core.sweep.learner import Belief, Learner
 from tunerd.core.sweep.limits import Limits
 from tunerd.core.sweep.night import Night, TimeUp
-from tunerd.core.sweep.plane import Planes
+from tunerd.core.sweep.plane import Planes, Proposal
 from tunerd.core.sweep.protocol import Policy, ServerDied
 from tunerd.core.sweep.server import CannotStart, Server, is_truncated
 
 _PROBE_N_MAX = 8
 _PROBE_P_MIN = 0.75
+# Positions that a family was seen to draft, and filters seen at work, before predictions are trusted.
+_SEEN_DRAFT = 6
+_SEEN_FILTER = 0.5
+# A probe with too much margin teaches as much as any; one with too little teaches nothing but that.
+_PROBE_SDS = 2.0
 _PROBE_MARGIN_STEPS = 3
 _OOM_STEP_MIB = 512
-# An expected improvement (log ratio) below which a point is not worth a process.
-_STOP = 0.0015
+# An expected improvement (log ratio) below which an arm is not worth a process.
+_STOP = 0.0008
 _INNER_STOP = 0.001
 _INNER = 3
 _TIE = 0.002
 _CONTENDERS = 12
-_RACERS = 4
-_RACE_ROUNDS = 3
-_RACE_LEAD = 0.02
 # A fill is worth its time where the memory law is less sure than this of a leader [MiB].
 _UNSURE_MIB = 70.0
-# Tool calls are asked for a gain of so much (log ratio).
-_WORTH_SCREENING = 0.003
+# Tool calls are asked of an arm that is no further behind the leader than this (log ratio).
+_WORTH_SCREENING = 0.01
 _NEAR_LEADER = 0.02
 _CONTEXTS = (131072, 65536, 40960, 32768, 16384, 8192, 4096)
 
@@ -83,7 +85,7 @@ class Search:
             self._probe_families(reserve_s)
             self._measure_seeds(reserve_s)
             while self._has_time(reserve_s):
-                if not self._improve(reserve_s) and not self._race(reserve_s):
+                if not self._improve(reserve_s):
                     self.is_exhausted = True
                     break
         except TimeUp:
@@ -126,11 +128,14 @@ class Search:
     def _may_lead(self, arm: Arm) -> bool:
         if arm == self.incumbent.canonical():
             return True
+        return self._may_lead_if_proven(arm) and self.limits.is_output_proven(arm)
+
+    def _may_lead_if_proven(self, arm: Arm) -> bool:
+        """Whether nothing is against an arm but that its output may have to be proven first."""
         return (
             self.limits.fails(arm) is None
             and self.limits.is_safe(arm)
             and self.limits.worsens(arm) is None
-            and self.limits.is_output_proven(arm)
         )
 
     def _is_allowed(self, arm: Arm) -> bool:
@@ -146,11 +151,26 @@ class Search:
 
     def _probe_families(self, reserve_s: Callable[[], float]) -> None:
         for family in self._by_cost():
-            if self.learner.is_known(family.key) and any(
-                arm.family == family.key for arm in self.learner.measured()
-            ):
-                continue
-            self._probe(family, reserve_s)
+            for n_max, p_min in self._unseen_drafts(family):
+                self._probe(family, n_max, p_min, reserve_s)
+
+    def _unseen_drafts(self, family: FamilyGrid) -> list[tuple[int, float]]:
+        """Settings of the draft without which a family's plane is a guess; one if it drafts nothing."""
+        most = max((n for n in family.n_max if n <= _PROBE_N_MAX), default=family.n_max[0])
+        measured = [arm for arm in self.learner.measured() if arm.family == family.key]
+        if family.spec == OFF:
+            return [] if measured else [(most, family.p_min[0])]
+        found = []
+        if max((arm.n_max for arm in measured), default=0) < min(most, _SEEN_DRAFT):
+            found.append((most, family.p_min[0]))
+        filtered = min(family.p_min, key=lambda p: abs(p - _PROBE_P_MIN))
+        is_filtered = any(arm.p_min >= _SEEN_FILTER for arm in measured)
+        if filtered >= _SEEN_FILTER and not is_filtered and not self._takes_drafts(family.engine):
+            found.append((most, filtered))
+        return found
+
+    def _takes_drafts(self, engine: str) -> bool:
+        return engine in self.night.box.per_request
 
     def _has_all_arms(self) -> bool:
         """Whether as many arms were measured as are allowed."""
@@ -167,15 +187,16 @@ class Search:
 
         return sorted(self.grid.families.values(), key=distance)
 
-    def _probe(self, family: FamilyGrid, reserve_s: Callable[[], float]) -> None:
-        """One process that drafts all it can; with more margin if it runs out of memory."""
-        n_max = max((n for n in family.n_max if n <= _PROBE_N_MAX), default=family.n_max[0])
+    def _probe(
+        self, family: FamilyGrid, n_max: int, p_min: float, reserve_s: Callable[[], float]
+    ) -> None:
+        """One process with these drafts; with more margin if it runs out of memory or spills."""
         extra = 0
         for _ in range(2 * _PROBE_MARGIN_STEPS):
             reason = self.limits.family_fails(family.key)
             if reason is not None:
                 return
-            arm = self._probe_arm(family, n_max, extra)
+            arm = self._probe_arm(family, n_max, p_min, extra)
             if arm is None:
                 self.left_out.append(Left(", ".join(family.key), "no margin is large enough"))
                 return
@@ -188,14 +209,16 @@ class Search:
                 return
             if self.measure(arm, "probe"):
                 return
-            if "oom" in self.limits.failures(arm):
+            if self.limits.has_overflowed(arm):
                 extra += _OOM_STEP_MIB
                 smaller = [n for n in family.n_max if n < n_max]
                 n_max = smaller[len(smaller) // 2] if smaller and extra > _OOM_STEP_MIB else n_max
 
-    def _probe_arm(self, family: FamilyGrid, n_max: int, extra_mib: int) -> Arm | None:
-        arm = family.arm(n_max, family.p_min[0], family.home_ubatch, family.fit_mib[0])
-        margin = self.limits.margin_for(arm, 1.0)
+    def _probe_arm(
+        self, family: FamilyGrid, n_max: int, p_min: float, extra_mib: int
+    ) -> Arm | None:
+        arm = family.arm(n_max, p_min, family.home_ubatch, family.fit_mib[0])
+        margin = self.limits.margin_for(arm, _PROBE_SDS)
         if margin is None:
             margin = family.fit_mib[-1]
         wanted = family.margin_at_least(margin + extra_mib)
@@ -212,41 +235,39 @@ class Search:
                 self.measure(arm, "seed")
 
     def _improve(self, reserve_s: Callable[[], float]) -> bool:
-        """Measures the most promising point; False when none is."""
+        """Another process for what it is expected to pay most for; False when nothing is worth it.
+
+        New points and measured ones stand in one list: a leader that owes its place to luck is found
+        out by the same arithmetic that finds a better point.
+        """
         leader = self.leader()
-        if leader is None or self._has_all_arms():
+        if leader is None:
             return False
-        for proposal in self.planes.proposals(leader):
+        for proposal in self._proposals(leader):
             if proposal.improvement < _STOP:
                 return False
-            arm = proposal.belief.arm
-            if self.limits.worsens(arm) is not None:
+            belief = proposal.belief
+            if self.limits.worsens(belief.arm) is not None:
                 continue
-            if self.night.process_s(arm) + reserve_s() > self.night.remaining_s:
+            if belief.n_processes and leader.n_processes < belief.n_processes:
+                belief = leader
+            if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
                 return False
-            self.measure(arm, "explore")
+            self.measure(belief.arm, "race" if belief.n_processes else "explore")
             return True
         return False
 
-    def _race(self, reserve_s: Callable[[], float]) -> bool:
-        """Another process for a leader that was measured least; False when the race is over."""
-        beliefs = sorted(self.contenders(), key=lambda belief: belief.mean)[:_RACERS]
-        if not beliefs:
-            return False
-        best = beliefs[0].mean
-        racers = [
-            belief
-            for belief in beliefs
-            if belief.mean < best + _RACE_LEAD / belief.n_processes**0.5
-            and belief.n_processes < _RACE_ROUNDS
-            and belief.arm != self.incumbent.canonical()
+    def _proposals(self, leader: Belief) -> list[Proposal]:
+        known = (leader.arm, self.incumbent.canonical())
+        rivals = [
+            arm
+            for arm in self.learner.measured()
+            if arm not in known and self._is_allowed(arm) and self._may_lead_if_proven(arm)
         ]
-        for belief in sorted(racers, key=lambda one: one.n_processes):
-            if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
-                return False
-            self.measure(belief.arm, "race")
-            return True
-        return False
+        found = self.planes.improvements(rivals, leader)
+        if not self._has_all_arms():
+            found += self.planes.proposals(leader)
+        return sorted(found, key=lambda one: -one.improvement)
 
     # One process
 
@@ -262,6 +283,8 @@ class Search:
             server.warm_up(exact=False)
             server.block()
             self.learner.refresh()
+            if self.learner.observations.processes[server.name].has_spilled:
+                return False
             self._inner(server, purpose)
             self._screen_output(server)
             self._fill_if_unsure(server)
@@ -328,7 +351,7 @@ class Search:
         leader, belief = self.leader(), self.learner.beliefs([arm])[0]
         if judged >= self.policy.tool_calls or leader is None or belief is None:
             return
-        if belief.mean < leader.mean - _WORTH_SCREENING:
+        if belief.mean < leader.mean + _WORTH_SCREENING:
             server.tool_calls(self.policy.tool_calls - judged)
 
     # Memory

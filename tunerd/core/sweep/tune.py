@@ -236,12 +236,13 @@ class _Sweep:
             return None
         arms = [one.belief for one in self.search.planes.proposals(leader)[:20]]
         arms += [one for one in self.search.contenders() if one.arm != self.incumbent.canonical()]
+        if not arms:
+            return 0.0
+        spread = self.learner.differences_sd([one.arm for one in arms], self.incumbent)
         most = [
-            current.mean - one.mean
-            + 1.64 * self.learner.difference_sd(self.incumbent, one.arm)
-            for one in arms
-        ]  # fmt: skip
-        return math.expm1(max(most)) if most else 0.0
+            current.mean - one.mean + 1.64 * float(sd) for one, sd in zip(arms, spread, strict=True)
+        ]
+        return math.expm1(max(most))
 
     def _no_time_to_prove(self, leader: Arm) -> str:
         return (
@@ -276,7 +277,7 @@ class _Sweep:
         log_turn, _ = self.learner.predictions(arms)
         measured: dict[Arm, list[float]] = {}
         for one in self.learner.observed:
-            measured.setdefault(one.arm.canonical(), []).append(one.log_turn)
+            measured.setdefault(one.arm.canonical(), []).append(one.log_measured)
         found = []
         for arm, belief, predicted in zip(
             arms, self.learner.beliefs(arms), log_turn.tolist(), strict=True
