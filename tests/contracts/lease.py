@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -131,6 +132,31 @@ class LeaseContract:
         since_s = manager.state(UNIT).active_since_s
         assert since_s is not None
         assert since_s - (clock.now_s() - clock.monotonic_s() + began_s) > 0.9
+
+    def test_production_starts_once_its_port_is_free_however_the_lease_ends(
+        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
+    ) -> None:
+        with socket.socket() as holder:
+            holder.bind(("127.0.0.1", 0))
+            holder.listen()
+            lease = take(spec(limit_s=1.5))
+            lease.restore_when_free(holder.getsockname())
+            self.eventually(clock, lambda: not lease.is_held(), "its time is not over")
+            clock.sleep(2.0)
+            assert not manager.state(UNIT).is_active, "its port is taken"
+        self.is_back(manager, clock, production)
+
+    def test_a_lease_that_ends_with_a_free_port_does_not_wait(
+        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
+    ) -> None:
+        with socket.socket() as holder:
+            holder.bind(("127.0.0.1", 0))
+            holder.listen()
+            lease = take(spec())
+            lease.restore_when_free(holder.getsockname())
+            lease.restore_when_free(None)
+            lease.end()
+            self.is_back(manager, clock, production)
 
     def test_nothing_can_be_bound_to_a_lease_that_is_gone(
         self, take: Take, manager: ServiceManager, toy: str, production: UnitState

@@ -6,6 +6,7 @@
     python -m tests.fault.campaign effects --root sid [--strict] [--verb rollback] [--every 3]
     python -m tests.fault.campaign leases --root sid --count 30 [--fault COMMAND] [--cuts 5]
     python -m tests.fault.campaign local-leases --count 10
+    python -m tests.fault.campaign ports --root host [--production DEPLOYED] [--end COMMAND]
 
 Needs root. Real engines come from TUNERD_TEST_ENGINES, else Debian's or the embedded one serves.
 """
@@ -26,6 +27,7 @@ from pathlib import Path
 from tests.fault.die_at import DIED
 from tests.fault.lease_victim import Fault, LeaseVictim
 from tests.fault.local_lease import LocalFault, a_local_victim
+from tests.fault.port_victim import End, PortVictim, Production
 from tests.fault.victim import Victim
 from tests.support import needs, roots, run_folder
 from tests.support.machine import Machine
@@ -35,10 +37,10 @@ from tunerd.system import designed_file
 
 
 @contextlib.contextmanager
-def a_victim(
+def a_machine(
     root_name: str, *, installed: bool, disk_mib: int | None = None, strict: bool = False
-) -> Iterator[Victim]:
-    """A booted machine with two profiles deployed in turn."""
+) -> Iterator[Machine]:
+    """A booted machine with a designed model and engines."""
     run_folder.sweep(roots.cache_folder())
     make = roots.host_root if root_name == "host" else roots.sid_root
     root = make(Tunerd.INSTALLED if installed else Tunerd.FOR_TESTS)
@@ -50,10 +52,20 @@ def a_victim(
         if engines := os.environ.get(needs.ENGINES_VARIABLE):
             binds["/srv/engines"] = Path(engines)
         with Machine(root, disk_mib=disk_mib, strict_disk=strict, binds=binds) as machine:
-            victim = Victim(machine)
             version = machine.run("systemctl", "--version").stdout.splitlines()[0]
-            say(f"{root_name}: {version}; engine {victim.engine}; apply {victim.swap_s:.1f} s")
-            yield victim
+            say(f"{root_name}: {version}")
+            yield machine
+
+
+@contextlib.contextmanager
+def a_victim(
+    root_name: str, *, installed: bool, disk_mib: int | None = None, strict: bool = False
+) -> Iterator[Victim]:
+    """A booted machine with two profiles deployed in turn."""
+    with a_machine(root_name, installed=installed, disk_mib=disk_mib, strict=strict) as machine:
+        victim = Victim(machine)
+        say(f"engine {victim.engine}; apply {victim.swap_s:.1f} s")
+        yield victim
 
 
 def say(text: str) -> None:
@@ -225,12 +237,36 @@ def local_leases(args: argparse.Namespace) -> int:
     return status
 
 
+def ports(args: argparse.Namespace) -> int:
+    """Every way in which a measurement of ik in mainline's place ends, for every kind of unit."""
+    productions = [Production[args.production]] if args.production else list(Production)
+    ends = [End[args.end]] if args.end else list(End)
+    count = Count()
+    with a_machine(args.root, installed=False) as machine:
+        victim = PortVictim(machine)
+        for production in productions:
+            victim.serve(production)
+            for end in ends:
+                victim.until_free()
+                with count.case(f"{production}: {end}") as told:
+                    try:
+                        case = victim.befall(end)
+                    except AssertionError:
+                        victim.serve(production)
+                        raise
+                    told.append(
+                        f"{case.time_waits} TIME_WAIT, answered after {case.away_s:.1f} s, "
+                        f"{case.restarts} restarts, exit {case.code}"
+                    )
+    return count.close()
+
+
 def main() -> int:
     """Run the campaign that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     campaigns = {
         "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery, "effects": effects,
-        "leases": leases, "local-leases": local_leases,
+        "leases": leases, "local-leases": local_leases, "ports": ports,
     }  # fmt: skip
     parser.add_argument("campaign", choices=campaigns)
     parser.add_argument("--root", choices=["host", "sid"], default="host")
@@ -242,6 +278,8 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--fault", choices=[fault.name for fault in Fault])
+    parser.add_argument("--production", choices=[one.name for one in Production])
+    parser.add_argument("--end", choices=[one.name for one in End])
     parser.add_argument("--cuts", type=int, default=0)
     args = parser.parse_args()
     return campaigns[args.campaign](args)

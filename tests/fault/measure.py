@@ -1,6 +1,6 @@
 """Measures profiles on the live box until somebody ends it; run inside a machine.
 
-    python -m tests.fault.measure PROFILE... [--budget S] [--rounds N] [--mode local]
+    python -m tests.fault.measure PROFILE... [--budget S] [--rounds N] [--requests N] [--mode local]
 
 Prints what it does, one word a line: `planned`, `held`, `serving UNIT`, `asked`, `preempted`, `back`.
 """
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("profiles", nargs="+")
     parser.add_argument("--budget", type=float, default=600.0)
     parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=3)
     parser.add_argument("--mode")
     parser.add_argument("--start-after", action="store_true")
     told = parser.parse_args()
@@ -37,7 +38,7 @@ def main() -> int:
         ) as held:
             say(f"held {held.id} {held.inhibits}")
             for number in range(told.rounds):
-                _serve(ctx, held, plans[number % len(plans)], say)
+                _serve(ctx, held, plans[number % len(plans)], told.requests, say)
     except KeyboardInterrupt:
         say("interrupted")
         return 130
@@ -51,14 +52,16 @@ def main() -> int:
     return 0
 
 
-def _serve(ctx: Context, held: Held, plan: Plan, say: Callable[[str], None]) -> None:
+def _serve(
+    ctx: Context, held: Held, plan: Plan, n_requests: int, say: Callable[[str], None]
+) -> None:
     with held.serve(plan) as candidate:
         if candidate.fault is not None:
             say(f"fault {candidate.fault.reason} {candidate.fault.words}")
             return
         say(f"serving {candidate.unit} {candidate.boot_s} {candidate.argv_sha256}")
         server = ctx.connect(candidate.address)
-        for _ in range(3):
+        for _ in range(n_requests):
             done = server.complete("please go on with code", n_predict=24, timeout_s=30.0)
             fault = held.look(candidate)
             if fault is not None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tunerd.system.process import Child, start
-from tunerd.system.sockets import listening_pid, listening_ports
+from tunerd.system.process import Child, run, start
+from tunerd.system.sockets import TABLES, listening_pid, listening_ports, table_pattern
 
 LISTEN = (
     "import socket, sys, time; s = socket.socket();"
@@ -88,3 +88,45 @@ def test_a_process_that_is_gone_listens_on_nothing() -> None:
     with start(["true"]) as child:
         child.wait(10)
     assert listening_ports(child.pid) is None
+
+
+def lines_of(host: str, port: int) -> list[str]:
+    """What `grep` finds with the pattern, as the end of a lease does."""
+    done = run(["/usr/bin/grep", "-hE", table_pattern(host, port), *TABLES], timeout_s=30)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "is_found"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "0.0.0.0", True),  # noqa: S104
+        ("127.0.0.1", "localhost", True),
+        ("0.0.0.0", "127.0.0.1", True),  # noqa: S104
+        ("::", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("127.0.0.2", "127.0.0.1", False),
+        ("::1", "127.0.0.1", False),
+    ],
+)
+def test_whatever_takes_an_address_is_found_in_the_kernels_tables(
+    bound: str, asked: str, *, is_found: bool
+) -> None:
+    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((bound, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert bool(lines_of(asked, port)) is is_found
+    assert lines_of(asked, port) == []
+
+
+def test_a_connection_that_its_server_closed_is_found_for_a_while() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            listener.accept()[0].close()
+            client.recv(1)
+    assert len(lines_of("127.0.0.1", port)) == 1

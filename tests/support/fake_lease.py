@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tunerd.core.lease import LeaseSpec
+from tunerd.core.lease import PORT_LIMIT_S, LeaseSpec
+from tunerd.system.ports import can_bind
 
 
 class _Units(Protocol):
@@ -16,6 +17,7 @@ class _Units(Protocol):
     def stop_bound(self, unit: str) -> None: ...
     def is_down(self, unit: str) -> bool: ...
     def start_production(self, unit: str) -> None: ...
+    def monotonic_s(self) -> float: ...
 
 
 @dataclass
@@ -30,6 +32,8 @@ class FakeLease:
     is_over: bool = False
     is_ending: bool = False
     restores: bool = field(default=False)
+    address: tuple[str, int] | None = None
+    free_by_s: float | None = None
 
     def is_held(self) -> bool:
         """Whether it stands."""
@@ -40,6 +44,18 @@ class FakeLease:
     def stands(self) -> bool:
         """As of the last look."""
         return not (self.is_over or self.is_ending)
+
+    def restore_when_free(self, address: tuple[str, int] | None) -> None:
+        """Note the address."""
+        self.address = address
+
+    def is_port_taken(self, now_s: float) -> bool:
+        """Whether production still waits for its port."""
+        if self.address is None or can_bind(*self.address):
+            return False
+        if self.free_by_s is None:
+            self.free_by_s = now_s + PORT_LIMIT_S
+        return now_s < self.free_by_s
 
     def end(self, *, timeout_s: float = 120.0) -> None:
         """End it."""
@@ -90,7 +106,8 @@ class Leases:
         """Production starts where all that was bound is down."""
         for lease in self._leases:
             bound = self._units.bound_to(lease.spec.unit)
-            if lease.is_ending and all(self._units.is_down(unit) for unit in bound):
+            down = all(self._units.is_down(unit) for unit in bound)
+            if lease.is_ending and down and not lease.is_port_taken(self._units.monotonic_s()):
                 lease.is_ending, lease.is_over = False, True
                 if lease.restores:
                     self._units.start_production(lease.spec.production)

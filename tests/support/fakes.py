@@ -329,6 +329,10 @@ class FakeServiceManager:
         """Whether nothing of it runs."""
         return self._find(unit).is_down
 
+    def monotonic_s(self) -> float:
+        """Now."""
+        return self._clock.monotonic_s()
+
     def start_production(self, unit: str) -> None:
         """As the end of a lease does."""
         found = self._find(unit)
@@ -347,6 +351,8 @@ class FakeServiceManager:
         deadline_s = self._clock.monotonic_s() + _END_LIMIT_S
         while not lease.is_over:
             next_s = min(unit.due_s for unit in self._units.values())
+            if lease.free_by_s is not None:
+                next_s = min(next_s, self._clock.monotonic_s() + 1.0)
             if next_s > deadline_s:
                 raise ServiceError(f"stop of {lease.spec.unit} timed out")
             self._clock.sleep(next_s - self._clock.monotonic_s())
@@ -432,6 +438,7 @@ class FakeServiceManager:
 
     def _catch_up(self) -> None:
         """Let everything happen that was due by now, in order."""
+        self._leases.settle()
         while self._units:
             unit = min(self._units.values(), key=lambda candidate: candidate.due_s)
             if self._leases.due_s <= min(unit.due_s, self._clock.monotonic_s()):

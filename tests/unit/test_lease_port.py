@@ -13,7 +13,7 @@ from tests.fault.world import ENGINE, UNIT, World, a_world
 from tests.support.fakes import Invocation, Life, Program
 from tunerd.actions.context import Context
 from tunerd.actions.lease import hold
-from tunerd.actions.lease_outlook import return_risk
+from tunerd.actions.lease_outlook import outlook, return_risk
 from tunerd.actions.port_wait import PORT_WAIT_S, PortTurns
 from tunerd.core.local_outcome import Ending
 from tunerd.core.progress import Progress
@@ -105,13 +105,31 @@ def test_a_unit_that_would_give_up_before_its_port_is_free_is_told_of(
     world: World, words: str, *, is_at_risk: bool
 ) -> None:
     world.put(
-        f"[Service]\nExecStart={ENGINE} --port 1\n{words}\n".encode(), starts=False, enables=False
+        f"[Service]\nExecStart={ENGINE}\n{words}\n[Install]\nWantedBy=multi-user.target\n".encode(),
+        starts=False,
     )
-    told = return_risk(world.context(), [OTHER])
+    world.manager.stop(UNIT)  # its port is told by nobody now
+    ctx = world.context()
+    told = return_risk(ctx, [OTHER])
 
     assert (told is not None) is is_at_risk
     assert told is None or f"{UNIT}.d/restarts.conf with `[Unit] StartLimit" in told
-    assert return_risk(world.context(), [Path(ENGINE)]) is None
+    assert return_risk(ctx, [Path(ENGINE)]) is None
+    ahead = outlook(ctx, measuring_s=60, start_after=True, programs=[OTHER])
+    assert ahead.risk == told
+    assert told is None or ahead.text.endswith(told)
+
+
+def test_a_port_that_is_known_is_waited_for_and_the_outlook_says_how_long(world: World) -> None:
+    ctx = world.context()
+    ahead = outlook(ctx, measuring_s=60, programs=[Path(ENGINE), OTHER])
+
+    assert (ahead.risk, ahead.port_wait_s) == (None, 65.0)
+    assert "once it is free again, up to 65 s later" in ahead.text
+    same = outlook(ctx, measuring_s=60, programs=[Path(ENGINE)])
+    assert same.port_wait_s == 0
+    assert "free again" not in same.text
+    assert outlook(ctx, measuring_s=60).text == same.text
 
 
 class Holder:

@@ -29,17 +29,24 @@ from tunerd.actions.lease_record import (
 )
 from tunerd.actions.plan import Plan
 from tunerd.actions.plan_expect import address_of_plan
-from tunerd.actions.port_wait import PortTurns, program_of_production
+from tunerd.actions.port_wait import (
+    PORT_WAIT_S,
+    PortTurns,
+    address_of_production,
+    program_of_production,
+)
 from tunerd.actions.recover import recover_locked
 from tunerd.actions.serve_check import NotServing, Serving
 from tunerd.core.failure import FailureKind
 from tunerd.core.host import Mode
 from tunerd.core.lease import Fault, LeaseRecord, LeaseSpec
+from tunerd.core.progress import Progress
 from tunerd.core.quantity import format_duration
 from tunerd.core.service import UnitState
 from tunerd.errors import Busy, DeployError, JobCanceled, Preempted, ServiceError, Stranded
 from tunerd.system.files import lock
 from tunerd.system.interrupts import Interrupts
+from tunerd.system.llama import Address
 from tunerd.system.seams import Lease
 
 _COMES_BACK_S = 5.0
@@ -63,6 +70,7 @@ class Held:
         *,
         was_running: bool,
         began_s: float,
+        address: Address | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
         self.id = lease.spec.id
@@ -75,6 +83,7 @@ class Held:
         self._ctx = ctx
         self._lease = lease
         self._began_s = began_s
+        self._address = address
         self._n_candidates = 0
         self._turns = PortTurns(ctx, lease.is_held, program_of_production(ctx))
 
@@ -109,6 +118,7 @@ class Held:
         if not plan.is_refused:
             self._turns.wait_for(plan.engine.program, address_of_plan(self._ctx, plan))
             self.check()
+            self._restore_when_free(plan)
         self._n_candidates += 1
         started = False
         try:
@@ -125,6 +135,13 @@ class Held:
             raise
         finally:
             stop_candidate(self._ctx, self._lease.spec, self._n_candidates)
+
+    def _restore_when_free(self, plan: Plan) -> None:
+        """Should everything end now: after another build production's port may be taken a minute."""
+        if self.restores and self._address is not None:
+            is_same = self._turns.is_productions(plan.engine.program)
+            where = (self._address.reachable_host, self._address.port)
+            self._lease.restore_when_free(None if is_same else where)
 
     def look(self, candidate: Candidate) -> Fault | None:
         """Why the candidate died since it started; None while it runs. For requests that failed.
@@ -177,11 +194,19 @@ class Held:
         self._see_it_serve()
 
     def _wait_for_its_start(self) -> None:
-        """The manager starts it in a moment, if it has not: starting it by hand comes second."""
-        ctx = self._ctx
-        end_s = ctx.clock.monotonic_s() + _COMES_BACK_S
-        while ctx.clock.monotonic_s() < end_s:
-            if ctx.services.state(ctx.unit).active_state not in {"inactive", "deactivating"}:
+        """The manager starts it in a moment, if it has not: starting it by hand comes second.
+
+        The lease may still wait for production's port.
+        """
+        ctx, now_s = self._ctx, self._ctx.clock.monotonic_s
+        ending_s = now_s() + PORT_WAIT_S
+        end_s = now_s() + _COMES_BACK_S
+        while now_s() < end_s:
+            if ctx.services.state(self._lease.spec.unit).active_state == "deactivating":
+                left_s = max(0.0, ending_s - now_s())
+                ctx.report(Progress("waiting until the port is free again", left_s=left_s))
+                end_s = min(now_s(), ending_s) + _COMES_BACK_S
+            elif ctx.services.state(ctx.unit).active_state not in {"inactive", "deactivating"}:
                 return
             ctx.clock.sleep(_POLL_S)
 
@@ -334,9 +359,17 @@ def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str, *, dr
         clear_dead_measurements(ctx, is_mine=True)
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()
+        address = address_of_production(ctx, before)
         lease = _take(ctx, spec)
         notes += _told_of_sleep(lease)
-        held = Held(ctx, lease, was_running=before.is_active, began_s=began_s, notes=notes)
+        held = Held(
+            ctx,
+            lease,
+            was_running=before.is_active,
+            began_s=began_s,
+            address=address,
+            notes=notes,
+        )
         try:
             # Earlier starts must not count against the one that brings it back.
             ctx.services.reset_failed(ctx.unit)

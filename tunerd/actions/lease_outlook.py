@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tunerd.actions.context import Context
 from tunerd.actions.lease import demand_return_at_boot
 from tunerd.actions.live import read_live_unit
-from tunerd.actions.port_wait import is_one_program, program_of_production
+from tunerd.actions.port_wait import (
+    address_of_production,
+    is_one_program,
+    program_of_production,
+)
 from tunerd.core.generation import Outcome
 from tunerd.core.local_service import read_service
 from tunerd.core.quantity import format_duration
@@ -33,8 +37,9 @@ class Outlook:
 
     `load_s` is how long production was away at its last swap, nearly all of it loading; None where
     that is not known. `without_service_s` is None where it does not serve now either, or where the
-    load is not known. `risk` is what could keep it from coming back should this command be killed in
-    the middle, None for nothing; `text` tells it too.
+    load is not known. `port_wait_s` is how much longer it may take where its port must first be free
+    again, 0 where that cannot be. `risk` is what could keep it from coming back should this command be
+    killed in the middle, None for nothing; `text` tells both too.
     """
 
     unit: str
@@ -45,6 +50,7 @@ class Outlook:
     load_s: float | None
     without_service_s: float | None
     text: str
+    port_wait_s: float = 0.0
     risk: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -75,9 +81,8 @@ def outlook(
     runs = state.is_active or state.active_state == "activating"
     load_s = _last_load_s(ctx)
     known = runs and load_s is not None
-    risk = return_risk(ctx, programs) if state.exists and (runs or start_after) else None
     text = _text(ctx.unit, state.exists, runs, start_after, measuring_s, load_s)
-    return Outlook(
+    ahead = Outlook(
         unit=ctx.unit,
         is_there=state.exists,
         runs=runs,
@@ -85,19 +90,37 @@ def outlook(
         measuring_s=measuring_s,
         load_s=load_s,
         without_service_s=measuring_s + (load_s or 0.0) if known else None,
-        text=text if risk is None else f"{text}; {risk}",
-        risk=risk,
+        text=text,
     )
+    return beside_others(ctx, ahead, programs)
+
+
+def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Outlook:
+    """The outlook where these programs are measured: others than production's leave its port taken."""
+    own = program_of_production(ctx)
+    is_one = own is None or all(is_one_program(one, own) for one in programs)
+    if is_one or not ahead.runs_afterwards:
+        return ahead
+    wait = (
+        f"where another build leaves its port taken, {ctx.unit} starts once it is free again, up to "
+        f"{LEAST_WINDOW_S:.0f} s later"
+    )
+    risk = return_risk(ctx, programs)
+    text = f"{ahead.text}; {risk or wait}"
+    return replace(ahead, text=text, risk=risk, port_wait_s=LEAST_WINDOW_S)
 
 
 def return_risk(ctx: Context, programs: Sequence[Path]) -> str | None:
     """Whether production would give up before its port is free, where nobody is left to wait for it.
 
-    That is after a candidate of another program, with a unit that is not started for long enough; None
-    also where its file cannot be read.
+    The lease waits for a port that it knows. Where neither the unit's text nor the running server
+    tells it, only the unit's own restarts do, which may be too few; None also where its file cannot be
+    read.
     """
     own = program_of_production(ctx)
     if own is None or all(is_one_program(one, own) for one in programs):
+        return None
+    if address_of_production(ctx, ctx.services.state(ctx.unit)) is not None:
         return None
     try:
         live = read_live_unit(ctx)
@@ -113,9 +136,10 @@ def return_risk(ctx: Context, programs: Sequence[Path]) -> str | None:
     folder = ctx.paths.unit_dir / f"{ctx.unit}.d"
     words = _DROP_IN.replace("\n", " ")
     return (
-        f"should this command be killed in the middle, {ctx.unit} may stay down: its port can be taken "
-        f"for {LEAST_WINDOW_S:.0f} s after a candidate of another build, and it is started again for "
-        f"{format_duration(window_s)} only; {folder / 'restarts.conf'} with `{words}` mends that"
+        f"should this command be killed in the middle, {ctx.unit} may stay down: its port, which its "
+        f"file does not name, can be taken for {LEAST_WINDOW_S:.0f} s after a candidate of another build, "
+        f"and it is started again for {format_duration(window_s)} only; `--port` in its command line, or "
+        f"{folder / 'restarts.conf'} with `{words}`, mends that"
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from tunerd.actions.context import Context
 from tunerd.core.health import HttpState
 from tunerd.core.lease import (
+    PORT_LIMIT_S,
     LeaseRecord,
     candidate_behind,
     is_candidate,
@@ -16,6 +17,7 @@ from tunerd.core.lease import (
     lease_unit,
     record_from_json,
 )
+from tunerd.core.progress import Progress
 from tunerd.core.quantity import format_duration
 from tunerd.core.result import Message, note
 from tunerd.errors import HostError, ServiceError
@@ -23,6 +25,8 @@ from tunerd.system.files import is_locked
 from tunerd.system.llama import Address
 
 _PATIENCE_S = 30.0
+# A lease that has ended may wait for production's port before it is over.
+_ENDING_S = _PATIENCE_S + PORT_LIMIT_S
 _POLL_S = 0.1
 _COMES_BACK_S = 5.0
 
@@ -50,7 +54,7 @@ def wait_for_dead_measurement(ctx: Context) -> None:
     record = _record(ctx)
     if record is None or record.production != ctx.unit or not record.restores:
         return
-    end_s = ctx.clock.monotonic_s() + _PATIENCE_S
+    end_s = ctx.clock.monotonic_s() + _ENDING_S
     gone_s: float | None = None
     while ctx.clock.monotonic_s() < end_s:
         if ctx.services.state(ctx.unit).active_state in {"active", "activating"}:
@@ -62,6 +66,8 @@ def wait_for_dead_measurement(ctx: Context) -> None:
             gone_s = ctx.clock.monotonic_s()
         elif ctx.clock.monotonic_s() - gone_s > _COMES_BACK_S:
             return  # somebody stopped it since
+        left_s = max(0.0, end_s - ctx.clock.monotonic_s())
+        ctx.report(Progress(f"waiting until {ctx.unit} is back", left_s=left_s))
         ctx.clock.sleep(_POLL_S)
 
 

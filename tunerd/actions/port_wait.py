@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.actions.context import Context
-from tunerd.actions.live import address_of, read_live_unit
+from tunerd.actions.live import address_now, address_of, read_live_unit
 from tunerd.core.progress import Progress
+from tunerd.core.service import UnitState
 from tunerd.errors import TunerdError
 from tunerd.system.llama import Address
 from tunerd.system.ports import can_bind
@@ -31,6 +32,11 @@ class PortTurns:
     ctx: Context
     is_held: Callable[[], bool]
     last: Path | None
+
+    def is_productions(self, program: Path | None) -> bool:
+        """Whether this program is the one that production runs, as far as that can be told."""
+        own = program_of_production(self.ctx)
+        return program is not None and own is not None and is_one_program(program, own)
 
     def wait_for(self, program: Path | None, address: Address | None) -> None:
         """Wait until this program can bind; not where it was the last one, or somebody listens.
@@ -65,6 +71,13 @@ def program_of_production(ctx: Context) -> Path | None:
     with contextlib.suppress(TunerdError):
         live = read_live_unit(ctx)
         return Path(live.argv[0]) if live.argv else None
+    return None
+
+
+def address_of_production(ctx: Context, state: UnitState) -> Address | None:
+    """Where production listens, or will once it starts; None where that cannot be told."""
+    with contextlib.suppress(TunerdError):
+        return address_now(ctx, read_live_unit(ctx), state)
     return None
 
 

@@ -187,6 +187,10 @@ class Local:
         """
         ensure_supervisor(self._paths, self._environment)
 
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """One request to the supervisor that runs; for its leases."""
+        self._ask(message)
+
     # Below
 
     def _change(self, message: Mapping[str, Any], timeout_s: float = _QUERY_TIMEOUT_S) -> None:

@@ -34,6 +34,14 @@ class LocalLease:
         except OSError:
             return False
 
+    def restore_when_free(self, address: tuple[str, int] | None) -> None:
+        """Tell the supervisor, which does the waiting; where it is gone, the next one does not."""
+        host, port = address or (None, None)
+        message = {"op": "restore-when-free", "unit": self.spec.unit, "host": host, "port": port}
+        with contextlib.suppress(NoSupervisor):
+            if self.is_held():
+                self.manager.tell(message)
+
     def end(self, *, timeout_s: float = 120.0) -> None:
         """Ask for the end; where the supervisor is gone, the next one sees to the rest."""
         with contextlib.suppress(NoSupervisor):

@@ -69,6 +69,14 @@ class Lease(Protocol):
         """Whether it still stands; once it does not, it never will again."""
         ...
 
+    def restore_when_free(self, address: tuple[str, int] | None) -> None:
+        """Production is not to start before its host and port are free; None: it starts at once.
+
+        However the lease ends, and whether this process lives or not. A port that stays taken is
+        waited for no longer than `core.lease.PORT_LIMIT_S`.
+        """
+        ...
+
     def end(self, *, timeout_s: float = 120.0) -> None:
         """End it: what is bound to it stops, then production starts if it restores.
 

@@ -13,9 +13,11 @@ from tunerd.system.proc import read_text
 from tunerd.system.process_tree import all_processes, descends_from
 
 _PROC = Path("/proc")
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTEN = "0A"
 _MAX_TABLE_BYTES = 16 * 1024 * 1024
 _N_FIELDS = 10
+_IPV4 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,23 @@ def other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
     return tuple(pid for pid in _owners(inodes) if not descends_from(pid, own))
 
 
+def table_pattern(host: str, port: int) -> str:
+    """An extended regular expression for lines of `TABLES` that take this address from a listener.
+
+    Sockets of any state match: listening ones, connections, and those that the kernel remembers. A
+    host that is no address, or that means all, stands for every address of this machine.
+    """
+    addresses = "[0-9A-F]+"
+    with contextlib.suppress(ValueError):
+        wanted = ipaddress.ip_address(host.strip("[]"))
+        if not wanted.is_unspecified:
+            forms = [wanted, ipaddress.IPv4Address(0), ipaddress.IPv6Address(0)]
+            if wanted.version == _IPV4:
+                forms.append(ipaddress.IPv6Address(f"::ffff:{wanted}"))
+            addresses = f"({'|'.join(_to_kernel(form) for form in forms)})"
+    return f"^ *[0-9]+: {addresses}:{port:04X} "
+
+
 def listening_ports(pid: int) -> frozenset[int] | None:
     """The TCP ports on which this process listens; None where that cannot be seen.
 
@@ -117,6 +136,13 @@ def _from_kernel(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
+
+
+def _to_kernel(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
+    """As `_from_kernel` reads it."""
+    raw = address.packed
+    words = [raw[at : at + 4][::-1] for at in range(0, len(raw), 4)]
+    return b"".join(words).hex().upper()
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -26,7 +26,7 @@ from tunerd.system import supervisor_wire as wire
 from tunerd.system.clock import SystemClock
 from tunerd.system.supervised import Phase, SupervisedUnit
 from tunerd.system.supervisor_calls import Connection, Job
-from tunerd.system.supervisor_lease import HeldLease, Leases, read_lease
+from tunerd.system.supervisor_lease import HeldLease, Leases, read_address, read_lease
 from tunerd.system.unit_record import Intent, forget, read_record, recorded_units
 from tunerd.system.unit_source import check_name, enabled_units, unit_names
 
@@ -56,6 +56,7 @@ class Supervisor:
             stop=self._begin_stop,
             restore=self._restore,
             granted=self._grant,
+            lost=self._drop_holder,
             over=self._give_up,
         )
         # Candidates of a dead supervisor's lease: they end before anything starts.
@@ -247,7 +248,7 @@ class Supervisor:
         name = check_name(str(request.get("unit", "")))
         lease = self._leases.find(name)
         if lease is not None:
-            return self._obey_for_lease(lease, verb, connection)
+            return self._obey_for_lease(lease, request, connection)
         unit = self._unit(name)
         if verb == "show":
             return {"properties": unit.properties()}
@@ -335,11 +336,15 @@ class Supervisor:
         self._begin_stop(lease.production)
 
     def _obey_for_lease(
-        self, lease: HeldLease, verb: str, connection: Connection
+        self, lease: HeldLease, request: Mapping[str, Any], connection: Connection
     ) -> dict[str, Any] | None:
+        verb = request["op"]
         if verb == "show":
             return {"properties": lease.properties()}
         if verb == "reset-failed":
+            return {}
+        if verb == "restore-when-free":
+            lease.address = read_address(request)
             return {}
         if verb != "stop":
             raise ServiceError(f"{lease.unit} is a lease: it can only be stopped")
@@ -353,10 +358,12 @@ class Supervisor:
             lease.connection.answer(wire.good_answer({}), self._clock.monotonic_s())
             lease.connection.expires_s = None  # it stays open: that is the lease
 
-    def _give_up(self, lease: HeldLease) -> None:
+    def _drop_holder(self, lease: HeldLease) -> None:
         if lease.connection is not None:
             holder, lease.connection = lease.connection, None
             self._drop(holder)
+
+    def _give_up(self, lease: HeldLease) -> None:
         for connection in lease.waiting:
             connection.answer(wire.good_answer({}), self._clock.monotonic_s())
 

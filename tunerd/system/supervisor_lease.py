@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunerd.core.lease import lease_of
+from tunerd.core.lease import PORT_LIMIT_S, lease_of
 from tunerd.errors import ServiceError
+from tunerd.system.ports import can_bind
 from tunerd.system.supervisor_calls import Connection
 from tunerd.system.unit_source import check_name
 
 _MAX_S = 31 * 86400.0
+_MAX_PORT = 65535
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +21,8 @@ class HeldLease:
     """Production's place, held by whoever is at the other end of `connection`.
 
     `is_granted` once production is down; `is_ending` while what is bound to it still stops.
-    `waiting` are callers that asked for its end. `ends_at_s` is on the monotonic clock.
+    `waiting` are callers that asked for its end. `ends_at_s` is on the monotonic clock. Production
+    does not start before `address` is free, or `free_by_s`, known once the rest has ended.
     """
 
     unit: str
@@ -30,6 +33,8 @@ class HeldLease:
     is_granted: bool = False
     is_ending: bool = False
     waiting: list[Connection] = field(default_factory=list)
+    address: tuple[str, int] | None = None
+    free_by_s: float | None = None
 
     @property
     def stands(self) -> bool:
@@ -42,6 +47,20 @@ class HeldLease:
         sub = "running" if self.stands else "stop-sigterm" if self.is_ending else "start"
         return {"Id": self.unit, "LoadState": "loaded", "ActiveState": active, "SubState": sub,
                 "Result": "success", "MainPID": "0"}  # fmt: skip
+
+
+def read_address(request: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The address that must be free before production starts; None for none.
+
+    Raises:
+        ServiceError: The request makes no sense.
+    """
+    host, port = request.get("host"), request.get("port")
+    if host is None and port is None:
+        return None
+    if not isinstance(host, str) or not isinstance(port, int) or not 0 < port <= _MAX_PORT:
+        raise ServiceError("not an address")
+    return host, port
 
 
 def read_lease(request: Mapping[str, Any], connection: Connection, now_s: float) -> HeldLease:
@@ -68,6 +87,7 @@ class Leases:
         stop: Begins to stop a unit.
         restore: Starts production.
         granted: Tells the holder.
+        lost: Tells the holder that its place is gone.
         over: Tells those who wait for its end.
     """
 
@@ -79,6 +99,7 @@ class Leases:
         stop: Callable[[str], None],
         restore: Callable[[str], None],
         granted: Callable[[HeldLease], None],
+        lost: Callable[[HeldLease], None],
         over: Callable[[HeldLease], None],
     ) -> None:
         self._leases: dict[str, HeldLease] = {}
@@ -87,6 +108,7 @@ class Leases:
         self._stop = stop
         self._restore = restore
         self._granted = granted
+        self._lost = lost
         self._over = over
 
     def take(self, lease: HeldLease) -> None:
@@ -137,7 +159,10 @@ class Leases:
             if not lease.is_ending and now_s >= lease.ends_at_s:
                 self.begin_end(lease)
             if lease.is_ending:
-                if all(self._is_down(unit) for unit in self._bound_to(lease.unit)):
+                down = all(self._is_down(unit) for unit in self._bound_to(lease.unit))
+                if down:
+                    self._lost(lease)
+                if down and _is_free(lease, now_s):
                     del self._leases[lease.unit]
                     self._over(lease)
                     if lease.restores:
@@ -145,3 +170,12 @@ class Leases:
             elif not lease.is_granted and self._is_down(lease.production):
                 lease.is_granted = True
                 self._granted(lease)
+
+
+def _is_free(lease: HeldLease, now_s: float) -> bool:
+    """Whether production can have its port, or it has been waited for long enough."""
+    if lease.address is None or can_bind(*lease.address):
+        return True
+    if lease.free_by_s is None:
+        lease.free_by_s = now_s + PORT_LIMIT_S
+    return now_s >= lease.free_by_s
