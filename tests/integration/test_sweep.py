@@ -106,6 +106,32 @@ def test_a_promoted_winner_serves_is_measured_again_and_stays_the_next_apply(
     assert "promoted already" in again.stderr
 
 
+def test_a_winner_that_a_person_rolls_back_stays_away_until_it_is_promoted_again(
+    box: SweepBox, found: dict[str, Any]
+) -> None:
+    number = str(found["sweep"])
+    assert box.json("sweep", "show", number)["decision"] == "promoted"
+    back = box.json("rollback", "--yes")
+    assert "tuned-declined" in {one["code"] for one in back["messages"]}
+    assert box.json("sweep", "show", number)["decision"] == "rolled back"
+    plan = box.json("plan", "night")
+    assert "--spec-draft-n-max 4" in " ".join(plan["argv"])
+    told = [one["text"] for one in plan["messages"] if one["code"] == "tuned-declined"]
+    assert told == [f"what sweep {number} found (speculation.type = off) is left out: it was rolled back by hand"]  # fmt: skip
+    rejected = box.json("sweep", "run", "--dry-run")["plan"]["rejected"]
+    assert [row["reason"] for row in rejected] == ["it was rolled back by hand"]
+
+    again = box.json("rollback", "--yes")
+    assert "in force again" in " ".join(one["text"] for one in again["messages"])
+    assert "--spec" not in " ".join(box.json("plan", "night")["argv"])
+    assert box.json("sweep", "run", "--dry-run")["plan"]["rejected"] == []
+
+    box.json("rollback", "--yes")
+    box.json("promote", number, "--yes")
+    assert box.json("plan", "night")["diff"] == ""
+    assert "--spec" not in " ".join(box.engine.served()[-1])
+
+
 def test_a_winner_that_dies_in_service_is_taken_back_and_not_proposed_again(
     box: SweepBox, found: dict[str, Any]
 ) -> None:

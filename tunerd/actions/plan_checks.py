@@ -8,7 +8,7 @@ from tunerd.actions.choose_engine import found_of
 from tunerd.actions.context import Context
 from tunerd.actions.dry_run import dry_arguments, refusal
 from tunerd.actions.lease_record import measuring_pids
-from tunerd.actions.tuned_layer import read_tuned
+from tunerd.actions.tuned_layer import read_declined, read_tuned
 from tunerd.core.cmdline import CommandLine
 from tunerd.core.engine import Engine
 from tunerd.core.host import Host
@@ -16,7 +16,7 @@ from tunerd.core.live import Serving
 from tunerd.core.model import ModelFacts
 from tunerd.core.resolve import Resolved
 from tunerd.core.result import Message, error, note, warning
-from tunerd.core.tuned import why_stale
+from tunerd.core.tuned import TunedRecord, why_stale
 from tunerd.errors import EngineError
 from tunerd.system.proc import process_name
 from tunerd.system.sockets import listening_pid, other_listeners
@@ -73,6 +73,10 @@ def tuned_layer(
 ) -> list[Message]:
     """Whether the tuned layer took part, and whether what it rests on is still here."""
     tuned = [s.key for s in resolved.settings.values() if s.origin.layer == "tuned"]
+    declined = read_declined(ctx, resolved.name)
+    if not tuned and declined is not None:
+        return [note("tuned-declined", f"what sweep {declined.sweep} found ({_set_by(declined)}) is left "
+                     "out: it was rolled back by hand", f"`tunerd promote {declined.sweep}`")]  # fmt: skip
     if not tuned:
         return []
     found = [note("tuned", f"the tuned layer sets {', '.join(sorted(tuned))}",
@@ -95,3 +99,7 @@ def tuned_layer(
                     "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")
         )  # fmt: skip
     return found
+
+
+def _set_by(record: TunedRecord) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in sorted(record.values.items()))

@@ -15,7 +15,7 @@ from tunerd.actions.live import address_now, read_live_unit
 from tunerd.actions.own_unit import OwnUnit, start_own_unit
 from tunerd.actions.rollback import rollback
 from tunerd.actions.sweep_record import decide, find_sweep, reading
-from tunerd.actions.tuned_layer import put_back_tuned, read_tuned, remember_failure
+from tunerd.actions.tuned_layer import read_tuned, remember_failure, take_out_tuned
 from tunerd.core.evidence import ArmRecord
 from tunerd.core.fingerprint import Fingerprint, holds
 from tunerd.core.fingerprint_arguments import without_secrets
@@ -271,7 +271,7 @@ class _Watch:
         remember_failure(ctx, profile, arm, self._generation.engine_sha256, reason)
         record = read_tuned(ctx, profile)
         if record is not None and record.sweep == sweep:
-            put_back_tuned(ctx, profile, None)
+            take_out_tuned(ctx, record, by_hand=False)
         decide(ctx, found.number, {"what": "taken back", "text": f"failed in service: {reason}"})
 
     def _end(self, state: str, reason: str, *, exit_code: int = 0) -> ActionResult:

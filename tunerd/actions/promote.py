@@ -16,12 +16,18 @@ from tunerd.actions.rollback import rollback
 from tunerd.actions.sweep_live import LiveTurn, expected_turns, measure_live
 from tunerd.actions.sweep_plan import PreparedSweep, prepare, request_from_json
 from tunerd.actions.sweep_record import StoredSweep, decide, find_sweep, reading
-from tunerd.actions.tuned_layer import read_tuned, remember_failure, write_tuned
+from tunerd.actions.tuned_layer import (
+    forget_failure,
+    read_tuned,
+    remember_failure,
+    write_tuned,
+)
+from tunerd.core.generation import Generation
 from tunerd.core.profile_check import nest
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.sweep import Arm
 from tunerd.core.sweep.keys import changes
-from tunerd.core.sweep.sample import arm_from_json
+from tunerd.core.sweep.sample import arm_from_json, plain
 from tunerd.core.sweep.words import changed
 from tunerd.core.tuned import TunedRecord
 from tunerd.core.window import Deadline
@@ -79,8 +85,9 @@ def promote(
     }
     if verdict.is_worse:
         return _take_back(ctx, proposal, verdict, payload, messages)
-    write_tuned(ctx, _record(ctx, proposal, verdict))
     generation = int(done.payload["generation"])
+    write_tuned(ctx, _record(ctx, proposal, verdict, generation))
+    forget_failure(ctx, resolved.profile, proposal.arm)
     decide(ctx, sweep.number, {"what": PROMOTED, "generation": generation, "text": verdict.text})
     messages.append(note("measured-again", verdict.text))
     if with_probation:
@@ -152,7 +159,7 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     arm = arm_from_json(sweep.verdict.details["arm"])
     request = replace(request_from_json(sweep.plan["request"]), seed=sweep.run.record.seed)
     prepared = prepare(ctx, request, proves=False, for_resume=True)
-    if prepared.generation.number != sweep.plan.get("generation"):
+    if not _is_start_of(ctx, sweep, prepared.generation):
         raise DeployError(
             f"sweep {sweep.number} began from generation {sweep.plan.get('generation')}, and "
             f"{prepared.generation.number} serves now",
@@ -163,6 +170,15 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     before = read_tuned(ctx, prepared.plan_request.profile)
     known = dict(before.values) if before is not None else {}
     return _Proposal(sweep, prepared, arm, known | changes(arm, prepared.base), before)
+
+
+def _is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:
+    """Whether what serves is what the sweep began from, be it by way of a rollback."""
+    number = sweep.plan.get("generation")
+    if number is None or now.number == number:
+        return now.number == number
+    entry = ctx.generations.read(int(number))
+    return entry is not None and entry.generation.unit_sha256 == now.unit_sha256
 
 
 def _demand_valid(ctx: Context, sweep: StoredSweep, arm: Arm) -> None:
@@ -247,7 +263,7 @@ def _take_back(
     return ActionResult("promote", told, tuple(messages), 3, has_acted=True)
 
 
-def _record(ctx: Context, proposal: _Proposal, verdict: _Again) -> TunedRecord:
+def _record(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -> TunedRecord:
     prepared, sweep = proposal.prepared, proposal.sweep
     plan = prepared.base_plan
     return TunedRecord(
@@ -263,4 +279,6 @@ def _record(ctx: Context, proposal: _Proposal, verdict: _Again) -> TunedRecord:
         gpu_names=tuple(gpu.name for gpu in plan.host.gpus or ()),
         workload=prepared.shape.name,
         measured_again=verdict.to_json(),
+        generation=generation,
+        arm=plain(proposal.arm),
     )

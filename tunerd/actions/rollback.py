@@ -26,7 +26,7 @@ from tunerd.core.names import generation_number
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.swap import sha256
 from tunerd.core.unit_diff import unified_diff
-from tunerd.errors import DeployError, UsageError
+from tunerd.errors import DeployError, HostError, UsageError
 from tunerd.system.engines import changed_files, kept_folder
 from tunerd.system.files import lock
 
@@ -75,8 +75,11 @@ def rollback(
         target = find_target(ctx, to)
         confirm(target)
         ended = end_measurement(ctx, by=f"`tunerd {reason}`")
+        left = sha256(standing_text(ctx))
         done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
-    messages = list(target.messages)
+        by_hand = reason == "rollback"
+        tuned = _tuned(ctx, left, sha256(target.text)) if by_hand else ()
+    messages = [*target.messages, *tuned]
     if recovered.found is not None:
         messages.insert(0, note("recovered", recovered.text))
     if ended is not None:
@@ -93,6 +96,19 @@ def rollback(
         "summary": f"back to {target.name} as generation {done.generation}{without_service(done)}",
     }
     return ActionResult("rollback", payload, tuple(messages), has_acted=True)
+
+
+def _tuned(ctx: Context, left: str | None, reached: str | None) -> tuple[Message, ...]:
+    """What the rollback means for tuned layers; the swap is done, so trouble here is only told."""
+    if not ctx.paths.tuned_dir.exists():
+        return ()
+    from tunerd.actions.tuned_rollback import after_rollback
+
+    try:
+        return tuple(after_rollback(ctx, left=left, reached=reached))
+    except HostError as error:
+        return (warning("tuned", f"the tuned layer is still in force: {error.message}",
+                        "`tunerd apply --untuned` leaves it out"),)  # fmt: skip
 
 
 def list_targets(ctx: Context) -> ActionResult:

@@ -34,8 +34,34 @@ def write_tuned(ctx: Context, record: TunedRecord) -> None:
         HostError: it cannot be written.
     """
     ctx.files.make_folder(ctx.paths.tuned_dir)
+    before = read_tuned(ctx, record.profile)
+    if before is not None and before.sweep != record.sweep:
+        ctx.files.write_json(_previous_path(ctx, record.profile), before.to_json())
     ctx.files.write_json(_record_path(ctx, record.profile), record.to_json())
     ctx.files.write(tuned_path(ctx, record.profile), _toml(record).encode())
+    ctx.files.remove(_declined_path(ctx, record.profile))
+
+
+def take_out_tuned(ctx: Context, record: TunedRecord, *, by_hand: bool) -> None:
+    """Take the layer in force away; the one before it holds again.
+
+    What a person took away (`by_hand`) is put aside, where `read_declined` finds it.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    data = ctx.files.read_json(_previous_path(ctx, record.profile))
+    before = tuned_from_json(data) if data is not None else None
+    put_back_tuned(ctx, record.profile, before)
+    ctx.files.remove(_previous_path(ctx, record.profile))
+    if by_hand:
+        ctx.files.write_json(_declined_path(ctx, record.profile), record.to_json())
+
+
+def read_declined(ctx: Context, profile: str) -> TunedRecord | None:
+    """The layer that a person took out of force last; None where there is none."""
+    data = ctx.files.read_json(_declined_path(ctx, profile))
+    return tuned_from_json(data) if data is not None else None
 
 
 def put_back_tuned(ctx: Context, profile: str, before: TunedRecord | None) -> None:
@@ -58,18 +84,37 @@ def failed_arms(
     for failed in _failures(ctx, profile):
         arm = arm_from_json(failed.arm)
         if arm.engine in identities and identities[arm.engine] == failed.engine_sha256:
-            yield arm, f"it failed in service: {failed.reason}"
+            by_hand = failed.sweep is not None
+            yield arm, failed.reason if by_hand else f"it failed in service: {failed.reason}"
 
 
-def remember_failure(
-    ctx: Context, profile: str, arm: Arm, engine_sha256: str | None, reason: str
-) -> None:
-    """Keep an arm out of later sweeps.
+def forget_failure(ctx: Context, profile: str, arm: Arm) -> None:
+    """Let an arm take part in sweeps again.
 
     Raises:
         HostError: it cannot be written.
     """
-    failed = FailedArm(plain(arm.canonical()), engine_sha256, reason, ctx.clock.now_s())
+    known = _failures(ctx, profile)
+    rows = [one.to_json() for one in known if one.arm != plain(arm.canonical())]
+    if len(rows) < len(known):
+        ctx.files.write_json(_failed_path(ctx, profile), {"failed": rows})
+
+
+def remember_failure(
+    ctx: Context,
+    profile: str,
+    arm: Arm,
+    engine_sha256: str | None,
+    reason: str,
+    *,
+    sweep: int | None = None,
+) -> None:
+    """Keep an arm out of later sweeps; `sweep` is that which proved it, where a person took it back.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    failed = FailedArm(plain(arm.canonical()), engine_sha256, reason, ctx.clock.now_s(), sweep)
     known = [one for one in _failures(ctx, profile) if one.arm != failed.arm]
     ctx.files.make_folder(ctx.paths.tuned_dir)
     rows = [one.to_json() for one in (*known, failed)]
@@ -83,6 +128,14 @@ def _failures(ctx: Context, profile: str) -> list[FailedArm]:
 
 def _record_path(ctx: Context, profile: str) -> Path:
     return ctx.paths.tuned_dir / f"{profile}.evidence.json"
+
+
+def _previous_path(ctx: Context, profile: str) -> Path:
+    return ctx.paths.tuned_dir / f"{profile}.previous.json"
+
+
+def _declined_path(ctx: Context, profile: str) -> Path:
+    return ctx.paths.tuned_dir / f"{profile}.declined.json"
 
 
 def _failed_path(ctx: Context, profile: str) -> Path:

@@ -13,8 +13,8 @@ SCHEMA = 1
 class TunedRecord:
     """Where a tuned layer comes from, and what it is valid for.
 
-    `values` are the keys it sets, `sweep` the number of the run that proved them. Hashes are None
-    where they could not be told.
+    `values` are the keys it sets, `sweep` the number of the run that proved them, `arm` the winner as
+    JSON, `generation` what was deployed with it. Hashes are None where they could not be told.
     """
 
     profile: str
@@ -29,6 +29,8 @@ class TunedRecord:
     gpu_names: tuple[str, ...] = ()
     workload: str | None = None
     measured_again: Mapping[str, Any] = field(default_factory=dict)
+    generation: int | None = None
+    arm: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As it stands beside the layer."""
@@ -71,13 +73,15 @@ def why_stale(
 class FailedArm:
     """An arm that was promoted and did worse in service than its evidence said.
 
-    `arm` is its JSON, `engine_sha256` the build it ran on: another build gets another chance.
+    `arm` is its JSON, `engine_sha256` the build it ran on: another build gets another chance. `sweep`
+    is the one that proved it, where a person took it back.
     """
 
     arm: Mapping[str, Any]
     engine_sha256: str | None
     reason: str
     failed_s: float
+    sweep: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept."""
