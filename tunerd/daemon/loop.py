@@ -47,6 +47,8 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
         self._each_s = each_s
         self._on_step = on_step
         self._ahead_s = clock.now_s() - clock.monotonic_s()
+        self._names: dict[str, str] = {}
+        self._n_planned = 0
         self._woken = threading.Event()
         self._ends = threading.Event()
 
@@ -89,8 +91,20 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
 
     def in_s(self, name: str, seconds: float, job: Callable[[], Any]) -> None:
         """Run a job once, so many seconds from now; it takes the place of one of the same name."""
+        before = self._names.pop(name, None)
+        if before is not None:
+            self.remove_job(before)
+        # A job that plans itself anew needs another id: APScheduler removes the one that just ran.
+        self._n_planned += 1
+        number = f"{name}-{self._n_planned}"
         at = datetime.fromtimestamp(self._clock.now_s(), UTC) + timedelta(seconds=seconds)
-        self.add_job(job, DateTrigger(at), id=name, replace_existing=True)
+        self._names[name] = number
+        self.add_job(lambda: self._run(name, number, job), DateTrigger(at), id=number, name=name)
+
+    def _run(self, name: str, number: str, job: Callable[[], Any]) -> None:
+        if self._names.get(name) == number:
+            del self._names[name]
+        job()
 
 
 def _say_failure(event: JobExecutionEvent) -> None:

@@ -85,7 +85,9 @@ def _silent_since(state: HangState, seen: HangLook) -> float | None:
 
 def _is_due(state: HangState, seen: HangLook, rules: HangRules) -> bool:
     if state.failures:
-        return seen.at_s - (state.asked_s or 0.0) >= _ASK_AGAIN_S and _does_nothing(seen)
+        return seen.at_s - (state.asked_s or 0.0) >= min(
+            _ASK_AGAIN_S, rules.every_s
+        ) and _does_nothing(seen)
     is_stuck = state.silent_since_s is not None and seen.at_s - state.silent_since_s >= _SILENT_S
     if seen.is_busy is not False and not is_stuck:
         return False

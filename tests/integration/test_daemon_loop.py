@@ -1,0 +1,99 @@
+"""The daemon's loop: jobs that plan themselves anew, jobs that fail, clocks that are set."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.fakes import FakeClock
+from tunerd.daemon.loop import Loop
+from tunerd.system.clock import SystemClock
+
+LIMIT_S = 30.0
+
+
+def run(loop: Loop) -> None:
+    """The loop in this thread, ended in any case."""
+    guard = threading.Timer(LIMIT_S, loop.end)
+    guard.start()
+    try:
+        loop.run()
+    finally:
+        guard.cancel()
+
+
+def nothing() -> None:
+    """Called between jobs."""
+
+
+def test_a_job_that_plans_itself_anew_runs_again_and_again() -> None:
+    ran: list[int] = []
+    loop = Loop(SystemClock(), nothing, 0.05, nothing)
+
+    def job() -> None:
+        ran.append(len(ran))
+        if len(ran) == 5:
+            loop.end()
+        loop.in_s("job", 0.01, job)
+
+    loop.in_s("job", 0.0, job)
+    run(loop)
+    assert ran == [0, 1, 2, 3, 4]
+
+
+def test_a_job_that_fails_is_told_and_the_others_go_on(capfd: pytest.CaptureFixture[str]) -> None:
+    loop = Loop(SystemClock(), nothing, 0.05, nothing)
+
+    def fail() -> None:
+        raise ValueError("a defect")
+
+    loop.in_s("fails", 0.0, fail)
+    loop.in_s("ends", 0.05, loop.end)
+    run(loop)
+    said = "".join(capfd.readouterr())
+    assert "daemon.job_failed" in said
+    assert "a defect" in said
+
+
+def test_a_job_of_the_same_name_takes_the_place_of_the_one_before() -> None:
+    ran: list[str] = []
+    loop = Loop(SystemClock(), nothing, 0.05, nothing)
+
+    def note(text: str) -> Callable[[], None]:
+        return lambda: ran.append(text)
+
+    loop.in_s("job", 0.05, note("old"))
+    loop.in_s("job", 0.05, note("new"))
+    loop.in_s("ends", 0.2, loop.end)
+    run(loop)
+    assert ran == ["new"]
+
+
+def test_what_feeds_the_watchdog_is_called_though_nothing_is_due() -> None:
+    calls: list[int] = []
+
+    def each() -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            loop.end()
+
+    loop = Loop(SystemClock(), each, 0.01, nothing)
+    run(loop)
+    assert len(calls) == 4
+
+
+def test_a_clock_that_is_set_back_or_slept_is_noticed_once() -> None:
+    clock = FakeClock()
+    steps: list[float] = []
+    loop = Loop(clock, nothing, 1.0, lambda: steps.append(clock.now_s()))
+    clock.advance(60.0)
+    loop.look_at_clock()
+    assert steps == []
+    clock.set_wall(clock.now_s() - 3600)
+    loop.look_at_clock()
+    loop.look_at_clock()
+    clock.set_wall(clock.now_s() + 8 * 3600)
+    loop.look_at_clock()
+    assert len(steps) == 2
