@@ -22,13 +22,14 @@ from tunerd.actions.serve_check import (
 from tunerd.core.failure import FailureKind
 from tunerd.core.fingerprint_arguments import arguments_sha256
 from tunerd.core.host import Mode
-from tunerd.core.lease import Fault, LeaseSpec, Reason, candidate_unit, fault_of
+from tunerd.core.lease import Fault, LeaseSpec, Reason, candidate_unit, fault_of, is_candidate
 from tunerd.core.result import Level
 from tunerd.core.unit import render_unit
 from tunerd.core.unit_environment import environment_of
 from tunerd.core.unit_file import parse_unit
 from tunerd.errors import JobCanceled, ServiceError, TunerdError
 from tunerd.system.llama import Address
+from tunerd.system.unit_log_file import prune_logs
 
 _MODE = 0o644
 _LINES = 2000
@@ -129,6 +130,8 @@ def stop_candidate(ctx: Context, lease: LeaseSpec, number: int) -> None:
     for step in steps:
         with contextlib.suppress(TunerdError):
             step()
+    if ctx.mode is Mode.LOCAL:  # elsewhere the journal has limits of its own
+        prune_logs(ctx.paths, is_candidate)
 
 
 def candidate_text(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_s: float) -> str:

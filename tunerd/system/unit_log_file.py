@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,24 @@ from tunerd.system.seams import Clock
 MAX_LOG_BYTES = 32 * 1024 * 1024
 _READ_BYTES = 8 * 1024 * 1024
 _COPY_BYTES = 1024 * 1024
+
+
+KEPT_LOGS = 20
+
+
+def prune_logs(paths: Paths, is_passing: Callable[[str], bool], *, keep: int = KEPT_LOGS) -> None:
+    """Remove logs of units that never run again (`is_passing`, by name), but for the newest.
+
+    What cannot be removed stays; nothing here raises.
+    """
+    with contextlib.suppress(OSError):
+        found = [
+            (path.stat().st_mtime, path)
+            for path in paths.log_dir.iterdir()
+            if is_passing(path.name.partition(".log")[0])
+        ]
+        for _at_s, path in sorted(found)[: max(0, len(found) - keep)]:
+            path.unlink(missing_ok=True)
 
 
 class UnitLog:

@@ -1,0 +1,35 @@
+"""Logs of units that never run again: the newest stay, and nobody else's is touched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tunerd.core.host import Mode
+from tunerd.core.lease import candidate_unit, is_candidate
+from tunerd.core.paths import paths_for
+from tunerd.system.unit_log_file import prune_logs
+
+
+def test_the_newest_logs_of_candidates_stay_and_those_of_others_all_do(tmp_path: Path) -> None:
+    paths = paths_for(Mode.LOCAL, {"TUNERD_STATE_DIR": str(tmp_path), "HOME": str(tmp_path)})
+    paths.log_dir.mkdir(parents=True)
+    for number in range(6):
+        path = paths.log_dir / f"{candidate_unit('0123456789ab', number)}.log"
+        path.write_text("lines")
+        os.utime(path, (number, number))
+    (paths.log_dir / "llama-server.service.log").write_text("lines")
+    os.utime(paths.log_dir / "llama-server.service.log", (0, 0))
+
+    prune_logs(paths, is_candidate, keep=2)
+
+    left = sorted(path.name for path in paths.log_dir.iterdir())
+    newest = [f"{candidate_unit('0123456789ab', number)}.log" for number in (4, 5)]
+    assert left == ["llama-server.service.log", *newest]
+
+
+def test_a_folder_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    prune_logs(
+        paths_for(Mode.LOCAL, {"TUNERD_STATE_DIR": str(tmp_path), "HOME": str(tmp_path)}),
+        is_candidate,
+    )
