@@ -52,6 +52,8 @@ def test_root_installs_for_the_machine(bare_machine: Machine) -> None:
     assert bare_machine.systemctl("is-active", "tunerd.service") == "active"
     assert bare_machine.systemctl("is-enabled", "tunerd.service") == "enabled"
     assert bare_machine.systemctl("is-active", "llama-server", check=False) == "inactive"
+    assert bare_machine.show("tunerd-sweep.service", "LoadState") == "loaded"
+    assert bare_machine.systemctl("is-active", "tunerd-sweep", check=False) == "inactive"
 
 
 def test_installing_again_changes_nothing_of_the_users(installed_machine: Machine) -> None:
@@ -183,6 +185,7 @@ def test_a_user_installs_and_uninstalls_without_root(bare_machine: Machine) -> N
 
     assert bare_machine.systemctl("is-active", "tunerd.service", user="alice") == "active"
     assert bare_machine.systemctl("is-enabled", "tunerd.service", user="alice") == "enabled"
+    assert bare_machine.show("tunerd-sweep.service", "LoadState", user="alice") == "loaded"
     assert files_of(bare_machine, "/home/alice") == before
     bare_machine.power_cut()
     bare_machine.boot()
