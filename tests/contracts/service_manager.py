@@ -582,6 +582,33 @@ class ServiceManagerContract:
         both = [line for line in manager.log(UNIT, max_lines=500) if line.endswith("-start")]
         assert both[-2:] == ["first-start", "second-start"]
 
+    def test_the_log_since_a_moment_says_how_far_back_it_reaches(
+        self, manager: ServiceManager, clock: Clock, toy: str
+    ) -> None:
+        self.put(manager, self.text(toy, "--print early-start"))
+        manager.start(UNIT)
+        first = manager.state(UNIT).invocation_id
+        self.eventually_logs(manager, clock, "early-start", first)
+        clock.sleep(2.1)  # since when is told in whole seconds
+        since_s = clock.now_s()
+        clock.sleep(1.1)
+        self.put(manager, self.text(toy, "--print late-start"))
+        manager.restart(UNIT)
+        self.eventually_logs(manager, clock, "late-start", manager.state(UNIT).invocation_id)
+
+        whole = manager.log_since(UNIT, since_s - 3600, max_lines=1000)
+        late = manager.log_since(UNIT, since_s, max_lines=1000)
+        last = manager.log_since(UNIT, since_s - 3600, max_lines=1)
+
+        assert {"early-start", "late-start"} <= set(whole.lines)
+        assert whole.begins_s is not None
+        assert since_s - 3600 < whole.begins_s < since_s
+        assert not whole.is_cut
+        assert "late-start" in late.lines
+        assert late.begins_s is not None
+        assert late.begins_s >= whole.begins_s
+        assert (len(last.lines), last.is_cut) == (1, True)
+
     def test_the_log_is_bounded_and_keeps_its_end(
         self, manager: ServiceManager, clock: Clock, toy: str
     ) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tunerd.core.host import Mode
 from tunerd.core.lease import LeaseSpec
 from tunerd.core.service import UnitState
+from tunerd.core.unit_log import LogSpan
 from tunerd.errors import ServiceError
 from tunerd.system.seams import Lease, ServiceManager
 
@@ -165,6 +166,10 @@ class FusedServices:
     ) -> tuple[str, ...]:
         self._ask("log")
         return self._real.log(unit, invocation_id=invocation_id, max_lines=max_lines)
+
+    def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
+        self._ask("log_since")
+        return self._real.log_since(unit, since_s, max_lines=max_lines)
 
     def service_units(self) -> tuple[str, ...]:
         return self._real.service_units()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.support.fakes import FakeClock
 from tunerd.actions.context import Context, build_context
 from tunerd.actions.workloads import (
     find_workload,
@@ -21,6 +23,7 @@ from tunerd.core.request_log import read_requests
 from tunerd.core.sample import Sample, Timings
 from tunerd.errors import ConfigError, UsageError
 from tunerd.system.store import EvidenceStore
+from tunerd.system.unit_log_file import UnitLog
 
 LOGS = Path(__file__).parents[1] / "unit" / "data" / "requests"
 OWN = "[[classes]]\nprompt_tokens = 77\nanswer_tokens = 7\n"
@@ -82,7 +85,7 @@ def test_what_was_measured_is_left_out_and_said(context: Context, name: str) -> 
     assert said["own-requests-unknown"].startswith("1 requests of tunerd's own have no counts")
 
 
-def keep(context: Context, measured: list[Timings | None]) -> None:
+def keep(context: Context, measured: Sequence[Timings | None]) -> None:
     """A run of these requests, stored."""
     with EvidenceStore(context.paths.evidence) as store:
         arm = ArmRecord(name="live", fingerprint=Fingerprint())
@@ -160,3 +163,62 @@ def test_turn_times_are_shown_at_the_speed_of_the_log_and_unknown_without_one(
     shown = show_workload(context, "chat").payload
     assert shown["rates"]["prompt_tok_s"] == pytest.approx(214 / 80.71 * 1000, rel=1e-3)
     assert shown["turn"]["total_s"] > 0
+
+
+DAY_S = 86400
+
+
+def lived(context: Context, *days_ago: float, name: str = "mainline-2026-08-18") -> None:
+    """The log of servers that were started so many days ago, twenty requests-logs each."""
+    log = UnitLog(context.paths, context.unit)
+    for number, days in enumerate(days_ago):
+        clock = FakeClock(now_s=context.clock.now_s() - days * DAY_S)
+        log.note(clock, f"{number:032x}", "Started")
+        with log.path.open("a") as file:
+            file.write((LOGS / f"{name}.log").read_text() * 20)
+
+
+def test_so_many_days_are_read_and_no_more(context: Context) -> None:
+    lived(context, 20, 8, 2)
+    week = learn_workload(context, days=7)
+    assert week.payload["learned"]["requests"] == 120, "what ran a week ago counts whole"
+    assert week.payload["learned"]["asked_days"] == 7
+    assert "of the last 7 days" in week.payload["description"]
+    assert learn_workload(context, days=1).payload["learned"]["requests"] == 60
+    assert learn_workload(context, days=15).payload["learned"]["requests"] == 180
+    assert "fewer-days" not in {message.code for message in week.messages}
+
+
+def test_days_that_the_log_does_not_reach_are_said(context: Context) -> None:
+    lived(context, 2)
+    result = learn_workload(context, days=30)
+    said = {message.code: message.text for message in result.messages}
+    assert "30 days were asked for" in said["fewer-days"]
+    assert "the last 48 h" in said["fewer-days"]
+    assert result.payload["learned"]["reach_s"] == pytest.approx(2 * DAY_S, abs=120)
+
+
+@pytest.mark.parametrize("days", [0, -1, 100_000])
+def test_days_that_nobody_can_read_are_refused(context: Context, days: int) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        learn_workload(context, days=days)
+
+
+def test_what_was_measured_says_nothing_of_the_speed_that_people_had(context: Context) -> None:
+    served(context, "mainline-2026-08-18", times=1)
+    logged = read_requests(context.services.log(context.unit, max_lines=10_000)).requests
+    own, *theirs = [
+        Timings(prompt_n=one.prompt_n, prompt_ms=one.prompt_ms,
+                predicted_n=one.predicted_n, predicted_ms=one.predicted_ms)
+        for one in logged
+    ]  # fmt: skip
+    keep(context, [own])
+
+    shown = show_workload(context, "chat")
+
+    prompts = sum(one.prompt_n or 0 for one in theirs)
+    prompt_ms = sum(one.prompt_ms or 0 for one in theirs)
+    assert shown.payload["rates"]["prompt_tok_s"] == pytest.approx(prompts / prompt_ms * 1000)
+    assert {message.code for message in shown.messages} == {"own-requests"}
+    keep(context, theirs)
+    assert show_workload(context, "chat").payload["turn"] is None, "nobody else asked"

@@ -33,6 +33,7 @@ from tunerd.core.service import UnitState
 from tunerd.core.systemctl_text import STATE_PROPERTIES, to_unit_state
 from tunerd.core.unit_environment import environment_of
 from tunerd.core.unit_file import parse_unit
+from tunerd.core.unit_log import LogSpan
 from tunerd.errors import ConfigError, ServiceError
 from tunerd.system.unit_definition import UnitDefinition
 from tunerd.system.unit_source import enabled_mark, unit_names
@@ -125,6 +126,7 @@ class _Unit:
     entered_s: float = 0.0
     limit: StartLimit = _NO_STARTS
     lines: list[tuple[str, str]] = field(default_factory=list)
+    starts: dict[str, float] = field(default_factory=dict)
 
     @property
     def due_s(self) -> float:
@@ -289,6 +291,19 @@ class FakeServiceManager:
             if invocation_id is None or invocation == invocation_id
         ]
         return tuple(lines[max(0, len(lines) - max_lines) :])
+
+    def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
+        """As local mode: lives whole, from the last that had begun."""
+        self._catch_up()
+        found = self._find(unit)
+        begun = [at_s for at_s in found.starts.values() if at_s <= since_s]
+        first_s = max(begun, default=since_s)
+        kept = [
+            (at_s, line) for name, line in found.lines if (at_s := found.starts[name]) >= first_s
+        ]
+        lines = tuple(line for _, line in kept)
+        begins_s = kept[0][0] if kept else None
+        return LogSpan(lines[max(0, len(lines) - max_lines) :], begins_s, len(lines) > max_lines)
 
     def service_units(self) -> tuple[str, ...]:
         """All that have a file or run."""
@@ -477,6 +492,7 @@ class FakeServiceManager:
             raise ServiceError(f"{spec.unit} was started too often", cause=START_LIMIT_HIT)
         unit.invocation_id, unit.result, unit.ending = uuid.uuid4().hex, SUCCESS, None
         unit.was_killed = unit.stop_requested = False
+        unit.starts[unit.invocation_id] = self._clock.now_s() - self._clock.monotonic_s() + at_s
         environment = dict(environment_of(spec.file, {}).pairs)
         try:
             command = parse_exec(spec.exec_start, environment, {})

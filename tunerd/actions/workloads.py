@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,10 @@ LEARNED = "learned"
 USUAL = "chat"
 NO_WORKLOAD = "not there"
 _MAX_LINES = 200_000
+MAX_DAYS = 3650
+_DAY_S = 86400.0
+# A log that begins this much later than was asked for is one of so many days all the same.
+_DAY_SLACK_S = 3600.0
 _WHOLE = 0.9  # of the counted tokens; the rest may be under way
 _MAX_METRICS_BYTES = 1024 * 1024
 
@@ -80,12 +85,17 @@ def show_workload(ctx: Context, name: str) -> ActionResult:
         ConfigError: there is none of that name, or its file is wrong.
     """
     file = find_workload(ctx, name)
-    rates = _live_rates(ctx)
-    return ActionResult("workload show", workload_json(file, rates))
+    rates, messages = _live_rates(ctx)
+    return ActionResult("workload show", workload_json(file, rates), messages)
 
 
 def learn_workload(
-    ctx: Context, *, name: str = LEARNED, unit: str | None = None, write: bool = True
+    ctx: Context,
+    *,
+    name: str = LEARNED,
+    unit: str | None = None,
+    days: int | None = None,
+    write: bool = True,
 ) -> ActionResult:
     """A workload from what the server's log says of the requests that it answered.
 
@@ -93,6 +103,7 @@ def learn_workload(
         ctx: Where.
         name: Of the new workload; one that was learned before under it is replaced.
         unit: Whose log; tunerd's own unit by default.
+        days: How far back to read, 1 to `MAX_DAYS`; as much of the newest as is read at once by default.
         write: False to show only.
 
     Raises:
@@ -102,15 +113,18 @@ def learn_workload(
     from tunerd.core.workload_learn import LEAST_REQUESTS, learn
     from tunerd.core.workload_toml import to_toml
 
+    if days is not None and not 1 <= days <= MAX_DAYS:
+        raise UsageError(f"{days} days cannot be read: 1 to {MAX_DAYS}")
     check_name(name, of="a workload")
     _refuse_taken(ctx, name)
     unit = unit or ctx.unit
     ctx.say(f"reading the log of {unit}")
-    whole = _read_log(ctx, unit)
+    whole, reach = _read_days(ctx, unit, days)
     own, messages = _own(ctx)
     log = replace(whole, requests=of_others(whole.requests, own.timings))
     n_own = len(whole.requests) - len(log.requests)
     covered = f"{format_duration(log.covered_s)} of log" if log.covered_s else "its log"
+    covered += "" if days is None else f" of the last {_days(days)}"
     learned = learn(
         log.requests,
         name=name,
@@ -121,7 +135,13 @@ def learn_workload(
         raise ConfigError(
             f"the log of {unit} shows {len(log.requests)} requests; {LEAST_REQUESTS} that are no "
             "mere probes are needed",
-            cause=f"{n_own} more were tunerd's own measurements" if n_own else None,
+            cause="; ".join(
+                [
+                    *([f"{n_own} more were tunerd's own measurements"] if n_own else []),
+                    *(message.text for message in reach.messages),
+                ]
+            )
+            or None,
             state="nothing was written",
             hint="let it serve for some days; or choose one of `tunerd workload list`",
         )
@@ -131,6 +151,8 @@ def learn_workload(
         "covered_s": None if log.covered_s is None else round(log.covered_s),
         "lives": log.lives,
         "own": n_own,
+        "asked_days": days,
+        "reach_s": reach.seconds,
     }
     if write:
         ctx.files.make_folder(path.parent)
@@ -139,7 +161,8 @@ def learn_workload(
     payload = {**workload_json(file, learned.rates), "written": write}
     if n_own:
         messages.append(note("own-requests", f"left out: {n_own} requests of tunerd's own"))
-    return ActionResult("workload learn", payload, (*messages, *_coverage(ctx, unit, whole)))
+    messages += reach.messages or _coverage(ctx, unit, whole, days)
+    return ActionResult("workload learn", payload, tuple(messages))
 
 
 def find_workload(ctx: Context, name: str) -> WorkloadFile:
@@ -317,6 +340,46 @@ def _read_log(ctx: Context, unit: str) -> RequestLog:
     return read_requests(ctx.services.log(unit, max_lines=_MAX_LINES))
 
 
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """How far back a log was read [s]; None where that is not known, or was not asked for."""
+
+    seconds: int | None = None
+    messages: tuple[Message, ...] = ()
+
+
+def _read_days(ctx: Context, unit: str, days: int | None) -> tuple[RequestLog, _Reach]:
+    """The requests of so many days, and what is missing of them."""
+    from tunerd.core.request_log import read_requests
+
+    if days is None:
+        return _read_log(ctx, unit), _Reach()
+    now_s = ctx.clock.now_s()
+    span = ctx.services.log_since(unit, now_s - days * _DAY_S, max_lines=_MAX_LINES)
+    log = read_requests(span.lines)
+    if span.begins_s is None:
+        text = f"{_days(days)} were asked for; how far back the log of {unit} reaches is not known"
+        return log, _Reach(None, (warning("fewer-days", text),))
+    reach_s = max(0.0, now_s - span.begins_s)
+    if reach_s >= days * _DAY_S - _DAY_SLACK_S:
+        return log, _Reach(round(reach_s))
+    why = (
+        "more lines than are read at once"
+        if span.is_cut
+        else "what is older was never written, or is gone"
+    )
+    text = (
+        f"{_days(days)} were asked for; of the log of {unit} the last {format_duration(reach_s)} were "
+        f"there to learn from: {why}"
+    )
+    hint = None if span.is_cut else "journald keeps more with a larger SystemMaxUse="
+    return log, _Reach(round(reach_s), (warning("fewer-days", text, hint),))
+
+
+def _days(days: int) -> str:
+    return f"{days} day{'s' if days > 1 else ''}"
+
+
 def _own(ctx: Context) -> tuple[OwnRequests, list[Message]]:
     """What is stored of tunerd's own requests, and a warning where some cannot be told apart."""
     try:
@@ -333,21 +396,36 @@ def _own(ctx: Context) -> tuple[OwnRequests, list[Message]]:
     return own, [warning("own-requests-unknown", text)]
 
 
-def _live_rates(ctx: Context) -> Rates:
-    """How fast the live server was, from its own log; unknown where it has answered nothing."""
+def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
+    """How fast the live server was with its people's requests, from its own log.
+
+    Unknown where it has answered none; tunerd's own requests, of which some have prompts that nobody
+    would write, do not count.
+    """
     from tunerd.core.workload_learn import rates_of
 
     try:
-        return rates_of(_read_log(ctx, ctx.unit).requests)
+        logged = _read_log(ctx, ctx.unit).requests
     except TunerdError:  # a picture without seconds is better than none
-        return Rates(None, None)
+        return Rates(None, None), ()
+    if not logged:
+        return Rates(None, None), ()
+    own, messages = _own(ctx)
+    theirs = of_others(logged, own.timings)
+    if n_own := len(logged) - len(theirs):
+        text = f"left out of the server's speed: {n_own} requests of tunerd's own"
+        messages.append(note("own-requests", text))
+    return rates_of(theirs), tuple(messages)
 
 
-def _coverage(ctx: Context, unit: str, log: RequestLog) -> tuple[Message, ...]:
+def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tuple[Message, ...]:
     """What of the running server's traffic the log holds, by the server's own counters."""
     from tunerd.actions.live import address_now, read_live_unit
 
     state = ctx.services.state(unit)
+    since_s = -math.inf if days is None else ctx.clock.now_s() - days * _DAY_S
+    if state.active_since_s is not None and state.active_since_s < since_s - _DAY_SLACK_S:
+        return ()  # it counts from its start, and days before were not asked for
     address = address_now(ctx, read_live_unit(ctx, unit), state) if state.is_active else None
     counted = None if address is None else _counted(ctx, address)
     if counted is None:

@@ -110,6 +110,16 @@ def newest_first_messages(text: str, max_lines: int) -> tuple[str, ...]:
     return lines[max(0, len(lines) - max_lines) :]
 
 
+def oldest_entry_s(text: str) -> float | None:
+    """When the last whole entry of `--reverse` output was written [seconds since the epoch]."""
+    for line in reversed(text.split("\n")):
+        try:
+            return int(json.loads(line)["__REALTIME_TIMESTAMP"]) / _PER_SECOND
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
 def messages_of_invocation(text: str, invocation_id: str, max_lines: int) -> tuple[str, ...]:
     """As `newest_first_messages`, of one invocation among all that a unit wrote.
 

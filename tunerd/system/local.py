@@ -16,6 +16,7 @@ from tunerd.core.paths import Paths
 from tunerd.core.service import UnitState
 from tunerd.core.systemctl_text import STATE_PROPERTIES, to_unit_state
 from tunerd.core.unit_file import parse_unit
+from tunerd.core.unit_log import LogSpan
 from tunerd.errors import HostError, NoSupervisor, ServiceError
 from tunerd.system import supervisor_wire as wire
 from tunerd.system.clock import SystemClock
@@ -81,6 +82,10 @@ class Local:
         """The newest lines of the unit, with what the supervisor said of it."""
         log = UnitLog(self._paths, check_name(unit))
         return log.lines(invocation_id=invocation_id, max_lines=max_lines)
+
+    def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
+        """What the unit wrote since then, by whole lives of its server."""
+        return UnitLog(self._paths, check_name(unit)).span(since_s, max_lines=max_lines)
 
     def service_units(self) -> tuple[str, ...]:
         """Names of all units that have a file or run."""

@@ -13,6 +13,7 @@ from typing import Protocol
 from tunerd.core.host import Gpu, Mode
 from tunerd.core.lease import LeaseSpec
 from tunerd.core.service import UnitState
+from tunerd.core.unit_log import LogSpan
 
 
 class Clock(Protocol):
@@ -150,6 +151,13 @@ class ServiceManager(Protocol):
         self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
     ) -> tuple[str, ...]:
         """The newest lines that the unit wrote, oldest first, of one invocation if given."""
+        ...
+
+    def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
+        """What the unit wrote since then [seconds since the epoch], the newest if it is too much.
+
+        Where lines have no times of their own, a server's life that had begun before counts whole.
+        """
         ...
 
     def service_units(self) -> tuple[str, ...]:

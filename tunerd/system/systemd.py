@@ -25,10 +25,12 @@ from tunerd.core.systemctl_text import (
     complaints,
     messages_of_invocation,
     newest_first_messages,
+    oldest_entry_s,
     parse_show,
     to_unit_state,
     unreached,
 )
+from tunerd.core.unit_log import LogSpan
 from tunerd.errors import HostError, JobCanceled, ServiceError
 from tunerd.system.clock import SystemClock
 from tunerd.system.files import sync_folder
@@ -39,6 +41,9 @@ from tunerd.system.seams import Clock, Lease
 _QUERY_TIMEOUT_S = 30.0
 _RELOAD_TIMEOUT_S = 90.0
 _MAX_LOG_BYTES = 8 * 1024 * 1024
+# Days of a log: an entry of a request's line takes some 350 bytes as JSON.
+_MAX_SPAN_BYTES = 64 * 1024 * 1024
+_SPAN_TIMEOUT_S = 120.0
 _LINES_BEFORE = 200
 _LINGER_DIR = Path("/var/lib/systemd/linger")
 _SYSTEM_MARK = Path("/run/systemd/system")
@@ -153,7 +158,28 @@ class Systemd:
         ids = (f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{own}={invocation_id}")
         return newest_first_messages(self._journal(max_lines, *ids), max_lines)
 
+    def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
+        """What the unit wrote since then, as far as the journal goes back."""
+        done = self._journal_of(
+            max_lines,
+            *(f"--unit={unit}", f"--since=@{since_s:.0f}"),
+            max_bytes=_MAX_SPAN_BYTES,
+            timeout_s=_SPAN_TIMEOUT_S,
+        )
+        lines = newest_first_messages(done.stdout, max_lines)
+        is_cut = done.truncated or len(lines) >= max_lines
+        return LogSpan(lines, oldest_entry_s(done.stdout), is_cut)
+
     def _journal(self, max_lines: int, *wanted: str) -> str:
+        return self._journal_of(max_lines, *wanted).stdout
+
+    def _journal_of(
+        self,
+        max_lines: int,
+        *wanted: str,
+        max_bytes: int = _MAX_LOG_BYTES,
+        timeout_s: float = _QUERY_TIMEOUT_S,
+    ) -> Completed:
         done = self._run(
             "journalctl",
             # Newest first, so that what does not fit is what is oldest. `--all` because a message
@@ -161,11 +187,12 @@ class Systemd:
             *["--quiet", "--no-pager", "--reverse", "--all", "--output=json"],
             f"--output-fields={','.join(('MESSAGE', *INVOCATION_FIELDS))}",
             *[f"--lines={max_lines}", *wanted],
-            max_output_bytes=_MAX_LOG_BYTES,
+            max_output_bytes=max_bytes,
+            timeout_s=timeout_s,
         )
         if done.timed_out:
             raise ServiceError("the journal cannot be read", cause="journalctl hangs")
-        return done.stdout
+        return done
 
     def service_units(self) -> tuple[str, ...]:
         """Names of all loaded service units."""

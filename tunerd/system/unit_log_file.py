@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tunerd.core.paths import Paths
-from tunerd.core.unit_log import log_lines, mark
+from tunerd.core.unit_log import LogSpan, log_lines, log_span, mark
 from tunerd.system.seams import Clock
 
 MAX_LOG_BYTES = 32 * 1024 * 1024
@@ -94,6 +94,11 @@ class UnitLog:
         text = (_tail(self.older) + _tail(self.path)).decode("utf-8", "replace")
         found = log_lines(text, unit=self._unit, invocation_id=invocation_id)
         return found[max(0, len(found) - max_lines) :]
+
+    def span(self, since_s: float, *, max_lines: int) -> LogSpan:
+        """What was written since then."""
+        text = (_tail(self.older) + _tail(self.path)).decode("utf-8", "replace")
+        return log_span(text, unit=self._unit, since_s=since_s, max_lines=max_lines)
 
     def _size(self) -> int:
         try:

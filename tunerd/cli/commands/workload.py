@@ -67,24 +67,29 @@ def show_command(mode: str | None, workload: str, as_json: bool) -> None:
     shell_complete=names_of("units"),
     help="Whose log to read; the deployed unit by default.",
 )
+@click.option(
+    "--days",
+    type=click.IntRange(1, 3650),
+    help="How many days of the log to read; by default the newest lines, whatever their age.",
+)
 @click.option("--dry-run", is_flag=True, help="Show it and write nothing.")
 @json_option
 @click.pass_obj
 def learn_command(
-    mode: str | None, name: str, unit: str | None, dry_run: bool, as_json: bool
+    mode: str | None, name: str, unit: str | None, days: int | None, dry_run: bool, as_json: bool
 ) -> None:
     """Derive a workload from the log of the server: lengths and counts only, no text is kept.
 
     \b
     Example:
-      tunerd workload learn
+      tunerd workload learn --days 7
       tunerd workload learn --unit my-llama.service --name office --dry-run
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.workloads import learn_workload
 
     context = build_context(mode=mode, progress=progress_sink(as_json=as_json))
-    result = learn_workload(context, name=name, unit=unit, write=not dry_run)
+    result = learn_workload(context, name=name, unit=unit, days=days, write=not dry_run)
     finish(result, render_show, as_json=as_json)
 
 
