@@ -1,0 +1,178 @@
+"""The daemon's guards under a real systemd, with its unit as it is shipped and a stand-in engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.deployment import UNIT, Deployment, profile
+from tests.support.machine import Machine
+from tests.support.overlay import Root
+from tests.support.roots import SOURCES_INSIDE
+
+pytestmark = pytest.mark.xdist_group("guards")  # one machine for all
+
+LIMIT_S = 90.0
+CARD = {
+    "name": "CUDA0",
+    "description": "NVIDIA GeForce RTX 4070 SUPER",
+    "total_mib": 12282,
+    "free_mib": 11902,
+    "model_mib": 8053,
+    "context_mib": 1075,
+    "compute_mib": 497,
+}
+SETTINGS = """
+[engines.eng]
+path = "/srv/eng/llama-server"
+[probation]
+enabled = false
+[daemon]
+every_s = 1.0
+busy_every_s = 1.0
+[guards]
+hang_every_s = 5.0
+hang_limit_s = 2.0
+drift = "act"
+"""
+PROFILES = {
+    "card": profile("eng", match__gpu="RTX 4070", memory__fit=True, memory__fit_mib=1664,
+                    serving__alias="card", serving__metrics=True),
+    "plain": profile("eng", serving__alias="plain", serving__metrics=True),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def machine(host_root: Root, model_folder: Path) -> Iterator[Machine]:
+    with Machine(host_root, binds={"/srv/models": model_folder}) as booted:
+        yield booted
+
+
+@pytest.fixture
+def box(machine: Machine) -> Iterator[Deployment]:
+    """tunerd with a stand-in that serves well, and its daemon, which has seen nothing yet."""
+    made = Deployment(machine, settings=SETTINGS, profiles=PROFILES, stop_timeout_s=2)
+    made.stand_ins(eng={"device": CARD, "tg_tok_s": 50.0})
+    machine.run("cp", SOURCES_INSIDE / "units/tunerd.service", "/etc/systemd/system/")
+    made.systemctl("daemon-reload")
+    machine.run("mkdir", "-p", "/etc/tunerd")
+    yield made
+    made.systemctl("stop", "tunerd.service", check=False)
+    made.systemctl("stop", UNIT, check=False)
+
+
+def until(box: Deployment, holds: Callable[[], Any], what: str) -> Any:
+    end_s = time.monotonic() + LIMIT_S
+    while not (found := holds()):
+        if time.monotonic() > end_s:
+            told = box.machine.journal("--unit=tunerd.service", "--lines=30")
+            raise AssertionError(f"never came true: {what}\n" + "\n".join(told) + box.logs())
+        time.sleep(0.3)
+    return found
+
+
+def events(box: Deployment) -> list[dict[str, Any]]:
+    """What the daemon told since it was started last, as the journal has it."""
+    invocation = box.show("InvocationID", "tunerd.service")
+    lines = box.machine.run(
+        "journalctl", "--output=json", f"_SYSTEMD_INVOCATION_ID={invocation}"
+    ).stdout
+    entries = [json.loads(line) for line in lines.splitlines()]
+    return [entry for entry in entries if str(entry["MESSAGE"]).startswith("event.")]
+
+
+def told(box: Deployment, kind: str) -> Callable[[], str | None]:
+    """The text of the newest event of a kind; None before there is one."""
+    name = f"event.{kind} "
+    return lambda: next(
+        (
+            str(one["MESSAGE"])
+            for one in reversed(events(box))
+            if str(one["MESSAGE"]).startswith(name)
+        ),
+        None,
+    )
+
+
+def watched(box: Deployment) -> None:
+    """The daemon is up and has looked into what serves."""
+    box.machine.run("rm", "-f", "/var/lib/tunerd/guards.json")
+    box.systemctl("start", "tunerd.service")
+    until(box, lambda: box.machine.exists("/var/lib/tunerd/guards.json"), "the daemon looked")
+
+
+def test_a_server_without_vram_comes_back_with_a_larger_margin(box: Deployment) -> None:
+    first = box.apply("card")
+    assert "1664" in first["argv"], first["argv"]
+    watched(box)
+    tight = {"when": {"fit-target": "1664"}, "set": {"fail": "oom-weights"}}
+    box.behave("eng", device=CARD, rules=[tight])
+
+    box.machine.kill(box.show("MainPID"))
+
+    text = until(box, told(box, "guard-acted"), "the margin was raised")
+    assert f"generation {first['generation'] + 1} serves" in text
+    assert "1792" in box.show("ExecStart")
+    assert box.alias() == "card"
+    box.generate()
+    newest = box.json("history")["generations"][0]
+    assert (newest["number"], newest["reason"]) == (first["generation"] + 1, "guard")
+    (raised,) = [one for one in events(box) if one["MESSAGE"].startswith("event.oom ")]
+    assert "raised to 1792 MiB" in raised["MESSAGE"]
+    assert "cudaMalloc failed" in raised["MESSAGE"]
+    assert raised["PRIORITY"] == "4"
+
+
+def test_a_server_that_hangs_is_restarted(box: Deployment) -> None:
+    box.stand_ins(eng={"reply": ["normal", "normal", "hang"]})
+    box.apply("plain")
+    before = box.show("InvocationID")
+    watched(box)
+
+    until(box, lambda: box.show("InvocationID") != before, "it was restarted")
+
+    text = until(box, told(box, "hang"), "it was told")
+    assert "no answer within 2 s" in text
+    assert box.show("NRestarts") == "0", "a restart, not a death"
+    until(box, lambda: box.alias() == "plain", "it serves again")
+
+
+def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment) -> None:
+    speed = {"tg_tok_s": 2000.0, "pp_tok_s": 20000.0, "time_scale": 1.0}
+    box.stand_ins(eng=speed)
+    box.apply("plain")
+    box.json("bench", "--suite", "mtp", "--repeats", "3", "--yes")
+    box.behave("eng", **speed, decay_per_request=0.006)
+    box.systemctl("restart", UNIT)
+    until(box, lambda: box.alias() == "plain", "it serves")
+    watched(box)
+    confirmed = box.json("guard", "show")["confirmed"]
+    assert 1500 < confirmed["floor_tok_s"] < 2000
+    before = box.show("InvocationID")
+
+    def ask() -> str | None:
+        box.generate(n=600)
+        return told(box, "drift")()
+
+    text = until(box, ask, "a drift")
+    assert "decays within its life, from " in text
+    until(box, lambda: box.show("InvocationID") != before, "it was restarted")
+
+
+def test_an_upgrade_that_removes_a_flag_is_told_before_anything_restarts(box: Deployment) -> None:
+    box.apply("plain")
+    watched(box)
+    pid = box.show("MainPID")
+
+    box.stand_ins(eng={"dialect": "ik-now"})
+
+    text = until(box, told(box, "upgrade-refused"), "the refusal")
+    assert "next start will fail" in text
+    assert "argument" in text
+    assert box.show("MainPID") == pid, "nothing was restarted"
+    assert box.json("guard", "show")["guards"][3]["last"]["kind"] == "upgrade-refused"
