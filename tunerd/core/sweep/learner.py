@@ -13,21 +13,18 @@ from numpy.typing import NDArray
 from tunerd.core.sweep import observations
 from tunerd.core.sweep.acceptance import Acceptance, fit_acceptance
 from tunerd.core.sweep.arm import OFF, Arm
+from tunerd.core.sweep.family_costs import FamilyCosts, Level, fit_costs, level_elsewhere
 from tunerd.core.sweep.grid import Grid, Variant, variant_of
 from tunerd.core.sweep.memory_law import MemoryLaw, fit_memory, jitter_of
 from tunerd.core.sweep.noise import USUAL
-from tunerd.core.sweep.observations import Answer, Observations, Process
+from tunerd.core.sweep.observations import Observations, Process
 from tunerd.core.sweep.posterior import Names, Observed, Points, Posterior
 from tunerd.core.sweep.protocol import Request
 from tunerd.core.sweep.rows import (
     pool,
-    prompt_row,
-    step_row,
-    terms_of_prompt,
-    terms_of_step,
 )
 from tunerd.core.sweep.sample import Sample
-from tunerd.core.sweep.step_time import fit_prompts, fit_steps, room_gib
+from tunerd.core.sweep.step_time import room_gib
 from tunerd.core.sweep.turn import PARTS, Costs, Prediction, predict
 from tunerd.core.sweep.whole_turns import observe
 from tunerd.core.workload import Workload
@@ -37,15 +34,14 @@ Array = NDArray[np.float64]
 _LOOKUP_KINDS = ("ngram",)
 _UNKNOWN_SD = 0.1
 _REFIT = 1.2  # times as many observations as the noise was fitted to
-_FACTOR_WEIGHT = 1.0  # answers' worth of belief that a class is like the others
 
 
 @dataclass(slots=True)
 class FamilyModel:
-    """Laws of one family; `costs` by variant, the one with most data first."""
+    """Laws of one family."""
 
     acceptance: Acceptance | None
-    costs: dict[Variant, Costs]
+    costs: FamilyCosts | None
     memory: MemoryLaw
 
 
@@ -75,6 +71,7 @@ class Learner:
         self._observed: list[Observed] = []
         self._counts: dict[Arm, set[str]] = {}
         self._n_of_noise = 0
+        self._levels: dict[tuple[tuple[str, str], Variant], Level] = {}
         self._jitter = 30.0
 
     def add(self, samples: Iterable[Sample]) -> None:
@@ -112,9 +109,7 @@ class Learner:
     def is_known(self, family: tuple[str, str]) -> bool:
         """Whether turn times of this family can be predicted."""
         model = self.models.get(family)
-        return model is not None and any(
-            costs.step is not None and costs.prompt is not None for costs in model.costs.values()
-        )
+        return model is not None and model.costs is not None
 
     def n_processes(self, arm: Arm) -> int:
         """Processes started as exactly this arm that answered at least one whole block."""
@@ -236,17 +231,13 @@ class Learner:
         )
         sound = [process for process in processes if not process.has_spilled]
         acceptance = self._fit_acceptance(family, processes, previous)
-        model = FamilyModel(acceptance, {}, memory)
-        self.models[family] = model
-        base: Costs | None = None
-        for variant, members in observations.variants_of(sound).items():
-            answers = [answer for process in members for answer in process.answers]
-            costs = self._fit_costs(family, answers, acceptance, base)
-            if costs is not None:
-                model.costs[variant] = costs
-                base = base or costs
-        if not model.costs and previous is not None:
-            model.costs = previous.costs
+        costs = fit_costs(
+            observations.variants_of(sound), self.workload, acceptance, self._costs_relative(family)
+        )
+        if costs is None and previous is not None:
+            costs = previous.costs
+        self.models[family] = FamilyModel(acceptance, costs, memory)
+        self._levels.clear()
 
     def _fit_acceptance(
         self, family: tuple[str, str], processes: Sequence[Process], previous: FamilyModel | None
@@ -278,114 +269,29 @@ class Learner:
         ]
         return max(same_engine, key=lambda law: law.n_processes) if same_engine else None
 
-    def _fit_costs(
-        self,
-        family: tuple[str, str],
-        answers: Sequence[Answer],
-        acceptance: Acceptance | None,
-        base: Costs | None,
-    ) -> Costs | None:
-        relative = base or self._costs_relative(family)
-        single = [answer for answer in answers if answer.request.concurrency == 1] or list(answers)
-        timed = [answer for answer in single if observations.is_timed(answer)]
-        step = fit_steps(
-            [step_row(answer, acceptance) for answer in timed],
-            None if relative is None else relative.step,
-        )
-        prompt = fit_prompts(
-            [prompt_row(answer) for answer in single if observations.is_prompt_timed(answer)],
-            None if relative is None else relative.prompt,
-        )
-        if step is None or prompt is None:
-            return None
-        return self._with_factors(answers, acceptance, step, prompt)
-
-    def _with_factors(
-        self, answers: Sequence[Answer], acceptance: Acceptance | None, step: Array, prompt: Array
-    ) -> Costs:
-        n_classes = len(self.workload.classes)
-        logs: dict[str, list[list[float]]] = {
-            name: [[] for _ in range(n_classes)] for name in ("step", "prompt")
-        }
-        overheads: list[float] = []
-        for answer in answers:
-            if answer.text is None:
-                continue
-            reading = answer.reading
-            if observations.is_timed(answer) and reading.step_ms:
-                expected = float(terms_of_step(step_row(answer, acceptance)) @ step)
-                logs["step"][answer.text].append(math.log(reading.step_ms / max(expected, 1e-6)))
-            if observations.is_prompt_timed(answer) and reading.prompt_ms:
-                expected = float(terms_of_prompt(prompt_row(answer)) @ prompt)
-                logs["prompt"][answer.text].append(
-                    math.log(max(reading.prompt_ms, 1e-6) / max(expected, 1e-6))
-                )
-            if None not in (reading.wall_ms, reading.prompt_ms, reading.predicted_ms):
-                overheads.append(
-                    max(reading.wall_ms - reading.prompt_ms - reading.predicted_ms, 0.0)  # type: ignore[operator]
-                )
-        overhead = float(np.median(overheads)) if overheads else 0.0
-        return Costs(
-            step,
-            prompt,
-            self._factors(logs["step"]),
-            self._factors(logs["prompt"]),
-            np.full(n_classes, overhead),
-        )
-
-    def _factors(self, logs: Sequence[Sequence[float]]) -> Array:
-        factors = []
-        for one, values in zip(self.workload.classes, logs, strict=True):
-            weight = _FACTOR_WEIGHT if one.concurrency == 1 else 0.02
-            total = len(values) + weight
-            factors.append(math.exp(sum(values) / total))
-        return np.array(factors)
-
     def _costs_relative(self, family: tuple[str, str]) -> Costs | None:
-        def closeness(other: tuple[str, str]) -> tuple[bool, bool, int]:
-            processes = len(self.observations.processes)
-            return other[0] == family[0], other[1] == family[1], processes
+        def closeness(other: tuple[str, str]) -> tuple[bool, bool]:
+            return other[0] == family[0], other[1] == family[1]
 
-        known = [other for other, model in self.models.items() if other != family and model.costs]
-        if not known:
-            return None
-        return next(iter(self.models[max(known, key=closeness)].costs.values()))
+        known = {
+            other: model.costs.shared
+            for other, model in self.models.items()
+            if other != family and model.costs is not None
+        }
+        return known[max(known, key=closeness)] if known else None
 
     def _costs(self, family: tuple[str, str], variant: Variant) -> Costs | None:
         model = self.models.get(family)
-        if model is None or not model.costs:
+        if model is None or model.costs is None:
             return None
-        known = model.costs.get(variant)
-        if known is not None:
-            return known
-        base_variant, base = next(iter(model.costs.items()))
-        step_ratio, prompt_ratio = self._ratio_elsewhere(family, base_variant, variant)
-        if base.step is None or base.prompt is None:
-            return None
-        return Costs(
-            base.step * step_ratio, base.prompt * prompt_ratio, base.step_factors,
-            base.prompt_factors, base.overhead_ms,
-        )  # fmt: skip
-
-    def _ratio_elsewhere(
-        self, family: tuple[str, str], base: Variant, variant: Variant
-    ) -> tuple[float, float]:
-        """How much other families changed between these two variants: step and prompt."""
-        step, prompt = [], []
-        for other, model in self.models.items():
-            first, second = model.costs.get(base), model.costs.get(variant)
-            if other == family or first is None or second is None:
-                continue
-            if first.step is not None and second.step is not None:
-                step.append(math.log(second.step.sum() / first.step.sum()))
-            if first.prompt is not None and second.prompt is not None:
-                prompt.append(
-                    math.log((second.prompt @ _TYPICAL_PROMPT) / (first.prompt @ _TYPICAL_PROMPT))
-                )
-        return (
-            math.exp(float(np.mean(step))) if step else 1.0,
-            math.exp(float(np.mean(prompt))) if prompt else 1.0,
-        )
+        level = model.costs.levels.get(variant)
+        if level is None:
+            level = self._levels.get((family, variant))
+        if level is None:
+            known = {key: one.costs for key, one in self.models.items() if one.costs is not None}
+            level = level_elsewhere(family, variant, known)
+            self._levels[family, variant] = level
+        return model.costs.costs(level)
 
     # Whole turns
 
@@ -418,15 +324,16 @@ def _model_json(model: FamilyModel) -> dict[str, object]:
             "parameters": [round(float(value), 4) for value in model.acceptance.parameters],
             "first_is_free": model.acceptance.first_is_free,
         }
-    found["costs"] = [
-        {
-            "variant": str(variant),
-            "step_ms": None if one.step is None else [round(float(c), 5) for c in one.step],
-            "prompt_ms": None if one.prompt is None else [round(float(c), 6) for c in one.prompt],
+    if model.costs is not None:
+        shared = model.costs.shared
+        found["costs"] = {
+            "step_ms": None if shared.step is None else [round(float(c), 5) for c in shared.step],
+            "prompt_ms": None
+            if shared.prompt is None
+            else [round(float(c), 6) for c in shared.prompt],
+            "variants": [
+                {"variant": str(variant), "step": round(step, 4), "prompt": round(prompt, 4)}
+                for variant, (step, prompt) in model.costs.levels.items()
+            ],
         }
-        for variant, one in model.costs.items()
-    ]
     return found
-
-
-_TYPICAL_PROMPT = np.array([2.0, 2.0, 1024.0, 4096.0])

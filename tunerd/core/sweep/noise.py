@@ -11,8 +11,8 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 Array = NDArray[np.float64]
 
-_STEPS = (0.6, 1.0, 1.6)
-_PRIOR_SD = 0.5  # of the log of each spread, around the usual one
+_STEPS = (0.7, 1.0, 1.5)
+_PRIOR_SD = 0.25  # of the log of each spread, around the usual one
 
 
 @dataclass(frozen=True, slots=True)

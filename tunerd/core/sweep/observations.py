@@ -185,7 +185,8 @@ def variants_of(processes: Iterable[Process]) -> dict[Variant, list[Process]]:
     """Processes by variant, those with most answers first."""
     found: dict[Variant, list[Process]] = defaultdict(list)
     for process in processes:
-        found[variant_of(process.arm)].append(process)
+        if process.answers:
+            found[variant_of(process.arm)].append(process)
     order = sorted(found, key=lambda one: -sum(len(p.answers) for p in found[one]))
     return {variant: found[variant] for variant in order}
 

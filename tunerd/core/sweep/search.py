@@ -13,7 +13,7 @@ from tunerd.core.sweep.arm import OFF, Arm, simplicity
 from tunerd.core.sweep.grid import FamilyGrid, Grid, Left, first_arms
 from tunerd.core.sweep.learner import Belief, Learner
 from tunerd.core.sweep.limits import Limits
-from tunerd.core.sweep.night import Night, TimeUp
+from tunerd.core.sweep.night import Block, Night, TimeUp
 from tunerd.core.sweep.plane import Planes, Proposal
 from tunerd.core.sweep.protocol import Policy, ServerDied
 from tunerd.core.sweep.server import CannotStart, Server, is_truncated
@@ -28,7 +28,11 @@ _PROBE_SDS = 2.0
 _PROBE_MARGIN_STEPS = 3
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process.
-_STOP = 0.0008
+_STOP = 0.0003
+_RACE = "race"
+_RACERS = 5
+_RACE_ROUNDS = 6
+_RACE_LEAD = 0.02
 _INNER_STOP = 0.001
 _INNER = 3
 _TIE = 0.002
@@ -85,7 +89,7 @@ class Search:
             self._probe_families(reserve_s)
             self._measure_seeds(reserve_s)
             while self._has_time(reserve_s):
-                if not self._improve(reserve_s):
+                if not self._improve(reserve_s) and not self._race(reserve_s):
                     self.is_exhausted = True
                     break
         except TimeUp:
@@ -253,7 +257,26 @@ class Search:
                 belief = leader
             if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
                 return False
-            self.measure(belief.arm, "race" if belief.n_processes else "explore")
+            self.measure(belief.arm, _RACE if belief.n_processes else "explore")
+            return True
+        return False
+
+    def _race(self, reserve_s: Callable[[], float]) -> bool:
+        """Another process for a leader that was measured least; False when the race is over."""
+        beliefs = sorted(self.contenders(), key=lambda belief: belief.mean)[:_RACERS]
+        if not beliefs:
+            return False
+        racers = [
+            belief
+            for belief in beliefs
+            if belief.mean < beliefs[0].mean + _RACE_LEAD / belief.n_processes**0.5
+            and belief.n_processes < _RACE_ROUNDS
+            and belief.arm != self.incumbent.canonical()
+        ]
+        for belief in sorted(racers, key=lambda one: one.n_processes):
+            if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
+                return False
+            self.measure(belief.arm, _RACE)
             return True
         return False
 
@@ -281,7 +304,7 @@ class Search:
         try:
             server = Server(self.night, arm, purpose)
             server.warm_up(exact=False)
-            server.block()
+            server.block(self._race_block(arm) if purpose == _RACE else None)
             self.learner.refresh()
             if self.learner.observations.processes[server.name].has_spilled:
                 return False
@@ -295,10 +318,14 @@ class Search:
             self._note_path()
         return True
 
+    def _race_block(self, arm: Arm) -> Block:
+        """Prompts that all racers answer in the same round, so that their luck cancels."""
+        return self.night.block(f"r{self.learner.n_processes(arm)}")
+
     def _inner(self, server: Server, purpose: str) -> None:
         """Other settings of the draft in the same process, where the engine takes them."""
         arm = server.arm
-        if arm.engine not in self.night.box.per_request or not arm.drafts or purpose == "race":
+        if arm.engine not in self.night.box.per_request or not arm.drafts or purpose == _RACE:
             return
         if purpose == "probe":
             for draft in self._probe_drafts(arm):
