@@ -92,6 +92,10 @@ class HistoryKeeper:
         self._problem: str | None = None
         self._untold: list[Event] = []
 
+    def begin(self) -> None:
+        """See that there is a history that can be written."""
+        self._write(lambda _store: None)
+
     def add(self, reading: Reading) -> None:
         """Take a reading; a whole minute is written when the next begins."""
         done = self._bucket.add(reading)
@@ -125,9 +129,13 @@ class HistoryKeeper:
         if self._ctx.clock.monotonic_s() < self._not_before_s:
             return
         try:
-            act(self._opened())
+            try:
+                act(self._opened())
+            except DamagedError as problem:
+                self._put_aside(str(problem))
+                act(self._opened())
         except DamagedError as problem:
-            self._put_aside(str(problem))
+            self._fail(HostError(f"`{self._ctx.paths.telemetry}` is damaged", cause=str(problem)))
         except HostError as problem:
             self._fail(problem)
         else:
@@ -140,14 +148,10 @@ class HistoryKeeper:
         return self._store
 
     def _put_aside(self, why: str) -> None:
-        """A broken file is kept for whoever wants to look, and a new one begun with the next row."""
+        """A broken file is kept for whoever wants to look, and a new one takes its place."""
         self._let_go()
         stamp = datetime.fromtimestamp(self._ctx.clock.now_s(), UTC).strftime("%Y%m%dT%H%M%SZ")
-        try:
-            target = put_aside(self._ctx.paths.telemetry, stamp)
-        except HostError as problem:
-            self._fail(problem)
-            return
+        target = put_aside(self._ctx.paths.telemetry, stamp)
         text = f"the history of what was watched is damaged ({why}), so a new one was begun"
         self._tell("history-damaged", text, f"the old one is `{target}`")
 

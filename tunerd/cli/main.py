@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "guard": ("guard", "What watches over the server, and what it may do."),
     "rollback": ("rollback", "Go back to the unit that served before."),
     "status": ("status", "What serves now, since when, and how well."),
+    "top": ("top", "Server, GPU and host as they are, again and again."),
     "history": ("history", "Every swap: when, what, why, how it ended."),
     "verify": ("verify", "Is the machine what was deployed?"),
     "doctor": ("doctor", "What may be wrong on this box, and what to do."),

@@ -96,8 +96,13 @@ def show(payload: Mapping[str, Any], render: Render, stream: TextIO) -> None:
     Its texts are made harmless before they are rendered, so that columns stay straight and the
     colours of `render` itself remain.
     """
-    for line in render(_harmless_payload(payload)):
-        print(line.replace("\n", "\\n"), file=stream)
+    for line in harmless_lines(payload, render):
+        print(line, file=stream)
+
+
+def harmless_lines(payload: Mapping[str, Any], render: Render) -> list[str]:
+    """The lines of a payload for people, as a terminal may be given them."""
+    return [line.replace("\n", "\\n") for line in render(_harmless_payload(payload))]
 
 
 def harmless(text: str, *, keep: str = "") -> str:
@@ -197,6 +202,13 @@ def confirm(question: str, *, yes: bool) -> None:
         message = "Nobody to ask: standard input is no terminal. Give --yes to go ahead."
         raise click.UsageError(message)
     click.confirm(harmless(question, keep="\n"), abort=True, err=True)
+
+
+def ask_or_tell(question: str, *, yes: bool) -> None:
+    """As `confirm`; where the answer was given beforehand, what would have been asked is told."""
+    if yes:
+        print(harmless(question.removesuffix(" Go on?"), keep="\n"), file=sys.stderr)
+    confirm(question, yes=yes)
 
 
 def progress_sink(*, as_json: bool = False) -> ProgressSink:

@@ -75,6 +75,7 @@ class Daemon:
             part.start()
         self._notifier.ready(f"watching {self._ctx.unit}")
         log.info("daemon.ready", unit=self._ctx.unit, mode=str(self._ctx.mode))
+        self._watching.begin()
         self._plan()
         self.loop.run()
         self._notifier.stopping()

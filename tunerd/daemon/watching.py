@@ -34,6 +34,11 @@ class Watching:
         self.keeper = HistoryKeeper(ctx)
         self.wait_s = settings.every_s
 
+    def begin(self) -> None:
+        """Open the history."""
+        self.keeper.begin()
+        self._hand_on()
+
     def server(self) -> LlamaServer | None:
         """The server as the last look reached it; None where it did not."""
         return self._watcher.server()

@@ -1,0 +1,136 @@
+"""The daemon and `top` beside a real server, under tunerd's own supervisor."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.fakes import FakeClock
+from tests.support.local_box import Box, deployed
+from tunerd.actions.telemetry import history
+from tunerd.actions.watch import Watcher
+from tunerd.core.health import HttpState
+from tunerd.system.ports import free_port
+
+pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("daemon")]
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    with deployed(tmp_path_factory.mktemp("box"), free_port()) as made:
+        yield made
+
+
+@contextmanager
+def daemon(box: Box, log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The daemon, looking once a second; it is ended in any case."""
+    environment = {**box.environment, "TUNERD_DAEMON__EVERY_S": "1", **variables}
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tunerd", "daemon"], stderr=said, env=environment
+        )
+    try:
+        until(lambda: b"daemon.ready" in log.read_bytes(), log)
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=LIMIT_S)
+
+
+def until(holds: Callable[[], bool], log: Path) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end_s, log.read_text()
+        time.sleep(0.1)
+
+
+def generate(box: Box) -> None:
+    server = Watcher(box.context)
+    server.look()
+    reached = server.server()
+    assert reached is not None
+    answer = reached.complete("please go on with code", n_predict=24, timeout_s=LIMIT_S)
+    assert answer.problem is None
+
+
+def test_what_a_server_did_between_two_looks_is_told(box: Box) -> None:
+    clock = FakeClock()
+    watcher = Watcher(replace(box.context, clock=clock))
+    first = watcher.look()
+    generate(box)
+    clock.advance(2.0)
+    too_early = watcher.look()
+    clock.advance(10.0)
+    later = watcher.look()
+
+    assert first.engine.health is HttpState.READY
+    assert (first.engine.slots_busy, first.engine.slots_total) == (0, 1)
+    assert (first.engine.served, too_early.engine.served) == (None, None)
+    served = later.engine.served
+    assert served is not None
+    assert (served.seconds, served.n_predicted) == (12.0, 24)
+    assert served.decode_tok_s is not None
+    assert served.decode_tok_s > 0
+    assert served.n_drafted, "the designed model drafts"
+    assert later.engine.rss_mib is not None
+    assert later.gpus is None or later.gpus == ()
+    assert later.host.cpu_percent is not None
+
+
+def test_top_needs_no_daemon(box: Box) -> None:
+    done = box.call("top", "--once", "--json")
+    said = json.loads(done.stdout)
+    assert (said["ok"], said["engine"]["health"]) == (True, "ready")
+    assert said["speeds"] is None, "nothing was seen to be generated"
+    text = box.call("top", "--once").stdout
+    assert "health  ready" in text
+    assert "0 of 1 at work" in text
+
+
+def test_the_daemon_keeps_a_history_and_ends_in_time(box: Box, tmp_path: Path) -> None:
+    paths = box.context.paths
+    paths.telemetry.write_bytes(b"not a database at all" * 300)
+    log = tmp_path / "log"
+    with daemon(box, log) as process:
+        until((paths.state_dir / "guards.json").exists, log)  # it has looked
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=LIMIT_S) == 0
+
+    assert log.read_text().count("event.history-damaged") == 1
+    assert len(list(paths.state_dir.glob("telemetry.db.damaged-*"))) == 1
+    kept = history(box.context, 0.0, time.time() + 60)
+    assert kept.problem is None
+    assert sum(point.n for point in kept.points) >= 1
+    assert all(point.n_ready == point.n for point in kept.points)
+    assert [event.kind for event in kept.events] == ["history-damaged"]
+
+
+def test_settings_that_change_are_taken_over_and_wrong_ones_change_nothing(
+    box: Box, tmp_path: Path
+) -> None:
+    file = box.context.paths.settings_file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    log = tmp_path / "log"
+    try:
+        with daemon(box, log) as process:
+            file.write_text("[guards]\nhang = 'sometimes'\n")
+            until(lambda: b"event.settings-refused" in log.read_bytes(), log)
+            file.write_text("[guards]\nhang = 'off'\n")
+            until(lambda: b"settings.reloaded" in log.read_bytes(), log)
+            process.send_signal(signal.SIGHUP)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=LIMIT_S) == 0
+    finally:
+        file.unlink()
+    assert "guards.hang" in log.read_text()
