@@ -22,8 +22,10 @@ def command(mode: str | None) -> None:
     from tunerd.web.part import ApiPart
 
     context = build_context(mode=mode)  # which also says if the level of the log is none
+    is_unit = bool(os.environ.get("JOURNAL_STREAM"))
     log.configure(
         level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
-        journal=True if os.environ.get("JOURNAL_STREAM") else None,
+        journal=True if is_unit else None,
+        is_native=is_unit,
     )
     raise click.exceptions.Exit(run_daemon(context, [ApiPart]))
