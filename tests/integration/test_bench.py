@@ -144,6 +144,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
 def benched(box: Box, *words: str, code: int = 0) -> dict[str, Any]:
     done = box.call("bench", *words, "--repeats", "1", "--seed", "3", "--json")
     assert done.returncode == code, done.stdout + done.stderr
+    assert code or "--yes" not in words or "will not serve for about" in done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -180,6 +181,7 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serve
                      serving__chat_template="chatml")  # fmt: skip
     found = benched(box, "cpu-embedded", "--suite", "quality", "--yes", *words)
 
+    assert "lease" in {one["code"] for one in found["messages"]}
     names = ["speculation on", "speculation off", "what serves"]
     assert [arm["name"] for arm in found["arms"]] == names
     drafted = {arm["name"]: 0 for arm in found["arms"]}

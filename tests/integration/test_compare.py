@@ -64,6 +64,7 @@ def compared(box: Box, *words: str, code: int = 0) -> dict[str, Any]:
     done = box.call("compare", *words, "--workload", "small", "--budget", "100s", "--yes", "--json")
     assert done.returncode == code, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
+    assert code or "will not serve for about" in done.stderr, "said, though nobody was asked"
     return found
 
 
@@ -98,6 +99,8 @@ def test_two_settings_are_compared_and_the_unit_serves_again(
     assert found["sentence"]
     assert "on small" in found["sentence"]
     assert found["without_service_s"] > 0
+    notes = [one["text"] for one in found["messages"] if one["code"] == "lease"]
+    assert notes == ["nothing keeps the machine from going to sleep meanwhile"]
     assert [row["part"] for row in found["parts"]][:3] == ["turn", "prefill", "decode"]
     assert state(box)["health"] == "ready"
     assert not list((box.folder / "run").rglob("tunerd-candidate-*"))

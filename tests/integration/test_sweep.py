@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.sweep_box import SweepBox, swept, until
+from tests.support.stand_in import install
+from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept, until
 from tunerd.system.ports import free_port
 
 # Each test goes on from what the one before it left, so all run in one process.
@@ -40,6 +41,28 @@ def test_a_plan_shows_what_would_be_tried_and_stops_nothing(box: SweepBox) -> No
     assert "there is no GPU" in reasons["memory.fit_mib"]
     assert plan["outlook"]["unit"] == "llama-server.service"
     assert len(box.engine.served()) == before
+
+
+def test_a_plan_with_another_build_says_that_its_port_may_have_to_be_waited_for(
+    box: SweepBox,
+) -> None:
+    own = box.json("sweep", "run", "--dry-run")["plan"]["outlook"]
+    assert own["port_wait_s"] == 0
+    assert "free again" not in own["text"]
+    other = install(box.box.folder / "other", **SPEED)
+    for_everybody(other)
+    settings = box.box.folder / "config" / "tunerd.toml"
+    before = settings.read_text()
+    settings.write_text(
+        f'{before}[engines.other]\npath = "{other.program}"\nallow_writable = true\n'
+    )
+    try:
+        plan = box.json("sweep", "run", "--dry-run", "--space", "engine.prefer=fake,other")["plan"]
+    finally:
+        settings.write_text(before)
+    assert "other" in {one["engine"] for one in plan["families"]}
+    assert plan["outlook"]["port_wait_s"] == 65
+    assert "starts once it is free again" in plan["outlook"]["text"]
 
 
 def test_what_makes_no_sense_is_refused_before_anything_stops(box: SweepBox) -> None:

@@ -137,8 +137,11 @@ def kill(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
     process.communicate(timeout=_LIMIT_S)
 
 
-def _for_everybody(engine: StandIn) -> None:
-    """Engines are probed as `nobody`, who may neither enter a home nor an environment in one."""
+def for_everybody(engine: StandIn) -> None:
+    """Have it run by a Python that all may run.
+
+    Engines are probed as `nobody`, who may neither enter a home nor an environment in one.
+    """
     python = Path(sys.executable).resolve()
     if os.geteuid() == 0 and python.is_relative_to(Path.home()) and Path(_SYSTEM_PYTHON).exists():
         python = Path(_SYSTEM_PYTHON)
@@ -172,7 +175,7 @@ def swept(port: int, **behaviour: Any) -> Iterator[SweepBox]:
         "[sweep]\npatience_s = 1.0\nquiet_s = 1.0\n"
         "[service]\nsettle_s = 0.1\ndrain_s = 0.0\n[probation]\nevery_s = 5.0\n"
     )
-    _for_everybody(engine)
+    for_everybody(engine)
     box = SweepBox(Box(folder), engine, port)
     try:
         prove(box.box.context)

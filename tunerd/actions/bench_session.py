@@ -24,7 +24,7 @@ from tunerd.actions.bench_target import Opened, Target, letters_per_token, open_
 from tunerd.actions.candidate import Candidate
 from tunerd.actions.context import Context
 from tunerd.actions.lease import hold
-from tunerd.actions.lease_outlook import return_risk
+from tunerd.actions.lease_outlook import outlook
 from tunerd.actions.plan import Plan as DeployPlan
 from tunerd.actions.workloads import workload_for
 from tunerd.core.bench.composing import USUAL_LETTERS_PER_TOKEN, Composer
@@ -91,15 +91,17 @@ class Session:
         first = next(iter(plans.values()))
         profile = first.resolved.name
         self._workload(first)
-        away_s = self._expected_s(first, len(plans))
-        risk = return_risk(self.ctx, [plan.engine.program for plan in plans.values()])
-        confirm(
-            f"{self.ctx.unit} will not serve for about {max(1, round(away_s / 60))} min "
-            f"while `{profile}` is measured in its place{'' if risk is None else f'; {risk}'}. Go on?"
+        measuring_s = self._expected_s(first, len(plans))
+        ahead = outlook(
+            self.ctx,
+            measuring_s=measuring_s,
+            start_after=start_after,
+            programs=[plan.engine.program for plan in plans.values()],
         )
-        if risk is not None:
-            self.messages.append(warning("may-stay-down", risk))
-        budget_s = max(_LEAST_BUDGET_S, _BUDGET_FACTOR * away_s)
+        confirm(f"`{profile}` is measured in the place of {self.ctx.unit}: {ahead.text}. Go on?")
+        if ahead.risk is not None:
+            self.messages.append(warning("may-stay-down", ahead.risk))
+        budget_s = max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S))
         with (
             self._ending(),
             hold(
@@ -109,6 +111,7 @@ class Session:
                 start_after=start_after,
             ) as held,
         ):
+            self.messages += [note("lease", text) for text in held.notes]
             for name, made in plans.items():
                 with held.serve(made) as candidate:
                     opened = open_candidate(self.ctx, candidate, name)
@@ -140,7 +143,7 @@ class Session:
         self.messages.append(message)
 
     def _expected_s(self, made: DeployPlan, n_arms: int) -> float:
-        """How long there will be no service: loads, requests, and the live unit's own start."""
+        """How long measuring takes, loads and requests; the live unit's own start is not in it."""
         serving = made.resolved.profile.serving
         n_ctx = serving.ctx_size or None
         if n_ctx is not None and not serving.kv_unified:
@@ -150,7 +153,7 @@ class Session:
             letters_per_token=self._letters_now(made),
         )  # fmt: skip
         rates = rates_seen(self.store, made.resolved.name)
-        return n_arms * (_LOAD_S + expected_s(plan, rates)) + _LOAD_S
+        return n_arms * (_LOAD_S + expected_s(plan, rates))
 
     def _letters_now(self, made: DeployPlan) -> float | None:
         """How the model cuts text, where the same one serves now; None where nobody can say."""

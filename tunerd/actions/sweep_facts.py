@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tunerd.actions.choose_engine import PlanRequest
@@ -24,11 +25,15 @@ _USELESS = (Effect.NO_EFFECT, Effect.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The builds with their facts; those among them that take settings of drafts with a request."""
+    """The builds with their facts; those among them that take settings of drafts with a request.
+
+    `programs` are the files that they run.
+    """
 
     engines: tuple[EngineFacts, ...]
     identities: Mapping[str, str | None]
     per_request: frozenset[str]
+    programs: Mapping[str, Path]
 
 
 def plan_with(ctx: Context, request: PlanRequest, changes: Mapping[str, Any]) -> Plan:
@@ -62,7 +67,7 @@ def engine_facts(
     own = [engine for engine in installed if engine.name == base.engine.name] or [base.engine]
     others = [engine for engine in installed if engine.name != base.engine.name]
     listed = ranges.get(ENGINE)
-    facts, identities, per_request = [], {}, set()
+    facts, identities, per_request, programs = [], {}, set(), {}
     for engine in (*own, *others):
         is_base = engine.name == base.engine.name
         if not is_base and listed is not None and engine.name not in listed:
@@ -70,12 +75,13 @@ def engine_facts(
             continue
         known = _proved(ctx, engine, base, proves=proves)
         facts.append(_facts(ctx, request, base, known, ranges, is_base=is_base))
+        programs[engine.name] = engine.program
         identities[engine.name] = known.identity.sha256 if known.identity is not None else None
         if all(
             known.proof(one).effect is Effect.PROVED for one in ("per-request", "per-request p-min")
         ):
             per_request.add(engine.name)
-    return Seen(tuple(facts), identities, frozenset(per_request))
+    return Seen(tuple(facts), identities, frozenset(per_request), programs)
 
 
 def _proved(ctx: Context, engine: Engine, base: Plan, *, proves: bool) -> Engine:

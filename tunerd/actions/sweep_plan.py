@@ -11,7 +11,7 @@ from tunerd.actions.bench_plan import rates_seen
 from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.compare_sides import LIVE, SideRequest, plan_side
 from tunerd.actions.context import Context
-from tunerd.actions.lease_outlook import Outlook, outlook
+from tunerd.actions.lease_outlook import Outlook, beside_others, outlook
 from tunerd.actions.lease_record import wait_for_dead_measurement
 from tunerd.actions.plan import Plan
 from tunerd.actions.profile_layers import load_profile, parse_options
@@ -153,6 +153,8 @@ def prepare(
         max_arms=request.max_arms,
         rejected=tuple(failed_arms(ctx, generation.profile or "", seen.identities)),
     )
+    programs = [seen.programs[name] for name in sorted(_engines(space)) if name in seen.programs]
+    ahead = beside_others(ctx, ahead, programs)
     with_evidence = open_to_read(ctx.paths.evidence)
     try:
         rates = rates_seen(with_evidence, resolved.name) if with_evidence is not None else None

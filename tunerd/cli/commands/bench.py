@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from tunerd.cli.commands.bench_view import render
 from tunerd.cli.commands.plan import set_option
 from tunerd.cli.complete import names_of
-from tunerd.cli.output import confirm, finish, harmless, json_option, progress_sink
+from tunerd.cli.output import ask_or_tell, finish, json_option, progress_sink
 
 SUITES = ("mtp", "lengths", "cache", "deep", "quality", "concurrency", "workload")
 
@@ -93,7 +91,7 @@ def command(
     else:
 
         def ask(question: str) -> None:
-            print(harmless(question), file=sys.stderr) if yes else confirm(question, yes=yes)
+            ask_or_tell(question, yes=yes)
 
         request = PlanRequest(profile, parse_options(options))
         result = bench.bench_profile(ctx, asked, request, ask, start_after=start_after)

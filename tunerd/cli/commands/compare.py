@@ -9,8 +9,8 @@ import click
 
 from tunerd.cli.complete import keys, names_of
 from tunerd.cli.output import (
+    ask_or_tell,
     columns,
-    confirm,
     finish,
     json_option,
     print_message,
@@ -98,7 +98,7 @@ def command(  # one option each
         if not yes:  # what speaks against it is said before, and not only with the result
             for message in prepared.messages:
                 print_message(message)
-        confirm(prepared.question, yes=yes)
+        ask_or_tell(prepared.question, yes=yes)
 
     context = build_context(
         mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=True
