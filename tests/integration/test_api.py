@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.api_box import GROUP, MEMBER, STRANGER, ApiBox, serving
+from tests.support.api_box import GROUP, MEMBER, STRANGER, ApiBox, needs_root, serving
 from tunerd.actions.jobs import folder_of
 from tunerd.core.access import Peer, Via
 from tunerd.core.job import JobKind, JobRequest
@@ -19,9 +19,6 @@ from tunerd.errors import HostError
 from tunerd.system.listen import unix_socket
 from tunerd.web.gate import Refusal
 
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="not root, so it cannot become others: run `sudo ./tests/run`"
-)
 TOKEN = "a-token-that-is-long-enough"  # noqa: S105 -- of tests
 
 

@@ -16,19 +16,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.local_box import Box
 from tunerd.actions.telemetry import Telemetry
 from tunerd.system.listen import tcp_socket, unix_socket
-from tunerd.web.app import Desk, Seams, build_app
+from tunerd.web.app import Desk, Seams
 from tunerd.web.gate import Gate
+from tunerd.web.page import build_site
 from tunerd.web.server import ApiServer
 
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="not root, so it cannot become others: run `sudo ./tests/run`"
+)
 # Numbers that no account has.
 GROUP, MEMBER, STRANGER = 54321, 54322, 54323
 OWN = {"X-Tunerd": "1"}
 _ASK = """
 import http.client, json, socket, sys
-path, method, url = sys.argv[1:4]
+path, method, url, more = sys.argv[1:5]
 class Connection(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
@@ -38,7 +44,7 @@ class Tcp(http.client.HTTPConnection):
 host, _, port = path.partition(":")
 connection = Connection("localhost") if path.startswith("/") else Tcp(host, int(port))
 try:
-    connection.request(method, url, "{}", {"Content-Type": "application/json", "X-Tunerd": "1"})
+    connection.request(method, url, "{}", {"Content-Type": "application/json", "X-Tunerd": "1", **json.loads(more)})
     reply = connection.getresponse()
     print(json.dumps([reply.status, reply.read().decode()]))
 except OSError as error:
@@ -127,12 +133,13 @@ class ApiBox:
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
     def ask_as(self, uid: int, *groups: int, url: str = "/api/status", method: str = "GET",
-               tcp: bool = False) -> tuple[int | None, str]:  # fmt: skip
+               tcp: bool = False, headers: Mapping[str, str] | None = None,
+               ) -> tuple[int | None, str]:  # fmt: skip
         """What somebody else is told; None and the name of the error where nobody answers them."""
         python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
         where = f"127.0.0.1:{self.port}" if tcp else str(self.path)
         done = subprocess.run(
-            [python, "-S", "-E", "-c", _ASK, where, method, url],
+            [python, "-S", "-E", "-c", _ASK, where, method, url, json.dumps(dict(headers or {}))],
             capture_output=True, text=True, check=True, timeout=60, cwd="/",
             user=uid, group=uid, extra_groups=list(groups),
         )  # fmt: skip
@@ -158,7 +165,7 @@ def serving(
         sockets = [unix_socket(path, group=group), tcp_socket("127.0.0.1", 0)]
         made = ApiBox(own, path, sockets[1].getsockname()[1], gate)
         desk = Desk(ctx, gate, Seams(made.telemetry))
-        server = ApiServer(build_app(desk), sockets)
+        server = ApiServer(build_site(desk), sockets)
         server.start()
         try:
             yield made

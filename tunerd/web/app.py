@@ -35,6 +35,8 @@ from tunerd.web.reads import Answer, Reads
 EXIT_CODE = "x-tunerd-exit-code"
 _STATUS = ((Busy, 409), (UsageError, 404), (ConfigError, 422), (DeployError, 409))
 _BY_CODE = {"busy": 409, "usage": 404, "config": 422, "deploy": 409, "stranded": 409}
+_ERRORS = {404: "there is nothing under this address", 405: "that cannot be done here",
+           500: "tunerd itself failed; its log says how"}  # fmt: skip
 _SLOW_AT_ONCE = 2
 _POLL_S = 0.25
 _KEEP_ALIVE_S = 15.0
@@ -120,8 +122,26 @@ def _demand_known(ctx: Context, request: JobRequest) -> None:
         load_profile(ctx, request.arguments["profile"], options=dict(request.arguments["set"]))
 
 
-def build_app(desk: Desk, pages: Sequence[PageRoute] = ()) -> GateMiddleware:
-    """The application, behind its gate."""
+def build_app(
+    desk: Desk,
+    pages: Sequence[PageRoute] = (),
+    page_error: Callable[[Request, int, str], Response] | None = None,
+) -> GateMiddleware:
+    """The application, behind its gate; `page_error` shows a status and its words to a browser."""
+
+    async def failed(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        is_api = request.url.path.startswith("/api/") or page_error is None
+        text = _ERRORS.get(status, "it cannot be done")
+        response = (
+            refusal_response(status, text, "/api/openapi.json")
+            if is_api or page_error is None
+            else page_error(request, status, text)
+        )
+        if isinstance(error, HTTPException):
+            response.headers.update(error.headers or {})
+        return response
+
     routes = [
         *(Route(one.path, _reading(desk, one), methods=["GET"]) for one in READS),
         *(Route(one.path, _beginning(desk, one), methods=["POST"]) for one in JOBS),
@@ -130,7 +150,9 @@ def build_app(desk: Desk, pages: Sequence[PageRoute] = ()) -> GateMiddleware:
         Route("/metrics", _metrics(desk), methods=["GET"]),
         *(Route(one.path, one.handle, methods=list(one.methods)) for one in pages),
     ]
-    app = Starlette(routes=_joined(routes), exception_handlers={HTTPException: _http_error})
+    app = Starlette(
+        routes=_joined(routes), exception_handlers={HTTPException: failed, Exception: failed}
+    )
     app.router.redirect_slashes = False
     return GateMiddleware(app, desk.gate)
 
@@ -317,12 +339,3 @@ def refusal_response(status: int, message: str, hint: str | None = None) -> Resp
 
 def _unknown() -> Response:
     return refusal_response(404, "there is nothing of that name", "/api/openapi.json")
-
-
-async def _http_error(_request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    texts = {404: "there is nothing under this address", 405: "that cannot be done here"}
-    response = refusal_response(status, texts.get(status, "it cannot be done"), "/api/openapi.json")
-    if isinstance(error, HTTPException):
-        response.headers.update(error.headers or {})
-    return response

@@ -16,8 +16,9 @@ from tunerd.errors import ConfigError, TunerdError
 from tunerd.system.listen import inherited_sockets, tcp_socket, unix_socket
 from tunerd.system.peers import group_number
 from tunerd.system.token_file import read_token
-from tunerd.web.app import Desk, Seams, build_app
+from tunerd.web.app import Desk, Seams
 from tunerd.web.gate import Gate
+from tunerd.web.page import build_site
 from tunerd.web.server import ApiServer
 
 SOCKET = "tunerd.sock"
@@ -42,7 +43,7 @@ class ApiPart:
         if not sockets:
             return
         desk = Desk(self._ctx, gate, self._seams)
-        self._server = ApiServer(build_app(desk), sockets)
+        self._server = ApiServer(build_site(desk), sockets)
         self._server.start()
         log.info("api.ready", at=[_name(one) for one in sockets])
 

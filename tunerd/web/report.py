@@ -73,7 +73,7 @@ def render_report(data: ReportData) -> str:
     report = report_of(data)
     figures = {chart.name: chart.figure for chart in report.charts}
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             report=report,
@@ -117,7 +117,8 @@ def plotly_script() -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Templates of reports and of the page; everything in them is escaped."""
     return Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,

@@ -21,6 +21,7 @@ _GAP_PX = 15
 _EDGE_PX = 62
 _STACK_PX = 46
 _LONGEST_TICK = 24
+_TIME_PX = 240
 PARTS = (
     ("prefill", "Reading the prompt"),
     ("reasoning", "Reasoning"),
@@ -177,6 +178,37 @@ def heat(
         "textfont": {"color": "@ink", "size": 13},
     }  # fmt: skip
     return {"data": [trace], "layout": layout}
+
+
+def over_time(
+    values: Sequence[tuple[str, str, Sequence[tuple[float, float | None]]]],
+    *,
+    y_title: str,
+    percent: bool = False,
+) -> Figure:
+    """Lines over time, with gaps where nothing is known.
+
+    `values` holds for each line its label, its colour, and pairs of seconds since the epoch and value.
+    """
+    shown = "%{y:.1%}" if percent else "%{y:,.1f}"
+    data = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": _plain(label),
+            "x": [at_s * 1000 for at_s, _ in points],
+            "y": [value for _, value in points],
+            "connectgaps": False,
+            "line": {"color": f"@{colour}", "width": 1.8},
+            "marker": {"color": f"@{colour}", "size": 4},
+            "hovertemplate": f"%{{x|%d %b %H:%M}}: {shown}<extra>{_plain(label)}</extra>",
+        }
+        for label, colour, points in values
+    ]
+    layout = _layout(_TIME_PX, y_title=y_title)
+    layout["xaxis"] |= {"type": "date", "rangemode": "normal"}
+    layout["yaxis"] |= {"tickformat": ".0%"} if percent else {}
+    return {"data": data, "layout": layout}
 
 
 def stacks(rows: Sequence[Stack]) -> Figure:

@@ -19,10 +19,11 @@ def sweep_sections(evidence: Sequence[RunEvidence]) -> Iterator[Section]:
     for one in evidence:
         kept = {summary.name: summary.figures for summary in one.summaries}
         if PAGE in kept and EVIDENCE in kept:
-            yield _section(one.run.number, kept[PAGE], kept[EVIDENCE])
+            yield sweep_section(one.run.number, kept[PAGE], kept[EVIDENCE])
 
 
-def _section(number: int, page: Mapping[str, Any], evidence: Mapping[str, Any]) -> Section:
+def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, Any]) -> Section:
+    """One sweep, by what `core/sweep/page` gathered and what it came to."""
     tables = (
         _arms(page),
         _pairs(page),

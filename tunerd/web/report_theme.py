@@ -16,6 +16,7 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "band": ("#efe9dc", "#2b2a26"),
     "good": ("#1f6f43", "#6cc796"),
     "warn": ("#9a4a00", "#f0a860"),
+    "bad": ("#a3261d", "#f28b82"),
     "mainline": ("#0b5cad", "#69aef2"),
     "ik": ("#c2410c", "#f2935c"),
     "bee": ("#7a3fb0", "#bb98ee"),

@@ -1,0 +1,182 @@
+"""The page in a real browser, over a real server: looked at on any screen, and used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.api_box import MEMBER, STRANGER, ApiBox, needs_root, serving
+from tests.support.browser import Chromium, browser
+from tests.support.local_box import Box, deployed
+from tests.support.made_sweep import put_sweep
+from tests.support.readings import a_reading, served
+from tests.support.server_process import free_port
+from tunerd.actions.telemetry import HistoryKeeper
+
+pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("page")]
+
+HOSTILE = "</title><script>window.broken=1</script><img src=x onerror='window.broken=2'>\"'&lt;"
+PLAIN = """
+extends = "cpu-embedded-baseline"
+description = '''{description}'''
+model.path = "{model}"
+serving.port = {port}
+serving.threads = 1
+serving.threads_batch = 1
+serving.ctx_size = 512
+"""
+PLACES = ("/", "/generations", "/generations/1", "/deploy", "/deploy/plain", "/sweeps", "/sweeps/1",
+          "/workloads/coding-agent", "/doctor", "/jobs", "/login", "/nothing-there")  # fmt: skip
+WIDE_PLACES = ("/", "/generations/1", "/deploy/plain", "/sweeps/1")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chromium]:
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiBox]:
+    """A page over a server that was watched for some hours, with a night behind it."""
+    port = free_port()
+    with deployed(tmp_path_factory.mktemp("page"), port) as box:
+        profiles = box.folder / "config" / "profiles"
+        profiles.mkdir(parents=True)
+        text = PLAIN.format(description=HOSTILE, model=box.model, port=port)
+        (profiles / "plain.toml").write_text(text)
+        assert put_sweep(box) == 1
+        watch(box)
+        with serving(box=box) as api:
+            work = served(600, 51.5, n_drafted=900, n_accepted=700)
+            api.telemetry.add(a_reading(box.context.clock.now_s(), served=work))
+            yield api
+
+
+def watch(box: Box) -> None:
+    keeper = HistoryKeeper(box.context)
+    now_s = box.context.clock.now_s()
+    for minute in range(600, 0, -10):
+        work = served(600, 48.0 + minute % 7, n_drafted=900, n_accepted=600 + minute % 50)
+        keeper.add(a_reading(now_s - 60 * minute, served=work if minute % 60 else None))
+    keeper.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "dark"), [(375, True), (1440, False)], ids=["phone", "desk"])
+def test_every_place_is_readable_on_any_screen(
+    chromium: Chromium, page: ApiBox, width: int, dark: bool
+) -> None:
+    found: dict[str, list[str]] = {}
+    for place in PLACES if width < 1000 else WIDE_PLACES:
+        shown = chromium.open(
+            page.url + place, width=width, dark=dark, touch=width < 1000, allow=page.url
+        )
+        if shown.inner.locator("[data-figure]").count():
+            shown.inner.wait_for_function("document.querySelectorAll('.chart svg path').length > 3")
+        wrong = [*shown.overflowing(), *shown.accessibility_problems()]
+        wrong += [text for text in shown.complaints() if "404" not in text]
+        wrong += ["a script of others ran"] if shown.js("window.broken") else []
+        found |= {place: wrong} if wrong else {}
+        shown.close()
+
+    assert found == {}
+
+
+@pytest.mark.browser
+def test_one_deploys_and_goes_back_without_scripts_and_sees_what_is_asked_first(
+    chromium: Chromium, page: ApiBox
+) -> None:
+    shown = chromium.open(f"{page.url}/deploy", javascript=False, allow=page.url)
+    shown.inner.click("text=plain")
+    assert "ctx-size 512" in " ".join(shown.texts(".diff .add"))
+    shown.inner.click("button:has-text('Deploy plain')")
+    shown.inner.wait_for_selector("h1:has-text('serves `plain`')", timeout=120_000)
+
+    shown.inner.goto(page.url)
+    assert shown.texts("h1") == ["Your server is well."]
+    assert "plain" in " ".join(shown.texts(".facts"))
+    shown.inner.click("text=Go back")
+    assert "ctx-size 1024" in " ".join(shown.texts(".diff .add"))
+    shown.inner.click("button:has-text('Go back')")
+    shown.inner.wait_for_selector("h1:has-text('as generation')", timeout=120_000)
+    assert shown.complaints() == []
+    shown.close()
+
+
+@pytest.mark.browser
+def test_with_scripts_a_job_is_followed_until_its_end(chromium: Chromium, page: ApiBox) -> None:
+    shown = chromium.open(f"{page.url}/sweeps/1", allow=page.url)
+    shown.inner.fill("#why", "KV types stay")
+    shown.inner.click("button:has-text('Decline it')")
+
+    shown.inner.wait_for_selector("h1:has-text('KV types stay')", timeout=120_000)
+    assert shown.complaints() == []
+    shown.inner.goto(f"{page.url}/sweeps/1")
+    assert "declined" in " ".join(shown.texts(".facts"))
+    assert shown.inner.locator("button:has-text('Promote it')").count() == 0
+    shown.close()
+
+
+@pytest.mark.browser
+def test_the_keyboard_reaches_everything_and_the_chosen_theme_stays(
+    chromium: Chromium, page: ApiBox
+) -> None:
+    shown = chromium.open(page.url, allow=page.url)
+    reached = []
+    for _ in range(14):
+        shown.inner.keyboard.press("Tab")
+        reached.append(shown.js("document.activeElement.textContent.trim()"))
+        assert shown.js("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    assert reached[:3] == ["Skip to the content", "Dark", "Overview"]
+    assert {"Jobs", "Deploy another profile", "Go back"} <= set(reached)
+
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = shown.js(ground)
+    shown.inner.click("#theme")
+    shown.inner.goto(f"{page.url}/jobs")
+    assert shown.js(ground) != light
+    shown.close()
+
+
+def test_a_form_of_somebody_else_changes_nothing(page: ApiBox) -> None:
+    before = page.ask("/api/jobs").json
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    mine = page.ask("/rollback", tcp=True).text.partition('name="token" value="')[2][:64]
+    for token, headers in (
+        ("", {}),
+        ("0" * 64, {}),
+        (mine, {"Origin": "http://evil.example"}),
+        (mine, {"Sec-Fetch-Site": "cross-site"}),
+    ):
+        said = page.post("/do/rollback", f"token={token}&shown=", tcp=True, headers=form | headers)
+        assert said.status == 403
+
+    stale = page.post("/do/rollback", f"token={mine}&shown={'0' * 64}", tcp=True, headers=form)
+    assert stale.status == 303
+    number = int(stale.headers["location"].rpartition("/")[2])
+    assert page.events(number)[-1]["result"]["error"]["message"] == (
+        "what would change is no longer what was shown"
+    )
+    assert len(page.ask("/api/jobs").json["jobs"]) == len(before["jobs"]) + 1
+
+
+@needs_root
+def test_somebody_with_the_token_opens_a_session_and_nobody_else_sees_the_page() -> None:
+    token = "a-token-that-is-long-enough"  # noqa: S105 -- of this test
+    with serving(token=token) as api:
+        assert api.ask_as(STRANGER, url="/", tcp=True)[0] == 303
+        assert api.ask_as(STRANGER, url="/login", tcp=True)[0] == 200
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        assert api.post("/login", "token=wrong", tcp=True, headers=form).status == 401
+        opened = api.post("/login", f"token={token}", tcp=True, headers=form)
+        assert opened.status == 303
+        cookie = opened.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        name = cookie.partition(";")[0]
+        assert api.ask_as(MEMBER, tcp=True)[0] == 401
+        assert api.ask_as(MEMBER, tcp=True, headers={"Cookie": name})[0] == 200
+        assert api.ask_as(MEMBER, tcp=True, headers={"Cookie": name + "0"})[0] == 401
+        assert api.ask_as(MEMBER, tcp=True, headers={"Authorization": f"Bearer {token}"})[0] == 200
