@@ -157,6 +157,13 @@ def test_counters_are_read_from_the_servers_text() -> None:
     assert found.accepted_by_position == (8, 0, 4)
 
 
+@pytest.mark.parametrize("position", ["4000000000", "9" * 5000])
+def test_a_draft_of_a_length_that_cannot_be_is_not_counted(position: str) -> None:
+    row = f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} 4\n'
+
+    assert read_counters(METRICS + row).accepted_by_position == (8, 0, 4)
+
+
 def test_a_counter_that_a_build_lacks_is_unknown_and_not_zero() -> None:
     found = read_counters("llamacpp:prompt_tokens_total 240\n")
 
@@ -196,16 +203,19 @@ def test_the_text_route_is_read() -> None:
 HUGE = int("9" * 400)
 
 
+COUNTS: tuple[Any, ...] = (-1, 2**31, 10**30, HUGE, 1.5, "12", True, [1])
+TIMES: tuple[Any, ...] = (-0.5, float("nan"), float("inf"), 1e300, HUGE, "12", False, {})
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         *[(key, value) for key in ("prompt_n", "predicted_n", "cache_n", "draft_n")
-          for value in (-1, 2**31, 10**30, HUGE)],
-        *[(key, value) for key in ("prompt_ms", "predicted_ms")
-          for value in (-0.5, float("nan"), float("inf"), 1e300, HUGE)],
+          for value in COUNTS],
+        *[(key, value) for key in ("prompt_ms", "predicted_ms") for value in TIMES],
     ],
 )  # fmt: skip
-def test_a_figure_that_cannot_be_is_missing_and_said_to_be(key: str, value: float) -> None:
+def test_a_figure_that_cannot_be_is_missing_and_said_to_be(key: str, value: Any) -> None:
     answer = read_answer(native(timings=TIMINGS | {key: value}), is_whole=True)
 
     assert answer.timings is not None

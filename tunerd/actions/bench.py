@@ -134,6 +134,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
     for record in found.records:
         session.store.add_summary(session.run, record)
     messages = [*session.messages, *_unusable(arms), *_unwatched(session)]
+    messages += _without_times(session)
     has_any = any(sample.is_usable for arm in arms for sample in arm.samples)
     if not has_any:
         text = "no request could be measured undisturbed"
@@ -177,6 +178,20 @@ def _unwatched(session: Session) -> list[Message]:
         "the server counts nothing (`--metrics` is off): others' requests show only while they run"
     )
     return [note("no-counters", text)]
+
+
+def _without_times(session: Session) -> list[Message]:
+    """llama-server tells its times with every answer; without them there is no speed to show."""
+    found = []
+    for opened in session.opened:
+        name = opened.target.name
+        usable = [one for one in session.measured[name].samples if one.is_usable]
+        n = sum(one.timings is None or one.timings.predicted_ms is None for one in usable)
+        if opened.target.is_llama and n:
+            text = f"{name}: {n} of {len(usable)} answers came without the server's own times"
+            hint = "no speed is shown for them; the client's clock is kept with the samples"
+            found.append(warning("no-times", text, hint))
+    return found
 
 
 def _unusable(arms: Sequence[ArmData]) -> list[Message]:

@@ -21,11 +21,13 @@ from tunerd.core.bench.reading import Answer
 from tunerd.core.bench.request import Plan, Request, Step, Suite, with_room_for_thoughts
 from tunerd.core.bench.trust import Quiet, Speculation, quiet_from, with_mark
 from tunerd.core.progress import Progress
+from tunerd.core.quantity import format_duration
 from tunerd.core.sample import Mark, Sample
 from tunerd.errors import BenchError
 
 REPEATS_OF_MARKED = 2
 _MOST_FAILURES = 3
+_MOST_WAITS = 2
 # How problems begin that a second try cannot heal.
 _REFUSED = "status 4"
 # Texts that a drafter finds easy; a gate may keep every draft of one of them back.
@@ -96,6 +98,7 @@ class BenchRun:
         self._n_failed = 0
         self._pending: list[_Pending] = []
         self._was_busy = False
+        self._n_busy = 0
         self.measured: dict[str, Measured] = {}
         life = targets[0].life()
         if life is None:
@@ -112,7 +115,7 @@ class BenchRun:
         Raises:
             BenchError: the server ended, does not answer, or does not do what its arm is for.
         """
-        self._was_busy = not self._watch.wait_until_idle()
+        self._was_busy = self._is_busy()
         self._watch.open()
         try:
             self._warm_up(plan)
@@ -125,6 +128,22 @@ class BenchRun:
         finally:
             self._put_aside()
         return self.measured
+
+    def _is_busy(self) -> bool:
+        """Whether somebody else is served, however long it was waited for.
+
+        Raises:
+            BenchError: that was so for several times in a row: all of it would be measured in vain.
+        """
+        self._n_busy = 0 if self._watch.wait_until_idle() else self._n_busy + 1
+        if self._n_busy < _MOST_WAITS:
+            return self._n_busy > 0
+        waited = format_duration(_MOST_WAITS * self._watch.limit_s)
+        raise BenchError(
+            "somebody else is served all the time, so nothing can be measured",
+            cause=f"by its own word the server was never idle in {waited} of waiting",
+            hint="bench when nobody else asks it; its `/slots` and `/metrics` show what it works on",
+        )
 
     def _take_all(self, plan: Plan, queue: deque[_Item]) -> None:
         began_s = self._ctx.clock.monotonic_s()
@@ -228,7 +247,7 @@ class BenchRun:
         target, requests = item.target, item.step.requests
         target = next(one for one in self._targets if one.name == target.name)
         if not self._watch.counts or self._was_busy:
-            self._was_busy = not self._watch.wait_until_idle()
+            self._was_busy = self._is_busy()
         wall_ms = None
         if item.step.is_parallel:
             asker = self._asker(target)

@@ -29,6 +29,10 @@ from tunerd.system.llama import Address, LlamaServer
 
 LIVE = "live"
 _ASK_S = 10.0
+# What a server says of itself is believed within these: no context is larger (the longest of models
+# is 10 million tokens), and no vocabulary cuts common text into such pieces.
+_MOST_CONTEXT = 1 << 24
+_LETTERS_PER_TOKEN = (0.5, 50.0)
 _OK = 200
 _UNKNOWN = Speculation(None)
 
@@ -229,17 +233,23 @@ def _asked(server: LlamaServer) -> dict[str, Any]:
     return {
         "route": Route.NATIVE,
         "model": server.alias(timeout_s=_ASK_S),
-        "n_ctx": next((n for n in sizes if isinstance(n, int) and n > 0), None),
-        "n_slots": n_slots if isinstance(n_slots, int) else None,
+        "n_ctx": next((n for n in sizes if _is_size(n)), None),
+        "n_slots": n_slots if _is_size(n_slots) else None,
         "most_tokens": _most_tokens(settings),
     }
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a server can have so many: true and false are numbers to Python."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_CONTEXT
 
 
 def _most_tokens(settings: Mapping[str, Any]) -> int | None:
     """The server's own limit: mainline has it among the sampling parameters, ik flat."""
     params = settings.get("params")
     found = (params if isinstance(params, dict) else settings).get("n_predict")
-    return found if isinstance(found, int) and found > 0 else None
+    is_limit = isinstance(found, int) and not isinstance(found, bool) and found > 0
+    return found if is_limit else None
 
 
 def letters_per_token(server: LlamaServer, text: str) -> float:
@@ -248,7 +258,8 @@ def letters_per_token(server: LlamaServer, text: str) -> float:
     tokens = reply.body.get("tokens") if isinstance(reply.body, dict) else None
     if not isinstance(tokens, list) or not tokens:
         return USUAL_LETTERS_PER_TOKEN
-    return len(text) / len(tokens)
+    found, (least, most) = len(text) / len(tokens), _LETTERS_PER_TOKEN
+    return found if least <= found <= most else USUAL_LETTERS_PER_TOKEN
 
 
 def _demand_ready(server: LlamaServer, address: Address) -> None:

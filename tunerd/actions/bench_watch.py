@@ -14,7 +14,8 @@ from tunerd.core.sample import Timings
 SCRAPE_S = 5.0
 _GPU_LOOK_S = 0.5
 _IDLE_POLL_S = 0.5
-_IDLE_LIMIT_S = 60.0
+# A slot may be told as busy for a moment after its answer has ended.
+_LEAST_WAIT_S = 5.0
 
 
 @dataclass
@@ -68,6 +69,11 @@ class TrafficWatch:
         """Whether the counters may be read again."""
         return self._age_s() >= SCRAPE_S
 
+    @property
+    def limit_s(self) -> float:
+        """How long others are waited for at a time [s]."""
+        return max(self._ctx.settings.service.drain_s, _LEAST_WAIT_S)
+
     def open(self) -> None:
         """Begin a stretch; waits until the counters may be read."""
         self._before = self._read()
@@ -78,26 +84,29 @@ class TrafficWatch:
         Returns:
             What it shows of foreign traffic, and how many drafts were accepted by position.
         """
-        before, after = self._before, self._read()
-        self._before = after
+        before = self._before
+        if before is None and not self.is_due:
+            return Traffic(None), None  # nothing to wait for where nothing was counted
+        after = self._before = self._read()
         if before is None or after is None:
             return Traffic(None), None
         return judge_traffic(before, after, own), gained(before, after)
 
     def wait_until_idle(self) -> bool:
-        """Wait until nothing is answered, for a minute at most; whether that came true.
+        """Wait until nothing is answered, as long as a swap would; whether that came true.
 
         Told by its slots, or by its counters where it shows none; true where it tells neither.
         """
         clock = self._ctx.clock
-        end_s = clock.monotonic_s() + _IDLE_LIMIT_S
+        end_s = clock.monotonic_s() + self.limit_s
         while True:
             if not self._n_at_work():
                 return True
             if clock.monotonic_s() >= end_s:
                 return False
-            self._ctx.say("waiting for requests of others")
-            clock.sleep(_IDLE_POLL_S)
+            left_s = end_s - clock.monotonic_s()
+            self._ctx.say("waiting for requests of others", left_s=left_s)
+            clock.sleep(min(_IDLE_POLL_S, left_s))
 
     def _n_at_work(self) -> int | None:
         slots = self._target.server.slots() if self._target.is_llama else None

@@ -164,8 +164,12 @@ class CandidateLife:
         for route in routes if known is None else [known]:
             target = replace(self._target, route=route)
             asker = Asker(self._stand.ctx, target, self._life, quiet_from(()))
+            is_optional = known is None and route is not self._target.route
             for kind in _PROOF_KINDS if drafts and known is None else _PROOF_KINDS[:1]:
                 answered = self._first(asker, kind)
+                if answered.sample.problem is not None and is_optional:
+                    break  # a server without this route has not failed
+                self._demand(answered)
                 looks += answered.looks
                 has_drafted = bool(answered.sample.timings and answered.sample.timings.draft_n)
                 if drafts is False and has_drafted:
@@ -173,9 +177,10 @@ class CandidateLife:
                 if known is not None or not drafts or has_drafted:
                     self._stand.facts[self._side].route = route
                     return replace(asker, quiet=quiet_from(looks))
+        told = sorted({str(mark) for one in self._samples for mark in one.marks} - {Mark.WARM_UP})
         raise BenchError(
             "it is meant to draft, and drafted nothing",
-            cause=f"{len(self._samples)} requests without a drafted token",
+            cause=", ".join([f"{len(self._samples)} requests without a drafted token", *told]),
         )
 
     def _first(self, asker: Asker, kind: str) -> Answered:
@@ -184,10 +189,12 @@ class CandidateLife:
             is_measured=False,
         )  # fmt: skip
         stock = self._stock(f"warm-up {self._life} {len(self._samples)}")
-        answered = self._send(asker, request, stock.take(kind), discard=True)
+        return self._send(asker, request, stock.take(kind), discard=True)
+
+    @staticmethod
+    def _demand(answered: Answered) -> None:
         if answered.sample.problem is not None:
             raise BenchError("the first request failed", cause=answered.sample.problem)
-        return answered
 
     def request(self, asked: Asked) -> Turn:
         """One request of a class, behind the prefix that it expects to be cached.
@@ -199,7 +206,7 @@ class CandidateLife:
         """
         one = asked.request_class
         if not self._traffic.counts and not self._traffic.wait_until_idle():
-            raise Unusable("somebody else is served")
+            raise LifeEnded("somebody else was served, or it says so, and it did not become idle")
         composer = self._composer_of(asked.block)
         if _is_warm(one) and one.cached_tokens > self._held_tokens:
             self._serve_prefix(composer, one)

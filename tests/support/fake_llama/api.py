@@ -84,7 +84,7 @@ class Api:
         if path in {"/v1/models", "/models"}:
             return json_answer(self._models())
         if path == "/props":
-            return json_answer(self._props())
+            return json_answer(self._props() | self.behaviour.told_props)
         if path == "/slots":
             if "no_slots" in facts:
                 raise HttpError(501, "not_supported_error", "This server does not support slots")
@@ -94,7 +94,9 @@ class Api:
             if "metrics" not in facts:
                 text = "This server does not support metrics endpoint. Start it with `--metrics`"
                 raise HttpError(501, "not_supported_error", text)
-            return Answer(200, self._metrics().encode(), "text/plain; version=0.0.4")
+            told = self.behaviour.metrics_text
+            counters = self._metrics() if told is None else told
+            return Answer(200, counters.encode(), "text/plain; version=0.0.4")
         if path == "/version" and self.behaviour.is_ik:
             return json_answer(
                 {"version": 4, "features": {"sql": False, "zstd_compression": False}}
@@ -139,14 +141,14 @@ class Api:
         }
 
     def _slot(self, slot: Slot) -> dict[str, Any]:
-        is_done = not slot.is_busy
+        is_done = not slot.is_busy and not self.behaviour.slots_are_busy
         if self.behaviour.is_ik:
             token = {"has_next_token": not is_done, "n_remain": -1, "n_decoded": 0}
             return {
                 "n_ctx": self.engine.n_ctx,
                 "id": slot.number,
                 "id_task": -1 if slot.task is None else slot.task,
-                "state": int(slot.is_busy),
+                "state": int(not is_done),
                 "prompt": None,
                 "next_token": token,
             }
@@ -154,7 +156,7 @@ class Api:
             "id": slot.number,
             "n_ctx": self.engine.n_ctx,
             "speculative": self.engine.is_speculative,
-            "is_processing": slot.is_busy,
+            "is_processing": not is_done,
         }
         if slot.task is not None:
             types = "none,draft-mtp" if self.engine.is_speculative else "none"

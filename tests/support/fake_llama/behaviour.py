@@ -30,6 +30,9 @@ class Behaviour:
     `ends_at_tok` ends every answer there whatever the request says, `reported_time_factor` scales the
     times that are reported, `ignores_overrides` takes settings of speculation with a request and does
     nothing with them, `openai_only` is another kind of server: OpenAI routes alone, without timings.
+    `told_timings` are told instead of the true ones (of an object, its keys alone), `told_props` are keys
+    of `/props`, `slots_are_busy` says
+    that of every slot for ever, `metrics_text` is what `/metrics` answers.
     `by_length` are prompt time [ms] and tok/s for answers of that many tokens. `answer_text`,
     `reasoning` and `tool_calls` (name, arguments) are what a chat is answered with, the calls where
     tools are offered.
@@ -88,6 +91,10 @@ class Behaviour:
     reported_time_factor: float = 1.0
     ignores_overrides: bool = False
     openai_only: bool = False
+    told_timings: Any = None
+    told_props: dict[str, Any] = field(default_factory=dict)
+    slots_are_busy: bool = False
+    metrics_text: str | None = None
     # Chats.
     answer_text: str | None = None
     reasoning: str | None = None

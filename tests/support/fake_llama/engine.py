@@ -263,6 +263,13 @@ class Engine:
                 ]
         return found
 
+    def told_timings(self, run: Run) -> Any:
+        """What a client is told of them: the truth, unless it is meant to hear something else."""
+        true, told = self.timings(run), self.behaviour.told_timings
+        if told is None:
+            return true
+        return true | told if isinstance(told, dict) else told
+
     def log_run(self, slot: Slot, task: int, run: Run) -> None:
         """The engine's own account of a finished request."""
         times = self.timings(run)

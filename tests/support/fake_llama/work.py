@@ -160,7 +160,7 @@ class Work:
             yield _event(self._result(""))
             return
         last = self._chunk({}, self._finish_reason())
-        timings = {"timings": self._engine.timings(self._run)}
+        timings = {"timings": self._engine.told_timings(self._run)}
         if self._engine.behaviour.openai_only:
             timings = {}
         options = self._task.body.get("stream_options")
@@ -197,7 +197,7 @@ class Work:
             "truncated": False,
             "stopping_word": "",
             "tokens_cached": run.n_prompt + max(run.n_predicted - 1, 0),
-            "timings": self._engine.timings(run),
+            "timings": self._engine.told_timings(run),
         }
         if self._is_ik:
             return found | {
@@ -214,7 +214,7 @@ class Work:
             **self._envelope("chat.completion"),
             "choices": [{"finish_reason": self._finish_reason(), "index": 0, "message": message}],
             "usage": self._usage(),
-            "timings": self._engine.timings(self._run),
+            "timings": self._engine.told_timings(self._run),
         }
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 
 _PREFIX = "llamacpp:"
-_LINE = re.compile(r'^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{position="(\d+)"\})? (\S+)$')
+# A draft of a thousand tokens is none: what is said of one is not read.
+_LINE = re.compile(r'^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{position="(\d{1,3})"\})? (\S+)$')
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
 
 

@@ -20,25 +20,24 @@ _DRAFT_TOKENS = 256
 class FigureReader:
     """Reads figures, and remembers whether one of them cannot be.
 
-    A key that is missing, or that holds no number, is None; so is a number out of its range, which
-    sets `has_impossible` besides.
+    A key that is missing or null is None; so is what is no number, or a number out of its range, which
+    set `has_impossible` besides.
     """
 
     has_impossible: bool = False
 
     def count(self, found: Mapping[str, Any], key: str) -> int | None:
         """A number of tokens."""
-        value = found.get(key)
-        if not isinstance(value, int) or isinstance(value, bool):
+        value = self._number(found, key)
+        if value is None or not self._is_within(value, MOST_TOKENS):
             return None
-        return value if self._is_within(value, MOST_TOKENS) else None
+        self.has_impossible |= value != int(value)
+        return int(value) if value == int(value) else None
 
     def ms(self, found: Mapping[str, Any], key: str) -> float | None:
         """Milliseconds."""
-        value = found.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return None
-        return float(value) if self._is_within(value, MOST_MS) else None
+        value = self._number(found, key)
+        return float(value) if value is not None and self._is_within(value, MOST_MS) else None
 
     def timings(self, found: Mapping[str, Any]) -> Timings:
         """What a server reports of one request."""
@@ -60,6 +59,13 @@ class FigureReader:
         if isinstance(details, Mapping) and "cached_tokens" in details:
             return self.count(details, "cached_tokens")
         return self.count(usage, "cached_tokens")
+
+    def _number(self, found: Mapping[str, Any], key: str) -> float | None:
+        value = found.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        self.has_impossible |= value is not None
+        return None
 
     def _is_within(self, value: float, most: float) -> bool:
         # Of NaN every comparison is false.

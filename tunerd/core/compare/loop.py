@@ -68,6 +68,7 @@ class _Comparing:
     pairs: list[Pair] = field(default_factory=list)
     n_rounds: int | None = None
     n_unusable: int = 0
+    last_unusable: str = ""
     n_failures: dict[Side, int] = field(default_factory=lambda: {A: 0, B: 0})
 
     def run(self) -> Comparison:
@@ -123,7 +124,8 @@ class _Comparing:
             found = self._both(order, name, orders)
             if found is not None:
                 return Pair(number, first, found[A], found[B])
-        raise _Failed("no pair could be measured whole")
+        why = f", the last time because of: {self.last_unusable}" if self.last_unusable else ""
+        raise _Failed(f"no pair could be measured whole{why}")
 
     def _orders(self) -> list[list[int]]:
         """The order of classes in each round: the same for both sides."""
@@ -143,8 +145,9 @@ class _Comparing:
                 if self.n_failures[side] >= _TRIES:
                     raise _Failed(f"{side}: {error}") from error
                 return None
-            except Unusable:
+            except Unusable as unusable:
                 self.n_unusable += 1
+                self.last_unusable = str(unusable)
                 return None
         return found
 
@@ -182,10 +185,12 @@ class _Comparing:
         """
         if (block, at) in texts:
             return life.request(Asked(block, at, self.workload.classes[at], texts[block, at]))
+        why = ""
         for attempt in range(_ATTEMPTS):
             texts[block, at] = attempt
             try:
                 return life.request(Asked(block, at, self.workload.classes[at], attempt))
-            except Unusable:
+            except Unusable as unusable:
                 self.n_unusable += 1
-        raise Unusable(block)  # too often: the whole pair is begun anew
+                why = str(unusable)
+        raise Unusable(why)  # too often: the whole pair is begun anew
