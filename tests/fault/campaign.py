@@ -6,6 +6,7 @@
     python -m tests.fault.campaign effects --root sid [--strict] [--verb rollback] [--every 3]
     python -m tests.fault.campaign leases --root sid --count 30 [--fault COMMAND] [--cuts 5]
     python -m tests.fault.campaign local-leases --count 10
+    python -m tests.fault.campaign sweeps --root host --count 20 [--fault COMMAND]
     python -m tests.fault.campaign ports --root host [--production DEPLOYED] [--end COMMAND]
 
 Needs root. Real engines come from TUNERD_TEST_ENGINES, else Debian's or the embedded one serves.
@@ -28,9 +29,11 @@ from tests.fault.die_at import DIED
 from tests.fault.lease_victim import Fault, LeaseVictim
 from tests.fault.local_lease import LocalFault, a_local_victim
 from tests.fault.port_victim import End, PortVictim, Production
+from tests.fault.sweep_victim import SweepFault, SweepVictim
 from tests.fault.victim import Victim
 from tests.support import needs, roots, run_folder
 from tests.support.machine import Machine
+from tests.support.night import Night
 from tests.support.roots import PREFIX, SOURCES_INSIDE, Tunerd
 from tunerd.core.designed import SHAPES, design
 from tunerd.system import designed_file
@@ -261,12 +264,34 @@ def ports(args: argparse.Namespace) -> int:
     return count.close()
 
 
+def sweeps(args: argparse.Namespace) -> int:
+    """What may befall a night's unit, each at random moments of it."""
+    rng, status = random.Random(args.seed), 0
+    wanted = [SweepFault[args.fault]] if args.fault else list(SweepFault)
+    with a_machine(args.root, installed=False, disk_mib=768) as machine:
+        victim = SweepVictim(Night(machine, sweep="budget_s = 300.0"))
+        machine.sh("journalctl --sync; sync")
+        for fault in wanted:
+            count, awaited_s = Count(), [0.0]
+            for _ in range(args.count):
+                with count.case(str(fault)) as ends:
+                    phase, after_s = victim.befall(fault, rng)
+                    victim.check()
+                    awaited_s.append(after_s)
+                    ends.append(phase)
+            say(
+                f"{args.root}, {fault}: production answered at the latest after {max(awaited_s):.1f} s"
+            )
+            status |= count.close()
+    return status
+
+
 def main() -> int:
     """Run the campaign that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     campaigns = {
         "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery, "effects": effects,
-        "leases": leases, "local-leases": local_leases, "ports": ports,
+        "leases": leases, "local-leases": local_leases, "ports": ports, "sweeps": sweeps,
     }  # fmt: skip
     parser.add_argument("campaign", choices=campaigns)
     parser.add_argument("--root", choices=["host", "sid"], default="host")
@@ -277,7 +302,8 @@ def main() -> int:
     parser.add_argument("--verb", choices=["apply", "rollback"], default="apply")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--fault", choices=[fault.name for fault in Fault])
+    faults = {fault.name for fault in (*Fault, *SweepFault)}
+    parser.add_argument("--fault", choices=sorted(faults))
     parser.add_argument("--production", choices=[one.name for one in Production])
     parser.add_argument("--end", choices=[one.name for one in End])
     parser.add_argument("--cuts", type=int, default=0)

@@ -7,10 +7,17 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.support.sweep_box import SweepBox, kill, swept, until
+from tunerd.actions.context import build_context
+from tunerd.actions.lease_record import read_measurement
+from tunerd.actions.sweep_plan import SweepRequest
+from tunerd.actions.sweep_run import run_sweep
+from tunerd.core.progress import Progress
+from tunerd.system.clock import SystemClock
 from tunerd.system.ports import free_port
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
@@ -89,6 +96,50 @@ def test_ctrl_c_ends_a_sweep_and_production_serves(box: SweepBox) -> None:
     kill(process, signal.SIGINT)
     assert box.serves
     assert box.newest()["state"] == "stopped"
+
+
+class Shifted(SystemClock):
+    """The machine's clock, its wall time moved."""
+
+    def __init__(self, to_s: float) -> None:
+        self._ahead_s = to_s - super().now_s()
+
+    def now_s(self) -> float:
+        return super().now_s() + self._ahead_s
+
+
+def test_the_end_of_a_window_in_the_middle_of_a_load_puts_production_back_in_time(
+    box: SweepBox,
+) -> None:
+    """38 s before noon, and the first candidate never ends to load; what serves afterwards does."""
+    noon_s = 1_800_000_000.0 - 1_800_000_000.0 % 86400 + 43200
+    before, n_loads = box.engine.settings.read_text(), starts(box)
+    ends: list[float] = []
+    variables = {**box.box.environment, "TUNERD_SWEEP__TIMEZONE": "UTC"}
+    ctx = build_context(environment=variables, start_supervisor=True)
+
+    def note_the_end(_progress: Progress) -> None:
+        record = read_measurement(ctx)
+        ends.extend([] if record is None else [record.until_s])
+
+    def behave_again() -> None:
+        until(lambda: starts(box) > n_loads, "a candidate loads")
+        box.engine.settings.write_text(before)
+
+    box.engine.configure(load_never_ends=True)
+    behaving = threading.Thread(target=behave_again)
+    behaving.start()
+    ctx = replace(ctx, clock=Shifted(noon_s - 38), progress=note_the_end)
+    request = SweepRequest(budget_s=20.0, window="01:00-12:00", seed=9,
+                           space=("speculation.n_max=4",))  # fmt: skip
+    done = run_sweep(ctx, request, confirm=lambda _prepared: None)
+    behaving.join()
+    assert done.payload["verdict"] == "inconclusive"
+    assert "the window 01:00-12:00 ends" in done.payload["sentence"]
+    assert max(ends) <= noon_s - 5, "what the service manager was told keeps time for the load"
+    assert box.newest()["state"] == "stopped"
+    assert box.serves
+    assert box.leftovers() == []
 
 
 def test_samples_with_requests_of_others_are_void_and_the_sweep_yields(box: SweepBox) -> None:

@@ -1,0 +1,146 @@
+"""A machine on which tunerd-sweep.service sweeps, and what befalls that."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tests.support.deployment import UNIT
+from tests.support.night import SWEEP, Night
+from tests.support.roots import SOURCES_INSIDE
+from tests.support.sweep_box import SPEED
+
+DAEMON = "tunerd.service"
+# From right after the unit's start: plans, which takes two seconds, then candidate after candidate.
+_SPAN_S = (0.5, 9.0)
+_GOES_ON_S = 3.0
+_PATIENCE_S = 90.0
+_MAIN = "systemctl kill --signal=KILL --kill-who=main %s"
+_EACH = "for unit in $(systemctl list-units --plain --no-legend '%s' | cut -d' ' -f1); do %s; done"
+
+
+class SweepFault(StrEnum):
+    """What happens in the middle."""
+
+    SWEEP = "SIGKILL of the sweep"
+    LEASE = "SIGKILL of the lease"
+    CANDIDATE = "SIGKILL of the candidate"
+    DAEMON = "SIGKILL of the daemon"
+    STOP = "tunerd sweep stop"
+    START = "somebody starts production"
+    POWEROFF = "orderly power off"
+    CUT = "power cut"
+    DEAF = "candidates that ignore SIGTERM"
+    CHILDREN = "candidates that leave children"
+
+
+GOES_ON = (SweepFault.CANDIDATE, SweepFault.DAEMON)
+_SCRIPTS = {
+    SweepFault.SWEEP: _MAIN % SWEEP,
+    SweepFault.LEASE: _EACH % ("tunerd-lease-*", _MAIN % "$unit"),
+    SweepFault.CANDIDATE: _EACH % ("tunerd-candidate-*", _MAIN % "$unit"),
+    SweepFault.DAEMON: _MAIN % DAEMON,
+    SweepFault.START: f"systemctl start {UNIT}",
+}
+_BEHAVIOURS = {
+    SweepFault.DEAF: {"ignore_sigterm": True},
+    SweepFault.CHILDREN: {"leave_child": True},
+}
+
+
+@dataclass
+class SweepVictim:
+    """The night of `tests.support.night`, with the daemon beside it."""
+
+    night: Night
+
+    def __post_init__(self) -> None:
+        machine = self.night.machine
+        machine.sh(f"cp {SOURCES_INSIDE}/units/{DAEMON} /etc/systemd/system/ && systemctl daemon-reload"
+                   f" && systemctl enable --now {DAEMON}")  # fmt: skip
+        self._last = SweepFault.SWEEP
+
+    def befall(self, fault: SweepFault, rng: random.Random) -> tuple[str, float]:
+        """Sweep, let it happen at a random moment; how far it was, and how long production was awaited [s]."""
+        night, machine = self.night, self.night.machine
+        self._behave(fault)
+        # One that knows what earlier ones measured would be over before anything could befall it.
+        machine.sh(f"rm -f {night.box.state}/evidence.db*")
+        machine.systemctl("reset-failed", check=False)
+        machine.systemctl("start", SWEEP)
+        time.sleep(rng.uniform(*_SPAN_S))
+        phase = self._phase()
+        if fault in {SweepFault.CUT, SweepFault.POWEROFF}:
+            if fault is SweepFault.CUT:
+                machine.power_cut()
+            else:
+                machine.poweroff()
+            machine.boot()
+        elif fault in _SCRIPTS:
+            machine.sh(_SCRIPTS[fault])
+            if fault in GOES_ON:
+                self._see_it_go_on(phase)
+                self._stop()
+        else:
+            self._stop()
+        awaited_s = night.until(lambda: night.serves, "production serves", _PATIENCE_S)
+        return phase, awaited_s
+
+    def _servers(self) -> str:
+        count = "pgrep -fc '[f]ake_llama_server'"
+        return self.night.machine.sh(count, check=False).stdout.strip()
+
+    def _behave(self, fault: SweepFault) -> None:
+        if fault is self._last:
+            return
+        # Of the arms that differ from what serves, so that production ends as it should.
+        more = _BEHAVIOURS.get(fault, {})
+        rules = [
+            {"when": when, "set": more} for when in ({"speculative": "off"}, {"n_max": "2"}) if more
+        ]
+        self.night.box.behave("fake", **SPEED, rules=rules)
+        self._last = fault
+
+    def _phase(self) -> str:
+        if self.night.state() not in {"active", "activating"}:
+            return "over"
+        found = self.night.candidates()
+        if "tunerd-candidate" in found:
+            return "with a candidate"
+        return "between candidates" if "tunerd-lease" in found else "before the lease"
+
+    def _see_it_go_on(self, phase: str) -> None:
+        """The sweep's own unit stays up, whatever else died."""
+        if phase == "over":
+            return
+        end_s = time.monotonic() + _GOES_ON_S
+        while time.monotonic() < end_s and self.night.state() == "active":
+            time.sleep(0.2)
+        assert self.night.machine.show(SWEEP, "Result") == "success", "the sweep died with it"
+
+    def _stop(self) -> None:
+        """End the sweep as a person does; when that returns, production is back."""
+        done = self.night.box("sweep", "stop", expect=None)
+        assert done.code in {0, 2}, done
+        if done.code == 0:
+            assert not self.night.candidates(), "stop returned before its candidates were gone"
+
+    def check(self) -> None:
+        """Production serves a real generation, as deployed; nothing of the sweep is left."""
+        night, machine = self.night, self.night.machine
+        night.until(lambda: night.state() in {"inactive", "failed"}, "the sweep's unit is down")
+        night.box("recover")
+        night.box.generate()
+        night.box("verify")
+        left = machine.sh(
+            "ls -d /run/systemd/system/tunerd-candidate* /run/systemd/system/tunerd-lease*"
+            " /run/tunerd/measurement.json", check=False,
+        )  # fmt: skip
+        assert left.stdout == "", f"left over: {left.stdout}"
+        assert night.candidates() == ""
+        # The daemon may ask a build for its help at this moment.
+        night.until(lambda: self._servers() == "1", "production alone runs", limit_s=20.0)
+        assert machine.sh("pgrep -f '[s]leep infinity'", check=False).stdout == ""
+        night.until(lambda: night.state(DAEMON) == "active", "the daemon is up")

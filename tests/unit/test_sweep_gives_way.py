@@ -1,0 +1,179 @@
+"""A sweep in a machine that is not its own: it waits for a GPU, yields, and stops for want of room or time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn, cast
+
+import pytest
+
+from tests.fault.world import World, a_world
+from tests.support.fake_gpu import FakeGpuReader, a_card
+from tests.support.fakes import FakeClock
+from tunerd.actions.context import Context
+from tunerd.actions.lease import Held, hold
+from tunerd.actions.sweep_box import LeaseBox
+from tunerd.actions.sweep_hours import deadline_of, demand_open, demand_time
+from tunerd.actions.sweep_house import House
+from tunerd.actions.sweep_texts import SweepTexts
+from tunerd.core.host import Gpu, GpuProcess
+from tunerd.core.quantity import MiB
+from tunerd.core.sweep import Arm, Preempted
+from tunerd.core.window import Deadline
+from tunerd.errors import Busy, UsageError
+from tunerd.settings import SweepSettings
+
+ARM = Arm("fake", "off", 0, 0.0, 0, "f16", 512, 2048, 1)
+HOT = replace(a_card(), throttle_reasons=("software thermal slowdown",), temperature_c=91)
+COOL = a_card()
+NINE = 1_790_000_000.0 - 1_790_000_000.0 % 86400 + 9 * 3600
+PATIENCE_S = 60.0
+
+
+def taken() -> Gpu:
+    return a_card(processes=[GpuProcess(4242, MiB(6000), "compute", "train.py", None)])
+
+
+class Later(FakeClock):
+    """Shows a card once so much time has passed."""
+
+    def __init__(self, gpu: FakeGpuReader, card: Gpu, after_s: float) -> None:
+        super().__init__()
+        self._gpu, self._card, self._at_s = gpu, card, self.monotonic_s() + after_s
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.monotonic_s() >= self._at_s:
+            self._gpu.show(self._card)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as world:
+        world.put(world.text("one"))
+        yield world
+
+
+def context(world: World, **sweep: object) -> Context:
+    ctx = world.context()
+    wanted = SweepSettings(**{"patience_s": PATIENCE_S, "timezone": "UTC", **sweep})
+    return replace(ctx, settings=ctx.settings.model_copy(update={"sweep": wanted}))
+
+
+def never(_arm: Arm) -> NoReturn:
+    raise AssertionError("nothing was to be started")
+
+
+def box(ctx: Context, held: Held, house: House, deadline: Deadline | None = None) -> LeaseBox:
+    return LeaseBox(
+        ctx=ctx, held=held, plan_arm=never, texts=cast("SweepTexts", None), per_request=(),
+        on_arm=lambda _arm, _record: None, on_samples=lambda _arm, _samples: None,
+        patience_s=PATIENCE_S, house=house, deadline=deadline,
+    )  # fmt: skip
+
+
+def test_a_hot_gpu_is_waited_for_and_then_told_with_nothing_stopped(world: World) -> None:
+    ctx = replace(context(world), gpu=FakeGpuReader(HOT))
+    before_s = ctx.clock.monotonic_s()
+    with pytest.raises(Busy) as refused:
+        House(ctx).settle()
+    assert refused.value.cause == "GPU 0 is held back at 91 C: software thermal slowdown"
+    assert ctx.clock.monotonic_s() - before_s >= PATIENCE_S
+    assert world.serving_alias() == "one"
+
+
+def test_a_gpu_that_cools_down_in_time_is_no_reason_to_skip(world: World) -> None:
+    gpu = FakeGpuReader(HOT)
+    clock = Later(gpu, COOL, 30.0)
+    House(replace(context(world), gpu=gpu, clock=clock)).settle()
+    assert clock.monotonic_s() - 5000.0 < PATIENCE_S
+
+
+def test_a_gpu_that_somebody_else_computes_on_is_skipped_by_name(world: World) -> None:
+    ctx = replace(context(world), gpu=FakeGpuReader(taken()))
+    with pytest.raises(Busy) as refused:
+        House(ctx).settle()
+    assert "train.py (4242, 6000 MiB) on GPU 0" in str(refused.value.cause)
+    assert "sweep.shares_gpu" in str(refused.value.hint)
+
+
+def test_a_neighbour_may_stay_where_the_settings_say_so_and_another_may_not_come(
+    world: World,
+) -> None:
+    gpu = FakeGpuReader(taken())
+    house = House(replace(context(world, shares_gpu=True), gpu=gpu))
+    house.settle()
+    assert house.trouble() is None
+    more = GpuProcess(77, MiB(900), "compute", "ffmpeg", None)
+    gpu.show(a_card(processes=[*(taken().processes or ()), more]))
+    assert "ffmpeg" in str(house.trouble())
+
+
+def test_a_gpu_that_is_taken_in_the_middle_makes_the_sweep_yield_before_the_next_start(
+    world: World,
+) -> None:
+    gpu = FakeGpuReader(COOL)
+    ctx = replace(context(world), gpu=gpu)
+    house = House(ctx)
+    house.settle()
+    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
+        tried = box(ctx, held, house)
+        gpu.show(taken())
+        with pytest.raises(Preempted):
+            tried.restart(ARM)
+    assert "train.py" in str(tried.yielded)
+    assert tried.ended == tried.yielded
+    assert world.serving_alias() == "one"
+
+
+def test_a_window_that_ends_ends_the_sweep_and_production_serves(world: World) -> None:
+    world.clock.set_wall(NINE - 7)
+    ctx = context(world)
+    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
+        tried = box(ctx, held, House(ctx), Deadline(NINE, 5.0, "01:00-09:00"))
+        tried.check()
+        world.clock.sleep(2.0)
+        with pytest.raises(Preempted):
+            tried.check()
+    assert tried.ended == (
+        "the window 01:00-09:00 ends (09:00 UTC), and production must serve again by then"
+    )
+    assert world.serving_alias() == "one"
+
+
+# Before it begins
+
+
+def test_a_closed_window_is_told_with_its_next_opening(world: World) -> None:
+    ctx = context(world)
+    world.clock.set_wall(NINE)
+    demand_open(ctx, "01:00-09:01")
+    with pytest.raises(UsageError) as refused:
+        demand_open(ctx, "01:00-09:00")
+    assert "is closed; it opens" in refused.value.message
+    assert "01:00 (UTC)" in refused.value.message
+    demand_open(ctx, None)
+
+
+def test_too_little_of_a_window_is_refused_before_anything_stops(world: World) -> None:
+    ctx = context(world)
+    world.clock.set_wall(NINE - 600)
+    deadline = deadline_of(ctx, "01:00-09:00", load_s=120.0, changes_program=False)
+    assert deadline is not None
+    assert deadline.measuring_s(ctx.clock.now_s()) < 600 - 120 - 30
+    with pytest.raises(UsageError, match="too little is left"):
+        demand_time(ctx, deadline, budget_s=7200.0, load_s=120.0)
+    demand_time(ctx, deadline, budget_s=7200.0, load_s=10.0)
+
+
+def test_a_night_that_deploys_keeps_time_for_one_more_load(world: World) -> None:
+    world.clock.set_wall(NINE - 600)
+    found = []
+    for policy in ("ask", "auto"):
+        ctx = context(world, promote=policy)
+        deadline = deadline_of(ctx, "01:00-09:00", load_s=60.0, changes_program=False)
+        assert deadline is not None
+        found.append(deadline.reserve_s)
+    assert found[1] >= found[0] + 60.0
