@@ -14,7 +14,13 @@ from tunerd.actions.engine_names import named_by_plan
 from tunerd.actions.find_model import found_by_metadata
 from tunerd.actions.live import read_live_unit, refuse_masked, serving_now, standing_text
 from tunerd.actions.memory_evidence import correction_of
-from tunerd.actions.plan_checks import check_arguments, check_port, check_unit, tuned_layer
+from tunerd.actions.plan_checks import (
+    check_arguments,
+    check_ended_connections,
+    check_port,
+    check_unit,
+    tuned_layer,
+)
 from tunerd.actions.plan_memory import memory_json, memory_of_plan
 from tunerd.actions.plan_unit import service_user, unit_spec, unit_template, user_facts
 from tunerd.core.adopted import lost_lines
@@ -135,6 +141,8 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     draft = draft_facts(ctx, resolved, command)
     user = service_user(ctx, live)
 
+    before = serving_now(ctx, live)
+
     # decide
     spec = unit_spec(ctx, resolved, engine, command, user)
     unit_text = render_unit(unit_template(ctx), spec)
@@ -143,6 +151,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         ctx, resolved, engine, chosen.facts, draft, host, chosen.devices,
         has_gpu=has_gpu, correction=correction,
     )  # fmt: skip
+    after = serving_after(command, engine.capabilities)
     messages = (
         *named_by_plan(ctx, request),
         *check_machine(resolved, host, chosen.devices, has_gpu=has_gpu),
@@ -152,14 +161,15 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_proofs(resolved, engine),
         *environment_conflicts(resolved.profile.environment),
         *check_live(
-            serving_after(command, engine.capabilities),
+            after,
             live,
-            serving_now(ctx, live),
+            before,
             lost=lost_lines(live, unit_text, command.argv),
         ),
         *check_user(user_facts(ctx, user, host, command), wants_mlock=spec.wants_mlock),
         *check_arguments(ctx, engine, command, chosen.model_path),
-        *check_port(ctx, serving_after(command, engine.capabilities)),
+        *check_port(ctx, after),
+        *check_ended_connections(ctx, live, before, after, engine),
         *check_unit(ctx, unit_text),
         *memory.messages,
         *remarks,

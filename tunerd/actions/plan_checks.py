@@ -7,17 +7,20 @@ from pathlib import Path
 from tunerd.actions.choose_engine import found_of
 from tunerd.actions.context import Context
 from tunerd.actions.dry_run import dry_arguments, refusal
+from tunerd.actions.find_engines import engine_of, find_programs
 from tunerd.actions.lease_record import measuring_pids
 from tunerd.actions.tuned_layer import read_declined, read_tuned
 from tunerd.core.cmdline import CommandLine
-from tunerd.core.engine import Engine
+from tunerd.core.engine import Engine, Family
 from tunerd.core.host import Host
-from tunerd.core.live import Serving
+from tunerd.core.lease import PORT_LIMIT_S
+from tunerd.core.live import LiveUnit, Serving
 from tunerd.core.model import ModelFacts
 from tunerd.core.resolve import Resolved
 from tunerd.core.result import Message, error, note, warning
 from tunerd.core.tuned import TunedRecord, why_stale
 from tunerd.errors import EngineError
+from tunerd.system.engine_programs import real_path
 from tunerd.system.proc import process_name
 from tunerd.system.sockets import listening_pid, other_listeners
 
@@ -58,6 +61,43 @@ def check_port(ctx: Context, after: Serving) -> list[Message]:
         error("port-taken", f"{name} (process {listener}) listens on port {after.port} already",
               "end it, or set serving.port")
     ]  # fmt: skip
+
+
+def check_ended_connections(
+    ctx: Context, live: LiveUnit, before: Serving, after: Serving, engine: Engine
+) -> list[Message]:
+    """Whether the server that runs leaves its port to another family only after a while.
+
+    ik closes streams from its side, so the kernel keeps the port for a minute after the last one
+    (TCP_TIMEWAIT_LEN of Linux), and ik's sockets do not share it with those of other families.
+    """
+    if after.port is None or before.port != after.port or _family(engine) in {None, Family.IK}:
+        return []
+    if not ctx.services.state(ctx.unit).is_active or _family_of(ctx, live) is not Family.IK:
+        return []
+    return [
+        warning(
+            "port-kept",
+            f"{ctx.unit} may be without service for a minute longer than it loads: what serves now is "
+            f"ik_llama.cpp, after whose streams the kernel keeps port {after.port}, and {engine.name} "
+            "cannot have it before",
+            f"its start is repeated for {PORT_LIMIT_S:.0f} s; a minute without requests before, or "
+            "another serving.port, spares the wait",
+        )
+    ]
+
+
+def _family(engine: Engine) -> Family | None:
+    return engine.capabilities.family if engine.capabilities is not None else None
+
+
+def _family_of(ctx: Context, live: LiveUnit) -> Family | None:
+    """Whose code the live unit runs; None where it cannot be probed."""
+    if live.program is None:
+        return None
+    program = real_path(Path(live.program))
+    found = next((one for one in find_programs(ctx) if real_path(one.program) == program), None)
+    return None if found is None else _family(engine_of(ctx, found))
 
 
 def check_unit(ctx: Context, text: str) -> list[Message]:
