@@ -188,6 +188,7 @@ system_files() {
     say "$lib/systemd/system/tunerd.service"
     say "$lib/systemd/system/tunerd.socket"
     say "$lib/systemd/system/tunerd-sweep.service"
+    say "$lib/systemd/system/tunerd-notify@.service"
     say "$lib/sysusers.d/tunerd.conf"
     say "$lib/tmpfiles.d/tunerd.conf"
 }
@@ -205,6 +206,7 @@ install_system() {
     put "$here/units/tunerd.service" "$dest$lib/systemd/system/tunerd.service"
     put "$here/units/tunerd.socket" "$dest$lib/systemd/system/tunerd.socket"
     put "$here/units/tunerd-sweep.service" "$dest$lib/systemd/system/tunerd-sweep.service"
+    put "$here/units/tunerd-notify@.service" "$dest$lib/systemd/system/tunerd-notify@.service"
     put "$here/units/tunerd.sysusers" "$dest$lib/sysusers.d/tunerd.conf"
     put "$here/units/tunerd.tmpfiles" "$dest$lib/tmpfiles.d/tunerd.conf"
     link "$prefix/bin/tunerd" "$dest/usr/local/bin/tunerd"
@@ -346,7 +348,7 @@ install_user() {
     link "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
     link "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
     program=$(printf '%s\n' "$data/tunerd/venv/bin/tunerd" | sed 's/%/%%/g; s/[\\|&]/\\&/g')
-    for name in tunerd tunerd-sweep; do
+    for name in tunerd tunerd-sweep tunerd-notify@; do
         unit=$(mktemp)
         sed "s|@TUNERD@|\"$program\"|" "$here/units/$name-user.service.in" >"$unit"
         put "$unit" "$data/systemd/user/$name.service"
@@ -379,7 +381,8 @@ uninstall_user() {
     if user_manager_runs && [ -e "$data/systemd/user/tunerd.service" ]; then
         act systemctl --user --quiet disable --now tunerd.service
     fi
-    act rm -f -- "$data/systemd/user/tunerd.service" "$data/systemd/user/tunerd-sweep.service"
+    act rm -f -- "$data/systemd/user/tunerd.service" "$data/systemd/user/tunerd-sweep.service" \
+        "$data/systemd/user/tunerd-notify@.service"
     act rm -f -- "$data/tunerd/tunerd.toml"
     unlink_ours "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
     unlink_ours "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"

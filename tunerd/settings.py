@@ -237,8 +237,10 @@ class PageSettings(Table):
         description="file with the token that opens the page, mode 0600; any address that others "
         "can reach needs one",
     )
-    hosts: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:\[\]-]{1,253}$")], ...] = Field(
-        (), description="further names under which browsers reach the page, such as `box.lan`"
+    hosts: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:\[\]-]{1,253}$")], ...] = (
+        Field(
+            (), description="further names under which browsers reach the page, such as `box.lan`"
+        )
     )
 
 
@@ -268,7 +270,25 @@ class GuardSettings(Table):
         description="tell when the server leaves what was measured of it; `act` restarts one that decays",
     )
     upgrade: Literal["advise", "off"] = Field(
-        "advise", description="tell when the engine or the driver changed, and what will refuse to start"
+        "advise",
+        description="tell when the engine or the driver changed, and what will refuse to start",
+    )
+
+
+class NotifySettings(Table):
+    """Who else is told what the journal is told."""
+
+    webhook: Annotated[str, StringConstraints(pattern=r"^https?://[^\s@]+$")] | None = Field(
+        None, description="address that notices are posted to; without a name and password in it"
+    )
+    format: Literal["json", "ntfy"] = Field(
+        "json", description="what it takes: a JSON object, or text with the headers of ntfy"
+    )
+    token_file: WholePath | None = Field(
+        None, description="file with the token that it wants (`Authorization: Bearer`)"
+    )
+    least: Literal["note", "warning", "error"] = Field(
+        "warning", description="how grave a notice must be to be sent"
     )
 
 
@@ -293,6 +313,7 @@ class Settings(BaseSettings):
     probation: ProbationSettings = ProbationSettings()
     daemon: DaemonSettings = DaemonSettings()
     guards: GuardSettings = GuardSettings()
+    notify: NotifySettings = NotifySettings()
     page: PageSettings = PageSettings()
 
     @classmethod

@@ -10,7 +10,7 @@ UNITS = SOURCES_INSIDE / "units"
 
 def test_systemd_has_nothing_to_say_about_the_units(machine: Machine) -> None:
     program = "/opt/tunerd/bin/tunerd"
-    for name in ("tunerd", "tunerd-sweep"):
+    for name in ("tunerd", "tunerd-sweep", "tunerd-notify@"):
         machine.sh(f"cp {UNITS}/{name}.service /etc/systemd/system/")
         machine.sh(
             f"sed 's|@TUNERD@|{program}|' {UNITS}/{name}-user.service.in"
@@ -18,7 +18,7 @@ def test_systemd_has_nothing_to_say_about_the_units(machine: Machine) -> None:
         )
 
     for scope, folder in (("--system", "system"), ("--user", "user")):
-        for name in ("tunerd", "tunerd-sweep"):
+        for name in ("tunerd", "tunerd-sweep", "tunerd-notify@"):
             said = machine.run(
                 *("systemd-analyze", scope, "verify", "--man=no", "--recursive-errors=no"),
                 f"/etc/systemd/{folder}/{name}.service",

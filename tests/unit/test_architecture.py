@@ -27,7 +27,7 @@ OWNERS = {
     "subprocess": {"system/process.py"},
     "pynvml": {"system/nvml.py"},
     "psutil": {"system/host.py"},
-    "httpx": {"system/llama.py"},
+    "httpx": {"system/llama.py", "system/webhook.py"},
     "time": {"system/clock.py"},
     "sqlalchemy": {
         "system/store.py",

@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "apply": ("apply", "Deploy a profile: swap the unit, wait for a real generation."),
     "probation": ("probation", "How a new server is watched after a swap."),
     "guard": ("guard", "What watches over the server, and what it may do."),
+    "notify": ("notify", "Notices to a webhook."),
     "rollback": ("rollback", "Go back to the unit that served before."),
     "status": ("status", "What serves now, since when, and how well."),
     "top": ("top", "Server, GPU and host as they are, again and again."),

@@ -14,13 +14,14 @@ from typing import Protocol
 import structlog
 
 from tunerd.actions.context import Context
+from tunerd.actions.notices import forget_old_notices, leave_notice
 from tunerd.actions.telemetry import Telemetry
 from tunerd.core.telemetry.history import Event
 from tunerd.daemon.guarding import Guarding
 from tunerd.daemon.loop import Loop
 from tunerd.daemon.recovery import Recovery
 from tunerd.daemon.watching import TIDY_S, Watching
-from tunerd.errors import ConfigError
+from tunerd.errors import ConfigError, TunerdError
 from tunerd.settings import load_settings
 from tunerd.system.notify import Notifier
 
@@ -87,15 +88,13 @@ class Daemon:
 
     def tell(self, event: Event) -> None:
         """Say something once: to the journal, to the history, and to whoever wants to be told."""
-        self._watching.keeper.add_event(event)
-        say = (
-            log.warning
-            if event.level == "warning"
-            else log.error
-            if event.level == "error"
-            else log.info
-        )
+        say = {"warning": log.warning, "error": log.error}.get(event.level, log.info)
         say(f"event.{event.kind}", text=event.text, hint=event.hint)
+        self._watching.keeper.add_event(event)
+        try:
+            leave_notice(self._ctx, event)
+        except TunerdError as problem:
+            log.warning("notice.not_sent", message=problem.message, cause=problem.cause)
 
     def _set_up(self) -> None:
         self._watching = Watching(self._ctx, self.telemetry, self.tell)
@@ -122,6 +121,7 @@ class Daemon:
     def _tidy(self) -> None:
         try:
             self._watching.tidy()
+            forget_old_notices(self._ctx)
         finally:
             self.loop.in_s("tidy", TIDY_S, self._tidy)
 

@@ -1,0 +1,177 @@
+"""Notices to a real receiver: what arrives, what is tried again, and what is not."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fakes import FakeClock, FakeServiceManager, Life
+from tests.support.local_box import Box
+from tunerd.actions.context import Context
+from tunerd.actions.notices import forget_old_notices, leave_notice, send_notice
+from tunerd.core.telemetry.history import Event
+from tunerd.errors import HostError, UsageError
+from tunerd.settings import NotifySettings
+
+EVENT = Event(1_790_000_000.0, "hang", "warning", "the server hangs, and is restarted", "a hint")
+
+
+@dataclass
+class Receiver:
+    """A webhook that answers with these statuses, the last again and again."""
+
+    url: str = ""
+    statuses: list[int] = field(default_factory=lambda: [200])
+    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            made.got.append((dict(self.headers), body))
+            status = made.statuses[min(len(made.got), len(made.statuses)) - 1]
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        made.url = f"http://127.0.0.1:{server.server_port}/hook"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield made
+        server.shutdown()
+        thread.join()
+
+
+def context(tmp_path: Path, url: str | None, **changed: Any) -> Context:
+    ctx = Box(tmp_path).context
+    settings = ctx.settings.model_copy(update={"notify": NotifySettings(webhook=url, **changed)})
+    clock = FakeClock()
+    manager = FakeServiceManager(tmp_path, clock, {sys.executable: lambda _start: Life()})
+    return replace(ctx, settings=settings, clock=clock, services=manager)
+
+
+def left(ctx: Context, event: Event = EVENT) -> str:
+    """A notice that waits, without anything that sends it."""
+    folder = ctx.paths.state_dir / "notices"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "17900000-1"
+    (folder / f"{name}.json").write_text(
+        json.dumps({"at_s": event.at_s, "kind": event.kind, "level": event.level,
+                    "text": event.text, "hint": event.hint})
+    )  # fmt: skip
+    return name
+
+
+def test_a_notice_arrives_as_json_and_is_gone(tmp_path: Path, receiver: Receiver) -> None:
+    ctx = context(tmp_path, receiver.url)
+    send_notice(ctx, left(ctx))
+    ((headers, body),) = receiver.got
+    said = json.loads(body)
+    assert headers["Content-Type"] == "application/json"
+    assert (said["source"], said["kind"], said["level"]) == ("tunerd", "hang", "warning")
+    assert said["text"] == EVENT.text
+    assert said["unit"] == "llama-server.service"
+    with pytest.raises(UsageError, match="no notice"):
+        send_notice(ctx, "17900000-1")
+
+
+def test_ntfy_gets_text_a_title_and_a_priority(tmp_path: Path, receiver: Receiver) -> None:
+    token = tmp_path / "token"
+    token.write_text("tk_secret\n")
+    ctx = context(tmp_path, receiver.url, format="ntfy", token_file=token)
+    send_notice(ctx, left(ctx, replace(EVENT, level="error", text="größer")))
+    ((headers, body),) = receiver.got
+    assert body.decode() == "größer\n\na hint"
+    assert headers["Priority"] == "4"
+    assert headers["Title"].endswith("llama-server.service: hang")
+    assert headers["Authorization"] == "Bearer tk_secret"
+
+
+def test_a_receiver_that_is_down_is_asked_again(tmp_path: Path, receiver: Receiver) -> None:
+    receiver.statuses = [503, 429, 200]
+    ctx = context(tmp_path, receiver.url)
+    began_s = ctx.clock.monotonic_s()
+    send_notice(ctx, left(ctx))
+    assert len(receiver.got) == 3
+    assert ctx.clock.monotonic_s() - began_s == 25.0
+
+
+def test_one_that_stays_down_leaves_the_notice_for_the_next_try(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    receiver.statuses = [500]
+    ctx = context(tmp_path, receiver.url)
+    name = left(ctx)
+    with pytest.raises(HostError, match="did not arrive"):
+        send_notice(ctx, name)
+    receiver.statuses = [200]
+    send_notice(ctx, name)
+
+
+def test_one_that_refuses_is_asked_once(tmp_path: Path, receiver: Receiver) -> None:
+    receiver.statuses = [403]
+    ctx = context(tmp_path, receiver.url)
+    with pytest.raises(UsageError, match="refuses"):
+        send_notice(ctx, left(ctx))
+    assert len(receiver.got) == 1
+
+
+def test_a_redirect_is_not_followed(tmp_path: Path, receiver: Receiver) -> None:
+    receiver.statuses = [302]
+    ctx = context(tmp_path, receiver.url)
+    with pytest.raises(HostError):
+        send_notice(ctx, left(ctx))
+
+
+def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path, receiver: Receiver) -> None:
+    ctx = context(tmp_path, receiver.url)
+    with pytest.raises(UsageError, match="no notice"):
+        send_notice(ctx, "../guards")
+    assert receiver.got == []
+
+
+def test_a_notice_is_left_for_a_unit_of_its_own(tmp_path: Path) -> None:
+    ctx = context(tmp_path, "http://127.0.0.1:9/hook")
+    assert leave_notice(ctx, replace(EVENT, level="note")) is None, "not grave enough"
+
+    name = leave_notice(ctx, EVENT)
+
+    assert name is not None
+    path = ctx.paths.state_dir / "notices" / f"{name}.json"
+    assert json.loads(path.read_text())["text"] == EVENT.text
+    assert path.stat().st_mode & 0o077 == 0
+    unit = f"tunerd-notify-{name}.service"
+    assert ctx.services.state(unit).is_active
+    text = (ctx.services.runtime_unit_dir / unit).read_text()
+    assert f'"notify" "send" "{name}"' in text
+
+
+def test_without_a_webhook_nothing_is_left(tmp_path: Path) -> None:
+    ctx = context(tmp_path, None)
+    assert leave_notice(ctx, EVENT) is None
+    assert not (ctx.paths.state_dir / "notices").exists()
+
+
+def test_notices_that_nobody_took_are_forgotten_after_a_day(tmp_path: Path) -> None:
+    ctx = context(tmp_path, "http://127.0.0.1:9/hook")
+    name = left(ctx)
+    path = ctx.paths.state_dir / "notices" / f"{name}.json"
+    forget_old_notices(replace(ctx, clock=FakeClock(now_s=path.stat().st_mtime + 3600)))
+    assert path.exists()
+    forget_old_notices(replace(ctx, clock=FakeClock(now_s=path.stat().st_mtime + 90_000)))
+    assert not path.exists()

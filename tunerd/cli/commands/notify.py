@@ -1,0 +1,49 @@
+"""`tunerd notify`."""
+
+from __future__ import annotations
+
+import click
+
+from tunerd.cli.output import finish, json_option
+
+
+@click.group(name="notify", short_help="Notices to a webhook.")
+def command() -> None:
+    """What the guards say goes to the journal, and to notify.webhook where one is set."""
+
+
+@command.command(name="test", short_help="Send a notice that says it is a test.")
+@json_option
+@click.pass_obj
+def test(mode: str | None, as_json: bool) -> None:
+    """Send a notice to notify.webhook, from here and now.
+
+    \b
+    Example:
+      tunerd notify test
+    """  # noqa: D301
+    from tunerd.actions.context import build_context
+    from tunerd.actions.notices import try_notice
+
+    finish(try_notice(build_context(mode=mode)), lambda _payload: ["it arrived"], as_json=as_json)
+
+
+@command.command(name="send", short_help="Send a notice that was left, as its unit does.")
+@click.argument("name")
+@json_option
+@click.pass_obj
+def send(mode: str | None, name: str, as_json: bool) -> None:
+    """Send a notice that the daemon left; what tunerd-notify@NAME.service runs.
+
+    \b
+    Example:
+      tunerd notify send 1790000000000
+    """  # noqa: D301
+    from tunerd.actions.context import build_context
+    from tunerd.actions.notices import send_notice
+
+    finish(
+        send_notice(build_context(mode=mode), name),
+        lambda _payload: ["it arrived"],
+        as_json=as_json,
+    )
