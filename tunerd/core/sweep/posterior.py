@@ -32,7 +32,9 @@ Indices = NDArray[np.int64]
 _PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.50, 0.30, 0.50, 0.08, 0.25, 0.05])
 _LEVEL_SD = 0.04  # of a family
 _SMOOTH_SD = 0.02
-_QUIRK_SD = 0.015
+# Of one shape of batches, which other kernels serve, and of one configuration.
+_SHAPE_SD = 0.012
+_QUIRK_SD = 0.008
 _THREADS_SD = 0.06
 _KV_SD = 0.03
 _BATCH_SD = 0.01
@@ -155,7 +157,10 @@ def _kernel(left: Points, right: Points) -> Array:
         + _SMOOTH_SD**2 * np.exp(-distance / 2)
         + _VARIANT_SD**2 * same_variant
     )
-    quirk = _QUIRK_SD**2 * (same("plane") + same("exact")) / 2
+    quirk = (
+        _SHAPE_SD**2 * same_variant * same("n_max") * same("ubatch")
+        + _QUIRK_SD**2 * (same("plane") + same("exact")) / 2
+    )
     across = (
         _THREADS_SD**2 * np.exp(-(differ("threads") ** 2) / 2)
         + _KV_SD**2 * same("kv")
@@ -166,6 +171,6 @@ def _kernel(left: Points, right: Points) -> Array:
 
 
 def _prior_variance(points: Points) -> Array:
-    within = _LEVEL_SD**2 + _SMOOTH_SD**2 + _VARIANT_SD**2 + _QUIRK_SD**2
+    within = _LEVEL_SD**2 + _SMOOTH_SD**2 + _VARIANT_SD**2 + _SHAPE_SD**2 + _QUIRK_SD**2
     across = _THREADS_SD**2 + _KV_SD**2 + _BATCH_SD**2 + _EXTRA_SD**2
     return np.asarray(within + across + (points.parts**2) @ _PART_SD**2, float)

@@ -28,7 +28,7 @@ _PROBE_SDS = 2.0
 _PROBE_MARGIN_STEPS = 3
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process.
-_STOP = 0.0003
+_STOP = 0.0002
 _RACE = "race"
 _RACERS = 5
 _RACE_ROUNDS = 6
