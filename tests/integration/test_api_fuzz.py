@@ -1,0 +1,143 @@
+"""The API against its own description, and against whatever a hostile client may send."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.support.api_box import OWN, ApiBox, serving
+from tunerd.web.openapi import describe_api
+
+pytestmark = pytest.mark.xdist_group("api-fuzz")
+
+# They start processes, and so does each job; a few calls of each are enough.
+SLOW = ("/api/plan/{profile}", "/api/doctor", "/api/engines", "/api/sweeps", "/api/sweeps/{number}",
+        "/api/sweep", "/api/verdict/{number}")  # fmt: skip
+CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
+          response_schema_conformance)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[ApiBox]:
+    with serving() as running:
+        yield running
+
+
+def call(api: ApiBox, case: Any) -> None:
+    response = case.call(base_url=api.url, headers=OWN if case.method == "POST" else {})
+    case.validate_response(response, checks=[*CHECKS, negative_data_rejection])
+
+
+def operations(*, slow: bool) -> list[Any]:
+    schema = schemathesis.openapi.from_dict(describe_api())
+    found = [one.ok() for one in schema.get_all_operations() if isinstance(one, Ok)]
+    assert len(found) == len(list(schema.get_all_operations()))
+    return [one for one in found if (one.path in SLOW or one.method == "post") is slow]
+
+
+@pytest.mark.parametrize("operation", operations(slow=False), ids=lambda one: one.label)
+def test_every_quick_route_keeps_to_its_description(api: ApiBox, operation: Any) -> None:
+    @settings(max_examples=8, deadline=None, derandomize=True, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(case=operation.as_strategy())
+    def hold(case: Any) -> None:
+        call(api, case)
+
+    hold()
+
+
+@pytest.mark.parametrize("operation", operations(slow=True), ids=lambda one: one.label)
+def test_every_slow_route_keeps_to_its_description(api: ApiBox, operation: Any) -> None:
+    @settings(max_examples=2, deadline=None, derandomize=True, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(case=operation.as_strategy())
+    def hold(case: Any) -> None:
+        call(api, case)
+
+    hold()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+FIELDS = st.sampled_from(["profile", "set", "to", "sweep", "why", "now", "budget_s", "shown"])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(
+    route=st.sampled_from(["apply", "promote", "decline", "sweep/start", "rollback"]),
+    body=st.dictionaries(FIELDS, JSON, min_size=1, max_size=3).map(json.dumps)
+    | st.binary(max_size=200),
+)
+def test_no_body_does_more_than_be_refused_or_begin_one_job(
+    api: ApiBox, route: str, body: str | bytes
+) -> None:
+    said = api.post(f"/api/{route}", body)
+
+    assert said.status in {202, 400, 404, 409, 422}, (said, body)
+    assert said.json["schema"] == 1
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(junk=st.binary(min_size=1, max_size=400))
+def test_whatever_comes_over_the_socket_the_next_client_is_served(api: ApiBox, junk: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.settimeout(30)
+        channel.connect(str(api.path))
+        channel.sendall(b"GET /api/status HTTP/1.1\r\nHost: x\r\n" + junk)
+
+    assert api.ask("/api/profiles").status == 200
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(
+    fields=st.dictionaries(
+        st.sampled_from(["token", "profile", "shown", "to", "hours", "sure", "sweep", "why"]),
+        st.text(max_size=20),
+        max_size=5,
+    )
+)
+def test_no_form_without_its_token_does_anything(api: ApiBox, fields: dict[str, str]) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    for name in ("apply", "rollback", "promote", "sweep-start"):
+        said = api.post(f"/do/{name}", urlencode(fields), tcp=True, headers=form)
+        assert said.status == 403
+
+
+def test_two_hundred_clients_are_served_while_a_job_runs(api: ApiBox) -> None:
+    begun = api.post("/api/decline", {"why": "no"})
+    number = begun.json["job"]["job"] if begun.status == 202 else 1
+    clients = [http.client.HTTPConnection("127.0.0.1", api.port, timeout=120) for _ in range(200)]
+    for client in clients:
+        client.request("GET", f"/api/jobs/{number}/events", headers={"Host": "localhost"})
+
+    assert api.ask("/api/profiles").status == 200
+    ends = [client.getresponse().read() for client in clients]
+
+    assert all(b"event: end" in end for end in ends)
+    for client in clients:
+        client.close()
