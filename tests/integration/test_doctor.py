@@ -22,10 +22,11 @@ from tests.support.real_server import RealServer, free_port
 from tunerd.actions.compare import Prepared
 from tunerd.actions.context import Context
 from tunerd.actions.doctor import gather
-from tunerd.actions.doctor_graphs import measure_graphs
+from tunerd.actions.doctor_graphs import keep_control, measure_graphs
 from tunerd.actions.fingerprint import FingerprintReader
 from tunerd.core.designed import SHAPES, design
 from tunerd.core.doctor.catalogue import ALL_RULES
+from tunerd.core.doctor.facts import NO_GRAPHS, GraphControl
 from tunerd.core.evidence import ArmRecord, RunOutcome, RunRecord
 from tunerd.core.result import Level
 from tunerd.core.sample import Sample, Timings
@@ -297,6 +298,49 @@ def test_the_control_run_differs_in_the_graphs_alone_and_is_asked_about(box: Box
     (added,) = set(sides["B"].unit_text.splitlines()) - set(sides["A"].unit_text.splitlines())
     assert added == 'Environment="GGML_CUDA_DISABLE_GRAPHS=1"'
     assert "10 min" in str(said.value)
+
+
+def test_a_control_run_is_remembered_for_what_was_measured_and_no_other(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    path = tmp_path / "tiny.gguf"
+    write(design(SHAPES["tiny"]), path)
+    argv = ("/usr/bin/true", "--model", str(path), "--port", "1")
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text(f"[Service]\nExecStart={' '.join(argv)}\n")
+    context = box.context
+    now = FingerprintReader(context).of(argv, {}).fingerprint
+    now = replace(now, engine_sha256="e" * 64)
+    off = {NO_GRAPHS: "1"}
+
+    def control(gain: float, **then: object) -> None:
+        arms = (
+            ArmRecord(name="A", argv=argv, fingerprint=replace(now, **then)),  # type: ignore[arg-type]
+            ArmRecord(name="B", argv=argv, environment=off, fingerprint=now),
+        )
+        with EvidenceStore(context.paths.evidence) as store:
+            record = RunRecord(
+                kind="compare", suites=("workload",), started_s=1.0, target="t", arms=arms
+            )
+            number = store.add_run(record)
+        assert keep_control(context, number, GraphControl(gain, gain - 0.1, gain + 0.1, 8)) == ()
+
+    context.paths.evidence.parent.mkdir(parents=True, exist_ok=True)
+    control(0.3)
+    kept = gather(context)[0].evidence
+    assert kept is not None
+    assert kept.graphs is not None
+    assert (kept.graphs.run, kept.graphs.control.gain) == (1, 0.3)
+    assert kept.graphs.holds is None, "the engine cannot be told here"
+    control(0.2, cpu_model="another", workload_sha256="0" * 64)
+    kept = gather(context)[0].evidence
+    assert kept is not None
+    assert kept.graphs is not None
+    assert (kept.graphs.run, kept.graphs.holds) == (2, False), "the newest, and it is stale"
+    assert any("another" in text for text in kept.graphs.changes)
+    box.unit.write_text(f"[Service]\nExecStart={' '.join(argv)} --ctx-size 512\n")
+    kept = gather(context)[0].evidence
+    assert kept is not None
+    assert kept.graphs is None, "another command line"
 
 
 @pytest.mark.llama

@@ -27,7 +27,7 @@ from tests.support.doctor_facts import (
 from tests.support.fake_gpu import a_card
 from tunerd.core.doctor.catalogue import ALL_RULES
 from tunerd.core.doctor.diagnosis import CannotTell, Missing, Rule, Seen, diagnose
-from tunerd.core.doctor.facts import Facts, GraphControl, Locking, PortFacts
+from tunerd.core.doctor.facts import Facts, GraphControl, KeptControl, Locking, PortFacts
 from tunerd.core.engine import Effect, Proof
 from tunerd.core.host import CpuFrequency, GpuProcess
 from tunerd.core.memory_parts import Device
@@ -63,6 +63,13 @@ def report(**changes: object) -> MemoryReport:
         n_splits=None,
     )
     return replace(empty, **changes)  # type: ignore[arg-type]
+
+
+def with_kept(*, holds: bool | None) -> Facts:
+    """A box on which an earlier control run showed that graphs cost something."""
+    changes = () if holds else ("driver 570.1 -> 580.2",)
+    kept = KeptControl(7, GraphControl(0.12, 0.04, 0.2, 9), holds, changes)
+    return replace(a_box(), graphs=None, evidence=replace(EVIDENCE, graphs=kept))
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,7 @@ FIRES = [
     Fires("engine-architecture", with_log(lacks_kernels=True), Level.ERROR, "no kernel image"),
     Fires("cuda-graphs", replace(a_box(), graphs=GraphControl(0.12, 0.04, 0.2, 9)), Level.WARNING,
           "12.0% faster"),
+    Fires("cuda-graphs", with_kept(holds=True), Level.WARNING, "9 pairs, run 7)"),
     Fires("port-clash", replace(a_box(), port=PortFacts(8080, ("nginx (process 7)",))), Level.ERROR,
           "nginx (process 7)"),
     Fires("port-clash", replace(a_box(), server=None, port=PortFacts(8080, ("nginx (process 7)",))),
@@ -186,6 +194,7 @@ SILENT = [
     ("engine-architecture", without_cards()),
     ("cuda-graphs", replace(a_box(), graphs=GraphControl(0.01, -0.01, 0.03, 9))),
     ("cuda-graphs", replace(without_cards(), graphs=None)),
+    ("cuda-graphs", replace(with_kept(holds=True), graphs=GraphControl(0.01, -0.01, 0.03, 9))),
     ("port-clash", replace(a_box(), server=None)),
     ("vram-full", with_card(used_mib=MiB(46_000))),
     ("vram-spill", without_cards()),
@@ -238,6 +247,8 @@ UNKNOWN = [
     ("engine-architecture", with_log(cuda_architectures=None, has_cuda=None), "ARCHS"),
     ("engine-architecture", with_card(compute_capability=None), "compute capability"),
     ("cuda-graphs", replace(a_box(), graphs=None), "control run"),
+    ("cuda-graphs", with_kept(holds=False), "run 7 does not: driver 570.1 -> 580.2"),
+    ("cuda-graphs", with_kept(holds=None), "run 7 does not"),
     ("cuda-graphs", replace(a_box(), graphs=GraphControl(0.3, None, None, 2)), "more than 2 pairs"),
     ("port-clash", replace(a_box(), port=None), "the port"),
     ("evidence-stale", replace(a_box(), evidence=None), "stored measurements"),

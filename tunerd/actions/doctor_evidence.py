@@ -10,7 +10,8 @@ from tunerd.actions.doctor_server import ServerReading
 from tunerd.actions.fingerprint import FingerprintReader
 from tunerd.actions.workloads import workload_sha256_now
 from tunerd.core.doctor.break_even import DEFAULT_UBATCH, break_even, lacking
-from tunerd.core.doctor.facts import EvidenceFacts
+from tunerd.core.doctor.facts import NO_GRAPHS, EvidenceFacts, KeptControl
+from tunerd.core.doctor.graphs import control_from_record
 from tunerd.core.evidence import ArmRecord, StoredRun
 from tunerd.core.fingerprint import Fingerprint, changes, holds
 from tunerd.core.fingerprint_arguments import arguments_sha256, compared_arguments
@@ -54,6 +55,7 @@ def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts 
         arguments = arguments_sha256(live.argv, live.environment)
         serving = _Serving(live.argv, arguments, now.fingerprint, now.problems)
         facts = _newest(ctx, EvidenceFacts(n_runs=total), runs, serving)
+        facts = replace(facts, graphs=_kept_control(store, runs, serving))
         settings = reading.facts.settings
         n_ubatch = settings.serving.n_ubatch if settings is not None else None
         drafting = list(_samples(store, runs, serving, without=False))
@@ -86,6 +88,28 @@ def _newest(
                 changes=(*texts, *serving.problems),
             )
     return facts
+
+
+def _kept_control(
+    store: EvidenceStore, runs: Sequence[StoredRun], serving: _Serving
+) -> KeptControl | None:
+    """The newest control run without CUDA graphs of this very command line.
+
+    What it was measured on need not be what is asked of the server now: graphs matter to each step.
+    """
+    for run in runs:
+        arm = next((one for one in run.record.arms if _is_same(one, serving)), None)
+        if arm is None or not any(NO_GRAPHS in one.environment for one in run.record.arms):
+            continue
+        controls = (control_from_record(one) for one in store.summaries(run.number))
+        control = next((one for one in controls if one is not None), None)
+        if control is None:
+            continue
+        then = arm.fingerprint
+        now = replace(serving.fingerprint, workload_sha256=then.workload_sha256)
+        texts = tuple(one.text for one in changes(then, now) if not one.is_remark)
+        return KeptControl(run.number, control, holds(then, now), (*texts, *serving.problems))
+    return None
 
 
 def _is_same(arm: ArmRecord, serving: _Serving) -> bool:

@@ -9,6 +9,7 @@ from tunerd.actions.compare import CompareRequest, Confirm, run_compare
 from tunerd.actions.context import Context
 from tunerd.core.compare import Limits
 from tunerd.core.doctor.facts import NO_GRAPHS, Facts, GraphControl
+from tunerd.core.doctor.graphs import control_to_record
 from tunerd.core.result import Message, note, warning
 from tunerd.errors import (
     BenchError,
@@ -18,6 +19,7 @@ from tunerd.errors import (
     ModelFileError,
     Preempted,
     Stranded,
+    TunerdError,
     UsageError,
 )
 
@@ -63,7 +65,21 @@ def measure_graphs(
     if result.exit_code:
         text = f"the control run failed: {result.payload['problem']}"
         return None, (warning("no-control", text),)
-    return control_of(result.payload), ()
+    control = control_of(result.payload)
+    return control, () if control is None else keep_control(ctx, result.payload["run"], control)
+
+
+def keep_control(ctx: Context, run: int, control: GraphControl) -> tuple[Message, ...]:
+    """Keep what it came to with its run, so that later calls know it; A is the server with graphs."""
+    from tunerd.system.store import EvidenceStore
+
+    try:
+        with EvidenceStore(ctx.paths.evidence) as store:
+            store.add_summary(run, control_to_record(control, "A"))
+    except TunerdError as problem:
+        text = f"the control run cannot be kept for later: {problem.message}"
+        return (warning("not-kept", text, problem.hint),)
+    return ()
 
 
 def control_of(payload: Mapping[str, Any]) -> GraphControl | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tunerd.core.doctor import sources
 from tunerd.core.doctor.diagnosis import Missing, Rule, Seen, need
-from tunerd.core.doctor.facts import NO_GRAPHS, Facts
+from tunerd.core.doctor.facts import NO_GRAPHS, Facts, GraphControl
 from tunerd.core.doctor.questions import (
     capabilities_of,
     card_of,
@@ -103,16 +103,37 @@ def _graphs(facts: Facts) -> Iterator[Seen | Missing]:
     server = server_of(facts)
     if NO_GRAPHS in server.environment:
         return
-    control = need(facts.graphs, "a control run without CUDA graphs (tunerd doctor --deep)")
+    control = need(facts.graphs or _kept_control(facts), _no_control(facts))
     few = f"more than {control.n_pairs} pairs of a control run"
     low, high = need(control.low, few), need(control.high, few)
     if low > 0:
         yield Seen(
             Level.WARNING,
             f"without CUDA graphs decoding is {control.gain:.1%} faster (95 % interval {low:.1%} to "
-            f"{high:.1%}, {control.n_pairs} pairs)",
+            f"{high:.1%}, {control.n_pairs} pairs{_of_run(facts)})",
             f'a newer build, or [environment] {NO_GRAPHS} = "1" in the profile',
         )
+
+
+def _kept_control(facts: Facts) -> GraphControl | None:
+    """What an earlier control run showed, where nothing changed since."""
+    kept = facts.evidence.graphs if facts.evidence is not None else None
+    return kept.control if kept is not None and kept.holds else None
+
+
+def _no_control(facts: Facts) -> str:
+    kept = facts.evidence.graphs if facts.evidence is not None else None
+    if kept is None:
+        return "a control run without CUDA graphs (tunerd doctor --deep)"
+    why = ", ".join(kept.changes) or "it cannot be told what changed"
+    return (
+        f"a control run that holds; that of run {kept.run} does not: {why} (tunerd doctor --deep)"
+    )
+
+
+def _of_run(facts: Facts) -> str:
+    kept = facts.evidence.graphs if facts.evidence is not None else None
+    return "" if facts.graphs is not None or kept is None else f", run {kept.run}"
 
 
 def _port(facts: Facts) -> Iterator[Seen | Missing]:

@@ -66,6 +66,32 @@ class ServerFacts:
         return self.engine.capabilities if self.engine is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class GraphControl:
+    """By how much decoding is faster without CUDA graphs: 0.04 is 4 %, below 0 it is slower.
+
+    `low` and `high` bound it at 95 %; None where there were too few pairs of fresh servers.
+    """
+
+    gain: float
+    low: float | None
+    high: float | None
+    n_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptControl:
+    """The newest control run of the command line that serves, and whether it still counts.
+
+    `holds` is None where that cannot be told; `changes` say what changed since, or is unknown.
+    """
+
+    run: int
+    control: GraphControl
+    holds: bool | None
+    changes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFacts:
     """What is stored of measurements.
@@ -82,6 +108,7 @@ class EvidenceFacts:
     break_even: BreakEven | None = None
     no_break_even: str = NOTHING_MEASURED
     damage: tuple[str, ...] = ()
+    graphs: KeptControl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +117,6 @@ class PortFacts:
 
     port: int
     others: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GraphControl:
-    """By how much decoding is faster without CUDA graphs: 0.04 is 4 %, below 0 it is slower.
-
-    `low` and `high` bound it at 95 %; None where there were too few pairs of fresh servers.
-    """
-
-    gain: float
-    low: float | None
-    high: float | None
-    n_pairs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
