@@ -275,6 +275,18 @@ class GuardSettings(Table):
     )
 
 
+class ScheduleSettings(Table):
+    """Whether the daemon begins sweeps by itself; when, [sweep] says."""
+
+    enabled: bool = Field(
+        False, description="start tunerd-sweep.service whenever `sweep.window` opens"
+    )
+    missed: Literal["late", "skip"] = Field(
+        "late",
+        description="a night whose beginning was missed (off, asleep) begins late or is skipped",
+    )
+
+
 class NotifySettings(Table):
     """Who else is told what the journal is told."""
 
@@ -314,6 +326,7 @@ class Settings(BaseSettings):
     daemon: DaemonSettings = DaemonSettings()
     guards: GuardSettings = GuardSettings()
     notify: NotifySettings = NotifySettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     page: PageSettings = PageSettings()
 
     @classmethod

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "How fast a server is, measured honestly."),
     "compare": ("compare", "Which of two is faster on your kind of work."),
     "sweep": ("sweep", "Find better settings on this box, or see that there are none."),
+    "schedule": ("schedule", "When sweeps begin by themselves."),
     "verdict": ("verdict", "What a sweep came to, with the numbers behind it."),
     "promote": ("promote", "Deploy what a sweep proved, and watch it."),
     "decline": ("decline", "Turn down what a sweep proposes."),

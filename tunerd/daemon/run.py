@@ -19,6 +19,7 @@ from tunerd.actions.telemetry import Telemetry
 from tunerd.core.telemetry.history import Event
 from tunerd.daemon.guarding import Guarding
 from tunerd.daemon.loop import Loop
+from tunerd.daemon.nights import LONGEST_WAIT_S, Nights
 from tunerd.daemon.recovery import Recovery
 from tunerd.daemon.watching import TIDY_S, Watching
 from tunerd.errors import ConfigError, TunerdError
@@ -98,12 +99,14 @@ class Daemon:
 
     def _set_up(self) -> None:
         self._watching = Watching(self._ctx, self.telemetry, self.tell)
+        self._nights = Nights(self._ctx, self.tell)
         self._guarding = Guarding(self._ctx, self._notifier, self.tell, self._watching.server)
 
     def _plan(self) -> None:
         self.loop.in_s("look", 0.0, self._look)
         self.loop.in_s("recovery", RECOVERY_S, self._recover)
         self.loop.in_s("tidy", _FIRST_TIDY_S, self._tidy)
+        self.loop.in_s("night", 0.0, self._night)
 
     def _look(self) -> None:
         try:
@@ -124,6 +127,13 @@ class Daemon:
             forget_old_notices(self._ctx)
         finally:
             self.loop.in_s("tidy", TIDY_S, self._tidy)
+
+    def _night(self) -> None:
+        wait_s = LONGEST_WAIT_S
+        try:
+            wait_s = self._nights.look()
+        finally:
+            self.loop.in_s("night", wait_s, self._night)
 
     def _alive(self) -> None:
         self._notifier.alive()
@@ -153,6 +163,7 @@ class Daemon:
         self._recovery = Recovery(self._ctx, self._notifier)
         self._watching.close()
         self._set_up()
+        self.loop.in_s("night", 0.0, self._night)
         log.info("settings.reloaded")
 
     def _refuse(self, problem: ConfigError) -> None:

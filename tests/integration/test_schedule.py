@@ -1,0 +1,174 @@
+"""When nights begin: the window's openings, what is remembered of them, and what the daemon starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from tests.support.fakes import FakeClock, FakeServiceManager, Life
+from tests.support.local_box import Box
+from tunerd.actions.context import Context
+from tunerd.actions.own_unit import SWEEP_UNIT
+from tunerd.core.schedule import Memory, Missed, Opening, openings
+from tunerd.core.telemetry.history import Event
+from tunerd.core.window import Window, parse_window
+from tunerd.daemon.nights import LONGEST_WAIT_S, Nights
+from tunerd.errors import ServiceError
+from tunerd.settings import ScheduleSettings
+
+BERLIN = ZoneInfo("Europe/Berlin")
+WINDOW = parse_window("01:00-06:30", "daily", "Europe/Berlin")
+SWEEP = "[Service]\nType=exec\nExecStart=/bin/sweep\n"
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=BERLIN).timestamp()
+
+
+def begins(*found: Opening) -> list[str]:
+    return [
+        datetime.fromtimestamp(one.span.begin_s, BERLIN).strftime("%d %H:%M")
+        + (" skipped" if one.is_skipped else "")
+        for one in found
+    ]
+
+
+def upcoming(now: str, memory: Memory = Memory(), *, window: Window = WINDOW,  # noqa: B008
+             missed: Missed = Missed.LATE, most: int = 2) -> list[str]:  # fmt: skip
+    return begins(*openings(window, memory, at(now), missed=missed, least_s=900, most=most))
+
+
+def test_each_opening_has_one_night() -> None:
+    assert upcoming("2026-11-22 12:00") == ["23 01:00", "24 01:00"]
+    assert upcoming("2026-11-23 02:00") == ["23 01:00", "24 01:00"]
+    had = Memory(last_begin_s=at("2026-11-23 01:00"))
+    assert upcoming("2026-11-23 02:00", had) == ["24 01:00", "25 01:00"]
+
+
+def test_a_night_that_was_missed_begins_late_or_is_skipped() -> None:
+    assert upcoming("2026-11-23 01:05", missed=Missed.SKIP)[0] == "23 01:00"
+    assert upcoming("2026-11-23 03:00", missed=Missed.SKIP)[0] == "24 01:00"
+    assert upcoming("2026-11-23 03:00", missed=Missed.LATE)[0] == "23 01:00"
+    assert upcoming("2026-11-23 06:20", missed=Missed.LATE)[0] == "24 01:00", (
+        "too late for anything"
+    )
+
+
+def test_a_skipped_night_is_shown_and_not_due() -> None:
+    skip = Memory(skip_begin_s=at("2026-11-23 01:00"))
+    assert upcoming("2026-11-22 12:00", skip) == ["23 01:00 skipped", "24 01:00"]
+    (found,) = openings(WINDOW, skip, at("2026-11-23 02:00"), missed=Missed.LATE, least_s=900)
+    assert not found.is_due(at("2026-11-23 02:00"))
+
+
+@pytest.mark.parametrize(
+    ("night", "hours"), [("2026-03-29", 4.5), ("2026-10-25", 6.5), ("2026-11-22", 5.5)]
+)
+def test_nights_in_which_clocks_change_are_as_long_as_they_are(night: str, hours: float) -> None:
+    (found,) = openings(WINDOW, Memory(), at(f"{night} 00:10"), missed=Missed.LATE, least_s=900)
+    assert begins(found) == [f"{night[-2:]} 01:00"]
+    assert found.span.seconds == hours * 3600
+
+
+# The daemon
+
+
+def box(tmp_path: Path, now: str, *, enabled: bool = True) -> Context:
+    ctx = Box(tmp_path).context
+    clock = FakeClock(now_s=at(now))
+    sweep = ctx.settings.sweep.model_copy(
+        update={"window": "01:00-06:30", "timezone": "Europe/Berlin"}
+    )
+    settings = ctx.settings.model_copy(
+        update={"sweep": sweep, "schedule": ScheduleSettings(enabled=enabled)}
+    )
+    manager = FakeServiceManager(
+        tmp_path, clock, {"/bin/sweep": lambda _start: Life(ends_after_s=3600)}
+    )
+    (manager.unit_dir / SWEEP_UNIT).write_text(SWEEP)
+    return replace(ctx, settings=settings, clock=clock, services=manager)
+
+
+def starts(ctx: Context, looks: int = 1) -> tuple[list[str], list[float]]:
+    """What was told, and how long each look wanted to wait, over several looks."""
+    told: list[Event] = []
+    nights = Nights(ctx, told.append)
+    waits = []
+    for _ in range(looks):
+        waits.append(nights.look())
+        ctx.clock.sleep(waits[-1])
+    return [event.kind for event in told], waits
+
+
+def test_the_daemon_begins_a_night_when_the_window_opens_and_only_once(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-23 00:50")
+    told, waits = starts(ctx, looks=30)
+    assert waits[0] == 600.0
+    assert told == ["night"]
+    assert datetime.fromtimestamp(ctx.clock.now_s(), BERLIN).hour >= 7
+    assert json.loads((ctx.paths.state_dir / "schedule.json").read_text())["last_begin_s"] == at(
+        "2026-11-23 01:00"
+    )
+
+
+def test_a_daemon_that_was_started_anew_begins_no_second_night(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    assert starts(ctx)[0] == ["night"]
+    assert ctx.services.state(SWEEP_UNIT).is_active
+    assert starts(ctx, looks=3)[0] == []
+
+
+def test_no_night_begins_where_nobody_wanted_them(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00", enabled=False)
+    assert starts(ctx, looks=3) == ([], [LONGEST_WAIT_S] * 3)
+    assert not ctx.services.state(SWEEP_UNIT).is_active
+
+
+def test_a_night_that_cannot_begin_is_told_once(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    manager = ctx.services
+    assert isinstance(manager, FakeServiceManager)
+    manager.errors["start"] = [ServiceError("it does not start")]
+    assert starts(ctx, looks=3)[0] == ["night", "night-failed"]
+
+
+# The command
+
+
+def call(made: Box, *words: str, code: int = 0) -> dict[str, object]:
+    done = made.call("schedule", *words, "--json")
+    assert done.returncode == code, done.stderr
+    said: dict[str, object] = json.loads(done.stdout)
+    return said
+
+
+def test_the_schedule_is_set_shown_and_skipped_from_the_command_line(tmp_path: Path) -> None:
+    made = Box(tmp_path)
+    file = made.context.paths.settings_file
+    file.parent.mkdir(parents=True)
+    file.write_text("# mine\n[sweep]\nbudget_s = 3600.0  # an hour\n")
+
+    call(made, "set", "--window", "23:00-05:00", "--timezone", "Europe/Berlin", "--on")
+
+    text = file.read_text()
+    assert "# mine" in text
+    assert "# an hour" in text
+    shown = call(made, "show")
+    assert (shown["window"], shown["timezone"], shown["enabled"]) == (
+        "23:00-05:00",
+        "Europe/Berlin",
+        True,
+    )
+    assert len(shown["nights"]) == 3  # type: ignore[arg-type]
+    call(made, "skip-tonight")
+    assert call(made, "show")["nights"][0]["skipped"] is True  # type: ignore[index]
+    call(made, "skip-tonight", "--undo")
+    assert call(made, "show")["nights"][0]["skipped"] is False  # type: ignore[index]
+    before = file.read_text()
+    call(made, "set", "--window", "25:00-05:00", code=2)
+    assert file.read_text() == before

@@ -1,0 +1,188 @@
+"""When nights are: shown, set, skipped, begun at once, and begun by the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tunerd.actions.context import Context
+from tunerd.actions.own_unit import SWEEP_UNIT, OwnUnit, start_own_unit
+from tunerd.actions.sweep_hours import window_of
+from tunerd.core.result import ActionResult, Message, note, warning
+from tunerd.core.schedule import Memory, Missed, Opening, openings
+from tunerd.core.window import parse_window
+from tunerd.errors import HostError, TunerdError, UsageError
+from tunerd.system.clock import local_zone
+
+_SHOWN = 3
+_LEAST_S = 900.0
+_UP = {"active", "activating", "deactivating"}
+
+
+def show_schedule(ctx: Context) -> ActionResult:
+    """The window, whether nights are begun by themselves, and when the next ones are."""
+    settings = ctx.settings
+    memory = read_memory(ctx)
+    nights = next_openings(ctx, most=_SHOWN)
+    state = ctx.services.state(SWEEP_UNIT)
+    payload = {
+        "enabled": settings.schedule.enabled,
+        "window": settings.sweep.window,
+        "days": settings.sweep.days,
+        "timezone": settings.sweep.timezone or local_zone(ctx.environment),
+        "missed": settings.schedule.missed,
+        "budget_s": min(settings.sweep.budget_s, settings.sweep.downtime_s),
+        "unit": SWEEP_UNIT,
+        "running": state.active_state in _UP,
+        "last_begin_s": memory.last_begin_s,
+        "nights": [
+            {"begin_s": one.span.begin_s, "end_s": one.span.end_s, "seconds": one.span.seconds,
+             "skipped": one.is_skipped}
+            for one in nights
+        ],
+    }  # fmt: skip
+    return ActionResult("schedule show", payload, _remarks(ctx))
+
+
+def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
+    """Write keys of [sweep] and [schedule] into tunerd.toml; what else stands there stays.
+
+    Args:
+        ctx: Where.
+        changed: Dotted keys and values; None takes a key away.
+
+    Raises:
+        UsageError: together they are no window.
+        HostError: the file cannot be read or written.
+    """
+    window = changed.get("sweep.window", ctx.settings.sweep.window)
+    days = changed.get("sweep.days") or ctx.settings.sweep.days
+    zone = changed.get("sweep.timezone") or ctx.settings.sweep.timezone
+    if window is not None:
+        try:
+            parse_window(window, days, zone or local_zone(ctx.environment))
+        except ValueError as error:
+            raise UsageError(
+                "that is no window", cause=str(error), state="nothing was changed"
+            ) from error
+    elif changed.get("schedule.enabled"):
+        raise UsageError(
+            "nights need a window", state="nothing was changed", hint="--window 01:00-06:30"
+        )
+    _write_settings(ctx, changed)
+    hint = "the daemon takes it over by itself; `tunerd schedule show`"
+    message = note("written", f"`{ctx.paths.settings_file}` was changed", hint)
+    return ActionResult("schedule set", {"changed": dict(changed)}, (message,), has_acted=True)
+
+
+def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
+    """Leave the next night out, or have it after all.
+
+    Raises:
+        UsageError: there is none.
+    """
+    memory = read_memory(ctx)
+    if undo:
+        _write_memory(ctx, replace(memory, skip_begin_s=None))
+        return ActionResult("schedule skip-tonight", {"skipped": None}, has_acted=True)
+    found = next_openings(ctx)
+    if not found:
+        raise UsageError("there is no night to skip", hint="`tunerd schedule show`")
+    span = found[0].span
+    _write_memory(ctx, replace(memory, skip_begin_s=span.begin_s))
+    return ActionResult("schedule skip-tonight", {"skipped": asdict(span)}, has_acted=True)
+
+
+def next_openings(ctx: Context, *, most: int = 1) -> tuple[Opening, ...]:
+    """The next openings of the window; none where nights are not begun, or there is no window.
+
+    Raises:
+        UsageError: the settings' window is none.
+    """
+    window = window_of(ctx, ctx.settings.sweep.window)
+    if window is None or not ctx.settings.schedule.enabled:
+        return ()
+    return openings(
+        window,
+        read_memory(ctx),
+        ctx.clock.now_s(),
+        missed=Missed(ctx.settings.schedule.missed),
+        least_s=_LEAST_S,
+        most=most,
+    )
+
+
+def begin_night(ctx: Context, opening: Opening) -> None:
+    """Start the sweep's unit, once for an opening.
+
+    Raises:
+        HostError: that it was begun, or its unit, cannot be written.
+        ServiceError: it does not start.
+    """
+    memory = read_memory(ctx)
+    _write_memory(ctx, replace(memory, last_begin_s=opening.span.begin_s))
+    state = ctx.services.state(SWEEP_UNIT)
+    if state.active_state in _UP:
+        return
+    if not state.exists:  # tunerd was not installed by install.sh
+        words = ["sweep", "night", "--yes", "--bound-to", SWEEP_UNIT]
+        start_own_unit(ctx, OwnUnit(SWEEP_UNIT, "a sweep", words))
+        return
+    ctx.services.reset_failed(SWEEP_UNIT)
+    ctx.services.start(SWEEP_UNIT)
+
+
+def read_memory(ctx: Context) -> Memory:
+    """What is remembered of nights; nothing where that cannot be read."""
+    try:
+        data = ctx.files.read_json(_path(ctx))
+        return Memory(**data) if isinstance(data, dict) else Memory()
+    except (TunerdError, TypeError):
+        return Memory()
+
+
+def _write_memory(ctx: Context, memory: Memory) -> None:
+    ctx.files.make_folder(ctx.paths.state_dir)
+    ctx.files.write_json(_path(ctx), asdict(memory))
+
+
+def _path(ctx: Context) -> Path:
+    return ctx.paths.state_dir / "schedule.json"
+
+
+def _remarks(ctx: Context) -> tuple[Message, ...]:
+    settings = ctx.settings
+    if not settings.schedule.enabled:
+        hint = "`tunerd schedule set --window 01:00-06:30 --on`"
+        return (note("off", "no night begins by itself", hint),)
+    if settings.sweep.window is None:
+        return (
+            warning(
+                "no-window", "nights are on, and no window is set", "`tunerd schedule set --window`"
+            ),
+        )
+    return ()
+
+
+def _write_settings(ctx: Context, changed: Mapping[str, Any]) -> None:
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    path = ctx.paths.settings_file
+    try:
+        document = tomlkit.parse((ctx.files.read(path) or b"").decode())
+    except (TOMLKitError, UnicodeDecodeError) as error:
+        raise HostError(
+            f"`{path}` is no TOML", cause=str(error), state="nothing was changed"
+        ) from error
+    for dotted, value in changed.items():
+        name, _, key = dotted.partition(".")
+        table: Any = document.setdefault(name, tomlkit.table())
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value
+    ctx.files.make_folder(path.parent)
+    ctx.files.write(path, tomlkit.dumps(document).encode(), like=ctx.files.look(path))
