@@ -36,6 +36,15 @@ class SweepFault(StrEnum):
     CHILDREN = "candidates that leave children"
 
 
+# What must be there for it to befall.
+_CANDIDATE, _BETWEEN, _OVER = "with a candidate", "between candidates", "over"
+_NEEDS = {
+    SweepFault.LEASE: {_CANDIDATE, _BETWEEN},
+    SweepFault.START: {_CANDIDATE, _BETWEEN},
+    SweepFault.CANDIDATE: {_CANDIDATE},
+    SweepFault.DEAF: {_CANDIDATE},
+    SweepFault.CHILDREN: {_CANDIDATE},
+}
 GOES_ON = (SweepFault.CANDIDATE, SweepFault.DAEMON)
 _SCRIPTS = {
     SweepFault.SWEEP: _MAIN % SWEEP,
@@ -71,6 +80,9 @@ class SweepVictim:
         machine.systemctl("reset-failed", check=False)
         machine.systemctl("start", SWEEP)
         time.sleep(rng.uniform(*_SPAN_S))
+        if fault in _NEEDS:
+            wanted = {_OVER, *_NEEDS[fault]}
+            night.until(lambda: self._phase() in wanted, "there is what it befalls")
         phase = self._phase()
         if fault in {SweepFault.CUT, SweepFault.POWEROFF}:
             if fault is SweepFault.CUT:
@@ -105,15 +117,15 @@ class SweepVictim:
 
     def _phase(self) -> str:
         if self.night.state() not in {"active", "activating"}:
-            return "over"
+            return _OVER
         found = self.night.candidates()
         if "tunerd-candidate" in found:
-            return "with a candidate"
-        return "between candidates" if "tunerd-lease" in found else "before the lease"
+            return _CANDIDATE
+        return _BETWEEN if "tunerd-lease" in found else "before the lease"
 
     def _see_it_go_on(self, phase: str) -> None:
         """The sweep's own unit stays up, whatever else died."""
-        if phase == "over":
+        if phase == _OVER:
             return
         end_s = time.monotonic() + _GOES_ON_S
         while time.monotonic() < end_s and self.night.state() == "active":
