@@ -135,7 +135,7 @@ def errors_page() -> Iterator[str]:
         meaning = inspect.cleandoc(found.__doc__ or "").splitlines()[0]
         yield f"| `{found.code}` | {found.exit_code} | {meaning} |"
     yield ""
-    yield "Other exit statuses: `verify` 6 for drift; `doctor` 6 for warnings, 7 for errors; 130 interrupted by hand before anything changed."
+    yield "Other exit statuses: `verify` 6 for drift; `doctor` 6 for warnings, 7 for errors; 130 ended by Ctrl-C or the answer no, 143 by SIGTERM and 129 by SIGHUP, each with `interrupted`."
 
 
 def doctor_page() -> Iterator[str]:

@@ -14,6 +14,7 @@ TunerdError
         Stranded         the swap failed and so did the way back
     BenchError           a measurement could not be taken or trusted
         Preempted            somebody else, or its time limit, ended the measurement
+    Interrupted          a person or a signal ended the command
     Busy                 another tunerd holds the lock
 
 Every class has a stable `code` for scripts, an `exit_code`, and may carry what a person needs
@@ -126,6 +127,13 @@ class Preempted(BenchError):
     """The measurement had to end: production was started, its time ran out, or it was killed."""
 
     code = "preempted"
+
+
+class Interrupted(TunerdError):
+    """Somebody ended the command by hand, by a signal or by the answer no."""
+
+    code = "interrupted"
+    exit_code = 130
 
 
 class Busy(TunerdError):

@@ -157,7 +157,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         "samples": [{"arm": arm.name, **sample_json(sample)}
                     for arm in arms for sample in arm.samples],
     }  # fmt: skip
-    return ActionResult("bench", payload, tuple(messages), 0 if has_any else 1)
+    return ActionResult("bench", payload, tuple(messages), 0 if has_any else 1, has_acted=True)
 
 
 def _arm_data(session: Session, name: str, measured: Measured) -> ArmData:

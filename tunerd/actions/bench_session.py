@@ -277,8 +277,12 @@ class Session:
         try:
             yield
             outcome = RunOutcome.DONE
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit) as end:
             outcome, reason = RunOutcome.STOPPED, "interrupted"
+            if self.run is not None:
+                end.add_note(
+                    f"what was measured until then is kept: `tunerd results show {self.run}`"
+                )
             raise
         except Preempted as end:
             outcome, reason = RunOutcome.STOPPED, end.cause

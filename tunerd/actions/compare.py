@@ -153,6 +153,11 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
         try:
             found, quality, held, told = _measure(ctx, prepared, keeper)
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                told = (
+                    f"what was measured until then is kept: `tunerd results show {keeper.number}`"
+                )
+                error.add_note(told)
             keeper.end(RunOutcome.STOPPED, str(error) or type(error).__name__)
             raise
         verdict = keeper.verdict(found, quality)
@@ -164,7 +169,7 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
         "without_service_s": held.without_service_s,
     }
     messages = (*prepared.messages, *told)
-    return ActionResult("compare", payload, messages, 1 if failed else 0)
+    return ActionResult("compare", payload, messages, 1 if failed else 0, has_acted=True)
 
 
 def _measure(

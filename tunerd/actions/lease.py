@@ -277,9 +277,17 @@ def hold(
         held = _begin(ctx, spec, before, purpose, drains=drains)
         try:
             yield held
+        except (KeyboardInterrupt, SystemExit) as end:
+            end.add_note(_state_after(ctx, held))
+            raise
         finally:
             with interrupts.held():
                 held.close()
+
+
+def _state_after(ctx: Context, held: Held) -> str:
+    """How the machine is once the lease was closed without an error."""
+    return f"{ctx.unit} {'serves again' if held.restores else 'does not run, as before'}"
 
 
 @contextlib.contextmanager

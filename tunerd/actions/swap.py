@@ -267,6 +267,7 @@ def _end_badly(ctx: Context, record: SwapRecord, error: BaseException, course: _
     state = f"rolled back: {_how(back)} since {ctx.now_text()}{left}"
     if isinstance(error, KeyboardInterrupt | SystemExit):
         ctx.say(state)
+        error.add_note(state)
         raise error
     raise RolledBack(
         f"{ctx.unit} was not swapped: {failure.kind}",

@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 INTERNAL: dict[str, str] = {"job": "job"}
 
 _INTERRUPTED = 130
+_SIGNALLED = 128
 _ALLOCATIONS_PER_COLLECTION = 50_000
 
 EXIT_CODES = """\b
@@ -182,12 +183,30 @@ def _main() -> int:
             return _told(_as_ours(error), error.exit_code, as_json=True)
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    except (click.Abort, KeyboardInterrupt) as end:
+        return _ended_by_hand(end, _INTERRUPTED, as_json=wants_json)
+    except SystemExit as end:  # a signal that asked a measurement or a swap to end
+        if not isinstance(end.code, int) or end.code <= _SIGNALLED:
+            raise
+        return _ended_by_hand(end, end.code, as_json=wants_json)
     except TunerdError as error:
         return _told(error, error.exit_code, as_json=wants_json)
     return code if isinstance(code, int) else 0
+
+
+def _ended_by_hand(end: BaseException, code: int, *, as_json: bool) -> int:
+    """The exit code of what a person, or a signal, ended; its notes say how the machine is."""
+    from tunerd.cli.output import Declined
+    from tunerd.errors import Interrupted
+
+    # click makes an exception of its own of Ctrl-C.
+    cause = end.__cause__ or end
+    state = "\n".join(getattr(cause, "__notes__", ())) or None
+    if isinstance(end, Declined):
+        error: TunerdError = Interrupted("the answer was no", state="nothing was touched")
+    else:
+        error = Interrupted("interrupted", state=state)
+    return _told(error, code, as_json=as_json)
 
 
 def _told(error: TunerdError, code: int, *, as_json: bool) -> int:

@@ -58,13 +58,19 @@ def finish(result: ActionResult, render: Render, *, as_json: bool, is_data: bool
             raise
         silence_stdout()
         if error.errno != errno.EPIPE:
-            print_unwritable(error, "it is done, but cannot be shown")
+            print_unwritable(error, f"it is done, but cannot be shown{_where_kept(result)}")
     if not as_json:
         with contextlib.suppress(OSError):  # a terminal that is gone
             for message in result.messages:
                 print_message(message)
     if result.exit_code:
         raise click.exceptions.Exit(result.exit_code)
+
+
+def _where_kept(result: ActionResult) -> str:
+    """How to see a measurement again whose result could not be shown."""
+    number = result.payload.get("run", result.payload.get("sweep"))
+    return f" (`tunerd results show {number}` does)" if isinstance(number, int) else ""
 
 
 def _print_result(result: ActionResult, render: Render, *, as_json: bool, is_data: bool) -> None:
@@ -189,19 +195,25 @@ def columns(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> Iterabl
         yield "  ".join(cells).rstrip()
 
 
+class Declined(click.Abort):
+    """The answer to a question was no."""
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before a change; without a terminal the answer must have been given beforehand.
 
     Raises:
         click.UsageError: nobody is there to answer.
-        click.Abort: the answer is no.
+        Declined: the answer is no.
+        click.Abort: Ctrl-C, or the end of the input.
     """
     if yes:
         return
     if not sys.stdin.isatty():
         message = "Nobody to ask: standard input is no terminal. Give --yes to go ahead."
         raise click.UsageError(message)
-    click.confirm(harmless(question, keep="\n"), abort=True, err=True)
+    if not click.confirm(harmless(question, keep="\n"), err=True):
+        raise Declined
 
 
 def ask_or_tell(question: str, *, yes: bool) -> None:

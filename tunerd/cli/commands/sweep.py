@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,7 @@ from tunerd.core.quantity import format_duration
 if TYPE_CHECKING:
     from tunerd.actions.context import Context
     from tunerd.actions.sweep_plan import PreparedSweep, SweepRequest
+    from tunerd.core.result import ActionResult
 
 _MOST_VALUES = 12
 
@@ -76,6 +78,11 @@ def _request(
         budget_s=budget_s, max_arms=max_arms, workload=workload, space=space, seed=seed,
         start_after=start_after, window=window,
     )  # fmt: skip
+
+
+def _acted(result: ActionResult) -> ActionResult:
+    """What was done stays done where its result cannot be shown."""
+    return replace(result, has_acted=True)
 
 
 def _context(mode: str | None, *, as_json: bool, acts: bool) -> Context:
@@ -134,7 +141,7 @@ def run(
     result = run_sweep(
         context, request, confirm=lambda prepared: _ask(prepared, yes=yes), bound_to=bound_to
     )
-    finish(result, render_end, as_json=as_json)
+    finish(_acted(result), render_end, as_json=as_json)
 
 
 @command.command(name="resume")
@@ -161,7 +168,7 @@ def resume(
         confirm=lambda prepared: _ask(prepared, yes=yes),
         bound_to=bound_to,
     )
-    finish(result, render_end, as_json=as_json)
+    finish(_acted(result), render_end, as_json=as_json)
 
 
 @command.command(name="night")
@@ -187,7 +194,7 @@ def night(mode: str | None, bound_to: str | None, yes: bool, as_json: bool) -> N
         confirm=lambda prepared: _ask(prepared, yes=yes),
         bound_to=bound_to,
     )
-    finish(result, render_end, as_json=as_json)
+    finish(_acted(result), render_end, as_json=as_json)
 
 
 @command.command(name="start")
@@ -219,7 +226,7 @@ def start(
     request = _request(budget, max_arms, workload, space, seed, start_after, window)
     context = _context(mode, as_json=as_json, acts=True)
     result = start_sweep(context, request, confirm=lambda prepared: _ask(prepared, yes=yes))
-    finish(result, lambda payload: (f"{payload['unit']} runs",), as_json=as_json)
+    finish(_acted(result), lambda payload: (f"{payload['unit']} runs",), as_json=as_json)
 
 
 @command.command(name="stop")
@@ -230,7 +237,7 @@ def stop(mode: str | None, as_json: bool) -> None:
     from tunerd.actions.sweep_unit import stop_sweep
 
     result = stop_sweep(_context(mode, as_json=as_json, acts=True))
-    finish(result, lambda payload: (f"{payload['unit']} is stopped",), as_json=as_json)
+    finish(_acted(result), lambda payload: (f"{payload['unit']} is stopped",), as_json=as_json)
 
 
 @command.command(name="status")

@@ -1,0 +1,151 @@
+"""What measuring commands say when somebody ends them, and when their result cannot be written."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.server_process import free_port
+from tests.support.sweep_box import SweepBox, swept, until
+from tunerd.system.store import open_to_read
+
+LIMIT_S = 90
+LONG = ("--repeats", "500", "--yes", "--json")
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SweepBox]:
+    """With one drafted token the engine does not start."""
+    with swept(free_port(), rules=[{"when": {"n_max": "1"}, "set": {"fail": "crash"}}]) as found:
+        yield found
+
+
+def begin(box: SweepBox, *words: str, stdin: int | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tunerd", *words], stdin=stdin, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env=box.box.environment, cwd=box.box.folder,
+    )  # fmt: skip
+
+
+def has_samples(box: SweepBox) -> bool:
+    """Whether the run under way has stored some."""
+    store = open_to_read(box.box.context.paths.evidence)
+    if store is None:
+        return False
+    with store:
+        newest = store.runs(limit=1)
+    return bool(newest) and newest[0].outcome is None and newest[0].n_samples > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "code"),
+    [
+        (("bench", "night", "--set", "serving.metrics=false", *LONG), signal.SIGINT, 130),
+        (("compare", "live", "speculation.n_max=2", "--yes", "--json"), signal.SIGTERM, 143),
+    ],
+    ids=["bench by Ctrl-C", "compare by SIGTERM"],
+)
+def test_a_measurement_that_is_ended_by_hand_is_one_object_and_the_unit_serves(
+    box: SweepBox, words: tuple[str, ...], number: signal.Signals, code: int
+) -> None:
+    process = begin(box, *words)
+    try:
+        until(lambda: has_samples(box) or process.poll() is not None, "samples are stored")
+        process.send_signal(number)
+        out, told = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+
+    assert process.returncode == code, out + told
+    found = json.loads(out)
+    assert (found["ok"], found["error"]["code"]) == (False, "interrupted")
+    assert found["command"] == words[0]
+    assert "llama-server.service serves again" in found["error"]["state"]
+    run = box.json("results", "list")["results"][0]
+    assert f"`tunerd results show {run['run']}`" in found["error"]["state"]
+    assert run["outcome"] == "stopped"
+    assert box.serves
+
+
+def answered(box: SweepBox, answer: bytes, *words: str) -> tuple[int, str, str]:
+    """Exit code, output and messages of a command that is asked on a terminal."""
+    ours, theirs = pty.openpty()
+    process = begin(box, *words, stdin=theirs)
+    try:
+        os.write(ours, answer)
+        out, told = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        os.close(ours)
+        os.close(theirs)
+    return process.returncode, out, told
+
+
+@pytest.mark.parametrize("words", [("bench", "night"), ("compare", "live", "speculation.n_max=2")])
+def test_the_answer_no_is_one_object_and_nothing_was_touched(
+    box: SweepBox, words: tuple[str, ...]
+) -> None:
+    since = box.json("status")["since_s"]
+    code, out, _ = answered(box, b"n\n", *words, "--json")
+
+    error = json.loads(out)["error"]
+    assert code == 130
+    assert (error["code"], error["message"]) == ("interrupted", "the answer was no")
+    assert error["state"] == "nothing was touched"
+    assert box.json("status")["since_s"] == pytest.approx(since, abs=0.01)
+
+
+def test_for_people_the_answer_no_is_told_in_words(box: SweepBox) -> None:
+    code, out, told = answered(box, b"n\n", "bench", "night")
+
+    assert (code, out) == (130, "")
+    assert "the answer was no" in told
+    assert "nothing was touched" in told
+
+
+def unwritten(box: SweepBox, *words: str) -> tuple[int, str]:
+    """Exit code and messages where standard output takes nothing."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tunerd", *words], stdout=full, stderr=subprocess.PIPE,
+            text=True, timeout=LIMIT_S, check=False, env=box.box.environment,
+            cwd=box.box.folder,
+        )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("bench", "--suite", "cache", "--repeats", "1", "--json"), 0),
+        (("compare", "speculation.n_max=1", "live", "--yes"), 1),
+    ],
+    ids=["bench", "compare"],
+)
+def test_what_was_measured_is_kept_where_it_cannot_be_shown(
+    box: SweepBox, words: tuple[str, ...], code: int
+) -> None:
+    found, told = unwritten(box, *words)
+
+    assert found == code, told
+    run = box.json("results", "list")["results"][0]["run"]
+    assert "it is done, but cannot be shown" in told
+    assert f"`tunerd results show {run}` does" in told
+
+
+def test_a_sweep_that_cannot_be_shown_is_done_all_the_same(box: SweepBox) -> None:
+    """Whatever so short a time shows: another exit code would say that nothing was done."""
+    _, told = unwritten(box, "sweep", "run", "--budget", "12s", "--yes", "--json")
+
+    assert "it is done, but cannot be shown" in told
+    number = box.json("sweep", "list")["sweeps"][0]["sweep"]
+    assert f"`tunerd results show {number}` does" in told
