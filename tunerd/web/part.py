@@ -18,6 +18,7 @@ from tunerd.system.peers import group_number
 from tunerd.system.token_file import read_token
 from tunerd.web.app import Desk, Seams
 from tunerd.web.gate import Gate
+from tunerd.web.metrics import CONTENT_TYPE, exposition
 from tunerd.web.page import build_site
 from tunerd.web.server import ApiServer
 
@@ -31,7 +32,7 @@ class ApiPart:
 
     def __init__(self, ctx: Context, telemetry: Telemetry) -> None:
         self._ctx = ctx
-        self._seams = Seams(telemetry)
+        self._seams = Seams(telemetry, lambda: (exposition(telemetry.latest()), CONTENT_TYPE))
         self._server: ApiServer | None = None
 
     def start(self) -> None:
