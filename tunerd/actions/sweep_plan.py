@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from tunerd.actions.bench_plan import rates_seen
@@ -30,6 +32,8 @@ from tunerd.core.sweep.forecast import Forecast, forecast
 from tunerd.core.sweep.keys import ARM_KEYS, TYPE, Base, base_arm, changes, spec_of
 from tunerd.core.sweep.sample import plain
 from tunerd.core.sweep.space import SpacePlan, Wishes, plan_space, values_of
+from tunerd.core.sweep.tpe import REQUIREMENT, TPE
+from tunerd.core.sweep.tune import PHYSICS, STRATEGIES
 from tunerd.core.window import Deadline, open_span
 from tunerd.core.workload import Workload
 from tunerd.core.workload_shape import WorkloadShape, fitted
@@ -48,7 +52,8 @@ _DISK_BYTES_S = 200e6
 class SweepRequest:
     """What is asked for; `space` are `KEY=VALUES` as typed, `seed` None is a fresh one.
 
-    `window` are times of day such as `01:00-06:30`: production serves again by its end.
+    `window` are times of day such as `01:00-06:30`: production serves again by its end. `strategy` is
+    who proposes: "physics" or "tpe".
     """
 
     budget_s: float
@@ -58,6 +63,7 @@ class SweepRequest:
     seed: int | None = None
     start_after: bool = False
     window: str | None = None
+    strategy: str = PHYSICS
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept, so that it can be asked for again."""
@@ -109,6 +115,18 @@ class PreparedSweep:
         )
 
 
+def _check_strategy(request: SweepRequest) -> None:
+    if request.strategy not in STRATEGIES:
+        raise UsageError(
+            f"there is no strategy {request.strategy!r}", hint=f"one of {', '.join(STRATEGIES)}"
+        )
+    if request.strategy == TPE and find_spec("optuna") is None:
+        raise UsageError(
+            "strategy tpe needs Optuna, which is not installed",
+            hint=f"`{sys.executable} -m pip install '{REQUIREMENT}'`, or leave --strategy out",
+        )
+
+
 def prepare(
     ctx: Context, request: SweepRequest, *, proves: bool, for_resume: bool = False
 ) -> PreparedSweep:
@@ -119,6 +137,7 @@ def prepare(
         ConfigError: the profile's [sweep] table is wrong.
         DeployError: production would not come back by itself, or is no longer what was deployed.
     """
+    _check_strategy(request)
     generation = _serving(ctx)
     _check_budget(ctx, request)
     if not is_locked(ctx.paths.measure_lock):

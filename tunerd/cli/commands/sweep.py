@@ -51,6 +51,9 @@ def _request_options(function: Any) -> Any:
                      help="Values to try for a key, over those of the profile's [sweep] table."),
         click.option("--seed", type=int, help="Of texts and order."),
         click.option("--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."),
+        click.option("--strategy", type=click.Choice(["physics", "tpe"]), default="physics",
+                     show_default=True,
+                     help="Who proposes: fitted laws of speculation and memory, or Optuna's TPE."),
         click.option("--window", metavar="HH:MM-HH:MM",
                      help="Only between these times of day; the unit serves again by the end."),
     )  # fmt: skip
@@ -66,6 +69,7 @@ def _request(
     space: tuple[str, ...],
     seed: int | None,
     start_after: bool,
+    strategy: str,
     window: str | None,
 ) -> SweepRequest:
     from tunerd.actions.sweep_plan import SweepRequest
@@ -76,7 +80,7 @@ def _request(
         raise click.UsageError("--budget is no duration; for example --budget 2h")
     return SweepRequest(
         budget_s=budget_s, max_arms=max_arms, workload=workload, space=space, seed=seed,
-        start_after=start_after, window=window,
+        start_after=start_after, strategy=strategy, window=window,
     )  # fmt: skip
 
 
@@ -115,6 +119,7 @@ def run(
     space: tuple[str, ...],
     seed: int | None,
     start_after: bool,
+    strategy: str,
     window: str | None,
     dry_run: bool,
     bound_to: str | None,
@@ -133,7 +138,7 @@ def run(
     """  # noqa: D301
     from tunerd.actions.sweep_run import run_sweep, sweep_plan
 
-    request = _request(budget, max_arms, workload, space, seed, start_after, window)
+    request = _request(budget, max_arms, workload, space, seed, start_after, strategy, window)
     context = _context(mode, as_json=as_json, acts=not dry_run)
     if dry_run:
         finish(sweep_plan(context, request), render_plan, as_json=as_json)
@@ -210,6 +215,7 @@ def start(
     space: tuple[str, ...],
     seed: int | None,
     start_after: bool,
+    strategy: str,
     window: str | None,
     yes: bool,
     as_json: bool,
@@ -223,7 +229,7 @@ def start(
     """  # noqa: D301
     from tunerd.actions.sweep_unit import start_sweep
 
-    request = _request(budget, max_arms, workload, space, seed, start_after, window)
+    request = _request(budget, max_arms, workload, space, seed, start_after, strategy, window)
     context = _context(mode, as_json=as_json, acts=True)
     result = start_sweep(context, request, confirm=lambda prepared: _ask(prepared, yes=yes))
     finish(_acted(result), lambda payload: (f"{payload['unit']} runs",), as_json=as_json)

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -208,46 +209,62 @@ def _overhead_ms(answers: Sequence[Answer]) -> float:
     return float(np.median(found)) if found else 0.0
 
 
-def level_elsewhere(
-    family: FamilyKey, variant: Variant, known: Mapping[FamilyKey, FamilyCosts]
-) -> Level:
-    """The level of a variant that this family was not measured with.
+class Elsewhere:
+    """Levels of variants that a family was not measured with.
 
     A Gaussian process over what a variant is made of, shared by all families: what twice the threads
     did to one family, they will about do to another.
     """
-    points = [
-        (other, one, costs.levels[one], costs.counts[one])
-        for other, costs in known.items()
-        for one in costs.levels
-    ]
-    base = next(iter(known[family].levels))
-    noise = np.array([_FAMILY_SD**2 + _PROCESS_SD**2 / max(count, 1) for *_, count in points])
-    bases = {other: next(iter(costs.levels)) for other, costs in known.items()}
 
-    # Levels are differences from each family's own base, so the kernel is one of differences too.
-    def kernel(first: tuple[FamilyKey, Variant], second: tuple[FamilyKey, Variant]) -> float:
-        one, two = bases[first[0]], bases[second[0]]
-        return (
-            _alike(first[1], second[1]) - _alike(first[1], two)
-            - _alike(one, second[1]) + _alike(one, two)
-        )  # fmt: skip
+    def __init__(self, known: Mapping[FamilyKey, FamilyCosts]) -> None:
+        self._bases = {key: next(iter(costs.levels)) for key, costs in known.items()}
+        self._seen = [(key, one) for key, costs in known.items() for one in costs.levels]
+        self._kept: dict[tuple[FamilyKey, Variant], Level] = {}
+        counts = np.array([known[key].counts[one] for key, one in self._seen])
+        levels = np.array([known[key].levels[one] for key, one in self._seen])
+        noise = _FAMILY_SD**2 + _PROCESS_SD**2 / np.maximum(counts, 1)
+        kernel = np.array([self._covariances(*one) for one in self._seen])
+        self._weights = np.linalg.solve(kernel + np.diag(noise), levels)
 
-    names = [(other, one) for other, one, *_ in points]
-    matrix = np.array([[kernel(first, second) for second in names] for first in names])
-    cross = np.array([kernel((family, variant), one) for one in names])
-    levels = np.array([level for _, _, level, _ in points])
-    weights = np.linalg.solve(matrix + np.diag(noise), levels)
-    step, prompt = (cross @ weights).tolist()
-    return (step, prompt) if variant != base else (0.0, 0.0)
+    def level(self, family: FamilyKey, variant: Variant) -> Level:
+        """Of a family that was measured with something else."""
+        key = family, variant
+        if key not in self._kept:
+            step, prompt = (self._covariances(*key) @ self._weights).tolist()
+            self._kept[key] = (step, prompt)
+        return self._kept[key]
+
+    def _covariances(self, family: FamilyKey, variant: Variant) -> Array:
+        base = self._bases[family]
+        return np.array(
+            [_alike(variant, other, base, self._bases[key]) for key, other in self._seen]
+        )
 
 
-def _alike(first: Variant, second: Variant) -> float:
-    threads = math.log2(max(first.threads, 1)) - math.log2(max(second.threads, 1))
-    batch = math.log2(max(first.batch, 1)) - math.log2(max(second.batch, 1))
+def _alike(first: Variant, second: Variant, base: Variant, other_base: Variant) -> float:
+    """Covariance of two levels, each a difference from a base."""
+
+    def near(name: str) -> float:
+        one, two = getattr(first, name), getattr(base, name)
+        three, four = getattr(second, name), getattr(other_base, name)
+        if one == two or three == four:
+            return 0.0
+        return _near(one, three) - _near(one, four) - _near(two, three) + _near(two, four)
+
+    def same(name: str) -> float:
+        # One cache type's effect says nothing of another's, so the base has none of its own.
+        changed = getattr(first, name)
+        is_same = changed == getattr(second, name) != getattr(base, name)
+        return float(is_same and getattr(base, name) == getattr(other_base, name))
+
     return (
-        _THREADS_SD**2 * math.exp(-(threads**2) / 2)
-        + _KV_SD**2 * (first.kv == second.kv)
-        + _BATCH_SD**2 * math.exp(-(batch**2) / 2)
-        + _EXTRA_SD**2 * (first.extra == second.extra)
+        _THREADS_SD**2 * near("threads")
+        + _KV_SD**2 * same("kv")
+        + _BATCH_SD**2 * near("batch")
+        + _EXTRA_SD**2 * same("extra")
     )
+
+
+@lru_cache(maxsize=4096)
+def _near(one: int, other: int) -> float:
+    return math.exp(-((math.log2(max(one, 1)) - math.log2(max(other, 1))) ** 2) / 2)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tunerd.core.sweep import observations
 from tunerd.core.sweep.acceptance import Acceptance, fit_acceptance
 from tunerd.core.sweep.arm import OFF, Arm
-from tunerd.core.sweep.family_costs import FamilyCosts, Level, fit_costs, level_elsewhere
+from tunerd.core.sweep.family_costs import Elsewhere, FamilyCosts, Level, fit_costs
 from tunerd.core.sweep.grid import Grid, Variant, variant_of
 from tunerd.core.sweep.memory_law import MemoryLaw, fit_memory, jitter_of
 from tunerd.core.sweep.noise import USUAL
@@ -71,7 +71,7 @@ class Learner:
         self._observed: list[Observed] = []
         self._counts: dict[Arm, set[str]] = {}
         self._n_of_noise = 0
-        self._levels: dict[tuple[tuple[str, str], Variant], Level] = {}
+        self._elsewhere: Elsewhere | None = None
         self._jitter = 30.0
 
     def add(self, samples: Iterable[Sample]) -> None:
@@ -130,9 +130,9 @@ class Learner:
         """Log turn times and parts of arms of any families; NaN where nothing is known."""
         log_turn = np.full(len(arms), np.nan)
         parts = np.zeros((len(arms), len(PARTS)))
-        groups: dict[tuple[tuple[str, str], Variant], list[int]] = defaultdict(list)
+        groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for at, arm in enumerate(arms):
-            groups[arm.family, variant_of(arm)].append(at)
+            groups[arm.family].append(at)
         for members in groups.values():
             prediction = self._predict([arms[at] for at in members])
             if prediction is not None:
@@ -154,12 +154,15 @@ class Learner:
         return None if model is None else model.acceptance
 
     def _predict(self, arms: Sequence[Arm]) -> Prediction | None:
-        """Of arms of one family and variant."""
-        model = self.models.get(arms[0].family)
-        costs = self._costs(arms[0].family, variant_of(arms[0]))
-        if model is None or costs is None:
+        """Of arms of one family."""
+        family = arms[0].family
+        model = self.models.get(family)
+        if model is None or model.costs is None:
             return None
-        return predict(arms, self.workload, model.acceptance, costs)
+        variants = [variant_of(arm) for arm in arms]
+        known = {one: self._level(family, model.costs, one) for one in dict.fromkeys(variants)}
+        levels = np.array([known[one] for one in variants])
+        return predict(arms, self.workload, model.acceptance, model.costs.shared, levels)
 
     def beliefs(self, arms: Sequence[Arm]) -> list[Belief | None]:
         """What is believed of each arm; None where its family was never measured."""
@@ -237,7 +240,7 @@ class Learner:
         if costs is None and previous is not None:
             costs = previous.costs
         self.models[family] = FamilyModel(acceptance, costs, memory)
-        self._levels.clear()
+        self._elsewhere = None
 
     def _fit_acceptance(
         self, family: tuple[str, str], processes: Sequence[Process], previous: FamilyModel | None
@@ -284,14 +287,16 @@ class Learner:
         model = self.models.get(family)
         if model is None or model.costs is None:
             return None
-        level = model.costs.levels.get(variant)
-        if level is None:
-            level = self._levels.get((family, variant))
-        if level is None:
+        return model.costs.costs(self._level(family, model.costs, variant))
+
+    def _level(self, family: tuple[str, str], costs: FamilyCosts, variant: Variant) -> Level:
+        level = costs.levels.get(variant)
+        if level is not None:
+            return level
+        if self._elsewhere is None:
             known = {key: one.costs for key, one in self.models.items() if one.costs is not None}
-            level = level_elsewhere(family, variant, known)
-            self._levels[family, variant] = level
-        return model.costs.costs(level)
+            self._elsewhere = Elsewhere(known)
+        return self._elsewhere.level(family, variant)
 
     # Whole turns
 

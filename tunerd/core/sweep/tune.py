@@ -27,6 +27,7 @@ from tunerd.core.sweep.night import CHECKPOINT_S, Night, TimeUp
 from tunerd.core.sweep.protocol import Box, Policy, Preempted, Request, Space
 from tunerd.core.sweep.sample import Sample, as_samples
 from tunerd.core.sweep.search import Search
+from tunerd.core.sweep.tpe import TPE, TpeSearch, load_optuna
 from tunerd.core.sweep.verdict import challenge_alpha, pairs_needed
 from tunerd.core.workload import RequestClass, Workload
 
@@ -38,6 +39,7 @@ _MOST_RESERVED = 0.6
 _TOOL_CALL_S = 1.5
 _CHALLENGES = 6
 PHYSICS = "physics"
+STRATEGIES = (PHYSICS, TPE)
 
 
 def tune(
@@ -64,18 +66,21 @@ def tune(
         rng: The only source of chance.
         history: Samples of earlier nights, or of this one before it was cut.
         policy: What counts as a gain and what may be given for it.
-        strategy: Who proposes: "physics", the fitted laws.
+        strategy: Who proposes: "physics", the fitted laws, or "tpe", Optuna.
         on_sample: Called with every sample as it comes.
 
     Returns:
         promote, keep or inconclusive, with the evidence; `Preempted` ends it as inconclusive.
 
     Raises:
-        ValueError: The strategy is not known, or the workload has no classes.
+        ValueError: The strategy is not known or Optuna is not installed, or the workload has no
+            classes.
     """
-    if strategy != PHYSICS:
-        raise ValueError(f"there is no strategy {strategy!r}; choose {PHYSICS}")
-    sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample)
+    if strategy not in STRATEGIES:
+        raise ValueError(f"there is no strategy {strategy!r}; choose {' or '.join(STRATEGIES)}")
+    if strategy == TPE:
+        load_optuna()
+    sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample, strategy)
     sweep.recall(as_samples(history))
     return sweep.run()
 
@@ -86,7 +91,7 @@ class _Sweep:
     def __init__(
         self, box: Box, space: Space, workload: Workload, incumbent: ArmLike, budget_s: float,
         rng: np.random.Generator, policy: Policy | None,
-        on_sample: Callable[[Sample], object] | None,
+        on_sample: Callable[[Sample], object] | None, strategy: str,
     ) -> None:  # fmt: skip
         self.given = incumbent
         self.incumbent = as_arm(incumbent)
@@ -98,7 +103,8 @@ class _Sweep:
         self.learner = Learner(self.grid, self.workload, context)
         self.night = Night(box, self.workload, self.learner, budget_s, rng, on_sample)
         self.limits = Limits(self.learner, self.grid, self.policy, self.incumbent)
-        self.search = Search(
+        searching = TpeSearch if strategy == TPE else Search
+        self.search = searching(
             self.night, self.grid, self.limits, self.policy, self.incumbent,
             context_is_known=known is not None,
         )  # fmt: skip

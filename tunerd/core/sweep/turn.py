@@ -50,17 +50,25 @@ class Prediction:
 
 
 def predict(
-    arms: Sequence[Arm], workload: Workload, acceptance: Acceptance | None, costs: Costs
+    arms: Sequence[Arm],
+    workload: Workload,
+    acceptance: Acceptance | None,
+    costs: Costs,
+    levels: Array,
 ) -> Prediction | None:
-    """Turn times of arms of one family and variant; None before anything is known of it."""
+    """Turn times of arms of one family; None before anything is known of it.
+
+    `levels` are log factors of step and prompt of each arm's variant, shape (P, 2).
+    """
     if costs.step is None or costs.prompt is None:
         return None
     points = _Points(arms, workload, acceptance)
     prompt = prompt_terms(points.new, points.ubatch, points.prompt_depth, points.room)
     prompt = prompt * costs.prompt[:, None, None] * costs.prompt_factors[:, None]
+    prompt = prompt * np.exp(levels[:, 1])
     step = step_terms(points.drafted, points.beyond, points.depth, points.room)
     step = step * costs.step[:, None, None] * costs.step_factors[:, None]
-    step = step * points.steps
+    step = step * points.steps * np.exp(levels[:, 0])
     prefill, decode = prompt.sum(axis=0), step.sum(axis=0)
     class_ms = prefill + decode + costs.overhead_ms[:, None]
     shares = np.array(workload.shares)[:, None]

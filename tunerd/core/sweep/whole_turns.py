@@ -63,11 +63,11 @@ class Laws(Protocol):
 def observe(processes: Iterable[Process], laws: Laws) -> list[Observed]:
     """Every whole block of every process that did not spill."""
     sound = [process for process in processes if not process.has_spilled]
-    luck = _Luck(sound, laws)
+    luck, prefills = _Luck(sound, laws), dict[Arm, Array | None]()
     found = []
     for process in sound:
         for (arm, block), answers in observations.blocks_of(process).items():
-            times = _times(process, answers, laws)
+            times = _times(process, answers, laws, prefills)
             if times is None:
                 continue
             measured = laws.workload.turn_time_s(times)
@@ -78,7 +78,9 @@ def observe(processes: Iterable[Process], laws: Laws) -> list[Observed]:
     return found
 
 
-def _times(process: Process, answers: dict[int, Answer], laws: Laws) -> list[float] | None:
+def _times(
+    process: Process, answers: dict[int, Answer], laws: Laws, prefills: dict[Arm, Array | None]
+) -> list[float] | None:
     """Turn time of each class [ms]; None if a class is missing."""
     times = []
     for text, one in enumerate(laws.workload.classes):
@@ -88,30 +90,31 @@ def _times(process: Process, answers: dict[int, Answer], laws: Laws) -> list[flo
         if observations.is_exact(answer.request, one):
             times.append(answer.reading.turn_ms)
             continue
-        prefill = _prefill_instead(process, answer, text, laws)
-        if prefill is None or answer.reading.predicted_ms is None:
+        ratio = _prompt_ratio(process, answer, laws)
+        if answer.arm not in prefills:
+            prediction = laws.prediction_of(answer.arm)
+            prefills[answer.arm] = None if prediction is None else prediction.prefill_ms[:, 0]
+        expected = prefills[answer.arm]
+        if ratio is None or expected is None or answer.reading.predicted_ms is None:
             return None
-        times.append(prefill + answer.reading.predicted_ms)
+        times.append(float(expected[text]) * ratio + answer.reading.predicted_ms)
     return times
 
 
-def _prefill_instead(process: Process, answer: Answer, text: int, laws: Laws) -> float | None:
-    """Prompt time of a class whose prompt was cached to measure its decoding alone.
+def _prompt_ratio(process: Process, answer: Answer, laws: Laws) -> float | None:
+    """What this process took for its long prompts against what the law says of them.
 
-    What the law says of the class, times what this process took for its long prompts against what
-    the law says of them.
+    For a class whose prompt was cached to measure its decoding alone.
     """
-    prediction, costs = laws.prediction_of(answer.arm), laws.costs_of(answer.arm)
-    if prediction is None or costs is None or costs.prompt is None:
+    costs = laws.costs_of(answer.arm)
+    if costs is None or costs.prompt is None:
         return None
     ratios = [
         (other.reading.prompt_ms or 0.0) / float(terms_of_prompt(prompt_row(other)) @ costs.prompt)
         for other in process.answers
         if other.purpose == observations.PREFIX and observations.is_prompt_timed(other)
     ]
-    if not ratios:
-        return None
-    return float(prediction.prefill_ms[text, 0]) * float(np.mean(ratios))
+    return float(np.mean(ratios)) if ratios else None
 
 
 class _Luck:
