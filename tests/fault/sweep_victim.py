@@ -13,8 +13,9 @@ from tests.support.roots import SOURCES_INSIDE
 from tests.support.sweep_box import SPEED
 
 DAEMON = "tunerd.service"
-# From right after the unit's start: plans, which takes two seconds, then candidate after candidate.
-_SPAN_S = (0.5, 9.0)
+# From the lease on, candidate after candidate; or, now and then, from right after the unit's start.
+_SPAN_S = (0.0, 5.0)
+_EARLY = 0.2
 _GOES_ON_S = 3.0
 _PATIENCE_S = 90.0
 _MAIN = "systemctl kill --signal=KILL --kill-who=main %s"
@@ -37,7 +38,8 @@ class SweepFault(StrEnum):
 
 
 # What must be there for it to befall.
-_CANDIDATE, _BETWEEN, _OVER = "with a candidate", "between candidates", "over"
+_CANDIDATE, _BETWEEN = "with a candidate", "between candidates"
+_BEFORE, _OVER = "before the lease", "over"
 _NEEDS = {
     SweepFault.LEASE: {_CANDIDATE, _BETWEEN},
     SweepFault.START: {_CANDIDATE, _BETWEEN},
@@ -79,6 +81,8 @@ class SweepVictim:
         machine.sh(f"rm -f {night.box.state}/evidence.db*")
         machine.systemctl("reset-failed", check=False)
         machine.systemctl("start", SWEEP)
+        if rng.random() >= _EARLY:
+            night.until(lambda: self._phase() != _BEFORE, "there is a lease")
         time.sleep(rng.uniform(*_SPAN_S))
         if fault in _NEEDS:
             wanted = {_OVER, *_NEEDS[fault]}
@@ -121,7 +125,7 @@ class SweepVictim:
         found = self.night.candidates()
         if "tunerd-candidate" in found:
             return _CANDIDATE
-        return _BETWEEN if "tunerd-lease" in found else "before the lease"
+        return _BETWEEN if "tunerd-lease" in found else _BEFORE
 
     def _see_it_go_on(self, phase: str) -> None:
         """The sweep's own unit stays up, whatever else died."""
