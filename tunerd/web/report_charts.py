@@ -211,6 +211,36 @@ def over_time(
     return {"data": data, "layout": layout}
 
 
+def cliff(points: Sequence[tuple[float, float | None]], *, x_title: str, y_title: str) -> Figure:
+    """What is left at each margin, by configurations that differ in more than it; None is where it ran out."""
+    left = sorted((x, y) for x, y in points if y is not None)
+    out = sorted(x for x, y in points if y is None)
+    data: list[Figure] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "left",
+            "x": [x for x, _ in left],
+            "y": [y for _, y in left],
+            "marker": {"color": "@mainline", "size": 8},
+            "hovertemplate": "%{x:,.0f}: %{y:,.0f} left<extra></extra>",
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "out of memory",
+            "x": out,
+            "y": [0] * len(out),
+            "marker": {"color": "@bad", "size": 12, "symbol": "x"},
+            "cliponaxis": False,
+            "hovertemplate": "%{x:,.0f}: out of memory<extra></extra>",
+        },
+    ]
+    layout = _layout(_TIME_PX, x_title=x_title, y_title=y_title)
+    layout["xaxis"] |= {"rangemode": "normal"}
+    return {"data": data, "layout": layout}
+
+
 def stacks(rows: Sequence[Stack]) -> Figure:
     """Horizontal bars of parts [s] under the name of their group; what is missing is said so."""
     places, heads = _places(rows)

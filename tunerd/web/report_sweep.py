@@ -8,7 +8,7 @@ from typing import Any
 
 from tunerd.core.evidence import RunEvidence
 from tunerd.web import report_charts as charts
-from tunerd.web.report_view import Chart, Column, Section, Table
+from tunerd.web.report_view import Chart, Column, Key, Section, Table
 
 PAGE, EVIDENCE = "sweep page", "sweep evidence"
 _MOST_ARMS = 30
@@ -41,7 +41,7 @@ def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, A
         name=f"sweep-{number}",
         title=f"Sweep {number}: what was tried, and why it came out so",
         text=text,
-        charts=tuple(_heat(number, page)),
+        charts=(*_heat(number, page), *_cliff(number, page)),
         tables=tuple(table for table in tables if table.rows),
     )
 
@@ -69,6 +69,24 @@ def _heat(number: int, page: Mapping[str, Any]) -> Iterator[Chart]:
             f"n-max {best[0]} and p-min {best[1]:g}.",
             legend=(),
         )  # fmt: skip
+
+
+def _cliff(number: int, page: Mapping[str, Any]) -> Iterator[Chart]:
+    steps = page["margins"]
+    if len({one["fit_mib"] for one in steps}) < 2:  # noqa: PLR2004 -- a curve needs two
+        return
+    points = [(one["fit_mib"], None if one["oom"] else one["free_mib"]) for one in steps]
+    out = sorted(x for x, y in points if y is None)
+    least = min((x for x, y in points if y is not None), default=None)
+    words = f"It ran out of memory at {', '.join(f'{x} MiB' for x in out)}. " if out else ""
+    words += "" if least is None else f"The least margin that held was {least} MiB."
+    yield Chart(
+        name=f"sweep-{number}-margins",
+        title="VRAM left with the context full, by margin",
+        figure=charts.cliff(points, x_title="margin (fit_mib)", y_title="MiB left"),
+        alternative=words,
+        legend=(Key("left", "mainline"), Key("out of memory", "bad")),
+    )
 
 
 def _arms(page: Mapping[str, Any]) -> Table:

@@ -1,0 +1,104 @@
+"""What the page says of a server, from what the API says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tunerd.web.page_view import diff_lines, health_of, overview
+from tunerd.web.report_sweep import sweep_section
+
+WELL: dict[str, Any] = {
+    "unit": "llama-server.service", "exists": True, "active": "active", "sub_state": "running",
+    "since_s": 1.0, "restarts": 0, "enabled": True, "health": "ready", "healthy": True,
+    "address": "http://127.0.0.1:8080", "alias": "qwen", "generation": 3, "profile": "mine",
+    "engine": "ik", "last_swap": None, "change_under_way": False, "measurement": None, "vram": [],
+    "drift": [], "messages": [],
+}  # fmt: skip
+DRIFT = {"code": "unit-changed", "text": "the unit was edited", "hint": "tunerd verify"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "words"),
+    [
+        ({}, "good", "Your server is well."),
+        ({"drift": [DRIFT]}, "warn", "is not what was deployed"),
+        ({"healthy": False, "health": "loading"}, "bad", "does not answer"),
+        ({"healthy": None, "health": None}, "warn", "is not known"),
+        ({"active": "failed", "sub_state": "failed"}, "bad", "does not run"),
+        ({"exists": False, "active": "inactive"}, "warn", "Nothing is deployed"),
+        ({"change_under_way": True, "active": "activating"}, "warn", "A change is under way"),
+        (
+            {"active": "inactive", "measurement": {"purpose": "sweep 3"}},
+            "warn",
+            "`sweep 3` measures",
+        ),
+    ],
+)
+def test_whether_the_server_is_well_is_said_in_one_sentence(
+    changed: dict[str, Any], level: str, words: str
+) -> None:
+    health = health_of(WELL | changed)
+
+    assert health.level == level
+    assert words in health.sentence
+
+
+def test_what_is_not_known_is_never_shown_as_zero() -> None:
+    card = {"index": 0, "name": "RTX 3090", "used_mib": None, "total_mib": 24576}
+    made = overview(WELL | {"vram": [card], "since_s": None}, {"readings": []}, {"points": []})
+
+    assert [figure.value for figure in made.figures] == ["not seen", "not seen", "unknown"]
+    assert dict(made.facts)["Since"] is None
+    assert made.charts == ()
+
+
+def test_a_speed_that_was_seen_long_ago_is_not_shown_as_now() -> None:
+    def reading(at_s: float, tok_s: float | None) -> dict[str, Any]:
+        served = None if tok_s is None else {"decode_tok_s": tok_s, "acceptance_ratio": None}
+        return {"at_s": at_s, "engine": {"served": served}}
+
+    def shown(*rows: dict[str, Any]) -> str:
+        return overview(WELL, {"readings": list(rows)}, {}).figures[0].value
+
+    assert shown(reading(0, 50.0), reading(60, None)) == "50.0"
+    assert shown(reading(0, 50.0), reading(3000, None)) == "not seen"
+
+
+def test_idle_stretches_are_gaps_in_a_chart_and_said_so() -> None:
+    def point(at_s: int, n: int | None) -> dict[str, Any]:
+        seconds = None if n is None else n / 50
+        return {"begin_s": at_s, "n": 6, "n_ready": 6, "n_predicted": n, "predicted_s": seconds,
+                "n_drafted": None, "n_accepted": None}  # fmt: skip
+
+    points = [point(0, 600), point(60, None), point(120, 300)]
+    made = overview(WELL, {"readings": []}, {"points": points, "gpus": [], "events": []})
+
+    chart = made.charts[0]
+    assert chart.figure["data"][0]["y"] == [50.0, None, 50.0]
+    assert chart.note == "Gaps: the server was idle or away."
+    assert "50.0 to 50.0 tok/s" in chart.alternative
+    assert [one.name for one in made.charts] == ["speed"]
+
+
+def test_a_difference_is_shown_line_by_line_with_what_each_is() -> None:
+    diff = "--- a\n+++ b\n@@ -1 +1 @@\n same\n-old\n+new\n"
+
+    assert [kind for kind, _ in diff_lines(diff)] == ["head", "head", "head", "same", "del", "add"]
+
+
+def test_the_margin_at_which_memory_ran_out_is_marked_and_said() -> None:
+    page: dict[str, Any] = {
+        "n_starts": 3, "n_requests": 9, "heat": [], "arms": [], "pairs": [], "classes": [],
+        "failures": [],
+        "margins": [{"fit_mib": 1536, "free_mib": None, "oom": True},
+                    {"fit_mib": 1664, "free_mib": 90, "oom": False}],
+    }  # fmt: skip
+    (chart,) = sweep_section(7, page, {}).charts
+
+    left, out = chart.figure["data"]
+    assert (left["x"], left["y"]) == ([1664], [90])
+    assert out["x"] == [1536]
+    assert "out of memory at 1536 MiB" in chart.alternative
+    assert "1664 MiB" in chart.alternative
