@@ -9,6 +9,7 @@ TunerdError
     ServiceError         the service manager refused or did not answer
         JobCanceled          somebody else took the unit over while we waited
         NoSupervisor         tunerd's own service manager does not run
+        OldSupervisor        it was started by an older tunerd
     DeployError          the swap failed; the machine is as before
         RolledBack       the swap failed after it began; the previous unit serves again
         Stranded         the swap failed and so did the way back
@@ -95,6 +96,12 @@ class NoSupervisor(ServiceError):
     """On a machine without systemd, the supervisor that takes its place does not run."""
 
     code = "no_supervisor"
+
+
+class OldSupervisor(ServiceError):
+    """tunerd's own supervisor was started by an older tunerd and lacks what this one asks of it."""
+
+    code = "old_supervisor"
 
 
 class DeployError(TunerdError):

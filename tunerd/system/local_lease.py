@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunerd.core.lease import LeaseSpec
-from tunerd.errors import NoSupervisor
+from tunerd.errors import NoSupervisor, OldSupervisor
 from tunerd.system import supervisor_wire as wire
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ class LocalLease:
             return False
 
     def restore_when_free(self, address: tuple[str, int] | None) -> None:
-        """Tell the supervisor, which does the waiting; where it is gone, the next one does not."""
+        """Tell the supervisor, which does the waiting; where it is gone or older, nobody does."""
         host, port = address or (None, None)
         message = {"op": "restore-when-free", "unit": self.spec.unit, "host": host, "port": port}
-        with contextlib.suppress(NoSupervisor):
+        with contextlib.suppress(NoSupervisor, OldSupervisor):
             if self.is_held():
                 self.manager.tell(message)
 

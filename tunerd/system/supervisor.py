@@ -259,7 +259,7 @@ class Supervisor:
             unit.kill(_signal(request.get("signal")), only_main=request.get("only_main") is True)
             return {}
         if verb not in {"start", "stop", "restart"}:
-            raise ServiceError(f"the supervisor does not know this request: {verb}")
+            raise ServiceError(f"{wire.UNKNOWN_REQUEST}: {verb}")
         self._ask_for(verb, unit, connection)
         return None
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunerd.errors import HostError, JobCanceled, NoSupervisor, ServiceError
+from tunerd.errors import HostError, JobCanceled, NoSupervisor, OldSupervisor, ServiceError
 
 VERSION = 1
 SOCKET_NAME = "supervise.sock"
@@ -27,6 +27,9 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
 _BACKLOG = 64
 _CREDENTIALS = struct.Struct("3i")
+# How supervisors of every version begin these answers: what an older one says cannot be changed.
+UNKNOWN_REQUEST = "the supervisor does not know this request"
+_OTHER_VERSION = "the supervisor speaks version"
 
 
 def make_private_folder(folder: Path) -> None:
@@ -106,7 +109,7 @@ def request_on(
         with _reachable(folder) as name:
             channel.connect(name)
         channel.sendall(line)
-        answer = _read_line(channel)
+        answer, pid = _read_line(channel), _process_of(channel)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise NoSupervisor(
             "tunerd's supervisor does not run",
@@ -119,7 +122,14 @@ def request_on(
         ) from error
     except OSError as error:
         raise ServiceError("tunerd's supervisor cannot be reached", cause=str(error)) from error
-    return _result(answer)
+    return _result(answer, str(message["op"]), pid)
+
+
+def _process_of(channel: socket.socket) -> int:
+    """The process that listens at the other end."""
+    data = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid: int = _CREDENTIALS.unpack(data)[0]
+    return pid
 
 
 def _read_line(channel: socket.socket) -> bytes:
@@ -132,17 +142,31 @@ def _read_line(channel: socket.socket) -> bytes:
     return bytes(received)
 
 
-def _result(answer: bytes) -> dict[str, Any]:
+def _result(answer: bytes, op: str, pid: int) -> dict[str, Any]:
     try:
         data = json.loads(answer)
         if data["ok"]:
             return dict(data["result"])
         error = data["error"]
+        if str(error["message"]).startswith((UNKNOWN_REQUEST, _OTHER_VERSION)):
+            raise _old(op, error["message"], pid)
         kind = JobCanceled if error["code"] == JobCanceled.code else ServiceError
         raised = kind(error["message"], cause=error["cause"], hint=error["hint"])
     except (ValueError, KeyError, TypeError) as wrong:
         raise ServiceError("tunerd's supervisor answered nonsense", cause=str(wrong)) from wrong
     raise raised
+
+
+def _old(op: str, message: str, pid: int) -> OldSupervisor:
+    """What to do about a supervisor that was there before an upgrade."""
+    return OldSupervisor(
+        "tunerd's supervisor was started by another version of tunerd",
+        cause=f"asked for `{op}`: {message}",
+        state="nothing was touched",
+        hint=f"`kill -9 {pid}` ends the supervisor alone, and what it serves goes on; the next command "
+        "that changes something (this one) starts a new supervisor, which takes it over. "
+        f"(`kill {pid}` would stop what it serves first.)",
+    )
 
 
 def accept_request(line: bytes) -> dict[str, Any]:
@@ -159,7 +183,7 @@ def accept_request(line: bytes) -> dict[str, Any]:
         raise ServiceError("not a request")
     if data.get("version") != VERSION:
         raise ServiceError(
-            f"the supervisor speaks version {VERSION} of its protocol, not {data.get('version')}",
+            f"{_OTHER_VERSION} {VERSION} of its protocol, not {data.get('version')}",
             hint="it was started by another version of tunerd: end it with SIGTERM and start it anew",
         )
     return data
