@@ -27,6 +27,11 @@ class OwnUnit:
     words: Sequence[str]
 
 
+def probation_unit(generation: int) -> str:
+    """The name of the unit that watches a generation after its swap."""
+    return f"tunerd-probation-{generation}.service"
+
+
 def start_own_unit(ctx: Context, unit: OwnUnit) -> None:
     """Write its file and start it.
 

@@ -12,7 +12,7 @@ from tunerd.actions.context import Context
 from tunerd.actions.fingerprint import FingerprintReader
 from tunerd.actions.lease_record import read_measurement
 from tunerd.actions.live import address_now, read_live_unit
-from tunerd.actions.own_unit import OwnUnit, start_own_unit
+from tunerd.actions.own_unit import OwnUnit, probation_unit, start_own_unit
 from tunerd.actions.rollback import rollback
 from tunerd.actions.sweep_record import decide, find_sweep, reading
 from tunerd.actions.tuned_layer import read_tuned, remember_failure, take_out_tuned
@@ -44,11 +44,6 @@ class ProbationPlan:
 
     generation: int
     sweep: int | None = None
-
-
-def probation_unit(generation: int) -> str:
-    """The name of the unit that watches a generation."""
-    return f"tunerd-probation-{generation}.service"
 
 
 def begin_probation(ctx: Context, plan: ProbationPlan) -> tuple[Message, ...]:

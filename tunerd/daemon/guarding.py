@@ -11,7 +11,7 @@ from tunerd.actions.context import Context
 from tunerd.actions.guard_findings import Findings, engine_seen, findings_stamp, read_findings
 from tunerd.actions.guard_margin import margin_now
 from tunerd.actions.guard_restart import restart_server
-from tunerd.actions.own_unit import OwnUnit, start_own_unit
+from tunerd.actions.own_unit import OwnUnit, probation_unit, start_own_unit
 from tunerd.core.failure import FailureKind, classify
 from tunerd.core.guards import drift, hang, oom, upgrade
 from tunerd.core.guards.decision import Act, Decision, Policy
@@ -75,9 +75,11 @@ class Guarding:
         self._upgrade_said = ""
         self._acts: str | None = None
         self._restart_when_idle = False
+        self._gpu_problem: str | None = None
 
     def after(self, reading: Reading) -> None:
         """What follows from a look. While something is changed or measured, nothing does."""
+        self._look_at_cards(reading)
         if self._is_under_way() or reading.measuring is not None:
             self._before = None
             self._hang = hang.HangState(restarts_s=self._hang.restarts_s)
@@ -116,6 +118,14 @@ class Guarding:
             "guard-failed", "error", f"{what}: it failed ({why})", f"journalctl -u {ACT_UNIT}"
         )
 
+    def _look_at_cards(self, reading: Reading) -> None:
+        """A card or a driver that cannot be read any more, and one that can be again."""
+        before, self._gpu_problem = self._gpu_problem, reading.gpu_problem
+        if reading.gpu_problem is not None and reading.gpu_problem != before:
+            self._event("gpu", "error", reading.gpu_problem, "`tunerd doctor`; `journalctl -k`")
+        elif reading.gpu_problem is None and before is not None:
+            self._event("gpu-back", "note", f"the cards can be read again; before: {before}", None)
+
     # Out of memory
 
     def _look_for_deaths(self, reading: Reading) -> None:
@@ -125,6 +135,8 @@ class Guarding:
         kind, words = self._cause(life)
         death = oom.Death(reading.at_s, kind, words, reading.engine.active_state == "failed")
         log.warning("server.died", times=n, cause=str(kind), words=words)
+        if self._is_on_probation():
+            return  # which takes back what dies
         for _ in range(min(n, _MOST_DEATHS)):
             self._oom, decision = oom.look_at_death(
                 self._oom, death, self._margin(), self._oom_rules
@@ -140,6 +152,13 @@ class Guarding:
             return FailureKind.UNKNOWN, problem.message
         found = classify(lines)
         return found.kind, found.words
+
+    def _is_on_probation(self) -> bool:
+        entry = self._ctx.generations.serving(self._ctx.unit)
+        if entry is None:
+            return False
+        unit = probation_unit(entry.generation.number)
+        return self._ctx.services.state(unit).active_state in _UP
 
     def _margin(self) -> oom.Margin:
         try:
