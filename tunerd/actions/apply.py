@@ -10,7 +10,7 @@ from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import end_measurement, read_measurement
 from tunerd.actions.live import check_manager, refuse_masked
-from tunerd.actions.memory_evidence import remember_load
+from tunerd.actions.memory_evidence import LOAD_LINES, remember_load
 from tunerd.actions.plan import Plan, make_plan, plan_json
 from tunerd.actions.plan_expect import address_of_plan, expectation_of_plan
 from tunerd.actions.recover import recover_locked
@@ -25,7 +25,6 @@ from tunerd.errors import DeployError, TunerdError
 from tunerd.system.files import lock
 
 # A load at log verbosity 4 writes some hundred lines.
-_LOAD_LINES = 5000
 Confirm = Callable[[Plan], None]
 
 
@@ -119,7 +118,7 @@ def _remember(ctx: Context, made: Plan, done: SwapDone) -> tuple[Message, ...]:
     calculated = made.memory.calculated or made.memory.estimate
     try:
         lines = ctx.services.log(
-            ctx.unit, invocation_id=done.serving.invocation, max_lines=_LOAD_LINES
+            ctx.unit, invocation_id=done.serving.invocation, max_lines=LOAD_LINES
         )
     except TunerdError:
         return ()

@@ -15,6 +15,9 @@ from tunerd.core.unit_environment import environment_of
 from tunerd.core.unit_file import parse_unit
 from tunerd.errors import TunerdError
 
+# Lines from a start that hold what an engine says of its load.
+LOAD_LINES = 5000
+
 
 def correction_of(
     ctx: Context, argv: Sequence[str], unit_text: str

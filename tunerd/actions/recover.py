@@ -79,6 +79,7 @@ def recover(ctx: Context) -> ActionResult:
     with lock(ctx.paths.lock, purpose="recover", since=ctx.now_text()):
         cleared = clear_dead_measurements(ctx)
         done = recover_locked(ctx)
+        loaded = _remember(ctx, done)
     messages: tuple[Message, ...] = ()
     if done.found is Recovery.FOREIGN:
         messages = (warning("foreign-edit", done.text, "`tunerd verify` shows the difference"),)
@@ -86,6 +87,7 @@ def recover(ctx: Context) -> ActionResult:
         messages = (note("recovered", done.text),)
     if cleared:
         messages += (note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}"),)
+    messages += loaded
     payload = {
         "found": None if done.found is None else str(done.found),
         "generation": done.generation,
@@ -95,6 +97,15 @@ def recover(ctx: Context) -> ActionResult:
     }
     has_acted = done.found is not None or bool(cleared)
     return ActionResult("recover", payload, messages, has_acted=has_acted)
+
+
+def _remember(ctx: Context, done: Recovered) -> tuple[Message, ...]:
+    """Keep what a load showed of memory, where recovery saw a server serve."""
+    if done.found in {None, Recovery.COMMITTED, Recovery.FOREIGN} or not done.is_serving:
+        return ()
+    from tunerd.actions.live_load import remember_live_load
+
+    return remember_live_load(ctx)
 
 
 def recover_locked(ctx: Context) -> Recovered:

@@ -17,7 +17,7 @@ from tunerd.actions.live import (
     standing_text,
 )
 from tunerd.actions.recover import recover_locked
-from tunerd.actions.swap import swap, without_service
+from tunerd.actions.swap import SwapDone, swap, without_service
 from tunerd.actions.swap_begin import SwapRequest
 from tunerd.core.failure import FailureKind
 from tunerd.core.generation import Ending, Generation, Outcome
@@ -79,7 +79,8 @@ def rollback(
         done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
         by_hand = reason == "rollback"
         tuned = _tuned(ctx, left, sha256(target.text)) if by_hand else ()
-    messages = [*target.messages, *tuned]
+        loaded = _remember(ctx, done)
+    messages = [*target.messages, *tuned, *loaded]
     if recovered.found is not None:
         messages.insert(0, note("recovered", recovered.text))
     if ended is not None:
@@ -109,6 +110,15 @@ def _tuned(ctx: Context, left: str | None, reached: str | None) -> tuple[Message
     except HostError as error:
         return (warning("tuned", f"the tuned layer is still in force: {error.message}",
                         "`tunerd apply --untuned` leaves it out"),)  # fmt: skip
+
+
+def _remember(ctx: Context, done: SwapDone) -> tuple[Message, ...]:
+    """Keep what the load showed of memory."""
+    if done.serving is None:
+        return ()
+    from tunerd.actions.live_load import remember_live_load
+
+    return remember_live_load(ctx)
 
 
 def list_targets(ctx: Context) -> ActionResult:
