@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import islice, pairwise
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -11,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes import FakeClock
+from tunerd.core.host import Mode
+from tunerd.core.paths import paths_for
 from tunerd.core.window import Deadline, next_night, open_span, parse_window, reserve_s, spans
+from tunerd.errors import ConfigError
+from tunerd.settings import load_settings
+from tunerd.system.clock import local_zone
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR = 3600.0
@@ -195,3 +201,30 @@ def test_production_is_on_its_way_back_before_any_window_ends(
     left_s = Deadline(span.end_s, kept_s, times).measuring_s(now)
     assert now + left_s + kept_s <= max(span.end_s, now + kept_s) + 1e-3
     assert (hours - 1.01) * HOUR <= span.seconds <= (hours + 1.01) * HOUR
+
+
+# From the settings and the machine
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [("WINDOW", "01:00", "two times of day"), ("DAYS", "weekdays", "mon-fri"),
+     ("TIMEZONE", "Mars/Base", "no time zone is called"), ("BUDGET_S", "0", "greater than or equal to 10")],
+)  # fmt: skip
+def test_settings_that_describe_no_night_are_refused_in_words(
+    tmp_path: Path, name: str, value: str, told: str
+) -> None:
+    paths = paths_for(Mode.SYSTEM, {"TUNERD_CONFIG_DIR": str(tmp_path)})
+    with pytest.raises(ConfigError) as refused:
+        load_settings(paths, {f"TUNERD_SWEEP__{name}": value})
+    assert told in str(refused.value.cause)
+
+
+def test_the_machines_zone_is_that_of_its_clock(tmp_path: Path) -> None:
+    assert local_zone({}, root=tmp_path) == "UTC"
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/timezone").write_text("Asia/Kolkata\n")
+    assert local_zone({}, root=tmp_path) == "Asia/Kolkata"
+    (tmp_path / "etc/localtime").symlink_to("../usr/share/zoneinfo/Europe/Berlin")
+    assert local_zone({}, root=tmp_path) == "Europe/Berlin"
+    assert local_zone({"TZ": ":America/New_York"}, root=tmp_path) == "America/New_York"
