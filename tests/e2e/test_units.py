@@ -17,6 +17,12 @@ def test_systemd_has_nothing_to_say_about_the_units(machine: Machine) -> None:
             f" > /etc/systemd/user/{name}.service"
         )
 
+    machine.sh(f"cp {UNITS}/tunerd.socket /etc/systemd/system/")
+    said = machine.run(
+        *("systemd-analyze", "verify", "--man=no", "--recursive-errors=no"),
+        "/etc/systemd/system/tunerd.socket",
+    )
+    assert said.stdout + said.stderr == ""
     for scope, folder in (("--system", "system"), ("--user", "user")):
         for name in ("tunerd", "tunerd-sweep", "tunerd-notify@"):
             said = machine.run(

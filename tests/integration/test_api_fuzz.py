@@ -29,7 +29,8 @@ pytestmark = pytest.mark.xdist_group("api-fuzz")
 
 # They start processes, and so does each job; a few calls of each are enough.
 SLOW = ("/api/plan/{profile}", "/api/doctor", "/api/engines", "/api/sweeps", "/api/sweeps/{number}",
-        "/api/sweep", "/api/verdict/{number}")  # fmt: skip
+        "/api/sweep", "/api/verdict/{number}", "/api/results", "/api/results/{number}",
+        "/api/workloads", "/api/workloads/{workload}")  # fmt: skip
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
           response_schema_conformance)  # fmt: skip
 

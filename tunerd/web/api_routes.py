@@ -125,16 +125,12 @@ def _engines(reads: Reads, call: Call) -> Answer:
     return reads.by_job(JobKind.ENGINES, {}, call.visitor.name)
 
 
-def _results(reads: Reads, call: Call) -> Answer:
-    from tunerd.actions.results import results
-
-    return reads.here(lambda ctx: results(ctx, limit=call.query.limit), "results list")
+def _results(reads: Reads, _call: Call) -> Answer:
+    return reads.apart("results", "list")
 
 
 def _result(reads: Reads, call: Call) -> Answer:
-    from tunerd.actions.results import show
-
-    return reads.here(lambda ctx: show(ctx, call.path["number"]), "results show")
+    return reads.apart("results", "show", str(call.path["number"]))
 
 
 def _sweeps(reads: Reads, _call: Call) -> Answer:
@@ -154,15 +150,11 @@ def _verdict(reads: Reads, call: Call) -> Answer:
 
 
 def _workloads(reads: Reads, _call: Call) -> Answer:
-    from tunerd.actions.workloads import list_workloads
-
-    return reads.here(list_workloads, "workload list")
+    return reads.apart("workload", "list")
 
 
 def _workload(reads: Reads, call: Call) -> Answer:
-    from tunerd.actions.workloads import show_workload
-
-    return reads.here(lambda ctx: show_workload(ctx, call.path["workload"]), "workload show")
+    return reads.apart("workload", "show", call.path["workload"])
 
 
 def _jobs(reads: Reads, call: Call) -> Answer:
@@ -219,14 +211,14 @@ READS: tuple[ReadRoute, ...] = (
     ReadRoute("/api/profiles", "Every profile", _profiles),
     ReadRoute("/api/profiles/{profile}", "A profile's values, and who set each", _profile),
     ReadRoute("/api/engines", "Each engine, and what it can do", _engines, is_slow=True),
-    ReadRoute("/api/results", "What was measured", _results, _LIMIT),
-    ReadRoute("/api/results/{number}", "One run", _result),
+    ReadRoute("/api/results", "What was measured", _results, is_slow=True),
+    ReadRoute("/api/results/{number}", "One run", _result, is_slow=True),
     ReadRoute("/api/sweeps", "Every sweep", _sweeps, is_slow=True),
     ReadRoute("/api/sweeps/{number}", "One sweep in full", _sweep, is_slow=True),
     ReadRoute("/api/sweep", "The sweep that runs now", _sweep_status, is_slow=True),
     ReadRoute("/api/verdict/{number}", "What a sweep came to", _verdict, is_slow=True),
-    ReadRoute("/api/workloads", "Every workload", _workloads),
-    ReadRoute("/api/workloads/{workload}", "One workload", _workload),
+    ReadRoute("/api/workloads", "Every workload", _workloads, is_slow=True),
+    ReadRoute("/api/workloads/{workload}", "One workload", _workload, is_slow=True),
     ReadRoute("/api/readings", "What was watched in the last hour", _readings),
     ReadRoute("/api/telemetry", "What was watched, by day and week", _telemetry, models.HoursQuery),
     ReadRoute("/api/jobs", "The newest jobs", _jobs, _LIMIT, models.JobsEnvelope),
