@@ -83,20 +83,17 @@ def events(box: Deployment) -> list[dict[str, Any]]:
         "journalctl", "--output=json", f"_SYSTEMD_INVOCATION_ID={invocation}"
     ).stdout
     entries = [json.loads(line) for line in lines.splitlines()]
-    return [entry for entry in entries if str(entry["MESSAGE"]).startswith("event.")]
+    return [entry for entry in entries if entry.get("TUNERD_EVENT", "").startswith("event.")]
 
 
 def told(box: Deployment, kind: str) -> Callable[[], str | None]:
     """The text of the newest event of a kind; None before there is one."""
-    name = f"event.{kind} "
-    return lambda: next(
-        (
-            str(one["MESSAGE"])
-            for one in reversed(events(box))
-            if str(one["MESSAGE"]).startswith(name)
-        ),
-        None,
-    )
+
+    def newest() -> str | None:
+        found = [one for one in events(box) if one["TUNERD_EVENT"] == f"event.{kind}"]
+        return str(found[-1]["TUNERD_TEXT"]) if found else None
+
+    return newest
 
 
 def watched(box: Deployment) -> None:
@@ -122,9 +119,10 @@ def test_a_server_without_vram_comes_back_with_a_larger_margin(box: Deployment) 
     box.generate()
     newest = box.json("history")["generations"][0]
     assert (newest["number"], newest["reason"]) == (first["generation"] + 1, "guard")
-    (raised,) = [one for one in events(box) if one["MESSAGE"].startswith("event.oom ")]
+    (raised,) = [one for one in events(box) if one["TUNERD_EVENT"] == "event.oom"]
+    assert "raised to 1792 MiB" in raised["TUNERD_TEXT"]
+    assert "cudaMalloc failed" in raised["TUNERD_TEXT"]
     assert "raised to 1792 MiB" in raised["MESSAGE"]
-    assert "cudaMalloc failed" in raised["MESSAGE"]
     assert raised["PRIORITY"] == "4"
 
 
