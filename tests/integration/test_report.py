@@ -209,6 +209,33 @@ def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_i
     assert "acceptance by position" not in missing
 
 
+def test_a_build_that_tells_no_positions_is_named_in_place_of_an_empty_chart(
+    tmp_path: Path,
+) -> None:
+    drafted = Timings(predicted_n=50, predicted_ms=900, draft_n=40, draft_n_accepted=20)
+
+    report = report_on(tmp_path, a_run(a_sample(drafted)))
+
+    assert "acceptance" not in {one.name for one in report.charts}
+    section = next(one for one in report.sections if one.name == "acceptance")
+    assert "told nothing of positions" in section.text
+    assert "serving.metrics = true" in section.text
+    plain = Timings(predicted_n=50, predicted_ms=900)
+    without = report_on(tmp_path, a_run(a_sample(plain)))
+    assert "acceptance" not in {one.name for one in without.sections}, "nothing was drafted"
+
+
+def test_requests_of_other_suites_tell_positions_where_no_kinds_were_measured(
+    tmp_path: Path,
+) -> None:
+    told = Timings(predicted_n=101, predicted_ms=900, draft_n=80, draft_n_accepted=60,
+                   accepted_by_position=(40, 20))  # fmt: skip
+    report = report_on(tmp_path, a_run(replace(a_sample(told), suite="workload")))
+
+    chart = next(one for one in report.charts if one.name == "acceptance")
+    assert chart.figure["data"][0]["y"] == [1.0, 0.5]
+
+
 def test_what_a_suite_found_becomes_a_table_with_units_in_its_head(tmp_path: Path) -> None:
     streams = {
         "case": "4 streams",

@@ -66,10 +66,11 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
 def acceptance_by_position(
     series: Sequence[Series], evidence: Sequence[RunEvidence]
 ) -> Section | None:
-    """How often each position of a draft was accepted."""
+    """How often each position of a draft was accepted, and whose drafts nothing is known of."""
     found = [(one, shares) for one in series if (shares := shares_of(one, evidence))]
+    silent = [one for one in series if one.speculates and not shares_of(one, evidence)]
     if not found:
-        return None
+        return _no_positions(silent) if silent else None
     depth = max(len(shares) for _, shares in found)
     points = [
         (one, [Point(place, share) for place, share in enumerate(shares, 1)])
@@ -101,15 +102,38 @@ def acceptance_by_position(
     return Section(
         name="acceptance",
         title="Drafts accepted, by position",
-        text="A draft is used up to its first wrong token, so late positions are reached less often.",
+        text=" ".join(
+            [
+                "A draft is used up to its first wrong token, so late positions are reached less often.",
+                *(_silence(one) for one in silent),
+            ]
+        ),
         charts=(chart,),
         tables=(Table("Accepted in all verification steps", columns, tuple(rows)),),
     )
 
 
+def _no_positions(silent: Sequence[Series]) -> Section:
+    """Words in place of an empty chart."""
+    return Section(
+        name="acceptance",
+        title="Drafts accepted, by position",
+        text=" ".join(_silence(one) for one in silent),
+    )
+
+
+def _silence(one: Series) -> str:
+    return (
+        f"{one.label} drafted, and its server told nothing of positions: that takes counters of "
+        "positions in /metrics (mainline since August 2026, serving.metrics = true) or counts by depth "
+        "in each answer (ik_llama.cpp since August 2026)."
+    )
+
+
 def shares_of(one: Series, evidence: Sequence[RunEvidence]) -> tuple[float, ...] | None:
     """The share of each position: from single requests, else as a run found it by the counters."""
-    by_request = summarise(usable(one.of_suite("mtp"))).acceptance_by_position
+    asked = usable(one.of_suite("mtp")) or usable(one.samples)
+    by_request = summarise(asked).acceptance_by_position
     if by_request:
         return by_request
     kept = [
