@@ -1,0 +1,97 @@
+"""The pieces that beliefs are made of: noise, levels of variants, luck of prompts, memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tunerd.core.sweep import Arm
+from tunerd.core.sweep.family_costs import Elsewhere, FamilyCosts
+from tunerd.core.sweep.grid import Variant
+from tunerd.core.sweep.memory_law import Free, fit_memory
+from tunerd.core.sweep.noise import USUAL, fit_noise
+from tunerd.core.sweep.plane import expected_improvement
+from tunerd.core.sweep.turn import Costs
+
+ARM = Arm("ik", "mtp", 4, 0.75, 1024, "q8_0", 512, 2048, 8)
+HOME = Variant("q8_0", 2048, 8)
+
+
+def known(**levels: float) -> FamilyCosts:
+    """A family measured at home and with other cache types."""
+    law = Costs(np.ones(6), np.ones(4), np.ones(1), np.ones(1), np.zeros(1))
+    found = {HOME: (0.0, 0.0)} | {
+        replace(HOME, kv=kv): (level, level) for kv, level in levels.items()
+    }
+    return FamilyCosts(law, found, dict.fromkeys(found, 3))
+
+
+def residuals(process_sd: float, answer_sd: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Forty processes of three answers each, and which observations share one."""
+    rng = np.random.default_rng(seed)
+    process = np.repeat(np.arange(40), 3)
+    luck = rng.normal(0.0, process_sd, 40)[process] + rng.normal(0.0, answer_sd, 120)
+    return luck, np.equal(process[:, None], process).astype(float)
+
+
+def test_noise_of_processes_is_told_from_that_of_answers() -> None:
+    none, alone = np.full((120, 120), 1e-8), np.eye(120)
+    luck, same = residuals(0.045, 0.012, 1)
+    found = fit_noise(none, luck, same, alone)
+    assert found.process > USUAL.process
+    assert found.answer < USUAL.answer
+    luck, same = residuals(0.0, 0.04, 2)
+    found = fit_noise(none, luck, same, alone)
+    assert found.process < USUAL.process
+    assert found.answer > USUAL.answer
+
+
+def test_what_a_cache_type_did_elsewhere_is_expected_here() -> None:
+    costs = {("mainline", "mtp"): known(f16=0.20), ("ik", "mtp"): known()}
+    elsewhere = Elsewhere(costs)
+    slower, _ = elsewhere.level(("ik", "mtp"), replace(HOME, kv="f16"))
+    unknown, _ = elsewhere.level(("ik", "mtp"), replace(HOME, kv="q4_0"))
+    assert 0.1 < slower < 0.2
+    assert unknown == 0.0
+
+
+def test_more_threads_are_expected_to_do_what_fewer_did_not() -> None:
+    few = replace(HOME, threads=4)
+    law = known()
+    slow = replace(law, levels={HOME: (0.0, 0.0), few: (0.3, 0.3)}, counts={HOME: 3, few: 3})
+    elsewhere = Elsewhere({("mainline", "mtp"): slow, ("ik", "mtp"): law})
+    fewer, _ = elsewhere.level(("ik", "mtp"), few)
+    between, _ = elsewhere.level(("ik", "mtp"), replace(HOME, threads=6))
+    assert 0.2 < fewer < 0.3
+    assert 0.0 < between < fewer
+
+
+@pytest.mark.parametrize(("gain", "sd"), [(0.05, 0.01), (0.0, 0.02), (-0.02, 0.02), (-0.1, 0.001)])
+def test_the_expected_improvement_is_the_mean_of_what_is_gained(gain: float, sd: float) -> None:
+    draws = np.maximum(np.random.default_rng(1).normal(gain, sd, 200_000), 0.0)
+    assert expected_improvement(gain, sd) == pytest.approx(float(draws.mean()), abs=2e-4)
+
+
+def test_the_margin_law_learns_what_drafts_and_depth_cost() -> None:
+    rng = np.random.default_rng(3)
+    seen = []
+    for number, (n_max, ubatch) in enumerate([(1, 512), (8, 512), (4, 2048), (8, 1024), (2, 256)]):
+        arm = replace(ARM, n_max=n_max, ubatch=ubatch, fit_mib=1500)
+        for share in (0.0, 1.0):
+            used = 200 + 60 * n_max + 150 * (math.sqrt(ubatch / 512) - 1) + 300 * share
+            seen.append(Free(str(number), arm, share, 1500 - used + float(rng.normal(0, 5))))
+    law = fit_memory(seen)
+    asked = replace(ARM, n_max=6, ubatch=512, fit_mib=1024)
+    free, error = law.free_mib(asked)
+    assert free == pytest.approx(1024 - 200 - 360 - 300, abs=60)
+    assert error < 60
+    assert law.needed_margin_mib(asked, 100.0, 0.0) == pytest.approx(960, abs=60)
+
+
+def test_a_start_that_ran_out_of_memory_raises_the_margin() -> None:
+    before = fit_memory([])
+    after = fit_memory([Free("1", ARM, 0.0, -150.0, is_failure=True)])
+    assert after.needed_margin_mib(ARM, 100.0, 0.0) > before.needed_margin_mib(ARM, 100.0, 0.0)
