@@ -248,6 +248,18 @@ def wait_for_samples(box: Box) -> None:
     raise AssertionError("nothing was measured")
 
 
+def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box: Box) -> None:
+    before = since_s(box)
+    done = box.call("bench", "cpu-embedded", *settings(box), "--suite", "lengths",
+                    "--depth", "5000", "--yes", "--json")  # fmt: skip
+
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == 1
+    assert "has no room for suite `lengths`" in error["message"]
+    assert error["state"] == "nothing was stopped: llama-server.service is as before"
+    assert since_s(box) == before
+
+
 def test_without_an_answer_nothing_is_stopped(box: Box) -> None:
     before = since_s(box)
     done = box.call("bench", "cpu-embedded", *settings(box))

@@ -75,6 +75,14 @@ def test_a_measurement_that_is_ended_by_hand_is_one_object_and_the_unit_serves(
     assert box.serves
 
 
+def test_a_profile_that_does_not_serve_is_an_error_after_which_the_unit_does(box: SweepBox) -> None:
+    found = box.json("bench", "night", "--set", "speculation.n_max=1", "--yes", code=1)
+
+    assert "does not serve" in found["error"]["message"]
+    assert found["error"]["state"].endswith("llama-server.service is as before again")
+    assert box.serves
+
+
 def answered(box: SweepBox, answer: bytes, *words: str) -> tuple[int, str, str]:
     """Exit code, output and messages of a command that is asked on a terminal."""
     ours, theirs = pty.openpty()

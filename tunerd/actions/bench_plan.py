@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tunerd.actions.context import Context
 from tunerd.core.bench import suites
-from tunerd.core.bench.fitting import fitting, prompt_tokens
+from tunerd.core.bench.fitting import fitting, prompt_tokens, with_short_question
 from tunerd.core.bench.prompts import PromptBook, read_prompts
 from tunerd.core.bench.request import Plan, Suite
 from tunerd.core.metrics import summarise
@@ -94,8 +94,14 @@ def fitting_plan(
     plan, told = suite_plan(
         asked, seed, shape, n_ctx=n_ctx, n_slots=n_slots, most_tokens=most_tokens
     )
-    plan, lost = fitting(plan, book, n_ctx, letters_per_token)
     more = list(told)
+    if asked.suite is Suite.LENGTHS:
+        shorter = with_short_question(plan, book, n_ctx, letters_per_token)
+        if shorter is not plan:
+            more.append(note("short-question", f"a context of {n_ctx} has no room for the long "
+                             "review, so a shorter question is asked"))  # fmt: skip
+        plan = shorter
+    plan, lost = fitting(plan, book, n_ctx, letters_per_token)
     if lost:
         more.append(note("no-room", f"a context of {n_ctx} has no room for {', '.join(lost)}"))
     wanted = asked.depth

@@ -91,7 +91,8 @@ class Session:
         first = next(iter(plans.values()))
         profile = first.resolved.name
         self._workload(first)
-        measuring_s = self._expected_s(first, len(plans))
+        with _with_state(f"nothing was stopped: {self.ctx.unit} is as before"):
+            measuring_s = self._expected_s(first, len(plans))
         ahead = outlook(
             self.ctx,
             measuring_s=measuring_s,
@@ -103,6 +104,7 @@ class Session:
             self.messages.append(warning("may-stay-down", ahead.risk))
         budget_s = max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S))
         with (
+            _with_state(f"it was measured in its place; {self.ctx.unit} is as before again"),
             self._ending(),
             hold(
                 self.ctx,
@@ -294,6 +296,16 @@ class Session:
             if self.run is not None:
                 ended_s = self.ctx.clock.now_s()
                 self.store.end_run(self.run, outcome, ended_s=ended_s, reason=reason)
+
+
+@contextmanager
+def _with_state(text: str) -> Iterator[None]:
+    """What an error within says of the machine, unless it knows better."""
+    try:
+        yield
+    except BenchError as problem:
+        problem.state = problem.state or text
+        raise
 
 
 def _meant(opened: Opened, speculation: Speculation) -> Opened:

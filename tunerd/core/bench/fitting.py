@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tunerd.core.bench.prompts import PromptBook
-from tunerd.core.bench.request import Plan, Request
+from tunerd.core.bench.request import Plan, Request, Step
 from tunerd.errors import BenchError
+
+_SHORT = "code_python"
 
 
 def prompt_tokens(request: Request, book: PromptBook, letters_per_token: float | None) -> int:
@@ -24,6 +26,25 @@ def prompt_tokens(request: Request, book: PromptBook, letters_per_token: float |
     if letters_per_token is None:
         return max(depth, form.least_tokens)
     return max(depth, int(len(form.variant(0)) / letters_per_token))
+
+
+def with_short_question(
+    plan: Plan, book: PromptBook, n_ctx: int | None, letters_per_token: float | None = None
+) -> Plan:
+    """The plan with a short question where a context cannot hold the long one; its depth stays.
+
+    A vocabulary of short tokens can make the long question longer than a whole small context.
+    """
+
+    def is_too_long(request: Request) -> bool:
+        tokens = prompt_tokens(request, book, letters_per_token) + request.n_predict
+        return n_ctx is not None and tokens > n_ctx
+
+    if not any(is_too_long(request) for request in plan.requests):
+        return plan
+    steps = [Step(tuple(replace(one, kind=_SHORT) for one in step.requests), step.is_parallel)
+             for step in plan.steps]  # fmt: skip
+    return replace(plan, steps=tuple(steps))
 
 
 def fitting(

@@ -84,7 +84,9 @@ def lengths(
     if not fitting:
         limit = "" if most_tokens is None else f" and answers of at most {most_tokens}"
         raise BenchError(
-            f"a context of {n_ctx} tokens{limit} has no room for this", hint="a smaller --depth"
+            f"a context of {n_ctx} tokens{limit} has no room for suite `lengths`",
+            cause=f"prompts of {_least_depth(depth)} tokens and answers of {LENGTHS[0]} and more",
+            hint="a smaller --depth",
         )
     room = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - fitting[-1] - _SPARE_TOKENS)
     chosen = depth if depth is not None else max(1, min(LENGTHS_DEPTH, room))
