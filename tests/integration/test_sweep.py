@@ -61,7 +61,7 @@ def test_a_plan_with_another_build_says_that_its_port_may_have_to_be_waited_for(
     finally:
         settings.write_text(before)
     assert "other" in {one["engine"] for one in plan["families"]}
-    assert plan["outlook"]["port_wait_s"] == 65
+    assert plan["outlook"]["port_wait_s"] == 75
     assert "starts once it is free again" in plan["outlook"]["text"]
 
 

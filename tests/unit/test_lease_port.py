@@ -124,8 +124,8 @@ def test_a_port_that_is_known_is_waited_for_and_the_outlook_says_how_long(world:
     ctx = world.context()
     ahead = outlook(ctx, measuring_s=60, programs=[Path(ENGINE), OTHER])
 
-    assert (ahead.risk, ahead.port_wait_s) == (None, 65.0)
-    assert "once it is free again, up to 65 s later" in ahead.text
+    assert (ahead.risk, ahead.port_wait_s) == (None, 75.0)
+    assert "once it is free again, up to 75 s later" in ahead.text
     same = outlook(ctx, measuring_s=60, programs=[Path(ENGINE)])
     assert same.port_wait_s == 0
     assert "free again" not in same.text

@@ -16,6 +16,7 @@ from tunerd.actions.port_wait import (
     program_of_production,
 )
 from tunerd.core.generation import Outcome
+from tunerd.core.lease import PORT_LIMIT_S
 from tunerd.core.local_service import read_service
 from tunerd.core.quantity import format_duration
 from tunerd.core.restart_window import LEAST_WINDOW_S, restart_window_s
@@ -103,11 +104,11 @@ def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Out
         return ahead
     wait = (
         f"where another build leaves its port taken, {ctx.unit} starts once it is free again, up to "
-        f"{LEAST_WINDOW_S:.0f} s later"
+        f"{PORT_LIMIT_S:.0f} s later"
     )
     risk = return_risk(ctx, programs)
     text = f"{ahead.text}; {risk or wait}"
-    return replace(ahead, text=text, risk=risk, port_wait_s=LEAST_WINDOW_S)
+    return replace(ahead, text=text, risk=risk, port_wait_s=PORT_LIMIT_S)
 
 
 def return_risk(ctx: Context, programs: Sequence[Path]) -> str | None:

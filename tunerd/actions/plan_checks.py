@@ -13,10 +13,10 @@ from tunerd.actions.tuned_layer import read_declined, read_tuned
 from tunerd.core.cmdline import CommandLine
 from tunerd.core.engine import Engine, Family
 from tunerd.core.host import Host
-from tunerd.core.lease import PORT_LIMIT_S
 from tunerd.core.live import LiveUnit, Serving
 from tunerd.core.model import ModelFacts
 from tunerd.core.resolve import Resolved
+from tunerd.core.restart_window import LEAST_WINDOW_S
 from tunerd.core.result import Message, error, note, warning
 from tunerd.core.tuned import TunedRecord, why_stale
 from tunerd.errors import EngineError
@@ -81,7 +81,7 @@ def check_ended_connections(
             f"{ctx.unit} may be without service for a minute longer than it loads: what serves now is "
             f"ik_llama.cpp, after whose streams the kernel keeps port {after.port}, and {engine.name} "
             "cannot have it before",
-            f"its start is repeated for {PORT_LIMIT_S:.0f} s; a minute without requests before, or "
+            f"its start is repeated for {LEAST_WINDOW_S:.0f} s; a minute without requests before, or "
             "another serving.port, spares the wait",
         )
     ]

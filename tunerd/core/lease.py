@@ -14,8 +14,9 @@ from typing import Any
 
 from tunerd.core.failure import Failure, FailureKind
 
-# Linux keeps the port of ended connections for 60 s (TCP_TIMEWAIT_LEN).
-PORT_LIMIT_S = 65.0
+# Linux keeps the port of ended connections for 60 s (TCP_TIMEWAIT_LEN); a candidate may need some
+# seconds to end its streams first.
+PORT_LIMIT_S = 75.0
 _PREFIX = "tunerd-"
 _NAMES = re.compile(r"tunerd-(?:lease|candidate)-([0-9a-f]{8,32})(?:-\d+)?\.service")
 _CANDIDATE = re.compile(r"tunerd-candidate-[0-9a-f]{8,32}-\d+\.service")
