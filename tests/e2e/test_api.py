@@ -64,9 +64,11 @@ def test_an_operator_deploys_and_goes_back_without_root_and_a_stranger_cannot(
     assert shown["generation"]["requested_by"] == "alice"
 
     curl = f"curl --silent --unix-socket {SOCKET} --output /dev/null --write-out '%{{http_code}}'"
-    assert machine.run("sh", "-c", f"{curl} http://x/api/status", user="alice").stdout == "200"
+    assert (
+        machine.run("sh", "-c", f"{curl} http://localhost/api/status", user="alice").stdout == "200"
+    )
     assert machine.run(
-        "sh", "-c", f"{curl} http://x/api/status", user="bob", check=False
+        "sh", "-c", f"{curl} http://localhost/api/status", user="bob", check=False
     ).returncode
     refused = machine.run("tunerd", "--system", "rollback", "--yes", user="bob", check=False)
     assert refused.returncode == 1
@@ -87,20 +89,24 @@ def test_a_job_outlives_the_daemon_and_the_socket_starts_it_again(machine: Machi
         f"curl --silent --unix-socket {SOCKET} -H 'X-Tunerd: 1' -H 'Content-Type: application/json'"
     )
     began = machine.run(
-        *("sh", "-c", f"""{ask} -d '{{"profile":"plain","set":{{"serving.ctx_size":512}}}}' http://x/api/apply"""),
+        *("sh", "-c", f"""{ask} -d '{{"profile":"plain","set":{{"serving.ctx_size":512}}}}' http://localhost/api/apply"""),
         user="alice",
     )  # fmt: skip
     number = json.loads(began.stdout)["job"]["job"]
     machine.kill(machine.show("tunerd", "MainPID"))
 
     machine.sh(
-        f'until {ask} http://x/api/jobs/{number} | grep -q \'"state":"done"\'; do sleep 0.2; done',
+        f'until {ask} http://localhost/api/jobs/{number} | grep -q \'"state":"done"\'; do sleep 0.2; done',
         limit_s=120,
     )
 
     assert is_serving(machine)
     machine.systemctl("stop", "tunerd.service")
-    assert machine.run("sh", "-c", f"{ask} http://x/api/status", user="alice").returncode == 0
+    assert (
+        machine.run("sh", "-c", f"{ask} http://localhost/api/status", user="alice").returncode == 0
+    )
     assert machine.systemctl("is-active", "tunerd.service") == "active"
-    jobs = json.loads(machine.run("sh", "-c", f"{ask} http://x/api/jobs", user="alice").stdout)
+    jobs = json.loads(
+        machine.run("sh", "-c", f"{ask} http://localhost/api/jobs", user="alice").stdout
+    )
     assert [one["asked_by"] for one in jobs["jobs"]] == ["alice"]

@@ -144,6 +144,18 @@ def test_changes_need_a_header_that_no_foreign_page_can_send(api: ApiBox) -> Non
 def test_a_name_that_was_bent_to_this_machine_is_refused(api: ApiBox) -> None:
     assert api.ask("/api/status", tcp=True, headers={"Host": "evil.example"}).status == 421
     assert api.ask("/api/status", tcp=True, headers={"Host": "localhost:1"}).status == 200
+    assert api.ask("/api/status", headers={"Host": "evil.example"}).status == 421, "by a tunnel"
+
+
+def test_a_foreign_page_reads_nothing_and_starts_no_process(api: ApiBox) -> None:
+    cross = {"Sec-Fetch-Site": "cross-site"}
+    assert api.ask("/api/doctor", tcp=True, headers=cross).status == 403
+    assert api.ask("/jobs", tcp=True, headers=cross).status == 200, "a link may lead to the page"
+
+
+def test_a_proxy_is_not_taken_for_the_account_that_it_runs_as(api: ApiBox) -> None:
+    for name in ("X-Forwarded-For", "Forwarded", "Via"):
+        assert api.ask("/api/status", tcp=True, headers={name: "for=192.0.2.1"}).status == 403
 
 
 def test_every_answer_forbids_frames_sniffing_and_foreign_scripts(api: ApiBox) -> None:
@@ -217,7 +229,9 @@ def test_a_job_goes_on_without_its_client_and_tells_everybody_how_it_ended(api: 
     listeners = [threading.Thread(target=lambda: told.append(api.events(number))) for _ in range(5)]
     with socket.socket(socket.AF_UNIX) as leaver:
         leaver.connect(str(api.path))
-        leaver.sendall(f"GET /api/jobs/{number}/events HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        leaver.sendall(
+            f"GET /api/jobs/{number}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        )
     for one in listeners:
         one.start()
     for one in listeners:
@@ -248,6 +262,7 @@ def test_one_change_at_a_time_and_whoever_comes_second_is_told_of_the_first(api:
     assert second.json["error"]["cause"] == f"job {number}, apply, asked for by alice"
     assert looked != 409, "looking is no change"
     assert after.status == 202, "its process is gone, and with it the job"
+    api.events(after.json["job"]["job"])
 
 
 def test_a_profile_that_is_not_there_starts_no_job(api: ApiBox) -> None:

@@ -66,7 +66,7 @@ def test_every_quick_route_keeps_to_its_description(api: ApiBox, operation: Any)
 
 @pytest.mark.parametrize("operation", operations(slow=True), ids=lambda one: one.label)
 def test_every_slow_route_keeps_to_its_description(api: ApiBox, operation: Any) -> None:
-    @settings(max_examples=2, deadline=None, derandomize=True, database=None,
+    @settings(max_examples=1, deadline=None, derandomize=True, database=None,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(case=operation.as_strategy())
     def hold(case: Any) -> None:
@@ -108,7 +108,7 @@ def test_whatever_comes_over_the_socket_the_next_client_is_served(api: ApiBox, j
     with socket.socket(socket.AF_UNIX) as channel:
         channel.settimeout(30)
         channel.connect(str(api.path))
-        channel.sendall(b"GET /api/status HTTP/1.1\r\nHost: x\r\n" + junk)
+        channel.sendall(b"GET /api/status HTTP/1.1\r\nHost: localhost\r\n" + junk)
 
     assert api.ask("/api/profiles").status == 200
 

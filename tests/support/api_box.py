@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from tests.support.local_box import Box
+from tunerd.actions.context import Context
+from tunerd.actions.jobs import list_jobs
 from tunerd.actions.telemetry import Telemetry
 from tunerd.system.listen import tcp_socket, unix_socket
 from tunerd.web.app import Desk, Seams
@@ -29,6 +31,7 @@ from tunerd.web.server import ApiServer
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="not root, so it cannot become others: run `sudo ./tests/run`"
 )
+_JOBS_LIMIT_S = 150.0
 # Numbers that no account has.
 GROUP, MEMBER, STRANGER = 54321, 54322, 54323
 OWN = {"X-Tunerd": "1"}
@@ -171,4 +174,12 @@ def serving(
             yield made
         finally:
             server.stop()
+            _wait_for_jobs(ctx)  # they write into folders that are about to go
             assert not server.is_alive
+
+
+def _wait_for_jobs(ctx: Context) -> None:
+    end_s = ctx.clock.monotonic_s() + _JOBS_LIMIT_S
+    while any(not job.state.is_over for job in list_jobs(ctx)):
+        assert ctx.clock.monotonic_s() < end_s, "a job does not end"
+        ctx.clock.sleep(0.1)

@@ -89,9 +89,7 @@ def start_job(ctx: Context, request: JobRequest) -> int:
     if ctx.mode is Mode.LOCAL:
         _start_process(ctx, folder, number, words)
     else:
-        unit = OwnUnit(
-            f"tunerd-job-{number}.service", f"{request.kind} for {request.asked_by}", words
-        )
+        unit = OwnUnit(f"tunerd-job-{number}.service", f"job {number}, {request.kind}", words)
         start_own_unit(ctx, unit)
     return number
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 HEADER = "x-tunerd"
 COOKIE = "tunerd_session"
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY_BYTES = 64 * 1024
 _MOST_FAILURES = 10
@@ -68,15 +69,18 @@ class Gate:
     _sessions: dict[str, float] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def check_origin(self, peer: Peer, method: str, path: str, headers: Headers) -> Refusal | None:
+    def check_origin(self, method: str, path: str, headers: Headers) -> Refusal | None:
         """Whether a browser was sent here by a page of somebody else."""
         host = headers.get("host")
-        if peer.via is Via.TCP and not host_is_ours(host, self.hosts):
-            hint = "page.hosts in tunerd.toml names other hosts"
+        # On the socket as well: a tunnel (ssh -L) leads browsers there.
+        if not host_is_ours(host, self.hosts):
+            hint = "it is `localhost`; page.hosts in tunerd.toml names other hosts"
             return Refusal(421, "this address is not served under that name", hint)
-        if method in SAFE_METHODS:
-            return None
         is_foreign = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
+        if method in SAFE_METHODS:
+            if is_foreign and path.startswith("/api/"):
+                return Refusal(403, "another site may not ask for anything here")
+            return None
         if is_foreign or not origin_is_ours(headers.get("origin"), host):
             return Refusal(403, "another site may not change anything here")
         if path.startswith("/api/") and headers.get(HEADER) != "1":
@@ -86,7 +90,9 @@ class Gate:
 
     def enter(self, peer: Peer, headers: Headers) -> Visitor | Refusal:
         """Who this is, if they may act."""
-        if may_act(peer, own_uid=self.own_uid, group=self.group()):
+        # A proxy is no visitor: whoever it speaks for has to show the token.
+        is_direct = not any(name in headers for name in _OF_PROXIES)
+        if is_direct and may_act(peer, own_uid=self.own_uid, group=self.group()):
             return Visitor(peer, peer.text, f"uid:{peer.uid}")
         session = self._session(headers.get("cookie"))
         if session is not None:

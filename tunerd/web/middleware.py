@@ -66,7 +66,7 @@ class GateMiddleware:
         path: str = scope["path"]
         if peer is None:
             return _answer(Refusal(403, "the other end is not known"), path)
-        refusal = self._gate.check_origin(peer, scope["method"], path, headers)
+        refusal = self._gate.check_origin(scope["method"], path, headers)
         if refusal is not None:
             return _answer(refusal, path)
         if _declared(headers) > MAX_BODY_BYTES:
