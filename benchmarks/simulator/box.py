@@ -362,6 +362,13 @@ class Truth:
             decode = float(np.average(one.n_predict * time / (1 + accepted), weights=weights))
         return (prompt + decode) * slower + _OVERHEAD_MS
 
+    def acceptance(self, arm: Arm, kind: str, n_predict: int) -> float:
+        """Accepted tokens as a share of drafted ones."""
+        tired = self.spec(arm).drafter.fatigue * min(n_predict, 2000) / 2000
+        table = self._table(arm, kind, tired).mean(axis=0)
+        limit = np.minimum(np.arange(N_POSITIONS + 1), arm.n_max)
+        return float((table.sum(axis=0) * limit).sum() / (table.sum(axis=1) * limit).sum())
+
     def turn_ms(self, arm: Arm, workload: Workload) -> float:
         """Expected turn time of the workload."""
         return workload.turn_time_s([self.class_ms(arm, one) for one in workload.classes])

@@ -153,22 +153,26 @@ def rtx_5060_ti() -> Card:
 def rtx_3090_ti() -> Card:
     """24 GB, dense, wholly on the card."""
     mtp = Spec(
-        replace(MTP, levels={kind: level + 0.2 for kind, level in _LEVELS.items()}),
+        replace(MTP, levels={kind: level - 1.1 for kind, level in _LEVELS.items()}),
         round_ms=2.5, token_ms=3.0, prefill_tax=1.307, fixed_mib=900, seen_per_draft_mib=90,
         unseen_per_draft_mib=60, unseen_mib=250,
     )  # fmt: skip
     dflash = Spec(
-        replace(MTP, decay=0.06, fatigue=0.9, has_filter=False), round_ms=11.0, token_ms=0.35,
+        replace(
+            MTP, levels={kind: level - 0.7 for kind, level in _LEVELS.items()}, decay=0.06,
+            fatigue=1.8, has_filter=False,
+        ),
+        round_ms=11.0, token_ms=0.35,
         prefill_tax=1.178, fixed_mib=1400, seen_per_draft_mib=90, unseen_per_draft_mib=60,
         unseen_mib=300, depth_ms=0.10,
     )  # fmt: skip
     mainline = Engine(
-        base_ms=22.8, expert_gpu_ms=0.0, expert_cpu_ms=150.0, reuse=0.1, attention_ms=0.20,
+        base_ms=25.5, expert_gpu_ms=0.0, expert_cpu_ms=150.0, reuse=0.1, attention_ms=0.20,
         convert_ms=0.14, kink_at=7, kink_ms=2.6, prompt_batch_ms=14.0, prompt_token_ms=0.70,
         prompt_depth_ms=0.006, pcie_ms=3000.0, unseen_mib=250, growth_mib=350,
         specs={"off": _OFF, "mtp": mtp, "ngram": _NGRAM}, spec_overhead_ms=1.0,
     )  # fmt: skip
-    bee = replace(mainline, specs={"off": _OFF, "dflash": dflash}, base_ms=23.2)
+    bee = replace(mainline, specs={"off": _OFF, "dflash": dflash}, base_ms=25.9)
     return Card(
         name="24G", vram_mib=24564, others_mib=300, context=131072, dense_mib=15900,
         experts_mib=0, kv_mib={"f16": 8192, "q8_0": 4352, "q4_0": 2304}, compute_mib=300,
