@@ -1,6 +1,6 @@
 """What the daemon costs while nothing happens: its memory, its processor time, and the server's.
 
-python benchmarks/daemon_idle.py --minutes 10      as root, with what the end-to-end tests need
+python -m benchmarks.daemon_idle --minutes 10      as root, with what the end-to-end tests need
 
 A machine with a real systemd runs the shipped unit with its own settings beside the embedded
 llama.cpp server. The server's processor time is taken once with and once without the daemon.

@@ -1,6 +1,6 @@
 """Whether the daemon's memory and file descriptors stay flat over many looks.
 
-python benchmarks/daemon_soak.py --looks 10000
+python -m benchmarks.daemon_soak --looks 10000
 
 A real embedded server under tunerd's supervisor, real looks, history and guards, with a clock that
 goes ten seconds on after each look; now and then the server is asked for something or is restarted.
