@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tunerd.actions.jobs import shown_hash
-from tunerd.core.host import Mode
-from tunerd.core.paths import paths_for
 from tunerd.core.progress import Progress, ProgressSink
 from tunerd.core.result import ActionResult, Level, Message
 from tunerd.errors import HostError, TunerdError
 from tunerd.system.api_client import ApiClient, ApiReply
-
-SOCKET = "tunerd.sock"
-
-
-def socket_for(mode: str | None, environment: Mapping[str, str]) -> Path | None:
-    """The daemon's socket, for who should act through it; None for who acts by themselves.
-
-    Root never does. Others do with `--system`, and without a mode where the socket lets them in:
-    then root made them members of the group for just that.
-    """
-    wanted = mode or environment.get("TUNERD_MODE") or None
-    if os.geteuid() == 0 or wanted not in {None, str(Mode.SYSTEM)}:
-        return None
-    path = paths_for(Mode.SYSTEM, environment).runtime_dir / SOCKET
-    if wanted is None:
-        return path if os.access(path, os.R_OK | os.W_OK) else None
-    return path if path.exists() else None
 
 
 class Remote:
@@ -72,6 +51,8 @@ class Remote:
 
 def seen(result: ActionResult) -> str:
     """What stands for the difference that a person has just seen and agreed to."""
+    from tunerd.actions.jobs import shown_hash
+
     return shown_hash(str(result.payload["diff"]))
 
 

@@ -4,24 +4,46 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunerd.cli.output import confirm, harmless, print_message, progress_sink, show
+from tunerd.core.host import Mode
+from tunerd.core.paths import paths_for
 
 if TYPE_CHECKING:
     from tunerd.actions.remote import Remote
     from tunerd.core.result import ActionResult
+
+_SOCKET = "tunerd.sock"
 
 
 def remote_for(mode: str | None, *, as_json: bool) -> Remote | None:
     """The daemon, for who acts through it; None for root, and for one's own units."""
     if os.geteuid() == 0:
         return None
-    from tunerd.actions.remote import Remote, socket_for
-
     path = socket_for(mode, os.environ)
-    return None if path is None else Remote(path, progress_sink(as_json=as_json))
+    if path is None:
+        return None
+    from tunerd.actions.remote import Remote
+
+    return Remote(path, progress_sink(as_json=as_json))
+
+
+def socket_for(mode: str | None, environment: Mapping[str, str]) -> Path | None:
+    """The daemon's socket, for who should act through it; None for who acts by themselves.
+
+    Root never does. Others do with `--system`, and without a mode where the socket lets them in:
+    then root made them members of the group for just that.
+    """
+    wanted = mode or environment.get("TUNERD_MODE") or None
+    if os.geteuid() == 0 or wanted not in {None, str(Mode.SYSTEM)}:
+        return None
+    path = paths_for(Mode.SYSTEM, environment).runtime_dir / _SOCKET
+    if wanted is None:
+        return path if os.access(path, os.R_OK | os.W_OK) else None
+    return path if path.exists() else None
 
 
 def remote_plan(
