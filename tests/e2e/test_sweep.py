@@ -63,11 +63,13 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
     host_machine: Machine,
 ) -> None:
     box = deployed(host_machine)
-    box("sweep", "start", "--yes", "--budget", "300s", "--seed", "5")
+    box("sweep", "start", "--yes", "--budget", "60s", "--seed", "5")
     until(host_machine, lambda: starts(box) >= 2, "two starts")
     assert host_machine.systemctl("is-active", SWEEP) == "active"
     assert box.show("FragmentPath", SWEEP).startswith("/usr/local/lib/")
     assert "sweep 1" in box("status").out
+    kept = host_machine.run("systemd-inhibit", "--list", "--no-pager").stdout
+    assert any("tunerd" in line and "sleep" in line for line in kept.splitlines()), kept
 
     # Its main process dies: systemd ends lease and candidate, and starts production.
     box.systemctl("kill", "--signal=KILL", "--kill-whom=main", SWEEP)
@@ -139,9 +141,13 @@ def test_a_night_outside_of_its_window_says_when_it_opens_and_stops_nothing(
     folder = "/var/lib/tunerd"
     host_machine.sh(f"cp -a {folder} /root/kept && mount -t tmpfs -o size=200m,mode=755 none {folder}"
                     f" && cp -a /root/kept/. {folder}/")  # fmt: skip
+    # Where there is no logind, that is said, and nothing else changes.
+    host_machine.systemctl("mask", "--now", "systemd-logind.service", "dbus-org.freedesktop.login1")
     box.systemctl("reset-failed", SWEEP)
     box.systemctl("start", SWEEP)
     until(host_machine, lambda: starts(box) >= 2, "two starts")
+    said = "\n".join(host_machine.journal(f"--unit={SWEEP}"))
+    assert "nothing keeps the machine from going to sleep" in said
     host_machine.sh(f"dd if=/dev/zero of={folder}/filler bs=1M 2>&1 || true")
     until(
         host_machine,
