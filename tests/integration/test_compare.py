@@ -168,6 +168,8 @@ def test_a_template_that_changes_answers_fails_the_gate_whatever_the_speed(
     kept = next(one for one in run["summaries"] if one["suite"] == "quality")
     assert kept["figures"]["passes"] is False
     assert run["verdicts"][0]["outcome"] == found["verdict"]
+    shown = box.call("results", "show", str(found["run"])).stdout
+    assert "gate, B against A: failed\n  short answers: 3 of 3 differ" in shown
 
 
 def test_the_verdict_is_kept_with_its_conditions(box: Box, found: dict[str, Any]) -> None:

@@ -154,10 +154,10 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
             found, quality, held, told = _measure(ctx, prepared, keeper)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
-                told = (
+                kept = (
                     f"what was measured until then is kept: `tunerd results show {keeper.number}`"
                 )
-                error.add_note(told)
+                error.add_note(kept)
             keeper.end(RunOutcome.STOPPED, str(error) or type(error).__name__)
             raise
         verdict = keeper.verdict(found, quality)

@@ -157,8 +157,20 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
         yield f"left out of {row['arm']}: {row['samples']} ({row['reason']})"
         yield from (f"  {n} x {problem}" for problem, n in row["problems"].items())
     for summary in payload["summaries"]:
+        if summary["name"] == "quality" and "cases" in summary["figures"]:
+            yield from _gate(summary)
+            continue
         shown = ", ".join(f"{key} {_shown(value)}" for key, value in summary["figures"].items())
         yield f"{summary['name']}{' of ' + summary['arm'] if summary['arm'] else ''}: {shown}"
+
+
+def _gate(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Answers held against those of another arm; runs of before do not name it."""
+    from tunerd.cli.commands.bench_view import quality_lines
+
+    figures = summary["figures"]
+    yield ""
+    yield from quality_lines(figures, summary["arm"], figures.get("reference", "the other arm"))
 
 
 def render_stale(payload: Mapping[str, Any]) -> Iterator[str]:
