@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
 from tests.support.local_box import Box
 from tests.support.readings import a_reading
 from tunerd.actions.context import Context
+from tunerd.actions.telemetry import HistoryKeeper
 from tunerd.core.local_outcome import Ending
 from tunerd.core.telemetry.history import Event
 from tunerd.daemon.guarding import CHECK_UNIT, Guarding
@@ -137,3 +139,25 @@ def test_what_the_guards_judge_by_is_found_out_once_for_each_life(world: World) 
         began.append(world.manager.state(CHECK_UNIT).invocation_id)
     assert len(set(began)) == 2
     assert began[0] is not None
+
+
+def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_daemon(
+    world: World,
+) -> None:
+    replanned = {"identity_changed": True, "refusals": ["invalid argument: --mlock"],
+                 "driver_before": None, "driver_now": None}  # fmt: skip
+    found = {"confirmed": None, "engine_sha256": None, "replanned": replanned}
+    (world.ctx.paths.state_dir / "guards.json").write_text(json.dumps(found))
+    keeper = HistoryKeeper(world.ctx)
+
+    def tell(event: Event) -> None:
+        world.told.append(event)
+        keeper.add_event(event)
+
+    for _ in range(3):
+        world.guards = Guarding(world.ctx, Notifier({}), tell, lambda: None)
+        for _ in range(3):
+            world.look()
+    keeper.close()
+    assert world.kinds == ["upgrade-refused"]
+    assert "--mlock" in world.told[0].text

@@ -12,6 +12,7 @@ from tunerd.actions.guard_findings import Findings, engine_seen, findings_stamp,
 from tunerd.actions.guard_margin import margin_now
 from tunerd.actions.guard_restart import restart_server
 from tunerd.actions.own_unit import OwnUnit, probation_unit, start_own_unit
+from tunerd.actions.telemetry import history
 from tunerd.core.failure import FailureKind, classify
 from tunerd.core.guards import drift, hang, oom, upgrade
 from tunerd.core.guards.decision import Act, Decision, Policy
@@ -28,6 +29,8 @@ _RESTART_S = 300.0
 _CHECK_AGAIN_S = 60.0
 _LOG_LINES = 300
 _MOST_DEATHS = 5
+_EVENTS = 200
+_UPGRADES = ("upgrade", "upgrade-refused")
 _UP = {"active", "activating", "deactivating"}
 
 log = structlog.get_logger()
@@ -266,10 +269,18 @@ class Guarding:
         if findings.replanned is None or self._upgrade_policy is Policy.OFF:
             return
         decision = upgrade.decide(findings.replanned)
-        text = "" if decision is None else f"{decision.text}: {decision.evidence}"
-        if decision is not None and text != self._upgrade_said:
+        text = "" if decision is None else f"{decision.text} ({decision.evidence})"
+        if decision is not None and text != self._upgrade_said and not self._was_said(text):
             self._say(decision)
         self._upgrade_said = text
+
+    def _was_said(self, text: str) -> bool:
+        """Whether a daemon before this one told the same of the generation that serves."""
+        entry = self._ctx.generations.serving(self._ctx.unit)
+        since_s = 0.0 if entry is None else entry.generation.created_s
+        told = history(self._ctx, 0.0, 0.0, events=_EVENTS).events
+        newest = next((event for event in told if event.kind in _UPGRADES), None)
+        return newest is not None and newest.text == text and newest.at_s >= since_s
 
     # What is done
 
