@@ -129,6 +129,8 @@ class _Sweep:
             verdict, arm, reasons = self._decide()
         except Preempted:
             verdict, arm, reasons = INCONCLUSIVE, None, ["the user wanted the machine"]
+        if verdict != INCONCLUSIVE:
+            self.night.recommend(self.incumbent if arm is None else arm)
         return Outcome(verdict, self.given if arm is None else arm, self._evidence(reasons))
 
     # Search and verdict in turns
