@@ -181,8 +181,10 @@ class FakeServiceManager:
     def properties(self, unit: str, *names: str) -> Mapping[str, str]:
         """Raw properties."""
         self._catch_up()
-        if self._leases.find(unit) is not None:
-            shown = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
+        lease = self._leases.find(unit)
+        if lease is not None:
+            active = "active" if lease.stands else "deactivating"
+            shown = {"LoadState": "loaded", "ActiveState": active, "SubState": "running"}
             return {name: shown[name] for name in names if name in shown}
         found = self._find(unit)
         ending = found.ending or Ending()

@@ -14,7 +14,13 @@ from tests.support.fakes import Invocation, Life, Program
 from tunerd.actions.context import Context
 from tunerd.actions.lease import hold
 from tunerd.actions.lease_outlook import outlook, return_risk
+from tunerd.actions.lease_record import (
+    measuring,
+    read_measurement,
+    write_measurement,
+)
 from tunerd.actions.port_wait import PORT_WAIT_S, PortTurns
+from tunerd.core.lease import LeaseRecord, LeaseSpec
 from tunerd.core.local_outcome import Ending
 from tunerd.core.progress import Progress
 from tunerd.errors import Stranded
@@ -188,3 +194,30 @@ def test_a_port_on_which_somebody_listens_is_not_waited_for(world: World) -> Non
     holder.socket.close()
 
     assert holder.said == []
+
+
+def test_a_measurement_that_waits_for_the_port_at_its_end_still_holds_the_place(
+    world: World,
+) -> None:
+    ctx = world.context()
+    lease = world.manager.lease(
+        LeaseSpec("0123456789ab", UNIT, restores=True, limit_s=600, why="x")
+    )
+    world.manager.reset_failed(UNIT)
+    now_s = ctx.clock.now_s()
+    write_measurement(
+        ctx, LeaseRecord(lease.spec.id, UNIT, "bench x", 1, now_s, now_s + 600, restores=True)
+    )
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        lease.restore_when_free(holder.getsockname())
+        world.manager.drop_lease(lease)
+
+        record = read_measurement(ctx)
+        assert record is not None, "production is not merely stopped"
+        assert measuring(ctx, record).text.endswith("starts once its port is free, within 75 s")
+    world.clock.sleep(1.0)
+
+    assert read_measurement(ctx) is None
+    assert world.manager.state(UNIT).is_active

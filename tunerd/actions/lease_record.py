@@ -25,6 +25,7 @@ from tunerd.system.files import is_locked
 from tunerd.system.llama import Address
 
 _PATIENCE_S = 30.0
+_HOLDS = frozenset({"active", "deactivating"})
 # A lease that has ended may wait for production's port before it is over.
 _ENDING_S = _PATIENCE_S + PORT_LIMIT_S
 _POLL_S = 0.1
@@ -34,13 +35,13 @@ _COMES_BACK_S = 5.0
 def read_measurement(ctx: Context) -> LeaseRecord | None:
     """The measurement that holds production's place now; None if there is none.
 
-    A record alone is no proof: the lease's unit must stand.
+    A record alone is no proof: the lease's unit must stand, or wait at its end for production's port.
     """
     record = _record(ctx)
     if record is None or record.production != ctx.unit:
         return None
     try:
-        return record if ctx.services.state(record.unit).is_active else None
+        return record if ctx.services.state(record.unit).active_state in _HOLDS else None
     except ServiceError:
         return None
 
@@ -142,6 +143,11 @@ def _answers(ctx: Context, address: Address) -> bool:
 
 def measuring(ctx: Context, record: LeaseRecord) -> Message:
     """That production is away because something is measured, for people."""
+    if not ctx.services.state(record.unit).is_active:
+        text = f"`{record.purpose}` has ended"
+        if record.restores:
+            text += f"; {ctx.unit} starts once its port is free, within {PORT_LIMIT_S:.0f} s"
+        return note("measuring", text)
     left_s = max(0.0, record.until_s - ctx.clock.now_s())
     then = f"then {ctx.unit} serves again" if record.restores else f"{ctx.unit} stays stopped"
     return note(
@@ -167,7 +173,7 @@ def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str
         is_mine: Whether the caller is the one who may measure; others look away while somebody is.
 
     Returns:
-        The units that were cleared away.
+        The units that were cleared away; a lease that waits for production's port was waited for.
 
     Raises:
         HostError: a file cannot be removed.
