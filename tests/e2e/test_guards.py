@@ -15,9 +15,9 @@ from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tests.support.roots import SOURCES_INSIDE
 
-pytestmark = pytest.mark.xdist_group("guards")  # one machine for all
+pytestmark = [pytest.mark.xdist_group("guards"), pytest.mark.timeout(600)]  # one machine for all
 
-LIMIT_S = 90.0
+LIMIT_S = 150.0
 CARD = {
     "name": "CUDA0",
     "description": "NVIDIA GeForce RTX 4070 SUPER",
@@ -144,13 +144,18 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
     speed = {"tg_tok_s": 2000.0, "pp_tok_s": 20000.0, "time_scale": 1.0}
     box.stand_ins(eng=speed)
     box.apply("plain")
-    box.json("bench", "--suite", "mtp", "--repeats", "3", "--yes")
+
+    def measure() -> Any:
+        """A bench; on a busy machine some of its samples are disturbed, and more are needed."""
+        box.json("bench", "--suite", "mtp", "--repeats", "3", "--yes")
+        return box.json("guard", "check")["confirmed"]
+
+    confirmed = until(box, measure, "enough was measured")
+    assert 1500 < confirmed["floor_tok_s"] < 2000
     box.behave("eng", **speed, decay_per_request=0.006)
     box.systemctl("restart", UNIT)
     until(box, lambda: box.alias() == "plain", "it serves")
     watched(box)
-    confirmed = box.json("guard", "show")["confirmed"]
-    assert 1500 < confirmed["floor_tok_s"] < 2000
     before = box.show("InvocationID")
 
     def ask() -> str | None:
