@@ -77,7 +77,8 @@ def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "unit", f"{engine['unit']}: {engine['active_state']} ({engine['sub_state']}){up}"
     if payload["measuring"]:
         yield "measures", payload["measuring"]
-    yield "health", engine["health"] or "unknown"
+    is_up = engine["active_state"] == "active"
+    yield "health", engine["health"] or ("unknown" if is_up else "not running")
     slots = "unknown"
     if engine["slots_total"] is not None:
         slots = f"{engine['slots_busy']} of {engine['slots_total']} at work"
