@@ -159,8 +159,7 @@ def test_only_entry_points_configure_the_log() -> None:
     wrong = [
         str(found)
         for found in imports()
-        if found.module.startswith("tunerd.log")
-        and not found.file.startswith(("cli/", "web/"))
+        if found.module.startswith("tunerd.log") and not found.file.startswith(("cli/", "web/"))
     ]
     assert wrong == []
 
