@@ -108,10 +108,18 @@ class Shifted(SystemClock):
         return super().now_s() + self._ahead_s
 
 
+@pytest.fixture
+def fresh_box() -> Iterator[SweepBox]:
+    """One that no earlier sweep has taught how long a load may take."""
+    with swept(free_port()) as found:
+        yield found
+
+
 def test_the_end_of_a_window_in_the_middle_of_a_load_puts_production_back_in_time(
-    box: SweepBox,
+    fresh_box: SweepBox,
 ) -> None:
     """38 s before noon, and the first candidate never ends to load; what serves afterwards does."""
+    box = fresh_box
     noon_s = 1_800_000_000.0 - 1_800_000_000.0 % 86400 + 43200
     before, n_loads = box.engine.settings.read_text(), starts(box)
     ends: list[float] = []
