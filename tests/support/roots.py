@@ -317,7 +317,8 @@ mkdir -p /var/lib/systemd/linger /var/log/journal /etc/systemd/system
 touch /var/lib/systemd/linger/alice
 echo 0123456789abcdef0123456789abcdef > /etc/machine-id  # else systemd takes it for a first boot
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.timer \\
-    systemd-timesyncd.service systemd-firstboot.service console-getty.service; do
+    systemd-timesyncd.service systemd-firstboot.service console-getty.service \\
+    postgresql.service prometheus.service; do
     ln -sf /dev/null "/etc/systemd/system/$unit"
 done
 """
