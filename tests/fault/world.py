@@ -31,7 +31,7 @@ from tests.support.fakes import FakeClock, FakeServiceManager, Invocation, Life
 from tunerd.actions.context import Context
 from tunerd.actions.recover import recover
 from tunerd.actions.swap_begin import SwapRequest
-from tunerd.actions.verify import verify
+from tunerd.actions.verify import find_drift, verify
 from tunerd.core.generation import Generation, Outcome
 from tunerd.core.host import Mode
 from tunerd.core.local_outcome import Ending
@@ -156,6 +156,12 @@ class World:
     @property
     def unit_path(self) -> Path:
         return self.paths.unit_dir / UNIT
+
+    def drift(self) -> set[str]:
+        """What `verify` finds, as codes."""
+        ctx = self.context()
+        entry = ctx.generations.serving(UNIT)
+        return set() if entry is None else {one.code for one in find_drift(ctx, entry, deep=False)}
 
     def context(self, fuse: Fuse | None = None, *, asks: bool = False) -> Context:
         """What a new process would work with."""

@@ -76,9 +76,12 @@ def _engine_drift(generation: Generation) -> list[Drift]:
 
 
 def _unit_drift(ctx: Context, generation: Generation) -> list[Drift]:
-    standing = standing_text(ctx)
+    standing, record = standing_text(ctx), read_record(ctx)
+    ours = {generation.unit_sha256}
+    if record is not None:
+        ours |= {record.old_sha256, record.new_sha256}
     drifts = []
-    if sha256(standing) != generation.unit_sha256:
+    if sha256(standing) not in ours:
         wanted = ctx.generations.unit_text(generation.number)
         if standing is None:
             text = f"the unit file is gone: `{ctx.unit_path}`"
@@ -92,7 +95,7 @@ def _unit_drift(ctx: Context, generation: Generation) -> list[Drift]:
             text = f"the unit was edited by hand: {'; '.join(changed[:6])}"
         drifts.append(Drift("unit-edited", text, "`tunerd apply` or `tunerd rollback --to "
                             f"{generation.number}` puts back what was deployed"))  # fmt: skip
-    if read_record(ctx) is not None:
+    if record is not None:
         drifts.append(Drift("interrupted", "a swap was cut short", "tunerd recover"))
     return drifts
 
