@@ -380,8 +380,8 @@ def turn_ms(row: Mapping[str, Any], kind: str) -> float:
 def grid_s(path: str, question: str, kind: str) -> float:
     """What the grid of one workload took: every start, and the requests of this workload."""
     rows = rows_of(path, question, "cell")
-    return statistics.fsum(
-        row["start_s"] + row.get(kind, {"seconds": 0.0})["seconds"] for row in rows
+    return sum(
+        float(row["start_s"]) + float(row[kind]["seconds"] if kind in row else 0.0) for row in rows
     )
 
 
