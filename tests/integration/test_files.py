@@ -21,7 +21,15 @@ import pytest
 
 from tests.support.programs import ProgramFailed, program
 from tunerd.errors import Busy, HostError
-from tunerd.system.files import MAX_READ_BYTES, Files, Look, is_full, is_locked, lock
+from tunerd.system.files import (
+    MAX_READ_BYTES,
+    Files,
+    Look,
+    is_full,
+    is_locked,
+    lock,
+    make_private,
+)
 
 ROOT = Path(__file__).parents[2]
 IS_ROOT = os.geteuid() == 0
@@ -473,3 +481,24 @@ def test_only_one_of_many_gets_the_lock(tmp_path: Path) -> None:
     ]
     assert [worker.wait(60) for worker in workers] == [0, 0, 0]
     assert (tmp_path / "n").read_text() == "15"
+
+
+def test_nobody_else_can_hold_what_this_tunerd_locks(tmp_path: Path) -> None:
+    lock_file, store = tmp_path / "lock", tmp_path / "store.db"
+    lock_file.touch(mode=0o644)
+    lock_file.chmod(0o644)
+    with lock(lock_file, purpose="a test", since="now"):
+        assert stat.S_IMODE(lock_file.stat().st_mode) == 0o600
+    with lock(tmp_path / "new", purpose="a test", since="now"):
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
+    log = tmp_path / "store.db-wal"
+    make_private(store, log)
+    assert stat.S_IMODE(store.stat().st_mode) == 0o600
+    assert not log.exists()
+    store.write_text("kept")
+    for path in (store, log):
+        path.touch()
+        path.chmod(0o644)
+    make_private(store, log)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (store, log)] == [0o600] * 2
+    assert store.read_text() == "kept"

@@ -105,6 +105,12 @@ def test_every_field_of_a_sample_is_kept(store: EvidenceStore) -> None:
     assert store.samples(run) == (full,)
 
 
+def test_nobody_else_can_hold_a_lock_on_it(store: EvidenceStore, tmp_path: Path) -> None:
+    assert store.runs() == ()
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "state").glob("evidence.db*")}
+    assert modes == {0o600}
+
+
 def test_what_is_missing_is_null_in_the_file(store: EvidenceStore, tmp_path: Path) -> None:
     run = store.add_run(RUN)
     store.add_samples(run, [replace(SAMPLE, timings=Timings(predicted_n=0, draft_n=None))])

@@ -63,7 +63,7 @@ def test_minutes_are_kept_and_told_in_longer_steps(store: TelemetryStore) -> Non
 def test_what_nobody_knows_stays_unknown(store: TelemetryStore) -> None:
     blind = replace(minute(BEGIN_S), gpus=None)
     store.add(*summarise([blind], begin_s=BEGIN_S, seconds=MINUTE_S))
-    store.tidy(BEGIN_S + 2 * COARSE_S)
+    store.tidy(BEGIN_S + 3 * COARSE_S)
 
     for step_s in (MINUTE_S, COARSE_S):
         (point,) = store.points(BEGIN_S, BEGIN_S + 1, step_s)
@@ -83,8 +83,8 @@ def test_old_minutes_become_rows_of_ten_and_the_year_before_goes(store: Telemetr
         begin_s = BEGIN_S + n * MINUTE_S
         store.add(*summarise([minute(begin_s, served=served(100))], begin_s=begin_s, seconds=60))
 
-    store.tidy(BEGIN_S + 1200)
-    store.tidy(BEGIN_S + 1260)  # nothing is folded twice
+    store.tidy(BEGIN_S + 1320)
+    store.tidy(BEGIN_S + 1380)  # nothing is folded twice
     assert len(store.points(BEGIN_S, BEGIN_S + 1200)) == 20
     later_s = BEGIN_S + KEEP_MINUTES_S + 1200
     store.tidy(later_s)
@@ -95,6 +95,54 @@ def test_old_minutes_become_rows_of_ten_and_the_year_before_goes(store: Telemetr
     ]
     store.tidy(later_s + 400 * 86400)
     assert store.points(0, later_s * 2) == ()
+
+
+def test_the_last_minute_of_ten_is_waited_for(store: TelemetryStore) -> None:
+    def add(n: int) -> None:
+        begin_s = BEGIN_S + n * MINUTE_S
+        store.add(*summarise([minute(begin_s, served=served(100))], begin_s=begin_s, seconds=60))
+
+    for n in range(9):
+        add(n)
+    store.tidy(BEGIN_S + COARSE_S + 5)
+    add(9)  # written when the first reading of the next minute came
+    store.tidy(BEGIN_S + 2 * COARSE_S)
+    store.tidy(BEGIN_S + KEEP_MINUTES_S + 2 * COARSE_S)
+    (row,) = store.points(BEGIN_S, BEGIN_S + COARSE_S)
+    assert (row.seconds, row.n_predicted) == (COARSE_S, 1000)
+
+
+def test_a_clock_that_was_years_ahead_for_a_while_costs_no_history_after_it(
+    store: TelemetryStore,
+) -> None:
+    for begin_s in (BEGIN_S + 20 * YEAR_S, BEGIN_S):
+        for n in range(10):
+            at_s = begin_s + n * MINUTE_S
+            store.add(*summarise([minute(at_s, served=served(100))], begin_s=at_s, seconds=60))
+        store.tidy(begin_s + 2 * COARSE_S)
+    store.tidy(BEGIN_S + KEEP_MINUTES_S + 2 * COARSE_S)
+    (row,) = store.points(BEGIN_S, BEGIN_S + COARSE_S)
+    assert (row.seconds, row.n_predicted) == (COARSE_S, 1000)
+
+
+def test_where_minutes_end_and_rows_of_ten_begin_nothing_is_counted_twice(
+    store: TelemetryStore,
+) -> None:
+    for n in range(30):
+        at_s = BEGIN_S + n * MINUTE_S
+        store.add(*summarise([minute(at_s, served=served(100))], begin_s=at_s, seconds=60))
+    store.tidy(BEGIN_S + KEEP_MINUTES_S + 900)  # in the middle of ten minutes
+    rows = store.points(BEGIN_S, BEGIN_S + 1800, COARSE_S)
+    assert [one.n_predicted for one in rows] == [1000, 1000, 1000]
+
+
+def test_room_that_became_free_is_given_back(store: TelemetryStore) -> None:
+    write_rows(store, "points", summarise([minute(0.0)], begin_s=0, seconds=60)[0],
+               range(BEGIN_S, BEGIN_S + YEAR_S, COARSE_S), COARSE_S)  # fmt: skip
+    store.tidy(BEGIN_S)
+    before = store.path.stat().st_size
+    store.tidy(BEGIN_S + 3 * YEAR_S)
+    assert store.path.stat().st_size < before / 10
 
 
 def test_a_year_of_two_cards_stays_below_100_mb(store: TelemetryStore) -> None:
@@ -192,3 +240,10 @@ def test_readings_of_a_minute_become_one_row_when_the_next_begins() -> None:
     assert last is not None
     assert last[0].restarts == 1, "told from the last reading of the minute before"
     assert bucket.close() is None
+
+
+def test_nobody_else_can_hold_a_lock_on_the_history(store: TelemetryStore) -> None:
+    store.add_event(Event(BEGIN_S, "hang", "warning", "text"))
+    found = {path.name: path.stat().st_mode & 0o777 for path in store.path.parent.iterdir()}
+    assert set(found) == {"telemetry.db", "telemetry.db-wal", "telemetry.db-shm"}
+    assert set(found.values()) == {0o600}

@@ -287,6 +287,8 @@ def sync_folder(folder: Path) -> None:
 def lock(path: Path, *, purpose: str, since: str) -> Iterator[None]:
     """Hold the lock for the body; it ends with the process, whatever happens to it.
 
+    Its file is for its owner alone: who can read a file can hold a lock on it, and stand in the way.
+
     Args:
         path: The lock file; it is never removed.
         purpose: What a second caller is told, such as `apply rtx-3090-ti-24gb`.
@@ -298,10 +300,12 @@ def lock(path: Path, *, purpose: str, since: str) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise _cannot("open the lock", path, error) from error
     try:
+        with contextlib.suppress(OSError):  # one of an earlier version, which all could read
+            os.fchmod(descriptor, 0o600)
         _take(descriptor, path)
         note = json.dumps({"pid": os.getpid(), "purpose": purpose, "since": since})
         with contextlib.suppress(OSError):  # on a full disk the lock holds without its note
@@ -327,6 +331,23 @@ def _take(descriptor: int, path: Path) -> None:
             clock.sleep(_LOOK_S / 10)
         else:
             return
+
+
+def make_private(path: Path, *sides: Path) -> None:
+    """See that a file on which locks are held is its owner's alone; it is made where there is none.
+
+    What hinders that is left for whoever opens it to say.
+
+    Args:
+        path: The file, which must not be opened and closed here: that would drop this process's locks.
+        sides: Files beside it, which are not made.
+    """
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    for one in (path, *sides):
+        with contextlib.suppress(OSError):
+            if one.stat().st_mode & 0o077:
+                one.chmod(0o600)
 
 
 def is_full(error: BaseException | None) -> bool:

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from tunerd import __version__
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.system.clock import SystemClock
+from tunerd.system.files import make_private
 from tunerd.system.store_checked import read_json
 from tunerd.system.store_schema import METADATA, MIGRATIONS, VERSION, schema_versions
 
@@ -53,6 +54,7 @@ class StoreFile:
         self._wait_s = wait_s
         if writable:
             self._make_folder()
+            make_private(path, *(self._side(side) for side in _SIDES))
         self.engine = self._engine(immutable=False)
         try:
             with self.translated("open"):

@@ -27,10 +27,13 @@ from tunerd.core.telemetry.history import (
     Point,
 )
 from tunerd.errors import HostError
+from tunerd.system.files import make_private
 
 VERSION = 1
 _APPLICATION = 0x74756E64  # "tund"
 _WAIT_S = 5.0
+# A minute is written when the next reading comes, which may be two minutes later on a busy server.
+_LATE_S = 120.0
 _SIDES = ("", "-wal", "-shm")
 _TYPES = {"cpu_percent": "REAL", "power_w": "REAL", "prompt_s": "REAL", "predicted_s": "REAL",
           "utilisation_percent": "REAL", "sm_clock_mhz": "REAL", "temperature_c": "REAL"}  # fmt: skip
@@ -64,6 +67,8 @@ class TelemetryStore:
     def __init__(self, path: Path, *, writable: bool) -> None:
         self.path = path
         mode = "rwc" if writable else "ro"
+        if writable:
+            make_private(path, *(Path(f"{path}{side}") for side in _SIDES[1:]))
         with self._translated("open"):
             self._db = sqlite3.connect(
                 f"file:{quote(str(path))}?mode={mode}", uri=True, timeout=_WAIT_S,
@@ -119,12 +124,13 @@ class TelemetryStore:
             ):  # fmt: skip
                 done = self._db.execute(
                     f"DELETE FROM {table} WHERE seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
-                    (seconds, now_s - keep_s),
+                    (seconds, _whole(now_s - keep_s)),
                 )
                 gone += done.rowcount
             done = self._db.execute("DELETE FROM events WHERE at_s < ?", (now_s - KEEP_EVENTS_S,))
         with self._translated("write"):
-            self._db.execute("PRAGMA incremental_vacuum")
+            # It gives back a page at each step, and `execute` makes one step alone.
+            self._db.executescript("PRAGMA incremental_vacuum")
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return gone + done.rowcount
 
@@ -189,13 +195,16 @@ class TelemetryStore:
             ).fetchall()
 
     def _fold(self, table: str, columns: Sequence[str], now_s: float) -> None:
-        """Make rows of ten minutes of all whole ones for which there is none yet."""
+        """Make rows of ten minutes of all whole ones for which there is none yet.
+
+        Rows of a time to come, which a clock that was set wrong has left, are passed over.
+        """
+        until_s = _whole(now_s - _LATE_S)
         last = self._db.execute(
-            f"SELECT max(begin_s) FROM {table} WHERE seconds = ?",  # noqa: S608 -- ours
-            (COARSE_S,),
+            f"SELECT max(begin_s) FROM {table} WHERE seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
+            (COARSE_S, until_s),
         ).fetchone()[0]
         since_s = -1 if last is None else last + COARSE_S
-        until_s = int(now_s // COARSE_S) * COARSE_S
         shown = ", ".join(_folded(column, COARSE_S) for column in columns)
         card = ", card" if "index" in columns else ""
         self._db.execute(
@@ -274,6 +283,11 @@ def put_aside(path: Path, stamp: str) -> Path:
         except OSError as error:
             raise HostError(f"cannot move `{source}`", cause=error.strerror) from error
     return target
+
+
+def _whole(at_s: float) -> int:
+    """The beginning of the ten minutes in which that is."""
+    return int(at_s // COARSE_S) * COARSE_S
 
 
 def _folded(column: str, step_s: int) -> str:
