@@ -42,6 +42,7 @@ _PROOF_KINDS = ("code", "math", "chat")
 _LETTERS = 2000  # of text by which the length of a token is told
 _WATCHED = frozenset({Mark.FOREIGN_TRAFFIC, Mark.THROTTLED, Mark.VRAM_TAKEN})
 _HTTP_REFUSAL = "status 4"
+_CALL_REFUSALS = ("status ", "the answer is empty", "the answer was cut")
 
 PlanArm = Callable[[Arm], Plan]
 OnArm = Callable[[Arm, ArmRecord], None]
@@ -312,7 +313,7 @@ class LeaseBox:
         problem = next((one.problem for one in samples if one.problem is not None), None)
         if problem is not None:
             self.on_samples(life.arm, samples)
-            raise self._gone(life, problem)
+            raise self._gone(life, problem, is_call=composed[0].has_tools)
         foreign = self._is_foreign(life, [one.timings for one in samples]) or is_busy
         if foreign:
             samples = [
@@ -333,8 +334,11 @@ class LeaseBox:
         self.on_samples(life.arm, [sample])
         return asked
 
-    def _gone(self, life: _Life, problem: str) -> Exception:
-        """What a request without an answer means; raises Preempted where the lease is gone."""
+    def _gone(self, life: _Life, problem: str, *, is_call: bool) -> Exception:
+        """What a request without an answer means; raises Preempted where the lease is gone.
+
+        A model or a template that knows no tools answers a call of one with an error, or with nothing.
+        """
         self.check()
         try:
             fault = self.held.look(life.candidate)
@@ -344,7 +348,7 @@ class LeaseBox:
             self._life = None
             life.stack.close()
             return ServerDied(str(fault.reason))
-        if problem.startswith(_HTTP_REFUSAL):
+        if problem.startswith(_CALL_REFUSALS if is_call else _HTTP_REFUSAL):
             return Refused(problem)
         self._life = None
         life.stack.close()

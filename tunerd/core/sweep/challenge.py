@@ -6,17 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tunerd.core.sweep import observations
 from tunerd.core.sweep.arm import Arm
 from tunerd.core.sweep.limits import Limits, worse
-from tunerd.core.sweep.night import Block, Night
+from tunerd.core.sweep.night import Block, Night, TimeUp
 from tunerd.core.sweep.protocol import Policy, ServerDied
 from tunerd.core.sweep.reading import Reading
 from tunerd.core.sweep.server import CannotStart, Server
 from tunerd.core.sweep.verdict import Decision, Gain, Standing, challenge_alpha, decide, gain_of
 
 _RETRIES = 2
-_LEAST_PAIRS_FOR_GATES = 3
+_STARTS_FORGIVEN = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +87,8 @@ class Challenge:
         self._candidate = candidate
         self._number = number
         self._pairs = list(pairs)
+        self._starts_failed: dict[Arm, list[str]] = {incumbent: [], candidate: []}
+        self._deaths: dict[Arm, list[str]] = {incumbent: [], candidate: []}
         self._alpha = challenge_alpha(policy.alpha, number)
 
     def pair_s(self) -> float:
@@ -109,6 +110,8 @@ class Challenge:
             try:
                 self._pairs.append(self._pair())
                 self._check_memory()
+            except TimeUp:  # starts or answers took longer than any before
+                return self._result("open", [self._what_it_takes(decision)], decision)
             except _Ended as ended:
                 return self._result(
                     ended.outcome, [ended.reason], decision, is_short_of_memory=ended.memory
@@ -151,15 +154,17 @@ class Challenge:
                 found = server.block(block, exact=True, pair=(self._number, number))
             except CannotStart as failed:
                 failure = failed.failure
+                self._starts_failed[arm].append(failure)
             except ServerDied as died:
                 failure = died.kind or "crash"
+                self._deaths[arm].append(failure)
             else:
                 readings = [found.get(text) for text in range(len(self._night.workload.classes))]
                 whole = [one for one in readings if one is not None and one.turn_ms is not None]
                 if len(whole) == len(readings):
                     return whole
                 failure = "no answer to a class"
-            if arm == self._candidate and failure == "oom":
+            if arm == self._candidate and (failure == "oom" or self._is_unreliable):
                 break
         if arm == self._incumbent:
             raise _Ended("open", f"the incumbent could not be measured: {failure}")
@@ -167,6 +172,18 @@ class Challenge:
             "failed", f"the candidate failed during the verdict: {failure}",
             memory=failure == "oom",
         )  # fmt: skip
+
+    @property
+    def _is_unreliable(self) -> bool:
+        """Whether the candidate fails where what serves does not.
+
+        One start may fail for reasons of the machine; a death in the middle of a request is an outage.
+        """
+        starts, deaths = (
+            len(by_arm[self._candidate]) - len(by_arm[self._incumbent])
+            for by_arm in (self._starts_failed, self._deaths)
+        )
+        return deaths > 0 or starts > _STARTS_FORGIVEN
 
     def _check_memory(self) -> None:
         """A candidate whose starts leave less than its filled context did is too tight."""
@@ -206,21 +223,7 @@ class Challenge:
         )  # fmt: skip
         if broken is not None:
             return broken
-        judged, failed = self._tool_answers()
-        if failed:
-            return f"{failed} of {judged} tool requests of the verdict broke"
-        return None
-
-    def _tool_answers(self) -> tuple[int, int]:
-        judged = failed = 0
-        for process in self._night.learner.observations.processes.values():
-            if process.arm.canonical() != self._candidate.canonical():
-                continue
-            for answer in process.answers:
-                if answer.reading.tool_ok is not None and answer.purpose == observations.BLOCK:
-                    judged += 1
-                    failed += not answer.reading.tool_ok
-        return judged, failed
+        return self._limits.breaks_tools(self._candidate)
 
     def _what_it_takes(self, decision: Decision) -> str:
         return (

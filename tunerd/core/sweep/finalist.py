@@ -85,9 +85,7 @@ class Finalist:
             server = Server(night, arm, "finalist")
             server.warm_up(exact=False)
             server.block()
-            judged, broken = self._limits.tool_calls(arm)
-            if not broken:
-                server.tool_calls(self._policy.tool_calls - judged)
+            self._ask_tools(server)
             free = self._search.fill(server)
         except CannotStart as failed:
             return MarginStep(arm.fit_mib, None, failed.failure)
@@ -97,8 +95,17 @@ class Finalist:
             self._search.learner.refresh()
         return MarginStep(arm.fit_mib, free)
 
+    def _ask_tools(self, server: Server) -> None:
+        judged, broken = self._limits.own_tool_calls(server.arm)
+        if not broken:
+            server.tool_calls(self._policy.tool_calls - judged)
+
     def _is_broken(self, arm: Arm) -> bool:
         """Whether it breaks tool calls; what may change the output has to prove that it does not."""
+        search = self._search
+        search.learn_usual_tools()
+        if self._limits.own_tool_calls(search.incumbent)[1] and self._limits.own_tool_calls(arm)[1]:
+            search.ask_all_tools(arm)  # a few calls are no rate to compare with another
         reason = self._limits.breaks_tools(arm)
         if reason is None and not self._limits.is_output_proven(arm):
             reason = "nothing shows that it leaves tool calls whole"

@@ -22,6 +22,7 @@ _PIN_NAMES = {
     "batch": ("batch", "n_batch", "serving.n_batch", "serving.batch"),
     "threads": ("threads", "serving.threads"),
 }
+_PINS_OF_ARMS = frozenset(name for names in _PIN_NAMES.values() for name in names)
 CONTEXT_NAMES = ("context_tokens", "ctx_size", "serving.ctx_size", "n_ctx", "context", "ctx")
 
 
@@ -138,7 +139,9 @@ class Grid:
 
 def build_grid(space: Space, incumbent: Arm, policy: Policy) -> Grid:
     """The grid of a space for a sweep that starts from this incumbent."""
-    pins = _pins(space.pinned)
+    pinned = space.pinned or {}
+    pins = _pins(pinned)
+    others = {key: value for key, value in pinned.items() if key not in _PINS_OF_ARMS}
     families: dict[tuple[str, str], FamilyGrid] = {}
     left_out: list[Left] = []
     for (engine, spec), family in space.families.items():
@@ -151,7 +154,11 @@ def build_grid(space: Space, incumbent: Arm, policy: Policy) -> Grid:
         if pinned_away:
             left_out.append(Left(name, pinned_away[0]))
             continue
-        families[engine, spec] = _family(engine, spec, family, incumbent, pins, policy)
+        if spec != OFF and "n_max" in pins and int(pins["n_max"]) < 1:
+            left_out.append(Left(name, f"n_max is pinned to {pins['n_max']}"))
+            continue
+        found = _family(engine, spec, family, incumbent, pins, policy)
+        families[engine, spec] = replace(found, **_keeping(found, others))
     left_out += [Left(key, f"pinned to {value}") for key, value in pins.items()]
     if not policy.may_change_output:
         left_out.append(Left("KV types and other keys", "they can change what the model says"))
@@ -215,6 +222,19 @@ def _extras(given: Any, incumbent: Arm, *, keeps_output: bool) -> tuple[Extra, .
     if keeps_output or not listed:
         return (incumbent.extra,)
     return tuple(dict.fromkeys(listed))
+
+
+def _keeping(family: FamilyGrid, pinned: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes of a family where alternatives of other keys that break a pin are left out."""
+    kept = tuple(
+        option
+        for option in family.extra
+        if all(pinned.get(key) in (value, None) for key, value in option)
+    )
+    if kept == family.extra or not kept:
+        return {}
+    home = family.home if family.home.extra in kept else replace(family.home, extra=kept[0])
+    return {"extra": kept, "home": home}
 
 
 def _nearest(values: Sequence[int], wanted: int) -> int:

@@ -20,6 +20,7 @@ _TRIES = 2
 _FAMILY_TRIES = 3
 _FILLED_SHARE = 0.95
 _READING_SD = 12.0
+_BREAKS_MORE_SDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class _Seen:
         self.started_variants: set[tuple[tuple[str, str], Variant]] = set()
         self.refused_variants: set[tuple[tuple[str, str], Variant]] = set()
         self.tools: dict[Output, list[int]] = defaultdict(lambda: [0, 0])
+        self.own_tools: dict[Arm, list[int]] = defaultdict(lambda: [0, 0])
         for process in processes:
             self._add(process, context)
 
@@ -71,9 +73,9 @@ class _Seen:
             free = _free(answer)
             self.knows_memory |= free is not None
             if answer.reading.tool_ok is not None:
-                judged = self.tools[output_of(arm)]
-                judged[0] += 1
-                judged[1] += not answer.reading.tool_ok
+                for judged in (self.tools[output_of(arm)], self.own_tools[without_margin(arm)]):
+                    judged[0] += 1
+                    judged[1] += not answer.reading.tool_ok
             if free is not None and _depth(answer) >= _FILLED_SHARE * context:
                 deep.append(free)
         if deep:
@@ -251,22 +253,39 @@ class Limits:
         judged, broken = self._seen.tools.get(output_of(arm), (0, 0))
         return judged, broken
 
+    def own_tool_calls(self, arm: Arm) -> tuple[int, int]:
+        """Tool calls judged, and broken, of this very arm, whatever its margin."""
+        judged, broken = self._seen.own_tools.get(without_margin(arm), (0, 0))
+        return judged, broken
+
     def is_output_proven(self, arm: Arm) -> bool:
         """Whether an arm that may change the output got through its tool calls."""
         if not self.changes_output(arm):
             return True
-        judged, broken = self.tool_calls(arm)
-        return judged >= self._policy.tool_calls and broken == 0
+        judged, _ = self.tool_calls(arm)
+        return judged >= self._policy.tool_calls and self.breaks_tools(arm) is None
+
+    @property
+    def needs_usual_tools(self) -> bool:
+        """Whether tool calls broke, and nobody knows whether they do with the incumbent as well."""
+        is_any = any(broken for _, broken in self._seen.tools.values())
+        return is_any and self.own_tool_calls(self._incumbent)[0] < self._policy.tool_calls
 
     def breaks_tools(self, arm: Arm) -> str | None:
         """Whether tool calls break more often than with the incumbent, in words."""
-        usual_judged, usual_broken = self.tool_calls(self._incumbent)
-        usual = usual_broken / usual_judged if usual_judged else 0.0
-        for output, (judged, broken) in self._seen.tools.items():
-            is_same = output == output_of(arm)
-            # A cache type or key that breaks one kind of speculation breaks them all.
-            is_alike = self.changes_output(arm) and output[1:] == (arm.kv, arm.extra)
-            if (is_same or is_alike) and broken and broken / judged > 2 * usual:
+        usual = self.own_tool_calls(self._incumbent)
+        rows = [self.own_tool_calls(arm)]
+        output = output_of(arm)
+        if output != output_of(self._incumbent):
+            rows.append(self.tool_calls(arm))
+        if self.changes_output(arm):  # what breaks one kind of speculation breaks them all
+            rows += [
+                (judged, broken)
+                for other, (judged, broken) in self._seen.tools.items()
+                if other[1:] == output[1:]
+            ]
+        for judged, broken in rows:
+            if _breaks_more(judged, broken, *usual):
                 return f"{broken} of {judged} tool calls broke"
         return None
 
@@ -303,6 +322,15 @@ def worse(
     if worst > policy.max_class_loss:
         return f"one class gets {worst:.0%} slower, allowed are {policy.max_class_loss:.0%}"
     return None
+
+
+def _breaks_more(judged: int, broken: int, usual_judged: int, usual_broken: int) -> bool:
+    """Whether one share of broken calls is above another; above none at all every one is."""
+    if not broken or not usual_broken:
+        return broken > 0
+    pooled = (broken + usual_broken) / (judged + usual_judged)
+    spread = math.sqrt(pooled * (1 - pooled) * (1 / judged + 1 / usual_judged))
+    return broken / judged - usual_broken / usual_judged > _BREAKS_MORE_SDS * spread
 
 
 def _depth(answer: observations.Answer) -> int:

@@ -81,12 +81,13 @@ class Night:
         self.path: list[PathPoint] = []
         self.spent_s: dict[str, float] = defaultdict(float)
         self.failures: dict[Arm, list[str]] = defaultdict(list)
-        self.is_cache_broken = False
+        # Engines that read a shared prefix anew each time, and whether of several requests at once.
+        self.broken_caches: set[tuple[str, bool]] = set()
         self._clock = box.now
         self._on_sample = on_sample
         self._begin = self._clock()
         self._budget_s = budget_s
-        self._tag = f"{int(rng.integers(2**40)):010x}"
+        self._tag = self._new_tag()
         self._blocks: dict[str, Block] = {}
         self._n_prompts = 0
         self._n_processes = 0
@@ -137,12 +138,13 @@ class Night:
     def block_s(self, arm: Arm, *, exact: bool) -> float:
         """Time of one block of every class."""
         return sum(
-            self.request_s(arm, self.request(one, "", exact=exact)) for one in self.workload.classes
+            self.request_s(arm, self.request(arm, one, "", exact=exact))
+            for one in self.workload.classes
         )
 
     def process_s(self, arm: Arm, *, exact: bool = False, n_blocks: int = 1) -> float:
         """Time of a fresh process with its warm-up and some blocks."""
-        prefix = self.request_s(arm, Request("", "", 0, self.prefix_tokens(exact=exact), 1))
+        prefix = self.request_s(arm, Request("", "", 0, self.prefix_tokens(arm, exact=exact), 1))
         return self.load_s(arm) + _WARM_UP_S + prefix + n_blocks * self.block_s(arm, exact=exact)
 
     def require(self, seconds: float) -> None:
@@ -156,24 +158,23 @@ class Night:
 
     # Prompts
 
-    @property
-    def uses_stand_ins(self) -> bool:
+    def uses_stand_ins(self, arm: Arm) -> bool:
         """Whether long prompts are served from the prefix while searching."""
         long = [one for one in self.workload.classes if one.new_tokens >= _LONG_PROMPT_TOKENS]
-        return len(long) > 1 and not self.is_cache_broken
+        return len(long) > 1 and (arm.engine, False) not in self.broken_caches
 
-    def prefix_tokens(self, *, exact: bool) -> int:
+    def prefix_tokens(self, arm: Arm, *, exact: bool) -> int:
         """Longest prefix that a process has to serve before its blocks [tok]."""
-        if self.is_cache_broken:
+        if (arm.engine, False) in self.broken_caches:
             return 0
         return max(
-            self.request(one, "", exact=exact).cached_tokens for one in self.workload.classes
+            self.request(arm, one, "", exact=exact).cached_tokens for one in self.workload.classes
         )
 
-    def request(self, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
+    def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
         """A request of a class; if not exact, one that decodes at the same depth for less."""
         cached, new = one.cached_tokens, one.new_tokens
-        if not exact and self.uses_stand_ins and new >= _LONG_PROMPT_TOKENS:
+        if not exact and self.uses_stand_ins(arm) and new >= _LONG_PROMPT_TOKENS:
             cached, new = cached + new - _TAIL_TOKENS, _TAIL_TOKENS
         return Request(one.kind, prompt_id, cached, new, one.n_predict, one.concurrency)
 
@@ -193,6 +194,9 @@ class Night:
         """The n-th block of a process: neighbours share most of theirs, none repeats one."""
         return self.block(f"s{process_number // _SHARE_BLOCKS + position}")
 
+    def _new_tag(self) -> str:
+        return f"{int(self.rng.integers(2**40)):010x}"
+
     # Samples
 
     def next_process(self) -> tuple[str, int]:
@@ -204,6 +208,9 @@ class Night:
     def recall(self, history: Iterable[Sample]) -> None:
         """Learns from samples of earlier nights, or of this one before it was cut."""
         known = list(history)
+        taken = {sample.process.partition("/")[0] for sample in known}
+        while self._tag in taken:  # the same seed as before: its texts and processes have names
+            self._tag = self._new_tag()
         self.learner.add(known)
         for sample in known:
             if sample.event == BOOT and not sample.failure:
@@ -211,7 +218,7 @@ class Night:
 
     def booted(self, arm: Arm, boot: Any, process: str, purpose: str, seconds: float) -> Sample:
         """Files a start."""
-        free = boot.vram_free_mib
+        free = getattr(boot, "vram_free_mib", None)
         failure = "" if boot.ok else str(boot.failure or "crash")
         sample = Sample(
             event=BOOT, process=process, arm=arm, purpose=purpose, at_s=self._clock(),

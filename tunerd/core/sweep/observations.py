@@ -19,6 +19,7 @@ PREFIX = "prefix"
 BLOCK = "block"
 FILL = "fill"
 TOOL = "tool"
+AGAIN = "r"
 
 _LEAST_PREDICTED = 16
 _LEAST_PROMPT = 64
@@ -104,7 +105,7 @@ class Observations:
                 process=sample.process,
                 purpose=sample.purpose,
                 block=sample.block,
-                text=text_of(self.workload, request) if sample.block else None,
+                text=text_of(self.workload, request, sample.block) if sample.block else None,
                 request=request,
                 reading=reading,
             )
@@ -122,8 +123,11 @@ class Observations:
         return rows
 
 
-def text_of(workload: Workload, request: Request) -> int | None:
-    """The class that a request stands for: equal, or of the same depth with more of it cached."""
+def text_of(workload: Workload, request: Request, block: str) -> int | None:
+    """The class that a request stands for: equal, or of the same depth with more of it cached.
+
+    Where several are, the name of its prompt says which one it was asked for.
+    """
     same = [
         at
         for at, one in enumerate(workload.classes)
@@ -132,8 +136,14 @@ def text_of(workload: Workload, request: Request) -> int | None:
         and one.concurrency == request.concurrency
         and one.cached_tokens + one.new_tokens == request.cached_tokens + request.new_tokens
     ]
+    named = [at for at in same if request.prompt_id.rstrip(AGAIN) == prompt_name(block, at)]
     exact = [at for at in same if workload.classes[at].cached_tokens == request.cached_tokens]
-    return next(iter(exact or same), None)
+    return next(iter(named or exact or same), None)
+
+
+def prompt_name(block: str, text: int) -> str:
+    """Names the prompt of one class in a block; `AGAIN` behind it stands for one more of the kind."""
+    return f"{block}-{text}"
 
 
 def is_cold(request: Request, reading: Reading) -> bool:

@@ -76,7 +76,13 @@ def sample_from_json(data: Mapping[str, Any]) -> Sample:
 
 def arm_from_json(data: Mapping[str, Any]) -> Arm:
     """The arm that `plain` wrote."""
-    return Arm(**{**data, "extra": frozenset((key, value) for key, value in data["extra"])})
+    extra = frozenset((key, _hashable(value)) for key, value in data["extra"])
+    return Arm(**{**data, "kv": _hashable(data["kv"]), "extra": extra})
+
+
+def _hashable(value: Any) -> Any:
+    """JSON knows no tuples."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def as_samples(history: Iterable[Any]) -> tuple[Sample, ...]:

@@ -68,6 +68,7 @@ class Search:
         self.is_exhausted = False
         self._context_is_known = context_is_known
         self._is_fill_refused = False
+        self._has_asked_usual_tools = False
         self._contenders: tuple[tuple[int, int], list[Belief]] | None = None
 
     @property
@@ -316,7 +317,35 @@ class Search:
             return False
         finally:
             self._note_path()
+        self.learn_usual_tools()
         return True
+
+    def learn_usual_tools(self) -> None:
+        """Asks what serves as many tool calls as a winner, once an arm has broken one.
+
+        Raises:
+            TimeUp: There is no time for it.
+        """
+        if not self._has_asked_usual_tools and self.limits.needs_usual_tools:
+            self._has_asked_usual_tools = True
+            self.ask_all_tools(self.incumbent)
+
+    def ask_all_tools(self, arm: Arm) -> None:
+        """The rest of the tool calls that a winner is asked, on a process of its own.
+
+        Raises:
+            TimeUp: There is no time for it.
+        """
+        missing = self.policy.tool_calls - self.limits.own_tool_calls(arm)[0]
+        if missing <= 0:
+            return
+        self.night.require(self.night.process_s(arm))
+        try:
+            Server(self.night, arm, "tools").tool_calls(missing, most_broken=None)
+        except (CannotStart, ServerDied):
+            return
+        finally:
+            self.learner.refresh()
 
     def _race_block(self, arm: Arm) -> Block:
         """Prompts that all racers answer in the same round, so that their luck cancels."""

@@ -93,7 +93,7 @@ class Server:
             Request(kind, night.new_prompt(), 0, _WARM_UP_TOKENS, _WARM_UP_PREDICT),
             observations.WARM_UP,
         )
-        prefix = night.prefix_tokens(exact=exact)
+        prefix = night.prefix_tokens(self.arm, exact=exact)
         if prefix > 0:
             night.require(night.request_s(self.arm, Request(kind, "", 0, prefix, 0)))
             self._serve_prefix(kind, prefix)
@@ -128,24 +128,29 @@ class Server:
         found = {}
         for text in block.order:
             one = night.workload.classes[text]
-            request = night.request(one, f"{block.name}-{text}", exact=exact)
+            name = observations.prompt_name(block.name, text)
+            request = night.request(self.arm, one, name, exact=exact)
             reading = self.ask(
                 request, observations.BLOCK, block=block.name, draft=draft, pair=pair
             )
             if reading is not None and self._should_repeat(request, reading):
-                again = replace(request, prompt_id=f"{request.prompt_id}r")
+                again = replace(request, prompt_id=request.prompt_id + observations.AGAIN)
                 reading = self.ask(
                     again, observations.BLOCK, block=block.name, draft=draft, pair=pair
                 )
                 if reading is not None and observations.is_cold(again, reading):
-                    night.is_cache_broken = True
+                    night.broken_caches.add(self._cache_of(request))
             if reading is not None:
                 found[text] = reading
         return found
 
     def _should_repeat(self, request: Request, reading: Reading) -> bool:
         """A cold prefix is now served, so that the next request finds it warm."""
-        return not self._night.is_cache_broken and observations.is_cold(request, reading)
+        is_broken = self._cache_of(request) in self._night.broken_caches
+        return not is_broken and observations.is_cold(request, reading)
+
+    def _cache_of(self, request: Request) -> tuple[str, bool]:
+        return self.arm.engine, request.concurrency > 1
 
     def fill(self, context: int) -> Reading | None:
         """One prompt that fills the context; None if the server refused it.
@@ -161,18 +166,20 @@ class Server:
         night.require(night.request_s(self.arm, request))
         return self.ask(request, observations.FILL)
 
-    def tool_calls(self, n_calls: int) -> None:
-        """Short tool calls, until so many were asked, two broke, or nobody judges them."""
+    def tool_calls(self, n_calls: int, *, most_broken: int | None = _BROKEN) -> None:
+        """Short tool calls, until so many were asked or broke, or nobody judges them."""
         night = self._night
         broken = 0
         for _ in range(n_calls):
-            request = Request("tool", night.new_prompt(), 0, _TOOL_PROMPT, _TOOL_PREDICT)
+            request = Request(
+                "tool", night.new_prompt(), 0, _TOOL_PROMPT, _TOOL_PREDICT, ignore_eos=False
+            )
             night.require(night.request_s(self.arm, request))
             reading = self.ask(request, observations.TOOL)
             if reading is None or reading.tool_ok is None:
                 return
             broken += not reading.tool_ok
-            if broken >= _BROKEN:
+            if most_broken is not None and broken >= most_broken:
                 return
 
 

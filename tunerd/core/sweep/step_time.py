@@ -136,5 +136,8 @@ def _scaled(relative: Array, terms: Array, times: Array, spread: Array) -> tuple
 def _solve(terms: Array, times: Array, noise: Array, prior: Array, spread: Array) -> Array:
     rows = np.vstack([terms / noise[:, None], np.diag(1.0 / spread)])
     target = np.concatenate([times / noise, prior / spread])
-    solution, _ = nnls(rows, target)
+    try:
+        solution, _ = nnls(rows, target)
+    except RuntimeError:  # it gives up after so many rounds
+        solution = np.maximum(np.linalg.lstsq(rows, target, rcond=None)[0], 0.0)
     return np.asarray(solution, float)

@@ -84,6 +84,8 @@ class Proposer:
 
     def ask(self) -> Arm | None:
         """An arm to measure; None where TPE proposes nothing that is not ruled out."""
+        if not self._families:
+            return None
         pending = self._pending()
         if pending is not None:
             return pending
@@ -164,7 +166,7 @@ class Proposer:
         if name == "family":
             return distributions.CategoricalDistribution([_name(one) for one in self._families])
         if name == "kv":
-            return distributions.CategoricalDistribution(self._kv)
+            return distributions.CategoricalDistribution(tuple(range(len(self._kv))))
         if name == "extra":
             return distributions.CategoricalDistribution(tuple(range(len(self._extra))))
         return distributions.IntDistribution(0, len(self._values[name]) - 1)
@@ -183,7 +185,7 @@ class Proposer:
             return None
         found: Parameters = {name: self._values[name].index(getattr(arm, name)) for name in names}
         return found | {
-            "family": _name(family), "kv": arm.kv, "extra": self._extra.index(arm.extra)
+            "family": _name(family), "kv": self._kv.index(arm.kv), "extra": self._extra.index(arm.extra)
         }  # fmt: skip
 
     def _arm(self, trial: Any) -> Arm:
@@ -202,7 +204,7 @@ class Proposer:
             return min(getattr(family, name), key=lambda one: abs(one - wanted))
 
         n_max, p_min = (value("n_max"), value("p_min")) if drafts else (0, 0.0)
-        kv, extra = suggest("kv"), self._extra[suggest("extra")]
+        kv, extra = self._kv[suggest("kv")], self._extra[suggest("extra")]
         ubatch, batch = value("ubatch"), value("batch")
         if not family.allows_batches(ubatch, batch):
             batch = family.batch[-1]

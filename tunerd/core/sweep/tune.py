@@ -25,7 +25,7 @@ from tunerd.core.sweep.learner import Learner
 from tunerd.core.sweep.limits import Limits
 from tunerd.core.sweep.night import CHECKPOINT_S, Night, TimeUp
 from tunerd.core.sweep.protocol import Box, Policy, Preempted, Request, Space
-from tunerd.core.sweep.sample import Sample, as_samples
+from tunerd.core.sweep.sample import BOOT, Sample, as_samples
 from tunerd.core.sweep.search import Search
 from tunerd.core.sweep.tpe import TPE, TpeSearch, load_optuna
 from tunerd.core.sweep.verdict import challenge_alpha, pairs_needed
@@ -139,8 +139,8 @@ class _Sweep:
         for _ in range(_CHALLENGES):
             self.search.run(self._reserve_s)
             leader = self.search.leader()
-            if leader is None:
-                return INCONCLUSIVE, None, ["nothing could be measured in this time"]
+            if leader is None or not self.learner.n_processes(self.incumbent):
+                return INCONCLUSIVE, None, [self._nothing_to_compare_with()]
             if leader.arm == self.incumbent.canonical() or self._gain() < self.policy.min_gain:
                 return self._nothing_better()
             try:
@@ -148,6 +148,9 @@ class _Sweep:
             except TimeUp:
                 return INCONCLUSIVE, None, [self._no_time_to_prove(leader.arm)]
             if finalist is None:
+                continue
+            if finalist.canonical() == self.incumbent.canonical():
+                self.limits.reject(leader.arm, "at the margin that it needs it is what serves")
                 continue
             self.night.recommend(finalist)
             result = self._challenge(finalist)
@@ -194,6 +197,16 @@ class _Sweep:
             except TimeUp:
                 return
 
+    def _nothing_to_compare_with(self) -> str:
+        """Why there is no measurement of what serves."""
+        failures = self.limits.failures(self.incumbent)
+        if failures:
+            return f"what serves could not be measured: {', '.join(failures)}"
+        starts = [one for one in self.night.samples if one.event == BOOT]
+        if any(one.arm == self.incumbent for one in starts):
+            return "what serves did not answer every class of the workload in this time"
+        return "nothing could be measured in this time"
+
     def _nothing_better(self) -> tuple[str, Arm | None, list[str]]:
         most = self._most_missed()
         if self.search.is_exhausted and (most is not None or self.challenges):
@@ -202,14 +215,10 @@ class _Sweep:
                 if result.gain is not None and result.gain.upper is not None:
                     bound = max(bound, result.gain.upper)
             return KEEP, None, [f"no arm is believed to be more than {max(bound, 0.0):.1%} faster"]
-        return (
-            INCONCLUSIVE,
-            None,
-            [
-                "the time ended before everything promising was tried; "
-                + ("" if most is None else f"up to {most:.1%} may be missed")
-            ],
-        )
+        reason = "the time ended before everything promising was tried"
+        if most is not None:
+            reason += f"; up to {max(most, 0.0):.1%} may be missed"
+        return INCONCLUSIVE, None, [reason]
 
     # Planning
 

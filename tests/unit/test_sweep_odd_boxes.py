@@ -1,0 +1,336 @@
+"""Boxes that behave as the protocol allows and few do: slow, unreliable, forgetful, with odd names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator.box import QUIET, SimulatedBox
+from benchmarks.simulator.tasks import Task, task
+from tests.support.bench_samples import the_book
+from tunerd.actions.sweep_texts import SweepTexts
+from tunerd.core.sweep import (
+    Arm,
+    Boot,
+    Family,
+    Outcome,
+    Preempted,
+    Request,
+    RequestClass,
+    Sample,
+    ServerDied,
+    Space,
+    Workload,
+    tune,
+)
+from tunerd.core.sweep.grid import build_grid
+from tunerd.core.sweep.observations import prompt_name, text_of
+from tunerd.core.sweep.protocol import Policy
+from tunerd.core.sweep.sample import arm_from_json, plain
+
+HOUR_S = 3600.0
+OFF = Arm("mainline", "off", 0, 0.0, 1024, "q8_0", 512, 2048, 4)
+
+
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def two_arms() -> Task:
+    """A box on which twice the threads are much faster, and nothing else may change."""
+    one = task("12G", "agent", None)
+    family = Family((0,), (0.0,), (2048,), ("q8_0",), (512,), (2048,), (4, 8))
+    space = Space({("mainline", "off"): family})
+    return replace(one, space=space, incumbent=replace(OFF, fit_mib=2048))
+
+
+def night(one: Task, box: SimulatedBox, hours: float = 1.0, **options: Any) -> Outcome:
+    return tune(box, one.space, one.workload, one.incumbent, hours * HOUR_S, rng(), **options)
+
+
+def faster(one: Task) -> Arm:
+    return replace(one.incumbent, threads=8)
+
+
+def test_two_arms_of_which_one_is_much_faster_end_in_a_promotion() -> None:
+    one = two_arms()
+    assert night(one, one.box()).arm == faster(one)
+
+
+# Time
+
+
+class Slower(SimulatedBox):
+    """Loads as quickly as any until its pairs begin, then takes ten times as long."""
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        if "-v1." in request.prompt_id:
+            self.card = replace(self.card, load_s=(400.0, 500.0))
+        return super().measure(request, arm)
+
+
+@pytest.mark.parametrize("seconds", [900, 1100, 1300])
+def test_starts_that_become_slow_in_the_middle_of_the_proof_end_it_without_a_verdict(
+    seconds: float,
+) -> None:
+    one = two_arms()
+    box = Slower(one.card, noise=QUIET)
+    outcome = night(one, box, seconds / HOUR_S)
+    assert outcome.verdict == "inconclusive"
+    assert outcome.arm is one.incumbent
+    assert outcome.evidence.challenges[-1].outcome == "open"
+
+
+# Names
+
+
+class Cut(SimulatedBox):
+    """Its user wants it back after so many starts."""
+
+    limit = 3
+
+    def check(self) -> None:
+        if self.n_restarts >= self.limit:
+            raise Preempted
+
+
+def test_a_night_that_goes_on_with_the_same_generator_gives_processes_and_texts_new_names() -> None:
+    one = two_arms()
+    cut = night(one, Cut(one.card))
+    history: list[Sample] = list(cut.evidence.samples)
+    resumed = night(one, one.box(2), history=history)
+    assert history
+    assert not {row.process for row in history} & {row.process for row in resumed.evidence.samples}
+    asked = {row.request.prompt_id for row in history if row.request is not None}
+    again = {row.request.prompt_id for row in resumed.evidence.samples if row.request is not None}
+    assert not asked & again
+
+
+def test_classes_that_look_alike_are_told_apart_by_the_names_of_their_prompts() -> None:
+    alike = RequestClass(0.5, "code", 0, 1000, 300)
+    workload = Workload((alike, replace(alike, weight=0.3), RequestClass(0.2, "chat", 0, 400, 200)))
+    for at, one in enumerate(workload.classes):
+        request = Request(
+            one.kind, prompt_name("a-s0", at), one.cached_tokens, one.new_tokens, one.n_predict
+        )
+        assert text_of(workload, request, "a-s0") == at
+        assert text_of(workload, replace(request, prompt_id=f"{request.prompt_id}r"), "a-s0") == at
+
+
+def test_a_workload_with_two_classes_alike_is_measured() -> None:
+    one = two_arms()
+    first = one.workload.classes[0]
+    twice = Workload((first, replace(first, weight=0.2), *one.workload.classes[1:]))
+    assert night(replace(one, workload=twice), one.box()).arm == faster(one)
+
+
+def test_an_arm_with_lists_among_its_values_survives_json() -> None:
+    arm = replace(OFF, kv=("q8_0", "f16"), extra=frozenset({("x.y", ("a", "b"))}))  # type: ignore[arg-type]
+    assert arm_from_json(json.loads(json.dumps(plain(arm)))) == arm
+
+
+# Failures
+
+
+class Dying(SimulatedBox):
+    """The faster arm dies in one of so many requests of the pairs."""
+
+    every = 7
+    n_asked = 0
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        assert self._life is not None
+        if "-v1." in request.prompt_id and self._life.arm.threads == 8:
+            self.n_asked += 1
+            if self.n_asked % self.every == 0:
+                self._life = None
+                raise ServerDied("crash")
+        return super().measure(request, arm)
+
+
+def test_an_arm_that_dies_in_the_middle_of_a_request_is_not_promoted_however_fast() -> None:
+    one = two_arms()
+    outcome = night(one, Dying(one.card))
+    assert outcome.verdict != "promote"
+    challenge = outcome.evidence.challenges[0]
+    assert challenge.outcome == "failed"
+    assert "crash" in challenge.reasons[0]
+
+
+class BadStarts(SimulatedBox):
+    """So many starts of the faster arm fail in the pairs."""
+
+    n_failing = 1
+    is_proving = False
+
+    def restart(self, arm: Arm) -> Boot:
+        if self.is_proving and arm.threads == 8 and self.n_failing > 0:
+            self.n_failing -= 1
+            self._now += 5.0
+            return Boot(False, 5.0, "crash")
+        return super().restart(arm)
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        self.is_proving |= "-v1." in request.prompt_id
+        return super().measure(request, arm)
+
+
+@pytest.mark.parametrize(("n_failing", "outcome"), [(1, "promote"), (2, "failed")])
+def test_one_start_may_fail_for_reasons_of_the_machine_and_not_two(
+    n_failing: int, outcome: str
+) -> None:
+    one = two_arms()
+    box = BadStarts(one.card, noise=QUIET)
+    box.n_failing = n_failing
+    assert night(one, box).evidence.challenges[0].outcome == outcome
+
+
+class Broken(SimulatedBox):
+    """What serves does not come up."""
+
+    def restart(self, arm: Arm) -> Boot:
+        if arm.threads == 4:
+            self._now += 30.0
+            return Boot(False, 30.0, "hang")
+        return super().restart(arm)
+
+
+def test_where_what_serves_does_not_start_the_reason_says_so() -> None:
+    one = two_arms()
+    outcome = night(one, Broken(one.card))
+    assert outcome.verdict == "inconclusive"
+    assert outcome.evidence.reasons == ("what serves could not be measured: hang, hang, hang",)
+
+
+# Tools
+
+
+class Tools(SimulatedBox):
+    """Calls break at a rate for all, and at another for the faster arm."""
+
+    usual = 0.0
+    faster = 0.0
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        answer = dict(super().measure(request, arm))
+        if "tool_ok" in answer:
+            assert self._life is not None
+            rate = self.faster if self._life.arm.threads == 8 else self.usual
+            answer["tool_ok"] = bool(self._rng.random() >= rate)
+        return answer
+
+
+def with_tools(usual: float, faster: float) -> Outcome:
+    one = two_arms()
+    chat = Workload((RequestClass(1.0, "chat", 0, 500, 200),))
+    box = Tools(one.card)
+    box.usual, box.faster = usual, faster
+    return night(replace(one, workload=chat), box)
+
+
+def test_an_arm_that_breaks_tool_calls_is_not_promoted_though_others_like_it_do_not() -> None:
+    outcome = with_tools(0.0, 0.2)
+    assert outcome.verdict != "promote"
+    assert any("tool calls broke" in one.reason for one in outcome.evidence.left_out)
+
+
+def test_a_model_that_breaks_some_calls_anyway_keeps_no_faster_arm_out() -> None:
+    assert with_tools(0.1, 0.1).verdict == "promote"
+
+
+def test_tool_calls_are_asked_in_a_way_that_a_real_server_offers_tools() -> None:
+    outcome = with_tools(0.0, 0.0)
+    calls = [row.request for row in outcome.evidence.samples if row.purpose == "tool"]
+    assert len(calls) >= Policy().tool_calls
+    texts = SweepTexts(the_book(), seed=1)
+    assert calls[0] is not None
+    composed, _ = texts.compose(calls[0], 0)
+    assert composed[0].has_tools
+
+
+# Caches
+
+
+class Forgetful(SimulatedBox):
+    """One engine reads a shared prefix anew with each request."""
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        assert self._life is not None
+        if self._life.arm.engine == "ik":
+            self._life.served_tokens = 0
+        return super().measure(request, arm)
+
+
+def test_an_engine_without_a_cache_of_prompts_leaves_the_others_their_warm_ones() -> None:
+    one = two_arms()
+    families = {("ik", "off"): one.space.families["mainline", "off"], **one.space.families}
+    outcome = night(replace(one, space=Space(families)), Forgetful(one.card), 2.0)
+    cold: dict[str, list[bool]] = {"ik": [], "mainline": []}
+    for row in outcome.evidence.samples:
+        if row.purpose == "block" and row.answer is not None and row.request is not None:
+            cold[row.arm.engine].append(row.answer["cache_n"] < row.request.cached_tokens)
+    assert all(cold["ik"])
+    assert cold["mainline"]
+    assert not any(cold["mainline"])
+    assert outcome.arm == faster(one)
+
+
+class OwnSlots(SimulatedBox):
+    """Requests at once are answered by slots that share nothing."""
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        if request.concurrency == 1:
+            return super().measure(request, arm)
+        assert self._life is not None
+        served, self._life.served_tokens = self._life.served_tokens, 0
+        try:
+            return super().measure(request, arm)
+        finally:
+            self._life.served_tokens = served
+
+
+def test_slots_that_share_nothing_do_not_cost_single_requests_their_warm_prefix() -> None:
+    one = two_arms()
+    crowd = RequestClass(0.5, "chat", 2000, 500, 200, concurrency=4)
+    workload = Workload((*one.workload.classes, crowd))
+    outcome = night(replace(one, workload=workload), OwnSlots(one.card))
+    alone = [
+        row.answer["cache_n"] >= row.request.cached_tokens
+        for row in outcome.evidence.samples
+        if row.purpose == "block" and row.answer and row.request and row.request.concurrency == 1
+    ]
+    assert alone
+    assert all(alone)
+    crowded = [
+        row.request.prompt_id.endswith("r")
+        for row in outcome.evidence.samples
+        if row.request is not None and row.request.concurrency > 1
+    ]
+    assert sum(crowded) == 1
+
+
+# Pins
+
+
+def grid(pinned: Mapping[str, Any], **changed: Any) -> Any:
+    family = Family((1, 2), (0.0,), (0,), ("f16",), (512,), (2048,), (4,), **changed)
+    space = Space({("a", "off"): family, ("a", "mtp"): family}, pinned)
+    return build_grid(space, replace(OFF, engine="a"), Policy())
+
+
+def test_a_pin_of_no_drafts_leaves_kinds_that_draft_out() -> None:
+    found = grid({"speculation.n_max": 0})
+    assert list(found.families) == [("a", "off")]
+    assert any("n_max is pinned to 0" in one.reason for one in found.left_out)
+
+
+def test_alternatives_of_other_keys_that_break_a_pin_are_left_out() -> None:
+    extra = (frozenset({("x.y", 1)}), frozenset({("x.y", 2)}))
+    found = grid({"x.y": 2}, extra=extra).families["a", "off"]
+    assert found.extra == (extra[1],)
+    assert found.home.extra == extra[1]
