@@ -18,7 +18,7 @@ from tests.contracts.gpu import GpuReaderContract, assert_plausible
 from tests.support import nvml_stub
 from tests.support.fake_gpu import a_card, rtx_3090_ti, rtx_4070_super
 from tests.support.needs import missing
-from tunerd.core.host import Gpu
+from tests.support.nvml_world import StubWorld, add_pci_device, loading
 from tunerd.core.quantity import MiB
 from tunerd.system.nvml import NvmlReader
 
@@ -44,60 +44,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def load() -> Iterator[Callable[[Path], None]]:
-    """Makes pynvml use this library file; it is as right after import before and after the test."""
-
-    def forget() -> None:
-        pynvml.nvmlLib = None
-        pynvml._nvmlGetFunctionPointer_cache.clear()
-        pynvml._nvmlLib_refcount = 0
-
-    def use(library: Path) -> None:
-        pynvml.nvmlLib = pynvml.CDLL(str(library))
-
-    forget()
-    yield use
-    forget()
-
-
-class StubWorld:
-    """The C stub, and a `/proc` and `/sys` in which its processes and one NVIDIA card are."""
-
-    def __init__(self, folder: Path, library: Path, load: Callable[[Path], None]) -> None:
-        own_library = folder / nvml_stub.SONAME
-        shutil.copy(library, own_library)
-        self.root = folder / "root"
-        self._make_root()
-        self.nvml = nvml_stub.NvmlWorld(folder)
-        self.reader = NvmlReader(root=self.root)
-        load(own_library)
-
-    def _make_root(self) -> None:
-        _add_pci_device(self.root, "0000:01:00.0", "0x10de")
-        self.set_pid_namespace("pid:[4026531836]")
-
-    def set_pid_namespace(self, name: str) -> None:
-        link = self.root / "proc/self/ns/pid"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.unlink(missing_ok=True)
-        link.symlink_to(name)
-
-    def add_process(self, pid: int, *, comm: bytes, cgroup: str) -> None:
-        folder = self.root / "proc" / str(pid)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "comm").write_bytes(comm + b"\n")
-        (folder / "cgroup").write_text(cgroup)
-
-    def show(self, *gpus: Gpu, extra: tuple[str, ...] = ()) -> None:
-        for process in (process for gpu in gpus for process in gpu.processes or ()):
-            path = f"/system.slice/{process.unit}" if process.unit else "/"
-            self.add_process(process.pid, comm=(process.name or "").encode(), cgroup=f"0::{path}\n")
-        self.nvml.show(*gpus, extra=extra)
-
-    def hide(self) -> None:
-        self.nvml.unload_driver()
-
-    def lose(self, index: int) -> None:
-        self.nvml.fail("*", nvml_stub.GPU_IS_LOST, index)
+    """Makes pynvml use this library file."""
+    with loading() as use:
+        yield use
 
 
 @pytest.fixture
@@ -129,13 +78,6 @@ def _read_in_a_new_process(folder: Path, *, root: Path = Path("/")) -> dict[str,
     return found
 
 
-def _add_pci_device(root: Path, address: str, vendor: str, pci_class: str = "0x030000") -> None:
-    device = root / "sys/bus/pci/devices" / address
-    device.mkdir(parents=True)
-    (device / "vendor").write_text(vendor + "\n")
-    (device / "class").write_text(pci_class + "\n")
-
-
 @pytest.fixture
 def broken_library(tmp_path: Path) -> Path:
     """A folder whose library cannot be loaded, on machines with a driver too."""
@@ -163,8 +105,8 @@ def test_without_a_library_and_without_a_card_on_the_bus_there_is_none(
     broken_library: Path,
 ) -> None:
     root = broken_library / "root"
-    _add_pci_device(root, "0000:00:02.0", "0x8086")
-    _add_pci_device(root, "0000:00:03.0", "0x10de", pci_class="0x0c0330")
+    add_pci_device(root, "0000:00:02.0", "0x8086")
+    add_pci_device(root, "0000:00:03.0", "0x10de", pci_class="0x0c0330")
 
     found = _read_in_a_new_process(broken_library, root=root)
 
@@ -173,7 +115,7 @@ def test_without_a_library_and_without_a_card_on_the_bus_there_is_none(
 
 def test_in_wsl_a_bus_without_a_card_proves_nothing(broken_library: Path) -> None:
     root = broken_library / "root"
-    _add_pci_device(root, "0000:00:02.0", "0x1414")
+    add_pci_device(root, "0000:00:02.0", "0x1414")
     (root / "dev").mkdir()
     (root / "dev/dxg").touch()
 

@@ -29,7 +29,7 @@ from tunerd.core.doctor.catalogue import ALL_RULES
 from tunerd.core.doctor.diagnosis import CannotTell, Missing, Rule, Seen, diagnose
 from tunerd.core.doctor.facts import Facts, GraphControl, KeptControl, Locking, PortFacts
 from tunerd.core.engine import Effect, Proof
-from tunerd.core.host import CpuFrequency, GpuProcess
+from tunerd.core.host import POWER_CAP, CpuFrequency, GpuProcess
 from tunerd.core.memory_parts import Device
 from tunerd.core.memory_report import MemoryReport
 from tunerd.core.quantity import MiB
@@ -83,6 +83,12 @@ class Fires:
 
 
 FIRES = [
+    Fires("gpu-unreadable", unreadable_cards(), Level.ERROR, "no driver"),
+    Fires("gpu-unreadable", with_host(a_box(), gpu_problem="GPU 1: the GPU is lost"), Level.ERROR,
+          "GPU 1: the GPU is lost"),
+    Fires("gpu-mig", with_card(is_mig=True), Level.WARNING, "GPU 0 is split by MIG"),
+    Fires("gpu-throttled", with_card(throttle_reasons=(POWER_CAP, "power brake"), temperature_c=93),
+          Level.WARNING, "held down by power brake, at 93 °C"),
     Fires("uvm-missing", replace(a_box(), driver=replace(DRIVER, has_uvm_device=False)),
           Level.WARNING, "no /dev/nvidia-uvm"),
     Fires("driver-mismatch", replace(unreadable_cards(), driver=replace(DRIVER, module_version="570.1")),
@@ -179,6 +185,9 @@ FIRES = [
 ]  # fmt: skip
 
 SILENT = [
+    ("gpu-unreadable", without_cards()),
+    ("gpu-mig", without_cards()),
+    ("gpu-throttled", with_card(throttle_reasons=(POWER_CAP,))),
     ("uvm-missing", without_cards()),
     ("uvm-missing", replace(a_box(), driver=replace(DRIVER, has_uvm_device=False, is_wsl=True))),
     ("driver-mismatch", without_cards()),
@@ -226,6 +235,11 @@ SILENT = [
 ]  # fmt: skip
 
 UNKNOWN = [
+    ("gpu-unreadable", replace(unreadable_cards(), driver=None), "no driver"),
+    ("gpu-unreadable", replace(unreadable_cards(), driver=replace(
+        DRIVER, module_version=None, pci_addresses=None)), "a GPU at all (no driver)"),
+    ("gpu-mig", with_card(is_mig=None), "GPU 0 is split"),
+    ("gpu-throttled", with_card(throttle_reasons=None), "clocks of GPU 0"),
     ("uvm-missing", replace(a_box(), driver=None), "driver's files"),
     ("uvm-missing", replace(unreadable_cards(), driver=replace(
         DRIVER, has_uvm_device=False, pci_addresses=None)), "PCI bus"),

@@ -14,6 +14,7 @@ from tunerd.core.health import HttpState
 from tunerd.core.result import ActionResult, Message, warning
 from tunerd.core.service import lacks_manager
 from tunerd.system.files import is_locked
+from tunerd.system.seams import GpuReading
 
 
 def status(ctx: Context) -> ActionResult:
@@ -31,6 +32,7 @@ def status(ctx: Context) -> ActionResult:
     record = read_record(ctx)
     under_way = is_locked(ctx.paths.lock)
     measurement = read_measurement(ctx)
+    gpus = ctx.gpu.read()
     payload: dict[str, Any] = {
         "unit": ctx.unit,
         "mode": str(ctx.mode),
@@ -53,7 +55,8 @@ def status(ctx: Context) -> ActionResult:
         "last_swap": summary_json(last) if last is not None else None,
         "change_under_way": under_way,
         "measurement": None if measurement is None else measurement.to_json(),
-        "vram": _vram(ctx),
+        "vram": _vram(gpus),
+        "gpu_problem": gpus.problem,
         "drift": [{"code": d.code, "text": d.text, "hint": d.hint} for d in drifts],
     }
     messages = _messages(ctx, record is not None, under_way)
@@ -61,12 +64,13 @@ def status(ctx: Context) -> ActionResult:
         messages.append(lacks_manager())
     if measurement is not None:
         messages.append(measuring(ctx, measurement))
+    if gpus.problem is not None:
+        messages.append(warning("gpu", gpus.problem, "`tunerd doctor`"))
     return ActionResult("status", payload, tuple(messages))
 
 
-def _vram(ctx: Context) -> list[dict[str, Any]] | None:
-    gpus = ctx.gpu.read().gpus
-    if gpus is None:
+def _vram(reading: GpuReading) -> list[dict[str, Any]] | None:
+    if reading.gpus is None:
         return None
     return [
         {
@@ -76,7 +80,7 @@ def _vram(ctx: Context) -> list[dict[str, Any]] | None:
             "used_mib": gpu.used_mib,
             "free_mib": gpu.free_mib,
         }
-        for gpu in gpus
+        for gpu in reading.gpus
     ]
 
 

@@ -30,6 +30,7 @@ _CHECK_AGAIN_S = 60.0
 _LOG_LINES = 300
 _MOST_DEATHS = 5
 _EVENTS = 200
+_GPU, _GPU_BACK = "gpu", "gpu-back"
 _UPGRADES = ("upgrade", "upgrade-refused")
 _UP = {"active", "activating", "deactivating"}
 
@@ -78,7 +79,8 @@ class Guarding:
         self._upgrade_said = ""
         self._acts: str | None = None
         self._restart_when_idle = False
-        self._gpu_problem: str | None = None
+        self._has_taken_over = False
+        self._gpu_problem: str | None = self._gpu_problem_told()
 
     def after(self, reading: Reading) -> None:
         """What follows from a look. While something is changed or measured, nothing does."""
@@ -125,9 +127,15 @@ class Guarding:
         """A card or a driver that cannot be read any more, and one that can be again."""
         before, self._gpu_problem = self._gpu_problem, reading.gpu_problem
         if reading.gpu_problem is not None and reading.gpu_problem != before:
-            self._event("gpu", "error", reading.gpu_problem, "`tunerd doctor`; `journalctl -k`")
+            self._event(_GPU, "error", reading.gpu_problem, "`tunerd doctor`; `journalctl -k`")
         elif reading.gpu_problem is None and before is not None:
-            self._event("gpu-back", "note", f"the cards can be read again; before: {before}", None)
+            self._event(_GPU_BACK, "note", f"the cards can be read again; before: {before}", None)
+
+    def _gpu_problem_told(self) -> str | None:
+        """What was told last of cards, be it by a daemon before this one; None if all was well then."""
+        told = history(self._ctx, 0.0, 0.0, events=_EVENTS).events
+        newest = next((event for event in told if event.kind in (_GPU, _GPU_BACK)), None)
+        return newest.text if newest is not None and newest.kind == _GPU else None
 
     # Out of memory
 

@@ -154,6 +154,8 @@ def _cards(reading: Reading) -> Iterator[Metric]:
     yield driver
     yield _gauge("tunerd_gpus", "Cards that can be read.", {},
                  None if reading.gpus is None else len(reading.gpus))  # fmt: skip
+    yield _gauge("tunerd_gpu_problem", "Whether a card or the driver cannot be read (1) or not (0).", {},
+                 float(reading.gpu_problem is not None))  # fmt: skip
     cards = reading.gpus or ()
     info = InfoMetricFamily("tunerd_gpu", "A card by its index.", labels=["gpu"])
     for gpu in cards:
@@ -166,6 +168,12 @@ def _cards(reading: Reading) -> Iterator[Metric]:
             if value is not None:
                 family.add_metric([str(gpu.index)], value)
         yield family
+    held = GaugeMetricFamily("tunerd_gpu_throttle_reason", "What holds its clocks down now, in words.",
+                             labels=["gpu", "reason"])  # fmt: skip
+    for gpu in cards:
+        for reason in gpu.throttle_reasons or ():
+            held.add_metric([str(gpu.index), reason], 1.0)
+    yield held
 
 
 def _host(reading: Reading) -> Iterable[Metric]:

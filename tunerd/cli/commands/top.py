@@ -105,7 +105,8 @@ def _cards(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for gpu in payload["gpus"]:
         name = f"GPU {gpu['index']}"
         held = f"server {format_mib(gpu['server_mib'])}, others {format_mib(gpu['others_mib'])}"
-        yield name, f"{gpu['name']}: {_or_unknown(gpu['utilisation_percent'], '%')} busy"
+        split = ", split by MIG" if gpu["is_mig"] else ""
+        yield name, f"{gpu['name']}{split}: {_or_unknown(gpu['utilisation_percent'], '%')} busy"
         yield (
             "  VRAM",
             (

@@ -20,7 +20,7 @@ class GpuNow:
     `server_mib` is what the watched server holds of its memory, `others_mib` what everybody else does,
     what no process accounts for included. `utilisation_percent` is the share of the driver's last
     sampling period in which it worked. `throttle_reasons` say what holds its clocks down; empty where
-    nothing does.
+    nothing does. With `is_mig` the card is split, and its figures are of the whole.
     """
 
     index: int
@@ -39,6 +39,7 @@ class GpuNow:
     temperature_c: int | None
     throttle_reasons: tuple[str, ...] | None
     processes: tuple[GpuProcess, ...] | None
+    is_mig: bool | None = None
 
     @property
     def is_throttled(self) -> bool | None:
@@ -201,6 +202,24 @@ class Reading:
             }
         return data
 
+    def to_brief_json(self) -> dict[str, Any]:
+        """What a line over time needs of it: some of the same keys, in a tenth of the room."""
+        served = self.engine.served
+        return {
+            "at_s": self.at_s,
+            "gpus": None if self.gpus is None else [
+                {"index": gpu.index, "used_mib": gpu.used_mib, "others_mib": gpu.others_mib}
+                for gpu in self.gpus
+            ],
+            "engine": {
+                "is_ready": self.engine.is_ready,
+                "served": None if served is None else {
+                    "decode_tok_s": served.decode_tok_s,
+                    "acceptance_ratio": served.acceptance_ratio,
+                },
+            },
+        }  # fmt: skip
+
 
 def gpu_now(gpu: Gpu, server_pids: Sequence[int]) -> GpuNow:
     """A card with what the server holds of it told apart.
@@ -228,6 +247,7 @@ def gpu_now(gpu: Gpu, server_pids: Sequence[int]) -> GpuNow:
         temperature_c=gpu.temperature_c,
         throttle_reasons=gpu.throttle_reasons,
         processes=gpu.processes,
+        is_mig=gpu.is_mig,
     )
 
 
