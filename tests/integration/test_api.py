@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from tunerd.actions.jobs import folder_of
 from tunerd.core.access import Peer, Via
 from tunerd.core.job import JobKind, JobRequest
 from tunerd.errors import HostError
+from tunerd.system.job_folder import JobFolder
 from tunerd.system.listen import unix_socket
 from tunerd.web.gate import Refusal
 
@@ -148,9 +150,12 @@ def test_a_name_that_was_bent_to_this_machine_is_refused(api: ApiBox) -> None:
 
 
 def test_a_foreign_page_reads_nothing_and_starts_no_process(api: ApiBox) -> None:
-    cross = {"Sec-Fetch-Site": "cross-site"}
-    assert api.ask("/api/doctor", tcp=True, headers=cross).status == 403
-    assert api.ask("/jobs", tcp=True, headers=cross).status == 200, "a link may lead to the page"
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}
+    assert api.ask("/api/doctor", tcp=True, headers=link).status == 403
+    assert api.ask("/jobs", tcp=True, headers=link).status == 200, "a link may lead to the page"
+    for kind in ("image", "iframe", "script", "empty"):
+        hidden = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": kind}
+        assert api.ask("/doctor", tcp=True, headers=hidden).status == 403, kind
 
 
 def test_a_proxy_is_not_taken_for_the_account_that_it_runs_as(api: ApiBox) -> None:
@@ -214,6 +219,8 @@ def test_a_stranger_with_the_token_comes_in_until_too_many_wrong_ones_came() -> 
         assert {status(f"wrong {n}") for n in range(10)} == {401}
         assert status("wrong again") == 429
         assert status(TOKEN) == 429, "the right one as well, or guessing would go on"
+        other = api.gate.try_token(Peer(Via.TCP, MEMBER, address="127.0.0.1"), TOKEN)
+        assert not isinstance(other, Refusal), "another account of this machine is not shut out"
 
 
 # Jobs
@@ -263,6 +270,20 @@ def test_one_change_at_a_time_and_whoever_comes_second_is_told_of_the_first(api:
     assert looked != 409, "looking is no change"
     assert after.status == 202, "its process is gone, and with it the job"
     api.events(after.json["job"]["job"])
+
+
+def test_jobs_that_are_begun_at_once_have_numbers_of_their_own(tmp_path: Path) -> None:
+    numbers: list[int] = []
+
+    def create() -> None:
+        numbers.extend(JobFolder(tmp_path / "jobs").create({}) for _ in range(40))
+
+    threads = [threading.Thread(target=create) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(1, 161))
 
 
 def test_a_profile_that_is_not_there_starts_no_job(api: ApiBox) -> None:

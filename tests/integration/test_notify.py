@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,22 @@ def test_a_manager_that_is_gone_or_deaf_disturbs_nobody(tmp_path: Path) -> None:
         notifier = Notifier({"NOTIFY_SOCKET": name})
         for _ in range(10_000):
             notifier.alive()
+
+
+def test_readiness_is_not_lost_in_a_queue_that_is_full_for_a_moment(tmp_path: Path) -> None:
+    name = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(name)
+        receiver.settimeout(30)
+        notifier = Notifier({"NOTIFY_SOCKET": name})
+        for _ in range(10_000):
+            notifier.alive()
+        ready = threading.Thread(target=notifier.ready)
+        ready.start()
+        heard = b""
+        while heard != b"READY=1":
+            heard = receiver.recv(1000)
+        ready.join()
 
 
 @pytest.mark.parametrize(

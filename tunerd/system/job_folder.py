@@ -43,9 +43,7 @@ class JobFolder:
         try:
             self._folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
             self._folder.chmod(_MODE)
-            number = next(iter(self.numbers()), 0) + 1
-            path = self._folder / str(number)
-            path.mkdir(mode=_MODE)
+            number, path = self._next()
             (path / "events.jsonl").touch(mode=0o600)
             (path / "request.json").write_text(json.dumps(request), encoding="utf-8")
         except OSError as error:
@@ -56,6 +54,15 @@ class JobFolder:
             if not self.is_alive(old):
                 shutil.rmtree(self._folder / str(old), ignore_errors=True)
         return number
+
+    def _next(self) -> tuple[int, Path]:
+        """A number that nobody has, and its folder; others may be looking for one as well."""
+        while True:
+            number = next(iter(self.numbers()), 0) + 1
+            path = self._folder / str(number)
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=_MODE)
+                return number, path
 
     def request(self, number: int) -> dict[str, Any] | None:
         """What was asked; None if there is no such job."""

@@ -7,6 +7,9 @@ import os
 import socket
 from collections.abc import Mapping
 
+# For what is said once: a manager that is busy with others for a moment must not miss it.
+_WAIT_S = 5.0
+
 
 class Notifier:
     """Sends states to the service manager; without one every call does nothing.
@@ -37,7 +40,7 @@ class Notifier:
 
     def ready(self, status: str | None = None) -> None:
         """Starting is done."""
-        self._send("READY=1", *_status(status))
+        self._send("READY=1", *_status(status), wait_s=_WAIT_S)
 
     def status(self, text: str) -> None:
         """What this process is doing, for people."""
@@ -54,13 +57,13 @@ class Notifier:
         """
         if self.watchdog_s is not None:
             limit_us = self._watchdog_us if seconds is None else int(seconds * 1_000_000)
-            self._send("WATCHDOG=1", f"WATCHDOG_USEC={limit_us}")
+            self._send("WATCHDOG=1", f"WATCHDOG_USEC={limit_us}", wait_s=_WAIT_S)
 
     def stopping(self, status: str | None = None) -> None:
         """The end has begun."""
         self._send("STOPPING=1", *_status(status))
 
-    def _send(self, *lines: str) -> None:
+    def _send(self, *lines: str, wait_s: float = 0.0) -> None:
         if self._address is None:
             return
         data = "\n".join(lines).encode("utf-8", "replace")
@@ -68,7 +71,7 @@ class Notifier:
             contextlib.suppress(OSError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel,
         ):
-            channel.setblocking(False)  # a full queue must not hold up the caller
+            channel.settimeout(wait_s)  # a full queue must not hold up the caller for long
             channel.connect(self._address)
             channel.sendall(data)
 

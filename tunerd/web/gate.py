@@ -78,7 +78,9 @@ class Gate:
             return Refusal(421, "this address is not served under that name", hint)
         is_foreign = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
         if method in SAFE_METHODS:
-            if is_foreign and path.startswith("/api/"):
+            # A link may lead to the page; an image, a frame or a script costs a process and shows nothing.
+            is_link = headers.get("sec-fetch-dest") == "document" and not path.startswith("/api/")
+            if is_foreign and not is_link:
                 return Refusal(403, "another site may not ask for anything here")
             return None
         if is_foreign or not origin_is_ours(headers.get("origin"), host):
@@ -107,7 +109,8 @@ class Gate:
 
     def try_token(self, peer: Peer, offered: str) -> Visitor | Refusal:
         """Whoever has the token, unless too many wrong ones came lately."""
-        who = peer.address or "here"
+        # Accounts of this machine share an address: one must not lock the others out.
+        who = peer.address or "here" if peer.uid is None else f"uid:{peer.uid}"
         with self._lock:
             if who not in self._failures and len(self._failures) >= _MOST_ADDRESSES:
                 del self._failures[next(iter(self._failures))]
