@@ -20,6 +20,7 @@ from tunerd.core.evidence import ArmRecord
 from tunerd.core.fingerprint import Fingerprint, holds
 from tunerd.core.fingerprint_arguments import without_secrets
 from tunerd.core.generation import Generation, Outcome
+from tunerd.core.guards.measured import depth_of
 from tunerd.core.health import HttpState
 from tunerd.core.probation import Basis, Judgement, Look, Standing, comparable, judge, windows
 from tunerd.core.quantity import format_duration
@@ -89,7 +90,7 @@ def basis_of(ctx: Context, generation: Generation) -> Basis | None:
     has_gpu = bool(ctx.gpu.read().gpus)
     return Basis(
         slowest_tok_s=slowest,
-        deepest_tokens=max(_depth(sample) for sample in own),
+        deepest_tokens=max(depth_of(sample) for sample in own),
         n_samples=len(own),
         previous_tok_s=_slowest(previous),
         headroom_mib=ctx.settings.sweep.headroom_mib if has_gpu else None,
@@ -124,15 +125,6 @@ def _slowest(samples: Sequence[Sample]) -> float | None:
             rates.setdefault(one.kind, []).append(speed)
     means = [fmean(values) for values in rates.values() if len(values) >= _LEAST_SAMPLES]
     return min(means, default=None)
-
-
-def _depth(sample: Sample) -> int:
-    """Context in use at the end of an answer [tok]; that which is known."""
-    timings = sample.timings
-    if timings is None:
-        return 0
-    cached = timings.cache_n or sample.details.get("cached") or 0
-    return (timings.prompt_n or 0) + int(cached) + (timings.predicted_n or 0)
 
 
 def _is_same(then: Fingerprint, now: Fingerprint) -> bool:

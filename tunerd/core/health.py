@@ -141,13 +141,17 @@ def _judge_answer(now: Observation, expected: Expectation) -> Ready | Lost:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The answer to one request, as far as it could be read."""
+    """The answer to one request, as far as it could be read.
+
+    `is_refused`: there was an answer, and it says that this server does not do that, or not for us.
+    """
 
     text: str | None
     n_predicted: int | None
     n_drafted: int | None
     problem: str | None
     timed_out: bool = False
+    is_refused: bool = False
 
 
 def judge_generation(completion: Completion, *, wanted: int) -> Lost | None:

@@ -29,6 +29,8 @@ _TOO_LARGE = "the answer is too large"
 _EVENTS = "text/event-stream"
 _LOADING = 503
 _OK = 200
+# Wrong key, no such route, wrong question; 501 is what a server of embeddings says.
+_REFUSALS = frozenset({*range(400, 500), 501})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class LlamaServer:
         is_ready = (
             reply.status == _OK
             and isinstance(reply.body, dict)
-            and reply.body.get("status") in {"ok", "no slot available"}
+            and reply.body.get("status") in ("ok", "no slot available")  # of any type
         )
         return HttpState.READY if is_ready else HttpState.WRONG
 
@@ -145,10 +147,11 @@ class LlamaServer:
         if reply.timed_out:
             problem = f"no answer within {timeout_s:.0f} s"
             return Completion(None, None, None, problem, timed_out=True)
+        is_refused = reply.status in _REFUSALS
         if reply.problem is not None:
-            return Completion(None, None, None, reply.problem)
+            return Completion(None, None, None, reply.problem, is_refused=is_refused)
         if reply.status != _OK or not isinstance(reply.body, dict):
-            return Completion(None, None, None, _error_text(reply))
+            return Completion(None, None, None, _error_text(reply), is_refused=is_refused)
         timings = reply.body.get("timings")
         timings = timings if isinstance(timings, dict) else {}
         text = reply.body.get("content")
@@ -327,7 +330,7 @@ def _is_busy(slot: Mapping[str, Any]) -> bool:
     processing = slot.get("is_processing")
     if isinstance(processing, bool):
         return processing
-    return slot.get("state", 0) not in {0, None}
+    return slot.get("state", 0) not in (0, None)  # of any type
 
 
 def _error_text(reply: Reply) -> str:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tunerd.core.guards.decision import Act, Decision, Policy
+from tunerd.core.probation import Basis, comparable
+from tunerd.core.request_log import LoggedRequest
 from tunerd.core.telemetry.reading import Served
 
+DRIFT = "drift"
 # Less is no sample of the work; the same as in a probation.
 LEAST_TOKENS = 512
 _LEAST_DRAFTED = 256
@@ -19,6 +22,8 @@ _LEAST_GOOD = 2
 _MOST_STRETCHES = 48
 # More than this many MiB beside the server, on top of what was there while it was measured.
 _OTHERS_SLACK_MIB = 64
+# Up to here depth costs less than what a floor leaves room for, whatever was measured.
+_SHALLOW_TOKENS = 1640
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,8 @@ class Confirmed:
 
     `floor_tok_s` is the lowest decode speed that would still be what was measured, over all kinds of
     text and with their spread; `floor_acceptance` the same of drafts, None where nothing was drafted.
-    `others_mib` is the VRAM that others held then. None is not known.
+    `others_mib` is the VRAM that others held then, `deepest_tokens` the most context that was in use.
+    None is not known.
     """
 
     floor_tok_s: float | None
@@ -35,13 +41,14 @@ class Confirmed:
     driver_version: str | None = None
     engine_sha256: str | None = None
     others_mib: int | None = None
+    deepest_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DriftLook:
     """What happened since the look before, and the conditions now; None is not known.
 
-    `is_alone`: at most one request was under way, for more of them share the speed.
+    `is_alone`: at most one request was under way, for more of them share the speed; `is_idle`: none is.
     """
 
     at_s: float
@@ -52,6 +59,7 @@ class DriftLook:
     engine_sha256: str | None = None
     others_mib: int | None = None
     is_throttled: bool | None = None
+    is_idle: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +89,17 @@ _EMPTY = Stretch(0, 0.0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class DriftState:
-    """Stretches of this life, oldest first, and the one that grows."""
+    """Stretches of this life, oldest first, and the one that grows.
+
+    `is_shared`: several requests were under way, and not all of them have been counted: a server counts
+    what a request came to when it ends.
+    """
 
     life: str | None = None
     stretches: tuple[Stretch, ...] = ()
     growing: Stretch = _EMPTY
     has_drifted: bool = False
+    is_shared: bool = False
 
 
 def look(
@@ -104,8 +117,11 @@ def look(
         return DriftState(), None
     if seen.life != state.life:
         state = DriftState(life=seen.life, has_drifted=state.has_drifted)
+    if state.is_shared or not seen.is_alone:
+        is_over = seen.is_alone and seen.is_idle and seen.served is not None
+        return replace(state, is_shared=not is_over), None
     served = seen.served
-    if served is None or not served.n_predicted or not served.predicted_s or not seen.is_alone:
+    if served is None or not served.n_predicted or not served.predicted_s:
         return state, None
     grown = Stretch(
         state.growing.n_predicted + served.n_predicted,
@@ -145,8 +161,65 @@ def _judge(
         if decays
         else "`tunerd doctor`; `tunerd bench` measures it anew"
     )
-    decision = Decision("drift", act, "warning", text, evidence, hint)
+    decision = Decision(DRIFT, act, "warning", text, evidence, hint)
     return replace(state, has_drifted=True), decision
+
+
+def is_of_speed(state: DriftState, confirmed: Confirmed) -> bool:
+    """Whether it is the speed that is off, which falls with the depth of a conversation as well."""
+    return all(_is_slow(one, confirmed) for one in state.stretches[-_STRETCHES:])
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Decode speed of requests like those measured; None where there were too few of them.
+
+    `is_known`: it can be told how deep requests were.
+    """
+
+    tok_s: float | None
+    is_known: bool
+
+
+def alike(requests: Sequence[LoggedRequest], confirmed: Confirmed) -> Alike:
+    """The newest requests that were alone and no deeper than what was measured.
+
+    Args:
+        requests: Of this life, oldest first.
+        confirmed: What was measured.
+    """
+    known = [one for one in requests if one.prompt_total_n is not None]
+    if confirmed.deepest_tokens is None or not known:
+        return Alike(None, is_known=False)
+    basis = Basis(0.0, max(confirmed.deepest_tokens, _SHALLOW_TOKENS), 0)
+    tokens, seconds = 0, 0.0
+    for one in reversed(known):
+        more, took_s = comparable([one], basis)
+        tokens, seconds = tokens + more, seconds + took_s
+        if tokens >= _STRETCHES * LEAST_TOKENS:
+            break
+    return Alike(tokens / seconds if tokens >= LEAST_TOKENS and seconds else None, is_known=True)
+
+
+def look_closer(
+    state: DriftState, decision: Decision, found: Alike, confirmed: Confirmed
+) -> tuple[DriftState, Decision | None]:
+    """A decision on speed held against requests that are alike; without any it is none.
+
+    Args:
+        state: With which it was decided.
+        decision: On the speed by the counters, which know no depth.
+        found: The speed of requests that are alike.
+        confirmed: What was measured.
+    """
+    if not found.is_known:
+        evidence = f"{decision.evidence}; how deep those requests were is not known"
+        return state, replace(decision, act=Act.NOTHING, evidence=evidence)
+    floor = confirmed.floor_tok_s
+    if found.tok_s is None or floor is None or found.tok_s >= floor:
+        return DriftState(life=state.life), None
+    evidence = f"{decision.evidence}; requests no deeper than those: {found.tok_s:.1f} tok/s"
+    return state, replace(decision, evidence=evidence)
 
 
 def _is_slow(one: Stretch, confirmed: Confirmed) -> bool:

@@ -40,7 +40,17 @@ def confirmed_by(samples: Iterable[Sample], then: Fingerprint) -> Confirmed | No
         floor_acceptance=_floor(usable, _acceptance, relative=False),
         driver_version=then.driver_version,
         engine_sha256=then.engine_sha256,
+        deepest_tokens=max(depth_of(one) for one in usable),
     )
+
+
+def depth_of(sample: Sample) -> int:
+    """Context in use at the end of an answer [tok]; that which is known."""
+    timings = sample.timings
+    if timings is None:
+        return 0
+    cached = timings.cache_n or sample.details.get("cached") or 0
+    return (timings.prompt_n or 0) + int(cached) + (timings.predicted_n or 0)
 
 
 def _floor(
