@@ -14,6 +14,7 @@ from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box
 from tunerd.actions.context import Context
 from tunerd.actions.own_unit import SWEEP_UNIT
+from tunerd.core.local_outcome import Ending
 from tunerd.core.schedule import Memory, Missed, Opening, openings
 from tunerd.core.telemetry.history import Event
 from tunerd.core.window import Window, parse_window
@@ -107,9 +108,9 @@ def starts(ctx: Context, looks: int = 1) -> tuple[list[str], list[float]]:
 
 def test_the_daemon_begins_a_night_when_the_window_opens_and_only_once(tmp_path: Path) -> None:
     ctx = box(tmp_path, "2026-11-23 00:50")
-    told, waits = starts(ctx, looks=30)
+    told, waits = starts(ctx, looks=90)
     assert waits[0] == 600.0
-    assert told == ["night"]
+    assert told == ["night", "sweep-over"]
     assert datetime.fromtimestamp(ctx.clock.now_s(), BERLIN).hour >= 7
     assert json.loads((ctx.paths.state_dir / "schedule.json").read_text())["last_begin_s"] == at(
         "2026-11-23 01:00"
@@ -129,12 +130,82 @@ def test_no_night_begins_where_nobody_wanted_them(tmp_path: Path) -> None:
     assert not ctx.services.state(SWEEP_UNIT).is_active
 
 
-def test_a_night_that_cannot_begin_is_told_once(tmp_path: Path) -> None:
+def test_a_night_that_cannot_begin_is_told_once_and_begins_when_it_can(tmp_path: Path) -> None:
     ctx = box(tmp_path, "2026-11-23 01:00")
     manager = ctx.services
     assert isinstance(manager, FakeServiceManager)
-    manager.errors["start"] = [ServiceError("it does not start")]
-    assert starts(ctx, looks=3)[0] == ["night", "night-failed"]
+    manager.errors["start"] = [ServiceError("it does not start")] * 3
+    told, waits = starts(ctx, looks=6)
+    assert told == ["night-failed", "night"]
+    assert sum(waits[:3]) < 600, "before the opening counts as missed"
+    assert manager.state(SWEEP_UNIT).is_active
+
+
+def test_a_night_that_cannot_be_noted_is_not_begun_and_told_once(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    (ctx.paths.state_dir / "schedule.json").mkdir(parents=True)
+    assert starts(ctx, looks=20)[0] == ["night-failed"]
+    assert not ctx.services.state(SWEEP_UNIT).is_active
+
+
+def test_the_same_trouble_in_another_night_is_told_again(tmp_path: Path) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    manager = ctx.services
+    assert isinstance(manager, FakeServiceManager)
+    told: list[Event] = []
+    nights = Nights(ctx, told.append)
+    for day in (23, 24):
+        clock = ctx.clock
+        assert isinstance(clock, FakeClock)
+        clock.set_wall(at(f"2026-11-{day} 01:00"))
+        manager.errors["start"] = [ServiceError("it does not start")]
+        nights.look()
+        nights.look()
+        clock.sleep(4000.0)  # the sweep is over
+    begun = [event.kind for event in told if event.kind.startswith("night")]
+    assert begun == ["night-failed", "night"] * 2
+
+
+@pytest.mark.parametrize(
+    ("ending", "lines", "event"),
+    [
+        (
+            Ending(code=0),
+            ("Nothing is worth changing.", "sweep 3: 12 configurations, 31 starts in 2 h"),
+            ("sweep-over", "note", "the sweep is over: Nothing is worth changing."),
+        ),
+        (Ending(code=0), (), ("sweep-over", "note", "the sweep is over")),
+        (
+            Ending(code=1),
+            ("error: llama-server.service is not enabled", "  state   nothing was touched"),
+            ("sweep-failed", "error",
+             "the sweep failed (error: llama-server.service is not enabled)"),
+        ),
+    ],
+)  # fmt: skip
+def test_how_a_night_ended_is_told_once(
+    tmp_path: Path, ending: Ending, lines: tuple[str, ...], event: tuple[str, str, str]
+) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    manager = ctx.services
+    assert isinstance(manager, FakeServiceManager)
+    life = Life(prints=lines, ends_after_s=3600, ending=ending)
+    manager.programs["/bin/sweep"] = lambda _start: life
+    told: list[Event] = []
+    nights = Nights(ctx, told.append)
+    for _ in range(120):
+        ctx.clock.sleep(nights.look())
+    assert [(one.kind, one.level, one.text) for one in told[1:]] == [event]
+
+
+def test_a_sweep_that_a_person_began_before_the_window_is_no_night_that_begins(
+    tmp_path: Path,
+) -> None:
+    ctx = box(tmp_path, "2026-11-23 01:00")
+    ctx.services.start(SWEEP_UNIT)
+    told: list[Event] = []
+    Nights(ctx, told.append).look()
+    assert ["runs already" in event.text for event in told] == [True]
 
 
 # The command

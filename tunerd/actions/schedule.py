@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -114,19 +115,30 @@ def next_openings(ctx: Context, *, most: int = 1) -> tuple[Opening, ...]:
     )
 
 
-def begin_night(ctx: Context, opening: Opening) -> None:
-    """Start the sweep's unit, once for an opening.
+def begin_night(ctx: Context, opening: Opening) -> bool:
+    """Start the sweep's unit, once for an opening; False where it runs already.
 
     Raises:
         HostError: that it was begun, or its unit, cannot be written.
-        ServiceError: it does not start.
+        ServiceError: it does not start, and may be tried again.
     """
+    is_up = ctx.services.state(SWEEP_UNIT).active_state in _UP
     memory = read_memory(ctx)
+    # First: whoever dies in between loses a night rather than having two of it.
     _write_memory(ctx, replace(memory, last_begin_s=opening.span.begin_s))
-    state = ctx.services.state(SWEEP_UNIT)
-    if state.active_state in _UP:
-        return
-    if not state.exists:  # tunerd was not installed by install.sh
+    if is_up:
+        return False
+    try:
+        _start_sweep(ctx)
+    except TunerdError:
+        with contextlib.suppress(TunerdError):
+            _write_memory(ctx, memory)
+        raise
+    return True
+
+
+def _start_sweep(ctx: Context) -> None:
+    if not ctx.services.state(SWEEP_UNIT).exists:  # tunerd was not installed by install.sh
         words = ["sweep", "night", "--yes", "--bound-to", SWEEP_UNIT]
         start_own_unit(ctx, OwnUnit(SWEEP_UNIT, "a sweep", words))
         return
