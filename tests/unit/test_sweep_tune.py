@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
-from tunerd.core.sweep import Arm, Boot, Preempted, Sample, Space, tune
+from tunerd.core.sweep import Arm, Boot, Preempted, Request, Sample, Space, tune
 
 HOUR_S = 3600.0
 
@@ -39,6 +41,13 @@ class Recording(SimulatedBox):
     def restart(self, arm: Arm) -> Boot:
         self.__dict__.setdefault("started", []).append(arm)
         return super().restart(arm)
+
+
+class Wordy(SimulatedBox):
+    """Its shortest text is longer than what is asked for."""
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        return super().measure(replace(request, new_tokens=request.new_tokens + 900), arm)
 
 
 def test_a_night_finds_most_of_what_there_is_and_serves_nothing_that_would_not_run() -> None:
@@ -91,3 +100,16 @@ def test_a_strategy_that_does_not_exist_is_refused() -> None:
     one = task("12G", "agent", 1)
     with pytest.raises(ValueError, match="strategy"):
         tune(one.box(), one.space, one.workload, one.incumbent, 60.0, rng(), strategy="luck")
+
+
+def test_prompts_that_are_longer_than_asked_for_are_predicted_as_long_as_they_are() -> None:
+    one = task("12G", "agent", 1)
+    box = Wordy(one.card)
+    outcome = tune(box, narrow(one), one.workload, one.incumbent, HOUR_S / 3, rng())
+    pairs = [
+        (arm.predicted_s, arm.measured_s)
+        for arm in outcome.evidence.arms
+        if arm.predicted_s and arm.measured_s and arm.n_processes > 1
+    ]
+    assert pairs
+    assert all(abs(predicted / measured - 1) < 0.12 for predicted, measured in pairs), pairs

@@ -162,7 +162,8 @@ class Learner:
         variants = [variant_of(arm) for arm in arms]
         known = {one: self._level(family, model.costs, one) for one in dict.fromkeys(variants)}
         levels = np.array([known[one] for one in variants])
-        return predict(arms, self.workload, model.acceptance, model.costs.shared, levels)
+        workload = self.observations.workload_seen()
+        return predict(arms, workload, model.acceptance, model.costs.shared, levels)
 
     def beliefs(self, arms: Sequence[Arm]) -> list[Belief | None]:
         """What is believed of each arm; None where its family was never measured."""

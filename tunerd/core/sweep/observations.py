@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from tunerd.core.sweep.arm import Arm
 from tunerd.core.sweep.grid import Variant, variant_of
@@ -75,6 +76,7 @@ class Observations:
         self.processes: dict[str, Process] = {}
         self.changed: set[tuple[str, str]] = set()
         self.n_samples = 0
+        self._prompts: list[list[int]] = [[] for _ in workload.classes]
 
     def add(self, sample: Sample) -> None:
         """Files one sample."""
@@ -98,16 +100,36 @@ class Observations:
             return
         process.has_spilled |= reading.has_spilled
         arm = sample.arm.with_draft(sample.n_max, sample.p_min)
-        process.answers.append(
-            Answer(
-                arm=arm if sample.arm.drafts else sample.arm,
-                started=sample.arm,
-                process=sample.process,
-                purpose=sample.purpose,
-                block=sample.block,
-                text=text_of(self.workload, request, sample.block) if sample.block else None,
-                request=request,
-                reading=reading,
+        answer = Answer(
+            arm=arm if sample.arm.drafts else sample.arm,
+            started=sample.arm,
+            process=sample.process,
+            purpose=sample.purpose,
+            block=sample.block,
+            text=text_of(self.workload, request, sample.block) if sample.block else None,
+            request=request,
+            reading=reading,
+        )
+        process.answers.append(answer)
+        self._note_prompt(answer)
+
+    def _note_prompt(self, answer: Answer) -> None:
+        count = answer.reading.prompt_n
+        if answer.text is None or not count or is_cold(answer.request, answer.reading):
+            return
+        if is_exact(answer.request, self.workload.classes[answer.text]):
+            self._prompts[answer.text].append(count)
+
+    def workload_seen(self) -> Workload:
+        """The workload with prompts as long as servers said they were.
+
+        A text has the length that it has: the shortest task of a kind may be longer than what was
+        asked for, and what is predicted must be of the same prompt as what is measured.
+        """
+        return Workload(
+            tuple(
+                replace(one, new_tokens=round(median(counts))) if counts else one
+                for one, counts in zip(self.workload.classes, self._prompts, strict=True)
             )
         )
 
