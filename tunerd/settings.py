@@ -269,9 +269,10 @@ class GuardSettings(Table):
         "advise",
         description="tell when the server leaves what was measured of it; `act` restarts one that decays",
     )
-    upgrade: Literal["advise", "off"] = Field(
-        "advise",
-        description="tell when the engine or the driver changed, and what will refuse to start",
+    upgrade: Literal["act", "advise", "off"] = Field(
+        "act",
+        description="tell when the engine or the driver changed, and what will refuse to start; `act` "
+        "has the next night compare a kept copy of the build before with the one after",
     )
 
 

@@ -10,16 +10,22 @@ from typing import Any
 
 import pytest
 
+from tests.fault.world import a_generation
 from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
 from tests.support.local_box import Box
 from tests.support.readings import a_reading
 from tunerd.actions.context import Context
+from tunerd.actions.guard_margin import KEY
 from tunerd.actions.telemetry import HistoryKeeper
+from tunerd.core.generation import Ending as Ended
+from tunerd.core.generation import Outcome
 from tunerd.core.local_outcome import Ending
 from tunerd.core.telemetry.history import Event
 from tunerd.daemon.guarding import CHECK_UNIT, Guarding
 from tunerd.system.files import lock
+from tunerd.system.llama import Address, LlamaServer
 from tunerd.system.notify import Notifier
+from tunerd.system.ports import free_port
 
 UNIT = "llama-server.service"
 SERVER = "[Service]\nExecStart=/bin/server\nRestart=on-failure\nRestartSec=5\n"
@@ -64,6 +70,17 @@ class World:
         self.manager.end_main(UNIT, Ending(code=1))
         self.clock.advance(6.0)
 
+    def begin_anew(self, server: LlamaServer | None = None) -> None:
+        """Another daemon, which finds what the ones before it told in the history."""
+        self.guards = Guarding(self.ctx, Notifier({}), self.tell, lambda: server)
+
+    def tell(self, event: Event) -> None:
+        """As the daemon does, to the history too."""
+        self.told.append(event)
+        keeper = HistoryKeeper(self.ctx)
+        keeper.add_event(event)
+        keeper.close()
+
     @property
     def kinds(self) -> list[str]:
         return [event.kind for event in self.told]
@@ -89,7 +106,7 @@ def test_a_server_that_dies_of_something_else_is_no_business_of_the_margin(world
     for _ in range(5):
         world.die("GGML_ASSERT(ok) failed")
         world.look()
-    assert world.kinds == []
+    assert world.kinds == ["server-dies"]
 
 
 def test_words_of_an_earlier_life_are_not_held_against_a_later_one(world: World) -> None:
@@ -99,7 +116,7 @@ def test_words_of_an_earlier_life_are_not_held_against_a_later_one(world: World)
     for _ in range(4):
         world.die("GGML_ASSERT(ok) failed")
         world.look()
-    assert world.kinds == []
+    assert world.kinds == ["server-dies"]
 
 
 def test_while_somebody_changes_the_unit_nothing_is_counted(world: World) -> None:
@@ -148,16 +165,44 @@ def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_da
                  "driver_before": None, "driver_now": None}  # fmt: skip
     found = {"confirmed": None, "engine_sha256": None, "replanned": replanned}
     (world.ctx.paths.state_dir / "guards.json").write_text(json.dumps(found))
-    keeper = HistoryKeeper(world.ctx)
-
-    def tell(event: Event) -> None:
-        world.told.append(event)
-        keeper.add_event(event)
-
     for _ in range(3):
-        world.guards = Guarding(world.ctx, Notifier({}), tell, lambda: None)
+        world.begin_anew()
         for _ in range(3):
             world.look()
-    keeper.close()
     assert world.kinds == ["upgrade-refused"]
     assert "--mlock" in world.told[0].text
+
+
+def test_a_server_that_hangs_is_restarted_no_oftener_though_the_daemon_dies_each_time(
+    world: World,
+) -> None:
+    deaf = LlamaServer(Address("127.0.0.1", free_port()), world.clock)
+    lives = []
+    for _ in range(4):
+        world.begin_anew(deaf)
+        for _ in range(94):
+            world.look()
+        lives.append(world.manager.state(UNIT).invocation_id)
+    assert len(set(lives)) == 2, "two restarts, the first before anybody looked"
+    assert [(event.kind, event.level) for event in world.told] == [
+        ("hang", "warning"),
+        ("hang", "warning"),
+        ("hang", "error"),
+    ]
+
+
+def test_the_end_of_a_raise_is_told_by_the_daemon_after_the_one_that_began_it(
+    world: World,
+) -> None:
+    world.begin_anew()
+    world.tell(Event(world.clock.now_s(), "oom", "warning", "raised to 1792 MiB"))
+    raised = a_generation(reason="guard", unit_sha256=None)
+    raised = replace(raised, number=3, created_s=world.clock.now_s() + 1, pins={KEY: 1792})
+    world.ctx.generations.create(raised, None)
+    world.ctx.generations.end(3, Ended(Outcome.SERVING, world.clock.now_s(), 1.0, None, None))
+    for _ in range(3):
+        world.begin_anew()
+        for _ in range(3):
+            world.look()
+    assert world.kinds == ["oom", "guard-acted"]
+    assert "generation 3 serves" in world.told[1].text

@@ -16,7 +16,12 @@ import pytest
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box
 from tunerd.actions.context import Context
-from tunerd.actions.notices import forget_old_notices, leave_notice, send_notice
+from tunerd.actions.notices import (
+    forget_old_notices,
+    leave_notice,
+    send_left_notices,
+    send_notice,
+)
 from tunerd.core.telemetry.history import Event
 from tunerd.errors import HostError, UsageError
 from tunerd.settings import NotifySettings
@@ -126,9 +131,13 @@ def test_one_that_stays_down_leaves_the_notice_for_the_next_try(
 def test_one_that_refuses_is_asked_once(tmp_path: Path, receiver: Receiver) -> None:
     receiver.statuses = [403]
     ctx = context(tmp_path, receiver.url)
+    name = left(ctx)
     with pytest.raises(UsageError, match="refuses"):
-        send_notice(ctx, left(ctx))
+        send_notice(ctx, name)
     assert len(receiver.got) == 1
+    with pytest.raises(UsageError, match="no notice"):
+        send_notice(ctx, name)
+    assert send_left_notices(ctx) == ()
 
 
 def test_a_redirect_is_not_followed(tmp_path: Path, receiver: Receiver) -> None:
@@ -175,3 +184,21 @@ def test_notices_that_nobody_took_are_forgotten_after_a_day(tmp_path: Path) -> N
     assert path.exists()
     forget_old_notices(replace(ctx, clock=FakeClock(now_s=path.stat().st_mtime + 90_000)))
     assert not path.exists()
+
+
+def test_a_notice_that_nobody_is_at_is_sent_anew_and_one_under_way_is_not(tmp_path: Path) -> None:
+    ctx = context(tmp_path, "http://127.0.0.1:9/hook")
+    name = left(ctx)
+    other = leave_notice(ctx, EVENT)
+    unit = f"tunerd-notify-{name}.service"
+    assert not ctx.services.state(unit).is_active
+    half = ctx.paths.state_dir / "notices" / f".{name}.json.x1.tmp"
+    half.write_text("{")
+
+    assert send_left_notices(ctx) == (name,)
+
+    assert ctx.services.state(unit).is_active
+    assert not half.exists()
+    assert other is not None
+    assert send_left_notices(ctx) == ()
+    assert send_left_notices(context(tmp_path, None)) == (), "nobody wants it any more"

@@ -13,6 +13,7 @@ from tests.support.readings import served
 from tunerd.core.failure import FailureKind
 from tunerd.core.guards import drift, hang, oom, upgrade
 from tunerd.core.guards.decision import Act, Decision, Policy
+from tunerd.core.telemetry.history import Event
 
 # Out of memory
 
@@ -193,6 +194,22 @@ def test_a_hang_is_only_told_where_that_is_all_that_is_wanted() -> None:
     assert decision.act is Act.NOTHING
 
 
+def told(at_s: float, level: str = "warning", kind: str = "hang") -> Event:
+    return Event(at_s, kind, level, "the server hangs")
+
+
+def test_restarts_count_that_a_daemon_before_this_one_told() -> None:
+    before = [told(5000.0), told(3000.0), told(1000.0), told(4000.0, kind="oom")]
+    state = hang.recalled(before, 5500.0)
+    assert state.restarts_s == (3000.0, 5000.0), "within the hour, oldest first"
+    _, decision = silence(state, 5600.0)
+    assert decision is not None
+    assert decision.act is Act.NOTHING
+    _, again = silence(hang.recalled([told(5700.0, "error"), *before], 5800.0), 5900.0)
+    assert again is None, "it was said"
+    assert hang.recalled([told(6000.0)], 5500.0) == hang.HangState(), "a clock that was set back"
+
+
 # Drift
 
 CONFIRMED = drift.Confirmed(40.0, 0.6, "580.95", "aaa", 500)
@@ -300,19 +317,53 @@ def test_another_driver_counts_and_one_that_is_away_does_not() -> None:
     assert upgrades(STANDS, away, STANDS, other, other) == [False] * 4 + [True]
 
 
+def decided(
+    found: upgrade.Replanned, policy: Policy = Policy.ACT, *, has_nights: bool = True
+) -> Decision | None:
+    return upgrade.decide(found, policy, has_nights=has_nights)
+
+
 def test_a_removed_flag_is_an_error_and_a_good_new_build_a_warning() -> None:
-    refused = upgrade.decide(upgrade.Replanned(True, ("unknown argument: --mlock",), "1", "1"))
+    refused = decided(upgrade.Replanned(True, ("unknown argument: --mlock",), "1", "1"))
     assert refused is not None
     assert (refused.kind, refused.level) == ("upgrade-refused", "error")
     assert "--mlock" in refused.evidence
-    good = upgrade.decide(upgrade.Replanned(True, (), "1", "1"))
+    good = decided(upgrade.Replanned(True, (), "1", "1"))
     assert good is not None
     assert (good.kind, good.level) == ("upgrade", "warning")
 
 
 def test_files_that_were_only_touched_are_nothing_to_tell() -> None:
-    assert upgrade.decide(upgrade.Replanned(False, (), "1", "1")) is None
-    assert upgrade.decide(upgrade.Replanned(False, (), "1", None)) is None
-    driver = upgrade.decide(upgrade.Replanned(False, (), "1", "2"))
+    assert decided(upgrade.Replanned(False, (), "1", "1")) is None
+    assert decided(upgrade.Replanned(False, (), "1", None)) is None
+    assert decided(upgrade.Replanned(None, (), "1", "1")) is None, "unknown is no change"
+    driver = decided(upgrade.Replanned(False, (), "1", "2"))
     assert driver is not None
     assert "the driver is 2 instead of 1" in driver.text
+    assert "compare" not in f"{driver.text} {driver.hint}", "the driver before is gone"
+
+
+KEPT = upgrade.Replanned(True, (), "1", "1", identity_before="aaa", identity_now="bbb",
+                         kept="kept-aaa", engine="mainline-b9")  # fmt: skip
+
+
+def test_old_and_new_are_compared_by_a_night_or_by_hand_and_what_came_of_it_is_told() -> None:
+    by_itself = decided(KEPT)
+    assert by_itself is not None
+    assert "next night compares old and new" in by_itself.text
+    assert by_itself.evidence == "build aaa was deployed, bbb is there now"
+    for by_hand in (decided(KEPT, Policy.ADVISE), decided(KEPT, has_nights=False)):
+        assert by_hand is not None
+        assert "night" not in by_hand.text
+        assert "`tunerd compare kept-aaa mainline-b9`" in str(by_hand.hint)
+    done = decided(replace(KEPT, compared="B is 12 % slower than A", run=7))
+    assert done is not None
+    assert "B is 12 % slower than A" in done.text
+    assert "`tunerd results show 7`" in str(done.hint)
+
+
+def test_without_a_copy_of_the_build_before_it_says_that_nothing_can_be_compared() -> None:
+    alone = decided(replace(KEPT, kept=None))
+    assert alone is not None
+    assert "no copy of the old build was kept" in alone.text
+    assert "swap.keep_engine" in str(alone.hint)

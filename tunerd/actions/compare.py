@@ -129,13 +129,16 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
     return Prepared(request, sides, plans, shape, workload, seed, ahead, tuple(messages), changes)
 
 
-def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> ActionResult:
+def run_compare(
+    ctx: Context, request: CompareRequest, *, confirm: Confirm, bound_to: str | None = None
+) -> ActionResult:
     """Measure until it is decided or time is up, and store everything.
 
     Args:
         ctx: Where.
         request: What is compared.
         confirm: Shows what will happen and asks; raises to stop.
+        bound_to: The unit that this process is, where it is one.
 
     Returns:
         Exit code 0 whatever the verdict, 1 if it could not be measured.
@@ -151,7 +154,7 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
     with EvidenceStore(ctx.paths.evidence) as store:
         keeper = Keeper(ctx, store, prepared)
         try:
-            found, quality, held, told = _measure(ctx, prepared, keeper)
+            found, quality, held, told = _measure(ctx, prepared, keeper, bound_to)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 kept = (
@@ -173,7 +176,7 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
 
 
 def _measure(
-    ctx: Context, prepared: Prepared, keeper: Keeper
+    ctx: Context, prepared: Prepared, keeper: Keeper, bound_to: str | None
 ) -> tuple[Comparison, Quality | None, Held, tuple[Message, ...]]:
     limits = prepared.request.limits
 
@@ -188,6 +191,7 @@ def _measure(
         purpose=f"compare {prepared.sides['A'].name} with {prepared.sides['B'].name}",
         budget_s=limits.budget_s + _SLACK_S,
         start_after=prepared.request.start_after,
+        bound_to=bound_to,
     ) as held:
         stand = CandidateStand(
             ctx=ctx,

@@ -19,6 +19,7 @@ from tunerd.actions.guard_findings import findings_path
 from tunerd.actions.live import read_live_unit
 from tunerd.actions.plan import make_plan
 from tunerd.actions.sweep_record import reading
+from tunerd.actions.upgrade_compare import builds_of
 from tunerd.core.fingerprint import Fingerprint
 from tunerd.core.generation import Generation
 from tunerd.core.guards.drift import Confirmed
@@ -100,13 +101,23 @@ def _replanned(
 ) -> Replanned:
     """What speaks against the next start of what is deployed."""
     known = None if generation is None else generation.engine_sha256
+    changed = None if known is None or identity is None else known != identity
+    builds = None
+    if changed and generation is not None:
+        builds = builds_of(ctx, generation, str(identity))
     return Replanned(
-        identity_changed=None if known is None or identity is None else known != identity,
+        identity_changed=changed,
         refusals=tuple(
             dict.fromkeys([*_of_the_program(ctx, live), *_of_the_plan(ctx, generation)])
         ),
         driver_before=None if generation is None else generation.host.get("driver_version"),
         driver_now=driver,
+        identity_before=None if builds is None else builds.before,
+        identity_now=None if builds is None else builds.now,
+        kept=None if builds is None else builds.kept,
+        engine=None if builds is None else builds.engine,
+        compared=None if builds is None else builds.compared,
+        run=None if builds is None else builds.run,
     )
 
 

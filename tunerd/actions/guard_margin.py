@@ -35,7 +35,7 @@ def margin_now(ctx: Context) -> Margin:
     return Margin(
         fit_mib=None if fit_mib is None else max([fit_mib, *tried]),
         steps_taken=len(raised),
-        is_pinned=by_person and not _is_raise(generation),
+        is_pinned=by_person and not is_raise(generation),
     )
 
 
@@ -60,15 +60,18 @@ def _raised(ctx: Context, serving: Generation) -> list[Generation]:
         one = entry.generation
         if one.unit != serving.unit or one.profile != serving.profile:
             break
-        if _is_raise(one):
+        if is_raise(one):
             found.append(one)
         elif entry.ending.outcome.is_done:
             break
     return found
 
 
-def _is_raise(generation: Generation) -> bool:
-    """Whether this guard made it; a probation that goes back has the same reason, from a generation."""
+def is_raise(generation: Generation) -> bool:
+    """Whether this guard raised the margin in it.
+
+    A probation that goes back has the same reason, from a generation.
+    """
     return (
         generation.reason == REASON
         and generation.from_generation is None

@@ -30,7 +30,8 @@ def show_guards(ctx: Context) -> ActionResult:
          "say so with the likely cause; act: restart one that decays within its life, when idle"),
         ("upgrade", settings.upgrade, ("upgrade", "upgrade-refused"),
          "files of the engine or the driver's version changed",
-         "plan and try the deployed command line again, and say what its next start will refuse"),
+         ("plan and try the deployed command line again, and say what its next start will refuse; act: the "
+          "next night compares a kept copy of the build before with the one after")),
     ]  # fmt: skip
     _, findings = read_findings(ctx, None)
     guards = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from tunerd.actions.context import Context
 from tunerd.actions.engines import named
 from tunerd.actions.find_engines import find_engines, prober
-from tunerd.core.engine import EngineIdentity
+from tunerd.core.engine import SHORT, EngineIdentity
 from tunerd.core.quantity import have_mib
 from tunerd.core.result import ActionResult
 from tunerd.errors import EngineError, HostError, UsageError
@@ -71,6 +71,12 @@ def keep(ctx: Context, name: str) -> ActionResult:
         "new": kept.is_new,
     }
     return ActionResult("engines keep", payload, has_acted=True)
+
+
+def kept_folder(ctx: Context, sha256: str) -> Path | None:
+    """Where a copy of the build of this identity is kept; None where there is none."""
+    folder = ctx.paths.engines_dir / sha256[:SHORT]
+    return folder if (folder / _RECORD).exists() else None
 
 
 def keep_program(ctx: Context, program: str) -> Kept:

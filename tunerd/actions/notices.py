@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +19,7 @@ TEMPLATE = "tunerd-notify@{}.service"
 # The template goes on where these end.
 _WAITS_S = (0.0, 5.0, 20.0)
 _KEEP_S = 86400.0
+_UP = {"active", "activating", "deactivating"}
 
 
 def leave_notice(ctx: Context, event: Event) -> str | None:
@@ -33,26 +35,63 @@ def leave_notice(ctx: Context, event: Event) -> str | None:
     name = _free_name(ctx)
     ctx.files.make_folder(_folder(ctx), mode=0o700)
     ctx.files.write_json(_path(ctx, name), asdict(event), mode=0o600)
-    unit = TEMPLATE.format(name)
-    if ctx.services.state(unit).exists:
-        ctx.services.start(unit)
-    else:
-        words = ["notify", "send", name]
-        start_own_unit(ctx, OwnUnit(f"tunerd-notify-{name}.service", "sends a notice", words))
+    _start(ctx, name)
     return name
+
+
+def send_left_notices(ctx: Context) -> tuple[str, ...]:
+    """Have notices sent that nobody is at: of a daemon that died, from before a boot, given up.
+
+    Returns:
+        The names of those that are sent anew.
+
+    Raises:
+        ServiceError: nothing that sends them can be started.
+    """
+    with contextlib.suppress(HostError):
+        ctx.files.remove_temporaries(_folder(ctx))
+    try:
+        names = sorted(path.stem for path in _folder(ctx).glob("*.json"))
+    except OSError:
+        return ()
+    if ctx.settings.notify.webhook is None:
+        return ()
+    return tuple(name for name in names if _start(ctx, name))
+
+
+def _start(ctx: Context, name: str) -> bool:
+    """Start what sends a notice; False where that is at work, or waits to try again."""
+    unit = TEMPLATE.format(name)
+    state = ctx.services.state(unit)
+    if state.exists:
+        if state.active_state in _UP:
+            return False
+        if state.has_failed:
+            ctx.services.reset_failed(unit)
+        ctx.services.start(unit)
+        return True
+    own = f"tunerd-notify-{name}.service"
+    if ctx.services.state(own).active_state in _UP:
+        return False
+    start_own_unit(ctx, OwnUnit(own, "sends a notice", ["notify", "send", name]))
+    return True
 
 
 def send_notice(ctx: Context, name: str) -> ActionResult:
     """`tunerd notify send NAME`: some attempts; the notice goes when it has arrived or was refused.
 
     Raises:
-        UsageError: there is no such notice, or the receiver refuses it.
+        UsageError: there is no such notice, or nobody takes it: it is gone.
         HostError: it did not arrive; it stays, to be sent again.
     """
     data = ctx.files.read_json(_path(ctx, name)) if name.replace("-", "").isalnum() else None
     if not isinstance(data, dict):
         raise UsageError(f"there is no notice `{name}`")
-    _send(ctx, Event(**data))
+    try:
+        _send(ctx, Event(**data))
+    except UsageError:
+        ctx.files.remove(_path(ctx, name))
+        raise
     ctx.files.remove(_path(ctx, name))
     return ActionResult("notify send", {"name": name}, has_acted=True)
 
@@ -89,6 +128,8 @@ def _send(ctx: Context, event: Event) -> None:
         headers["Authorization"] = f"Bearer {token}"
     problem = None
     for wait_s in _WAITS_S:
+        if problem is not None:
+            ctx.say(f"it did not arrive ({problem}); again in {wait_s:.0f} s")
         ctx.clock.sleep(wait_s)
         done = deliver(settings.webhook, post.body, headers)
         problem = done.problem

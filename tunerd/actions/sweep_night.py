@@ -24,14 +24,19 @@ def configured_request(ctx: Context) -> SweepRequest:
     )
 
 
-def leave_request(ctx: Context, request: SweepRequest) -> None:
+def leave_request(ctx: Context, request: SweepRequest, *, is_night: bool = False) -> None:
     """Put a request where the unit will find it.
+
+    Args:
+        ctx: Where.
+        request: What it is to do.
+        is_night: Whether it may do what else a night does.
 
     Raises:
         HostError: it cannot be written.
     """
     ctx.files.make_folder(ctx.paths.runtime_dir)
-    data = {"at_s": ctx.clock.now_s(), "request": request.to_json()}
+    data = {"at_s": ctx.clock.now_s(), "request": request.to_json(), "is_night": is_night}
     ctx.files.write_json(_path(ctx), data)
 
 
@@ -40,18 +45,19 @@ def drop_request(ctx: Context) -> None:
     ctx.files.remove(_path(ctx))
 
 
-def take_request(ctx: Context) -> SweepRequest:
-    """The request that was left a moment ago, once; else that of the settings."""
+def take_request(ctx: Context) -> tuple[SweepRequest, bool]:
+    """The request that was left a moment ago, once, else that of the settings; whether it is a night."""
+    configured = (configured_request(ctx), True)
     try:
         data = ctx.files.read_json(_path(ctx))
     except HostError:
         data = None
     if not isinstance(data, dict):
-        return configured_request(ctx)
+        return configured
     drop_request(ctx)
     if not 0 <= ctx.clock.now_s() - float(data.get("at_s", 0.0)) <= _FRESH_S:
-        return configured_request(ctx)
-    return request_from_json(data["request"])
+        return configured
+    return request_from_json(data["request"]), data.get("is_night") is True
 
 
 def unfinished(ctx: Context, request: SweepRequest) -> StoredSweep | None:

@@ -27,6 +27,7 @@ from tunerd.actions.sweep_plan import (
 )
 from tunerd.actions.sweep_record import SweepKeeper, find_sweep, history_of
 from tunerd.actions.sweep_texts import SweepTexts
+from tunerd.actions.upgrade_compare import compare_builds, due_comparison
 from tunerd.core.evidence import RunOutcome, VerdictRecord
 from tunerd.core.progress import Progress, ProgressSink
 from tunerd.core.quantity import format_duration
@@ -91,12 +92,20 @@ def run_night(
 ) -> ActionResult:
     """The night that was asked for by `sweep start`, or else that of the settings.
 
-    One that asked for the same and did not come to its end goes on, with a whole budget more.
+    One that asked for the same and did not come to its end goes on, with a whole budget more. A night of
+    the settings compares builds instead where the engine was upgraded in place.
 
     Raises:
         UsageError, ConfigError, DeployError, Busy, HostError, Stranded: as `run_sweep`.
     """
-    request = take_request(ctx)
+    request, is_night = take_request(ctx)
+    builds = due_comparison(ctx) if is_night else None
+    if builds is not None:
+        compared = compare_builds(
+            ctx, builds, budget_s=request.budget_s, window=request.window, bound_to=bound_to
+        )
+        if compared is not None:
+            return compared
     last = unfinished(ctx, request)
     if last is not None:
         demand_open(ctx, request.window)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import read_measurement
@@ -13,11 +13,15 @@ from tunerd.actions.sweep_night import drop_request, leave_request
 from tunerd.actions.sweep_plan import PreparedSweep, SweepRequest, prepare
 from tunerd.actions.sweep_record import StoredSweep, reading, sweeps
 from tunerd.actions.sweeps import running_sweep
+from tunerd.actions.upgrade_compare import due_comparison, prepare_builds
 from tunerd.core.quantity import format_duration
 from tunerd.core.result import ActionResult, note
 from tunerd.core.sweep.page import arm_text
 from tunerd.errors import Busy, UsageError
 from tunerd.system.files import is_locked
+
+if TYPE_CHECKING:
+    from tunerd.actions.compare import Prepared
 
 _STOP_S = 1800.0
 _POLL_S = 1.0
@@ -25,8 +29,16 @@ _START_S = 120.0
 _LOG_LINES = 20
 
 
-def start_sweep(ctx: Context, request: SweepRequest, *, confirm: Any) -> ActionResult:
+def start_sweep(
+    ctx: Context, request: SweepRequest, *, confirm: Any, is_night: bool = False
+) -> ActionResult:
     """Begin a sweep that outlives this terminal, once everything that can be checked was.
+
+    Args:
+        ctx: Where.
+        request: What is asked for.
+        confirm: Shows what will happen and asks; raises to stop.
+        is_night: It may be what else a night does: two builds that are compared after an upgrade.
 
     Raises:
         Busy: one is under way.
@@ -35,9 +47,10 @@ def start_sweep(ctx: Context, request: SweepRequest, *, confirm: Any) -> ActionR
     """
     _demand_none(ctx)
     demand_open(ctx, request.window)
-    prepared: PreparedSweep = prepare(ctx, request, proves=False)
+    prepared = _comparison(ctx, request) if is_night else None
+    prepared = prepared or prepare(ctx, request, proves=False)
     confirm(prepared)
-    leave_request(ctx, request)
+    leave_request(ctx, request, is_night=is_night)
     try:
         _start(ctx)
     except BaseException:
@@ -48,6 +61,11 @@ def start_sweep(ctx: Context, request: SweepRequest, *, confirm: Any) -> ActionR
     return ActionResult(
         "sweep start", payload, (*prepared.messages, note("started", f"{SWEEP_UNIT} runs", hint))
     )
+
+
+def _comparison(ctx: Context, request: SweepRequest) -> PreparedSweep | Prepared | None:
+    builds = due_comparison(ctx)
+    return None if builds is None else prepare_builds(ctx, builds, budget_s=request.budget_s)
 
 
 def stop_sweep(ctx: Context) -> ActionResult:

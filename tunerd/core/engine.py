@@ -24,6 +24,8 @@ _VERSION = re.compile(
     re.MULTILINE,
 )
 
+# Digits of an identity that tell builds apart for people, and in names of folders.
+SHORT = 12
 # ik_llama.cpp takes these but does not list them: the first four never, the others not in a build
 # for the CPU. Source: builds of June and August 2026, each flag tried with a missing model file
 # (tests/integration/test_dialects.py tries them again).
@@ -174,8 +176,8 @@ class EngineIdentity:
 
     @property
     def short(self) -> str:
-        """The first twelve digits of the hash."""
-        return self.sha256[:12]
+        """The first digits of the hash."""
+        return self.sha256[:SHORT]
 
 
 class Effect(StrEnum):

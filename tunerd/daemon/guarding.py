@@ -9,15 +9,16 @@ import structlog
 
 from tunerd.actions.context import Context
 from tunerd.actions.guard_findings import Findings, engine_seen, findings_stamp, read_findings
-from tunerd.actions.guard_margin import margin_now
+from tunerd.actions.guard_margin import is_raise, margin_now
 from tunerd.actions.guard_restart import restart_server
 from tunerd.actions.own_unit import OwnUnit, probation_unit, start_own_unit
 from tunerd.actions.telemetry import history
 from tunerd.core.failure import FailureKind, classify
-from tunerd.core.guards import drift, hang, oom, upgrade
+from tunerd.core.guards import deaths, drift, hang, oom, upgrade
 from tunerd.core.guards.decision import Act, Decision, Policy
+from tunerd.core.request_log import read_requests
 from tunerd.core.telemetry.history import Event
-from tunerd.core.telemetry.reading import Reading
+from tunerd.core.telemetry.reading import EngineNow, Reading
 from tunerd.errors import Busy, TunerdError
 from tunerd.system.files import is_locked
 from tunerd.system.llama import LlamaServer
@@ -28,10 +29,13 @@ CHECK_UNIT = "tunerd-guard-check.service"
 _RESTART_S = 300.0
 _CHECK_AGAIN_S = 60.0
 _LOG_LINES = 300
+_REQUEST_LINES = 3000
 _MOST_DEATHS = 5
 _EVENTS = 200
 _GPU, _GPU_BACK = "gpu", "gpu-back"
 _UPGRADES = ("upgrade", "upgrade-refused")
+_RAISES = "the fit margin was raised"
+_OF_A_RAISE = ("oom", "guard-acted", "guard-failed")
 _UP = {"active", "activating", "deactivating"}
 
 log = structlog.get_logger()
@@ -79,12 +83,17 @@ class Guarding:
         self._upgrade_said = ""
         self._acts: str | None = None
         self._restart_when_idle = False
+        self._raise_failed: int | None = None
+        self._deaths = deaths.DeathsState()
         self._has_taken_over = False
         self._gpu_problem: str | None = self._gpu_problem_told()
 
     def after(self, reading: Reading) -> None:
         """What follows from a look. While something is changed or measured, nothing does."""
         self._look_at_cards(reading)
+        if not self._has_taken_over:
+            self._take_over()
+            self._has_taken_over = True
         if self._is_under_way() or reading.measuring is not None:
             self._before = None
             self._hang = hang.HangState(restarts_s=self._hang.restarts_s)
@@ -98,6 +107,26 @@ class Guarding:
         self._look_for_upgrade(reading)
         self._freshen(reading)
 
+    def _take_over(self) -> None:
+        """What guards before these did, as they told it: a limit holds whatever becomes of a daemon."""
+        told = history(self._ctx, 0.0, 0.0, events=_EVENTS).events
+        self._hang = hang.recalled(told, self._ctx.clock.now_s())
+        self._deaths = deaths.recalled(told)
+        newest = next((event for event in told if event.kind in _OF_A_RAISE), None)
+        if newest is not None and newest.kind == "oom" and self._has_raised_since(newest.at_s):
+            self._acts = _RAISES
+
+    def _has_raised_since(self, at_s: float) -> bool:
+        """Whether a raise that was told of then has begun, and nobody has told how it ended."""
+        if self._ctx.services.state(ACT_UNIT).active_state in _UP:
+            return True
+        newest = next(iter(self._ctx.generations.entries()), None)
+        return (
+            newest is not None
+            and is_raise(newest.generation)
+            and newest.generation.created_s >= at_s
+        )
+
     def _is_under_way(self) -> bool:
         """Whether someone changes the unit; says how an own action ended, when it has."""
         if self._acts is not None:
@@ -109,15 +138,16 @@ class Guarding:
         return is_locked(self._ctx.paths.lock)
 
     def _say_end(self, what: str, result: str) -> None:
-        if result == "success":
-            entry = self._ctx.generations.serving(self._ctx.unit)
-            number = None if entry is None else entry.generation.number
+        entry = self._ctx.generations.serving(self._ctx.unit)
+        if result == "success" and entry is not None and is_raise(entry.generation):
+            number = entry.generation.number
             self._event("guard-acted", "note", f"{what}: generation {number} serves", None)
             return
         try:
             lines = self._ctx.services.log(ACT_UNIT, max_lines=20)
         except TunerdError:
             lines = ()
+        self._raise_failed = None if entry is None else entry.generation.number
         why = next((line for line in reversed(lines) if line.startswith("error:")), result)
         self._event(
             "guard-failed", "error", f"{what}: it failed ({why})", f"journalctl -u {ACT_UNIT}"
@@ -140,8 +170,13 @@ class Guarding:
     # Out of memory
 
     def _look_for_deaths(self, reading: Reading) -> None:
+        self._deaths, back = deaths.look(
+            self._deaths, reading.at_s, is_ready=reading.engine.is_ready is True
+        )
+        if back is not None:
+            self._say(back)
         n, life = _deaths(self._before, reading)
-        if not n or self._oom_rules.policy is Policy.OFF:
+        if not n:
             return
         kind, words = self._cause(life)
         death = oom.Death(reading.at_s, kind, words, reading.engine.active_state == "failed")
@@ -155,6 +190,14 @@ class Guarding:
             if decision is not None:
                 self._decided(decision)
                 return
+        is_told = kind is FailureKind.OUT_OF_VRAM and self._oom.said and not death.has_given_up
+        # `timeout` is how a stop ends that was not obeyed: nobody wants to be told of that.
+        if is_told or reading.engine.result == "timeout":
+            return
+        for _ in range(min(n, _MOST_DEATHS)):
+            self._deaths, decision = deaths.look_at_death(self._deaths, death)
+            if decision is not None:
+                self._say(decision)
 
     def _cause(self, life: str | None) -> tuple[FailureKind, str]:
         try:
@@ -173,9 +216,13 @@ class Guarding:
 
     def _margin(self) -> oom.Margin:
         try:
-            return margin_now(self._ctx)
+            margin = margin_now(self._ctx)
         except TunerdError:
             return oom.Margin(None, 0, is_pinned=False)
+        entry = self._ctx.generations.serving(self._ctx.unit)
+        if entry is not None and entry.generation.number == self._raise_failed:
+            return replace(margin, left_alone="raising it failed")
+        return margin
 
     # Hang
 
@@ -202,6 +249,10 @@ class Guarding:
         if answer.problem is None and answer.n_predicted:
             self._hang = hang.answered(self._hang, now_s)
             return
+        if answer.is_refused:  # it answers: another kind of server, or a key that is not known here
+            log.info("guard.cannot_ask", unit=self._ctx.unit, problem=answer.problem)
+            self._hang = hang.refused(self._hang, now_s)
+            return
         problem = answer.problem or "it holds no tokens"
         self._hang, decision = hang.unanswered(self._hang, now_s, problem, self._hang_rules)
         if decision is not None:
@@ -226,25 +277,49 @@ class Guarding:
             self._others_mib = (engine.life, reading.others_mib)
         confirmed = self._findings.confirmed
         if confirmed is not None:
-            counters = engine.counters
             seen = drift.DriftLook(
                 at_s=reading.at_s,
                 life=engine.life,
                 served=engine.served,
-                is_alone=(engine.slots_busy or 0) <= 1 and not (counters and counters.n_deferred),
+                is_alone=_n_at_work(engine) <= 1,
                 driver_version=reading.driver_version,
                 engine_sha256=self._findings.engine_sha256,
                 others_mib=reading.others_mib,
                 is_throttled=reading.is_throttled,
+                is_idle=_n_at_work(engine) == 0,
             )
             known = replace(confirmed, others_mib=self._others_mib[1])
             self._drift, decision = drift.look(self._drift, seen, known, self._drift_policy)
             if decision is not None:
+                decision = self._look_closer(decision, engine.life, known)
+            if decision is not None:
                 self._restart_when_idle = decision.act is Act.RESTART
                 self._say(decision)
-        if self._restart_when_idle and engine.is_busy is False:
+        if self._restart_when_idle and engine.is_busy is False and self._may_restart(reading.at_s):
             self._restart_when_idle = False
+            self._hang = replace(self._hang, restarts_s=(*self._hang.restarts_s, reading.at_s))
             self._restart()
+
+    def _look_closer(
+        self, decision: Decision, life: str | None, confirmed: drift.Confirmed
+    ) -> Decision | None:
+        """Whether requests like those that were measured are slow as well, by the server's own log."""
+        if decision.kind != drift.DRIFT or not drift.is_of_speed(self._drift, confirmed):
+            return decision
+        try:
+            lines = self._ctx.services.log(
+                self._ctx.unit, invocation_id=life, max_lines=_REQUEST_LINES
+            )
+        except TunerdError:
+            lines = ()
+        found = drift.alike(read_requests(lines).requests, confirmed)
+        self._drift, closer = drift.look_closer(self._drift, decision, found, confirmed)
+        return closer
+
+    def _may_restart(self, at_s: float) -> bool:
+        """Both guards together restart no oftener than the one against hangs may."""
+        recent = hang.within_an_hour(self._hang.restarts_s, at_s)
+        return len(recent) < self._hang_rules.restarts_per_hour
 
     # Upgrade
 
@@ -276,7 +351,12 @@ class Guarding:
         self._found_at, self._findings = found_at, findings
         if findings.replanned is None or self._upgrade_policy is Policy.OFF:
             return
-        decision = upgrade.decide(findings.replanned)
+        settings = self._ctx.settings
+        decision = upgrade.decide(
+            findings.replanned,
+            self._upgrade_policy,
+            has_nights=settings.schedule.enabled and settings.sweep.window is not None,
+        )
         text = "" if decision is None else f"{decision.text} ({decision.evidence})"
         if decision is not None and text != self._upgrade_said and not self._was_said(text):
             self._say(decision)
@@ -296,10 +376,13 @@ class Guarding:
         self._say(decision)
         if decision.act is Act.RESTART:
             self._restart()
-        elif decision.act is Act.RAISE_MARGIN and self._begin(
-            ACT_UNIT, "raises the fit margin", ["guard", "raise-margin"]
-        ):
-            self._acts = "the fit margin was raised"
+        elif decision.act is Act.RAISE_MARGIN:
+            words = ["guard", "raise-margin"]
+            if self._begin(ACT_UNIT, "raises the fit margin", words):
+                self._acts = _RAISES
+            else:
+                text = "the fit margin could not be raised: its unit does not start"
+                self._event("guard-failed", "error", text, "`tunerd guard raise-margin`")
 
     def _restart(self) -> None:
         self._notifier.patience(_RESTART_S)
@@ -343,3 +426,14 @@ def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:
         n += 1
     is_dead = has_failed or engine.sub_state.startswith("auto-restart")
     return n, engine.life if is_dead else earlier.life
+
+
+def _n_at_work(engine: EngineNow) -> int:
+    """Requests under way, as far as the server tells; two where it does not, for nothing is known then."""
+    counters = engine.counters
+    waiting = (counters.n_deferred or 0) if counters is not None else 0
+    if engine.slots_busy is not None:
+        return engine.slots_busy + waiting
+    if counters is None or counters.n_processing is None:
+        return 2
+    return counters.n_processing + waiting

@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 
 from tunerd.actions.context import Context
-from tunerd.actions.notices import forget_old_notices, leave_notice
+from tunerd.actions.notices import forget_old_notices, leave_notice, send_left_notices
 from tunerd.actions.telemetry import Telemetry
 from tunerd.core.telemetry.history import Event
 from tunerd.daemon.guarding import Guarding
@@ -107,6 +107,7 @@ class Daemon:
         self.loop.in_s("recovery", RECOVERY_S, self._recover)
         self.loop.in_s("tidy", _FIRST_TIDY_S, self._tidy)
         self.loop.in_s("night", 0.0, self._night)
+        self.loop.in_s("notices", 0.0, self._send_left_notices)
 
     def _look(self) -> None:
         try:
@@ -125,8 +126,18 @@ class Daemon:
         try:
             self._watching.tidy()
             forget_old_notices(self._ctx)
+            self._send_left_notices()
         finally:
             self.loop.in_s("tidy", TIDY_S, self._tidy)
+
+    def _send_left_notices(self) -> None:
+        try:
+            names = send_left_notices(self._ctx)
+        except TunerdError as problem:
+            log.warning("notice.not_sent", message=problem.message, cause=problem.cause)
+            return
+        if names:
+            log.info("notices.sent_anew", names=", ".join(names))
 
     def _night(self) -> None:
         wait_s = LONGEST_WAIT_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tunerd.cli.output import finish, json_option
+from tunerd.cli.output import finish, json_option, progress_sink
 
 
 @click.group(name="notify", short_help="Notices to a webhook.")
@@ -42,8 +42,5 @@ def send(mode: str | None, name: str, as_json: bool) -> None:
     from tunerd.actions.context import build_context
     from tunerd.actions.notices import send_notice
 
-    finish(
-        send_notice(build_context(mode=mode), name),
-        lambda _payload: ["it arrived"],
-        as_json=as_json,
-    )
+    context = build_context(mode=mode, progress=progress_sink(as_json=as_json))
+    finish(send_notice(context, name), lambda _payload: ["it arrived"], as_json=as_json)

@@ -185,7 +185,8 @@ def night(mode: str | None, bound_to: str | None, yes: bool, as_json: bool) -> N
     """Sweep as [sweep] of the settings says; what tunerd-sweep.service runs.
 
     Within sweep.window the unit serves again by its end. A sweep that asked for the same and did not come
-    to its end goes on.
+    to its end goes on. Where the engine was upgraded in place and a copy of the build before was kept,
+    the two are compared instead (guards.upgrade).
 
     \b
     Example:
@@ -199,7 +200,7 @@ def night(mode: str | None, bound_to: str | None, yes: bool, as_json: bool) -> N
         confirm=lambda prepared: _ask(prepared, yes=yes),
         bound_to=bound_to,
     )
-    finish(_acted(result), render_end, as_json=as_json)
+    finish(_acted(result), render_night, as_json=as_json)
 
 
 @command.command(name="start")
@@ -344,6 +345,16 @@ def render_end(payload: Mapping[str, Any]) -> Iterator[str]:
         f"{payload['restarts']} starts in {format_duration(payload['elapsed_s'])}{away}"
     )
     yield f"`tunerd sweep report {payload['sweep']}` shows why"
+
+
+def render_night(payload: Mapping[str, Any]) -> Iterator[str]:
+    """How a night ended: a sweep, or a comparison of two builds."""
+    if "sweep" in payload:
+        yield from render_end(payload)
+        return
+    from tunerd.cli.commands.compare import render
+
+    yield from render(payload)
 
 
 def render_status(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -5,9 +5,11 @@ Source: ggml-org/llama.cpp#13281, #27102, #27330: health 200 while no request is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tunerd.core.guards.decision import Act, Decision, Policy
+from tunerd.core.telemetry.history import Event
 
 _HOUR_S = 3600.0
 # One answer that is late may be the machine's fault.
@@ -16,6 +18,8 @@ _ASK_AGAIN_S = 15.0
 # A process that works on something uses more; one that waits for a lock that never comes does not.
 _IDLE_CORES = 0.05
 _SILENT_S = 60.0
+# What is told of a restart, and of having given up.
+_RESTARTED, _GAVE_UP = "warning", "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,23 @@ class HangState:
     has_given_up: bool = False
 
 
+def recalled(told: Iterable[Event], now_s: float) -> HangState:
+    """The state of a daemon that takes over: the hour's restarts count, whoever made them.
+
+    Args:
+        told: What daemons before it told, in any order.
+        now_s: Seconds since the epoch.
+    """
+    recent = sorted(
+        (event for event in told if event.kind == "hang" and 0 <= now_s - event.at_s < _HOUR_S),
+        key=lambda event: event.at_s,
+    )
+    restarts_s = tuple(event.at_s for event in recent if event.level == _RESTARTED)
+    return HangState(
+        restarts_s=restarts_s, has_given_up=bool(recent) and recent[-1].level == _GAVE_UP
+    )
+
+
 def look(state: HangState, seen: HangLook, rules: HangRules) -> tuple[HangState, bool]:
     """The state after a look, and whether to ask for a tiny generation now."""
     if rules.policy is Policy.OFF or not seen.is_ready:
@@ -71,9 +92,16 @@ def look(state: HangState, seen: HangLook, rules: HangRules) -> tuple[HangState,
                           has_given_up=state.has_given_up)  # fmt: skip
     elif has_generated or state.good_s is None:
         state = replace(state, good_s=seen.at_s, failures=0, has_given_up=False)
-    state = replace(state, n_predicted=seen.n_predicted)
+    state = _before_now(replace(state, n_predicted=seen.n_predicted), seen.at_s)
     state = replace(state, silent_since_s=_silent_since(state, seen))
     return state, _is_due(state, seen, rules)
+
+
+def _before_now(state: HangState, at_s: float) -> HangState:
+    """Times that a clock was set back from would keep it from asking until they come again."""
+    if max(state.good_s or 0.0, state.asked_s or 0.0, state.silent_since_s or 0.0) <= at_s:
+        return state
+    return replace(state, good_s=at_s, asked_s=None, silent_since_s=None)
 
 
 def _silent_since(state: HangState, seen: HangLook) -> float | None:
@@ -85,9 +113,9 @@ def _silent_since(state: HangState, seen: HangLook) -> float | None:
 
 def _is_due(state: HangState, seen: HangLook, rules: HangRules) -> bool:
     if state.failures:
-        return seen.at_s - (state.asked_s or 0.0) >= min(
-            _ASK_AGAIN_S, rules.every_s
-        ) and _does_nothing(seen)
+        # What was told of already is asked seldom: each question waits in a server that hangs.
+        again_s = rules.every_s if state.has_given_up else min(_ASK_AGAIN_S, rules.every_s)
+        return seen.at_s - (state.asked_s or 0.0) >= again_s and _does_nothing(seen)
     is_stuck = state.silent_since_s is not None and seen.at_s - state.silent_since_s >= _SILENT_S
     if seen.is_busy is not False and not is_stuck:
         return False
@@ -110,6 +138,16 @@ def answered(state: HangState, at_s: float) -> HangState:
     return replace(state, good_s=at_s, asked_s=at_s, failures=0, has_given_up=False)
 
 
+def refused(state: HangState, at_s: float) -> HangState:
+    """It said that it does not do that: no sign of a hang, and none of the contrary."""
+    return replace(state, asked_s=at_s, failures=0)
+
+
+def within_an_hour(restarts_s: Iterable[float], at_s: float) -> tuple[float, ...]:
+    """Those of the last hour; a time to come is one that a clock was set back from."""
+    return tuple(one for one in restarts_s if 0 <= at_s - one < _HOUR_S)
+
+
 def unanswered(
     state: HangState, at_s: float, problem: str, rules: HangRules
 ) -> tuple[HangState, Decision | None]:
@@ -119,7 +157,7 @@ def unanswered(
     if failures < _LEAST_FAILURES:
         return state, None
     evidence = f"health is ok, nobody else asks, and {failures} tiny generations failed: {problem}"
-    recent = tuple(one for one in state.restarts_s if at_s - one < _HOUR_S)
+    recent = within_an_hour(state.restarts_s, at_s)
     text = "the server hangs"
     if rules.policy is Policy.ADVISE or len(recent) >= rules.restarts_per_hour:
         if state.has_given_up:
@@ -128,7 +166,7 @@ def unanswered(
             text += f" again, though it was restarted {len(recent)} times within the hour; it is left alone now"
         hint = "`systemctl restart` it; `journalctl -k` may tell of the card"
         return replace(state, has_given_up=True), Decision(
-            "hang", Act.NOTHING, "error", text, evidence, hint
+            "hang", Act.NOTHING, _GAVE_UP, text, evidence, hint
         )
     after = HangState(restarts_s=(*recent, at_s))
-    return after, Decision("hang", Act.RESTART, "warning", f"{text}, and is restarted", evidence)
+    return after, Decision("hang", Act.RESTART, _RESTARTED, f"{text}, and is restarted", evidence)

@@ -1,0 +1,70 @@
+"""An engine that is upgraded in place: the build before is compared with the one after in the next night."""
+
+from __future__ import annotations
+
+import shutil
+
+from tests.support.stand_in import install
+from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept
+from tunerd.actions.upgrade_compare import due_comparison
+from tunerd.system.ports import free_port
+
+SETTINGS = """
+[sweep]
+patience_s = 1.0
+quiet_s = 1.0
+budget_s = 10.0
+[guards]
+upgrade = "{upgrade}"
+"""
+
+
+def settings(box: SweepBox, upgrade: str) -> None:
+    path = box.box.folder / "config" / "tunerd.toml"
+    text = path.read_text().partition("[sweep]")[0]
+    path.write_text(
+        text + SETTINGS.format(upgrade=upgrade) + "[service]\nsettle_s = 0.1\ndrain_s = 0.0\n"
+    )
+
+
+def upgrade(box: SweepBox) -> None:
+    """Another program takes the engine's place, half as fast."""
+    other = install(box.box.folder / "other", **{**SPEED, "tg_tok_s": 200.0})
+    for_everybody(other)
+    shutil.copy2(other.program, box.engine.program)
+    prove(box.box.context)
+
+
+def test_a_night_after_an_upgrade_compares_a_kept_build_with_the_new_one_once() -> None:
+    with swept(free_port()) as box:
+        _is_compared_once(box)
+
+
+def _is_compared_once(box: SweepBox) -> None:
+    settings(box, "act")
+    assert due_comparison(box.box.context) is None, "nothing was upgraded"
+    before = box.engine.program.read_bytes()
+    upgrade(box)
+    found = box.json("guard", "check")["replanned"]
+    assert (found["identity_changed"], found["kept"]) == (True, None)
+    assert due_comparison(box.box.context) is None, "no copy of the build before is there"
+
+    box.engine.program.write_bytes(before)
+    box.call("engines", "keep", "fake")
+    upgrade(box)
+    found = box.json("guard", "check")["replanned"]
+    assert found["kept"].startswith("kept-")
+    assert (found["compared"], found["refusals"]) == (None, [])
+    settings(box, "advise")
+    assert due_comparison(box.box.context) is None, "only told"
+    settings(box, "act")
+
+    night = box.json("sweep", "night", "--yes")
+
+    assert (night["command"], night["a"], night["b"]) == ("compare", found["kept"], "fake")
+    assert night["sentence"]
+    assert box.serves
+    assert box.leftovers() == []
+    after = box.json("guard", "check")["replanned"]
+    assert (after["compared"], after["run"]) == (night["sentence"], night["run"])
+    assert due_comparison(box.box.context) is None, "the next night sweeps"
