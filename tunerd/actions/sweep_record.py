@@ -186,12 +186,12 @@ def decide(ctx: Context, number: int, decision: Mapping[str, Any]) -> None:
 
 
 def history_of(store: EvidenceStore, basis: str, *, but: int | None) -> list[dict[str, Any]]:
-    """Samples of earlier sweeps with the same basis, oldest first; pairs of theirs decide nothing."""
+    """Samples of earlier sweeps with the same basis, oldest first."""
     found: list[list[dict[str, Any]]] = []
     for sweep in sweeps(store, limit=_LOOK_BACK):
         if sweep.number == but or sweep.plan.get("basis") != basis:
             continue
-        found.append([{**event, "pair": None} for event in store.sweep_events(sweep.number)])
+        found.append([{**event, "is_earlier": True} for event in store.sweep_events(sweep.number)])
         if sum(map(len, found)) > _MOST_HISTORY:
             break
     return [event for events in reversed(found) for event in events]

@@ -13,6 +13,7 @@ from tunerd.core.sweep.protocol import Policy, ServerDied
 from tunerd.core.sweep.reading import Reading
 from tunerd.core.sweep.server import CannotStart, Server
 from tunerd.core.sweep.verdict import Decision, Gain, Standing, challenge_alpha, decide, gain_of
+from tunerd.core.workload import Workload
 
 _RETRIES = 2
 _STARTS_FORGIVEN = 1
@@ -44,6 +45,7 @@ class Result:
     """How a challenge ended.
 
     `outcome` is promote, keep, failed (a gate) or open (no time or no incumbent to compare with).
+    `n_carried` of its pairs were measured before it was cut short and went on.
     """
 
     candidate: Arm
@@ -55,6 +57,7 @@ class Result:
     by_kind: tuple[KindGain, ...]
     pairs: tuple[Pair, ...] = field(default=())
     is_short_of_memory: bool = False
+    n_carried: int = 0
 
 
 class _Ended(Exception):
@@ -80,6 +83,7 @@ class Challenge:
         number: int,
         pairs: Sequence[Pair] = (),
     ) -> None:
+        """Goes on from `pairs`, which must be all that this challenge has (`carried`)."""
         self._night = night
         self._limits = limits
         self._policy = policy
@@ -87,6 +91,7 @@ class Challenge:
         self._candidate = candidate
         self._number = number
         self._pairs = list(pairs)
+        self._n_carried = len(self._pairs)
         self._starts_failed: dict[Arm, list[str]] = {incumbent: [], candidate: []}
         self._deaths: dict[Arm, list[str]] = {incumbent: [], candidate: []}
         self._alpha = challenge_alpha(policy.alpha, number)
@@ -129,20 +134,12 @@ class Challenge:
     def _pair(self) -> Pair:
         number = len(self._pairs) + 1
         block = self._night.block(f"v{self._number}.{number}")
-        incumbent_first = number % 4 in (1, 0)  # ABBA
         order = [self._incumbent, self._candidate]
         found = {
             arm: self._measure(arm, block, number)
-            for arm in (order if incumbent_first else reversed(order))
+            for arm in (order if _is_incumbent_first(number) else reversed(order))
         }
-        before, after = found[self._incumbent], found[self._candidate]
-        workload = self._night.workload
-        times = [tuple(reading.turn_ms or 0.0 for reading in one) for one in (before, after)]
-        prefills = [tuple(reading.prompt_ms or 0.0 for reading in one) for one in (before, after)]
-        ratio = workload.turn_time_s(times[0]) / workload.turn_time_s(times[1])
-        return Pair(
-            number, incumbent_first, times[0], times[1], prefills[0], prefills[1], math.log(ratio)
-        )
+        return pair_of(number, found[self._incumbent], found[self._candidate], self._night.workload)
 
     def _measure(self, arm: Arm, block: Block, number: int) -> list[Reading]:
         """Readings of every class in a fresh process, in the workload's order."""
@@ -260,7 +257,25 @@ class Challenge:
             by_kind=tuple(by_kind),
             pairs=tuple(self._pairs),
             is_short_of_memory=is_short_of_memory,
+            n_carried=self._n_carried,
         )
+
+
+def pair_of(
+    number: int, before: Sequence[Reading], after: Sequence[Reading], workload: Workload
+) -> Pair:
+    """A pair from what both sides answered, class by class."""
+    times = [tuple(reading.turn_ms or 0.0 for reading in one) for one in (before, after)]
+    prefills = [tuple(reading.prompt_ms or 0.0 for reading in one) for one in (before, after)]
+    ratio = workload.turn_time_s(times[0]) / workload.turn_time_s(times[1])
+    return Pair(
+        number, _is_incumbent_first(number), times[0], times[1], prefills[0], prefills[1],
+        math.log(ratio),
+    )  # fmt: skip
+
+
+def _is_incumbent_first(number: int) -> bool:
+    return number % 4 in (1, 0)  # ABBA
 
 
 def _too_small(policy: Policy) -> str:

@@ -33,6 +33,7 @@ class Sample:
         block: Name of the block of prompts that the request belongs to.
         answer: What the box returned.
         pair: Of a verdict: (challenge, pair), both from 1; None elsewhere.
+        is_earlier: Of a sweep before this one, which spent an alpha of its own.
     """
 
     event: str
@@ -49,6 +50,7 @@ class Sample:
     block: str = ""
     answer: Mapping[str, Any] | None = None
     pair: tuple[int, int] | None = None
+    is_earlier: bool = False
 
     @property
     def reading(self) -> Reading | None:

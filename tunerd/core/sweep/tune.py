@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tunerd.core.sweep.arm import Arm, ArmLike, as_arm
-from tunerd.core.sweep.challenge import Challenge, Result
+from tunerd.core.sweep.carried import Carried, carried
+from tunerd.core.sweep.challenge import Challenge, Pair, Result
 from tunerd.core.sweep.evidence import (
     INCONCLUSIVE,
     KEEP,
@@ -22,13 +23,13 @@ from tunerd.core.sweep.evidence import (
 from tunerd.core.sweep.finalist import Finalist, MarginStep
 from tunerd.core.sweep.grid import CONTEXT_NAMES, Grid, build_grid
 from tunerd.core.sweep.learner import Learner
-from tunerd.core.sweep.limits import Limits
+from tunerd.core.sweep.limits import Limits, without_margin
 from tunerd.core.sweep.night import CHECKPOINT_S, Night, TimeUp
 from tunerd.core.sweep.protocol import Box, Policy, Preempted, Request, Space
 from tunerd.core.sweep.sample import BOOT, Sample, as_samples
 from tunerd.core.sweep.search import Search
 from tunerd.core.sweep.tpe import TPE, TpeSearch, load_optuna
-from tunerd.core.sweep.verdict import challenge_alpha, pairs_needed
+from tunerd.core.sweep.verdict import Standing, challenge_alpha, decide, pairs_needed
 from tunerd.core.workload import RequestClass, Workload
 
 # Where nobody says how long the context is: what the published configurations serve.
@@ -38,6 +39,7 @@ _UNKNOWN_GAIN = 0.15
 _MOST_RESERVED = 0.6
 _TOOL_CALL_S = 1.5
 _CHALLENGES = 6
+_NOT_FASTER = "challenged, and not faster by enough"
 PHYSICS = "physics"
 STRATEGIES = (PHYSICS, TPE)
 
@@ -113,14 +115,29 @@ class _Sweep:
         self.challenges: list[Result] = []
         self.margins: list[tuple[MarginStep, ...]] = []
         self.n_history = 0
-        self._first_challenge = 1
+        self._next_challenge = 1
+        self._cut_short: list[Carried] = []
 
     def recall(self, history: tuple[Sample, ...]) -> None:
         """Starts from what is known already."""
         self.n_history = len(history)
         self.night.recall(history)
-        self._first_challenge += max((one.pair[0] for one in history if one.pair), default=0)
+        own = [one.pair[0] for one in history if one.pair and not one.is_earlier]
+        self._next_challenge += max(own, default=0)
+        for one in carried(history, self.incumbent, self.workload):
+            self._recall_challenge(one)
         self.learner.refresh()
+
+    def _recall_challenge(self, one: Carried) -> None:
+        """What had no decision goes on; what this sweep has decided is not decided again."""
+        standing = decide(
+            [pair.log_ratio for pair in one.pairs], margin=self.policy.min_gain,
+            alpha=challenge_alpha(self.policy.alpha, one.number), max_pairs=self.policy.max_pairs,
+        ).standing  # fmt: skip
+        if standing is Standing.GO_ON or (standing is Standing.PROMOTE and not one.is_earlier):
+            self._cut_short.append(one)
+        elif not one.is_earlier:
+            self.limits.reject(one.candidate, _NOT_FASTER)
 
     def run(self) -> Outcome:
         """The whole night."""
@@ -137,14 +154,15 @@ class _Sweep:
 
     def _decide(self) -> tuple[str, Arm | None, list[str]]:
         for _ in range(_CHALLENGES):
-            self.search.run(self._reserve_s)
+            if self._to_go_on() is None:
+                self.search.run(self._reserve_s)
             leader = self.search.leader()
             if leader is None or not self.learner.n_processes(self.incumbent):
                 return INCONCLUSIVE, None, [self._nothing_to_compare_with()]
             if leader.arm == self.incumbent.canonical() or self._gain() < self.policy.min_gain:
                 return self._nothing_better()
             try:
-                finalist = self._finalist(leader.arm)
+                finalist = self._to_go_on() or self._finalist(leader.arm)
             except TimeUp:
                 return INCONCLUSIVE, None, [self._no_time_to_prove(leader.arm)]
             if finalist is None:
@@ -161,6 +179,24 @@ class _Sweep:
             self._learn_from(result)
         return self._nothing_better()
 
+    def _to_go_on(self) -> Arm | None:
+        """The candidate of a challenge that was cut short, where it is what would be challenged with."""
+        leader = self.search.leader()
+        if leader is None or self._gain() < self.policy.min_gain:
+            return None
+        wanted = without_margin(leader.arm)
+        for one in self._cut_short:
+            arm = one.candidate
+            if (
+                without_margin(arm) == wanted
+                and self.grid.contains(arm)
+                and self.limits.fails(arm) is None
+                and self.limits.is_safe(arm)
+                and self.limits.is_output_proven(arm)
+            ):
+                return arm
+        return None
+
     def _finalist(self, leader: Arm) -> Arm | None:
         finalist = Finalist(self.search, self.policy)
         try:
@@ -169,9 +205,17 @@ class _Sweep:
             self.margins.append(tuple(finalist.steps))
 
     def _challenge(self, candidate: Arm) -> Result:
-        number = self._first_challenge + len(self.challenges)
+        before = next(
+            (one for one in self._cut_short if one.candidate == candidate.canonical()), None
+        )
+        if before is None:
+            number, pairs = self._next_challenge, tuple[Pair, ...]()
+            self._next_challenge += 1
+        else:
+            number, pairs = before.number, before.pairs
+            self._cut_short.remove(before)
         challenge = Challenge(
-            self.night, self.limits, self.policy, self.incumbent, candidate, number
+            self.night, self.limits, self.policy, self.incumbent, candidate, number, pairs
         )
         result = challenge.run()
         self.challenges.append(result)
@@ -186,7 +230,7 @@ class _Sweep:
             self.limits.reject(result.candidate, result.reasons[0])
             self._try_larger_margin(result.candidate)
         else:
-            self.limits.reject(result.candidate, "challenged, and not faster by enough")
+            self.limits.reject(result.candidate, _NOT_FASTER)
 
     def _try_larger_margin(self, arm: Arm) -> None:
         family = self.grid.of(arm)
@@ -236,7 +280,7 @@ class _Sweep:
         arm = self.incumbent if leader is None else leader.arm
         if gain < self.policy.min_gain:
             gain = _UNKNOWN_GAIN
-        alpha = challenge_alpha(self.policy.alpha, self._first_challenge + len(self.challenges))
+        alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
         pairs = pairs_needed(gain, _PAIR_SD, margin=self.policy.min_gain, alpha=alpha)
         pair_s = sum(self.night.process_s(one, exact=True) for one in (self.incumbent, arm))
         fill = Request("", "", 0, self.learner.context, 1)
@@ -357,7 +401,8 @@ def _in_words(result: Result) -> str:
     interval = ""
     if gain.lower is not None and gain.upper is not None:
         interval = f", 95 % interval {gain.lower:.1%} to {gain.upper:.1%}"
-    return f"{gain.estimate:.1%} faster over {gain.n_pairs} pairs{interval}"
+    before = f" ({result.n_carried} from before it was cut short)" if result.n_carried else ""
+    return f"{gain.estimate:.1%} faster over {gain.n_pairs} pairs{before}{interval}"
 
 
 def _own_workload(given: Any) -> Workload:

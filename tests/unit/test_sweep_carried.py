@@ -1,0 +1,219 @@
+"""A challenge that is cut short goes on with its pairs, as the same challenge; no pair decides twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator.box import SimulatedBox
+from benchmarks.simulator.tasks import Task, task
+from tunerd.core.sweep import Arm, Outcome, Preempted, Request, Sample, tune
+from tunerd.core.sweep.carried import Carried, carried
+from tunerd.core.sweep.verdict import challenge_alpha
+from tunerd.core.workload import RequestClass, Workload
+
+HOUR_S = 3600.0
+INCUMBENT = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
+CANDIDATE = replace(INCUMBENT, n_max=6)
+WORKLOAD = Workload((RequestClass(1, "code", 0, 300, 200), RequestClass(3, "chat", 0, 500, 100)))
+
+
+# Put together again from samples
+
+
+def answer(
+    arm: Arm, number: int, text: int, ms: float, *, night: str = "a", challenge: int = 1, life: int = 0,
+    failure: str = "", is_earlier: bool = False,
+) -> Sample:  # fmt: skip
+    one = WORKLOAD.classes[text]
+    told = {"wall_ms": ms, "prompt_ms": ms / 4, "predicted_ms": ms / 2}
+    return Sample(
+        event="request", process=f"{night}/{arm.n_max}.{number}.{life}", arm=arm, purpose="block",
+        at_s=0.0, seconds=1.0, failure=failure, block=f"{night}-v{challenge}.{number}",
+        request=Request(one.kind, f"{number}-{text}", 0, one.new_tokens, one.n_predict),
+        answer=None if failure else told, pair=(challenge, number), is_earlier=is_earlier,
+    )  # fmt: skip
+
+
+def side(arm: Arm, number: int, ms: float, **more: Any) -> list[Sample]:
+    return [answer(arm, number, text, ms * (text + 1), **more) for text in (0, 1)]
+
+
+def pairs(numbers: Sequence[int], ratio: float = 1.1, **more: Any) -> list[Sample]:
+    found = []
+    for number in numbers:
+        found += side(INCUMBENT, number, 1000 * ratio, **more)
+        found += side(CANDIDATE, number, 1000, **more)
+    return found
+
+
+def only(history: list[Sample], incumbent: Arm = INCUMBENT) -> Carried | None:
+    found = carried(history, incumbent, WORKLOAD)
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def test_pairs_are_what_they_were_when_they_were_measured() -> None:
+    found = only(pairs([1, 2], 1.1))
+    assert found is not None
+    assert (found.candidate, found.number, found.is_earlier) == (CANDIDATE, 1, False)
+    assert [(pair.number, pair.incumbent_first) for pair in found.pairs] == [(1, True), (2, False)]
+    for pair in found.pairs:
+        assert pair.incumbent_ms == pytest.approx((1100, 2200))
+        assert pair.candidate_ms == (1000, 2000)
+        assert pair.incumbent_prefill_ms == pytest.approx((275, 550))
+        assert pair.candidate_prefill_ms == (250, 500)
+        assert pair.log_ratio == pytest.approx(np.log(1.1))
+
+
+def test_half_a_pair_is_measured_again_under_its_number_and_does_not_count() -> None:
+    cut = [*pairs([1, 2]), *side(INCUMBENT, 3, 1100)[:1], *side(CANDIDATE, 3, 1000)]
+    found = only(cut)
+    assert found is not None
+    assert len(found.pairs) == 2
+    found = only([*cut, *pairs([3, 4], 1.3, night="b")])
+    assert found is not None
+    assert [pair.number for pair in found.pairs] == [1, 2, 3, 4]
+    assert found.pairs[2].log_ratio == pytest.approx(np.log(1.3))
+
+
+def test_the_last_whole_process_of_a_side_counts() -> None:
+    died = side(INCUMBENT, 1, 1100)[:1]
+    found = only([*died, *side(INCUMBENT, 1, 1200, life=1), *side(CANDIDATE, 1, 1000)])
+    assert found is not None
+    assert found.pairs[0].log_ratio == pytest.approx(np.log(1.2))
+
+
+def test_a_challenge_of_another_incumbent_is_not_gone_on_with() -> None:
+    assert only(pairs([1, 2, 3]), replace(INCUMBENT, fit_mib=1024)) is None
+
+
+def test_a_challenge_in_which_the_candidate_died_is_over() -> None:
+    died = answer(CANDIDATE, 3, 0, 0.0, failure="crash")
+    assert only([*pairs([1, 2]), died]) is None
+    again = only([*pairs([1, 2]), died, *pairs([1], night="b")])
+    assert again is not None
+    assert len(again.pairs) == 1
+
+
+def test_a_challenge_that_went_on_elsewhere_is_not_gone_on_with_here() -> None:
+    """Pairs that are known elsewhere must not be measured anew until they look better."""
+    assert only([*pairs([3, 4], night="b", is_earlier=True), *pairs([1, 2])]) is None
+    assert only([*pairs([1, 2]), *pairs([4], night="b")]) is None
+
+
+def test_of_several_challenges_of_one_arm_the_last_counts() -> None:
+    found = only([*pairs([1, 2, 3], 0.9, is_earlier=True), *pairs([1, 2], 1.2, night="b")])
+    assert found is not None
+    assert [pair.log_ratio for pair in found.pairs] == [pytest.approx(np.log(1.2))] * 2
+    assert not found.is_earlier
+
+
+def test_a_challenge_that_an_earlier_sweep_began_stays_one_of_that_sweep() -> None:
+    found = only([*pairs([1, 2], is_earlier=True), *pairs([3], night="b")])
+    assert found is not None
+    assert (len(found.pairs), found.is_earlier) == (3, True)
+
+
+# Whole nights
+
+
+def small() -> Task:
+    """A box with a space that is searched in less than a second."""
+    one = task("12G", "agent", 1)
+    family = replace(
+        next(iter(one.space.families.values())),
+        n_max=(1, 3, 6), p_min=(0.0, 0.75), kv=("q8_0",), threads=(8,), ubatch=(512, 1024),
+    )  # fmt: skip
+    return replace(one, space=replace(one.space, families={("mainline", "mtp"): family}))
+
+
+class Wanted(SimulatedBox):
+    """A box that its user wants back in the middle of the verdict."""
+
+    answers = 0
+    limit = 10**9
+
+    def check(self) -> None:
+        if self.answers >= self.limit:
+            raise Preempted
+
+    def filed(self, sample: Sample) -> None:
+        self.answers += sample.pair is not None
+
+
+def night(box: Wanted, one: Task, history: Sequence[Any] = (), **more: Any) -> Outcome:
+    return tune(
+        box, one.space, one.workload, one.incumbent, HOUR_S, np.random.default_rng(4),
+        history=history, on_sample=box.filed, **more,
+    )  # fmt: skip
+
+
+def verdicts(outcome: Outcome) -> list[Sample]:
+    return [sample for sample in outcome.evidence.samples if sample.pair is not None]
+
+
+@pytest.fixture(scope="module")
+def cut() -> Outcome:
+    """A night that ended in the middle of its third pair."""
+    one = small()
+    box = Wanted(one.card)
+    box.limit = 2 * 2 * len(one.workload.classes) + 1
+    outcome = night(box, one)
+    assert outcome.verdict == "inconclusive"
+    assert verdicts(outcome)[-1].pair == (1, 3)
+    return outcome
+
+
+@pytest.mark.parametrize("is_earlier", [False, True], ids=["resumed", "in the next sweep"])
+def test_a_night_that_was_cut_in_its_verdict_goes_on_with_its_pairs(
+    cut: Outcome, is_earlier: bool
+) -> None:
+    one = small()
+    known = [
+        {**json.loads(json.dumps(sample.to_json())), "is_earlier": is_earlier}
+        for sample in cut.evidence.samples
+    ]
+    outcome = night(Wanted(one.card, seed=5), one, known)
+    assert outcome.verdict == "promote"
+    result = outcome.evidence.challenges[0]
+    assert (result.number, result.n_carried) == (1, 2)
+    assert [pair.number for pair in result.pairs] == list(range(1, len(result.pairs) + 1))
+    assert result.decision is not None
+    assert result.decision.needed == 1 / challenge_alpha(0.05, 1)
+    assert verdicts(outcome)[0].pair == (1, 3)
+    assert outcome.evidence.samples[0].purpose == "verdict", "nothing is searched before"
+    assert "2 from before it was cut short" in outcome.evidence.reasons[0]
+    prompts = [sample.request.prompt_id for sample in verdicts(outcome) if sample.request]
+    old = [sample.request.prompt_id for sample in verdicts(cut) if sample.request]
+    assert not set(prompts) & set(old)
+
+
+def test_what_was_decided_is_spent(cut: Outcome) -> None:
+    """A proposal that was declined is proved anew by a later sweep, and costs it a challenge of its own."""
+    one = small()
+    first = night(Wanted(one.card, seed=5), one, cut.evidence.samples)
+    history = [
+        replace(sample, is_earlier=True)
+        for sample in (*cut.evidence.samples, *first.evidence.samples)
+    ]
+    later = night(Wanted(one.card, seed=6), one, history)
+    assert [result.n_carried for result in later.evidence.challenges] == [0]
+    assert later.evidence.challenges[0].number == 1
+    again = night(Wanted(one.card, seed=7), one, [*cut.evidence.samples, *first.evidence.samples])
+    assert [result.n_carried for result in again.evidence.challenges] == [
+        len(first.evidence.challenges[0].pairs)
+    ]
+
+
+def test_with_another_incumbent_the_pairs_of_a_challenge_say_nothing(cut: Outcome) -> None:
+    one = small()
+    other = replace(one, incumbent=replace(one.incumbent, ubatch=1024))
+    outcome = night(Wanted(one.card, seed=5), other, cut.evidence.samples)
+    assert all(result.n_carried == 0 for result in outcome.evidence.challenges)
+    assert all(result.number > 1 for result in outcome.evidence.challenges)
