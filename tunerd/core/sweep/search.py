@@ -202,6 +202,10 @@ class Search:
             if reason is not None:
                 return
             arm = self._probe_arm(family, n_max, p_min, extra)
+            smaller = [n for n in family.n_max if n < n_max]
+            if arm is None and smaller:
+                n_max = smaller[len(smaller) // 2]
+                continue
             if arm is None:
                 self.left_out.append(Left(", ".join(family.key), "no margin is large enough"))
                 return
@@ -216,7 +220,6 @@ class Search:
                 return
             if self.limits.has_overflowed(arm):
                 extra += _OOM_STEP_MIB
-                smaller = [n for n in family.n_max if n < n_max]
                 n_max = smaller[len(smaller) // 2] if smaller and extra > _OOM_STEP_MIB else n_max
 
     def _probe_arm(
