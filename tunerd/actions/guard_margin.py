@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tunerd.actions.context import Context
+from tunerd.actions.live import standing_text
 from tunerd.actions.profile_layers import load_profile
 from tunerd.core.generation import Generation, HistoryEntry
 from tunerd.core.guards.oom import Margin
 from tunerd.core.resolve import Layer
+from tunerd.core.swap import sha256
 from tunerd.errors import UsageError
 
 KEY = "memory.fit_mib"
@@ -36,7 +38,13 @@ def margin_now(ctx: Context) -> Margin:
         fit_mib=None if fit_mib is None else max([fit_mib, *tried]),
         steps_taken=len(raised),
         is_pinned=by_person and not is_raise(generation),
+        left_alone=None if _stands(ctx, generation) else "its unit was edited by hand",
     )
+
+
+def _stands(ctx: Context, generation: Generation) -> bool:
+    """Whether the unit is what was deployed; a guard replaces nothing that a person wrote."""
+    return sha256(standing_text(ctx)) == generation.unit_sha256
 
 
 def serving_by_profile(ctx: Context) -> HistoryEntry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +10,11 @@ from tunerd.actions.apply import apply
 from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.context import Context
 from tunerd.actions.guard_margin import KEY, REASON, margin_now, serving_by_profile
+from tunerd.actions.plan import Plan, make_plan
+from tunerd.core.generation import Generation
 from tunerd.core.guards.oom import next_margin_mib
 from tunerd.core.result import ActionResult, note
-from tunerd.errors import TunerdError, UsageError
+from tunerd.errors import DeployError, TunerdError, UsageError
 
 
 def raise_margin(ctx: Context) -> ActionResult:
@@ -21,7 +24,8 @@ def raise_margin(ctx: Context) -> ActionResult:
 
     Raises:
         UsageError: there is no margin to be raised.
-        DeployError, RolledBack, Stranded: as `apply`.
+        DeployError: more than the margin would change; else as `apply`.
+        RolledBack, Stranded: as `apply`.
     """
     generation = serving_by_profile(ctx).generation
     margin = margin_now(ctx)
@@ -34,7 +38,7 @@ def raise_margin(ctx: Context) -> ActionResult:
     try:
         done = apply(
             ctx, PlanRequest(str(generation.profile), options), drain=False,
-            confirm=lambda _plan: None, reason=REASON,
+            confirm=_only_the_margin(ctx, generation), reason=REASON,
         )  # fmt: skip
     except TunerdError:
         _start_anyway(ctx)
@@ -45,6 +49,29 @@ def raise_margin(ctx: Context) -> ActionResult:
         done, command="guard raise-margin", payload=payload,
         messages=(note("margin", text, f"{KEY} = {target_mib} in the profile keeps it"), *done.messages),
     )  # fmt: skip
+
+
+def _only_the_margin(ctx: Context, generation: Generation) -> Callable[[Plan], None]:
+    """Refuses where a person edited the unit, or the profile says something else than what serves."""
+
+    def confirm(made: Plan) -> None:
+        if made.live_sha256 != generation.unit_sha256:
+            raise DeployError(
+                "the unit was edited by hand, so no guard replaces it",
+                state="nothing was changed",
+                hint="`tunerd verify` shows the difference",
+            )
+        as_it_is = make_plan(ctx, PlanRequest(str(generation.profile), dict(generation.pins)))
+        if as_it_is.command.argv != generation.argv:
+            differ = set(as_it_is.command.argv) ^ set(generation.argv)
+            raise DeployError(
+                f"profile `{generation.profile}` says something else by now than what serves",
+                cause=f"these would change beside the margin: {' '.join(sorted(differ))}"[:500],
+                state="nothing was changed",
+                hint=f"`tunerd plan {generation.profile}` shows it; `tunerd apply` deploys it",
+            )
+
+    return confirm
 
 
 def _start_anyway(ctx: Context) -> None:

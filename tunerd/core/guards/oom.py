@@ -44,12 +44,14 @@ class Margin:
     """The deployed margin.
 
     `fit_mib` is None where the profile leaves it to the engine; `steps_taken` is how often this guard
-    raised it since a person deployed something; `is_pinned` that a person fixed it.
+    raised it since a person deployed something; `is_pinned` that a person fixed it; `left_alone` says why
+    else it must not be touched.
     """
 
     fit_mib: int | None
     steps_taken: int
     is_pinned: bool
+    left_alone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,9 @@ def _decide(deaths: tuple[float, ...], death: Death, margin: Margin, rules: OomR
     hint = f"tunerd apply PROFILE --set memory.fit_mib={target_mib}"
     if margin.is_pinned:
         text = f"{begin} with a fit margin of {margin.fit_mib} MiB, which is pinned and so is left alone"
+        return _advice(text, evidence, hint)
+    if margin.left_alone is not None:
+        text = f"{begin} with a fit margin of {margin.fit_mib} MiB, which is left alone: {margin.left_alone}"
         return _advice(text, evidence, hint)
     if margin.steps_taken >= rules.max_steps:
         text = f"{begin} though its fit margin was raised {margin.steps_taken} times, to {margin.fit_mib} MiB"
