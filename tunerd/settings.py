@@ -372,6 +372,20 @@ def load_settings(paths: Paths, environment: Mapping[str, str] = os.environ) -> 
     return settings
 
 
+def check_settings(text: str, path: Path) -> None:
+    """Whether a text may be the settings file.
+
+    Raises:
+        ConfigError: it cannot be parsed, or holds what is not allowed; all problems at once.
+    """
+    try:
+        Settings(**_parsed(text, path))
+    except ValidationError as error:
+        sources = _Sources({}, str(path))
+        problems = [_describe(sources, dict(entry)) for entry in error.errors()]
+        raise ConfigError("the settings would be wrong", cause="\n".join(problems)) from error
+
+
 def sources_of(paths: Paths, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Dotted name of every setting, with where its value comes from."""
     sources = _sources(paths, _variables(environment))
@@ -465,11 +479,21 @@ def _read(path: Path) -> dict[str, Any]:
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(f"settings file is larger than {_MAX_FILE_BYTES} bytes: `{path}`")
     try:
-        return tomllib.loads(content.decode())
+        text = content.decode()
+    except ValueError as error:
+        raise _no_toml(path, error) from error
+    return _parsed(text, path)
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
-        raise ConfigError(
-            f"not valid TOML: `{path}`", cause=str(error), state="nothing was touched"
-        ) from error
+        raise _no_toml(path, error) from error
+
+
+def _no_toml(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"not valid TOML: `{path}`", cause=str(error), state="nothing was touched")
 
 
 def _unknown_variables(variables: Mapping[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
@@ -23,14 +23,14 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.support.api_box import OWN, ApiBox, serving
+from tests.support.fuzz import often
+from tunerd.web.api_routes import JOBS, READS
 from tunerd.web.openapi import describe_api
 
 pytestmark = pytest.mark.xdist_group("api-fuzz")
 
 # They start processes, and so does each job; a few calls of each are enough.
-SLOW = ("/api/plan/{profile}", "/api/doctor", "/api/engines", "/api/sweeps", "/api/sweeps/{number}",
-        "/api/sweep", "/api/verdict/{number}", "/api/results", "/api/results/{number}",
-        "/api/workloads", "/api/workloads/{workload}")  # fmt: skip
+SLOW = frozenset(route.path for route in READS if route.is_slow)
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
           response_schema_conformance)  # fmt: skip
 
@@ -55,8 +55,7 @@ def operations(*, slow: bool) -> list[Any]:
 
 @pytest.mark.parametrize("operation", operations(slow=False), ids=lambda one: one.label)
 def test_every_quick_route_keeps_to_its_description(api: ApiBox, operation: Any) -> None:
-    @settings(max_examples=8, deadline=None, derandomize=True, database=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @often(8)
     @given(case=operation.as_strategy())
     def hold(case: Any) -> None:
         call(api, case)
@@ -66,8 +65,7 @@ def test_every_quick_route_keeps_to_its_description(api: ApiBox, operation: Any)
 
 @pytest.mark.parametrize("operation", operations(slow=True), ids=lambda one: one.label)
 def test_every_slow_route_keeps_to_its_description(api: ApiBox, operation: Any) -> None:
-    @settings(max_examples=1, deadline=None, derandomize=True, database=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @often(1, most=10)
     @given(case=operation.as_strategy())
     def hold(case: Any) -> None:
         call(api, case)
@@ -82,13 +80,15 @@ JSON = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = st.sampled_from(["profile", "set", "to", "sweep", "why", "now", "budget_s", "shown"])
+FIELDS = st.sampled_from(
+    ["profile", "set", "to", "sweep", "why", "now", "budget_s", "shown", "space", "sides", "ask",
+     "window", "days", "timezone", "guard", "policy", "name", "job", "suite", "workload"]
+)  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
+@often(60)
 @given(
-    route=st.sampled_from(["apply", "promote", "decline", "sweep/start", "rollback"]),
+    route=st.sampled_from([route.path.removeprefix("/api/") for route in JOBS]),
     body=st.dictionaries(FIELDS, JSON, min_size=1, max_size=3).map(json.dumps)
     | st.binary(max_size=200),
 )
@@ -101,8 +101,7 @@ def test_no_body_does_more_than_be_refused_or_begin_one_job(
     assert said.json["schema"] == 1
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
+@often(60)
 @given(junk=st.binary(min_size=1, max_size=400))
 def test_whatever_comes_over_the_socket_the_next_client_is_served(api: ApiBox, junk: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as channel:
@@ -113,8 +112,7 @@ def test_whatever_comes_over_the_socket_the_next_client_is_served(api: ApiBox, j
     assert api.ask("/api/profiles").status == 200
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None,
-          suppress_health_check=list(HealthCheck))  # fmt: skip
+@often(60)
 @given(
     fields=st.dictionaries(
         st.sampled_from(["token", "profile", "shown", "to", "hours", "sure", "sweep", "why"]),

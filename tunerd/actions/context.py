@@ -27,7 +27,8 @@ class Context:
 
     `environment` is that of the caller; `data_dir` holds the shipped units and profiles.
     `lacks_manager` says that local mode is a makeshift: the machine runs systemd, the user's own
-    manager cannot be reached, and nobody asked for local mode.
+    manager cannot be reached, and nobody asked for local mode. `own_unit` is the unit that this process
+    is, where a lease shall be bound to that.
     """
 
     mode: Mode
@@ -43,6 +44,7 @@ class Context:
     connect: Callable[[Address], LlamaServer]
     progress: ProgressSink
     lacks_manager: bool = False
+    own_unit: str | None = None
 
     @property
     def unit(self) -> str:

@@ -6,26 +6,39 @@ command, started by the service manager, so it outlives the daemon and whoever a
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tunerd.actions import job_actions
 from tunerd.actions.context import Context
+from tunerd.actions.envelope import progress_of, result_from_json
 from tunerd.actions.own_unit import OwnUnit, start_own_unit
 from tunerd.core.host import Mode
-from tunerd.core.job import JobKind, JobRequest, JobState, check_options, request_from_json
-from tunerd.core.names import check_name
+from tunerd.core.job import (
+    JobKind,
+    JobRequest,
+    JobState,
+    Lane,
+    check_arguments,
+    request_from_json,
+)
 from tunerd.core.progress import Progress
 from tunerd.core.result import SCHEMA, ActionResult
-from tunerd.core.swap import sha256
-from tunerd.errors import DeployError, HostError, TunerdError, UsageError
+from tunerd.errors import Busy, HostError, Interrupted, TunerdError, UsageError
+from tunerd.system.interrupts import Interrupts
 from tunerd.system.job_folder import JobEvents, JobFolder
 
 END = "end"
+shown_hash = job_actions.shown_hash
 # From the request until its process has begun; a loaded machine takes seconds for that.
 _START_LIMIT_S = 120.0
+# A stop waits until production serves again, which includes the load of its model.
+_STOP_S = 1800.0
+_POLL_S = 0.25
 _INTERNAL = "internal"
 
 
@@ -43,6 +56,12 @@ class Job:
         """Its last event; None as long as it is not over."""
         last = self.events[-1] if self.events else None
         return last if last is not None and last.get("event") == END else None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that does it; None before it has begun."""
+        begun = self.events[0] if self.events else {}
+        return int(begun["pid"]) if begun.get("pid") is not None else None
 
     @property
     def exit_code(self) -> int | None:
@@ -75,6 +94,11 @@ def folder_of(ctx: Context) -> JobFolder:
     return JobFolder(ctx.paths.runtime_dir / "jobs")
 
 
+def job_unit(number: int) -> str:
+    """The name of the unit that does a job."""
+    return f"tunerd-job-{number}.service"
+
+
 def start_job(ctx: Context, request: JobRequest) -> int:
     """Begin a job; its number.
 
@@ -82,14 +106,14 @@ def start_job(ctx: Context, request: JobRequest) -> int:
         UsageError: its arguments are wrong.
         ServiceError, HostError: its process cannot be started.
     """
-    check_job(request)
+    check_arguments(request.arguments)
     folder = folder_of(ctx)
     number = folder.create(request.to_json())
     words = ["job", str(number)]
     if ctx.mode is Mode.LOCAL:
         _start_process(ctx, folder, number, words)
     else:
-        unit = OwnUnit(f"tunerd-job-{number}.service", f"job {number}, {request.kind}", words)
+        unit = OwnUnit(job_unit(number), f"job {number}, {request.kind}", words)
         start_own_unit(ctx, unit)
     return number
 
@@ -134,24 +158,101 @@ def list_jobs(ctx: Context, *, limit: int = 20) -> list[Job]:
     return [read_job(ctx, number) for _, number in zip(range(limit), found, strict=False)]
 
 
-def running_job(ctx: Context) -> Job | None:
-    """The job that changes something right now."""
-    jobs = list_jobs(ctx)
-    return next((one for one in jobs if one.request.kind.changes and not one.state.is_over), None)
+def running_jobs(ctx: Context) -> list[Job]:
+    """Every job that is not over, newest first; what looks only is among them."""
+    folder = folder_of(ctx)
+    numbers = [one for one in folder.numbers() if folder.is_alive(one) or not folder.has_begun(one)]
+    found = [read_job(ctx, one) for one in numbers if folder.request(one) is not None]
+    return [job for job in found if not job.state.is_over]
 
 
-def check_job(request: JobRequest) -> None:
-    """Refuse what may not be asked for through the API, by the very checks of the command line.
+def demand_lane(ctx: Context, request: JobRequest) -> None:
+    """Refuse a job that may not run beside one that is under way.
 
     Raises:
-        UsageError: a name cannot be one, or an option may not be set.
+        Busy: there is such a job.
     """
-    arguments = request.arguments
-    if "profile" in arguments:
-        check_name(arguments["profile"], of="a profile")
-    if arguments.get("workload") is not None:
-        check_name(arguments["workload"], of="a workload")
-    check_options(arguments.get("set", {}))
+    lane = request.lane
+    if lane is Lane.LOOK:
+        return
+    job = next((one for one in running_jobs(ctx) if one.request.lane is lane), None)
+    if job is not None:
+        raise Busy(
+            "another job is under way",
+            cause=f"job {job.number}, {job.request.kind}, asked for by {job.request.asked_by}",
+            state="nothing was changed",
+            hint=f"`tunerd jobs watch {job.number}` tells when it is over",
+        )
+
+
+def stop_job(ctx: Context, number: int) -> ActionResult:
+    """End a job that measures; production serves again, and what was measured is kept.
+
+    Raises:
+        UsageError: there is none of this number, or it is over, or it changes something.
+        ServiceError: it does not stop.
+    """
+    job = read_job(ctx, number)
+    if job.state.is_over:
+        raise UsageError(
+            f"job {number} is over", hint=f"`tunerd jobs watch {number}` shows its end"
+        )
+    if job.request.lane not in {Lane.MEASURE, Lane.LOOK}:
+        raise UsageError(
+            f"job {number}, {job.request.kind}, is not ended half-way",
+            state="it goes on",
+            hint=f"wait for it: `tunerd jobs watch {number}`; `tunerd rollback` undoes a swap",
+        )
+    if ctx.mode is Mode.LOCAL:
+        raise UsageError(
+            f"job {number} is a process of its own here, without a service manager",
+            hint=f"`kill {job.pid}` ends it" if job.pid is not None else "it is just being started",
+        )
+    ctx.say(f"ending job {number}, {job.request.kind}")
+    ctx.services.stop(job_unit(number), timeout_s=_STOP_S)
+    payload = {"job": number, "kind": str(job.request.kind)}
+    return ActionResult("jobs stop", payload, has_acted=True)
+
+
+def measuring_job(ctx: Context) -> int | None:
+    """The number of the job that sweeps, if one does."""
+    kinds = {JobKind.SWEEP_RUN, JobKind.SWEEP_RESUME}
+    found = (one for one in running_jobs(ctx) if one.request.kind in kinds)
+    return next((one.number for one in found if one.request.lane is Lane.MEASURE), None)
+
+
+def jobs(ctx: Context) -> ActionResult:
+    """`tunerd jobs`: the newest ones."""
+    return ActionResult("jobs", {"jobs": [one.to_json() for one in list_jobs(ctx)]})
+
+
+def watch_job(ctx: Context, number: int) -> ActionResult:
+    """Report the progress of a job from its beginning, and give what it came to.
+
+    Raises:
+        UsageError: there is none of this number.
+        TunerdError: as the job itself.
+    """
+    seen = 0
+    while True:
+        job = read_job(ctx, number)
+        for event in job.events[seen:]:
+            if event["event"] == "progress":
+                ctx.report(progress_of(event))
+        seen = len(job.events)
+        if job.state.is_over:
+            return _outcome(job)
+        ctx.clock.sleep(_POLL_S)
+
+
+def _outcome(job: Job) -> ActionResult:
+    if job.end is None:
+        raise HostError(
+            f"job {job.number} ended without a word",
+            cause="its process was killed",
+            hint="`tunerd status` shows what serves",
+        )
+    return result_from_json(job.end["result"], int(job.end["exit_code"]))
 
 
 # In the process of the job
@@ -173,13 +274,15 @@ def run_job(make_context: Callable[[Callable[[Progress], None]], Context], numbe
         raise HostError(f"there is no job {number}")
     request = request_from_json(stored)
     with folder.writing(number) as events:
-        events.add({"event": "begun"})
+        events.add({"event": "begun", "pid": os.getpid()})
         try:
-            ctx = make_context(lambda progress: _tell(events, progress))
-            environment = {**ctx.environment, "USER": request.asked_by, "SUDO_USER": ""}
-            result = do(replace(ctx, environment=environment), request)
+            with Interrupts():
+                ctx = make_context(lambda progress: _tell(events, progress))
+                result = job_actions.do(_as_job(ctx, number, request), request)
         except TunerdError as error:
             return _end(events, error.exit_code, error_json(error, str(request.kind)))
+        except (KeyboardInterrupt, SystemExit) as end:
+            return _end(events, _status(end), error_json(_ended(end), str(request.kind)))
         except BaseException:
             crash = HostError("tunerd itself failed; `journalctl` shows how")
             _end(events, 1, error_json(crash, str(request.kind), code=_INTERNAL))
@@ -187,14 +290,21 @@ def run_job(make_context: Callable[[Callable[[Progress], None]], Context], numbe
         return _end(events, result.exit_code, result.to_json())
 
 
-def do(ctx: Context, request: JobRequest) -> ActionResult:
-    """What the job asks for.
+def _as_job(ctx: Context, number: int, request: JobRequest) -> Context:
+    """The context of a job: who asked for it, and the unit that a lease is bound to."""
+    environment = {**ctx.environment, "USER": request.asked_by, "SUDO_USER": ""}
+    own_unit = None if ctx.mode is Mode.LOCAL else job_unit(number)
+    return replace(ctx, environment=environment, own_unit=own_unit)
 
-    Raises:
-        TunerdError: as the action of that name.
-    """
-    check_job(request)
-    return _ACTIONS[request.kind](ctx, request.arguments)
+
+def _ended(end: BaseException) -> Interrupted:
+    """What a signal ended; its notes say how the machine is."""
+    return Interrupted("interrupted", state="\n".join(getattr(end, "__notes__", ())) or None)
+
+
+def _status(end: BaseException) -> int:
+    code = end.code if isinstance(end, SystemExit) else None
+    return code if isinstance(code, int) and code else Interrupted.exit_code
 
 
 def error_json(error: TunerdError, command: str, *, code: str | None = None) -> dict[str, Any]:
@@ -214,11 +324,6 @@ def error_json(error: TunerdError, command: str, *, code: str | None = None) -> 
     }
 
 
-def shown_hash(diff: str) -> str:
-    """What stands for the difference that somebody was shown before they said yes."""
-    return sha256(diff.encode("utf-8", "surrogateescape")) or ""
-
-
 def _tell(events: JobEvents, progress: Progress) -> None:
     events.add(
         {
@@ -235,112 +340,3 @@ def _tell(events: JobEvents, progress: Progress) -> None:
 def _end(events: JobEvents, exit_code: int, envelope: Mapping[str, Any]) -> int:
     events.add({"event": END, "exit_code": exit_code, "result": envelope})
     return exit_code
-
-
-def _as_shown(arguments: Mapping[str, Any]) -> Callable[[Any], None]:
-    """Refuses to go on where the difference is another one than was shown."""
-    shown = arguments.get("shown")
-
-    def confirm(made: Any) -> None:
-        if shown is not None and shown_hash(made.diff) != shown:
-            raise DeployError(
-                "what would change is no longer what was shown",
-                cause="a profile, the machine or the unit changed in the meantime",
-                state="nothing was changed",
-                hint="look at it again",
-            )
-
-    return confirm
-
-
-def _apply(ctx: Context, arguments: Mapping[str, Any]) -> ActionResult:
-    from tunerd.actions.apply import apply
-
-    return apply(
-        ctx,
-        _plan_request(arguments),
-        drain=not arguments.get("now", False),
-        confirm=_as_shown(arguments),
-        probation=arguments.get("probation", True),
-    )
-
-
-def _rollback(ctx: Context, arguments: Mapping[str, Any]) -> ActionResult:
-    from tunerd.actions.rollback import rollback
-
-    return rollback(
-        ctx,
-        to=arguments.get("to"),
-        drain=not arguments.get("now", False),
-        confirm=_as_shown(arguments),
-    )
-
-
-def _promote(ctx: Context, arguments: Mapping[str, Any]) -> ActionResult:
-    from tunerd.actions.promote import promote
-
-    return promote(
-        ctx,
-        arguments.get("sweep"),
-        drain=not arguments.get("now", False),
-        confirm=lambda _plan: None,
-        with_probation=arguments.get("probation", True),
-    )
-
-
-def _decline(ctx: Context, arguments: Mapping[str, Any]) -> ActionResult:
-    from tunerd.actions.promote import decline
-
-    return decline(ctx, arguments.get("sweep"), why=arguments.get("why"))
-
-
-def _sweep_start(ctx: Context, arguments: Mapping[str, Any]) -> ActionResult:
-    from tunerd.actions.sweep_plan import SweepRequest
-    from tunerd.actions.sweep_unit import start_sweep
-
-    request = SweepRequest(
-        budget_s=float(arguments["budget_s"]),
-        max_arms=arguments.get("max_arms"),
-        workload=arguments.get("workload"),
-    )
-    return start_sweep(ctx, request, confirm=lambda _prepared: None)
-
-
-def _sweep_stop(ctx: Context, _arguments: Mapping[str, Any]) -> ActionResult:
-    from tunerd.actions.sweep_unit import stop_sweep
-
-    return stop_sweep(ctx)
-
-
-def _plan(ctx: Context, arguments: Mapping[str, Any]) -> ActionResult:
-    from tunerd.actions.plan import plan
-
-    return plan(ctx, _plan_request(arguments), with_explain=arguments.get("explain", False))
-
-
-def _engines(ctx: Context, _arguments: Mapping[str, Any]) -> ActionResult:
-    from tunerd.actions.engines import engines
-
-    return engines(ctx)
-
-
-def _plan_request(arguments: Mapping[str, Any]) -> Any:
-    from tunerd.actions.choose_engine import PlanRequest
-
-    return PlanRequest(
-        arguments["profile"],
-        dict(arguments.get("set", {})),
-        with_tuned=not arguments.get("untuned", False),
-    )
-
-
-_ACTIONS: Mapping[JobKind, Callable[[Context, Mapping[str, Any]], ActionResult]] = {
-    JobKind.APPLY: _apply,
-    JobKind.ROLLBACK: _rollback,
-    JobKind.PROMOTE: _promote,
-    JobKind.DECLINE: _decline,
-    JobKind.SWEEP_START: _sweep_start,
-    JobKind.SWEEP_STOP: _sweep_stop,
-    JobKind.PLAN: _plan,
-    JobKind.ENGINES: _engines,
-}

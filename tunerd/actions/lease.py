@@ -262,7 +262,8 @@ def hold(
             manager ends the lease then.
         start_after: Start production afterwards even if it does not run now.
         drains: Wait for requests under way first, as long as the settings say.
-        bound_to: The unit that this process is, where it is one (`tunerd-sweep.service`).
+        bound_to: The unit that this process is, where it is one (`tunerd-sweep.service`); else the
+            context's.
 
     Raises:
         Busy: another measurement or a change is under way.
@@ -320,7 +321,7 @@ def _prepare(
         restores=before.exists and (runs or start_after),
         limit_s=budget_s,
         why=purpose,
-        bound_to=bound_to,
+        bound_to=bound_to or ctx.own_unit,
     )
     return spec, before
 

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tunerd.core.progress import Progress, ProgressSink
-from tunerd.core.result import ActionResult, Level, Message
-from tunerd.errors import HostError, TunerdError
-from tunerd.system.api_client import ApiClient, ApiReply
+from tunerd.actions.envelope import error_from_json, progress_of, result_from_json
+from tunerd.core.progress import ProgressSink
+from tunerd.core.result import ActionResult
+from tunerd.errors import HostError
+from tunerd.system.api_client import ApiClient
+from tunerd.system.clock import SystemClock
+
+# A daemon that is started again, or started by its socket, answers within seconds.
+_TRIES = 20
+_AGAIN_S = 0.5
 
 
 class Remote:
@@ -23,74 +29,74 @@ class Remote:
     def __init__(self, path: Path, progress: ProgressSink) -> None:
         self._api = ApiClient(path)
         self._progress = progress
+        self._clock = SystemClock()
 
     def read(self, *parts: str, **query: Any) -> ActionResult:
         """What a reading route says, such as `read("history", "14")`."""
         url = "/api/" + "/".join(quote(part, safe="") for part in parts)
         given = {name: _text(value) for name, value in query.items() if value is not None}
-        return _result(self._api.get(f"{url}?{urlencode(given)}" if given else url))
+        reply = self._api.get(f"{url}?{urlencode(given)}" if given else url)
+        return result_from_json(reply.envelope, reply.exit_code, has_acted=False)
 
     def do(self, route: str, body: Mapping[str, Any]) -> ActionResult:
         """Begin a job, show its progress, and wait for its end; it goes on without us."""
-        begun = self._api.post(f"/api/{route}", body)
+        given = {name: value for name, value in body.items() if value is not None}
+        begun = self._api.post(f"/api/{route}", given)
         if "error" in begun.envelope:
-            raise _error(begun.envelope)
-        number = begun.envelope["job"]["job"]
-        for event in self._api.events(f"/api/jobs/{number}/events"):
-            if event["event"] == "progress":
-                self._progress(_progress_of(event))
-            if event["event"] == "end" and event["result"] is not None:
-                code = int(event["exit_code"])
-                return _result(ApiReply(200, code, event["result"]), has_acted=True)
-        raise HostError(
-            f"job {number} ended without a word",
-            cause="its process was killed, or the daemon went away",
-            hint="`tunerd status` shows what serves",
-        )
+            raise error_from_json(begun.envelope)
+        number = int(begun.envelope["job"]["job"])
+        try:
+            return self.follow(number)
+        except KeyboardInterrupt as end:
+            end.add_note(
+                f"job {number} goes on; `tunerd jobs watch {number}` follows it, and "
+                f"`tunerd jobs stop {number}` ends a measurement"
+            )
+            raise
+
+    def follow(self, number: int) -> ActionResult:
+        """Show the progress of a job from its beginning, and wait for its end.
+
+        The daemon may go and come back meanwhile: the job is a process of its own.
+        """
+        seen, tries = 0, 0
+        while True:
+            problem: HostError | None = None
+            try:
+                for event in self._api.events(f"/api/jobs/{number}/events", after=seen):
+                    seen, tries = seen + 1, 0
+                    if event["event"] == "progress":
+                        self._progress(progress_of(event))
+                    if event["event"] == "end":
+                        return _end(number, event)
+            except HostError as error:
+                problem = error
+            tries += 1
+            if tries > _TRIES:
+                raise problem or _lost(number)
+            self._clock.sleep(_AGAIN_S)
+
+
+def _end(number: int, event: Mapping[str, Any]) -> ActionResult:
+    if event["result"] is None:
+        raise _lost(number)
+    return result_from_json(event["result"], int(event["exit_code"]))
+
+
+def _lost(number: int) -> HostError:
+    return HostError(
+        f"job {number} ended without a word",
+        cause="its process was killed, or the daemon went away",
+        hint="`tunerd status` shows what serves",
+    )
 
 
 def seen(result: ActionResult) -> str:
     """What stands for the difference that a person has just seen and agreed to."""
-    from tunerd.actions.jobs import shown_hash
+    from tunerd.actions.job_actions import shown_hash
 
     return shown_hash(str(result.payload["diff"]))
 
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _progress_of(event: Mapping[str, Any]) -> Progress:
-    return Progress(
-        str(event["text"]), event["step"], event["steps"], event["done_ratio"], event["left_s"]
-    )
-
-
-def _result(reply: ApiReply, *, has_acted: bool = False) -> ActionResult:
-    envelope = dict(reply.envelope)
-    if "error" in envelope:
-        raise _error(envelope)
-    messages = tuple(
-        Message(Level(one["level"]), one["code"], one["text"], one["hint"])
-        for one in envelope.pop("messages")
-    )
-    command = envelope.pop("command")
-    payload = {key: value for key, value in envelope.items() if key not in {"schema", "ok"}}
-    return ActionResult(command, payload, messages, reply.exit_code, has_acted)
-
-
-def _error(envelope: Mapping[str, Any]) -> TunerdError:
-    told = envelope["error"]
-    kind = _kinds().get(told["code"], HostError)
-    return kind(told["message"], cause=told["cause"], state=told["state"], hint=told["hint"])
-
-
-def _kinds() -> dict[str, type[TunerdError]]:
-    """Every class of error by its code."""
-    found: dict[str, type[TunerdError]] = {}
-    queue: list[type[TunerdError]] = [TunerdError]
-    while queue:
-        kind = queue.pop()
-        found[kind.code] = kind
-        queue += kind.__subclasses__()
-    return found

@@ -11,6 +11,7 @@ from tunerd.core.evidence import RunEvidence, StoredRun, Validity
 from tunerd.core.result import ActionResult, Message, warning
 from tunerd.core.sample import Sample
 from tunerd.errors import HostError, UsageError
+from tunerd.system.files import Files
 from tunerd.system.store import EvidenceStore, open_to_read
 
 _LOOK_BACK = 200
@@ -54,27 +55,29 @@ def check_validity(
     }
 
 
-def write_report(
-    ctx: Context,
-    path: Path,
-    html: str,
-    evidence: Sequence[RunEvidence],
-    messages: Sequence[Message] = (),
+def made_report(
+    html: str, evidence: Sequence[RunEvidence], messages: Sequence[Message] = ()
 ) -> ActionResult:
-    """Write the page.
+    """The page about some runs, not yet written anywhere."""
+    payload = {"runs": [one.run.number for one in evidence], "html": html}
+    return ActionResult("report", payload, (*messages, *_messages(evidence)))
+
+
+def write_report(path: Path, made: ActionResult) -> ActionResult:
+    """Write the page that `made_report` gave, here or in the daemon.
 
     Raises:
         HostError: it cannot be written.
     """
     if not path.parent.is_dir():
         raise HostError(f"no such folder: `{path.parent}`", hint="make it first, or choose another")
-    ctx.files.write(path, html.encode())
+    Files().write(path, str(made.payload["html"]).encode())
     payload = {
         "path": str(path.resolve()),
         "bytes": path.stat().st_size,
-        "runs": [one.run.number for one in evidence],
+        "runs": made.payload["runs"],
     }
-    return ActionResult("report", payload, (*messages, *_messages(evidence)))
+    return ActionResult("report", payload, made.messages)
 
 
 def _messages(evidence: Sequence[RunEvidence]) -> list[Message]:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunerd.actions.context import Context
 from tunerd.actions.own_unit import SWEEP_UNIT, OwnUnit, start_own_unit
 from tunerd.actions.sweep_hours import window_of
+from tunerd.actions.write_settings import write_settings
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.schedule import Memory, Missed, Opening, openings
 from tunerd.core.window import parse_window
-from tunerd.errors import HostError, TunerdError, UsageError
+from tunerd.errors import TunerdError, UsageError
 from tunerd.system.clock import local_zone
 
+if TYPE_CHECKING:
+    from tunerd.actions.compare import Prepared
+    from tunerd.actions.sweep_plan import PreparedSweep
+
+# The keys of the settings file behind what `tunerd schedule set` takes.
+KEYS: Mapping[str, str] = {
+    "window": "sweep.window",
+    "days": "sweep.days",
+    "timezone": "sweep.timezone",
+    "missed": "schedule.missed",
+    "enabled": "schedule.enabled",
+}
 _SHOWN = 3
 _LEAST_S = 900.0
 _UP = {"active", "activating", "deactivating"}
@@ -55,9 +68,11 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
         changed: Dotted keys and values; None takes a key away.
 
     Raises:
-        UsageError: together they are no window.
+        UsageError: there is nothing to set, one is not allowed, or together they are no window.
         HostError: the file cannot be read or written.
     """
+    if not changed:
+        raise UsageError("nothing to set", hint="for example --window 01:00-06:30 --on")
     window = changed.get("sweep.window", ctx.settings.sweep.window)
     days = changed.get("sweep.days") or ctx.settings.sweep.days
     zone = changed.get("sweep.timezone") or ctx.settings.sweep.timezone
@@ -72,10 +87,23 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
         raise UsageError(
             "nights need a window", state="nothing was changed", hint="--window 01:00-06:30"
         )
-    _write_settings(ctx, changed)
+    write_settings(ctx, changed)
     hint = "the daemon takes it over by itself; `tunerd schedule show`"
     message = note("written", f"`{ctx.paths.settings_file}` was changed", hint)
     return ActionResult("schedule set", {"changed": dict(changed)}, (message,), has_acted=True)
+
+
+def begin_now(ctx: Context, *, confirm: Callable[[Prepared | PreparedSweep], None]) -> ActionResult:
+    """Begin what a night would do, at once and whatever the window says.
+
+    Raises:
+        Busy, UsageError, ConfigError, DeployError, ServiceError: as `start_sweep`.
+    """
+    from tunerd.actions.sweep_night import configured_request
+    from tunerd.actions.sweep_unit import start_sweep
+
+    request = replace(configured_request(ctx), window=None)
+    return start_sweep(ctx, request, confirm=confirm, is_night=True)
 
 
 def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
@@ -93,7 +121,9 @@ def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
         raise UsageError("there is no night to skip", hint="`tunerd schedule show`")
     span = found[0].span
     _write_memory(ctx, replace(memory, skip_begin_s=span.begin_s))
-    return ActionResult("schedule skip-tonight", {"skipped": asdict(span)}, has_acted=True)
+    zone = ctx.settings.sweep.timezone or local_zone(ctx.environment)
+    payload = {"skipped": asdict(span), "timezone": zone}
+    return ActionResult("schedule skip-tonight", payload, has_acted=True)
 
 
 def next_openings(ctx: Context, *, most: int = 1) -> tuple[Opening, ...]:
@@ -176,25 +206,3 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
             ),
         )
     return ()
-
-
-def _write_settings(ctx: Context, changed: Mapping[str, Any]) -> None:
-    import tomlkit
-    from tomlkit.exceptions import TOMLKitError
-
-    path = ctx.paths.settings_file
-    try:
-        document = tomlkit.parse((ctx.files.read(path) or b"").decode())
-    except (TOMLKitError, UnicodeDecodeError) as error:
-        raise HostError(
-            f"`{path}` is no TOML", cause=str(error), state="nothing was changed"
-        ) from error
-    for dotted, value in changed.items():
-        name, _, key = dotted.partition(".")
-        table: Any = document.setdefault(name, tomlkit.table())
-        if value is None:
-            table.pop(key, None)
-        else:
-            table[key] = value
-    ctx.files.make_folder(path.parent)
-    ctx.files.write(path, tomlkit.dumps(document).encode(), like=ctx.files.look(path))

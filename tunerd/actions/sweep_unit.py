@@ -76,7 +76,12 @@ def stop_sweep(ctx: Context) -> ActionResult:
         ServiceError: it does not stop.
     """
     if not _is_up(ctx):
-        running = running_sweep(ctx)
+        from tunerd.actions.jobs import job_unit, measuring_job, stop_job
+
+        running, job = running_sweep(ctx), measuring_job(ctx)
+        if job is not None:
+            stop_job(ctx, job)
+            return _stopped(job_unit(job), running)
         raise UsageError(
             f"{SWEEP_UNIT} does not run"
             if running is None
@@ -86,7 +91,11 @@ def stop_sweep(ctx: Context) -> ActionResult:
     number = running_sweep(ctx)
     ctx.say("ending the sweep; production comes back")
     ctx.services.stop(SWEEP_UNIT, timeout_s=_STOP_S)
-    payload = {"unit": SWEEP_UNIT, "sweep": number}
+    return _stopped(SWEEP_UNIT, number)
+
+
+def _stopped(unit: str, number: int | None) -> ActionResult:
+    payload = {"unit": unit, "sweep": number}
     hint = "`tunerd sweep resume` goes on"
     return ActionResult("sweep stop", payload, (note("kept", "its samples are kept", hint),))
 

@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "What may be wrong on this box, and what to do."),
     "results": ("results", "What was measured, and whether it still holds."),
     "report": ("report", "One HTML file with conditions, tables and charts."),
+    "jobs": ("jobs", "What the daemon does for members of group tunerd."),
     "recover": ("recover", "Finish or undo what an interrupted swap left."),
     "model": ("model", "Write a small designed model whose answers are known."),
     "settings": ("settings", "Every setting, its value, and where it comes from."),

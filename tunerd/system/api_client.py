@@ -62,15 +62,19 @@ class ApiClient:
         """
         return self._ask("POST", url, json.dumps(body))
 
-    def events(self, url: str) -> Iterator[Mapping[str, Any]]:
+    def events(self, url: str, *, after: int = 0) -> Iterator[Mapping[str, Any]]:
         """Server-sent events until the stream ends.
+
+        Args:
+            url: Of the stream.
+            after: So many were seen before.
 
         Raises:
             HostError: as `get`; or the daemon went away, which the job outlives.
         """
         try:
             with closing(_Connection(self._path)) as connection:
-                connection.request("GET", url)
+                connection.request("GET", url, headers={"Last-Event-ID": str(after)})
                 reply = connection.getresponse()
                 while line := reply.readline():
                     if line.startswith(b"data: "):

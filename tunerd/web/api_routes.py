@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from tunerd.actions.context import Context
 from tunerd.actions.jobs import list_jobs, read_job
-from tunerd.core.job import JobKind
+from tunerd.core.job import JobKind, check_options
 from tunerd.core.result import ActionResult
 from tunerd.web import api_models as models
 from tunerd.web.gate import Visitor
@@ -117,16 +117,43 @@ def _profiles(reads: Reads, _call: Call) -> Answer:
 def _profile(reads: Reads, call: Call) -> Answer:
     from tunerd.actions.profiles import show_profile
 
-    name = call.path["profile"]
-    return reads.here(lambda ctx: show_profile(ctx, name, options={}), "profiles show")
+    name, options = call.path["profile"], call.query.set or {}
+
+    def read(ctx: Context) -> ActionResult:
+        check_options(options)
+        return show_profile(ctx, name, options=options)
+
+    return reads.here(read, "profiles show")
 
 
 def _engines(reads: Reads, call: Call) -> Answer:
     return reads.by_job(JobKind.ENGINES, {}, call.visitor.name)
 
 
-def _results(reads: Reads, _call: Call) -> Answer:
-    return reads.apart("results", "list")
+def _detect(reads: Reads, call: Call) -> Answer:
+    return reads.by_job(JobKind.DETECT, {}, call.visitor.name)
+
+
+def _results(reads: Reads, call: Call) -> Answer:
+    return reads.apart("results", "list", *_all(call))
+
+
+def _stale(reads: Reads, call: Call) -> Answer:
+    return reads.apart("results", "stale", *_all(call))
+
+
+def _all(call: Call) -> tuple[str, ...]:
+    return ("--all",) if call.query.all else ()
+
+
+def _export(reads: Reads, call: Call) -> Answer:
+    return reads.apart("results", "export", *call.query.runs.split(","))
+
+
+def _report(reads: Reads, call: Call) -> Answer:
+    runs = call.query.runs.split(",") if call.query.runs else ()
+    more = () if call.query.check else ("--no-check",)
+    return reads.apart("report", *runs, *more, "--output", "-")
 
 
 def _result(reads: Reads, call: Call) -> Answer:
@@ -147,6 +174,40 @@ def _sweep_status(reads: Reads, _call: Call) -> Answer:
 
 def _verdict(reads: Reads, call: Call) -> Answer:
     return reads.apart("verdict", str(call.path["number"]))
+
+
+def _newest_sweep(reads: Reads, _call: Call) -> Answer:
+    return reads.apart("sweep", "show")
+
+
+def _newest_verdict(reads: Reads, _call: Call) -> Answer:
+    return reads.apart("verdict")
+
+
+def _schedule(reads: Reads, _call: Call) -> Answer:
+    from tunerd.actions.schedule import show_schedule
+
+    return reads.here(show_schedule, "schedule show")
+
+
+def _guards(reads: Reads, _call: Call) -> Answer:
+    from tunerd.actions.guard_show import show_guards
+
+    return reads.here(show_guards, "guard show")
+
+
+def _guard_check(reads: Reads, call: Call) -> Answer:
+    return reads.by_job(JobKind.GUARD_CHECK, {}, call.visitor.name)
+
+
+def _probations(reads: Reads, _call: Call) -> Answer:
+    return reads.apart("probation", "show")
+
+
+def _top(reads: Reads, _call: Call) -> Answer:
+    from tunerd.actions.top import Top
+
+    return reads.here(lambda ctx: Top(ctx).look(), "top")
 
 
 def _workloads(reads: Reads, _call: Call) -> Answer:
@@ -209,16 +270,31 @@ READS: tuple[ReadRoute, ...] = (
     ReadRoute("/api/verify", "Whether the machine is what was deployed", _verify),
     ReadRoute("/api/doctor", "What may be wrong, and what to do", _doctor, is_slow=True),
     ReadRoute("/api/profiles", "Every profile", _profiles),
-    ReadRoute("/api/profiles/{profile}", "A profile's values, and who set each", _profile),
+    ReadRoute(
+        "/api/profiles/{profile}", "A profile's values, and who set each", _profile, models.SetQuery
+    ),
     ReadRoute("/api/engines", "Each engine, and what it can do", _engines, is_slow=True),
-    ReadRoute("/api/results", "What was measured", _results, is_slow=True),
+    ReadRoute("/api/detect", "What is here", _detect, is_slow=True),
+    ReadRoute("/api/results", "What was measured", _results, models.AllQuery, is_slow=True),
+    ReadRoute(
+        "/api/stale", "What changed since it was measured", _stale, models.AllQuery, is_slow=True
+    ),
+    ReadRoute("/api/export", "Runs with every sample", _export, models.RunsQuery, is_slow=True),
+    ReadRoute("/api/report", "Runs as one page", _report, models.ReportQuery, is_slow=True),
     ReadRoute("/api/results/{number}", "One run", _result, is_slow=True),
     ReadRoute("/api/sweeps", "Every sweep", _sweeps, is_slow=True),
     ReadRoute("/api/sweeps/{number}", "One sweep in full", _sweep, is_slow=True),
     ReadRoute("/api/sweep", "The sweep that runs now", _sweep_status, is_slow=True),
+    ReadRoute("/api/sweep/newest", "The newest sweep in full", _newest_sweep, is_slow=True),
+    ReadRoute("/api/verdict", "What the newest sweep came to", _newest_verdict, is_slow=True),
     ReadRoute("/api/verdict/{number}", "What a sweep came to", _verdict, is_slow=True),
     ReadRoute("/api/workloads", "Every workload", _workloads, is_slow=True),
     ReadRoute("/api/workloads/{workload}", "One workload", _workload, is_slow=True),
+    ReadRoute("/api/schedule", "When sweeps begin by themselves", _schedule),
+    ReadRoute("/api/guards", "Every guard, its switch and its evidence", _guards),
+    ReadRoute("/api/guards/check", "What the guards judge by", _guard_check, is_slow=True),
+    ReadRoute("/api/probations", "How new servers are watched", _probations, is_slow=True),
+    ReadRoute("/api/top", "Server, GPU and host as they are", _top),
     ReadRoute("/api/readings", "What was watched in the last hour", _readings),
     ReadRoute("/api/telemetry", "What was watched, by day and week", _telemetry, models.HoursQuery),
     ReadRoute("/api/jobs", "The newest jobs", _jobs, _LIMIT, models.JobsEnvelope),
@@ -230,6 +306,23 @@ JOBS: tuple[JobRoute, ...] = (
     JobRoute("/api/rollback", "Go back", JobKind.ROLLBACK, models.RollbackBody),
     JobRoute("/api/promote", "Deploy what a sweep proved", JobKind.PROMOTE, models.PromoteBody),
     JobRoute("/api/decline", "Turn a proposal down", JobKind.DECLINE, models.DeclineBody),
-    JobRoute("/api/sweep/start", "Begin a sweep", JobKind.SWEEP_START, models.SweepStartBody),
+    JobRoute("/api/recover", "Mend an interrupted swap", JobKind.RECOVER, models.EmptyBody),
+    JobRoute("/api/bench", "Measure a server", JobKind.BENCH, models.BenchBody),
+    JobRoute("/api/compare", "Find the faster one", JobKind.COMPARE, models.CompareBody),
+    JobRoute("/api/sweep/run", "Sweep as this job", JobKind.SWEEP_RUN, models.SweepBody),
+    JobRoute("/api/sweep/resume", "Go on with a sweep", JobKind.SWEEP_RESUME, models.ResumeBody),
+    JobRoute("/api/sweep/plan", "What would be tried", JobKind.SWEEP_PLAN, models.SweepBody),
+    JobRoute("/api/sweep/watch", "A sweep as it goes", JobKind.SWEEP_WATCH, models.EmptyBody),
+    JobRoute("/api/sweep/start", "Begin a sweep as a unit", JobKind.SWEEP_START, models.SweepBody),
     JobRoute("/api/sweep/stop", "End the sweep", JobKind.SWEEP_STOP, models.EmptyBody),
+    JobRoute("/api/schedule/run-now", "Begin a night", JobKind.RUN_NOW, models.RunNowBody),
+    JobRoute("/api/schedule/set", "Set the window", JobKind.SCHEDULE_SET, models.ScheduleBody),
+    JobRoute("/api/schedule/skip", "Skip a night", JobKind.SKIP_TONIGHT, models.SkipBody),
+    JobRoute("/api/guard/set", "Switch a guard", JobKind.GUARD_SET, models.GuardBody),
+    JobRoute("/api/guard/raise-margin", "Raise the margin", JobKind.RAISE_MARGIN, models.EmptyBody),
+    JobRoute("/api/doctor/deep", "A control run", JobKind.DOCTOR_DEEP, models.DeepBody),
+    JobRoute("/api/engines/prove", "Try every engine", JobKind.PROVE, models.EmptyBody),
+    JobRoute("/api/workload/learn", "Learn a workload", JobKind.WORKLOAD_LEARN, models.LearnBody),
+    JobRoute("/api/notify/test", "Send a test notice", JobKind.NOTIFY_TEST, models.EmptyBody),
+    JobRoute("/api/jobs/stop", "End a job that measures", JobKind.JOB_STOP, models.StopBody),
 )

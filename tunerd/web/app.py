@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tunerd.actions.context import Context
-from tunerd.actions.jobs import check_job, error_json, read_job, running_job, start_job
+from tunerd.actions.jobs import demand_lane, error_json, read_job, running_jobs, start_job
 from tunerd.actions.profile_layers import load_profile
 from tunerd.actions.telemetry import Telemetry
-from tunerd.core.job import JobRequest
+from tunerd.core.job import JobKind, JobRequest, check_arguments
 from tunerd.core.names import generation_number, is_name
 from tunerd.core.progress import ignore_progress
 from tunerd.core.result import ActionResult
@@ -102,17 +102,13 @@ class Desk:
         return number
 
     def _begin(self, request: JobRequest) -> int:
-        check_job(request)
+        check_arguments(request.arguments)
         _demand_known(self.ctx, request)
-        running = running_job(self.ctx)
-        if running is not None:
-            raise Busy(
-                "another job is under way",
-                cause=f"job {running.number}, {running.request.kind}, asked for by "
-                f"{running.request.asked_by}",
-                state="nothing was changed",
-                hint=f"/api/jobs/{running.number}/events tells when it is over",
-            )
+        if request.kind is JobKind.SWEEP_WATCH:  # all who watch are told the same
+            found = [one for one in running_jobs(self.ctx) if one.request.kind is request.kind]
+            if found:
+                return found[0].number
+        demand_lane(self.ctx, request)
         return start_job(self.ctx, request)
 
 

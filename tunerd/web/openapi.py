@@ -47,7 +47,7 @@ def describe_api() -> dict[str, Any]:
 
 
 def _read_operation(route: ReadRoute) -> dict[str, Any]:
-    query = route.query.model_json_schema().get("properties", {})
+    query = route.query.model_json_schema()
     return {
         "operationId": _name(route.path, "get"),
         "summary": route.summary,
@@ -117,16 +117,16 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
     ]
 
 
-def _query_parameters(properties: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _query_parameters(model: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
             "in": "query",
-            "required": False,
+            "required": name in model.get("required", ()),
             "description": schema.get("description", ""),
             **_value(_without_null(schema)),
         }
-        for name, schema in properties.items()
+        for name, schema in model.get("properties", {}).items()
     ]
 
 

@@ -68,9 +68,23 @@ def command(
     from tunerd.actions.choose_engine import PlanRequest
     from tunerd.actions.context import build_context
     from tunerd.actions.profile_layers import parse_options
+    from tunerd.cli.remote import by_daemon, demand_root, options_for_daemon
     from tunerd.core.bench.request import Suite
 
     _check(profile, url, suite, options, depth, workload, start_after=start_after)
+    if url is not None and mode is not None:
+        demand_root(mode, "bench --url", "a service asks no addresses for others; without --system it "
+                    "is measured from here")  # fmt: skip
+    if url is None:
+        body = {
+            "profile": profile, "set": options_for_daemon(options, mode), "suite": suite,
+            "repeats": repeats, "depth": depth, "workload": workload, "seed": seed,
+            "published": against is not None, "start_after": start_after,
+        }  # fmt: skip
+        done = by_daemon(mode, "bench", body, as_json=as_json, yes=yes or profile is None)
+        if done is not None:
+            finish(done, render, as_json=as_json)
+            return
     asked = BenchRequest(
         suite=Suite(suite),
         repeats=repeats,

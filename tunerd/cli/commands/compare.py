@@ -80,6 +80,7 @@ def command(  # one option each
     """  # noqa: D301
     from tunerd.actions.compare import CompareRequest, check_limits, run_compare
     from tunerd.actions.context import build_context
+    from tunerd.cli.remote import by_daemon, options_for_daemon
     from tunerd.core.time_span import parse_time_span
 
     if len(sides) > 2:  # noqa: PLR2004 -- A and B
@@ -93,6 +94,16 @@ def command(  # one option each
         seed=seed,
         start_after=start_after,
     )
+
+    body = {
+        "sides": list(sides), "base": base, "set": options_for_daemon(options, mode),
+        "workload": workload, "budget_s": request.limits.budget_s, "max_pairs": max_pairs,
+        "tolerance": tolerance / 100, "seed": seed, "start_after": start_after,
+    }  # fmt: skip
+    done = by_daemon(mode, "compare", body, as_json=as_json, yes=yes)
+    if done is not None:
+        finish(done, render, as_json=as_json)
+        return
 
     def ask(prepared: Prepared) -> None:
         if not yes:  # what speaks against it is said before, and not only with the result

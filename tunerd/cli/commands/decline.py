@@ -24,8 +24,10 @@ def command(mode: str | None, number: int | None, why: str | None, as_json: bool
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.promote import decline
+    from tunerd.cli.remote import by_daemon
 
-    finish(decline(build_context(mode=mode), number, why=why), render, as_json=as_json)
+    done = by_daemon(mode, "decline", {"sweep": number, "why": why}, as_json=as_json)
+    finish(done or decline(build_context(mode=mode), number, why=why), render, as_json=as_json)
 
 
 def render(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -26,8 +26,10 @@ def command(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.detect import detect
+    from tunerd.cli.remote import from_daemon
 
-    finish(detect(build_context(mode=mode)), render, as_json=as_json)
+    found = from_daemon(mode, "detect", as_json=as_json)
+    finish(found or detect(build_context(mode=mode)), render, as_json=as_json)
 
 
 def render(payload: Mapping[str, Any]) -> Iterator[str]:

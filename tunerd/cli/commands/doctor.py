@@ -47,15 +47,22 @@ def command(mode: str | None, deep: bool, budget: str, yes: bool, as_json: bool)
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.doctor import DeepRequest, doctor
+    from tunerd.cli.remote import by_daemon, from_daemon
 
     if not deep:
-        finish(doctor(build_context(mode=mode)), render, as_json=as_json)
+        found = from_daemon(mode, "doctor", as_json=as_json)
+        finish(found or doctor(build_context(mode=mode)), render, as_json=as_json)
         return
     from tunerd.core.time_span import parse_time_span
 
     budget_s = parse_time_span(budget)
     if budget_s is None or not 0 < budget_s < float("inf"):
         raise click.UsageError("--budget is no duration, such as 30m")
+
+    done = by_daemon(mode, "doctor/deep", {"budget_s": budget_s}, as_json=as_json, yes=yes)
+    if done is not None:
+        finish(done, render, as_json=as_json)
+        return
 
     def ask(prepared: Prepared) -> None:
         confirm(prepared.question, yes=yes)

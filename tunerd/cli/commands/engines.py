@@ -27,7 +27,15 @@ def command(ctx: click.Context, prove: bool, as_json: bool) -> None:
         return
     from tunerd.actions.context import build_context
     from tunerd.actions.engines import engines
+    from tunerd.cli.remote import by_daemon, from_daemon
 
+    if prove:
+        found = by_daemon(ctx.obj, "engines/prove", {}, as_json=as_json)
+    else:
+        found = from_daemon(ctx.obj, "engines", as_json=as_json)
+    if found is not None:
+        finish(found, render, as_json=as_json)
+        return
     context = build_context(mode=ctx.obj, progress=progress_sink(as_json=as_json))
     finish(engines(context, prove=prove), render, as_json=as_json)
 
@@ -47,7 +55,9 @@ def keep_command(ctx: click.Context, engine: str, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.keep import keep
+    from tunerd.cli.remote import demand_root
 
+    demand_root(ctx.obj, "engines keep", "it copies programs to where services start them from")
     context = build_context(mode=ctx.obj, progress=progress_sink(as_json=as_json))
     finish(keep(context, engine), render_kept, as_json=as_json)
 

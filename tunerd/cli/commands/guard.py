@@ -30,8 +30,34 @@ def show(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.guard_show import show_guards
+    from tunerd.cli.remote import from_daemon
 
-    finish(show_guards(build_context(mode=mode)), render, as_json=as_json)
+    found = from_daemon(mode, "guards", as_json=as_json)
+    finish(found or show_guards(build_context(mode=mode)), render, as_json=as_json)
+
+
+@command.command(name="set", short_help="What a guard may do.")
+@click.argument("guard", type=click.Choice(["oom", "hang", "drift", "upgrade"]))
+@click.argument("policy", type=click.Choice(["act", "advise", "off"]))
+@json_option
+@click.pass_obj
+def set_(mode: str | None, guard: str, policy: str, as_json: bool) -> None:
+    """Write a guard's switch into tunerd.toml: act by itself, only advise, or off.
+
+    \b
+    Example:
+      tunerd guard set hang advise
+    """  # noqa: D301
+    from tunerd.actions.context import build_context
+    from tunerd.actions.guard_set import set_guard
+    from tunerd.cli.remote import by_daemon
+
+    done = by_daemon(mode, "guard/set", {"guard": guard, "policy": policy}, as_json=as_json)
+    finish(
+        done or set_guard(build_context(mode=mode), guard, policy),
+        lambda payload: [f"{key} = {value}" for key, value in payload["changed"].items()],
+        as_json=as_json,
+    )
 
 
 @command.command(name="check", short_help="Find out anew what the guards judge by.")
@@ -48,8 +74,10 @@ def check(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.guard_check import check
+    from tunerd.cli.remote import from_daemon
 
-    finish(check(build_context(mode=mode)), render_check, as_json=as_json)
+    found = from_daemon(mode, "guards", "check", as_json=as_json)
+    finish(found or check(build_context(mode=mode)), render_check, as_json=as_json)
 
 
 @command.command(name="raise-margin", short_help="Deploy what serves with the next larger margin.")
@@ -66,7 +94,12 @@ def raise_margin(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.guard_raise import raise_margin
+    from tunerd.cli.remote import by_daemon
 
+    done = by_daemon(mode, "guard/raise-margin", {}, as_json=as_json)
+    if done is not None:
+        finish(done, lambda payload: [payload["summary"]], as_json=as_json)
+        return
     context = build_context(
         mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=True
     )

@@ -79,8 +79,10 @@ def diff_command(ctx: click.Context, one: int, other: int, as_json: bool) -> Non
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.history import diff
+    from tunerd.cli.remote import from_daemon
 
-    finish(diff(build_context(mode=ctx.obj), one, other), render_diff, as_json=as_json)
+    found = from_daemon(ctx.obj, "history", str(one), "diff", str(other), as_json=as_json)
+    finish(found or diff(build_context(mode=ctx.obj), one, other), render_diff, as_json=as_json)
 
 
 def render(payload: Mapping[str, Any]) -> Iterator[str]:

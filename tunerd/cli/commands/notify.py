@@ -24,8 +24,14 @@ def test(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.notices import try_notice
+    from tunerd.cli.remote import by_daemon
 
-    finish(try_notice(build_context(mode=mode)), lambda _payload: ["it arrived"], as_json=as_json)
+    done = by_daemon(mode, "notify/test", {}, as_json=as_json)
+    finish(
+        done or try_notice(build_context(mode=mode)),
+        lambda _payload: ["it arrived"],
+        as_json=as_json,
+    )
 
 
 @command.command(name="send", short_help="Send a notice that was left, as its unit does.")
@@ -41,6 +47,10 @@ def send(mode: str | None, name: str, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.notices import send_notice
+    from tunerd.cli.remote import demand_root
 
+    demand_root(
+        mode, "notify send", "it is what a unit runs; `tunerd notify test` tries the webhook"
+    )
     context = build_context(mode=mode, progress=progress_sink(as_json=as_json))
     finish(send_notice(context, name), lambda _payload: ["it arrived"], as_json=as_json)

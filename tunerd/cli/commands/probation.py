@@ -28,8 +28,10 @@ def show(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.probation import show_probation
+    from tunerd.cli.remote import from_daemon
 
-    finish(show_probation(build_context(mode=mode)), render_list, as_json=as_json)
+    found = from_daemon(mode, "probations", as_json=as_json)
+    finish(found or show_probation(build_context(mode=mode)), render_list, as_json=as_json)
 
 
 @command.command(name="run", short_help="Watch a generation in this terminal.")
@@ -49,8 +51,12 @@ def run(
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.probation import run_probation
+    from tunerd.cli.remote import demand_root
     from tunerd.core.time_span import parse_time_span
 
+    demand_root(
+        mode, "probation run", "it is what a unit runs after a swap; `show` says how it stands"
+    )
     seconds = None if duration is None else parse_time_span(duration)
     if duration is not None and (seconds is None or not 0 < seconds < float("inf")):
         raise click.UsageError("--for is no duration; for example --for 10min")

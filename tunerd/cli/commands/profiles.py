@@ -36,8 +36,10 @@ def list_command(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.profiles import list_profiles
+    from tunerd.cli.remote import from_daemon
 
-    finish(list_profiles(build_context(mode=mode)), render_list, as_json=as_json)
+    found = from_daemon(mode, "profiles", as_json=as_json)
+    finish(found or list_profiles(build_context(mode=mode)), render_list, as_json=as_json)
 
 
 @command.command(name="show", short_help="Resolved values, and who set each.")
@@ -55,7 +57,12 @@ def show_command(mode: str | None, profile: str, options: tuple[str, ...], as_js
     from tunerd.actions.context import build_context
     from tunerd.actions.profile_layers import parse_options
     from tunerd.actions.profiles import show_profile
+    from tunerd.cli.remote import remote_for, remote_profile
 
+    remote = remote_for(mode, as_json=as_json)
+    if remote is not None:
+        finish(remote_profile(remote, profile, options), render_show, as_json=as_json)
+        return
     context = build_context(mode=mode)
     result = show_profile(context, profile, options=parse_options(options))
     finish(result, render_show, as_json=as_json)
@@ -103,7 +110,9 @@ def new_command(
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.profiles import new_profile
+    from tunerd.cli.remote import demand_root
 
+    demand_root(mode, "profiles new", "a profile chooses programs and files that a service reads")
     context = build_context(mode=mode)
     result = new_profile(context, name, model=model, from_unit=from_unit, force=force)
     finish(result, render_new, as_json=as_json)

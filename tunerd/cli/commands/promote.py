@@ -41,7 +41,13 @@ def command(
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.promote import promote
+    from tunerd.cli.remote import remote_for, remote_promote
 
+    remote = remote_for(mode, as_json=as_json)
+    if remote is not None:
+        done = remote_promote(remote, number, now=now, probation=not no_probation, yes=yes)
+        finish(done, render, as_json=as_json)
+        return
     context = build_context(
         mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=True
     )

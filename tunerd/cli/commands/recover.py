@@ -22,7 +22,12 @@ def command(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.recover import recover
+    from tunerd.cli.remote import by_daemon
 
+    done = by_daemon(mode, "recover", {}, as_json=as_json)
+    if done is not None:
+        finish(done, render, as_json=as_json)
+        return
     context = build_context(
         mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=True
     )

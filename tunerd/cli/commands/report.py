@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tunerd.cli.output import finish, json_option, print_message
+
+if TYPE_CHECKING:
+    from tunerd.core.result import ActionResult
 
 _BYTES_PER_MB = 1_000_000
 
@@ -33,21 +36,33 @@ def command(
       tunerd report
       tunerd report 12 13 --output monday.html
     """  # noqa: D301
+    from tunerd.actions.report import write_report
+    from tunerd.cli.remote import from_daemon
+
+    runs = ",".join(map(str, run)) or None
+    made = from_daemon(mode, "report", as_json=as_json, runs=runs, check=not no_check)
+    made = made or _made(mode, run, no_check=no_check)
+    if output != "-":
+        path = Path(output or "tunerd-report.html")
+        finish(write_report(path, made), render, as_json=as_json)
+    elif as_json:
+        finish(made, render, as_json=True)
+    else:
+        for message in made.messages:
+            print_message(message)
+        click.echo(made.payload["html"])
+
+
+def _made(mode: str | None, runs: tuple[int, ...], *, no_check: bool) -> ActionResult:
     from tunerd.actions.context import build_context
-    from tunerd.actions.report import check_validity, gather_evidence, write_report
+    from tunerd.actions.report import check_validity, gather_evidence, made_report
     from tunerd.web.report import ReportData, render_report
 
     context = build_context(mode=mode)
-    evidence, messages = gather_evidence(context, run)
+    evidence, messages = gather_evidence(context, runs)
     validities = {} if no_check else check_validity(context, evidence)
     html = render_report(ReportData(evidence, validities, context.clock.now_s()))
-    if output == "-":
-        for message in messages:
-            print_message(message)
-        click.echo(html)
-        return
-    path = Path(output or "tunerd-report.html")
-    finish(write_report(context, path, html, evidence, messages), render, as_json=as_json)
+    return made_report(html, evidence, messages)
 
 
 def render(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -43,9 +43,11 @@ def list_command(mode: str | None, show_all: bool, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.results import DEFAULT_LIMIT, results
+    from tunerd.cli.remote import from_daemon
 
+    found = from_daemon(mode, "results", as_json=as_json, all=show_all)
     limit = None if show_all else DEFAULT_LIMIT
-    finish(results(build_context(mode=mode), limit=limit), render_list, as_json=as_json)
+    finish(found or results(build_context(mode=mode), limit=limit), render_list, as_json=as_json)
 
 
 @command.command(name="show", short_help="One run in full.")
@@ -61,8 +63,10 @@ def show_command(mode: str | None, run: int, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.results import show
+    from tunerd.cli.remote import from_daemon
 
-    finish(show(build_context(mode=mode), run), render_show, as_json=as_json)
+    found = from_daemon(mode, "results", str(run), as_json=as_json)
+    finish(found or show(build_context(mode=mode), run), render_show, as_json=as_json)
 
 
 @command.command(name="export", short_help="Runs with every sample, as JSON or CSV.")
@@ -80,8 +84,10 @@ def export_command(mode: str | None, run: tuple[int, ...], form: str, as_json: b
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.results import export
+    from tunerd.cli.remote import from_daemon
 
-    result = export(build_context(mode=mode), run)
+    found = from_daemon(mode, "export", as_json=as_json, runs=",".join(map(str, run)))
+    result = found or export(build_context(mode=mode), run)
     finish(result, render_csv, as_json=as_json or form == "json", is_data=True)
 
 
@@ -98,9 +104,11 @@ def stale_command(mode: str | None, show_all: bool, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.results import DEFAULT_LIMIT, stale
+    from tunerd.cli.remote import from_daemon
 
+    found = from_daemon(mode, "stale", as_json=as_json, all=show_all)
     limit = None if show_all else DEFAULT_LIMIT
-    finish(stale(build_context(mode=mode), limit=limit), render_stale, as_json=as_json)
+    finish(found or stale(build_context(mode=mode), limit=limit), render_stale, as_json=as_json)
 
 
 def render_list(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import click
 
-from tunerd.cli.output import columns, confirm, finish, json_option, progress_sink
+from tunerd.cli.output import (
+    columns,
+    confirm,
+    finish,
+    json_option,
+    print_message,
+    progress_sink,
+)
 from tunerd.core.quantity import format_duration
 from tunerd.core.schedule import Missed
+
+if TYPE_CHECKING:
+    from tunerd.actions.compare import Prepared
+    from tunerd.actions.sweep_plan import PreparedSweep
 
 
 @click.group(name="schedule", short_help="When sweeps begin by themselves.")
@@ -31,8 +42,10 @@ def show(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.schedule import show_schedule
+    from tunerd.cli.remote import from_daemon
 
-    finish(show_schedule(build_context(mode=mode)), render, as_json=as_json)
+    found = from_daemon(mode, "schedule", as_json=as_json)
+    finish(found or show_schedule(build_context(mode=mode)), render, as_json=as_json)
 
 
 @command.command(name="set", short_help="Change the window, or turn nights on or off.")
@@ -63,20 +76,18 @@ def set_(
       tunerd schedule set --off
     """  # noqa: D301
     from tunerd.actions.context import build_context
-    from tunerd.actions.schedule import set_schedule
+    from tunerd.actions.schedule import KEYS, set_schedule
+    from tunerd.cli.remote import by_daemon
 
     given = {
-        "sweep.window": window,
-        "sweep.days": days,
-        "sweep.timezone": timezone,
-        "schedule.missed": missed,
-        "schedule.enabled": enabled,
-    }
-    changed = {key: value for key, value in given.items() if value is not None}
+        "window": window, "days": days, "timezone": timezone, "missed": missed, "enabled": enabled,
+    }  # fmt: skip
+    changed = {KEYS[name]: value for name, value in given.items() if value is not None}
     if not changed:
         raise click.UsageError("nothing to set; for example --window 01:00-06:30 --on")
+    done = by_daemon(mode, "schedule/set", given, as_json=as_json)
     finish(
-        set_schedule(build_context(mode=mode), changed),
+        done or set_schedule(build_context(mode=mode), changed),
         lambda payload: [f"{key} = {value}" for key, value in payload["changed"].items()],
         as_json=as_json,
     )
@@ -95,12 +106,16 @@ def skip(mode: str | None, undo: bool, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.schedule import skip_tonight
+    from tunerd.cli.remote import by_daemon
 
     def told(payload: Mapping[str, Any]) -> list[str]:
         span = payload["skipped"]
-        return ["the next night is had"] if span is None else [f"skipped: {_times(span, 'UTC')}"]
+        if span is None:
+            return ["the next night is had"]
+        return [f"skipped: {_times(span, payload['timezone'])}"]
 
-    finish(skip_tonight(build_context(mode=mode), undo=undo), told, as_json=as_json)
+    done = by_daemon(mode, "schedule/skip", {"undo": undo}, as_json=as_json)
+    finish(done or skip_tonight(build_context(mode=mode), undo=undo), told, as_json=as_json)
 
 
 @command.command(name="run-now", short_help="Begin a night at once.")
@@ -108,27 +123,29 @@ def skip(mode: str | None, undo: bool, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def run_now(mode: str | None, yes: bool, as_json: bool) -> None:
-    """Begin what a night would do, at once and whatever the window says.
+    """Begin what a night would do, at once and whatever the window says, as tunerd-sweep.service.
 
     \b
     Example:
       tunerd schedule run-now --yes
     """  # noqa: D301
-    from dataclasses import replace
-
     from tunerd.actions.context import build_context
-    from tunerd.actions.sweep_night import configured_request
-    from tunerd.actions.sweep_unit import start_sweep
+    from tunerd.actions.schedule import begin_now
+    from tunerd.cli.remote import by_daemon
 
-    context = build_context(
-        mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=True
-    )
-    request = replace(configured_request(context), window=None)
-    finish(
-        start_sweep(context, request, confirm=lambda prepared: confirm(prepared.question, yes=yes)),
-        lambda payload: [f"{payload['unit']} runs"],
-        as_json=as_json,
-    )
+    def ask(prepared: Prepared | PreparedSweep) -> None:
+        if not yes:
+            for message in prepared.messages:
+                print_message(message)
+        confirm(prepared.question, yes=yes)
+
+    done = by_daemon(mode, "schedule/run-now", {}, as_json=as_json, yes=yes)
+    if done is None:
+        context = build_context(
+            mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=True
+        )
+        done = begin_now(context, confirm=ask)
+    finish(done, lambda payload: [f"{payload['unit']} runs"], as_json=as_json)
 
 
 def render(payload: Mapping[str, Any]) -> Iterator[str]:

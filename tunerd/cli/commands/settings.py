@@ -23,7 +23,9 @@ def command(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.show_settings import show_settings
+    from tunerd.cli.remote import demand_root
 
+    demand_root(mode, "settings", "settings may hold secrets, such as the address of a webhook")
     finish(show_settings(build_context(mode=mode)), render, as_json=as_json)
 
 

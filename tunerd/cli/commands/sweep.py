@@ -84,6 +84,17 @@ def _request(
     )  # fmt: skip
 
 
+def _body(request: SweepRequest, *, mode: str | None) -> dict[str, Any]:
+    """A request as the daemon takes it; what may not be asked for without root is refused here."""
+    from tunerd.cli.remote import acts_through_daemon
+    from tunerd.core.job import check_space
+
+    body = {**request.to_json(), "space": ["".join(one.split()) for one in request.space]}
+    if acts_through_daemon(mode):
+        check_space(body["space"])
+    return body
+
+
 def _acted(result: ActionResult) -> ActionResult:
     """What was done stays done where its result cannot be shown."""
     return replace(result, has_acted=True)
@@ -93,6 +104,15 @@ def _context(mode: str | None, *, as_json: bool, acts: bool) -> Context:
     from tunerd.actions.context import build_context
 
     return build_context(mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=acts)
+
+
+def _found(mode: str | None, number: int | None, *, as_json: bool) -> ActionResult | None:
+    """One sweep as the daemon shows it; None for who acts by themselves."""
+    from tunerd.cli.remote import from_daemon
+
+    if number is None:
+        return from_daemon(mode, "sweep", "newest", as_json=as_json)
+    return from_daemon(mode, "sweeps", str(number), as_json=as_json)
 
 
 def _ask(prepared: PreparedSweep, *, yes: bool) -> None:
@@ -137,8 +157,17 @@ def run(
       tunerd sweep run --space speculation.n_max=1,2,3 --space engine=mainline,ik
     """  # noqa: D301
     from tunerd.actions.sweep_run import run_sweep, sweep_plan
+    from tunerd.cli.remote import by_daemon
 
     request = _request(budget, max_arms, workload, space, seed, start_after, strategy, window)
+    body = _body(request, mode=mode)
+    if dry_run:
+        done = by_daemon(mode, "sweep/plan", body, as_json=as_json)
+    else:
+        done = by_daemon(mode, "sweep/run", body, as_json=as_json, yes=yes)
+    if done is not None:
+        finish(done, render_plan if dry_run else render_end, as_json=as_json)
+        return
     context = _context(mode, as_json=as_json, acts=not dry_run)
     if dry_run:
         finish(sweep_plan(context, request), render_plan, as_json=as_json)
@@ -166,7 +195,12 @@ def resume(
       tunerd sweep resume 12 --yes
     """  # noqa: D301
     from tunerd.actions.sweep_run import resume_sweep
+    from tunerd.cli.remote import by_daemon
 
+    done = by_daemon(mode, "sweep/resume", {"sweep": number}, as_json=as_json, yes=yes)
+    if done is not None:
+        finish(done, render_end, as_json=as_json)
+        return
     result = resume_sweep(
         _context(mode, as_json=as_json, acts=True),
         number,
@@ -194,7 +228,9 @@ def night(mode: str | None, bound_to: str | None, yes: bool, as_json: bool) -> N
       tunerd sweep night --yes
     """  # noqa: D301
     from tunerd.actions.sweep_run import run_night
+    from tunerd.cli.remote import demand_root
 
+    demand_root(mode, "sweep night", "it is what a unit runs; `tunerd schedule run-now` begins one")
     result = run_night(
         _context(mode, as_json=as_json, acts=True),
         confirm=lambda prepared: _ask(prepared, yes=yes),
@@ -229,10 +265,14 @@ def start(
       tunerd sweep watch
     """  # noqa: D301
     from tunerd.actions.sweep_unit import start_sweep
+    from tunerd.cli.remote import by_daemon
 
     request = _request(budget, max_arms, workload, space, seed, start_after, strategy, window)
-    context = _context(mode, as_json=as_json, acts=True)
-    result = start_sweep(context, request, confirm=lambda prepared: _ask(prepared, yes=yes))
+    body = _body(request, mode=mode)
+    result = by_daemon(mode, "sweep/start", body, as_json=as_json, yes=yes)
+    if result is None:
+        context = _context(mode, as_json=as_json, acts=True)
+        result = start_sweep(context, request, confirm=lambda prepared: _ask(prepared, yes=yes))
     finish(_acted(result), lambda payload: (f"{payload['unit']} runs",), as_json=as_json)
 
 
@@ -242,8 +282,10 @@ def start(
 def stop(mode: str | None, as_json: bool) -> None:
     """End the sweep that `start` began; its samples are kept, and the server comes back."""
     from tunerd.actions.sweep_unit import stop_sweep
+    from tunerd.cli.remote import by_daemon
 
-    result = stop_sweep(_context(mode, as_json=as_json, acts=True))
+    done = by_daemon(mode, "sweep/stop", {}, as_json=as_json)
+    result = done or stop_sweep(_context(mode, as_json=as_json, acts=True))
     finish(_acted(result), lambda payload: (f"{payload['unit']} is stopped",), as_json=as_json)
 
 
@@ -253,8 +295,10 @@ def stop(mode: str | None, as_json: bool) -> None:
 def status(mode: str | None, as_json: bool) -> None:
     """What runs now, how far it is, how long it may still take."""
     from tunerd.actions.sweep_unit import sweep_status
+    from tunerd.cli.remote import from_daemon
 
-    result = sweep_status(_context(mode, as_json=as_json, acts=False))
+    found = from_daemon(mode, "sweep", as_json=as_json)
+    result = found or sweep_status(_context(mode, as_json=as_json, acts=False))
     finish(result, render_status, as_json=as_json)
 
 
@@ -263,7 +307,10 @@ def status(mode: str | None, as_json: bool) -> None:
 def watch(mode: str | None) -> None:
     """Every start and request as it comes, until the sweep ends."""
     from tunerd.actions.sweep_unit import watch_sweep
+    from tunerd.cli.remote import watch_by_daemon
 
+    if watch_by_daemon(mode, "sweep/watch"):
+        return
     for line in watch_sweep(_context(mode, as_json=False, acts=False)):
         print(line, flush=True)
 
@@ -274,8 +321,11 @@ def watch(mode: str | None) -> None:
 def list_(mode: str | None, as_json: bool) -> None:
     """Every sweep: when, what it came to, what became of it."""
     from tunerd.actions.sweeps import list_sweeps
+    from tunerd.cli.remote import from_daemon
 
-    finish(list_sweeps(_context(mode, as_json=as_json, acts=False)), render_list, as_json=as_json)
+    found = from_daemon(mode, "sweeps", as_json=as_json)
+    result = found or list_sweeps(_context(mode, as_json=as_json, acts=False))
+    finish(result, render_list, as_json=as_json)
 
 
 @command.command(name="show")
@@ -286,7 +336,9 @@ def show(mode: str | None, number: int | None, as_json: bool) -> None:
     """One sweep with every configuration that was measured, and why others were not."""
     from tunerd.actions.sweeps import show_sweep
 
-    result = show_sweep(_context(mode, as_json=as_json, acts=False), number)
+    result = _found(mode, number, as_json=as_json) or show_sweep(
+        _context(mode, as_json=as_json, acts=False), number
+    )
     finish(result, render_show, as_json=as_json)
 
 
@@ -305,7 +357,9 @@ def report(mode: str | None, number: int | None, as_json: bool) -> None:
     from tunerd.actions.sweeps import show_sweep
     from tunerd.cli.commands.sweep_view import render_report
 
-    result = show_sweep(_context(mode, as_json=as_json, acts=False), number)
+    result = _found(mode, number, as_json=as_json) or show_sweep(
+        _context(mode, as_json=as_json, acts=False), number
+    )
     finish(result, render_report, as_json=as_json)
 
 

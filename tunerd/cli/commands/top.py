@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +11,7 @@ from tunerd.cli.output import columns, finish, harmless_lines, json_option
 from tunerd.core.quantity import format_duration, format_mib
 
 if TYPE_CHECKING:
-    from tunerd.actions.top import Top
+    from tunerd.core.result import ActionResult
 
 _EVERY_S = 5.0
 
@@ -31,19 +31,21 @@ def command(mode: str | None, once: bool, every_s: float, as_json: bool) -> None
       tunerd top --once --json | jq .speeds
     """  # noqa: D301
     import sys
+    from functools import partial
 
     from tunerd.actions.context import build_context
     from tunerd.actions.top import Top
+    from tunerd.cli.remote import remote_for
 
-    context = build_context(mode=mode)
-    top = Top(context)
+    remote = remote_for(mode, as_json=as_json)
+    look = Top(build_context(mode=mode)).look if remote is None else partial(remote.read, "top")
     if once or as_json or not sys.stdout.isatty():
-        finish(top.look(), render, as_json=as_json)
+        finish(look(), render, as_json=as_json)
         return
-    _follow(top, every_s)
+    _follow(look, every_s)
 
 
-def _follow(top: Top, every_s: float) -> None:
+def _follow(look: Callable[[], ActionResult], every_s: float) -> None:
     """Draw again and again, until Ctrl-C."""
     import threading
 
@@ -52,7 +54,7 @@ def _follow(top: Top, every_s: float) -> None:
     from rich.text import Text
 
     def drawn() -> Text:
-        return Text("\n".join(harmless_lines(top.look().payload, render)))
+        return Text("\n".join(harmless_lines(look().payload, render)))
 
     pause = threading.Event()
     console = Console(highlight=False)

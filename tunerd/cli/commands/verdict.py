@@ -27,8 +27,11 @@ def command(mode: str | None, number: int | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.sweeps import verdict
+    from tunerd.cli.remote import from_daemon
 
-    finish(verdict(build_context(mode=mode), number), render, as_json=as_json)
+    of = () if number is None else (str(number),)
+    found = from_daemon(mode, "verdict", *of, as_json=as_json)
+    finish(found or verdict(build_context(mode=mode), number), render, as_json=as_json)
 
 
 def render(payload: Mapping[str, Any]) -> Iterator[str]:

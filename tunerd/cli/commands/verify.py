@@ -24,8 +24,10 @@ def command(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.verify import verify
+    from tunerd.cli.remote import from_daemon
 
-    finish(verify(build_context(mode=mode)), render, as_json=as_json)
+    found = from_daemon(mode, "verify", as_json=as_json)
+    finish(found or verify(build_context(mode=mode)), render, as_json=as_json)
 
 
 def render(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -39,8 +39,10 @@ def list_command(mode: str | None, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.workloads import list_workloads
+    from tunerd.cli.remote import from_daemon
 
-    finish(list_workloads(build_context(mode=mode)), render_list, as_json=as_json)
+    found = from_daemon(mode, "workloads", as_json=as_json)
+    finish(found or list_workloads(build_context(mode=mode)), render_list, as_json=as_json)
 
 
 @command.command(name="show", short_help="Its classes, drawn.")
@@ -56,8 +58,10 @@ def show_command(mode: str | None, workload: str, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.workloads import show_workload
+    from tunerd.cli.remote import from_daemon
 
-    finish(show_workload(build_context(mode=mode), workload), render_show, as_json=as_json)
+    found = from_daemon(mode, "workloads", workload, as_json=as_json)
+    finish(found or show_workload(build_context(mode=mode), workload), render_show, as_json=as_json)
 
 
 @command.command(name="learn", short_help="Derive one from the server's own log.")
@@ -87,7 +91,17 @@ def learn_command(
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.workloads import learn_workload
+    from tunerd.cli.remote import by_daemon, demand_root
+    from tunerd.core.names import check_name
 
+    check_name(name, of="a workload")
+    if unit is not None:
+        demand_root(mode, "workload learn --unit", "logs of other units are not a member's to read")
+    body = {"name": name, "days": days, "write": not dry_run}
+    done = by_daemon(mode, "workload/learn", body, as_json=as_json)
+    if done is not None:
+        finish(done, render_show, as_json=as_json)
+        return
     context = build_context(mode=mode, progress=progress_sink(as_json=as_json))
     result = learn_workload(context, name=name, unit=unit, days=days, write=not dry_run)
     finish(result, render_show, as_json=as_json)
