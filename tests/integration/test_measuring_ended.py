@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,7 +103,14 @@ def answered(box: SweepBox, answer: bytes, *words: str) -> tuple[int, str, str]:
     return process.returncode, out, told
 
 
-@pytest.mark.parametrize("words", [("bench", "night"), ("compare", "live", "speculation.n_max=2")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "night"),
+        ("compare", "live", "speculation.n_max=2"),
+        ("sweep", "run", "--budget", "60s"),
+    ],
+)
 def test_the_answer_no_is_one_object_and_nothing_was_touched(
     box: SweepBox, words: tuple[str, ...]
 ) -> None:
@@ -121,6 +130,25 @@ def test_for_people_the_answer_no_is_told_in_words(box: SweepBox) -> None:
     assert (code, out) == (130, "")
     assert "the answer was no" in told
     assert "nothing was touched" in told
+
+
+def test_what_a_sweep_costs_is_told_with_its_question(box: SweepBox) -> None:
+    """How far it gets, and the time without service: of the budget, or of what is left of the window."""
+    code, out, told = answered(box, b"n\n", "sweep", "run", "--budget", "5h")
+    assert (code, out) == (130, "")
+    question = told[: told.index("Go on?")]
+    assert re.search(r"A sweep of small for 5 h 00 min at most over \d+ configurations", question)
+    assert "a start with one round of the workload takes about" in question
+    assert "llama-server.service will not serve for about 5 h 00 min" in question
+    assert "of measuring" in question
+
+    around = [time.strftime("%H:%M", time.localtime(time.time() + s)) for s in (-3600, 3600)]
+    _, _, told = answered(
+        box, b"n\n", "sweep", "run", "--budget", "5h", "--window", "-".join(around)
+    )
+    found = re.search(r"will not serve for about (\d+) min", told)
+    assert found is not None, told
+    assert 50 <= int(found[1]) <= 60
 
 
 def unwritten(box: SweepBox, *words: str) -> tuple[int, str]:

@@ -108,10 +108,11 @@ class PreparedSweep:
 
     @property
     def question(self) -> str:
-        """What a person is asked before it begins."""
+        """What a person is asked before it begins: how far it gets, and the time without service."""
+        room = f" ({self.forecast.text})" if self.forecast.can_decide else ""
         return (
-            f"A sweep of {self.shape.name} for {format_duration(self.request.budget_s)} at most over "
-            f"{self.space.n_points} configurations: {self.outlook.text}. Go on?"
+            f"A sweep of {self.shape.name} for {format_duration(self.outlook.measuring_s)} at most over "
+            f"{self.space.n_points} configurations{room}: {self.outlook.text}. Go on?"
         )
 
 
@@ -172,8 +173,6 @@ def prepare(
         max_arms=request.max_arms,
         rejected=tuple(failed_arms(ctx, generation.profile or "", seen.identities)),
     )
-    programs = [seen.programs[name] for name in sorted(_engines(space)) if name in seen.programs]
-    ahead = beside_others(ctx, ahead, programs)
     with_evidence = open_to_read(ctx.paths.evidence)
     try:
         rates = rates_seen(with_evidence, resolved.name) if with_evidence is not None else None
@@ -185,8 +184,12 @@ def prepare(
         ctx, request.window, load_s=load_s, changes_program=len(_engines(space)) > 1
     )
     left_s = request.budget_s if deadline is None else deadline.measuring_s(ctx.clock.now_s())
+    if left_s < request.budget_s:
+        ahead = outlook(ctx, measuring_s=left_s, start_after=request.start_after)
+    programs = [seen.programs[name] for name in sorted(_engines(space)) if name in seen.programs]
+    ahead = beside_others(ctx, ahead, programs)
     predicted = forecast(
-        workload, min(request.budget_s, left_s), load_s=load_s, rates=rates,
+        workload, ahead.measuring_s, load_s=load_s, rates=rates,
         n_families=len(space.space.families), min_gain=settings.min_gain,
     )  # fmt: skip
     messages = [*_window_messages(ctx, request), told, *_cut_messages(shape, cut, context)]

@@ -153,7 +153,15 @@ def resume_sweep(
                 f"sweep {sweep.number} came to its end: {sweep.verdict.sentence}",
                 hint="`tunerd sweep run` begins another, which knows what this one found",
             )
-        request = replace(request_from_json(sweep.plan["request"]), seed=sweep.run.record.seed)
+        own = store.sweep_events(sweep.number)
+        asked = replace(request_from_json(sweep.plan["request"]), seed=sweep.run.record.seed)
+        left_s = asked.budget_s - (0.0 if has_whole_budget else _spent_s(own))
+        if left_s < _LEAST_S and left_s < asked.budget_s / 10:
+            raise UsageError(
+                f"sweep {sweep.number} has used its time",
+                hint="`tunerd sweep run` begins another, which knows what this one found",
+            )
+        request = replace(asked, budget_s=left_s)
         prepared = prepare(ctx, request, proves=True, for_resume=True)
         if prepared.basis != sweep.plan.get("basis"):
             raise Outdated(
@@ -162,14 +170,6 @@ def resume_sweep(
                 state="its samples are kept",
                 hint="`tunerd sweep run` begins anew",
             )
-        own = store.sweep_events(sweep.number)
-        left_s = request.budget_s - (0.0 if has_whole_budget else _spent_s(own))
-        if left_s < _LEAST_S and left_s < request.budget_s / 10:
-            raise UsageError(
-                f"sweep {sweep.number} has used its time",
-                hint="`tunerd sweep run` begins another, which knows what this one found",
-            )
-        prepared = replace(prepared, request=replace(request, budget_s=left_s))
         demand_open(ctx, request.window)
         demand_time(ctx, prepared.deadline, budget_s=left_s, load_s=prepared.load_s)
         confirm(prepared)
@@ -293,6 +293,7 @@ class _Run:
         ) as held:
             box = self._box(quiet, held)
             began_s = ctx.clock.monotonic_s()
+            ctx.report(Progress("starting the first configuration", left_s=left_s))
 
             def on_sample(sample: Sample) -> None:
                 self.keeper.event(sample)

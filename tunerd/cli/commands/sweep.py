@@ -10,8 +10,8 @@ import click
 
 from tunerd.cli.complete import keys, names_of
 from tunerd.cli.output import (
+    ask_or_tell,
     columns,
-    confirm,
     finish,
     json_option,
     print_message,
@@ -119,7 +119,7 @@ def _ask(prepared: PreparedSweep, *, yes: bool) -> None:
     if not yes:
         for message in prepared.messages:
             print_message(message)
-    confirm(prepared.question, yes=yes)
+    ask_or_tell(prepared.question, yes=yes)
 
 
 @command.command(name="run")
