@@ -8,6 +8,7 @@
     python -m tests.fault.campaign local-leases --count 10
     python -m tests.fault.campaign sweeps --root host --count 20 [--fault COMMAND]
     python -m tests.fault.campaign ports --root host [--production DEPLOYED] [--end COMMAND]
+    python -m tests.fault.campaign daemon --root host --count 6 [--fault RAISE]
 
 Needs root. Real engines come from TUNERD_TEST_ENGINES, else Debian's or the embedded one serves.
 """
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.fault.daemon_victim import DaemonFault, DaemonVictim
 from tests.fault.die_at import DIED
 from tests.fault.lease_victim import Fault, LeaseVictim
 from tests.fault.local_lease import LocalFault, a_local_victim
@@ -286,12 +288,33 @@ def sweeps(args: argparse.Namespace) -> int:
     return status
 
 
+def daemon(args: argparse.Namespace) -> int:
+    """SIGKILL of the daemon whatever it does; systemd starts it again."""
+    rng, status = random.Random(args.seed), 0
+    wanted = [DaemonFault[args.fault]] if args.fault else list(DaemonFault)
+    with a_machine(args.root, installed=False) as machine:
+        victim = DaemonVictim(machine)
+        say(f"the daemon is ready after {victim.start_s:.1f} s")
+        for fault in wanted:
+            count = Count()
+            is_rare = fault is DaemonFault.TIDY and not args.fault  # two minutes each
+            for _ in range(max(1, args.count // 5) if is_rare else args.count):
+                with count.case(str(fault)) as ends:
+                    met = victim.befall(fault, rng)
+                    victim.check()
+                    ends.append(met)
+            say(f"{args.root}, killed while {fault}")
+            status |= count.close()
+    return status
+
+
 def main() -> int:
     """Run the campaign that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     campaigns = {
         "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery, "effects": effects,
         "leases": leases, "local-leases": local_leases, "ports": ports, "sweeps": sweeps,
+        "daemon": daemon,
     }  # fmt: skip
     parser.add_argument("campaign", choices=campaigns)
     parser.add_argument("--root", choices=["host", "sid"], default="host")
@@ -302,7 +325,7 @@ def main() -> int:
     parser.add_argument("--verb", choices=["apply", "rollback"], default="apply")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--every", type=int, default=1)
-    faults = {fault.name for fault in (*Fault, *SweepFault)}
+    faults = {fault.name for fault in (*Fault, *SweepFault, *DaemonFault)}
     parser.add_argument("--fault", choices=sorted(faults))
     parser.add_argument("--production", choices=[one.name for one in Production])
     parser.add_argument("--end", choices=[one.name for one in End])
