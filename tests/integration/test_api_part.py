@@ -6,6 +6,7 @@ import http.client
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,20 @@ def test_the_page_listens_where_the_settings_say(tmp_path: Path) -> None:
         assert status_at(port) == 200
         assert status_at(port, Host="box.lan") == 421
         assert ApiClient(path).get("/api/jobs").status == 200
+
+
+def test_settings_that_were_taken_over_hold_for_its_answers_too(tmp_path: Path) -> None:
+    ctx = Box(tmp_path).context
+    part = ApiPart(ctx, Telemetry())
+    part.start()
+    try:
+        client = ApiClient(tmp_path / "run" / SOCKET)
+        assert client.get("/api/status").envelope["unit"] == "llama-server.service"
+        service = ctx.settings.service.model_copy(update={"unit": "other.service"})
+        part.take_over(replace(ctx, settings=ctx.settings.model_copy(update={"service": service})))
+        assert client.get("/api/status").envelope["unit"] == "other.service"
+    finally:
+        part.stop()
 
 
 def test_where_others_can_reach_it_a_token_is_demanded_and_the_socket_serves_all_the_same(

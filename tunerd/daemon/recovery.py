@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import has_leftovers
 from tunerd.actions.recover import Unfinished, recover
+from tunerd.core.telemetry.history import Event
 from tunerd.errors import Busy, TunerdError
 from tunerd.system.files import is_locked
 from tunerd.system.notify import Notifier
@@ -22,9 +25,10 @@ log = structlog.get_logger()
 class Recovery:
     """Looks for unfinished swaps and dead measurements, and mends them when nobody is at work."""
 
-    def __init__(self, ctx: Context, notifier: Notifier) -> None:
+    def __init__(self, ctx: Context, notifier: Notifier, tell: Callable[[Event], None]) -> None:
         self._ctx = ctx
         self._notifier = notifier
+        self._tell = tell
         self._unfinished = Unfinished(ctx)
         self._said: set[str] = set()
         self._tried: object = None
@@ -85,10 +89,6 @@ class Recovery:
         if problem.message in self._said:
             return
         self._said.add(problem.message)
-        log.error(
-            "recovery.failed",
-            message=problem.message,
-            cause=problem.cause,
-            state=problem.state,
-            hint=problem.hint,
-        )
+        parts = (problem.message, problem.cause, problem.state)
+        text = f"recovery failed: {'; '.join(part for part in parts if part)}"
+        self._tell(Event(self._ctx.clock.now_s(), "recovery-failed", "error", text, problem.hint))

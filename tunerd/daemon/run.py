@@ -5,6 +5,7 @@ It never stands in production's way: the server's unit neither waits for it nor 
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,11 +22,14 @@ from tunerd.daemon.guarding import Guarding
 from tunerd.daemon.loop import Loop
 from tunerd.daemon.nights import LONGEST_WAIT_S, Nights
 from tunerd.daemon.recovery import Recovery
+from tunerd.daemon.swaps import Swaps
 from tunerd.daemon.watching import TIDY_S, Watching
-from tunerd.errors import ConfigError, TunerdError
+from tunerd.errors import Busy, ConfigError, HostError, TunerdError
 from tunerd.settings import load_settings
+from tunerd.system.files import lock
 from tunerd.system.notify import Notifier
 
+LOCK = "daemon.lock"
 RECOVERY_S = 5.0
 _FIRST_TIDY_S = 120.0
 
@@ -39,6 +43,10 @@ class Part(Protocol):
         """Begin; returns at once."""
         ...
 
+    def take_over(self, ctx: Context) -> None:
+        """Go by other settings from now on."""
+        ...
+
     def stop(self) -> None:
         """End within some seconds."""
         ...
@@ -48,8 +56,26 @@ MakePart = Callable[[Context, Telemetry], Part]
 
 
 def run_daemon(ctx: Context, parts: Sequence[MakePart] = ()) -> int:
-    """Run until SIGTERM or SIGINT; the exit status. SIGHUP reads the settings again."""
-    return Daemon(ctx, parts).run()
+    """Run until SIGTERM or SIGINT; the exit status. SIGHUP reads the settings again.
+
+    Raises:
+        Busy: another daemon looks after the same state: both would act.
+    """
+    with contextlib.ExitStack() as alone:
+        try:
+            alone.enter_context(
+                lock(ctx.paths.state_dir / LOCK, purpose="daemon", since=ctx.now_text())
+            )
+        except Busy as problem:
+            raise Busy(
+                "another tunerd daemon runs here",
+                cause=problem.cause,
+                state="this one did nothing",
+                hint="`systemctl status tunerd`; end that one first",
+            ) from problem
+        except HostError as problem:  # a disk that takes nothing is no reason not to watch
+            log.warning("daemon.not_locked", message=problem.message, cause=problem.cause)
+        return Daemon(ctx, parts).run()
 
 
 class Daemon:
@@ -62,8 +88,11 @@ class Daemon:
         self._parts = [make(ctx, self.telemetry) for make in parts]
         each_s = min(RECOVERY_S, self._notifier.watchdog_s or RECOVERY_S)
         self.loop = Loop(ctx.clock, self._alive, each_s, self._plan)
-        self._recovery = Recovery(ctx, self._notifier)
+        self._recovery = Recovery(ctx, self._notifier, self.tell)
+        self._swaps = Swaps(ctx, self.tell)
         self._wants_reload = False
+        self._refused = False
+        self._look_problem = ""
         self._settings_changed_ns = self._settings_stamp()
         self._set_up()
 
@@ -103,18 +132,25 @@ class Daemon:
         self._guarding = Guarding(self._ctx, self._notifier, self.tell, self._watching.server)
 
     def _plan(self) -> None:
-        self.loop.in_s("look", 0.0, self._look)
+        self.loop.in_s("look", 0.0, self.look)
         self.loop.in_s("recovery", RECOVERY_S, self._recover)
         self.loop.in_s("tidy", _FIRST_TIDY_S, self._tidy)
         self.loop.in_s("night", 0.0, self._night)
         self.loop.in_s("notices", 0.0, self._send_left_notices)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """One look, and what follows from it; the next is planned."""
         try:
             reading = self._watching.look()
             self._guarding.after(reading)
+            self._swaps.look()
+            self._look_problem = ""
+        except TunerdError as problem:  # of a disk or a service manager; said once, not every time
+            if problem.message != self._look_problem:
+                log.warning("look.cut_short", message=problem.message, cause=problem.cause)
+            self._look_problem = problem.message
         finally:
-            self.loop.in_s("look", self._watching.wait_s, self._look)
+            self.loop.in_s("look", self._watching.wait_s, self.look)
 
     def _recover(self) -> None:
         try:
@@ -165,19 +201,28 @@ class Daemon:
         except ConfigError as problem:
             self._refuse(problem)
             return
+        if self._refused:
+            self._refused = False
+            self.tell(Event(ctx.clock.now_s(), "settings-mended", "note",
+                            "the settings can be read again, and are in force"))  # fmt: skip
         if settings == ctx.settings:
             return
         if settings.service.unit != ctx.unit or settings.mode != ctx.settings.mode:
-            log.warning("settings.need_restart", unit=settings.service.unit)
+            text = "another unit or mode in the settings is another daemon's business: none is taken over"
+            self.tell(Event(ctx.clock.now_s(), "settings-need-restart", "warning", text,
+                            "systemctl restart tunerd"))  # fmt: skip
             return
         self._ctx = replace(ctx, settings=settings)
-        self._recovery = Recovery(self._ctx, self._notifier)
+        self._recovery = Recovery(self._ctx, self._notifier, self.tell)
+        for part in self._parts:
+            part.take_over(self._ctx)
         self._watching.close()
         self._set_up()
         self.loop.in_s("night", 0.0, self._night)
         log.info("settings.reloaded")
 
     def _refuse(self, problem: ConfigError) -> None:
+        self._refused = True
         text = f"{problem.message}, so those of before stay: {problem.cause}"
         self.tell(Event(self._ctx.clock.now_s(), "settings-refused", "error", text, problem.hint))
 

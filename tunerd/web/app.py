@@ -70,12 +70,16 @@ class Desk:
     """What every handler works with."""
 
     def __init__(self, ctx: Context, gate: Gate, seams: Seams) -> None:
-        self.ctx = replace(ctx, progress=ignore_progress)
         self.gate = gate
         self.seams = seams
-        self.reads = Reads(ctx, seams.telemetry)
+        self.take_over(ctx)
         self._slow: anyio.CapacityLimiter | None = None
         self._starting: anyio.Lock | None = None
+
+    def take_over(self, ctx: Context) -> None:
+        """Answer by these settings from now on."""
+        self.ctx = replace(ctx, progress=ignore_progress)
+        self.reads = Reads(ctx, self.seams.telemetry)
 
     async def read(self, route: ReadRoute, call: Call) -> Answer:
         """What a reading route says; slow ones wait for each other, and hold up nobody else."""

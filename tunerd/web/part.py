@@ -34,6 +34,7 @@ class ApiPart:
         self._ctx = ctx
         self._seams = Seams(telemetry, lambda: (exposition(telemetry.latest()), CONTENT_TYPE))
         self._server: ApiServer | None = None
+        self._desk: Desk | None = None
 
     def start(self) -> None:
         """Begin to answer, as far as that is possible; what is not is said in the log."""
@@ -43,10 +44,15 @@ class ApiPart:
         sockets += [] if page is None else [page]
         if not sockets:
             return
-        desk = Desk(self._ctx, gate, self._seams)
-        self._server = ApiServer(build_site(desk), sockets)
+        self._desk = Desk(self._ctx, gate, self._seams)
+        self._server = ApiServer(build_site(self._desk), sockets)
         self._server.start()
         log.info("api.ready", at=[_name(one) for one in sockets])
+
+    def take_over(self, ctx: Context) -> None:
+        """Answer by other settings from now on; where it listens, and to whom, stays."""
+        if self._desk is not None:
+            self._desk.take_over(ctx)
 
     def stop(self) -> None:
         """Answer what was asked, then no more; jobs go on."""

@@ -1,0 +1,109 @@
+"""Swaps that end are told once to whoever is not the one who made them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.fuse import Fuse, Kind, Life
+from tests.fault.scenarios import deploy, go_back
+from tests.fault.world import BROKEN, World, a_world
+from tunerd.actions.rollback import rollback
+from tunerd.core.telemetry.history import Event
+from tunerd.daemon.swaps import Swaps
+from tunerd.errors import RolledBack
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as made:
+        yield made
+
+
+def watching(world: World) -> tuple[Swaps, list[Event]]:
+    told: list[Event] = []
+    return Swaps(world.context(), told.append), told
+
+
+def test_what_was_deployed_before_it_looked_is_not_told(world: World) -> None:
+    deploy(world.context(), world, "old")
+    swaps, told = watching(world)
+    swaps.look()
+    assert told == []
+
+
+def test_each_swap_is_told_once(world: World) -> None:
+    swaps, told = watching(world)
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    for _ in range(3):
+        swaps.look()
+    assert [(one.kind, one.level) for one in told] == [("swap", "note")] * 2
+    assert "generation 2 (apply) serves" in told[1].text
+
+
+def test_a_swap_that_led_back_is_told_with_its_cause(world: World) -> None:
+    deploy(world.context(), world, "old")
+    swaps, told = watching(world)
+    with pytest.raises(RolledBack):
+        deploy(world.context(), world, "new", program=BROKEN)
+    swaps.look()
+    assert [(one.kind, one.level) for one in told] == [("swap-undone", "warning")]
+    assert "what was there before serves again: " in told[0].text
+
+
+def test_a_probation_that_takes_back_is_told_with_what_it_found(world: World) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    swaps, told = watching(world)
+    folder = world.paths.state_dir / "probation"
+    folder.mkdir()
+    (folder / "2.json").write_text(json.dumps({"reason": "20 tok/s in service, 40 were measured"}))
+    rollback(world.context(), to=None, drain=False, confirm=lambda _: None, reason="guard")
+    swaps.look()
+    assert [(one.kind, one.level) for one in told] == [("taken-back", "warning")]
+    assert told[0].text.endswith("serves: 20 tok/s in service, 40 were measured")
+
+
+def test_going_back_to_nothing_is_told_as_that(world: World) -> None:
+    deploy(world.context(), world, "old")
+    swaps, told = watching(world)
+    go_back(world.context())
+    swaps.look()
+    assert [one.text for one in told] == [
+        "generation 2 (rollback) took the unit away; nothing serves"
+    ]
+
+
+def test_a_record_that_is_about_to_be_written_is_waited_for(world: World) -> None:
+    swaps, told = watching(world)
+    (world.paths.generations_dir / "000001").mkdir(parents=True)
+    swaps.look()
+    (world.paths.generations_dir / "000001").rmdir()
+    deploy(world.context(), world, "old")
+    swaps.look()
+    assert [one.kind for one in told] == ["swap"]
+
+
+def test_a_swap_that_was_cut_short_is_told_when_it_is_over(world: World) -> None:
+    whole = Fuse()
+    deploy(world.context(), world, "older")
+    deploy(world.context(whole), world, "old")
+    swaps, told = watching(world)
+    life = Life(world.paths.lock)
+    restart = max(at for at, step in enumerate(whole.steps) if step.kind is Kind.UNITS)
+    context = world.context(Fuse(restart, life.die))
+    life.live(lambda: deploy(context, world, "new"))
+    assert list(world.paths.journal_dir.glob("*.json")), "killed in the middle"
+    swaps.look()
+    assert told == []
+    anew, told_anew = watching(world)
+    world.recover()
+    swaps.look()
+    anew.look()
+    assert len(told) == 1
+    assert told[0].text.startswith("generation 3 (apply)")
+    assert [one.text for one in told_anew] == [told[0].text]
