@@ -10,14 +10,16 @@ from tests.support.night import SWEEP, Night
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
 
 
+@pytest.mark.parametrize("root", ["host", "sid"])
 def test_a_night_finds_deploys_watches_and_takes_back_what_does_worse_in_service(
-    host_machine: Machine,
+    root: str, request: pytest.FixtureRequest
 ) -> None:
-    night = Night(host_machine, sweep='promote = "auto"\nbudget_s = 60.0')
-    host_machine.systemctl("start", SWEEP)
+    machine: Machine = request.getfixturevalue(f"{root}_machine")
+    night = Night(machine, sweep='promote = "auto"\nbudget_s = 60.0')
+    machine.systemctl("start", SWEEP)
     night.until(lambda: night.starts() >= 2, "two candidates")
     night.until(lambda: night.state() in {"inactive", "failed"}, "the night is over")
-    assert host_machine.show(SWEEP, "Result") == "success"
+    assert machine.show(SWEEP, "Result") == "success"
     found = night.newest()
     assert (found["verdict"], found["decision"]) == ("promote", "promoted"), found["sentence"]
     assert night.serves
