@@ -30,6 +30,7 @@ from tunerd.core.result import ActionResult, Level, Message, note, warning
 from tunerd.core.workload import Workload
 from tunerd.core.workload_shape import WorkloadShape, fitted
 from tunerd.errors import UsageError
+from tunerd.system.interrupts import words_of
 from tunerd.system.store import EvidenceStore
 
 DEFAULT_BUDGET_S = 1800.0
@@ -161,7 +162,7 @@ def run_compare(
                     f"what was measured until then is kept: `tunerd results show {keeper.number}`"
                 )
                 error.add_note(kept)
-            keeper.end(RunOutcome.STOPPED, str(error) or type(error).__name__)
+            keeper.end(RunOutcome.STOPPED, words_of(error))
             raise
         verdict = keeper.verdict(found, quality)
         failed = found.end is End.FAILED

@@ -36,6 +36,7 @@ from tunerd.core.sweep import Arm, Outcome, Sample, tune
 from tunerd.core.sweep.arm import as_arm
 from tunerd.core.sweep.words import changed
 from tunerd.errors import HostError, TunerdError, UsageError
+from tunerd.system.interrupts import words_of
 from tunerd.system.store import EvidenceStore
 
 # Time for the last request to end in, so that the loop and not the lease ends the night.
@@ -405,4 +406,4 @@ def _added(total: float | None, more: float | None) -> float | None:
 def _why(error: BaseException) -> str:
     if isinstance(error, TunerdError):
         return f"{error.message}: {error.cause}" if error.cause else error.message
-    return str(error) or type(error).__name__
+    return words_of(error)

@@ -58,3 +58,13 @@ class Interrupts:
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(_SHELL_OFFSET + number)
+
+
+def words_of(error: BaseException) -> str:
+    """What ended the work, for people: a signal by its name, an error by its own words."""
+    if isinstance(error, KeyboardInterrupt):
+        return "ended by Ctrl-C"
+    numbers = {_SHELL_OFFSET + number: number.name for number in _SIGNALS}
+    if isinstance(error, SystemExit) and error.code in numbers:
+        return f"ended from outside ({numbers[error.code]})"
+    return str(error) or type(error).__name__

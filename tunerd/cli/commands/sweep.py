@@ -415,7 +415,10 @@ def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
     """What runs now."""
     last = payload["last"]
     if payload["sweep"] is None:
-        yield "no sweep runs"
+        if payload["unit_state"] in {"active", "activating"}:
+            yield f"{payload['unit']} runs, but no sweep yet: it gets ready, or compares two builds"
+        else:
+            yield "no sweep runs"
         if last is not None:
             said = last["sentence"] or "it did not come to its end"
             yield f"the last one was sweep {last['sweep']}: {said}"
