@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from tunerd.core.sweep.grid import build_grid
 from tunerd.core.sweep.keys import Base, base_arm, changes, spec_of
 from tunerd.core.sweep.protocol import Policy
 from tunerd.core.sweep.space import EngineFacts, SpacePlan, Wishes, plan_space, values_of
+from tunerd.core.sweep.words import changed
 
 VALUES: dict[str, Any] = {
     "speculation.type": "mtp",
@@ -27,12 +29,13 @@ VALUES: dict[str, Any] = {
 KINDS: dict[str, str | None] = {"mtp": None, "off": None}
 
 
-def base(has_gpu: bool = True, **changed: Any) -> Base:
+def base(has_gpu: bool = True, searched: Collection[str] = (), **changed: Any) -> Base:
     values = {**VALUES, **{name.replace("__", "."): value for name, value in changed.items()}}
     values = {key: value for key, value in values.items() if value is not None}
     arm = base_arm(
-        "a", values, has_gpu=has_gpu, physical_cores=6, default_n_max=16, default_p_min=0.75
-    )
+        "a", values, has_gpu=has_gpu, physical_cores=6, default_n_max=16, default_p_min=0.75,
+        searched=searched,
+    )  # fmt: skip
     kind = values.get("speculation.type") or "off"
     return Base(arm, values, {spec_of(kind): kind})
 
@@ -44,8 +47,9 @@ def planned(
     frozen: dict[str, str] | None = None,
     consent: bool = False,
     start: Base | None = None,
+    draft_model: str | None = None,
 ) -> SpacePlan:
-    wishes = Wishes(ranges or {}, pins or {}, frozen or {}, consent)
+    wishes = Wishes(ranges or {}, pins or {}, frozen or {}, consent, draft_model)
     return plan_space(start or base(), engines or (EngineFacts("a", KINDS),), wishes)
 
 
@@ -121,6 +125,94 @@ def test_what_can_change_the_output_needs_consent() -> None:
     with_consent = planned(ranges=ranges, consent=True).space.families["a", "mtp"]
     assert with_consent.kv == ("q8_0", "q4_0", "f16")
     assert frozenset({("serving.reasoning_budget", 512)}) in with_consent.extra
+
+
+# Placement
+
+FROZEN = frozenset({("memory.n_gpu_layers", 41), ("memory.n_cpu_moe", 6)})
+
+
+def test_experts_in_ram_are_a_dimension_that_needs_no_consent() -> None:
+    ranges = {"memory.n_cpu_moe": (0, 4, 8)}
+    facts = EngineFacts("a", KINDS, refused={("memory.n_cpu_moe", 0): "it needs 20 GiB of VRAM"})
+    plan = planned(facts, ranges=ranges)
+    for family in plan.space.families.values():
+        counts = [dict(one).get("memory.n_cpu_moe") for one in family.extra]
+        assert counts == [None, 4, 8]
+    assert reasons(plan)["a, memory.n_cpu_moe = 0"] == "it needs 20 GiB of VRAM"
+    assert "memory.n_cpu_moe" not in reasons(plan)
+    grid = build_grid(plan.space, plan.base.arm, Policy(may_change_output=False))
+    assert len(grid.families["a", "off"].extra) == 3
+
+
+def test_what_serves_by_hand_is_one_of_the_counts() -> None:
+    start = base(searched=("memory.n_cpu_moe",), memory__n_cpu_moe=6)
+    plan = planned(start=start, ranges={"memory.n_cpu_moe": (4, 6, 8)})
+    extras = plan.space.families["a", "mtp"].extra
+    assert [dict(one)["memory.n_cpu_moe"] for one in extras] == [6, 4, 8]
+    assert changes(start.arm, start) == {}
+    more = replace(start.arm, extra=extras[2])
+    assert changes(more, start) == {"memory.n_cpu_moe": 8}
+
+
+def test_a_frozen_placement_is_offered_with_every_kind_of_its_own_build() -> None:
+    other = EngineFacts("b", KINDS)
+    plan = planned(EngineFacts("a", KINDS, placements=(FROZEN,)), other)
+    assert plan.space.families["a", "mtp"].extra == (frozenset(), FROZEN)
+    assert plan.space.families["a", "off"].extra == (frozenset(), FROZEN)
+    assert plan.space.families["b", "off"].extra == (frozenset(),)
+
+
+def test_what_is_placed_by_hand_says_nothing_of_a_margin() -> None:
+    start = base()
+    frozen = replace(start.arm, extra=FROZEN, spec="off")
+    assert changes(frozen, start) == {
+        "speculation.type": "off",
+        "memory.n_gpu_layers": 41,
+        "memory.n_cpu_moe": 6,
+    }
+    assert frozen.canonical() == replace(frozen, fit_mib=64).canonical()
+    assert "margin" not in str(frozen)
+    assert changed(frozen, start.arm) == (
+        "spec mtp -> off, memory.n_cpu_moe = 6, memory.n_gpu_layers = 41"
+    )
+
+
+def test_fit_is_an_alternative_to_what_a_promotion_placed() -> None:
+    keys = ("memory.n_gpu_layers", "memory.n_cpu_moe")
+    start = base(searched=keys, memory__n_gpu_layers=41, memory__n_cpu_moe=6)
+    assert start.arm.is_placed
+    fit = frozenset((key, "default") for key in keys)
+    plan = planned(EngineFacts("a", KINDS, placements=(fit,)), start=start)
+    assert plan.space.families["a", "mtp"].extra == (FROZEN, fit)
+    arm = replace(start.arm, extra=fit, fit_mib=512)
+    assert not arm.is_placed
+    assert changes(arm, start) == {**dict(fit), "memory.fit_mib": 512}
+
+
+# Draft models
+
+
+def test_the_draft_model_is_named_where_it_drafts_and_nowhere_else() -> None:
+    facts = EngineFacts("a", {**KINDS, "draft": None})
+    plan = planned(facts, draft_model="small.gguf")
+    assert plan.space.families["a", "mtp"].extra == (frozenset(),)
+    (extra,) = plan.space.families["a", "draft"].extra
+    arm = replace(plan.base.arm, spec="draft", n_max=4, extra=extra)
+    assert changes(arm, plan.base) == {
+        "speculation.type": "draft",
+        "speculation.draft_model": "small.gguf",
+        "speculation.n_max": 4,
+        "speculation.p_min": 0.75,
+    }
+    grid = build_grid(plan.space, plan.base.arm, Policy(may_change_output=False))
+    assert grid.contains(arm)
+
+
+def test_what_drafts_now_is_not_named_again() -> None:
+    start = base(speculation__type="draft", speculation__draft_model="small.gguf")
+    plan = planned(EngineFacts("a", {"draft": None, "off": None}), start=start)
+    assert plan.space.families["a", "draft"].extra == (frozenset(),)
 
 
 def test_without_a_gpu_there_is_no_margin_to_search() -> None:

@@ -7,6 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 OFF = "off"
+DRAFT = "draft"
+EXPERTS = "memory.n_cpu_moe"
+LAYERS = "memory.n_gpu_layers"
+DRAFT_MODEL = "speculation.draft_model"
+# Where a model lies, in a profile's words. Like who drafts, this changes speed and memory, not the text.
+PLACEMENT_KEYS = frozenset(
+    {LAYERS, EXPERTS, "memory.cpu_moe", "memory.n_cpu_ffn", "memory.override_tensor"}
+)
+LEFT_TO_FIT = "default"
+SAME_TEXT_KEYS = PLACEMENT_KEYS | {DRAFT_MODEL}
 
 Extra = frozenset[tuple[str, Any]]
 
@@ -103,17 +113,39 @@ class Arm:
         """Engine and kind of speculation: what a model of speculation holds for."""
         return self.engine, self.spec
 
+    @property
+    def placement(self) -> Extra:
+        """What of `extra` places the model by hand; empty where the engine's fit does."""
+        return placement_of(self.extra)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the model is placed by hand, so that a margin means nothing."""
+        return bool(self.extra) and bool(self.placement)
+
+    @property
+    def wording(self) -> Extra:
+        """What of `extra` may change what the model says."""
+        return wording_of(self.extra)
+
+    @property
+    def n_cpu_moe(self) -> int | None:
+        """Layers whose experts stay in RAM, where `extra` says so."""
+        found = dict(self.placement).get(EXPERTS)
+        return int(found) if found is not None else None
+
     def canonical(self) -> Arm:
         """The same configuration without what means nothing; equal arms do the same."""
-        return self if self.drafts else replace(self, n_max=0, p_min=0.0)
+        kept = self if self.drafts else replace(self, n_max=0, p_min=0.0)
+        return replace(kept, fit_mib=0) if kept.fit_mib and kept.is_placed else kept
 
     def with_draft(self, n_max: int, p_min: float) -> Arm:
         """This arm with other settings of speculation."""
         return replace(self, n_max=n_max, p_min=p_min)
 
     def with_margin(self, fit_mib: int) -> Arm:
-        """This arm with another margin."""
-        return replace(self, fit_mib=fit_mib)
+        """This arm with another margin; one that is placed by hand has none."""
+        return self if self.is_placed else replace(self, fit_mib=fit_mib)
 
     def __str__(self) -> str:
         speculation = (
@@ -122,7 +154,7 @@ class Arm:
         parts = [
             self.engine,
             speculation,
-            f"margin {self.fit_mib}",
+            *(() if self.is_placed else (f"margin {self.fit_mib}",)),
             f"kv {self.kv}",
             f"ub {self.ubatch}",
             f"b {self.batch}",
@@ -130,6 +162,26 @@ class Arm:
             *(f"{key}={value}" for key, value in sorted(self.extra, key=str)),
         ]
         return ", ".join(parts)
+
+
+def placement_of(extra: Extra) -> Extra:
+    """The pairs that place a model by hand."""
+    return frozenset(
+        (key, value) for key, value in extra if key in PLACEMENT_KEYS and value != LEFT_TO_FIT
+    )
+
+
+def wording_of(extra: Extra) -> Extra:
+    """The pairs that may change what the model says."""
+    return frozenset(pair for pair in extra if pair[0] not in SAME_TEXT_KEYS)
+
+
+def shape_of(arm: Arm) -> Extra | None:
+    """A placement but for how many layers' experts stay in RAM; None where the engine's fit places."""
+    if not arm.is_placed:
+        return None
+    pairs = {(key, value) for key, value in arm.placement if key != EXPERTS}
+    return frozenset({*pairs, (EXPERTS, arm.n_cpu_moe is not None)})
 
 
 def as_arm(given: ArmLike) -> Arm:
@@ -144,7 +196,10 @@ def as_arm(given: ArmLike) -> Arm:
         ubatch=int(given.ubatch),
         batch=int(given.batch),
         threads=int(given.threads or 0),
-        extra=frozenset((key, value) for key, value in (getattr(given, "extra", None) or ())),
+        extra=frozenset(
+            (key, tuple(value) if isinstance(value, list) else value)
+            for key, value in (getattr(given, "extra", None) or ())
+        ),
     )
 
 

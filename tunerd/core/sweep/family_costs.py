@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tunerd.core.sweep import observations
 from tunerd.core.sweep.acceptance import Acceptance
+from tunerd.core.sweep.arm import EXPERTS, Extra, placement_of
 from tunerd.core.sweep.grid import Variant
 from tunerd.core.sweep.observations import Answer, Process
 from tunerd.core.sweep.rows import prompt_row, step_row, terms_of_prompt, terms_of_step
@@ -40,6 +41,7 @@ _THREADS_SD = 0.08
 _KV_SD = 0.05
 _BATCH_SD = 0.01
 _EXTRA_SD = 0.03
+_PLACEMENT_SD = 0.1
 
 Level = tuple[float, float]
 FamilyKey = tuple[str, str]
@@ -251,18 +253,46 @@ def _alike(first: Variant, second: Variant, base: Variant, other_base: Variant) 
             return 0.0
         return _near(one, three) - _near(one, four) - _near(two, three) + _near(two, four)
 
-    def same(name: str) -> float:
+    def same(of: Callable[[Variant], object]) -> float:
         # One cache type's effect says nothing of another's, so the base has none of its own.
-        changed = getattr(first, name)
-        is_same = changed == getattr(second, name) != getattr(base, name)
-        return float(is_same and getattr(base, name) == getattr(other_base, name))
+        changed, usual = of(first), of(base)
+        return float(changed == of(second) != usual and usual == of(other_base))
+
+    def placed() -> float:
+        if first.extra == base.extra or second.extra == other_base.extra:
+            return 0.0
+        return (
+            _placed_alike(first, second)
+            - _placed_alike(first, other_base)
+            - _placed_alike(base, second)
+            + _placed_alike(base, other_base)
+        )
 
     return (
         _THREADS_SD**2 * near("threads")
-        + _KV_SD**2 * same("kv")
+        + _KV_SD**2 * same(lambda one: one.kv)
         + _BATCH_SD**2 * near("batch")
-        + _EXTRA_SD**2 * same("extra")
+        + _EXTRA_SD**2 * same(_beside_placement)
+        + _PLACEMENT_SD**2 * placed()
     )
+
+
+def _beside_placement(variant: Variant) -> Extra:
+    return variant.extra - placement_of(variant.extra)
+
+
+def _placed_alike(first: Variant, second: Variant) -> float:
+    """How much one placement says of another: those that differ in the number of experts alone.
+
+    That of fit says nothing of any.
+    """
+    one, other = dict(placement_of(first.extra)), dict(placement_of(second.extra))
+    if not one or not other:
+        return 0.0
+    counts = one.pop(EXPERTS, None), other.pop(EXPERTS, None)
+    if one != other or (counts[0] is None) != (counts[1] is None):
+        return 0.0
+    return 1.0 if counts[0] is None or counts[1] is None else _near(int(counts[0]), int(counts[1]))
 
 
 @lru_cache(maxsize=4096)

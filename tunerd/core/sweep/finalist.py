@@ -118,6 +118,8 @@ class Finalist:
 
     def _next(self, arm: Arm, step: MarginStep, good: Arm | None, family: FamilyGrid) -> int | None:
         """Margin to try next; None to stop."""
+        if arm.is_placed:
+            return None
         target = self._limits.target_mib
         if step.failure == "oom" or (step.free_mib is not None and not self._is_enough(step)):
             if good is not None:  # half way back

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from tunerd.core.sweep.arm import OFF, Arm, Extra, as_arm
+from tunerd.core.sweep.arm import OFF, Arm, Extra, as_arm, placement_of, wording_of
 from tunerd.core.sweep.protocol import Policy, Space
 
 # Names under which a pin may speak of an arm's attribute: its own, and the profile's key.
@@ -69,10 +69,11 @@ class FamilyGrid:
     def arm(
         self, n_max: int, p_min: float, ubatch: int, fit_mib: int, variant: Variant | None = None
     ) -> Arm:
-        """An arm of this family."""
+        """An arm of this family; the margin is 0 where the variant places the model by hand."""
         kept = variant or self.home
+        margin = 0 if kept.extra and placement_of(kept.extra) else fit_mib
         return Arm(
-            self.engine, self.spec, n_max, p_min, fit_mib, kept.kv, ubatch, kept.batch,
+            self.engine, self.spec, n_max, p_min, margin, kept.kv, ubatch, kept.batch,
             kept.threads, kept.extra,
         )  # fmt: skip
 
@@ -128,7 +129,7 @@ class Grid:
         draft = not arm.drafts or (arm.n_max in family.n_max and arm.p_min in family.p_min)
         return (
             draft
-            and arm.fit_mib in family.fit_mib
+            and (arm.is_placed or arm.fit_mib in family.fit_mib)
             and arm.kv in family.kv
             and arm.ubatch in family.ubatch
             and arm.batch in family.batch
@@ -219,9 +220,9 @@ def _family(
 
 def _extras(given: Any, incumbent: Arm, *, keeps_output: bool) -> tuple[Extra, ...]:
     listed = tuple(frozenset(option) for option in getattr(given, "extra", None) or ())
-    if keeps_output or not listed:
-        return (incumbent.extra,)
-    return tuple(dict.fromkeys(listed))
+    if keeps_output:
+        listed = tuple(option for option in listed if wording_of(option) == incumbent.wording)
+    return tuple(dict.fromkeys(listed)) or (incumbent.extra,)
 
 
 def _keeping(family: FamilyGrid, pinned: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunerd.core.sweep.arm import OFF, Arm
+from tunerd.core.sweep.arm import OFF, PLACEMENT_KEYS, Arm, Extra, placement_of
 
 TYPE = "speculation.type"
 ENGINE = "engine.prefer"
@@ -64,8 +64,13 @@ def base_arm(
     physical_cores: int | None,
     default_n_max: int | None,
     default_p_min: float | None,
+    searched: Collection[str] = (),
 ) -> Arm:
-    """The arm of what serves now; 0 threads are those that the engine chooses."""
+    """The arm of what serves now; 0 threads are those that the engine chooses.
+
+    Of a placement by hand it names the keys that are `searched`: the others are the same in every arm.
+    """
+    extra = placed(values, searched) if has_gpu else frozenset()
     spec = spec_of(values.get(TYPE))
     threads = values.get(THREADS)
     drafts = spec != OFF
@@ -75,11 +80,24 @@ def base_arm(
         spec=spec,
         n_max=int(n_max if n_max is not None else default_n_max or 1) if drafts else 0,
         p_min=float(p_min if p_min is not None else default_p_min or 0.0) if drafts else 0.0,
-        fit_mib=int(values.get(FIT, _USUAL[FIT])) if has_gpu else 0,
+        fit_mib=int(values.get(FIT, _USUAL[FIT])) if has_gpu and not extra else 0,
         kv=str(values.get(KV_KEYS[0], _USUAL_KV)),
         ubatch=int(values.get(UBATCH, _USUAL[UBATCH])),
         batch=int(values.get(BATCH, _USUAL[BATCH])),
         threads=int(physical_cores or 0) if threads == "physical" else int(threads or 0),
+        extra=extra,
+    )
+
+
+def placed(values: Mapping[str, Any], keys: Collection[str]) -> Extra:
+    """What some keys say of a placement by hand; `cpu_moe = false` and an empty list place nothing."""
+    given = {key: values[key] for key in PLACEMENT_KEYS & set(keys) if key in values}
+    return placement_of(
+        frozenset(
+            (key, tuple(value) if isinstance(value, list) else value)
+            for key, value in given.items()
+            if value is not False and value not in ([], ())
+        )
     )
 
 
@@ -98,12 +116,16 @@ def changes(arm: Arm, base: Base) -> dict[str, Any]:
     if wanted.drafts:
         found |= _draft(wanted, start, whole=other_engine or other_spec)
     for name in ("fit_mib", "ubatch", "batch", "threads"):
-        if getattr(wanted, name) != getattr(start, name):
+        is_idle = name == "fit_mib" and wanted.is_placed
+        if getattr(wanted, name) != getattr(start, name) and not is_idle:
             found[KEY_OF[name]] = getattr(wanted, name)
     if wanted.kv != start.kv:
         own = [key for key in _DRAFT_KV_KEYS if key in base.values]
         found |= dict.fromkeys((*KV_KEYS, *own), wanted.kv)
-    return found | dict(wanted.extra - start.extra)
+    return found | {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in wanted.extra - start.extra
+    }
 
 
 def _draft(wanted: Arm, start: Arm, *, whole: bool) -> dict[str, Any]:

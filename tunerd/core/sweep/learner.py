@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunerd.core.sweep import observations
 from tunerd.core.sweep.acceptance import Acceptance, fit_acceptance
-from tunerd.core.sweep.arm import OFF, Arm
-from tunerd.core.sweep.family_costs import Elsewhere, FamilyCosts, Level, fit_costs
+from tunerd.core.sweep.arm import OFF, Arm, Extra, shape_of
+from tunerd.core.sweep.family_costs import Elsewhere, FamilyCosts, FamilyKey, Level, fit_costs
 from tunerd.core.sweep.grid import Grid, Variant, variant_of
 from tunerd.core.sweep.memory_law import MemoryLaw, fit_memory, jitter_of
 from tunerd.core.sweep.noise import USUAL
@@ -73,6 +73,7 @@ class Learner:
         self._n_of_noise = 0
         self._elsewhere: Elsewhere | None = None
         self._jitter = 30.0
+        self._placed: dict[tuple[FamilyKey, Extra], tuple[int, MemoryLaw]] = {}
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Files samples; beliefs follow when they are asked for."""
@@ -125,6 +126,27 @@ class Learner:
         if model is not None:
             return model.memory
         return fit_memory((), relative=self._memory_relative(family), jitter_mib=self._jitter)
+
+    def memory_of(self, arm: Arm) -> MemoryLaw:
+        """Memory law that holds for an arm: its family's, or that of its placement by hand."""
+        shape = shape_of(arm)
+        if shape is None:
+            return self.memory(arm.family)
+        key = arm.family, shape
+        kept = self._placed.get(key)
+        if kept is None or kept[0] != self.version:
+            relative = self._placed_relative(key)
+            law = self._placed_law(arm.family, shape, relative)
+            kept = self._placed[key] = self.version, law
+        return kept[1]
+
+    def _placed_law(
+        self, family: FamilyKey, shape: Extra, relative: MemoryLaw | None = None
+    ) -> MemoryLaw:
+        rows = self.observations.memory_of(family, self.context)
+        own = [row for row in rows if shape_of(row.arm) == shape]
+        law = fit_memory(own, relative=relative, jitter_mib=self._jitter)
+        return replace(law, is_binding=False)
 
     def predictions(self, arms: Sequence[Arm]) -> tuple[Array, Array]:
         """Log turn times and parts of arms of any families; NaN where nothing is known."""
@@ -228,8 +250,9 @@ class Learner:
     def _fit(self, family: tuple[str, str]) -> None:
         processes = list(self.observations.of_family(family))
         previous = self.models.get(family)
+        rows = self.observations.memory_of(family, self.context)
         memory = fit_memory(
-            self.observations.memory_of(family, self.context),
+            [row for row in rows if not row.arm.is_placed],
             relative=self._memory_relative(family),
             jitter_mib=self._jitter,
         )
@@ -272,6 +295,14 @@ class Learner:
             if other != family and other[0] == family[0] and model.memory.n_processes
         ]
         return max(same_engine, key=lambda law: law.n_processes) if same_engine else None
+
+    def _placed_relative(self, key: tuple[FamilyKey, Extra]) -> MemoryLaw | None:
+        """The law of the same placement with another kind of speculation on the same engine."""
+        family, shape = key
+        others = [one for one in self.models if one != family and one[0] == family[0]]
+        laws = [self._placed_law(one, shape) for one in others]
+        known = [law for law in laws if law.n_processes]
+        return max(known, key=lambda law: law.n_processes, default=None)
 
     def _costs_relative(self, family: tuple[str, str]) -> Costs | None:
         def closeness(other: tuple[str, str]) -> tuple[bool, bool]:

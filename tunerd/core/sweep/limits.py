@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tunerd.core.sweep import observations
-from tunerd.core.sweep.arm import Arm, Extra
+from tunerd.core.sweep.arm import Arm, Extra, shape_of
 from tunerd.core.sweep.grid import Grid, Left, Variant, variant_of
 from tunerd.core.sweep.learner import Learner
 from tunerd.core.sweep.observations import Process
@@ -137,7 +137,7 @@ class Limits:
         if filled:
             error = math.hypot(jitter / math.sqrt(len(filled)), _READING_SD)
             return Headroom(sum(filled) / len(filled), error, was_filled=True)
-        free, error = self._learner.memory(arm.family).free_mib(arm)
+        free, error = self._learner.memory_of(arm).free_mib(arm)
         return Headroom(free, error, was_filled=False)
 
     def is_safe(self, arm: Arm) -> bool:
@@ -148,12 +148,18 @@ class Limits:
         return headroom is None or headroom.is_safe
 
     def margin_for(self, arm: Arm, sds: float) -> int | None:
-        """Smallest allowed margin at which the context fits; None where no margin is enough."""
+        """Smallest allowed margin at which the context fits; None where no margin is enough.
+
+        What is placed by hand has no margin: 0 where it fits, or nobody knows whether it does.
+        """
         family = self._grid.of(arm)
         if family is None:
             return None
+        if arm.is_placed:
+            return 0 if self._fits_as_placed(arm, sds) else None
         usual = self._incumbent.fit_mib
-        kept = usual if usual in family.fit_mib else family.fit_mib[-1]
+        is_usual = usual in family.fit_mib and not self._incumbent.is_placed
+        kept = usual if is_usual else family.fit_mib[-1]
         if not self.knows_memory or len(family.fit_mib) == 1:
             return kept
         law = self._learner.memory(arm.family)
@@ -161,6 +167,12 @@ class Limits:
             fits = law.needed_margin_mib(arm, self.target_mib, sds) == 0.0
             return kept if fits else None
         return family.margin_at_least(law.needed_margin_mib(arm, self.target_mib, sds))
+
+    def _fits_as_placed(self, arm: Arm, sds: float) -> bool:
+        law = self._learner.memory_of(arm)
+        if not self.knows_memory or not law.n_processes:
+            return True
+        return law.needed_margin_mib(arm, self.target_mib, sds) == 0.0
 
     # Failures
 
@@ -212,7 +224,7 @@ class Limits:
                 and wall.kv == arm.kv
                 and arm.ubatch >= wall.ubatch
                 and (not arm.drafts or arm.n_max >= wall.n_max)
-                and arm.fit_mib <= wall.fit_mib
+                and _needs_no_less(arm, wall)
             ):
                 return f"a smaller need ran out of memory: {wall}"
         return None
@@ -246,7 +258,7 @@ class Limits:
 
     def changes_output(self, arm: Arm) -> bool:
         """Whether the model may say something else than with the incumbent."""
-        return arm.kv != self._incumbent.kv or arm.extra != self._incumbent.extra
+        return arm.kv != self._incumbent.kv or arm.wording != self._incumbent.wording
 
     def tool_calls(self, arm: Arm) -> tuple[int, int]:
         """Tool calls judged, and broken, of arms whose output may differ in the same way."""
@@ -345,9 +357,18 @@ def _free(answer: observations.Answer) -> float | None:
     return reading.vram_free_min_mib
 
 
+def _needs_no_less(arm: Arm, wall: Arm) -> bool:
+    """Whether an arm has no more in RAM than one that ran out of VRAM, as far as that can be compared."""
+    if not arm.is_placed and not wall.is_placed:
+        return arm.fit_mib <= wall.fit_mib
+    if shape_of(arm) != shape_of(wall):
+        return False
+    return (arm.n_cpu_moe or 0) <= (wall.n_cpu_moe or 0)
+
+
 def output_of(arm: Arm) -> Output:
     """Names what decides about the text: engine and kind of speculation, cache type, other keys."""
-    return arm.family, arm.kv, arm.extra
+    return arm.family, arm.kv, arm.wording
 
 
 def memory_of(arm: Arm) -> Arm:

@@ -3,8 +3,10 @@
 VRAM left free at depth d of a context of C tokens, for margin m:
 
     free = s m - h0 - h1 n_max - h2 (sqrt(ubatch / 512) - 1) - (G + G2 (sqrt(ubatch / 512) - 1)) d / C
+           + e n
 
-G is what the engine allocates while the context fills, which its own fit does not see. s is 1 where
+n are layers whose experts are in RAM by hand; a placement by hand has a law of its own, without a
+margin. G is what the engine allocates while the context fills, which its own fit does not see. s is 1 where
 the fit had to move weights off the card to keep the margin, and 0 where everything fitted anyway.
 A Gaussian prior makes the law usable before anything was seen, and gives it an error. A recurrent
 model keeps a copy of its state for each position of a draft, 63 to 150 MiB; that is in h1.
@@ -27,9 +29,10 @@ Array = NDArray[np.float64]
 JITTER_MIB = 30.0
 _ROW_SD = 15.0  # of readings within one process
 _PLACEMENT_SD = 25.0  # weights move in whole tensors
-_PRIOR = np.array([0.0, 40.0, 100.0, 250.0, 60.0])
-_SPREAD = np.array([900.0, 40.0, 150.0, 250.0, 120.0])
-_RELATIVE_SPREAD = np.array([250.0, 25.0, 60.0, 120.0, 60.0])
+# The experts of one layer take 100 to 500 MiB in models of 30 to 35 billion weights at 4 bits.
+_PRIOR = np.array([0.0, 40.0, 100.0, 250.0, 60.0, -250.0])
+_SPREAD = np.array([900.0, 40.0, 150.0, 250.0, 120.0, 200.0])
+_RELATIVE_SPREAD = np.array([250.0, 25.0, 60.0, 120.0, 60.0, 40.0])
 # More free than the margin by so much after a load: the fit had nothing to do.
 _NOT_BINDING_MIB = 400.0
 # What a start that ran out of memory says: it lacked this much, give or take.
@@ -53,7 +56,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLaw:
-    """The law of one family: coefficients (h0, h1, h2, G, G2) and their covariance.
+    """The law of one family: coefficients (h0, h1, h2, G, G2, -e) and their covariance.
 
     `is_binding`: whether the fit moves weights to keep its margin.
     """
@@ -84,7 +87,8 @@ class MemoryLaw:
 
     def to_json(self) -> dict[str, object]:
         """Numbers for the evidence."""
-        names = ("h0_mib", "h1_mib_per_draft", "h2_mib", "growth_mib", "growth_ubatch_mib")
+        names = ("h0_mib", "h1_mib_per_draft", "h2_mib", "growth_mib", "growth_ubatch_mib",
+                 "experts_mib")  # fmt: skip
         errors = np.sqrt(np.maximum(np.diag(self.covariance), 0.0))
         return {
             **{name: round(float(value), 1) for name, value in zip(names, self.mean, strict=True)},
@@ -139,6 +143,8 @@ def jitter_of(booted: Sequence[tuple[Arm, float]]) -> float:
 
 
 def _is_binding(seen: Sequence[Free], relative: MemoryLaw | None) -> bool:
+    if any(row.arm.is_placed for row in seen):
+        return False
     loaded = [row for row in seen if row.share == 0.0 and not row.is_failure]
     if not loaded:
         return True if relative is None else relative.is_binding
@@ -148,4 +154,5 @@ def _is_binding(seen: Sequence[Free], relative: MemoryLaw | None) -> bool:
 
 def _terms(arm: Arm, share: float) -> Array:
     width = math.sqrt(max(arm.ubatch, 1) / 512) - 1.0
-    return np.array([1.0, float(arm.n_max if arm.drafts else 0), width, share, share * width])
+    drafted, experts = float(arm.n_max if arm.drafts else 0), float(arm.n_cpu_moe or 0)
+    return np.array([1.0, drafted, width, share, share * width, experts])

@@ -53,6 +53,8 @@ def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """VRAM left free with the context full by margin, and the margins that did not survive."""
     found = []
     for event in events:
+        if arm_from_json(event["arm"]).is_placed:
+            continue
         is_fill = event.get("purpose") == "fill"
         has_failed = event.get("failure") == "oom"
         free = (event.get("answer") or {}).get("vram_free_min_mib")

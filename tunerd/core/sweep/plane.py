@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from tunerd.core.sweep.arm import Arm, simplicity
+from tunerd.core.sweep.arm import Arm, simplicity, wording_of
 from tunerd.core.sweep.grid import FamilyGrid, Grid, Variant, planes, variant_of
 from tunerd.core.sweep.learner import Belief, Learner
 from tunerd.core.sweep.limits import Limits, without_margin
@@ -130,16 +130,25 @@ class Planes:
     ) -> list[tuple[float, Arm]]:
         """The best points with one other thing changed: threads, KV type, batch, extra keys."""
         changed = [
-            family.arm(arm.n_max, arm.p_min, arm.ubatch, arm.fit_mib, variant)
+            moved
             for variant in family.variants_near(centre)
             if variant != centre
-            for _, arm in best[: 1 if variant.extra != centre.extra else _VARIANT_POINTS]
+            for _, arm in best[: _points_of(variant, centre)]
             if family.allows_batches(arm.ubatch, variant.batch)
+            if (moved := self._moved(family, arm, variant)) is not None
         ]
         if not changed:
             return []
         log_turn, _ = self._learner.predictions(changed)
         return list(zip(log_turn.tolist(), changed, strict=True))
+
+    def _moved(self, family: FamilyGrid, arm: Arm, variant: Variant) -> Arm | None:
+        """A point in another variant; None where it does not fit as it is placed there."""
+        made = family.arm(arm.n_max, arm.p_min, arm.ubatch, arm.fit_mib, variant)
+        if not made.is_placed and not arm.is_placed:
+            return made
+        margin = self._limits.margin_for(made, _EXPLORING_SDS)
+        return None if margin is None else made.with_margin(margin)
 
     def _measured(self) -> dict[Arm, list[int]]:
         found: dict[Arm, list[int]] = {}
@@ -150,6 +159,12 @@ class Planes:
     def _is_measured(self, arm: Arm, measured: dict[Arm, list[int]]) -> bool:
         margins = measured.get(without_margin(arm), ())
         return any(abs(margin - arm.fit_mib) <= _SAME_MARGIN_MIB for margin in margins)
+
+
+def _points_of(variant: Variant, centre: Variant) -> int:
+    """How many points are tried with a variant: a placement goes with one depth and not with another."""
+    is_wording = wording_of(variant.extra) != wording_of(centre.extra)
+    return 1 if is_wording else _VARIANT_POINTS
 
 
 def expected_improvement(gain: float, sd: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tunerd.core.sweep.arm import OFF, Arm, simplicity
+from tunerd.core.sweep.arm import OFF, Arm, placement_of, simplicity
 from tunerd.core.sweep.grid import FamilyGrid, Grid, Left, first_arms
 from tunerd.core.sweep.learner import Belief, Learner
 from tunerd.core.sweep.limits import Limits
@@ -207,7 +207,11 @@ class Search:
                 n_max = smaller[len(smaller) // 2]
                 continue
             if arm is None:
-                self.left_out.append(Left(", ".join(family.key), "no margin is large enough"))
+                is_placed = bool(placement_of(family.home.extra))
+                why = (
+                    "it does not fit as it is placed" if is_placed else "no margin is large enough"
+                )
+                self.left_out.append(Left(", ".join(family.key), why))
                 return
             if not self._has_time(reserve_s):
                 self.left_out.append(Left(", ".join(family.key), "no time was left to try it"))
@@ -220,7 +224,8 @@ class Search:
                 return
             if self.limits.has_overflowed(arm):
                 extra += _OOM_STEP_MIB
-                n_max = smaller[len(smaller) // 2] if smaller and extra > _OOM_STEP_MIB else n_max
+                is_drafts_turn = arm.is_placed or extra > _OOM_STEP_MIB
+                n_max = smaller[len(smaller) // 2] if smaller and is_drafts_turn else n_max
 
     def _probe_arm(
         self, family: FamilyGrid, n_max: int, p_min: float, extra_mib: int

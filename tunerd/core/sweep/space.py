@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tunerd.core.profile import Range
-from tunerd.core.sweep.arm import OFF, Arm, Extra
+from tunerd.core.sweep.arm import (
+    DRAFT,
+    DRAFT_MODEL,
+    OFF,
+    PLACEMENT_KEYS,
+    SAME_TEXT_KEYS,
+    Arm,
+    Extra,
+)
 from tunerd.core.sweep.grid import Left
 from tunerd.core.sweep.keys import (
     ARM_KEYS,
@@ -44,7 +52,8 @@ class EngineFacts:
 
     `kinds` are types of speculation with the reason why this build or model cannot have them, None
     where they can be had. `refused` are values of single keys that would not be deployed, with the
-    reason. `problem` says why it cannot serve the profile at all.
+    reason. `problem` says why it cannot serve the profile at all. `placements` are those to try as a
+    whole beside the present one.
     """
 
     name: str
@@ -53,6 +62,7 @@ class EngineFacts:
     ignores_p_min: str | None = None
     refused: Mapping[tuple[str, Any], str] = field(default_factory=dict)
     problem: str | None = None
+    placements: tuple[Extra, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +70,14 @@ class Wishes:
     """What people want: ranges by key, keys that must stay, and whether the output may change.
 
     `pins` are keys with who pinned them, `frozen` keys that cannot be searched here, with the reason.
+    `draft_model` is who drafts where the kind is `draft`, if it is not what serves.
     """
 
     ranges: Mapping[str, tuple[Any, ...]]
     pins: Mapping[str, str]
     frozen: Mapping[str, str] = field(default_factory=dict)
     may_change_output: bool = False
+    draft_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +109,8 @@ def values_of(key: str, given: Range) -> tuple[Any, ...]:
     if given.values is not None:
         if not given.values:
             raise ValueError("an empty list allows nothing")
-        return tuple(dict.fromkeys(given.values))
+        listed = (tuple(one) if isinstance(one, list) else one for one in given.values)
+        return tuple(dict.fromkeys(listed))
     if given.min is None or given.max is None or given.max < given.min:
         raise ValueError("give `values`, or `min` and `max`")
     if key in _DOUBLING and given.step is None:
@@ -211,7 +224,7 @@ def _family(engine: EngineFacts, spec: str, base: Base, wishes: Wishes, left: li
         ubatch=allowed("ubatch"),
         batch=allowed("batch"),
         threads=allowed("threads"),
-        extra=tuple(_extras(base.arm, wishes)),
+        extra=_extras(engine, spec, base.arm, wishes, left),
     )
 
 
@@ -257,16 +270,31 @@ def _kv_types(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -
 
 
 def _changes_output(key: str) -> bool:
-    return key in KV_KEYS or key not in ARM_KEYS
+    return key in KV_KEYS or key not in ARM_KEYS | SAME_TEXT_KEYS
 
 
-def _extras(arm: Arm, wishes: Wishes) -> Iterable[Extra]:
-    """What serves now, and each value of each other key alone."""
-    yield arm.extra
-    if not wishes.may_change_output:
-        return
+def _extras(
+    engine: EngineFacts, spec: str, arm: Arm, wishes: Wishes, left: list[Left]
+) -> tuple[Extra, ...]:
+    """What serves now, other placements, and each value of each other key alone."""
+    drafter: Extra = frozenset()
+    if spec == DRAFT and arm.spec != DRAFT and wishes.draft_model is not None:
+        drafter = frozenset({(DRAFT_MODEL, wishes.draft_model)})
+    options = (arm.extra, *engine.placements, *_single(engine, arm, wishes, left))
+    return tuple(dict.fromkeys(option | drafter for option in options))
+
+
+def _single(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -> Iterator[Extra]:
     for key, values in wishes.ranges.items():
-        if key in ARM_KEYS or key in KV_KEYS or key in wishes.pins:
+        is_placement = key in PLACEMENT_KEYS
+        if key in ARM_KEYS or key == DRAFT_MODEL or key in wishes.pins or key in wishes.frozen:
             continue
+        if not is_placement and not wishes.may_change_output:
+            continue
+        kept = arm.extra if is_placement else arm.placement
         for value in values:
-            yield frozenset({(key, value)})
+            reason = engine.refused.get((key, value)) if is_placement else None
+            if reason is None:
+                yield frozenset({pair for pair in kept if pair[0] != key} | {(key, value)})
+            else:
+                left.append(Left(f"{engine.name}, {key} = {value}", reason))

@@ -179,14 +179,21 @@ class Proposer:
             family is not None
             and arm.kv in self._kv
             and arm.extra in self._extra
-            and all(getattr(arm, name) in self._values[name] for name in names)
+            and all(self._value_of(arm, name) in self._values[name] for name in names)
         )
         if family is None or not is_inside:
             return None
-        found: Parameters = {name: self._values[name].index(getattr(arm, name)) for name in names}
+        found: Parameters = {
+            name: self._values[name].index(self._value_of(arm, name)) for name in names
+        }
         return found | {
             "family": _name(family), "kv": self._kv.index(arm.kv), "extra": self._extra.index(arm.extra)
         }  # fmt: skip
+
+    def _value_of(self, arm: Arm, name: str) -> Any:
+        """A value of an arm; what is placed by hand has no margin, so any stands for it."""
+        is_idle = name == "fit_mib" and arm.is_placed
+        return self._values[name][0] if is_idle else getattr(arm, name)
 
     def _arm(self, trial: Any) -> Arm:
         def suggest(name: str) -> Any:

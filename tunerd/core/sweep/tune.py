@@ -234,7 +234,9 @@ class _Sweep:
 
     def _try_larger_margin(self, arm: Arm) -> None:
         family = self.grid.of(arm)
-        larger = None if family is None else family.margin_at_least(arm.fit_mib + 1)
+        if family is None or arm.is_placed:
+            return
+        larger = family.margin_at_least(arm.fit_mib + 1)
         if larger is not None:
             try:
                 self.search.measure(arm.with_margin(larger), "larger margin")

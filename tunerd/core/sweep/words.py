@@ -27,6 +27,7 @@ def changed(arm: Arm, incumbent: Arm) -> str:
         f"{name} {getattr(incumbent, name)} -> {getattr(arm, name)}"
         for name in _NAMES
         if getattr(arm, name) != getattr(incumbent, name)
+        and not (name == "fit_mib" and arm.is_placed)
     ]
     extra = [f"{key} = {value}" for key, value in sorted(arm.extra - incumbent.extra, key=str)]
     return ", ".join([*parts, *extra]) or "nothing"

@@ -1,0 +1,190 @@
+"""Placement by hand in the search: what it needs, what it says of other placements, and a whole night."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator.box import SimulatedBox, Truth
+from benchmarks.simulator.tasks import Task, task
+from tunerd.core.sweep import Arm, Family, Space, tune
+from tunerd.core.sweep.arm import Extra, as_arm
+from tunerd.core.sweep.family_costs import Elsewhere, FamilyCosts
+from tunerd.core.sweep.grid import Variant, build_grid
+from tunerd.core.sweep.learner import Learner
+from tunerd.core.sweep.limits import Limits
+from tunerd.core.sweep.memory_law import Free, fit_memory
+from tunerd.core.sweep.protocol import Policy
+from tunerd.core.sweep.sample import BOOT, Sample, arm_from_json, plain
+from tunerd.core.sweep.turn import Costs
+
+N_LAYERS = 48
+COUNTS = tuple(range(0, 41, 8))
+DEPTHS, FILTERS = (1, 2, 3, 4, 6, 8), (0.0, 0.5, 0.75, 0.9)
+
+
+def experts(n: int) -> Extra:
+    return frozenset({("memory.n_cpu_moe", n)})
+
+
+class PlacedTruth(Truth):
+    """Experts of so many layers are in RAM where a count is given, whatever else needs memory."""
+
+    def share_on_card(self, arm: Arm) -> float:
+        if arm.n_cpu_moe is None:
+            return super().share_on_card(arm)
+        return 1.0 - arm.n_cpu_moe / N_LAYERS
+
+
+class PlacedBox(SimulatedBox):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.truth = PlacedTruth(self.card)
+
+
+def of_one_engine(one: Task, options: tuple[Extra, ...]) -> Space:
+    families = {
+        key: replace(
+            family,
+            n_max=DEPTHS,
+            p_min=FILTERS,
+            ubatch=(512,),
+            threads=(8,),
+            kv=("q8_0",),
+            extra=options,
+        )
+        for key, family in one.space.families.items()
+        if key in {("mainline", "mtp"), ("mainline", "off")}
+    }
+    return Space(families)
+
+
+def fastest(truth: Truth, one: Task, arms: list[Arm]) -> float:
+    return min(truth.turn_ms(arm, one.workload) for arm in arms if truth.headroom_mib(arm) > 100)
+
+
+def placed_arms(one: Task) -> list[Arm]:
+    start = one.incumbent
+    return [
+        replace(start, spec=spec, n_max=n, p_min=p, fit_mib=0, extra=experts(count))
+        for spec in ("mtp", "off")
+        for n in (DEPTHS if spec == "mtp" else (0,))
+        for p in (FILTERS if spec == "mtp" else (0.0,))
+        for count in COUNTS
+    ]
+
+
+def test_a_night_finds_the_count_that_a_depth_needs_and_serves_nothing_that_would_not_run() -> None:
+    """What serves keeps far more experts in RAM than it needs to."""
+    one = task("12G", "agent", 1)
+    truth = PlacedTruth(one.card)
+    start = replace(one.incumbent, fit_mib=0, extra=experts(COUNTS[-1]))
+    assert truth.headroom_mib(start) > 100
+    space = of_one_engine(one, tuple(map(experts, COUNTS)))
+    policy = Policy(may_change_output=False)
+    outcome = tune(
+        PlacedBox(one.card), space, one.workload, start, 2 * 3600.0, np.random.default_rng(1),
+        policy=policy,
+    )  # fmt: skip
+    assert outcome.verdict == "promote", outcome.evidence.reasons
+    arm = as_arm(outcome.arm)
+    assert truth.headroom_mib(arm) > 0
+    found, best = truth.turn_ms(arm, one.workload), fastest(truth, one, placed_arms(one))
+    assert best < 0.9 * truth.turn_ms(start, one.workload)
+    assert found < 1.05 * best
+
+
+def limits(*samples: Sample) -> Limits:
+    one = task("12G", "agent", 1)
+    grid = build_grid(
+        of_one_engine(one, (frozenset(), *map(experts, COUNTS))), one.incumbent, Policy()
+    )
+    learner = Learner(grid, one.workload, 32768)
+    learner.add(samples)
+    learner.refresh()
+    return Limits(learner, grid, Policy(), one.incumbent)
+
+
+def boot(name: str, arm: Arm, *, failure: str = "", free: float | None = None) -> Sample:
+    return Sample(
+        event=BOOT, process=name, arm=arm, purpose="probe", at_s=1.0, seconds=1.0, failure=failure,
+        vram_free_mib=free,
+    )  # fmt: skip
+
+
+START = task("12G", "agent", 1).incumbent
+
+
+def test_a_wall_of_one_placement_says_nothing_of_another() -> None:
+    known = limits(boot("p1", replace(START, fit_mib=0, extra=experts(8)), failure="oom"))
+    for count, fails in ((0, True), (8, True), (16, False)):
+        arm = replace(START, fit_mib=0, extra=experts(count))
+        assert (known.fails(arm) is not None) is fails, count
+    assert known.fails(START) is None
+    assert known.fails(replace(START, fit_mib=0)) is None
+    other = limits(boot("p1", START, failure="oom"))
+    assert other.fails(replace(START, fit_mib=0, extra=experts(0))) is None
+
+
+def test_a_count_at_which_it_does_not_fit_is_not_tried_once_others_were_seen() -> None:
+    def seen(count: int) -> Arm:
+        return replace(START, fit_mib=0, extra=experts(count))
+
+    unknown = limits(boot("p1", START, free=900.0))
+    assert unknown.margin_for(seen(0), 1.0) == 0
+    known = limits(
+        *(boot(f"p{count}", seen(count), free=count * 200.0 - 2000.0) for count in (16, 24, 32))
+    )
+    assert known.margin_for(seen(32), 1.0) == 0
+    assert known.margin_for(seen(8), 1.0) is None
+
+
+def test_the_memory_law_learns_what_the_experts_of_a_layer_take() -> None:
+    seen = [
+        Free(f"p{count}", replace(START, fit_mib=0, extra=experts(count)), 0.0, 150.0 * count)
+        for count in (8, 12, 16, 24, 32)
+    ]
+    law = replace(fit_memory(seen), is_binding=False)
+    assert law.mean[-1] == pytest.approx(-150.0, abs=12.0)
+    free, _ = law.free_mib(replace(START, fit_mib=0, extra=experts(20)), share=0.0)
+    assert free == pytest.approx(3000.0, abs=60.0)
+
+
+def test_what_one_count_costs_is_expected_of_its_neighbours() -> None:
+    home = Variant("q8_0", 2048, 8)
+    law = Costs(np.ones(6), np.ones(4), np.ones(1), np.ones(1), np.zeros(1))
+
+    def known(*found: Variant, level: float = 0.0) -> FamilyCosts:
+        levels = {home: (0.0, 0.0)} | dict.fromkeys(found, (level, level))
+        return FamilyCosts(law, levels, dict.fromkeys(levels, 3))
+
+    slow = known(replace(home, extra=experts(16)), level=0.3)
+    elsewhere = Elsewhere({("a", "mtp"): slow, ("a", "off"): known()})
+
+    def expected(extra: Extra) -> float:
+        return elsewhere.level(("a", "off"), replace(home, extra=extra))[0]
+
+    assert 0.15 < expected(experts(16)) < 0.3
+    assert 0.1 < expected(experts(20)) < expected(experts(16))
+    assert expected(frozenset({("memory.n_gpu_layers", 30)})) == 0.0
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [experts(3), frozenset({("memory.override_tensor", ("a=CPU", "b=CPU"))}), frozenset[Any]()],
+)
+def test_an_arm_comes_back_from_its_json(extra: Extra) -> None:
+    arm = replace(START, extra=extra)
+    assert arm_from_json(plain(arm)) == arm
+
+
+def test_a_placed_arm_needs_no_margin_of_the_space() -> None:
+    family = Family((3,), (0.75,), (512,), ("q8_0",), (512,), (2048,), (8,), (experts(4),))
+    grid = build_grid(Space({("mainline", "mtp"): family}), START, Policy())
+    arm = replace(START, fit_mib=0, extra=experts(4))
+    assert grid.contains(arm)
+    assert not grid.contains(replace(arm, extra=experts(5)))
+    assert arm.with_margin(700) == arm
