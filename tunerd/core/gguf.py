@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
@@ -50,11 +50,15 @@ Scalar: TypeAlias = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class ArrayValue:
-    """An array: `values` is None for strings, nested arrays and long arrays."""
+    """An array: `values` is None for strings, nested arrays and long arrays.
+
+    `span` is where strings stand in the file, each behind its length: first byte, and bytes.
+    """
 
     element: ValueType
     length: int
     values: tuple[int | float | bool, ...] | None
+    span: tuple[int, int] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +244,9 @@ def _array(cursor: Cursor, key: str, depth: int) -> ArrayValue:
         if cursor.n_strings > limits.strings:
             problem = f"`{key}` brings the strings in arrays to {cursor.n_strings}"
             raise cursor.fault(problem, f"at most {limits.strings}", offset=offset)
+        begin = cursor.offset
         cursor.skip_strings(length, f"`{key}`")
-        return ArrayValue(element, length, None)
+        return ArrayValue(element, length, None, (begin, cursor.offset - begin))
     if element is ValueType.ARRAY:
         cursor.n_arrays += length
         if cursor.n_arrays > limits.arrays:

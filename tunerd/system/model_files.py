@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tunerd import __version__
 from tunerd.core.gguf import Header, read_header
 from tunerd.core.model import FileIdentity, ModelFacts, ModelIdentity, facts_of
+from tunerd.core.vocabulary import read_vocabulary, why_apart
 from tunerd.errors import HostError, ModelFileError
 from tunerd.system.files import Files
 
@@ -94,6 +95,18 @@ class ModelFiles:
         facts = facts_of([_read_file(stamp) for stamp in stamps])
         self._remember("facts", stamps, _to_json(facts))
         return facts
+
+    def why_vocabularies_differ(self, target: Path, draft: Path) -> str | None:
+        """Why a model cannot draft for another, as far as their tokens tell; None where it can.
+
+        Raises:
+            ModelFileError: One of them cannot be read, or is damaged.
+        """
+        known = []
+        for path in (target, draft):
+            with _opened(_stamp(parts_of(path)[0])) as source:
+                known.append(read_vocabulary(source))
+        return why_apart(*known)
 
     def content_sha256(self, path: Path) -> str:
         """Hash over the whole content of all parts, in order; reads every byte the first time.
