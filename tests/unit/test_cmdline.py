@@ -18,7 +18,7 @@ from tests.support.builders import (
 )
 from tests.support.profiles import KEYS, PROFILE_DATA, context, profile_of
 from tunerd.core.cmdline import CommandLine, render
-from tunerd.core.cmdline_parts import Argument, Placement, Refusal, RenderContext
+from tunerd.core.cmdline_parts import Argument, Refusal
 from tunerd.core.flags import ALL_FLAGS, SwitchFlag, ValueFlag, owner_of
 from tunerd.core.help_text import parse_help
 from tunerd.core.profile_check import all_keys
@@ -165,18 +165,6 @@ def test_without_a_gpu_nothing_is_said_about_one(dialect: str) -> None:
     assert gpu.isdisjoint(command.argv)
     for key in ("fit_mib", "n_gpu_layers", "device", "fit"):
         assert "no usable GPU" in notes(command)[f"memory.{key}"]
-
-
-def test_a_frozen_placement_takes_the_place_of_fit() -> None:
-    frozen = Placement(99, 11, ("exps=CPU", "b=CPU"), "the fit of 2026-05-16")
-    machine = RenderContext("/p", "/m", has_gpu=True, physical_cores=8, placement=frozen)
-    command = render(profile_of({"memory.fit_mib": 900}), capabilities_of("main-0x"), machine)
-    assert isinstance(command, CommandLine)
-    found = flags(command)
-    assert (found["--fit"], found["--n-gpu-layers"], found["--n-cpu-moe"]) == ("off", "99", "11")
-    assert found["--override-tensor"] == "exps=CPU,b=CPU"
-    origin = next(a.origin for a in command.arguments if a.flag == "--n-gpu-layers")
-    assert "the fit of 2026-05-16" in str(origin)
 
 
 def test_physical_cores_are_counted_and_unknown_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tunerd.actions.context import Context
 from tunerd.actions.live import standing_text
 from tunerd.actions.profile_layers import load_profile
+from tunerd.core.cmdline_memory import by_hand
 from tunerd.core.generation import Generation, HistoryEntry
 from tunerd.core.guards.oom import Margin
 from tunerd.core.resolve import Layer
@@ -31,7 +32,8 @@ def margin_now(ctx: Context) -> Margin:
         engine_names=() if generation.engine is None else (generation.engine,),
     )  # fmt: skip
     setting = resolved.settings.get(KEY)
-    fit_mib = None if setting is None else int(setting.value)
+    is_in_force = setting is not None and not by_hand(resolved)
+    fit_mib = int(setting.value) if setting is not None and is_in_force else None
     tried = [int(one.pins[KEY]) for one in raised]
     by_person = setting is not None and setting.origin.layer in {Layer.PIN, Layer.SET}
     return Margin(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tunerd.core.cmdline_flags import OURS, missing, plain
-from tunerd.core.cmdline_parts import Argument, Note, Part, Placement, Refusal, RenderContext
+from tunerd.core.cmdline_flags import missing, plain
+from tunerd.core.cmdline_parts import Argument, Note, Part, Refusal, RenderContext
 from tunerd.core.engine import Capabilities, FitStyle
 from tunerd.core.flags import GPU_FLAGS, PLACEMENT_FLAGS
-from tunerd.core.resolve import Layer, Origin, Resolved
+from tunerd.core.resolve import Layer, Resolved
 
 # Before `--load-mode` these switches had the same meaning. Order matters to builds that have
 # both: the last one wins there (ggml-org/llama.cpp#26133).
@@ -59,13 +59,16 @@ def placement(
         return
     for row in GPU_FLAGS:
         yield from plain(row, resolved, capabilities, context)
-    explicit = [key for key in _PLACEMENT_KEYS if _places(key, resolved)]
+    explicit = by_hand(resolved)
     if explicit:
         yield from _explicit(resolved, capabilities, context, explicit)
-    elif context.placement is not None:
-        yield from _frozen(context.placement, resolved, capabilities)
     else:
         yield from _fit(resolved, capabilities)
+
+
+def by_hand(resolved: Resolved) -> list[str]:
+    """The keys that place the model by hand, where a margin means nothing; empty where fit does."""
+    return [key for key in _PLACEMENT_KEYS if _places(key, resolved)]
 
 
 def _places(key: str, resolved: Resolved) -> bool:
@@ -113,17 +116,3 @@ def _explicit(
     for row in PLACEMENT_FLAGS:
         if _places(row.key, resolved):
             yield from plain(row, resolved, capabilities, context)
-
-
-def _frozen(frozen: Placement, resolved: Resolved, capabilities: Capabilities) -> Iterator[Part]:
-    setting = resolved.settings.get("memory.fit_mib")
-    origin = setting.origin if setting is not None else OURS
-    origin = Origin(origin.layer, origin.source, origin.table, f"frozen from {frozen.found_by}")
-    if capabilities.fit is FitStyle.ON_OFF:
-        yield Argument("--fit", "off", "memory.fit_mib", origin)
-    yield Argument("--n-gpu-layers", str(frozen.n_gpu_layers), "memory.fit_mib", origin)
-    if frozen.n_cpu_moe:
-        yield Argument("--n-cpu-moe", str(frozen.n_cpu_moe), "memory.fit_mib", origin)
-    if frozen.override_tensor:
-        rules = ",".join(frozen.override_tensor)
-        yield Argument("--override-tensor", rules, "memory.fit_mib", origin)

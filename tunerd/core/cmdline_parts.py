@@ -48,16 +48,6 @@ class Refusal:
 Part = Argument | Note | Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where fit put the model, frozen so that the same line always means the same memory."""
-
-    n_gpu_layers: int
-    n_cpu_moe: int | None
-    override_tensor: tuple[str, ...]
-    found_by: str
-
-
 _COUNTS_OF_CORES = frozenset({"serving.threads", "serving.threads_batch"})
 
 
@@ -66,7 +56,7 @@ class RenderContext:
     """What a command line takes from the machine.
 
     `paths` are files and folders found for keys that name them (`model.path` has its own field);
-    `physical_cores` is None when unknown. `placement` replaces fit where one was frozen.
+    `physical_cores` is None when unknown.
     """
 
     program: str
@@ -74,7 +64,6 @@ class RenderContext:
     has_gpu: bool
     physical_cores: int | None
     paths: Mapping[str, str] = field(default_factory=dict)
-    placement: Placement | None = None
 
     def substitute(self, key: str, value: object) -> object | None:
         """The value as this machine has it: files by their path, `physical` as a number.

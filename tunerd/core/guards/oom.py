@@ -43,9 +43,9 @@ class Death:
 class Margin:
     """The deployed margin.
 
-    `fit_mib` is None where the profile leaves it to the engine; `steps_taken` is how often this guard
-    raised it since a person deployed something; `is_pinned` that a person fixed it; `left_alone` says why
-    else it must not be touched.
+    `fit_mib` is None where the profile leaves it to the engine, or places the model by hand;
+    `steps_taken` is how often this guard raised it since a person deployed something; `is_pinned` that
+    a person fixed it; `left_alone` says why else it must not be touched.
     """
 
     fit_mib: int | None
@@ -99,7 +99,8 @@ def _decide(deaths: tuple[float, ...], death: Death, margin: Margin, rules: OomR
     begin = "the server runs out of VRAM again and again"
     if margin.fit_mib is None:
         text = f"{begin}, and no fit margin is set that could be raised"
-        return _advice(text, evidence, "lower serving.ctx_size, or set memory.fit_mib")
+        return _advice(text, evidence, "lower serving.ctx_size, or set memory.fit_mib; where the "
+                       "model is placed by hand, raise memory.n_cpu_moe")  # fmt: skip
     target_mib = next_margin_mib(margin.fit_mib)
     hint = f"tunerd apply PROFILE --set memory.fit_mib={target_mib}"
     if margin.is_pinned:
