@@ -1,4 +1,4 @@
-"""What a server says to the question of the guard against hangs: only silence and faults are held against it."""
+"""What is held against a server, and what is not: refusals, a deaf service manager, a clock that is set."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.test_guarding import World
+from tests.support.readings import an_engine
 from tunerd.daemon.guarding import Guarding
 from tunerd.system.llama import Address, LlamaServer
 from tunerd.system.notify import Notifier
@@ -95,3 +96,17 @@ def test_a_clock_that_is_set_back_does_not_put_the_guard_to_sleep(tmp_path: Path
             world.look()
         assert len(asked) >= 2
     assert world.kinds == ["hang"]
+
+
+def test_a_death_is_counted_once_though_the_service_manager_was_deaf_meanwhile(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world = World(tmp_path)
+    world.look()
+    gone = an_engine(
+        active_state="failed", sub_state="failed", result="exit-code", health=None, life=None
+    )
+    for engine in (gone, gone, replace(gone, active_state="unknown", result="unknown"), gone):
+        world.look(engine=engine)
+    assert world.kinds == ["server-failed"]
+    assert "".join(capfd.readouterr()).count("server.died") == 1

@@ -71,6 +71,13 @@ def test_what_is_unknown_is_left_out_and_never_zero() -> None:
     assert set(samples(None)) == {name for name in samples(None) if name.startswith("tunerd_info")}
 
 
+def test_a_service_manager_that_does_not_answer_is_no_server_that_is_down() -> None:
+    found = samples(a_reading(active_state="unknown", sub_state="unknown", health=None))
+    assert not {"tunerd_server_active", "tunerd_server_ready"} & set(found)
+    down = samples(a_reading(active_state="failed", health=None))
+    assert (down["tunerd_server_active"], down["tunerd_server_ready"]) == (0, 0)
+
+
 def test_rules_and_dashboard_ask_for_what_there_is() -> None:
     told = {name.partition("{")[0] for name in samples(a_reading(counters=COUNTERS))}
     asked = "\n".join([*expressions(), (FOLDER / "alerts.yml").read_text()])

@@ -15,6 +15,7 @@ from tunerd.core.host import Gpu
 from tunerd.core.service import UnitState
 from tunerd.core.telemetry.pace import LEAST_SCRAPE_S
 from tunerd.core.telemetry.reading import (
+    UNKNOWN,
     EngineNow,
     GpuNow,
     HostNow,
@@ -173,9 +174,9 @@ def _engine(unit: str, state: UnitState | None, asked: _Asked) -> EngineNow:
     memory = None if pid is None else memory_of(pid)
     return EngineNow(
         unit=unit,
-        active_state="unknown" if state is None else state.active_state,
-        sub_state="unknown" if state is None else state.sub_state,
-        result="unknown" if state is None else state.result,
+        active_state=UNKNOWN if state is None else state.active_state,
+        sub_state=UNKNOWN if state is None else state.sub_state,
+        result=UNKNOWN if state is None else state.result,
         n_restarts=None if state is None else state.n_restarts,
         life=None if state is None else state.invocation_id or (None if pid is None else str(pid)),
         since_s=None if state is None else state.active_since_s,

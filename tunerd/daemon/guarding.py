@@ -18,7 +18,7 @@ from tunerd.core.guards import deaths, drift, hang, oom, upgrade
 from tunerd.core.guards.decision import Act, Decision, Policy
 from tunerd.core.request_log import read_requests
 from tunerd.core.telemetry.history import Event
-from tunerd.core.telemetry.reading import EngineNow, Reading
+from tunerd.core.telemetry.reading import UNKNOWN, EngineNow, Reading
 from tunerd.errors import Busy, TunerdError
 from tunerd.system.files import is_locked
 from tunerd.system.llama import LlamaServer
@@ -98,6 +98,8 @@ class Guarding:
             self._before = None
             self._hang = hang.HangState(restarts_s=self._hang.restarts_s)
             return
+        if reading.engine.active_state == UNKNOWN:
+            return  # the service manager does not answer: what was seen before still holds
         self._look_for_deaths(reading)
         self._before = reading
         if self._acts is not None:

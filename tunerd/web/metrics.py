@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 
 from tunerd import __version__
 from tunerd.core.quantity import BYTES_PER_MIB
-from tunerd.core.telemetry.reading import GpuNow, Reading
+from tunerd.core.telemetry.reading import UNKNOWN, GpuNow, Reading
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _MHZ = 1e6
@@ -61,7 +61,7 @@ def _server(reading: Reading) -> Iterator[Metric]:
         "tunerd_server_active",
         "Whether the unit's main process runs.",
         unit,
-        float(engine.is_active),
+        None if engine.active_state == UNKNOWN else float(engine.is_active),
     )
     yield _gauge(
         "tunerd_server_ready",

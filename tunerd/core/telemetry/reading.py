@@ -10,6 +10,8 @@ from tunerd.core.bench.counters import Counters
 from tunerd.core.health import HttpState
 from tunerd.core.host import POWER_CAP, Gpu, GpuProcess
 
+# Of a unit of which the service manager says nothing.
+UNKNOWN = "unknown"
 _T = TypeVar("_T", int, float)
 
 
@@ -133,9 +135,9 @@ class EngineNow:
 
     @property
     def is_ready(self) -> bool | None:
-        """Whether it says that it serves; None where it could not be asked."""
+        """Whether it says that it serves; None where it, or the service manager, could not be asked."""
         if not self.is_active:
-            return False
+            return None if self.active_state == UNKNOWN else False
         return None if self.health is None else self.health is HttpState.READY
 
     @property
