@@ -26,6 +26,7 @@ from tunerd.core.generation import Generation
 from tunerd.core.profile_check import nest
 from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.sweep import Arm
+from tunerd.core.sweep.arm import LEFT_TO_FIT
 from tunerd.core.sweep.keys import changes
 from tunerd.core.sweep.sample import arm_from_json, plain
 from tunerd.core.sweep.words import changed
@@ -169,7 +170,10 @@ def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
     _demand_valid(ctx, sweep, arm)
     before = read_tuned(ctx, prepared.plan_request.profile)
     known = dict(before.values) if before is not None else {}
-    return _Proposal(sweep, prepared, arm, known | changes(arm, prepared.base), before)
+    values = known | changes(arm, prepared.base)
+    # What only an earlier promotion placed goes back to fit by being named no more.
+    values = {key: value for key, value in values.items() if value != LEFT_TO_FIT}
+    return _Proposal(sweep, prepared, arm, values, before)
 
 
 def _is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:

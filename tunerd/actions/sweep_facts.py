@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,19 @@ from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.context import Context
 from tunerd.actions.find_engines import find_engines
 from tunerd.actions.plan import Plan, make_plan
+from tunerd.actions.sweep_draft import NO_DRAFTER, Drafter
+from tunerd.actions.sweep_placement import is_found_by_tunerd
+from tunerd.core.cmdline_memory import by_hand
 from tunerd.core.cmdline_speculation import KINDS_WITH_DRAFT_FILE
 from tunerd.core.engine import Effect, Engine, FitStyle
 from tunerd.core.result import Level
-from tunerd.core.sweep.arm import OFF
+from tunerd.core.sweep.arm import DRAFT, DRAFT_MODEL, EXPERTS, OFF, PLACEMENT_KEYS, Extra
 from tunerd.core.sweep.keys import ENGINE, FIT, KV_KEYS, TYPE
 from tunerd.core.sweep.space import USUAL_RANGES, EngineFacts
 from tunerd.errors import TunerdError
 
-_BY_HAND = ("n_gpu_layers", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor")
+# More of these needs less VRAM and more RAM, where more of anything else needs more.
+_TO_RAM = frozenset({EXPERTS, "memory.n_cpu_ffn"})
 _USELESS = (Effect.NO_EFFECT, Effect.FAILED)
 
 
@@ -53,6 +57,9 @@ def engine_facts(
     ranges: Mapping[str, tuple[Any, ...]],
     *,
     proves: bool,
+    frozen: Collection[str] = (),
+    drafter: Drafter = NO_DRAFTER,
+    placements: tuple[Extra, ...] = (),
 ) -> Seen:
     """Facts of every installed build, the base's own first.
 
@@ -62,7 +69,11 @@ def engine_facts(
         base: Its plan.
         ranges: Values to try, by key.
         proves: Whether builds that were not tried yet are tried now, on a tiny model.
+        frozen: Keys that are not searched, so that none of their values is looked at.
+        drafter: The draft model, if there is one.
+        placements: Whole placements to try with the base's own build.
     """
+    ranges = {key: values for key, values in ranges.items() if key not in frozen}
     installed = find_engines(ctx)
     own = [engine for engine in installed if engine.name == base.engine.name] or [base.engine]
     others = [engine for engine in installed if engine.name != base.engine.name]
@@ -74,7 +85,8 @@ def engine_facts(
             facts.append(EngineFacts(engine.name))
             continue
         known = _proved(ctx, engine, base, proves=proves)
-        facts.append(_facts(ctx, request, base, known, ranges, is_base=is_base))
+        found = _facts(ctx, request, base, known, ranges, drafter, is_base=is_base)
+        facts.append(replace(found, placements=placements) if is_base else found)
         programs[engine.name] = engine.program
         identities[engine.name] = known.identity.sha256 if known.identity is not None else None
         if all(
@@ -101,6 +113,7 @@ def _facts(
     base: Plan,
     engine: Engine,
     ranges: Mapping[str, tuple[Any, ...]],
+    drafter: Drafter,
     *,
     is_base: bool,
 ) -> EngineFacts:
@@ -113,7 +126,7 @@ def _facts(
     n_max, p_min = engine.proof("n-max"), engine.proof("p-min")
     return EngineFacts(
         name=engine.name,
-        kinds={kind: _kind_out(engine, base, kind) for kind in _kinds(base, ranges)},
+        kinds=_kinds_of(ctx, request, base, engine, own, ranges, drafter),
         ignores_n_max=f"n-max has no effect on this build: {n_max.detail}"
         if n_max.effect in _USELESS
         else None,
@@ -124,13 +137,28 @@ def _facts(
     )
 
 
-def _kinds(base: Plan, ranges: Mapping[str, tuple[Any, ...]]) -> Iterator[str]:
+def _kinds_of(
+    ctx: Context,
+    request: PlanRequest,
+    base: Plan,
+    engine: Engine,
+    own: Mapping[str, Any],
+    ranges: Mapping[str, tuple[Any, ...]],
+    drafter: Drafter,
+) -> dict[str, str | None]:
+    """Kinds of speculation, with the reason why a build cannot have them."""
     current = base.resolved.profile.speculation.type or OFF
     listed = tuple(str(one) for one in ranges.get(TYPE, ()))
-    yield from dict.fromkeys((current, OFF, "mtp", *listed))
+    drafts = (DRAFT,) if drafter.is_wanted else ()
+    kinds = dict.fromkeys((current, OFF, "mtp", *drafts, *listed))
+    found = {kind: _kind_out(engine, base, kind, drafter) for kind in kinds}
+    if DRAFT in found and found[DRAFT] is None and current != DRAFT:
+        keys = {**own, TYPE: DRAFT, DRAFT_MODEL: drafter.name}
+        found[DRAFT] = _refusal(ctx, request, keys, engine.name)
+    return found
 
 
-def _kind_out(engine: Engine, base: Plan, kind: str) -> str | None:
+def _kind_out(engine: Engine, base: Plan, kind: str, drafter: Drafter) -> str | None:
     """Why a build cannot have a kind of speculation with this model; None where it can."""
     if kind == OFF:
         return None
@@ -141,6 +169,8 @@ def _kind_out(engine: Engine, base: Plan, kind: str) -> str | None:
             return "the model has no MTP block"
         proof = engine.proof("mtp")
         return proof.detail if proof.effect in _USELESS else None
+    if kind == DRAFT:
+        return drafter.reason
     named = base.resolved.profile.speculation.draft_model
     if kind in KINDS_WITH_DRAFT_FILE and named is None:
         return "it needs a draft model, and speculation.draft_model names none"
@@ -156,20 +186,25 @@ def _refused_values(
 ) -> Iterator[tuple[tuple[str, Any], str]]:
     """Values that would not be deployed: too much memory, or more than the build takes.
 
-    What is too much stays too much for larger values, so the largest is tried first.
+    What is too much stays too much for larger values, so the largest is tried first; where a larger
+    one needs less VRAM and more RAM, both ends are.
     """
     for key, values in {**USUAL_RANGES, **ranges}.items():
-        if key in {TYPE, ENGINE, FIT} or not values:
+        if key in {TYPE, ENGINE, FIT, DRAFT_MODEL} or not values:
             continue
         is_number = all(isinstance(value, int | float) for value in values)
-        ordered = sorted(values, reverse=True) if is_number else list(values)
-        for value in ordered:
-            keys = KV_KEYS if key in KV_KEYS else (key,)
-            reason = _refusal(ctx, request, {**own, **dict.fromkeys(keys, value)}, engine)
-            if reason is not None:
-                yield (key, value), reason
-            elif is_number:
-                break
+        orders = [sorted(values, reverse=True)] if is_number else [list(values)]
+        if key in _TO_RAM:
+            orders.append(sorted(values))
+        keys = KV_KEYS if key in KV_KEYS else (key,)
+        for ordered in orders:
+            for value in ordered:
+                changed = {**own, **dict.fromkeys(keys, value)}
+                reason = _refusal(ctx, request, changed, engine)
+                if reason is not None:
+                    yield (key, value), reason
+                elif is_number:
+                    break
 
 
 def _refusal(
@@ -186,16 +221,31 @@ def _refusal(
     return errors[0] if errors else None
 
 
-def frozen_keys(base: Plan) -> dict[str, str]:
+def frozen_keys(base: Plan, ranges: Mapping[str, tuple[Any, ...]]) -> dict[str, str]:
     """Keys that cannot be searched on this machine, with the reason."""
-    memory = base.resolved.profile.memory
+    reasons = {key: _pointless(key, base) for key in sorted(PLACEMENT_KEYS & set(ranges))}
+    return {key: why for key, why in {FIT: _no_fit(base), **reasons}.items() if why is not None}
+
+
+def _no_fit(base: Plan) -> str | None:
+    """Why no margin can be searched."""
     if not base.has_gpu:
-        return {FIT: "there is no GPU whose memory could be left free"}
-    by_hand = [key for key in _BY_HAND if getattr(memory, key) is not None]
-    if memory.fit is False or by_hand:
-        given = ", ".join(f"memory.{key}" for key in by_hand) or "memory.fit = false"
-        return {FIT: f"placement is given by hand: {given}"}
+        return "there is no GPU whose memory could be left free"
+    keys = by_hand(base.resolved)
+    is_given = bool(keys) and not is_found_by_tunerd(base, keys)
+    if base.resolved.profile.memory.fit is False or is_given:
+        given = ", ".join(keys) or "memory.fit = false"
+        return f"placement is given by hand: {given}"
     capabilities = base.engine.capabilities
     if capabilities is None or capabilities.fit is FitStyle.NONE:
-        return {FIT: f"{base.engine.name} has no placement of its own"}
-    return {}
+        return f"{base.engine.name} has no placement of its own"
+    return None
+
+
+def _pointless(key: str, base: Plan) -> str | None:
+    """Why a listed key of placement changes nothing here."""
+    if not base.has_gpu:
+        return "there is no GPU: everything lies in RAM"
+    if key in {EXPERTS, "memory.cpu_moe"} and not base.facts.is_moe:
+        return "the model has no experts"
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -17,17 +17,21 @@ from tunerd.actions.lease_outlook import Outlook, beside_others, outlook
 from tunerd.actions.lease_record import wait_for_dead_measurement
 from tunerd.actions.plan import Plan
 from tunerd.actions.profile_layers import load_profile, parse_options
+from tunerd.actions.sweep_draft import drafter_of
 from tunerd.actions.sweep_facts import Seen, engine_facts, frozen_keys, plan_with
 from tunerd.actions.sweep_hours import closed_text, deadline_of, window_of
+from tunerd.actions.sweep_placement import placements_of
 from tunerd.actions.tuned_layer import failed_arms
 from tunerd.actions.workloads import workload_for
 from tunerd.core.fingerprint_arguments import digest
 from tunerd.core.generation import Generation
+from tunerd.core.job import SHORT_KEYS
 from tunerd.core.profile import Range
 from tunerd.core.quantity import format_duration
 from tunerd.core.resolve import Resolved
 from tunerd.core.result import Message, note, warning
 from tunerd.core.sweep import Arm, Policy
+from tunerd.core.sweep.arm import LEFT_TO_FIT
 from tunerd.core.sweep.forecast import Forecast, forecast
 from tunerd.core.sweep.keys import ARM_KEYS, TYPE, Base, base_arm, changes, spec_of
 from tunerd.core.sweep.sample import plain
@@ -148,22 +152,33 @@ def prepare(
     base_plan = plan_side(ctx, SideRequest(LIVE, plan_request, generation))
     resolved = base_plan.resolved
     ranges = _ranges(resolved, (*ctx.settings.sweep.space, *request.space))
-    seen = engine_facts(ctx, plan_request, base_plan, ranges, proves=proves)
-    base = _base(base_plan, resolved)
+    pins = _kept(ctx) | {key: _who(resolved, key) for key in sorted(resolved.pins)}
+    frozen = frozen_keys(base_plan, ranges)
+    drafter = drafter_of(ctx, base_plan, ranges)
+    placements = placements_of(ctx, base_plan, pins)
+    seen = engine_facts(
+        ctx, plan_request, base_plan, ranges, proves=proves, frozen=frozen, drafter=drafter,
+        placements=placements.alternatives,
+    )  # fmt: skip
+    base = _base(base_plan, resolved, placements.searched | set(ranges))
     settings = ctx.settings.sweep
     wishes = Wishes(
         ranges=ranges,
-        pins=_kept(ctx) | {key: _who(resolved, key) for key in sorted(resolved.pins)},
-        frozen=frozen_keys(base_plan),
+        pins=pins,
+        frozen=frozen,
         may_change_output=settings.may_change_output,
+        draft_model=drafter.name,
     )
     space = plan_space(base, seen.engines, wishes)
+    others = {engine for engine, _ in space.space.families} - {base_plan.engine.name}
+    left = (*space.left_out, *drafter.left, *placements.left_with(others))
+    space = replace(space, left_out=left)
     shape, told = workload_for(ctx, request.workload, resolved)
     context = _context_tokens(base_plan)
     workload, cut = shape.plain(), tuple[int, ...]()
     if context is not None:
         workload, cut = fitted(workload, context, margin_tokens=_FRAME_TOKENS)
-    basis = _basis(base_plan, seen, shape)
+    basis = _basis(base_plan, seen, shape, drafter.sha256)
     policy = Policy(
         min_gain=settings.min_gain,
         headroom_mib=settings.headroom_mib,
@@ -192,7 +207,12 @@ def prepare(
         workload, ahead.measuring_s, load_s=load_s, rates=rates,
         n_families=len(space.space.families), min_gain=settings.min_gain,
     )  # fmt: skip
-    messages = [*_window_messages(ctx, request), told, *_cut_messages(shape, cut, context)]
+    messages = [
+        *_window_messages(ctx, request),
+        told,
+        *placements.messages,
+        *_cut_messages(shape, cut, context),
+    ]
     if not predicted.can_decide and not for_resume:
         messages.append(warning("short", predicted.text, "--budget for a longer one"))
     return PreparedSweep(
@@ -316,7 +336,7 @@ def _typed(option: str) -> tuple[str, tuple[Any, ...]]:
     from tunerd.core.profile_check import all_keys
 
     key, equals, text = option.partition("=")
-    key = {"engine": "engine.prefer", "speculation": TYPE}.get(key.strip(), key.strip())
+    key = SHORT_KEYS.get(key.strip(), key.strip())
     hint = "for example --space speculation.n_max=1,2,3"
     if not equals or not text:
         raise UsageError(f"--space {option}: expected KEY=VALUE,VALUE", hint=hint)
@@ -357,7 +377,7 @@ def _engines(space: SpacePlan) -> set[str]:
     return {engine for engine, _spec in space.space.families} | {space.base.arm.engine}
 
 
-def _base(plan: Plan, resolved: Resolved) -> Base:
+def _base(plan: Plan, resolved: Resolved, searched: Collection[str] = ()) -> Base:
     values = {key: setting.value for key, setting in resolved.settings.items()}
     capabilities = plan.engine.capabilities
     arm = base_arm(
@@ -367,6 +387,7 @@ def _base(plan: Plan, resolved: Resolved) -> Base:
         physical_cores=plan.host.cpu.physical_cores,
         default_n_max=capabilities.default_n_max if capabilities is not None else None,
         default_p_min=capabilities.default_p_min if capabilities is not None else None,
+        searched=searched,
     )
     current = values.get(TYPE) or "off"
     return Base(arm, values, {spec_of(current): current})
@@ -388,8 +409,11 @@ def _seeds(ctx: Context, request: PlanRequest, base: Base, plan: Plan) -> tuple[
         ctx, request.profile, options=request.options,
         engine_names=(*names, plan.engine.name), with_tuned=False,
     )  # fmt: skip
-    arm = _base(plan, untuned).arm
-    return () if arm == base.arm else (replace(arm, extra=base.arm.extra),)
+    arm = _base(plan, untuned, {key for key, _ in base.arm.placement}).arm
+    left = {(key, LEFT_TO_FIT) for key, _ in base.arm.placement - arm.placement}
+    placement = {**dict(left), **dict(arm.placement)}.items()
+    arm = replace(arm, extra=base.arm.extra - base.arm.placement | frozenset(placement))
+    return () if arm.canonical() == base.arm.canonical() else (arm,)
 
 
 def _context_tokens(plan: Plan) -> int | None:
@@ -399,7 +423,7 @@ def _context_tokens(plan: Plan) -> int | None:
     return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
 
 
-def _basis(plan: Plan, seen: Seen, shape: WorkloadShape) -> str:
+def _basis(plan: Plan, seen: Seen, shape: WorkloadShape, draft_sha256: str | None) -> str:
     """A hash over what samples depend on beside the arm."""
     values = {
         key: setting.value
@@ -415,6 +439,7 @@ def _basis(plan: Plan, seen: Seen, shape: WorkloadShape) -> str:
             "driver": plan.host.driver_version,
             "cpu": plan.host.cpu.model,
             "workload": shape.sha256,
+            **({} if draft_sha256 is None else {"draft": draft_sha256}),
         }
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.support.fake_llama.arguments import Arguments
 from tests.support.fake_llama.behaviour import Behaviour
 from tests.support.fake_llama.engine import Engine
@@ -26,7 +28,22 @@ def log_loading(log: Log, behaviour: Behaviour, arguments: Arguments) -> None:
     if arguments.whole("verbosity", 3) >= _VERBOSE and behaviour.device:
         log("I cmn  common_param: device_info:")
         log(f"I cmn  common_param:   - {device_line(behaviour, width=8)}")
+        if arguments.facts.get("fit", "on") == "on":
+            _log_fit(log, behaviour.device)
     log(f"I srv    load_model: loading model '{arguments.facts.get('model', '')}'")
+
+
+def _log_fit(log: Log, device: dict[str, Any]) -> None:
+    """Which layers lie on the device, and how many of them only in part."""
+    log("I cmn  common_init_: fitting params to device memory ...")
+    layers, partly = (
+        device.get("offloaded", device.get("n_layers", 41)),
+        device.get("overflowing", 0),
+    )
+    memory = f"{int(device['model_mib']):6} MiB used, {int(device['free_mib']):6} MiB free"
+    row = f"{device['name']}: {layers:2} layers ({partly:2} overflowing), {memory}"
+    log(f"I common_params_fit_impl:   - {row}")
+    log("I common_fit_params: successfully fit params to free device memory")
 
 
 def log_loaded(log: Log, behaviour: Behaviour, engine: Engine) -> None:

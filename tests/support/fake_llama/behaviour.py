@@ -24,7 +24,7 @@ class Behaviour:
 
     `health` are the statuses of the first answers of `/health`, the last repeats. `device` are
     the lines about a GPU: name, description, total_mib, free_mib, model_mib, context_mib,
-    compute_mib, and n_layers, offloaded.
+    compute_mib, and n_layers, offloaded, and of those by the fit overflowing.
 
     Traps for whoever measures: `finds_all_cached` reuses prompts although a request forbids it, `forgets` never reuses any,
     `ends_at_tok` ends every answer there whatever the request says, `reported_time_factor` scales the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -378,7 +378,8 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
         for name, values in family.items():
             if name in {"engine", "speculation"} or len(values) < 2:  # noqa: PLR2004 -- no choice
                 continue
-            shown = ", ".join(map(str, values[:_MOST_VALUES]))
+            words = map(_option, values) if name == "extra" else map(str, values)
+            shown = ", ".join(list(words)[:_MOST_VALUES])
             yield f"  {name:<8} {shown}{' ...' if len(values) > _MOST_VALUES else ''}"
     if plan["left_out"]:
         yield ""
@@ -387,6 +388,11 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield plan["forecast"]["text"]
     yield plan["outlook"]["text"]
+
+
+def _option(pairs: Sequence[Sequence[Any]]) -> str:
+    """One alternative of other keys."""
+    return " ".join(f"{key}={value}" for key, value in pairs) or "as it is"
 
 
 def render_end(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,133 @@
+"""Placement and draft models as a user meets them: what a sweep would try, and what a promotion leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.sweep_box import PROFILE, SweepBox, swept
+from tunerd.actions.guard_margin import margin_now
+from tunerd.actions.tuned_layer import write_tuned
+from tunerd.core.designed import SHAPES, Shape, design
+from tunerd.core.tuned import TunedRecord
+from tunerd.system.designed_file import write
+from tunerd.system.ports import free_port
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("sweep-dimensions")]
+
+# Five blocks and the output: fit has put two layers' experts into RAM.
+CARD: dict[str, Any] = {
+    "name": "Vulkan0", "description": "a card", "total_mib": 8192, "free_mib": 8000,
+    "model_mib": 300, "context_mib": 100, "compute_mib": 60, "n_layers": 6, "offloaded": 6,
+    "overflowing": 2,
+}  # fmt: skip
+FROZEN = [["memory.n_cpu_moe", 2], ["memory.n_gpu_layers", 6]]
+LITTLE = Shape(n_layer=1, has_mtp=False, full_attention_interval=1)
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SweepBox]:
+    """Profile `night` knows no GPU, `card` does, and its model has experts."""
+    with swept(free_port(), device=CARD) as found:
+        folder = found.box.folder
+        for name, shape in (("moe", SHAPES["tiny-moe"]), ("little", LITTLE)):
+            write(design(shape), folder / f"{name}.gguf")
+        card = PROFILE.format(model=folder / "moe.gguf", port=found.port)
+        profiles = folder / "config/profiles"
+        (profiles / "card.toml").write_text(
+            f'{card}[match]\ngpu = "a card"\n[memory]\nfit_mib = 1024\n'
+        )
+        yield found
+
+
+def dry_run(box: SweepBox, profile: str, *space: str) -> tuple[dict[str, Any], dict[str, str], str]:
+    """The plan of a sweep, the reasons of what was left out, and what was said."""
+    box.call("apply", profile, "--yes")
+    options = [word for one in space for word in ("--space", one)]
+    found = box.json("sweep", "run", "--dry-run", *options)
+    plan = found["plan"]
+    reasons = {one["what"]: one["reason"] for one in plan["left_out"]}
+    return plan, reasons, " ".join(one["text"] for one in found["messages"])
+
+
+def extras(plan: dict[str, Any], spec: str) -> list[Any]:
+    (family,) = (one for one in plan["families"] if one["speculation"] == spec)
+    found: list[Any] = family["extra"]
+    return found
+
+
+def test_what_fit_chose_is_frozen_for_speculation_on_and_off(box: SweepBox) -> None:
+    plan, reasons, said = dry_run(box, "card", "memory.n_cpu_moe=0,3")
+    expected = [[], FROZEN, [["memory.n_cpu_moe", 0]], [["memory.n_cpu_moe", 3]]]
+    assert extras(plan, "mtp") == expected
+    assert extras(plan, "off") == expected
+    assert "frozen placement" not in reasons
+    assert "memory.n_gpu_layers = 6, memory.n_cpu_moe = 2" in said
+    assert "the log of the server that runs" in said
+    shown = box.call("sweep", "run", "--dry-run").stdout
+    assert "as it is, memory.n_cpu_moe=2 memory.n_gpu_layers=6" in shown
+    assert margin_now(box.box.context).fit_mib == 1024
+
+
+def test_without_a_gpu_each_dimension_of_placement_says_why_it_is_out(box: SweepBox) -> None:
+    plan, reasons, _ = dry_run(box, "night", "memory.n_cpu_moe=0,3")
+    assert extras(plan, "mtp") == [[]]
+    assert reasons["frozen placement"].startswith("there is no GPU")
+    assert reasons["memory.n_cpu_moe"].startswith("there is no GPU")
+
+
+def test_what_was_promoted_is_named_by_its_keys_and_fit_is_tried_again(box: SweepBox) -> None:
+    values = {"memory.n_gpu_layers": 6, "memory.n_cpu_moe": 2}
+    record = TunedRecord(
+        profile="card", values=values, sweep=1, promoted_s=0.0, sentence="as the test says",
+        engine="fake", engine_sha256=None, model_sha256=None, driver_version=None,
+    )  # fmt: skip
+    write_tuned(box.box.context, record)
+    try:
+        plan, reasons, said = dry_run(box, "card")
+        argv = " ".join(box.json("plan", "card")["argv"])
+        explained = box.json("plan", "card", "--explain")["explain"]
+        margin = margin_now(box.box.context)
+    finally:
+        for path in (box.box.folder / "state/tuned").glob("card.*"):
+            path.unlink()
+    assert "--fit off --n-gpu-layers 6 --n-cpu-moe 2" in argv
+    by_tuned = {one["key"] for one in explained if "tuned" in one["origin"]}
+    assert by_tuned == {*values}
+    fit = [["memory.n_cpu_moe", "default"], ["memory.n_gpu_layers", "default"]]
+    assert extras(plan, "mtp") == [FROZEN, fit]
+    assert "memory.fit_mib" not in reasons
+    assert "fit is tried again" in said
+    assert margin.fit_mib is None  # no guard raises what means nothing
+
+
+def test_a_placement_by_hand_stays_as_a_person_wrote_it(box: SweepBox) -> None:
+    box.call("apply", "card", "--yes", "--set", "memory.n_cpu_moe=1")
+    found = box.json("sweep", "run", "--dry-run")["plan"]
+    reasons = {one["what"]: one["reason"] for one in found["left_out"]}
+    assert reasons["frozen placement"] == "memory.n_cpu_moe is pinned"
+    assert extras(found, "mtp") == [[]]
+
+
+def test_a_draft_model_with_the_same_tokens_is_a_kind_of_its_own(box: SweepBox) -> None:
+    little = box.box.folder / "little.gguf"
+    plan, _, _ = dry_run(box, "night", f"speculation.draft_model={little}")
+    assert extras(plan, "draft") == [[["speculation.draft_model", str(little)]]]
+    assert extras(plan, "mtp") == [[]]
+
+
+def test_a_draft_model_that_cannot_draft_says_why(box: SweepBox, tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    write(design(replace(LITTLE, n_vocab=2048)), other)
+    tiny = box.box.folder / "tiny.gguf"
+    names = f"speculation.draft_model={other},{tiny},{tmp_path / 'none.gguf'}"
+    plan, reasons, _ = dry_run(box, "night", names)
+    assert "draft" not in {one["speculation"] for one in plan["families"]}
+    assert "does not speak the model's tokens" in reasons[str(other)]
+    assert "no smaller" in reasons[str(tiny)]
+    assert "missing" in reasons[str(tmp_path / "none.gguf")]
+    assert "no smaller" in reasons["fake, draft"]
