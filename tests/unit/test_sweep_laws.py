@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from benchmarks.simulator.box import Truth
+from benchmarks.simulator.cards import CARDS
 from tunerd.core.sweep import Arm
 from tunerd.core.sweep.family_costs import Elsewhere, FamilyCosts
 from tunerd.core.sweep.grid import Variant
@@ -95,3 +98,43 @@ def test_a_start_that_ran_out_of_memory_raises_the_margin() -> None:
     before = fit_memory([])
     after = fit_memory([Free("1", ARM, 0.0, -150.0, is_failure=True)])
     assert after.needed_margin_mib(ARM, 100.0, 0.0) > before.needed_margin_mib(ARM, 100.0, 0.0)
+
+
+def seen_of(truth: Truth, arms: Sequence[Arm]) -> list[Free]:
+    """What processes of these arms show after a load and with their context full."""
+    return [
+        Free(str(number), arm, share, truth.free_mib(arm, share))
+        for number, arm in enumerate(arms)
+        for share in (0.0, 1.0)
+    ]
+
+
+def test_what_another_cache_type_takes_is_known_where_everything_fits_on_the_card() -> None:
+    """And one that does not fit, so that weights leave the card, says nothing of those that do."""
+    truth = Truth(CARDS["24G"]())
+    home = Arm("mainline", "mtp", 2, 0.75, 512, "q4_0", 256, 2048, 8)
+    known = [home, replace(home, n_max=6), replace(home, ubatch=512)]
+    unseen = fit_memory(seen_of(truth, known))
+    assert not unseen.is_binding
+    asked = replace(home, kv="q8_0", n_max=4)
+    free, error = unseen.free_mib(asked)
+    assert error > 300, "how large the cache is, nobody has said"
+    assert abs(free - truth.headroom_mib(asked)) < 2 * error
+
+    law = fit_memory(seen_of(truth, [*known, replace(home, kv="q8_0"), replace(home, kv="f16")]))
+    for arm in (asked, replace(home, n_max=4), replace(asked, ubatch=512)):
+        free, error = law.free_mib(arm)
+        assert free == pytest.approx(truth.headroom_mib(arm), abs=150)
+        assert error < 150
+    free, error = law.free_mib(replace(home, kv="f16"))
+    assert free + 2 * error < 0, "it does not fit beside all weights"
+
+
+def test_the_cache_type_makes_no_difference_where_the_fit_makes_room_for_it() -> None:
+    truth = Truth(CARDS["12G"]())
+    home = Arm("mainline", "mtp", 2, 0.75, 1024, "q8_0", 512, 2048, 8)
+    law = fit_memory(seen_of(truth, [home, replace(home, n_max=6), replace(home, kv="f16")]))
+    assert law.is_binding
+    for kv in ("f16", "q8_0", "q4_0"):
+        arm = replace(home, kv=kv, n_max=4)
+        assert law.free_mib(arm)[0] == pytest.approx(truth.headroom_mib(arm), abs=150)

@@ -3,9 +3,10 @@
 VRAM left free at depth d of a context of C tokens, for margin m:
 
     free = s m - h0 - h1 n_max - h2 (sqrt(ubatch / 512) - 1) - (G + G2 (sqrt(ubatch / 512) - 1)) d / C
-           + e n
+           - K (b - b8) + e n
 
-n are layers whose experts are in RAM by hand; a placement by hand has a law of its own, without a
+b is what a cached value of this type takes against f16, b8 that of q8_0; K is the cache as f16, and about
+0 where the fit sees the cache and makes room for it. n are layers whose experts are in RAM by hand; a placement by hand has a law of its own, without a
 margin. G is what the engine allocates while the context fills, which its own fit does not see. s is 1 where
 the fit had to move weights off the card to keep the margin, and 0 where everything fitted anyway.
 A Gaussian prior makes the law usable before anything was seen, and gives it an error. A recurrent
@@ -30,9 +31,19 @@ JITTER_MIB = 30.0
 _ROW_SD = 15.0  # of readings within one process
 _PLACEMENT_SD = 25.0  # weights move in whole tensors
 # The experts of one layer take 100 to 500 MiB in models of 30 to 35 billion weights at 4 bits.
-_PRIOR = np.array([0.0, 40.0, 100.0, 250.0, 60.0, -250.0])
-_SPREAD = np.array([900.0, 40.0, 150.0, 250.0, 120.0, 200.0])
-_RELATIVE_SPREAD = np.array([250.0, 25.0, 60.0, 120.0, 60.0, 40.0])
+_PRIOR = np.array([0.0, 40.0, 100.0, 250.0, 60.0, 0.0, -250.0])
+_SPREAD = np.array([900.0, 40.0, 150.0, 250.0, 120.0, 60.0, 200.0])
+_RELATIVE_SPREAD = np.array([250.0, 25.0, 60.0, 120.0, 60.0, 300.0, 40.0])
+# Where the fit makes no room, all that is allocated counts: the whole compute buffer, and the cache, which
+# is 2.5 and 8 GiB as f16 for 131,072 tokens of the published models.
+_FREE_PRIOR = np.array([0.0, 100.0, 600.0, 250.0, 60.0, 4000.0, -250.0])
+_FREE_SPREAD = np.array([900.0, 60.0, 400.0, 250.0, 120.0, 3000.0, 200.0])
+_CACHE = 5
+# Bytes of a cached value against f16, the scales of its block included.
+_KV_SIZE = {
+    "f32": 2.0, "f16": 1.0, "bf16": 1.0, "q8_0": 34 / 64, "q5_1": 24 / 64, "q5_0": 22 / 64,
+    "q4_1": 20 / 64, "q4_0": 18 / 64, "iq4_nl": 18 / 64,
+}  # fmt: skip
 # More free than the margin by so much after a load: the fit had nothing to do.
 _NOT_BINDING_MIB = 400.0
 # What a start that ran out of memory says: it lacked this much, give or take.
@@ -56,7 +67,7 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLaw:
-    """The law of one family: coefficients (h0, h1, h2, G, G2, -e) and their covariance.
+    """The law of one family: coefficients (h0, h1, h2, G, G2, K, -e) and their covariance.
 
     `is_binding`: whether the fit moves weights to keep its margin.
     """
@@ -88,7 +99,7 @@ class MemoryLaw:
     def to_json(self) -> dict[str, object]:
         """Numbers for the evidence."""
         names = ("h0_mib", "h1_mib_per_draft", "h2_mib", "growth_mib", "growth_ubatch_mib",
-                 "experts_mib")  # fmt: skip
+                 "cache_mib", "experts_mib")  # fmt: skip
         errors = np.sqrt(np.maximum(np.diag(self.covariance), 0.0))
         return {
             **{name: round(float(value), 1) for name, value in zip(names, self.mean, strict=True)},
@@ -109,10 +120,10 @@ def fit_memory(
         relative: The law of the same engine with another kind of speculation, or of another variant.
         jitter_mib: Spread between loads.
     """
-    mean, spread = _PRIOR.copy(), _SPREAD
-    if relative is not None:
-        mean, spread = relative.mean.copy(), np.minimum(_RELATIVE_SPREAD, _SPREAD)
     is_binding = _is_binding(seen, relative)
+    mean, spread = _prior(relative, is_binding=is_binding)
+    if not is_binding:
+        seen = _where_all_fitted(seen)
     if not seen:
         return MemoryLaw(mean, np.diag(spread**2), is_binding, 0, jitter_mib)
     terms = np.array([_terms(row.arm, row.share) for row in seen])
@@ -152,7 +163,32 @@ def _is_binding(seen: Sequence[Free], relative: MemoryLaw | None) -> bool:
     return 2 * free < len(loaded)
 
 
+def _prior(relative: MemoryLaw | None, *, is_binding: bool) -> tuple[Array, Array]:
+    """Mean and spread of the coefficients before anything was seen."""
+    mean, spread = (_PRIOR, _SPREAD) if is_binding else (_FREE_PRIOR, _FREE_SPREAD)
+    if relative is None:
+        return mean, spread
+    known, near = relative.mean.copy(), np.minimum(_RELATIVE_SPREAD, spread)
+    if relative.is_binding != is_binding:  # it says nothing of the cache
+        known[_CACHE], near[_CACHE] = mean[_CACHE], spread[_CACHE]
+    return known, near
+
+
+def _where_all_fitted(seen: Sequence[Free]) -> Sequence[Free]:
+    """Readings of processes for which no weights had to leave the card; all, if there are none."""
+    moved = {
+        row.process
+        for row in seen
+        if row.share == 0.0
+        and not row.is_failure
+        and not row.arm.is_placed
+        and row.free_mib <= row.arm.fit_mib + _NOT_BINDING_MIB
+    }
+    return [row for row in seen if row.process not in moved] or seen
+
+
 def _terms(arm: Arm, share: float) -> Array:
     width = math.sqrt(max(arm.ubatch, 1) / 512) - 1.0
     drafted, experts = float(arm.n_max if arm.drafts else 0), float(arm.n_cpu_moe or 0)
-    return np.array([1.0, drafted, width, share, share * width, experts])
+    cache = _KV_SIZE.get(arm.kv, 1.0) - _KV_SIZE["q8_0"]
+    return np.array([1.0, drafted, width, share, share * width, cache, experts])
