@@ -207,6 +207,35 @@ def test_where_what_serves_does_not_start_the_reason_says_so() -> None:
     assert outcome.evidence.reasons == ("what serves could not be measured: hang, hang, hang",)
 
 
+def test_what_serves_without_room_leaves_its_own_kind_of_speculation_to_be_tried() -> None:
+    one = task("12G", "agent", None)
+    drafts = Family((2, 4), (0.0,), tuple(range(0, 4097, 512)), ("q8_0",), (512,), (2048,), (8,))
+    one = replace(
+        one, space=Space({("mainline", "mtp"): drafts}),
+        incumbent=replace(OFF, spec="mtp", n_max=2, fit_mib=0, threads=8),
+    )  # fmt: skip
+    outcome = night(one, one.box(), 0.5)
+    assert [row.failure for row in outcome.evidence.samples[:3]] == ["oom", "oom", "oom"]
+    assert outcome.evidence.arms
+    assert outcome.verdict == "inconclusive"
+
+
+class OddThreads(SimulatedBox):
+    """Hangs with one number of threads, of any build and kind."""
+
+    def restart(self, arm: Arm) -> Boot:
+        if arm.threads == 6:
+            self._now += 30.0
+            return Boot(False, 30.0, "hang")
+        return super().restart(arm)
+
+
+def test_one_arm_that_hangs_again_and_again_condemns_no_whole_family() -> None:
+    one = two_arms()
+    outcome = night(replace(one, incumbent=replace(one.incumbent, threads=6)), OddThreads(one.card))
+    assert {row.arm.threads for row in outcome.evidence.arms} == {4, 8}
+
+
 # Tools
 
 

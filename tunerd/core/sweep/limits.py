@@ -80,15 +80,18 @@ class _Seen:
                 deep.append(free)
         if deep:
             self.filled[memory_of(arm)].append(min(deep))
+        if process.failure or process.died_of:
+            self._add_failure(process, arm)
+
+    def _add_failure(self, process: Process, arm: Arm) -> None:
         failure = process.failure or process.died_of
-        if not failure:
-            return
         self.failures[arm].append(failure)
-        self.family_failures[arm.family].append(failure)
+        if len(self.failures[arm]) <= _TRIES:  # one arm alone says little of its family
+            self.family_failures[arm.family].append(failure)
         if "oom" in (process.failure, process.died_of):
             self.walls.append(arm)
         if process.failure == "refused":
-            self.refused_variants.add(variant)
+            self.refused_variants.add((arm.family, variant_of(arm)))
 
 
 class Limits:
@@ -190,7 +193,7 @@ class Limits:
             return "the engine refused it"
         if len(failures) >= _TRIES:
             return f"failed {len(failures)} times: {', '.join(failures)}"
-        return self._walled(arm) or self.family_fails(arm.family) or self._variant_refused(arm)
+        return self.walled(arm) or self.family_fails(arm.family) or self._variant_refused(arm)
 
     def failures(self, arm: Arm) -> list[str]:
         """Every failure of an arm, in order."""
@@ -216,7 +219,7 @@ class Limits:
             return None
         return "the engine refused its settings"
 
-    def _walled(self, arm: Arm) -> str | None:
+    def walled(self, arm: Arm) -> str | None:
         """A smaller need ran out of memory already."""
         for wall in self._seen.walls:
             if (

@@ -238,6 +238,11 @@ class Search:
         if wanted is None:
             wanted = family.fit_mib[-1]
         probe = arm.with_margin(wanted)
+        while self.limits.walled(probe) is not None:  # nothing is known of memory but such walls
+            larger = family.margin_at_least(probe.fit_mib + _OOM_STEP_MIB)
+            if larger is None:
+                return None
+            probe = probe.with_margin(larger)
         return None if self.limits.fails(probe) is not None else probe
 
     def _measure_seeds(self, reserve_s: Callable[[], float]) -> None:
@@ -345,7 +350,7 @@ class Search:
             TimeUp: There is no time for it.
         """
         missing = self.policy.tool_calls - self.limits.own_tool_calls(arm)[0]
-        if missing <= 0:
+        if missing <= 0 or self.limits.fails(arm) is not None:
             return
         self.night.require(self.night.process_s(arm))
         try:
