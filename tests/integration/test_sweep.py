@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.stand_in import install
 from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept, until
+from tunerd.actions.context import Context
+from tunerd.actions.promote import follow_policy, promote
+from tunerd.core.progress import Progress
+from tunerd.errors import Interrupted
 from tunerd.system.ports import free_port
 
 # Each test goes on from what the one before it left, so all run in one process.
@@ -153,6 +158,44 @@ def test_a_winner_that_a_person_rolls_back_stays_away_until_it_is_promoted_again
     box.json("promote", number, "--yes")
     assert box.json("plan", "night")["diff"] == ""
     assert "--spec" not in " ".join(box.engine.served()[-1])
+
+
+def while_measured_again(box: SweepBox, do: Callable[[], object]) -> Context:
+    """A context in which something happens as soon as the winner is measured through the unit."""
+
+    def sink(progress: Progress) -> None:
+        if "once more" in progress.text:
+            do()
+
+    return replace(box.box.context, progress=sink)
+
+
+def test_what_a_person_deploys_while_the_winner_is_measured_again_stays(
+    box: SweepBox, found: dict[str, Any]
+) -> None:
+    number = int(found["sweep"])
+    box.json("rollback", "--yes")
+    ctx = while_measured_again(box, lambda: box.json("rollback", "--yes"))
+    done = promote(ctx, number, drain=False, confirm=lambda _plan: None)
+    assert done.exit_code == 1
+    assert "overtaken" in {one.code for one in done.messages}
+    assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
+    assert "--spec-draft-n-max 4" in " ".join(box.json("plan", "night")["argv"])
+
+
+def test_a_promotion_by_policy_that_is_interrupted_ends_the_command(
+    box: SweepBox, found: dict[str, Any]
+) -> None:
+    def interrupt() -> None:
+        raise Interrupted("by hand")
+
+    ctx = while_measured_again(box, interrupt)
+    sweep = ctx.settings.sweep.model_copy(update={"promote": "auto"})
+    ctx = replace(ctx, settings=ctx.settings.model_copy(update={"sweep": sweep}))
+    with pytest.raises(Interrupted):
+        follow_policy(ctx, int(found["sweep"]))
+    box.json("rollback", "--yes")
+    box.json("promote", str(found["sweep"]), "--yes")
 
 
 def test_a_winner_that_dies_in_service_is_taken_back_and_not_proposed_again(

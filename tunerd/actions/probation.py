@@ -160,6 +160,10 @@ def run_probation(
     return watch.run(duration_s or ctx.settings.probation.duration_s)
 
 
+class _Overtaken(Exception):
+    """Something else serves than what is watched."""
+
+
 class _Watch:
     """One probation."""
 
@@ -198,6 +202,11 @@ class _Watch:
             if found.standing is Standing.WORSE:
                 return self._take_back(found)
         return self._end("passed", "nothing was worse than what was measured of it")
+
+    def _demand_still(self, _target: object) -> None:
+        """Asked under the lock: nobody has deployed anything else since the last look."""
+        if not self._still_serves():
+            raise _Overtaken
 
     def _still_serves(self) -> bool:
         entry = self._ctx.generations.serving(self._ctx.unit)
@@ -239,10 +248,13 @@ class _Watch:
         ctx, generation = self._ctx, self._generation
         ctx.say(f"generation {generation.number} is taken back: {found.reason}")
         self._write("worse", found.reason, 0.0)
-        rollback(
-            ctx, to=generation.replaced_backup, drain=True, confirm=lambda _target: None,
-            reason="guard",
-        )  # fmt: skip
+        try:
+            rollback(
+                ctx, to=generation.replaced_backup, drain=True, confirm=self._demand_still,
+                reason="guard",
+            )  # fmt: skip
+        except _Overtaken:
+            return self._end("ended", "something else was deployed")
         if self._sweep is not None:
             self._remember(found.reason)
         return self._end("taken back", found.reason, exit_code=3)

@@ -13,7 +13,7 @@ from tunerd.actions.plan import Plan
 from tunerd.actions.probation import ProbationPlan, begin_probation
 from tunerd.actions.results import StalenessCheck
 from tunerd.actions.rollback import rollback
-from tunerd.actions.sweep_live import LiveTurn, expected_turns, measure_live
+from tunerd.actions.sweep_live import LiveTurn, NoAnswer, expected_turns, measure_live
 from tunerd.actions.sweep_plan import PreparedSweep, prepare, request_from_json
 from tunerd.actions.sweep_record import StoredSweep, decide, find_sweep, reading
 from tunerd.actions.tuned_layer import (
@@ -32,7 +32,14 @@ from tunerd.core.sweep.sample import arm_from_json, plain
 from tunerd.core.sweep.words import changed
 from tunerd.core.tuned import TunedRecord
 from tunerd.core.window import Deadline
-from tunerd.errors import BenchError, DeployError, TunerdError, UsageError
+from tunerd.errors import (
+    BenchError,
+    DeployError,
+    Interrupted,
+    Stranded,
+    TunerdError,
+    UsageError,
+)
 
 Confirm = Callable[[Plan], None]
 PROMOTED, DECLINED, TAKEN_BACK = "promoted", "declined", "taken back"
@@ -64,6 +71,9 @@ def promote(
         confirm: Shows the plan and asks; raises to stop.
         with_probation: Whether it is watched afterwards.
 
+    Returns:
+        Exit code 3 where the winner was taken back, 1 where somebody deployed something else meanwhile.
+
     Raises:
         UsageError: that sweep proved no winner, or it was decided already.
         DeployError: what was proved is no longer valid here.
@@ -76,6 +86,7 @@ def promote(
     request = PlanRequest(resolved.profile, resolved.options, tuned=nest(dict(proposal.values)))
     done = apply(ctx, request, drain=drain, confirm=confirm, reason="promote", probation=False)
     messages = list(done.messages)
+    generation = int(done.payload["generation"])
     verdict = _measured_again(ctx, proposal)
     payload: dict[str, Any] = {
         **done.payload,
@@ -84,9 +95,18 @@ def promote(
         "tuned": dict(proposal.values),
         "measured_again": verdict.to_json(),
     }
-    if verdict.is_worse:
-        return _take_back(ctx, proposal, verdict, payload, messages)
-    generation = int(done.payload["generation"])
+    try:
+        _demand_still(ctx, generation)
+        if verdict.is_worse:
+            return _take_back(ctx, proposal, verdict, payload, messages)
+    except _Overtaken:
+        told = warning(
+            "overtaken",
+            f"something else was deployed while generation {generation} was measured again: what the "
+            "sweep found is not in force",
+            "`tunerd history`",
+        )
+        return ActionResult("promote", payload, (*messages, told), 1, has_acted=True)
     write_tuned(ctx, _record(ctx, proposal, verdict, generation))
     forget_failure(ctx, resolved.profile, proposal.arm)
     decide(ctx, sweep.number, {"what": PROMOTED, "generation": generation, "text": verdict.text})
@@ -118,6 +138,10 @@ def follow_policy(
     """What the settings say becomes of a winner; called when a sweep has proved one.
 
     It is not deployed where a window ends (`deadline`) before the load (`load_s`) could.
+
+    Raises:
+        Stranded: nothing serves.
+        Interrupted: somebody ended the command.
     """
     policy = ctx.settings.sweep.promote
     if policy == "never":
@@ -131,9 +155,13 @@ def follow_policy(
         return (warning("not-promoted", text, f"`tunerd promote {number}`"),)
     try:
         done = promote(ctx, number, drain=True, confirm=lambda _plan: None)
+    except (Stranded, Interrupted):  # nothing serves, or somebody wants an end: no line in a list
+        raise
     except TunerdError as error:
         text = f"the winner was not deployed: {error.message}"
         return (warning("not-promoted", text, error.hint),)
+    if done.exit_code:
+        return done.messages
     return (note("promoted", str(done.payload["summary"])), *done.messages)
 
 
@@ -204,17 +232,21 @@ def _demand_valid(ctx: Context, sweep: StoredSweep, arm: Arm) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """What the serving unit showed of the winner; `live` is None where it could not be measured."""
+    """What the serving unit showed of the winner; `live` is None where it could not be measured.
+
+    `is_silent`: it gave no answer.
+    """
 
     live: LiveTurn | None
     before_s: float | None
     after_s: float | None
     problem: str | None = None
+    is_silent: bool = False
 
     @property
     def is_worse(self) -> bool:
-        """Not even as fast as what it replaced was in the pairs."""
-        return (
+        """It does not answer, or not even as fast as what it replaced did in the pairs."""
+        return self.is_silent or (
             self.live is not None
             and self.before_s is not None
             and (self.live.turn_s >= self.before_s)
@@ -222,6 +254,8 @@ class _Again:
 
     @property
     def text(self) -> str:
+        if self.is_silent:
+            return f"through the unit that serves it gave no answer: {self.problem}"
         if self.live is None:
             return f"it could not be measured again through the unit: {self.problem}"
         seen = f"through the unit that serves a turn takes {self.live.turn_s:.3f} s"
@@ -234,15 +268,35 @@ class _Again:
         return {"live": live, "before_s": self.before_s, "after_s": self.after_s, "text": self.text}
 
 
+class _Overtaken(Exception):
+    """Something else was deployed than the winner."""
+
+
+def _demand_still(ctx: Context, generation: int) -> None:
+    entry = ctx.generations.serving(ctx.unit)
+    if entry is None or entry.generation.number != generation:
+        raise _Overtaken
+
+
 def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
     ctx.say("measuring once more through the unit that serves")
     workload = proposal.prepared.workload
+    life = ctx.services.state(ctx.unit).invocation_id
     before, after = expected_turns(proposal.sweep.evidence or {}, workload) or (None, None)
     try:
         live = measure_live(ctx, workload, proposal.prepared.seed + 1)
     except BenchError as error:
-        return _Again(None, before, after, error.cause or error.message)
+        problem = error.cause or error.message
+        return _Again(None, before, after, problem, is_silent=_is_silent(ctx, error, life))
     return _Again(live, before, after)
+
+
+def _is_silent(ctx: Context, error: BenchError, life: str | None) -> bool:
+    """Whether the unit fails that was just deployed; one that a person stopped or restarted does not."""
+    state = ctx.services.state(ctx.unit)
+    if state.has_failed or state.n_restarts:
+        return True
+    return isinstance(error, NoAnswer) and state.is_active and state.invocation_id == life
 
 
 def _take_back(
@@ -252,15 +306,21 @@ def _take_back(
     payload: Mapping[str, Any],
     messages: list[Message],
 ) -> ActionResult:
-    """What serves is slower than what it replaced was: go back, and remember that."""
+    """What serves is slower than what it replaced was: go back, and remember that.
+
+    Raises:
+        _Overtaken: somebody has deployed something else meanwhile.
+    """
     number, profile = proposal.sweep.number, proposal.prepared.plan_request.profile
     backup = payload["backup"]
-    back = rollback(ctx, to=backup, drain=False, confirm=lambda _target: None, reason="guard")
+    generation = int(payload["generation"])
+    back = rollback(ctx, to=backup, drain=False,
+                    confirm=lambda _target: _demand_still(ctx, generation), reason="guard")  # fmt: skip
     identity = proposal.prepared.seen.identities.get(proposal.arm.engine)
     remember_failure(ctx, profile, proposal.arm, identity, verdict.text)
     decide(ctx, number, {"what": TAKEN_BACK, "text": verdict.text})
     messages.append(
-        warning("taken-back", f"the winner was not faster in service, so it was taken back: {verdict.text}",
+        warning("taken-back", f"the winner was not as good in service and was taken back: {verdict.text}",
                 f"`tunerd sweep report {number}`")
     )  # fmt: skip
     told = {**payload, "summary": back.payload["summary"], "generation": back.payload["generation"]}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from tunerd.actions.bench_ask import Asker
 from tunerd.actions.bench_plan import prompt_book
 from tunerd.actions.bench_target import letters_per_token, open_live
+from tunerd.actions.bench_watch import TrafficWatch
 from tunerd.actions.context import Context
 from tunerd.actions.sweep_texts import SweepTexts
 from tunerd.core.bench.composing import Route
 from tunerd.core.bench.trust import quiet_from
-from tunerd.core.sample import Mark
+from tunerd.core.sample import Mark, Timings
 from tunerd.core.sweep import Request
 from tunerd.core.workload import Workload
 from tunerd.errors import BenchError
@@ -43,11 +44,16 @@ class LiveTurn:
         return {"turn_s": self.turn_s, "rounds_s": list(self.rounds_s), "void": self.n_void}
 
 
+class NoAnswer(BenchError):
+    """The unit that serves gave no answer to a request of the workload."""
+
+
 def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
-    """Ask the serving unit as a pair of the verdict would be asked; others' requests may go on.
+    """Ask the serving unit as a pair of the verdict would be asked; what others disturb is void.
 
     Raises:
-        BenchError: it does not answer, or no round was undisturbed.
+        NoAnswer: it gave none.
+        BenchError: it cannot be asked, or no round was undisturbed.
     """
     target = open_live(ctx).target
     target = replace(target, route=Route.NATIVE)
@@ -55,20 +61,21 @@ def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
     texts.learn(lambda text: letters_per_token(target.server, text), _LETTERS)
     asker = Asker(ctx, target, target.life() or "live", quiet_from(()))
     asked = _Asked(texts, asker)
+    traffic = TrafficWatch(ctx, target)
     prefix = max(one.cached_tokens for one in workload.classes)
     kind = workload.classes[workload.deepest].kind
-    asked.one(Request(kind, "live warm-up", prefix, _PREFIX_TAIL, _WARM_UP_TOKENS))
-    rounds = []
-    for number in range(_ROUNDS):
-        walls = [asked.wall_s(
-            Request(one.kind, f"live {number} {at}", one.cached_tokens, one.new_tokens, one.n_predict)
-        ) for at, one in enumerate(workload.classes)]  # fmt: skip
-        known = [wall for wall in walls if wall is not None]
-        if len(known) == len(walls):
-            rounds.append(workload.turn_time_s(known))
-    if not rounds:
-        raise BenchError("the unit that serves could not be measured undisturbed")
-    return LiveTurn(tuple(rounds), asked.n_void)
+    for attempt in range(_TRIES):
+        traffic.wait_until_idle()
+        traffic.open()
+        asked.begin(attempt)
+        asked.one(Request(kind, "live warm-up", prefix, _PREFIX_TAIL, _WARM_UP_TOKENS))
+        turns = [asked.turn_s(workload, number) for number in range(_ROUNDS)]
+        rounds = tuple(turn for turn in turns if turn is not None)
+        seen, _ = traffic.close(asked.timings)
+        if rounds and seen.is_foreign is not True:
+            return LiveTurn(rounds, asked.n_void)
+        asked.n_void += len(rounds)
+    raise BenchError("the unit that serves could not be measured undisturbed")
 
 
 @dataclass
@@ -77,19 +84,45 @@ class _Asked:
     asker: Asker
     position: int = 0
     n_void: int = 0
+    timings: list[Timings | None] = field(default_factory=list)
+    name: str = "live"
+
+    def begin(self, attempt: int) -> None:
+        """New texts, of which nobody has counted anything yet."""
+        self.timings = []
+        self.name = f"live {attempt}"
+
+    def turn_s(self, workload: Workload, number: int) -> float | None:
+        """One round of the workload; None where a class was disturbed each time."""
+        walls = [
+            self.wall_s(
+                Request(one.kind, f"{self.name} {number} {at}", one.cached_tokens, one.new_tokens,
+                        one.n_predict, one.concurrency)
+            )
+            for at, one in enumerate(workload.classes)
+        ]  # fmt: skip
+        known = [wall for wall in walls if wall is not None]
+        return workload.turn_time_s(known) if len(known) == len(walls) else None
 
     def one(self, request: Request, attempt: int = 0) -> tuple[float, Sequence[Mark]]:
-        """Wall time of one request [s], and what speaks against it.
+        """Wall time of one request, of several at once their mean [s], and what speaks against it.
 
         Raises:
-            BenchError: there is no answer.
+            NoAnswer: there is none.
         """
-        composed, prompts = self.texts.compose(replace(request, concurrency=1), attempt)
-        sample = self.asker.ask(composed[0], prompts[0], self.position).sample
-        self.position += 1
-        if sample.problem is not None or sample.client is None:
-            raise BenchError("the unit that serves gave no answer", cause=sample.problem)
-        return sample.client.wall_ms / 1000, sample.marks
+        composed, prompts = self.texts.compose(request, attempt)
+        if len(composed) > 1:
+            found, _ = self.asker.ask_at_once(composed, prompts, self.position)
+        else:
+            found = [self.asker.ask(composed[0], prompts[0], self.position)]
+        self.position += len(found)
+        samples = [one.sample for one in found]
+        self.timings += [one.timings for one in samples]
+        for sample in samples:
+            if sample.problem is not None or sample.client is None:
+                raise NoAnswer("the unit that serves gave no answer", cause=sample.problem)
+        wall_ms = fmean(one.client.wall_ms for one in samples if one.client is not None)
+        return wall_ms / 1000, tuple(mark for one in samples for mark in one.marks)
 
     def wall_s(self, request: Request) -> float | None:
         """The same, asked again where something disturbed it; None if it always did."""

@@ -35,7 +35,7 @@ from tunerd.core.result import ActionResult, Message, note, warning
 from tunerd.core.sweep import Arm, Outcome, Sample, tune
 from tunerd.core.sweep.arm import as_arm
 from tunerd.core.sweep.words import changed
-from tunerd.errors import HostError, TunerdError, UsageError
+from tunerd.errors import HostError, Stranded, TunerdError, UsageError
 from tunerd.system.interrupts import words_of
 from tunerd.system.store import EvidenceStore
 
@@ -43,7 +43,6 @@ from tunerd.system.store import EvidenceStore
 _SLACK_S = 120.0
 _LEAST_S = 30.0
 _QUIET_POLL_S = 2.0
-_LONGEST_WAIT_S = 3600.0
 
 Confirm = Callable[[PreparedSweep], None]
 
@@ -197,6 +196,10 @@ class _Run:
     command: str
     house: House
     _told: list[str] = field(default_factory=list)
+    _restarts: int = 0
+    _elapsed_s: float = 0.0
+    _has_answers: bool = False
+    _found: Outcome | None = None
 
     def go(self) -> ActionResult:
         """All of it."""
@@ -209,9 +212,7 @@ class _Run:
             raise
         is_over = ended is not None and outcome.verdict == "inconclusive"
         keeper.end(RunOutcome.STOPPED if is_over else RunOutcome.DONE, "; ".join(verdict.reasons))
-        measured = outcome.verdict != "inconclusive" or any(
-            sample.answer is not None for sample in outcome.evidence.samples
-        )
+        measured = outcome.verdict != "inconclusive" or self._has_answers
         payload = {
             "sweep": keeper.number,
             "verdict": verdict.outcome,
@@ -221,8 +222,8 @@ class _Run:
             "arm": str(as_arm(outcome.arm)),
             "changes": changed(as_arm(outcome.arm), self.prepared.base.arm),
             "arms_measured": len(outcome.evidence.arms),
-            "restarts": outcome.evidence.restarts,
-            "elapsed_s": outcome.evidence.elapsed_s,
+            "restarts": self._restarts,
+            "elapsed_s": self._elapsed_s,
             "known_before": len(self.known),
             "without_service_s": away_s,
         }
@@ -253,10 +254,21 @@ class _Run:
         samples: list[dict[str, Any]] = list(self.known)
         away_s: float | None = None
         while True:
-            outcome, box, held = self._once(self._left_s(end_s), samples)
+            try:
+                outcome, box, held = self._once(self._left_s(end_s), samples)
+            except Stranded:
+                if self._found is not None:  # the way back failed, not what was measured
+                    self.keeper.result(
+                        self._found, self.prepared.base.arm, self.prepared.shape.name
+                    )
+                raise
             self._told += held.notes
             away_s = _added(away_s, held.without_service_s)
-            samples += [sample.to_json() for sample in outcome.evidence.samples]
+            found = outcome.evidence
+            samples += [sample.to_json() for sample in found.samples]
+            self._restarts += found.restarts
+            self._elapsed_s += found.elapsed_s
+            self._has_answers |= any(sample.answer is not None for sample in found.samples)
             yielded = box.yielded
             if yielded is None or not self._wait_until_quiet(end_s, str(yielded)):
                 break
@@ -301,9 +313,10 @@ class _Run:
                 left = left_s - (ctx.clock.monotonic_s() - began_s)
                 ctx.report(Progress(_told(sample), left_s=max(0.0, left)))
 
+            self._found = None
             try:
                 with sink.muted():
-                    outcome = tune(
+                    outcome = self._found = tune(
                         box, prepared.space.space, prepared.workload, prepared.base.arm, left_s,
                         np.random.default_rng([prepared.seed, len(known)]), history=known,
                         policy=prepared.policy, on_sample=on_sample,
@@ -344,8 +357,7 @@ class _Run:
         quiet_s = ctx.settings.sweep.quiet_s
         ctx.say(f"the sweep yielded: {why}; it goes on when nobody was served for "
                 f"{format_duration(quiet_s)}")  # fmt: skip
-        left_s = min(self._left_s(end_s) - _LEAST_S - quiet_s, _LONGEST_WAIT_S)
-        give_up_s = ctx.clock.monotonic_s() + left_s
+        give_up_s = ctx.clock.monotonic_s() + self._left_s(end_s) - _LEAST_S - quiet_s
         idle_since_s = ctx.clock.monotonic_s()
         while ctx.clock.monotonic_s() < give_up_s:
             if _is_busy(ctx) or self.house.trouble() is not None:
