@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.api_box import MEMBER, STRANGER, ApiBox, needs_root, serving
-from tests.support.browser import Chromium, browser
+from tests.support.browser import Chromium, Page, browser
 from tests.support.local_box import Box, deployed
 from tests.support.made_sweep import put_sweep
 from tests.support.readings import a_reading, served
@@ -63,6 +63,11 @@ def watch(box: Box) -> None:
     keeper.close()
 
 
+def drawn(shown: Page) -> None:
+    """Wait until every chart is."""
+    shown.until("!document.querySelector('[data-figure]:not([data-drawn])')")
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "dark"), [(375, True), (1440, False)], ids=["phone", "desk"])
 def test_every_place_is_readable_on_any_screen(
@@ -73,8 +78,9 @@ def test_every_place_is_readable_on_any_screen(
         shown = chromium.open(
             page.url + place, width=width, dark=dark, touch=width < 1000, allow=page.url
         )
-        if shown.inner.locator("[data-figure]").count():
-            shown.inner.wait_for_function("document.querySelectorAll('.chart svg path').length > 3")
+        drawn(shown)
+        if shown.inner.locator("#pause").count():
+            shown.inner.click("#pause")  # what is looked at stays as it is
         wrong = [*shown.overflowing(), *shown.accessibility_problems()]
         wrong += [text for text in shown.complaints() if "404" not in text]
         wrong += ["a script of others ran"] if shown.js("window.broken") else []
@@ -107,7 +113,7 @@ def test_one_deploys_and_goes_back_without_scripts_and_sees_what_is_asked_first(
 
 @pytest.mark.browser
 def test_with_scripts_a_job_is_followed_until_its_end(chromium: Chromium, page: ApiBox) -> None:
-    shown = chromium.open(f"{page.url}/sweeps/1", allow=page.url)
+    shown = chromium.open(f"{page.url}/sweeps/1/decline", allow=page.url)
     shown.inner.fill("#why", "KV types stay")
     shown.inner.click("button:has-text('Decline it')")
 
@@ -115,8 +121,70 @@ def test_with_scripts_a_job_is_followed_until_its_end(chromium: Chromium, page: 
     assert shown.complaints() == []
     shown.inner.goto(f"{page.url}/sweeps/1")
     assert "declined" in " ".join(shown.texts(".facts"))
-    assert shown.inner.locator("button:has-text('Promote it')").count() == 0
+    assert shown.inner.locator("text=Promote it").count() == 0
     shown.close()
+
+
+@pytest.mark.browser
+def test_the_overview_renews_itself_until_it_is_paused(chromium: Chromium, page: ApiBox) -> None:
+    shown = chromium.open(page.url, allow=page.url)
+    shown.inner.clock.install()
+    shown.inner.goto(f"{page.url}/?hours=1")
+    drawn(shown)
+    shown.js("document.querySelector('[data-figure=speed]').marked = true")
+    speed = "document.querySelector('[data-figure=speed]')"
+    n_points = shown.js(f"{speed}.data[0].y.length")
+
+    see(page, 77.7)
+    shown.inner.clock.fast_forward(10_000)
+    shown.inner.wait_for_selector("dd:has-text('77.7')")
+    shown.until(f"{speed}.data[0].y.at(-1) === 77.7")
+    assert shown.js(f"{speed}.data[0].y.length") == n_points + 1
+    assert shown.js(f"{speed}.marked"), "the chart stays, and gets other figures"
+    assert shown.js("document.querySelector('.data td').textContent").strip() == "77.7"
+
+    shown.inner.click("#pause")
+    asked: list[str] = []
+    shown.inner.on("request", lambda request: asked.append(request.url))
+    see(page, 88.8)
+    shown.inner.clock.fast_forward(60_000)
+    assert asked == []
+    assert "It waits" in shown.texts("#renewed")[0]
+    shown.inner.click("#pause")
+    shown.inner.wait_for_selector("dd:has-text('88.8')")
+    assert shown.complaints() == []
+    shown.close()
+
+
+@pytest.mark.browser
+def test_what_a_reader_stands_in_stays_and_a_daemon_that_is_gone_is_said(
+    chromium: Chromium, page: ApiBox
+) -> None:
+    shown = chromium.open(page.url, allow=page.url)
+    shown.inner.clock.install()
+    shown.inner.goto(page.url)
+    drawn(shown)
+    shown.inner.click(".data summary")
+    shown.inner.focus(".data .scroll")
+    see(page, 66.6)
+    shown.inner.clock.fast_forward(10_000)
+    shown.inner.wait_for_selector("dd:has-text('66.6')")
+    assert shown.js("document.activeElement.className") == "scroll"
+    assert shown.js("document.querySelector('details.data').open")
+
+    shown.inner.route("**/live*", lambda route: route.abort())
+    shown.inner.clock.fast_forward(10_000)
+    shown.inner.wait_for_selector("#renewed:has-text('tunerd does not answer')")
+    shown.inner.unroute("**/live*")
+    shown.inner.clock.fast_forward(10_000)
+    shown.inner.wait_for_selector("#renewed:has-text('Renewed at')")
+    shown.close()
+
+
+def see(page: ApiBox, tok_s: float) -> None:
+    """One more look of the daemon, at a server that generates."""
+    now_s = page.box.context.clock.now_s()
+    page.telemetry.add(a_reading(now_s, served=served(777, tok_s)))
 
 
 @pytest.mark.browser
@@ -125,7 +193,7 @@ def test_the_keyboard_reaches_everything_and_the_chosen_theme_stays(
 ) -> None:
     shown = chromium.open(page.url, allow=page.url)
     reached = []
-    for _ in range(14):
+    for _ in range(18):
         shown.inner.keyboard.press("Tab")
         reached.append(shown.js("document.activeElement.textContent.trim()"))
         assert shown.js("getComputedStyle(document.activeElement).outlineStyle") != "none"

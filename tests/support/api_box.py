@@ -25,6 +25,7 @@ from tunerd.actions.telemetry import Telemetry
 from tunerd.system.listen import tcp_socket, unix_socket
 from tunerd.web.app import Desk, Seams
 from tunerd.web.gate import Gate
+from tunerd.web.metrics import CONTENT_TYPE, exposition
 from tunerd.web.page import build_site
 from tunerd.web.server import ApiServer
 
@@ -93,6 +94,10 @@ class ApiBox:
     gate: Gate
     telemetry: Telemetry = field(default_factory=Telemetry)
 
+    def metrics(self) -> tuple[bytes, str]:
+        """What `/metrics` says."""
+        return exposition(self.telemetry.latest()), CONTENT_TYPE
+
     @property
     def url(self) -> str:
         """Of the page."""
@@ -152,22 +157,30 @@ class ApiBox:
 
 @contextlib.contextmanager
 def serving(
-    *, box: Box | None = None, token: str | None = None, group: int | None = None
+    *,
+    box: Box | None = None,
+    token: str | None = None,
+    group: int | None = None,
+    context: Context | None = None,
+    telemetry: Telemetry | None = None,
 ) -> Iterator[ApiBox]:
-    """The API until the body ends; its folder can be entered by everybody, as `/run/tunerd` can."""
+    """The API until the body ends; its folder can be entered by everybody, as `/run/tunerd` can.
+
+    Without `context` it works in that of the box; `telemetry` is what somebody else watches.
+    """
     with tempfile.TemporaryDirectory(prefix="tunerd-api-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         own = box or Box(folder / "box", {"TUNERD_SERVICE__SETTLE_S": "0.2"})
         own.folder.mkdir(exist_ok=True)
-        ctx = own.context
+        ctx = context or own.context
         gate = Gate(
             own_uid=os.getuid(), group=lambda: group, now_s=ctx.clock.monotonic_s, token=token
         )
         path = folder / "tunerd.sock"
         sockets = [unix_socket(path, group=group), tcp_socket("127.0.0.1", 0)]
-        made = ApiBox(own, path, sockets[1].getsockname()[1], gate)
-        desk = Desk(ctx, gate, Seams(made.telemetry))
+        made = ApiBox(own, path, sockets[1].getsockname()[1], gate, telemetry or Telemetry())
+        desk = Desk(ctx, gate, Seams(made.telemetry, made.metrics))
         server = ApiServer(build_site(desk), sockets)
         server.start()
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,6 +69,17 @@ class Page:
     def js(self, expression: str) -> Any:
         """The value of a JavaScript expression."""
         return self.inner.evaluate(expression)
+
+    def until(self, expression: str, limit_s: float = _TIMEOUT_MS / 1000) -> None:
+        """Wait until a JavaScript expression is true.
+
+        Playwright's own `wait_for_function` asks a second time by `eval`, which the page's policy
+        (CSP) refuses: it waits for nothing that is not there at once.
+        """
+        end_s = time.monotonic() + limit_s
+        while not self.js(expression):
+            assert time.monotonic() < end_s, f"never came true: {expression}"
+            self.inner.wait_for_timeout(50)
 
     def texts(self, selector: str) -> list[str]:
         """The visible text of every element."""

@@ -1,39 +1,161 @@
-"""A sweep in a store that ran on a simulated box: real search, real records, no time."""
+"""Sweeps in a store that ran on made boxes: real search, real records, no time."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
 import numpy as np
 
-from benchmarks.simulator.tasks import task
+from benchmarks.simulator.tasks import Task, task
 from tests.support.local_box import Box
+from tunerd.actions.bench_arm import arm_of
+from tunerd.actions.context import Context
+from tunerd.actions.sweep_plan import SweepRequest, plan_arm, prepare
 from tunerd.actions.sweep_record import KIND, SweepKeeper
-from tunerd.core.evidence import RunOutcome, RunRecord, SummaryRecord
-from tunerd.core.sweep import Arm, tune
+from tunerd.core.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord
+from tunerd.core.fingerprint import Fingerprint
+from tunerd.core.sample import ClientTimes, Sample, Timings
+from tunerd.core.sweep import Arm, Boot, Outcome, Request, tune
+from tunerd.core.sweep import Sample as SweepSample
 from tunerd.system.store import EvidenceStore
 
 _HOUR_S = 3600.0
+_NOT_KNOWN = "0" * 64
+
+
+@cache
+def simulated_night() -> tuple[Task, Outcome]:
+    """A night on a simulated box, and what it came to."""
+    one = task("12G", "agent", 1)
+    outcome = tune(
+        one.box(), one.space, one.workload, one.incumbent, 4 * _HOUR_S, np.random.default_rng(1)
+    )
+    return one, outcome
 
 
 def put_sweep(box: Box) -> int:
     """Store one that proves a winner; its number."""
     ctx = box.context
-    one = task("12G", "agent", 1)
-    outcome = tune(
-        one.box(), one.space, one.workload, one.incumbent, 4 * _HOUR_S, np.random.default_rng(1)
-    )
+    ctx.files.make_folder(ctx.paths.evidence.parent)
+    with EvidenceStore(ctx.paths.evidence) as store:
+        return put_night(ctx, store, ctx.clock.now_s() - 4 * _HOUR_S)
+
+
+def put_night(ctx: Context, store: EvidenceStore, started_s: float) -> int:
+    """Store the simulated night once, by the calls by which a real one is; its number."""
+    one, outcome = simulated_night()
     record = RunRecord(
-        kind=KIND, suites=("workload",), started_s=ctx.clock.now_s() - 4 * _HOUR_S, target="a box",
-        seed=1, unit=ctx.unit, profile="plain", model_name="designed", workload="coding-agent",
+        kind=KIND, suites=("workload",), started_s=started_s, target="a box", seed=1,
+        unit=ctx.unit, profile="plain", model_name="designed", workload="coding-agent",
         tunerd_version="test",
     )  # fmt: skip
+    number = store.add_run(record)
+    store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"request": {}}))
+    keeper = SweepKeeper(ctx, store, number)
+    measured: dict[Arm, list[Sample]] = {}
+    for sample in outcome.evidence.samples:
+        if sample.event == "boot":
+            keeper.arm(sample.arm, _arm_record(sample.arm), _NOT_KNOWN)
+        else:
+            measured.setdefault(sample.arm, []).append(_request(sample))
+        keeper.event(sample)
+    for arm, samples in measured.items():
+        keeper.samples(arm, samples)
+    incumbent = one.incumbent
+    assert isinstance(incumbent, Arm)
+    keeper.result(outcome, incumbent, "coding-agent")
+    keeper.end(RunOutcome.DONE, None)
+    return number
+
+
+def _arm_record(arm: Arm) -> ArmRecord:
+    argv = ("/opt/engine/llama-server", "-m", "/models/made.gguf", "--ctx-size", "32768",
+            "--spec-draft-n-max", str(arm.n_max))  # fmt: skip
+    return ArmRecord(name=str(arm), fingerprint=Fingerprint(), engine=arm.engine, argv=argv)
+
+
+def _request(sample: SweepSample) -> Sample:
+    """What the box answered, as a measurement stores it."""
+    request, answer = sample.request, dict(sample.answer or {})
+    assert request is not None
+    names = {one.name for one in fields(Timings)}
+    timings = Timings(**{name: value for name, value in answer.items() if name in names})
+    return Sample(
+        suite="workload", case=request.kind, kind=request.kind, prompt_id=request.prompt_id,
+        process=sample.process, position=1, at_s=sample.at_s, n_predict=request.n_predict,
+        concurrency=request.concurrency, timings=timings,
+        client=ClientTimes(answer["wall_ms"], None),
+    )  # fmt: skip
+
+
+@dataclass
+class DraftingCosts:
+    """A box on which nothing that is drafted is right, so that drafting makes a server slower.
+
+    It tells times of its own, with some noise in them, and serves whatever it is started with.
+    """
+
+    context_tokens: int
+    token_ms: float = 2.5
+    drafted_token_ms: float = 5.0
+    per_request: Collection[str] = ()
+    _now_s: float = 0.0
+    _arm: Arm | None = None
+    _rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(7))
+
+    def now(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def check(self) -> None:
+        """Nobody wants it back."""
+
+    def restart(self, arm: Arm) -> Boot:
+        self._arm = arm
+        self._now_s += 2.0
+        return Boot(ok=True, seconds=2.0)
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        running = arm or self._arm
+        assert running is not None
+        factor = float(np.exp(self._rng.normal(0.0, 0.01)))
+        n, n_prompt = request.n_predict, request.cached_tokens + request.new_tokens
+        each_ms = self.drafted_token_ms if running.drafts else self.token_ms
+        prompt_ms, predicted_ms = 0.05 * n_prompt * factor, each_ms * n * factor
+        self._now_s += (prompt_ms + predicted_ms) / 1000
+        answer = {"cache_n": 0, "prompt_n": n_prompt, "prompt_ms": prompt_ms, "predicted_n": n,
+                  "predicted_ms": predicted_ms, "wall_ms": prompt_ms + predicted_ms}  # fmt: skip
+        if running.drafts:
+            answer |= {"draft_n": n * running.n_max, "draft_n_accepted": 0}
+        return answer | ({"tool_ok": True} if request.kind == "tool" else {})
+
+
+def put_proposal(ctx: Context) -> int:
+    """Store a sweep of what serves that proves it faster without drafts; its number.
+
+    The engine that serves must be one for which that is so, for a promotion measures it again.
+    """
+    prepared = prepare(ctx, SweepRequest(budget_s=2 * _HOUR_S, seed=3), proves=False)
+    box = DraftingCosts(prepared.policy.context_tokens or 1024)
+    incumbent = prepared.base.arm
+    outcome = tune(
+        box, prepared.space.space, prepared.workload, incumbent, 2 * _HOUR_S,
+        np.random.default_rng(3), policy=prepared.policy,
+    )  # fmt: skip
+    assert outcome.verdict == "promote", outcome.evidence.reasons
     with EvidenceStore(ctx.paths.evidence) as store:
-        number = store.add_run(record)
-        store.add_summary(number, SummaryRecord(KIND, "sweep plan", None, {"request": {}}))
-        keeper = SweepKeeper(ctx, store, number)
+        keeper = SweepKeeper.begin(ctx, store, prepared)
+        for arm in {one.arm.canonical() for one in outcome.evidence.arms}:
+            plan = plan_arm(ctx, prepared, arm)
+            record, _ = arm_of(ctx, str(arm), plan.command.argv, {}, None)
+            keeper.arm(arm, record, prepared.shape.sha256)
         for sample in outcome.evidence.samples:
             keeper.event(sample)
-        incumbent = one.incumbent
-        assert isinstance(incumbent, Arm)
-        keeper.result(outcome, incumbent, "coding-agent")
+        keeper.result(outcome, incumbent, prepared.shape.name)
         keeper.end(RunOutcome.DONE, None)
-    return number
+    return keeper.number

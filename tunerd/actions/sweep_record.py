@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -161,6 +161,18 @@ def sweeps(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSwe
     return tuple(_stored(store, run) for run in store.runs(limit=limit, kind=KIND))
 
 
+def sweeps_in_brief(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSweep, ...]:
+    """Sweeps, newest first, with plan, verdict and decision alone: a night's evidence is a megabyte."""
+    found = store.runs(limit=limit, kind=KIND, with_arms=False)
+    return tuple(_stored(store, run, (_PLAN, _DECISION)) for run in found)
+
+
+def page_kept(store: EvidenceStore, number: int) -> Mapping[str, Any] | None:
+    """What a page about a sweep draws, as it was stored at its end; None before that."""
+    kept = [one.figures for one in store.summaries(number, names=(_PAGE,)) if one.suite == KIND]
+    return kept[-1] if kept else None
+
+
 def find_sweep(store: EvidenceStore | None, number: int | None) -> StoredSweep:
     """One sweep; the newest without a number.
 
@@ -188,7 +200,7 @@ def decide(ctx: Context, number: int, decision: Mapping[str, Any]) -> None:
 def history_of(store: EvidenceStore, basis: str, *, but: int | None) -> list[dict[str, Any]]:
     """Samples of earlier sweeps with the same basis, oldest first."""
     found: list[list[dict[str, Any]]] = []
-    for sweep in sweeps(store, limit=_LOOK_BACK):
+    for sweep in sweeps_in_brief(store, limit=_LOOK_BACK):
         if sweep.number == but or sweep.plan.get("basis") != basis:
             continue
         found.append([{**event, "is_earlier": True} for event in store.sweep_events(sweep.number)])
@@ -197,9 +209,13 @@ def history_of(store: EvidenceStore, basis: str, *, but: int | None) -> list[dic
     return [event for events in reversed(found) for event in events]
 
 
-def _stored(store: EvidenceStore, run: StoredRun) -> StoredSweep:
+def _stored(
+    store: EvidenceStore, run: StoredRun, names: Collection[str] = (_PLAN, _EVIDENCE, _DECISION)
+) -> StoredSweep:
     last: dict[str, Mapping[str, Any]] = {
-        one.name: one.figures for one in store.summaries(run.number) if one.suite == KIND
+        one.name: one.figures
+        for one in store.summaries(run.number, names=names)
+        if one.suite == KIND
     }
     verdicts = store.verdicts(run.number)
     return StoredSweep(

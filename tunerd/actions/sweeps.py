@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import read_measurement
-from tunerd.actions.sweep_record import StoredSweep, find_sweep, reading, sweeps
+from tunerd.actions.sweep_record import (
+    StoredSweep,
+    find_sweep,
+    page_kept,
+    reading,
+    sweeps_in_brief,
+)
 from tunerd.core.result import ActionResult, note
 from tunerd.core.sweep.page import page_of
 from tunerd.errors import UsageError
@@ -20,7 +26,7 @@ _NOTHING = note("no-sweep", "there was no sweep yet", "`tunerd sweep run --dry-r
 def list_sweeps(ctx: Context) -> ActionResult:
     """All of them, newest first."""
     with reading(ctx) as store:
-        found = () if store is None else sweeps(store)
+        found = () if store is None else sweeps_in_brief(store)
     rows = [_row(ctx, one) for one in found]
     return ActionResult("sweep list", {"sweeps": rows}, () if rows else (_NOTHING,))
 
@@ -33,8 +39,11 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
     """
     with reading(ctx) as store:
         sweep = find_sweep(store, number)
-        events = store.sweep_events(sweep.number) if store is not None else ()
-    return ActionResult("sweep show", sweep_json(ctx, sweep, events))
+        page = None if store is None else page_kept(store, sweep.number)
+        if page is None:
+            events = () if store is None else store.sweep_events(sweep.number)
+            page = page_of(events, sweep.evidence or {})
+    return ActionResult("sweep show", sweep_json(ctx, sweep, page))
 
 
 def verdict(ctx: Context, number: int | None) -> ActionResult:
@@ -61,10 +70,8 @@ def verdict(ctx: Context, number: int | None) -> ActionResult:
     return ActionResult("verdict", payload)
 
 
-def sweep_json(
-    ctx: Context, sweep: StoredSweep, events: Iterable[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """A sweep as scripts read it."""
+def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep as scripts read it, with what a page about it draws."""
     evidence = sweep.evidence or {}
     return {
         **_row(ctx, sweep),
@@ -80,7 +87,7 @@ def sweep_json(
         "time_s": evidence.get("time_s", {}),
         "best_untried": evidence.get("best_untried"),
         "decided": sweep.decision,
-        "page": page_of(list(events), evidence),
+        "page": page,
     }
 
 

@@ -9,7 +9,7 @@ file. Everything that a call stores is durable when it returns, or none of it is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -246,17 +246,20 @@ class EvidenceStore:
         observations = tuple(self._understood(_observation, row) for row in rows)
         return MemoryCorrection(observations, n_loads or 0, newest.observed_s)
 
-    def runs(self, *, limit: int | None = None, kind: str | None = None) -> tuple[StoredRun, ...]:
+    def runs(
+        self, *, limit: int | None = None, kind: str | None = None, with_arms: bool = True
+    ) -> tuple[StoredRun, ...]:
         """Runs, newest first.
 
         Args:
             limit: At most so many.
             kind: Only those of this command.
+            with_arms: Whether to read their arms, of which a sweep has hundreds.
         """
         chosen = runs.select().order_by(runs.c.started_s.desc(), runs.c.id.desc()).limit(limit)
         if kind is not None:
             chosen = chosen.where(runs.c.kind == kind)
-        return self._read_runs(chosen)
+        return self._read_runs(chosen, with_arms=with_arms)
 
     def run(self, number: int) -> StoredRun | None:
         """One run; None if there is none of this number."""
@@ -287,14 +290,18 @@ class EvidenceStore:
                 if sample is not None:
                     yield names[row["arm_id"]], sample
 
-    def summaries(self, run: int) -> tuple[SummaryRecord, ...]:
-        """The figures of a run, in the order in which they were stored."""
+    def summaries(
+        self, run: int, *, names: Collection[str] | None = None
+    ) -> tuple[SummaryRecord, ...]:
+        """The figures of a run, in the order in which they were stored; only of these names if given."""
         chosen = (
             sa.select(summaries, arms.c.name.label("arm"))
             .join(arms, arms.c.id == summaries.c.arm_id, isouter=True)
             .where(summaries.c.run_id == run)
             .order_by(summaries.c.id)
         )
+        if names is not None:
+            chosen = chosen.where(summaries.c.name.in_(names))
         with self._file.reading() as connection:
             rows = connection.execute(chosen).mappings().all()
         found = [self._rows.take("summaries", row, summary_from_row, run=run) for row in rows]
@@ -308,12 +315,14 @@ class EvidenceStore:
         found = [self._rows.take("verdicts", row, verdict_from_row, run=run) for row in rows]
         return tuple(one for one in found if one is not None)
 
-    def _read_runs(self, chosen: sa.Select[Any]) -> tuple[StoredRun, ...]:
+    def _read_runs(
+        self, chosen: sa.Select[Any], *, with_arms: bool = True
+    ) -> tuple[StoredRun, ...]:
         with self._file.reading() as connection:
             rows = connection.execute(chosen).mappings().all()
             numbers = [row["id"] for row in rows]
             counts = _counts(connection, numbers)
-            of_run = _arms(connection, numbers)
+            of_run = _arms(connection, numbers) if with_arms else {}
         found = [
             self._run(row, of_run.get(row["id"], []), counts.get(row["id"], (0, 0))) for row in rows
         ]

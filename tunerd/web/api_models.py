@@ -301,6 +301,16 @@ class HoursQuery(BaseModel):
     )
 
 
+class BriefQuery(BaseModel):
+    """How much of each."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    brief: bool = Field(
+        False, description="of all but the newest only time, speed, acceptance and VRAM"
+    )
+
+
 class NoQuery(BaseModel):
     """No parameters."""
 

@@ -233,11 +233,11 @@ def _job(reads: Reads, call: Call) -> Answer:
     return reads.here(read, "job")
 
 
-def _readings(reads: Reads, _call: Call) -> Answer:
+def _readings(reads: Reads, call: Call) -> Answer:
     found = reads.telemetry.readings() if reads.telemetry is not None else ()
-    rows = [one.to_json() for one in found]
-    payload = {"watched": reads.telemetry is not None, "latest": rows[-1] if rows else None,
-               "readings": rows}  # fmt: skip
+    rows = [one.to_brief_json() if call.query.brief else one.to_json() for one in found]
+    payload = {"watched": reads.telemetry is not None,
+               "latest": found[-1].to_json() if found else None, "readings": rows}  # fmt: skip
     return Answer(ActionResult("readings", payload).to_json())
 
 
@@ -295,7 +295,7 @@ READS: tuple[ReadRoute, ...] = (
     ReadRoute("/api/guards/check", "What the guards judge by", _guard_check, is_slow=True),
     ReadRoute("/api/probations", "How new servers are watched", _probations, is_slow=True),
     ReadRoute("/api/top", "Server, GPU and host as they are", _top),
-    ReadRoute("/api/readings", "What was watched in the last hour", _readings),
+    ReadRoute("/api/readings", "What was watched in the last hour", _readings, models.BriefQuery),
     ReadRoute("/api/telemetry", "What was watched, by day and week", _telemetry, models.HoursQuery),
     ReadRoute("/api/jobs", "The newest jobs", _jobs, _LIMIT, models.JobsEnvelope),
     ReadRoute("/api/jobs/{number}", "One job", _job, models.NoQuery, models.JobEnvelope),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from tunerd import __version__
 from tunerd.actions.jobs import shown_hash
@@ -19,9 +18,10 @@ from tunerd.core.quantity import format_duration
 from tunerd.errors import TunerdError
 from tunerd.web import page_view as view
 from tunerd.web.api_routes import JOBS, READS, Call, JobRoute, ReadRoute
-from tunerd.web.app import Desk, PageRoute, build_app, read_body
+from tunerd.web.app import Desk, PageRoute, build_app
 from tunerd.web.gate import COOKIE, Refusal, Visitor
 from tunerd.web.middleware import GateMiddleware
+from tunerd.web.page_forms import FORMS, Form, NotShownError, form_of, wrong
 from tunerd.web.page_static import static_file
 from tunerd.web.reads import Answer
 from tunerd.web.report import environment, script_json
@@ -32,20 +32,13 @@ from tunerd.web.report_view import Chart
 PLACES = (("/", "Overview"), ("/generations", "Generations"), ("/deploy", "Deploy"),
           ("/sweeps", "Sweeps"), ("/workloads", "Workload"), ("/doctor", "Doctor"), ("/jobs", "Jobs"))  # fmt: skip
 _SPANS = ((1, "1 hour"), (24, "1 day"), (168, "1 week"), (720, "1 month"))
-_MOST_FIELDS = 20
+LIVE_PARTS = ("health", "now", "days")
+_LEAST_LIVE_S = 2.0
+_SWEEPS_A_PAGE = 50
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING})
 _ROUTES: Mapping[str, ReadRoute] = {route.path: route for route in READS}
 _JOBS: Mapping[str, JobRoute] = {route.path: route for route in JOBS}
 Page = Callable[["Pages", Request, Visitor], Awaitable[Response]]
-
-
-class NotShownError(Exception):
-    """A route of the API said no; the page shows what it said."""
-
-    def __init__(self, error: Mapping[str, Any], status: int) -> None:
-        super().__init__(error["message"])
-        self.error = error
-        self.status = status
 
 
 def build_site(desk: Desk) -> GateMiddleware:
@@ -54,7 +47,7 @@ def build_site(desk: Desk) -> GateMiddleware:
 
     def page_error(request: Request, status: int, text: str) -> Response:
         visitor = request.scope.get("tunerd.visitor")
-        return pages.show("error", visitor, "", status, error=_wrong(text))
+        return pages.show("error", visitor, "", status, error=wrong(text))
 
     return build_app(desk, page_routes(desk), page_error)
 
@@ -64,6 +57,7 @@ def page_routes(desk: Desk) -> list[PageRoute]:
     pages = Pages(desk)
     shown: dict[str, Page] = {
         "/": _overview,
+        "/live": _live,
         "/generations": _generations,
         "/generations/{number}": _generation,
         "/rollback": _rollback,
@@ -71,6 +65,8 @@ def page_routes(desk: Desk) -> list[PageRoute]:
         "/deploy/{profile}": _plan,
         "/sweeps": _sweeps,
         "/sweeps/{number}": _sweep,
+        "/sweeps/{number}/promote": _promotion,
+        "/sweeps/{number}/decline": _declining,
         "/workloads": _workloads,
         "/workloads/{workload}": _workload,
         "/doctor": _doctor,
@@ -117,11 +113,27 @@ class Pages:
         try:
             asked = route.query.model_validate(dict(query or {}))
         except ValidationError as problem:
-            raise NotShownError(_wrong("a parameter is wrong"), 400) from problem
+            raise NotShownError(wrong("a parameter is wrong"), 400) from problem
         answer: Answer = await self.desk.read(route, Call(visitor, parts, asked))
         if answer.is_error:
             status = 404 if answer.envelope["error"]["code"] == "usage" else 503
             raise NotShownError(answer.envelope["error"], status)
+        return dict(answer.envelope)
+
+    async def ask_by_job(
+        self, kind: JobKind, arguments: Mapping[str, Any], visitor: Visitor
+    ) -> dict[str, Any]:
+        """The envelope of a job that only looks.
+
+        Raises:
+            NotShownError: it failed.
+        """
+        route = ReadRoute(
+            "", "", lambda reads, _: reads.by_job(kind, arguments, visitor.name), is_slow=True
+        )
+        answer = await self.desk.read(route, Call(visitor, {}, None))
+        if answer.is_error:
+            raise NotShownError(answer.envelope["error"], 409)
         return dict(answer.envelope)
 
     def show(self, template: str, visitor: Visitor | None, here: str, status: int = 200,
@@ -129,21 +141,22 @@ class Pages:
         """A page from its template."""
         charts: tuple[Chart, ...] = values.get("charts", ())
         figures = {one.name: one.figure for one in charts}
-        text = (
-            environment()
-            .get_template(f"page/{template}.html")
-            .render(
-                **values,
-                version=__version__,
-                unit=self.desk.ctx.unit,
-                visitor=visitor.name if visitor is not None else None,
-                token=self.desk.gate.form_token(visitor) if visitor is not None else "",
-                places=PLACES,
-                here=here,
-                figures=script_json(figures) if figures else "",
-            )
+        text = self.fill(
+            template,
+            **values,
+            version=__version__,
+            unit=self.desk.ctx.unit,
+            visitor=visitor.name if visitor is not None else None,
+            token=self.desk.gate.form_token(visitor) if visitor is not None else "",
+            places=PLACES,
+            here=here,
+            figures=script_json(figures) if figures else "",
         )
         return HTMLResponse(text, status)
+
+    def fill(self, template: str, **values: Any) -> str:
+        """A template with its values."""
+        return environment().get_template(f"page/{template}.html").render(**values)
 
     async def login(self, request: Request) -> Response:
         """Shows where the token goes, and takes it."""
@@ -160,40 +173,17 @@ class Pages:
         return response
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form; empty where the body is none.
-
-    Raises:
-        NotShownError: it is too large, or did not come.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    content = await read_body(request)
-    if isinstance(content, Response):
-        raise NotShownError(_wrong("the form is too large, or did not come"), content.status_code)
-    if kind != "application/x-www-form-urlencoded":
-        raise NotShownError(_wrong("that is no form"), 415)
-    try:
-        return dict(parse_qsl(content.decode(), max_num_fields=_MOST_FIELDS))
-    except ValueError as problem:
-        raise NotShownError(_wrong("the form cannot be read"), 400) from problem
-
-
-def _wrong(message: str) -> dict[str, Any]:
-    return {"code": "usage", "message": message, "cause": None, "state": "nothing was touched",
-            "hint": None}  # fmt: skip
-
-
 def _number(request: Request) -> int:
     number = generation_number(request.path_params["number"])
     if number is None:
-        raise NotShownError(_wrong("there is nothing of that number"), 404)
+        raise NotShownError(wrong("there is nothing of that number"), 404)
     return number
 
 
 def _name(request: Request, key: str) -> str:
     name: str = request.path_params[key]
     if not is_name(name):
-        raise NotShownError(_wrong("there is nothing of that name"), 404)
+        raise NotShownError(wrong("there is nothing of that name"), 404)
     return name
 
 
@@ -201,23 +191,53 @@ def _name(request: Request, key: str) -> str:
 
 
 async def _overview(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    hours = request.query_params.get("hours", "24")
-    status = await pages.ask("/api/status", visitor)
-    readings = await pages.ask("/api/readings", visitor)
-    telemetry = await pages.ask("/api/telemetry", visitor, {"hours": hours})
+    status, values = await _watched(pages, request, visitor)
     jobs = await pages.ask("/api/jobs", visitor)
-    made = view.overview(status, readings, telemetry)
     flags = None
     if status["generation"] is not None:
         kept = await pages.ask("/api/history/{number}", visitor, number=status["generation"])
         flags = view.flags_table(kept["generation"]["origins"])
     running = [
-        one for one in jobs["jobs"] if JobKind(one["kind"]).changes and one["state"] in _UNDER_WAY
+        one for one in jobs["jobs"] if _does_more_than_look(one) and one["state"] in _UNDER_WAY
     ]
     return pages.show(
-        "overview", visitor, "/", view=made, flags=flags, charts=made.charts, hours=float(hours),
-        spans=_SPANS, watched=readings["watched"], job=running[0] if running else None,
+        "overview", visitor, "/", **values, flags=flags, spans=_SPANS,
+        every_s=max(_LEAST_LIVE_S, pages.desk.ctx.settings.daemon.every_s),
+        job=running[0] if running else None,
     )  # fmt: skip
+
+
+async def _live(pages: Pages, request: Request, visitor: Visitor) -> Response:
+    """The parts of the overview that change, for a script that puts them in their places."""
+    _, values = await _watched(pages, request, visitor)
+    made: view.Overview = values["view"]
+    parts = {name: pages.fill(f"live_{name}", **values) for name in LIVE_PARTS}
+    return JSONResponse(
+        {
+            "title": made.health.sentence,
+            "parts": parts,
+            "figures": {one.name: one.figure for one in made.charts},
+        }
+    )
+
+
+async def _watched(
+    pages: Pages, request: Request, visitor: Visitor
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The status, and what the parts of the overview that change are filled with."""
+    hours = request.query_params.get("hours", "24")
+    status = await pages.ask("/api/status", visitor)
+    readings = await pages.ask("/api/readings", visitor, {"brief": True})
+    telemetry = await pages.ask("/api/telemetry", visitor, {"hours": hours})
+    since_s = pages.desk.ctx.clock.now_s() - float(hours) * 3600
+    telemetry["events"] = [one for one in telemetry["events"] if one["at_s"] >= since_s]
+    made = view.overview(status, readings, telemetry, float(hours))
+    return status, {
+        "view": made,
+        "charts": made.charts,
+        "hours": float(hours),
+        "watched": readings["watched"],
+    }
 
 
 async def _generations(pages: Pages, _request: Request, visitor: Visitor) -> Response:
@@ -297,11 +317,14 @@ async def _plan(pages: Pages, request: Request, visitor: Visitor) -> Response:
     )  # fmt: skip
 
 
-async def _sweeps(pages: Pages, _request: Request, visitor: Visitor) -> Response:
+async def _sweeps(pages: Pages, request: Request, visitor: Visitor) -> Response:
     found = await pages.ask("/api/sweeps", visitor)
+    begin = generation_number(request.query_params.get("from", "")) or 0
+    end = begin + _SWEEPS_A_PAGE
     return pages.show(
-        "sweeps", visitor, "/sweeps", sweeps=found["sweeps"], messages=found["messages"]
-    )
+        "sweeps", visitor, "/sweeps", sweeps=found["sweeps"][begin:end],
+        messages=found["messages"], begin=begin, older=end if len(found["sweeps"]) > end else None,
+    )  # fmt: skip
 
 
 async def _sweep(pages: Pages, request: Request, visitor: Visitor) -> Response:
@@ -314,9 +337,32 @@ async def _sweep(pages: Pages, request: Request, visitor: Visitor) -> Response:
     ]  # fmt: skip
     return pages.show(
         "sweep", visitor, "/sweeps", sweep=found, rows=rows, section=section,
-        charts=section.charts if section is not None else (),
-        is_open=found["verdict"] == "promote" and found["decision"] is None,
+        charts=section.charts if section is not None else (), is_open=_is_open(found),
     )  # fmt: skip
+
+
+def _is_open(sweep: Mapping[str, Any]) -> bool:
+    """Whether it proposes something of which nobody has decided yet."""
+    return sweep["verdict"] == "promote" and sweep["decision"] is None
+
+
+async def _promotion(pages: Pages, request: Request, visitor: Visitor) -> Response:
+    """What promoting would change, and whether to."""
+    number = _number(request)
+    sweep = await pages.ask("/api/sweeps/{number}", visitor, number=number)
+    arguments = {"sweep": number, "ask": True}
+    plan = await pages.ask_by_job(JobKind.PROMOTE, arguments, visitor)
+    return pages.show(
+        "promotion", visitor, "/sweeps", sweep=sweep, messages=plan["messages"],
+        lines=view.diff_lines(plan["diff"]), shown=shown_hash(plan["diff"]),
+    )  # fmt: skip
+
+
+async def _declining(pages: Pages, request: Request, visitor: Visitor) -> Response:
+    sweep = await pages.ask("/api/sweeps/{number}", visitor, number=_number(request))
+    if not _is_open(sweep):
+        raise NotShownError(wrong("this sweep proposes nothing, or was decided already"), 409)
+    return pages.show("declining", visitor, "/sweeps", sweep=sweep)
 
 
 async def _workloads(pages: Pages, _request: Request, visitor: Visitor) -> Response:
@@ -349,8 +395,12 @@ async def _doctor(pages: Pages, _request: Request, visitor: Visitor) -> Response
 
 async def _jobs(pages: Pages, _request: Request, visitor: Visitor) -> Response:
     found = await pages.ask("/api/jobs", visitor)
-    changes = [one for one in found["jobs"] if JobKind(one["kind"]).changes]
+    changes = [one for one in found["jobs"] if _does_more_than_look(one)]
     return pages.show("jobs", visitor, "/jobs", jobs=changes)
+
+
+def _does_more_than_look(job: Mapping[str, Any]) -> bool:
+    return JobKind(job["kind"]).changes and not job["arguments"].get("ask")
 
 
 async def _job(pages: Pages, request: Request, visitor: Visitor) -> Response:
@@ -375,67 +425,6 @@ async def _job(pages: Pages, request: Request, visitor: Visitor) -> Response:
 
 # Changing
 
-Form = Callable[[Mapping[str, str]], tuple[str, dict[str, Any]]]
-
-
-def _apply_form(fields: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    return "/api/apply", {
-        "profile": fields.get("profile", ""),
-        "shown": fields.get("shown", ""),
-        "now": "now" in fields,
-        "probation": "probation" in fields,
-    }
-
-
-def _rollback_form(fields: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    to = {"to": fields["to"]} if fields.get("to") else {}
-    return "/api/rollback", {**to, "shown": fields.get("shown", ""), "now": "now" in fields}
-
-
-def _promote_form(fields: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    _demand_sure(fields)
-    return "/api/promote", {"sweep": _integer(fields.get("sweep"))}
-
-
-def _decline_form(fields: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    why = {"why": fields["why"]} if fields.get("why") else {}
-    return "/api/decline", {"sweep": _integer(fields.get("sweep")), **why}
-
-
-def _sweep_start_form(fields: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    _demand_sure(fields)
-    try:
-        hours = float(fields.get("hours", ""))
-    except ValueError as problem:
-        raise NotShownError(_wrong("the hours are no number"), 400) from problem
-    return "/api/sweep/start", {"budget_s": hours * 3600}
-
-
-def _sweep_stop_form(_fields: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    return "/api/sweep/stop", {}
-
-
-FORMS: Mapping[str, Form] = {
-    "apply": _apply_form,
-    "rollback": _rollback_form,
-    "promote": _promote_form,
-    "decline": _decline_form,
-    "sweep-start": _sweep_start_form,
-    "sweep-stop": _sweep_stop_form,
-}
-
-
-def _demand_sure(fields: Mapping[str, str]) -> None:
-    if "sure" not in fields:
-        raise NotShownError(_wrong("say that you are sure"), 400)
-
-
-def _integer(text: str | None) -> int:
-    number = generation_number(text or "")
-    if number is None:
-        raise NotShownError(_wrong("that is no number"), 400)
-    return number
-
 
 def _doing(form: Form) -> Page:
     """A form that begins a job, and leads to it."""
@@ -444,14 +433,14 @@ def _doing(form: Form) -> Page:
         fields = await form_of(request)
         if not pages.desk.gate.is_form_token(visitor, fields.get("token", "")):
             raise NotShownError(
-                _wrong("the form is not from this page, or from before a restart"), 403
+                wrong("the form is not from this page, or from before a restart"), 403
             )
         path, body = form(fields)
         route = _JOBS[path]
         try:
             number = await pages.desk.begin(route, route.body.model_validate(body), visitor)
         except ValidationError as problem:
-            raise NotShownError(_wrong("a field of the form is wrong"), 400) from problem
+            raise NotShownError(wrong("a field of the form is wrong"), 400) from problem
         except TunerdError as problem:
             error = {"code": problem.code, "message": problem.message, "cause": problem.cause,
                      "state": problem.state, "hint": problem.hint}  # fmt: skip

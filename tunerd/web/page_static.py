@@ -22,7 +22,7 @@ async def static_file(request: Request) -> Response:
     name = request.path_params["name"]
     if name == "page.css":
         return _kept(_style(), _STYLE)
-    if name in {"page.js", "report.js"}:
+    if name in {"page.js", "live.js", "report.js"}:
         return _kept(_text(name), _SCRIPT)
     if name == "plotly.js":
         return _kept(plotly_script(), _SCRIPT)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunerd.core.quantity import format_duration, format_mib
-from tunerd.web import report_charts as charts
-from tunerd.web.report_text import counted, figure, percent, when
-from tunerd.web.report_view import Cell, Chart, Column, Key, KeyFigure, Table
+from tunerd.web import page_watched
+from tunerd.web.report_text import percent, when
+from tunerd.web.report_view import Cell, Chart, Column, KeyFigure, Table
 
-_RECENT_S = 900.0
+# Up to there the looks themselves are shown, of which the daemon keeps an hour.
+_LIVE_HOURS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Overview:
 
     health: Health
     figures: tuple[KeyFigure, ...]
+    cards: Table | None
     facts: tuple[tuple[str, Cell], ...]
     remarks: tuple[Mapping[str, Any], ...]
     charts: tuple[Chart, ...]
@@ -36,22 +38,26 @@ class Overview:
 
 
 def overview(
-    status: Mapping[str, Any], readings: Mapping[str, Any], telemetry: Mapping[str, Any]
+    status: Mapping[str, Any],
+    readings: Mapping[str, Any],
+    telemetry: Mapping[str, Any],
+    hours: float = 24.0,
 ) -> Overview:
-    """The first page, from `/api/status`, `/api/readings` and `/api/telemetry`."""
+    """The first page, from `/api/status`, `/api/readings` and `/api/telemetry` of so many hours."""
     remarks = [
         *status["messages"],
         *({"level": "warning", **drift} for drift in status["drift"]),
         *(_event(one) for one in telemetry.get("events", [])[:5]),
     ]
-    drawn = tuple(_charts(telemetry))
+    seen = page_watched.watched(telemetry, readings, live=hours <= _LIVE_HOURS)
     return Overview(
         health=health_of(status),
-        figures=_figures(status, readings),
+        figures=page_watched.key_figures(status, readings),
+        cards=page_watched.cards_table(readings),
         facts=_facts(status),
         remarks=tuple(remarks),
-        charts=drawn,
-        tables=tuple(_tables(telemetry)) if drawn else (),
+        charts=page_watched.charts_of(seen),
+        tables=page_watched.tables_of(seen),
     )
 
 
@@ -86,38 +92,6 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
             "hint": event["hint"]}  # fmt: skip
 
 
-def _figures(status: Mapping[str, Any], readings: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
-    served = _last_served(readings)
-    rows = [
-        KeyFigure(figure(served.get("decode_tok_s")) or "not seen", "tok/s", "Generation, lately"),
-        KeyFigure(
-            percent(served.get("acceptance_ratio")) or "not seen", "", "Drafts accepted, lately"
-        ),
-    ]
-    for gpu in status["vram"] or ():
-        used, total = gpu["used_mib"], gpu["total_mib"]
-        shown = "unknown" if used is None else f"{used / 1024:.1f}"
-        of = "GiB" if total is None else f"of {total / 1024:.1f} GiB"
-        rows.append(KeyFigure(shown, of, f"VRAM in use, {gpu['name']}"))
-    if not status["vram"]:
-        rows.append(KeyFigure("no GPU" if status["vram"] == [] else "unknown", "", "VRAM in use"))
-    return tuple(rows)
-
-
-def _last_served(readings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the server did when it last did something, within the last while."""
-    rows = readings["readings"]
-    if not rows:
-        return {}
-    newest_s = rows[-1]["at_s"]
-    for row in reversed(rows):
-        served = row["engine"]["served"]
-        is_recent = newest_s - row["at_s"] <= _RECENT_S
-        if is_recent and served is not None and served["decode_tok_s"] is not None:
-            return dict(served)
-    return {}
-
-
 def _facts(status: Mapping[str, Any]) -> tuple[tuple[str, Cell], ...]:
     generation = status["generation"]
     boots = {True: "yes", False: "no", None: None}[status["enabled"]]
@@ -133,98 +107,6 @@ def _facts(status: Mapping[str, Any]) -> tuple[tuple[str, Cell], ...]:
         ("Restarts", None if status["restarts"] is None else str(status["restarts"])),
         ("Last swap", None if last is None else f"{last['reason']}: {last['outcome']}"),
     )
-
-
-# Over days
-
-
-def _charts(telemetry: Mapping[str, Any]) -> list[Chart]:
-    points = telemetry.get("points", [])
-    if len(points) < 2:  # noqa: PLR2004 -- a line needs two
-        return []
-    speed = [(one["begin_s"], _ratio(one["n_predicted"], one["predicted_s"])) for one in points]
-    taken = [(one["begin_s"], _ratio(one["n_accepted"], one["n_drafted"])) for one in points]
-    found = []
-    if any(value is not None for _, value in speed):
-        found.append(_chart("speed", "Generation", speed, "decode", "tok/s"))
-    if any(value is not None for _, value in taken):
-        found.append(_chart("acceptance", "Drafts accepted", taken, "ik", "", percent_axis=True))
-    by_card = _by_card(telemetry.get("gpus", []))
-    if by_card:
-        found.append(_vram_chart(by_card))
-    return found
-
-
-def _by_card(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[tuple[float, float | None]]]:
-    found: dict[int, list[tuple[float, float | None]]] = {}
-    for row in rows:
-        used = row["used_mib"]
-        found.setdefault(row["index"], []).append(
-            (row["begin_s"], None if used is None else used / 1024)
-        )
-    return found
-
-
-def _chart(
-    name: str,
-    title: str,
-    points: Sequence[tuple[float, float | None]],
-    colour: str,
-    unit: str,
-    *,
-    percent_axis: bool = False,
-) -> Chart:
-    known = [value for _, value in points if value is not None]
-    low, high = min(known), max(known)
-    spread = (
-        f"{percent(low)} to {percent(high)}"
-        if percent_axis
-        else f"{low:,.1f} to {high:,.1f} {unit}"
-    )
-    return Chart(
-        name=name,
-        title=title,
-        figure=charts.over_time([(title, colour, points)], y_title=unit, percent=percent_axis),
-        alternative=f"{title} over time, {spread} in {counted(len(known), 'stretch', 'stretches')}.",
-        legend=(),
-        note=None if len(known) == len(points) else "Gaps: the server was idle or away.",
-    )
-
-
-def _vram_chart(by_card: Mapping[int, Sequence[tuple[float, float | None]]]) -> Chart:
-    colours = ("mainline", "bee", "other", "waiting")
-    lines = [
-        (f"GPU {index}", colours[at % len(colours)], points)
-        for at, (index, points) in enumerate(sorted(by_card.items()))
-    ]
-    most = [value for _, _, points in lines for _, value in points if value is not None]
-    text = f"at most {max(most):.1f} GiB" if most else "nothing is known"
-    return Chart(
-        name="vram",
-        title="VRAM in use",
-        figure=charts.over_time(lines, y_title="GiB"),
-        alternative=f"VRAM in use over time, {text}.",
-        legend=tuple(Key(label, colour, is_line=True) for label, colour, _ in lines),
-    )
-
-
-def _tables(telemetry: Mapping[str, Any]) -> list[Table]:
-    rows = tuple(
-        (
-            when(one["begin_s"]),
-            figure(_ratio(one["n_predicted"], one["predicted_s"])),
-            percent(_ratio(one["n_accepted"], one["n_drafted"])),
-            percent(_ratio(one["n_ready"], one["n"])),
-        )
-        for one in reversed(telemetry["points"][-48:])
-    )
-    columns = (Column("From", is_number=False), Column("Generation [tok/s]"),
-               Column("Drafts accepted"), Column("Serving"))  # fmt: skip
-    return [Table("What was watched, newest first", columns, rows)]
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
 
 
 # What serves, and history

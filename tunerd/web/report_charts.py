@@ -185,10 +185,12 @@ def over_time(
     *,
     y_title: str,
     percent: bool = False,
+    shades: Sequence[int] = (),
 ) -> Figure:
     """Lines over time, with gaps where nothing is known.
 
-    `values` holds for each line its label, its colour, and pairs of seconds since the epoch and value.
+    `values` holds for each line its label, its colour, and pairs of seconds since the epoch and value;
+    `shades` for each its shade, which is how it is broken up.
     """
     shown = "%{y:.1%}" if percent else "%{y:,.1f}"
     data = [
@@ -199,11 +201,11 @@ def over_time(
             "x": [at_s * 1000 for at_s, _ in points],
             "y": [value for _, value in points],
             "connectgaps": False,
-            "line": {"color": f"@{colour}", "width": 1.8},
+            "line": {"color": f"@{colour}", "width": 1.8, "dash": _DASHES[shade % len(_DASHES)]},
             "marker": {"color": f"@{colour}", "size": 4},
             "hovertemplate": f"%{{x|%d %b %H:%M}}: {shown}<extra>{_plain(label)}</extra>",
         }
-        for label, colour, points in values
+        for (label, colour, points), shade in zip(values, shades or [0] * len(values), strict=True)
     ]
     layout = _layout(_TIME_PX, y_title=y_title)
     layout["xaxis"] |= {"type": "date", "rangemode": "normal"}

@@ -29,9 +29,15 @@
       const { data, layout } = themed(figures[box.dataset.figure]);
       layout.font.family = font;
       if (width) layout.width = width;
-      Plotly.react(box, data, layout, { displayModeBar: false, responsive: !width });
+      Plotly.react(box, data, layout, { displayModeBar: false, responsive: !width })
+        .then(() => { box.dataset.drawn = "yes"; });
     }
   };
+
+  document.addEventListener("figures", (event) => {
+    Object.assign(figures, event.detail);
+    draw();
+  });
 
   const button = document.getElementById("theme");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);

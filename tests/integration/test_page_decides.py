@@ -1,0 +1,101 @@
+"""What a sweep proposes, decided in a real browser: shown, agreed to, deployed or turned down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.api_box import ApiBox, serving
+from tests.support.browser import Chromium, browser
+from tests.support.made_sweep import put_proposal
+from tests.support.sweep_box import SweepBox, swept
+from tunerd.system.ports import free_port
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("page-decides")]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chromium]:
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SweepBox]:
+    with swept(free_port()) as found:
+        yield found
+
+
+@pytest.fixture
+def page(box: SweepBox) -> Iterator[ApiBox]:
+    with serving(box=box.box) as api:
+        yield api
+
+
+def test_a_proposal_is_turned_down_with_a_reason_and_the_server_stays(
+    chromium: Chromium, box: SweepBox, page: ApiBox
+) -> None:
+    number = put_proposal(box.box.context)
+    served = len(box.engine.served())
+    shown = chromium.open(f"{page.url}/sweeps/{number}", allow=page.url)
+    shown.inner.click("text=Decline it")
+    shown.inner.wait_for_selector("h1:has-text('Decline what sweep')")
+    assert page.ask("/api/jobs").json["jobs"] == [], "so far nothing was asked for"
+    shown.inner.click("text=Leave it")
+    shown.inner.click("text=Decline it")
+    shown.inner.fill("#why", "not tonight")
+    shown.inner.click("button:has-text('Decline it')")
+    shown.inner.wait_for_selector("h1:has-text('not tonight')")
+
+    shown.inner.goto(f"{page.url}/sweeps/{number}")
+    assert "declined" in " ".join(shown.texts(".facts"))
+    assert shown.inner.locator("text=Promote it").count() == 0
+    assert len(box.engine.served()) == served
+    again = page.ask(f"/sweeps/{number}/decline", tcp=True)
+    assert (again.status, "decided already" in again.text) == (409, True)
+    assert shown.complaints() == []
+    shown.close()
+
+
+def test_what_changed_since_it_was_shown_is_not_deployed(box: SweepBox, page: ApiBox) -> None:
+    number = put_proposal(box.box.context)
+    text = page.ask(f"/sweeps/{number}/promote", tcp=True).text
+    token = text.partition('name="token" value="')[2][:64]
+    served = len(box.engine.served())
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    said = page.post(
+        "/do/promote", f"token={token}&sweep={number}&shown={'0' * 64}", tcp=True, headers=form
+    )
+    ended = page.events(int(said.headers["location"].rpartition("/")[2]))[-1]["result"]
+    assert ended["error"]["message"] == "what would change is no longer what was shown"
+    assert len(box.engine.served()) == served
+
+
+def test_a_proposal_is_shown_then_deployed_with_one_click_and_taken_back_with_another(
+    chromium: Chromium, box: SweepBox, page: ApiBox
+) -> None:
+    number = put_proposal(box.box.context)
+    shown = chromium.open(f"{page.url}/sweeps/{number}", allow=page.url)
+    shown.inner.click("text=Promote it")
+    shown.inner.wait_for_selector(f"h1:has-text('Promote what sweep {number} proved?')")
+    assert "spec-draft-n-max 4" in " ".join(shown.texts(".diff .del"))
+    assert shown.accessibility_problems() == []
+    assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1]), "nothing was touched yet"
+    shown.inner.uncheck("#probation")
+    shown.inner.click("button:has-text('Promote it')")
+    shown.inner.wait_for_selector("h1:has-text('serves `night`')")
+    assert "--spec" not in " ".join(box.engine.served()[-1])
+    assert box.serves
+
+    shown.inner.goto(f"{page.url}/sweeps/{number}")
+    assert "promoted" in " ".join(shown.texts(".facts"))
+    shown.inner.goto(f"{page.url}/rollback")
+    assert "spec-draft-n-max 4" in " ".join(shown.texts(".diff .add"))
+    shown.inner.click("button:has-text('Go back')")
+    shown.inner.wait_for_selector("h1:has-text('as generation')")
+    assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
+    shown.inner.goto(f"{page.url}/sweeps/{number}")
+    assert "rolled back" in " ".join(shown.texts(".facts"))
+    assert shown.complaints() == []
+    shown.close()

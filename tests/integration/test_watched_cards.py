@@ -1,0 +1,387 @@
+"""The daemon's looks at cards through the real NVML calls: what is kept, told and shown of each state."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import nvml_stub
+from tests.support.api_box import ApiBox, serving
+from tests.support.fake_gpu import rtx_3090_ti, rtx_4070_super
+from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
+from tests.support.local_box import Box
+from tests.support.needs import missing
+from tests.support.nvml_world import StubWorld, add_pci_device, loading
+from tunerd.actions.doctor import doctor
+from tunerd.actions.telemetry import History, history
+from tunerd.core.host import POWER_CAP, Gpu, GpuProcess
+from tunerd.core.quantity import MiB
+from tunerd.core.telemetry.reading import GpuNow, Reading
+from tunerd.daemon.run import Daemon
+from tunerd.system.api_client import ApiClient
+from tunerd.web.page_watched import cards_table
+from tunerd.web.part import SOCKET
+
+UNIT = "llama-server.service"
+SERVER = "[Service]\nExecStart=/bin/server\n"
+BEGIN_S = 1_790_000_040.0  # a whole minute
+LOOK_S = 10.0
+MINUTE = 6  # looks
+LIMIT_S = 60.0
+MIB = 1024 * 1024
+SERVER_MIB, DESKTOP_MIB = 8000, 900
+
+
+class CardBox:
+    """A daemon over a server, on a clock that a test advances, with cards that only the stub knows."""
+
+    def __init__(self, folder: Path, cards: StubWorld) -> None:
+        self.cards = cards
+        self.clock = FakeClock(now_s=BEGIN_S)
+        programs: dict[str, Program] = {
+            "/bin/server": lambda _start: Life(),
+            sys.executable: lambda _start: Life(ends_after_s=1.0),
+        }
+        self.manager = FakeServiceManager(folder, self.clock, programs)
+        (self.manager.unit_dir / UNIT).write_text(SERVER)
+        self.manager.start(UNIT)
+        self.box = Box(folder)
+        self.ctx = replace(
+            self.box.context, clock=self.clock, services=self.manager, gpu=cards.reader
+        )
+        self.daemon = Daemon(self.ctx)
+
+    def card(self, **changes: object) -> Gpu:
+        """A card at work: the server holds some of it, a desktop some more."""
+        pid = self.manager.state(UNIT).main_pid
+        assert pid is not None
+        mine = GpuProcess(pid, MiB(SERVER_MIB), "compute", "llama-server", UNIT)
+        desktop = GpuProcess(77, MiB(DESKTOP_MIB), "graphics", "Xorg", "display-manager.service")
+        at_work = replace(
+            rtx_4070_super(used_mib=SERVER_MIB + DESKTOP_MIB),
+            processes=(mine, desktop), utilisation_percent=97, power_w=218.4, sm_clock_mhz=2610,
+            temperature_c=71,
+        )  # fmt: skip
+        return replace(at_work, **changes)  # type: ignore[arg-type]
+
+    def look(self, n: int) -> None:
+        for _ in range(n):
+            self.daemon.look()
+            self.clock.advance(LOOK_S)
+
+    @property
+    def latest(self) -> Reading:
+        found = self.daemon.telemetry.latest()
+        assert found is not None
+        return found
+
+    @property
+    def only(self) -> GpuNow:
+        assert self.latest.gpus is not None
+        (gpu,) = self.latest.gpus
+        return gpu
+
+    @property
+    def kept(self) -> History:
+        """Every whole minute so far, and all that was told, newest first."""
+        found = history(self.ctx, 0.0, self.clock.now_s() + 60)
+        assert found.problem is None
+        return found
+
+    @property
+    def told(self) -> list[str]:
+        return [event.kind for event in reversed(self.kept.events)]
+
+    @contextmanager
+    def shown(self) -> Iterator[ApiBox]:
+        with serving(box=self.box, context=self.ctx, telemetry=self.daemon.telemetry) as api:
+            yield api
+
+
+def page_of(api: ApiBox) -> str:
+    said = api.ask("/?hours=1")
+    assert said.status == 200
+    return " ".join(unescape(said.text).split())
+
+
+def metrics_of(api: ApiBox) -> dict[str, float]:
+    lines = [line for line in api.ask("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def findings(box: CardBox) -> dict[str, str]:
+    """What doctor found, by its codes."""
+    return {one["code"]: one["seen"] for one in doctor(box.ctx).payload["findings"]}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if nvml_stub.compiler() is None:
+        missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
+    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def box(tmp_path: Path, built: Path) -> Iterator[CardBox]:
+    with loading() as load:
+        yield CardBox(tmp_path, StubWorld(tmp_path, built, load))
+
+
+def test_power_heat_and_whose_memory_it_is_are_kept_and_shown(box: CardBox) -> None:
+    box.cards.show(box.card())
+    box.look(MINUTE + 1)
+
+    (row,) = box.kept.gpus
+    assert (row.n, row.used_mib, row.server_mib, row.others_mib) == (6, 8900, 8000, 900)
+    assert row.free_mib == 12282 - 380 - 8900
+    assert (row.utilisation_percent, row.power_w, row.sm_clock_mhz) == (97.0, 218.4, 2610.0)
+    assert (row.temperature_c, row.n_throttled) == (71.0, 0)
+    assert box.told == []
+    assert findings(box)["display-vram"] == "GPU 0: Xorg holds 900 MiB of VRAM"
+    with box.shown() as api:
+        told = metrics_of(api)
+        assert told['tunerd_gpu_memory_server_bytes{gpu="0"}'] == SERVER_MIB * MIB
+        assert told['tunerd_gpu_memory_others_bytes{gpu="0"}'] == DESKTOP_MIB * MIB
+        assert told['tunerd_gpu_power_watts{gpu="0"}'] == 218.4
+        assert (told["tunerd_gpus"], told["tunerd_gpu_problem"]) == (1, 0)
+        shown = page_of(api)
+    for words in ("8.7 of 12.0", ">0.9<", "218 of 220", ">97 %<", ">71<", ">nothing<"):
+        assert words in shown
+    assert "held by others" in shown, "the chart has a line of what others hold"
+
+
+MEMORY = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo")
+LISTS = tuple(
+    f"nvmlDeviceGet{kind}RunningProcesses_v{version}"
+    for kind in ("Compute", "Graphics")
+    for version in (2, 3)
+)
+
+
+@pytest.mark.parametrize(
+    ("functions", "fields", "metric"),
+    [
+        (("nvmlDeviceGetUtilizationRates",), ("utilisation_percent",), "utilization_ratio"),
+        (("nvmlDeviceGetPowerUsage",), ("power_w",), "power_watts"),
+        (("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), ("temperature_c",),
+         "temperature_celsius"),
+        (("nvmlDeviceGetClockInfo",), ("sm_clock_mhz",), "sm_clock_hertz"),
+        (("nvmlDeviceGetCurrentClocksEventReasons",), ("n_throttled",), "throttled"),
+        (MEMORY, ("used_mib", "free_mib", "others_mib"), "memory_used_bytes"),
+        (LISTS, ("server_mib", "others_mib"), "memory_others_bytes"),
+    ],
+    ids=["utilisation", "power", "temperature", "clock", "throttling", "memory", "processes"],
+)  # fmt: skip
+def test_what_a_card_does_not_support_is_unknown_and_never_zero(
+    box: CardBox, functions: tuple[str, ...], fields: tuple[str, ...], metric: str
+) -> None:
+    box.cards.show(box.card())
+    for function in functions:
+        box.cards.nvml.fail(function, nvml_stub.NOT_SUPPORTED)
+    box.look(MINUTE + 1)
+
+    (row,) = box.kept.gpus
+    unknown = {name for name in GPU_VALUES if getattr(row, name) is None}
+    assert unknown == set(fields)
+    n_shown = 0 if "sm_clock_mhz" in fields else len(fields)  # the page has no clocks
+    with box.shown() as api:
+        told = metrics_of(api)
+        assert f'tunerd_gpu_{metric}{{gpu="0"}}' not in told
+        assert told["tunerd_gpus"] == 1
+        assert page_of(api).count('<span class="missing">unknown<') == n_shown
+    cells = cards_table({"latest": box.latest.to_json()})
+    assert cells is not None
+    assert cells.rows[0].count(None) == n_shown
+    assert box.told == []
+
+
+GPU_VALUES = ("used_mib", "free_mib", "server_mib", "others_mib", "utilisation_percent", "power_w",
+              "sm_clock_mhz", "temperature_c", "n_throttled")  # fmt: skip
+
+
+def lose(box: CardBox) -> None:
+    box.cards.lose(0)
+
+
+def mismatch(box: CardBox) -> None:
+    box.cards.nvml.reload_driver()
+    box.cards.nvml.fail("nvmlInitWithFlags", nvml_stub.LIB_RM_VERSION_MISMATCH)
+
+
+def unload(box: CardBox) -> None:
+    box.cards.nvml.reload_driver()
+    box.cards.hide()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lose, "GPU 0: the GPU is lost: it has fallen off the bus"),
+        (mismatch, "the NVIDIA kernel driver and its library differ in version"),
+        (unload, "is not loaded, though an NVIDIA GPU is on the PCI bus at 0000:01:00.0"),
+    ],
+    ids=["lost", "mismatch", "unloaded"],
+)
+def test_a_card_that_goes_is_told_once_and_read_again_when_it_is_back(
+    box: CardBox, break_it: Callable[[CardBox], None], words: str
+) -> None:
+    box.cards.show(box.card())
+    box.look(MINUTE)
+    break_it(box)
+    box.look(2 * MINUTE)
+
+    assert box.latest.gpus is None
+    assert box.told == ["gpu"]
+    assert words in box.kept.events[0].text
+    assert words in findings(box)["gpu-unreadable"]
+    with box.shown() as api:
+        told = metrics_of(api)
+        assert told["tunerd_gpu_problem"] == 1
+        assert not [name for name in told if name.startswith(("tunerd_gpus", "tunerd_gpu_memory"))]
+        assert words in page_of(api)
+        assert words in api.ask("/api/status").json["messages"][-1]["text"]
+
+    box.cards.nvml.reload_driver()  # as whoever mends it does: open sessions are dead
+    box.cards.show(box.card())
+    box.look(MINUTE + 1)
+    assert (box.only.used_mib, box.latest.gpu_problem) == (SERVER_MIB + DESKTOP_MIB, None)
+    assert box.told == ["gpu", "gpu-back"]
+    kept = box.kept
+    assert [point.n for point in kept.points] == [6, 6, 6, 6], "the daemon looked all the time"
+    assert [row.begin_s - BEGIN_S for row in kept.gpus] == [0, 180], "and nothing was made up"
+
+
+def test_a_daemon_that_begins_anew_does_not_tell_the_same_again(box: CardBox) -> None:
+    box.cards.show(box.card())
+    lose(box)
+    box.look(2)
+    box.daemon = Daemon(box.ctx)
+    box.look(2)
+    assert box.told == ["gpu"]
+
+    box.cards.show(box.card())
+    box.daemon = Daemon(box.ctx)
+    box.look(2)
+    assert box.told == ["gpu", "gpu-back"]
+
+
+def test_of_two_cards_the_one_that_is_left_is_told_of(box: CardBox) -> None:
+    box.cards.show(box.card(), rtx_3090_ti(index=1, used_mib=20_000))
+    box.look(MINUTE)
+    with box.shown() as api:
+        shown = page_of(api)
+        assert "GPU 0: NVIDIA GeForce RTX 4070 SUPER" in shown
+        assert "19.5 of 24.0" in shown
+
+    box.cards.lose(1)
+    box.look(MINUTE + 1)
+    assert box.only.index == 0
+    assert box.told == ["gpu"]
+    assert findings(box)["gpu-unreadable"].startswith("GPU 1: the GPU is lost")
+    seen = [(row.begin_s - BEGIN_S, row.index, row.used_mib) for row in box.kept.gpus]
+    assert seen == [(0, 0, 8900), (0, 1, 20_000), (60, 0, 8900)]
+    with box.shown() as api:
+        told = metrics_of(api)
+        assert (told["tunerd_gpus"], told["tunerd_gpu_problem"]) == (1, 1)
+        assert "GPU 1: the GPU is lost" in page_of(api)
+
+
+def test_heat_is_counted_and_named_and_the_owners_limit_is_no_heat(box: CardBox) -> None:
+    hot = ("hardware thermal slowdown", POWER_CAP)
+    box.cards.show(box.card(throttle_reasons=hot, temperature_c=93, power_limit_w=150.0))
+    box.look(MINUTE)
+    found = findings(box)
+    assert (
+        found["gpu-throttled"]
+        == "GPU 0: its clocks are held down by hardware thermal slowdown, at 93 °C"
+    )
+    assert "150 W, and 220 W" in found["power-limit"]
+    with box.shown() as api:
+        told = metrics_of(api)
+        assert told['tunerd_gpu_throttled{gpu="0"}'] == 1
+        for reason in hot:
+            assert told[f'tunerd_gpu_throttle_reason{{gpu="0",reason="{reason}"}}'] == 1
+        assert f">{POWER_CAP}, hardware thermal slowdown<" in page_of(api)
+
+    box.cards.show(box.card(throttle_reasons=(POWER_CAP,), power_limit_w=150.0))
+    box.look(MINUTE + 1)
+    assert [row.n_throttled for row in box.kept.gpus] == [6, 0]
+    assert "gpu-throttled" not in findings(box)
+    assert box.told == [], "heat comes and goes; a server that is slower for it is told as drift"
+
+
+def test_a_card_that_is_split_is_said_to_be(box: CardBox) -> None:
+    box.cards.show(box.card(is_mig=True))
+    box.look(1)
+    assert box.only.is_mig is True
+    assert "split by MIG" in findings(box)["gpu-mig"]
+    with box.shown() as api:
+        assert "RTX 4070 SUPER, split by MIG" in page_of(api)
+
+
+def test_no_card_at_all_is_no_problem(box: CardBox) -> None:
+    shutil.rmtree(box.cards.root / "sys/bus/pci/devices/0000:01:00.0")
+    add_pci_device(box.cards.root, "0000:00:02.0", "0x8086")
+    box.cards.hide()
+    box.look(MINUTE + 1)
+    assert (box.latest.gpus, box.latest.gpu_problem) == ((), None)
+    assert (box.told, box.kept.gpus) == ([], ())
+    assert "gpu-unreadable" not in findings(box)
+    with box.shown() as api:
+        told = metrics_of(api)
+        assert (told["tunerd_gpus"], told["tunerd_gpu_problem"]) == (0, 0)
+        assert "no GPU" in page_of(api)
+
+
+def test_a_running_daemon_outlives_its_card_and_reads_it_again(tmp_path: Path, built: Path) -> None:
+    shutil.copy(built, tmp_path / nvml_stub.SONAME)
+    nvml = nvml_stub.NvmlWorld(tmp_path)
+    box = Box(tmp_path, {"LD_LIBRARY_PATH": str(tmp_path), "TUNERD_DAEMON__EVERY_S": "1"})
+    nvml.show(rtx_4070_super(used_mib=SERVER_MIB))
+    log = tmp_path / "log"
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tunerd", "daemon"], stderr=said, env=box.environment
+        )
+    client = ApiClient(box.folder / "run" / SOCKET)
+
+    def latest() -> dict[str, Any]:
+        found: dict[str, Any] = client.get("/api/readings?brief=true").envelope["latest"] or {}
+        return found
+
+    try:
+        until(lambda: b"api.ready" in log.read_bytes(), "the API answers")
+        until(lambda: bool(latest().get("gpus")), "the card is read")
+        nvml.fail("*", nvml_stub.GPU_IS_LOST, 0)
+        until(lambda: "is lost" in (latest()["gpu_problem"] or ""), "the card is lost")
+        done = box.call("status")
+        assert "warning: GPU 0: the GPU is lost: it has fallen off the bus" in done.stderr
+        nvml.reload_driver()
+        nvml.show(rtx_4070_super(used_mib=SERVER_MIB))
+        until(lambda: bool(latest()["gpus"]), "the card is read again")
+        assert latest()["gpus"][0]["used_mib"] == SERVER_MIB
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait(timeout=LIMIT_S)
+    text = log.read_text()
+    assert (text.count("event.gpu "), text.count("event.gpu-back ")) == (1, 1), text
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end_s, f"never came true: {what}"
+        time.sleep(0.1)

@@ -1,0 +1,80 @@
+// Renews what changes on the overview, as often as the daemon looks, until a reader says not to.
+"use strict";
+(() => {
+  const line = document.getElementById("live");
+  if (!line) return;
+  const said = document.getElementById("renewed");
+  const button = document.getElementById("pause");
+  const address = `/live?hours=${encodeURIComponent(line.dataset.hours)}`;
+  const everyMs = 1000 * Number(line.dataset.every);
+  const shown = {};
+  let isPaused = false;
+  let isAsking = false;
+  let renewed = new Date();
+
+  // What a reader stands in, or has marked, is not taken from under them.
+  const isInUse = (place) => {
+    const marked = document.getSelection();
+    const isMarked = marked && !marked.isCollapsed && place.contains(marked.anchorNode);
+    return isMarked || place.contains(document.activeElement);
+  };
+  // A chart that is drawn stays where it is, and is only given other figures.
+  const keepCharts = (place, fresh) => {
+    for (const box of fresh.querySelectorAll("[data-figure]")) {
+      const drawn = place.querySelector(`[data-figure="${box.dataset.figure}"]`);
+      if (!drawn) continue;
+      drawn.setAttribute("aria-label", box.getAttribute("aria-label"));
+      box.replaceWith(drawn);
+    }
+    const open = [...place.querySelectorAll("details")].map((one) => one.open);
+    fresh.querySelectorAll("details").forEach((one, at) => { one.open = open[at] ?? false; });
+  };
+  const put = (name, text) => {
+    const place = document.getElementById(`live-${name}`);
+    if (shown[name] === text || isInUse(place)) return;
+    shown[name] = text;
+    const fresh = document.createElement("div");
+    fresh.innerHTML = text;
+    keepCharts(place, fresh);
+    place.replaceChildren(...fresh.childNodes);
+  };
+  const show = ({ title, parts, figures }) => {
+    if (Object.keys(figures).length && !window.Plotly) {
+      location.reload(); // the first figures: what draws them is not there yet
+      return;
+    }
+    document.title = `${title}: tunerd`;
+    for (const [name, text] of Object.entries(parts)) put(name, text);
+    document.dispatchEvent(new CustomEvent("figures", { detail: figures }));
+  };
+  const tell = (problem) => {
+    const at = renewed.toISOString().slice(11, 19);
+    said.textContent = problem ? `${problem}: what is shown is of ${at} UTC.` : `Renewed at ${at} UTC.`;
+    line.classList.toggle("stale", Boolean(problem));
+  };
+  const renew = async () => {
+    if (isPaused || isAsking || document.hidden) return;
+    isAsking = true;
+    try {
+      const answer = await fetch(address, { headers: { Accept: "application/json" }, redirect: "error" });
+      if (!answer.ok) throw new Error(answer.statusText);
+      show(await answer.json());
+      renewed = new Date();
+      tell(null);
+    } catch {
+      tell("tunerd does not answer");
+    } finally {
+      isAsking = false;
+    }
+  };
+  button.addEventListener("click", () => {
+    isPaused = !isPaused;
+    button.textContent = isPaused ? "Go on" : "Pause";
+    if (isPaused) tell("It waits");
+    else renew();
+  });
+  document.addEventListener("visibilitychange", renew);
+  line.hidden = false;
+  tell(null);
+  setInterval(renew, everyMs);
+})();
