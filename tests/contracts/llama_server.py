@@ -27,6 +27,7 @@ VERSION = re.compile(
     r"^version: (\d+\.\d+\.\d+\S* \(build \d+, commit \S+\)|\d+ \(\S+\))$", re.MULTILINE
 )
 N_CTX = 4096
+_TRIES = 10
 COMMON_TIMINGS = {
     *("prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"),
     *("predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second"),
@@ -103,6 +104,20 @@ def events(response: httpx.Response) -> Iterator[str]:
 def counters(text: str) -> dict[str, float]:
     rows = [line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#"]
     return {name.removeprefix("llamacpp:"): float(value) for name, value in rows}
+
+
+def refused(engine: EngineUnderTest, log: Path, port: int) -> None:
+    """It ends with 1 on a port that is taken, and says why.
+
+    mainline's log is written by a thread that its exit does not wait for: on a busy machine the reason
+    was missing from 8 of 40 logs. So it is started again where it is.
+    """
+    for _ in range(_TRIES):
+        with start(engine.command(), log, port=port) as server:
+            assert server.wait_ended() == 1
+        if "couldn't bind" in log.read_text(errors="replace"):
+            return
+    raise AssertionError(f"never said why:\n{log.read_text(errors='replace')}")
 
 
 class LlamaServerContract:
@@ -483,28 +498,21 @@ class LlamaServerContract:
     def test_a_port_that_another_program_holds_ends_it(
         self, engine: EngineUnderTest, tmp_path: Path
     ) -> None:
-        log = tmp_path / "log"
         with socket.create_server(("127.0.0.1", 0)) as other:
-            port = other.getsockname()[1]
-            with start(engine.command(), log, port=port) as server:
-                status = server.wait_ended()
-
-        assert status == 1
-        assert "couldn't bind" in log.read_text()
+            refused(engine, tmp_path / "log", other.getsockname()[1])
 
     def test_a_second_server_on_its_port_ends_or_shares_it(
         self, engine: EngineUnderTest, server: Server, tmp_path: Path
     ) -> None:
         """ik sets SO_REUSEPORT: the kernel gives each connection to one of the two."""
         log = tmp_path / "log"
-        with start(engine.command(), log, port=server.port) as second:
-            if engine.is_ik:
+        if engine.is_ik:
+            with start(engine.command(), log, port=server.port) as second:
                 second.wait_ready()
                 time.sleep(0.3)
                 assert second.process.poll() is None
-            else:
-                assert second.wait_ended() == 1
-                assert "couldn't bind" in log.read_text()
+        else:
+            refused(engine, log, server.port)
 
         assert httpx.get(f"{server.url}/health").status_code == 200
 

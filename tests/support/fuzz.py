@@ -17,6 +17,11 @@ ODD_NUMBERS = ("0", "-1", "-0", "1e999", "-1e400", "nan", "inf", "NaN", "9" * 25
                "0x10", "1_0", "\uff11\uff12", "", "-", "1e-400", "4294967295", "18446744073709551615")  # fmt: skip
 
 
+def is_asked_for() -> bool:
+    """Whether more than a sample is wanted."""
+    return VARIABLE in os.environ
+
+
 def often(sample: int, *, most: int = 10**9) -> settings:
     """Settings of a fuzzer: `sample` examples, or as many as `TUNERD_TEST_EXAMPLES` says, but for `most`."""
     asked = os.environ.get(VARIABLE)

@@ -7,6 +7,7 @@ that are lost make a request that is not counted, never a wrong one.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -180,7 +181,8 @@ def read_requests(lines: Iterable[str]) -> RequestLog:
 def predicted_total(metrics: str) -> int | None:
     """Tokens generated since the server started, from the text of its `/metrics`."""
     found = _PREDICTED_TOTAL.search(metrics)
-    return None if found is None else round(float(found[1]))
+    total = None if found is None else float(found[1])
+    return round(total) if total is not None and math.isfinite(total) else None
 
 
 def _task_of(line: str) -> int | None:

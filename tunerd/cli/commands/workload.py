@@ -58,8 +58,11 @@ def show_command(mode: str | None, workload: str, as_json: bool) -> None:
     """  # noqa: D301
     from tunerd.actions.context import build_context
     from tunerd.actions.workloads import show_workload
-    from tunerd.cli.remote import from_daemon
+    from tunerd.cli.remote import acts_through_daemon, from_daemon
+    from tunerd.core.names import check_name
 
+    if acts_through_daemon(mode):
+        check_name(workload, of="a workload")
     found = from_daemon(mode, "workloads", workload, as_json=as_json)
     finish(found or show_workload(build_context(mode=mode), workload), render_show, as_json=as_json)
 

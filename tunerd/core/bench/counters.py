@@ -92,4 +92,4 @@ def _value(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if math.isfinite(value) and value >= 0 else None  # no counter goes below zero
