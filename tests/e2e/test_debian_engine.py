@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,32 @@ import pytest
 from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.golden import NO_MODEL, dry, golden_lines
 from tests.support.machine import Machine
-from tests.support.memory_cases import CASES, SOFTWARE_GPU, differences
+from tests.support.memory_cases import (
+    CASES,
+    ENGINES,
+    SOFTWARE_GPU,
+    differences,
+    file_name,
+    flags,
+    said_by,
+    write_models,
+)
 from tests.support.overlay import Root
+from tunerd.core.engine import parse_devices
 from tunerd.core.failure import argument_error
+from tunerd.core.frozen_placement import Frozen, frozen_from_log, read_fit
+from tunerd.core.memory import Device, estimate
+from tunerd.core.memory_laws import MAINLINE_NOW
+from tunerd.core.memory_report import BufferKind, MemoryReport, parse_report
+from tunerd.core.quantity import BYTES_PER_MIB
+from tunerd.system.files import Files
+from tunerd.system.model_files import ModelFiles
 
 pytestmark = pytest.mark.xdist_group("debian-engine")  # one machine for all
 
 # `python -m benchmarks.memory_estimates` compares all of them; see docs/memory.md.
+MOVED_MIB = 100
+LOADED = re.compile(r"KV buffer size")
 SAMPLE = ("dense-16k-mtp2-q8", "dense-32k-ngl12-mtp2", "moe-64k-ncmoe8-mtp2-q8", "gemma-32k-4slots")
 
 
@@ -68,6 +88,48 @@ def test_the_memory_estimate_agrees_with_the_table_that_the_server_prints(
 
     assert {one.device.value for one in found} == {"gpu0", "host"}
     assert all(one.is_allowed for one in found), "\n".join(map(str, found))
+
+
+def model_mib(report: MemoryReport, device: Device) -> float:
+    found = report.allocated_mib(device, BufferKind.MODEL)
+    assert found is not None
+    return found
+
+
+def test_what_fit_chose_is_read_from_its_log_and_frozen_lies_the_same(
+    machine: Machine, folder: Path
+) -> None:
+    """The experts of some layers must go to RAM; frozen, the draft's own are not among them."""
+    case = next(case for case in CASES if case.name == "moe-32k-mtp2")
+    program = machine.command("llama-server", env=SOFTWARE_GPU)
+    write_models(case, folder)
+    facts = ModelFiles(None, Files()).read_facts(folder / file_name(case.shape))
+    listed = machine.run("llama-server", "--list-devices", env=SOFTWARE_GPU)
+    (device,) = parse_devices(listed.stdout + listed.stderr)
+    assert device.free_mib is not None
+    margin = device.free_mib - estimate(facts, case.settings).start_mib(Device.GPU) + MOVED_MIB
+
+    def load(*placement: str) -> list[str]:
+        words = flags(case, ENGINES["mainline-0.7.0"], "/srv/hollow")
+        at = words.index("-ngl")
+        words[at : at + 2] = placement
+        return said_by([*program, *words, "--no-warmup"], folder, until=LOADED)
+
+    chosen = load("--fit-target", str(margin))
+    frozen = frozen_from_log(read_fit(chosen), facts, MAINLINE_NOW, uses_mtp=True)
+    assert isinstance(frozen, Frozen), "\n".join(chosen)
+    assert frozen.n_gpu_layers == len(facts.blocks) + 1
+    assert 0 < frozen.n_cpu_moe < len(facts.blocks)
+
+    values = frozen.values
+    layers, experts = values["memory.n_gpu_layers"], values["memory.n_cpu_moe"]
+    lines = load("--fit", "off", "-ngl", str(layers), "-ncmoe", str(experts))
+    first, second = parse_report(chosen), parse_report(lines)
+    assert read_fit(lines).n_on_gpu == frozen.n_gpu_layers
+    layer_mib = max(block.expert_bytes for block in facts.blocks) / BYTES_PER_MIB
+    # Fit may split one layer, which goes to RAM whole when it is frozen.
+    moved = model_mib(first, Device.GPU) - model_mib(second, Device.GPU)
+    assert -0.1 * layer_mib <= moved <= 1.1 * layer_mib
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.sweep_box import PROFILE, SweepBox, swept
 from tunerd.actions.guard_margin import margin_now
+from tunerd.actions.sweep_plan import SweepRequest
+from tunerd.actions.sweep_run import sweep_plan
 from tunerd.actions.tuned_layer import write_tuned
 from tunerd.core.designed import SHAPES, Shape, design
 from tunerd.core.tuned import TunedRecord
@@ -19,11 +21,11 @@ from tunerd.system.ports import free_port
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("sweep-dimensions")]
 
-# Five blocks and the output: fit has put two layers' experts into RAM.
+# Five blocks and the output: fit has put two layers' experts into RAM, and counts the output with them.
 CARD: dict[str, Any] = {
     "name": "Vulkan0", "description": "a card", "total_mib": 8192, "free_mib": 8000,
     "model_mib": 300, "context_mib": 100, "compute_mib": 60, "n_layers": 6, "offloaded": 6,
-    "overflowing": 2,
+    "overflowing": 3,
 }  # fmt: skip
 FROZEN = [["memory.n_cpu_moe", 2], ["memory.n_gpu_layers", 6]]
 LITTLE = Shape(n_layer=1, has_mtp=False, full_attention_interval=1)
@@ -46,12 +48,14 @@ def box() -> Iterator[SweepBox]:
 
 def dry_run(box: SweepBox, profile: str, *space: str) -> tuple[dict[str, Any], dict[str, str], str]:
     """The plan of a sweep, the reasons of what was left out, and what was said."""
-    box.call("apply", profile, "--yes")
-    options = [word for one in space for word in ("--space", one)]
-    found = box.json("sweep", "run", "--dry-run", *options)
-    plan = found["plan"]
+    ctx = box.box.context
+    serving = ctx.generations.serving(ctx.unit)
+    if serving is None or serving.generation.profile != profile or serving.generation.pins:
+        box.call("apply", profile, "--yes")
+    found = sweep_plan(ctx, SweepRequest(budget_s=7200.0, space=space))
+    plan = found.payload["plan"]
     reasons = {one["what"]: one["reason"] for one in plan["left_out"]}
-    return plan, reasons, " ".join(one["text"] for one in found["messages"])
+    return plan, reasons, " ".join(one.text for one in found.messages)
 
 
 def extras(plan: dict[str, Any], spec: str) -> list[Any]:
@@ -88,15 +92,16 @@ def test_what_was_promoted_is_named_by_its_keys_and_fit_is_tried_again(box: Swee
     )  # fmt: skip
     write_tuned(box.box.context, record)
     try:
+        box.call("apply", "card", "--yes")
         plan, reasons, said = dry_run(box, "card")
-        argv = " ".join(box.json("plan", "card")["argv"])
-        explained = box.json("plan", "card", "--explain")["explain"]
+        shown = box.json("plan", "card", "--explain")
         margin = margin_now(box.box.context)
     finally:
         for path in (box.box.folder / "state/tuned").glob("card.*"):
             path.unlink()
-    assert "--fit off --n-gpu-layers 6 --n-cpu-moe 2" in argv
-    by_tuned = {one["key"] for one in explained if "tuned" in one["origin"]}
+        box.call("apply", "night", "--yes")
+    assert "--fit off --n-gpu-layers 6 --n-cpu-moe 2" in " ".join(shown["argv"])
+    by_tuned = {one["key"] for one in shown["explain"] if "tuned" in one["origin"]}
     assert by_tuned == {*values}
     fit = [["memory.n_cpu_moe", "default"], ["memory.n_gpu_layers", "default"]]
     assert extras(plan, "mtp") == [FROZEN, fit]

@@ -259,11 +259,19 @@ def reported(
         seen_as: That folder as the server sees it, if it has another root.
         timeout_s: How long to wait for the last line that is needed.
     """
-    argv = [*program, "--host", "127.0.0.1", "--port", str(free_port()), "-t", "1"]
     last = _PLANNED if engine.measures_itself else _LISTENING
+    argv = [*program, *flags(case, engine, seen_as or str(folder))]
+    return parse_report(said_by(argv, folder, until=last, timeout_s=timeout_s))
+
+
+def said_by(
+    command: Sequence[str], folder: Path, *, until: re.Pattern[str], timeout_s: float = 60.0
+) -> list[str]:
+    """What a server says until a line matches or it fails; it is ended then."""
+    argv = [*command, "--host", "127.0.0.1", "--port", str(free_port()), "-t", "1"]
     lines: list[str] = []
     process = subprocess.Popen(
-        [*argv, *flags(case, engine, seen_as or str(folder))],
+        argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -279,7 +287,7 @@ def reported(
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line.rstrip())
-            if last.search(line) or _FAILED.search(line):
+            if until.search(line) or _FAILED.search(line):
                 break
     finally:
         alarm.cancel()
@@ -287,7 +295,7 @@ def reported(
         process.wait(30)
         if process.stdout is not None:
             process.stdout.close()
-    return parse_report(lines)
+    return lines
 
 
 def _end(process: subprocess.Popen[str]) -> None:

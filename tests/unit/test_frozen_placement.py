@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.model_headers import facts_of_shape
@@ -19,6 +21,7 @@ from tunerd.core.memory import Device, MemorySettings, estimate
 from tunerd.core.memory_laws import IK, MAINLINE_NOW
 from tunerd.core.memory_placement import place
 
+CAPTURED = Path(__file__).parent / "data/memory/mainline-0.7.0-vulkan-moe-fit.txt"
 MOE = facts_of_shape(Shape(n_layer=16, is_moe=True, n_vocab=2048))
 DENSE = facts_of_shape(Shape(n_layer=16, n_vocab=2048))
 BEGIN = "0.00.354.117 I cmn  common_init_: fitting params to device memory ..."
@@ -29,7 +32,8 @@ def said(*lines: str) -> FitSaid:
 
 
 def row(layers: int, partly: int, device: str = "Vulkan0") -> str:
-    numbers = f"{layers:2} layers ({partly:2} overflowing),   9625 MiB used,   1024 MiB free"
+    overflowing = f" ({partly:2} overflowing)" if partly else ""
+    numbers = f"{layers:2} layers{overflowing},   9625 MiB used,   1024 MiB free"
     return f"0.00.975.846 I common_params_fit_impl:   - {device}: {numbers}"
 
 
@@ -39,7 +43,17 @@ def offloaded(on_gpu: int, of: int) -> str:
 
 def test_the_last_word_of_the_last_fit_counts() -> None:
     found = said(row(17, 17), row(18, 3), BEGIN, row(18, 18), row(18, 2), offloaded(18, 18))
-    assert found == FitSaid(18, 18, 2, 1)
+    assert found == FitSaid(18, 18, 1, 1)
+
+
+def test_a_real_log_says_what_its_buffers_show() -> None:
+    """Of the seven that overflow one is the output; five layers lie in RAM whole, one in part."""
+    lines = CAPTURED.read_text(encoding="utf-8").splitlines()
+    assert read_fit(lines) == FitSaid(18, 18, 6, 1)
+    in_ram = [line for line in lines if "CPU_Mapped model buffer size" in line]
+    assert sum(line.endswith(" 25.50 MiB") for line in in_ram) == 5
+    found = frozen_from_log(read_fit(lines), MOE, MAINLINE_NOW, uses_mtp=True)
+    assert found == Frozen(18, 6, LOG)
 
 
 def test_the_first_model_that_is_loaded_is_the_target() -> None:
@@ -52,7 +66,7 @@ def test_a_fit_that_failed_placed_nothing() -> None:
     )
     assert said(row(18, 3), failed, offloaded(18, 18)).n_partly == 0
     done = "0.01 I common_fit_params: successfully fit params to free device memory"
-    assert said(row(18, 3), done, offloaded(18, 18)).n_partly == 3
+    assert said(row(18, 3), done, offloaded(18, 18)).n_partly == 2
 
 
 def test_a_log_that_says_nothing_decides_nothing() -> None:
@@ -60,7 +74,7 @@ def test_a_log_that_says_nothing_decides_nothing() -> None:
 
 
 def test_as_many_experts_stay_in_ram_but_those_of_the_first_layers() -> None:
-    found = frozen_from_log(said(row(18, 3), offloaded(18, 18)), MOE, MAINLINE_NOW, uses_mtp=True)
+    found = frozen_from_log(said(row(18, 4), offloaded(18, 18)), MOE, MAINLINE_NOW, uses_mtp=True)
     assert found == Frozen(18, 3, LOG)
     assert found.values == {"memory.n_gpu_layers": 18, "memory.n_cpu_moe": 3}
     placed = place(MOE, MAINLINE_NOW, n_gpu_layers=18, n_cpu_moe=3)
@@ -70,7 +84,7 @@ def test_as_many_experts_stay_in_ram_but_those_of_the_first_layers() -> None:
 
 
 def test_layers_that_are_wholly_in_ram_are_counted_before_the_experts() -> None:
-    found = frozen_from_log(said(row(14, 2), offloaded(14, 18)), MOE, MAINLINE_NOW, uses_mtp=True)
+    found = frozen_from_log(said(row(14, 3), offloaded(14, 18)), MOE, MAINLINE_NOW, uses_mtp=True)
     assert found == Frozen(14, 6, LOG)
     placed = place(MOE, MAINLINE_NOW, n_gpu_layers=14, n_cpu_moe=6)
     assert len(placed.experts_on_cpu & placed.on_gpu) == 2

@@ -24,7 +24,7 @@ _MAX_LINE = 2000
 _FIT_BEGINS = "fitting params to device memory"
 _FIT_FAILED = "to fit params to free device memory"
 _ROW = re.compile(
-    r"- (?P<device>\S[^:]*):\s+(?P<layers>\d+) layers \(\s*(?P<partly>\d+) overflowing\)"
+    r"- (?P<device>\S[^:]*): +\d+ layers(?: \( *(?P<partly>\d+) overflowing\))?, +\d+ MiB used"
 )
 _OFFLOADED = re.compile(r"offloaded (?P<on_gpu>\d+)/(?P<all>\d+) layers to GPU")
 _IK_MOVES = re.compile(r"Adding experts CPU overrides for layer (?P<layer>\d+)")
@@ -77,13 +77,15 @@ def read_fit(lines: Iterable[str]) -> FitSaid:
         elif _FIT_FAILED in line and "successfully" not in line:
             devices = {}  # it loads as if nothing had been tried
         elif row := _ROW.search(line):
-            devices[row["device"]] = int(row["partly"])
+            devices[row["device"]] = int(row["partly"] or 0)
         elif row := _IK_MOVES.search(line):
             moved.add(int(row["layer"]))
         elif offloaded is None and (row := _OFFLOADED.search(line)):
             offloaded = int(row["on_gpu"]), int(row["all"])
     on_gpu, to_place = offloaded or (None, None)
-    return FitSaid(on_gpu, to_place, sum(devices.values()) + len(moved), max(1, len(devices)))
+    # mainline counts the output layer among those that overflow, and it has no experts.
+    partly = max(0, sum(devices.values()) - 1) + len(moved)
+    return FitSaid(on_gpu, to_place, partly, max(1, len(devices)))
 
 
 def frozen_from_log(

@@ -34,7 +34,7 @@ def log_loading(log: Log, behaviour: Behaviour, arguments: Arguments) -> None:
 
 
 def _log_fit(log: Log, device: dict[str, Any]) -> None:
-    """Which layers lie on the device, and how many of them only in part."""
+    """Which layers lie on the device, and how many of them only in part, the output among those."""
     log("I cmn  common_init_: fitting params to device memory ...")
     layers, partly = (
         device.get("offloaded", device.get("n_layers", 41)),
