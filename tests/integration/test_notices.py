@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,9 @@ def left(ctx: Context, event: Event = EVENT) -> str:
     folder = ctx.paths.state_dir / "notices"
     folder.mkdir(parents=True, exist_ok=True)
     name = "17900000-1"
-    (folder / f"{name}.json").write_text(
-        json.dumps({"at_s": event.at_s, "kind": event.kind, "level": event.level,
-                    "text": event.text, "hint": event.hint})
-    )  # fmt: skip
+    to = ctx.settings.notify.model_dump(mode="json")
+    notice = {"event": asdict(event), "unit": "llama-server.service", "to": to}
+    (folder / f"{name}.json").write_text(json.dumps(notice))
     return name
 
 
@@ -162,7 +161,7 @@ def test_a_notice_is_left_for_a_unit_of_its_own(tmp_path: Path) -> None:
 
     assert name is not None
     path = ctx.paths.state_dir / "notices" / f"{name}.json"
-    assert json.loads(path.read_text())["text"] == EVENT.text
+    assert json.loads(path.read_text())["event"]["text"] == EVENT.text
     assert path.stat().st_mode & 0o077 == 0
     unit = f"tunerd-notify-{name}.service"
     assert ctx.services.state(unit).is_active
@@ -202,3 +201,19 @@ def test_a_notice_that_nobody_is_at_is_sent_anew_and_one_under_way_is_not(tmp_pa
     assert other is not None
     assert send_left_notices(ctx) == ()
     assert send_left_notices(context(tmp_path, None)) == (), "nobody wants it any more"
+
+
+def test_that_settings_are_wrong_arrives_though_they_are_wrong(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    box = Box(tmp_path)
+    name = left(context(tmp_path, receiver.url))
+    file = box.context.paths.settings_file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("[guards]\nhang = 'sometimes'\n")
+    assert box.call("status").returncode == 1, "whoever goes by settings stops"
+
+    done = box.call("notify", "send", name)
+
+    assert done.returncode == 0, done.stderr
+    assert len(receiver.got) == 1

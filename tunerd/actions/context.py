@@ -103,6 +103,7 @@ def build_context(
     environment: Mapping[str, str] | None = None,
     progress: ProgressSink = ignore_progress,
     start_supervisor: bool = False,
+    needs_settings: bool = True,
 ) -> Context:
     """The real context of this process.
 
@@ -111,6 +112,7 @@ def build_context(
         environment: Of the caller; None for this process's own.
         progress: Where progress goes.
         start_supervisor: Whether local mode may start its supervisor.
+        needs_settings: Whether it is an error that settings are wrong; else they are the defaults.
 
     Raises:
         ConfigError: settings are wrong.
@@ -123,7 +125,7 @@ def build_context(
     chosen = choose_mode(mode, environment)
     is_asked_for = bool(mode or environment.get("TUNERD_MODE"))
     paths = paths_for(chosen, environment)
-    settings = load_settings(paths, environment)
+    settings = load_settings(paths, environment) if needs_settings else Settings()
     if mode is None and "TUNERD_MODE" not in environment and settings.mode is not None:
         is_asked_for = True
         chosen = Mode(settings.mode)

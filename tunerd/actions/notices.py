@@ -13,6 +13,7 @@ from tunerd.core.notice import Format, is_wanted, post_of
 from tunerd.core.result import ActionResult
 from tunerd.core.telemetry.history import Event
 from tunerd.errors import HostError, ServiceError, TunerdError, UsageError
+from tunerd.settings import NotifySettings
 from tunerd.system.webhook import deliver
 
 TEMPLATE = "tunerd-notify@{}.service"
@@ -34,7 +35,8 @@ def leave_notice(ctx: Context, event: Event) -> str | None:
         return None
     name = _free_name(ctx)
     ctx.files.make_folder(_folder(ctx), mode=0o700)
-    ctx.files.write_json(_path(ctx, name), asdict(event), mode=0o600)
+    data = {"event": asdict(event), "unit": ctx.unit, "to": settings.model_dump(mode="json")}
+    ctx.files.write_json(_path(ctx, name), data, mode=0o600)
     _start(ctx, name)
     return name
 
@@ -77,8 +79,14 @@ def _start(ctx: Context, name: str) -> bool:
     return True
 
 
-def send_notice(ctx: Context, name: str) -> ActionResult:
+def send_notice(ctx: Context, name: str, *, as_left: bool = False) -> ActionResult:
     """`tunerd notify send NAME`: some attempts; the notice goes when it has arrived or was refused.
+
+    Args:
+        ctx: Where.
+        name: Which.
+        as_left: Go by the settings under which it was left: those of now are wrong, which may be the
+            very thing that it tells.
 
     Raises:
         UsageError: there is no such notice, or nobody takes it: it is gone.
@@ -87,8 +95,9 @@ def send_notice(ctx: Context, name: str) -> ActionResult:
     data = ctx.files.read_json(_path(ctx, name)) if name.replace("-", "").isalnum() else None
     if not isinstance(data, dict):
         raise UsageError(f"there is no notice `{name}`")
+    settings = NotifySettings(**data["to"]) if as_left else ctx.settings.notify
     try:
-        _send(ctx, Event(**data))
+        _send(ctx, settings, str(data["unit"]), Event(**data["event"]))
     except UsageError:
         ctx.files.remove(_path(ctx, name))
         raise
@@ -103,7 +112,8 @@ def try_notice(ctx: Context) -> ActionResult:
         UsageError: no webhook is set, or it refuses.
         HostError: it did not arrive.
     """
-    _send(ctx, Event(ctx.clock.now_s(), "test", "note", "this is a test of tunerd's notices"))
+    event = Event(ctx.clock.now_s(), "test", "note", "this is a test of tunerd's notices")
+    _send(ctx, ctx.settings.notify, ctx.unit, event)
     return ActionResult("notify test", {"webhook": ctx.settings.notify.webhook})
 
 
@@ -117,11 +127,10 @@ def forget_old_notices(ctx: Context) -> None:
         return
 
 
-def _send(ctx: Context, event: Event) -> None:
-    settings = ctx.settings.notify
+def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event) -> None:
     if settings.webhook is None:
         raise UsageError("no webhook is set", hint="notify.webhook in tunerd.toml")
-    post = post_of(event, host=socket.gethostname(), unit=ctx.unit, how=Format(settings.format))
+    post = post_of(event, host=socket.gethostname(), unit=unit, how=Format(settings.format))
     headers = dict(post.headers)
     if settings.token_file is not None:
         token = (ctx.files.read(settings.token_file) or b"").decode("ascii", "replace").strip()

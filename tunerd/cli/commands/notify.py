@@ -48,9 +48,15 @@ def send(mode: str | None, name: str, as_json: bool) -> None:
     from tunerd.actions.context import build_context
     from tunerd.actions.notices import send_notice
     from tunerd.cli.remote import demand_root
+    from tunerd.errors import ConfigError
 
     demand_root(
         mode, "notify send", "it is what a unit runs; `tunerd notify test` tries the webhook"
     )
-    context = build_context(mode=mode, progress=progress_sink(as_json=as_json))
-    finish(send_notice(context, name), lambda _payload: ["it arrived"], as_json=as_json)
+    sink, as_left = progress_sink(as_json=as_json), False
+    try:
+        context = build_context(mode=mode, progress=sink)
+    except ConfigError:
+        context, as_left = build_context(mode=mode, progress=sink, needs_settings=False), True
+    done = send_notice(context, name, as_left=as_left)
+    finish(done, lambda _payload: ["it arrived"], as_json=as_json)
