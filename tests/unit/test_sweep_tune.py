@@ -113,3 +113,14 @@ def test_prompts_that_are_longer_than_asked_for_are_predicted_as_long_as_they_ar
     ]
     assert pairs
     assert all(abs(predicted / measured - 1) < 0.12 for predicted, measured in pairs), pairs
+
+
+def test_a_night_that_cannot_prove_anything_any_more_says_so() -> None:
+    """Time is left, but a winner found in it could not be proved."""
+    one = task("12G", "agent", 2)
+    incumbent, _ = best(one)
+    incumbent = replace(incumbent, fit_mib=incumbent.fit_mib + 256)
+    outcome = tune(one.box(), narrow(one), one.workload, incumbent, 0.2 * HOUR_S, rng())
+    assert outcome.verdict == "inconclusive"
+    assert outcome.evidence.elapsed_s < 0.7 * 0.2 * HOUR_S
+    assert "would be needed to prove a winner" in outcome.evidence.reasons[0]

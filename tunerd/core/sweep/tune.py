@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tunerd.core.quantity import format_duration
 from tunerd.core.sweep.arm import Arm, ArmLike, as_arm
 from tunerd.core.sweep.carried import Carried, carried
 from tunerd.core.sweep.challenge import Challenge, Pair, Result
@@ -262,6 +263,12 @@ class _Sweep:
                     bound = max(bound, result.gain.upper)
             return KEEP, None, [f"no arm is believed to be more than {max(bound, 0.0):.1%} faster"]
         reason = "the time ended before everything promising was tried"
+        left_s = self.night.remaining_s
+        if left_s > self.night.process_s(self.incumbent):
+            reason = (
+                "not everything promising was tried: the "
+                f"{format_duration(left_s)} that are left would be needed to prove a winner"
+            )
         if most is not None:
             reason += f"; up to {max(most, 0.0):.1%} may be missed"
         return INCONCLUSIVE, None, [reason]
