@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from tests.e2e.conftest import Machines
 from tests.support.machine import Machine
 from tests.support.overlay import Root
-from tests.support.roots import Tunerd, host_root
+from tests.support.places import Place, places
+from tests.support.roots import Tunerd, host_root, sid_root
 
 pytestmark = pytest.mark.xdist_group("api")
 
@@ -22,12 +24,19 @@ settle_s = 0.3
 dirs = ["/srv/models"]
 """
 SOCKET = "/run/tunerd/tunerd.sock"
+PORT = "http://127.0.0.1:8080"
+# Whoever runs this leaves a trace.
+EVIL = "#!/bin/sh\ntouch /tmp/evil-ran\n"
 PROFILE = 'extends = "cpu-embedded-baseline"\nmodel.path = "/srv/models/tiny.gguf"\n'
 
 
-@pytest.fixture
-def machine(machines: Machines, build_root: Callable[..., Root]) -> Machine:
-    made = machines(build_root(host_root, tunerd=Tunerd.INSTALLED))
+@pytest.fixture(params=places(of="system"), ids=str)
+def machine(
+    request: pytest.FixtureRequest, machines: Machines, build_root: Callable[..., Root]
+) -> Machine:
+    place: Place = request.param
+    root = host_root if place.root == "host" else sid_root
+    made = machines(build_root(root, tunerd=Tunerd.INSTALLED))
     made.write("/etc/tunerd/tunerd.toml", SETTINGS)
     made.write("/etc/tunerd/profiles/plain.toml", PROFILE)
     made.run("usermod", "--append", "--groups", "tunerd", "alice")
@@ -110,3 +119,99 @@ def test_a_job_outlives_the_daemon_and_the_socket_starts_it_again(machine: Machi
         machine.run("sh", "-c", f"{ask} http://localhost/api/jobs", user="alice").stdout
     )
     assert [one["asked_by"] for one in jobs["jobs"]] == ["alice"]
+
+
+def until(machine: Machine, condition: str) -> None:
+    machine.sh(f"until {condition}; do sleep 0.2; done", limit_s=120)
+
+
+def test_a_member_is_told_and_may_switch_what_root_may(machine: Machine) -> None:
+    machine.run("tunerd", "apply", "plain", "--yes", limit_s=180)
+    for words in (
+        ("verify",), ("schedule", "show"), ("results", "list"), ("sweep", "status"),
+        ("workload", "show", "chat"), ("history", "diff", "1", "1"),
+    ):  # fmt: skip
+        as_root = machine.run("tunerd", *words, "--json", check=False)
+        as_member = machine.run("tunerd", *words, "--json", user="alice", check=False)
+        assert json.loads(as_member.stdout) == json.loads(as_root.stdout), words
+        assert as_member.returncode == as_root.returncode, words
+
+    machine.run("tunerd", "guard", "set", "hang", "advise", user="alice")
+    machine.run("tunerd", "schedule", "set", "--window", "01:00-06:30", "--on", user="alice")
+    written = tomllib.loads(machine.read("/etc/tunerd/tunerd.toml"))
+    assert written == {
+        **tomllib.loads(SETTINGS),
+        "guards": {"hang": "advise"},
+        "sweep": {"window": "01:00-06:30"},
+        "schedule": {"enabled": True},
+    }
+    machine.run("tunerd", "schedule", "skip-tonight", user="alice")
+    shown = json.loads(machine.run("tunerd", "schedule", "show", "--json").stdout)
+    assert [night["skipped"] for night in shown["nights"]][:2] == [True, False]
+
+
+def test_ctrl_c_leaves_a_members_measurement_which_its_number_ends(machine: Machine) -> None:
+    machine.run("tunerd", "apply", "plain", "--yes", limit_s=180)
+    words = ("compare", "--set", "serving.n_batch=256", "--budget", "10m", "--yes")
+    client = machine.start("tunerd", *words, user="alice")
+    until(machine, "systemctl is-active --quiet 'tunerd-candidate-*'")
+
+    machine.run("pkill", "-INT", "--uid", "alice", "--full", "[t]unerd compare")
+
+    _, told = client.communicate(timeout=60)
+    assert client.returncode == 130
+    assert b"job 1 goes on; `tunerd jobs watch 1` follows it" in told, told
+    (job,) = json.loads(machine.run("tunerd", "jobs", "--json", user="alice").stdout)["jobs"]
+    assert (job["kind"], job["state"], job["asked_by"]) == ("compare", "running", "alice")
+    lease = machine.sh("systemctl show --value --property=BindsTo 'tunerd-lease-*'").stdout.strip()
+    assert lease == "tunerd-job-1.service"
+    busy = machine.run("tunerd", "bench", "--json", user="alice", check=False)
+    assert (busy.returncode, json.loads(busy.stdout)["error"]["code"]) == (75, "busy")
+
+    machine.run("tunerd", "jobs", "stop", "1", user="alice", limit_s=120)
+
+    assert is_serving(machine)
+    assert machine.sh("systemctl is-active 'tunerd-lease-*'", check=False).stdout.strip() == ""
+    watched = machine.run("tunerd", "jobs", "watch", "1", "--json", user="alice", check=False)
+    assert json.loads(watched.stdout)["error"]["code"] == "interrupted"
+    assert "serves again" in json.loads(watched.stdout)["error"]["state"]
+
+
+def test_no_member_has_a_program_run_a_file_read_or_an_address_asked(machine: Machine) -> None:
+    machine.run("tunerd", "apply", "plain", "--yes", limit_s=180)
+    evil = "/home/alice/llama-server"
+    machine.write(evil, EVIL, mode=0o755, owner="alice")
+    for words, code in (
+        (("sweep", "run", "--space", f"engine={evil}", "--yes"), 2),
+        (("bench", "plain", "--set", f"model.path={evil}", "--yes"), 2),
+        (("bench", "../../../home/alice/x", "--yes"), 2),
+        (("compare", evil, "--yes"), 2),
+        (("workload", "show", "../../../etc/passwd"), 2),
+        (("workload", "learn", "--name", "../../../etc/cron.d/x"), 2),
+        (("workload", "learn", "--unit", "sshd.service"), 1),
+        (("schedule", "set", "--timezone", "../../../etc/shadow"), 2),
+        (("rollback", "--to", "../../../home/alice/x", "--yes"), 2),
+        (("--system", "bench", "--url", PORT), 1),
+        (("engines", "keep", "llama-server"), 1),
+        (("settings",), 1),
+    ):
+        said = machine.run("tunerd", *words, user="alice", check=False)
+        assert said.returncode == code, (words, said.stdout, said.stderr)
+        assert "Traceback" not in said.stderr, said.stderr
+    for route, body in (
+        ("sweep/run", {"space": [f"engine.prefer={evil}"]}),
+        ("compare", {"sides": ["live", f"engine.prefer={evil}"]}),
+    ):
+        asked = machine.run(
+            *("curl", "--silent", "--unix-socket", SOCKET, "-H", "X-Tunerd: 1", "--json"),
+            *(json.dumps(body), f"http://localhost/api/{route}"),
+            user="alice",
+        )
+        assert json.loads(asked.stdout)["ok"] is False, asked.stdout
+    refused = machine.run("tunerd", "--system", "sweep", "stop", user="bob", check=False)
+    assert refused.returncode == 1
+    assert "only root and members of group tunerd" in refused.stderr
+
+    assert not machine.exists("/tmp/evil-ran")  # noqa: S108 -- in a machine of the test
+    assert is_serving(machine)
+    assert json.loads(machine.run("tunerd", "verify", "--json").stdout)["as_deployed"]
