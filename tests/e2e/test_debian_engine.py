@@ -36,7 +36,8 @@ from tunerd.system.model_files import ModelFiles
 pytestmark = pytest.mark.xdist_group("debian-engine")  # one machine for all
 
 # `python -m benchmarks.memory_estimates` compares all of them; see docs/memory.md.
-MOVED_MIB = 100
+MOVED_MIB = 150
+TRIES = 5
 LOADED = re.compile(r"KV buffer size")
 SAMPLE = ("dense-16k-mtp2-q8", "dense-32k-ngl12-mtp2", "moe-64k-ncmoe8-mtp2-q8", "gemma-32k-4slots")
 
@@ -99,15 +100,12 @@ def model_mib(report: MemoryReport, device: Device) -> float:
 def test_what_fit_chose_is_read_from_its_log_and_frozen_lies_the_same(
     machine: Machine, folder: Path
 ) -> None:
-    """The experts of some layers must go to RAM; frozen, the draft's own are not among them."""
+    """The experts of some layers must go to RAM, and as many do where that is frozen."""
     case = next(case for case in CASES if case.name == "moe-32k-mtp2")
     program = machine.command("llama-server", env=SOFTWARE_GPU)
     write_models(case, folder)
     facts = ModelFiles(None, Files()).read_facts(folder / file_name(case.shape))
-    listed = machine.run("llama-server", "--list-devices", env=SOFTWARE_GPU)
-    (device,) = parse_devices(listed.stdout + listed.stderr)
-    assert device.free_mib is not None
-    margin = device.free_mib - estimate(facts, case.settings).start_mib(Device.GPU) + MOVED_MIB
+    need_mib = estimate(facts, case.settings).start_mib(Device.GPU)
 
     def load(*placement: str) -> list[str]:
         words = flags(case, ENGINES["mainline-0.7.0"], "/srv/hollow")
@@ -115,8 +113,18 @@ def test_what_fit_chose_is_read_from_its_log_and_frozen_lies_the_same(
         words[at : at + 2] = placement
         return said_by([*program, *words, "--no-warmup"], folder, until=LOADED)
 
-    chosen = load("--fit-target", str(margin))
-    frozen = frozen_from_log(read_fit(chosen), facts, MAINLINE_NOW, uses_mtp=True)
+    def fitted() -> tuple[list[str], Frozen | str | None]:
+        """With a margin that some experts stand in the way of; what is free is the machine's own."""
+        listed = machine.run("llama-server", "--list-devices", env=SOFTWARE_GPU)
+        (device,) = parse_devices(listed.stdout + listed.stderr)
+        assert device.free_mib is not None
+        said = load("--fit-target", str(device.free_mib - need_mib + MOVED_MIB))
+        return said, frozen_from_log(read_fit(said), facts, MAINLINE_NOW, uses_mtp=True)
+
+    for _ in range(TRIES):
+        chosen, frozen = fitted()
+        if isinstance(frozen, Frozen) and frozen.n_gpu_layers == len(facts.blocks) + 1:
+            break  # else somebody took or gave back much memory in between
     assert isinstance(frozen, Frozen), "\n".join(chosen)
     assert frozen.n_gpu_layers == len(facts.blocks) + 1
     assert 0 < frozen.n_cpu_moe < len(facts.blocks)

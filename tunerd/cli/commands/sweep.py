@@ -376,7 +376,8 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
     for family in plan["families"]:
         yield f"{family['engine']}, {family['speculation']}"
         for name, values in family.items():
-            if name in {"engine", "speculation"} or len(values) < 2:  # noqa: PLR2004 -- no choice
+            is_named = name == "extra" and any(values)
+            if name in {"engine", "speculation"} or (len(values) < 2 and not is_named):  # noqa: PLR2004 -- no choice
                 continue
             words = map(_option, values) if name == "extra" else map(str, values)
             shown = ", ".join(list(words)[:_MOST_VALUES])
