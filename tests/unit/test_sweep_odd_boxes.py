@@ -343,6 +343,29 @@ def test_slots_that_share_nothing_do_not_cost_single_requests_their_warm_prefix(
     assert sum(crowded) == 1
 
 
+class FreePrefix(SimulatedBox):
+    """Reads what is shared in no time, so that no law fits both long prompts and short ones."""
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        answer = dict(super().measure(request, arm))
+        if answer["cache_n"] < request.cached_tokens:
+            answer |= {"prompt_ms": 5.0, "wall_ms": 5.0 + answer["predicted_ms"]}
+        return answer
+
+
+def test_where_a_law_fits_badly_another_variant_is_not_taken_for_worse() -> None:
+    one = two_arms()
+    outcome = night(one, FreePrefix(one.card, noise=QUIET), 0.5)
+    predicted = {row.arm.threads: row.predicted_s for row in outcome.evidence.arms}
+    measured = {row.arm.threads: row.measured_s for row in outcome.evidence.arms}
+    assert predicted[8]
+    assert predicted[4]
+    assert measured[8]
+    assert measured[4]
+    assert predicted[8] / predicted[4] == pytest.approx(measured[8] / measured[4], rel=0.03)
+    assert outcome.arm == faster(one)
+
+
 # Pins
 
 

@@ -168,8 +168,9 @@ def _with_levels(
     levels = dict.fromkeys(variants, 0.0)
     solution = law([one.row for one in seen if one.variant == variants[0]])
     for _ in range(_ROUNDS if len(variants) > 1 and solution is not None else 0):
-        levels = {one: _level(one, seen, solution) for one in variants}
-        levels[variants[0]] = 0.0
+        found = {one: _level(one, seen, solution) for one in variants}
+        # By how much the law is off in the usual variant, it is off in all of them.
+        levels = {one: level - found[variants[0]] for one, level in found.items()}
         solution = law([one.at_base(levels[one.variant]) for one in seen])
     return solution, levels
 
