@@ -2,48 +2,91 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import pytest
+
 from tests.support.machine import Machine
+from tests.support.places import USER, places
+from tests.support.roots import SOURCES_INSIDE
 
 APPLY = ("--set", "model.path=/srv/models/tiny.gguf", "--yes")
-RECORD = "/var/lib/tunerd/journal/llama-server.service.json"
 
 
-def is_serving(machine: Machine) -> bool:
-    asked = machine.sh("curl --silent --fail http://127.0.0.1:8080/health", check=False)
-    return asked.returncode == 0
+@dataclass(frozen=True)
+class Box:
+    """A machine with tunerd and its daemon: of root, or of a user."""
+
+    machine: Machine
+    user: str | None
+
+    @property
+    def record(self) -> str:
+        state = f"/home/{self.user}/.local/state" if self.user else "/var/lib"
+        return f"{state}/tunerd/journal/llama-server.service.json"
+
+    def unit(self) -> str:
+        units = f"/home/{self.user}/.config/systemd/user" if self.user else "/etc/systemd/system"
+        return self.machine.read(f"{units}/llama-server.service")
+
+    def systemctl(self, *words: str, check: bool = True) -> str:
+        return self.machine.systemctl(*words, user=self.user, check=check)
+
+    def show(self, unit: str, name: str) -> str:
+        return self.machine.show(unit, name, user=self.user)
+
+    def is_serving(self) -> bool:
+        asked = self.machine.sh("curl --silent --fail http://127.0.0.1:8080/health", check=False)
+        return asked.returncode == 0
 
 
-def test_an_apply_that_was_killed_is_mended_by_the_daemon(installed_machine: Machine) -> None:
-    machine = installed_machine
-    machine.run("tunerd", "apply", "cpu-embedded-baseline", *APPLY)
-    before = machine.read("/etc/systemd/system/llama-server.service")
+@pytest.fixture(params=["system", *(["user"] if places(of="user") else [])])
+def box(request: pytest.FixtureRequest, installed_machine: Machine) -> Box:
+    made = Box(installed_machine, USER if request.param == "user" else None)
+    if made.user is not None:
+        text = made.machine.read(SOURCES_INSIDE / "units/tunerd-user.service.in")
+        unit = text.replace("@TUNERD@", "/opt/tunerd/bin/tunerd")
+        made.machine.write("/etc/systemd/user/tunerd.service", unit)
+        made.systemctl("daemon-reload")
+        made.systemctl("enable", "--now", "tunerd.service")
+    return made
 
-    machine.start("tunerd", "apply", "cpu-embedded", *APPLY)
-    machine.sh(f"until [ -e {RECORD} ]; do sleep 0.01; done", limit_s=60)
+
+def test_an_apply_that_was_killed_is_mended_by_the_daemon(box: Box) -> None:
+    machine = box.machine
+    machine.run("tunerd", "apply", "cpu-embedded-baseline", *APPLY, user=box.user)
+    before = box.unit()
+
+    machine.start("tunerd", "apply", "cpu-embedded", *APPLY, user=box.user)
+    machine.sh(f"until [ -e {box.record} ]; do sleep 0.01; done", limit_s=60)
     machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
-    assert machine.exists(RECORD), "killed in the middle of the swap"
-    machine.sh(f"while [ -e {RECORD} ]; do sleep 0.1; done", limit_s=60)
+    assert machine.exists(box.record), "killed in the middle of the swap"
+    machine.sh(f"while [ -e {box.record} ]; do sleep 0.1; done", limit_s=60)
 
-    assert is_serving(machine)
-    stands = machine.read("/etc/systemd/system/llama-server.service")
+    assert box.is_serving()
+    stands = box.unit()
     assert stands == before or "cpu-embedded," in stands
-    assert machine.run("tunerd", "verify", check=False).returncode == 0
-    assert machine.systemctl("is-active", "tunerd.service") == "active"
-    assert machine.show("tunerd.service", "NRestarts") == "0"
+    assert machine.run("tunerd", "verify", user=box.user, check=False).returncode == 0
+    assert box.systemctl("is-active", "tunerd.service") == "active"
+    assert box.show("tunerd.service", "NRestarts") == "0"
 
 
-def test_the_server_does_not_notice_what_becomes_of_the_daemon(installed_machine: Machine) -> None:
-    machine = installed_machine
-    machine.run("tunerd", "apply", "cpu-embedded-baseline", *APPLY)
-    pid = machine.show("llama-server", "MainPID")
+def test_the_server_does_not_notice_what_becomes_of_the_daemon(box: Box) -> None:
+    machine = box.machine
+    machine.run("tunerd", "apply", "cpu-embedded-baseline", *APPLY, user=box.user)
+    pid = box.show("llama-server", "MainPID")
 
-    machine.kill(machine.show("tunerd", "MainPID"))
-    machine.sh("until systemctl is-active --quiet tunerd; do sleep 0.1; done", limit_s=30)
-    machine.systemctl("stop", "tunerd")
-    machine.systemctl("disable", "tunerd")
+    machine.kill(box.show("tunerd", "MainPID"))
+    scope = "--user" if box.user else "--system"
+    machine.sh(
+        f"until systemctl {scope} is-active --quiet tunerd; do sleep 0.1; done",
+        user=box.user, limit_s=30,
+    )  # fmt: skip
+    box.systemctl("stop", "tunerd")
+    box.systemctl("disable", "tunerd")
 
-    assert machine.show("llama-server", "MainPID") == pid
+    assert box.show("llama-server", "MainPID") == pid
     machine.power_cut()
     machine.boot()
     machine.sh("until curl -sf http://127.0.0.1:8080/health; do sleep 0.1; done", limit_s=30)
-    assert machine.systemctl("is-active", "tunerd", check=False) == "inactive"
+    assert box.systemctl("is-active", "tunerd", check=False) == "inactive"

@@ -33,7 +33,6 @@ from tunerd.system.interrupts import Interrupts
 from tunerd.system.job_folder import JobEvents, JobFolder
 
 END = "end"
-shown_hash = job_actions.shown_hash
 # From the request until its process has begun; a loaded machine takes seconds for that.
 _START_LIMIT_S = 120.0
 # A stop waits until production serves again, which includes the load of its model.

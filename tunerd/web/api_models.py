@@ -115,9 +115,6 @@ class SweepBody(Body):
     ask: bool = Field(False, description=_ASK)
 
 
-SweepStartBody = SweepBody
-
-
 class ResumeBody(Body):
     """Go on with a sweep."""
 

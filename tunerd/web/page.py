@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from tunerd import __version__
-from tunerd.actions.jobs import shown_hash
+from tunerd.actions.job_actions import shown_hash
 from tunerd.core.job import JobKind, JobState
 from tunerd.core.names import generation_number, is_name
 from tunerd.core.quantity import format_duration
