@@ -48,6 +48,7 @@ def _is_compared_once(box: SweepBox) -> None:
     found = box.json("guard", "check")["replanned"]
     assert (found["identity_changed"], found["kept"]) == (True, None)
     assert due_comparison(box.box.context) is None, "no copy of the build before is there"
+    assert "no copy of it was kept" in box.call("guard", "check").stdout
 
     box.engine.program.write_bytes(before)
     box.call("engines", "keep", "fake")

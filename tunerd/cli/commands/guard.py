@@ -129,10 +129,14 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
         if confirmed["floor_acceptance"] is not None:
             speed += f", and {confirmed['floor_acceptance']:.2f} of the drafts accepted"
     changed = {True: "another build than was deployed", False: "as deployed", None: "unknown"}
-    yield from columns(
-        [
-            ("confirmed", speed),
-            ("engine", changed[replanned["identity_changed"]]),
-            ("next start", "; ".join(replanned["refusals"]) or "nothing speaks against it"),
-        ]
-    )
+    rows = [
+        ("confirmed", speed),
+        ("engine", changed[replanned["identity_changed"]]),
+        ("next start", "; ".join(replanned["refusals"]) or "nothing speaks against it"),
+    ]
+    if replanned["identity_changed"]:
+        kept = replanned["kept"]
+        by_hand = f"kept as `{kept}`; `tunerd compare {kept} {replanned['engine'] or 'live'}`"
+        none = "no copy of it was kept, so it cannot be compared"
+        rows.append(("old build", replanned["compared"] or (by_hand if kept else none)))
+    yield from columns(rows)
