@@ -119,7 +119,7 @@ def test_a_table_of_many_stretches_says_that_it_leaves_some_out() -> None:
     points = [a_point(60 * n, float(n + 1)) for n in range(100)]
     (table,) = overview(WELL, {"readings": []}, {"points": points}).tables
 
-    assert table.caption == "What was watched, newest first; one of 3 stretches"
+    assert table.caption == "What was watched, newest first; one of every 3 stretches"
     assert [row[1] for row in table.rows[:3]] == ["100.0", "97.0", "94.0"]
     assert {row[3] for row in table.rows} == {"50\xa0%"}
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunerd import __version__
 from tunerd.actions.context import Context
-from tunerd.actions.sweep_plan import PreparedSweep, plan_json
 from tunerd.core.evidence import (
     ArmRecord,
     RunOutcome,
@@ -19,13 +18,13 @@ from tunerd.core.evidence import (
     VerdictRecord,
 )
 from tunerd.core.sample import Sample
-from tunerd.core.sweep import Arm, Outcome
-from tunerd.core.sweep import Sample as SweepSample
-from tunerd.core.sweep.page import page_of
-from tunerd.core.sweep.sample import plain
-from tunerd.core.sweep.words import sentence_of
 from tunerd.errors import UsageError
 from tunerd.system.store import EvidenceStore, open_to_read
+
+if TYPE_CHECKING:  # the search brings scipy, which nobody waits for who only looks
+    from tunerd.actions.sweep_plan import PreparedSweep
+    from tunerd.core.sweep import Arm, Outcome
+    from tunerd.core.sweep import Sample as SweepSample
 
 KIND = "sweep"
 _SUITE = "workload"
@@ -72,6 +71,8 @@ class SweepKeeper:
     @classmethod
     def begin(cls, ctx: Context, store: EvidenceStore, prepared: PreparedSweep) -> SweepKeeper:
         """A new sweep."""
+        from tunerd.actions.sweep_plan import plan_json
+
         number = store.add_run(
             RunRecord(
                 kind=KIND,
@@ -109,6 +110,8 @@ class SweepKeeper:
 
     def result(self, outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
         """What it came to."""
+        from tunerd.core.sweep.page import page_of
+
         evidence = outcome.evidence.to_json(with_samples=False)
         self._store.add_summary(self.number, SummaryRecord(KIND, _EVIDENCE, None, evidence))
         page = page_of(self._store.sweep_events(self.number), evidence)
@@ -123,6 +126,9 @@ class SweepKeeper:
 
 
 def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
+    from tunerd.core.sweep.sample import plain
+    from tunerd.core.sweep.words import sentence_of
+
     evidence = outcome.evidence
     last = evidence.challenges[-1] if evidence.challenges else None
     gain = last.gain if last is not None else None

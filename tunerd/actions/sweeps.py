@@ -17,7 +17,6 @@ from tunerd.actions.sweep_record import (
     sweeps_in_brief,
 )
 from tunerd.core.result import ActionResult, note
-from tunerd.core.sweep.page import page_of
 from tunerd.errors import UsageError
 
 _NOTHING = note("no-sweep", "there was no sweep yet", "`tunerd sweep run --dry-run`")
@@ -41,6 +40,8 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
         sweep = find_sweep(store, number)
         page = None if store is None else page_kept(store, sweep.number)
         if page is None:
+            from tunerd.core.sweep.page import page_of  # scipy comes with the search
+
             events = () if store is None else store.sweep_events(sweep.number)
             page = page_of(events, sweep.evidence or {})
     return ActionResult("sweep show", sweep_json(ctx, sweep, page))

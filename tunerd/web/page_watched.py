@@ -248,7 +248,7 @@ def tables_of(seen: Watched) -> tuple[Table, ...]:
         )
         for row in seen.rows[::-1][::step]
     )
-    left_out = "" if step == 1 else f"; one of {step} stretches"
+    left_out = "" if step == 1 else f"; one of every {step} stretches"
     return (Table(f"What was watched, newest first{left_out}", columns, rows),)
 
 
