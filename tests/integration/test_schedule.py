@@ -176,6 +176,15 @@ def test_the_same_trouble_in_another_night_is_told_again(tmp_path: Path) -> None
         ),
         (Ending(code=0), (), ("sweep-over", "note", "the sweep is over")),
         (
+            Ending(code=0),
+            ("A (kept-aaa) is 12 % faster", "run 7: 5 pairs in 10 min 00 s; the unit was away"),
+            (
+                "sweep-over",
+                "note",
+                "the night compared the build before with the one after an upgrade",
+            ),
+        ),
+        (
             Ending(code=1),
             ("error: llama-server.service is not enabled", "  state   nothing was touched"),
             ("sweep-failed", "error",

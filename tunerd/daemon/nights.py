@@ -23,6 +23,7 @@ _LOG_LINES = 60
 _UP = {"active", "activating", "deactivating"}
 # The line that `tunerd sweep night` prints after the sentence of its verdict.
 _COUNTED = re.compile(r"sweep \d+: \d+ configurations")
+_COMPARED = re.compile(r"run \d+: \d+ pairs in ")
 
 
 class Nights:
@@ -76,12 +77,18 @@ class Nights:
             state = self._ctx.services.state(SWEEP_UNIT)
             has_run, self._runs = self._runs, state.active_state in _UP
             if has_run and not self._runs:
-                lines = self._ctx.services.log(SWEEP_UNIT, max_lines=_LOG_LINES)
+                lines = self._ctx.services.log(
+                    SWEEP_UNIT, invocation_id=state.invocation_id, max_lines=_LOG_LINES
+                )
                 self._say_end(state.result, lines)
         except TunerdError as problem:
             self._say_once(problem)
 
     def _say_end(self, result: str, lines: Sequence[str]) -> None:
+        if result == "success" and any(_COMPARED.match(line) for line in lines):
+            text = "the night compared the build before with the one after an upgrade"
+            self._event("sweep-over", "note", text, "`tunerd results list`")
+            return
         if result == "success":
             counted = [at for at, line in enumerate(lines) if at and _COUNTED.match(line)]
             said = f": {lines[counted[-1] - 1]}" if counted else ""
