@@ -6,20 +6,21 @@ import pytest
 
 from tests.support.machine import Machine
 from tests.support.night import SWEEP, Night
+from tests.support.places import PLACES, Place, places
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("root", ["host", "sid"])
+@pytest.mark.parametrize("place", [PLACES["host"], PLACES["sid"], *places(of="user")], ids=str)
 def test_a_night_finds_deploys_watches_and_takes_back_what_does_worse_in_service(
-    root: str, request: pytest.FixtureRequest
+    place: Place, request: pytest.FixtureRequest
 ) -> None:
-    machine: Machine = request.getfixturevalue(f"{root}_machine")
-    night = Night(machine, sweep='promote = "auto"\nbudget_s = 60.0')
-    machine.systemctl("start", SWEEP)
+    machine: Machine = request.getfixturevalue(f"{place.root}_machine")
+    night = Night(machine, user=place.user, sweep='promote = "auto"\nbudget_s = 60.0')
+    night.box.systemctl("start", SWEEP)
     night.until(lambda: night.starts() >= 2, "two candidates")
     night.until(lambda: night.state() in {"inactive", "failed"}, "the night is over")
-    assert machine.show(SWEEP, "Result") == "success"
+    assert night.box.show("Result", SWEEP) == "success"
     found = night.newest()
     assert (found["verdict"], found["decision"]) == ("promote", "promoted"), found["sentence"]
     assert night.serves

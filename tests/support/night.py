@@ -23,7 +23,7 @@ _REGRESSION = {"by_length": {str(REGRESSION_TOKENS): [2.0, 80.0]}}
 _PROVE = """
 from tests.support.sweep_box import prove
 from tunerd.actions.context import build_context
-prove(build_context(mode="system"))
+prove(build_context())
 """
 _WORKLOAD = """
 [[classes]]
@@ -68,34 +68,44 @@ while True:
 """
 
 
-def install_unit(machine: Machine) -> None:
+def install_unit(machine: Machine, *, user: str | None = None) -> None:
     """As install.sh does."""
-    folder = "/usr/local/lib/systemd/system"
-    machine.sh(f"install -D -m 644 {SOURCES_INSIDE}/units/{SWEEP} {folder}/{SWEEP}")
-    machine.systemctl("daemon-reload")
+    if user is None:
+        folder = "/usr/local/lib/systemd/system"
+        machine.sh(f"install -D -m 644 {SOURCES_INSIDE}/units/{SWEEP} {folder}/{SWEEP}")
+    else:
+        text = machine.read(SOURCES_INSIDE / "units/tunerd-sweep-user.service.in")
+        program = str(PREFIX / "bin/tunerd")
+        machine.write(f"/etc/systemd/user/{SWEEP}", text.replace("@TUNERD@", program))
+    machine.systemctl("daemon-reload", user=user)
 
 
 class Night:
     """Profile `night` serves on the stand-in; `systemctl start tunerd-sweep` does the rest."""
 
-    def __init__(self, machine: Machine, *, sweep: str = "", **behaviour: Any) -> None:
+    def __init__(
+        self, machine: Machine, *, sweep: str = "", user: str | None = None, **behaviour: Any
+    ) -> None:
         self.machine = machine
+        self.user = user
         self.box = Deployment(
-            machine, settings=SETTINGS.format(sweep=sweep), stop_timeout_s=3, settle_s=0.1
-        )
+            machine, user=user, settings=SETTINGS.format(sweep=sweep), stop_timeout_s=3,
+            settle_s=0.1,
+        )  # fmt: skip
         rules = [{"when": {"speculative": "off"}, "set": _REGRESSION}]
         self.box.stand_ins(fake={**SPEED, "rules": rules, **behaviour})
         self.box.profile("workloads/small", _WORKLOAD)
         text = profile("fake", speculation__type="mtp", speculation__n_max=4, speculation__p_min=0.0,
                        serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
         self.box.profile("night", text + _RANGES)
-        install_unit(machine)
+        install_unit(machine, user=user)
         self._prove()
         self.box.apply("night")
 
     def _prove(self) -> None:
         self.machine.run(
             *(PREFIX / "bin/python", "-c", _PROVE),
+            user=self.user,
             env={"PYTHONDONTWRITEBYTECODE": "1"},
             folder=SOURCES_INSIDE,
         )
@@ -108,7 +118,7 @@ class Night:
     # What there is
 
     def state(self, unit: str = SWEEP) -> str:
-        return self.machine.systemctl("is-active", unit, check=False)
+        return self.box.systemctl("is-active", unit, check=False)
 
     def newest(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.box.json("sweep", "show")
@@ -121,7 +131,7 @@ class Night:
 
     def candidates(self) -> str:
         """Units of a measurement that are there."""
-        return self.machine.systemctl(
+        return self.box.systemctl(
             "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
             *CANDIDATES,
         )  # fmt: skip
@@ -144,7 +154,9 @@ class Night:
         began_s = time.monotonic()
         while not holds():
             if time.monotonic() - began_s > limit_s:
-                told = "\n".join(self.machine.journal(f"--unit={SWEEP}", "--lines=30"))
+                told = "\n".join(
+                    self.machine.journal(f"--unit={SWEEP}", "--lines=30", user=self.user)
+                )
                 raise AssertionError(f"never came true: {what}\n{told}")
             time.sleep(0.2)
         return time.monotonic() - began_s
