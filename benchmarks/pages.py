@@ -1,4 +1,4 @@
-"""Time of the page with thousands of trials behind it, against the same page with none.
+"""Time of the page with thousands of trials behind it, against the same page with a few.
 
     TMPDIR=/dev/shm python -m benchmarks.pages [--rounds 15] [--trials 10000]
 
