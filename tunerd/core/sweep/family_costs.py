@@ -32,6 +32,7 @@ Array = NDArray[np.float64]
 _ROUNDS = 2
 _LEVEL_SD = 0.15  # of a variant, as a log ratio
 _PROCESS_SD = 0.03
+_MISFIT_SDS = 2.0
 _FACTOR_WEIGHT = 1.0  # answers' worth of belief that a class is like the others
 _CONCURRENT_WEIGHT = 0.02
 
@@ -169,10 +170,18 @@ def _with_levels(
     solution = law([one.row for one in seen if one.variant == variants[0]])
     for _ in range(_ROUNDS if len(variants) > 1 and solution is not None else 0):
         found = {one: _level(one, seen, solution) for one in variants}
-        # By how much the law is off in the usual variant, it is off in all of them.
-        levels = {one: level - found[variants[0]] for one, level in found.items()}
+        # By how much the law is off in the usual variant, it is off in all of them; of what may be
+        # chance, the estimate's own noise would go into all the others.
+        off = _beyond_chance(found[variants[0]])
+        levels = {one: level - off for one, level in found.items()}
+        levels[variants[0]] = 0.0
         solution = law([one.at_base(levels[one.variant]) for one in seen])
     return solution, levels
+
+
+def _beyond_chance(level: float) -> float:
+    """The part of a misfit that noise between processes does not explain."""
+    return math.copysign(max(0.0, abs(level) - _MISFIT_SDS * _PROCESS_SD), level)
 
 
 def _level(variant: Variant, seen: Sequence[_Seen], solution: Array | None) -> float:
