@@ -94,6 +94,21 @@ def test_the_library_is_found_by_its_name(tmp_path: Path, built: Path) -> None:
     assert found == {"problem": None, "names": ["NVIDIA GeForce RTX 3090 Ti"]}
 
 
+def test_a_process_that_used_the_stub_finds_the_machines_own_library_afterwards(
+    tmp_path: Path, built: Path
+) -> None:
+    with loading() as use:
+        world = StubWorld(tmp_path, built, use)
+        world.show(rtx_3090_ti())
+        assert world.reader.read().gpus
+
+    reading = NvmlReader().read()
+
+    names = reading.gpus and [gpu.name for gpu in reading.gpus]
+    nowhere = tmp_path / "nothing"
+    assert _read_in_a_new_process(nowhere) == {"problem": reading.problem, "names": names}
+
+
 def test_without_a_library_and_without_a_bus_nothing_is_known(broken_library: Path) -> None:
     found = _read_in_a_new_process(broken_library, root=broken_library / "root")
 

@@ -52,7 +52,8 @@ def build(folder: Path, *, without: Sequence[str] = ()) -> Path:
     subprocess.run(
         [
             *(compiler() or "cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"),
-            *(f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={exports}"),
+            # Without a soname: with one, whoever asks this process for NVML later would get the stub.
+            f"-Wl,--version-script={exports}",
             *("-o", str(library), str(_SOURCE)),
         ],
         check=True,
