@@ -104,7 +104,7 @@ def test_a_process_that_used_the_stub_finds_the_machines_own_library_afterwards(
 
     reading = NvmlReader().read()
 
-    names = reading.gpus and [gpu.name for gpu in reading.gpus]
+    names = None if reading.gpus is None else [gpu.name for gpu in reading.gpus]
     nowhere = tmp_path / "nothing"
     assert _read_in_a_new_process(nowhere) == {"problem": reading.problem, "names": names}
 
