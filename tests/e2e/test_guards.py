@@ -15,19 +15,11 @@ from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
 from tests.support.places import Place, places
 from tests.support.roots import PREFIX, SOURCES_INSIDE
+from tests.support.stand_in import RTX_4070_SUPER
 
 pytestmark = [pytest.mark.xdist_group("guards"), pytest.mark.timeout(600)]  # one machine for all
 
 LIMIT_S = 150.0
-CARD = {
-    "name": "CUDA0",
-    "description": "NVIDIA GeForce RTX 4070 SUPER",
-    "total_mib": 12282,
-    "free_mib": 11902,
-    "model_mib": 8053,
-    "context_mib": 1075,
-    "compute_mib": 497,
-}
 SETTINGS = """
 [engines.eng]
 path = "/srv/eng/llama-server"
@@ -67,7 +59,7 @@ def box(machine: Machine, place: Place) -> Iterator[Deployment]:
     made = Deployment(
         machine, user=place.user, settings=SETTINGS, profiles=PROFILES, stop_timeout_s=2
     )
-    made.stand_ins(eng={"device": CARD, "tg_tok_s": 50.0})
+    made.stand_ins(eng={"device": RTX_4070_SUPER, "tg_tok_s": 50.0})
     if place.user is None:
         machine.run("cp", SOURCES_INSIDE / "units/tunerd.service", "/etc/systemd/system/")
     else:
@@ -121,7 +113,7 @@ def test_a_server_without_vram_comes_back_with_a_larger_margin(box: Deployment) 
     assert "1664" in first["argv"], first["argv"]
     watched(box)
     tight = {"when": {"fit-target": "1664"}, "set": {"fail": "oom-weights"}}
-    box.behave("eng", device=CARD, rules=[tight])
+    box.behave("eng", device=RTX_4070_SUPER, rules=[tight])
 
     box.machine.kill(box.show("MainPID"))
 

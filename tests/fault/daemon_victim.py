@@ -13,6 +13,7 @@ from typing import Any
 from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
+from tests.support.stand_in import RTX_4070_SUPER
 from tests.support.webhook import URL, Webhook
 
 DAEMON, SWEEP = "tunerd.service", "tunerd-sweep.service"
@@ -24,15 +25,6 @@ _UNITS = ("tunerd.service", "tunerd.socket", "tunerd-notify@.service", "tunerd-s
 _PATIENCE_S = 120.0
 _FIRST_TIDY_S = 120.0
 _STARTED = "MESSAGE_ID=39f53479d3a045ac8e11786248231fbf"  # systemd: a unit has started
-CARD = {
-    "name": "CUDA0",
-    "description": "NVIDIA GeForce RTX 4070 SUPER",
-    "total_mib": 12282,
-    "free_mib": 11902,
-    "model_mib": 8053,
-    "context_mib": 1075,
-    "compute_mib": 497,
-}
 SETTINGS = """
 [engines.eng]
 path = "/srv/eng/llama-server"
@@ -127,7 +119,7 @@ class DaemonVictim:
     def __post_init__(self) -> None:
         machine = self.machine
         self.box = Deployment(machine, profiles=PROFILES, stop_timeout_s=2, settle_s=0.1)
-        self.box.stand_ins(eng={"device": CARD})
+        self.box.stand_ins(eng={"device": RTX_4070_SUPER})
         self.settings()
         self.webhook = Webhook(machine)
         self.webhook.start()
@@ -219,7 +211,7 @@ class DaemonVictim:
     def _raise(self, rng: random.Random) -> str:
         box = self.box
         first = box.apply("card")["generation"]
-        box.behave("eng", device=CARD, rules=_TIGHT)
+        box.behave("eng", device=RTX_4070_SUPER, rules=_TIGHT)
         box.machine.kill(box.show("MainPID"))
         if rng.random() < 0.5:
             was = self._kill_after(RECORD, rng.uniform(0.0, 0.5))()
@@ -233,7 +225,7 @@ class DaemonVictim:
         raised = [one for one in box.json("history")["generations"] if one["number"] > first]
         assert [one["reason"] for one in raised] == ["guard"], raised
         assert len(self.told("guard-acted")) == 1
-        box.behave("eng", device=CARD)
+        box.behave("eng", device=RTX_4070_SUPER)
         box.apply("plain")
         return was
 
@@ -241,7 +233,7 @@ class DaemonVictim:
         """One restart an hour is allowed: the daemon after it must know of it."""
         box = self.box
         self._forget()
-        box.behave("eng", device=CARD, reply="hang")
+        box.behave("eng", device=RTX_4070_SUPER, reply="hang")
         box.systemctl("restart", UNIT)
         since_us = self._now_us()
         self.until(lambda: bool(self.told("hang")), "a hang is told")
@@ -251,7 +243,7 @@ class DaemonVictim:
         assert [row[1] for row in self.told("hang")] == ["warning", "error"]
         n_starts = self._starts(UNIT, since_us)
         assert n_starts <= 1, "restarted beyond the limit"
-        box.behave("eng", device=CARD)
+        box.behave("eng", device=RTX_4070_SUPER)
         box.systemctl("restart", UNIT)
         return f"{was}, {n_starts} restarts"
 

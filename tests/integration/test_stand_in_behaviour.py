@@ -21,19 +21,10 @@ from tests.support.fake_llama.behaviour import Behaviour
 from tests.support.fake_llama.failures import FAILURES
 from tests.support.golden import golden_lines
 from tests.support.server_process import Server, serving, start
-from tests.support.stand_in import StandIn, install
+from tests.support.stand_in import RTX_4070_SUPER, StandIn, install
 from tunerd.core.failure import FailureKind, classify
 
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-p-min", "0.0")
-DEVICE = {
-    "name": "CUDA0",
-    "description": "NVIDIA GeForce RTX 4070 SUPER",
-    "total_mib": 12282,
-    "free_mib": 11902,
-    "model_mib": 8053,
-    "context_mib": 1075,
-    "compute_mib": 497,
-}
 
 
 @pytest.fixture
@@ -470,7 +461,7 @@ def test_a_golden_command_line_of_another_dialect_is_refused(
 
 
 def test_a_device_shows_in_the_log_of_level_4_and_at_the_end(begin: Serve) -> None:
-    server = begin("-lv", "4", device=DEVICE).wait_ready()
+    server = begin("-lv", "4", device=RTX_4070_SUPER).wait_ready()
     server.terminate()
     server.wait_ended()
 

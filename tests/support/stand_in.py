@@ -24,6 +24,16 @@ _HELP_OF_DIALECT = {
     "bee-03": "synthetic-bee-03.txt",
     "bee-04": "synthetic-bee-04.txt",
 }
+# A card as an engine's log tells of it, with what a model takes there.
+RTX_4070_SUPER: dict[str, Any] = {
+    "name": "CUDA0",
+    "description": "NVIDIA GeForce RTX 4070 SUPER",
+    "total_mib": 12282,
+    "free_mib": 11902,
+    "model_mib": 8053,
+    "context_mib": 1075,
+    "compute_mib": 497,
+}
 
 
 @dataclass(frozen=True)
