@@ -46,7 +46,6 @@ from tunerd.system.ports import free_port
 ROWS = Path(__file__).parent / "data" / "real_grid.jsonl"
 MAINLINE, IK = "mainline-2026-08-18", "ik-2026-08"
 WORKLOADS = ("code", "creative")
-_ROUNDS = 4
 _PROMPT_TOKENS, _ANSWER_TOKENS = 64, 96
 _MOST_OTHERS = 0.08  # cores; more makes a cell void
 _TRIES = 4
@@ -89,17 +88,22 @@ p_min = 0.75
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is searched: the engines, threads and batches that both may take, and who serves before."""
+    """What is searched: the engines, threads and batches that both may take, and who serves before.
+
+    `rounds` is how many texts a cell measures of each workload: with few cells, more of them, since one
+    cell's error is then all that separates neighbours.
+    """
 
     engines: tuple[str, ...]
     threads: tuple[int, ...]
     serving_threads: int
     ubatch: tuple[int, ...]
+    rounds: int
 
 
 QUESTIONS: Mapping[str, Question] = {
-    "settings": Question((MAINLINE,), (1, 2), 1, (128, 512)),
-    "engines": Question((MAINLINE, IK), (2,), 2, (512,)),
+    "settings": Question((MAINLINE,), (1, 2), 1, (128, 512), 4),
+    "engines": Question((MAINLINE, IK), (2,), 2, (512,), 10),
 }
 
 
@@ -208,9 +212,9 @@ def own_s(folder: Path) -> float:
     return total
 
 
-def cell(box: LeaseBox, arm: Arm, folder: Path) -> dict[str, Any]:
+def cell(box: LeaseBox, arm: Arm, place: Place) -> dict[str, Any]:
     """One configuration for every workload: a fresh process, then the same texts as all others."""
-    began_s, began_busy, began_own = time.monotonic(), busy_s(), own_s(folder)
+    began_s, began_busy, began_own = time.monotonic(), busy_s(), own_s(place.folder)
     boot = box.restart(arm)
     row: dict[str, Any] = {"arm": asdict(replace(arm, extra=frozenset())), "ok": boot.ok}
     row["arm"].pop("extra")
@@ -219,7 +223,7 @@ def cell(box: LeaseBox, arm: Arm, folder: Path) -> dict[str, Any]:
         from_s = time.monotonic()
         answers = [
             box.measure(Request(kind, f"grid {kind} {at}", 0, _PROMPT_TOKENS, _ANSWER_TOKENS))
-            for at in range(_ROUNDS)
+            for at in range(QUESTIONS[place.question].rounds)
         ]
         keys = ("wall_ms", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "draft_n",
                 "draft_n_accepted")  # fmt: skip
@@ -228,7 +232,7 @@ def cell(box: LeaseBox, arm: Arm, folder: Path) -> dict[str, Any]:
             **{key: [_short(one.get(key)) for one in answers] for key in keys},
         }
     took_s = time.monotonic() - began_s
-    others = (busy_s() - began_busy) - (own_s(folder) - began_own)
+    others = (busy_s() - began_busy) - (own_s(place.folder) - began_own)
     box.close()
     row["others_cores"] = round(max(0.0, others) / took_s, 3)
     row["seconds"] = round(time.monotonic() - began_s, 2)
@@ -254,7 +258,7 @@ def grid(given: argparse.Namespace) -> None:
         for at, arm in enumerate(left):
             if time.monotonic() > end_s:
                 break
-            row = undisturbed(box, arm, place.folder)
+            row = undisturbed(box, arm, place)
             keep(given.rows, {"what": "cell", "question": given.question, **row})
             print(f"{at + 1}/{len(left)} {arm}: {_told(row)}", flush=True)
 
@@ -286,7 +290,7 @@ def finals(given: argparse.Namespace) -> None:
     with opened(ctx, prepared, given.minutes) as box:
         for number in range(given.count):
             for arm in rng.sample(arms, len(arms)):
-                row = undisturbed(box, arm, place.folder)
+                row = undisturbed(box, arm, place)
                 head = {"what": "final", "question": given.question, "round": number}
                 keep(given.rows, {**head, **row})
                 print(f"{number} {arm}: {_told(row)}", flush=True)
@@ -302,10 +306,10 @@ def finalists(path: str, question: str) -> set[str]:
     return names
 
 
-def undisturbed(box: LeaseBox, arm: Arm, folder: Path) -> dict[str, Any]:
+def undisturbed(box: LeaseBox, arm: Arm, place: Place) -> dict[str, Any]:
     """A cell during which nobody else used the CPU; the last try counts as it is, and says so."""
     for _ in range(_TRIES):
-        row = cell(box, arm, folder)
+        row = cell(box, arm, place)
         if row["others_cores"] <= _MOST_OTHERS:
             break
         print(f"again: others used {row['others_cores']} cores", flush=True)
