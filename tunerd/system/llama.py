@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
+import socket
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +31,9 @@ _TOO_LARGE = "the answer is too large"
 _EVENTS = "text/event-stream"
 _LOADING = 503
 _OK = 200
+# Closed with a reset. ik closes first after a stream, and the kernel would remember that connection for a
+# minute (TIME_WAIT), in which no other build can bind the port; a reset ends it there and then.
+_FORGOTTEN = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 # Wrong key, no such route, wrong question; 501 is what a server of embeddings says.
 _REFUSALS = frozenset({*range(400, 500), 501})
 
@@ -279,10 +284,11 @@ class LlamaServer:
         return _streamed(status, arrivals, elapsed_ms(), problem, timed_out, is_events)
 
     def _client(self, library: Any, timeout_s: float) -> httpx.Client:
+        transport = library.HTTPTransport(verify=_no_certificates(), socket_options=[_FORGOTTEN])
         client: httpx.Client = library.Client(
             base_url=self.address.url,
             headers=self.address.headers,
-            verify=_no_certificates(),
+            transport=transport,
             timeout=library.Timeout(timeout_s, connect=min(timeout_s, 2.0)),
             trust_env=False,
             follow_redirects=False,
