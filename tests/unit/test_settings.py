@@ -9,7 +9,7 @@ import pytest
 
 from tunerd.core.paths import Paths
 from tunerd.errors import ConfigError
-from tunerd.settings import load_settings, sources_of
+from tunerd.settings_sources import load_settings, sources_of
 
 
 @pytest.fixture

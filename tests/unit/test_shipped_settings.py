@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tunerd.core.host import Mode
 from tunerd.core.paths import paths_for
-from tunerd.settings import load_settings
+from tunerd.settings_sources import load_settings
 
 SHIPPED = Path(__file__).parents[2] / "units" / "tunerd.toml"
 

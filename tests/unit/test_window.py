@@ -16,7 +16,7 @@ from tunerd.core.host import Mode
 from tunerd.core.paths import paths_for
 from tunerd.core.window import Deadline, next_night, open_span, parse_window, reserve_s, spans
 from tunerd.errors import ConfigError
-from tunerd.settings import load_settings
+from tunerd.settings_sources import load_settings
 from tunerd.system.clock import local_zone
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -13,7 +13,8 @@ from tunerd.core.host import Mode
 from tunerd.core.paths import Paths, paths_for
 from tunerd.core.progress import Progress, ProgressSink, ignore_progress
 from tunerd.errors import HostError, UsageError
-from tunerd.settings import Settings, load_settings
+from tunerd.settings import Settings
+from tunerd.settings_sources import load_settings
 from tunerd.system.clock import SystemClock
 from tunerd.system.files import Files
 from tunerd.system.generations import Generations

@@ -7,7 +7,7 @@ from typing import Any
 
 from tunerd.actions.context import Context
 from tunerd.core.result import ActionResult
-from tunerd.settings import sources_of
+from tunerd.settings_sources import sources_of
 
 
 def show_settings(ctx: Context) -> ActionResult:

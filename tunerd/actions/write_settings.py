@@ -7,7 +7,7 @@ from typing import Any
 
 from tunerd.actions.context import Context
 from tunerd.errors import ConfigError, HostError, UsageError
-from tunerd.settings import check_settings
+from tunerd.settings_sources import check_settings
 
 
 def write_settings(ctx: Context, changed: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from tunerd.daemon.recovery import Recovery
 from tunerd.daemon.swaps import Swaps
 from tunerd.daemon.watching import TIDY_S, Watching
 from tunerd.errors import Busy, ConfigError, HostError, TunerdError
-from tunerd.settings import load_settings
+from tunerd.settings_sources import load_settings
 from tunerd.system.files import lock
 from tunerd.system.notify import Notifier
 
