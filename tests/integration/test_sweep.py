@@ -48,6 +48,17 @@ def test_a_plan_shows_what_would_be_tried_and_stops_nothing(box: SweepBox) -> No
     assert len(box.engine.served()) == before
 
 
+def test_a_budget_in_which_nothing_can_be_found_stops_nothing(box: SweepBox) -> None:
+    before = len(box.engine.served())
+    done = box.call("sweep", "run", "--yes", "--budget", "10s", code=2)
+    assert "nothing can be found in 10 s" in done.stderr
+    assert "--budget" in done.stderr
+    assert len(box.engine.served()) == before
+    assert (
+        box.json("sweep", "run", "--dry-run", "--budget", "10s")["plan"]["forecast"]["starts"] < 2
+    )
+
+
 def test_a_plan_with_another_build_says_that_its_port_may_have_to_be_waited_for(
     box: SweepBox,
 ) -> None:
