@@ -123,3 +123,28 @@ def test_where_nothing_is_known_of_what_served_before_more_is_let_pass() -> None
     looks = [slow(n, 40.0) for n in range(4)]
     assert verdict(looks, replace(BASIS, previous_tok_s=None)) == ""
     assert verdict([slow(n, 30.0) for n in range(4)], replace(BASIS, previous_tok_s=None)) != ""
+
+
+UNMEASURED = Basis(slowest_tok_s=None, deepest_tokens=0, n_samples=0, headroom_mib=200)
+
+
+def test_a_server_of_which_nothing_was_measured_is_judged_by_all_but_its_speed() -> None:
+    assert verdict([slow(n, 1.0) for n in range(9)], UNMEASURED) == ""
+    assert "died" in verdict([look(0), look(1, life="two", n_restarts=1)], UNMEASURED)
+    leak = [look(n, rss_mib=4000 + 600 * n) for n in range(8)]
+    assert "grows" in verdict(leak, UNMEASURED)
+    silent = [look(n, is_ready=False) for n in range(1, 4)]
+    assert "did not answer" in verdict([look(0), *silent], UNMEASURED)
+
+
+def test_little_free_vram_from_the_beginning_is_no_fault_of_a_server_that_nobody_measured() -> None:
+    tight = [look(n, vram_free_mib=60) for n in range(1, 6)]
+    assert verdict(tight, UNMEASURED) == ""
+    assert "60 MiB" in verdict([look(0, vram_free_mib=500), *tight], UNMEASURED)
+
+
+def test_a_server_that_somebody_stopped_is_not_taken_back() -> None:
+    stopped = [
+        look(n, life=None, is_active=False, is_ready=False, is_stopped=True) for n in range(1, 9)
+    ]
+    assert verdict([look(0), *stopped]) == ""

@@ -13,6 +13,7 @@ from tunerd.actions.live import check_manager, refuse_masked
 from tunerd.actions.memory_evidence import LOAD_LINES, remember_load
 from tunerd.actions.plan import Plan, make_plan, plan_json
 from tunerd.actions.plan_expect import address_of_plan, expectation_of_plan
+from tunerd.actions.probation_begin import ProbationPlan, begin_probation
 from tunerd.actions.recover import recover_locked
 from tunerd.actions.swap import SwapDone, swap, without_service
 from tunerd.actions.swap_begin import SwapRequest
@@ -45,7 +46,7 @@ def apply(
         drain: Whether to wait for running requests first.
         confirm: Shows the plan and asks; raises to stop.
         reason: Why, for the backup's name and the history.
-        probation: Whether it is watched afterwards, where something was measured of it.
+        probation: Whether it is watched afterwards, where there is something to go back to.
 
     Raises:
         Busy: another change is under way.
@@ -75,20 +76,8 @@ def apply(
         messages.insert(0, note("measurement-ended", ended))
     messages += [*(note("swap", text) for text in done.notes), *remarks]
     if probation and done.backup is not None:
-        messages += _watched(ctx, done.generation)
+        messages += begin_probation(ctx, ProbationPlan(done.generation))
     return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
-
-
-def _watched(ctx: Context, generation: int) -> tuple[Message, ...]:
-    if not ctx.paths.evidence.exists():
-        return (note("no-probation", "no probation: nothing was measured yet that this server could be "
-                     "judged by", "`tunerd bench`"),)  # fmt: skip
-    from tunerd.actions.probation import ProbationPlan, begin_probation  # numpy comes with it
-
-    try:
-        return begin_probation(ctx, ProbationPlan(generation))
-    except TunerdError as error:  # the swap is done, and this is only about what follows it
-        return (warning("no-probation", f"no probation: {error.message}", error.hint),)
 
 
 def with_warning(ctx: Context, made: Plan) -> Plan:

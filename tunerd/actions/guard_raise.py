@@ -39,6 +39,7 @@ def raise_margin(ctx: Context) -> ActionResult:
         done = apply(
             ctx, PlanRequest(str(generation.profile), options), drain=False,
             confirm=_only_the_margin(ctx, generation), reason=REASON,
+            probation=False,  # which would go back to the margin that ran out
         )  # fmt: skip
     except TunerdError:
         _start_anyway(ctx)

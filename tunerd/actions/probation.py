@@ -2,137 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from tunerd.actions.context import Context
-from tunerd.actions.fingerprint import FingerprintReader
 from tunerd.actions.lease_record import read_measurement
 from tunerd.actions.live import address_now, read_live_unit
-from tunerd.actions.own_unit import OwnUnit, probation_unit, start_own_unit
+from tunerd.actions.own_unit import probation_unit
+from tunerd.actions.probation_basis import basis_of
 from tunerd.actions.rollback import rollback
 from tunerd.actions.sweep_record import decide, find_sweep, reading
 from tunerd.actions.tuned_layer import read_tuned, remember_failure, take_out_tuned
-from tunerd.core.evidence import ArmRecord
-from tunerd.core.fingerprint import Fingerprint, holds
-from tunerd.core.fingerprint_arguments import without_secrets
-from tunerd.core.generation import Generation, Outcome
-from tunerd.core.guards.measured import depth_of
+from tunerd.core.generation import Generation
 from tunerd.core.health import HttpState
-from tunerd.core.probation import Basis, Judgement, Look, Standing, comparable, judge, windows
-from tunerd.core.quantity import format_duration
+from tunerd.core.probation import Judgement, Look, Standing, comparable, judge, windows
 from tunerd.core.request_log import read_requests
-from tunerd.core.result import ActionResult, Message, note, warning
-from tunerd.core.sample import Sample
+from tunerd.core.result import ActionResult, Message, note
 from tunerd.core.sweep.sample import arm_from_json
 from tunerd.errors import TunerdError, UsageError
 from tunerd.system.host import process_facts
-from tunerd.system.store import EvidenceStore
 
-_LOOK_BACK = 200
-_LEAST_SAMPLES = 3
-_LEAST_ANSWER = 16
 _ASK_S = 10.0
 _LOG_LINES = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class ProbationPlan:
-    """Which generation is watched, and the sweep that proved it."""
-
-    generation: int
-    sweep: int | None = None
-
-
-def begin_probation(ctx: Context, plan: ProbationPlan) -> tuple[Message, ...]:
-    """Start the watch, where there is something to judge by; what a person should know of it."""
-    settings = ctx.settings.probation
-    if not settings.enabled:
-        return (note("no-probation", "no probation: probation.enabled is false"),)
-    entry = ctx.generations.read(plan.generation)
-    basis = None if entry is None else basis_of(ctx, entry.generation)
-    if basis is None:
-        return (note("no-probation", "no probation: nothing was measured of this server that it could "
-                     "be judged by", "`tunerd bench` measures what serves"),)  # fmt: skip
-    words = ["probation", "run", str(plan.generation)]
-    words += [] if plan.sweep is None else ["--sweep", str(plan.sweep)]
-    unit = probation_unit(plan.generation)
-    try:
-        start_own_unit(ctx, OwnUnit(unit, f"watches generation {plan.generation}", words))
-    except TunerdError as error:
-        return (warning("no-probation", f"the probation could not be started: {error.message}",
-                        f"`tunerd probation run {plan.generation}`"),)  # fmt: skip
-    text = (
-        f"{unit} watches it for {format_duration(settings.duration_s)} and goes back by itself if it "
-        "does worse than what was measured of it"
-    )
-    return (note("probation", text, "`tunerd probation show`"),)
-
-
-def basis_of(ctx: Context, generation: Generation) -> Basis | None:
-    """What was measured of exactly this server; None where nothing was that it can be judged by."""
-    live = read_live_unit(ctx)
-    if live.argv is None or tuple(live.argv) != tuple(generation.argv):
-        return None  # somebody edited it
-    now = FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
-    before = _replaced(ctx, generation)
-    with reading(ctx) as store:
-        if store is None:
-            return None
-        own = _usable(store, lambda arm: _is_same(arm.fingerprint, now))
-        previous = [] if before is None else _usable(store, lambda arm: arm.argv == before)
-    slowest = _slowest(own)
-    if slowest is None:
-        return None
-    has_gpu = bool(ctx.gpu.read().gpus)
-    return Basis(
-        slowest_tok_s=slowest,
-        deepest_tokens=max(depth_of(sample) for sample in own),
-        n_samples=len(own),
-        previous_tok_s=_slowest(previous),
-        headroom_mib=ctx.settings.sweep.headroom_mib if has_gpu else None,
-    )
-
-
-def _replaced(ctx: Context, generation: Generation) -> tuple[str, ...] | None:
-    """The command line that served before, as it is kept with what was measured of it."""
-    for entry in ctx.generations.entries():
-        one = entry.generation
-        is_older = one.number < generation.number and one.unit == generation.unit
-        if is_older and entry.ending.outcome is Outcome.SERVING:
-            return without_secrets(one.argv) or None  # one that was made by hand has none
-    return None
-
-
-def _usable(store: EvidenceStore, wanted: Callable[[ArmRecord], bool]) -> list[Sample]:
-    found: list[Sample] = []
-    for run in store.runs(limit=_LOOK_BACK):
-        for arm in run.record.arms:
-            if wanted(arm):
-                found += store.samples(run.number, arm=arm.name)
-    return [one for one in found if one.is_usable and (one.n_predicted or 0) >= _LEAST_ANSWER]
-
-
-def _slowest(samples: Sequence[Sample]) -> float | None:
-    """The lowest mean decode speed over the kinds of text that were asked often enough."""
-    rates: dict[str, list[float]] = {}
-    for one in samples:
-        speed = one.timings.decode_tok_s if one.timings is not None else None
-        if speed is not None and one.concurrency == 1:
-            rates.setdefault(one.kind, []).append(speed)
-    means = [fmean(values) for values in rates.values() if len(values) >= _LEAST_SAMPLES]
-    return min(means, default=None)
-
-
-def _is_same(then: Fingerprint, now: Fingerprint) -> bool:
-    """The same server on the same machine, whatever it was asked."""
-    return holds(
-        replace(then, workload_sha256=None, tunerd_version=None),
-        replace(now, workload_sha256=None, tunerd_version=None),
-    ) is True  # fmt: skip
+_EDITED = "somebody edited the unit"
 
 
 def run_probation(
@@ -144,19 +38,15 @@ def run_probation(
         Exit code 3 where it was taken back.
 
     Raises:
-        UsageError: it does not serve, or nothing was measured of it.
+        UsageError: it does not serve, or not as it was deployed.
         Stranded: it did worse, and so did what served before.
     """
     entry = ctx.generations.serving(ctx.unit)
     if entry is None or entry.generation.number != number:
         raise UsageError(f"generation {number} does not serve", hint="`tunerd history`")
-    basis = basis_of(ctx, entry.generation)
-    if basis is None:
-        raise UsageError(
-            f"nothing was measured of generation {number} that it could be judged by",
-            hint="`tunerd bench` measures what serves",
-        )
-    watch = _Watch(ctx, entry.generation, basis, sweep)
+    if _is_edited(ctx, entry.generation):
+        raise UsageError(_EDITED, hint="`tunerd verify` shows the difference")
+    watch = _Watch(ctx, entry.generation, sweep)
     return watch.run(duration_s or ctx.settings.probation.duration_s)
 
 
@@ -167,12 +57,10 @@ class _Overtaken(Exception):
 class _Watch:
     """One probation."""
 
-    def __init__(
-        self, ctx: Context, generation: Generation, basis: Basis, sweep: int | None
-    ) -> None:
+    def __init__(self, ctx: Context, generation: Generation, sweep: int | None) -> None:
         self._ctx = ctx
         self._generation = generation
-        self._basis = basis
+        self._basis = basis_of(ctx, generation)
         self._sweep = sweep
         self._looks: list[Look] = []
         self._began_s = ctx.clock.now_s()
@@ -183,14 +71,19 @@ class _Watch:
         ctx = self._ctx
         end_s = ctx.clock.monotonic_s() + duration_s
         every_s = min(ctx.settings.probation.every_s, duration_s)
+        was_measured = False
         while ctx.clock.monotonic_s() < end_s:
             ctx.clock.sleep(min(every_s, max(0.0, end_s - ctx.clock.monotonic_s())))
             if not self._still_serves():
                 return self._end("ended", "something else was deployed")
+            if _is_edited(ctx, self._generation):
+                return self._end("ended", _EDITED)
             if read_measurement(ctx) is not None:
                 self._looks.clear()  # production is away on purpose, and returns as another life
-                self._life = None
+                self._life, was_measured = None, True
                 continue
+            if was_measured:
+                self._basis, was_measured = basis_of(ctx, self._generation), False
             look = self._look()
             self._life = self._life or look.life
             if look.life != self._life and look.is_active and not look.n_restarts:
@@ -201,6 +94,10 @@ class _Watch:
             self._write("running", "", end_s - ctx.clock.monotonic_s())
             if found.standing is Standing.WORSE:
                 return self._take_back(found)
+        if self._looks and self._looks[-1].is_stopped:
+            return self._end("ended", "somebody stopped it")
+        if self._basis.slowest_tok_s is None:
+            return self._end("passed", "it served; its speed was not judged, for none was measured")
         return self._end("passed", "nothing was worse than what was measured of it")
 
     def _demand_still(self, _target: object) -> None:
@@ -226,6 +123,7 @@ class _Watch:
             life=state.invocation_id or (None if state.main_pid is None else str(state.main_pid)),
             is_active=state.is_active,
             is_ready=is_ready,
+            is_stopped=state.active_state == "inactive" and state.result == "success",
             n_restarts=state.n_restarts,
             n_predicted=served[0],
             predicted_s=served[1],
@@ -296,6 +194,11 @@ class _Watch:
         ctx.files.make_folder(_folder(ctx))
         ctx.files.write_json(_folder(ctx) / f"{self._generation.number}.json", record)
         return record
+
+
+def _is_edited(ctx: Context, generation: Generation) -> bool:
+    argv = read_live_unit(ctx).argv
+    return argv is None or tuple(argv) != tuple(generation.argv)
 
 
 def show_probation(ctx: Context) -> ActionResult:

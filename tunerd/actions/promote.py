@@ -10,7 +10,7 @@ from tunerd.actions.apply import apply
 from tunerd.actions.choose_engine import PlanRequest
 from tunerd.actions.context import Context
 from tunerd.actions.plan import Plan
-from tunerd.actions.probation import ProbationPlan, begin_probation
+from tunerd.actions.probation_begin import ProbationPlan, begin_probation
 from tunerd.actions.results import StalenessCheck
 from tunerd.actions.rollback import rollback
 from tunerd.actions.sweep_live import LiveTurn, NoAnswer, expected_turns, measure_live

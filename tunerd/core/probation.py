@@ -38,7 +38,8 @@ class Standing(StrEnum):
 class Look:
     """The server at one moment; None is not known.
 
-    `life` names the process, `n_restarts` counts how often the manager started it by itself.
+    `life` names the process, `n_restarts` counts how often the manager started it by itself, and
+    `is_stopped` says that it is down because somebody stopped it.
     `n_predicted` and `predicted_s` are of the comparable requests that it answered since it began,
     `rss_mib` is its memory.
     """
@@ -47,6 +48,7 @@ class Look:
     life: str | None
     is_active: bool
     is_ready: bool
+    is_stopped: bool = False
     n_restarts: int | None = None
     n_predicted: int | None = None
     predicted_s: float | None = None
@@ -60,18 +62,20 @@ class Basis:
 
     `slowest_tok_s` is the lowest decode speed over the kinds of text that were measured of it [tok/s],
     `previous_tok_s` that of what it replaced, `deepest_tokens` the most context that was in use then,
-    `headroom_mib` the VRAM that must stay free. None: not known.
+    `headroom_mib` the VRAM that must stay free. None: not known, and not judged.
     """
 
-    slowest_tok_s: float
+    slowest_tok_s: float | None
     deepest_tokens: int
     n_samples: int
     previous_tok_s: float | None = None
     headroom_mib: int | None = None
 
     @property
-    def floor_tok_s(self) -> float:
+    def floor_tok_s(self) -> float | None:
         """Decode speed below which it does worse: than measured, and than what served before."""
+        if self.slowest_tok_s is None:
+            return None
         if self.previous_tok_s is None:
             return self.slowest_tok_s * (1 - _TOLERANCE_ALONE)
         return min(self.slowest_tok_s, self.previous_tok_s) * (1 - _TOLERANCE)
@@ -129,6 +133,8 @@ def _ended(looks: Sequence[Look], life: str | None) -> str | None:
         return None
     if last.n_restarts:
         return f"it died and was started again {last.n_restarts} times"
+    if last.is_stopped:
+        return None
     if not last.is_active and _count_back(looks, lambda one: not one.is_active) >= _SICK_LOOKS:
         return "it ended and did not come back"
     return None
@@ -167,15 +173,17 @@ def windows(looks: Sequence[Look]) -> list[float]:
 
 
 def _slow(looks: Sequence[Look], basis: Basis) -> str | None:
-    floor = basis.floor_tok_s
+    floor, slowest = basis.floor_tok_s, basis.slowest_tok_s
     last = windows(looks)[-_SLOW_WINDOWS:]
-    if len(last) < _SLOW_WINDOWS or any(speed >= floor for speed in last):
+    if floor is None or slowest is None or len(last) < _SLOW_WINDOWS:
+        return None
+    if any(speed >= floor for speed in last):
         return None
     shown = ", ".join(f"{speed:.1f}" for speed in last)
     before = basis.previous_tok_s
     return (
         f"it decodes {shown} tok/s in service, and its slowest kind of text was measured with "
-        f"{basis.slowest_tok_s:.1f}"
+        f"{slowest:.1f}"
         + ("" if before is None else f", that of what served before with {before:.1f}")
     )
 
@@ -194,7 +202,10 @@ def _leaks(looks: Sequence[Look]) -> str | None:
 def _tight(looks: Sequence[Look], basis: Basis) -> str | None:
     if basis.headroom_mib is None:
         return None
-    last = [one.vram_free_mib for one in looks if one.vram_free_mib is not None][-_SICK_LOOKS:]
-    if len(last) < _SICK_LOOKS or max(last) >= basis.headroom_mib // 2:
+    known = [one.vram_free_mib for one in looks if one.vram_free_mib is not None]
+    last, least = known[-_SICK_LOOKS:], basis.headroom_mib // 2
+    if len(last) < _SICK_LOOKS or max(last) >= least:
         return None
+    if basis.slowest_tok_s is None and known[0] < least:
+        return None  # nothing was measured: what it replaced may have left as little
     return f"{max(last)} MiB of VRAM stay free, wanted are {basis.headroom_mib}"

@@ -13,7 +13,7 @@ from tunerd.core.quantity import format_duration
 
 @click.group(name="probation", short_help="How a new server is watched after a swap.")
 def command() -> None:
-    """After a swap a new server is watched, and taken back if it does worse than its evidence said."""
+    """After a swap a new server is watched, and taken back if it does worse."""
 
 
 @command.command(name="show", short_help="Every probation, newest first.")
