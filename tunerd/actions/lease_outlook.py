@@ -103,8 +103,8 @@ def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Out
     if is_one or not ahead.runs_afterwards:
         return ahead
     wait = (
-        f"where another build leaves its port taken, {ctx.unit} starts once it is free again, up to "
-        f"{PORT_LIMIT_S:.0f} s later"
+        f"where clients of another build leave its port taken, {ctx.unit} starts once it is free again, "
+        f"up to {PORT_LIMIT_S:.0f} s later"
     )
     risk = return_risk(ctx, programs)
     text = f"{ahead.text}; {risk or wait}"
