@@ -25,6 +25,8 @@ ENGINES = """
 path = "/srv/good/llama-server"
 [engines.bad]
 path = "/srv/bad/llama-server"
+[probation]
+every_s = 5.0
 """
 PROFILES = {
     "good": profile("good", serving__alias=OLD_ALIAS),
@@ -298,3 +300,28 @@ def test_after_all_that_the_machine_is_as_deployed(tunerd: Deployment, before: B
     assert outcomes[-1] == "serving"
     assert set(outcomes[:-1]) <= {"rolled back", "abandoned"}, outcomes
     assert len(tunerd.backups()) >= before.generation - 2
+
+
+def test_a_server_that_dies_in_its_first_minutes_is_taken_back_by_what_watches_it(
+    tunerd: Deployment, before: Before
+) -> None:
+    tunerd.behave("bad")
+    machine = tunerd.machine
+
+    generation = tunerd.apply("bad")["generation"]
+
+    watch = f"tunerd-probation-{generation}.service"
+    assert tunerd.alias() == "new"
+    assert tunerd.show("ActiveState", watch) == "active"
+    seen = f"{tunerd.state}/probation/{generation}.json"
+    machine.sh(f"until grep -q running {seen}; do sleep 0.2; done", limit_s=60)
+    machine.sh(f"kill -KILL {tunerd.json('status')['pid']}")
+    machine.sh(f"until grep -q 'taken back' {seen}; do sleep 0.2; done", limit_s=120)
+    watched = tunerd.json("probation", "show")["probations"][0]
+    assert (watched["generation"], watched["state"]) == (generation, "taken back")
+    assert "died and was started again" in watched["reason"]
+    assert tunerd.unit() == before.unit
+    assert tunerd.alias() == OLD_ALIAS
+    assert "/srv/bad/" not in tunerd.processes()
+    assert tunerd.json("history")["generations"][0]["reason"] == "guard"
+    assert tunerd.json("verify")["as_deployed"] is True
