@@ -19,7 +19,6 @@ Array = NDArray[np.float64]
 
 KINDS = ("code", "chat", "tool", "summary", "math", "creative")
 N_POSITIONS = 16
-_TOKEN_SD = 1.2
 _BURST_SD = 0.7
 _BURST_MEMORY = 0.8
 TEXT_SD = 0.3
@@ -31,6 +30,7 @@ class Drafter:
 
     `levels`: mean difficulty by kind. `lookup`: chance that a draft is found at all, by kind; None
     for a drafter that always has one. `fatigue`: what 1000 generated tokens take from the level.
+    `token_sd`: how far the tokens of one text lie apart, so how much confidence can tell of them.
     """
 
     levels: dict[str, float]
@@ -41,6 +41,7 @@ class Drafter:
     has_filter: bool = True
     first_is_free: bool = False
     fatigue: float = 0.0
+    token_sd: float = 1.2
 
     def lengths(
         self, kind: str, shift: float, n_steps: int, rng: np.random.Generator
@@ -50,7 +51,7 @@ class Drafter:
         burst[0] /= np.sqrt(1 - _BURST_MEMORY**2)
         bursts = _BURST_SD * np.asarray(lfilter([1.0], [1.0, -_BURST_MEMORY], burst))
         z = self.levels[kind] + shift + bursts[:, None] - self.decay * np.arange(N_POSITIONS)
-        z = z + _TOKEN_SD * rng.normal(size=z.shape)
+        z = z + self.token_sd * rng.normal(size=z.shape)
         right = rng.random(z.shape) < expit(z)
         confidence = expit(self.sharpness * z + self.bias)
         if self.lookup is not None:
