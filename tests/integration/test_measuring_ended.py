@@ -184,7 +184,7 @@ def test_what_was_measured_is_kept_where_it_cannot_be_shown(
 
 def test_a_sweep_that_cannot_be_shown_is_done_all_the_same(box: SweepBox) -> None:
     """Whatever so short a time shows: another exit code would say that nothing was done."""
-    _, told = unwritten(box, "sweep", "run", "--budget", "12s", "--yes", "--json")
+    _, told = unwritten(box, "sweep", "run", "--budget", "16s", "--yes", "--json")
 
     assert "it is done, but cannot be shown" in told
     number = box.json("sweep", "list")["sweeps"][0]["sweep"]

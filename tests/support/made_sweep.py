@@ -59,7 +59,7 @@ def put_night(ctx: Context, store: EvidenceStore, started_s: float) -> int:
     for sample in outcome.evidence.samples:
         if sample.event == "boot":
             keeper.arm(sample.arm, _arm_record(sample.arm), _NOT_KNOWN)
-        else:
+        elif "wall_ms" in (sample.answer or {}):  # else the server died of it
             measured.setdefault(sample.arm, []).append(_request(sample))
         keeper.event(sample)
     for arm, samples in measured.items():

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tunerd.core.probation import Basis, Look, Standing, comparable, judge, windows
+from tunerd.core.probation import (
+    Basis,
+    Look,
+    Standing,
+    cache_ram_mib,
+    comparable,
+    judge,
+    windows,
+)
 from tunerd.core.request_log import LoggedRequest
 
 BASIS = Basis(
@@ -17,7 +25,8 @@ def look(number: int, **changed: object) -> Look:
     """The n-th look at a healthy server that decodes 60 tok/s and is always at work."""
     healthy = Look(
         at_s=30.0 * number, life=LIFE, is_active=True, is_ready=True, n_restarts=0,
-        n_predicted=1800 * number, predicted_s=30.0 * number, rss_mib=4000, vram_free_mib=500,
+        n_predicted=1800 * number, predicted_s=30.0 * number, cpu_s=5.0, anonymous_mib=4000,
+        vram_free_mib=500, vram_own_mib=9000,
     )  # fmt: skip
     return replace(healthy, **changed)  # type: ignore[arg-type]
 
@@ -27,7 +36,7 @@ def slow(number: int, tok_s: float) -> Look:
 
 
 def verdict(looks: list[Look], basis: Basis = BASIS) -> str:
-    found = judge(looks, basis, life=LIFE)
+    found = judge(looks, basis)
     assert (found.standing is Standing.WORSE) == bool(found.reason)
     return found.reason
 
@@ -76,17 +85,40 @@ def test_a_server_that_stays_down_is_taken_back() -> None:
 
 
 def test_memory_that_only_grows_is_a_leak_and_a_cache_that_fills_is_not() -> None:
-    leak = [look(n, rss_mib=4000 + 600 * n) for n in range(8)]
+    leak = [look(n, anonymous_mib=4000 + 4000 * n) for n in range(8)]
     assert "grows" in verdict(leak)
-    cache = [look(n, rss_mib=min(4000 + 400 * n, 5200)) for n in range(12)]
+    cache = [look(n, anonymous_mib=min(4000 + 1500 * n, 12_192)) for n in range(12)]
     assert verdict(cache) == ""
+    assert verdict(leak, replace(BASIS, cache_ram_mib=None)) == ""
+    assert "grows" in verdict(
+        [look(n, anonymous_mib=4000 + 1500 * n) for n in range(8)], replace(BASIS, cache_ram_mib=0)
+    )
 
 
-def test_too_little_free_vram_counts_when_it_stays_so() -> None:
-    tight = [look(n, vram_free_mib=60) for n in range(3)]
-    assert verdict(tight[:2]) == ""
-    assert "60 MiB" in verdict(tight)
+def test_the_limit_of_the_prompt_cache_is_that_of_the_command_line() -> None:
+    assert cache_ram_mib(("llama-server", "--cache-ram", "512")) == 512
+    assert cache_ram_mib(("llama-server", "-cram", "0")) == 0
+    assert cache_ram_mib(("llama-server", "-cram", "-1")) is None
+    assert cache_ram_mib(("llama-server", "--cache-ram", "lots")) == 8192
+    assert cache_ram_mib(("llama-server",)) == 8192
+
+
+def taken(number: int, own_mib: int, free_mib: int) -> Look:
+    return look(number, vram_own_mib=own_mib, vram_free_mib=free_mib)
+
+
+def test_vram_that_it_takes_itself_counts_when_too_little_stays_free() -> None:
+    tight = [look(0), *(taken(n, 9440, 60) for n in range(1, 4))]
+    assert verdict(tight[:3]) == ""
+    assert "60 MiB stay free" in verdict(tight)
     assert verdict(tight, replace(BASIS, headroom_mib=None)) == ""
+
+
+def test_vram_that_others_take_is_not_its_fault() -> None:
+    assert verdict([look(0), *(taken(n, 9000, 20) for n in range(1, 6))]) == ""
+    assert verdict([taken(n, 9000, 20) for n in range(6)]) == ""
+    unknown = [look(n, vram_free_mib=20, vram_own_mib=None) for n in range(6)]
+    assert verdict(unknown) == ""
 
 
 def test_answers_of_another_life_make_no_window() -> None:
@@ -131,16 +163,13 @@ UNMEASURED = Basis(slowest_tok_s=None, deepest_tokens=0, n_samples=0, headroom_m
 def test_a_server_of_which_nothing_was_measured_is_judged_by_all_but_its_speed() -> None:
     assert verdict([slow(n, 1.0) for n in range(9)], UNMEASURED) == ""
     assert "died" in verdict([look(0), look(1, life="two", n_restarts=1)], UNMEASURED)
-    leak = [look(n, rss_mib=4000 + 600 * n) for n in range(8)]
+    leak = [look(n, anonymous_mib=4000 + 4000 * n) for n in range(8)]
     assert "grows" in verdict(leak, UNMEASURED)
     silent = [look(n, is_ready=False) for n in range(1, 4)]
     assert "did not answer" in verdict([look(0), *silent], UNMEASURED)
-
-
-def test_little_free_vram_from_the_beginning_is_no_fault_of_a_server_that_nobody_measured() -> None:
-    tight = [look(n, vram_free_mib=60) for n in range(1, 6)]
-    assert verdict(tight, UNMEASURED) == ""
-    assert "60 MiB" in verdict([look(0, vram_free_mib=500), *tight], UNMEASURED)
+    assert "MiB stay free" in verdict(
+        [look(0), *(taken(n, 9440, 60) for n in range(1, 4))], UNMEASURED
+    )
 
 
 def test_a_server_that_somebody_stopped_is_not_taken_back() -> None:
@@ -148,3 +177,25 @@ def test_a_server_that_somebody_stopped_is_not_taken_back() -> None:
         look(n, life=None, is_active=False, is_ready=False, is_stopped=True) for n in range(1, 9)
     ]
     assert verdict([look(0), *stopped]) == ""
+
+
+def test_a_server_that_loads_may_take_its_time() -> None:
+    loading = [look(n, life="two", is_ready=False) for n in range(1, 20)]
+    assert verdict([look(0), *loading]) == ""
+    assert verdict(loading) == ""
+
+
+def test_a_server_that_works_and_says_nothing_is_let_work() -> None:
+    """ik does not answer for its health while it reads a long prompt."""
+    busy = [look(n, is_ready=False, cpu_s=5.0 + 30.0 * n) for n in range(1, 9)]
+    assert verdict([look(0), *busy]) == ""
+    unknown = [look(n, is_ready=False, cpu_s=None) for n in range(1, 4)]
+    assert "did not answer 3 times" in verdict([look(0), *unknown])
+
+
+def test_starts_that_the_swap_itself_needed_are_no_deaths() -> None:
+    after = [look(n, n_restarts=2) for n in range(3)]
+    assert judge(after, BASIS, restarts=2).reason == ""
+    died = judge([*after, look(3, life="two", n_restarts=3)], BASIS, restarts=2)
+    assert died.reason == "it died and was started again 1 time"
+    assert "2 times" in judge(after, BASIS).reason, "it died before the first look"

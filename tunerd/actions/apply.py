@@ -75,7 +75,7 @@ def apply(
     if ended is not None:
         messages.insert(0, note("measurement-ended", ended))
     messages += [*(note("swap", text) for text in done.notes), *remarks]
-    if probation and done.backup is not None:
+    if probation:
         messages += begin_probation(ctx, ProbationPlan(done.generation))
     return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
 

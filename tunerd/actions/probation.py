@@ -9,44 +9,68 @@ from typing import Any
 
 from tunerd.actions.context import Context
 from tunerd.actions.lease_record import read_measurement
-from tunerd.actions.live import address_now, read_live_unit
+from tunerd.actions.live import address_now, drop_ins_in_force, read_live_unit, standing_text
 from tunerd.actions.own_unit import probation_unit
 from tunerd.actions.probation_basis import basis_of
 from tunerd.actions.rollback import rollback
+from tunerd.actions.swap_record import read_record
 from tunerd.actions.sweep_record import decide, find_sweep, reading
 from tunerd.actions.tuned_layer import read_tuned, remember_failure, take_out_tuned
-from tunerd.core.generation import Generation
+from tunerd.core.generation import HistoryEntry, Outcome
 from tunerd.core.health import HttpState
-from tunerd.core.probation import Judgement, Look, Standing, comparable, judge, windows
+from tunerd.core.probation import Basis, Judgement, Look, Standing, comparable, judge, windows
 from tunerd.core.request_log import read_requests
 from tunerd.core.result import ActionResult, Message, note
+from tunerd.core.service import UnitState
+from tunerd.core.swap import sha256
 from tunerd.core.sweep.sample import arm_from_json
-from tunerd.errors import TunerdError, UsageError
-from tunerd.system.host import process_facts
+from tunerd.errors import (
+    Busy,
+    DeployError,
+    HostError,
+    RolledBack,
+    Stranded,
+    TunerdError,
+    UsageError,
+)
+from tunerd.system.host import memory_of, process_cpu_s
 
 _ASK_S = 10.0
 _LOG_LINES = 20_000
+_REFRESH_LOOKS = 10
 _EDITED = "somebody edited the unit"
 
 
 def run_probation(
-    ctx: Context, number: int, *, sweep: int | None, duration_s: float | None = None
+    ctx: Context,
+    number: int,
+    *,
+    sweep: int | None,
+    duration_s: float | None = None,
+    restarts: int = 0,
 ) -> ActionResult:
     """Watch a generation until its time is over, it does worse, or something else serves.
 
+    Args:
+        ctx: Where.
+        number: Of the generation.
+        sweep: Which proved it; None for none.
+        duration_s: How long; None for what the settings say.
+        restarts: How often its manager had started it by itself when the swap was done.
+
     Returns:
-        Exit code 3 where it was taken back.
+        Exit code 3 where it was taken back, or should have been and what served before does not serve.
 
     Raises:
         UsageError: it does not serve, or not as it was deployed.
-        Stranded: it did worse, and so did what served before.
+        Stranded: it did worse, and neither server came back.
     """
     entry = ctx.generations.serving(ctx.unit)
     if entry is None or entry.generation.number != number:
         raise UsageError(f"generation {number} does not serve", hint="`tunerd history`")
-    if _is_edited(ctx, entry.generation):
+    if _is_edited(ctx, entry):
         raise UsageError(_EDITED, hint="`tunerd verify` shows the difference")
-    watch = _Watch(ctx, entry.generation, sweep)
+    watch = _Watch(ctx, entry, sweep, restarts)
     return watch.run(duration_s or ctx.settings.probation.duration_s)
 
 
@@ -57,81 +81,103 @@ class _Overtaken(Exception):
 class _Watch:
     """One probation."""
 
-    def __init__(self, ctx: Context, generation: Generation, sweep: int | None) -> None:
+    def __init__(self, ctx: Context, entry: HistoryEntry, sweep: int | None, restarts: int) -> None:
         self._ctx = ctx
-        self._generation = generation
-        self._basis = basis_of(ctx, generation)
+        self._entry = entry
+        self._generation = entry.generation
+        self._restarts = restarts
         self._sweep = sweep
         self._looks: list[Look] = []
         self._began_s = ctx.clock.now_s()
-        self._life = self._look().life
+        self._life = self._look(comparable_to=None).life
+        self._basis = basis_of(ctx, entry.generation)
 
     def run(self, duration_s: float) -> ActionResult:
         """Until there is an answer."""
         ctx = self._ctx
         end_s = ctx.clock.monotonic_s() + duration_s
         every_s = min(ctx.settings.probation.every_s, duration_s)
-        was_measured = False
         while ctx.clock.monotonic_s() < end_s:
             ctx.clock.sleep(min(every_s, max(0.0, end_s - ctx.clock.monotonic_s())))
-            if not self._still_serves():
-                return self._end("ended", "something else was deployed")
-            if _is_edited(ctx, self._generation):
-                return self._end("ended", _EDITED)
+            if _is_swapping(ctx):
+                continue  # which may fail, and leave this one serving
+            why = self._why_over()
+            if why is not None:
+                return self._end("ended", why)
             if read_measurement(ctx) is not None:
-                self._looks.clear()  # production is away on purpose, and returns as another life
-                self._life, was_measured = None, True
+                self._begin_again(
+                    None
+                )  # production is away on purpose, and returns as another life
+                self._restarts = 0
                 continue
-            if was_measured:
-                self._basis, was_measured = basis_of(ctx, self._generation), False
-            look = self._look()
-            self._life = self._life or look.life
-            if look.life != self._life and look.is_active and not look.n_restarts:
-                self._life = look.life  # a person restarted it
-                self._looks.clear()
-            self._looks.append(look)
-            found = judge(self._looks, self._basis, life=self._life)
+            found = self._judge()
             self._write("running", "", end_s - ctx.clock.monotonic_s())
             if found.standing is Standing.WORSE:
-                return self._take_back(found)
+                result = self._take_back(found)
+                if result is not None:
+                    return result
+        return self._end(*self._at_the_end())
+
+    def _judge(self) -> Judgement:
+        if self._basis.slowest_tok_s is None and len(self._looks) % _REFRESH_LOOKS == 0:
+            self._basis = basis_of(self._ctx, self._generation)  # somebody may have measured it
+        look = self._look(comparable_to=self._basis)
+        self._restarts = min(self._restarts, look.n_restarts or 0)
+        self._life = self._life or look.life
+        if look.life != self._life and look.is_active and not look.n_restarts:
+            self._begin_again(look.life)  # a person restarted it
+        self._looks.append(look)
+        return judge(self._looks, self._basis, restarts=self._restarts)
+
+    def _begin_again(self, life: str | None) -> None:
+        self._looks.clear()
+        self._life = life
+
+    def _at_the_end(self) -> tuple[str, str]:
         if self._looks and self._looks[-1].is_stopped:
-            return self._end("ended", "somebody stopped it")
+            return "ended", "somebody stopped it"
         if self._basis.slowest_tok_s is None:
-            return self._end("passed", "it served; its speed was not judged, for none was measured")
-        return self._end("passed", "nothing was worse than what was measured of it")
+            return "passed", "it served; its speed was not judged, for none was measured"
+        return "passed", "nothing was worse than what was measured of it"
+
+    def _why_over(self) -> str | None:
+        serving = self._ctx.generations.serving(self._ctx.unit)
+        if serving is None or serving.generation.number != self._generation.number:
+            return "something else was deployed"
+        return _EDITED if _is_edited(self._ctx, self._entry) else None
 
     def _demand_still(self, _target: object) -> None:
-        """Asked under the lock: nobody has deployed anything else since the last look."""
-        if not self._still_serves():
+        """Asked under the lock: nobody has deployed or edited anything since the last look."""
+        if self._why_over() is not None:
             raise _Overtaken
 
-    def _still_serves(self) -> bool:
-        entry = self._ctx.generations.serving(self._ctx.unit)
-        return entry is not None and entry.generation.number == self._generation.number
-
-    def _look(self) -> Look:
+    def _look(self, *, comparable_to: Basis | None) -> Look:
         ctx = self._ctx
         state = ctx.services.state(ctx.unit)
         address = address_now(ctx, read_live_unit(ctx), state) if state.is_active else None
         server = None if address is None else ctx.connect(address)
         is_ready = server is not None and server.health(timeout_s=_ASK_S) is HttpState.READY
-        served = self._served(state.invocation_id) if is_ready else (None, None)
-        facts = None if state.main_pid is None else process_facts(state.main_pid)
-        free = [gpu.free_mib for gpu in ctx.gpu.read().gpus or ()]
+        served: tuple[int | None, float | None] = None, None
+        if is_ready and comparable_to is not None:
+            served = self._served(state.invocation_id, comparable_to)
+        memory = None if state.main_pid is None else memory_of(state.main_pid)
+        cards = [] if state.main_pid is None else _cards_of(ctx, state.main_pid)
         return Look(
             at_s=ctx.clock.now_s(),
             life=state.invocation_id or (None if state.main_pid is None else str(state.main_pid)),
             is_active=state.is_active,
             is_ready=is_ready,
-            is_stopped=state.active_state == "inactive" and state.result == "success",
+            is_stopped=is_stopped_by_hand(state),
             n_restarts=state.n_restarts,
             n_predicted=served[0],
             predicted_s=served[1],
-            rss_mib=None if facts is None else facts.rss_mib,
-            vram_free_mib=min((mib for mib in free if mib is not None), default=None),
+            cpu_s=None if state.main_pid is None else process_cpu_s(state.main_pid),
+            anonymous_mib=None if memory is None else memory.anonymous_mib,
+            vram_free_mib=min((free for free, _ in cards), default=None),
+            vram_own_mib=sum(own for _, own in cards) if cards else None,
         )
 
-    def _served(self, invocation: str | None) -> tuple[int | None, float | None]:
+    def _served(self, invocation: str | None, basis: Basis) -> tuple[int | None, float | None]:
         """Tokens and seconds of the comparable requests that this life has answered, by its log."""
         try:
             lines = self._ctx.services.log(
@@ -139,23 +185,45 @@ class _Watch:
             )
         except TunerdError:
             return None, None
-        return comparable(read_requests(lines).requests, self._basis)
+        return comparable(read_requests(lines).requests, basis)
 
-    def _take_back(self, found: Judgement) -> ActionResult:
-        """Back to what served before; the arm is remembered where a sweep proved it."""
+    def _take_back(self, found: Judgement) -> ActionResult | None:
+        """Back to what served before; None where somebody has the lock, and it is tried again.
+
+        The arm is remembered where a sweep proved it.
+        """
         ctx, generation = self._ctx, self._generation
         ctx.say(f"generation {generation.number} is taken back: {found.reason}")
         self._write("worse", found.reason, 0.0)
+        state, reason, exit_code = "taken back", found.reason, 3
         try:
-            rollback(
-                ctx, to=generation.replaced_backup, drain=True, confirm=self._demand_still,
-                reason="guard",
-            )  # fmt: skip
+            rollback(ctx, to=self._back(), drain=True, confirm=self._demand_still, reason="guard")
         except _Overtaken:
-            return self._end("ended", "something else was deployed")
+            return self._end("ended", self._why_over() or "something else was deployed")
+        except Busy as error:
+            ctx.say(f"not yet: {error.message}")
+            return None
+        except Stranded:
+            raise
+        except RolledBack:
+            state, reason = "worse", f"{reason}; what served before does not serve either"
+        except (DeployError, UsageError) as error:
+            state, exit_code = "worse", 1
+            reason = f"{reason}; it could not be taken back: {error.message}"
         if self._sweep is not None:
             self._remember(found.reason)
-        return self._end("taken back", found.reason, exit_code=3)
+        return self._end(state, reason, exit_code=exit_code)
+
+    def _back(self) -> str | None:
+        """The backup of what served before, or the generation that it was where that is gone."""
+        ctx, backup = self._ctx, self._generation.replaced_backup
+        if backup is None or ctx.files.read(ctx.paths.unit_dir / backup) is not None:
+            return backup
+        for entry in ctx.generations.entries():
+            is_older = entry.generation.number < self._generation.number
+            if is_older and entry.ending.outcome is Outcome.SERVING:
+                return str(entry.generation.number)
+        return backup
 
     def _remember(self, reason: str) -> None:
         ctx, sweep = self._ctx, self._sweep
@@ -196,9 +264,40 @@ class _Watch:
         return record
 
 
-def _is_edited(ctx: Context, generation: Generation) -> bool:
-    argv = read_live_unit(ctx).argv
-    return argv is None or tuple(argv) != tuple(generation.argv)
+def _is_edited(ctx: Context, entry: HistoryEntry) -> bool:
+    """Whether the unit's file, or what is laid over it, is another than was deployed."""
+    generation = entry.generation
+    if sha256(standing_text(ctx)) != generation.unit_sha256:
+        return True
+    known = entry.ending.drop_ins
+    now = drop_ins_in_force(ctx)
+    return known is not None and now is not None and not set(now) <= set(known)
+
+
+def _is_swapping(ctx: Context) -> bool:
+    try:
+        return read_record(ctx) is not None
+    except HostError:
+        return True
+
+
+def is_stopped_by_hand(state: UnitState) -> bool:
+    """Whether somebody stopped it or is doing so; `timeout` is how a stop ends that was not obeyed."""
+    if state.active_state == "inactive":
+        return state.result == "success"
+    return state.active_state == "deactivating" or (
+        state.active_state == "failed" and state.result == "timeout"
+    )
+
+
+def _cards_of(ctx: Context, pid: int) -> list[tuple[int, int]]:
+    """Free VRAM and that of the process [MiB], of each card on which it is known to hold some."""
+    found: list[tuple[int, int]] = []
+    for gpu in ctx.gpu.read().gpus or ():
+        own = sum(one.used_mib or 0 for one in gpu.processes or () if one.pid == pid)
+        if own and gpu.free_mib is not None:
+            found.append((gpu.free_mib, own))
+    return found
 
 
 def show_probation(ctx: Context) -> ActionResult:

@@ -15,7 +15,7 @@ from tunerd.core.fingerprint import Fingerprint, holds
 from tunerd.core.fingerprint_arguments import without_secrets
 from tunerd.core.generation import Generation, Outcome
 from tunerd.core.guards.measured import depth_of
-from tunerd.core.probation import Basis
+from tunerd.core.probation import Basis, cache_ram_mib
 from tunerd.core.sample import Sample
 from tunerd.system.store import EvidenceStore
 
@@ -34,6 +34,7 @@ def basis_of(ctx: Context, generation: Generation) -> Basis:
         n_samples=len(own),
         previous_tok_s=_slowest(previous),
         headroom_mib=ctx.settings.sweep.headroom_mib if has_gpu else None,
+        cache_ram_mib=cache_ram_mib(generation.argv),
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tunerd.actions.context import Context
+from tunerd.actions.live import standing_text
 from tunerd.actions.own_unit import OwnUnit, probation_unit, start_own_unit
+from tunerd.core.generation import Generation
 from tunerd.core.quantity import format_duration
 from tunerd.core.result import Message, note, warning
 from tunerd.errors import TunerdError
@@ -24,11 +26,19 @@ def begin_probation(ctx: Context, plan: ProbationPlan) -> tuple[Message, ...]:
     settings = ctx.settings.probation
     if not settings.enabled:
         return (note("no-probation", "no probation: probation.enabled is false"),)
+    entry = ctx.generations.read(plan.generation)
+    backup = None if entry is None else entry.generation.replaced_backup
+    if entry is None or backup is None:
+        return ()  # there is nothing to go back to
+    if ctx.files.read(ctx.paths.unit_dir / backup) == standing_text(ctx):
+        return (note("no-probation", "no probation: what served before is the same"),)
     words = ["probation", "run", str(plan.generation)]
     words += [] if plan.sweep is None else ["--sweep", str(plan.sweep)]
     unit = probation_unit(plan.generation)
     try:
-        has_speed = _has_speed(ctx, plan.generation)
+        restarts = ctx.services.state(ctx.unit).n_restarts
+        words += ["--restarts", str(restarts)] if restarts else []
+        has_speed = _has_speed(ctx, entry.generation)
         start_own_unit(ctx, OwnUnit(unit, f"watches generation {plan.generation}", words))
     except TunerdError as error:  # the swap is done, and this is only about what follows it
         return (warning("no-probation", f"the probation could not be started: {error.message}",
@@ -43,10 +53,9 @@ def begin_probation(ctx: Context, plan: ProbationPlan) -> tuple[Message, ...]:
     return (note("probation", text, "`tunerd bench` measures what serves"),)
 
 
-def _has_speed(ctx: Context, number: int) -> bool:
-    entry = ctx.generations.read(number)
-    if entry is None or not ctx.paths.evidence.exists():
+def _has_speed(ctx: Context, generation: Generation) -> bool:
+    if not ctx.paths.evidence.exists():
         return False
     from tunerd.actions.probation_basis import basis_of  # numpy comes with it
 
-    return basis_of(ctx, entry.generation).slowest_tok_s is not None
+    return basis_of(ctx, generation).slowest_tok_s is not None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 
 from tunerd.actions.context import Context
 from tunerd.core.quantity import format_duration
-from tunerd.core.sweep.forecast import Forecast
 from tunerd.core.window import (
     Deadline,
     Window,
@@ -21,7 +19,6 @@ from tunerd.system.clock import local_zone
 
 _LEAST_STARTS = 4  # what serves now and one more, each started twice
 _LEAST_S = 30.0
-_LEAST_RUNS = 2  # what serves now and one more
 
 
 def window_of(ctx: Context, text: str | None) -> Window | None:
@@ -101,23 +98,6 @@ def demand_time(ctx: Context, deadline: Deadline | None, *, budget_s: float, loa
             state="nothing was touched",
             hint="a longer sweep.window, or a later night",
         )
-
-
-def demand_room(predicted: Forecast, *, budget_s: float) -> None:
-    """The budget has room for what serves and one other: with less, production would stop for nothing.
-
-    Raises:
-        UsageError: it has not.
-    """
-    if predicted.starts >= _LEAST_RUNS:
-        return
-    minutes = math.ceil(predicted.needed_s / 60)
-    raise UsageError(
-        f"nothing can be found in {format_duration(budget_s)}",
-        cause=predicted.text,
-        state="nothing was touched",
-        hint=f"--budget {minutes}min",
-    )
 
 
 def ends_text(deadline: Deadline) -> str:

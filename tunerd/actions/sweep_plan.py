@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -46,6 +47,7 @@ from tunerd.system.files import is_locked
 from tunerd.system.store import open_to_read
 
 _FRAME_TOKENS = 192
+_LEAST_RUNS = 2  # what serves now and one more
 _SEED_BITS = 32
 # Of a load that nobody saw yet: a start, and a disk that reads so many bytes a second.
 _START_S = 3.0
@@ -247,6 +249,28 @@ def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
     if plan.engine.name != arm.engine:
         raise EngineError(f"{plan.engine.name} would serve this instead of {arm.engine}")
     return plan
+
+
+def demand_room(prepared: PreparedSweep) -> None:
+    """There is time for what serves and one other: with less, production would stop for nothing.
+
+    Raises:
+        UsageError: there is not.
+    """
+    predicted, left_s = prepared.forecast, prepared.outlook.measuring_s
+    if predicted.starts >= _LEAST_RUNS:
+        return
+    is_cut = left_s < prepared.request.budget_s  # by its window
+    least, whole = (math.ceil(seconds / 60) for seconds in (
+        (_LEAST_RUNS + 0.5) * predicted.process_s, predicted.needed_s,
+    ))  # fmt: skip
+    raise UsageError(
+        f"nothing can be found in {format_duration(left_s)}",
+        cause=predicted.text,
+        state="nothing was touched",
+        hint="a longer sweep.window, or a later night" if is_cut
+        else f"--budget {least}min measures a little, {whole}min can prove something",
+    )  # fmt: skip
 
 
 def plan_json(prepared: PreparedSweep) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from tunerd.actions.live import address_now, read_live_unit
 from tunerd.actions.plan import Plan
 from tunerd.actions.promote import follow_policy
 from tunerd.actions.sweep_box import LeaseBox
-from tunerd.actions.sweep_hours import demand_open, demand_room, demand_time
+from tunerd.actions.sweep_hours import demand_open, demand_time
 from tunerd.actions.sweep_house import House
 from tunerd.actions.sweep_night import take_request, unfinished
 from tunerd.actions.sweep_plan import (
     PreparedSweep,
     SweepRequest,
+    demand_room,
     plan_arm,
     plan_json,
     prepare,
@@ -79,7 +80,7 @@ def run_sweep(
     house.settle()
     prepared = prepare(ctx, request, proves=True)
     demand_time(ctx, prepared.deadline, budget_s=request.budget_s, load_s=prepared.load_s)
-    demand_room(prepared.forecast, budget_s=request.budget_s)
+    demand_room(prepared)
     confirm(prepared)
     ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
@@ -173,7 +174,6 @@ def resume_sweep(
             )
         demand_open(ctx, request.window)
         demand_time(ctx, prepared.deadline, budget_s=left_s, load_s=prepared.load_s)
-        demand_room(prepared.forecast, budget_s=left_s)
         confirm(prepared)
         store.reopen_run(sweep.number)
         keeper = SweepKeeper(ctx, store, sweep.number)

@@ -10,7 +10,7 @@ from tunerd.actions.lease_record import read_measurement
 from tunerd.actions.own_unit import SWEEP_UNIT, OwnUnit, start_own_unit
 from tunerd.actions.sweep_hours import demand_open
 from tunerd.actions.sweep_night import drop_request, leave_request
-from tunerd.actions.sweep_plan import PreparedSweep, SweepRequest, prepare
+from tunerd.actions.sweep_plan import PreparedSweep, SweepRequest, demand_room, prepare
 from tunerd.actions.sweep_record import StoredSweep, reading, sweeps
 from tunerd.actions.sweeps import running_sweep
 from tunerd.actions.upgrade_compare import due_comparison, prepare_builds
@@ -48,7 +48,9 @@ def start_sweep(
     _demand_none(ctx)
     demand_open(ctx, request.window)
     prepared = _comparison(ctx, request) if is_night else None
-    prepared = prepared or prepare(ctx, request, proves=False)
+    if prepared is None:
+        prepared = prepare(ctx, request, proves=False)
+        demand_room(prepared)
     confirm(prepared)
     leave_request(ctx, request, is_night=is_night)
     try:

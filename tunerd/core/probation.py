@@ -21,10 +21,16 @@ _DEPTH_RATIO = 1.25
 _LEAST_ANSWER = 16
 _SLOW_WINDOWS = 2
 _SICK_LOOKS = 3
-# Prompt caches and checkpoints grow to their limits; what grows on beyond that is a leak.
+# A process that works on something uses more; ik says nothing of its health while it reads a long prompt.
+_IDLE_CORES = 0.05
+# What grows on beyond the prompt cache's limit and what checkpoints may take (dozens of up to 150 MiB) is
+# a leak. llama-server keeps 8192 MiB of prompts where it is told nothing else.
 _GROWTH_RATIO = 1.5
-_GROWTH_MIB = 2048
+_GROWTH_MIB = 8192
+_CACHE_RAM_MIB = 8192
 _MIN_LOOKS_OF_GROWTH = 6
+# Buffers of a server that works come and go by less.
+_OWN_GROWTH_MIB = 64
 
 
 class Standing(StrEnum):
@@ -41,7 +47,8 @@ class Look:
     `life` names the process, `n_restarts` counts how often the manager started it by itself, and
     `is_stopped` says that it is down because somebody stopped it.
     `n_predicted` and `predicted_s` are of the comparable requests that it answered since it began,
-    `rss_mib` is its memory.
+    `cpu_s` is the processor time it has used, `anonymous_mib` its memory without mapped files,
+    `vram_free_mib` the least that is free on a card it uses, `vram_own_mib` what it holds itself.
     """
 
     at_s: float
@@ -52,8 +59,10 @@ class Look:
     n_restarts: int | None = None
     n_predicted: int | None = None
     predicted_s: float | None = None
-    rss_mib: int | None = None
+    cpu_s: float | None = None
+    anonymous_mib: int | None = None
     vram_free_mib: int | None = None
+    vram_own_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,8 @@ class Basis:
 
     `slowest_tok_s` is the lowest decode speed over the kinds of text that were measured of it [tok/s],
     `previous_tok_s` that of what it replaced, `deepest_tokens` the most context that was in use then,
-    `headroom_mib` the VRAM that must stay free. None: not known, and not judged.
+    `headroom_mib` the VRAM that must stay free, `cache_ram_mib` the limit of its prompt cache. None: not
+    known, or no limit, and not judged.
     """
 
     slowest_tok_s: float | None
@@ -70,6 +80,7 @@ class Basis:
     n_samples: int
     previous_tok_s: float | None = None
     headroom_mib: int | None = None
+    cache_ram_mib: int | None = _CACHE_RAM_MIB
 
     @property
     def floor_tok_s(self) -> float | None:
@@ -106,19 +117,30 @@ def comparable(requests: Iterable[LoggedRequest], basis: Basis) -> tuple[int, fl
     return tokens, ms / 1000
 
 
-def judge(looks: Sequence[Look], basis: Basis, *, life: str | None) -> Judgement:
+def cache_ram_mib(argv: Sequence[str]) -> int | None:
+    """The limit of the prompt cache in RAM that a command line sets; None for no limit.
+
+    -1 is none; nothing readable is the default of llama-server.
+    """
+    for name, value in pairwise(argv):
+        if name in {"--cache-ram", "-cram"} and value.removeprefix("-").isdecimal():
+            return int(value) if int(value) >= 0 else None
+    return _CACHE_RAM_MIB
+
+
+def judge(looks: Sequence[Look], basis: Basis, *, restarts: int = 0) -> Judgement:
     """Whether to take the server back.
 
     Args:
         looks: From the beginning, oldest first.
         basis: What was measured of it.
-        life: The process that the swap started.
+        restarts: How often the manager had started it by itself when the swap was done.
     """
     for reason in (
-        _ended(looks, life),
+        _ended(looks, restarts),
         _sick(looks),
         _slow(looks, basis),
-        _leaks(looks),
+        _leaks(looks, basis),
         _tight(looks, basis),
     ):
         if reason is not None:
@@ -126,23 +148,33 @@ def judge(looks: Sequence[Look], basis: Basis, *, life: str | None) -> Judgement
     return Judgement(Standing.GO_ON)
 
 
-def _ended(looks: Sequence[Look], life: str | None) -> str | None:
+def _ended(looks: Sequence[Look], restarts: int) -> str | None:
     """Whether the process died: one that a person restarted has the manager's counter at zero."""
     last = looks[-1]
-    if last.is_active and last.life == life:
+    died = (last.n_restarts or 0) - restarts
+    if died > 0:
+        return f"it died and was started again {died} time{'s' if died > 1 else ''}"
+    if last.is_active or last.is_stopped:
         return None
-    if last.n_restarts:
-        return f"it died and was started again {last.n_restarts} times"
-    if last.is_stopped:
-        return None
-    if not last.is_active and _count_back(looks, lambda one: not one.is_active) >= _SICK_LOOKS:
+    if _count_back(looks, lambda one: not one.is_active) >= _SICK_LOOKS:
         return "it ended and did not come back"
     return None
 
 
 def _sick(looks: Sequence[Look]) -> str | None:
+    """Whether a server that was ready says nothing any more, and does nothing either."""
     n = _count_back(looks, lambda one: one.is_active and not one.is_ready)
-    return f"it did not answer {n} times in a row" if n >= _SICK_LOOKS else None
+    silent = looks[len(looks) - n :]
+    if n < _SICK_LOOKS or not any(
+        one.is_ready and one.life == silent[0].life for one in looks[: len(looks) - n]
+    ):
+        return None  # one that loads was not ready yet, and may take its time
+    first, last = silent[0], silent[-1]
+    if first.cpu_s is None or last.cpu_s is None:
+        works = False
+    else:
+        works = last.cpu_s - first.cpu_s > _IDLE_CORES * (last.at_s - first.at_s)
+    return None if works else f"it did not answer {n} times in a row"
 
 
 def _count_back(looks: Sequence[Look], holds: Callable[[Look], bool]) -> int:
@@ -188,24 +220,32 @@ def _slow(looks: Sequence[Look], basis: Basis) -> str | None:
     )
 
 
-def _leaks(looks: Sequence[Look]) -> str | None:
-    known = [one.rss_mib for one in looks if one.rss_mib is not None and one.is_ready]
-    if len(known) < _MIN_LOOKS_OF_GROWTH:
+def _leaks(looks: Sequence[Look], basis: Basis) -> str | None:
+    known = [one.anonymous_mib for one in looks if one.anonymous_mib is not None and one.is_ready]
+    if len(known) < _MIN_LOOKS_OF_GROWTH or basis.cache_ram_mib is None:
         return None
     first, last = known[0], known[-1]
     is_growing = all(later >= earlier for earlier, later in pairwise(known))
-    if is_growing and last > first * _GROWTH_RATIO and last - first > _GROWTH_MIB:
+    allowed = basis.cache_ram_mib + _GROWTH_MIB
+    if is_growing and last > first * _GROWTH_RATIO and last - first > allowed:
         return f"its memory grows and grows: {first} MiB, now {last} MiB"
     return None
 
 
 def _tight(looks: Sequence[Look], basis: Basis) -> str | None:
+    """Whether it took so much VRAM itself that too little is left; what others take is not its fault."""
     if basis.headroom_mib is None:
         return None
-    known = [one.vram_free_mib for one in looks if one.vram_free_mib is not None]
-    last, least = known[-_SICK_LOOKS:], basis.headroom_mib // 2
-    if len(last) < _SICK_LOOKS or max(last) >= least:
+    known = [one for one in looks if one.vram_free_mib is not None and one.vram_own_mib is not None]
+    last = known[-_SICK_LOOKS:]
+    if len(last) < _SICK_LOOKS:
         return None
-    if basis.slowest_tok_s is None and known[0] < least:
-        return None  # nothing was measured: what it replaced may have left as little
-    return f"{max(last)} MiB of VRAM stay free, wanted are {basis.headroom_mib}"
+    free_mib = max(one.vram_free_mib or 0 for one in last)
+    own_mib = min(one.vram_own_mib or 0 for one in last)
+    has_grown = own_mib - (known[0].vram_own_mib or 0) >= _OWN_GROWTH_MIB
+    if free_mib >= basis.headroom_mib // 2 or not has_grown:
+        return None
+    return (
+        f"it holds {own_mib} MiB of VRAM, {known[0].vram_own_mib} at first, and {free_mib} MiB stay "
+        f"free, wanted are {basis.headroom_mib}"
+    )

@@ -38,10 +38,16 @@ def show(mode: str | None, as_json: bool) -> None:
 @click.argument("generation", type=int)
 @click.option("--sweep", type=int, help="The sweep that proved it.")
 @click.option("--for", "duration", help="How long [default: probation.duration_s].")
+@click.option("--restarts", type=int, default=0, hidden=True)  # when the swap was done
 @json_option
 @click.pass_obj
 def run(
-    mode: str | None, generation: int, sweep: int | None, duration: str | None, as_json: bool
+    mode: str | None,
+    generation: int,
+    sweep: int | None,
+    duration: str | None,
+    restarts: int,
+    as_json: bool,
 ) -> None:
     """Watch a generation; what its unit `tunerd-probation-ID` runs. Exit code 3 if it was taken back.
 
@@ -63,7 +69,7 @@ def run(
     context = build_context(
         mode=mode, progress=progress_sink(as_json=as_json), start_supervisor=True
     )
-    result = run_probation(context, generation, sweep=sweep, duration_s=seconds)
+    result = run_probation(context, generation, sweep=sweep, duration_s=seconds, restarts=restarts)
     finish(result, render, as_json=as_json)
 
 
