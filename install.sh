@@ -285,6 +285,18 @@ end_sweep() {
     fi
 }
 
+# Ends what watches new servers, which needs the program that is about to go; $1 is where its units are,
+# what follows the service manager's command.
+end_probations() {
+    folder=$1
+    shift
+    for file in "$folder"/tunerd-probation-*.service; do
+        [ -e "$file" ] || continue
+        act "$@" --quiet stop "${file##*/}"
+        act rm -f -- "$file"
+    done
+}
+
 # Removes environment $1, unless a unit or a backup needs it.
 remove_environment() {
     needed=$(users_of "$1")
@@ -304,6 +316,7 @@ uninstall_system() {
     refuse_during_swap "$dest/var/lib/tunerd/journal"
     if systemd_runs; then
         end_sweep systemctl
+        end_probations /run/systemd/system systemctl
     fi
     if systemd_runs && [ -e "$lib/systemd/system/tunerd.service" ]; then
         act systemctl --quiet disable --now tunerd.socket tunerd.service
@@ -377,6 +390,7 @@ uninstall_user() {
     refuse_during_swap "$state/tunerd/journal"
     if user_manager_runs; then
         end_sweep systemctl --user
+        end_probations "${XDG_RUNTIME_DIR:-/run/user/$(id -u)}/systemd/user" systemctl --user
     fi
     if user_manager_runs && [ -e "$data/systemd/user/tunerd.service" ]; then
         act systemctl --user --quiet disable --now tunerd.service

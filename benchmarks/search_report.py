@@ -73,7 +73,8 @@ def report(path: Path) -> str:
     heads += [f"starts to {near:.0%}" for near in NEAR]
     lines += _table(["strategy", *heads], _by_starts(nights, sets))
     lines += ["", "What serves after the night, and what it cost", ""]
-    heads = ["strategy", "set", "boxes", "promoted", "regret [%]", "starts", "hours", "CPU [s]"]
+    heads = ["strategy", "set", "boxes", "promoted", "regret [%]", "would run", "regret of those [%]",
+             "starts", "hours", "CPU [s]"]  # fmt: skip
     lines += _table(heads, _by_end(nights))
     best = [row for row in rows if row["from_best"]]
     if best:
@@ -117,9 +118,10 @@ def _by_starts(rows: list[Row], sets: Sequence[str]) -> Iterable[list[str]]:
 def _by_end(rows: list[Row]) -> Iterable[list[str]]:
     for (strategy, name), members in _grouped(rows, "strategy", "set").items():
         promoted = sum(row["verdict"] == "promote" for row in members)
+        running = [row["served"][0] for row in members if row["served"][1]]
         yield [
             strategy, name, str(len(members)), str(promoted),
-            _spread([row["served"][0] for row in members]),
+            _spread([row["served"][0] for row in members]), str(len(running)), _spread(running),
             f"{_median(members, 'restarts'):.0f}", f"{_median(members, 'box_s') / 3600:.1f}",
             f"{_median(members, 'cpu_s'):.1f}",
         ]  # fmt: skip

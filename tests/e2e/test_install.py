@@ -126,6 +126,19 @@ def test_uninstalling_keeps_the_server_its_backups_and_history(installed_machine
     install(installed_machine, "--uninstall")
 
 
+def test_uninstalling_ends_what_watches_a_new_server(installed_machine: Machine) -> None:
+    """It could only fail without the program that it runs."""
+    watch = "/run/systemd/system/tunerd-probation-7.service"
+    installed_machine.write(watch, "[Service]\nExecStart=/bin/sleep infinity\n")
+    installed_machine.systemctl("daemon-reload")
+    installed_machine.systemctl("start", "tunerd-probation-7")
+
+    install(installed_machine, "--uninstall")
+
+    assert installed_machine.show("tunerd-probation-7", "ActiveState") == "inactive"
+    assert not installed_machine.exists(watch)
+
+
 def test_uninstalling_keeps_the_engine_that_serves(installed_machine: Machine) -> None:
     serve(installed_machine, "/opt/tunerd/bin/tunerd-llama-server")
 
