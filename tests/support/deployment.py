@@ -168,9 +168,14 @@ class Deployment:
             self.profile(name, text)
 
     def settings(self, text: str = "", **waits: float) -> None:
-        """Write `tunerd.toml`, with the waits of tests and these."""
+        """Write `tunerd.toml`, with the waits of tests and these.
+
+        New servers are watched only where the text says how: that writes to the state now and then.
+        """
         lines = [f"{name} = {value}" for name, value in {**WAITS, **waits}.items()]
         content = "[service]\n" + "\n".join(lines) + '\n[models]\ndirs = ["/srv/models"]\n'
+        if "[probation]" not in text:
+            content += "[probation]\nenabled = false\n"
         self._write(f"{self.config}/tunerd.toml", content + text)
 
     def profile(self, name: str, text: str) -> None:
