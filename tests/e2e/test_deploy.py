@@ -284,6 +284,7 @@ def test_only_one_change_at_a_time(box: Deployment) -> None:
 
 
 def test_without_a_terminal_apply_asks_for_yes(box: Deployment) -> None:
+    box("plan", "drafting")  # remembers what the engine said of itself
     before = box.tree()
 
     said = box("apply", "drafting", expect=2)
