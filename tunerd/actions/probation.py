@@ -11,12 +11,12 @@ from tunerd.actions.context import Context
 from tunerd.actions.lease_record import read_measurement
 from tunerd.actions.live import address_now, drop_ins_in_force, read_live_unit, standing_text
 from tunerd.actions.own_unit import probation_unit
-from tunerd.actions.probation_basis import basis_of
+from tunerd.actions.probation_basis import basis_of, replaced_by
 from tunerd.actions.rollback import rollback
 from tunerd.actions.swap_record import read_record
 from tunerd.actions.sweep_record import decide, find_sweep, reading
 from tunerd.actions.tuned_layer import read_tuned, remember_failure, take_out_tuned
-from tunerd.core.generation import HistoryEntry, Outcome
+from tunerd.core.generation import HistoryEntry
 from tunerd.core.health import HttpState
 from tunerd.core.probation import Basis, Judgement, Look, Standing, comparable, judge, windows
 from tunerd.core.request_log import read_requests
@@ -219,11 +219,8 @@ class _Watch:
         ctx, backup = self._ctx, self._generation.replaced_backup
         if backup is None or ctx.files.read(ctx.paths.unit_dir / backup) is not None:
             return backup
-        for entry in ctx.generations.entries():
-            is_older = entry.generation.number < self._generation.number
-            if is_older and entry.ending.outcome is Outcome.SERVING:
-                return str(entry.generation.number)
-        return backup
+        replaced = replaced_by(ctx, self._generation)
+        return backup if replaced is None else str(replaced.number)
 
     def _remember(self, reason: str) -> None:
         ctx, sweep = self._ctx, self._sweep

@@ -44,7 +44,9 @@ def _measured(ctx: Context, generation: Generation) -> tuple[list[Sample], list[
     if live.argv is None:
         return [], []
     now = FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
-    before = _replaced(ctx, generation)
+    replaced = replaced_by(ctx, generation)
+    # As it is kept with what was measured of it; one that was made by hand has none.
+    before = None if replaced is None else without_secrets(replaced.argv) or None
     with reading(ctx) as store:
         if store is None:
             return [], []
@@ -52,13 +54,13 @@ def _measured(ctx: Context, generation: Generation) -> tuple[list[Sample], list[
         return own, [] if before is None else _usable(store, lambda arm: arm.argv == before)
 
 
-def _replaced(ctx: Context, generation: Generation) -> tuple[str, ...] | None:
-    """The command line that served before, as it is kept with what was measured of it."""
+def replaced_by(ctx: Context, generation: Generation) -> Generation | None:
+    """What served the same unit before; None where nothing of tunerd's did."""
     for entry in ctx.generations.entries():
         one = entry.generation
         is_older = one.number < generation.number and one.unit == generation.unit
         if is_older and entry.ending.outcome is Outcome.SERVING:
-            return without_secrets(one.argv) or None  # one that was made by hand has none
+            return one
     return None
 
 

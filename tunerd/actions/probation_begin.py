@@ -26,16 +26,16 @@ def begin_probation(ctx: Context, plan: ProbationPlan) -> tuple[Message, ...]:
     settings = ctx.settings.probation
     if not settings.enabled:
         return (note("no-probation", "no probation: probation.enabled is false"),)
-    entry = ctx.generations.read(plan.generation)
-    backup = None if entry is None else entry.generation.replaced_backup
-    if entry is None or backup is None:
-        return ()  # there is nothing to go back to
-    if ctx.files.read(ctx.paths.unit_dir / backup) == standing_text(ctx):
-        return (note("no-probation", "no probation: what served before is the same"),)
     words = ["probation", "run", str(plan.generation)]
     words += [] if plan.sweep is None else ["--sweep", str(plan.sweep)]
     unit = probation_unit(plan.generation)
     try:
+        entry = ctx.generations.read(plan.generation)
+        backup = None if entry is None else entry.generation.replaced_backup
+        if entry is None or backup is None:
+            return ()  # there is nothing to go back to
+        if ctx.files.read(ctx.paths.unit_dir / backup) == standing_text(ctx):
+            return (note("no-probation", "no probation: what served before is the same"),)
         restarts = ctx.services.state(ctx.unit).n_restarts
         words += ["--restarts", str(restarts)] if restarts else []
         has_speed = _has_speed(ctx, entry.generation)
