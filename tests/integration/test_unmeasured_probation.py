@@ -195,6 +195,21 @@ def test_it_goes_back_by_the_history_where_the_backup_is_gone(box: SweepBox) -> 
     assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
 
 
+def test_where_nothing_can_be_written_it_watches_on(box: SweepBox) -> None:
+    folder = box.box.folder / "state" / "probation"
+    kept = folder.with_name("kept")
+
+    def take_the_folder_away() -> None:
+        folder.rename(kept)
+        folder.write_text("no folder")
+
+    try:
+        assert run(box, take_the_folder_away, duration_s=2.0).payload["state"] == "passed"
+    finally:
+        folder.unlink()
+        kept.rename(folder)
+
+
 def test_what_is_the_same_as_before_is_not_watched(box: SweepBox) -> None:
     done = box.json("apply", "night", "--yes")
     told = {one["code"]: one["text"] for one in done["messages"]}

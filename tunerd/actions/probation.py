@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -105,9 +106,8 @@ class _Watch:
             if why is not None:
                 return self._end("ended", why)
             if read_measurement(ctx) is not None:
-                self._begin_again(
-                    None
-                )  # production is away on purpose, and returns as another life
+                # Production is away on purpose, and returns as another life.
+                self._begin_again(None)
                 self._restarts = 0
                 continue
             found = self._judge()
@@ -256,8 +256,9 @@ class _Watch:
             "tok_s": speeds[-1] if speeds else None,
             "last": asdict(self._looks[-1]) if self._looks else None,
         }
-        ctx.files.make_folder(_folder(ctx))
-        ctx.files.write_json(_folder(ctx) / f"{self._generation.number}.json", record)
+        with contextlib.suppress(HostError):  # on a full disk it watches on
+            ctx.files.make_folder(_folder(ctx))
+            ctx.files.write_json(_folder(ctx) / f"{self._generation.number}.json", record)
         return record
 
 
