@@ -153,6 +153,13 @@ put() {
     say "wrote $2"
 }
 
+# Removes a file, if it is there.
+drop() {
+    if [ -e "$1" ]; then
+        act rm -f -- "$1"
+    fi
+}
+
 # Links $2 to program $1; what somebody else put there stays.
 link() {
     if [ "$(readlink -- "$2" || true)" = "$1" ]; then
@@ -187,8 +194,10 @@ put_settings() {
 system_files() {
     say "$lib/systemd/system/tunerd.service"
     say "$lib/systemd/system/tunerd.socket"
+    say "$lib/systemd/system/tunerd-daemon.socket"
+    say "$lib/systemd/system/tunerd-web.service"
     say "$lib/systemd/system/tunerd-sweep.service"
-    say "$lib/systemd/system/tunerd-notify@.service"
+    say "$lib/systemd/system/tunerd-notify@.service" # of an earlier version
     say "$lib/sysusers.d/tunerd.conf"
     say "$lib/tmpfiles.d/tunerd.conf"
 }
@@ -199,14 +208,19 @@ install_system() {
             'use sudo, or choose --user or --try'
     fi
     umask 022
+    if systemd_runs; then
+        make_way /var/lib/tunerd
+    fi
     install_environment "$dest$prefix"
     if [ -n "$dest" ]; then
         act relocate
     fi
     put "$here/units/tunerd.service" "$dest$lib/systemd/system/tunerd.service"
     put "$here/units/tunerd.socket" "$dest$lib/systemd/system/tunerd.socket"
+    put "$here/units/tunerd-daemon.socket" "$dest$lib/systemd/system/tunerd-daemon.socket"
+    put "$here/units/tunerd-web.service" "$dest$lib/systemd/system/tunerd-web.service"
     put "$here/units/tunerd-sweep.service" "$dest$lib/systemd/system/tunerd-sweep.service"
-    put "$here/units/tunerd-notify@.service" "$dest$lib/systemd/system/tunerd-notify@.service"
+    drop "$dest$lib/systemd/system/tunerd-notify@.service" # of an earlier version
     put "$here/units/tunerd.sysusers" "$dest$lib/sysusers.d/tunerd.conf"
     put "$here/units/tunerd.tmpfiles" "$dest$lib/tmpfiles.d/tunerd.conf"
     link "$prefix/bin/tunerd" "$dest/usr/local/bin/tunerd"
@@ -236,9 +250,11 @@ relocate() {
 }
 
 start_system() {
+    exec 8<&- 9<&- # what begins now may change something; a failure still starts the daemon
     why='journalctl --unit=tunerd says why; what served before still serves'
     if ! command -v systemd-sysusers >/dev/null; then
         warn 'there is no systemd here: accounts and the service were left out'
+        let_go
         return
     fi
     act systemd-sysusers "$lib/sysusers.d/tunerd.conf"
@@ -248,9 +264,12 @@ start_system() {
         act systemctl --quiet enable tunerd.service
         # A socket is not handed to a service that runs already.
         act systemctl stop tunerd.service
-        act systemctl restart tunerd.socket || die 'tunerd.socket did not start' "$why"
+        act systemctl restart tunerd.socket tunerd-daemon.socket ||
+            die 'tunerd.socket did not start' "$why"
         act systemctl start tunerd.service || die 'tunerd.service did not start' "$why"
+        let_go
     else
+        let_go
         act systemctl --quiet enable tunerd.service
         say 'systemd does not run here; tunerd.service will start at the next boot'
     fi
@@ -277,24 +296,70 @@ refuse_during_swap() {
     done
 }
 
-# Ends a sweep, after which the server is back; $* is the service manager's command.
-end_sweep() {
-    if "$@" --quiet is-active tunerd-sweep.service; then
-        say 'ending the sweep under way; the server comes back ...'
-        act "$@" stop tunerd-sweep.service
+manager() {
+    if [ "$mode" = user ]; then
+        systemctl --user "$@"
+    else
+        systemctl "$@"
     fi
 }
 
-# Ends what watches new servers, which needs the program that is about to go; $1 is where its units are,
-# what follows the service manager's command.
-end_probations() {
-    folder=$1
-    shift
-    for file in "$folder"/tunerd-probation-*.service; do
-        [ -e "$file" ] || continue
-        act "$@" --quiet stop "${file##*/}"
-        act rm -f -- "$file"
+# Sees to it that nothing of tunerd's runs while its program is replaced or goes, and that nothing
+# begins before `let_go`: a change is waited for, a measurement ends and the server is back, and what
+# watches, judges and tells ends too. $1 is tunerd's state.
+make_way() {
+    [ -d "$1" ] || return 0
+    if [ "$dry" = yes ]; then
+        say 'would wait for a change under way, and end what tunerd measures and watches'
+        return 0
+    fi
+    (umask 077 && : >>"$1/lock" && : >>"$1/measure.lock")
+    exec 9<"$1/lock"
+    wait_for_lock 9 'a change is under way'
+    [ "$uninstall" = no ] || refuse_during_swap "$1/journal"
+    if manager --quiet is-active tunerd.service 2>/dev/null; then
+        # An installation that fails leaves the daemon running.
+        trap 'status=$?; let_go; manager start tunerd.service; exit $status' EXIT
+        trap 'exit 130' INT
+        trap 'exit 143' TERM
+    fi
+    # Leases come last: what was measured in a terminal ends with them, sweeps and jobs end their own.
+    for pattern in tunerd.socket tunerd-daemon.socket tunerd-web.service tunerd.service \
+        tunerd-sweep.service 'tunerd-job-*' 'tunerd-guard*' 'tunerd-notify*' 'tunerd-probation-*' \
+        'tunerd-lease-*'; do
+        end_units "$pattern"
     done
+    exec 8<"$1/measure.lock"
+    wait_for_lock 8 'a measurement is under way'
+    folder=/run/systemd/system
+    [ "$mode" = system ] || folder=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}/systemd/user
+    for name in job probation guard notify; do # as earlier versions left them
+        rm -f -- "$folder/tunerd-$name"*.service
+    done
+}
+
+# Ends the units whose names look like $1; a stop returns when the server is back.
+end_units() {
+    running=$(manager list-units --plain --full --no-legend --state=active,activating,deactivating \
+        "$1" 2>/dev/null | sed 's/ .*//')
+    for unit in $running; do
+        say "stopping $unit ..."
+        manager stop "$unit" || true
+    done
+}
+
+# Takes the lock that is open as $1; $2 is what holds it.
+wait_for_lock() {
+    if ! flock --nonblock "$1"; then
+        say "$2; waiting for its end ..."
+        flock --timeout 1800 "$1" || die "$2, and does not end" 'nothing was replaced; try again later'
+    fi
+}
+
+# What was kept from running may run again.
+let_go() {
+    trap - EXIT INT TERM
+    exec 8<&- 9<&-
 }
 
 # Removes environment $1, unless a unit or a backup needs it.
@@ -305,7 +370,7 @@ remove_environment() {
         return
     fi
     say "kept $1: the server that it contains is started by"
-    printf '%s\n' "$needed" | sed 's/^/  /'
+    printf '%s\n' "$needed" | LC_ALL=C sed 's/[^ -~]/?/g; s/^/  /' # names are of others' choice
     say "  when none of them is needed any more: rm -r $1"
 }
 
@@ -315,14 +380,14 @@ uninstall_system() {
     fi
     refuse_during_swap "$dest/var/lib/tunerd/journal"
     if systemd_runs; then
-        end_sweep systemctl
-        end_probations /run/systemd/system systemctl
+        make_way /var/lib/tunerd
     fi
     if systemd_runs && [ -e "$lib/systemd/system/tunerd.service" ]; then
-        act systemctl --quiet disable --now tunerd.socket tunerd.service
+        act systemctl --quiet disable --now tunerd.socket tunerd-daemon.socket tunerd.service
     else
         act rm -f -- "$dest/etc/systemd/system/multi-user.target.wants/tunerd.service"
         act rm -f -- "$dest/etc/systemd/system/sockets.target.wants/tunerd.socket"
+        act rm -f -- "$dest/etc/systemd/system/sockets.target.wants/tunerd-daemon.socket"
     fi
     for file in $(system_files); do
         act rm -f -- "$dest$file"
@@ -330,13 +395,14 @@ uninstall_system() {
     unlink_ours "$prefix/bin/tunerd" "$dest/usr/local/bin/tunerd"
     unlink_ours "$prefix/bin/tunerd-llama-server" "$dest/usr/local/bin/tunerd-llama-server"
     remove_environment "$prefix"
+    let_go
     act rm -rf -- "$dest/run/tunerd"
     if systemd_runs; then
         act systemctl daemon-reload
     fi
     done_with 'tunerd is gone. Left as they are:' || return 0
     say '  the server and its unit, with its backups beside it (UNIT.pre-*)'
-    say '  /var/lib/tunerd (history), /etc/tunerd (settings), the accounts tunerd and llama-server'
+    say '  /var/lib/tunerd (history), /etc/tunerd (settings), the accounts tunerd, tunerd-web, llama-server'
     say '  to remove those as well: rm -r /var/lib/tunerd /etc/tunerd'
 }
 
@@ -357,16 +423,19 @@ user_manager_runs() { systemctl --user show-environment >/dev/null 2>&1; }
 install_user() {
     user_places
     why='journalctl --user --unit=tunerd says why; what served before still serves'
+    make_way "$state/tunerd"
     install_environment "$data/tunerd/venv"
     link "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
     link "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
     program=$(printf '%s\n' "$data/tunerd/venv/bin/tunerd" | sed 's/%/%%/g; s/[\\|&]/\\&/g')
-    for name in tunerd tunerd-sweep tunerd-notify@; do
+    for name in tunerd tunerd-sweep; do
         unit=$(mktemp)
         sed "s|@TUNERD@|\"$program\"|" "$here/units/$name-user.service.in" >"$unit"
         put "$unit" "$data/systemd/user/$name.service"
         rm -f -- "$unit"
     done
+    drop "$data/systemd/user/tunerd-notify@.service" # of an earlier version
+    let_go
     act mkdir -p -- "$config/tunerd/profiles"
     put_settings "$config/tunerd/tunerd.toml" "$data/tunerd/tunerd.toml"
     if user_manager_runs; then
@@ -388,10 +457,7 @@ uninstall_user() {
     user_places
     why='journalctl --user --unit=tunerd says why; what served before still serves'
     refuse_during_swap "$state/tunerd/journal"
-    if user_manager_runs; then
-        end_sweep systemctl --user
-        end_probations "${XDG_RUNTIME_DIR:-/run/user/$(id -u)}/systemd/user" systemctl --user
-    fi
+    make_way "$state/tunerd"
     if user_manager_runs && [ -e "$data/systemd/user/tunerd.service" ]; then
         act systemctl --user --quiet disable --now tunerd.service
     fi
@@ -401,6 +467,7 @@ uninstall_user() {
     unlink_ours "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
     unlink_ours "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
     remove_environment "$data/tunerd/venv"
+    let_go
     if user_manager_runs; then
         act systemctl --user daemon-reload
     fi
@@ -426,6 +493,8 @@ tunerd() {
 stop_try() {
     if [ -e "$try_dir/run/supervise.pid" ]; then
         pid=$(tr -cd '0-9\n' <"$try_dir/run/supervise.pid" | head -n 1)
+        # What a killed one left may be the number of anybody's process by now.
+        grep -qs supervis "/proc/$pid/cmdline" || return 0
         kill "$pid" 2>/dev/null || return 0
         tries=0
         while kill -0 "$pid" 2>/dev/null && [ "$tries" -lt 150 ]; do

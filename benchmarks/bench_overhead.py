@@ -25,16 +25,19 @@ import httpx
 from benchmarks.measure import Case, compared, conditions, say, take_turns
 from tests.support.bench_box import BenchBox
 from tests.support.real_server import RealServer
-from tunerd.actions.bench_ask import Asker
-from tunerd.actions.bench_target import open_url
-from tunerd.core.bench.composing import Composer, body_of
-from tunerd.core.bench.prompts import MTP_KINDS, PromptStock, read_prompts
-from tunerd.core.bench.request import Request, Suite
-from tunerd.core.bench.trust import Quiet
-from tunerd.core.designed import SHAPES, design
-from tunerd.system.clock import SystemClock
-from tunerd.system.designed_file import write
-from tunerd.system.nvml import NvmlReader
+from tunerd.machine.clock import SystemClock
+from tunerd.machine.gpu import NvmlReader
+from tunerd.measure.life import Life, open_url
+from tunerd.measure.request import (
+    MTP_KINDS,
+    Composer,
+    PromptStock,
+    Request,
+    Suite,
+    body_of,
+    read_prompts,
+)
+from tunerd.tryout.designed import SHAPES, design, write
 
 PROMPTS = Path(__file__).parents[1] / "tunerd/data/prompts.toml"
 
@@ -51,7 +54,7 @@ def main() -> None:
                    "4096", "--parallel", "1", "--spec-type", "draft-mtp", "--spec-draft-n-max", "3",
                    "--spec-draft-p-min", "0.75")  # fmt: skip
         with RealServer(
-            (sys.executable, "-m", "tunerd.embedded"), *options, folder=folder
+            (sys.executable, "-m", "tunerd.tryout.embedded"), *options, folder=folder
         ) as server:
             compare(folder, server, asked.rounds, asked.shape)
 
@@ -64,7 +67,7 @@ def compare(folder: Path, server: RealServer, rounds: int, shape: str) -> None:
     book = read_prompts(tomllib.loads(PROMPTS.read_text(encoding="utf-8")))
     composer = Composer(PromptStock(book, random.Random(1)))  # noqa: S311 -- texts, no secret
     # The real GPU reader: what it takes is part of what is measured.
-    asker = Asker(replace(ctx, gpu=NvmlReader()), target, "life", Quiet())
+    life = Life(replace(ctx, gpu=NvmlReader()), target)
     kinds = random.Random(2)  # noqa: S311 -- texts, no secret
     whole: dict[str, list[float]] = {}
 
@@ -98,7 +101,7 @@ def compare(folder: Path, server: RealServer, rounds: int, shape: str) -> None:
         return ask
 
     def harness(one: Request) -> float:
-        found = asker.ask(one, composer.compose(one), 0).sample
+        found = life.ask(one, composer.compose(one)).sample
         assert found.is_usable, found
         assert found.timings is not None
         return (found.timings.prompt_ms or 0) + (found.timings.predicted_ms or 0)

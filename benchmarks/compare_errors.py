@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from benchmarks.simulator.stand import CHAT, SCENES, USUAL, Scene, SimulatedStand
-from tunerd.core.compare import Limits, Standing, compare
+from tunerd.measure.pairs import Limits, Standing, compare
 
 LIMITS = Limits(budget_s=8 * 3600.0, max_pairs=40)
 GAINS = (0.02, 0.05, 0.10, -0.05)
@@ -29,12 +29,12 @@ def night(task: tuple[Scene, int]) -> Night:
     scene, seed = task
     stand = SimulatedStand(scene, seed)
     found = compare(stand, CHAT, LIMITS, random.Random(seed))  # noqa: S311
-    effect = found.effect
+    gain = found.gain
     covers = (
-        effect is not None
-        and effect.gain_low is not None
-        and effect.gain_high is not None
-        and effect.gain_low <= scene.gain <= effect.gain_high
+        gain is not None
+        and gain.lower is not None
+        and gain.upper is not None
+        and gain.lower <= scene.gain <= gain.upper
     )
     return Night(found.standing, len(found.pairs), stand.clock_s / 3600, covers)
 

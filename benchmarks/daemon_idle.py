@@ -20,8 +20,7 @@ from tests.support import roots
 from tests.support.deployment import Deployment, profile
 from tests.support.machine import Machine
 from tests.support.roots import SOURCES_INSIDE
-from tunerd.core.designed import SHAPES, design
-from tunerd.system import designed_file
+from tunerd.tryout.designed import SHAPES, design, write
 
 TICKS_S = 100.0
 SETTLE_S = 90.0
@@ -66,7 +65,7 @@ def main() -> None:
     minutes = parser.parse_args().minutes
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        model = designed_file.write(design(SHAPES["tiny"]), Path(folder) / "tiny.gguf").path
+        model = write(design(SHAPES["tiny"]), Path(folder) / "tiny.gguf").path
         model.chmod(0o644)
         with Machine(roots.host_root(), binds={"/srv/models": Path(folder)}) as machine:
             box = Deployment(

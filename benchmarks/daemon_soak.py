@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.api_box import ApiBox, serving
 from tests.support.fakes import FakeClock
 from tests.support.local_box import deployed
-from tunerd.actions.context import Context
-from tunerd.core.telemetry.history import Event
-from tunerd.daemon.guarding import Guarding
-from tunerd.daemon.watching import Watching
-from tunerd.system.notify import Notifier
-from tunerd.system.ports import free_port
+from tunerd.app import Context
+from tunerd.machine.net import free_port
+from tunerd.units.systemd import Notifier
+from tunerd.watch.daemon import Watching
+from tunerd.watch.figures import Event
+from tunerd.watch.guarding import Guarding
 
 TIDY_EVERY = 2160
 ASK_EVERY = 500

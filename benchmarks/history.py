@@ -12,10 +12,9 @@ from dataclasses import replace
 
 from benchmarks.local_box import TUNERD, UNIT, LocalBox, local_box
 from benchmarks.measure import Case, compared, conditions, cpu_ms, note, say, take_turns
-from tunerd.core.backup import backup_name
-from tunerd.core.generation import Ending, Outcome
-from tunerd.system.files import Files
-from tunerd.system.generations import Generations
+from tunerd.machine.files import Files
+from tunerd.production.records import backup_name
+from tunerd.units.generations import Ending, Generations, Outcome
 
 _FEW = 10
 _DAY_S = 86400.0

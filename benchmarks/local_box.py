@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.supervised import end_supervisor
-from tunerd.core.designed import SHAPES, design
-from tunerd.core.host import Mode
-from tunerd.core.paths import Paths, paths_for
-from tunerd.system import designed_file
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.paths import Paths, paths_for
+from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.words import Mode
 
 TUNERD = str(Path(sys.executable).with_name("tunerd"))
 UNIT = "llama-server.service"
@@ -81,7 +80,7 @@ def local_box(shape: str = "tiny") -> Iterator[LocalBox]:
         }
         box = LocalBox(folder, environment, free_port())
         box.models.mkdir()
-        designed_file.write(design(SHAPES[shape]), box.models / "model.gguf")
+        write(design(SHAPES[shape]), box.models / "model.gguf")
         box.paths.config_dir.mkdir()
         box.paths.settings_file.write_text(f'[models]\ndirs = ["{box.models}"]\n')
         try:

@@ -23,7 +23,7 @@ from tests.support.memory_cases import (
     differences,
 )
 
-_EMBEDDED = (sys.executable, "-m", "tunerd.embedded")
+_EMBEDDED = (sys.executable, "-m", "tunerd.tryout.embedded")
 
 
 def on_software_gpu(folder: Path) -> Iterator[Difference]:

@@ -22,10 +22,10 @@ from tests.support.api_box import ApiBox, serving
 from tests.support.local_box import Box, deployed
 from tests.support.made_sweep import put_night, simulated_night
 from tests.support.readings import a_reading, served
-from tunerd.core.telemetry.history import MINUTE_S, summarise
-from tunerd.system.ports import free_port
-from tunerd.system.store import EvidenceStore
-from tunerd.system.telemetry_store import TelemetryStore
+from tunerd.machine.net import free_port
+from tunerd.measure.store import EvidenceStore
+from tunerd.watch.figures import MINUTE_S, summarise
+from tunerd.watch.history import TelemetryStore
 
 _DAY_S = 86400.0
 _DAYS = 14

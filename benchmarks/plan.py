@@ -20,13 +20,13 @@ from benchmarks.measure import Case, compared, conditions, cpu_ms, say, table, t
 from tests.support.gguf_bytes import pair
 from tests.support.model_headers import QWEN36_27B
 from tests.support.shapes import hollow_bytes
-from tunerd.core.gguf import ValueType
+from tunerd.model.gguf import ValueType
 
 _OWN = """
 import sys
 from pathlib import Path
-from tunerd.system.files import Files
-from tunerd.system.model_files import ModelFiles
+from tunerd.machine.files import Files
+from tunerd.model.files import ModelFiles
 if len(sys.argv) > 1:
     ModelFiles(None, Files()).read_facts(Path(sys.argv[1]))
 """

@@ -28,20 +28,17 @@ import psutil
 
 from benchmarks.measure import table
 from tests.support.supervised import end_supervisor
-from tunerd.actions.bench_plan import prompt_book
-from tunerd.actions.context import Context, build_context
-from tunerd.actions.lease import hold
-from tunerd.actions.sweep_box import LeaseBox
-from tunerd.actions.sweep_house import House
-from tunerd.actions.sweep_plan import PreparedSweep, SweepRequest, plan_arm, prepare
-from tunerd.actions.sweep_texts import SweepTexts
-from tunerd.core.designed import SHAPES, design
-from tunerd.core.host import Mode
-from tunerd.core.paths import Paths, paths_for
-from tunerd.core.sweep import Arm, Request
-from tunerd.core.sweep.arm import OFF
-from tunerd.system import designed_file
-from tunerd.system.ports import free_port
+from tunerd.app import Context, build_context
+from tunerd.machine.net import free_port
+from tunerd.measure.life import prompt_book
+from tunerd.paths import Paths, paths_for
+from tunerd.production.lease import hold
+from tunerd.profile.arm import OFF, Arm, Request
+from tunerd.sweep.box import LeaseBox, SweepTexts
+from tunerd.sweep.house import House
+from tunerd.sweep.plan import PreparedSweep, SweepRequest, plan_arm, prepare
+from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.words import Mode
 
 ROWS = Path(__file__).parent / "data" / "real_grid.jsonl"
 MAINLINE, IK = "mainline-2026-08-18", "ik-2026-08"
@@ -151,7 +148,7 @@ def make(folder: Path, name: str, engines: Path) -> Place:
         profiles = place.folder / "config" / "profiles"
         (profiles / "workloads").mkdir(parents=True)
         model = place.folder / "medium.gguf"
-        designed_file.write(design(SHAPES["medium"]), model)
+        write(design(SHAPES["medium"]), model)
         for kind in WORKLOADS:
             text = _WORKLOAD.format(kind=kind, prompt=_PROMPT_TOKENS, answer=_ANSWER_TOKENS)
             (profiles / "workloads" / f"{kind}.toml").write_text(text)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.support.replay import ReplayBox, Surface, surfaces
-from tunerd.core.sweep import Arm, Outcome, tune
-from tunerd.core.sweep.arm import as_arm
+from tunerd.profile.arm import Arm, as_arm
+from tunerd.sweep.tuner import Outcome, tune
 
 
 def night(surface: Surface, incumbent: Arm, seed: int, hours: float) -> tuple[Outcome, ReplayBox]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.local_box import TUNERD, LocalBox, local_box
 from benchmarks.measure import Case, compared, conditions, cpu_ms, note, say, take_turns
 from tests.support.synthetic_runs import made_runs
-from tunerd.system.store import EvidenceStore
+from tunerd.measure.store import EvidenceStore
 
 _FEW_REPEATS = 3
 

@@ -26,8 +26,8 @@ from benchmarks import search_report
 from benchmarks.search_peers import PEERS, Bench, Over
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
-from tunerd.core.sweep import Arm, tune
-from tunerd.core.sweep.arm import as_arm
+from tunerd.profile.arm import Arm, as_arm
+from tunerd.sweep.tuner import tune
 
 HOURS = 8.0
 SETS = ("12G agent", "16G chat", "24G deep")

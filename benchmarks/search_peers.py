@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.simulator.box import SimulatedBox
 from benchmarks.simulator.tasks import Task
-from tunerd.core.sweep import Arm, Family, Request, ServerDied
+from tunerd.profile.arm import Arm, Family, Request, ServerDied
 
 # Less free than this while the workload ran counts as a run that failed [MiB].
 GUARD_MIB = 64.0
@@ -89,10 +89,9 @@ class Bench:
         free, turns, speeds, intact = math.inf, [], [], True
         try:
             self.ask("chat", 0, 64, 8)
-            prefix = max(one.cached_tokens for one in self.task.workload.classes)
-            if prefix:
-                self.ask("chat", prefix, 32, 8)
             for one in self.task.workload.classes:
+                if one.cached_tokens:
+                    self.ask(one.kind, one.cached_tokens, 0, 2)
                 answer = self.ask(one.kind, one.cached_tokens, one.new_tokens, one.n_predict)
                 turns.append(float(answer["wall_ms"]))
                 speeds.append(1000 * one.n_predict / float(answer["predicted_ms"]))

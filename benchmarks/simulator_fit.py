@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from benchmarks.simulator.box import Truth
 from benchmarks.simulator.cards import CARDS
-from tunerd.core.sweep import Arm, RequestClass
+from tunerd.profile.arm import Arm
+from tunerd.profile.workload import RequestClass
 
 # mtp-bench's prompts: code, explanations, summaries, mathematics, stories.
 _BENCH = ("code", "chat", "summary", "math", "creative")

@@ -31,9 +31,8 @@ from tests.support import roots, run_folder
 from tests.support.deployment import Deployment, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX
-from tunerd.core.designed import SHAPES, design
-from tunerd.system import designed_file
-from tunerd.system.local import Local
+from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.tryout.local import Local
 
 PROFILES = ("one", "two")
 _PROBER = Path(__file__).with_name("prober.py")
@@ -102,7 +101,7 @@ def systemd_target(shape: str) -> Iterator[Target]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        designed_file.write(design(SHAPES[shape]), folder / "tiny.gguf").path.chmod(0o644)
+        write(design(SHAPES[shape]), folder / "tiny.gguf").path.chmod(0o644)
         with Machine(root, binds={"/srv/models": folder}) as machine:
             note(machine.run("systemctl", "--version").stdout.splitlines()[0])
             texts = {one: profile("embedded", serving__alias=one) for one in PROFILES}

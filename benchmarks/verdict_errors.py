@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from benchmarks.simulator.stand import CHAT, SCENES, Scene, SimulatedStand
-from tunerd.core.compare import SIDES, Asked, Side
-from tunerd.core.sweep.verdict import Standing, challenge_alpha, decide
+from tunerd.measure.pairs import SIDES, Asked, Side, Step, challenge_alpha, judge_challenge
 
 MARGIN = 0.01
 ALPHA = 0.05
@@ -41,9 +40,11 @@ def night(task: tuple[Scene, int]) -> tuple[bool, int]:
     seen: list[float] = []
     for log_ratio in pairs(SimulatedStand(scene, seed)):
         seen.append(log_ratio)
-        decision = decide(seen, margin=MARGIN, alpha=challenge_alpha(ALPHA, 1), max_pairs=MAX_PAIRS)
-        if decision.standing is not Standing.GO_ON:
-            return decision.standing is Standing.PROMOTE, len(seen)
+        decision = judge_challenge(
+            seen, margin=MARGIN, alpha=challenge_alpha(ALPHA, 1), max_pairs=MAX_PAIRS
+        )
+        if decision.standing is not Step.GO_ON:
+            return decision.standing is Step.PROMOTE, len(seen)
     raise AssertionError
 
 

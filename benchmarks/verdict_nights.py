@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from tunerd.core.sweep.verdict import Standing, challenge_alpha, decide
+from tunerd.measure.pairs import Step, challenge_alpha, judge_challenge
 
 _PAIR_SD = 0.045
 _MIN_GAIN, _ALPHA, _MAX_PAIRS = 0.01, 0.05, 40
@@ -38,11 +38,11 @@ def challenge(
         sd = _PAIR_SD * math.exp(spread * float(rng.normal()))
         for _ in range(per_night):
             pairs.append(mean + sd * float(rng.normal()))
-            standing = decide(
+            standing = judge_challenge(
                 pairs, margin=_MIN_GAIN, alpha=challenge_alpha(_ALPHA, 1), max_pairs=_MAX_PAIRS
             ).standing
-            if standing is not Standing.GO_ON:
-                return standing is Standing.PROMOTE, len(pairs)
+            if standing is not Step.GO_ON:
+                return standing is Step.PROMOTE, len(pairs)
 
 
 def main() -> None:

@@ -15,13 +15,14 @@ from pydantic import BaseModel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tunerd import errors, settings
+from tunerd import errors
 from tunerd.cli.main import cli
-from tunerd.core import profile, workload_table
-from tunerd.core.defaults import default_layer
-from tunerd.core.doctor.catalogue import ALL_RULES
-from tunerd.core.flags import ALL_FLAGS, CONTEXT_SHIFT, SwitchFlag
-from tunerd.core.profile_check import SECTIONS, flatten
+from tunerd.doctor.rules import ALL_RULES
+from tunerd.engine.flags import ALL_FLAGS, CONTEXT_SHIFT, SwitchFlag
+from tunerd.profile.layers import default_layer
+from tunerd.profile.schema import SECTIONS, ProfileFile, flatten
+from tunerd.profile.workload import ClassTable, WorkloadTable
+from tunerd.settings import EngineSettings, Settings
 
 FOLDER = Path(__file__).parent / "reference"
 _HEAD = "<!-- Written by docs/generate_reference.py; do not edit. -->\n\n"
@@ -63,7 +64,7 @@ def settings_page() -> Iterator[str]:
         "In `tunerd.toml`, or in the environment as `TUNERD_` and the name in capitals with `__` for "
         "the dot (`TUNERD_SERVICE__DRAIN_S`). The environment wins. A misspelt name is an error.\n"
     )
-    for name, field in settings.Settings.model_fields.items():
+    for name, field in Settings.model_fields.items():
         table = field.annotation
         if isinstance(table, type) and issubclass(table, BaseModel):
             yield f"## [{name}]\n"
@@ -71,8 +72,8 @@ def settings_page() -> Iterator[str]:
             yield from _rows(table)
         elif name == "engines":
             yield "## [engines.NAME]\n"
-            yield inspect.cleandoc(settings.EngineSettings.__doc__ or "") + "\n"
-            yield from _rows(settings.EngineSettings)
+            yield inspect.cleandoc(EngineSettings.__doc__ or "") + "\n"
+            yield from _rows(EngineSettings)
         else:
             yield f"`{name}`: {field.description} (default `{field.default}`)\n"
 
@@ -92,7 +93,7 @@ def profiles_page() -> Iterator[str]:
     flags = {row.key: _spellings(row) for row in ALL_FLAGS}
     flags[CONTEXT_SHIFT.key] = f"`{CONTEXT_SHIFT.word}`"
     for section in SECTIONS:
-        table = profile.ProfileFile.model_fields[section].annotation
+        table = ProfileFile.model_fields[section].annotation
         if not (isinstance(table, type) and issubclass(table, BaseModel)):
             continue
         yield f"## [{section}]\n"
@@ -109,9 +110,9 @@ def profiles_page() -> Iterator[str]:
         '`workload = "NAME"` names one of `tunerd workload list`; a table is one of its own. The same keys '
         "stand in a workload file.\n"
     )
-    yield from _rows(workload_table.WorkloadTable)
+    yield from _rows(WorkloadTable)
     yield "### [[workload.classes]]\n"
-    yield from _rows(workload_table.ClassTable)
+    yield from _rows(ClassTable)
 
 
 def _spellings(row: object) -> str:

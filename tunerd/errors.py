@@ -9,7 +9,6 @@ TunerdError
     ServiceError         the service manager refused or did not answer
         JobCanceled          somebody else took the unit over while we waited
         NoSupervisor         tunerd's own service manager does not run
-        OldSupervisor        it was started by an older tunerd
     DeployError          the swap failed; the machine is as before
         RolledBack       the swap failed after it began; the previous unit serves again
         Stranded         the swap failed and so did the way back
@@ -47,6 +46,11 @@ class TunerdError(Exception):
         self.cause = cause
         self.state = state
         self.hint = hint
+
+    @property
+    def words(self) -> str:
+        """The message with its cause, in one line."""
+        return f"{self.message}: {self.cause}" if self.cause else self.message
 
 
 class UsageError(TunerdError):
@@ -96,12 +100,6 @@ class NoSupervisor(ServiceError):
     """On a machine without systemd, the supervisor that takes its place does not run."""
 
     code = "no_supervisor"
-
-
-class OldSupervisor(ServiceError):
-    """tunerd's own supervisor was started by an older tunerd and lacks what this one asks of it."""
-
-    code = "old_supervisor"
 
 
 class DeployError(TunerdError):

@@ -5,8 +5,14 @@ Built once at the entry point (`settings_sources`) and passed on.
 
 from __future__ import annotations
 
+import json
+import os
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,15 +20,20 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationError,
 )
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
-from tunerd.core.listen_address import parse_listen
-from tunerd.core.window import parse_window
+from tunerd.calendar import parse_window
+from tunerd.errors import ConfigError
+from tunerd.paths import Paths, parse_listen
+from tunerd.words import nearest_name, problem_of, table_in
 
 PREFIX = "TUNERD_"
 
@@ -212,12 +223,12 @@ class PageSettings(Table):
     """The page and the API on a port, beside the socket; off without `listen`."""
 
     listen: Annotated[str, AfterValidator(_listen)] | None = Field(
-        None, description="address and port of the page, such as `127.0.0.1:8765`"
+        None, description="loopback address and port of the page, such as `127.0.0.1:8765`"
     )
-    token_file: WholePath | None = Field(
+    token_file: str | None = Field(
         None,
-        description="file with the token that opens the page, mode 0600; any address that others "
-        "can reach needs one",
+        description="not used any more: the page has no tokens; from elsewhere use `ssh -L`, or a proxy "
+        "with a login of its own",
     )
     hosts: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.:\[\]-]{1,253}$")], ...] = (
         Field(
@@ -324,3 +335,229 @@ class Settings(BaseSettings):
         """Only what `load_settings` has read: the environment of the call, over the file."""
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
+
+
+# Read before there are settings, or by the tests alone.
+_ELSEWHERE = ("MODE", "CONFIG_DIR", "STATE_DIR", "RUNTIME_DIR", "UNIT_DIR", "LOG_LEVEL")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+_TEST_PREFIX = "TUNERD_TEST_"
+_MAX_FILE_BYTES = 1024 * 1024
+
+
+def load_settings(paths: Paths, environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of this machine and call.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed, a name is unknown, or a value is not
+            allowed; all problems at once.
+    """
+    variables = _variables(environment)
+    problems = [*_unknown_variables(variables), *_wrong_log_level(environment)]
+    unreadable = {name: why for name in variables if (why := _unreadable(name, variables[name]))}
+    problems += unreadable.values()
+    readable = {name: text for name, text in variables.items() if name not in unreadable}
+    data = _over(_read(paths.settings_file), _from_variables(readable))
+    try:
+        settings = Settings(**data)
+    except ValidationError as error:
+        problems += _described(_sources(paths, readable), error)
+    if problems:
+        raise ConfigError(
+            f"settings are wrong in {len(problems)} place{'s' if len(problems) > 1 else ''}",
+            cause="\n".join(problems),
+            state="nothing was touched",
+            hint=f"correct `{paths.settings_file}` or the environment",
+        )
+    return settings
+
+
+def settings_or_last_good(
+    paths: Paths, environment: Mapping[str, str] = os.environ, last: Settings | None = None
+) -> tuple[Settings, str | None]:
+    """The settings; where they are wrong the last ones that were right, and what is the matter.
+
+    Those are `last`, else what the daemon kept. Where it kept none the defaults hold, with guards that
+    only advise: what nobody can read may forbid them more.
+    """
+    try:
+        return load_settings(paths, environment), None
+    except ConfigError as error:
+        problem = error.words
+    try:
+        last = last or Settings(**json.loads(paths.last_settings.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        guards = GuardSettings(oom="advise", hang="advise", upgrade="advise")
+        return Settings(guards=guards), f"{problem}; until they are mended the defaults hold"
+    return last, f"{problem}; until they are mended those of before hold"
+
+
+def check_settings(text: str, path: Path) -> None:
+    """Whether a text may be the settings file.
+
+    Raises:
+        ConfigError: it cannot be parsed, or holds what is not allowed; all problems at once.
+    """
+    try:
+        Settings(**_parsed(text, path))
+    except ValidationError as error:
+        problems = "\n".join(_described(_Sources({}, str(path)), error))
+        raise ConfigError("the settings would be wrong", cause=problems) from error
+
+
+def sources_of(paths: Paths, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Dotted name of every setting, with where its value comes from."""
+    sources = _sources(paths, _variables(environment))
+    in_file = _dotted(_read(paths.settings_file))
+    return {
+        name: ", ".join(dict.fromkeys(sources.of(key) for key in keys)) if keys else "default"
+        for name in _known()
+        for keys in [[key for key in [*sources.by_key, *in_file] if _is_within(key, name)]]
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Which variable sets each key; everything else comes from the file."""
+
+    by_key: Mapping[str, str]
+    file: str
+
+    def of(self, key: str) -> str:
+        found = (name for set_key, name in self.by_key.items() if _is_within(key, set_key))
+        return next(found, self.file)
+
+
+def _sources(paths: Paths, variables: Mapping[str, str]) -> _Sources:
+    return _Sources({_key(name): name for name in variables}, str(paths.settings_file))
+
+
+def _is_within(key: str, table: str) -> bool:
+    return key == table or key.startswith(f"{table}.")
+
+
+def _key(variable: str) -> str:
+    return variable.removeprefix(PREFIX).lower().replace("__", ".")
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are settings, or are meant to be."""
+    return {
+        name: text
+        for name, text in environment.items()
+        if name.startswith(PREFIX)
+        and not name.startswith(_TEST_PREFIX)
+        and (name.removeprefix(PREFIX) not in _ELSEWHERE or _key(name) in _known())
+    }
+
+
+def _from_variables(variables: Mapping[str, str]) -> dict[str, Any]:
+    """What pydantic-settings makes of variables: nested tables, JSON where a list is wanted.
+
+    Raises:
+        SettingsError: a value is no JSON where it must be.
+    """
+    source = EnvSettingsSource(Settings)
+    known = (name for name in variables if _is_known(name))
+    source.env_vars = {name.lower(): variables[name] for name in known}
+    return source()
+
+
+def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, key by key; `top` wins."""
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = _over(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _unreadable(variable: str, text: str) -> str | None:
+    try:
+        _from_variables({variable: text})
+    except SettingsError:
+        return f'{variable}: found {text!r}; allowed: JSON, such as ["/models"]'
+    return None
+
+
+def _is_known(variable: str) -> bool:
+    return _key(variable) in _known() or _key(variable).startswith("engines.")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"cannot read `{path}`", cause=error.strerror) from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(f"settings file is larger than {_MAX_FILE_BYTES} bytes: `{path}`")
+    try:
+        text = content.decode()
+    except ValueError as error:
+        raise _no_toml(path, error) from error
+    return _parsed(text, path)
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
+        raise _no_toml(path, error) from error
+
+
+def _no_toml(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"not valid TOML: `{path}`", cause=str(error), state="nothing was touched")
+
+
+def _unknown_variables(variables: Mapping[str, str]) -> list[str]:
+    names = [PREFIX + key.upper().replace(".", "__") for key in _known()]
+    problems = []
+    for variable in variables:
+        if _is_known(variable):
+            continue
+        nearest = nearest_name(variable, [*names, *(PREFIX + key for key in _ELSEWHERE)])
+        hint = f" (did you mean {nearest}?)" if nearest else ""
+        problems.append(f"environment: {variable}: no such setting{hint}")
+    return problems
+
+
+def _wrong_log_level(environment: Mapping[str, str]) -> list[str]:
+    variable = f"{PREFIX}LOG_LEVEL"
+    level = environment.get(variable, _LOG_LEVELS[1])
+    if level.lower() in _LOG_LEVELS:
+        return []
+    nearest = nearest_name(level.lower(), _LOG_LEVELS)
+    hint = f" (did you mean {nearest}?)" if nearest else ""
+    return [f"environment: {variable}: found {level!r}{hint}; allowed: {', '.join(_LOG_LEVELS)}"]
+
+
+def _described(sources: _Sources, error: ValidationError) -> list[str]:
+    found = (problem_of(Settings, "", dict(entry)) for entry in error.errors())
+    return [str(replace(one, source=sources.of(one.key))) for one in found]
+
+
+def _known() -> tuple[str, ...]:
+    """Dotted names of every setting; of `engines` only the table itself."""
+    names: list[str] = []
+    for name, field in Settings.model_fields.items():
+        table = table_in(field.annotation)
+        if table is None or typing.get_origin(field.annotation) is dict:
+            names.append(name)
+        else:
+            names.extend(f"{name}.{inner}" for inner in table.model_fields)
+    return tuple(names)
+
+
+def _dotted(data: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            names.extend(_dotted(value, f"{prefix}{key}."))
+        else:
+            names.append(f"{prefix}{key}")
+    return names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from benchmarks.simulator.cards import Card, Engine, Spec
 from benchmarks.simulator.text import N_POSITIONS, TEXT_SD
-from tunerd.core.sweep import Arm, Boot, Refused, Request, ServerDied
-from tunerd.core.workload import RequestClass, Workload
+from tunerd.profile.arm import Arm, Boot, Refused, Request, ServerDied
+from tunerd.profile.workload import RequestClass, Workload
 
 Array = NDArray[np.float64]
 
@@ -25,6 +25,10 @@ _TRUTH_STEPS = 200
 _STEPS_SIMULATED = 160
 _OVERHEAD_MS = 6.0
 _TILE = 1 / 96  # share of the experts that moves as one
+# What a recurrent model can go back to, in tokens: seen on real builds with the designed one.
+_CHECKPOINT_BEFORE_END = 4
+_IK_CHECKPOINT_EVERY = 2048
+_MAINLINE_CHECKPOINTS_APART = 8192
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,12 @@ class Noise:
     vram_mib: float = 30.0
     hang: float = 0.002
     crash: float = 0.004
+    tokens: float = (
+        0.013  # by which all texts of a night are longer or shorter than they were asked to be
+    )
 
 
-QUIET = Noise(0, 0, 0, 0, 0, 0, 0, 1.0, 0, 0, 0, 0)
+QUIET = Noise(0, 0, 0, 0, 0, 0, 0, 1.0, 0, 0, 0, 0, 0)
 
 
 @dataclass
@@ -55,7 +62,27 @@ class Life:
     arm: Arm
     factor: float
     jitter_mib: float
-    served_tokens: int = 0
+    checkpoints: tuple[int, ...] = ()
+
+    def reuse(self, request: Request) -> int:
+        """Tokens of the shared prefix that are found again; leaves what the next request may find.
+
+        All published models are recurrent: they go back to a checkpoint or begin anew. mainline makes one
+        a batch before the end of a prompt and one at its end, and drops what it had near them; ik makes one
+        at the end and one every 2048 tokens.
+        """
+        shared = request.cached_tokens
+        found = max((at for at in self.checkpoints if at <= shared), default=0)
+        kept = [at for at in self.checkpoints if at <= found]
+        end = shared + request.new_tokens - _CHECKPOINT_BEFORE_END
+        if self.arm.engine == "ik":
+            made = [*range(found + _IK_CHECKPOINT_EVERY, end, _IK_CHECKPOINT_EVERY), end]
+        else:
+            kept = [at for n, at in enumerate(kept)
+                    if not n or at - kept[n - 1] >= _MAINLINE_CHECKPOINTS_APART]  # fmt: skip
+            made = [max(found, end - self.arm.ubatch), end]
+        self.checkpoints = tuple(sorted({*kept, *(at for at in made if 0 < at <= shared)}))
+        return found
 
 
 @dataclass
@@ -118,7 +145,7 @@ class SimulatedBox:
             return Boot(False, self._now - begin, failure, None)
         factor = math.exp(float(self._rng.normal(0.0, self.noise.process)))
         self._life = Life(arm, factor, jitter)
-        return Boot(True, self._now - begin, "", int(max(free, 0.0)))
+        return Boot(True, self._now - begin, "", int(max(free, 0.0)), self.card.context)
 
     def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
         life = self._life
@@ -129,11 +156,12 @@ class SimulatedBox:
             if running.engine not in self.per_request or arm.n_max > running.n_max:
                 raise Refused
             running = running.with_draft(arm.n_max, arm.p_min)
+        longer = math.exp(self.noise.tokens * _normal(self.card.name, str(self.seed), "tokens"))
+        request = replace(request, new_tokens=round(request.new_tokens * longer))
         total = request.cached_tokens + request.new_tokens
         if total + request.n_predict > self.card.context:
-            raise Refused("the request exceeds the context")
-        warm = min(request.cached_tokens, life.served_tokens)
-        life.served_tokens = max(life.served_tokens, request.cached_tokens)
+            raise Refused("the request exceeds the context", total)
+        warm = life.reuse(request)
         share = min((total + request.n_predict) / self.card.context, 1.0)
         free = self.truth.free_mib(life.arm, share) + life.jitter_mib
         if free < -self.card.spills_mib:
@@ -192,10 +220,11 @@ class SimulatedBox:
         truth = self.truth
         depth = (request.cached_tokens + request.new_tokens + request.n_predict / 2) / 1000
         by_length = truth.step_ms(arm, life.arm, depth)
+        n_left = max(request.n_predict - 1, 1)  # the first token comes of the prompt
         if not arm.drafts:
-            return 0, 0, [], request.n_predict, float(by_length[0]) * request.n_predict
+            return 0, 0, [], n_left, float(by_length[0]) * n_left
         drafter = truth.spec(arm).drafter
-        n_steps = min(request.n_predict, _STEPS_SIMULATED)
+        n_steps = min(n_left, _STEPS_SIMULATED)
         tired = drafter.fatigue * min(request.n_predict, 2000) / 2000
         right, confidence = drafter.lengths(
             request.kind, TEXT_SD * text - tired, n_steps, self._rng
@@ -204,15 +233,15 @@ class SimulatedBox:
         drafted = np.minimum(drafted, arm.n_max)
         accepted = np.minimum(accepted, arm.n_max)
         tokens = np.cumsum(accepted + 1)
-        last = int(np.searchsorted(tokens, request.n_predict))
+        last = int(np.searchsorted(tokens, n_left))
         used = min(last + 1, n_steps)
-        scale = request.n_predict / float(tokens[used - 1])
+        scale = n_left / float(tokens[used - 1])
         steps = max(1, round(used * scale))
         positions = [
             round(float((accepted[:used] >= at).sum()) * scale) for at in range(1, arm.n_max + 1)
         ]
         time = float(by_length[drafted[:used]].sum()) * scale
-        n_accepted = max(request.n_predict - steps, 0)
+        n_accepted = max(n_left - steps, 0)
         return round(float(drafted[:used].sum()) * scale), n_accepted, positions, steps, time
 
 
@@ -351,7 +380,7 @@ class Truth:
         slower = one.concurrency**0.6 if one.concurrency > 1 else 1.0
         prompt = self.prompt_ms(arm, one.new_tokens, one.cached_tokens)
         if not arm.drafts:
-            decode = float(by_length[0]) * one.n_predict
+            decode = float(by_length[0]) * (one.n_predict - 1)
         else:
             tired = self.spec(arm).drafter.fatigue * min(one.n_predict, 2000) / 2000
             table = self._table(arm, one.kind, tired)
@@ -359,7 +388,7 @@ class Truth:
             time = (table.sum(axis=2) * by_length[limit]).sum(axis=1)
             accepted = (table.sum(axis=1) * limit).sum(axis=1)
             weights = np.exp(-(np.linspace(-1.8, 1.8, len(time)) ** 2) / 2)
-            decode = float(np.average(one.n_predict * time / (1 + accepted), weights=weights))
+            decode = float(np.average((one.n_predict - 1) * time / (1 + accepted), weights=weights))
         return (prompt + decode) * slower + _OVERHEAD_MS
 
     def acceptance(self, arm: Arm, kind: str, n_predict: int) -> float:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from benchmarks.simulator.box import Noise
-from tunerd.core.compare import Asked, BootFailed, LifeEnded, Side, Turn, Unusable
-from tunerd.core.workload import RequestClass, Workload
+from tunerd.measure.pairs import Asked, BootFailed, LifeEnded, Side, Turn, Unusable
+from tunerd.profile.workload import RequestClass, Workload
 
 CHAT = Workload(
     (

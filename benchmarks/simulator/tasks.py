@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.cards import CARDS, Card, redraw
-from tunerd.core.sweep import Arm, Family, Space
-from tunerd.core.workload import RequestClass, Workload
+from tunerd.profile.arm import Arm, Family, Space
+from tunerd.profile.workload import RequestClass, Workload
 
 AGENT = Workload(
     (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunerd.system.seams import Clock
+from tunerd.machine.clock import Clock
 
 
 class ClockContract:

@@ -15,9 +15,8 @@ from tests.support.fake_gpu import (
     rtx_4070_super,
     with_used,
 )
-from tunerd.core.host import Gpu, GpuProcess
-from tunerd.core.quantity import MiB
-from tunerd.system.seams import GpuReader, GpuReading
+from tunerd.machine.facts import Gpu, GpuProcess, GpuReader, GpuReading
+from tunerd.words import MiB
 
 
 class GpuWorld(Protocol):

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.service_manager import UNIT
-from tunerd.core.lease import LeaseSpec, candidate_unit
-from tunerd.core.service import UnitState
 from tunerd.errors import ServiceError
-from tunerd.system.seams import Clock, Lease, ServiceManager
+from tunerd.machine.clock import Clock
+from tunerd.units.manager import Lease, LeaseSpec, ServiceManager, UnitState, candidate_unit
 
 Take = Callable[[LeaseSpec], Lease]
 LONG_S = 300.0

@@ -47,6 +47,7 @@ class EngineUnderTest:
         has_spec_metrics: `/metrics` counts drafted tokens.
         forced_status: How the process ends at the second SIGTERM while a client is served.
         bad_json_status: What a body that is no JSON is answered with.
+        metrics_wake: Whether `/metrics` wakes it, and keeps it awake; None where it does not sleep.
     """
 
     argv: tuple[str, ...]
@@ -57,6 +58,7 @@ class EngineUnderTest:
     has_spec_metrics: bool = True
     forced_status: int = 1
     bad_json_status: int = 500
+    metrics_wake: bool | None = True
 
     def command(self, *more: str, model: Path | None = None) -> list[str]:
         return [
@@ -69,7 +71,7 @@ class EngineUnderTest:
 
 def prompt(n_tokens: int, *, first: int = 300) -> list[int]:
     """A prompt of exactly so many tokens; another `first` makes another prompt."""
-    return [first + index for index in range(n_tokens)]
+    return [300 + (first + index) % 200 for index in range(n_tokens)]
 
 
 def request(n_predict: int, tokens: list[int], **more: Any) -> dict[str, Any]:
@@ -393,11 +395,47 @@ class LlamaServerContract:
             accepted = grown["spec_decode_num_accepted_tokens_total"]
             assert accepted == timings["draft_n_accepted"]
 
+    def test_beyond_a_million_tokens_a_counter_has_six_digits(self, client: httpx.Client) -> None:
+        name = "prompt_tokens_cached_total"
+        if name not in counters(client.get("/metrics").text):
+            pytest.skip("a million tokens would have to be read")
+        tokens = [300 + index % 200 for index in range(4000)]
+        body = request(1, tokens, cache_prompt=True)
+        cached = 0
+        while cached < 1_010_000:
+            cached += client.post("/completion", json=body).json()["timings"]["cache_n"]
+
+        text = client.get("/metrics").text
+        (printed,) = re.findall(rf"^llamacpp:{name} (\S+)$", text, re.MULTILINE)
+        assert re.fullmatch(r"1\.0\d{,4}e\+06", printed)
+        assert float(printed) == pytest.approx(cached, abs=20_000)
+
     def test_metrics_have_to_be_asked_for(self, engine: EngineUnderTest, tmp_path: Path) -> None:
         with serving(engine.command(), tmp_path / "log") as server:
             answer = httpx.get(f"{server.url}/metrics")
 
         assert answer.status_code in {404, 501}
+
+    def test_a_server_that_sleeps_is_woken_by_some_questions_and_not_by_others(
+        self, engine: EngineUnderTest, tmp_path: Path
+    ) -> None:
+        if engine.metrics_wake is None:
+            pytest.skip("it has no such flag")
+        sleeper = engine.command("--metrics", "--sleep-idle-seconds", "2")
+        with (
+            serving(sleeper, tmp_path / "log") as server,
+            httpx.Client(base_url=server.url, timeout=60.0) as client,
+        ):
+
+            def is_asleep() -> bool:
+                return bool(client.get("/props").json()["is_sleeping"])
+
+            for path in ("/health", "/v1/models", "/metrics", "/slots"):
+                self._wait_until(is_asleep, "it never falls asleep")
+                assert client.get(path).status_code == 200
+                wakes = path == "/slots" or (path == "/metrics" and engine.metrics_wake)
+                assert is_asleep() is not wakes, path
+            assert client.post("/completion", json=request(4, prompt(20))).status_code == 200
 
     def test_without_mtp_nothing_is_drafted(self, engine: EngineUnderTest, tmp_path: Path) -> None:
         with serving(engine.command(), tmp_path / "log") as server:

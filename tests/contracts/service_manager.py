@@ -1,7 +1,8 @@
-"""What every service manager must do: systemd, tunerd's own supervisor, and the fake."""
+"""What every service manager must do: systemd, tunerd's own supervisor, and the fake; and systemd alone."""
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from abc import ABC, abstractmethod
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.core.service import UnitState
 from tunerd.errors import JobCanceled, ServiceError
-from tunerd.system.seams import Clock, ServiceManager
+from tunerd.machine.clock import Clock
+from tunerd.production.gate import PROPERTIES, restart_window_s
+from tunerd.units.manager import MAX_LINE_CHARS, ServiceManager, UnitState
 
 UNIT = "tunerd-contract.service"
 _PATIENCE_S = 20.0
@@ -383,6 +385,20 @@ class ServiceManagerContract:
         manager.start(UNIT)
         assert manager.state(UNIT).n_restarts == 0
 
+    @pytest.mark.parametrize(
+        ("limits", "window_s"),
+        [
+            ("StartLimitIntervalSec=900\nStartLimitBurst=9", 45.0),
+            ("StartLimitIntervalSec=0", math.inf),
+        ],
+    )
+    def test_for_how_long_it_starts_a_unit_again_is_told(
+        self, manager: ServiceManager, toy: str, limits: str, window_s: float
+    ) -> None:
+        self.put(manager, self.text(toy, unit=limits, service="Restart=on-failure\nRestartSec=5"))
+
+        assert restart_window_s(manager.properties(UNIT, *PROPERTIES)) == window_s
+
     def test_starting_by_hand_counts_towards_the_start_limit(
         self, manager: ServiceManager, toy: str
     ) -> None:
@@ -415,27 +431,6 @@ class ServiceManagerContract:
 
     # Unit files that change
 
-    def test_a_changed_file_counts_from_the_reload_on(
-        self, manager: ServiceManager, clock: Clock, toy: str
-    ) -> None:
-        path = self.put(manager, self.text(toy, "--print old"))
-        manager.start(UNIT)
-        assert not manager.state(UNIT).needs_reload
-        clock.sleep(0.05)  # file systems count time in ticks
-        path.write_text(self.text(toy, "--print new-and-longer"))
-
-        assert manager.state(UNIT).needs_reload
-        manager.restart(UNIT)
-        invocation_id = manager.state(UNIT).invocation_id
-        assert "old" in self.eventually_logs(manager, clock, "old", invocation_id)
-
-        manager.reload()
-        assert not manager.state(UNIT).needs_reload
-        manager.restart(UNIT)
-        invocation_id = manager.state(UNIT).invocation_id
-        lines = self.eventually_logs(manager, clock, "new-and-longer", invocation_id)
-        assert "old" not in lines
-
     def test_a_removed_file_leaves_the_process_running(
         self, manager: ServiceManager, toy: str
     ) -> None:
@@ -456,12 +451,9 @@ class ServiceManagerContract:
         manager.stop(UNIT)
         assert not manager.state(UNIT).is_active
 
-    @pytest.mark.parametrize(
-        ("broken", "load_state"),
-        [("[Service]\nType=exec\n", "bad-setting"), ("[Service\n", "error"), ("", "masked")],
-    )
+    @pytest.mark.parametrize("broken", ["[Service]\nType=exec\n", "[Service\n", ""])
     def test_a_broken_file_leaves_the_process_running_and_is_not_restarted(
-        self, manager: ServiceManager, toy: str, broken: str, load_state: str
+        self, manager: ServiceManager, toy: str, broken: str
     ) -> None:
         path = self.put(manager, self.text(toy))
         manager.start(UNIT)
@@ -471,7 +463,7 @@ class ServiceManagerContract:
         manager.reload()
 
         state = manager.state(UNIT)
-        assert state.load_state == load_state
+        assert state.load_state != "loaded"
         assert state.is_active
         with pytest.raises(ServiceError):
             manager.restart(UNIT)
@@ -525,14 +517,6 @@ class ServiceManagerContract:
     @pytest.mark.parametrize(
         "change",
         [
-            ("Type=exec", "Tipe=exec"),
-            ("Type=exec", "Type=fast"),
-            ("Type=exec", "Restart=sometimes"),
-            ("Type=exec", "TimeoutStopSec=soon"),
-            ("Type=exec", "LimitNOFILE=many"),
-            ("Type=exec", "UMask=99"),
-            ("Type=exec", "Environment=1A=b"),
-            ("[Unit]", "[Unyt]"),
             ("[Service]", "[Service"),
             ("[Service]\n", ""),
             ("ExecStart=", "ExecStart=relative/"),
@@ -559,8 +543,61 @@ class ServiceManagerContract:
     ) -> None:
         self.put(manager, self.text(toy))
 
-        assert manager.verify(UNIT, self.text(toy).replace("Type=exec", "Tipe=exec"))
+        assert manager.verify(UNIT, self.text("/nonexistent"))
         assert manager.state(UNIT).load_state == "loaded"
+
+    # Who ended it
+
+    @pytest.mark.parametrize("words", ["Stopping server...", "Stopping"])
+    def test_a_stop_is_what_the_manager_was_asked_for_and_not_what_a_program_prints(
+        self, manager: ServiceManager, clock: Clock, toy: str, words: str
+    ) -> None:
+        self.put(
+            manager, self.text(toy, f"--print '{words}' --end-after 0.5", install=self.install)
+        )
+        manager.enable(UNIT)  # what the manager has no reason to know is forgotten once it is down
+        manager.start(UNIT)
+        prints = manager.state(UNIT).invocation_id or ""
+        self.eventually(manager, clock, _is_down)
+        clock.sleep(0.3)
+        assert not manager.was_stopped(UNIT, prints)
+
+        self.put(manager, self.text(toy, install=self.install))
+        manager.start(UNIT)
+        stopped = manager.state(UNIT).invocation_id or ""
+        assert not manager.was_stopped(UNIT, stopped)
+        manager.stop(UNIT)
+
+        deadline_s = clock.monotonic_s() + _PATIENCE_S
+        while not manager.was_stopped(UNIT, stopped):
+            assert clock.monotonic_s() < deadline_s
+            clock.sleep(_POLL_S)
+        assert not manager.was_stopped(UNIT, prints)
+        assert manager.state(UNIT).invocation_id == stopped
+
+    # Units without a file of ours
+
+    def test_a_command_is_a_unit_and_its_name_is_free_again_when_it_has_ended(
+        self, manager: ServiceManager, clock: Clock, toy: str
+    ) -> None:
+        described = [("Description", "one of tunerd's own"), ("Restart", "no")]
+        for said in ("first-own", "second $HOME %n"):
+            manager.run_transient(UNIT, [toy, "--print", said], described, environment={"A": "b c"})
+            state = manager.state(UNIT)
+            assert state.is_active
+            self.eventually_logs(manager, clock, said, state.invocation_id)
+            manager.stop(UNIT)
+            self.eventually(manager, clock, _is_down)
+
+    def test_a_command_that_failed_is_known_until_that_is_reset(
+        self, manager: ServiceManager, clock: Clock, toy: str
+    ) -> None:
+        argv = [toy, "--end-after", "0.2", "--status", "3"]
+        for _ in range(2):
+            manager.reset_failed(UNIT)
+            manager.run_transient(UNIT, argv, [("Restart", "no")])
+            failed = self.eventually(manager, clock, lambda state: state.has_failed)
+            assert failed.result == "exit-code"
 
     # The log
 
@@ -626,6 +663,19 @@ class ServiceManagerContract:
         assert "only-line" in all_lines
         assert last == all_lines[-1:]
 
+    def test_no_line_of_the_log_is_longer_than_is_looked_at(
+        self, manager: ServiceManager, clock: Clock, toy: str
+    ) -> None:
+        began_s = clock.now_s()
+        self.put(manager, self.text(toy, f"--print {'x' * 3000}"))
+        manager.start(UNIT)
+        shown = "x" * MAX_LINE_CHARS
+
+        self.eventually_logs(manager, clock, shown, manager.state(UNIT).invocation_id)
+
+        assert shown in manager.log(UNIT)
+        assert shown in manager.log_since(UNIT, began_s - 60, max_lines=100).lines
+
     # The rest
 
     def test_properties_that_are_not_known_are_left_out(
@@ -648,6 +698,42 @@ class ServiceManagerContract:
 
     def _pause(self) -> None:
         """A moment of real time; the fake needs none."""
+
+
+class SystemdContract(ServiceManagerContract):
+    """What only systemd does, and its fake: it keeps what it has read until the next reload."""
+
+    def test_a_changed_file_counts_from_the_reload_on(
+        self, manager: ServiceManager, clock: Clock, toy: str
+    ) -> None:
+        path = self.put(manager, self.text(toy, "--print old"))
+        manager.start(UNIT)
+        assert not manager.state(UNIT).needs_reload
+        clock.sleep(0.05)  # file systems count time in ticks
+        path.write_text(self.text(toy, "--print new-and-longer"))
+
+        assert manager.state(UNIT).needs_reload
+        manager.restart(UNIT)
+        invocation_id = manager.state(UNIT).invocation_id
+        assert "old" in self.eventually_logs(manager, clock, "old", invocation_id)
+
+        manager.reload()
+        assert not manager.state(UNIT).needs_reload
+        manager.restart(UNIT)
+        invocation_id = manager.state(UNIT).invocation_id
+        lines = self.eventually_logs(manager, clock, "new-and-longer", invocation_id)
+        assert "old" not in lines
+
+    @pytest.mark.parametrize(
+        ("broken", "load_state"),
+        [("[Service]\nType=exec\n", "bad-setting"), ("[Service\n", "error"), ("", "masked")],
+    )
+    def test_it_says_what_is_wrong_with_a_file(
+        self, manager: ServiceManager, broken: str, load_state: str
+    ) -> None:
+        self.put(manager, broken)
+
+        assert manager.state(UNIT).load_state == load_state
 
 
 class SlowJobsContract(ServiceManagerContract, ABC):

@@ -19,8 +19,7 @@ from tests.support import needs, roots, run_folder
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tests.support.roots import Tunerd
-from tunerd.core.designed import SHAPES, design
-from tunerd.system import designed_file
+from tunerd.tryout.designed import SHAPES, design, write
 
 # Tests in this folder run inside a machine, by `Machine.pytest`.
 collect_ignore_glob = [] if os.environ.get("TUNERD_TEST_INSIDE") else ["inside/*"]
@@ -102,7 +101,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with `tiny.gguf`, a designed model; machines see it as /srv/models."""
     folder = tmp_path_factory.mktemp("models")
     folder.chmod(0o755)
-    written = designed_file.write(design(SHAPES["tiny"]), folder / "tiny.gguf")
+    written = write(design(SHAPES["tiny"]), folder / "tiny.gguf")
     written.path.chmod(0o644)
     return folder
 

@@ -98,7 +98,7 @@ def test_a_job_outlives_the_daemon_and_the_socket_starts_it_again(machine: Machi
         f"curl --silent --unix-socket {SOCKET} -H 'X-Tunerd: 1' -H 'Content-Type: application/json'"
     )
     began = machine.run(
-        *("sh", "-c", f"""{ask} -d '{{"profile":"plain","set":{{"serving.ctx_size":512}}}}' http://localhost/api/apply"""),
+        *("sh", "-c", f"""{ask} -d '{{"profile":"plain","set":["serving.ctx_size=512"]}}' http://localhost/api/apply"""),
         user="alice",
     )  # fmt: skip
     number = json.loads(began.stdout)["job"]["job"]
@@ -119,6 +119,44 @@ def test_a_job_outlives_the_daemon_and_the_socket_starts_it_again(machine: Machi
         machine.run("sh", "-c", f"{ask} http://localhost/api/jobs", user="alice").stdout
     )
     assert [one["asked_by"] for one in jobs["jobs"]] == ["alice"]
+
+
+# What whoever took the web part over would try.
+_ASK = """
+import json, socket, sys
+with socket.socket(socket.AF_UNIX) as channel:
+    channel.connect("/run/tunerd/daemon.sock")
+    channel.sendall(sys.argv[1].encode() + b"\\n")
+    print(channel.makefile().readline())
+"""
+
+
+def test_what_speaks_http_has_an_account_that_may_only_ask(machine: Machine) -> None:
+    curl = ["curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}"]
+    socket = ("--unix-socket", SOCKET, "http://localhost/api/status")
+    assert machine.run(*curl, *socket, user="alice").stdout == "200"
+
+    pid = machine.show("tunerd-web", "MainPID")
+    assert machine.run("stat", "--format=%U", f"/proc/{pid}").stdout.strip() == "tunerd-web"
+    look = machine.run("stat", "--format=%F %a %U", "/run/tunerd/daemon.sock").stdout.strip()
+    assert look == "socket 600 tunerd-web"
+    seen = machine.sh(f"nsenter --target {pid} --mount ls /var/lib/tunerd /etc/tunerd").stdout
+    assert seen == "/etc/tunerd:\n\n/var/lib/tunerd:\n", "nothing of tunerd's is there for it"
+    asked = {"uid": 0, "argv": ["apply", "plain", "--set=model.path=evil", "--yes"]}
+    words = ("/opt/tunerd/bin/python", "-S", "-E", "-c", _ASK, json.dumps(asked))
+    for user in ("alice", "bob"):
+        assert "PermissionError" in machine.run(*words, user=user, check=False).stderr
+    assert not machine.run(*words, check=False).stdout.strip(), "root is not heard there either"
+    said = machine.run(*words, user="tunerd-web").stdout
+    assert "may not be set without root" in json.loads(said)[0]["error"]["message"]
+
+    machine.kill(pid)
+    until(machine, f"curl --silent --fail --output /dev/null {' '.join(socket)}")
+    page = "http://127.0.0.1:8765/"
+    machine.write("/etc/tunerd/tunerd.toml", f'{SETTINGS}[page]\nlisten = "127.0.0.1:8765"\n')
+    until(machine, f"curl --silent --output /dev/null {page}")
+    for who, code in (("alice", "200"), ("bob", "403"), ("root", "403")):
+        assert machine.run(*curl, page, user=who).stdout == code, who
 
 
 def until(machine: Machine, condition: str) -> None:
@@ -215,3 +253,36 @@ def test_no_member_has_a_program_run_a_file_read_or_an_address_asked(machine: Ma
     assert not machine.exists("/tmp/evil-ran")  # noqa: S108 -- in a machine of the test
     assert is_serving(machine)
     assert json.loads(machine.run("tunerd", "verify", "--json").stdout)["as_deployed"]
+
+
+def test_a_member_does_not_become_root_by_going_back_to_a_unit_that_people_wrote(
+    machine: Machine,
+) -> None:
+    program, unit = "/home/alice/llama.cpp/llama-server", "/etc/systemd/system/llama-server.service"
+    real = "/opt/tunerd/bin/tunerd-llama-server"
+    machine.run("mkdir", "-p", "/home/alice/llama.cpp", user="alice")
+    machine.write(program, f'#!/bin/sh\nexec {real} "$@"\n', mode=0o755, owner="alice")
+    words = "--model /srv/models/tiny.gguf --host 127.0.0.1 --port 8080 --alias old"
+    machine.write(
+        unit, f"[Service]\nExecStart={program} {words}\n[Install]\nWantedBy=multi-user.target\n"
+    )
+    machine.systemctl("daemon-reload")
+    machine.systemctl("enable", "--now", "llama-server")
+    settings = machine.read("/etc/tunerd/tunerd.toml")
+    machine.write(
+        "/etc/tunerd/tunerd.toml", settings.replace("[service]", '[service]\nuser = "llama-server"')
+    )
+    machine.run("tunerd", "apply", "plain", "--yes", "--no-probation", limit_s=180)
+    machine.write(program, f'{EVIL}exec {real} "$@"\n', mode=0o755, owner="alice")
+    (backup,) = [name for name in machine.files("/etc/systemd/system") if ".pre-" in name]
+
+    for more in ((), ("--to", backup), ("--to", "llama-server.service.bak")):
+        machine.run("cp", f"/etc/systemd/system/{backup}", f"{unit}.bak")
+        said = machine.run("tunerd", "rollback", "--yes", *more, user="alice", check=False)
+        assert said.returncode in {1, 2}, said.stdout
+        assert "root must do this" in said.stderr or "no such backup" in said.stderr
+
+    assert not machine.exists("/tmp/evil-ran")  # noqa: S108 -- in a machine of the test
+    assert is_serving(machine)
+    assert "as generation 2" in machine.run("tunerd", "rollback", "--yes", limit_s=180).stdout
+    assert machine.exists("/tmp/evil-ran")  # noqa: S108 -- root did it, and may

@@ -13,7 +13,7 @@ import pytest
 from tests.fault.lossy import LAYOUTS, Layout, Story
 from tests.fault.scenarios import SCENARIOS, Scenario
 from tests.fault.world import in_memory
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
 
 TRIES_ALL = os.environ.get("TUNERD_TEST_FAULTS") == "all"
 MOST = 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -90,3 +91,28 @@ def test_the_server_does_not_notice_what_becomes_of_the_daemon(box: Box) -> None
     machine.boot()
     machine.sh("until curl -sf http://127.0.0.1:8080/health; do sleep 0.1; done", limit_s=30)
     assert box.systemctl("is-active", "tunerd", check=False) == "inactive"
+
+
+def test_wrong_settings_do_not_keep_production_down_after_a_swap_that_was_cut_short(
+    box: Box,
+) -> None:
+    machine, user = box.machine, box.user
+    machine.run("tunerd", "apply", "cpu-embedded-baseline", *APPLY, user=user)
+    box.systemctl("stop", "tunerd.socket", "tunerd.service")
+    machine.start("tunerd", "apply", "cpu-embedded", *APPLY, user=user)
+    machine.sh(f"until [ -e {box.record} ]; do sleep 0.01; done", limit_s=60)
+    machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
+    box.systemctl("stop", "llama-server.service")
+    folder = f"/home/{user}/.config" if user else "/etc"
+    settings = f"{folder}/tunerd/tunerd.toml"
+    machine.sh(f"mkdir -p {folder}/tunerd; echo 'drain_s = \"oops' >> {settings}", user=user)
+
+    box.systemctl("start", "tunerd.service")
+    assert not machine.exists(box.record)
+    assert box.is_serving()
+    said = json.loads(machine.run("tunerd", "status", "--json", user=user).stdout)["messages"]
+    assert "those of before hold" in next(m["text"] for m in said if m["code"] == "settings")
+    machine.sh(f"sed -i '$d' {settings}", user=user)
+    journal = f"journalctl {'--user ' if user else ''}--unit=tunerd --grep=settings-mended"
+    machine.sh(f"until {journal}; do sleep 0.2; done", user=user, limit_s=30)
+    assert box.show("tunerd.service", "NRestarts") == "0"

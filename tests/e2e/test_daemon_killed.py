@@ -33,7 +33,9 @@ def victim(machine: Machine) -> Iterator[DaemonVictim]:
     """The daemon as it is shipped, which has told nothing yet."""
     made = DaemonVictim(machine)
     yield made
-    machine.systemctl("disable", "--now", "tunerd.socket", DAEMON, check=False)
+    machine.systemctl(
+        "disable", "--now", "tunerd.socket", "tunerd-daemon.socket", DAEMON, check=False
+    )
     machine.sh(f"rm -rf {STATE}/telemetry.db* {STATE}/notices")
 
 
@@ -68,7 +70,7 @@ def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect
     victim.box.stand_ins(eng={"dialect": "ik-now"})
 
     def refused() -> bool:
-        look = "journalctl --quiet --output=cat --boot --unit='tunerd-notify@*' || true"
+        look = "journalctl --quiet --output=cat --boot --unit='tunerd-notify-*' || true"
         said = machine.sh(look).stdout  # the pattern may match nothing yet
         return "refused" in said and "again in" in said
 

@@ -14,10 +14,10 @@ import pytest
 
 from tests.support import needs
 from tests.support.deployment import MODEL, UNIT, Deployment, profile
+from tests.support.designed import read_truth
 from tests.support.machine import Machine
 from tests.support.overlay import Root
-from tunerd.core.designed import vocabulary
-from tunerd.system.designed_file import read_truth
+from tunerd.tryout.designed import vocabulary
 
 pytestmark = pytest.mark.xdist_group("deploy")  # one machine for all
 

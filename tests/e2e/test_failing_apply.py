@@ -7,13 +7,14 @@ it left nothing behind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, Said, UnitFile, profile
+from tests.support.deployment import UNIT, Deployment, Said, UnitFile, place_daemon, profile
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 
@@ -63,6 +64,7 @@ CASES = [
         "old-engine", "model not supported", "wrong number of", {"fail": "too-old-for-model"}
     ),
     Case("hang-in-load", "hang", "no sign of progress", {"load_never_ends": True}),
+    Case("drips", "hang", "no sign of progress", {"drips": True}),
     Case("hang-at-first-generation", "hang", "no answer within", {"reply": "hang"}),
     Case("html-instead-of-an-answer", "garbage", "valid JSON", {"reply": "html"}),
     Case("cut-short-answer", "garbage", "", {"reply": "truncated"}),
@@ -90,6 +92,7 @@ CASES = [
         "loading model",
         {"fail": "too-old-for-model", "loses_last_words": True},
     ),
+    Case("says-it-was-stopped-and-ends-well", "unknown", "", {"fail": "says-stopping"}),
     Case(
         "hangs-and-ignores-sigterm",
         "hang",
@@ -174,6 +177,25 @@ def test_after_any_failure_the_old_server_is_back(
     assert_as_before(tunerd, before)
 
 
+def test_who_stops_the_server_in_the_middle_finds_it_stopped(
+    tunerd: Deployment, before: Before
+) -> None:
+    tunerd.behave("bad", load_never_ends=True)
+    call = tunerd.start("apply", "bad", "--yes", env={"TUNERD_SERVICE__STALL_S": "30"})
+    assert call.stderr is not None
+    while b"waiting for the model" not in call.stderr.readline():
+        assert call.poll() is None
+
+    tunerd.systemctl("stop", UNIT)
+    _, err = call.communicate(timeout=60)
+
+    assert call.returncode == 3, err
+    assert "as somebody asked meanwhile" in err.decode()
+    assert tunerd.unit() == before.unit
+    assert tunerd.show("ActiveState") == "inactive"
+    tunerd.systemctl("start", UNIT)
+
+
 def meanwhile(tunerd: Deployment, words: tuple[str, ...], action: Callable[[], object]) -> Said:
     """Call tunerd, and do something after it has planned and before it swaps: while it drains."""
     with tunerd.stream() as stream:
@@ -223,6 +245,95 @@ def test_a_port_that_was_taken_after_the_plan(tunerd: Deployment, before: Before
     assert said.code == 3, str(said)
     assert "port taken" in said.err, str(said)
     assert "listens on port 8099 already" in refused.err, refused
+    assert_as_before(tunerd, before)
+
+
+# Takes what address it gets, answers like a server that is ready, and notes what it was asked.
+STRANGER = """
+import socket, sys, time
+host, port, for_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+print("runs", flush=True)
+while True:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()
+        break
+    except OSError:
+        listener.close()
+print("listens", flush=True)
+end_s = time.monotonic() + for_s
+listener.settimeout(0.2)
+while time.monotonic() < end_s:
+    try:
+        client = listener.accept()[0]
+    except TimeoutError:
+        continue
+    client.settimeout(1.0)
+    print(client.recv(65536), flush=True)
+    client.sendall(b'HTTP/1.1 200 OK\\r\\nContent-Length: 15\\r\\n\\r\\n{"status":"ok"}')
+    client.close()
+"""
+
+
+@contextmanager
+def stranger(tunerd: Deployment, host: str, for_s: float) -> Iterator[Callable[[], str]]:
+    """An account that may do nothing, listening there as soon as it can; and what it has noted."""
+    machine = tunerd.machine
+    noted = "/home/bob/noted"
+    machine.write("/srv/stranger.py", STRANGER)
+    machine.write("/etc/tunerd/key", "sk-secret\n", mode=0o600)
+    machine.write("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")
+    machine.sh(f"exec python3 /srv/stranger.py {host} 8080 {for_s} > {noted} 2>&1 &", user="bob")
+    machine.sh(f"until [ -s {noted} ]; do sleep 0.02; done")
+    try:
+        yield lambda: machine.read(noted)
+    finally:
+        machine.run("pkill", "--full", "[s]tranger.py", check=False)
+
+
+KEYED = ("--set", "serving.api_key_file=/etc/tunerd/key")
+
+
+def test_a_stranger_on_another_address_of_its_name_is_not_taken_for_a_server_that_binds_none(
+    tunerd: Deployment, before: Before
+) -> None:
+    tunerd.behave("bad", never_binds=True)
+
+    with stranger(tunerd, "::1", 300.0) as noted:
+        said = tunerd.apply("bad", "--set", "serving.host=localhost", *KEYED, expect=3)
+        assert noted() == "runs\nlistens\n", "it was not asked at all"
+
+    assert said["error"]["code"] == "rolled_back"
+    assert_as_before(tunerd, before)
+
+
+def test_a_stranger_who_takes_the_port_in_the_gap_of_a_restart_is_told_no_key(
+    tunerd: Deployment, before: Before
+) -> None:
+    tunerd.behave("bad")
+
+    with stranger(tunerd, "127.0.0.1", 300.0) as noted:
+        tunerd.apply("bad", *KEYED, expect=4)  # neither server gets the port
+        assert noted() == "runs\nlistens\n", "it was not asked at all"
+    tunerd("recover")
+
+    assert_as_before(tunerd, before)
+
+
+def test_recovery_of_a_swap_that_was_killed_ends_though_its_server_drips(
+    tunerd: Deployment, before: Before
+) -> None:
+    tunerd.behave("bad", drips=True)
+    machine = tunerd.machine
+    tunerd.start("apply", "bad", "--yes")
+    machine.sh(f"until grep -q /srv/bad {tunerd.units}/{UNIT}; do sleep 0.02; done", limit_s=60)
+    machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
+    assert tunerd.journal_files() != [], "killed in the middle of the swap"
+
+    tunerd("recover", limit_s=60)
+
     assert_as_before(tunerd, before)
 
 
@@ -307,14 +418,14 @@ def test_a_server_that_dies_in_its_first_minutes_is_taken_back_by_what_watches_i
 ) -> None:
     tunerd.behave("bad")
     machine = tunerd.machine
+    place_daemon(machine)
+    tunerd.systemctl("start", "tunerd.service")
 
     generation = tunerd.apply("bad")["generation"]
 
-    watch = f"tunerd-probation-{generation}.service"
     assert tunerd.alias() == "new"
-    assert tunerd.show("ActiveState", watch) == "active"
     seen = f"{tunerd.state}/probation/{generation}.json"
-    machine.sh(f"until grep -q running {seen}; do sleep 0.2; done", limit_s=60)
+    machine.sh(f'until grep -q \'"boot_id": "\' {seen}; do sleep 0.2; done', limit_s=60)
     machine.sh(f"kill -KILL {tunerd.json('status')['pid']}")
     machine.sh(f"until grep -q 'taken back' {seen}; do sleep 0.2; done", limit_s=120)
     watched = tunerd.json("probation", "show")["probations"][0]
@@ -325,3 +436,4 @@ def test_a_server_that_dies_in_its_first_minutes_is_taken_back_by_what_watches_i
     assert "/srv/bad/" not in tunerd.processes()
     assert tunerd.json("history")["generations"][0]["reason"] == "guard"
     assert tunerd.json("verify")["as_deployed"] is True
+    tunerd.systemctl("stop", "tunerd.service")

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, profile
+from tests.support.deployment import UNIT, Deployment, place_daemon, profile
 from tests.support.machine import Machine
 from tests.support.places import Place, places
-from tests.support.roots import PREFIX, SOURCES_INSIDE
 from tests.support.stand_in import RTX_4070_SUPER
 
 pytestmark = [pytest.mark.xdist_group("guards"), pytest.mark.timeout(600)]  # one machine for all
@@ -60,13 +59,7 @@ def box(machine: Machine, place: Place) -> Iterator[Deployment]:
         machine, user=place.user, settings=SETTINGS, profiles=PROFILES, stop_timeout_s=2
     )
     made.stand_ins(eng={"device": RTX_4070_SUPER, "tg_tok_s": 50.0})
-    if place.user is None:
-        machine.run("cp", SOURCES_INSIDE / "units/tunerd.service", "/etc/systemd/system/")
-    else:
-        text = machine.read(SOURCES_INSIDE / "units/tunerd-user.service.in")
-        program = str(PREFIX / "bin/tunerd")
-        machine.write("/etc/systemd/user/tunerd.service", text.replace("@TUNERD@", program))
-    made.systemctl("daemon-reload")
+    place_daemon(machine, user=place.user)
     yield made
     made.systemctl("stop", "tunerd.service", check=False)
     made.systemctl("stop", UNIT, check=False)

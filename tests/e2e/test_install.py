@@ -12,6 +12,7 @@ from tests.support.roots import OFFLINE_PIP, SOURCES_INSIDE, Tunerd, host_root
 
 INSTALL = SOURCES_INSIDE / "install.sh"
 SETTINGS = "/etc/tunerd/tunerd.toml"
+PROFILE = 'extends = "cpu-embedded-baseline"\nmodel.path = "/srv/models/tiny.gguf"\n'
 # Kept on a machine for other reasons, and changing all the time.
 NOT_LOOKED_AT = (
     "-path /proc -o -path /sys -o -path /dev -o -path /run -o -path /var/log -o -path /tmp"
@@ -67,6 +68,48 @@ def test_installing_again_changes_nothing_of_the_users(installed_machine: Machin
     assert installed_machine.read(SETTINGS) == "[backups]\nkeep = 7\n"
     assert files_of(installed_machine, "/opt/tunerd", "/var/lib/tunerd") == before
     assert installed_machine.systemctl("is-active", "tunerd.service") == "active"
+
+
+def test_an_upgrade_ends_what_measures_and_watches_before_anything_is_replaced(
+    installed_machine: Machine,
+) -> None:
+    machine = installed_machine
+    machine.write(SETTINGS, '[service]\nsettle_s = 0.3\n[models]\ndirs = ["/srv/models"]\n')
+    machine.write("/etc/tunerd/profiles/plain.toml", PROFILE)
+    machine.run("tunerd", "apply", "plain", "--yes", limit_s=180)
+    machine.run("tunerd", "apply", "plain", "--set", "serving.ctx_size=512", "--yes", limit_s=180)
+    words = ("compare", "--set", "serving.n_batch=256", "--budget", "10m", "--yes")
+    compare = machine.start("tunerd", *words)
+    machine.sh("until systemctl is-active -q 'tunerd-candidate-*'; do sleep 0.2; done", limit_s=120)
+    old = "/run/systemd/system/tunerd-guard-check.service"  # as earlier versions left it
+    machine.write(old, "[Service]\nExecStart=/bin/true\n")
+
+    said = install(machine).stdout
+
+    for unit in ("tunerd.service", "tunerd-lease-"):
+        assert said.index(f"stopping {unit}") < said.index("installing Python packages"), said
+    going_on = "until grep -q running /var/lib/tunerd/probation/2.json; do sleep 0.2; done"
+    machine.sh(going_on, limit_s=60)
+    compare.communicate(timeout=30)
+    assert compare.returncode not in {0, None}
+    machine.sh("curl --silent --fail http://127.0.0.1:8080/health")
+    assert machine.systemctl("is-active", "llama-server") == "active"
+    assert machine.systemctl("is-active", "tunerd.service") == "active"
+    assert not machine.exists(old)
+
+
+def test_an_upgrade_waits_for_a_change_and_one_that_fails_leaves_the_daemon_running(
+    installed_machine: Machine,
+) -> None:
+    installed_machine.start("flock", "/var/lib/tunerd/lock", "sleep", "5")
+    installed_machine.sh("while flock -n /var/lib/tunerd/lock true; do sleep 0.1; done")
+
+    failed = installed_machine.run(INSTALL, env={"PIP_NO_INDEX": "1"}, check=False)
+
+    assert failed.returncode != 0
+    assert "a change is under way; waiting for its end" in failed.stdout
+    assert installed_machine.systemctl("is-active", "tunerd.service") == "active"
+    assert installed_machine.run("tunerd", "status").returncode == 0
 
 
 def test_tunerd_is_up_after_a_boot(installed_machine: Machine) -> None:
@@ -126,17 +169,25 @@ def test_uninstalling_keeps_the_server_its_backups_and_history(installed_machine
     install(installed_machine, "--uninstall")
 
 
-def test_uninstalling_ends_what_watches_a_new_server(installed_machine: Machine) -> None:
+def test_uninstalling_ends_what_takes_a_new_server_back(installed_machine: Machine) -> None:
     """It could only fail without the program that it runs."""
-    watch = "/run/systemd/system/tunerd-probation-7.service"
-    installed_machine.write(watch, "[Service]\nExecStart=/bin/sleep infinity\n")
-    installed_machine.systemctl("daemon-reload")
-    installed_machine.systemctl("start", "tunerd-probation-7")
+    watch = "tunerd-probation-7.service"
+    installed_machine.run("systemd-run", f"--unit={watch}", "sleep", "infinity")
 
     install(installed_machine, "--uninstall")
 
-    assert installed_machine.show("tunerd-probation-7", "ActiveState") == "inactive"
-    assert not installed_machine.exists(watch)
+    assert installed_machine.show(watch, "ActiveState") == "inactive"
+
+
+def test_uninstalling_shows_no_names_of_others_as_they_are(installed_machine: Machine) -> None:
+    folder = "/home/bob/.config/systemd/user"
+    script = f"mkdir -p {folder}; echo 'ExecStart=/opt/tunerd/bin/x' > {folder}/$(printf 'a\\033]0;b').service"
+    installed_machine.sh(script, user="bob")
+
+    said = install(installed_machine, "--uninstall").stdout
+
+    assert f"{folder}/a?]0;b.service" in said
+    assert "\033" not in said
 
 
 def test_uninstalling_keeps_the_engine_that_serves(installed_machine: Machine) -> None:
@@ -254,6 +305,13 @@ def test_an_embedded_engine_that_cannot_start_is_told_before_anything_is_downloa
 
 def test_the_try_out_does_the_main_job_and_stays_in_its_folder(bare_machine: Machine) -> None:
     before = files_of(bare_machine)
+    # One that was killed left its number, which is somebody else's by now.
+    bare_machine.start("sleep", "1234", user="bob")
+    bare_machine.sh("until pgrep -u bob -x sleep; do sleep 0.1; done")
+    bare_machine.sh(
+        "cd /home/bob && mkdir -p 'try out/run' && touch 'try out/.made-by-tunerd-try' && "
+        "pgrep -u bob -x sleep >'try out/run/supervise.pid' && chown -R bob: 'try out'"
+    )
 
     said = install(bare_machine, "--try", "/home/bob/try out", user="bob").stdout
 
@@ -261,4 +319,5 @@ def test_the_try_out_does_the_main_job_and_stays_in_its_folder(bare_machine: Mac
         assert f"$ tunerd {step}" in said
     assert said.count("tok/s") >= 3
     assert files_of(bare_machine, "/home/bob/try out") == before
-    assert bare_machine.run("pgrep", "-u", "bob", check=False).stdout == "", "all of it has ended"
+    left = bare_machine.run("pgrep", "-u", "bob", "--list-full", check=False).stdout.splitlines()
+    assert [line.split()[1:] for line in left] == [["sleep", "1234"]], "all of its own has ended"

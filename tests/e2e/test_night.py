@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.deployment import place_daemon
 from tests.support.machine import Machine
 from tests.support.night import SWEEP, Night
 from tests.support.places import PLACES, Place, places
@@ -17,6 +18,8 @@ def test_a_night_finds_deploys_watches_and_takes_back_what_does_worse_in_service
 ) -> None:
     machine: Machine = request.getfixturevalue(f"{place.root}_machine")
     night = Night(machine, user=place.user, sweep='promote = "auto"\nbudget_s = 60.0')
+    place_daemon(machine, user=place.user)
+    night.box.systemctl("start", "tunerd.service")
     night.box.systemctl("start", SWEEP)
     night.until(lambda: night.starts() >= 2, "two candidates")
     night.until(lambda: night.state() in {"inactive", "failed"}, "the night is over")

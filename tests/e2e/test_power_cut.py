@@ -11,8 +11,16 @@ import pytest
 
 from tests.e2e.conftest import Machines
 from tests.fault.victim import Victim
+from tests.support.deployment import Deployment, profile
 from tests.support.overlay import Root
 
+WATCHED = """
+[engines.eng]
+path = "/srv/eng/llama-server"
+allow_writable = true
+[probation]
+enabled = true
+"""
 CUTS = 4
 SEED = 20261122
 
@@ -30,3 +38,35 @@ def test_after_a_power_cut_in_a_swap_production_serves_and_the_daemon_mends_the_
         victim.boot()
         victim.wait_for_the_daemon()
         victim.check()
+
+
+@pytest.mark.timeout(600)
+def test_a_probation_goes_on_after_a_reboot_and_takes_back_after_a_power_cut(
+    machines: Machines, installed_root: Root, request: pytest.FixtureRequest
+) -> None:
+    machine = machines(installed_root, disk_mib=512)
+    profiles = {name: profile("eng", serving__alias=name) for name in ("good", "suspect")}
+    tunerd = Deployment(machine, settings=WATCHED, profiles=profiles)
+    tunerd.stand_ins(eng={})
+    machine.sh("sync")
+    tunerd.apply("good")
+    generation = tunerd.apply("suspect")["generation"]
+    record = f"{tunerd.state}/probation/{generation}.json"
+    watched = (
+        f'until grep -q \'"boot_id": "\' {record} && grep -q running {record}; do sleep 0.2; done'
+    )
+    machine.sh(watched, limit_s=60)
+
+    machine.reboot()
+    machine.sh(watched, limit_s=60)
+    assert tunerd.alias() == "suspect"
+
+    if request.node.callspec.params["installed_root"] == "host":
+        return  # in a container systemd 252 shows what it confines the host's boot
+    boot = machine.read("/proc/sys/kernel/random/boot_id").strip()
+    machine.sh(f"until grep -q {boot} {record}; do sleep 0.2; done", limit_s=60)
+    machine.power_cut()
+    machine.boot()
+    machine.sh(f"until grep -q 'taken back' {record}; do sleep 0.2; done", limit_s=120)
+    assert "the machine went down" in machine.read(record)
+    assert tunerd.alias() == "good"

@@ -11,10 +11,10 @@ from tests.support.roots import PREFIX
 
 _ENABLE = """
 from pathlib import Path
-from tunerd.core.host import Mode
-from tunerd.core.paths import paths_for
-from tunerd.system.files import Files
-from tunerd.system.systemd import Systemd
+from tunerd.words import Mode
+from tunerd.paths import paths_for
+from tunerd.machine.files import Files
+from tunerd.units.systemd import Systemd
 text = b"[Service]\\nExecStart=/bin/sleep infinity\\n[Install]\\nWantedBy=multi-user.target\\n"
 Files().write(Path("/etc/systemd/system/durable.service"), text)
 manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}))
@@ -61,3 +61,31 @@ def test_an_enabled_unit_runs_after_a_power_cut_that_loses_what_was_not_synced(
 
     assert machine.show("durable.service", "UnitFileState") == "disabled"
     assert machine.show("durable.service", "ActiveState") == "inactive"
+
+
+_LAST_WORDS = """
+import os, signal, subprocess, sys, threading
+from tunerd.words import Mode
+from tunerd.paths import paths_for
+from tunerd.units.systemd import Systemd
+manager = Systemd(Mode.SYSTEM, paths_for(Mode.SYSTEM, {}))
+journald = manager.state("systemd-journald.service").main_pid
+os.kill(journald, signal.SIGSTOP)
+threading.Timer(2.0, os.kill, (journald, signal.SIGCONT)).start()
+subprocess.run(["systemctl", "start", "quick.service"])
+life = manager.state("quick.service").invocation_id
+print(len([line for line in manager.log("quick.service", invocation_id=life) if "word" in line]))
+"""
+
+
+def test_the_last_words_of_a_program_that_ends_at_once_are_read_though_the_journal_is_late(
+    machine: Machine,
+) -> None:
+    """journald stands still for a while, as on a machine that is busy."""
+    say = "/bin/sh -c 'for n in 1 2 3; do echo word $n; done; exit 1'"
+    machine.write(
+        "/etc/systemd/system/quick.service", f"[Service]\nType=oneshot\nExecStart={say}\n"
+    )
+    machine.systemctl("daemon-reload")
+    said = machine.run(PREFIX / "bin/python", "-c", _LAST_WORDS).stdout
+    assert said.split()[-1] == "3"

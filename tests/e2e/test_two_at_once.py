@@ -95,6 +95,9 @@ def test_the_second_is_told_who_is_at_work(tunerd: Deployment) -> None:
 
 
 def test_of_many_at_the_same_moment_each_wins_or_is_told(tunerd: Deployment) -> None:
+    assert (
+        tunerd("apply", "slow", "--yes").code == 0
+    )  # or a rollback would lead to no server at all
     calls = [["apply", "good", "--yes"], ["apply", "also-good", "--yes"], ["rollback"], ["recover"]]
     running = [tunerd.start(*words) for words in (*calls, *calls)]
 

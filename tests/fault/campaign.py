@@ -37,8 +37,7 @@ from tests.support import needs, roots, run_folder
 from tests.support.machine import Machine
 from tests.support.night import Night
 from tests.support.roots import PREFIX, SOURCES_INSIDE, Tunerd
-from tunerd.core.designed import SHAPES, design
-from tunerd.system import designed_file
+from tunerd.tryout.designed import SHAPES, design, write
 
 
 @contextlib.contextmanager
@@ -52,7 +51,7 @@ def a_machine(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        designed_file.write(design(SHAPES["tiny"]), folder / "tiny.gguf").path.chmod(0o644)
+        write(design(SHAPES["tiny"]), folder / "tiny.gguf").path.chmod(0o644)
         binds = {"/srv/models": folder}
         if engines := os.environ.get(needs.ENGINES_VARIABLE):
             binds["/srv/engines"] = Path(engines)

@@ -16,12 +16,13 @@ from tests.support.roots import PREFIX, SOURCES_INSIDE
 from tests.support.stand_in import RTX_4070_SUPER
 from tests.support.webhook import URL, Webhook
 
-DAEMON, SWEEP = "tunerd.service", "tunerd-sweep.service"
+DAEMON, SWEEP, WEB = "tunerd.service", "tunerd-sweep.service", "tunerd-web.service"
 SOCKET = "/run/tunerd/tunerd.sock"
 STATE = "/var/lib/tunerd"
 RECORD = f"{STATE}/journal/{UNIT}.json"
 _HISTORY = f"{STATE}/telemetry.db*"
-_UNITS = ("tunerd.service", "tunerd.socket", "tunerd-notify@.service", "tunerd-sweep.service")
+_UNITS = ("tunerd.service", "tunerd.socket", "tunerd-daemon.socket", "tunerd-web.service",
+          "tunerd-sweep.service")  # fmt: skip
 _PATIENCE_S = 120.0
 _FIRST_TIDY_S = 120.0
 _STARTED = "MESSAGE_ID=39f53479d3a045ac8e11786248231fbf"  # systemd: a unit has started
@@ -78,8 +79,8 @@ for path in sys.argv[1:]:
 _YEAR = """
 import sys, time
 from pathlib import Path
-from tunerd.core.telemetry.history import Point
-from tunerd.system.telemetry_store import TelemetryStore
+from tunerd.watch.figures import Point
+from tunerd.watch.history import TelemetryStore
 store, now_s = TelemetryStore(Path(sys.argv[1]), writable=True), int(time.time())
 with store._writing():
     for n in range(28_000):
@@ -128,7 +129,7 @@ class DaemonVictim:
         machine.systemctl("daemon-reload")
         self.box.apply("plain")
         began_s = time.monotonic()
-        machine.systemctl("enable", "--now", "tunerd.socket", DAEMON)
+        machine.systemctl("enable", "--now", "tunerd.socket", "tunerd-daemon.socket", DAEMON)
         self.start_s = time.monotonic() - began_s
 
     def settings(self, *, has_nights: bool = False, more: str = "") -> None:
@@ -168,7 +169,7 @@ class DaemonVictim:
 
     def _recovery(self, rng: random.Random) -> str:
         machine = self.machine
-        self.machine.systemctl("stop", DAEMON, "tunerd.socket")
+        self.machine.systemctl("stop", DAEMON, "tunerd.socket", "tunerd-daemon.socket")
         words = ["/usr/local/bin/tunerd", "apply", self._other(), "--yes"]
         told = {"argv": words, "signal": "KILL", "watch": RECORD, "after_s": rng.uniform(0.0, 0.3)}
         killer = SOURCES_INSIDE / "tests/fault/killer.py"
@@ -265,7 +266,7 @@ class DaemonVictim:
         return f"{was}, {n_starts} nights"
 
     def _job(self, rng: random.Random) -> str:
-        body = {"profile": self._other(), "set": {}}
+        body = {"profile": self._other()}
         began = self._ask("/api/apply", body)
         time.sleep(rng.uniform(0.0, 2.5))
         was = self._kill()
@@ -305,7 +306,7 @@ class DaemonVictim:
         box, machine = self.box, self.machine
         self.until(lambda: box.alias() is not None, "production serves")
         box.generate()
-        self.until(self._is_quiet, "no unit of tunerd's runs beside the daemon")
+        self.until(self._is_quiet, "no unit of tunerd's runs beside the daemon and its web part")
         assert not machine.exists(RECORD)
         left = machine.sh(f"find {box.units} {STATE} -name '*.tmp' -o -name '*.damaged*'").stdout
         assert left == "", f"left over: {left}"
@@ -320,8 +321,8 @@ class DaemonVictim:
         self.until(lambda: self._strays() == [], lambda: f"astray: {self._strays()}")
 
     def _strays(self) -> list[str]:
-        """Servers beside production's, and processes of tunerd that are not the daemon."""
-        own = {self.box.show("MainPID"), self.box.show("MainPID", DAEMON)}
+        """Servers beside production's, and processes of tunerd that are neither daemon nor web part."""
+        own = {self.box.show("MainPID", unit) for unit in (UNIT, DAEMON, WEB)}
         listed = (
             "ps -eo pid,args | grep -E '[f]ake_llama_server|[/]opt/tunerd/bin/tunerd|[-]m tunerd'"
         )
@@ -333,7 +334,7 @@ class DaemonVictim:
             "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating",
             "tunerd-*.service",
         )  # fmt: skip
-        return listed == ""
+        return all(row.startswith(WEB) for row in listed.splitlines())
 
     @property
     def is_ready(self) -> bool:

@@ -13,14 +13,14 @@ import sys
 from dataclasses import replace
 
 from tests.fault.fuse import Fuse, FusedServices, Kind, Step, full_disk
-from tunerd.actions.apply import apply
-from tunerd.actions.choose_engine import PlanRequest
-from tunerd.actions.context import Context, build_context
-from tunerd.actions.recover import recover
-from tunerd.actions.rollback import rollback
+from tunerd.app import Context, build_context
+from tunerd.engine.builds import PlanRequest
 from tunerd.errors import TunerdError
-from tunerd.system.files import Files
-from tunerd.system.generations import Generations
+from tunerd.machine.files import Files
+from tunerd.production.apply import apply
+from tunerd.production.recover import recover
+from tunerd.production.rollback import rollback
+from tunerd.units.generations import Generations
 
 DIED = 137
 _ALL = 10_000

@@ -10,17 +10,14 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from tunerd.core.host import Mode
-from tunerd.core.lease import LeaseSpec
-from tunerd.core.service import UnitState
-from tunerd.core.unit_log import LogSpan
 from tunerd.errors import ServiceError
-from tunerd.system.seams import Lease, ServiceManager
+from tunerd.units.manager import Lease, LeaseSpec, LogSpan, ServiceManager, UnitState
+from tunerd.words import Mode
 
 _PATIENCE_S = 60.0
 
@@ -138,6 +135,20 @@ class FusedServices:
         self._fuse.units("start")
         self._real.start(unit, timeout_s=timeout_s)
 
+    def run_transient(
+        self,
+        unit: str,
+        argv: Sequence[str],
+        properties: Sequence[tuple[str, str]] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 90.0,
+    ) -> None:
+        self._fuse.units("run_transient")
+        self._real.run_transient(
+            unit, argv, properties, environment=environment, timeout_s=timeout_s
+        )
+
     def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
         self._fuse.units("stop")
         self._real.stop(unit, timeout_s=timeout_s)
@@ -170,6 +181,10 @@ class FusedServices:
     def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
         self._ask("log_since")
         return self._real.log_since(unit, since_s, max_lines=max_lines)
+
+    def was_stopped(self, unit: str, invocation_id: str) -> bool:
+        self._ask("was_stopped")
+        return self._real.was_stopped(unit, invocation_id)
 
     def service_units(self) -> tuple[str, ...]:
         return self._real.service_units()

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tests.support.local_box import Box, deployed
 from tests.support.supervised import processes_with, supervisor_pid
-from tunerd.core.lease import is_candidate
-from tunerd.system.local import Local
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.tryout.local import Local
+from tunerd.units.manager import is_candidate
 
 # From right before the lease until the second or third candidate.
 _SPAN_S = (0.0, 4.0)

@@ -19,7 +19,7 @@ from tests.fault.scenarios import Scenario
 from tests.fault.world import UNIT, World
 from tests.support.lossy_disk import LossyDisk
 from tests.support.programs import program
-from tunerd.core.generation import Outcome
+from tunerd.units.generations import Outcome
 
 DIED = 137
 _DISK_MIB = 16

@@ -11,11 +11,12 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from tunerd.actions.choose_engine import PlanRequest
-from tunerd.actions.context import Context, build_context
-from tunerd.actions.lease import Held, hold
-from tunerd.actions.plan import Plan, make_plan
+from tunerd.app import Context, build_context
+from tunerd.engine.builds import PlanRequest
+from tunerd.engine.server import LlamaServer
 from tunerd.errors import Preempted, TunerdError
+from tunerd.production.lease import Held, hold
+from tunerd.production.plan import Plan, make_plan
 
 
 def main() -> int:
@@ -60,7 +61,7 @@ def _serve(
             say(f"fault {candidate.fault.reason} {candidate.fault.words}")
             return
         say(f"serving {candidate.unit} {candidate.boot_s} {candidate.argv_sha256}")
-        server = ctx.connect(candidate.address)
+        server = LlamaServer(candidate.address, ctx.clock)
         for _ in range(n_requests):
             done = server.complete("please go on with code", n_predict=24, timeout_s=30.0)
             fault = held.look(candidate)

@@ -33,7 +33,7 @@ class Mutant:
     suite: str = FUSE
 
 
-FILES, SWAP, BACK = "system/files.py", "actions/swap.py", "actions/swap_back.py"
+FILES, SWAP, BACK = "machine/files.py", "production/swap.py", "production/swap.py"
 MUTANTS = (
     Mutant("sync of the file", FILES,
            'name}")\n                os.fsync(descriptor)', 'name}")', POINTS),
@@ -42,22 +42,22 @@ MUTANTS = (
            "O_CLOEXEC)\n    try:\n        pass", POINTS),
     Mutant("syncs of the backup", FILES,
            "self.write(target, content, like=look)", "target.write_bytes(content)", POINTS),
-    Mutant("intent record, with disks that forget", "actions/swap_begin.py",
-           "ctx.files.write_json(record_path(ctx), record.to_json(), mode=0o600)", "pass", POINTS),
-    Mutant("intent record", "actions/swap_begin.py",
-           "ctx.files.write_json(record_path(ctx), record.to_json(), mode=0o600)", "pass"),
-    Mutant("reset-failed before each start", "actions/start_again.py",
+    Mutant("intent record, with disks that forget", "production/swap.py",
+           "ctx.files.write_json(record_path(ctx), records.plain(record, schema=SCHEMA), mode=0o600)", "pass", POINTS),
+    Mutant("intent record", "production/swap.py",
+           "ctx.files.write_json(record_path(ctx), records.plain(record, schema=SCHEMA), mode=0o600)", "pass"),
+    Mutant("reset-failed before each start", "production/gate.py",
            "ctx.services.reset_failed(ctx.unit)", "pass"),
     Mutant("hash right before the rename", FILES, "            check()", "            pass"),
     Mutant("reload", SWAP, "ctx.services.reload()", "pass"),
-    Mutant("undoing after a reboot", "core/swap.py",
+    Mutant("undoing after a reboot", "production/records.py",
            "Recovery.JUDGE if boot_id == record.boot_id else Recovery.UNDO", "Recovery.JUDGE"),
     Mutant("a real generation before the commit", SWAP, "raise _UnhealthyError(found)", "pass"),
-    Mutant("clearing of temporaries", "actions/recover.py",
+    Mutant("clearing of temporaries", "production/recover.py",
            "    _clear_leftovers(ctx)", "    pass"),
     Mutant("disable on the way back", BACK, "ctx.services.disable(ctx.unit)", "pass"),
     Mutant("enable on the way back", BACK, "ctx.services.enable(ctx.unit)", "pass"),
-    Mutant("holding signals on the way back", "system/interrupts.py",
+    Mutant("holding signals on the way back", "machine/process.py",
            "if self._is_held or self._was_raised:", "if False:"),
 )  # fmt: skip
 

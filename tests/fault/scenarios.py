@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.fault.world import BROKEN, UNIT, World
-from tunerd.actions.context import Context
-from tunerd.actions.rollback import rollback
-from tunerd.actions.swap import swap
-from tunerd.system.files import lock
+from tunerd.app import Context
+from tunerd.machine.files import lock
+from tunerd.production.rollback import rollback
+from tunerd.production.swap import swap
 
 
 @dataclass(frozen=True)

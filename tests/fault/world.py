@@ -28,21 +28,19 @@ from tests.support.fake_llama.connection import Connection
 from tests.support.fake_llama.engine import Engine
 from tests.support.fake_llama.records import Log, Record
 from tests.support.fakes import FakeClock, FakeServiceManager, Invocation, Life
-from tunerd.actions.context import Context
-from tunerd.actions.recover import recover
-from tunerd.actions.swap_begin import SwapRequest
-from tunerd.actions.verify import find_drift, verify
-from tunerd.core.generation import Generation, Outcome
-from tunerd.core.host import Mode
-from tunerd.core.local_outcome import Ending
-from tunerd.core.paths import Paths
-from tunerd.core.progress import ignore_progress
-from tunerd.core.swap import sha256
+from tunerd.app import Context
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.machine.files import Files, Look, sync_folder
+from tunerd.machine.net import free_port
+from tunerd.paths import Paths
+from tunerd.production.recover import recover
+from tunerd.production.swap import SwapRequest
+from tunerd.production.verify import find_drift, verify
+from tunerd.result import ignore_progress
 from tunerd.settings import ServiceSettings, Settings
-from tunerd.system.files import Files, Look, sync_folder
-from tunerd.system.generations import Generations
-from tunerd.system.llama import Address, LlamaServer
-from tunerd.system.ports import free_port
+from tunerd.tryout.local_service import Ending
+from tunerd.units.generations import Generation, Generations, Outcome
+from tunerd.words import Mode, sha256
 
 UNIT = "llama-server.service"
 # Programs that are there: a rollback looks. What they do is played by functions.
@@ -60,12 +58,16 @@ class Server:
     """The stand-in engine's routes on a port of this process."""
 
     is_ik = False
+    drips = False
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        behaviour = Behaviour(needs_model=False)
+    def __init__(self, argv: Sequence[str], record: Path | None = None) -> None:
+        self.behaviour = behaviour = Behaviour(needs_model=False)
         arguments = Arguments(list(argv[1:]), behaviour)
         log = _Quiet(behaviour)
-        self._api = Api(Engine(behaviour, arguments, log, Record(None)), self._die)
+        self._api = Api(
+            Engine(behaviour, arguments, log, Record(None if record is None else str(record))),
+            self._die,
+        )
         self._api.is_loaded = True
         self._listener = socket.socket()
         try:
@@ -108,8 +110,10 @@ class Server:
 class OwnPids(FakeServiceManager):
     """Its processes have the pid of the process that answers for them."""
 
+    pid = os.getpid()
+
     def _begin(self, unit: object, at_s: float) -> None:
-        self._next_pid = os.getpid() - 1
+        self._next_pid = self.pid - 1
         super()._begin(unit, at_s)  # type: ignore[arg-type]
 
     # The real ones see to it that starting at boot survives a power cut.
@@ -132,6 +136,8 @@ class World:
     clock: FakeClock = field(default_factory=FakeClock)
     servers: list[Server] = field(default_factory=list)
     port: int = field(default_factory=free_port)
+    record: Path | None = None
+    """Where to keep what servers are asked."""
 
     def __post_init__(self) -> None:
         programs = {ENGINE: self._serve, BROKEN: _crash}
@@ -145,7 +151,7 @@ class World:
         )
 
     def _serve(self, invocation: Invocation) -> Life:
-        server = Server(invocation.argv)
+        server = Server(invocation.argv, self.record)
         self.servers.append(server)
         return Life(on_end=server.close)
 
@@ -179,7 +185,6 @@ class World:
             services=FusedServices(self.manager, fuse, asks=asks),
             files=files,
             generations=Generations(self.paths.generations_dir, files),
-            connect=lambda address: LlamaServer(address, self.clock),
             progress=ignore_progress,
         )
 

@@ -24,13 +24,12 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.support.api_box import OWN, ApiBox, serving
 from tests.support.fuzz import is_asked_for, often
-from tunerd.web.api_routes import JOBS, READS
-from tunerd.web.openapi import describe_api
+from tunerd.web.routes import BEGINS, READS, describe_api, is_slow
 
 pytestmark = pytest.mark.xdist_group("api-fuzz")
 
 # They start processes, and so does each job: a sample calls every third of them once.
-SLOW = frozenset(route.path for route in READS if route.is_slow)
+SLOW = frozenset(path for path, kind in READS.items() if is_slow(kind))
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
           response_schema_conformance)  # fmt: skip
 
@@ -82,14 +81,14 @@ JSON = st.recursive(
     max_leaves=8,
 )
 FIELDS = st.sampled_from(
-    ["profile", "set", "to", "sweep", "why", "now", "budget_s", "shown", "space", "sides", "ask",
+    ["profile", "set", "to", "sweep", "why", "now", "budget", "shown", "space", "argv", "sides", "ask",
      "window", "days", "timezone", "guard", "policy", "name", "job", "suite", "workload"]
 )  # fmt: skip
 
 
 @often(60)
 @given(
-    route=st.sampled_from([route.path.removeprefix("/api/") for route in JOBS]),
+    route=st.sampled_from([path.removeprefix("/api/") for path in (*BEGINS, "/api/run")]),
     body=st.dictionaries(FIELDS, JSON, min_size=1, max_size=3).map(json.dumps)
     | st.binary(max_size=200),
 )
@@ -131,7 +130,7 @@ def test_no_form_without_its_token_does_anything(api: ApiBox, fields: dict[str, 
 def test_two_hundred_clients_are_served_while_a_job_runs(api: ApiBox) -> None:
     begun = api.post("/api/decline", {"why": "no"})
     number = begun.json["job"]["job"] if begun.status == 202 else 1
-    clients = [http.client.HTTPConnection("127.0.0.1", api.port, timeout=120) for _ in range(200)]
+    clients = [http.client.HTTPConnection("127.0.0.1", api.tunnel, timeout=120) for _ in range(200)]
     for client in clients:
         client.request("GET", f"/api/jobs/{number}/events", headers={"Host": "localhost"})
 

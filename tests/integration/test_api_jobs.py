@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import threading
 import tomllib
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 from tests.support.api_box import ApiBox, serving
-from tunerd.actions.jobs import folder_of, running_jobs, stop_job, watch_job
-from tunerd.actions.remote import Remote
-from tunerd.core.job import JobKind, JobRequest
-from tunerd.core.progress import Progress
+from tests.support.fakes import FakeClock
+from tunerd.cli.client import Remote
 from tunerd.errors import Busy, ConfigError, UsageError
+from tunerd.jobs import JobFolder, Teller, folder_of, running_jobs, watch_job
+from tunerd.machine.peers import Peer, Via, unix_socket
+from tunerd.operations import JobRequest, Lane
+from tunerd.records import plain
+from tunerd.result import Progress
+from tunerd.web.asking import Answering
+from tunerd.web.front import Facts, Front
+from tunerd.web.gate import Gate, Visitor
+from tunerd.web.routes import Answer
 
 pytestmark = pytest.mark.xdist_group("api-jobs")
 
@@ -31,34 +41,26 @@ def remote(api: ApiBox, told: list[Progress] | None = None) -> Remote:
 
 
 @pytest.mark.parametrize(
-    ("words", "parts", "query"),
+    "words",
     [
-        (("schedule", "show"), ("schedule",), {}),
-        (("guard", "show"), ("guards",), {}),
-        (("verify",), ("verify",), {}),
-        (("probation", "show"), ("probations",), {}),
-        (("results", "list", "--all"), ("results",), {"all": True}),
-        (("profiles", "show", "cpu-embedded", "--set", "serving.ctx_size=512"),
-         ("profiles", "cpu-embedded"), {"set": '{"serving.ctx_size": 512}'}),
+        "schedule show", "guard show", "verify", "probation show", "results list --all",
+        "profiles show cpu-embedded --set serving.ctx_size=512", "sweep report", "history show 7",
     ],
-    ids=lambda one: " ".join(one) if isinstance(one, tuple) else "",
 )  # fmt: skip
-def test_a_member_is_told_what_the_command_says(
-    api: ApiBox, words: tuple[str, ...], parts: tuple[str, ...], query: dict[str, Any]
-) -> None:
-    called = api.box.call(*words, "--json")
+def test_a_member_is_told_what_the_command_says(api: ApiBox, words: str) -> None:
+    called = api.box.call(*words.split(), "--json")
 
-    found = remote(api).read(*parts, **query)
+    said = api.post("/api/run", {"argv": words.split()})
 
-    assert found.to_json() == json.loads(called.stdout)
-    assert found.exit_code == called.returncode
+    assert {**said.json, "command": ""} == {**json.loads(called.stdout), "command": ""}
+    assert said.headers["x-tunerd-exit-code"] == str(called.returncode)
 
 
 def test_an_error_of_a_job_is_the_error_of_the_command(api: ApiBox) -> None:
     called = api.box.call("compare", "live", "--yes", "--json")
 
     with pytest.raises(UsageError) as refused:
-        remote(api).do("compare", {"sides": ["live"]})
+        remote(api).run(["compare", "live", "--yes"])
 
     told = json.loads(called.stdout)["error"]
     assert (refused.value.message, refused.value.hint) == (told["message"], told["hint"])
@@ -70,8 +72,8 @@ def test_the_schedule_and_the_guards_are_switched_and_nothing_else_is_written(ap
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("# by hand\n[service]\ndrain_s = 1.0\n[sweep]\nbudget_s = 600.0 # short\n")
 
-    remote(api).do("schedule/set", {"window": "01:00-06:30", "days": "mon-fri", "enabled": True})
-    remote(api).do("guard/set", {"guard": "hang", "policy": "advise"})
+    remote(api).run(["schedule", "set", "--window", "01:00-06:30", "--days", "mon-fri", "--on"])
+    remote(api).run(["guard", "set", "hang", "advise"])
 
     text = path.read_text()
     assert text.startswith("# by hand\n")
@@ -82,14 +84,10 @@ def test_the_schedule_and_the_guards_are_switched_and_nothing_else_is_written(ap
         "schedule": {"enabled": True},
         "guards": {"hang": "advise"},
     }
-    for route, wrong in (
-        ("schedule/set", {"timezone": "No/Where"}),
-        ("schedule/set", {}),
-        ("guard/set", {"guard": "hang", "policy": "sometimes"}),
-    ):
+    for wrong in ("schedule set --timezone No/Where", "schedule set", "guard set hang sometimes"):
         with pytest.raises(UsageError):
-            remote(api).do(route, wrong)
-        assert path.read_text() == text, (route, wrong)
+            remote(api).run(wrong.split())
+        assert path.read_text() == text, wrong
 
 
 @pytest.mark.parametrize(
@@ -97,10 +95,10 @@ def test_the_schedule_and_the_guards_are_switched_and_nothing_else_is_written(ap
     [
         ("/api/sweep/run", {"space": ["engine.prefer=/home/alice/evil"]}),
         ("/api/sweep/start", {"space": ["model.path=/etc/shadow"]}),
-        ("/api/bench", {"profile": "cpu-embedded", "set": {"model.path": "x"}}),
+        ("/api/bench", {"profile": "cpu-embedded", "set": ["model.path=x"]}),
         ("/api/bench", {"url": "http://127.0.0.1:1"}),
         ("/api/compare", {"sides": ["cpu-embedded", "engine.prefer=evil"]}),
-        ("/api/compare", {"base": "../x"}),
+        ("/api/compare", {"profile": "../x"}),
         ("/api/workload/learn", {"unit": "sshd.service"}),
         ("/api/workload/learn", {"name": "../x"}),
         ("/api/schedule/set", {"timezone": "../../../etc/passwd"}),
@@ -120,10 +118,9 @@ def test_a_hostile_body_begins_nothing(api: ApiBox, url: str, body: object) -> N
 
 def test_what_a_job_is_handed_is_checked_again_where_it_is_done(api: ApiBox) -> None:
     ctx = api.box.context
-    request = JobRequest(JobKind.COMPARE, "alice", ctx.clock.now_s(), {
-        "sides": ["/home/alice/evil"], "budget_s": 60.0, "max_pairs": 3, "tolerance": 0.1,
-    })  # fmt: skip
-    number = folder_of(ctx).create(request.to_json())
+    argv = ("compare", "--yes", "/home/alice/evil")
+    request = JobRequest("compare", argv, Lane.MEASURE, "alice", ctx.clock.now_s())
+    number = folder_of(ctx).create(plain(request))
 
     done = api.box.call("job", str(number))
 
@@ -134,15 +131,15 @@ def test_what_a_job_is_handed_is_checked_again_where_it_is_done(api: ApiBox) -> 
 
 def test_a_measurement_keeps_out_another_one_but_no_swap_and_no_switch(api: ApiBox) -> None:
     ctx = api.box.context
-    request = JobRequest(JobKind.COMPARE, "alice", ctx.clock.now_s())
-    number = folder_of(ctx).create(request.to_json())
+    request = JobRequest("compare", (), Lane.MEASURE, "alice", ctx.clock.now_s())
+    number = folder_of(ctx).create(plain(request))
     with folder_of(ctx).writing(number) as events:
         events.add({"event": "begun", "pid": 1})
         for _ in range(25):  # what only looks does not hide it
-            looked = JobRequest(JobKind.PLAN, "bob", ctx.clock.now_s() - 1000.0)
-            folder_of(ctx).create(looked.to_json())
+            looked = JobRequest("plan", (), Lane.LOOK, "bob", ctx.clock.now_s() - 1000.0)
+            folder_of(ctx).create(plain(looked))
         with pytest.raises(Busy) as busy:
-            remote(api).do("bench", {})
+            remote(api).run(["bench"])
         assert busy.value.cause == f"job {number}, compare, asked for by alice"
         assert f"tunerd jobs watch {number}" in str(busy.value.hint)
         swap = api.post("/api/rollback", {})
@@ -152,19 +149,19 @@ def test_a_measurement_keeps_out_another_one_but_no_swap_and_no_switch(api: ApiB
         assert asked.status == 202, "asking is looking"
         api.events(asked.json["job"]["job"])
         assert number in [one.number for one in running_jobs(ctx)]
-        with pytest.raises(UsageError, match="without a service manager"):
-            stop_job(ctx, number)
 
 
 def test_a_swap_is_not_ended_half_way(api: ApiBox) -> None:
     ctx = api.box.context
-    number = folder_of(ctx).create(JobRequest(JobKind.APPLY, "alice", ctx.clock.now_s()).to_json())
+    number = folder_of(ctx).create(
+        plain(JobRequest("apply", (), Lane.CHANGE, "alice", ctx.clock.now_s()))
+    )
     with folder_of(ctx).writing(number), pytest.raises(UsageError, match="half-way"):
-        remote(api).do("jobs/stop", {"job": number})
+        remote(api).run(["jobs", "stop", str(number)])
 
 
 def test_a_job_is_followed_from_its_beginning_by_whoever_comes_later(api: ApiBox) -> None:
-    begun = api.post("/api/workload/learn", {"write": False}).json["job"]["job"]
+    begun = api.post("/api/workload/learn", {"dry_run": True}).json["job"]["job"]
     api.events(begun)
     by_socket: list[Progress] = []
 
@@ -177,3 +174,96 @@ def test_a_job_is_followed_from_its_beginning_by_whoever_comes_later(api: ApiBox
         watch_job(api.box.context, begun)
     shown = json.loads(api.box.call("jobs", "--json").stdout)["jobs"]
     assert shown[0]["kind"] in {"workload learn", "apply", "plan"}
+
+
+def test_a_job_that_is_not_there_is_told_in_the_words_of_the_api(api: ApiBox) -> None:
+    said = api.ask("/api/jobs/4711/events")
+    assert said.status == 404
+
+    with pytest.raises(UsageError) as refused:
+        remote(api).follow(4711)
+
+    assert refused.value.message == said.json["error"]["message"]
+
+
+def test_looks_take_no_room_from_what_changed_something(api: ApiBox) -> None:
+    ctx = api.box.context
+    folder = folder_of(ctx)
+
+    def done(kind: str, lane: Lane) -> int:
+        number = folder.create(plain(JobRequest(kind, (), lane, "alice", ctx.clock.now_s())))
+        with folder.writing(number) as events:
+            events.add({"event": "end", "exit_code": 0, "result": {"summary": "done"}})
+        return number
+
+    change = done("apply", Lane.CHANGE)
+    looks = [done("plan", Lane.LOOK) for _ in range(60)]
+    begun = api.post("/api/decline", {"why": "no"}).json["job"]["job"]
+    api.events(begun)
+
+    listed = [one["job"] for one in api.ask("/api/jobs?limit=2").json["jobs"]]
+    assert listed == [begun, change]
+    assert f"/jobs/{change}" in api.ask("/jobs").text
+    assert folder.request(looks[-1]) is not None, "whoever asked may still read it"
+    assert folder.request(looks[0]) is None
+
+
+def test_what_a_job_told_is_read_once(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "jobs")
+    number = folder.create({})
+    path = tmp_path / "jobs" / str(number) / "events.jsonl"
+    path.write_text('{"event": "begun"}\n{"event": "pro')
+    first, offset = folder.events(number)
+    path.write_text(path.read_text().replace("begun", "gone!") + 'gress"}\n')
+    rest, end = folder.events(number, offset)
+
+    assert ([one["event"] for one in first], offset) == (["begun"], 19)
+    assert [one["event"] for one in rest] == ["progress"]
+    assert folder.events(number, end) == ((), end)
+
+
+def test_a_step_is_not_told_more_often_than_anybody_reads(tmp_path: Path) -> None:
+    folder, clock = JobFolder(tmp_path / "jobs"), FakeClock()
+    number = folder.create({})
+    with folder.writing(number) as events:
+        teller = Teller(events, clock)
+        for done in range(30):
+            teller.tell(Progress("loading", done_ratio=done / 30))
+            clock.sleep(0.1)
+        teller.tell(Progress("waiting"))
+
+    texts = [one["text"] for one in folder.events(number)[0]]
+    assert texts == ["loading", "loading", "loading", "waiting"]
+
+
+def test_one_accounts_flood_does_not_hold_up_what_another_asks_for(tmp_path: Path) -> None:
+    path, free = tmp_path / "daemon.sock", threading.Event()
+    heard = threading.Semaphore(0)
+    said = Answer({"ok": True})
+
+    def answer(line: bytes) -> bytes:
+        heard.release()
+        assert json.loads(line)["uid"] != 1000 or free.wait(60)
+        return said.to_line()
+
+    gate = Gate(own_uid=0, group=lambda: None)
+    front = Front(path, gate, Facts("llama-server.service", 10.0, None, ()))
+    bob, alice = (Visitor(Peer(Via.UNIX, uid), str(uid), f"uid:{uid}") for uid in (1000, 1001))
+
+    async def ask() -> list[Answer]:
+        flood = [asyncio.create_task(front.begin("rollback", {}, bob)) for _ in range(60)]
+        for _ in range(2):
+            assert await asyncio.to_thread(heard.acquire, timeout=60)
+        assert not free.is_set()
+        assert await front.begin("rollback", {}, alice) == said
+        free.set()
+        return list(await asyncio.gather(*flood))
+
+    answering = Answering(unix_socket(path, group=None), os.geteuid(), answer)
+    answering.start()
+    try:
+        told = asyncio.run(ask())
+    finally:
+        answering.stop()
+    refused = [one.envelope["error"]["message"] for one in told if one.is_error]
+    assert refused == ["too much that you asked for waits"] * 26

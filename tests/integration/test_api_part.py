@@ -1,39 +1,63 @@
-"""The API as the daemon runs it: its sockets, its token, and what it does when one cannot be had."""
+"""The API as the daemon runs it: its web part as a process, its sockets, and who may ask the daemon."""
 
 from __future__ import annotations
 
 import http.client
+import json
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.api_box import STRANGER, needs_root
 from tests.support.local_box import Box
 from tests.support.server_process import free_port
-from tunerd.actions.telemetry import Telemetry
-from tunerd.core.listen_address import parse_listen
-from tunerd.errors import ConfigError
-from tunerd.system.api_client import ApiClient
-from tunerd.system.listen import inherited_sockets
-from tunerd.system.token_file import read_token
-from tunerd.web.part import SOCKET, ApiPart
+from tunerd.cli.client import ApiClient
+from tunerd.errors import HostError
+from tunerd.jobs import list_jobs
+from tunerd.machine.peers import inherited_sockets, peer_of, unix_socket
+from tunerd.paths import parse_listen
+from tunerd.watch.history import Telemetry
+from tunerd.web.asking import Answering, ask
+from tunerd.web.desk import Desk
+from tunerd.web.part import ApiPart
+from tunerd.web.run import SOCKET
 
-TOKEN = "0123456789abcdef-of-a-test"  # noqa: S105 -- of a test
+LIMIT_S = 60.0
 
 
 @contextmanager
-def running(folder: Path, **page: str) -> Iterator[Path]:
-    """The part with these settings of the page; its socket."""
+def running(folder: Path, **page: str) -> Iterator[ApiPart]:
+    """The part with these settings of the page, as soon as its web part answers."""
     variables = {f"TUNERD_PAGE__{name.upper()}": value for name, value in page.items()}
     part = ApiPart(Box(folder, variables).context, Telemetry())
     part.start()
     try:
-        yield folder / "run" / SOCKET
+        until_answered(folder)
+        yield part
     finally:
         part.stop()
+
+
+def until_answered(folder: Path) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            ApiClient(folder / "run" / SOCKET).get("/api/jobs")
+        except HostError:
+            assert time.monotonic() < end_s, "the web part never answered"
+            time.sleep(0.1)
+        else:
+            return
 
 
 def status_at(port: int, **headers: str) -> int:
@@ -43,75 +67,168 @@ def status_at(port: int, **headers: str) -> int:
         return connection.getresponse().status
 
 
+def web_part(folder: Path) -> int:
+    """The pid of whoever listens."""
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(str(folder / "run" / SOCKET))
+        pid = peer_of(channel).pid
+    assert pid is not None
+    return pid
+
+
 def test_without_a_socket_from_systemd_it_makes_its_own_and_no_port(tmp_path: Path) -> None:
-    with running(tmp_path) as path:
+    path = tmp_path / "run" / SOCKET
+    with running(tmp_path):
         assert ApiClient(path).get("/api/jobs").status == 200
         assert path.stat().st_mode & 0o777 == 0o600
-    with running(tmp_path) as path:  # over what the first one left
+    with running(tmp_path):  # over what the first one left
         assert ApiClient(path).get("/api/jobs").status == 200
 
 
 def test_the_page_listens_where_the_settings_say(tmp_path: Path) -> None:
     port = free_port()
-    with running(tmp_path, listen=f"localhost:{port}") as path:
-        assert status_at(port) == 200
+    with running(tmp_path, listen=f"localhost:{port}"):
+        assert status_at(port) == (200 if os.geteuid() else 403), "root has the socket"
         assert status_at(port, Host="box.lan") == 421
-        assert ApiClient(path).get("/api/jobs").status == 200
 
 
 def test_settings_that_were_taken_over_hold_for_its_answers_too(tmp_path: Path) -> None:
     ctx = Box(tmp_path).context
-    part = ApiPart(ctx, Telemetry())
-    part.start()
-    try:
+    with running(tmp_path) as part:
         client = ApiClient(tmp_path / "run" / SOCKET)
         assert client.get("/api/status").envelope["unit"] == "llama-server.service"
         service = ctx.settings.service.model_copy(update={"unit": "other.service"})
         part.take_over(replace(ctx, settings=ctx.settings.model_copy(update={"service": service})))
         assert client.get("/api/status").envelope["unit"] == "other.service"
-    finally:
-        part.stop()
 
 
-def test_where_others_can_reach_it_a_token_is_demanded_and_the_socket_serves_all_the_same(
-    tmp_path: Path,
+def test_settings_of_before_end_nothing_and_say_what_took_their_place(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
-    with running(tmp_path, listen=f"0.0.0.0:{port}") as path:
-        with pytest.raises(OSError, match="refused"):
-            status_at(port)
-        assert ApiClient(path).get("/api/jobs").status == 200
-
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    token.chmod(0o600)
-    with running(tmp_path, listen=f"0.0.0.0:{port}", token_file=str(token)):
-        forwarded = {"X-Forwarded-For": "192.0.2.7"}
-        assert status_at(port, **forwarded) == 401
-        assert status_at(port, **forwarded, Authorization=f"Bearer {TOKEN}") == 200
+    page = {"listen": f"0.0.0.0:{port}", "token_file": "/none"}
+    with running(tmp_path, **page), pytest.raises(OSError, match="refused"):
+        status_at(port)
+    out, err = capfd.readouterr()
+    assert "page.token_file is not used any more" in out
+    assert "does not listen on 0.0.0.0: others can reach it there" in err
+    assert "ssh -L" in err
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
-def test_a_token_that_others_may_read_or_change_is_none(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "token"
-    path.write_text(TOKEN)
-    path.chmod(mode)
+def test_a_web_part_that_dies_is_started_again_and_none_outlives_the_daemon(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    daemon = subprocess.Popen([sys.executable, "-m", "tunerd", "daemon"], env=box.environment)
+    try:
+        until_answered(tmp_path)
+        first = web_part(tmp_path)
+        os.kill(first, signal.SIGKILL)
+        until_answered(tmp_path)
+        second = web_part(tmp_path)
+        assert second != first
+    finally:
+        daemon.kill()
+        daemon.wait(timeout=LIMIT_S)
+    end_s = time.monotonic() + LIMIT_S
+    while Path(f"/proc/{second}").exists():
+        assert time.monotonic() < end_s, "it stays behind, and holds the socket"
+        time.sleep(0.1)
 
-    with pytest.raises(ConfigError, match="others than its owner"):
-        read_token(path)
+
+def test_nothing_is_run_that_lies_where_the_daemon_was_started(tmp_path: Path) -> None:
+    package, trace = tmp_path / "here/tunerd", tmp_path / "ran"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"open({str(trace)!r}, 'w').close()\n")
+    words = [sys.executable, "-P", "-m", "tunerd", "daemon"]
+    daemon = subprocess.Popen(words, env=Box(tmp_path).environment, cwd=package.parent)
+    try:
+        until_answered(tmp_path)
+        assert ApiClient(tmp_path / "run" / SOCKET).get("/api/results").status == 200
+    finally:
+        daemon.terminate()
+        daemon.wait(timeout=LIMIT_S)
+    assert not trace.exists()
 
 
-def test_a_token_that_can_be_guessed_or_is_not_there_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("short\n")
-    path.chmod(0o600)
-    with pytest.raises(ConfigError, match="shorter than 16"):
-        read_token(path)
-    with pytest.raises(ConfigError, match="cannot read"):
-        read_token(tmp_path / "none")
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match="shorter than 16"):
-        read_token(tmp_path / "pipe")
+@needs_root
+def test_nobody_but_the_web_parts_account_is_heard(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.sock"
+    heard: list[bytes] = []
+
+    def answer(line: bytes) -> bytes:
+        heard.append(line)
+        return b"{}"
+
+    for uid in (STRANGER, None):
+        answering = Answering(unix_socket(path, group=None), uid, answer)
+        answering.start()
+        try:
+            with pytest.raises(HostError, match="does not answer"):
+                ask(path, b"{}", timeout_s=LIMIT_S)
+        finally:
+            answering.stop()
+    assert heard == [], "root is at the other end, and is not the one either"
+
+
+def test_questions_that_are_none_cost_nobody_else_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.sock"
+    answering = Answering(unix_socket(path, group=None), os.geteuid(), lambda line: line[::-1])
+    answering.start()
+    try:
+        silent = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+        for one in silent:
+            one.connect(str(path))
+        assert ask(path, b"abc", timeout_s=LIMIT_S) == b"cba"
+        for one in silent:
+            one.close()
+        with pytest.raises(HostError):
+            ask(path, b"x" * 1024 * 1024, timeout_s=LIMIT_S)
+        assert ask(path, b"abc", timeout_s=LIMIT_S) == b"cba"
+    finally:
+        answering.stop()
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ({"do": "exec", "argv": ["status"]}, 400),
+        ({"argv": ["status"], "uid": -1}, 400),
+        ({"argv": ["status"], "sh": "id"}, 400),
+        ({"argv": []}, 400),
+        ({"argv": ["job", "1"]}, 400),
+        ({"argv": ["profiles", "show", "../../x"]}, 400),
+        ({"argv": ["history", "show", "--", "-1"]}, 400),
+        ({"argv": ["history", "--limit=1000000000"]}, 400),
+        ({"argv": ["rollback", "--yes", "--to", "/etc/shadow"]}, 400),
+        ({"argv": ["report", "--output", "/etc/cron.d/x"]}, 400),
+        ({"look": "/etc/shadow"}, 404),
+        ({"look": "news", "given": {"number": -1, "offset": 0}}, 400),
+        ({"look": "news", "given": {"path": 1}}, 400),
+    ],
+)
+def test_whatever_the_web_part_asks_is_checked_again(
+    tmp_path: Path, asked: dict[str, Any], status: int
+) -> None:
+    ctx = Box(tmp_path).context
+    desk = Desk(ctx, Telemetry())
+
+    envelope, _, told = json.loads(desk.answer(json.dumps({"uid": 0, **asked}).encode()))
+
+    assert told == status
+    assert "error" in envelope
+    assert list_jobs(ctx) == []
+
+
+@pytest.mark.parametrize("key", ["engine.prefer", "model.path", "serving.host"])
+def test_the_web_part_cannot_ask_for_what_is_roots(tmp_path: Path, key: str) -> None:
+    ctx = Box(tmp_path).context
+    argv = ["apply", "cpu-embedded-baseline", f"--set={key}=evil", "--yes"]
+    asked = {"uid": 0, "argv": argv}
+
+    envelope, code, _ = json.loads(Desk(ctx, Telemetry()).answer(json.dumps(asked).encode()))
+
+    assert code == 2
+    assert "may not be set without root" in envelope["error"]["message"]
+    assert list_jobs(ctx) == []
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tunerd.system.listen import unix_socket
-from tunerd.web.server import ApiServer, Limits
+from tests.support.api_box import running
+from tunerd.machine.peers import unix_socket
+from tunerd.web.app import ApiServer, Limits
 
 LIMIT_S = 60.0
 ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -30,12 +31,10 @@ async def well(scope: dict[str, Any], _receive: Any, send: Any) -> None:
 @contextlib.contextmanager
 def serving(folder: Path, limits: Limits) -> Iterator[Path]:
     path = folder / "sock"
-    server = ApiServer(well, [unix_socket(path, group=None)], limits)  # type: ignore[arg-type]
-    server.start()
-    try:
+    sockets = [unix_socket(path, group=None)]
+    server = ApiServer(well, sockets, lambda _peer: True, limits)  # type: ignore[arg-type]
+    with running(server):
         yield path
-    finally:
-        server.stop()
 
 
 def connected(path: Path) -> socket.socket:

@@ -15,19 +15,19 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.bench_box import BenchBox
+from tests.support.designed import Truth, encode, read_truth
 from tests.support.local_box import Box, deployed, settings
 from tests.support.real_server import RealServer
-from tunerd.cli.commands.bench import command
-from tunerd.core.bench.request import Suite
-from tunerd.core.designed import SHAPES, Truth, design, vocabulary
+from tunerd.cli.main import cli
 from tunerd.errors import UsageError
-from tunerd.system.designed_file import read_truth, write
-from tunerd.system.ports import free_port
-from tunerd.system.store import EvidenceStore, open_to_read
+from tunerd.machine.net import free_port
+from tunerd.measure.request import Suite
+from tunerd.measure.store import EvidenceStore, open_to_read
+from tunerd.tryout.designed import SHAPES, design, write
 
 pytestmark = pytest.mark.llama
 
-EMBEDDED = (sys.executable, "-m", "tunerd.embedded")
+EMBEDDED = (sys.executable, "-m", "tunerd.tryout.embedded")
 REGION = {
     "code_python": "code",
     "code_cpp": "code",
@@ -81,7 +81,7 @@ def known_counts(truth: Truth, region: str, p_min: float) -> tuple[int, int]:
     Every prompt of a kind ends in a word of that region, and all of them go round it: one and a half
     times here, so where the prompt ended matters.
     """
-    last = vocabulary().encode(LAST_WORDS[region])[-1]
+    last = encode(LAST_WORDS[region])[-1]
     counts = truth.speculate(last, 192, N_MAX, p_min)
     return counts.drafted, counts.accepted
 
@@ -105,10 +105,10 @@ def test_acceptance_by_position_comes_from_the_servers_counters(
         result = box.bench(f"http://127.0.0.1:{server.port}", Suite.CONCURRENCY)
 
     found = next(iter(result.payload["by_position"].values()))
-    last = vocabulary().encode(LAST_WORDS["explain"])[-1]
+    last = encode(LAST_WORDS["explain"])[-1]
     counts = truth.speculate(last, 128, N_MAX)
     # The warm-up, in code, is among what the server counted.
-    code = truth.speculate(vocabulary().encode(LAST_WORDS["code"])[-1], 64, N_MAX)
+    code = truth.speculate(encode(LAST_WORDS["code"])[-1], 64, N_MAX)
     steps = 7 * counts.steps + code.steps
     known = [(7 * one + other) / steps for one, other in
              zip(counts.accepted_by_position, code.accepted_by_position, strict=True)]  # fmt: skip
@@ -281,7 +281,7 @@ def test_without_an_answer_nothing_is_stopped(box: Box) -> None:
     ids=lambda words: words[-1],
 )
 def test_options_that_would_do_nothing_are_refused(words: tuple[str, ...]) -> None:
-    assert CliRunner().invoke(command, words).exit_code == 2
+    assert CliRunner().invoke(cli, ["--local", "bench", *words]).exit_code == 2
 
 
 @pytest.mark.parametrize("suite", [Suite.CACHE, Suite.MTP])

@@ -15,8 +15,8 @@ from tests.support.local_box import Box
 from tests.support.server_process import free_port, serving
 from tests.support.stand_in import install
 from tests.support.sweep_box import SweepBox, swept
-from tunerd.core.bench.request import Suite
 from tunerd.errors import BenchError
+from tunerd.measure.request import Suite
 
 HOSTILE = {"prompt_n": math.nan, "prompt_ms": math.inf, "predicted_n": -5, "predicted_ms": 1e300,
            "cache_n": "12", "draft_n": True, "draft_n_accepted": [1]}  # fmt: skip

@@ -14,10 +14,10 @@ from tests.support.bench_box import BenchBox
 from tests.support.bench_targets import bench_two
 from tests.support.server_process import Server, serving
 from tests.support.stand_in import install
-from tunerd.actions.bench_published import published_of
-from tunerd.actions.workloads import find_workload
-from tunerd.cli.commands.bench_view import render
-from tunerd.core.bench.request import Suite
+from tunerd.cli.measure import render_bench_view
+from tunerd.measure.bench import published_of
+from tunerd.measure.learn import find_workload
+from tunerd.measure.request import Suite
 
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "6", "--spec-draft-p-min", "0.75")
 # "Three months of speed-up experiments on a 3090 Ti", 43k tokens of prompt, by length of the answer:
@@ -87,14 +87,15 @@ def test_the_tables_of_the_24_gb_write_up_come_out_again(box: BenchBox, tmp_path
     # Beside the write-up's later run with the same flags, which it calls the same within 1 %.
     rates = [row for row in result.payload["against"] if row["unit"] == "tok/s"]
     assert [row["ratio"] / FASTER for row in rates] == pytest.approx([1.0] * 4, rel=0.01)
-    text = "\n".join(render(result.payload))
+    text = "\n".join(render_bench_view(result.payload))
     assert "beside the published numbers" in text
     assert "1000 tokens: a tie" in text
     assert "speculation on is faster than speculation off from about" in text
 
 
 def test_a_changed_tail_reads_only_the_tail_again(box: BenchBox, tmp_path: Path) -> None:
-    with stand_in(tmp_path / "e", "-c", "8192", "--metrics", *MTP) as server:
+    flags = ("-c", "8192", "--metrics", *MTP)
+    with stand_in(tmp_path / "e", *flags, is_recurrent=False) as server:
         result = box.bench(server.url, Suite.CACHE, depth=2000, repeats=2)
 
     found = next(iter(result.payload["reuse"].values()))
@@ -153,7 +154,9 @@ def gate(box: BenchBox, tmp_path: Path) -> Gate:
         ):
             result = bench_two(box, on.url, off.url, Suite.QUALITY, repeats=1)
         found: dict[str, Any] = result.payload["quality"]
-        assert "gate, speculation on against speculation off" in "\n".join(render(result.payload))
+        assert "gate, speculation on against speculation off" in "\n".join(
+            render_bench_view(result.payload)
+        )
         return found
 
     return judge
@@ -239,7 +242,7 @@ def test_a_turn_of_each_class_of_a_workload_has_its_parts(box: BenchBox, tmp_pat
     whole = sum(share * turns[one.name]["total_s"]
                 for one, share in zip(shape.classes, shape.shares, strict=True))  # fmt: skip
     assert turns[None]["total_s"] == pytest.approx(whole)
-    assert "the whole mix" in "\n".join(render(result.payload))
+    assert "the whole mix" in "\n".join(render_bench_view(result.payload))
     with box.store() as store:
         run = store.runs()[0]
         assert run.record.workload == "coding-agent"

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +22,13 @@ from tests.support.bench_targets import asked_to_draft
 from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti
 from tests.support.server_process import Server, serving
 from tests.support.stand_in import StandIn, install
-from tunerd.core.bench.request import Suite
-from tunerd.core.host import POWER_CAP, GpuProcess
-from tunerd.core.quantity import MiB
-from tunerd.core.result import ActionResult
 from tunerd.errors import BenchError, UsageError
+from tunerd.machine.facts import GpuProcess
+from tunerd.measure.answer import Mark
+from tunerd.measure.life import Life, open_url
+from tunerd.measure.request import Prompt, Request, Suite
+from tunerd.result import ActionResult
+from tunerd.words import MiB
 
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-p-min", "0.0")
 IK_MTP = ("--spec-type", "mtp:n_max=3,p_min=0.0")
@@ -243,7 +250,7 @@ class HeatsUp(FakeGpuReader):
         return super().read()
 
 
-@pytest.mark.parametrize("reason", ["hardware thermal slowdown", POWER_CAP])
+@pytest.mark.parametrize("reason", ["hardware thermal slowdown", "software thermal slowdown"])
 def test_samples_of_a_card_that_throttles_are_measured_again(
     tmp_path: Path, serve: Serve, reason: str
 ) -> None:
@@ -336,3 +343,32 @@ def test_an_address_that_is_none_is_refused_and_one_where_nobody_listens_is_told
             box.bench(url)
     with pytest.raises(BenchError, match="nobody answers"):
         box.bench("http://127.0.0.1:1")
+
+
+@contextmanager
+def busy_processors() -> Iterator[None]:
+    """Somebody else's work on every core."""
+    # Begun by a shell that ends: what this process started itself would count as the bench's own work.
+    begin = '"$0" -S -E -c "while True: pass" >/dev/null & echo $!'
+    count = 2 * (os.cpu_count() or 1)
+    others = [
+        int(subprocess.check_output(["/bin/sh", "-c", begin, sys.executable])) for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for pid in others:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_server_beside_which_others_keep_the_processors_busy_is_not_believed(
+    box: BenchBox, serve: Serve
+) -> None:
+    server = serve(tg_tok_s=20)
+    ctx = box.context()
+    target = replace(open_url(ctx, server.url).target, pids=(server.process.pid,))
+    request = Request(suite=Suite.MTP, case="code", kind="code", n_predict=64)
+    with busy_processors():
+        asked = Life(ctx, target).ask(request, Prompt("p", "code", "say so"))
+    assert asked.sample.problem is None
+    assert Mark.PROCESSOR_TAKEN in asked.sample.marks

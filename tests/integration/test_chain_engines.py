@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 from collections.abc import Callable
@@ -14,12 +15,13 @@ import pytest
 
 from tests.support import needs
 from tests.support.build_box import BuildBox, build_box
-from tunerd.actions.apply import apply
-from tunerd.actions.choose_engine import PlanRequest
-from tunerd.actions.plan import Plan
-from tunerd.core.designed import Counts, vocabulary
+from tests.support.designed import Counts, read_truth
+from tunerd.engine.builds import PlanRequest
 from tunerd.errors import RolledBack
-from tunerd.system.designed_file import read_truth
+from tunerd.production.apply import apply
+from tunerd.production.plan import Plan
+from tunerd.tryout.designed import vocabulary
+from tunerd.tryout.local_state import PID_NAME
 
 WORDS = vocabulary()
 N_PREDICT = 65
@@ -219,9 +221,8 @@ def failed_after_plan(
 
 
 def out_of_memory(box: BuildBox) -> str:
-    """A limit of the unit's own, which the old server fits into and a long context does not."""
-    limit_kib = box.peak_address_space_kib() + _SPARE_KIB
-    folder = Path(f"{box.box.unit}.d")
-    folder.mkdir()
-    (folder / "limit.conf").write_text(f"[Service]\nLimitAS={limit_kib}K\n")
+    """A limit of the supervisor's own, which the old server fits into and a long context does not."""
+    limit = (box.peak_address_space_kib() + _SPARE_KIB) * 1024
+    supervisor = int((box.box.folder / "run" / PID_NAME).read_text())
+    resource.prlimit(supervisor, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     return rolled_back(box, {"out of memory"}, "long")

@@ -17,7 +17,7 @@ _SAYS = """
 import click
 from tunerd.cli import main
 from tunerd.cli.output import finish
-from tunerd.core.result import ActionResult, note
+from tunerd.result import ActionResult, note
 from tunerd.errors import RolledBack
 
 @click.command()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.local_box import Box, deployed
-from tunerd.actions.compare import CompareRequest, prepare
-from tunerd.cli.commands.compare import render
+from tunerd.cli.measure import render_compare
 from tunerd.errors import ConfigError, TunerdError, UsageError
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.measure.compare import CompareRequest, prepare
 
 pytestmark = pytest.mark.llama
 
@@ -158,7 +158,7 @@ def test_a_template_that_changes_answers_fails_the_gate_whatever_the_speed(
     assert found["recommended"] != "B"
     assert found["verdict"] != "B is faster"
     assert "B is not recommended, for it answers otherwise than A: short" in found["sentence"]
-    assert any("gate, B against A: failed" in line for line in render(found))
+    assert any("gate, B against A: failed" in line for line in render_compare(found))
 
     run = exported(box, found["run"])
     asked_for = {arm: {one["prompt_id"] for one in run["samples"]
@@ -187,7 +187,7 @@ def test_the_verdict_is_kept_with_its_conditions(box: Box, found: dict[str, Any]
 
 
 def test_a_person_reads_a_sentence_a_table_and_bars(found: dict[str, Any]) -> None:
-    lines = list(render(found))
+    lines = list(render_compare(found))
     assert lines[0] == found["sentence"]
     assert any("95 % interval" in line for line in lines)
     assert any("expected turn" in line for line in lines)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.fakes import FakeClock
-from tunerd.daemon.loop import Loop
-from tunerd.system.clock import SystemClock
+from tunerd.machine.clock import SystemClock
+from tunerd.watch.daemon import Loop
 
 LIMIT_S = 30.0
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import needs
+from tests.support.designed import Counts, Truth, encode, read_truth
 from tests.support.real_server import RealServer, ServerEndedError
-from tunerd.core.designed import SHAPES, Counts, Truth, design, vocabulary
-from tunerd.core.engine import Capabilities, Family, SpecStyle, read_capabilities
-from tunerd.core.help_text import parse_help
-from tunerd.system.designed_file import read_truth, write
+from tunerd.engine.help import Capabilities, SpecStyle, parse_help, read_capabilities
+from tunerd.tryout.designed import SHAPES, design, vocabulary, write
+from tunerd.words import Family
 
 WORDS = vocabulary()
 EMBEDDED = "embedded"
@@ -103,7 +103,7 @@ def _build(name: str) -> Build:
     if name == EMBEDDED:
         if find_spec("xllamacpp") is None:
             needs.missing("llama", "no embedded engine", "pip install 'tunerd[embedded]'")
-        program: tuple[str, ...] = (sys.executable, "-m", "tunerd.embedded")
+        program: tuple[str, ...] = (sys.executable, "-m", "tunerd.tryout.embedded")
     else:
         program = (str(needs.engine(name)),)
     # ik exits with 1 after its help.
@@ -145,7 +145,7 @@ def test_an_engine_writes_what_the_truth_says(
             answer = server.post(
                 "/completion", {"prompt": prompt, "n_predict": 20, "temperature": 0}
             )
-            assert answer["content"] == truth.text(WORDS.encode(prompt)[-1], 20), prompt
+            assert answer["content"] == truth.text(encode(prompt)[-1], 20), prompt
         from_tokens = server.post("/completion", {"prompt": [300, 301], "n_predict": 20})
         assert from_tokens["content"] == truth.text(301, 20)
 
@@ -166,7 +166,7 @@ def test_an_engine_cuts_text_into_the_tokens_that_the_vocabulary_says(
             answer = server.post(
                 "/tokenize", {"content": text, "add_special": False, "parse_special": True}
             )
-            assert tuple(answer["tokens"]) == WORDS.encode(text), text
+            assert tuple(answer["tokens"]) == encode(text), text
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -185,14 +185,14 @@ def test_a_chat_goes_on_with_the_last_word_of_the_user(
                 {"messages": messages, "max_tokens": 20, "temperature": 0},
             )
             content = answer["choices"][0]["message"]["content"]
-            expected = truth.text(WORDS.encode(" " + last_word)[0], 20)
+            expected = truth.text(encode(" " + last_word)[0], 20)
             assert content.strip() == expected.strip()
             messages += [{"role": "assistant", "content": content}, {"role": "user", "content": ""}]
         prompt = server.post("/apply-template", {"messages": messages[:3]})["prompt"]
 
     assert prompt == (
         "<|im_start|>user\n write something code"
-        f"{truth.text(WORDS.encode(' code')[0], 20)}<|im_end|>\n"
+        f"{truth.text(encode(' code')[0], 20)}<|im_end|>\n"
         "<|im_start|>user\n write something creative"
     )
 

@@ -19,19 +19,14 @@ from tests.support import needs, nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.local_box import Box, deployed
 from tests.support.real_server import RealServer, free_port
-from tunerd.actions.compare import Prepared
-from tunerd.actions.context import Context
-from tunerd.actions.doctor import gather
-from tunerd.actions.doctor_graphs import keep_control, measure_graphs
-from tunerd.actions.fingerprint import FingerprintReader
-from tunerd.core.designed import SHAPES, design
-from tunerd.core.doctor.catalogue import ALL_RULES
-from tunerd.core.doctor.facts import NO_GRAPHS, GraphControl
-from tunerd.core.evidence import ArmRecord, RunOutcome, RunRecord
-from tunerd.core.result import Level
-from tunerd.core.sample import Sample, Timings
-from tunerd.system.designed_file import write
-from tunerd.system.store import EvidenceStore
+from tunerd.app import Context
+from tunerd.doctor.doctor import gather
+from tunerd.doctor.rules import ALL_RULES
+from tunerd.measure.answer import Sample, Timings
+from tunerd.measure.conditions import FingerprintReader
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
+from tunerd.measure.store import EvidenceStore
+from tunerd.tryout.designed import SHAPES, design, write
 
 CODES = {rule.code for rule in ALL_RULES}
 # What this machine itself may be told, whatever serves on it.
@@ -268,112 +263,6 @@ def test_evidence_of_another_build_is_stale(box: Box) -> None:
     assert stale["do"] == "tunerd bench"
 
 
-class Asked(Exception):
-    """Somebody was asked, and said no."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        super().__init__(prepared.question)
-        self.prepared = prepared
-
-
-def refuse(prepared: Prepared) -> None:
-    raise Asked(prepared)
-
-
-@pytest.mark.llama
-def test_the_control_run_differs_in_the_graphs_alone_and_is_asked_about(box: Box) -> None:
-    context = box.context
-    facts, _ = gather(context)
-    assert facts.server is not None
-    with_a_card = replace(
-        facts,
-        host=replace(facts.host, gpus=(rtx_4070_super(),)),
-        server=replace(facts.server, devices=None),
-    )
-    with pytest.raises(Asked) as said:
-        measure_graphs(context, with_a_card, budget_s=600.0, confirm=refuse)
-
-    sides = said.value.prepared.plans
-    assert sides["A"].command.argv == sides["B"].command.argv
-    (added,) = set(sides["B"].unit_text.splitlines()) - set(sides["A"].unit_text.splitlines())
-    assert added == 'Environment="GGML_CUDA_DISABLE_GRAPHS=1"'
-    assert "10 min" in str(said.value)
-
-
-def test_a_control_run_is_remembered_for_what_was_measured_and_no_other(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    path = tmp_path / "tiny.gguf"
-    write(design(SHAPES["tiny"]), path)
-    argv = ("/usr/bin/true", "--model", str(path), "--port", "1")
-    box.unit.parent.mkdir(parents=True)
-    box.unit.write_text(f"[Service]\nExecStart={' '.join(argv)}\n")
-    context = box.context
-    now = FingerprintReader(context).of(argv, {}).fingerprint
-    now = replace(now, engine_sha256="e" * 64)
-    off = {NO_GRAPHS: "1"}
-
-    def control(gain: float, **then: object) -> None:
-        arms = (
-            ArmRecord(name="A", argv=argv, fingerprint=replace(now, **then)),  # type: ignore[arg-type]
-            ArmRecord(name="B", argv=argv, environment=off, fingerprint=now),
-        )
-        with EvidenceStore(context.paths.evidence) as store:
-            record = RunRecord(
-                kind="compare", suites=("workload",), started_s=1.0, target="t", arms=arms
-            )
-            number = store.add_run(record)
-        assert keep_control(context, number, GraphControl(gain, gain - 0.1, gain + 0.1, 8)) == ()
-
-    context.paths.evidence.parent.mkdir(parents=True, exist_ok=True)
-    control(0.3)
-    kept = gather(context)[0].evidence
-    assert kept is not None
-    assert kept.graphs is not None
-    assert (kept.graphs.run, kept.graphs.control.gain) == (1, 0.3)
-    assert kept.graphs.holds is None, "the engine cannot be told here"
-    control(0.2, cpu_model="another", workload_sha256="0" * 64)
-    kept = gather(context)[0].evidence
-    assert kept is not None
-    assert kept.graphs is not None
-    assert (kept.graphs.run, kept.graphs.holds) == (2, False), "the newest, and it is stale"
-    assert any("another" in text for text in kept.graphs.changes)
-    box.unit.write_text(f"[Service]\nExecStart={' '.join(argv)} --ctx-size 512\n")
-    kept = gather(context)[0].evidence
-    assert kept is not None
-    assert kept.graphs is None, "another command line"
-
-
-@pytest.mark.llama
-def test_without_a_card_in_use_there_is_no_control_run(box: Box) -> None:
-    context = box.context
-    facts, _ = gather(context)
-    assert facts.server is not None
-    card = replace(facts, host=replace(facts.host, gpus=(rtx_4070_super(),)))
-    off = replace(facts.server, devices=None, environment={"GGML_CUDA_DISABLE_GRAPHS": "1"})
-    for found in (replace(facts, host=replace(facts.host, gpus=())),
-                  replace(card, server=replace(facts.server, devices=())),
-                  replace(card, server=off)):  # fmt: skip
-        control, told = measure_graphs(context, found, budget_s=600.0, confirm=refuse)
-        assert control is None
-        assert [message.code for message in told] == ["no-control"]
-
-
-def test_a_control_run_that_cannot_begin_is_a_warning(tmp_path: Path) -> None:
-    context = Box(tmp_path).context
-    facts, _ = gather(context)
-    card = replace(facts, host=replace(facts.host, gpus=(rtx_4070_super(),)))
-
-    control, (told,) = measure_graphs(context, card, budget_s=600.0, confirm=refuse)
-    assert control is None
-    assert told.level is Level.WARNING
-    assert "tunerd has deployed nothing" in told.text
-
-
-def test_a_budget_that_is_no_time_is_refused(tmp_path: Path) -> None:
-    done = Box(tmp_path).call("doctor", "--deep", "--budget", "soon")
-    assert done.returncode == 2
-
-
 def measure(box: Box, context: Context) -> None:
     """Ask the deployed server, and the same without speculation, and keep both as one run."""
     live = gather(context)[0].server
@@ -387,7 +276,7 @@ def measure(box: Box, context: Context) -> None:
         drafting = [ask(client, f"{n} {text}") for n, text in enumerate(TEXTS)]
     at = off.index("--port")
     options = off[1:at] + off[at + 2 :]
-    program = (sys.executable, "-m", "tunerd.embedded")
+    program = (sys.executable, "-m", "tunerd.tryout.embedded")
     with RealServer(program, *options, folder=box.folder) as server:
         server.wait_until_ready()
         plain = [ask(server.client, f"{n} {text}") for n, text in enumerate(TEXTS[:4])]

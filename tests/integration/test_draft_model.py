@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_box import deployed
-from tunerd.actions.sweep_plan import SweepRequest
-from tunerd.actions.sweep_run import sweep_plan
-from tunerd.core.designed import Shape, design
-from tunerd.system.designed_file import write
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.sweep.plan import SweepRequest
+from tunerd.sweep.run import sweep_plan
+from tunerd.tryout.designed import Shape, design, write
 
 pytestmark = [pytest.mark.llama, pytest.mark.timeout(180)]
 

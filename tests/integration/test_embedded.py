@@ -17,17 +17,15 @@ import httpx
 import pytest
 
 from tests.support import needs
+from tests.support.designed import Truth, encode, read_truth
 from tests.support.real_server import RealServer, ServerEndedError
-from tunerd.core.designed import SHAPES, Truth, design, vocabulary
-from tunerd.core.embedded_command import Files, parse_command
-from tunerd.core.embedded_options import OPTIONS, Option
-from tunerd.core.engine import parse_version
-from tunerd.embedded import apply_settings
-from tunerd.system.designed_file import read_truth, write
+from tunerd.engine.help import parse_version
+from tunerd.tryout.designed import SHAPES, design, vocabulary, write
+from tunerd.tryout.embedded import OPTIONS, Option, apply_setting, parse_command
 
 pytestmark = pytest.mark.llama
 
-PROGRAM = (sys.executable, "-m", "tunerd.embedded")
+PROGRAM = (sys.executable, "-m", "tunerd.tryout.embedded")
 WORDS = vocabulary()
 
 # A value for each option that has an argument, other than its default.
@@ -48,8 +46,6 @@ VALUES = {
     "--presence-penalty": "0.5",
     "--spec-type": "draft-mtp",
     "--spec-draft-p-min": "0.75",
-    "--spec-synth-len": "2.5",
-    "--spec-synth-rates": "0.5,0.25",
     "--host": "127.0.0.2",
     "--alias": "one,two",
     "--chat-template-kwargs": '{"a": [1]}',
@@ -112,7 +108,7 @@ def test_the_version_has_mainlines_shape_and_goes_to_stderr() -> None:
 
 def test_the_help_goes_to_stdout_and_does_not_load_the_engine() -> None:
     script = (
-        "import sys; from tunerd.embedded import main; status = main(['--help']);"
+        "import sys; from tunerd.tryout.embedded import main; status = main(['--help']);"
         " sys.exit(status or 'xllamacpp' in sys.modules or 'numpy' in sys.modules)"
     )
     done = subprocess.run(
@@ -255,7 +251,7 @@ def _wait_until_sending_stalls(server: RealServer) -> None:
 
 
 def test_it_serves_the_routes_of_llama_server(model: Path, folder: Path, truth: Truth) -> None:
-    expected = truth.text(WORDS.encode("code")[0], 30)
+    expected = truth.text(encode("code")[0], 30)
     with _server(
         model, folder, "--metrics", "--alias", "designed", "--spec-type", "draft-mtp"
     ) as server:
@@ -281,39 +277,6 @@ def test_it_serves_the_routes_of_llama_server(model: Path, folder: Path, truth: 
     assert "llamacpp:tokens_predicted_total 30" in metrics
     assert tools["object"] == "chat.completion"
     assert headers["server"] == "llama.cpp"
-
-
-def _events(server: RealServer, route: str, body: dict[str, Any]) -> list[str]:
-    with server.client.stream("POST", route, json=body) as reply:
-        assert reply.status_code == 200
-        return [line.removeprefix("data: ") for line in reply.iter_lines() if line[:1] == "d"]
-
-
-def test_answers_are_streamed(model: Path, folder: Path, truth: Truth) -> None:
-    expected = truth.text(WORDS.encode(" creative")[0], 25)
-    with _server(model, folder) as server:
-        native = _events(
-            server,
-            "/completion",
-            {"prompt": "be creative", "n_predict": 25, "stream": True, "temperature": 0},
-        )
-        chat = _events(
-            server,
-            "/v1/chat/completions",
-            {
-                "messages": [{"role": "user", "content": "be creative"}],
-                "max_tokens": 25,
-                "stream": True,
-                "temperature": 0,
-            },
-        )
-
-    chunks = [json.loads(event) for event in native]
-    assert "".join(chunk["content"] for chunk in chunks) == expected
-    assert chunks[-1]["timings"]["predicted_n"] == 25
-    assert chat[-1] == "[DONE]"
-    deltas = [json.loads(event)["choices"][0]["delta"] for event in chat[:-1]]
-    assert "".join(delta.get("content") or "" for delta in deltas).strip() == expected.strip()
 
 
 MANY_OPTIONS = """
@@ -373,7 +336,7 @@ def test_settings_show_in_what_the_server_says_of_itself(model: Path, folder: Pa
         "using 3 threads for HTTP server",
         "n_threads = 1 (n_threads_batch = 2)",
         ">= 2048 MiB of system memory",
-        "n_max=4, n_min=2, p_min=0.50, n_embd=512, backend_sampling=0",
+        "n_max=4, n_min=2, p_min=0.50, n_embd=1056, backend_sampling=0",
     ):
         assert line in server.log, line
 
@@ -428,42 +391,6 @@ def test_the_template_gets_its_arguments(model: Path, folder: Path) -> None:
     assert "N.B.<|im_start|>assistant\n<think>\n\n</think>" in prompt["prompt"]
 
 
-def test_synthetic_acceptance_has_the_length_that_was_asked_for(model: Path, folder: Path) -> None:
-    with _server(
-        model,
-        folder,
-        *shlex.split("--spec-type draft-mtp --spec-draft-n-max 3 --spec-synth-len 2.5"),
-    ) as server:
-        reply = server.post("/completion", {"prompt": "code", "n_predict": 900})
-
-    accepted = reply["timings"]["draft_n_accepted"]
-    assert 899 / (899 - accepted) == pytest.approx(2.5, abs=0.25)
-
-
-def test_a_half_sent_request_times_out(model: Path, folder: Path) -> None:
-    with (
-        _server(model, folder, "--timeout", "1") as server,
-        socket.create_connection(("127.0.0.1", server.port)) as connection,
-    ):
-        connection.settimeout(4)
-        connection.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
-        reply = connection.recv(100)
-
-    assert reply.startswith(b"HTTP/1.1 4")
-
-
-@pytest.mark.parametrize(("mode", "is_locked"), [("mlock", True), ("none", False)])
-def test_memory_is_locked_where_asked(
-    mode: str, is_locked: bool, model: Path, folder: Path
-) -> None:
-    with _server(model, folder, "-lm", mode) as server:
-        status = Path(f"/proc/{server.process.pid}/status").read_text()
-    locked_kib = next(int(line.split()[1]) for line in status.splitlines() if "VmLck" in line)
-
-    # A low limit ends the locking early, it does not prevent it.
-    assert (locked_kib > 100) == is_locked
-
-
 def test_what_was_not_given_is_as_in_llama_server(model: Path, folder: Path) -> None:
     """Four slots over one KV buffer, batch threads like threads, context of the model."""
     environment = {"LLAMA_ARG_CTX_SIZE": "512", "LLAMA_API_KEY": "secret", "LLAMA_ARG_TOP_K": "3"}
@@ -498,58 +425,32 @@ def test_it_listens_on_every_address_it_was_given(model: Path, folder: Path) -> 
     assert reply.status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "line"),
-    [
-        ("ngram-simple", "-size-n 5 -size-m 9 -min-hits 2", "size_n=5, size_m=9, min_hits=2"),
-        ("ngram-map-k", "-size-n 7 -size-m 6 -min-hits 3", "size_key=7, size_value=6, key_only=1"),
-        (
-            "ngram-map-k4v",
-            "-size-n 7 -size-m 6 -min-hits 3",
-            "size_value=6, key_only=0, min_hits=3",
-        ),
-        ("ngram-mod", "-n-match 17 -n-min 9 -n-max 11", "n_match=17, n_max=11, n_min=9"),
-    ],
-)
-def test_sizes_of_ngram_speculation_reach_the_engine(
-    kind: str, options: str, line: str, model: Path, folder: Path
+@pytest.mark.parametrize("option", OPTIONS[2:], ids=lambda option: option.spellings[-1])
+def test_every_option_changes_a_field_of_the_engines_parameters(
+    option: Option, tmp_path: Path
 ) -> None:
-    given = [f"--spec-{kind}{word}" if word[0] == "-" else word for word in options.split()]
-    with _server(model, folder, "-lv", "4", "--spec-type", kind, *given) as server:
-        pass
-
-    assert f"adding speculative implementation '{kind}'" in server.log
-    assert line in server.log
-
-
-LIVE_OPTIONS = [
-    option
-    for option in OPTIONS
-    if not option.is_removed and not {"--help", "--version"} & set(option.spellings)
-]
-
-
-@pytest.mark.parametrize("option", LIVE_OPTIONS, ids=lambda option: option.spellings[-1])
-def test_every_option_changes_a_field_of_the_engines_parameters(option: Option) -> None:
     import xllamacpp  # noqa: PLC0415 (only where it is installed)
 
+    (tmp_path / "file").write_text("read from a file")
+    places = {"FNAME": "file", "JINJA_TEMPLATE_FILE": "file", "PATH": "."}
     flag = next((flag for flag in option.spellings if flag in VALUES), option.spellings[0])
     value = VALUES.get(flag, NUMBER if option.argument in {"N", "SEED", "<0...100>"} else TEXT)
-    files = Files(read=lambda _: "read from a file", is_folder=lambda _: True)
+    if option.argument in places:
+        value = str(tmp_path / places[option.argument])
     given = [[flag] if option.argument is None else [flag, value]]
     given += [[negation] for negation in option.negations[:1]]
     changed = False
     for arguments in given:
         params = xllamacpp.CommonParams()
-        for setting in parse_command(arguments, files).settings:
-            before = _field(params, setting.field)
-            apply_settings(params, (setting,), xllamacpp)
-            changed = changed or _field(params, setting.field) != before
+        for field, wanted in parse_command(arguments).settings:
+            before = _field(params, field)
+            apply_setting(params, field, wanted, xllamacpp)
+            changed = changed or _field(params, field) != before
 
     assert changed, option.spellings
 
 
 def _field(params: Any, field: str) -> Any:
-    for name in field.split("."):
+    for name in field.removeprefix("+").split("."):
         params = getattr(params, name)
     return params

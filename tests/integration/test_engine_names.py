@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_box import Box
-from tunerd.actions.choose_engine import PlanRequest, choose
-from tunerd.actions.context import Context
-from tunerd.actions.engine_names import named_by_plan
-from tunerd.actions.profiles import check_profile
-from tunerd.core.designed import SHAPES, design
-from tunerd.system.designed_file import write
-from tunerd.system.host import read_host
+from tunerd.app import Context
+from tunerd.engine.builds import PlanRequest, choose, named_by_plan
+from tunerd.machine.host import read_host
+from tunerd.production.adopt import check_profile
+from tunerd.tryout.designed import SHAPES, design, write
 
 PROFILE = """
 engine.prefer = [{prefer}]

@@ -21,15 +21,7 @@ import pytest
 
 from tests.support.programs import ProgramFailed, program
 from tunerd.errors import Busy, HostError
-from tunerd.system.files import (
-    MAX_READ_BYTES,
-    Files,
-    Look,
-    is_full,
-    is_locked,
-    lock,
-    make_private,
-)
+from tunerd.machine.files import MAX_READ_BYTES, Files, Look, is_full, is_locked, lock, make_private
 
 ROOT = Path(__file__).parents[2]
 IS_ROOT = os.geteuid() == 0
@@ -97,6 +89,24 @@ def test_a_replaced_file_takes_over_what_it_is_told(tmp_path: Path) -> None:
     assert Files().look(path) == Look(0o604, 12, 34)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody")
+def test_a_file_is_written_though_its_owner_may_not_be_restored(tmp_path: Path) -> None:
+    path = tmp_path / "x.service"
+    path.write_text("before")
+    os.chown(path, 0, 4321)
+    path.chmod(0o640)
+    script = (
+        "import sys; from pathlib import Path; from tunerd.machine.files import Files; "
+        "p = Path(sys.argv[1]); Files().write(p, b'after', like=Files().look(p))"
+    )
+    confined = ["setpriv", "--inh-caps=-chown", "--bounding-set=-chown", "--no-new-privs"]
+    subprocess.run([*confined, sys.executable, "-c", script, str(path)], check=True)
+
+    assert path.read_text() == "after"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert path.stat().st_gid == 0
+
+
 @pytest.mark.parametrize("at", range(1, 5))
 def test_a_write_that_is_cut_short_leaves_old_or_new_and_nothing_else(
     at: int, tmp_path: Path
@@ -126,7 +136,7 @@ def test_a_process_that_dies_in_a_write_leaves_old_or_new(at: int, tmp_path: Pat
     path = tmp_path / "a"
     path.write_bytes(b"old")
     script = (
-        "import os, sys\nfrom pathlib import Path\nfrom tunerd.system.files import Files\n"
+        "import os, sys\nfrom pathlib import Path\nfrom tunerd.machine.files import Files\n"
         "steps = []\n"
         "def before(step):\n    steps.append(step)\n"
         f"    if len(steps) == {at}: os.kill(os.getpid(), 9)\n"
@@ -372,7 +382,7 @@ def test_a_limit_on_file_sizes_is_said_and_what_stood_stands(tmp_path: Path) -> 
 
 
 HOLD = (
-    "import sys\nfrom pathlib import Path\nfrom tunerd.system.files import lock\n"
+    "import sys\nfrom pathlib import Path\nfrom tunerd.machine.files import lock\n"
     "with lock(Path(sys.argv[1]), purpose='apply rtx', since='2026-05-16 12:00:00 UTC'):\n"
     "    print('held', flush=True)\n    sys.stdin.read()\n"
 )
@@ -464,7 +474,7 @@ def test_only_one_of_many_gets_the_lock(tmp_path: Path) -> None:
     """Each adds one to a number that it reads, waits and writes: nothing may be lost."""
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom tunerd.errors import Busy\n"
-        "from tunerd.system.files import lock\n"
+        "from tunerd.machine.files import lock\n"
         "folder = Path(sys.argv[1])\nleft = 5\n"
         "while left:\n"
         "    try:\n"

@@ -10,8 +10,8 @@ import pytest
 from tests.support.gguf_bytes import text
 from tests.support.model_headers import small
 from tests.support.profiles import profile_of
-from tunerd.actions.context import Context, build_context
-from tunerd.actions.find_model import find_weights, found_by_metadata
+from tunerd.app import Context, build_context
+from tunerd.engine.builds import find_weights, found_by_metadata
 from tunerd.errors import ConfigError, ModelFileError
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tunerd.core.generation import Ending, Generation, Outcome, serving_number
+from tests.support.local_box import Box
 from tunerd.errors import HostError
-from tunerd.system.files import Files
-from tunerd.system.generations import Generations
+from tunerd.machine.files import Files
+from tunerd.production.status import history
+from tunerd.units.generations import Ending, Generation, Generations, Outcome
 
 GENERATION = Generation(
     number=1,
@@ -139,7 +140,6 @@ def test_the_serving_one_is_the_newest_that_ended_well(generations: Generations)
     assert entry is not None
     assert entry.generation.number == 1
     assert generations.serving("nobody.service") is None
-    assert serving_number(tuple(generations.entries())) == 2
 
 
 DAMAGED = [
@@ -160,13 +160,26 @@ def test_a_damaged_record_is_named_and_stands_in_nobodys_way(
             generations.read(2)
         assert str(path) in caught.value.message
     assert [entry.generation.number for entry in generations.entries()] == [1]
-    assert generations.damaged == (set() if text == "null" else {2})
     assert generations.next_number() == 3
 
 
-@pytest.mark.parametrize(
-    "change", [{"number": 7}, {"argv": None}, {"origins": [["a", "b"]]}, {"surprise": 1}]
-)
+def test_a_damaged_record_is_told_of_until_it_was_put_aside(tmp_path: Path) -> None:
+    ctx = Box(tmp_path).context
+    for _ in range(2):
+        make(ctx.generations, SERVING)
+    folder = ctx.paths.generations_dir / "000002"
+    (folder / "generation.json").write_text("{")
+    for _ in range(2):
+        told = history(ctx)
+        assert [(one.code, one.hint) for one in told.messages] == [
+            ("damaged", "`tunerd history show 2` says why")
+        ]
+        assert [row["number"] for row in told.payload["generations"]] == [1]
+    folder.rename(folder.with_name("000002.damaged"))
+    assert history(ctx).messages == ()
+
+
+@pytest.mark.parametrize("change", [{"number": 7}, {"argv": None}, {"origins": [["a", "b"]]}])
 def test_a_record_that_was_tampered_with_is_damaged(
     change: dict[str, Any], generations: Generations, tmp_path: Path
 ) -> None:
@@ -211,3 +224,15 @@ def test_no_folder_is_no_generation(generations: Generations) -> None:
     assert generations.numbers() == ()
     assert list(generations.entries()) == []
     assert generations.read(1) is None
+
+
+def test_what_a_later_version_added_to_a_record_is_passed_over(
+    generations: Generations, tmp_path: Path
+) -> None:
+    make(generations)
+    path = tmp_path / "generations" / "000001" / "generation.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "surprise": 1}))
+    entry = generations.read(1)
+    assert entry is not None
+    assert entry.generation.with_tuned
+    assert "with_tuned" not in json.loads(path.read_bytes()), "which an earlier version cannot read"

@@ -15,11 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.gguf_bytes import MemorySource
-from tunerd.core.designed import design
-from tunerd.core.designed_shape import SHAPES
-from tunerd.core.gguf import ArrayValue, Header, read_header
-from tunerd.core.gguf_types import TENSOR_TYPES
-from tunerd.system.designed_file import write
+from tunerd.model.gguf import TENSOR_TYPES, ArrayValue, Header, read_header
+from tunerd.tryout.designed import SHAPES, design, write
 
 _RANGES = {
     GGUFValueType.UINT8: (0, 2**8 - 1),

@@ -11,11 +11,11 @@ from tests.support import needs
 from tests.support.builders import HELP_OF
 from tests.support.golden import NO_MODEL, dry, golden_lines
 from tests.support.server_process import free_port
-from tunerd.core.failure import argument_error
-from tunerd.system.accounts import probe_account
-from tunerd.system.engine_programs import Found, own_server
-from tunerd.system.engines import EngineProber
-from tunerd.system.files import Files
+from tunerd.engine.health import argument_error
+from tunerd.engine.probe import EngineProber, Found, own_server
+from tunerd.machine.files import Files
+from tunerd.machine.process import probe_account
+from tunerd.units.sandbox import Sandbox
 
 # Dialects without a build are held by their help texts alone.
 DIALECTS = [
@@ -40,7 +40,7 @@ def program_of(dialect: str) -> Found:
 
 @pytest.fixture
 def prober(tmp_path: Path) -> EngineProber:
-    return EngineProber(tmp_path, Files(), probe_account(None), timeout_s=60)
+    return EngineProber(tmp_path, Files(), Sandbox(probe_account(None)), timeout_s=60)
 
 
 def complaint(prober: EngineProber, dialect: str, words: Sequence[str]) -> str | None:

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.local_box import Box, deployed
-from tunerd.actions.guard_margin import margin_now
-from tunerd.system.ports import free_port
+from tests.support.local_box import Box, deployed, settings
+from tunerd.machine.net import free_port
+from tunerd.measure.sides import plan_side, side_of
+from tunerd.sweep.plan import SweepRequest, prepare
+from tunerd.units.generations import Generation
+from tunerd.watch.speed import margin_now
 
 pytestmark = pytest.mark.llama
+UNIT = "llama-server.service"
 MARGIN = "[memory]\nfit_mib = 1664\n"
 
 
@@ -41,6 +45,12 @@ def raised(box: Box) -> dict[str, Any]:
     return said
 
 
+def serving(box: Box) -> Generation:
+    entry = box.context.generations.serving(UNIT)
+    assert entry is not None
+    return entry.generation
+
+
 def test_a_unit_that_a_person_edited_is_left_alone(box: Box) -> None:
     with box.unit.open("a") as unit:
         unit.write("# mine\n")
@@ -58,3 +68,34 @@ def test_a_profile_that_changed_meanwhile_is_not_deployed_by_the_way(box: Box, s
     assert "says something else by now" in error["message"]
     assert "64" in error["cause"]
     assert box.unit.read_text() == before
+
+
+def test_a_tuned_layer_that_was_left_out_is_left_out_again(box: Box) -> None:
+    tuned = box.context.paths.tuned_dir / "cpu-embedded.toml"
+    tuned.parent.mkdir(parents=True, exist_ok=True)
+    tuned.write_text("[serving]\nn_batch = 64\n")
+    port = serving(box).pins["serving.port"]
+    try:
+        done = box.call(
+            "apply", "cpu-embedded", "--untuned", "--yes", *settings(box, serving__port=port)
+        )
+        assert done.returncode == 0, done.stderr
+        ctx = box.context
+        live = side_of(ctx, "live", base=None)
+        assert "64" not in plan_side(ctx, live).command.argv
+        prepared = prepare(ctx, SweepRequest(budget_s=7200.0), proves=False)
+        assert not prepared.plan_request.with_tuned
+        assert "error" not in raised(box)
+        assert (serving(box).reason, serving(box).with_tuned) == ("guard", False)
+        assert "64" not in serving(box).argv
+    finally:
+        tuned.unlink()
+
+
+def test_after_a_raise_that_failed_the_server_runs_again(box: Box) -> None:
+    with box.unit.open("a") as unit:
+        unit.write("# mine\n")
+    services = box.context.services
+    services.stop(UNIT)
+    assert "error" in raised(box)
+    assert services.state(UNIT).is_active

@@ -13,19 +13,23 @@ import pytest
 from tests.fault.world import a_generation
 from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
 from tests.support.local_box import Box
-from tests.support.readings import a_reading
-from tunerd.actions.context import Context
-from tunerd.actions.guard_margin import KEY
-from tunerd.actions.telemetry import HistoryKeeper
-from tunerd.core.generation import Ending as Ended
-from tunerd.core.generation import Outcome
-from tunerd.core.local_outcome import Ending
-from tunerd.core.telemetry.history import Event
-from tunerd.daemon.guarding import CHECK_UNIT, Guarding
-from tunerd.system.files import lock
-from tunerd.system.llama import Address, LlamaServer
-from tunerd.system.notify import Notifier
-from tunerd.system.ports import free_port
+from tests.support.readings import a_reading, an_engine
+from tunerd.app import Context
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.machine.files import lock
+from tunerd.machine.net import free_port
+from tunerd.tryout.local_service import Ending
+from tunerd.units.generations import Ending as Ended
+from tunerd.units.generations import Outcome
+from tunerd.units.systemd import Notifier
+from tunerd.watch.daemon import Daemon
+from tunerd.watch.figures import Event
+from tunerd.watch.guarding import CHECK_UNIT, Guarding
+from tunerd.watch.history import HistoryKeeper, history
+from tunerd.watch.judgement import begun
+from tunerd.watch.readings import Watcher
+from tunerd.watch.speed import KEY
+from tunerd.words import sha256
 
 UNIT = "llama-server.service"
 SERVER = "[Service]\nExecStart=/bin/server\nRestart=on-failure\nRestartSec=5\n"
@@ -99,6 +103,14 @@ def test_a_server_without_vram_is_told_of_once_where_no_margin_can_be_raised(wor
     assert world.kinds == ["oom"]
     assert "no fit margin is set" in world.told[0].text
     assert "cudaMalloc failed" in world.told[0].text
+
+
+def test_what_was_said_long_before_the_death_is_no_cause_of_it(world: World) -> None:
+    world.look()
+    for _ in range(3):
+        world.die(OOM, *["srv update_slots: all slots are idle"] * 150)
+        world.look()
+    assert "oom" not in world.kinds
 
 
 def test_a_server_that_dies_of_something_else_is_no_business_of_the_margin(world: World) -> None:
@@ -191,6 +203,16 @@ def test_a_server_that_hangs_is_restarted_no_oftener_though_the_daemon_dies_each
     ]
 
 
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_a_server_that_sleeps_when_nobody_asks_is_not_asked(world: World, is_asleep: bool) -> None:
+    world.begin_anew(LlamaServer(Address("127.0.0.1", free_port()), world.clock))
+    before = world.manager.state(UNIT).invocation_id
+    for _ in range(200):
+        life = world.manager.state(UNIT).invocation_id
+        world.look(engine=an_engine(life=life, is_asleep=is_asleep))
+    assert (world.kinds, world.manager.state(UNIT).invocation_id) == ([], before)
+
+
 def test_the_end_of_a_raise_is_told_by_the_daemon_after_the_one_that_began_it(
     world: World,
 ) -> None:
@@ -206,3 +228,83 @@ def test_the_end_of_a_raise_is_told_by_the_daemon_after_the_one_that_began_it(
             world.look()
     assert world.kinds == ["oom", "guard-acted"]
     assert "generation 3 serves" in world.told[1].text
+
+
+def test_settings_that_change_leave_the_guards_what_they_know(world: World) -> None:
+    daemon = Daemon(world.ctx)
+
+    def die() -> None:
+        world.die(OOM)
+        daemon.look()
+
+    def told() -> list[str]:
+        return [event.kind for event in history(world.ctx, 0.0, 0.0).events]
+
+    daemon.look()
+    die()
+    assert told() == []
+    file = world.ctx.paths.settings_file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("[guards]\ndrift = 'off'\n")
+    daemon.alive()
+    die()
+    assert told() == ["oom"], "one death before, one after"
+
+
+def watched(world: World, **changed: Any) -> Path:
+    """Generation 3 serves, and is watched; its record."""
+    text = (world.manager.unit_dir / UNIT).read_bytes()
+    world.ctx.paths.unit_dir.mkdir(parents=True, exist_ok=True)
+    (world.ctx.paths.unit_dir / UNIT).write_bytes(text)
+    generation = replace(a_generation(reason="apply", unit_sha256=sha256(text)), number=3)
+    world.ctx.generations.create(generation, None)
+    world.ctx.generations.end(3, Ended(Outcome.SERVING, 1.0, 1.0, None, None))
+    record = begun(3, 7, now_s=0.0, left_s=900.0, restarts=0, boot_id=None) | changed
+    path = world.ctx.paths.state_dir / "probation" / "3.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(record))
+    return path
+
+
+TAKES_BACK = "tunerd-probation-3.service"
+
+
+def test_a_probation_under_which_the_machine_went_down_is_taken_back_by_a_unit(
+    world: World,
+) -> None:
+    watched(world, boot_id="the boot before")
+    world.look()
+    text = (world.manager.runtime_unit_dir / TAKES_BACK).read_text()
+    assert '"take-back" "3" "--reason" "the machine went down' in text
+    assert '"--sweep" "7"' in text
+
+
+def test_a_death_in_probation_is_told_by_nobody_else(world: World) -> None:
+    path = watched(world)
+    world.look()
+    world.die(OOM)
+    for _ in range(4):
+        world.look()
+    assert world.kinds == []
+    assert "died and was started again" in json.loads(path.read_text())["reason"]
+    assert (world.manager.runtime_unit_dir / TAKES_BACK).exists()
+
+
+def test_a_server_is_expected_where_it_was_deployed_or_starts_at_boot(world: World) -> None:
+    def is_expected() -> bool:
+        return Watcher(world.ctx).look().engine.is_expected
+
+    (world.manager.unit_dir / UNIT).write_text(f"{SERVER}[Install]\nWantedBy=default.target\n")
+    world.manager.reload()
+    assert not is_expected(), "somebody started it by hand"
+    world.manager.enable(UNIT)
+    assert is_expected()
+    world.manager.disable(UNIT)
+    made = replace(a_generation(reason="apply", unit_sha256=None), number=1)
+    world.ctx.generations.create(made, None)
+    world.ctx.generations.end(1, Ended(Outcome.SERVING, world.clock.now_s(), 1.0, None, None))
+    assert is_expected()
+    taken = replace(made, number=2, reason="rollback")
+    world.ctx.generations.create(taken, None)
+    world.ctx.generations.end(2, Ended(Outcome.REMOVED, world.clock.now_s(), 1.0, None, None))
+    assert not is_expected()

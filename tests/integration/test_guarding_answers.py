@@ -15,9 +15,9 @@ import pytest
 
 from tests.integration.test_guarding import World
 from tests.support.readings import an_engine
-from tunerd.daemon.guarding import Guarding
-from tunerd.system.llama import Address, LlamaServer
-from tunerd.system.notify import Notifier
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.units.systemd import Notifier
+from tunerd.watch.guarding import Guarding
 
 
 @contextmanager

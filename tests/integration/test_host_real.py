@@ -16,14 +16,8 @@ import pytest
 
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.needs import missing
-from tunerd.system.host import (
-    boot_id,
-    memlock_limit_of,
-    memory_of,
-    process_facts,
-    read_cpu,
-    read_host,
-)
+from tunerd.machine.host import memlock_limit_of, memory_of, process_facts, read_cpu, read_host
+from tunerd.machine.proc import boot_id
 
 LOCKER = """
 import ctypes, sys
@@ -80,7 +74,7 @@ def test_physical_cores_agree_with_psutil_where_all_may_be_used() -> None:
 def test_a_process_that_is_pinned_counts_only_its_processor() -> None:
     script = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from tunerd.system.cpu import read_cpu; cpu = read_cpu();"
+        "from tunerd.machine.host import read_cpu; cpu = read_cpu();"
         "print(cpu.physical_cores, cpu.logical_cores)"
     )
 
@@ -178,7 +172,7 @@ def test_what_another_user_may_not_see_is_unknown() -> None:
         missing("root", "needs root to become somebody else", "run as root")
     script = (
         "import os, sys; target = os.getppid(); sys.path.insert(0, sys.argv[1]);"
-        "from tunerd.system.host import process_facts; process_facts(target); os.setuid(65534);"
+        "from tunerd.machine.host import process_facts; process_facts(target); os.setuid(65534);"
         "facts = process_facts(target);"
         "print(facts.read_bytes, facts.exe, facts.uid, facts.start_ticks is not None)"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.system.journal import Journal, field_name
+from tunerd.log import Journal, field_name
 
 
 @pytest.fixture

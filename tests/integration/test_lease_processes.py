@@ -15,26 +15,27 @@ import pytest
 
 from tests.support.local_box import Box, deployed
 from tests.support.supervised import is_alive, supervisor_pid
-from tunerd.actions.choose_engine import PlanRequest
-from tunerd.actions.context import Context, build_context
-from tunerd.actions.lease import Held, hold
-from tunerd.actions.lease_outlook import outlook
-from tunerd.actions.lease_record import read_measurement
-from tunerd.actions.plan import Plan, make_plan
-from tunerd.actions.recover import recover
-from tunerd.actions.status import status
-from tunerd.actions.verify import verify
-from tunerd.core.lease import Reason, is_candidate
+from tunerd.app import Context, build_context
+from tunerd.engine.builds import PlanRequest
+from tunerd.engine.health import Reason
+from tunerd.engine.server import LlamaServer
 from tunerd.errors import Busy, DeployError, Preempted
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.production.lease import Held, hold, outlook
+from tunerd.production.measurement import read_measurement
+from tunerd.production.plan import Plan, make_plan
+from tunerd.production.recover import recover
+from tunerd.production.status import status
+from tunerd.production.verify import verify
+from tunerd.units.manager import is_candidate
 
 pytestmark = pytest.mark.llama
 BUDGET_S = 300.0
 _PATIENCE_S = 60.0
 _HOLD = """
 import sys, time
-from tunerd.actions.context import build_context
-from tunerd.actions.lease import hold
+from tunerd.app import build_context
+from tunerd.production.lease import hold
 from tests.integration.test_lease_processes import a_plan
 ctx = build_context(start_supervisor=True)
 plan = a_plan(ctx, int(sys.argv[1]))
@@ -113,7 +114,7 @@ def test_a_candidate_is_what_would_be_deployed_and_production_comes_back(
         assert 0 < candidate.boot_s < _PATIENCE_S
         assert candidate.vram_free_mib is None
         assert any("model" in line for line in candidate.lines)
-        server = ctx.connect(candidate.address)
+        server = LlamaServer(candidate.address, ctx.clock)
         assert server.alias() == "measured"
         pid = ctx.services.state(candidate.unit).main_pid
         assert pid is not None

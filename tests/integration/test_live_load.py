@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.build_box import BuildBox, build_box
-from tunerd.core.swap import SwapRecord
-from tunerd.system.proc import boot_id
+from tunerd.machine.proc import boot_id
+from tunerd.production.records import SCHEMA, SwapRecord
+from tunerd.records import plain
 
 pytestmark = pytest.mark.llama
 UNIT = "llama-server.service"
@@ -37,7 +38,7 @@ def totals(box: BuildBox, profile: str) -> list[tuple[str, int, int]]:
 
 def forget(box: BuildBox) -> None:
     """Nothing is known of any load."""
-    for path in box.box.folder.glob("state/evidence.db*"):
+    for path in box.box.folder.glob("state/cache/load-*.json"):
         path.unlink()
 
 
@@ -66,7 +67,7 @@ def test_the_load_of_a_server_that_recovery_saw_serve_is_kept(box: BuildBox) -> 
         old_sha256="0" * 64, new_sha256=told["unit_sha256"], backup=f"{UNIT}.pre-x", boot_id=boot_id() or "",
         started_s=1.0, was_active=True, was_healthy=True, was_enabled=True, old_invocation="0" * 32,
     )  # fmt: skip
-    (folder / f"journal/{UNIT}.json").write_text(json.dumps(record.to_json()))
+    (folder / f"journal/{UNIT}.json").write_text(json.dumps(plain(record, schema=SCHEMA)))
 
     assert box.json("recover")["found"] == "judge"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +15,11 @@ import pytest
 
 from tests.contracts.lease import LeaseContract
 from tests.contracts.service_manager import UNIT, SlowJobsContract
-from tests.support.supervised import supervised
-from tunerd.system.clock import SystemClock
-from tunerd.system.local import Local
-from tunerd.system.seams import ServiceManager
+from tests.support.supervised import supervised, supervisor_pid
+from tunerd.machine.clock import SystemClock
+from tunerd.tryout.local import Local
+from tunerd.tryout.local_state import SOCKET_NAME
+from tunerd.units.manager import ServiceManager
 
 TOY = Path(__file__).parents[1] / "support/toy_service.sh"
 
@@ -62,3 +65,28 @@ class TestLocal(SlowJobsContract):
             manager.restart(UNIT)
         finally:
             stopper.join()
+
+
+def test_a_stranger_who_locks_the_state_folder_keeps_no_supervisor_from_starting(
+    tmp_path: Path,
+) -> None:
+    with supervised(tmp_path) as paths:
+        paths.state_dir.mkdir(parents=True)
+        folder = os.open(paths.state_dir, os.O_RDONLY)  # as everybody may, for it is readable
+        try:
+            fcntl.flock(folder, fcntl.LOCK_SH)
+            Local(paths, may_start=True).reload()
+        finally:
+            os.close(folder)
+        assert (paths.state_dir / "supervise.lock").stat().st_mode & 0o077 == 0
+
+
+def test_a_request_that_is_nested_too_deeply_is_refused_and_no_more(tmp_path: Path) -> None:
+    with supervised(tmp_path) as paths:
+        Local(paths, may_start=True).reload()
+        pid = supervisor_pid(paths)
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.connect(str(paths.runtime_dir / SOCKET_NAME))
+            channel.sendall(b'{"version":1,"op":"ping","x":' + b"[" * 60_000 + b"\n")
+            assert b"not a request" in channel.recv(4096)
+        assert supervisor_pid(paths) == pid

@@ -26,12 +26,11 @@ from tests.support.supervised import (
     supervisor_pid,
     wait_until_gone,
 )
-from tunerd.core.paths import Paths
-from tunerd.core.service import UnitState
 from tunerd.errors import Busy, NoSupervisor, ServiceError
-from tunerd.system.local import Local
-from tunerd.system.supervisor import Supervisor
-from tunerd.system.supervisor_start import paths_to_json
+from tunerd.paths import Paths
+from tunerd.tryout.local import Local, paths_to_json
+from tunerd.tryout.supervisor import Supervisor
+from tunerd.units.manager import UnitState
 
 UNIT = "server.service"
 TOY = Path(__file__).parents[1] / "support/toy_service.sh"
@@ -279,9 +278,9 @@ def test_many_callers_at_once_start_one_supervisor(manager: Local, paths: Paths)
     pid = supervisor_pid(paths)
     assert pid is not None
     assert (paths.runtime_dir / "supervise.pid").read_text() == f"{pid}\n"
-    assert processes_with("tunerd.system.supervisor_start") & processes_with(
-        str(paths.state_dir)
-    ) == {pid}
+    assert processes_with("tunerd.tryout.supervisor") & processes_with(str(paths.state_dir)) == {
+        pid
+    }
 
 
 def test_without_a_supervisor_nothing_is_changed_and_the_way_out_is_said(paths: Paths) -> None:
@@ -381,7 +380,7 @@ def cpu_ticks(pid: int | None) -> int:
 def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_path: Path) -> None:
     code = (
         "import json, os, sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path\n"
-        "from tunerd.core.paths import Paths; from tunerd.system.supervisor import supervise\n"
+        "from tunerd.paths import Paths; from tunerd.tryout.supervisor import supervise\n"
         "supervise(Paths(**{k: Path(v) for k, v in json.loads(sys.argv[1]).items()}), os.environ)\n"
     )
     manager = Local(paths)

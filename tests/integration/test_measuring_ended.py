@@ -18,7 +18,7 @@ import pytest
 from tests.support.server_process import free_port
 from tests.support.sweep_box import SweepBox, swept, until
 from tunerd.errors import HostError
-from tunerd.system.store import open_to_read
+from tunerd.measure.store import open_to_read
 
 LIMIT_S = 90
 LONG = ("--repeats", "500", "--yes", "--json")

@@ -62,7 +62,7 @@ def test_the_embedded_engine_agrees(case: MemoryCase, folder: Path) -> None:
     if find_spec("xllamacpp") is None:
         needs.missing("llama", "no embedded engine", "pip install tunerd[embedded]")
 
-    check("embedded", [sys.executable, "-m", "tunerd.embedded"], case, folder)
+    check("embedded", [sys.executable, "-m", "tunerd.tryout.embedded"], case, folder)
 
 
 @pytest.mark.engine

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ import pytest
 from tests.support import needs
 from tests.support.local_box import Box, deployed, settings
 from tests.support.real_server import free_port
-from tunerd.core.memory_parts import Device
-from tunerd.core.memory_report import parse_report
+from tunerd.model.memory import Device
+from tunerd.model.report import parse_report
 
 pytestmark = pytest.mark.llama
 PORT = free_port()
@@ -86,24 +87,27 @@ def test_another_port_is_the_same_server_and_another_context_is_not(box: Box) ->
     assert host(larger)["calculated_mib"] is None
 
 
-def test_a_damaged_store_stops_neither_a_plan_nor_an_apply(box: Box) -> None:
-    evidence: Path = box.context.paths.evidence
-    content = evidence.read_bytes()
-    beside = [evidence.with_name(evidence.name + end) for end in ("-wal", "-shm")]
-    for path in beside:
-        path.unlink(missing_ok=True)
-    evidence.write_bytes(b"no database at all" * 500)
-    try:
-        said = plan(box)
-        assert said["memory"]["loads"] is None
-        assert "memory-evidence" in {message["code"] for message in said["messages"]}
+def test_what_was_kept_and_cannot_be_read_stops_neither_a_plan_nor_an_apply(box: Box) -> None:
+    (kept,) = box.context.paths.cache_dir.glob("load-*.json")
+    for damage in ("no record at all", '{"taken": 5}'):
+        kept.write_text(damage)
+        assert plan(box)["memory"]["loads"] is None
 
-        words = settings(box, serving__port=PORT)
-        done = box.call("apply", "cpu-embedded", "--yes", "--json", *words)
-        assert done.returncode == 0, done.stdout
-        told = json.loads(done.stdout)["messages"]
-        assert "memory-evidence" in {message["code"] for message in told}
-    finally:
-        for path in beside:
-            path.unlink(missing_ok=True)
-        evidence.write_bytes(content)
+    done = box.call("apply", "cpu-embedded", "--yes", "--json", *settings(box, serving__port=PORT))
+
+    assert done.returncode == 0, done.stdout
+    assert plan(box)["memory"]["loads"] == 1
+
+
+def test_a_plan_of_what_was_loaded_imports_neither_a_database_nor_the_search(box: Box) -> None:
+    script = "import sys\nfrom tunerd.cli.main import main\ntry:\n    main()\nfinally:\n"
+    script += (
+        "    print({'sqlalchemy', 'sqlite3', 'scipy', 'numpy'} & {*sys.modules}, file=sys.stderr)\n"
+    )
+    words = ["plan", "cpu-embedded", "--json", *settings(box, serving__port=PORT)]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True,
+        timeout=120, env=box.environment, cwd=box.folder,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["memory"]["loads"] == 1
+    assert done.stderr.splitlines()[-1] == "set()"

@@ -22,9 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.needs import missing
 from tests.support.readings import a_reading
-from tunerd.core.bench.counters import Counters
-from tunerd.core.telemetry.reading import Reading
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.measure.answer import Counters
+from tunerd.watch.figures import Reading
 from tunerd.web.metrics import exposition
 
 FOLDER = Path(__file__).parents[2] / "docs/monitoring"
@@ -69,6 +69,13 @@ def test_what_is_unknown_is_left_out_and_never_zero() -> None:
         assert f"tunerd_server_{name}" not in found
     assert found["tunerd_server_active"] == 1
     assert set(samples(None)) == {name for name in samples(None) if name.startswith("tunerd_info")}
+
+
+def test_a_server_that_nobody_expects_is_not_down() -> None:
+    absent: dict[str, Any] = {"active_state": "inactive", "health": None}
+    assert samples(a_reading(**absent))["tunerd_server_ready"] == 0
+    assert "tunerd_server_ready" not in samples(a_reading(**absent, is_expected=False))
+    assert samples(a_reading(is_expected=False))["tunerd_server_ready"] == 1
 
 
 def test_a_service_manager_that_does_not_answer_is_no_server_that_is_down() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_box import Box
-from tunerd.actions.compare_sides import side_of
-from tunerd.actions.profiles import new_profile
-from tunerd.actions.rollback import find_target
-from tunerd.actions.workloads import learn_workload
-from tunerd.core.names import NAME_PATTERN
 from tunerd.errors import UsageError
+from tunerd.measure.learn import learn_workload
+from tunerd.measure.sides import side_of
+from tunerd.production.adopt import new_profile
+from tunerd.production.rollback import find_target
+from tunerd.words import NAME_PATTERN
 
 BAD = ("../tunerd", "a b/c", "a/b", "a b", "..", ".hidden", "-x", "", "x" * 101, "a\n", "é")
 SETTINGS = "[service]\ndrain_s = 1.0\n"

@@ -15,18 +15,16 @@ import pytest
 
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box
-from tunerd.actions.context import Context
-from tunerd.actions.notices import (
-    forget_old_notices,
-    leave_notice,
-    send_left_notices,
-    send_notice,
-)
-from tunerd.core.telemetry.history import Event
+from tunerd.app import Context
 from tunerd.errors import HostError, UsageError
 from tunerd.settings import NotifySettings
+from tunerd.watch.figures import Event
+from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_notices, send_notice
 
 EVENT = Event(1_790_000_000.0, "hang", "warning", "the server hangs, and is restarted", "a hint")
+
+
+_PIECE = 1 << 20
 
 
 @dataclass
@@ -36,6 +34,8 @@ class Receiver:
     url: str = ""
     statuses: list[int] = field(default_factory=lambda: [200])
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    says_bytes: int = 0
+    was_cut: bool = False
 
 
 @pytest.fixture
@@ -49,6 +49,11 @@ def receiver() -> Iterator[Receiver]:
             status = made.statuses[min(len(made.got), len(made.statuses)) - 1]
             self.send_response(status)
             self.end_headers()
+            try:
+                for _ in range(made.says_bytes // _PIECE):
+                    self.wfile.write(bytes(_PIECE))
+            except OSError:
+                made.was_cut = True
 
         def log_message(self, *_: Any) -> None:
             """Nothing."""
@@ -139,6 +144,13 @@ def test_one_that_refuses_is_asked_once(tmp_path: Path, receiver: Receiver) -> N
     assert send_left_notices(ctx) == ()
 
 
+def test_of_an_answer_only_the_status_is_read(tmp_path: Path, receiver: Receiver) -> None:
+    receiver.says_bytes = 64 * _PIECE
+    ctx = context(tmp_path, receiver.url)
+    send_notice(ctx, left(ctx))
+    assert receiver.was_cut
+
+
 def test_a_redirect_is_not_followed(tmp_path: Path, receiver: Receiver) -> None:
     receiver.statuses = [302]
     ctx = context(tmp_path, receiver.url)
@@ -176,12 +188,17 @@ def test_without_a_webhook_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_notices_that_nobody_took_are_forgotten_after_a_day(tmp_path: Path) -> None:
-    ctx = context(tmp_path, "http://127.0.0.1:9/hook")
+    clock, seen_s = FakeClock(), dict[str, float]()
+    ctx = replace(context(tmp_path, "http://127.0.0.1:9/hook"), clock=clock)
     name = left(ctx)
     path = ctx.paths.state_dir / "notices" / f"{name}.json"
-    forget_old_notices(replace(ctx, clock=FakeClock(now_s=path.stat().st_mtime + 3600)))
-    assert path.exists()
-    forget_old_notices(replace(ctx, clock=FakeClock(now_s=path.stat().st_mtime + 90_000)))
+    forget_old_notices(ctx, seen_s)
+    clock.set_wall(clock.now_s() + 90_000_000)
+    clock.advance(3600)
+    forget_old_notices(ctx, seen_s)
+    assert path.exists(), "a clock that was set is no day"
+    clock.advance(86_400)
+    forget_old_notices(ctx, seen_s)
     assert not path.exists()
 
 
@@ -211,7 +228,7 @@ def test_that_settings_are_wrong_arrives_though_they_are_wrong(
     file = box.context.paths.settings_file
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("[guards]\nhang = 'sometimes'\n")
-    assert box.call("status").returncode == 1, "whoever goes by settings stops"
+    assert box.call("plan", "x").returncode == 1, "whoever goes by settings stops"
 
     done = box.call("notify", "send", name)
 

@@ -19,18 +19,8 @@ from tests.support import nvml_stub
 from tests.support.fake_gpu import a_card, rtx_3090_ti, rtx_4070_super
 from tests.support.needs import missing
 from tests.support.nvml_world import StubWorld, add_pci_device, loading
-from tunerd.core.quantity import MiB
-from tunerd.system.nvml import NvmlReader
+from tunerd.machine.gpu import NvmlReader
 
-NEW_FUNCTIONS = (
-    "nvmlDeviceGetMemoryInfo_v2",
-    "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetGraphicsRunningProcesses_v3",
-    "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetTemperatureV",
-    "nvmlDeviceIsMigDeviceHandle",
-    "nvmlSystemGetCudaDriverVersion_v2",
-)
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -61,7 +51,7 @@ class TestNvmlReader(GpuReaderContract):
 def _read_in_a_new_process(folder: Path, *, root: Path = Path("/")) -> dict[str, object]:
     """`problem` and card names as a program sees them that loads the library by its name."""
     script = (
-        "import json, pathlib, sys; from tunerd.system.nvml import NvmlReader;"
+        "import json, pathlib, sys; from tunerd.machine.gpu import NvmlReader;"
         "reading = NvmlReader(root=pathlib.Path(sys.argv[1])).read();"
         "print(json.dumps({'problem': reading.problem,"
         " 'names': reading.gpus and [gpu.name for gpu in reading.gpus]}))"
@@ -211,7 +201,7 @@ def test_a_closed_reader_opens_again(world: StubWorld) -> None:
 
 ALL_FUNCTIONS = (
     *("DeviceGetHandleByIndex_v2", "DeviceIsMigDeviceHandle", "DeviceGetName", "DeviceGetUUID"),
-    *("DeviceGetMemoryInfo_v2", "DeviceGetMemoryInfo", "DeviceGetDisplayActive"),
+    *("DeviceGetMemoryInfo_v2", "DeviceGetDisplayActive"),
     *("DeviceGetComputeRunningProcesses_v3", "DeviceGetGraphicsRunningProcesses_v3"),
     *("DeviceGetPowerManagementLimit", "DeviceGetEnforcedPowerLimit", "DeviceGetMigMode"),
     *("DeviceGetPowerManagementDefaultLimit", "DeviceGetPowerManagementLimitConstraints"),
@@ -219,7 +209,7 @@ ALL_FUNCTIONS = (
     *("DeviceGetCurrPcieLinkWidth", "DeviceGetMaxPcieLinkWidth"),
     "DeviceGetCurrentClocksEventReasons",
     *("DeviceGetCudaComputeCapability", "SystemGetDriverVersion"),
-    *("SystemGetCudaDriverVersion_v2", "SystemGetCudaDriverVersion"),
+    "SystemGetCudaDriverVersion_v2",
 )
 
 
@@ -238,24 +228,6 @@ def test_one_function_that_fails_costs_one_value(world: StubWorld, code: int) ->
     world.nvml.fail("nvmlDeviceGetPowerManagementDefaultLimit", code)
 
     assert world.reader.read().gpus == (replace(rtx_4070_super(), power_default_w=None),)
-
-
-def test_an_old_driver_counts_the_reserve_as_used(
-    tmp_path: Path, load: Callable[[Path], None]
-) -> None:
-    if nvml_stub.compiler() is None:
-        missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
-    old = nvml_stub.build(tmp_path / "old", without=NEW_FUNCTIONS)
-    world = StubWorld(tmp_path, old, load)
-    world.show(rtx_4070_super(used_mib=1000))
-
-    reading = world.reader.read()
-
-    expected = replace(
-        rtx_4070_super(used_mib=1000), used_mib=MiB(1380), reserved_mib=None, is_mig=None
-    )
-    assert reading.gpus == (expected,)
-    assert reading.cuda_version == "13.0"
 
 
 def test_a_driver_whose_used_contains_the_reserve_reads_the_same(world: StubWorld) -> None:

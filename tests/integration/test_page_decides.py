@@ -10,7 +10,7 @@ from tests.support.api_box import ApiBox, serving
 from tests.support.browser import Chromium, browser
 from tests.support.made_sweep import put_proposal
 from tests.support.sweep_box import SweepBox, swept
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("page-decides")]
 

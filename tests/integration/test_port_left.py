@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import threading
 from pathlib import Path
@@ -9,30 +11,36 @@ from pathlib import Path
 import pytest
 
 from tests.support import needs
+from tests.support.build_box import build_box
 from tests.support.server_process import serving
-from tunerd.core.designed import SHAPES, design
-from tunerd.system.clock import SystemClock
-from tunerd.system.designed_file import write
-from tunerd.system.llama import Address, LlamaServer
-from tunerd.system.ports import can_bind, free_port
+from tunerd.engine.health import HttpState
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.machine.clock import SystemClock
+from tunerd.machine.net import can_bind, free_port
+from tunerd.tryout.designed import SHAPES, design, write
 
 IK = "ik-2026-08"
+MAINLINE = "mainline-2026-08-18"
+_TIME_WAIT = "06"
 _LIMIT_S = 5.0  # a port that is kept is kept for a minute
 _EVENT = b'data: {"content": "x", "stop": true}\n\n'
 _CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     + b"%x\r\n%s\r\n0\r\n\r\n" % (len(_EVENT), _EVENT)
 )
+# Its end is that of the connection, so that the server is sure to be the first who closes.
+_LOADING = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n\r\n{}"
 
 
-def answers_and_closes(listener: socket.socket, count: int) -> None:
-    """What ik does after a stream: it closes first."""
-    for _ in range(count):
+def answers_and_closes(listener: socket.socket, *answers: bytes) -> None:
+    """What ik does after a stream, and Debian's 0.7.0 while it loads: it closes first."""
+    for answer in answers:
         connection, _ = listener.accept()
         with connection:
             connection.recv(65536)
-            connection.sendall(_CHUNKED)
-            connection.shutdown(socket.SHUT_WR)
+            connection.sendall(answer)
+            with contextlib.suppress(OSError):  # whoever has read all of it may be gone already
+                connection.shutdown(socket.SHUT_WR)
 
 
 def becomes_free(port: int) -> bool:
@@ -48,12 +56,14 @@ def becomes_free(port: int) -> bool:
 def test_a_server_that_closes_first_leaves_its_port_to_any_other() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)) as listener:
-        server = threading.Thread(target=answers_and_closes, args=(listener, 2), daemon=True)
+        answers = (listener, _CHUNKED, _CHUNKED, _LOADING)
+        server = threading.Thread(target=answers_and_closes, args=answers, daemon=True)
         server.start()
         asked = LlamaServer(Address("127.0.0.1", port), SystemClock())
         streamed = asked.stream("/completion", {"stream": True}, timeout_s=_LIMIT_S)
         assert streamed.is_whole
         assert asked.post("/completion", {}, timeout_s=_LIMIT_S).status == 200
+        assert asked.health(timeout_s=_LIMIT_S) is HttpState.LOADING
         server.join(_LIMIT_S)
     assert becomes_free(port)
 
@@ -70,3 +80,29 @@ def test_ik_leaves_its_port_to_another_build_after_streams(tmp_path: Path) -> No
             body = {"prompt": "go on", "n_predict": 8, "stream": True}
             assert asked.stream("/completion", body, timeout_s=60.0).is_whole
     assert becomes_free(server.port)
+
+
+def kept_by_kernel(port: int) -> list[str]:
+    """Connections that a server on this port closed and the kernel remembers."""
+    rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    fields = [row.split() for row in rows]
+    return [row[2] for row in fields if row[3] == _TIME_WAIT and row[1].endswith(f":{port:04X}")]
+
+
+@pytest.mark.engine
+def test_swaps_between_builds_leave_no_connection_of_tunerd_on_the_port() -> None:
+    names = (MAINLINE, IK)
+    programs = {name: needs.engine(name) for name in names}
+    with build_box(programs[MAINLINE], shape="medium") as box:
+        settings = box.box.folder / "config/tunerd.toml"
+        settings.write_text(
+            "".join(
+                f"[engines.{name}]\npath = {json.dumps(str(programs[name]))}\n" for name in names
+            )
+        )
+        for name in names:
+            box.profile(name, engine__prefer=[name], serving__ctx_size=512)
+        for name in (*names, MAINLINE):
+            box.apply(name)
+            assert box.json("status")["healthy"]
+            assert kept_by_kernel(box.port) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.system.ports import can_bind, free_port, is_in_use
+from tunerd.machine.net import can_bind, free_port, is_in_use
 
 
 def test_a_port_that_nobody_used_can_be_bound() -> None:

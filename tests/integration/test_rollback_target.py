@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_box import Box
-from tunerd.actions.rollback import find_target
 from tunerd.errors import DeployError
+from tunerd.production.rollback import find_target
 
 
 def hint_for(folder: Path, program: str, model: Path) -> str:

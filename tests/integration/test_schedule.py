@@ -12,15 +12,14 @@ import pytest
 
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box
-from tunerd.actions.context import Context
-from tunerd.actions.own_unit import SWEEP_UNIT
-from tunerd.core.local_outcome import Ending
-from tunerd.core.schedule import Memory, Missed, Opening, openings
-from tunerd.core.telemetry.history import Event
-from tunerd.core.window import Window, parse_window
-from tunerd.daemon.nights import LONGEST_WAIT_S, Nights
+from tunerd.app import Context
+from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_window
 from tunerd.errors import ServiceError
+from tunerd.production.own import SWEEP_UNIT
 from tunerd.settings import ScheduleSettings
+from tunerd.tryout.local_service import Ending
+from tunerd.watch.daemon import LONGEST_WAIT_S, Nights
+from tunerd.watch.figures import Event
 
 BERLIN = ZoneInfo("Europe/Berlin")
 WINDOW = parse_window("01:00-06:30", "daily", "Europe/Berlin")

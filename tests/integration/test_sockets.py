@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tunerd.system.process import Child, run, start
-from tunerd.system.sockets import TABLES, listening_pid, listening_ports, table_pattern
+from tunerd.machine.net import TABLES, listening_pid, listening_ports, table_pattern
+from tunerd.machine.process import Child, run, start
 
 LISTEN = (
     "import socket, sys, time; s = socket.socket();"

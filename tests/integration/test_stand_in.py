@@ -33,7 +33,9 @@ class TestStandInAsNewestMainline(LlamaServerContract):
     @classmethod
     def engine(cls, folder: Path) -> EngineUnderTest:
         made = install(folder, dialect="main-0x", **SLOW_ENOUGH)
-        return EngineUnderTest((str(made.program),), a_model(folder), bad_json_status=400)
+        return EngineUnderTest(
+            (str(made.program),), a_model(folder), bad_json_status=400, metrics_wake=False
+        )
 
 
 class TestStandInAsIk(LlamaServerContract):
@@ -48,4 +50,5 @@ class TestStandInAsIk(LlamaServerContract):
             mtp=("--spec-type", "mtp:n_max=3,p_min=0.0"),
             extra=("-t", "1", "-tb", "1", "--jinja", "--context-shift", "off"),
             has_spec_metrics=False,
+            metrics_wake=None,
         )

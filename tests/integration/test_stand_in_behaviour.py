@@ -22,7 +22,7 @@ from tests.support.fake_llama.failures import FAILURES
 from tests.support.golden import golden_lines
 from tests.support.server_process import Server, serving, start
 from tests.support.stand_in import RTX_4070_SUPER, StandIn, install
-from tunerd.core.failure import FailureKind, classify
+from tunerd.engine.health import FailureKind, classify
 
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-p-min", "0.0")
 

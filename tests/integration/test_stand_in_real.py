@@ -11,8 +11,7 @@ import pytest
 from tests.contracts.llama_server import EngineUnderTest, LlamaServerContract
 from tests.support.needs import engine as engine_program
 from tests.support.needs import missing
-from tunerd.core.designed import SHAPES, design
-from tunerd.system.designed_file import write
+from tunerd.tryout.designed import SHAPES, design, write
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +42,7 @@ class TestIk(LlamaServerContract):
             mtp=("--spec-type", "mtp:n_max=3,p_min=0.0"),
             extra=("-t", "1", "-tb", "1", "--jinja", "--context-shift", "off"),
             has_spec_metrics=False,
+            metrics_wake=None,
         )
 
 
@@ -56,10 +56,11 @@ class TestEmbedded(LlamaServerContract):
         except ImportError:
             missing("llama", "the embedded engine is not installed", "pip install xllamacpp")
         paths = f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})"
-        script = f"import sys; {paths}; from tunerd.embedded import main; sys.exit(main())"
+        script = f"import sys; {paths}; from tunerd.tryout.embedded import main; sys.exit(main())"
         return EngineUnderTest(
             (sys.executable, "-c", script),
             mtp_model,
             forced_status=-signal.SIGTERM,
             bad_json_status=400,
+            metrics_wake=None,
         )

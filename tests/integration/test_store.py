@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sqlite3
 import subprocess
 import sys
@@ -18,18 +19,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
 from tests.support.synthetic_runs import MadeRun, made_runs
-from tunerd.core.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord, VerdictRecord
-from tunerd.core.fingerprint import Fingerprint
-from tunerd.core.memory_correction import PartGroup
-from tunerd.core.memory_parts import Device, Part, PartKind
-from tunerd.core.memory_report import parse_report
-from tunerd.core.sample import ClientTimes, Mark, Sample, Timings
 from tunerd.errors import HostError
-from tunerd.system.store import EvidenceStore
-from tunerd.system.store_schema import METADATA
+from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord, VerdictRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.store import METADATA, EvidenceStore
 
 ROOT = Path(__file__).parents[2]
-MIB = 1024 * 1024
 PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
 ARM = ArmRecord(name="live", fingerprint=PRINT)
 RUN = RunRecord(kind="bench", suites=("mtp",), started_s=10.0, target="live unit", arms=(ARM,))
@@ -115,9 +111,10 @@ def test_what_is_missing_is_null_in_the_file(store: EvidenceStore, tmp_path: Pat
     run = store.add_run(RUN)
     store.add_samples(run, [replace(SAMPLE, timings=Timings(predicted_n=0, draft_n=None))])
     with sqlite3.connect(tmp_path / "state" / "evidence.db") as plain:
-        row = plain.execute("select predicted_n, draft_n, wall_ms, cache_n from samples").fetchone()
+        (body,) = plain.execute("select body from entry where kind = 'sample'").fetchone()
     plain.close()
-    assert row == (0, None, None, None)
+    timings = json.loads(body)["timings"]
+    assert (timings["predicted_n"], timings["draft_n"], timings["cache_n"]) == (0, None, None)
 
 
 def test_a_number_that_is_none_is_missing(store: EvidenceStore) -> None:
@@ -190,22 +187,15 @@ def test_arms_may_be_added_to_a_run_and_samples_need_one(store: EvidenceStore) -
     assert len(store.samples(number)) == 3
 
 
-def test_arms_with_one_fingerprint_share_it(store: EvidenceStore, tmp_path: Path) -> None:
-    for _ in range(3):
-        store.add_run(RUN)
-    with sqlite3.connect(tmp_path / "state" / "evidence.db") as plain:
-        assert plain.execute("select count(*) from fingerprints").fetchone() == (1,)
-    plain.close()
-
-
-def test_texts_that_no_database_takes_are_made_readable(store: EvidenceStore) -> None:
+def test_texts_that_are_no_text_come_back_as_they_were(store: EvidenceStore) -> None:
     odd = replace(ARM, name="odd", program="/opt/\udcff/llama", argv=("/opt/\udcff/llama", "-c"))
-    number = store.add_run(replace(RUN, target="nul \0 byte", arms=(odd,)))
+    record = replace(RUN, target="nul \0 byte", arms=(odd,))
+    number = store.add_run(record)
+    store.end_run(number, RunOutcome.FAILED, ended_s=1.0, reason="no \udcff such \0 thing")
     run = store.run(number)
     assert run is not None
-    assert run.record.target == "nul � byte"
-    assert run.record.arms[0].program == "/opt/�/llama"
-    assert run.record.arms[0].argv == odd.argv
+    assert run.record == record
+    assert run.reason == "no \ufffd such \ufffd thing"
 
 
 def test_no_secret_reaches_the_file(store: EvidenceStore, tmp_path: Path) -> None:
@@ -219,58 +209,16 @@ def test_no_secret_reaches_the_file(store: EvidenceStore, tmp_path: Path) -> Non
 
 
 def test_a_failed_call_leaves_nothing_behind(store: EvidenceStore) -> None:
-    number = store.add_run(RUN)
-    bad = replace(SAMPLE, case=None)  # type: ignore[arg-type]
-    with pytest.raises(HostError) as caught:
-        store.add_samples(number, [SAMPLE, bad])
-    assert "NOT NULL" in (caught.value.cause or "")
-    assert store.samples(number) == ()
-
-
-def test_what_a_load_showed_is_found_by_what_memory_depends_on(store: EvidenceStore) -> None:
-    parts = (
-        Part(PartKind.WEIGHTS, Device.HOST, 100 * MIB, "sum of tensors"),
-        Part(PartKind.KV, Device.HOST, 40 * MIB, "cells"),
-        Part(PartKind.COMPUTE, Device.HOST, None, "unknown"),
-    )
-    report = parse_report(
-        [
-            "load_tensors:   CPU_Mapped model buffer size =   101.50 MiB",
-            "llama_kv_cache:        CPU KV buffer size =    40.00 MiB",
-            "llama_context:        CPU compute buffer size =    12.25 MiB",
-        ]
-    )
-    assert store.memory_correction(PRINT) is None
-    assert store.add_memory_observation(PRINT, parts, report, observed_s=100.0)
-    assert store.add_memory_observation(
-        replace(PRINT, workload_sha256="w"), parts, report, observed_s=200.0
-    )
-    found = store.memory_correction(replace(PRINT, tunerd_version="9"))
-    assert found is not None
-    assert (found.n_loads, found.observed_s) == (2, 200.0)
-    seen = {(o.group, o.estimated_mib, o.reported_mib) for o in found.observations}
-    assert seen == {
-        (PartGroup.WEIGHTS, 100.0, 101.5),
-        (PartGroup.KV, 40.0, 40.0),
-        (PartGroup.COMPUTE, None, 12.25),
-    }
-    assert store.memory_correction(replace(PRINT, arguments_sha256="b")) is None
-
-
-def test_a_load_that_says_nothing_is_not_stored(store: EvidenceStore) -> None:
-    parts = (Part(PartKind.WEIGHTS, Device.HOST, 100 * MIB, "sum of tensors"),)
-    assert not store.add_memory_observation(PRINT, parts, parse_report([]), observed_s=1.0)
-    lines = ["load_tensors: CPU model buffer size = 101.50 MiB"]
-    unknown = replace(PRINT, model_sha256=None)
-    assert not store.add_memory_observation(unknown, parts, parse_report(lines), observed_s=1.0)
-    assert store.memory_correction(PRINT) is None
+    with pytest.raises(HostError, match="has an arm `live` already"):
+        store.add_run(replace(RUN, arms=(ARM, ARM)))
+    assert store.runs() == ()
 
 
 _WRITER = """
 import sys
 from pathlib import Path
 from tests.integration.test_store import RUN, SAMPLE
-from tunerd.system.store import EvidenceStore
+from tunerd.measure.store import EvidenceStore
 with EvidenceStore(Path(sys.argv[1])) as store:
     run = store.add_run(RUN)
     for _ in range(int(sys.argv[2])):
@@ -303,10 +251,10 @@ def test_a_reader_sees_what_a_writer_has_stored_and_does_not_wait_for_it(
         EvidenceStore(tmp_path / "state" / "evidence.db", writable=False) as reader,
         store._file.writing() as connection,
     ):
-        connection.execute(sa.text("update runs set target = 'half done'"))
+        connection.execute(sa.text("update run set outcome = 'failed'"))
         run = reader.run(number)
         assert run is not None
-        assert run.record.target == "live unit"
+        assert run.outcome is None
 
 
 def test_every_query_and_table_is_understood_by_postgresql(store: EvidenceStore) -> None:
@@ -326,7 +274,6 @@ def test_every_query_and_table_is_understood_by_postgresql(store: EvidenceStore)
         store.samples(number)
     store.runs(limit=3, kind="bench")
     store.count_runs()
-    store.memory_correction(PRINT)
     assert {"SELECT", "INSERT", "UPDATE"} <= {word.split()[0] for word in said}
 
 

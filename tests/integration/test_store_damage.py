@@ -19,12 +19,11 @@ import sqlalchemy as sa
 from tests.support.lossy_disk import LossyDisk
 from tests.support.programs import ProgramFailed, program
 from tests.support.synthetic_runs import made_runs
-from tunerd.core.evidence import ArmRecord, RunOutcome, RunRecord
-from tunerd.core.fingerprint import Fingerprint
-from tunerd.core.sample import Sample
 from tunerd.errors import Busy, HostError
-from tunerd.system.store import EvidenceStore, open_to_read
-from tunerd.system.store_schema import METADATA, VERSION
+from tunerd.measure.answer import Sample
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.store import METADATA, VERSION, EvidenceStore, open_to_read
 
 ROOT = Path(__file__).parents[2]
 OLD_STORE = Path(__file__).parent / "data" / "evidence-version-1.sql"
@@ -45,7 +44,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 from tests.integration.test_store_damage import RUN, SAMPLE
-from tunerd.system.store import EvidenceStore
+from tunerd.measure.store import EvidenceStore
 store = EvidenceStore(Path(sys.argv[1]))
 while True:
     run, n = store.add_run(RUN), 0
@@ -307,11 +306,38 @@ def test_an_older_store_becomes_one_of_today_with_all_that_it_held(tmp_path: Pat
         ]
         assert runs[0].record.arms[0].fingerprint.gpu_names == ("NVIDIA GeForce RTX 3090 Ti",)
         assert [verdict.outcome for verdict in store.verdicts(2)] == ["B is faster"]
-        assert store.memory_correction(PRINT) is None
     with EvidenceStore(tmp_path / "new.db"):
         pass
     assert _tables(path) == _tables(tmp_path / "new.db")
     assert set(_tables(path)) == set(METADATA.tables)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("runs SET started_s = 'abc'", "runs"),
+        ("runs SET host = x'ff'", "runs"),
+        ("arms SET argv = '{bad'", "arms"),
+        ("samples SET marks = '[5]', is_usable = 'x'", "samples"),
+        ("samples SET at_s = 9e999", "samples"),
+        ("verdicts SET details = 'null'", "verdicts"),
+    ],
+)
+def test_a_damaged_row_of_an_older_store_is_told_and_hides_no_other(
+    tmp_path: Path, change: str, told: str
+) -> None:
+    path = _old_store(tmp_path / "old.db")
+    table = change.partition(" ")[0]
+    with sqlite3.connect(path) as plain:
+        plain.execute(f"UPDATE {change} WHERE id = (SELECT min(id) FROM {table})")  # noqa: S608
+    plain.close()
+    with EvidenceStore(path) as store:
+        runs = store.runs()
+        for run in runs:
+            store.samples(run.number)
+            store.verdicts(run.number)
+        assert [(one.table, one.n_rows) for one in store.damage] == [(told, 1)]
+        assert len(runs) == (1 if told == "runs" else 2)
 
 
 def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) -> None:

@@ -21,23 +21,21 @@ from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti
 from tests.support.fakes import FakeClock, FakeServiceManager
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd import __version__
-from tunerd.actions.context import Context
-from tunerd.actions.fingerprint import FingerprintReader, current_fingerprint
-from tunerd.actions.results import export, results, show, stale
-from tunerd.actions.workloads import find_workload
-from tunerd.cli.commands.results import render_csv, render_list, render_show, render_stale
-from tunerd.core.evidence import ArmRecord, RunRecord
-from tunerd.core.fingerprint import Fingerprint
-from tunerd.core.generation import Ending, Generation, Outcome
-from tunerd.core.host import Mode
-from tunerd.core.paths import Paths
-from tunerd.core.progress import ignore_progress
+from tunerd.app import Context
+from tunerd.cli.evidence import render_csv, render_list, render_show, render_stale
 from tunerd.errors import UsageError
+from tunerd.machine.files import Files
+from tunerd.measure.conditions import FingerprintReader, current_fingerprint
+from tunerd.measure.evidence import ArmRecord, RunRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.learn import find_workload
+from tunerd.measure.results import export, results, show, stale
+from tunerd.measure.store import EvidenceStore
+from tunerd.paths import Paths
+from tunerd.result import ignore_progress
 from tunerd.settings import Settings
-from tunerd.system.files import Files
-from tunerd.system.generations import Generations
-from tunerd.system.llama import LlamaServer
-from tunerd.system.store import EvidenceStore
+from tunerd.units.generations import Ending, Generation, Generations, Outcome
+from tunerd.words import Mode
 
 HELP = Path(__file__).parents[1] / "unit" / "data" / "help" / "mainline-0.7.0.txt"
 
@@ -85,7 +83,6 @@ class Bench:
             services=FakeServiceManager(self.folder, clock, {}),
             files=files,
             generations=Generations(self.paths.generations_dir, files),
-            connect=lambda address: LlamaServer(address, clock),
             progress=ignore_progress,
         )
 
@@ -310,7 +307,7 @@ def test_runs_are_listed_with_what_was_left_out(bench: Bench) -> None:
     payload = results(bench.context(), limit=4).payload
     assert payload["total"] == 5
     lines = list(render_list(payload))
-    assert lines[0].split()[:3] == ["run", "when", "(UTC)"]
+    assert lines[0].split()[:3] == ["run", "when", "kind"]
     assert lines[-1] == "1 older ones: --all"
     (mtp,) = [row for row in payload["results"] if row["suites"] == ["mtp"]]
     assert (mtp["samples"], mtp["left_out"]) == (23, 5)
@@ -335,7 +332,7 @@ def test_a_run_is_shown_with_missing_figures_as_missing(bench: Bench) -> None:
     assert "left out of speculation on: 1 (throttled)" in text
     compare = "\n".join(render_show(show(bench.context(), numbers[0]).payload))
     assert "B is 4.1 % faster on chat" in compare
-    assert "missing" in "\n".join(render_show(show(bench.context(), numbers[4]).payload))
+    assert "unknown" in "\n".join(render_show(show(bench.context(), numbers[4]).payload))
 
 
 def test_an_export_holds_every_sample_and_says_null_where_nothing_is_known(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,33 @@ from hypothesis import strategies as st
 
 from tests.integration.test_store_results import Bench
 from tests.support.synthetic_runs import made_runs
-from tunerd.actions.report import check_validity, gather_evidence
-from tunerd.actions.results import export, results, show, stale
-from tunerd.cli.commands.results import render_csv, render_list, render_show, render_stale
-from tunerd.core.evidence import Damage, RunEvidence
+from tunerd.cli.evidence import render_csv, render_list, render_show, render_stale
 from tunerd.errors import HostError, TunerdError
-from tunerd.system.store import EvidenceStore
-from tunerd.system.store_schema import METADATA
-from tunerd.web.report import ReportData, render_report
+from tunerd.measure.answer import Sample
+from tunerd.measure.evidence import (
+    ArmRecord,
+    Damage,
+    RunEvidence,
+    RunRecord,
+    SummaryRecord,
+    VerdictRecord,
+)
+from tunerd.measure.results import export, results, show, stale
+from tunerd.measure.store import EvidenceStore
+from tunerd.web.report import ReportData, check_validity, gather_evidence, render_report
 
+# Columns of a run, and fields of the documents of each kind, with one that is not there.
 COLUMNS = [
-    f"{table.name}.{column.name}"
-    for table in METADATA.sorted_tables
-    for column in table.columns
-    if not column.primary_key and not column.foreign_keys
-    and table.name in {"runs", "arms", "samples", "summaries", "verdicts", "fingerprints"}
+    *(f"runs.{name}" for name in ("kind", "started_s", "ended_s", "outcome", "reason", "head")),
+    *(f"{kind}.{name}" for kind in ("arms", "samples", "summaries", "verdicts")
+      for name in ("kind", "name", "is_usable", "body")),
+    *(f"runs.{name.name}" for name in fields(RunRecord)),
+    *(f"arms.{name.name}" for name in fields(ArmRecord)),
+    *(f"samples.{name.name}" for name in fields(Sample)),
+    *(f"summaries.{name.name}" for name in fields(SummaryRecord)),
+    *(f"verdicts.{name.name}" for name in fields(VerdictRecord)),
 ]  # fmt: skip
+_KINDS = {"arms": "arm", "samples": "sample", "summaries": "summary", "verdicts": "verdict"}
 HOSTILE: list[Any] = [
     "{bad", "[1]", "[1,2]", "[3]", "abc", "x", 1e300, -1e300, float("inf"), "", "null", "{}", "[]",
     '{"a": NaN}', '{"a": 1e999}', b"\xff\xfe", 2**63 - 1, -1, '"text"', "[[1, 2, 3]]",
@@ -55,11 +67,23 @@ def damage(sound: Path, target: Path, column: str, value: Any, *, first_only: bo
     for side in ("-wal", "-shm"):
         target.with_name(target.name + side).unlink(missing_ok=True)
     shutil.copy(sound, target)
-    table, name = column.split(".")
-    where = f" WHERE id = (SELECT min(id) FROM {table})" if first_only else ""  # noqa: S608
+    what, name = column.split(".")
+    table, document = ("run", "head") if what == "runs" else ("entry", "body")
+    kind = f" WHERE kind = '{_KINDS[what]}'" if what in _KINDS else ""
+    where = f" WHERE id = (SELECT min(id) FROM {table}{kind})" if first_only else kind  # noqa: S608
     connection = sqlite3.connect(target)
     try:
-        connection.execute(f"UPDATE OR IGNORE {table} SET {name} = ?{where}", (value,))  # noqa: S608
+        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        values: tuple[Any, ...] = (value,)
+        if name not in columns:
+            new = f"json_set({document}, '$.{name}', json(?))"
+            is_valid = connection.execute("SELECT json_valid(?)", (value,)).fetchone()[0]
+            is_whole = isinstance(value, str) and is_valid
+            values = (value if is_whole else json.dumps(str(value)),)
+            name = document
+        else:
+            new = "?"
+        connection.execute(f"UPDATE OR IGNORE {table} SET {name} = {new}{where}", values)  # noqa: S608
         connection.commit()
     except sqlite3.IntegrityError:
         pass  # the file itself refuses that one
@@ -89,9 +113,9 @@ def everything_read(path: Path) -> tuple[list[RunEvidence], tuple[Damage, ...]]:
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("samples.details", "{bad"),
+        ("samples.body", "{bad"),
         ("samples.details", "[1]"),
-        ("samples.predicted_ms", "abc"),
+        ("samples.position", "abc"),
         ("summaries.figures", "[3]"),
         ("verdicts.ratio", "x"),
     ],
@@ -107,7 +131,7 @@ def test_one_damaged_row_is_left_out_counted_and_named_and_the_rest_is_there(
     table = column.split(".", maxsplit=1)[0]
     assert none == ()
     assert [(one.table, one.n_rows) for one in left_out] == [(table, 1)]
-    assert column.split(".")[1] in left_out[0].text
+    assert column.endswith(".body") or column.split(".")[1] in left_out[0].text
     assert left_out[0].run is not None
     assert rows_of(found, table) == rows_of(whole, table) - 1
     assert [one.run.number for one in found] == [one.run.number for one in whole]

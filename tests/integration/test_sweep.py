@@ -12,11 +12,11 @@ import pytest
 
 from tests.support.stand_in import install
 from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept, until
-from tunerd.actions.context import Context
-from tunerd.actions.promote import follow_policy, promote
-from tunerd.core.progress import Progress
+from tunerd.app import Context
 from tunerd.errors import Interrupted
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.result import Progress
+from tunerd.sweep.promote import follow_policy, promote
 
 # Each test goes on from what the one before it left, so all run in one process.
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300), pytest.mark.xdist_group("sweep")]
@@ -108,15 +108,15 @@ def test_the_incumbent_was_started_exactly_as_it_serves(
 
 def test_the_page_has_every_part(box: SweepBox, found: dict[str, Any]) -> None:
     page = box.call("sweep", "report", str(found["sweep"])).stdout
-    for part in ("promote: on small", "challenge:", "wall time by kind", "turn time [s] by n-max",
-                 "time: ", "not tried, or given up"):  # fmt: skip
+    for part in ("promote: on small", "Paired differences", "Wall time by kind",
+                 "Turn time by n-max", "Where the time went", "Not tried, or given up"):  # fmt: skip
         assert part in page
     html = box.call("report", str(found["sweep"]), "-o", "-").stdout
     for part in (
         "what was tried, and why",
         "Paired differences",
         "Where the time went",
-        '"heatmap"',
+        "Turn time by n-max",
     ):
         assert part in html
     rows = box.json("sweep", "list")["sweeps"]
@@ -212,18 +212,19 @@ def test_a_promotion_by_policy_that_is_interrupted_ends_the_command(
 def test_a_winner_that_dies_in_service_is_taken_back_and_not_proposed_again(
     box: SweepBox, found: dict[str, Any]
 ) -> None:
-    """Probation is a unit of its own; nothing of the command that promoted runs any more."""
+    """The daemon watches it; nothing of the command that promoted runs any more."""
     assert box.json("sweep", "show", str(found["sweep"]))["decision"] == "promoted"
     services = box.box.context.services
     pid = services.state("llama-server.service").main_pid
     assert pid is not None
-    until(lambda: bool(box.json("probation", "show")["probations"]), "the first look")
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: box.newest()["decision"] == "taken back", "the winner is taken back")
-    until(lambda: box.serves, "what served before serves")
+    with box.daemon():
+        until(lambda: box.probation()["state"] == "running", "the first look")
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: box.newest()["decision"] == "taken back", "the winner is taken back")
+        until(lambda: box.serves, "what served before serves")
+        until(lambda: box.probation()["state"] == "taken back", "the probation is over")
     assert "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
-    watched = box.json("probation", "show")["probations"][0]
-    assert watched["state"] == "taken back"
+    watched = box.probation()
     assert "died" in watched["reason"]
     assert box.json("history")["generations"][0]["reason"] == "guard"
     plan = box.json("sweep", "run", "--dry-run")["plan"]

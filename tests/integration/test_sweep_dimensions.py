@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from tests.support.sweep_box import PROFILE, SweepBox, swept
-from tunerd.actions.guard_margin import margin_now
-from tunerd.actions.sweep_plan import SweepRequest
-from tunerd.actions.sweep_run import sweep_plan
-from tunerd.actions.tuned_layer import write_tuned
-from tunerd.core.designed import SHAPES, Shape, design
-from tunerd.core.tuned import TunedRecord
-from tunerd.system.designed_file import write
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.profile.files import TunedRecord, write_tuned
+from tunerd.sweep.plan import SweepRequest
+from tunerd.sweep.run import sweep_plan
+from tunerd.tryout.designed import SHAPES, Shape, design, write
+from tunerd.watch.speed import margin_now
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("sweep-dimensions")]
 

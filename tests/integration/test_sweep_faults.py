@@ -12,13 +12,13 @@ from dataclasses import replace
 import pytest
 
 from tests.support.sweep_box import SweepBox, kill, swept, until
-from tunerd.actions.context import build_context
-from tunerd.actions.lease_record import read_measurement
-from tunerd.actions.sweep_plan import SweepRequest
-from tunerd.actions.sweep_run import run_sweep
-from tunerd.core.progress import Progress
-from tunerd.system.clock import SystemClock
-from tunerd.system.ports import free_port
+from tunerd.app import build_context
+from tunerd.machine.clock import SystemClock
+from tunerd.machine.net import free_port
+from tunerd.production.measurement import read_measurement
+from tunerd.result import Progress
+from tunerd.sweep.plan import SweepRequest
+from tunerd.sweep.run import run_sweep
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 ENDLESS = ("run", "--budget", "600s", "--seed", "5")
@@ -180,3 +180,23 @@ def test_samples_with_requests_of_others_are_void_and_the_sweep_yields(box: Swee
 
 def _void(box: SweepBox) -> int:
     return int(box.newest()["left_out_samples"])
+
+
+def test_a_sweep_in_the_background_is_a_job_that_is_told_of_and_ended(box: SweepBox) -> None:
+    words = ("sweep", "start", "--yes", *ENDLESS[1:], "--space", "speculation.n_max=1,2,3,4,5,6")
+    begun = box.json(*words)
+    until(lambda: box.json("sweep", "status")["sweep"] is not None, "a sweep runs")
+    second = box.call(*words, code=75)
+    assert "another measurement is under way" in second.stderr
+    assert box.json("sweep", "status")["unit"] == begun["unit"] == "tunerd-job-1.service"
+    (job,) = box.json("jobs")["jobs"]
+    assert (job["kind"], job["state"]) == ("sweep run", "running")
+    assert "--seed=5" in job["argv"]
+
+    box.call("sweep", "stop")
+
+    assert box.serves
+    assert box.leftovers() == []
+    assert box.newest()["state"] == "stopped"
+    ended = box.json("jobs", "watch", "1", code=130)
+    assert ended["error"]["code"] == "interrupted"

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.fakes import FakeClock
+from tests.support.local_box import Box
 from tests.support.readings import a_reading, served
-from tunerd.core.telemetry.history import (
+from tunerd.errors import HostError
+from tunerd.watch.figures import (
     COARSE_S,
     KEEP_MINUTES_S,
     MINUTE_S,
@@ -19,11 +22,10 @@ from tunerd.core.telemetry.history import (
     Event,
     GpuPoint,
     Point,
+    Reading,
     summarise,
 )
-from tunerd.core.telemetry.reading import Reading
-from tunerd.errors import HostError
-from tunerd.system.telemetry_store import DamagedError, TelemetryStore, put_aside
+from tunerd.watch.history import DamagedError, HistoryKeeper, TelemetryStore, history, put_aside
 
 BEGIN_S = 1_790_000_400  # a whole ten minutes
 YEAR_S = 365 * 86400
@@ -247,3 +249,72 @@ def test_nobody_else_can_hold_a_lock_on_the_history(store: TelemetryStore) -> No
     found = {path.name: path.stat().st_mode & 0o777 for path in store.path.parent.iterdir()}
     assert set(found) == {"telemetry.db", "telemetry.db-wal", "telemetry.db-shm"}
     assert set(found.values()) == {0o600}
+
+
+def kept(tmp_path: Path, *events: str) -> list[str]:
+    """What a daemon tells of its history when it begins, and events that it keeps then."""
+    keeper = HistoryKeeper(Box(tmp_path).context)
+    keeper.begin()
+    for name in events:
+        keeper.add_event(Event(BEGIN_S, name, "note", name))
+    keeper.close()
+    return [event.kind for event in keeper.told()]
+
+
+def test_the_history_of_a_newer_tunerd_is_set_aside_and_taken_back_by_it(tmp_path: Path) -> None:
+    def set_version(path: Path, version: int) -> None:
+        with sqlite3.connect(path) as db:
+            db.execute(f"PRAGMA user_version={version}")
+        db.close()
+
+    ctx = Box(tmp_path).context
+    assert kept(tmp_path, "before") == []
+    set_version(ctx.paths.telemetry, 2)
+    assert kept(tmp_path, "since") == ["history-newer"]
+    assert kept(tmp_path) == []
+    (aside,) = ctx.paths.state_dir.glob("telemetry.db.newer-*")
+    set_version(aside, 1)
+    assert kept(tmp_path) == []
+    assert {event.kind for event in history(ctx, 0.0, 0.0).events} == {"before", "since"}
+    assert not list(ctx.paths.state_dir.glob("telemetry.db.*"))
+
+
+def test_of_damaged_histories_the_newest_two_stay(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.db"
+    for day in range(1, 5):
+        path.write_bytes(b"no history")
+        put_aside(path, f"2026110{day}T000000Z")
+    assert sorted(one.name[-16:-9] for one in tmp_path.iterdir()) == ["2026110"] * 2
+    with path.open("wb") as file:
+        file.truncate(65 * 1024 * 1024)
+    put_aside(path, "20261109T000000Z")
+    assert list(tmp_path.iterdir()) == [], "more than 64 MB in all"
+
+
+def test_a_clock_that_is_set_years_ahead_drops_nothing_until_it_held_for_a_day(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock(BEGIN_S)
+    ctx = replace(Box(tmp_path).context, clock=clock)
+
+    def begun() -> HistoryKeeper:
+        keeper = HistoryKeeper(ctx)
+        keeper.begin()
+        return keeper
+
+    keeper = begun()
+    for _ in range(30):
+        keeper.add(minute(clock.now_s(), served=served(100)))
+        clock.advance(MINUTE_S)
+    clock.set_wall(clock.now_s() + 3 * YEAR_S)
+    keeper.tidy()
+    keeper.add(minute(clock.now_s()))
+    keeper.close()
+
+    keeper = begun()
+    keeper.tidy()
+    assert len(history(ctx, BEGIN_S, BEGIN_S + 1800).points) == 30
+    clock.advance(86400)
+    keeper.tidy()
+    assert history(ctx, BEGIN_S, BEGIN_S + 1800).points == ()
+    keeper.close()

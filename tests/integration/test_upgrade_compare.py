@@ -6,8 +6,8 @@ import shutil
 
 from tests.support.stand_in import install
 from tests.support.sweep_box import SPEED, SweepBox, for_everybody, prove, swept
-from tunerd.actions.upgrade_compare import due_comparison
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.sweep.run import due_comparison
 
 SETTINGS = """
 [sweep]

@@ -23,15 +23,15 @@ from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
 from tests.support.local_box import Box
 from tests.support.needs import missing
 from tests.support.nvml_world import StubWorld, add_pci_device, loading
-from tunerd.actions.doctor import doctor
-from tunerd.actions.telemetry import History, history
-from tunerd.core.host import POWER_CAP, Gpu, GpuProcess
-from tunerd.core.quantity import MiB
-from tunerd.core.telemetry.reading import GpuNow, Reading
-from tunerd.daemon.run import Daemon
-from tunerd.system.api_client import ApiClient
-from tunerd.web.page_watched import cards_table
-from tunerd.web.part import SOCKET
+from tunerd.cli.client import ApiClient
+from tunerd.doctor.doctor import doctor
+from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
+from tunerd.watch.daemon import Daemon
+from tunerd.watch.figures import GpuNow, Reading
+from tunerd.watch.history import History, history
+from tunerd.web.page_view import cards_table
+from tunerd.web.run import SOCKET
+from tunerd.words import MiB
 
 UNIT = "llama-server.service"
 SERVER = "[Service]\nExecStart=/bin/server\n"
@@ -199,7 +199,8 @@ def test_what_a_card_does_not_support_is_unknown_and_never_zero(
         told = metrics_of(api)
         assert f'tunerd_gpu_{metric}{{gpu="0"}}' not in told
         assert told["tunerd_gpus"] == 1
-        assert page_of(api).count('<span class="missing">unknown<') == n_shown
+        cards = page_of(api).partition('aria-label="Cards now"')[2].partition("</table>")[0]
+        assert cards.count('<span class="missing">unknown<') == n_shown
     cells = cards_table({"latest": box.latest.to_json()})
     assert cells is not None
     assert cells.rows[0].count(None) == n_shown

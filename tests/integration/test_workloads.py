@@ -8,22 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.builders import resolved as shipped
 from tests.support.fakes import FakeClock
-from tunerd.actions.context import Context, build_context
-from tunerd.actions.workloads import (
+from tunerd.app import Context, build_context
+from tunerd.engine.log import read_requests
+from tunerd.errors import ConfigError, UsageError
+from tunerd.measure.answer import Sample, Timings
+from tunerd.measure.evidence import ArmRecord, RunRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.learn import (
     find_workload,
     learn_workload,
     list_workloads,
     show_workload,
     workload_for,
 )
-from tunerd.core.evidence import ArmRecord, RunRecord
-from tunerd.core.fingerprint import Fingerprint
-from tunerd.core.request_log import read_requests
-from tunerd.core.sample import Sample, Timings
-from tunerd.errors import ConfigError, UsageError
-from tunerd.system.store import EvidenceStore
-from tunerd.system.unit_log_file import UnitLog
+from tunerd.measure.store import EvidenceStore
+from tunerd.tryout.local_state import UnitLog
 
 LOGS = Path(__file__).parents[1] / "unit" / "data" / "requests"
 OWN = "[[classes]]\nprompt_tokens = 77\nanswer_tokens = 7\n"
@@ -222,3 +223,25 @@ def test_what_was_measured_says_nothing_of_the_speed_that_people_had(context: Co
     assert {message.code for message in shown.messages} == {"own-requests"}
     keep(context, theirs)
     assert show_workload(context, "chat").payload["turn"] is None, "nobody else asked"
+
+
+@pytest.mark.parametrize(
+    ("profile", "workload"),
+    [
+        ("rtx-3090-ti-24gb", "coding-agent"),
+        ("rtx-3090-ti-24gb-dflash", "coding-agent"),
+        ("rtx-4070-super-12gb", "chat"),
+        ("rtx-5060-ti-16gb", "coding-agent"),
+    ],
+)
+def test_a_card_is_tuned_for_what_its_write_up_served_until_something_was_learned(
+    context: Context, profile: str, workload: str
+) -> None:
+    resolved = shipped(profile)
+    shape, told = workload_for(context, None, resolved)
+    assert shape.name == workload
+    assert told.text == f"workload `{workload}`, as the profile says"
+    write(context.paths.state_dir, "learned")
+    shape, told = workload_for(context, None, resolved)
+    assert shape.name == "learned"
+    assert told.text == f"workload `learned`, before the shipped profile's `{workload}`"

@@ -8,9 +8,11 @@ import json
 import os
 import shutil
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,15 +21,16 @@ from typing import Any
 import pytest
 
 from tests.support.local_box import Box
-from tunerd.actions.context import Context
-from tunerd.actions.jobs import list_jobs
-from tunerd.actions.telemetry import Telemetry
-from tunerd.system.listen import tcp_socket, unix_socket
-from tunerd.web.app import Desk, Seams
+from tunerd.app import Context
+from tunerd.jobs import running_jobs
+from tunerd.machine.peers import tcp_socket, unix_socket
+from tunerd.watch.history import Telemetry
+from tunerd.web.app import ApiServer, Limits
+from tunerd.web.asking import Answering
+from tunerd.web.desk import Desk
+from tunerd.web.front import Front, read_facts
 from tunerd.web.gate import Gate
-from tunerd.web.metrics import CONTENT_TYPE, exposition
 from tunerd.web.page import build_site
-from tunerd.web.server import ApiServer
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="not root, so it cannot become others: run `sudo ./tests/run`"
@@ -86,22 +89,18 @@ class _UnixConnection(http.client.HTTPConnection):
 
 @dataclass
 class ApiBox:
-    """A running API: `folder` holds its world, `path` is its socket, `port` that of the page."""
+    """A running API: `path` is its socket, `port` that of the page, `tunnel` as `ssh -L` leads to the socket."""
 
     box: Box
     path: Path
     port: int
-    gate: Gate
     telemetry: Telemetry = field(default_factory=Telemetry)
-
-    def metrics(self) -> tuple[bytes, str]:
-        """What `/metrics` says."""
-        return exposition(self.telemetry.latest()), CONTENT_TYPE
+    tunnel: int = 0
 
     @property
     def url(self) -> str:
         """Of the page."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self.tunnel}"
 
     def ask(
         self,
@@ -115,7 +114,7 @@ class ApiBox:
         """One request; a body that is no text is sent as JSON, and anything sent is deliberate."""
         connection: http.client.HTTPConnection
         if tcp:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", self.tunnel, timeout=60)
         else:
             connection = _UnixConnection(self.path)
         sent = {
@@ -159,10 +158,10 @@ class ApiBox:
 def serving(
     *,
     box: Box | None = None,
-    token: str | None = None,
     group: int | None = None,
     context: Context | None = None,
     telemetry: Telemetry | None = None,
+    limits: Limits | None = None,
 ) -> Iterator[ApiBox]:
     """The API until the body ends; its folder can be entered by everybody, as `/run/tunerd` can.
 
@@ -174,25 +173,75 @@ def serving(
         own = box or Box(folder / "box", {"TUNERD_SERVICE__SETTLE_S": "0.2"})
         own.folder.mkdir(exist_ok=True)
         ctx = context or own.context
-        gate = Gate(
-            own_uid=os.getuid(), group=lambda: group, now_s=ctx.clock.monotonic_s, token=token
+        watched = telemetry or Telemetry()
+        path, asked = folder / "tunerd.sock", folder / "daemon.sock"
+        answering = Answering(
+            unix_socket(asked, group=None), os.getuid(), Desk(ctx, watched).answer
         )
-        path = folder / "tunerd.sock"
+        answering.start()
         sockets = [unix_socket(path, group=group), tcp_socket("127.0.0.1", 0)]
-        made = ApiBox(own, path, sockets[1].getsockname()[1], gate, telemetry or Telemetry())
-        desk = Desk(ctx, gate, Seams(made.telemetry, made.metrics))
-        server = ApiServer(build_site(desk), sockets)
-        server.start()
+        made = ApiBox(own, path, sockets[1].getsockname()[1], watched)
+        gate = Gate(own_uid=os.getuid(), group=lambda: group)
+        site = build_site(Front(asked, gate, read_facts(asked)))
         try:
-            yield made
+            with (
+                running(ApiServer(site, sockets, gate.knows, limits or Limits())),
+                _tunnel(path) as made.tunnel,
+            ):
+                yield made
         finally:
-            server.stop()
+            answering.stop()
             _wait_for_jobs(ctx)  # they write into folders that are about to go
-            assert not server.is_alive
+
+
+@contextlib.contextmanager
+def running(server: ApiServer) -> Iterator[None]:
+    """The server in a thread, until the body ends."""
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.stop()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _tunnel(path: Path) -> Iterator[int]:
+    """A port of this process that leads to the socket."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.socket(socket.AF_UNIX) as there:
+                there.connect(str(path))
+                back = threading.Thread(target=_pump, args=(there, self.request))
+                back.start()
+                _pump(self.request, there)
+                back.join()
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    for one in (source, sink):
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
 
 
 def _wait_for_jobs(ctx: Context) -> None:
     end_s = ctx.clock.monotonic_s() + _JOBS_LIMIT_S
-    while any(not job.state.is_over for job in list_jobs(ctx)):
+    while running_jobs(ctx):
         assert ctx.clock.monotonic_s() < end_s, "a job does not end"
         ctx.clock.sleep(0.1)

@@ -9,21 +9,17 @@ from typing import Any
 
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.fakes import FakeClock, FakeServiceManager
-from tunerd.actions.bench import bench_url
-from tunerd.actions.bench_plan import BenchRequest
-from tunerd.actions.context import Context
-from tunerd.core.bench.request import Suite
-from tunerd.core.host import Mode
-from tunerd.core.paths import Paths
-from tunerd.core.progress import Progress
-from tunerd.core.result import ActionResult
+from tunerd.app import Context
+from tunerd.machine.clock import Clock, SystemClock
+from tunerd.machine.files import Files
+from tunerd.measure.bench import BenchRequest, bench_url
+from tunerd.measure.request import Suite
+from tunerd.measure.store import EvidenceStore
+from tunerd.paths import Paths
+from tunerd.result import ActionResult, Progress
 from tunerd.settings import Settings
-from tunerd.system.clock import SystemClock
-from tunerd.system.files import Files
-from tunerd.system.generations import Generations
-from tunerd.system.llama import LlamaServer
-from tunerd.system.seams import Clock
-from tunerd.system.store import EvidenceStore
+from tunerd.units.generations import Generations
+from tunerd.words import Mode
 
 
 class HurriedClock:
@@ -69,7 +65,6 @@ class BenchBox:
             services=FakeServiceManager(self.folder, FakeClock(), {}),
             files=files,
             generations=Generations(self.paths.generations_dir, files),
-            connect=lambda address: LlamaServer(address, self.clock),
             progress=self.said.append,
         )
 

@@ -6,8 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from tunerd.core.bench.prompts import PromptBook, read_prompts
-from tunerd.core.sample import ClientTimes, Sample, Timings
+from tunerd.measure.answer import ClientTimes, Sample, Timings
+from tunerd.measure.request import PromptBook, read_prompts
 
 PROMPTS = Path(__file__).parents[2] / "tunerd/data/prompts.toml"
 

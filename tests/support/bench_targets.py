@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support.bench_box import BenchBox
-from tunerd.actions.bench import result_of
-from tunerd.actions.bench_plan import BenchRequest
-from tunerd.actions.bench_session import OFF, ON, Session
-from tunerd.actions.bench_target import open_url
-from tunerd.core.bench.request import Suite
-from tunerd.core.bench.trust import Speculation
-from tunerd.core.profile import Published
-from tunerd.core.result import ActionResult
-from tunerd.system.store import EvidenceStore
+from tunerd.measure.bench import OFF, ON, BenchRequest, Session, result_of
+from tunerd.measure.life import open_url
+from tunerd.measure.request import Suite
+from tunerd.measure.store import EvidenceStore
+from tunerd.measure.trust import Speculation
+from tunerd.profile.schema import Published
+from tunerd.result import ActionResult
 
 
 def asked_to_draft(box: BenchBox, url: str, *, drafts: bool) -> Session:

@@ -16,9 +16,8 @@ import httpx
 
 from tests.support.local_box import Box
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
-from tunerd.core.designed import SHAPES, design
-from tunerd.system.designed_file import write
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.tryout.designed import SHAPES, design, write
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ import functools
 import tomllib
 from pathlib import Path
 
-from tunerd.core.cmdline_parts import RenderContext
-from tunerd.core.engine import Capabilities, read_capabilities
-from tunerd.core.help_text import parse_help
-from tunerd.core.layers import ProfileSources, layers_of
-from tunerd.core.profile_check import Problem
-from tunerd.core.resolve import Layer, Resolved, resolve, set_layer
+from tunerd.engine.commandline import RenderContext
+from tunerd.engine.help import Capabilities, parse_help, read_capabilities
+from tunerd.profile.layers import Layer, ProfileSources, Resolved, layers_of, resolve, set_layer
+from tunerd.words import Problem
 
 ROOT = Path(__file__).parents[2]
 PROFILES = ROOT / "profiles"

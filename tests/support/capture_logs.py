@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.real_server import free_port
-from tunerd.core.designed import SHAPES, design
-from tunerd.core.engine import Capabilities, Family, SpecStyle, read_capabilities
-from tunerd.core.failure import classify
-from tunerd.core.help_text import parse_help
-from tunerd.system.designed_file import write
+from tunerd.engine.health import classify
+from tunerd.engine.help import Capabilities, SpecStyle, parse_help, read_capabilities
+from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.words import Family
 
 LOGS = Path(__file__).parents[1] / "unit" / "data" / "logs"
 _LIMIT_S = 25.0
@@ -172,7 +171,7 @@ def _builds(files: Path) -> Iterator[Build]:
         for path in sorted(Path(os.environ["TUNERD_TEST_ENGINES"]).iterdir())
         if os.access(path, os.X_OK) and path.is_file()
     ]
-    programs.append(("embedded", (sys.executable, "-m", "tunerd.embedded")))
+    programs.append(("embedded", (sys.executable, "-m", "tunerd.tryout.embedded")))
     for name, program in programs:
         shown = subprocess.run([*program, "--help"], capture_output=True, text=True, check=False)
         capabilities = read_capabilities(parse_help(shown.stdout + shown.stderr))

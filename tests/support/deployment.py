@@ -132,6 +132,17 @@ class Stream:
         return self._process.stdout.readline().decode().strip()
 
 
+def place_daemon(machine: Machine, *, user: str | None = None) -> None:
+    """Its unit as install.sh leaves it, not started."""
+    if user is None:
+        machine.run("cp", SOURCES_INSIDE / "units/tunerd.service", "/etc/systemd/system/")
+    else:
+        text = machine.read(SOURCES_INSIDE / "units/tunerd-user.service.in")
+        program = str(PREFIX / "bin/tunerd")
+        machine.write("/etc/systemd/user/tunerd.service", text.replace("@TUNERD@", program))
+    machine.systemctl("daemon-reload", user=user)
+
+
 @dataclass(frozen=True)
 class UnitFile:
     """A unit file as it stands: text, permission bits, owner; None where there is none."""

@@ -10,24 +10,22 @@ from typing import Any
 from tests.support.builders import capabilities_of
 from tests.support.fake_gpu import DRIVER_VERSION, a_card
 from tests.support.model_headers import QWEN36_35B_A3B, facts_of_shape
-from tunerd.core.doctor.break_even import BreakEven
-from tunerd.core.doctor.facts import (
+from tunerd.doctor.facts import (
+    BreakEven,
     EvidenceFacts,
     Facts,
-    GraphControl,
     Locking,
+    LogFacts,
     PortFacts,
     ServerFacts,
+    Traffic,
 )
-from tunerd.core.doctor.server_log import LogFacts, Traffic
-from tunerd.core.engine import Effect, Engine, OffloadDevice, Proof
-from tunerd.core.host import Cpu, CpuFrequency, DriverFiles, Gpu, GpuProcess, Host, HostMemory
-from tunerd.core.memory import MemorySettings, estimate
-from tunerd.core.memory_parts import Estimate
-from tunerd.core.model import ModelFacts
-from tunerd.core.profile import ProfileFile
-from tunerd.core.profile_check import nest
-from tunerd.core.quantity import MiB
+from tunerd.engine.help import Effect, Engine, OffloadDevice, Proof
+from tunerd.machine.facts import Cpu, CpuFrequency, DriverFiles, Gpu, GpuProcess, Host, HostMemory
+from tunerd.model.facts import ModelFacts
+from tunerd.model.memory import Estimate, MemorySettings, estimate
+from tunerd.profile.schema import ProfileFile, nest
+from tunerd.words import MiB
 
 PID = 4242
 UNIT = "llama-server.service"
@@ -106,7 +104,6 @@ LOG = LogFacts(
     has_cuda=True,
     cuda_architectures=(86, 89, 120),
     has_all_kv_pairs=False,
-    has_start=True,
     n_slots=1,
     traffic=TRAFFIC,
 )
@@ -117,11 +114,9 @@ BREAK_EVEN = BreakEven(
     prompt_ms=(100.0, 0.5),
     plain_prompt_ms=(100.0, 0.5),
     n_ubatch=512,
-    n_with=9,
-    n_without=9,
     depth_tokens=1500,
 )
-EVIDENCE = EvidenceFacts(n_runs=3, newest_run=3, holds=True, break_even=BREAK_EVEN)
+EVIDENCE = EvidenceFacts(newest_run=3, holds=True, break_even=BREAK_EVEN)
 
 
 def a_server(**changes: Any) -> ServerFacts:
@@ -152,7 +147,6 @@ def a_box(**changes: Any) -> Facts:
         server=a_server(),
         port=PortFacts(8080, ()),
         evidence=EVIDENCE,
-        graphs=GraphControl(-0.03, -0.05, -0.01, 8),
     )
     return replace(healthy, **changes)
 

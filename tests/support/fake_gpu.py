@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tunerd.core.host import Gpu, GpuProcess
-from tunerd.core.quantity import MiB
-from tunerd.system.seams import GpuReading
+from tunerd.machine.facts import Gpu, GpuProcess, GpuReading
+from tunerd.words import MiB
 
 DRIVER_VERSION = "580.95.05"
 CUDA_VERSION = "13.0"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tunerd.core.lease import PORT_LIMIT_S, LeaseSpec
-from tunerd.system.ports import can_bind
+from tunerd.machine.net import can_bind
+from tunerd.units.manager import PORT_LIMIT_S, LeaseSpec
 
 
 class _Units(Protocol):

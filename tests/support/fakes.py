@@ -10,36 +10,32 @@ import contextlib
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.fake_lease import FakeLease, Leases
-from tunerd.core.exec_start import parse_exec
-from tunerd.core.host import Mode
-from tunerd.core.lease import LeaseSpec
-from tunerd.core.local_outcome import (
+from tests.support.unit_definition import UnitDefinition
+from tunerd.errors import ServiceError
+from tunerd.paths import Paths
+from tunerd.tryout.local_service import (
     EXIT_EXEC,
     START_LIMIT_HIT,
     SUCCESS,
     Ending,
     StartLimit,
+    complaints_about,
+    read_service,
     result_of,
     should_restart,
 )
-from tunerd.core.local_service import complaints_about
-from tunerd.core.paths import Paths
-from tunerd.core.service import UnitState
-from tunerd.core.systemctl_text import STATE_PROPERTIES, to_unit_state
-from tunerd.core.unit_environment import environment_of
-from tunerd.core.unit_file import parse_unit
-from tunerd.core.unit_log import LogSpan
-from tunerd.errors import ConfigError, ServiceError
-from tunerd.system.unit_definition import UnitDefinition
-from tunerd.system.unit_source import enabled_mark, unit_names
+from tunerd.tryout.local_state import enabled_mark, unit_names
+from tunerd.units.manager import MAX_LINE_CHARS, LeaseSpec, LogSpan, UnitState
+from tunerd.units.systemd import STATE_PROPERTIES, to_unit_state
+from tunerd.units.text import parse_unit, transient_text
+from tunerd.words import Mode
 
 _FIRST_PID = 1000
-_EXIT_CODES = {"exited": "1", "killed": "2", "dumped": "3"}
 _END_LIMIT_S = 120.0
 _NEVER = float("inf")
 _CLEAN = Ending(code=0)
@@ -187,15 +183,13 @@ class FakeServiceManager:
             shown = {"LoadState": "loaded", "ActiveState": active, "SubState": "running"}
             return {name: shown[name] for name in names if name in shown}
         found = self._find(unit)
-        ending = found.ending or Ending()
         shown = {
             **found.definition.properties(),
             "ActiveState": found.active,
             "SubState": found.sub,
             "Result": found.result,
             "MainPID": str(found.process.pid if found.process is not None else 0),
-            "ExecMainCode": _EXIT_CODES.get(ending.kind or "", "0"),
-            "ExecMainStatus": str(ending.status or 0),
+            **(found.ending or Ending()).to_properties(),
             "NRestarts": str(found.n_restarts),
             "InvocationID": found.invocation_id or "",
             "ActiveEnterTimestampMonotonic": str(int(found.entered_s * 1_000_000)),
@@ -225,6 +219,23 @@ class FakeServiceManager:
             self._begin(found, self._clock.monotonic_s())
             return
         self._wait(found, lambda: found.active == "active" or found.is_down, "start", timeout_s)
+
+    def run_transient(
+        self,
+        unit: str,
+        argv: Sequence[str],
+        properties: Sequence[tuple[str, str]] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 90.0,
+    ) -> None:
+        """As local mode: a file where a reboot forgets it; refused where the name is not free."""
+        if not self._find(unit).is_down:
+            raise ServiceError(f"{unit} cannot be started", cause="it was already loaded")
+        text = transient_text(argv, properties, environment or {})
+        (self.runtime_unit_dir / unit).write_text(text)
+        self.reload()
+        self.start(unit, timeout_s=timeout_s)
 
     def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
         """Stop it."""
@@ -275,9 +286,8 @@ class FakeServiceManager:
     def verify(self, unit: str, text: str) -> tuple[str, ...]:
         """Complaints, a missing program among them."""
         found = list(complaints_about(unit, text))
-        values = parse_unit(text).values("Service", "ExecStart")
-        if not found and values:
-            path = parse_exec(values[-1].value, {}, {}).path
+        if not found:
+            path = read_service(unit, parse_unit(text)).program
             if path not in self.programs:
                 found.append(f"{unit}: command {path} is not executable")
         return tuple(found)
@@ -288,7 +298,7 @@ class FakeServiceManager:
         """Lines that its programs printed."""
         self._catch_up()
         lines = [
-            line
+            line[:MAX_LINE_CHARS]
             for invocation, line in self._find(unit).lines
             if invocation_id is None or invocation == invocation_id
         ]
@@ -303,9 +313,14 @@ class FakeServiceManager:
         kept = [
             (at_s, line) for name, line in found.lines if (at_s := found.starts[name]) >= first_s
         ]
-        lines = tuple(line for _, line in kept)
+        lines = tuple(line[:MAX_LINE_CHARS] for _, line in kept)
         begins_s = kept[0][0] if kept else None
         return LogSpan(lines[max(0, len(lines) - max_lines) :], begins_s, len(lines) > max_lines)
+
+    def was_stopped(self, unit: str, invocation_id: str) -> bool:
+        """Whether a stop was asked for."""
+        found = self._find(unit)
+        return found.invocation_id == invocation_id and found.stop_requested
 
     def service_units(self) -> tuple[str, ...]:
         """All that have a file or run."""
@@ -323,6 +338,7 @@ class FakeServiceManager:
         production = self._find(spec.production)
         self._stop(production)
         self._wait(production, lambda: production.is_down, "lease", timeout_s)
+        self._enter("lease taken")
         lease = FakeLease(spec, self._clock.monotonic_s() + spec.limit_s, self.stop, self._catch_up)
         self._leases.add(lease)
         return lease
@@ -332,11 +348,7 @@ class FakeServiceManager:
     def bound_to(self, lease: str) -> list[str]:
         """Units that must not outlive it."""
         specs = {name: unit.definition.spec for name, unit in self._units.items()}
-        return [
-            name
-            for name, spec in specs.items()
-            if spec is not None and spec.file.value("Unit", "BindsTo") == lease
-        ]
+        return [name for name, spec in specs.items() if spec is not None and spec.bound_to == lease]
 
     def stop_bound(self, unit: str) -> None:
         """Begin to stop it."""
@@ -481,34 +493,27 @@ class FakeServiceManager:
 
     def _begin(self, unit: _Unit, at_s: float) -> None:
         spec = unit.definition.demand()
-        bound_to = spec.file.value("Unit", "BindsTo")
-        if bound_to is not None:
-            lease = self._leases.find(bound_to)
+        name = unit.definition.unit
+        if spec.bound_to is not None:
+            lease = self._leases.find(spec.bound_to)
             if lease is None or not lease.stands:
-                raise ServiceError(f"{spec.unit} is bound to {bound_to}, which is not active")
+                raise ServiceError(f"{name} is bound to {spec.bound_to}, which is not active")
         unit.limit, is_allowed = unit.limit.after_start(
             at_s, interval_s=spec.start_limit_interval_s, burst=spec.start_limit_burst
         )
         if not is_allowed:
             unit.active, unit.sub, unit.result = "failed", "failed", START_LIMIT_HIT
-            raise ServiceError(f"{spec.unit} was started too often", cause=START_LIMIT_HIT)
+            raise ServiceError(f"{name} was started too often", cause=START_LIMIT_HIT)
         unit.invocation_id, unit.result, unit.ending = uuid.uuid4().hex, SUCCESS, None
         unit.was_killed = unit.stop_requested = False
         unit.starts[unit.invocation_id] = self._clock.now_s() - self._clock.monotonic_s() + at_s
-        environment = dict(environment_of(spec.file, {}).pairs)
-        try:
-            command = parse_exec(spec.exec_start, environment, {})
-        except ConfigError as error:
-            raise ServiceError(error.message) from error
-        program = self.programs.get(command.path)
+        program = self.programs.get(spec.program)
         if program is None:
-            unit.lines.append((unit.invocation_id, f"{spec.unit}: {command.path}: not found"))
+            unit.lines.append((unit.invocation_id, f"{name}: {spec.program}: not found"))
             self._end(unit, Ending(code=EXIT_EXEC), at_s)
-            if spec.waits_for_exec:
-                raise ServiceError(f"{spec.unit} did not start", cause=f"no {command.path}")
-            return
+            raise ServiceError(f"{name} did not start", cause=f"no {spec.program}")
         self._next_pid += 1
-        unit.process = Invocation(spec.unit, self._next_pid, command.argv, environment)
+        unit.process = Invocation(name, self._next_pid, spec.argv, spec.environment)
         unit.active, unit.sub, unit.entered_s = "active", "running", at_s
         unit.life = program(unit.process)
         unit.lines += [(unit.invocation_id, line) for line in unit.life.prints]

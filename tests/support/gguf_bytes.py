@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tunerd.core.gguf import ValueType
+from tunerd.model.gguf import ValueType
 
 _FORMS = {
     ValueType.UINT8: "<B",

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
-from tunerd.actions.context import Context, build_context
-from tunerd.core.designed import SHAPES, design
-from tunerd.system.designed_file import write
+from tunerd.app import Context, build_context
+from tunerd.tryout.designed import SHAPES, design, write
 
 ROOT = Path(__file__).parents[2]
 

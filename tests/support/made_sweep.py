@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -11,16 +11,17 @@ import numpy as np
 
 from benchmarks.simulator.tasks import Task, task
 from tests.support.local_box import Box
-from tunerd.actions.bench_arm import arm_of
-from tunerd.actions.context import Context
-from tunerd.actions.sweep_plan import SweepRequest, plan_arm, prepare
-from tunerd.actions.sweep_record import KIND, SweepKeeper
-from tunerd.core.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord
-from tunerd.core.fingerprint import Fingerprint
-from tunerd.core.sample import ClientTimes, Sample, Timings
-from tunerd.core.sweep import Arm, Boot, Outcome, Request, tune
-from tunerd.core.sweep import Sample as SweepSample
-from tunerd.system.store import EvidenceStore
+from tunerd.app import Context
+from tunerd.measure.answer import ClientTimes, Sample, Timings
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.life import arm_of
+from tunerd.measure.store import EvidenceStore
+from tunerd.profile.arm import Arm, Boot, Request
+from tunerd.profile.arm import Sample as SweepSample
+from tunerd.sweep.plan import SweepRequest, plan_arm, prepare
+from tunerd.sweep.record import KIND, SweepKeeper
+from tunerd.sweep.tuner import Outcome, tune
 
 _HOUR_S = 3600.0
 _NOT_KNOWN = "0" * 64
@@ -135,25 +136,30 @@ class DraftingCosts:
         return answer | ({"tool_ok": True} if request.kind == "tool" else {})
 
 
-def put_proposal(ctx: Context) -> int:
+def put_proposal(
+    ctx: Context, *, token_ms: float = 2.5, is_proved: bool = True, **fingerprint: Any
+) -> int:
     """Store a sweep of what serves that proves it faster without drafts; its number.
 
-    The engine that serves must be one for which that is so, for a promotion measures it again.
+    The engine that serves must be one for which that is so, for a promotion measures it again. One that
+    needs so long for a token was measured; `fingerprint` says under which other conditions.
     """
     prepared = prepare(ctx, SweepRequest(budget_s=2 * _HOUR_S, seed=3), proves=False)
-    box = DraftingCosts(prepared.policy.context_tokens or 1024)
+    costs = (token_ms, 2 * token_ms) if is_proved else (2 * token_ms, token_ms)
+    box = DraftingCosts(prepared.policy.context_tokens or 1024, *costs)
     incumbent = prepared.base.arm
     outcome = tune(
         box, prepared.space.space, prepared.workload, incumbent, 2 * _HOUR_S,
         np.random.default_rng(3), policy=prepared.policy,
     )  # fmt: skip
-    assert outcome.verdict == "promote", outcome.evidence.reasons
+    assert (outcome.verdict == "promote") == is_proved, outcome.evidence.reasons
     with EvidenceStore(ctx.paths.evidence) as store:
         keeper = SweepKeeper.begin(ctx, store, prepared)
         for arm in {one.arm.canonical() for one in outcome.evidence.arms}:
             plan = plan_arm(ctx, prepared, arm)
             record, _ = arm_of(ctx, str(arm), plan.command.argv, {}, None)
-            keeper.arm(arm, record, prepared.shape.sha256)
+            told = replace(record.fingerprint, **fingerprint)
+            keeper.arm(arm, replace(record, fingerprint=told), prepared.shape.sha256)
         for sample in outcome.evidence.samples:
             keeper.event(sample)
         keeper.result(outcome, incumbent, prepared.shape.name)

@@ -17,20 +17,24 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+from tests.support.memory_tables import planned_mib
 from tests.support.server_process import free_port
 from tests.support.shapes import PlainShape, write_hollow
-from tunerd.core.designed_shape import Shape
-from tunerd.core.memory import Backend, Device, MemorySettings, estimate
-from tunerd.core.memory_laws import (
+from tunerd.machine.files import Files
+from tunerd.model.files import ModelFiles
+from tunerd.model.memory import (
     IK,
     MAINLINE_NOW,
     MAINLINE_SPRING_2026,
     MAINLINE_SUMMER_2026,
+    Backend,
+    Device,
     EngineLaws,
+    MemorySettings,
+    estimate,
 )
-from tunerd.core.memory_report import MemoryReport, parse_report
-from tunerd.system.files import Files
-from tunerd.system.model_files import ModelFiles
+from tunerd.model.report import parse_report
+from tunerd.tryout.designed import Shape
 
 # What design.md allows a cold estimate.
 ALLOWED_RATIO = 0.10
@@ -248,7 +252,7 @@ def reported(
     *,
     seen_as: str | None = None,
     timeout_s: float = 60.0,
-) -> MemoryReport:
+) -> list[str]:
     """What the server says about its memory; it is ended as soon as it has said it.
 
     Args:
@@ -261,7 +265,7 @@ def reported(
     """
     last = _PLANNED if engine.measures_itself else _LISTENING
     argv = [*program, *flags(case, engine, seen_as or str(folder))]
-    return parse_report(said_by(argv, folder, until=last, timeout_s=timeout_s))
+    return said_by(argv, folder, until=last, timeout_s=timeout_s)
 
 
 def said_by(
@@ -325,7 +329,7 @@ def differences(
     """
     engine = ENGINES[name]
     write_models(case, folder)
-    report = reported(program, case, engine, folder, seen_as=seen_as)
+    lines = reported(program, case, engine, folder, seen_as=seen_as)
     models = ModelFiles(None, Files())
     draft = models.read_facts(folder / file_name(case.draft)) if case.draft is not None else None
     asked = replace(case.settings, laws=engine.laws, draft=draft)
@@ -335,7 +339,9 @@ def differences(
         if device is Device.GPU and not case.settings.has_gpu:
             continue
         said = (
-            report.planned_mib(device) if engine.measures_itself else report.allocated_mib(device)
+            planned_mib(lines, device)
+            if engine.measures_itself
+            else parse_report(lines).allocated_mib(device)
         )
         assert said is not None, f"{name} said nothing about {case.name}"
         mib = need.bytes_of(device) / 1024 / 1024

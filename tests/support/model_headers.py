@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.support.gguf_bytes import MemorySource, gguf, number, pair, tensor, text
 from tests.support.shapes import PlainShape, hollow_bytes
-from tunerd.core.designed_shape import Shape
-from tunerd.core.gguf import ValueType, read_header
-from tunerd.core.model import FileIdentity, ModelFacts, facts_of
+from tunerd.model.facts import FileIdentity, ModelFacts, facts_of
+from tunerd.model.gguf import ValueType, read_header
+from tunerd.tryout.designed import Shape
 
 # Sizes of the published models; the weights' type is q8_0, which real files rarely have.
 QWEN36_27B = Shape(

@@ -22,7 +22,7 @@ REGRESSION_TOKENS = 64
 _REGRESSION = {"by_length": {str(REGRESSION_TOKENS): [2.0, 80.0]}}
 _PROVE = """
 from tests.support.sweep_box import prove
-from tunerd.actions.context import build_context
+from tunerd.app import build_context
 prove(build_context())
 """
 _WORKLOAD = """
@@ -52,6 +52,9 @@ timezone = "UTC"
 {sweep}
 [probation]
 every_s = 5.0
+[daemon]
+every_s = 1.0
+busy_every_s = 2.0
 """
 # Asks until it is killed; {tokens} each.
 _CLIENT = """

@@ -1,6 +1,6 @@
 /* A stand-in for NVIDIA's libnvidia-ml.so.1.
 
-   It has the functions that tunerd/system/nvml.py calls and answers from the text file `nvml-state`
+   It has the functions that tunerd/machine/gpu.py calls and answers from the text file `nvml-state`
    that lies in the same folder as the library, read afresh at every call, so that a test can change
    memory, processes or health of a GPU under a running reader. tests/support/nvml_stub.py writes
    that file and describes its lines.

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.fake_gpu import CUDA_VERSION, DRIVER_VERSION, rtx_4070_super
-from tunerd.core.host import Gpu, GpuProcess
-from tunerd.core.quantity import BYTES_PER_MIB
-from tunerd.system.nvml import THROTTLING
+from tunerd.machine.facts import Gpu, GpuProcess
+from tunerd.machine.gpu import THROTTLING
+from tunerd.words import BYTES_PER_MIB
 
 SONAME = "libnvidia-ml.so.1"
 STATE_NAME = "nvml-state"
@@ -42,18 +42,14 @@ def compiler() -> str | None:
     return shutil.which("cc")
 
 
-def build(folder: Path, *, without: Sequence[str] = ()) -> Path:
-    """The library in `folder`, without the functions that an old driver would not have."""
+def build(folder: Path) -> Path:
+    """The library in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / SONAME
-    exports = folder / "exports.map"
-    hidden = "".join(f" {name};" for name in without)
-    exports.write_text(f"{{ global: *; {f'local:{hidden}' if hidden else ''} }};\n")
     subprocess.run(
         [
             *(compiler() or "cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"),
             # Without a soname: with one, whoever asks this process for NVML later would get the stub.
-            f"-Wl,--version-script={exports}",
             *("-o", str(library), str(_SOURCE)),
         ],
         check=True,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pynvml
 
 from tests.support import nvml_stub
-from tunerd.core.host import Gpu
-from tunerd.system.nvml import NvmlReader
+from tunerd.machine.facts import Gpu
+from tunerd.machine.gpu import NvmlReader
 
 
 @contextmanager

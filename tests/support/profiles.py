@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
-from tunerd.core.cmdline_parts import RenderContext
-from tunerd.core.defaults import default_layer
-from tunerd.core.profile import LOAD_MODES, SPECULATION_TYPES
-from tunerd.core.profile_check import nest
-from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
+from tunerd.engine.commandline import RenderContext
+from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
+from tunerd.profile.schema import Serving, Speculation, nest
+
+
+def choices(model: type[BaseModel], key: str) -> tuple[str, ...]:
+    """The words that a key of the schema takes."""
+    try:
+        model.model_validate({key: "nonsense"})
+    except ValidationError as error:
+        return tuple(re.findall(r"'([^']+)'", error.errors()[0]["msg"]))
+    raise AssertionError(f"{key} takes anything")
+
+
+SPECULATION_TYPES = choices(Speculation, "type")
+LOAD_MODES = choices(Serving, "load_mode")
 
 # Letters that mean something to a shell, to systemd, to TOML or to a template.
 HOSTILE = st.sampled_from(

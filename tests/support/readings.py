@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support.fake_gpu import DRIVER_VERSION, rtx_4070_super
-from tunerd.core.health import HttpState
-from tunerd.core.telemetry.reading import EngineNow, HostNow, Reading, Served, gpu_now
+from tunerd.engine.health import HttpState
+from tunerd.watch.figures import EngineNow, HostNow, Reading, Served, gpu_now
 
 
 def an_engine(**changed: Any) -> EngineNow:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulator.box import Noise
-from tunerd.core.sweep import Arm, Boot, Family, Refused, Request, ServerDied, Space
-from tunerd.core.workload import RequestClass, Workload
+from tunerd.profile.arm import Arm, Boot, Family, Refused, Request, ServerDied, Space
+from tunerd.profile.workload import RequestClass, Workload
 
 _FOLDER = Path(__file__).parents[1] / "unit/data/surfaces"
 _CONTEXT_TOKENS = 49152
@@ -163,7 +163,7 @@ def _drafts(
     right = passing * float(told["right_of_passing"] if arm.p_min else told["right"])
     drafted = sum(passing**at for at in range(1, arm.n_max + 1))
     accepted = sum(right**at for at in range(1, arm.n_max + 1))
-    steps = [one.n_predict / (1 + accepted) for one in classes]
+    steps = [(one.n_predict - 1) / (1 + accepted) for one in classes]  # the prompt gives the first
     return tuple((drafted * count, accepted * count) for count in steps)
 
 

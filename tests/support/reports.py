@@ -7,15 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.support.synthetic_runs import START_S, MadeRun
-from tunerd.core.evidence import (
-    ArmRecord,
-    RunEvidence,
-    SummaryRecord,
-    Validity,
-    VerdictRecord,
-)
-from tunerd.core.sample import Sample
-from tunerd.system.store import EvidenceStore
+from tunerd.measure.answer import Sample
+from tunerd.measure.evidence import ArmRecord, RunEvidence, SummaryRecord, Validity, VerdictRecord
+from tunerd.measure.store import EvidenceStore
 from tunerd.web.report import ReportData, render_report
 
 

@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tests.support.gguf_bytes import gguf, number, pair, tensor, text
-from tunerd.core.designed_quant import Quant
-from tunerd.core.designed_shape import Shape, metadata, tensor_specs
-from tunerd.core.gguf import ValueType
-from tunerd.core.gguf_types import TENSOR_TYPES
+from tunerd.model.gguf import TENSOR_TYPES, ValueType
+from tunerd.tryout.designed import Shape, metadata, tensor_specs
 
 _ALIGNMENT = 32
-_TYPES = {Quant.F32: 0, Quant.F16: 1, Quant.Q8_0: 8}
 _Row: TypeAlias = tuple[str, tuple[int, ...], int]
 
 
@@ -53,7 +50,7 @@ def hollow_bytes(shape: Shape | PlainShape) -> tuple[bytes, int]:
         architecture, n_vocab = shape.architecture, shape.n_tokens
         keys: Mapping[str, float | list[int]] = metadata(shape)
         rows: Iterable[_Row] = (
-            (spec.name, tuple(reversed(spec.dims)), _TYPES[spec.quant])
+            (spec.name, tuple(reversed(spec.dims)), {"f32": 0, "q8_0": 8}[spec.kind])
             for spec in tensor_specs(shape)
         )
     else:

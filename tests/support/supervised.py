@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tunerd.core.paths import Paths
 from tunerd.errors import ServiceError
-from tunerd.system import supervisor_wire as wire
-from tunerd.system.process_tree import all_processes, process_stat
+from tunerd.machine.proc import all_processes, process_stat
+from tunerd.paths import Paths
+from tunerd.tryout.local import Local
 
 _PATIENCE_S = 20.0
 
@@ -32,7 +32,7 @@ def local_paths(folder: Path) -> Paths:
 def supervisor_pid(paths: Paths) -> int | None:
     """The supervisor that answers now."""
     try:
-        return int(wire.request(paths.runtime_dir, {"op": "ping"}, timeout_s=5)["pid"])
+        return Local(paths).supervisor_pid()
     except ServiceError:
         return None
 

@@ -21,12 +21,13 @@ from typing import Any
 from tests.support.local_box import Box
 from tests.support.stand_in import StandIn, install
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
-from tunerd.actions.context import Context
-from tunerd.actions.find_engines import find_engines
-from tunerd.core.designed import SHAPES, design
-from tunerd.core.engine import Effect, Proof
-from tunerd.system.designed_file import write
-from tunerd.system.proofs import remember_proofs
+from tunerd.app import Context
+from tunerd.engine.builds import find_engines
+from tunerd.engine.help import Effect, Proof
+from tunerd.engine.probe import remember_proofs
+from tunerd.machine.files import is_locked
+from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.watch.probation import daemon_lock
 
 _LIMIT_S = 90.0
 _SYSTEM_PYTHON = "/usr/bin/python3"
@@ -96,6 +97,25 @@ class SweepBox:
 
     def newest(self) -> dict[str, Any]:
         return self.json("sweep", "show")
+
+    def probation(self) -> dict[str, Any]:
+        """The newest."""
+        rows: list[dict[str, Any]] = self.json("probation", "show")["probations"]
+        return rows[0] if rows else {"generation": 0, "state": ""}
+
+    @contextlib.contextmanager
+    def daemon(self) -> Iterator[None]:
+        """A daemon that looks once a second; it is killed in the end."""
+        environment = {**self.box.environment, "TUNERD_DAEMON__EVERY_S": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tunerd", "daemon"], env=environment, cwd=self.box.folder
+        )
+        try:
+            until(lambda: is_locked(daemon_lock(self.box.context)), "the daemon runs")
+            yield
+        finally:
+            process.kill()
+            process.wait(timeout=_LIMIT_S)
 
     @property
     def serves(self) -> bool:

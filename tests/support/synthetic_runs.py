@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunerd.core.evidence import (
+from tunerd.engine.flags import arguments_sha256
+from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
+from tunerd.measure.evidence import (
     ArmRecord,
     Crossover,
     RunOutcome,
@@ -23,10 +25,8 @@ from tunerd.core.evidence import (
     TurnTime,
     VerdictRecord,
 )
-from tunerd.core.fingerprint import Fingerprint
-from tunerd.core.fingerprint_arguments import arguments_sha256
-from tunerd.core.sample import ClientTimes, Mark, Sample, Timings
-from tunerd.system.store import EvidenceStore
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.store import EvidenceStore
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 START_S = 1_795_000_000.0

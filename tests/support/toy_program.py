@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.fakes import Invocation, Life
-from tunerd.core.local_outcome import Ending
+from tunerd.tryout.local_service import Ending
 
 _NEVER = float("inf")
 _FLAGS = frozenset({"--ignore-term"})

@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX
 
-ADDRESS = "10.9.9.9"
+ADDRESS = "203.0.113.9"  # of no network: RFC 5737
 PORT = 9099
 URL = f"http://{ADDRESS}:{PORT}/hook"
 _UNIT = "test-webhook.service"

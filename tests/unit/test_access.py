@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.core.access import Peer, Via, host_is_ours, may_act, origin_is_ours
-from tunerd.core.job import check_options, plain_keys
 from tunerd.errors import UsageError
+from tunerd.machine.peers import Peer, Via
+from tunerd.operations import check_setting, plain_keys
+from tunerd.web.gate import host_is_ours, may_act, origin_is_ours
 
 GROUP = 900
 
@@ -21,6 +22,8 @@ GROUP = 900
         (Peer(Via.UNIX, 1001), False),
         (Peer(Via.TCP, None), False),
         (Peer(Via.TCP, 0, is_local=False), False),
+        (Peer(Via.TCP, 0), False),  # a forwarder or a container of root's: nobody knows who speaks
+        (Peer(Via.TCP, 0, frozenset({0, GROUP})), False),
     ],
 )
 def test_root_and_the_group_may_act_and_nobody_else(peer: Peer, may: bool) -> None:
@@ -86,4 +89,4 @@ def test_what_an_operator_may_set_names_no_program_file_or_address() -> None:
 
     for key in dangerous:
         with pytest.raises(UsageError, match="without root"):
-            check_options({"speculation.n_max": 3, key: "/srv/x"})
+            check_setting(f"{key}=/srv/x")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.core.adopted import lost_lines
-from tunerd.core.live import LiveUnit, read_live
+from tunerd.production.checks import lost_lines
+from tunerd.units.live import LiveUnit, read_live
 
 PLANNED = """# Written by tunerd: profile x, engine y
 [Unit]

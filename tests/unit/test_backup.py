@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.core.backup import (
+from tunerd.production.records import (
     REASONS,
     Backup,
     backup_name,

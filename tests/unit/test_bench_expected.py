@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.core.bench.expected import is_same_command, speculation_of
-from tunerd.core.bench.trust import Speculation
+from tunerd.measure.trust import Speculation, is_same_command, speculation_of
 
 
 @pytest.mark.parametrize(

@@ -5,28 +5,26 @@ from __future__ import annotations
 import pytest
 
 from tests.support.bench_samples import the_book
-from tunerd.actions.bench_plan import BenchRequest, fitting_plan
-from tunerd.core.bench.fitting import fitting
-from tunerd.core.bench.request import Suite
-from tunerd.core.bench.suites import mtp
 from tunerd.errors import BenchError
+from tunerd.measure.bench import BenchRequest, fitting_plan
+from tunerd.measure.request import Suite, fitting, mtp_plan
 
 
 def test_a_question_that_the_context_cannot_hold_is_left_out_and_named() -> None:
-    plan, lost = fitting(mtp(1, repeats=2), the_book(), 512)
+    plan, lost = fitting(mtp_plan(1, repeats=2), the_book(), 512)
 
     assert lost == ("long_code_review",)
     assert len(plan.steps) == 2 * 8
 
 
 def test_a_vocabulary_with_short_tokens_makes_questions_longer() -> None:
-    assert fitting(mtp(1, repeats=1), the_book(), 2048)[1] == ()
-    assert fitting(mtp(1, repeats=1), the_book(), 2048, 1.2)[1] == ("long_code_review",)
+    assert fitting(mtp_plan(1, repeats=1), the_book(), 2048)[1] == ()
+    assert fitting(mtp_plan(1, repeats=1), the_book(), 2048, 1.2)[1] == ("long_code_review",)
 
 
 def test_where_nothing_fits_it_is_refused() -> None:
     with pytest.raises(BenchError, match="no room"):
-        fitting(mtp(1, repeats=1), the_book(), 128)
+        fitting(mtp_plan(1, repeats=1), the_book(), 128)
 
 
 def test_a_small_context_is_asked_a_short_question_about_the_same_depth() -> None:

@@ -10,13 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.bench_samples import the_book
-from tunerd.core.bench.composing import Composer, Route, body_of
-from tunerd.core.bench.prompts import MTP_KINDS, PromptStock, read_prompts
-from tunerd.core.bench.request import Prefix, Request, Suite
-from tunerd.core.bench.suites import CHANGED_TAIL, COLD, IDENTICAL, cache, deep, lengths, mtp
-from tunerd.core.designed_vocab import vocabulary
-from tunerd.core.workload_shape import KINDS
+from tests.support.designed import encode
 from tunerd.errors import BenchError, ConfigError
+from tunerd.measure.request import (
+    CHANGED_TAIL,
+    COLD,
+    IDENTICAL,
+    MTP_KINDS,
+    Composer,
+    Prefix,
+    PromptStock,
+    Request,
+    Route,
+    Suite,
+    body_of,
+    cache_plan,
+    deep_plan,
+    lengths_plan,
+    mtp_plan,
+    read_prompts,
+)
+from tunerd.profile.workload import KINDS
+from tunerd.tryout.designed import vocabulary
 
 BOOK = the_book()
 REGION = {
@@ -51,7 +66,7 @@ def test_every_text_of_a_kind_ends_in_a_word_of_that_kind(kind: str) -> None:
     words = vocabulary()
 
     for text in BOOK.form(kind).variants():
-        assert words.region_of(words.encode(text)[-1]).name == REGION[kind]
+        assert words.region_of(encode(text)[-1]).name == REGION[kind]
 
 
 @pytest.mark.parametrize("kind", BOOK.forms)
@@ -147,7 +162,7 @@ def test_a_file_that_is_no_prompt_file_is_refused(data: dict[str, object]) -> No
 
 def test_the_cache_suite_sends_the_same_twice_and_then_another_end() -> None:
     composer = Composer(stock())
-    plan = cache(1, repeats=1, n_ctx=4096)
+    plan = cache_plan(1, repeats=1, n_ctx=4096)
     prompts = {r.case: composer.compose(r) for r in plan.requests}
 
     cold, same, changed = (prompts[case].text for case in (COLD, IDENTICAL, CHANGED_TAIL))
@@ -161,7 +176,7 @@ def test_the_cache_suite_sends_the_same_twice_and_then_another_end() -> None:
 
 def test_two_rounds_of_the_cache_suite_share_nothing() -> None:
     composer = Composer(stock())
-    colds = [composer.compose(r).text for r in cache(1, repeats=2, n_ctx=4096).requests
+    colds = [composer.compose(r).text for r in cache_plan(1, repeats=2, n_ctx=4096).requests
              if r.case == COLD]  # fmt: skip
 
     assert colds[0][:30] != colds[1][:30]
@@ -181,7 +196,7 @@ def test_two_rounds_of_the_cache_suite_share_nothing() -> None:
 def test_answers_that_have_no_room_are_left_out(
     n_ctx: int | None, most_tokens: int | None, depth: int | None, fitting: list[int], chosen: int
 ) -> None:
-    plan = lengths(1, repeats=1, n_ctx=n_ctx, depth=depth, most_tokens=most_tokens)
+    plan = lengths_plan(1, repeats=1, n_ctx=n_ctx, depth=depth, most_tokens=most_tokens)
 
     assert sorted(request.n_predict for request in plan.requests) == fitting
     assert {request.depth_tokens for request in plan.requests} == {chosen}
@@ -189,13 +204,13 @@ def test_answers_that_have_no_room_are_left_out(
 
 def test_a_server_without_room_for_the_shortest_answer_is_refused() -> None:
     with pytest.raises(BenchError, match="no room"):
-        lengths(1, repeats=1, n_ctx=300)
+        lengths_plan(1, repeats=1, n_ctx=300)
     with pytest.raises(BenchError, match="at most 50"):
-        lengths(1, repeats=1, n_ctx=4096, most_tokens=50)
+        lengths_plan(1, repeats=1, n_ctx=4096, most_tokens=50)
 
 
 def test_each_block_has_every_case_once_in_an_order_of_its_own() -> None:
-    steps = [step.requests[0].case for step in mtp(4, repeats=3).steps]
+    steps = [step.requests[0].case for step in mtp_plan(4, repeats=3).steps]
     blocks = [steps[at : at + 9] for at in (0, 9, 18)]
 
     assert all(sorted(block) == sorted(MTP_KINDS) for block in blocks)
@@ -204,7 +219,7 @@ def test_each_block_has_every_case_once_in_an_order_of_its_own() -> None:
 
 def test_each_depth_begins_with_the_whole_text_of_the_depth_before() -> None:
     composer = Composer(stock(), letters_per_token=3.0)
-    texts = [composer.compose(request).text for request in deep(1, n_ctx=8192).requests]
+    texts = [composer.compose(request).text for request in deep_plan(1, n_ctx=8192).requests]
 
     for shallow, deeper in itertools.pairwise(texts):
         assert deeper.startswith(shallow[:-20])

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tunerd.core.bench.counters import gained, read_counters
-from tunerd.core.bench.reading import Answer, ToolCall, read_answer
+from tunerd.measure.answer import Answer, ToolCall, gained, read_answer, read_counters
 
 TIMINGS = {"prompt_n": 30, "prompt_ms": 12.5, "predicted_n": 3, "predicted_ms": 40.0}
 

@@ -9,22 +9,22 @@ import pytest
 
 from tests.support.bench_samples import sample, timings
 from tests.support.fake_gpu import rtx_3090_ti
-from tunerd.core.bench.counters import Counters
-from tunerd.core.bench.reading import Answer
-from tunerd.core.bench.request import Prefix, Request, Suite
-from tunerd.core.bench.trust import (
+from tunerd.machine.facts import POWER_CAP, GpuProcess
+from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, read_counters
+from tunerd.measure.request import Prefix, Request, Suite
+from tunerd.measure.trust import (
     GpuLook,
+    ProcessorLook,
     Quiet,
     Speculation,
     count_marks,
+    is_processor_taken,
     judge_traffic,
     look_at,
     marks_of,
     quiet_from,
 )
-from tunerd.core.host import POWER_CAP, GpuProcess
-from tunerd.core.quantity import MiB
-from tunerd.core.sample import ClientTimes, Mark, Timings
+from tunerd.words import MiB
 
 NOTHING = GpuLook(None, None, frozenset())
 
@@ -151,11 +151,16 @@ def test_heat_marks_a_sample_even_where_it_was_there_from_the_beginning() -> Non
     assert marks(looks=(hot,), quiet=quiet_from([hot])) == (Mark.THROTTLED,)
 
 
-def test_the_owners_power_limit_marks_a_sample_unless_it_always_held() -> None:
-    capped = GpuLook(None, None, frozenset({POWER_CAP}))
+def test_a_power_limit_that_only_long_prompts_run_into_marks_no_sample() -> None:
+    """The warm-up is too short to show it; what is measured there is what is served there."""
 
-    assert marks(looks=(capped,), quiet=quiet_from([NOTHING])) == (Mark.THROTTLED,)
-    assert marks(looks=(capped,), quiet=quiet_from([capped])) == ()
+    def held(*reasons: str) -> GpuLook:
+        return look_at([replace(rtx_3090_ti(), throttle_reasons=reasons)], ())
+
+    quiet = quiet_from([held()])
+    assert marks(looks=(held(), held(POWER_CAP)), quiet=quiet) == ()
+    both = held(POWER_CAP, "software thermal slowdown")
+    assert marks(looks=(held(), both), quiet=quiet) == (Mark.THROTTLED,)
 
 
 def test_memory_that_another_process_took_marks_a_sample() -> None:
@@ -224,3 +229,41 @@ def test_reasons_are_counted_without_the_warm_up() -> None:
     ]
 
     assert count_marks(samples) == {"throttled": 2, "prompt was cached": 1, "no answer": 1}
+
+
+def test_a_machine_that_works_for_others_meanwhile_is_told_from_one_that_works_for_the_server() -> (
+    None
+):
+    """A load of 10 on two cores left 1.7 tok/s, and nothing spoke against them."""
+    before = ProcessorLook(total_s=1000.0, busy_s=400.0, own_s=50.0)
+
+    def later(busy_s: float, own_s: float, total_s: float = 20.0) -> ProcessorLook:
+        return ProcessorLook(1000.0 + total_s, 400.0 + busy_s, 50.0 + own_s)
+
+    assert is_processor_taken(before, later(20.0, 3.3))
+    assert is_processor_taken(before, later(18.5, 14.4))
+    assert not is_processor_taken(before, later(12.0, 7.9)), (
+        "nobody waited: eight seconds were idle"
+    )
+    assert not is_processor_taken(before, later(20.0, 19.0))
+    assert not is_processor_taken(before, later(12.0, 8.1))
+    assert not is_processor_taken(before, later(3.0, 0.1, total_s=3.0))  # too short to tell
+    assert not is_processor_taken(None, later(20.0, 3.3))
+
+
+@pytest.mark.parametrize("served", [12_345_678, 204_000_007])
+def test_counters_in_six_digits_tell_of_nobody_else(served: int) -> None:
+    own = [Timings(prompt_n=300, predicted_n=192)] * 3
+
+    def printed(n_prompt: int, n_predicted: int) -> Counters:
+        return read_counters(
+            f"llamacpp:prompt_tokens_total {float(f'{n_prompt:.6g}'):g}\n"
+            f"llamacpp:tokens_predicted_total {float(f'{n_predicted:.6g}'):g}\n"
+        )
+
+    for offset in range(0, 1000, 37):
+        before = printed(served + offset, served + offset)
+        after = printed(served + offset + 900, served + offset + 576)
+        assert judge_traffic(before, after, own).is_foreign is not True
+    more = printed(served + 900 + served // 10, served + 576)
+    assert judge_traffic(printed(served, served), more, own).is_foreign

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.support.bench_samples import sample, timings
-from tunerd.core.bench.turns import turn_times
-from tunerd.core.evidence import TurnTime
-from tunerd.core.sample import ClientTimes, Sample
-from tunerd.core.workload_shape import ClassShape, Tokens, WorkloadShape
+from tunerd.measure.answer import ClientTimes, Sample
+from tunerd.measure.evidence import TurnTime
+from tunerd.measure.findings import turn_times
+from tunerd.profile.workload import ClassShape, Tokens, WorkloadShape
 
 
 def a_class(name: str = "chat", *, reasoning: int | None = None, weight: float = 1.0) -> ClassShape:

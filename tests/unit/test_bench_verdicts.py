@@ -8,27 +8,34 @@ from typing import Any
 import pytest
 
 from tests.support.bench_samples import sample, timings
-from tunerd.core.bench.crossover import find_crossover, winners
-from tunerd.core.bench.depth import judge_depth
-from tunerd.core.bench.findings import ArmData, findings
-from tunerd.core.bench.mtp import beside_published, lengths_beside_published, mtp_table
-from tunerd.core.bench.problems import count_problems
-from tunerd.core.bench.prompts import MTP_KINDS
-from tunerd.core.bench.quality import Asked, drift, judge_quality, pair
-from tunerd.core.bench.reading import Answer, ToolCall
-from tunerd.core.bench.reuse import judge_reuse
-from tunerd.core.bench.suites import (
+from tunerd.measure.answer import Answer, ClientTimes, Mark, Sample, ToolCall, count_problems
+from tunerd.measure.findings import (
+    ArmData,
+    Asked,
+    beside_published,
+    drift,
+    find_crossover,
+    findings,
+    judge_depth,
+    judge_quality,
+    judge_reuse,
+    lengths_beside_published,
+    mtp_table,
+    pair,
+    winners,
+)
+from tunerd.measure.request import (
     CHANGED_TAIL,
     COLD,
     IDENTICAL,
     LENGTHS,
+    MTP_KINDS,
     PROSE,
     SHORT,
     TOOLS,
-    concurrency,
+    concurrency_plan,
 )
-from tunerd.core.profile import Published
-from tunerd.core.sample import ClientTimes, Mark, Sample
+from tunerd.profile.schema import Published
 
 # "Three months of speed-up experiments on a 3090 Ti": prefill at 43k tokens [ms], and tok/s by length.
 PLAIN_PREFILL_MS, MTP_PREFILL_MS = 37_500.0, 49_000.0
@@ -409,7 +416,7 @@ def test_what_other_servers_reuse_is_told_by_their_usage() -> None:
 def test_each_of_several_clients_has_a_speed_without_timings() -> None:
     samples = [a_foreign_sample(details={"client_tok_s": rate}) for rate in (20.0, 30.0)]
     arm = ArmData("live", samples, {}, [("2 streams", 4000.0, samples)])
-    plan = concurrency(1, repeats=1)
+    plan = concurrency_plan(1, repeats=1)
 
     row = findings(plan, [arm]).payload["streams"][0]
 

@@ -17,12 +17,11 @@ from tests.support.builders import (
     shipped_sources,
 )
 from tests.support.profiles import KEYS, PROFILE_DATA, context, profile_of
-from tunerd.core.cmdline import CommandLine, render
-from tunerd.core.cmdline_parts import Argument, Refusal
-from tunerd.core.flags import ALL_FLAGS, SwitchFlag, ValueFlag, owner_of
-from tunerd.core.help_text import parse_help
-from tunerd.core.profile_check import all_keys
-from tunerd.core.resolve import Layer
+from tunerd.engine.commandline import Argument, CommandLine, Refusal, render
+from tunerd.engine.flags import ALL_FLAGS, SwitchFlag, ValueFlag, owner_of
+from tunerd.engine.help import parse_help
+from tunerd.profile.layers import Layer
+from tunerd.profile.schema import all_keys
 
 DIALECTS = st.sampled_from(sorted(HELP_OF))
 
@@ -93,6 +92,28 @@ def test_a_load_mode_that_a_build_has_not_is_refused() -> None:
 )  # fmt: skip
 def test_mtp_is_spelled_as_the_build_wants_it(dialect: str, words: list[str]) -> None:
     command = line(dialect, speculation__type="mtp", speculation__n_max=2, speculation__p_min=0.5)
+    start = command.argv.index(words[0])
+    assert list(command.argv[start : start + len(words)]) == words
+
+
+@pytest.mark.parametrize(
+    ("dialect", "words"),
+    [
+        ("main-0x", ["--spec-draft-n-min", "2", "--spec-draft-p-min", "0.00001"]),
+        ("ik-may", ["--draft-min", "2", "--draft-p-min", "0.00001"]),
+        ("ik-now", ["--spec-type", "mtp:n_max=3,n_min=2,p_min=0.00001"]),
+    ],
+)
+def test_the_least_draft_and_a_tiny_probability_reach_the_engine(
+    dialect: str, words: list[str]
+) -> None:
+    command = line(
+        dialect,
+        speculation__type="mtp",
+        speculation__n_max=3,
+        speculation__n_min=2,
+        speculation__p_min=0.00001,
+    )
     start = command.argv.index(words[0])
     assert list(command.argv[start : start + len(words)]) == words
 
@@ -209,6 +230,16 @@ def test_extra_arguments_are_passed_and_marked() -> None:
     assert {a.key for a in command.arguments[-3:]} == {"extra_args"}
 
 
+@pytest.mark.parametrize("words", [["--no_perf"], ["--grammar", "-x"], ["--lora", "-a b.gguf"]])
+def test_an_extra_argument_may_be_whatever_the_build_takes(words: list[str]) -> None:
+    assert line("main-0x", extra_args=words).argv[-len(words) :] == tuple(words)
+
+
+@pytest.mark.parametrize("words", [["--no-perf", "-x"], ["--grammar", "-c"], ["--grammar=x"]])
+def test_what_stands_behind_a_flag_is_not_always_its_value(words: list[str]) -> None:
+    assert not isinstance(rendered("main-0x", extra_args=words), CommandLine)
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -226,7 +257,9 @@ def test_an_extra_argument_may_not_repeat_a_key(words: list[str], key: str) -> N
     assert key in result[0].reason
 
 
-@pytest.mark.parametrize("flag", ["--api-key", "--api_key", "--hf-token", "-hft"])
+@pytest.mark.parametrize(
+    "flag", ["--api-key", "--api_key", "--hf-token", "-hft", "--hf-token-draft"]
+)
 def test_a_secret_may_not_be_an_extra_argument(flag: str) -> None:
     result = rendered("main-lm", extra_args=[flag, "hunter2"])
     assert not isinstance(result, CommandLine)

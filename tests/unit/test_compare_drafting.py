@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.core.compare.drafting import not_as_meant
+from tunerd.measure.trust import not_as_meant
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,20 @@ import pytest
 
 from benchmarks.simulator.box import QUIET
 from benchmarks.simulator.stand import CHAT, SCENES, USUAL, Scene, SimulatedLife, SimulatedStand
-from tunerd.core.compare import (
+from tunerd.measure.pairs import (
     Asked,
     Comparison,
+    End,
     Limits,
     Side,
     Standing,
     Turn,
     Unusable,
     compare,
+    part_sentence,
+    reasons,
+    sentence,
 )
-from tunerd.core.compare.outcome import End
-from tunerd.core.compare.words import part_sentence, reasons, sentence
 
 LIMITS = Limits(budget_s=1e9, max_pairs=40)
 
@@ -122,13 +124,13 @@ def test_the_faster_side_is_named_with_an_interval_that_holds(
     gain: float, standing: Standing
 ) -> None:
     found = run(Scene("x", USUAL, gain=gain))
-    effect = found.effect
-    assert effect is not None
+    shown = found.gain
+    assert shown is not None
     assert found.standing is standing
     assert found.end is End.DECIDED
-    assert effect.gain_low is not None
-    assert effect.gain_high is not None
-    assert effect.gain_low < gain < effect.gain_high
+    assert shown.lower is not None
+    assert shown.upper is not None
+    assert shown.lower < gain < shown.upper
     text = sentence(found, "n_max 2", "n_max 3", "chat")
     assert text.startswith("n_max 3 is" if gain > 0 else "n_max 2 is")
     assert "95 % interval" in text
@@ -203,7 +205,7 @@ def test_a_side_that_does_not_start_is_named_with_its_reason() -> None:
     found = run(SCENES[0], stand=stand)
     assert found.end is End.FAILED
     assert found.pairs == ()
-    assert found.effect is None
+    assert found.gain is None
     assert found.problem == "B: out of memory"
     assert "out of memory" in sentence(found, "A", "B", "chat")
 
@@ -216,5 +218,5 @@ def test_each_part_and_each_class_has_its_own_effect() -> None:
     ]  # fmt: skip
     whole = parts[0]
     assert whole.a_s == pytest.approx(parts[1].a_s + parts[2].a_s)
-    assert whole.effect.ratio == pytest.approx(1 / 1.1, rel=0.06)
+    assert 1 + whole.gain.estimate == pytest.approx(1.1, rel=0.06)
     assert "B +" in part_sentence(parts[2], "")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tunerd.core.failure import FailureKind
-from tunerd.core.guards import deaths
-from tunerd.core.guards.decision import Decision
-from tunerd.core.guards.oom import Death
-from tunerd.core.telemetry.history import Event
+from tunerd.engine.health import FailureKind
+from tunerd.watch.figures import Event
+from tunerd.watch.guards import (
+    Death,
+    DeathsState,
+    Decision,
+    deaths_recalled,
+    look_at_deaths,
+    look_for_deaths,
+)
 
 DEATH = Death(0.0, FailureKind.CRASH, "GGML_ASSERT(ok) failed", has_given_up=False)
 
@@ -17,16 +22,16 @@ class Told:
     """Deaths and looks one after the other, and what was told of them."""
 
     def __init__(self) -> None:
-        self.state = deaths.DeathsState()
+        self.state = DeathsState()
         self.found: list[Decision] = []
 
     def died(self, at_s: float, *, gave_up: bool = False) -> None:
         death = replace(DEATH, at_s=at_s, has_given_up=gave_up)
-        self.state, decision = deaths.look_at_death(self.state, death)
+        self.state, decision = look_at_deaths(self.state, death)
         self.found += [] if decision is None else [decision]
 
     def looked(self, at_s: float, *, is_ready: bool = True) -> None:
-        self.state, decision = deaths.look(self.state, at_s, is_ready=is_ready)
+        self.state, decision = look_for_deaths(self.state, at_s, is_ready=is_ready)
         self.found += [] if decision is None else [decision]
 
     @property
@@ -85,10 +90,10 @@ def test_deaths_that_are_far_apart_are_no_loop() -> None:
 def test_a_daemon_that_takes_over_repeats_nothing_and_tells_the_end() -> None:
     event = Event(100.0, "server-failed", "error", "it died")
     told = Told()
-    told.state = deaths.recalled([Event(200.0, "hang", "warning", "x"), event])
+    told.state = deaths_recalled([Event(200.0, "hang", "warning", "x"), event])
     told.died(150.0, gave_up=True)
     told.looked(160.0)
     assert told.kinds == ["server-back"]
     over = Event(300.0, "server-back", "note", "it serves again")
-    assert deaths.recalled([over, event]) == deaths.DeathsState()
-    assert deaths.recalled([]) == deaths.DeathsState()
+    assert deaths_recalled([over, event]) == DeathsState()
+    assert deaths_recalled([]) == DeathsState()

@@ -9,15 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tunerd.core.doctor.break_even import (
-    NOT_ALIKE,
-    NOTHING_MEASURED,
-    BreakEven,
-    break_even,
-    lacking,
-)
-from tunerd.core.doctor.server_log import Traffic
-from tunerd.core.sample import Mark, Sample, Timings
+from tunerd.doctor.facts import NOT_ALIKE, NOTHING_MEASURED, BreakEven, Traffic, break_even, lacking
+from tunerd.measure.answer import Mark, Sample, Timings
 
 UBATCH = 512
 

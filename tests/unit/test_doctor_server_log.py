@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.core.doctor.server_log import Traffic, read_server_log
+from tunerd.doctor.facts import Traffic, read_server_log
 
 DATA = Path(__file__).parent / "data"
 # The words of CUDA builds; none runs here.

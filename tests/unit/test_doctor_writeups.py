@@ -26,23 +26,18 @@ from tests.support.doctor_facts import (
 from tests.support.fake_gpu import rtx_3090_ti, rtx_4070_super, rtx_5060_ti
 from tests.support.model_headers import QWEN36_27B, QWEN36_35B_A3B, facts_of_shape
 from tests.unit.test_writeups import WRITE_UPS
-from tunerd.core.cmdline_speculation import KINDS_WITH_PROBABILITY
-from tunerd.core.doctor.break_even import BreakEven, break_even
-from tunerd.core.doctor.catalogue import ALL_RULES
-from tunerd.core.doctor.diagnosis import Diagnosis, diagnose
-from tunerd.core.doctor.facts import Facts
-from tunerd.core.doctor.server_log import LogFacts, Traffic
-from tunerd.core.engine import Effect, Proof
-from tunerd.core.help_text import HelpText, parse_help
-from tunerd.core.host import Gpu, GpuProcess
-from tunerd.core.importer import import_command_line
-from tunerd.core.importer_flags import unlisted_flags
-from tunerd.core.memory import MemorySettings, estimate
-from tunerd.core.model import ModelFacts
-from tunerd.core.profile import ProfileFile
-from tunerd.core.quantity import MiB
-from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
-from tunerd.core.sample import Sample, Timings
+from tunerd.doctor.facts import BreakEven, Diagnosis, Facts, LogFacts, Traffic, break_even, diagnose
+from tunerd.doctor.rules import ALL_RULES
+from tunerd.engine.commandline import KINDS_WITH_PROBABILITY
+from tunerd.engine.help import Effect, HelpText, Proof, parse_help
+from tunerd.engine.importer import import_command_line, unlisted_flags
+from tunerd.machine.facts import Gpu, GpuProcess
+from tunerd.measure.answer import Sample, Timings
+from tunerd.model.facts import ModelFacts
+from tunerd.model.memory import MemorySettings, estimate
+from tunerd.profile.layers import Layer, LayerFile, Resolved, resolve
+from tunerd.profile.schema import ProfileFile
+from tunerd.words import MiB
 
 UNMEASURED = replace(EVIDENCE, newest_run=None, holds=None, break_even=None)
 
@@ -111,7 +106,6 @@ def box(
         driver=DRIVER,
         server=server,
         evidence=replace(UNMEASURED, break_even=cost),
-        graphs=None,
     )
 
 
@@ -160,6 +154,15 @@ def test_12_gb_the_desktop_on_the_card_and_the_way_out() -> None:
     assert "plug the monitor into the mainboard" in found["display-vram"]
     assert "98%" in found["vram-full"]
     assert "names no port" in found["port-clash"]
+
+
+def test_12_gb_with_the_margin_that_its_command_line_asks_for_is_not_too_full() -> None:
+    # 95.7 % of what programs can have, since fit was told to leave 512 MiB.
+    card = replace(CARD_12, processes=(LLAMA,), used_mib=MiB(11_390), reserved_mib=MiB(380))
+
+    assert "vram-full" not in said(box("12 GB, mainline", card, "35B", traffic=BENCH_12))
+    fuller = replace(card, used_mib=MiB(11_390 + 128))
+    assert "97%" in said(box("12 GB, mainline", fuller, "35B", traffic=BENCH_12))["vram-full"]
 
 
 def test_12_gb_with_the_monitor_on_the_processors_graphics_nothing_is_left_to_say() -> None:

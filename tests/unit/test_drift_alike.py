@@ -5,20 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support.readings import served
-from tunerd.core.guards import drift
-from tunerd.core.guards.decision import Act, Decision, Policy
-from tunerd.core.request_log import LoggedRequest
+from tunerd.engine.log import LoggedRequest
+from tunerd.watch.guards import (
+    Act,
+    Confirmed,
+    Decision,
+    DriftLook,
+    DriftState,
+    Policy,
+    Stretch,
+    alike,
+    is_of_speed,
+    look_closer,
+    look_for_drift,
+)
 
-CONFIRMED = drift.Confirmed(40.0, None)
+CONFIRMED = Confirmed(40.0, None)
 
 
-def looks(*seen: tuple[float | None, int]) -> drift.DriftState:
+def looks(*seen: tuple[float | None, int]) -> DriftState:
     """What is kept of looks that saw this speed counted, and so many requests under way."""
-    state = drift.DriftState()
+    state = DriftState()
     for speed, n_busy in seen:
         work = None if speed is None else served(600, speed)
-        look = drift.DriftLook(0.0, "life-1", work, is_alone=n_busy <= 1, is_idle=n_busy == 0)
-        state, decision = drift.look(state, look, CONFIRMED, Policy.ADVISE)
+        look = DriftLook(0.0, "life-1", work, is_alone=n_busy <= 1, is_idle=n_busy == 0)
+        state, decision = look_for_drift(state, look, CONFIRMED, Policy.ADVISE)
         assert decision is None
     return state
 
@@ -40,8 +51,8 @@ def test_one_request_after_the_other_is_all_kept() -> None:
 
 def test_a_new_life_has_shared_nothing() -> None:
     state = looks((None, 3))
-    look = drift.DriftLook(0.0, "life-2", served(600, 50.0), is_alone=True)
-    state, _ = drift.look(state, look, CONFIRMED, Policy.ADVISE)
+    look = DriftLook(0.0, "life-2", served(600, 50.0), is_alone=True)
+    state, _ = look_for_drift(state, look, CONFIRMED, Policy.ADVISE)
     assert len(state.stretches) == 1
 
 
@@ -57,8 +68,8 @@ def request(depth: int, tok_s: float, *, n: int = 400, concurrency: int = 1) -> 
 
 
 def closer(*requests: LoggedRequest) -> Decision | None:
-    state = drift.DriftState(life="life-1", has_drifted=True)
-    state, decision = drift.look_closer(state, DECAY, drift.alike(requests, DEEP), DEEP)
+    state = DriftState(life="life-1", has_drifted=True)
+    state, decision = look_closer(state, DECAY, alike(requests, DEEP), DEEP)
     assert state.has_drifted is (decision is not None)
     return decision
 
@@ -95,13 +106,27 @@ def test_where_no_depth_is_known_it_is_only_told() -> None:
 
 def test_what_is_short_anyway_is_like_whatever_was_measured() -> None:
     shallow = replace(DEEP, deepest_tokens=250)
-    found = drift.alike([request(600, 20)] * 4, shallow)
+    found = alike([request(600, 20)] * 4, shallow)
     assert found.tok_s is not None
-    assert drift.alike([request(6000, 20)] * 4, shallow).tok_s is None
+    assert alike([request(6000, 20)] * 4, shallow).tok_s is None
 
 
 def test_only_a_drift_of_speed_needs_a_closer_look() -> None:
-    slow = drift.Stretch(600, 20.0, 300, 250)
-    fast = drift.Stretch(600, 10.0, 300, 250)
-    assert drift.is_of_speed(drift.DriftState(stretches=(fast, slow, slow, slow)), CONFIRMED)
-    assert not drift.is_of_speed(drift.DriftState(stretches=(slow, fast, fast, fast)), CONFIRMED)
+    slow = Stretch(600, 20.0, 300, 250)
+    fast = Stretch(600, 10.0, 300, 250)
+    assert is_of_speed(DriftState(stretches=(fast, slow, slow, slow)), CONFIRMED)
+    assert not is_of_speed(DriftState(stretches=(slow, fast, fast, fast)), CONFIRMED)
+
+
+def test_a_stretch_whose_counters_were_told_late_began_when_they_were_told_last() -> None:
+    held = replace(served(1, 1.0), n_predicted=None, predicted_s=None, seconds=10.0)
+    state = DriftState()
+    for at_s, work in (
+        (110.0, held),
+        (120.0, held),
+        (130.0, replace(served(900, 30.0), seconds=10.0)),
+    ):
+        look = DriftLook(at_s, "life-1", work, is_alone=True)
+        state, _ = look_for_drift(state, look, CONFIRMED, Policy.ADVISE)
+    assert [one.since_s for one in state.stretches] == [100.0]
+    assert state.held_since_s is None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.core.host import CpuFrequency
-from tunerd.system.cpu_frequency import read_cpu_frequency
-from tunerd.system.driver_files import read_driver_files
+from tunerd.machine.facts import CpuFrequency
+from tunerd.machine.gpu import read_driver_files
+from tunerd.machine.host import read_cpu_frequency
 
 PROPRIETARY = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n"

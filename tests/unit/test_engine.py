@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import HELP, HELP_OF, capabilities_of
-from tunerd.core.engine import (
+from tests.support.profiles import SPECULATION_TYPES
+from tunerd.engine.help import (
     Effect,
     Engine,
-    Family,
     FitStyle,
     Proof,
     SpecStyle,
     parse_devices,
+    parse_help,
     parse_version,
     read_capabilities,
 )
-from tunerd.core.help_text import parse_help
-from tunerd.core.profile import SPECULATION_TYPES
+from tunerd.words import Family
 
 
 def text_of(dialect: str) -> str:

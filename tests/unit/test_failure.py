@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.core.failure import (
+from tunerd.engine.health import (
     Failure,
     FailureKind,
     argument_error,
     classify,
     clean_line,
     last_words,
-    was_stopped,
 )
 
 LOGS = Path(__file__).parent / "data" / "logs"
@@ -131,7 +130,8 @@ def test_every_engine_was_seen_to_fail_in_the_common_ways() -> None:
         ({"exit_kind": "exited", "exit_status": 203}, FailureKind.CANNOT_START, "last line"),
         ({"exit_kind": "exited", "exit_status": 217}, FailureKind.CANNOT_START, "last line"),
         ({"exit_kind": "exited", "exit_status": 1}, FailureKind.UNKNOWN, "last line"),
-        ({"exit_kind": "exited", "exit_status": 127}, FailureKind.UNKNOWN, "last line"),
+        ({"exit_kind": "exited", "exit_status": 126}, FailureKind.CANNOT_START, "last line"),
+        ({"exit_kind": "exited", "exit_status": 127}, FailureKind.CANNOT_START, "last line"),
         ({}, FailureKind.UNKNOWN, "last line"),
     ],
 )  # fmt: skip
@@ -141,6 +141,60 @@ def test_where_the_log_tells_nothing_the_ending_does(
     failure = classify(["first line", "last line"], **ending)  # type: ignore[arg-type]
     assert failure.kind is kind
     assert words in failure.words
+
+
+BACKTRACE = "30\t../sysdeps/unix/sysv/linux/wait4.c: No such file or directory."
+NO_BACKEND = (
+    "ggml_backend_load: failed to load libggml-cuda.so: libcudart.so.12: cannot open shared object "
+    "file: No such file or directory"
+)
+NO_LIBRARY = (
+    "/srv/llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared "
+    "object file: No such file or directory"
+)
+ABORTED = {"exit_kind": "dumped", "exit_status": 6}
+
+
+@pytest.mark.parametrize(
+    ("lines", "ending", "kind", "words"),
+    [
+        (["CUDA error: an illegal memory access", BACKTRACE], ABORTED, FailureKind.DRIVER, "illegal"),
+        (["GGML_ASSERT(n > 0) failed", BACKTRACE], ABORTED, FailureKind.CRASH, "GGML_ASSERT"),
+        ([NO_BACKEND, "CUDA error: an illegal memory access"], ABORTED, FailureKind.DRIVER, "illegal"),
+        (["CUDA error: out of memory", BACKTRACE], ABORTED, FailureKind.OUT_OF_VRAM, "out of memory"),
+        ([NO_LIBRARY], {"exit_kind": "exited", "exit_status": 127}, FailureKind.CANNOT_START,
+         "libcudart.so.12"),
+        (["To enable q4_0, q4_1, and iq4_nl KV cache types, recompile with -DGGML_IQK_FA_ALL_QUANTS=ON",
+          BACKTRACE], ABORTED, FailureKind.BAD_ARGUMENT, "KV cache types"),
+        (["llama_model_load: error loading model: key not found in model: qwen35.block_count"],
+         {"exit_kind": "exited", "exit_status": 1}, FailureKind.MODEL_UNSUPPORTED, "block_count"),
+        (["the target and draft vocabs are not compatible - tokens will be translated between the two",
+          "last line"], {"exit_kind": "exited", "exit_status": 1}, FailureKind.UNKNOWN, "last line"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_missing_elsewhere_is_not_the_models(
+    lines: list[str], ending: dict[str, object], kind: FailureKind, words: str
+) -> None:
+    failure = classify(lines, **ending)  # type: ignore[arg-type]
+    assert failure.kind is kind
+    assert words in failure.words
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 521142272",
+        "alloc_tensor_range: failed to allocate Vulkan0 buffer of size 1",
+        "llama_kv_cache: unable to allocate CUDA0 buffer",
+        "CUDA error: out of memory",
+        "ROCm error: out of memory",
+        "CUDA0: device 0 is out of memory",
+    ],
+)
+def test_memory_of_a_card_is_not_taken_for_the_machines_or_for_a_fault(line: str) -> None:
+    assert classify([line]).kind is FailureKind.OUT_OF_VRAM
+    after = ["CUDA error: an illegal memory access was encountered", "std::bad_alloc"]
+    assert classify([*after, line]).kind is FailureKind.OUT_OF_VRAM
 
 
 def test_a_server_that_said_nothing_is_said_so() -> None:
@@ -153,11 +207,6 @@ def test_every_kind_that_a_log_can_tell_has_a_hint() -> None:
         failure = found(path)
         if failure.kind is not FailureKind.CRASH:
             assert failure.hint, failure
-
-
-def test_only_a_stop_that_was_asked_for_is_one() -> None:
-    assert was_stopped(["Started x.service.", "Stopping x.service - llama-server..."])
-    assert not was_stopped(["Stopped x.service.", "stopping the server"])
 
 
 def test_words_are_bounded_and_printable() -> None:

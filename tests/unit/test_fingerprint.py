@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.core.fingerprint import (
-    Fingerprint,
-    FingerprintPart,
-    changes,
-    difference,
-    fingerprint_from_json,
-    holds,
-    models_sha256,
-)
-from tunerd.core.fingerprint_arguments import (
+from tunerd.engine.flags import (
     argument_changes,
     arguments_sha256,
     compared_arguments,
     compared_environment,
     without_secrets,
 )
+from tunerd.measure.fingerprint import (
+    SCHEMA,
+    Fingerprint,
+    changes,
+    difference,
+    holds,
+    models_sha256,
+)
+from tunerd.records import read
 
 FULL = Fingerprint(
     engine_sha256="1a2b3c4d5e6f7788",
@@ -64,7 +64,7 @@ FINGERPRINTS = st.builds(
 @given(FINGERPRINTS)
 def test_a_fingerprint_survives_json(fingerprint: Fingerprint) -> None:
     text = json.dumps(fingerprint.to_json())
-    back = fingerprint_from_json(json.loads(text))
+    back = read(Fingerprint, json.loads(text), schema=SCHEMA)
     assert back == fingerprint
     assert back.sha256 == fingerprint.sha256
 
@@ -119,7 +119,7 @@ def test_evidence_holds_where_only_tunerd_is_newer() -> None:
     newer = replace(FULL, tunerd_version="0.2.0")
     assert holds(FULL, newer) is True
     (change,) = changes(FULL, newer)
-    assert change.part is FingerprintPart.TUNERD
+    assert change.text.startswith("tunerd changed")
     assert change.is_remark
 
 
@@ -216,5 +216,9 @@ def test_all_models_of_a_command_count() -> None:
     "data", [{}, {"schema": 2}, {"schema": 1, "engine_sha256": 5}, {"schema": "1"}]
 )
 def test_what_is_no_fingerprint_is_refused(data: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"fingerprint|text"):
-        fingerprint_from_json(data)
+    with pytest.raises(ValueError, match=r"version|engine_sha256"):
+        read(Fingerprint, data, schema=SCHEMA)
+
+
+def test_how_a_crash_is_told_does_not_change_what_a_server_does() -> None:
+    assert arguments_sha256(ARGV, {"GGML_NO_BACKTRACE": "1"}) == arguments_sha256(ARGV)

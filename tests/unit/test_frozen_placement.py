@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.model_headers import facts_of_shape
-from tunerd.core.designed_shape import Shape
-from tunerd.core.frozen_placement import (
+from tunerd.model.memory import IK, MAINLINE_NOW, Device, MemorySettings, estimate, place
+from tunerd.sweep.space import (
     ESTIMATE,
     LOG,
     FitSaid,
@@ -17,9 +17,7 @@ from tunerd.core.frozen_placement import (
     frozen_from_log,
     read_fit,
 )
-from tunerd.core.memory import Device, MemorySettings, estimate
-from tunerd.core.memory_laws import IK, MAINLINE_NOW
-from tunerd.core.memory_placement import place
+from tunerd.tryout.designed import Shape
 
 CAPTURED = Path(__file__).parent / "data/memory/mainline-0.7.0-vulkan-moe-fit.txt"
 MOE = facts_of_shape(Shape(n_layer=16, is_moe=True, n_vocab=2048))

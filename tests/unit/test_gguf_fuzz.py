@@ -13,16 +13,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.gguf_bytes import MemorySource, gguf, number, pair, tensor, text
-from tunerd.core.gguf import ValueType, read_header
-from tunerd.core.gguf_source import LIMITS
 from tunerd.errors import ModelFileError
+from tunerd.model.gguf import LIMITS, ValueType, read_header
 
 _RELAXED = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )  # fmt: skip
 
 # Measuring memory slows the walk down fiftyfold, so it has less to walk over.
-_FEWER = replace(LIMITS, strings=100_000, arrays=10_000, header_bytes=32 * 1024 * 1024)
+_FEWER = replace(LIMITS, n_items=640_000, n_bytes=32 * 1024 * 1024)
 
 
 @cache
@@ -120,19 +119,22 @@ def _begin(n_tensors: int, n_keys: int) -> bytes:
     [
         # As many empty strings as are walked over.
         (
-            _begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.strings),
+            _begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.n_items),
             struct.pack("<Q", 0),
         ),
         # Strings of a kilobyte until the header is too long.
         (
-            _begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.strings),
+            _begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 8, _FEWER.n_items),
             struct.pack("<Q", 1016) + b"x" * 1016,
         ),
         # As many arrays of one byte as may be.
         (
-            _begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 9, _FEWER.arrays),
+            _begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 9, _FEWER.n_items // 64),
             struct.pack("<IQB", 0, 1, 7),
         ),
+        # Texts that are kept, and keys, until the header asks for too much.
+        (_begin(0, 2**40), struct.pack("<QsIQ", 1, b"k", 8, 64_000) + b"x" * 64_000),
+        (_begin(0, 2**40), struct.pack("<Q60sIB", 60, b"k" * 60, 7, 1)),
         # An array of numbers as long as the header may be.
         (_begin(0, 1) + struct.pack("<QsIIQ", 1, b"k", 9, 0, 20_000_000), b"\0" * 4096),
     ],

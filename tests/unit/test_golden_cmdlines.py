@@ -17,7 +17,7 @@ from tests.support.builders import (
     resolved,
     shipped_sources,
 )
-from tunerd.core.cmdline import CommandLine, render
+from tunerd.engine.commandline import CommandLine, render
 
 GOLDEN = Path(__file__).parent / "golden" / "cmdline"
 

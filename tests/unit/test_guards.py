@@ -10,28 +10,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.readings import served
-from tunerd.core.failure import FailureKind
-from tunerd.core.guards import drift, hang, oom, upgrade
-from tunerd.core.guards.decision import Act, Decision, Policy
-from tunerd.core.telemetry.history import Event
+from tunerd.engine.health import FailureKind
+from tunerd.watch.figures import Event
+from tunerd.watch.guards import (
+    Act,
+    Confirmed,
+    Death,
+    Decision,
+    DriftLook,
+    DriftState,
+    EngineSeen,
+    HangLook,
+    HangRules,
+    HangState,
+    Margin,
+    OomRules,
+    OomState,
+    Policy,
+    Replanned,
+    Seen,
+    UpgradeState,
+    answered,
+    decide,
+    hang_recalled,
+    look_at_oom,
+    look_for_drift,
+    look_for_hang,
+    look_for_upgrade,
+    unanswered,
+)
 
 # Out of memory
 
-ACTS = oom.OomRules(Policy.ACT, max_steps=2)
-MARGIN = oom.Margin(1664, 0, is_pinned=False)
+ACTS = OomRules(Policy.ACT, max_steps=2)
+MARGIN = Margin(1664, 0, is_pinned=False)
+NEVER_SERVED = Seen("one")
 
 
 def deaths(
     *times_s: float,
     kind: FailureKind = FailureKind.OUT_OF_VRAM,
-    margin: oom.Margin = MARGIN,
-    rules: oom.OomRules = ACTS,
+    margin: Margin = MARGIN,
+    rules: OomRules = ACTS,
     gave_up: bool = False,
+    seen: Seen = NEVER_SERVED,
 ) -> list[Decision]:
-    state, found = oom.OomState(), []
+    state, found = OomState(), []
     for at_s in times_s:
-        death = oom.Death(at_s, kind, "cudaMalloc failed: out of memory", gave_up)
-        state, decision = oom.look_at_death(state, death, margin, rules)
+        death = Death(at_s, kind, "cudaMalloc failed: out of memory", gave_up, seen)
+        state, decision = look_at_oom(state, death, margin, rules)
         found += [] if decision is None else [decision]
     return found
 
@@ -60,7 +87,7 @@ def test_another_cause_raises_nothing() -> None:
 
 
 def test_after_the_last_step_it_only_says_so_and_says_it_once() -> None:
-    (decision,) = deaths(0.0, 1.0, 2.0, 3.0, margin=oom.Margin(2048, 2, is_pinned=False))
+    (decision,) = deaths(0.0, 1.0, 2.0, 3.0, margin=Margin(2048, 2, is_pinned=False))
     assert (decision.act, decision.level) == (Act.NOTHING, "error")
     assert "raised 2 times" in decision.text
 
@@ -72,124 +99,157 @@ def test_what_a_person_pinned_is_left_alone() -> None:
 
 
 def test_without_a_margin_there_is_nothing_to_raise() -> None:
-    (decision,) = deaths(0.0, 1.0, margin=oom.Margin(None, 0, is_pinned=False))
+    (decision,) = deaths(0.0, 1.0, margin=Margin(None, 0, is_pinned=False))
     assert decision.act is Act.NOTHING
 
 
 def test_advice_only_where_that_is_all_that_is_wanted() -> None:
-    (decision,) = deaths(0.0, 1.0, 2.0, rules=oom.OomRules(Policy.ADVISE, 2))
+    (decision,) = deaths(0.0, 1.0, 2.0, rules=OomRules(Policy.ADVISE, 2))
     assert decision.act is Act.NOTHING
-    assert deaths(0.0, 1.0, 2.0, rules=oom.OomRules(Policy.OFF, 2)) == []
+    assert deaths(0.0, 1.0, 2.0, rules=OomRules(Policy.OFF, 2)) == []
 
 
 @given(st.integers(min_value=0, max_value=200_000))
 def test_a_margin_never_becomes_smaller(fit_mib: int) -> None:
-    assert oom.next_margin_mib(fit_mib) > fit_mib
+    for counts_less in (False, True):
+        margin = Margin(fit_mib, 0, is_pinned=False, counts_less=counts_less)
+        assert (margin.next_mib or 0) > fit_mib
 
 
-def test_the_steps_are_those_of_the_write_up() -> None:
-    assert [oom.next_margin_mib(mib) for mib in (1024, 1664, 1792, 2048)] == [
-        1664,
-        1792,
-        2048,
-        2304,
-    ]
+def next_of(mib: int, *, counts_less: bool) -> int | None:
+    return Margin(mib, 0, is_pinned=False, counts_less=counts_less).next_mib
+
+
+def test_the_steps_of_ik_are_those_of_the_write_up_and_mainline_goes_by_the_smallest() -> None:
+    ladder = [next_of(mib, counts_less=True) for mib in (1024, 1664, 1792, 2048)]
+    assert ladder == [1664, 1792, 2048, 2304]
+    assert [next_of(mib, counts_less=False) for mib in (512, 640, 1664)] == [640, 768, 1792]
+
+
+def test_a_clock_that_was_set_back_makes_no_two_deaths_of_one() -> None:
+    assert deaths(5000.0, 1000.0) == []
+
+
+SERVED = Seen("one", free_mib=4000, has_served=True)
+
+
+def test_a_log_alone_raises_no_margin_of_a_server_that_served() -> None:
+    (decision,) = deaths(0.0, 1.0, 2.0, seen=SERVED)
+    assert decision.act is Act.NOTHING
+    assert "no look saw VRAM run short" in decision.text
+    (unknown,) = deaths(0.0, 1.0, 2.0, seen=replace(SERVED, free_mib=None))
+    assert unknown.act is Act.NOTHING
+
+
+def test_vram_that_was_seen_short_bears_the_log_out_and_so_does_a_life_that_never_served() -> None:
+    (decision,) = deaths(0.0, 1.0, seen=replace(SERVED, free_mib=900))
+    assert decision.act is Act.RAISE_MARGIN
+    (decision,) = deaths(0.0, 1.0, seen=Seen("one"))
+    assert decision.act is Act.RAISE_MARGIN
+
+
+def test_the_least_that_was_free_is_that_of_one_life() -> None:
+    seen = Seen()
+    for free_mib in (900, None, 4000):
+        seen = seen.then("one", free_mib, is_ready=free_mib == 900)
+    assert seen == Seen("one", free_mib=900, has_served=True)
+    assert seen.then("two", 4000, is_ready=False) == Seen("two", 4000)
 
 
 # Hang
 
-HANGS = hang.HangRules(Policy.ACT, every_s=900.0, restarts_per_hour=2)
-RESTS = hang.HangLook(0.0, "life-1", True, False, 100, 0.0)
+HANGS = HangRules(Policy.ACT, every_s=900.0, restarts_per_hour=2)
+RESTS = HangLook(0.0, "life-1", True, False, 100, 0.0)
 
 
 def rest(
-    until_s: float, state: hang.HangState, begin_s: float, **changed: Any
-) -> tuple[hang.HangState, list[float]]:
+    until_s: float, state: HangState, begin_s: float, **changed: Any
+) -> tuple[HangState, list[float]]:
     """Look every 10 s; when it wanted to ask."""
     asked, at_s = [], begin_s
     while at_s <= until_s:
         look = replace(RESTS, at_s=at_s, **changed)
-        state, is_due = hang.look(state, look, HANGS)
+        state, is_due = look_for_hang(state, look, HANGS)
         if is_due:
             asked.append(at_s)
-            state = hang.answered(state, at_s)
+            state = answered(state, at_s)
         at_s += 10.0
     return state, asked
 
 
 def test_a_server_that_rests_is_asked_seldom() -> None:
-    _, asked = rest(3000.0, hang.HangState(), 0.0)
+    _, asked = rest(3000.0, HangState(), 0.0)
     assert asked == [900.0, 1800.0, 2700.0]
 
 
 def test_a_server_that_generates_for_others_is_not_asked() -> None:
-    state, at_s = hang.HangState(), 0.0
+    state, at_s = HangState(), 0.0
     for n in range(400):
         look = replace(RESTS, at_s=at_s, n_predicted=100 + n // 50)
-        state, is_due = hang.look(state, look, HANGS)
+        state, is_due = look_for_hang(state, look, HANGS)
         assert not is_due
         at_s += 10.0
 
 
 def test_a_busy_server_is_not_asked_however_long_it_works() -> None:
-    _, asked = rest(20_000.0, hang.HangState(), 0.0, is_busy=True)
+    _, asked = rest(20_000.0, HangState(), 0.0, is_busy=True)
     assert asked == []
 
 
 def test_a_server_that_does_not_say_is_asked_when_it_does_nothing_at_all() -> None:
-    _, asked = rest(2000.0, hang.HangState(), 0.0, is_busy=None, cores=0.0)
+    _, asked = rest(2000.0, HangState(), 0.0, is_busy=None, cores=0.0)
     assert asked[0] == 900.0
-    _, asked = rest(2000.0, hang.HangState(), 0.0, is_busy=None, cores=0.9)
+    _, asked = rest(2000.0, HangState(), 0.0, is_busy=None, cores=0.9)
     assert asked == []
-    _, asked = rest(2000.0, hang.HangState(), 0.0, is_busy=None, cores=None)
+    _, asked = rest(2000.0, HangState(), 0.0, is_busy=None, cores=None)
     assert asked == []
 
 
 def test_a_server_that_loads_or_died_is_another_matter() -> None:
-    _, asked = rest(2000.0, hang.HangState(), 0.0, is_ready=False)
+    _, asked = rest(2000.0, HangState(), 0.0, is_ready=False)
     assert asked == []
 
 
 def silence(
-    state: hang.HangState, at_s: float, rules: hang.HangRules = HANGS
-) -> tuple[hang.HangState, Decision | None]:
+    state: HangState, at_s: float, rules: HangRules = HANGS
+) -> tuple[HangState, Decision | None]:
     """Two questions without an answer."""
-    state, decision = hang.unanswered(state, at_s, "no answer within 30 s", rules)
+    state, decision = unanswered(state, at_s, "no answer within 30 s", rules)
     assert decision is None
-    return hang.unanswered(state, at_s + 45, "no answer within 30 s", rules)
+    return unanswered(state, at_s + 45, "no answer within 30 s", rules)
 
 
 def test_two_questions_without_an_answer_are_a_hang() -> None:
-    _, decision = silence(hang.HangState(life="life-1"), 0.0)
+    _, decision = silence(HangState(life="life-1"), 0.0)
     assert decision is not None
     assert decision.act is Act.RESTART
     assert "no answer within 30 s" in decision.evidence
 
 
 def test_the_second_question_comes_soon_but_not_while_somebody_else_may_wait() -> None:
-    state, _ = rest(900.0, hang.HangState(), 0.0)
-    state, _ = hang.unanswered(state, 930.0, "no answer", HANGS)
+    state, _ = rest(900.0, HangState(), 0.0)
+    state, _ = unanswered(state, 930.0, "no answer", HANGS)
     for cores, is_busy, due in ((1.0, True, False), (0.0, True, True), (1.0, False, True)):
         look = replace(RESTS, at_s=946.0, is_busy=is_busy, cores=cores)
-        assert hang.look(state, look, HANGS)[1] is due
+        assert look_for_hang(state, look, HANGS)[1] is due
     early = replace(RESTS, at_s=935.0)
-    assert hang.look(state, early, HANGS)[1] is False
+    assert look_for_hang(state, early, HANGS)[1] is False
 
 
 def test_a_server_that_hangs_again_and_again_is_left_alone_and_that_is_said_once() -> None:
-    state, at_s, found = hang.HangState(), 0.0, []
+    state, at_s, found = HangState(), 0.0, []
     for _ in range(5):
         state, decision = silence(replace(state, failures=0), at_s)
         found.append(None if decision is None else decision.act)
         at_s += 200.0
     assert found == [Act.RESTART, Act.RESTART, Act.NOTHING, None, None]
-    state, decision = silence(replace(hang.answered(state, at_s), failures=0), at_s + 4000)
+    state, decision = silence(replace(answered(state, at_s), failures=0), at_s + 4000)
     assert decision is not None
     assert decision.act is Act.RESTART, "an hour later, and after it had answered"
 
 
 def test_a_hang_is_only_told_where_that_is_all_that_is_wanted() -> None:
-    _, decision = silence(hang.HangState(), 0.0, replace(HANGS, policy=Policy.ADVISE))
+    _, decision = silence(HangState(), 0.0, replace(HANGS, policy=Policy.ADVISE))
     assert decision is not None
     assert decision.act is Act.NOTHING
 
@@ -200,34 +260,34 @@ def told(at_s: float, level: str = "warning", kind: str = "hang") -> Event:
 
 def test_restarts_count_that_a_daemon_before_this_one_told() -> None:
     before = [told(5000.0), told(3000.0), told(1000.0), told(4000.0, kind="oom")]
-    state = hang.recalled(before, 5500.0)
+    state = hang_recalled(before, 5500.0)
     assert state.restarts_s == (3000.0, 5000.0), "within the hour, oldest first"
     _, decision = silence(state, 5600.0)
     assert decision is not None
     assert decision.act is Act.NOTHING
-    _, again = silence(hang.recalled([told(5700.0, "error"), *before], 5800.0), 5900.0)
+    _, again = silence(hang_recalled([told(5700.0, "error"), *before], 5800.0), 5900.0)
     assert again is None, "it was said"
-    assert hang.recalled([told(6000.0)], 5500.0) == hang.HangState(), "a clock that was set back"
+    assert hang_recalled([told(6000.0)], 5500.0) == HangState(), "a clock that was set back"
 
 
 # Drift
 
-CONFIRMED = drift.Confirmed(40.0, 0.6, "580.95", "aaa", 500)
-SEEN = drift.DriftLook(0.0, "life-1", None, True, "580.95", "aaa", 500, False)
+CONFIRMED = Confirmed(40.0, 0.6, "580.95", "aaa", 500)
+SEEN = DriftLook(0.0, "life-1", None, True, "580.95", "aaa", 500, False)
 
 
 def live(
     *speeds: float,
-    state: drift.DriftState | None = None,
+    state: DriftState | None = None,
     policy: Policy = Policy.ADVISE,
     acceptance: float = 0.7,
     **changed: Any,
-) -> tuple[drift.DriftState, list[Decision]]:
-    state, found = state or drift.DriftState(), []
+) -> tuple[DriftState, list[Decision]]:
+    state, found = state or DriftState(), []
     for speed in speeds:
         work = served(600, speed, n_drafted=400, n_accepted=round(400 * acceptance))
         look = replace(SEEN, served=work, **changed)
-        state, decision = drift.look(state, look, CONFIRMED, policy)
+        state, decision = look_for_drift(state, look, CONFIRMED, policy)
         found += [] if decision is None else [decision]
     return state, found
 
@@ -241,10 +301,10 @@ def test_one_slow_answer_is_no_drift_and_three_in_a_row_are() -> None:
 
 
 def test_short_answers_add_up_before_they_count() -> None:
-    state, found = drift.DriftState(), []
+    state, found = DriftState(), []
     for _ in range(50):
         look = replace(SEEN, served=served(32, 20.0))
-        state, decision = drift.look(state, look, CONFIRMED, Policy.ADVISE)
+        state, decision = look_for_drift(state, look, CONFIRMED, Policy.ADVISE)
         found += [] if decision is None else [decision]
     assert len(found) == 1
     assert len(state.stretches) == 50 * 32 // 512
@@ -294,13 +354,13 @@ def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None
 # Upgrade
 
 FILES = (("/opt/llama-server", 100, 1), ("/opt/libllama.so", 200, 1))
-STANDS = upgrade.EngineSeen(FILES, "580.95")
+STANDS = EngineSeen(FILES, "580.95")
 
 
-def upgrades(*seen: upgrade.EngineSeen) -> list[bool]:
-    state, found = upgrade.UpgradeState(), []
+def upgrades(*seen: EngineSeen) -> list[bool]:
+    state, found = UpgradeState(), []
     for one in seen:
-        state, is_due = upgrade.look(state, one, Policy.ADVISE)
+        state, is_due = look_for_upgrade(state, one, Policy.ADVISE)
         found.append(is_due)
     return found
 
@@ -318,32 +378,32 @@ def test_another_driver_counts_and_one_that_is_away_does_not() -> None:
 
 
 def decided(
-    found: upgrade.Replanned, policy: Policy = Policy.ACT, *, has_nights: bool = True
+    found: Replanned, policy: Policy = Policy.ACT, *, has_nights: bool = True
 ) -> Decision | None:
-    return upgrade.decide(found, policy, has_nights=has_nights)
+    return decide(found, policy, has_nights=has_nights)
 
 
 def test_a_removed_flag_is_an_error_and_a_good_new_build_a_warning() -> None:
-    refused = decided(upgrade.Replanned(True, ("unknown argument: --mlock",), "1", "1"))
+    refused = decided(Replanned(True, ("unknown argument: --mlock",), "1", "1"))
     assert refused is not None
     assert (refused.kind, refused.level) == ("upgrade-refused", "error")
     assert "--mlock" in refused.evidence
-    good = decided(upgrade.Replanned(True, (), "1", "1"))
+    good = decided(Replanned(True, (), "1", "1"))
     assert good is not None
     assert (good.kind, good.level) == ("upgrade", "warning")
 
 
 def test_files_that_were_only_touched_are_nothing_to_tell() -> None:
-    assert decided(upgrade.Replanned(False, (), "1", "1")) is None
-    assert decided(upgrade.Replanned(False, (), "1", None)) is None
-    assert decided(upgrade.Replanned(None, (), "1", "1")) is None, "unknown is no change"
-    driver = decided(upgrade.Replanned(False, (), "1", "2"))
+    assert decided(Replanned(False, (), "1", "1")) is None
+    assert decided(Replanned(False, (), "1", None)) is None
+    assert decided(Replanned(None, (), "1", "1")) is None, "unknown is no change"
+    driver = decided(Replanned(False, (), "1", "2"))
     assert driver is not None
     assert "the driver is 2 instead of 1" in driver.text
     assert "compare" not in f"{driver.text} {driver.hint}", "the driver before is gone"
 
 
-KEPT = upgrade.Replanned(True, (), "1", "1", identity_before="aaa", identity_now="bbb",
+KEPT = Replanned(True, (), "1", "1", identity_before="aaa", identity_now="bbb",
                          kept="kept-aaa", engine="mainline-b9")  # fmt: skip
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.core.failure import FailureKind
-from tunerd.core.health import (
+from tunerd.engine.health import (
     Completion,
     Expectation,
+    FailureKind,
     HttpState,
     Lost,
     Observation,
@@ -25,7 +25,7 @@ from tunerd.core.health import (
     judge_start,
     load_progress,
 )
-from tunerd.core.service import UnitState
+from tunerd.units.manager import UnitState
 
 RUNNING = UnitState(
     unit="llama-server.service",

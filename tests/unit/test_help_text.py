@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import HELP, HELP_OF
-from tunerd.core.help_text import Option, parse_help
+from tunerd.engine.help import Option, parse_help
 
 
 def option(dialect: str, spelling: str) -> Option:
@@ -25,7 +25,6 @@ def test_an_option_of_mainline_is_read_whole() -> None:
     assert found.default == "f16"
     assert found.env == "LLAMA_ARG_CACHE_TYPE_K"
     assert not found.is_removed
-    assert not found.is_deprecated
     assert found.allowed_values[:4] == ("f32", "f16", "bf16", "q8_0")
 
 
@@ -63,7 +62,6 @@ def test_a_removed_option_is_listed_but_not_live() -> None:
 
 def test_a_deprecated_option_is_live() -> None:
     found = option("main-lm", "--no-mmap")
-    assert found.is_deprecated
     assert not found.is_removed
 
 

@@ -7,18 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
-from tunerd.system.cpu import parse_cpu_list
-from tunerd.system.host import (
-    boot_id,
-    is_in_container,
+from tunerd.machine.host import (
     memlock_limit_of,
     memory_of,
-    process_name,
+    parse_cpu_list,
     read_cpu,
     read_host,
     read_memory,
-    unit_of,
 )
+from tunerd.machine.proc import boot_id, is_in_container, process_name, unit_of
 
 MEMINFO = """\
 MemTotal:       32768000 kB
@@ -167,39 +164,6 @@ def test_a_limit_above_the_machine_changes_nothing(tmp_path: Path) -> None:
             "proc/self/cgroup": "0::/\n",
             "sys/fs/cgroup/memory.max": f"{1 << 50}\n",
             "sys/fs/cgroup/memory.current": "0\n",
-        },
-    )
-
-    memory = read_memory(tmp_path)
-
-    assert (memory.total_mib, memory.available_mib) == (32000, 20000)
-
-
-def test_the_old_kind_of_group_limits_too(tmp_path: Path) -> None:
-    mib = 1024 * 1024
-    plant(
-        tmp_path,
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "4:memory:/docker/abc\n1:name=systemd:/docker/abc\n0::/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{4000 * mib}\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{1000 * mib}\n",
-            "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 0\n",
-        },
-    )
-
-    memory = read_memory(tmp_path)
-
-    assert (memory.total_mib, memory.available_mib) == (4000, 3000)
-
-
-def test_the_old_kind_of_group_without_a_limit_says_so_with_a_huge_number(tmp_path: Path) -> None:
-    plant(
-        tmp_path,
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "4:memory:/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
         },
     )
 

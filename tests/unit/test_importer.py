@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from tests.support.builders import HELP, HELP_OF, capabilities_of, shipped_sources
 from tests.support.builders import resolved as shipped
 from tests.support.profiles import PROFILE_DATA, context, profile_of
-from tunerd.core.cmdline import CommandLine, render
-from tunerd.core.cmdline_parts import RenderContext
-from tunerd.core.help_text import HelpText, parse_help
-from tunerd.core.importer import Imported, import_command_line
-from tunerd.core.importer_flags import split_flags
-from tunerd.core.profile_check import check_file
-from tunerd.core.resolve import Layer, LayerFile, Resolved, resolve
+from tunerd.engine.commandline import CommandLine, RenderContext, render
+from tunerd.engine.help import HelpText, parse_help, read_capabilities
+from tunerd.engine.importer import Imported, flag_changes, import_command_line, split_flags
+from tunerd.profile.layers import Layer, LayerFile, Resolved, resolve
+from tunerd.profile.schema import check_file
 
 DIALECTS = sorted(HELP_OF)
 
@@ -160,6 +158,8 @@ def test_every_word_of_any_command_line_is_placed_or_named(case: tuple[str, list
         ("main-0x", "--no-context-shift", "serving.context_shift", False),
         ("main-0x", "--spec-type draft-mtp", "speculation.type", "mtp"),
         ("main-0x", "--spec-type none", "speculation.type", "off"),
+        ("main-0x", "--spec-type draft-mtp,ngram-mod", "speculation.type", "mtp,ngram-mod"),
+        ("main-0x", "--spec-type draft-mtp --spec-type ngram-mod", "speculation.type", "ngram-mod"),
         ("ik-may", "-mtp", "speculation.type", "mtp"),
         ("ik-may", "-mtp -no-mtp", "speculation.type", "mtp"),
         ("ik-now", "--spec-type mtp:p_min=0.75,n_max=3", "speculation.p_min", 0.75),
@@ -186,9 +186,6 @@ def test_a_flag_becomes_its_key(dialect: str, line: str, key: str, expected: obj
         ("main-0x", "--fit off -fitt 512", "-fitt 512", "without --fit"),
         ("ik-now", "--fit-margin 1664", "--fit-margin 1664", "without --fit"),
         ("main-0x", "-ngl 9 -fitt 512", "-fitt 512", "by hand"),
-        ("main-0x", "--spec-type draft-mtp,ngram-mod", "--spec-type draft-mtp,ngram-mod", "one kind"),
-        ("main-0x", "--spec-type draft-mtp --spec-type ngram-mod", "--spec-type ngram-mod", "one kind"),
-        ("ik-now", "--spec-type mtp:heads=2", "--spec-type mtp:heads=2", "one kind"),
         ("main-0x", "--spec-draft-n-max 5", "--spec-draft-n-max 5", "speculation.type = off"),
         ("main-0x", "--spec-type ngram-mod --spec-draft-n-max 5", "--spec-draft-n-max 5", "beside"),
         ("main-0x", "--spec-type draft-dflash", "--spec-type draft-dflash", "needs a draft model"),
@@ -316,3 +313,77 @@ def test_every_variable_of_a_help_text_is_taken_or_named(dialect: str) -> None:
         found = imported("", dialect, {option.env: "1"})
         blank = imported("", dialect)
         assert found.unplaced or found.data != blank.data or not option.argument, option.env
+
+
+def test_two_spellings_of_a_flag_are_no_change() -> None:
+    help_text, on_off = help_of("main-0x"), capabilities_of("main-0x").on_off_flags
+    before = shlex.split("-m a.gguf -fitt 1536 -c 4096 --temp .5 --lora x")
+    after = shlex.split("--model a.gguf --fit-target 1536 --ctx-size 4096 --temp 0.50 --port 80")
+
+    lost, added = flag_changes(before, after, help_text, on_off)
+
+    assert [flag.words for flag in lost] == [("--lora", "x")]
+    assert [flag.words for flag in added] == [("--port", "80")]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "line"),
+    [
+        ("main-0x", "--spec-type draft-mtp,ngram-mod --spec-draft-n-max 3 --spec-draft-p-min 0.5"),
+        ("main-0x", "--spec-type ngram-map-k,draft-mtp --spec-draft-n-max 2"),
+        ("ik-now", "--spec-type ngram-mod:n_max=64,n_min=2 --spec-type mtp:n_max=1,p_min=0.0"),
+        ("ik-now", "--spec-type mtp:heads=2,n_max=3"),
+    ],
+)
+def test_a_chain_of_speculation_is_served_as_it_was(dialect: str, line: str) -> None:
+    found = imported(line, dialect)
+
+    assert found.unplaced == ()
+    arguments = again(found, dialect).argv
+    lost, _ = flag_changes(shlex.split(line), arguments[1:], help_of(dialect), frozenset())
+    assert lost == ()
+
+
+def test_a_kind_that_only_the_build_knows_keeps_its_word() -> None:
+    text = help_of("main-0x").text.replace("draft-mtp,", "draft-mtp,draft-mtp-adaptive,")
+    capabilities = read_capabilities(parse_help(text))
+    line = ["--spec-type", "draft-mtp-adaptive", "--spec-draft-n-max", "6"]
+
+    found = import_command_line(line, {}, parse_help(text), capabilities)
+
+    assert value(found, "speculation.type") == "draft-mtp-adaptive"
+    assert value(found, "speculation.n_max") == 6
+    assert found.unplaced == ()
+
+
+def test_a_chain_that_a_build_cannot_serve_is_refused_with_what_it_has() -> None:
+    resolved = resolve(
+        "x", (LayerFile(Layer.SITE, "x", {"speculation": {"type": "mtp,ngram-mod"}}),)
+    )
+    assert isinstance(resolved, Resolved)
+
+    refused = render(resolved, capabilities_of("ik-now"), context(has_gpu=True))
+
+    assert not isinstance(refused, CommandLine)
+    assert "cannot speculate with mtp,ngram-mod; it has: draft, dflash" in refused[0].reason
+
+
+def test_the_ready_made_speculation_of_a_build_is_left_to_it() -> None:
+    found = imported("--spec-default", "main-0x")
+    assert value(found, "speculation.type") == "default"
+    assert found.data["extra_args"] == ["--spec-default"]
+
+
+@pytest.mark.parametrize(
+    ("written", "kinds"),
+    [
+        ("draft-mtp", {"mtp"}),
+        ("draft-mtp,ngram-mod", {"mtp", "ngram-mod"}),
+        ("draft-simple", {"draft"}),
+    ],
+)
+def test_what_a_build_calls_a_kind_of_ours_is_ours(written: str, kinds: set[str]) -> None:
+    speculation = {"type": written, "draft_model": "d.gguf"}
+    found = resolve("x", (LayerFile(Layer.SITE, "x", {"speculation": speculation}),))
+    assert isinstance(found, Resolved)
+    assert found.profile.speculation.kinds == kinds

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tunerd.errors import Preempted
-from tunerd.system.interrupts import words_of
+from tunerd.machine.process import words_of
 
 
 @pytest.mark.parametrize(

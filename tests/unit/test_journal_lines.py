@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tunerd.core.systemctl_text import messages_of_invocation
+from tunerd.units.systemd import messages_of_invocation
 
 OLD, NEW = "a" * 32, "b" * 32
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.builders import shipped_sources
-from tunerd.core.layers import MAX_EXTENDS, ProfileSources, layers_of
-from tunerd.core.profile_check import Problem
-from tunerd.core.resolve import Layer, Resolved, resolve
+from tunerd.profile.layers import MAX_EXTENDS, Layer, ProfileSources, Resolved, layers_of, resolve
+from tunerd.words import Problem
 
 Files = dict[str, dict[str, Any]]
 

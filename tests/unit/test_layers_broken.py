@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.actions.context import Context, build_context
-from tunerd.actions.profile_layers import load_profile
-from tunerd.actions.profiles import check_profile, list_profiles
-from tunerd.actions.workloads import list_workloads
+from tunerd.app import Context, build_context
 from tunerd.errors import ConfigError
+from tunerd.measure.learn import list_workloads
+from tunerd.production.adopt import check_profile, list_profiles
+from tunerd.profile.files import load_profile
 
 BROKEN = "[serving\nport = 1\n"
 

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.fault.world import ENGINE, UNIT, World, a_world
-from tunerd.actions.lease import hold
-from tunerd.actions.lease_outlook import outlook
-from tunerd.actions.lease_record import (
+from tests.support.fakes import Life
+from tunerd.engine.health import Failure, FailureKind, Reason, fault_of
+from tunerd.errors import Busy, DeployError, ServiceError, Stranded
+from tunerd.machine.files import lock
+from tunerd.production.lease import demand_return_at_boot, hold, outlook
+from tunerd.production.measurement import (
     clear_dead_measurements,
     end_measurement,
     has_leftovers,
     read_measurement,
     write_measurement,
 )
-from tunerd.actions.recover import recover
-from tunerd.core.failure import Failure, FailureKind
-from tunerd.core.lease import (
+from tunerd.production.recover import recover
+from tunerd.records import plain
+from tunerd.tryout.local_service import Ending
+from tunerd.units.manager import (
     LeaseRecord,
     LeaseSpec,
-    Reason,
     candidate_behind,
     candidate_unit,
-    fault_of,
     is_candidate,
     lease_of,
     lease_unit,
     record_from_json,
     run_scope,
 )
-from tunerd.errors import Busy, DeployError, ServiceError
-from tunerd.system.files import lock
 
 ID = "0123456789ab"
 RECORD = LeaseRecord(ID, UNIT, "bench x", 4711, 1_790_000_000.0, 1_790_000_600.0, restores=True)
@@ -78,9 +79,9 @@ def test_names_are_told_apart() -> None:
 
 
 def test_a_record_is_read_as_it_was_written_and_foreign_ones_are_none() -> None:
-    assert record_from_json(RECORD.to_json()) == RECORD
-    assert record_from_json({**RECORD.to_json(), "more": 1}) is None
-    assert record_from_json({**RECORD.to_json(), "id": "../../x"}) is None
+    assert record_from_json(plain(RECORD)) == RECORD
+    assert record_from_json({**plain(RECORD), "more": 1}) == RECORD
+    assert record_from_json({**plain(RECORD), "id": "../../x"}) is None
     assert record_from_json({}) is None
 
 
@@ -217,3 +218,89 @@ def test_where_no_unit_is_nothing_is_interrupted(tmp_path: Path) -> None:
             held.check()
     assert "nothing is interrupted" in told.text
     assert not held.restores
+
+
+@pytest.mark.parametrize("said", [None, "disabled", "linked", "linked-runtime", "enabled-runtime"])
+def test_nothing_is_measured_where_production_is_not_known_to_start_at_boot(
+    world: World, said: str | None
+) -> None:
+    state = world.manager.state(UNIT)
+    demand_return_at_boot(world.context(), state)
+    with pytest.raises(DeployError, match="does not start at boot"):
+        demand_return_at_boot(world.context(), replace(state, unit_file_state=said))
+
+
+def test_a_lease_that_fails_half_way_starts_production_again(world: World) -> None:
+    world.manager.errors["lease taken"] = [ServiceError("its scope cannot be had")]
+
+    with (
+        pytest.raises(ServiceError, match="its scope"),
+        hold(world.context(), purpose="bench x", budget_s=60),
+    ):
+        pass
+
+    assert world.serving_alias() == "one"
+
+
+def test_a_server_that_was_still_on_its_way_up_is_restored(world: World) -> None:
+    serve = world.manager.programs[ENGINE]
+    fails = [Life(ends_after_s=0.0, ending=Ending(code=1))]
+    world.manager.programs[ENGINE] = lambda one: fails.pop() if fails else serve(one)
+    waits = world.text("one").replace(b"Type=exec", b"Restart=on-failure\nRestartSec=30")
+    world.manager.stop(UNIT)
+    world.manager.reset_failed(UNIT)
+    world.put(waits)
+    assert world.manager.state(UNIT).active_state == "activating"
+
+    with hold(world.context(), purpose="bench x", budget_s=60) as held:
+        assert held.restores
+
+    assert world.serving_alias() == "one"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_production_that_was_masked_meanwhile_starts_once_its_unit_is_mended(
+    world: World, is_killed: bool
+) -> None:
+    text = world.unit_path.read_bytes()
+
+    def mask() -> None:
+        world.unit_path.unlink()
+        world.unit_path.symlink_to("/dev/null")
+        world.manager.reload()
+
+    if is_killed:
+        lease = world.manager.lease(spec())
+        write_measurement(world.context(), RECORD)
+        mask()
+        world.manager.drop_lease(lease)
+    else:
+        with pytest.raises(Stranded), hold(world.context(), purpose="bench x", budget_s=60):
+            mask()
+    for _ in range(3):
+        recover(world.context())
+        assert has_leftovers(world.context()), "the wish is kept"
+    assert world.serving_alias() is None
+
+    world.unit_path.unlink()
+    world.put(text, starts=False)
+    recover(world.context())
+
+    assert world.serving_alias() == "one"
+    assert not has_leftovers(world.context())
+
+
+def test_production_that_somebody_stopped_after_a_killed_measurement_stays_stopped(
+    world: World,
+) -> None:
+    lease = world.manager.lease(spec())
+    write_measurement(world.context(), RECORD)
+    world.manager.reset_failed(UNIT)
+    world.manager.drop_lease(lease)
+    assert world.serving_alias() == "one"
+    world.manager.stop(UNIT)
+
+    recover(world.context())
+
+    assert world.serving_alias() is None
+    assert not has_leftovers(world.context())

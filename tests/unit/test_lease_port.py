@@ -11,20 +11,15 @@ import pytest
 
 from tests.fault.world import ENGINE, UNIT, World, a_world
 from tests.support.fakes import Invocation, Life, Program
-from tunerd.actions.context import Context
-from tunerd.actions.lease import hold
-from tunerd.actions.lease_outlook import outlook, return_risk
-from tunerd.actions.lease_record import (
-    measuring,
-    read_measurement,
-    write_measurement,
-)
-from tunerd.actions.port_wait import PORT_WAIT_S, PortTurns
-from tunerd.core.lease import LeaseRecord, LeaseSpec
-from tunerd.core.local_outcome import Ending
-from tunerd.core.progress import Progress
+from tunerd.app import Context
+from tunerd.engine.server import Address
 from tunerd.errors import Stranded
-from tunerd.system.llama import Address
+from tunerd.production.gate import PORT_WAIT_S, PortTurns
+from tunerd.production.lease import hold, outlook, return_risk
+from tunerd.production.measurement import measuring, read_measurement, write_measurement
+from tunerd.result import Progress
+from tunerd.tryout.local_service import Ending
+from tunerd.units.manager import LeaseRecord, LeaseSpec
 
 TAKEN = "E srv start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 1"
 ONE, OTHER = Path("/opt/one/llama-server"), Path("/opt/other/llama-server")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.core.live import LiveUnit, read_live, serving_of
+from tunerd.units.live import LiveUnit, read_live, serving_of
 
 UNIT = "llama-server.service"
 SPECIFIERS = {"h": "/home/me", "%": "%", "d": "/run/credentials/llama-server.service"}

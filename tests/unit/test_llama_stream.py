@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.system.llama_stream import MAX_STREAM_BYTES, Arrivals, read_events, read_plain
+from tunerd.engine.server import MAX_STREAM_BYTES, Arrivals, read_events, read_plain
 
 
 def arrived(*pieces: bytes) -> Arrivals:

@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.core.memory_correction import (
-    MemoryCorrection,
-    Observation,
-    PartGroup,
-    corrected,
-    observe,
-)
-from tunerd.core.memory_parts import GROWING, Device, Part, PartKind
-from tunerd.core.memory_report import parse_report
+from tunerd.model.memory import GROWING, Device, Part, PartKind
+from tunerd.model.report import MemoryCorrection, Taken, corrected, parse_report, taken
 
 MIB = 1024 * 1024
 PARTS = (
@@ -44,21 +37,20 @@ PARTS_AT_RANDOM = st.lists(
     ),
     max_size=8,
 )
-OBSERVATIONS = st.lists(
+TAKEN = st.lists(
     st.builds(
-        Observation,
+        Taken,
         st.sampled_from(Device),
-        st.sampled_from(PartGroup),
-        st.none() | st.floats(0, 20_000),
+        st.sampled_from([PartKind.WEIGHTS, PartKind.KV, PartKind.STATE, PartKind.COMPUTE]),
         st.floats(0, 20_000),
     ),
     max_size=6,
-    unique_by=lambda one: (one.device, one.group),
+    unique_by=lambda one: (one.device, one.purpose),
 ).map(tuple)
 
 
-def seen(*observations: Observation) -> MemoryCorrection:
-    return MemoryCorrection(observations, n_loads=1, observed_s=0.0)
+def seen(*found: Taken) -> MemoryCorrection:
+    return MemoryCorrection(found, n_loads=1, observed_s=0.0)
 
 
 def mib(parts: tuple[Part, ...], device: Device, *kinds: PartKind) -> float:
@@ -66,78 +58,70 @@ def mib(parts: tuple[Part, ...], device: Device, *kinds: PartKind) -> float:
     return sum(part.n_bytes or 0 for part in mine) / MIB
 
 
-def test_estimate_and_report_stand_side_by_side() -> None:
-    found = {(o.device, o.group): o for o in observe(PARTS, parse_report(LOG))}
-    assert {key: (o.estimated_mib, o.reported_mib) for key, o in found.items()} == {
-        (Device.GPU, PartGroup.WEIGHTS): (9000.0, 9000.25),
-        (Device.HOST, PartGroup.WEIGHTS): (400.0, 400.0),
-        (Device.GPU, PartGroup.KV): (1275.0, 1280.0),
-        (Device.GPU, PartGroup.COMPUTE): (600.0, 480.5),
+def test_what_a_load_took_is_summed_by_device_and_purpose() -> None:
+    found = {(one.device, one.purpose): one.mib for one in taken(parse_report(LOG)) if one.mib}
+    assert found == {
+        (Device.GPU, PartKind.WEIGHTS): 9000.25,
+        (Device.HOST, PartKind.WEIGHTS): 400.0,
+        (Device.GPU, PartKind.KV): 1280.0,
+        (Device.GPU, PartKind.COMPUTE): 480.5,
     }
-    assert found[Device.GPU, PartGroup.COMPUTE].difference_mib == pytest.approx(-119.5)
 
 
 def test_a_log_without_buffers_shows_nothing() -> None:
-    assert observe(PARTS, parse_report(["llama_context: n_ctx = 4096"])) == ()
+    assert taken(parse_report(["llama_context: n_ctx = 4096"])) == ()
 
 
 def test_after_a_load_the_estimate_is_what_the_engine_reported() -> None:
-    parts = corrected(PARTS, seen(*observe(PARTS, parse_report(LOG))))
+    parts = corrected(PARTS, seen(*taken(parse_report(LOG))))
     assert mib(parts, Device.GPU) == pytest.approx(9000.25 + 1280 + 480.5, abs=0.01)
     kv = {part.kind: part for part in parts if part.device is Device.GPU}
-    assert kv[PartKind.KV].n_bytes == 1205 * MIB
-    assert kv[PartKind.MTP_KV].n_bytes == 75 * MIB
+    assert kv[PartKind.KV].n_bytes == round(1200 * 1280 / 1275 * MIB)
+    assert kv[PartKind.MTP_KV].formula == "cells; +0 MiB as the last load showed"
     assert kv[PartKind.KV].formula == "cells; +5 MiB as the last load showed"
 
 
 def test_what_no_load_showed_stays_as_it_was() -> None:
-    parts = corrected(PARTS, seen(Observation(Device.GPU, PartGroup.KV, 1275.0, 1300.0)))
+    parts = corrected(PARTS, seen(Taken(Device.GPU, PartKind.KV, 1300.0)))
     assert mib(parts, Device.HOST) == mib(PARTS, Device.HOST)
     assert mib(parts, Device.GPU, PartKind.WEIGHTS) == 9000
     assert corrected(PARTS, None) == PARTS
 
 
-def test_what_was_not_known_is_what_the_known_parts_leave() -> None:
+def test_where_a_part_was_not_known_what_was_reported_is_one_part() -> None:
     unknown = (
         Part(PartKind.COMPUTE, Device.GPU, None, "no such law"),
         Part(PartKind.MTP_COMPUTE, Device.GPU, 100 * MIB, "upper bound"),
     )
-    parts = corrected(unknown, seen(Observation(Device.GPU, PartGroup.COMPUTE, None, 480.0)))
-    assert {part.kind: part.n_bytes for part in parts} == {
-        PartKind.COMPUTE: 380 * MIB,
-        PartKind.MTP_COMPUTE: 100 * MIB,
-    }
-    assert parts[0].formula == "no such law; as the last load showed"
+    (part,) = corrected(unknown, seen(Taken(Device.GPU, PartKind.COMPUTE, 480.0)))
+    assert (part.kind, part.n_bytes) == (PartKind.COMPUTE, 480 * MIB)
+    assert part.formula == "reported after a load: 480 MiB"
 
 
 def test_memory_that_nobody_expected_becomes_a_part() -> None:
-    (part,) = corrected((), seen(Observation(Device.GPU, PartGroup.STATE, 0.0, 12.0)))
+    (part,) = corrected((), seen(Taken(Device.GPU, PartKind.STATE, 12.0)))
     assert (part.kind, part.device, part.n_bytes) == (PartKind.STATE, Device.GPU, 12 * MIB)
-    assert part.formula == "reported by the engine after a load: 12 MiB"
 
 
 def test_a_report_of_nothing_takes_every_part_of_its_purpose_away() -> None:
-    parts = corrected(PARTS, seen(Observation(Device.GPU, PartGroup.KV, 1275.0, 0.0)))
+    parts = corrected(PARTS, seen(Taken(Device.GPU, PartKind.KV, 0.0)))
     assert mib(parts, Device.GPU, PartKind.KV, PartKind.MTP_KV) == 0
 
 
-@given(PARTS_AT_RANDOM, OBSERVATIONS)
+@given(PARTS_AT_RANDOM, TAKEN)
 def test_corrected_parts_add_up_to_what_was_reported(
-    parts: list[Part], observations: tuple[Observation, ...]
+    parts: list[Part], found: tuple[Taken, ...]
 ) -> None:
-    after = corrected(parts, seen(*observations))
+    after = corrected(parts, seen(*found))
     assert all(part.n_bytes is None or part.n_bytes > 0 for part in after)
-    again = {(o.device, o.group): o for o in observations}
     kinds = {
-        PartGroup.WEIGHTS: {PartKind.WEIGHTS, PartKind.MTP_WEIGHTS, PartKind.DRAFT_WEIGHTS},
-        PartGroup.KV: {PartKind.KV, PartKind.MTP_KV, PartKind.DRAFT_KV},
-        PartGroup.STATE: {PartKind.STATE, PartKind.DRAFT_STATE},
-        PartGroup.COMPUTE: {PartKind.COMPUTE, PartKind.MTP_COMPUTE, PartKind.DRAFT_COMPUTE,
-                            PartKind.OUTPUT},
+        PartKind.WEIGHTS: {PartKind.WEIGHTS, PartKind.MTP_WEIGHTS, PartKind.DRAFT_WEIGHTS},
+        PartKind.KV: {PartKind.KV, PartKind.MTP_KV, PartKind.DRAFT_KV},
+        PartKind.STATE: {PartKind.STATE, PartKind.DRAFT_STATE},
+        PartKind.COMPUTE: {PartKind.COMPUTE, PartKind.MTP_COMPUTE, PartKind.DRAFT_COMPUTE,
+                           PartKind.OUTPUT},
     }  # fmt: skip
-    for (device, group), observation in again.items():
-        assert mib(after, device, *kinds[group]) == pytest.approx(
-            observation.reported_mib, abs=0.001
-        )
-    covered = {kind for group in kinds.values() for kind in group}
+    for one in found:
+        assert mib(after, one.device, *kinds[one.purpose]) == pytest.approx(one.mib, abs=0.001)
+    covered = {kind for purpose in kinds.values() for kind in purpose}
     assert covered | GROWING == set(PartKind)

@@ -6,52 +6,41 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.core.memory_parts import Device
-from tunerd.core.memory_report import (
-    BufferKind,
-    MemoryReport,
-    TableRole,
-    parse_report,
-)
+from tests.support.memory_tables import planned_mib
+from tunerd.model.memory import Device
+from tunerd.model.report import BufferKind, MemoryReport, parse_report
 
 LOGS = Path(__file__).parent / "data" / "memory"
 GPU, HOST = Device.GPU, Device.HOST
 
 
 def report(name: str) -> MemoryReport:
-    return parse_report((LOGS / f"{name}.txt").read_text().splitlines())
+    return parse_report(lines_of(name))
+
+
+def lines_of(name: str) -> list[str]:
+    return (LOGS / f"{name}.txt").read_text().splitlines()
 
 
 def test_a_dry_run_is_the_target_and_what_drafts_with_the_model_once() -> None:
-    plan = report("mainline-0.7.0-vulkan-mtp-plan")
+    plan = lines_of("mainline-0.7.0-vulkan-mtp-plan")
 
-    assert [table.role for table in plan.tables] == [TableRole.TARGET, TableRole.DRAFT]
-    assert plan.planned_mib(GPU) == 486 + 32 + 38
-    assert plan.planned_mib(HOST) == 286 + 20
-    gpu, host = plan.tables[0].rows
-    assert (gpu.total_mib, gpu.free_mib) == (24105, 23255)
-    assert (gpu.model_mib, gpu.context_mib, gpu.compute_mib) == (300, 117, 68)
-    assert (host.total_mib, host.free_mib) == (None, None)
-    assert plan.buffers == ()
-    assert plan.allocated_mib(GPU) is None
+    assert planned_mib(plan, GPU) == 486 + 32 + 38
+    assert planned_mib(plan, HOST) == 286 + 20
+    assert parse_report(plan).allocated_mib(GPU) is None
 
 
 def test_builds_that_measure_the_draft_first_are_understood() -> None:
-    plan = report("mainline-2026-08-18-cpu-mtp")
-
-    assert [table.role for table in plan.tables] == [TableRole.DRAFT, TableRole.TARGET]
-    assert plan.planned_mib(HOST) == 707 + 563 - 495
+    assert planned_mib(lines_of("mainline-2026-08-18-cpu-mtp"), HOST) == 707 + 563 - 495
 
 
-def test_the_table_at_exit_is_the_target_alone() -> None:
-    ended = report("mainline-0.7.0-vulkan-mtp-exit")
+def test_the_table_at_exit_is_no_plan() -> None:
+    ended = lines_of("mainline-0.7.0-vulkan-mtp-exit")
 
-    assert ended.at_exit_mib(GPU) == 534
-    assert ended.at_exit_mib(HOST) == 80
-    assert ended.planned_mib(GPU) is None
-    assert ended.allocated_mib(GPU) == pytest.approx(427.38 + 32 + 37.69 + 37.07 + 8 + 32.02)
-    assert (ended.n_layers_on_gpu, ended.n_layers_to_place) == (18, 18)
-    assert (ended.n_ctx, ended.n_splits) == (4096, 2)
+    assert planned_mib(ended, GPU) is None
+    found = parse_report(ended)
+    assert found.allocated_mib(GPU) == pytest.approx(427.38 + 32 + 37.69 + 37.07 + 8 + 32.02)
+    assert (found.n_layers_on_gpu, found.n_layers_to_place, found.n_ctx) == (18, 18, 4096)
 
 
 def test_a_compute_buffer_that_is_planned_again_counts_once() -> None:
@@ -83,7 +72,6 @@ def test_ik_says_all_its_buffers_in_other_words() -> None:
     assert loaded.allocated_mib(HOST, BufferKind.KV) == pytest.approx(172.56 + 32)
     assert loaded.allocated_mib(HOST, BufferKind.STATE) == pytest.approx(25.69 + 0.56)
     assert loaded.n_ctx == 16384
-    assert loaded.tables == ()
 
 
 def test_weights_repacked_from_a_mapped_file_count_once() -> None:
@@ -112,6 +100,4 @@ def test_pinned_memory_is_the_hosts() -> None:
 def test_a_log_without_a_word_on_memory_says_nothing() -> None:
     silent = parse_report(["hello", "", "x" * 1_000_000])
 
-    assert silent == MemoryReport((), (), None, None, None, None)
-    assert silent.planned_mib(HOST) is None
-    assert silent.at_exit_mib(HOST) is None
+    assert silent == MemoryReport((), None, None, None)

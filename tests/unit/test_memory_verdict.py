@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.core.memory_parts import Device, Estimate, Part, PartKind
-from tunerd.core.memory_verdict import Free, MemoryPlan, judge_memory
-from tunerd.core.quantity import MiB
-from tunerd.core.result import Level
+from tunerd.model.memory import Device, Estimate, Part, PartKind
+from tunerd.model.verdict import Free, MemoryPlan, judge_memory
+from tunerd.result import Level
+from tunerd.words import MiB
 
 _MIB = 1024 * 1024
 

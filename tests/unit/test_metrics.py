@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.bench_samples import sample, timings
-from tunerd.core.metrics import decode_rate, prompt_rate, spread, summarise
-from tunerd.core.sample import ClientTimes, Mark
+from tunerd.measure.answer import ClientTimes, Mark, decode_rate, prompt_rate, spread, summarise
 
 
 def test_speed_over_several_requests_is_all_tokens_over_all_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
@@ -13,9 +12,8 @@ import pytest
 from tests.support.gguf_bytes import number
 from tests.support.model_headers import small
 from tunerd.errors import ModelFileError
-from tunerd.system.files import Files
-from tunerd.system.model_files import ModelFiles, parts_of
-from tunerd.system.model_search import ModelQuery, find_model, find_models
+from tunerd.machine.files import Files
+from tunerd.model.files import ModelFiles, find_models, parts_of, the_one
 
 MTP = [("blk.0.attn_q.weight", (8, 2)), ("blk.1.nextn.eh_proj.weight", (8, 2))]
 
@@ -37,6 +35,10 @@ def part(path: Path, index: int, count: int) -> Path:
 @pytest.fixture
 def models(tmp_path: Path) -> ModelFiles:
     return ModelFiles(tmp_path / "cache", Files())
+
+
+def only(folders: list[Path], name: str, models: ModelFiles) -> Path:
+    return the_one(find_models(folders, models, file_name=name), f"a file `{name}`", folders)
 
 
 def entries(tmp_path: Path) -> list[Path]:
@@ -109,7 +111,7 @@ def test_a_cache_with_wrong_values_is_as_good_as_none(tmp_path: Path, models: Mo
     (entry,) = entries(tmp_path)
     content = json.loads(entry.read_text())
 
-    for key, value in (("blocks", "many"), ("identity", {"files": []}), ("tensor_bytes", None)):
+    for key, value in (("blocks", "many"), ("identity", {"files": []}), ("n_nextn", None)):
         entry.write_text(json.dumps({**content, "facts": {**content["facts"], key: value}}))
         assert models.read_facts(path) == facts
 
@@ -190,7 +192,7 @@ def test_all_parts_are_read_whichever_is_given(tmp_path: Path, models: ModelFile
     by_part = [models.read_facts(path) for path in paths]
 
     assert by_part[0] == by_part[1] == by_part[2]
-    assert by_part[0].n_tensors == 3
+    assert len(by_part[0].blocks) == 3
     assert [file.path for file in by_part[0].identity.files] == paths
     assert len(entries(tmp_path)) == 1
 
@@ -214,24 +216,12 @@ def test_names_that_only_look_like_parts_stand_alone() -> None:
         assert parts_of(Path(name)) == (Path(name),)
 
 
-def test_the_content_hash_is_over_every_byte_and_remembered(
-    tmp_path: Path, models: ModelFiles
-) -> None:
-    path = made(tmp_path / "a.gguf")
-    expected = hashlib.sha256(path.read_bytes()).hexdigest()
-
-    assert models.content_sha256(path) == expected
-    (entry,) = entries(tmp_path)
-    entry.write_text(entry.read_text().replace(expected, "ab" * 32))
-    assert models.content_sha256(path) == "ab" * 32
-
-
 def test_a_model_is_found_by_name_whatever_the_case(tmp_path: Path, models: ModelFiles) -> None:
     path = made(tmp_path / "models" / "deep" / "Qwen3.6-27B-Q4_K_M.gguf")
     made(tmp_path / "models" / "other.gguf")
 
     for name in ("qwen3.6-27b-q4_k_m.gguf", "*27B*", "deep/qwen*.GGUF"):
-        assert find_model([tmp_path / "models"], ModelQuery(file_name=name), models) == path
+        assert only([tmp_path / "models"], name, models) == path
 
 
 def test_a_split_model_is_found_once_by_its_plain_name(tmp_path: Path, models: ModelFiles) -> None:
@@ -241,9 +231,9 @@ def test_a_split_model_is_found_once_by_its_plain_name(tmp_path: Path, models: M
         part(folder / f"big-0000{n + 1}-of-00003.gguf", n, 3)
 
     for name in ("big.gguf", "BIG*", "big-00001-of-00003.gguf", None):
-        found = find_models([folder], ModelQuery(file_name=name), models)
+        found = find_models([folder], models, file_name=name)
         assert [path.name for path in found.paths] == ["big-00001-of-00003.gguf"]
-    assert find_model([folder], ModelQuery(file_name="big-00002-of-00003.gguf"), models).exists()
+    assert only([folder], "big-00002-of-00003.gguf", models).exists()
 
 
 def test_a_model_is_found_by_what_its_header_says(tmp_path: Path, models: ModelFiles) -> None:
@@ -253,7 +243,7 @@ def test_a_model_is_found_by_what_its_header_says(tmp_path: Path, models: ModelF
     wanted = made(folder / "c.gguf", "qwen35", mtp=True)
     (folder / "broken.gguf").write_bytes(b"GGUF")
 
-    found = find_models([folder], ModelQuery(architecture="qwen35", needs_mtp=True), models)
+    found = find_models([folder], models, needs_mtp=True)
 
     assert found.paths == (wanted,)
     assert len(found.problems) == 1
@@ -268,19 +258,19 @@ def test_links_that_lead_back_do_not_make_the_search_endless(
     (folder / "sub" / "back").symlink_to(folder)
     (folder / "self.gguf").symlink_to(folder / "self.gguf")
 
-    found = find_models([folder, folder / "sub"], ModelQuery(), models)
+    found = find_models([folder, folder / "sub"], models)
 
     assert found.paths == (path,)
-    assert found.is_complete
+    assert found.problems == ()
 
 
-def test_a_search_too_deep_says_that_it_is_not_complete(tmp_path: Path, models: ModelFiles) -> None:
+def test_a_search_says_which_folders_were_too_deep(tmp_path: Path, models: ModelFiles) -> None:
     made(tmp_path / Path(*["d"] * 12) / "a.gguf")
 
-    found = find_models([tmp_path], ModelQuery(), models)
+    found = find_models([tmp_path], models)
 
     assert found.paths == ()
-    assert not found.is_complete
+    assert "more than 8 folders deep" in found.problems[0]
 
 
 def test_none_and_several_are_errors_that_say_where_and_which(
@@ -291,11 +281,11 @@ def test_none_and_several_are_errors_that_say_where_and_which(
     made(folder / "a2.gguf")
 
     with pytest.raises(ModelFileError, match=r"cannot find a file `b\*`") as none:
-        find_model([folder], ModelQuery(file_name="b*"), models)
+        only([folder], "b*", models)
     with pytest.raises(ModelFileError, match=r"found 2 files for a file `a\*`") as several:
-        find_model([folder], ModelQuery(file_name="a*"), models)
+        only([folder], "a*", models)
     with pytest.raises(ModelFileError) as nowhere:
-        find_model([], ModelQuery(file_name="b*"), models)
+        only([], "b*", models)
 
     assert str(folder) in (none.value.cause or "")
     assert "a1.gguf" in (several.value.cause or "")
@@ -303,7 +293,7 @@ def test_none_and_several_are_errors_that_say_where_and_which(
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, models: ModelFiles) -> None:
-    found = find_models([tmp_path / "gone"], ModelQuery(), models)
+    found = find_models([tmp_path / "gone"], models)
 
     assert found.paths == ()
     assert "gone" in found.problems[0]
@@ -313,4 +303,17 @@ def test_projectors_are_no_models(tmp_path: Path, models: ModelFiles) -> None:
     made(tmp_path / "m" / "mmproj-a.gguf")
     wanted = made(tmp_path / "m" / "a.gguf")
 
-    assert find_models([tmp_path / "m"], ModelQuery(), models).paths == (wanted,)
+    assert find_models([tmp_path / "m"], models).paths == (wanted,)
+
+
+def test_nothing_is_told_of_the_content_of_what_is_no_model(
+    tmp_path: Path, models: ModelFiles
+) -> None:
+    """Whoever may ask for a plan may name any file that root can read."""
+    path = tmp_path / "secret"
+    path.write_text("root:hash" * 100)
+
+    with pytest.raises(ModelFileError) as caught:
+        models.read_facts(path)
+
+    assert "root" not in str(vars(caught.value)).replace(str(path), "")

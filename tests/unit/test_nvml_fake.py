@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.gpu import GpuReaderContract
 from tests.support.fake_gpu import FakeGpuReader
-from tunerd.core.host import Gpu
+from tunerd.machine.facts import Gpu
 
 
 class FakeWorld:

@@ -7,22 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tunerd.core.bench.composing import Route, body_of
-from tunerd.core.bench.findings import SERVING, ArmData, findings
-from tunerd.core.bench.prompts import Prompt
-from tunerd.core.bench.quality import Quality
-from tunerd.core.bench.reading import Answer, ToolCall
-from tunerd.core.bench.request import Plan, Request, Suite
-from tunerd.core.bench.suites import quality
-from tunerd.core.compare import Standing
-from tunerd.core.compare.advice import NOT_RECOMMENDED, advise
-from tunerd.core.output_changes import (
-    Answering,
-    OutputChange,
-    Reach,
-    changes_sampling,
-    output_changes,
-)
+from tunerd.engine.flags import Answering, OutputChange, Reach, changes_sampling, output_changes
+from tunerd.measure.answer import Answer, ToolCall
+from tunerd.measure.findings import SERVING, ArmData, Quality, findings
+from tunerd.measure.pairs import NOT_RECOMMENDED, Standing, advise
+from tunerd.measure.request import Plan, Prompt, Request, Route, Suite, body_of, quality_plan
 
 ARGV = ("/bin/server", "--model", "m.gguf", "--port", "8080", "--cache-type-k", "q8_0", "--jinja",
         "--threads", "4", "--temp", "0.6", "--reasoning-budget", "-1")  # fmt: skip
@@ -95,9 +84,9 @@ def test_settings_of_sampling_are_asked_about_by_the_servers_own_sampling_too() 
     def own(requests: list[Request]) -> list[bool]:
         return [one.has_own_sampling for one in requests]
 
-    assert sum(own(list(quality(1, repeats=1, with_own_sampling=True).requests))) == 3
-    assert not any(own(list(quality(1, repeats=1).requests)))
-    assert {one.suite for one in quality(1, repeats=1).requests} == {Suite.QUALITY}
+    assert sum(own(list(quality_plan(1, repeats=1, with_own_sampling=True).requests))) == 3
+    assert not any(own(list(quality_plan(1, repeats=1).requests)))
+    assert {one.suite for one in quality_plan(1, repeats=1).requests} == {Suite.QUALITY}
 
 
 def test_by_its_own_sampling_a_server_is_told_no_temperature() -> None:
@@ -105,7 +94,7 @@ def test_by_its_own_sampling_a_server_is_told_no_temperature() -> None:
     exact, own = (
         body_of(one, prompt, Route.CHAT)
         for one in sorted(
-            quality(1, repeats=1, with_own_sampling=True).requests,
+            quality_plan(1, repeats=1, with_own_sampling=True).requests,
             key=lambda request: request.has_own_sampling,
         )[::5]
     )
@@ -162,7 +151,7 @@ def arm(name: str, plan: Plan, text: str, own_text: str | None = None) -> ArmDat
 
 
 def test_speculation_is_judged_exactly_and_what_serves_by_its_own_sampling_too() -> None:
-    plan = quality(1, repeats=1, with_own_sampling=True)
+    plan = quality_plan(1, repeats=1, with_own_sampling=True)
     on = arm("on", plan, "Fe")
     found = findings(plan, [on, arm("off", plan, "Fe", "Iron"), arm(SERVING, plan, "Fe", "Iron")])
 
@@ -173,7 +162,7 @@ def test_speculation_is_judged_exactly_and_what_serves_by_its_own_sampling_too()
 
 
 def test_a_profile_without_speculation_is_judged_against_what_serves_alone() -> None:
-    plan = quality(1, repeats=1)
+    plan = quality_plan(1, repeats=1)
     found = findings(plan, [arm("mine", plan, "Fe"), arm(SERVING, plan, "Fe")]).payload
 
     assert found["quality"] is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tunerd.core.own_requests import of_others
-from tunerd.core.request_log import LoggedRequest
-from tunerd.core.sample import Timings
+from tunerd.engine.log import LoggedRequest
+from tunerd.measure.answer import Timings
+from tunerd.measure.trust import of_others
 
 REQUEST = LoggedRequest(
     prompt_n=812,

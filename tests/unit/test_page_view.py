@@ -9,17 +9,24 @@ import pytest
 
 from tests.support.fake_gpu import a_card
 from tests.support.readings import a_reading, served
-from tunerd.core.telemetry.reading import gpu_now
-from tunerd.web.page_view import diff_lines, health_of, overview
-from tunerd.web.page_watched import cards_table
-from tunerd.web.report_sweep import sweep_section
+from tunerd.watch.figures import gpu_now
+from tunerd.web.charts import Lines, draw, in_words
+from tunerd.web.page_view import cards_table, diff_lines, health_of, overview
+from tunerd.web.report import sweep_section
+from tunerd.web.view import Chart
+
+
+def drawn(chart: Chart) -> list[list[float | None]]:
+    assert isinstance(chart.plot, Lines)
+    return [[point.y for point in line.points] for line in chart.plot.lines]
+
 
 WELL: dict[str, Any] = {
     "unit": "llama-server.service", "exists": True, "active": "active", "sub_state": "running",
     "since_s": 1.0, "restarts": 0, "enabled": True, "health": "ready", "healthy": True,
     "address": "http://127.0.0.1:8080", "alias": "qwen", "generation": 3, "profile": "mine",
     "engine": "ik", "last_swap": None, "change_under_way": False, "measurement": None, "vram": [],
-    "drift": [], "messages": [],
+    "drift": [], "messages": [], "mode": "system", "outcome": "serving",
 }  # fmt: skip
 DRIFT = {"code": "unit-changed", "text": "the unit was edited", "hint": "tunerd verify"}
 
@@ -55,7 +62,7 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
     made = overview(WELL | {"vram": [card], "since_s": None}, {"readings": []}, {"points": []})
 
     assert [figure.value for figure in made.figures] == ["not seen", "not seen", "unknown"]
-    assert dict(made.facts)["Since"] is None
+    assert "since" not in (dict(made.facts)["unit"] or "")
     assert made.charts == ()
 
 
@@ -81,9 +88,9 @@ def test_idle_stretches_are_gaps_in_a_chart_and_said_so() -> None:
     made = overview(WELL, {"readings": []}, {"points": points, "gpus": [], "events": []})
 
     chart = made.charts[0]
-    assert chart.figure["data"][0]["y"] == [50.0, None, 50.0]
+    assert drawn(chart) == [[50.0, None, 50.0]]
     assert chart.note == "Gaps: the server was idle or away."
-    assert "50.0 to 50.0 tok/s" in chart.alternative
+    assert "Generation 50.0 tok/s" in in_words(chart.plot, chart.title)
     assert [one.name for one in made.charts] == ["speed"]
 
 
@@ -103,16 +110,13 @@ def test_the_last_hour_is_shown_look_by_look_behind_the_minutes_that_were_kept()
     cards = [{"begin_s": begin_s, "index": 0, "used_mib": 1024, "others_mib": None}]
     telemetry = {"points": points, "gpus": cards, "events": []}
 
-    speed = overview(WELL, readings, telemetry, 1.0).charts[0].figure["data"][0]
-    assert speed["y"] == [50.0, 50.0, 25.0, 25.0, 25.0], (
-        "a minute that looks cover is not shown twice"
-    )
+    (speed,) = drawn(overview(WELL, readings, telemetry, 1.0).charts[0])
+    assert speed == [50.0, 50.0, 25.0, 25.0, 25.0], "a minute that looks cover is not shown twice"
     vram = overview(WELL, readings, telemetry, 1.0).charts[-1]
-    assert vram.figure["data"][0]["y"] == [1.0, None, 7.8125, 7.8125, 7.8125]
+    assert drawn(vram)[0] == [1.0, None, 7.8125, 7.8125, 7.8125]
     assert vram.note is not None
 
-    days = overview(WELL, readings, telemetry, 24.0).charts[0].figure["data"][0]
-    assert days["y"] == [50.0] * 4
+    assert drawn(overview(WELL, readings, telemetry, 24.0).charts[0]) == [[50.0] * 4]
 
 
 def test_a_table_of_many_stretches_says_that_it_leaves_some_out() -> None:
@@ -152,8 +156,8 @@ def test_the_margin_at_which_memory_ran_out_is_marked_and_said() -> None:
     }  # fmt: skip
     (chart,) = sweep_section(7, page, {}).charts
 
-    left, out = chart.figure["data"]
-    assert (left["x"], left["y"]) == ([1664], [90])
-    assert out["x"] == [1536]
-    assert "out of memory at 1536 MiB" in chart.alternative
-    assert "1664 MiB" in chart.alternative
+    assert isinstance(chart.plot, Lines)
+    left, out = ([(point.x, point.y) for point in line.points] for line in chart.plot.lines)
+    assert (left, out) == ([(1664, 90)], [(1536, 0)])
+    assert "1,536: out of memory" in draw(chart.plot, chart.title)
+    assert "out of memory at 1,536" in in_words(chart.plot, chart.title)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.core.host import Mode
-from tunerd.core.paths import paths_for
+from tunerd.paths import paths_for
+from tunerd.words import Mode
 
 HOME = {"HOME": "/home/me"}
 

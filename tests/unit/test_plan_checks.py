@@ -11,13 +11,13 @@ import pytest
 
 from tests.support.builders import capabilities_of
 from tests.support.profiles import context, profile_of
-from tunerd.core.cmdline import CommandLine, render
-from tunerd.core.designed import SHAPES, design
-from tunerd.core.engine import Effect, Engine, OffloadDevice, Proof
-from tunerd.core.host import Cpu, Gpu, Host, HostMemory, Mode
-from tunerd.core.live import LiveUnit, Serving, read_live
-from tunerd.core.model import ModelFacts
-from tunerd.core.plan import (
+from tunerd.engine.commandline import CommandLine, render
+from tunerd.engine.help import Effect, Engine, OffloadDevice, Proof
+from tunerd.machine.facts import Cpu, Gpu, Host, HostMemory
+from tunerd.machine.files import Files
+from tunerd.model.facts import ModelFacts
+from tunerd.model.files import ModelFiles
+from tunerd.production.checks import (
     UserFacts,
     check_live,
     check_machine,
@@ -29,13 +29,12 @@ from tunerd.core.plan import (
     explain,
     serving_after,
 )
-from tunerd.core.quantity import MiB
-from tunerd.core.resolve import Resolved
-from tunerd.core.result import Level, Message
-from tunerd.core.unit_diff import unified_diff
-from tunerd.system.designed_file import write
-from tunerd.system.files import Files
-from tunerd.system.model_files import ModelFiles
+from tunerd.profile.layers import Resolved
+from tunerd.result import Level, Message
+from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.units.live import LiveUnit, Serving, read_live
+from tunerd.units.text import unified_diff
+from tunerd.words import MiB, Mode
 
 CARD = Gpu(
     index=0, name="NVIDIA GeForce RTX 3090 Ti", uuid=None, total_mib=MiB(24564), used_mib=None,
@@ -75,7 +74,7 @@ def machine(host: Host = HOST, devices: tuple[OffloadDevice, ...] = (), **match:
 
 
 def test_the_card_that_the_profile_names_is_right() -> None:
-    assert machine(gpu="*RTX 3090*", vram_min_mib=23000) == []
+    assert machine(gpu="*RTX 3090*", vram_min_mib=23000, vram_max_mib=25000) == []
     assert machine(gpu="*rtx 3090 ti*") == []
     assert machine() == []
 
@@ -83,6 +82,7 @@ def test_the_card_that_the_profile_names_is_right() -> None:
 def test_another_card_and_a_smaller_one_are_warned_about() -> None:
     assert machine(gpu="*RTX 4070 SUPER*") == [("warning", "other-gpu")]
     assert machine(gpu="*RTX 3090*", vram_min_mib=30000) == [("warning", "small-gpu")]
+    assert machine(gpu="*RTX 3090*", vram_max_mib=13000) == [("warning", "large-gpu")]
     unknown = replace(HOST, gpus=(replace(CARD, total_mib=None),))
     assert machine(unknown, gpu="*RTX 3090*", vram_min_mib=30000) == []
 
@@ -169,6 +169,14 @@ def test_physical_cores_must_be_known() -> None:
     assert codes(check_values(profile(serving__threads=99), blind)) == []
 
 
+@pytest.mark.parametrize("host", ["/run/llama.sock", "127.0.0.1, llama.sock"])
+def test_a_unix_socket_is_refused_before_anything_stops(host: str) -> None:
+    (refused,) = check_values(profile(serving__host=host), HOST)
+
+    assert (refused.level, refused.code) == (Level.ERROR, "unix-socket")
+    assert "127.0.0.1" in (refused.hint or "")
+
+
 @pytest.mark.parametrize(
     ("host", "is_open"),
     [
@@ -177,7 +185,6 @@ def test_physical_cores_must_be_known() -> None:
         ("::1", False),
         ("localhost", False),
         ("127.0.0.1, ::1", False),
-        ("/run/llama.sock", False),
         ("default", False),
         ("0.0.0.0", True),  # noqa: S104
         ("::", True),

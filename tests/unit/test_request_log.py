@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.core.request_log import predicted_total, read_requests
+from tunerd.engine.log import read_requests
 
 LOGS = Path(__file__).parent / "data" / "requests"
 MAINLINE = ("mainline-2026-05-16", "mainline-2026-08-18", "mainline-2026-08-18-lv4")
@@ -95,6 +95,15 @@ def test_the_log_covers_the_time_between_first_and_last_line_of_each_life() -> N
     assert read_requests(["eval time = 3 ms / 3 tokens"]).covered_s is None
 
 
+def test_lives_of_both_families_in_one_log_are_added_up_each_by_its_own_clock() -> None:
+    ik = lines_of(IK[1])
+    later = [line.replace("timestamp=17", "timestamp=18") for line in ik]
+    alone_s = [read_requests(lines).covered_s or 0.0 for lines in (lines_of(MAINLINE[0]), ik)]
+    together = [*lines_of(MAINLINE[0]), *ik, *lines_of(MAINLINE[0]), *later]
+    assert alone_s[0] + alone_s[1] < 60
+    assert read_requests(together).covered_s == pytest.approx(2 * sum(alone_s))
+
+
 @pytest.mark.parametrize("name", [*MAINLINE, *IK])
 @given(seed=st.integers(0, 2**32))
 def test_lost_lines_lose_requests_and_invent_none(name: str, seed: int) -> None:
@@ -108,9 +117,3 @@ def test_lost_lines_lose_requests_and_invent_none(name: str, seed: int) -> None:
             (other.prompt_n, other.predicted_n) == (one.prompt_n, one.predicted_n) for other in same
         )
         assert one.cached_n in {None, *(other.cached_n for other in same)}
-
-
-def test_the_servers_own_count_of_tokens_is_read_from_its_metrics() -> None:
-    text = "# TYPE llamacpp:tokens_predicted_total counter\nllamacpp:tokens_predicted_total 1234\n"
-    assert predicted_total(text) == 1234
-    assert predicted_total("llamacpp:prompt_tokens_total 5\n") is None

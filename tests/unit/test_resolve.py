@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import resolved, shipped_sources
-from tunerd.core.defaults import default_layer
-from tunerd.core.profile_check import Problem, nest
-from tunerd.core.resolve import Layer, LayerFile, Resolved, parse_set, resolve, set_layer
+from tunerd.profile.layers import (
+    Layer,
+    LayerFile,
+    Resolved,
+    default_layer,
+    parse_set,
+    resolve,
+    set_layer,
+)
+from tunerd.profile.schema import nest
+from tunerd.words import Problem
 
 FILES = [Layer.TUNERD, Layer.SHIPPED, Layer.SITE, Layer.TUNED]
 

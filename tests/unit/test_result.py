@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tunerd.core.result import SCHEMA, ActionResult, Level, error, note, warning
+from tunerd.result import SCHEMA, ActionResult, Level, error, note, warning
 
 
 def test_the_envelope_holds_what_scripts_rely_on() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.bench_samples import sample, timings
-from tunerd.core.sample import Mark, Timings
+from tunerd.measure.answer import Mark, Timings
 
 
 def test_decode_speed_leaves_out_the_first_token_which_the_time_does_not_cover() -> None:
@@ -21,17 +21,10 @@ def test_each_step_yields_its_accepted_drafts_and_one_token_more() -> None:
     found = timings(predicted_n=40, draft_n=61, draft_n_accepted=17, predicted_ms=440.0)
 
     assert found.steps == 22
-    assert found.tokens_per_step == pytest.approx(39 / 22)
     assert found.step_ms == pytest.approx(20.0)
 
 
-def test_without_drafts_each_step_is_one_token() -> None:
-    assert timings(predicted_n=11).tokens_per_step == 1
-
-
-@pytest.mark.parametrize(
-    "figure", ["decode_tok_s", "prompt_tok_s", "steps", "tokens_per_step", "step_ms"]
-)
+@pytest.mark.parametrize("figure", ["decode_tok_s", "prompt_tok_s", "steps", "step_ms"])
 def test_a_figure_that_a_server_did_not_report_is_none(figure: str) -> None:
     assert getattr(Timings(), figure) is None
 
@@ -39,7 +32,7 @@ def test_a_figure_that_a_server_did_not_report_is_none(figure: str) -> None:
 def test_one_token_has_no_speed() -> None:
     one = timings(predicted_n=1, predicted_ms=0.001)
 
-    assert (one.decode_tok_s, one.steps, one.tokens_per_step, one.step_ms) == (None, 0, None, None)
+    assert (one.decode_tok_s, one.steps, one.step_ms) == (None, 0, None)
 
 
 def test_zero_milliseconds_give_no_speed() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from tests.contracts.clock import ClockContract
 from tests.contracts.lease import LeaseContract
-from tests.contracts.service_manager import UNIT, ServiceManagerContract
+from tests.contracts.service_manager import UNIT, SystemdContract
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.toy_program import toy_program
-from tunerd.core.local_outcome import Ending
 from tunerd.errors import ServiceError
-from tunerd.system.clock import SystemClock
+from tunerd.machine.clock import SystemClock
+from tunerd.tryout.local_service import Ending
 
 TOY = "/usr/bin/toy"
 
@@ -34,7 +34,7 @@ def toy() -> str:
     return TOY
 
 
-class TestFakeServiceManager(ServiceManagerContract):
+class TestFakeServiceManager(SystemdContract):
     @pytest.fixture
     def kill_main(self, manager: FakeServiceManager) -> Callable[[int], None]:
         return lambda number: manager.end_main(UNIT, Ending(signal=number))

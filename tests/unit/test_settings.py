@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.core.paths import Paths
 from tunerd.errors import ConfigError
-from tunerd.settings_sources import load_settings, sources_of
+from tunerd.paths import Paths
+from tunerd.settings import (
+    GuardSettings,
+    ModelSettings,
+    Settings,
+    load_settings,
+    settings_or_last_good,
+    sources_of,
+)
 
 
 @pytest.fixture
@@ -54,6 +61,30 @@ def test_only_the_environment_of_the_call_counts(
     monkeypatch.setenv("TUNERD_SERVICE__UNIT", "mine.service")
     assert load_settings(paths, {}).service.unit == "llama-server.service"
     assert load_settings(paths, dict(os.environ)).service.unit == "mine.service"
+
+
+def test_where_settings_are_wrong_the_last_good_ones_hold_else_careful_defaults(
+    paths: Paths,
+) -> None:
+    write(paths, "[guards]\nhang = 'sometimes'\n")
+    settings, problem = settings_or_last_good(paths, {})
+    assert problem is not None
+    assert "guards.hang" in problem
+    assert "the defaults hold" in problem
+    assert settings.guards.hang == settings.guards.oom == "advise"
+
+    paths.last_settings.parent.mkdir(parents=True, exist_ok=True)
+    for broken in (b"", b"\xff", b"[]", b'{"guards": {"hang": "never"}}', b"[" * 100_000):
+        paths.last_settings.write_bytes(broken)
+        assert settings_or_last_good(paths, {})[0] == settings
+    good = Settings(guards=GuardSettings(hang="off"), models=ModelSettings(dirs=(Path("/m"),)))
+    paths.last_settings.write_text(good.model_dump_json())
+    settings, problem = settings_or_last_good(paths, {"TUNERD_BACKUPS__KEEP": "3"})
+    assert settings == good, "nothing is mixed"
+    assert "those of before hold" in (problem or "")
+
+    write(paths, "")
+    assert settings_or_last_good(paths, {}) == (Settings(), None)
 
 
 def test_all_mistakes_are_reported_at_once_each_with_its_place(paths: Paths) -> None:

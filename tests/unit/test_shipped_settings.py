@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tunerd.core.host import Mode
-from tunerd.core.paths import paths_for
-from tunerd.settings_sources import load_settings
+from tunerd.paths import paths_for
+from tunerd.settings import load_settings
+from tunerd.words import Mode
 
 SHIPPED = Path(__file__).parents[2] / "units" / "tunerd.toml"
 

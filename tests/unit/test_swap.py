@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunerd.core.swap import (
-    RecordError,
+from tunerd.production.records import (
+    SCHEMA,
     Recovery,
     SwapRecord,
     decide_recovery,
     record_from_json,
-    sha256,
 )
+from tunerd.records import Unreadable, plain
+from tunerd.words import sha256
 
 RECORD = SwapRecord(
     unit="llama-server.service",
@@ -33,16 +34,17 @@ RECORD = SwapRecord(
     was_healthy=True,
     was_enabled=None,
     old_invocation="abc",
+    link_to="/opt/units/llama-server.service",
 )
 
 
 def test_a_record_survives_the_disk() -> None:
-    assert record_from_json(json.loads(json.dumps(RECORD.to_json()))) == RECORD
+    assert record_from_json(json.loads(json.dumps(plain(RECORD, schema=SCHEMA)))) == RECORD
 
 
 def test_a_first_deployment_has_no_backup() -> None:
     first = replace(RECORD, old_sha256=None, backup=None)
-    assert record_from_json(first.to_json()) == first
+    assert record_from_json(plain(first, schema=SCHEMA)) == first
 
 
 @pytest.mark.parametrize(
@@ -50,35 +52,41 @@ def test_a_first_deployment_has_no_backup() -> None:
     [
         {"schema": 2},
         {"schema": None},
-        {"generation": "7"},
+        {"generation": "seven"},
         {"unit": None},
-        {"was_active": 1},
+        {"was_active": 3},
         {"started_s": "now"},
         {"old_sha256": 5},
         {"backup": None},
     ],
 )
 def test_a_record_that_is_none_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(RecordError):
-        record_from_json({**RECORD.to_json(), **change})
+    with pytest.raises(Unreadable):
+        record_from_json({**plain(RECORD, schema=SCHEMA), **change})
 
 
-@pytest.mark.parametrize("field", [name for name in RECORD.to_json() if name != "schema"])
+@pytest.mark.parametrize("field", sorted({*plain(RECORD, schema=SCHEMA)} - {"schema", "link_to"}))
 def test_a_record_without_a_field_is_refused(field: str) -> None:
-    data = RECORD.to_json()
+    data = plain(RECORD, schema=SCHEMA)
     del data[field]
-    with pytest.raises(RecordError, match=field):
+    with pytest.raises(Unreadable, match=field):
         record_from_json(data)
 
 
 @pytest.mark.parametrize("data", [None, [], "x", 5, {}, {"schema": 1}])
 def test_any_other_json_is_refused(data: object) -> None:
-    with pytest.raises(RecordError):
+    with pytest.raises(Unreadable):
         record_from_json(data)
 
 
+def test_a_record_of_an_earlier_version_says_nothing_of_a_link() -> None:
+    data = plain(RECORD, schema=SCHEMA)
+    del data["link_to"]
+    assert record_from_json(data) == replace(RECORD, link_to=None)
+
+
 def test_a_field_of_a_later_version_is_no_obstacle() -> None:
-    assert record_from_json({**RECORD.to_json(), "more": 1}) == RECORD
+    assert record_from_json({**plain(RECORD, schema=SCHEMA), "more": 1}) == RECORD
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault.fuse import Fuse, Kind, Step
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, World, a_world
+from tests.fault.world import BROKEN, UNIT, World, a_world
 from tests.support.fakes import Invocation, Life
-from tunerd.actions.recover import recover
-from tunerd.core.local_outcome import Ending
-from tunerd.core.progress import Progress
-from tunerd.errors import RolledBack, Stranded
+from tunerd.engine.server import Address
+from tunerd.errors import RolledBack, ServiceError, Stranded
+from tunerd.machine.proc import boot_id
+from tunerd.production.measurement import write_measurement
+from tunerd.production.records import SCHEMA, SwapRecord
+from tunerd.production.recover import recover
+from tunerd.production.swap import swap
+from tunerd.records import plain
+from tunerd.result import Progress
+from tunerd.tryout.local_service import Ending
+from tunerd.units.manager import LeaseRecord
+from tunerd.words import sha256
 
 OLD = "/bin/cat"
+NO_PORT = b"[Service]\nType=exec\nExecStart=/bin/true --alias old\n[Install]\nWantedBy=multi-user.target\n"
+NOBODYS_PID = 2**22 + 1  # the kernel gives none so high, so nobody can look into it
 
 
 @pytest.fixture
@@ -110,3 +121,127 @@ def test_a_port_on_which_somebody_listens_is_not_waited_for(world: World) -> Non
     taken[0].close()
     assert "port taken" in (caught.value.cause or "")
     assert world.clock.monotonic_s() - began_s < 30
+
+
+def test_a_server_that_says_it_was_stopped_and_ends_well_is_no_stop_by_somebody(
+    world: World,
+) -> None:
+    deploy(world.context(), world, "old")
+    words = ("Stopping", "Stopping server...", f"{UNIT}: Stopping", "Stopping llama-server...")
+    liar = Life(prints=words, ends_after_s=0.5)
+    world.manager.programs[BROKEN] = lambda _: liar
+
+    with pytest.raises(RolledBack) as caught:
+        deploy(world.context(), world, "new", program=BROKEN)
+
+    assert world.serving_alias() == "old"
+    assert "serves again" in (caught.value.state or "")
+
+
+def test_who_stops_the_new_server_while_it_starts_does_not_see_the_old_one_start(
+    world: World,
+) -> None:
+    deploy(world.context(), world, "old")
+    world.manager.programs[BROKEN] = lambda _: Life()
+
+    def stop(progress: Progress) -> None:
+        if progress.text == "waiting for the model":
+            world.manager.stop(UNIT)
+
+    with pytest.raises(RolledBack, match="stopped by somebody else") as caught:
+        deploy(replace(world.context(), progress=stop), world, "new", program=BROKEN)
+
+    assert "as somebody asked" in (caught.value.state or "")
+    assert world.serving_alias() is None
+    assert world.standing == world.text("old")
+
+
+def test_the_old_server_starts_before_anybody_looks_for_the_cause(world: World) -> None:
+    deploy(world.context(), world, "old")
+    serve = world.manager.programs["/bin/true"]
+    ended_s: list[float] = []
+    began_s: list[float] = []
+
+    def begin(invocation: Invocation) -> Life:
+        began_s.append(world.clock.monotonic_s())
+        return serve(invocation)
+
+    def end() -> None:
+        ended_s.append(world.clock.monotonic_s())
+
+    world.manager.programs["/bin/true"] = begin
+    world.manager.programs[BROKEN] = lambda _: Life(
+        prints=("it says nothing that helps",), ends_after_s=0.5, ending=Ending(code=1), on_end=end
+    )
+    fuse = Fuse()
+    with pytest.raises(RolledBack) as caught:
+        deploy(world.context(fuse, asks=True), world, "new", program=BROKEN)
+
+    (back_s,) = [at_s for at_s in began_s if at_s >= ended_s[0]]
+    assert back_s - ended_s[0] < 0.2, "late last words are waited for when it serves again"
+    assert "nothing that helps" in (caught.value.cause or "")
+    said = [step.text for step in fuse.steps]
+    last_start = max(at for at, text in enumerate(said) if text == "restart")
+    assert "log" in said[last_start:]
+
+
+def _interrupted(world: World, *, old_invocation: str | None) -> None:
+    """A swap over the unit that stands was cut short before it touched anything."""
+    backup = f"{UNIT}.pre-x"
+    (world.paths.unit_dir / backup).write_bytes(world.standing or b"")
+    record = SwapRecord(
+        unit=UNIT, unit_path=str(world.unit_path), generation=1, reason="apply",
+        old_sha256=sha256(world.standing), new_sha256="0" * 64, backup=backup,
+        boot_id=boot_id() or "unknown", started_s=1.0, was_active=True, was_healthy=True,
+        was_enabled=True, old_invocation=old_invocation,
+    )  # fmt: skip
+    ctx = world.context()
+    ctx.files.make_folder(world.paths.journal_dir)
+    ctx.files.write_json(world.paths.journal_dir / f"{UNIT}.json", plain(record, schema=SCHEMA))
+
+
+@pytest.mark.parametrize("is_untouched", [True, False])
+def test_a_server_that_nobody_can_ask_is_told_as_unknown_and_not_restarted_again_and_again(
+    world: World, *, is_untouched: bool
+) -> None:
+    world.manager.pid = NOBODYS_PID
+    world.put(NO_PORT)
+    before = world.manager.state(UNIT).invocation_id
+    _interrupted(world, old_invocation=before if is_untouched else "another")
+
+    payload = recover(world.context()).payload
+
+    assert payload["serving"] is None
+    assert "cannot be seen" in str(payload["text"])
+    assert (world.manager.state(UNIT).invocation_id == before) is is_untouched
+    assert world.leftovers() == [], "nothing is left to be tried again"
+
+
+def test_what_a_measurement_owes_keeps_no_interrupted_swap_half_way(world: World) -> None:
+    world.put(world.text("old"))
+    _interrupted(world, old_invocation=world.manager.state(UNIT).invocation_id)
+    world.manager.stop(UNIT)
+    owed = LeaseRecord("1234abcd", UNIT, "bench x", 1, 0.0, 1.0, restores=True, is_owed=True)
+    write_measurement(world.context(), owed)
+
+    def refuse(step: Step) -> None:
+        if step.text == "start":
+            raise ServiceError("it does not start")
+
+    with pytest.raises(ServiceError, match="does not start"):
+        recover(world.context(Fuse(0, refuse, until=9999, of=Kind.UNITS)))
+
+    assert world.serving_alias() == "old"
+    assert world.leftovers() == []
+
+
+def test_a_server_that_wants_a_key_which_nobody_may_tell_it_serves(world: World) -> None:
+    text = world.text("keyed").replace(b"--alias", b"--api-key secret --alias")
+    request = world.request(text, alias="keyed")
+    ctx = world.context()
+
+    with pytest.raises(RolledBack, match="garbage"):
+        swap(ctx, replace(request, address=Address("127.0.0.1", world.port, "wrong")))
+    swap(ctx, request)
+
+    assert world.manager.state(UNIT).is_active

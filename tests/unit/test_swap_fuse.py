@@ -15,15 +15,15 @@ import pytest
 from tests.fault.fuse import Fuse, Kind, Life, Step, ctrl_c, full_disk
 from tests.fault.scenarios import SCENARIOS, Scenario
 from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
-from tunerd.actions.recover import recover
-from tunerd.core.generation import Outcome
 from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
-from tunerd.system.ports import free_port
+from tunerd.machine.net import free_port
+from tunerd.production.recover import recover
+from tunerd.units.generations import Outcome
 
 PORT = free_port()
 MOST = 400
 TRIES_ALL = os.environ.get("TUNERD_TEST_FAULTS") == "all"
-EDITED = b"# edited by hand\n[Service]\nExecStart=/bin/true --port 1 --alias edited\n"
+EDITED = b"# edited by hand\n[Service]\nExecStart=/bin/true --port 0 --alias edited\n"
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import pytest
 
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import UNIT, World, a_world
-from tunerd.actions.recover import recover
-from tunerd.actions.status import status
-from tunerd.cli.commands.status import render
-from tunerd.core.generation import Outcome
-from tunerd.core.progress import Progress
+from tunerd.cli.deploy import render_status
 from tunerd.errors import DeployError, NoSupervisor, RolledBack, ServiceError, Stranded
+from tunerd.production.recover import recover
+from tunerd.production.status import status
+from tunerd.result import Progress
+from tunerd.units.generations import Outcome
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_going_back_to_nothing_is_not_said_to_serve(world: World) -> None:
     assert world.verify() == 0
     told = status(world.context()).payload
     assert (told["exists"], told["outcome"]) == (False, "removed")
-    shown = "\n".join(render(told))
+    shown = "\n".join(render_status(told))
     assert "there is none" in shown
     assert "nothing to start" in shown
     assert "serving" not in shown

@@ -11,10 +11,10 @@ import pytest
 from tests.fault.fuse import Fuse, Kind, Life
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, World, a_world
-from tunerd.actions.rollback import rollback
-from tunerd.core.telemetry.history import Event
-from tunerd.daemon.swaps import Swaps
 from tunerd.errors import RolledBack
+from tunerd.production.rollback import rollback
+from tunerd.watch.daemon import Swaps
+from tunerd.watch.figures import Event
 
 
 @pytest.fixture
@@ -58,6 +58,8 @@ def test_a_swap_that_led_back_is_told_with_its_cause(world: World) -> None:
 def test_a_probation_that_takes_back_is_told_with_what_it_found(world: World) -> None:
     deploy(world.context(), world, "old")
     deploy(world.context(), world, "new")
+    with pytest.raises(RolledBack):  # which ends no probation
+        deploy(world.context(), world, "bad", program=BROKEN)
     swaps, told = watching(world)
     folder = world.paths.state_dir / "probation"
     folder.mkdir()

@@ -12,10 +12,11 @@ import pytest
 
 from benchmarks.simulator.box import SimulatedBox
 from benchmarks.simulator.tasks import Task, task
-from tunerd.core.sweep import Arm, Outcome, Preempted, Request, Sample, tune
-from tunerd.core.sweep.carried import Carried, carried
-from tunerd.core.sweep.verdict import challenge_alpha
-from tunerd.core.workload import RequestClass, Workload
+from tunerd.measure.pairs import challenge_alpha, class_ms
+from tunerd.profile.arm import Arm, Preempted, Request, Sample
+from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep.challenge import Carried, carried
+from tunerd.sweep.tuner import Outcome, tune
 
 HOUR_S = 3600.0
 INCUMBENT = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
@@ -62,12 +63,12 @@ def test_pairs_are_what_they_were_when_they_were_measured() -> None:
     found = only(pairs([1, 2], 1.1))
     assert found is not None
     assert (found.candidate, found.number, found.is_earlier) == (CANDIDATE, 1, False)
-    assert [(pair.number, pair.incumbent_first) for pair in found.pairs] == [(1, True), (2, False)]
+    assert [(pair.number, pair.first) for pair in found.pairs] == [(1, "A"), (2, "B")]
     for pair in found.pairs:
-        assert pair.incumbent_ms == pytest.approx((1100, 2200))
-        assert pair.candidate_ms == (1000, 2000)
-        assert pair.incumbent_prefill_ms == pytest.approx((275, 550))
-        assert pair.candidate_prefill_ms == (250, 500)
+        assert class_ms(pair.a) == pytest.approx((1100, 2200))
+        assert class_ms(pair.b) == (1000, 2000)
+        assert class_ms(pair.a, "prefill") == pytest.approx((275, 550))
+        assert class_ms(pair.b, "prefill") == (250, 500)
         assert pair.log_ratio == pytest.approx(np.log(1.1))
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tunerd.core.sweep import Box
+from tunerd.profile.arm import Box
 
 PAGE = Path(__file__).parents[2] / "docs/sweep.md"
 

@@ -12,18 +12,17 @@ import pytest
 from tests.fault.world import World, a_world
 from tests.support.fake_gpu import FakeGpuReader, a_card
 from tests.support.fakes import FakeClock
-from tunerd.actions.context import Context
-from tunerd.actions.lease import Held, hold
-from tunerd.actions.sweep_box import LeaseBox
-from tunerd.actions.sweep_hours import deadline_of, demand_open, demand_time
-from tunerd.actions.sweep_house import House
-from tunerd.actions.sweep_texts import SweepTexts
-from tunerd.core.host import Gpu, GpuProcess
-from tunerd.core.quantity import MiB
-from tunerd.core.sweep import Arm, Preempted
-from tunerd.core.window import Deadline
+from tunerd.app import Context
+from tunerd.calendar import Deadline
 from tunerd.errors import Busy, UsageError
+from tunerd.machine.facts import Gpu, GpuProcess
+from tunerd.production.lease import Held, hold
+from tunerd.profile.arm import Arm, Preempted
 from tunerd.settings import SweepSettings
+from tunerd.sweep.box import LeaseBox, SweepTexts
+from tunerd.sweep.house import House
+from tunerd.sweep.schedule import deadline_of, demand_open, demand_time
+from tunerd.words import MiB
 
 ARM = Arm("fake", "off", 0, 0.0, 0, "f16", 512, 2048, 1)
 HOT = replace(a_card(), throttle_reasons=("software thermal slowdown",), temperature_c=91)

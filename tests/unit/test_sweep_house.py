@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.support.fake_gpu import a_card
-from tunerd.core.host import POWER_CAP, Gpu, GpuProcess
-from tunerd.core.quantity import MiB
-from tunerd.core.sweep_house import crowd, disk, heat, neighbours
+from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
+from tunerd.sweep.house import crowd, disk, heat, neighbours
+from tunerd.words import MiB
 
 SERVER, TRAINING, DESKTOP = 100, 200, 300
 

@@ -11,13 +11,11 @@ import pytest
 
 from benchmarks.simulator.box import Truth
 from benchmarks.simulator.cards import CARDS
-from tunerd.core.sweep import Arm
-from tunerd.core.sweep.family_costs import Elsewhere, FamilyCosts
-from tunerd.core.sweep.grid import Variant
-from tunerd.core.sweep.memory_law import Free, fit_memory
-from tunerd.core.sweep.noise import USUAL, fit_noise
-from tunerd.core.sweep.plane import expected_improvement
-from tunerd.core.sweep.turn import Costs
+from tunerd.profile.arm import Arm
+from tunerd.sweep.costs import Elsewhere, FamilyCosts
+from tunerd.sweep.laws import USUAL, Costs, Free, fit_memory, fit_noise
+from tunerd.sweep.search import expected_improvement
+from tunerd.sweep.space import Variant
 
 ARM = Arm("ik", "mtp", 4, 0.75, 1024, "q8_0", 512, 2048, 8)
 HOME = Variant("q8_0", 2048, 8)

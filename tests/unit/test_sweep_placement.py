@@ -10,16 +10,24 @@ import pytest
 
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
-from tunerd.core.sweep import Arm, Family, Space, tune
-from tunerd.core.sweep.arm import Extra, as_arm
-from tunerd.core.sweep.family_costs import Elsewhere, FamilyCosts
-from tunerd.core.sweep.grid import Variant, build_grid
-from tunerd.core.sweep.learner import Learner
-from tunerd.core.sweep.limits import Limits
-from tunerd.core.sweep.memory_law import Free, fit_memory
-from tunerd.core.sweep.protocol import Policy
-from tunerd.core.sweep.sample import BOOT, Sample, arm_from_json, plain
-from tunerd.core.sweep.turn import Costs
+from tunerd.profile.arm import (
+    BOOT,
+    Arm,
+    Extra,
+    Family,
+    Policy,
+    Sample,
+    Space,
+    arm_from_json,
+    as_arm,
+    plain,
+)
+from tunerd.sweep.costs import Elsewhere, FamilyCosts
+from tunerd.sweep.laws import Costs, Free, fit_memory
+from tunerd.sweep.learner import Learner
+from tunerd.sweep.limits import Limits
+from tunerd.sweep.space import Variant, build_grid
+from tunerd.sweep.tuner import tune
 
 N_LAYERS = 48
 COUNTS = tuple(range(0, 41, 8))

@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
-from tunerd.core.sweep import Arm, Boot, Outcome, Preempted, Sample, tune
-from tunerd.core.sweep.arm import as_arm
+from tunerd.profile.arm import Arm, Boot, Preempted, Sample, as_arm
+from tunerd.sweep.tuner import Outcome, tune
 
 HOUR_S = 3600.0
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.replay import ReplayBox, Surface, surfaces
-from tunerd.core.sweep import Arm, Outcome, tune
-from tunerd.core.sweep.arm import as_arm
+from tunerd.profile.arm import Arm, as_arm
+from tunerd.sweep.tuner import Outcome, tune
 
 NIGHT_S = 4 * 3600.0
 # Two starts of one arm differ by as much (`benchmarks.simulator.box.Noise.process`): an arm this near the

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tunerd.core.sweep import Arm, Request, Sample, sample_from_json
-from tunerd.core.sweep.arm import as_arm, simplicity
+from tunerd.measure.answer import Timings
+from tunerd.profile.arm import Arm, Request, Sample, as_arm, read, sample_from_json, simplicity
 
 ARM = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8, frozenset({("cpu_moe", 4)}))
 REQUEST = Request("code", "p1", cached_tokens=0, new_tokens=300, n_predict=64)
@@ -28,7 +28,7 @@ def test_a_sample_comes_back_from_json_as_it_was() -> None:
 def test_a_reading_tells_what_was_drafted_from_what_was_not_said() -> None:
     reading = SAMPLE.reading
     assert reading is not None
-    assert (reading.n_drafted, reading.n_accepted, reading.n_steps) == (60, 40, 24)
+    assert (reading.n_drafted, reading.n_accepted, reading.n_steps) == (60, 40, 23)
     assert reading.turn_ms == 1650.0
     assert reading.vram_free_min_mib is None
     plain = replace(SAMPLE, answer={"prompt_n": 3, "prompt_ms": 6.0}).reading
@@ -63,3 +63,10 @@ def test_an_object_of_another_class_is_as_good_as_an_arm() -> None:
         extra: Any = (("cpu_moe", 4),)
 
     assert as_arm(Theirs()) == ARM
+
+
+def test_a_search_counts_verification_passes_as_every_other_part_does() -> None:
+    known = Timings(predicted_n=64, predicted_ms=700.0, draft_n=40, draft_n_accepted=28)
+    found = read(asdict(known))
+    assert found.n_steps == known.steps == 35
+    assert found.step_ms == known.step_ms == 20.0

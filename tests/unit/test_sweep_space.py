@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 
-from tunerd.core.profile import Range
-from tunerd.core.sweep.grid import build_grid
-from tunerd.core.sweep.keys import Base, base_arm, changes, spec_of
-from tunerd.core.sweep.protocol import Policy
-from tunerd.core.sweep.space import EngineFacts, SpacePlan, Wishes, plan_space, values_of
-from tunerd.core.sweep.words import changed
+from tunerd.profile.arm import Policy
+from tunerd.profile.schema import Range
+from tunerd.sweep.space import (
+    Base,
+    EngineFacts,
+    SpacePlan,
+    Wishes,
+    base_arm,
+    build_grid,
+    changes,
+    plan_space,
+    spec_of,
+    values_of,
+)
+from tunerd.sweep.tuner import changed
 
 VALUES: dict[str, Any] = {
     "speculation.type": "mtp",

@@ -11,7 +11,11 @@ import pytest
 
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
-from tunerd.core.sweep import Arm, Boot, Preempted, Request, Sample, Space, tune
+from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Space
+from tunerd.sweep.learner import Learner
+from tunerd.sweep.limits import Limits, worse
+from tunerd.sweep.space import build_grid
+from tunerd.sweep.tuner import tune
 
 HOUR_S = 3600.0
 
@@ -47,7 +51,8 @@ class Wordy(SimulatedBox):
     """Its shortest text is longer than what is asked for."""
 
     def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        return super().measure(replace(request, new_tokens=request.new_tokens + 900), arm)
+        more = 900 if request.new_tokens else 0
+        return super().measure(replace(request, new_tokens=request.new_tokens + more), arm)
 
 
 def test_a_night_finds_most_of_what_there_is_and_serves_nothing_that_would_not_run() -> None:
@@ -63,6 +68,69 @@ def test_a_night_finds_most_of_what_there_is_and_serves_nothing_that_would_not_r
     assert truth.turn_ms(arm, one.workload) < 1.05 * best_ms
     assert truth.headroom_mib(arm) > 0
     assert box.now() <= 2 * HOUR_S
+
+
+def test_no_class_is_measured_with_more_of_its_prompt_to_read_than_in_service() -> None:
+    """Prefixes of several lengths, and models that go back to a checkpoint or begin anew."""
+    one = task("16G", "chat", 1)
+    outcome = tune(one.box(), narrow(one), one.workload, one.incumbent, HOUR_S, rng())
+    classes = [row for row in outcome.evidence.samples if row.purpose == "block" and row.answer]
+    assert {row.arm.engine for row in classes} == {"mainline", "ik"}
+    for row in classes:
+        assert row.request is not None
+        assert row.answer is not None
+        assert row.answer["prompt_n"] <= row.request.new_tokens + 64, row
+
+
+class Unmeasured(SimulatedBox):
+    """Shows no free memory while it answers a prompt that fills the context."""
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        answer = dict(super().measure(request, arm))
+        if request.new_tokens > self.card.context / 2:
+            del answer["vram_free_min_mib"]
+        return answer
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_a_winner_was_seen_with_its_context_full_however_the_length_of_texts_is_misjudged(
+    seed: int,
+) -> None:
+    """Texts are 0.1 % shorter, 1.3 % longer and 0.8 % longer than they are asked to be."""
+    one = task("12G", "agent", 1)
+    outcome = tune(one.box(seed), narrow(one), one.workload, one.incumbent, 2 * HOUR_S, rng())
+    assert outcome.verdict == "promote"
+    assert isinstance(outcome.arm, Arm)
+    full = [
+        row.answer["prompt_n"]
+        for row in outcome.evidence.samples
+        if row.purpose == "fill"
+        and row.answer
+        and row.arm.with_draft(0, 0) == outcome.arm.with_draft(0, 0)
+    ]
+    assert max(full) > 0.98 * one.card.context
+
+
+def test_an_arm_is_no_winner_where_nobody_saw_what_was_free_with_its_context_full() -> None:
+    one = task("12G", "agent", 1)
+    box = Unmeasured(one.card)
+    outcome = tune(box, narrow(one), one.workload, one.incumbent, HOUR_S, rng())
+    assert outcome.verdict != "promote"
+    reasons = {left.reason for left in outcome.evidence.left_out}
+    assert "its context could not be filled with enough room to spare" in reasons
+
+
+def test_the_length_of_the_context_is_what_the_server_says() -> None:
+    one = task("12G", "agent", 1)
+    card = replace(one.card, context=40_960)
+    outcome = tune(SimulatedBox(card), narrow(one), one.workload, one.incumbent, HOUR_S, rng())
+    fills = [
+        row.request.new_tokens
+        for row in outcome.evidence.samples
+        if row.purpose == "fill" and row.request
+    ]
+    assert fills
+    assert max(fills) < 40_960
 
 
 def test_with_the_best_already_serving_nothing_is_promoted() -> None:
@@ -124,3 +192,35 @@ def test_a_night_that_cannot_prove_anything_any_more_says_so() -> None:
     assert outcome.verdict == "inconclusive"
     assert outcome.evidence.elapsed_s < 0.7 * 0.2 * HOUR_S
     assert "would be needed to prove a winner" in outcome.evidence.reasons[0]
+
+
+def test_a_slower_prompt_is_no_veto_where_it_is_little_of_the_turn() -> None:
+    before, after = [20_000.0, 8_000.0], [15_000.0, 6_000.0]
+    assert worse(before, after, [500.0, 300.0], [1_100.0, 300.0], 0, Policy()) is None
+    told = worse(before, after, [4_000.0, 300.0], [8_800.0, 300.0], 0, Policy())
+    assert told == "the prompt of the deepest class gets 120% slower, allowed are 50%"
+
+
+def test_a_prompt_that_was_seen_to_be_slow_rules_its_neighbours_out_as_the_gate_would() -> None:
+    one = task("12G", "agent", 1)
+    outcome = tune(one.box(), narrow(one), one.workload, one.incumbent, HOUR_S, rng())
+    deepest = one.workload.classes[one.workload.deepest]
+    row = next(
+        row
+        for row in outcome.evidence.samples
+        if row.purpose == "block" and row.answer and row.arm.family == ("ik", "mtp")
+        and row.request and row.request.new_tokens == deepest.new_tokens
+    )  # fmt: skip
+    assert row.answer is not None
+    learner = Learner(build_grid(narrow(one), one.incumbent, Policy()), one.workload, 131_072)
+    learner.add(outcome.evidence.samples)
+    learner.refresh()
+    neighbour = row.arm.with_draft(row.arm.n_max - 1, row.arm.p_min)
+
+    def told() -> str:
+        return Limits(learner, learner.grid, Policy(), one.incumbent).worsens(neighbour) or ""
+
+    assert "prompt" not in told()
+    slow = {**row.answer, "prompt_ms": 90_000.0}
+    learner.add([replace(row, process=f"slow/{n}", answer=slow) for n in range(3)])
+    assert "the prompt of the deepest class gets" in told()

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from scipy.stats import nct
 from scipy.stats import t as student
 
-from tunerd.core.sweep.verdict import (
+from tunerd.measure.pairs import (
     EFFECTS,
-    Standing,
+    Step,
     betting_e_value,
     challenge_alpha,
-    decide,
     e_value,
     gain_of,
+    judge_challenge,
     pairs_needed,
 )
 
@@ -68,9 +68,9 @@ def test_equal_arms_are_promoted_in_fewer_nights_than_the_error_allows() -> None
     for _ in range(nights):
         values = rng.normal(0.0, PAIR_SD, 40).tolist()
         for count in range(3, 41):
-            decision = decide(values[:count], margin=0.0, alpha=0.05, max_pairs=40)
-            if decision.standing is not Standing.GO_ON:
-                promoted += decision.standing is Standing.PROMOTE
+            decision = judge_challenge(values[:count], margin=0.0, alpha=0.05, max_pairs=40)
+            if decision.standing is not Step.GO_ON:
+                promoted += decision.standing is Step.PROMOTE
                 break
     assert promoted / nights <= 0.05
 
@@ -82,23 +82,33 @@ def test_a_gain_of_ten_percent_is_found_in_a_few_pairs() -> None:
         counts = (
             count
             for count in range(3, 41)
-            if decide(values[:count], margin=0.01, alpha=0.05, max_pairs=40).standing
-            is Standing.PROMOTE
+            if judge_challenge(values[:count], margin=0.01, alpha=0.05, max_pairs=40).standing
+            is Step.PROMOTE
         )
         found.append(next(counts, 99))
     assert float(np.median(found)) <= 8
 
 
+def test_a_gain_below_the_least_one_is_never_promoted_however_sure_it_is() -> None:
+    values = pairs(math.log(1.02), 40, sd=0.004)
+    standings = {
+        margin: judge_challenge(values, margin=margin, alpha=0.05, max_pairs=40).standing
+        for margin in (0.0, 0.01, 0.03)
+    }
+    assert standings[0.0] is standings[0.01] is Step.PROMOTE
+    assert standings[0.03] is Step.FUTILE
+
+
 def test_an_arm_that_is_slower_is_given_up_before_the_pairs_run_out() -> None:
-    decision = decide(pairs(-0.05, 6), margin=0.01, alpha=0.05, max_pairs=40)
-    assert decision.standing is Standing.FUTILE
+    decision = judge_challenge(pairs(-0.05, 6), margin=0.01, alpha=0.05, max_pairs=40)
+    assert decision.standing is Step.FUTILE
 
 
 def test_pairs_end_without_a_decision() -> None:
     values = [0.08, -0.04, 0.07, -0.03]
-    go_on = decide(values, margin=0.0, alpha=0.05, max_pairs=5)
-    assert go_on.standing is Standing.GO_ON
-    assert decide(values, margin=0.0, alpha=0.05, max_pairs=4).standing is Standing.FUTILE
+    go_on = judge_challenge(values, margin=0.0, alpha=0.05, max_pairs=5)
+    assert go_on.standing is Step.GO_ON
+    assert judge_challenge(values, margin=0.0, alpha=0.05, max_pairs=4).standing is Step.FUTILE
 
 
 def test_every_challenge_of_a_night_spends_half_of_what_is_left() -> None:

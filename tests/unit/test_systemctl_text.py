@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tunerd.core.systemctl_text import (
+from tunerd.units.systemd import (
     STATE_PROPERTIES,
     complaints,
     journal_messages,
+    messages_of_invocation,
     newest_first_messages,
     parse_show,
     to_unit_state,
@@ -84,6 +86,22 @@ def test_what_was_not_printed_is_unknown() -> None:
     assert state.is_enabled is None
 
 
+@pytest.mark.parametrize(
+    ("said", "starts"),
+    [
+        ("enabled", True),
+        ("enabled-runtime", False),
+        ("linked", False),
+        ("linked-runtime", False),
+        ("static", False),
+        ("disabled", False),
+        ("masked", False),
+    ],
+)
+def test_only_what_starts_at_boot_is_enabled(said: str, starts: bool) -> None:
+    assert to_unit_state("x.service", {"UnitFileState": said}, boot_s=0).is_enabled is starts
+
+
 def test_values_may_hold_equals_signs_and_go_over_lines() -> None:
     shown = parse_show("Environment=A=b C=d\nText=one\ntwo=2\nOther=x\n", ["Environment", "Text"])
 
@@ -110,6 +128,14 @@ def test_journal_entries_of_every_shape() -> None:
         "ab",
         "fields",
     )
+
+
+@pytest.mark.parametrize("message", ["x" * 48_000, list(b"x" * 48_000), ["a", "x" * 48_000]])
+def test_lines_are_cut_where_they_are_read(message: object) -> None:
+    text = json.dumps({"MESSAGE": message, "_SYSTEMD_INVOCATION_ID": "a" * 32})
+
+    for lines in (journal_messages(text), messages_of_invocation(text, "a" * 32, 10)):
+        assert lines[-1] == "x" * 2000
 
 
 def test_the_newest_lines_come_last_and_are_kept() -> None:

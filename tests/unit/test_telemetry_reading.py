@@ -9,13 +9,12 @@ import pytest
 
 from tests.support.fake_gpu import a_card, rtx_4070_super
 from tests.support.readings import a_reading, an_engine
-from tunerd.actions.telemetry import Telemetry
-from tunerd.core.bench.counters import Counters, read_counters
-from tunerd.core.health import HttpState
-from tunerd.core.host import POWER_CAP, GpuProcess
-from tunerd.core.quantity import MiB
-from tunerd.core.telemetry.pace import Pace
-from tunerd.core.telemetry.reading import gpu_now, served_between
+from tunerd.engine.health import HttpState
+from tunerd.machine.facts import POWER_CAP, GpuProcess
+from tunerd.measure.answer import Counters, read_counters
+from tunerd.watch.figures import Pace, gpu_now, served_between
+from tunerd.watch.history import Telemetry
+from tunerd.words import MiB
 
 BEFORE = Counters(1000, 500, 0, 0, 300, 200, None, 0, 2.0, 10.0)
 
@@ -23,7 +22,7 @@ BEFORE = Counters(1000, 500, 0, 0, 300, 200, None, 0, 2.0, 10.0)
 def test_speeds_are_tokens_over_the_time_spent_on_them() -> None:
     after = Counters(1600, 900, 1, 0, 500, 350, None, 200, 3.0, 18.0)
 
-    served = served_between(BEFORE, after, 60.0)
+    served, _ = served_between(BEFORE, after, 60.0)
 
     assert served is not None
     assert served.decode_tok_s == pytest.approx(50.0)
@@ -33,7 +32,7 @@ def test_speeds_are_tokens_over_the_time_spent_on_them() -> None:
 
 
 def test_nothing_done_has_no_speed() -> None:
-    served = served_between(BEFORE, BEFORE, 10.0)
+    served, _ = served_between(BEFORE, BEFORE, 10.0)
     assert served is not None
     assert served.n_predicted == 0
     assert (served.decode_tok_s, served.acceptance_ratio, served.reused_ratio) == (None, None, None)
@@ -41,13 +40,33 @@ def test_nothing_done_has_no_speed() -> None:
 
 def test_a_build_without_a_counter_has_no_figure_of_it() -> None:
     old = Counters(1000, 500, 0, 0)
-    served = served_between(old, replace(old, n_predicted=900), 10.0)
+    served, _ = served_between(old, replace(old, n_predicted=900), 10.0)
     assert served is not None
     assert (served.decode_tok_s, served.acceptance_ratio) == (None, None)
 
 
 def test_counters_that_went_back_tell_nothing() -> None:
-    assert served_between(BEFORE, replace(BEFORE, n_predicted=0), 10.0) is None
+    after = replace(BEFORE, n_predicted=0)
+    assert served_between(BEFORE, after, 10.0) == (None, after)
+
+
+@pytest.mark.parametrize("tokens", [1e3, 1e5, 1e6, 1e7, 1e8])
+def test_the_speed_of_a_server_that_prints_six_digits_is_true_or_unknown(tokens: float) -> None:
+    def printed(total: float) -> Counters:
+        return read_counters(
+            f"llamacpp:tokens_predicted_total {total:g}\n"
+            f"llamacpp:tokens_predicted_seconds_total {total / 40:g}\n"
+        )
+
+    before, n_seen, speeds = printed(tokens), 0, []
+    n_looks = 3000
+    for look in range(1, n_looks + 1):
+        served, before = served_between(before, printed(tokens + 397 * look), 10.0)
+        assert served is not None
+        n_seen += served.n_predicted or 0
+        speeds += [] if served.decode_tok_s is None else [served.decode_tok_s]
+    assert all(39 <= speed <= 41 for speed in speeds)
+    assert n_seen > 0.9 * 397 * n_looks, "nothing is lost"
 
 
 def test_counters_of_the_time_that_was_spent_are_read() -> None:
@@ -82,7 +101,7 @@ def test_the_owners_power_limit_is_no_throttling() -> None:
 
 def test_a_reading_is_json_with_what_is_derived() -> None:
     reading = a_reading(
-        served=served_between(BEFORE, replace(BEFORE, n_predicted=600, predicted_s=12.0), 5.0)
+        served=served_between(BEFORE, replace(BEFORE, n_predicted=600, predicted_s=12.0), 5.0)[0]
     )
     data = json.loads(json.dumps(reading.to_json()))
     assert data["engine"]["served"]["decode_tok_s"] == pytest.approx(50.0)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.core.exec_start import parse_exec
 from tunerd.errors import ConfigError
+from tunerd.units.text import parse_exec
 
 ENVIRONMENT = {"FOO": 'one "two three" fo\\ur', "Q": "a  b'c d'", "E": ""}
 
@@ -81,11 +81,10 @@ def test_what_systemd_refuses_is_refused(value: str) -> None:
         parse_exec(value, {}, {})
 
 
-def test_what_could_not_be_resolved_is_noted() -> None:
+def test_what_could_not_be_resolved_stays_or_is_empty() -> None:
     command = parse_exec(r"/bin/a %q $NOPE ${NEITHER} \d", {}, {})
 
     assert command.argv == ("/bin/a", "%q", "", "\\d")
-    assert len(command.notes) == 4
 
 
 @given(st.text(alphabet=st.sampled_from("\"'\\ $%{}:;x41ua\n"), max_size=40))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tunerd.core.host import Mode
-from tunerd.core.lease import candidate_unit, is_candidate
-from tunerd.core.paths import paths_for
-from tunerd.system.unit_log_file import prune_logs
+from tunerd.paths import paths_for
+from tunerd.tryout.local_state import prune_logs
+from tunerd.units.manager import candidate_unit, is_candidate
+from tunerd.words import Mode
 
 
 def test_the_newest_logs_of_candidates_stay_and_those_of_others_all_do(tmp_path: Path) -> None:

@@ -11,15 +11,22 @@ from hypothesis import strategies as st
 
 from tests.support.builders import ROOT, capabilities_of
 from tests.support.profiles import HOSTILE, PROFILE_DATA, context, profile_of
-from tunerd.core.adopted import lost_lines
-from tunerd.core.cmdline import CommandLine, render
-from tunerd.core.exec_start import parse_exec
-from tunerd.core.host import Mode
-from tunerd.core.live import read_live
-from tunerd.core.unit import CREDENTIAL_PATH, UnitSpec, is_ours, render_unit
-from tunerd.core.unit_environment import environment_of
-from tunerd.core.unit_file import UnitFile, is_foreign, parse_unit
+from tunerd.engine.commandline import CommandLine, render
 from tunerd.errors import ConfigError
+from tunerd.production.checks import lost_lines
+from tunerd.units.live import read_live
+from tunerd.units.text import (
+    CREDENTIAL_PATH,
+    UnitFile,
+    UnitSpec,
+    environment_of,
+    is_foreign,
+    is_ours,
+    parse_exec,
+    parse_unit,
+    render_unit,
+)
+from tunerd.words import Mode
 
 TEMPLATE = (ROOT / "units" / "llama-server.service.in").read_text()
 SPECIFIERS = {"S": "/var/lib", "C": "/var/cache", "d": "/run/credentials/x", "h": "/root"}
@@ -64,6 +71,11 @@ def test_the_program_gets_exactly_its_arguments() -> None:
     assert argv_of(PLAIN) == PLAIN.argv
     text = render_unit(TEMPLATE, PLAIN)
     assert "ExecStart=/usr/bin/llama-server \\\n    --model /m.gguf \\\n    --port 8080\n" in text
+
+
+def test_a_percent_sign_in_the_description_is_one() -> None:
+    spec = replace(PLAIN, profile="50%n faster")
+    assert value(spec, "Description", "Unit") == "llama-server, profile 50%%n faster"
 
 
 def test_no_place_of_the_template_is_left_open() -> None:
@@ -118,7 +130,30 @@ def test_a_unit_that_is_never_enabled_has_no_install_section() -> None:
 def test_the_environment_of_the_profile_wins_over_that_of_the_template() -> None:
     assert environment(PLAIN)["HOME"] == "/var/lib/llama-server"
     mine = replace(PLAIN, environment={"HOME": "/mine", "LLAMA_CACHE": "/c"})
-    assert environment(mine) == {"HOME": "/mine", "LLAMA_CACHE": "/c"}
+    assert environment(mine) == {
+        "GGML_NO_BACKTRACE": "1",
+        "HOME": "/mine",
+        "LLAMA_CACHE": "/c",
+    }
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_no_crash_waits_for_a_backtrace_unless_the_profile_wants_one(mode: Mode) -> None:
+    assert environment(replace(PLAIN, mode=mode))["GGML_NO_BACKTRACE"] == "1"
+    wanted = replace(PLAIN, mode=mode, environment={"GGML_NO_BACKTRACE": "0"})
+    assert environment(wanted)["GGML_NO_BACKTRACE"] == "0"
+
+
+def test_a_hand_written_unit_that_says_so_too_loses_nothing() -> None:
+    live = read_live(
+        unit=PLAIN.unit,
+        path=None,
+        text="[Service]\nEnvironment=GGML_NO_BACKTRACE=1\nExecStart=/bin/x\n",
+        drop_ins=(),
+        file_environment={},
+        specifiers=SPECIFIERS,
+    )
+    assert lost_lines(live, render_unit(TEMPLATE, PLAIN), PLAIN.argv) == ()
 
 
 def test_a_secret_is_a_credential_and_not_in_the_unit() -> None:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.gguf_bytes import MemorySource, gguf, number, pair, text
-from tunerd.core.gguf import ValueType
-from tunerd.core.vocabulary import Vocabulary, read_vocabulary, why_apart
+from tunerd.model.facts import why_apart
+from tunerd.model.gguf import ValueType
 
 WORDS = [f"word{n}" for n in range(200)]
 
 
 def vocabulary(
     words: Sequence[str] = WORDS, *, kind: str = "gpt2", bos: int = 1, adds: bool | None = None
-) -> Vocabulary | None:
+) -> MemorySource:
     keys = [
         text("tokenizer.ggml.model", kind),
         pair("tokenizer.ggml.tokens", ValueType.ARRAY, (ValueType.STRING, list(words))),
@@ -23,14 +23,7 @@ def vocabulary(
     ]
     if adds is not None:
         keys.append(pair("tokenizer.ggml.add_bos_token", ValueType.BOOL, adds))
-    return read_vocabulary(MemorySource(gguf(keys)))
-
-
-def test_the_tokens_are_read_as_they_stand_in_the_file() -> None:
-    found = vocabulary()
-    assert found is not None
-    assert [one.decode() for one in found.texts()] == WORDS
-    assert found.n_tokens == 200
+    return MemorySource(gguf(keys))
 
 
 def test_equal_vocabularies_go_together() -> None:
@@ -49,10 +42,10 @@ def test_some_more_tokens_and_the_first_five_do_not_matter() -> None:
         (vocabulary(kind="llama"), "its tokenizer is llama, the model's is gpt2"),
         (vocabulary([*WORDS, *map(str, range(129))]), "it has 329 tokens, the model 200"),
         (vocabulary([*WORDS[:7], "other", *WORDS[8:]]), "token 7 is another one"),
-        (None, "one of the two files has no vocabulary"),
+        (MemorySource(gguf([number("n", 1)])), "one of the two files has no vocabulary"),
     ],
 )
-def test_what_keeps_two_apart_is_said(draft: Vocabulary | None, reason: str) -> None:
+def test_what_keeps_two_apart_is_said(draft: MemorySource, reason: str) -> None:
     assert why_apart(vocabulary(), draft) == reason
 
 
@@ -64,7 +57,3 @@ def test_the_first_token_matters_where_it_is_added() -> None:
     assert why_apart(vocabulary(adds=True), vocabulary(adds=False)) == (
         "only one of the two adds a first token"
     )
-
-
-def test_a_file_without_tokens_has_no_vocabulary() -> None:
-    assert read_vocabulary(MemorySource(gguf([number("n", 1)]))) is None

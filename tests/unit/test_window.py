@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes import FakeClock
-from tunerd.core.host import Mode
-from tunerd.core.paths import paths_for
-from tunerd.core.window import Deadline, next_night, open_span, parse_window, reserve_s, spans
+from tunerd.calendar import Deadline, open_span, parse_window, reserve_s, spans
 from tunerd.errors import ConfigError
-from tunerd.settings_sources import load_settings
-from tunerd.system.clock import local_zone
+from tunerd.machine.clock import local_zone
+from tunerd.paths import paths_for
+from tunerd.settings import load_settings
+from tunerd.words import Mode
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR = 3600.0
@@ -54,17 +54,6 @@ def test_days_may_go_over_the_end_of_the_week() -> None:
     assert parse_window("01:00-02:00", "sat-mon", "UTC").days == {5, 6, 0}
 
 
-@pytest.mark.parametrize(
-    ("day", "hours"), [("2026-03-29", 4.0), ("2026-10-25", 6.0), ("2026-11-22", 5.0)]
-)
-def test_a_night_in_which_clocks_change_is_as_long_as_it_is(day: str, hours: float) -> None:
-    window = parse_window("01:00-06:00", "daily", "Europe/Berlin")
-    night = next_night(window, at(f"{day} 00:10"), reload_s=600, least_s=60, most_s=24 * HOUR)
-    assert night is not None
-    assert night.budget_s == hours * HOUR - 600
-    assert night.end_s == at(f"{day} 06:00")
-
-
 def test_a_begin_that_is_left_out_is_the_moment_at_which_clocks_jump() -> None:
     assert opened("02:30-05:00", "daily", "2026-03-29 00:00") == [("Sun 29 03:00", "Sun 29 05:00")]
 
@@ -72,34 +61,6 @@ def test_a_begin_that_is_left_out_is_the_moment_at_which_clocks_jump() -> None:
 def test_a_time_that_occurs_twice_is_the_first() -> None:
     window = parse_window("01:00-02:30", "daily", "Europe/Berlin")
     assert next(iter(spans(window, at("2026-10-25 00:30")))).seconds == 1.5 * HOUR
-
-
-def test_the_reload_of_production_belongs_to_the_window() -> None:
-    window = parse_window("01:00-06:00", "daily", "UTC")
-    now = at("2026-11-22 02:00", ZoneInfo("UTC"))
-    night = next_night(window, now, reload_s=1800, least_s=600, most_s=24 * HOUR)
-    assert night is not None
-    assert (night.begin_s, night.budget_s) == (now, 3.5 * HOUR)
-
-
-def test_what_is_left_of_a_window_may_be_too_short_and_then_the_next_one_is_taken() -> None:
-    window = parse_window("01:00-06:00", "daily", "UTC")
-    now = at("2026-11-22 05:30", ZoneInfo("UTC"))
-    night = next_night(window, now, reload_s=600, least_s=HOUR, most_s=24 * HOUR)
-    assert night is not None
-    assert night.begin_s == at("2026-11-23 01:00", ZoneInfo("UTC"))
-
-
-def test_no_opening_may_be_long_enough() -> None:
-    window = parse_window("01:00-02:00", "daily", "UTC")
-    assert next_night(window, 0.0, reload_s=0, least_s=2 * HOUR, most_s=24 * HOUR) is None
-
-
-def test_the_downtime_allowed_bounds_the_night_reload_included() -> None:
-    window = parse_window("01:00-09:00", "daily", "UTC")
-    night = next_night(window, 0.0, reload_s=600, least_s=60, most_s=2 * HOUR)
-    assert night is not None
-    assert night.budget_s + 600 == 2 * HOUR
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunerd.core.workload import RequestClass, Workload
+from tunerd.profile.workload import RequestClass, Workload
 
 SHORT = RequestClass(3.0, "chat", cached_tokens=500, new_tokens=100, n_predict=200)
 LONG = RequestClass(1.0, "code", cached_tokens=0, new_tokens=9000, n_predict=400)

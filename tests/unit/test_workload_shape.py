@@ -12,21 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tunerd.core.profile_check import check_file
-from tunerd.core.request_log import LoggedRequest
-from tunerd.core.workload import RequestClass, Workload
-from tunerd.core.workload_learn import LEAST_REQUESTS, learn
-from tunerd.core.workload_shape import (
+from tunerd.engine.log import LoggedRequest
+from tunerd.measure.learned import LEAST_REQUESTS, learn
+from tunerd.profile.schema import check_file
+from tunerd.profile.workload import (
     ClassShape,
     Rates,
+    RequestClass,
     Tokens,
+    Workload,
     WorkloadShape,
+    WorkloadTable,
     expected_parts,
     fitted,
     mean_parts,
+    parse_tokens,
+    shape_of,
+    to_toml,
 )
-from tunerd.core.workload_table import WorkloadTable, parse_tokens, shape_of
-from tunerd.core.workload_toml import to_toml
 
 SHIPPED = Path(__file__).parents[2] / "profiles" / "workloads"
 NAMES = ("chat", "coding-agent", "long-generation", "rag")

@@ -19,10 +19,8 @@ from tests.support.builders import (
     resolved,
     shipped_sources,
 )
-from tunerd.core.cmdline import CommandLine, render
-from tunerd.core.cmdline_speculation import KINDS_WITH_PROBABILITY
-from tunerd.core.engine import SpecStyle
-from tunerd.core.help_text import HelpText, parse_help
+from tunerd.engine.commandline import KINDS_WITH_PROBABILITY, CommandLine, render
+from tunerd.engine.help import HelpText, SpecStyle, parse_help
 
 ALWAYS = {
     "--host": "never left to a build: nobody else is let in unless a profile says so",

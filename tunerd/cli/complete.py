@@ -16,7 +16,7 @@ _MODES = ("system", "user", "local")
 
 
 def names_of(kind: str, *, or_files: bool = False) -> Completer:
-    """Names of a kind, by the function of `actions.complete` that lists them."""
+    """Names of a kind, by the function of `cli.completions` that lists them."""
 
     def complete(
         ctx: click.Context, _parameter: click.Parameter, incomplete: str
@@ -29,7 +29,7 @@ def names_of(kind: str, *, or_files: bool = False) -> Completer:
 
 def keys(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Keys of a profile, for `--set KEY=VALUE`."""
-    from tunerd.core.profile_check import all_keys
+    from tunerd.profile.schema import all_keys
 
     return _fitting((f"{key}=" for key in all_keys()), incomplete)
 
@@ -38,19 +38,19 @@ def shapes(
     _ctx: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Shapes of designed models."""
-    from tunerd.core.designed import SHAPES
+    from tunerd.tryout.designed import SHAPES
 
     return _fitting(SHAPES, incomplete)
 
 
 def _listed(ctx: click.Context, kind: str) -> Iterable[str]:
     """The names; none where the machine or its settings do not allow to read them."""
-    from tunerd.actions.context import build_context
+    from tunerd.app import build_context
 
     given = ctx.find_root().params  # no command has run yet, so the mode is not worked out
     mode = next((name for name in _MODES if given.get(name)), None)
     try:
-        found = getattr(importlib.import_module("tunerd.actions.complete"), kind)
+        found = getattr(importlib.import_module("tunerd.cli.completions"), kind)
         names: Iterable[str] = found(build_context(mode=mode))
     except (TunerdError, OSError, ValueError):  # a message would stand in the middle of the line
         return ()

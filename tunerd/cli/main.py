@@ -20,43 +20,43 @@ import click
 from tunerd import __version__
 from tunerd.errors import TunerdError, UsageError
 
-# Name: module below tunerd.cli.commands, and the line that `tunerd --help` shows.
+# Name: module of this package, and the line that `tunerd --help` shows.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "detect": ("detect", "What is here: GPUs, memory, service manager, engines."),
-    "engines": ("engines", "Each engine: version, dialect, what it can do; keep a copy."),
-    "profiles": ("profiles", "List, show, check and write profiles."),
-    "workload": ("workload", "The mix of requests that the server is tuned for."),
-    "bench": ("bench", "How fast a server is, measured honestly."),
-    "compare": ("compare", "Which of two is faster on your kind of work."),
+    "detect": ("box", "What is here: GPUs, memory, service manager, engines."),
+    "engines": ("box", "Each engine: version, dialect, what it can do; keep a copy."),
+    "profiles": ("box", "List, show, check and write profiles."),
+    "workload": ("measure", "The mix of requests that the server is tuned for."),
+    "bench": ("measure", "How fast a server is, measured honestly."),
+    "compare": ("measure", "Which of two is faster on your kind of work."),
     "sweep": ("sweep", "Find better settings on this box, or see that there are none."),
-    "schedule": ("schedule", "When sweeps begin by themselves."),
-    "verdict": ("verdict", "What a sweep came to, with the numbers behind it."),
-    "promote": ("promote", "Deploy what a sweep proved, and watch it."),
-    "decline": ("decline", "Turn down what a sweep proposes."),
-    "plan": ("plan", "What apply would do: command line, unit, memory, warnings."),
-    "apply": ("apply", "Deploy a profile: swap the unit, wait for a real generation."),
-    "probation": ("probation", "How a new server is watched after a swap."),
-    "guard": ("guard", "What watches over the server, and what it may do."),
-    "notify": ("notify", "Notices to a webhook."),
-    "rollback": ("rollback", "Go back to the unit that served before."),
-    "status": ("status", "What serves now, since when, and how well."),
-    "top": ("top", "Server, GPU and host as they are, again and again."),
-    "history": ("history", "Every swap: when, what, why, how it ended."),
-    "verify": ("verify", "Is the machine what was deployed?"),
-    "doctor": ("doctor", "What may be wrong on this box, and what to do."),
-    "results": ("results", "What was measured, and whether it still holds."),
-    "report": ("report", "One HTML file with conditions, tables and charts."),
-    "jobs": ("jobs", "What the daemon does for members of group tunerd."),
-    "recover": ("recover", "Finish or undo what an interrupted swap left."),
-    "model": ("model", "Write a small designed model whose answers are known."),
-    "settings": ("settings", "Every setting, its value, and where it comes from."),
-    "daemon": ("daemon", "The long-running half, started by systemd."),
-    "supervise": ("supervise", "Run units on a machine without a service manager."),
-    "completion": ("completion", "Print the completion script of a shell."),
+    "schedule": ("sweep", "When sweeps begin by themselves."),
+    "verdict": ("sweep", "What a sweep came to, with the numbers behind it."),
+    "promote": ("deploy", "Deploy what a sweep proved, and watch it."),
+    "decline": ("deploy", "Turn down what a sweep proposes."),
+    "plan": ("deploy", "What apply would do: command line, unit, memory, warnings."),
+    "apply": ("deploy", "Deploy a profile: swap the unit, wait for a real generation."),
+    "probation": ("deploy", "How a new server is watched after a swap."),
+    "guard": ("watch", "What watches over the server, and what it may do."),
+    "notify": ("watch", "Notices to a webhook."),
+    "rollback": ("deploy", "Go back to the unit that served before."),
+    "status": ("deploy", "What serves now, since when, and how well."),
+    "top": ("watch", "Server, GPU and host as they are, again and again."),
+    "history": ("deploy", "Every swap: when, what, why, how it ended."),
+    "verify": ("deploy", "Is the machine what was deployed?"),
+    "doctor": ("box", "What may be wrong on this box, and what to do."),
+    "results": ("evidence", "What was measured, and whether it still holds."),
+    "report": ("evidence", "One HTML file with conditions, tables and charts."),
+    "jobs": ("watch", "What the daemon does for members of group tunerd."),
+    "recover": ("deploy", "Finish or undo what an interrupted swap left."),
+    "model": ("box", "Write a small designed model whose answers are known."),
+    "settings": ("box", "Every setting, its value, and where it comes from."),
+    "daemon": ("watch", "The long-running half, started by systemd."),
+    "supervise": ("watch", "Run units on a machine without a service manager."),
+    "completion": ("box", "Print the completion script of a shell."),
 }
 
 # Started by tunerd itself; nobody types them.
-INTERNAL: dict[str, str] = {"job": "job"}
+INTERNAL: dict[str, str] = {"job": "watch", "look": "watch", "web": "watch"}
 
 _INTERRUPTED = 130
 _SIGNALLED = 128
@@ -83,8 +83,10 @@ class LazyGroup(click.Group):
         module_name = INTERNAL.get(cmd_name) or COMMANDS.get(cmd_name, ("",))[0]
         if not module_name:
             return None
-        module = importlib.import_module(f"tunerd.cli.commands.{module_name}")
-        command: click.Command = module.command
+        module = importlib.import_module(f"tunerd.cli.{module_name}")
+        command: click.Command = getattr(
+            module, "look" if cmd_name == "look" else f"{cmd_name}_command"
+        )
         return command
 
     def resolve_command(
@@ -130,7 +132,9 @@ def cli(ctx: click.Context, system: bool, user: bool, local: bool) -> None:
     asked = [name for name, on in (("system", system), ("user", user), ("local", local)) if on]
     if len(asked) > 1:
         raise click.UsageError(f"--{' and --'.join(asked)} exclude each other: give one.")
-    ctx.obj = asked[0] if asked else None
+    from tunerd.cli.terminal import Terminal
+
+    ctx.obj = Terminal(asked[0] if asked else None)
 
 
 def main() -> None:

@@ -13,20 +13,38 @@ import errno
 import json
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tunerd.core.progress import Progress, ProgressSink, ignore_progress
-from tunerd.core.quantity import format_duration
-from tunerd.core.result import SCHEMA, ActionResult, Level, Message
 from tunerd.errors import TunerdError
+from tunerd.result import (
+    ActionResult,
+    Level,
+    Message,
+    Progress,
+    ProgressSink,
+    error_json,
+    ignore_progress,
+)
+from tunerd.words import UNKNOWN, format_duration
+
+if TYPE_CHECKING:
+    from tunerd.web.charts import Bars, Heat
+    from tunerd.web.view import Facts, Section, Table
+
 
 Render = Callable[[Mapping[str, Any]], Iterable[str]]
 
 _COLOURS = {Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "red"}
+# Each part has a mark of its own, so that colour says nothing alone.
+_BAR_MARKS = (("█", "cyan"), ("▒", "magenta"), ("░", "yellow"), ("▓", "green"))
+_BAR_WIDTH = 40
+_SHADES = " ░▒▓█"
 _INDENT = "        "
 # Control characters, marks that turn the direction of writing or end a line, bytes that are no UTF-8.
 _HIGH = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -149,20 +167,7 @@ def print_message(message: Message) -> None:
 def print_error(error: TunerdError, *, command: str, as_json: bool) -> None:
     """An error in its four parts: what, why, how the machine is now, what to do."""
     if as_json:
-        body = {
-            "schema": SCHEMA,
-            "command": command,
-            "ok": False,
-            "messages": [],
-            "error": {
-                "code": error.code,
-                "message": error.message,
-                "cause": error.cause,
-                "state": error.state,
-                "hint": error.hint,
-            },
-        }
-        print(_json_text(body))
+        print(_json_text(error_json(error, command)))
         return
     print(f"{paint('error:', 'red', sys.stderr)} {harmless(error.message)}", file=sys.stderr)
     parts = [("cause", error.cause), ("state", error.state)]
@@ -193,6 +198,98 @@ def columns(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> Iterabl
     for row in table:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         yield "  ".join(cells).rstrip()
+
+
+def table_lines(table: Table) -> Iterable[str]:
+    """A table of a view; its totals below it."""
+    rows = [[UNKNOWN if one is None else one for one in row] for row in (*table.rows, *table.foot)]
+    return columns(rows, [column.title for column in table.columns]) if rows else ()
+
+
+def facts_lines(facts: Facts) -> Iterable[str]:
+    """Facts of a view."""
+    return columns([(name, UNKNOWN if value is None else value) for name, value in facts])
+
+
+def section_lines(section: Section) -> Iterable[str]:
+    """A section of a view: what is drawn where a terminal can, then its tables."""
+    from tunerd.web import charts
+
+    if section.text:
+        yield section.text
+    yield from facts_lines(section.facts)
+    for chart in section.charts:
+        if isinstance(chart.plot, charts.Bars):
+            yield ""
+            yield f"{chart.title}   {legend([key.label for key in charts.legend(chart.plot, chart.title)])}"
+            yield from _bar_lines(chart.plot)
+        elif isinstance(chart.plot, charts.Heat):
+            yield ""
+            yield f"{chart.title} [{chart.plot.unit}]"
+            yield from _heat_lines(chart.plot)
+    for table in section.tables:
+        yield ""
+        yield table.caption
+        yield from table_lines(table)
+
+
+def _bar_lines(plot: Bars) -> Iterable[str]:
+    from tunerd.web.charts import total_words
+
+    rows = [
+        (name if len(bars) == 1 else f"{name}, {one.label}", one)
+        for name, bars in plot.groups
+        for one in bars
+    ]
+    largest = max(sum(part.value or 0.0 for part in one.parts) for _, one in rows)
+    width = max(len(name) for name, _ in rows)
+    for name, one in rows:
+        parts = [(part.label, part.value or 0.0) for part in one.parts]
+        drawn = bar(parts, largest=largest)
+        yield f"  {name.ljust(width)}  {drawn}  {total_words(plot, one)}"
+
+
+def _heat_lines(plot: Heat) -> Iterable[str]:
+    known = [value for row in plot.values for value in row if value is not None]
+    low, high = min(known), max(known)
+
+    def cell(value: float | None) -> str:
+        if value is None:
+            return "."
+        share = (value - low) / (high - low) if high > low else 0.0
+        return f"{value:.3f} {_SHADES[round(share * (len(_SHADES) - 1))]}"
+
+    rows = [
+        (f"  {name}", *map(cell, row)) for name, row in zip(plot.rows, plot.values, strict=True)
+    ]
+    return columns(rows, (f"  {plot.y_title} / {plot.x_title}", *plot.columns))
+
+
+def bar(parts: Sequence[tuple[str, float]], *, largest: float, width: int = _BAR_WIDTH) -> str:
+    """A bar of named sizes, each with a mark of its own; `largest` is the size that fills the width."""
+    edges = [0.0, *accumulate(size for _, size in parts)]
+    scale = width / largest if largest > 0 else 0.0
+    sizes = [round(end * scale) - round(begin * scale) for begin, end in pairwise(edges)]
+    drawn = "".join(
+        paint(mark * size, colour, sys.stdout)
+        for (mark, colour), size in zip(_BAR_MARKS, sizes, strict=False)
+        if size
+    )
+    return drawn + " " * (width - sum(sizes[: len(_BAR_MARKS)]))
+
+
+def legend(names: Sequence[str]) -> str:
+    """Which mark of a bar is which part."""
+    pairs = zip(names, _BAR_MARKS, strict=False)
+    return "  ".join(f"{paint(mark, colour, sys.stdout)} {name}" for name, (mark, colour) in pairs)
+
+
+def histogram(counts: Sequence[tuple[str, int]]) -> Iterable[str]:
+    """A line for each bin."""
+    most = max((count for _, count in counts), default=0)
+    label = max((len(name) for name, _ in counts), default=0)
+    for name, count in counts:
+        yield f"{name.rjust(label)}  {bar([(name, count)], largest=most)}  {count}"
 
 
 class Declined(click.Abort):
@@ -252,8 +349,7 @@ class _LineProgress:
     def __call__(self, progress: Progress) -> None:
         if progress.text != self._last:
             self._last = progress.text
-            print(progress_text(Progress(progress.text, progress.step, progress.steps)),
-                  file=sys.stderr, flush=True)  # fmt: skip
+            _tell(f"{progress_text(Progress(progress.text, progress.step, progress.steps))}\n")
 
 
 class _TerminalProgress:
@@ -263,13 +359,21 @@ class _TerminalProgress:
         self._last = ""
 
     def __call__(self, progress: Progress) -> None:
-        end = "" if progress.text == self._last else "\n"
-        if self._last and end:
-            sys.stderr.write(end)
+        end = "\n" if self._last and progress.text != self._last else ""
         self._last = progress.text
-        sys.stderr.write(f"\r\x1b[K{progress_text(progress)}")
-        sys.stderr.flush()
+        _tell(f"{end}\r\x1b[K{progress_text(progress)}")
 
     def __del__(self) -> None:
         if self._last and not sys.stderr.closed:
-            sys.stderr.write("\n")
+            _tell("\n")
+
+
+def _tell(text: str) -> None:
+    """Write progress unless that would wait: a swap goes on while Ctrl-S stops its terminal."""
+    try:
+        is_ready = bool(select.select([], [sys.stderr], [], 0)[1])
+    except (OSError, ValueError):  # what has no descriptor, or too high a one
+        is_ready = True
+    if is_ready:
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -3,58 +3,54 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
-import structlog
-from pydantic import BaseModel, ValidationError
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tunerd.actions.context import Context
-from tunerd.actions.jobs import demand_lane, error_json, read_job, running_jobs, start_job
-from tunerd.actions.profile_layers import load_profile
-from tunerd.actions.telemetry import Telemetry
-from tunerd.core.job import JobKind, JobRequest, check_arguments
-from tunerd.core.names import generation_number, is_name
-from tunerd.core.progress import ignore_progress
-from tunerd.core.result import ActionResult
-from tunerd.errors import Busy, ConfigError, DeployError, TunerdError, UsageError
-from tunerd.web.api_routes import JOBS, READS, Call, JobRoute, ReadRoute
-from tunerd.web.gate import MAX_BODY_BYTES, Gate, Visitor
-from tunerd.web.middleware import GateMiddleware
-from tunerd.web.openapi import NUMBERS, describe_api
-from tunerd.web.reads import Answer, Reads
+from tunerd.machine.peers import peer_of
+from tunerd.web.front import Front
+from tunerd.web.gate import MAX_BODY_BYTES, PEER, GateMiddleware, Visitor
+from tunerd.web.routes import (
+    BEGINS,
+    LOOK_PATHS,
+    READS,
+    RUN,
+    Answer,
+    bad_request,
+    describe_api,
+    refused,
+)
+from tunerd.words import generation_number
+
+if TYPE_CHECKING:
+    import socket
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from tunerd.machine.peers import Peer
+
 
 EXIT_CODE = "x-tunerd-exit-code"
-_STATUS = ((Busy, 409), (UsageError, 404), (ConfigError, 422), (DeployError, 409))
 _BY_CODE = {"busy": 409, "usage": 404, "config": 422, "deploy": 409, "stranded": 409}
 _ERRORS = {404: "there is nothing under this address", 405: "that cannot be done here",
            500: "tunerd itself failed; its log says how"}  # fmt: skip
-_SLOW_AT_ONCE = 2
+_METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
 _POLL_S = 0.25
+_BEGUN = 202
 _KEEP_ALIVE_S = 15.0
 _BODY_S = 20.0
 
-log = structlog.get_logger()
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Seams:
-    """What the daemon lends; None where nobody watches.
-
-    `metrics` gives the text of `/metrics`, and its content type.
-    """
-
-    telemetry: Telemetry | None = None
-    metrics: Callable[[], tuple[bytes, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,64 +62,8 @@ class PageRoute:
     methods: tuple[str, ...] = ("GET",)
 
 
-class Desk:
-    """What every handler works with."""
-
-    def __init__(self, ctx: Context, gate: Gate, seams: Seams) -> None:
-        self.gate = gate
-        self.seams = seams
-        self.take_over(ctx)
-        self._slow: anyio.CapacityLimiter | None = None
-        self._starting: anyio.Lock | None = None
-
-    def take_over(self, ctx: Context) -> None:
-        """Answer by these settings from now on."""
-        self.ctx = replace(ctx, progress=ignore_progress)
-        self.reads = Reads(ctx, self.seams.telemetry)
-
-    async def read(self, route: ReadRoute, call: Call) -> Answer:
-        """What a reading route says; slow ones wait for each other, and hold up nobody else."""
-        if self._slow is None:
-            self._slow = anyio.CapacityLimiter(_SLOW_AT_ONCE)
-        limiter = self._slow if route.is_slow else None
-        return await anyio.to_thread.run_sync(route.read, self.reads, call, limiter=limiter)
-
-    async def begin(self, route: JobRoute, body: BaseModel, visitor: Visitor) -> int:
-        """Begin a job, if no other one changes something.
-
-        Raises:
-            TunerdError: it cannot be begun.
-        """
-        if self._starting is None:
-            self._starting = anyio.Lock()
-        arguments = body.model_dump(exclude_none=True)
-        request = JobRequest(route.kind, visitor.name, self.ctx.clock.now_s(), arguments)
-        async with self._starting:
-            number = await anyio.to_thread.run_sync(self._begin, request)
-        peer = visitor.peer
-        log.info("job.begun", job=number, kind=str(route.kind), by=visitor.name, uid=peer.uid,
-                 pid=peer.pid, via=str(peer.via))  # fmt: skip
-        return number
-
-    def _begin(self, request: JobRequest) -> int:
-        check_arguments(request.arguments)
-        _demand_known(self.ctx, request)
-        if request.kind is JobKind.SWEEP_WATCH:  # all who watch are told the same
-            found = [one for one in running_jobs(self.ctx) if one.request.kind is request.kind]
-            if found:
-                return found[0].number
-        demand_lane(self.ctx, request)
-        return start_job(self.ctx, request)
-
-
-def _demand_known(ctx: Context, request: JobRequest) -> None:
-    """A profile that is not there is told at once, not by a job that fails."""
-    if "profile" in request.arguments:
-        load_profile(ctx, request.arguments["profile"], options=dict(request.arguments["set"]))
-
-
 def build_app(
-    desk: Desk,
+    front: Front,
     pages: Sequence[PageRoute] = (),
     page_error: Callable[[Request, int, str], Response] | None = None,
 ) -> GateMiddleware:
@@ -133,8 +73,8 @@ def build_app(
         status = error.status_code if isinstance(error, HTTPException) else 500
         is_api = request.url.path.startswith("/api/") or page_error is None
         text = _ERRORS.get(status, "it cannot be done")
-        response = (
-            refusal_response(status, text, "/api/openapi.json")
+        response: Response = (
+            respond(refused(status, text, "/api/openapi.json"))
             if is_api or page_error is None
             else page_error(request, status, text)
         )
@@ -143,18 +83,19 @@ def build_app(
         return response
 
     routes = [
-        *(Route(one.path, _reading(desk, one), methods=["GET"]) for one in READS),
-        *(Route(one.path, _beginning(desk, one), methods=["POST"]) for one in JOBS),
-        Route("/api/jobs/{number}/events", _events(desk), methods=["GET"]),
+        *(Route(path, _reading(front, path), methods=["GET"]) for path in (*READS, *LOOK_PATHS)),
+        *(Route(path, _beginning(front, kind), methods=["POST"]) for path, kind in BEGINS.items()),
+        Route(RUN, _running(front), methods=["POST"]),
+        Route("/api/jobs/{number}/events", _events(front), methods=["GET"]),
         Route("/api/openapi.json", _openapi, methods=["GET"]),
-        Route("/metrics", _metrics(desk), methods=["GET"]),
+        Route("/metrics", _metrics(front), methods=["GET"]),
         *(Route(one.path, one.handle, methods=list(one.methods)) for one in pages),
     ]
     app = Starlette(
         routes=_joined(routes), exception_handlers={HTTPException: failed, Exception: failed}
     )
     app.router.redirect_slashes = False
-    return GateMiddleware(app, desk.gate)
+    return GateMiddleware(app, front.gate)
 
 
 def _joined(routes: list[Route]) -> list[Route]:
@@ -174,66 +115,119 @@ def _one_path(path: str, handlers: Mapping[str, Handler]) -> Route:
     return Route(path, handle, methods=sorted(handlers))
 
 
-def _reading(desk: Desk, route: ReadRoute) -> Handler:
+def _reading(front: Front, path: str) -> Handler:
     async def handle(request: Request) -> Response:
-        query, problem = _query(route.query, request)
-        if problem is not None:
-            return problem
-        path = _path(request)
-        if path is None:
-            return _unknown()
-        call = Call(request.scope["tunerd.visitor"], path, query)
-        return respond(await desk.read(route, call))
+        query: dict[str, str | list[str]] = {}
+        for key in request.query_params:
+            values = request.query_params.getlist(key)
+            query[key] = values if len(values) > 1 else values[0]
+        return respond(await front.read(path, _visitor(request), request.path_params, query))
 
     return handle
 
 
-def _beginning(desk: Desk, route: JobRoute) -> Handler:
+def _beginning(front: Front, kind: str) -> Handler:
     async def handle(request: Request) -> Response:
-        body, problem = await _body(route, request)
-        if body is None:
-            return problem or _unknown()
-        try:
-            number = await desk.begin(route, body, request.scope["tunerd.visitor"])
-        except TunerdError as error:
-            return respond(Answer(error_json(error, str(route.kind)), error.exit_code))
-        job = await anyio.to_thread.run_sync(read_job, desk.ctx, number)
-        envelope = ActionResult("job", {"job": job.to_json()}).to_json()
-        return JSONResponse(envelope, 202, {"location": f"/api/jobs/{number}"})
+        body = await _body(request)
+        if isinstance(body, Response):
+            return body
+        return _begun(await front.begin(kind, body, _visitor(request)))
 
     return handle
 
 
-def _events(desk: Desk) -> Handler:
+def _running(front: Front) -> Handler:
     async def handle(request: Request) -> Response:
-        path = _path(request)
-        if path is None:
-            return _unknown()
-        try:
-            await anyio.to_thread.run_sync(read_job, desk.ctx, path["number"])
-        except TunerdError as error:
-            return respond(Answer(error_json(error, "job"), error.exit_code))
+        body = await _body(request)
+        if isinstance(body, Response):
+            return body
+        argv = body.get("argv")
+        if set(body) != {"argv"} or not isinstance(argv, list) or not all(map(_is_word, argv)):
+            return respond(bad_request("the body is wrong", "argv: is no list of texts"))
+        return _begun(await front.run(argv, _visitor(request)))
+
+    return handle
+
+
+def _is_word(word: object) -> bool:
+    return isinstance(word, str) and word.isprintable()
+
+
+def _begun(answer: Answer) -> Response:
+    response = respond(answer)
+    if answer.status == _BEGUN:
+        response.headers["location"] = f"/api/jobs/{answer.envelope['job']['job']}"
+    return response
+
+
+def _events(front: Front) -> Handler:
+    followed: dict[str, _Followed] = {}
+
+    async def handle(request: Request) -> Response:
+        visitor, number = _visitor(request), request.path_params["number"]
+        job = followed.get(number) or _Followed()
+        await job.look(front, visitor, number)
+        if job.refused is not None:
+            return respond(job.refused)
         seen = generation_number(request.headers.get("last-event-id", "")) or 0
         return StreamingResponse(
-            _stream(desk, path["number"], seen),
+            told(job, visitor, number, seen),
             media_type="text/event-stream",
             headers={"x-accel-buffering": "no"},
         )
 
+    async def told(job: _Followed, visitor: Visitor, number: str, seen: int) -> AsyncIterator[str]:
+        job = followed.setdefault(number, job)
+        job.n_readers += 1
+        try:
+            async for text in _stream(front, job, visitor, number, seen):
+                yield text
+        finally:
+            job.n_readers -= 1
+            if not job.n_readers:
+                followed.pop(number, None)
+
     return handle
 
 
-async def _stream(desk: Desk, number: int, seen: int) -> AsyncIterator[str]:
-    """Every event from `seen` on, until the job is over; the job does not care who listens."""
+@dataclass
+class _Followed:
+    """What a job told: however many follow it, the daemon is asked now and then, for what is new."""
+
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+    is_over: bool = False
+    refused: Answer | None = None
+    n_readers: int = 0
+    _offset: int = 0
+    _asked_s: float = -math.inf
+    _lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+    async def look(self, front: Front, visitor: Visitor, number: str) -> None:
+        async with self._lock:
+            if self.is_over or anyio.current_time() - self._asked_s < _POLL_S:
+                return
+            since = {"number": number, "offset": str(self._offset)}
+            answer = await front.look("news", visitor, since)
+            self._asked_s = anyio.current_time()
+            if answer.is_error:
+                self.refused = answer
+                return
+            self.events += answer.envelope["events"]
+            self._offset, self.is_over = answer.envelope["offset"], answer.envelope["is_over"]
+
+
+async def _stream(
+    front: Front, job: _Followed, visitor: Visitor, number: str, seen: int
+) -> AsyncIterator[str]:
+    """Every event after the first `seen`, until the job is over; the job does not care who listens."""
     quiet_s = 0.0
-    while True:
-        job = await anyio.to_thread.run_sync(read_job, desk.ctx, number)
+    while job.refused is None:  # where the daemon went away the client asks again
         for at, event in enumerate(job.events[seen:], seen + 1):
             yield f"id: {at}\nevent: {event.get('event')}\ndata: {json.dumps(event)}\n\n"
             quiet_s = 0.0
         seen = max(seen, len(job.events))
-        if job.state.is_over:
-            if job.end is None:
+        if job.is_over:
+            if not job.events or job.events[-1].get("event") != "end":
                 died = {"event": "end", "exit_code": 1, "result": None}
                 yield f"event: end\ndata: {json.dumps(died)}\n\n"
             return
@@ -242,14 +236,15 @@ async def _stream(desk: Desk, number: int, seen: int) -> AsyncIterator[str]:
         if quiet_s >= _KEEP_ALIVE_S:
             quiet_s = 0.0
             yield ": still at it\n\n"
+        await job.look(front, visitor, number)
 
 
-def _metrics(desk: Desk) -> Handler:
-    async def handle(_request: Request) -> Response:
-        if desk.seams.metrics is None:
-            return refusal_response(404, "nothing is counted here", "tunerd's daemon counts")
-        text, kind = await anyio.to_thread.run_sync(desk.seams.metrics)
-        return Response(text, media_type=kind)
+def _metrics(front: Front) -> Handler:
+    async def handle(request: Request) -> Response:
+        answer = await front.look("metrics", _visitor(request), {})
+        if answer.is_error:
+            return respond(answer)
+        return Response(answer.envelope["text"], media_type=_METRICS_KIND)
 
     return handle
 
@@ -258,50 +253,35 @@ async def _openapi(_request: Request) -> Response:
     return JSONResponse(describe_api())
 
 
+def _visitor(request: Request) -> Visitor:
+    found: Visitor = request.scope["tunerd.visitor"]
+    return found
+
+
 def respond(answer: Answer) -> JSONResponse:
     """An envelope as an answer; the command's exit code stands in a header."""
-    status = 200
-    if answer.is_error:
+    status = answer.status or 200
+    if answer.is_error and answer.status is None:
         status = _BY_CODE.get(answer.envelope["error"]["code"], 503)
     return JSONResponse(dict(answer.envelope), status, {EXIT_CODE: str(answer.exit_code)})
 
 
-def _path(request: Request) -> dict[str, Any] | None:
-    """The parts of the path as numbers and names; None where one can be neither."""
-    found: dict[str, Any] = {}
-    for key, value in request.path_params.items():
-        if key in NUMBERS:
-            found[key] = generation_number(value)
-        else:
-            found[key] = value if is_name(value) else None
-        if found[key] is None:
-            return None
-    return found
-
-
-def _query(model: type[BaseModel], request: Request) -> tuple[BaseModel | None, Response | None]:
-    pairs = request.query_params.multi_items()
-    try:
-        if len({key for key, _ in pairs}) != len(pairs):
-            return None, bad_request("a parameter is given twice")
-        return model.model_validate(dict(pairs)), None
-    except ValidationError as error:
-        return None, bad_request("a parameter is wrong", _places(error))
-
-
-async def _body(route: JobRoute, request: Request) -> tuple[BaseModel | None, Response | None]:
+async def _body(request: Request) -> dict[str, Any] | Response:
     if request.url.query:
-        return None, bad_request("there are no parameters here")
+        return respond(bad_request("there are no parameters here"))
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        return None, refusal_response(415, "the body is not application/json")
+        return respond(refused(415, "the body is not application/json"))
     content = await read_body(request)
     if isinstance(content, Response):
-        return None, content
+        return content
     try:
-        return route.body.model_validate_json(content), None
-    except ValidationError as error:
-        return None, bad_request("the body is wrong", _places(error))
+        body = json.loads(content.decode())
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        return respond(bad_request("the body is wrong", "it is no JSON object"))
+    return body
 
 
 async def read_body(request: Request) -> bytes | Response:
@@ -310,32 +290,127 @@ async def read_body(request: Request) -> bytes | Response:
         with anyio.fail_after(_BODY_S):
             content = await request.body()
     except TimeoutError:
-        return refusal_response(408, "the body did not come")
+        return respond(refused(408, "the body did not come"))
     except ClientDisconnect:
-        return refusal_response(400, "the client went away")
+        return respond(refused(400, "the client went away"))
     if len(content) > MAX_BODY_BYTES or request.scope.get("tunerd.too_large"):
-        return refusal_response(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+        return respond(refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes"))
     return content
 
 
-def _places(error: ValidationError) -> str:
-    places = error.errors(include_url=False, include_input=False, include_context=False)
-    return "\n".join(
-        f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in places
-    )
+_MAX_HEAD_BYTES = 32 * 1024
+_STOP_S = 5.0
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\nretry-after: 5\r\n\r\n"
 
 
-def bad_request(message: str, cause: str | None = None) -> Response:
-    """400 with the places that are wrong."""
-    error = UsageError(message, cause=cause, state="nothing was touched", hint="/api/openapi.json")
-    return JSONResponse(error_json(error, "api"), 400, {EXIT_CODE: "2"})
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients are held to.
+
+    `connections` may be open at once on the socket, and as many on a port, `of_one` of them by one
+    account, so that nobody can shut the others out; whoever will be refused has only room among
+    `strangers`. A head must be whole `head_s` after its first byte [s].
+    """
+
+    connections: int = 512
+    of_one: int = 256
+    strangers: int = 32
+    head_s: float = 20.0
 
 
-def refusal_response(status: int, message: str, hint: str | None = None) -> Response:
-    """A refusal as an envelope."""
-    error = UsageError(message, state="nothing was touched", hint=hint)
-    return JSONResponse(error_json(error, "api", code="refused"), status, {EXIT_CODE: "2"})
+class _Protocol(H11Protocol):
+    """Asks the kernel for the peer of a connection, and gives up on one that does not speak."""
+
+    limits = Limits()
+    knows: Callable[[Peer], bool]
+    place: object = None
+    origin: object = None
+    _unheard: Any = None  # the timer that gives up
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        app, peer = self.app, peer_of(transport.get_extra_info("socket"))
+        is_known = self.knows(peer)
+        self.place = (peer.via, is_known)
+        self.origin = (self.place, peer.uid)
+        most = self.limits.connections if is_known else self.limits.strangers
+        if self._n_like("place") > most or self._n_like("origin") > self.limits.of_one:
+            self._turn_away()
+            return
+
+        async def with_peer(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[PEER] = peer
+            await app(scope, receive, send)
+
+        self.app = with_peer
+        self._unheard = self.loop.call_later(self.limits.head_s, self._give_up)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_at_work():
+            self._stop_waiting()
+        elif self._unheard is None:  # not anew with each byte: a head may come one at a time
+            self._unheard = self.loop.call_later(self.limits.head_s, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _n_like(self, what: str) -> int:
+        mine = getattr(self, what)
+        return sum(getattr(one, what, None) == mine for one in self.connections)
+
+    def _is_at_work(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _stop_waiting(self) -> None:
+        if self._unheard is not None:
+            self._unheard.cancel()
+            self._unheard = None
+
+    def _give_up(self) -> None:
+        self._unheard = None
+        if not self._is_at_work():
+            self.transport.close()
+
+    def _turn_away(self) -> None:
+        self.transport.write(_FULL)
+        self.transport.close()
 
 
-def _unknown() -> Response:
-    return refusal_response(404, "there is nothing of that name", "/api/openapi.json")
+class ApiServer:
+    """The application on some listening sockets."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        sockets: Sequence[socket.socket],
+        knows: Callable[[Peer], bool],
+        limits: Limits = Limits(),
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=type(
+                "_LimitedProtocol", (_Protocol,), {"limits": limits, "knows": staticmethod(knows)}
+            ),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            # Of each request that is no HTTP it would write a line, whoever sends it.
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+            timeout_graceful_shutdown=int(_STOP_S),
+        )
+        self._server = uvicorn.Server(config)
+        self._sockets = list(sockets)
+
+    def run(self) -> None:
+        """Answer until a signal, or `stop`; connections wait in the sockets until it does."""
+        self._server.run(sockets=self._sockets)
+
+    def stop(self) -> None:
+        """Answer what was asked, then no more; jobs go on."""
+        self._server.should_exit = True

@@ -1,36 +1,89 @@
-"""The gate before every route: who comes in, from where, how often, and with how much.
-
-Clients are told apart by what the kernel says of them, else by a token. A browser is a client that
-other pages can order about, so Host, Origin and a header that no foreign page can send are checked.
-"""
+"""Puts the gate before the application: who may come in, what is refused, and the headers of every answer."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import secrets
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
+from html import escape
 from typing import TYPE_CHECKING
 
-from tunerd.core.access import Peer, Via, host_is_ours, may_act, origin_is_ours
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from tunerd.errors import UsageError
+from tunerd.machine.peers import Peer, Via
+from tunerd.result import error_json
 
 if TYPE_CHECKING:
-    from starlette.datastructures import Headers
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+GROUP = "tunerd"
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_HIGHEST_PORT = 65535
+
+
+def may_act(peer: Peer, *, own_uid: int, group: int | None) -> bool:
+    """Whether this peer may use the API.
+
+    Root counts on the socket alone: on a port its uid is that of whoever speaks through a forwarder or a
+    container of root's.
+
+    Args:
+        peer: Who asks.
+        own_uid: Of this process; 0 in system mode.
+        group: Number of the group `tunerd`; None where there is none, or in user mode.
+    """
+    if peer.uid is None or not peer.is_local or (peer.uid == 0 and peer.via is Via.TCP):
+        return False
+    return peer.uid in {0, own_uid} or (group is not None and group in peer.groups)
+
+
+def host_is_ours(host: str | None, names: Iterable[str]) -> bool:
+    """Whether a Host header names this machine; any port, for tunnels have their own.
+
+    A page of a foreign name that resolves to this machine (DNS rebinding) sends that name.
+
+    Args:
+        host: As sent; None where there was none.
+        names: Addresses and names that are ours beside the loopback ones; IPv6 in brackets.
+    """
+    if host is None:
+        return False
+    name, port = _split(host.strip().lower())
+    if port is not None and not (port.isdecimal() and int(port) <= _HIGHEST_PORT):
+        return False
+    return name in {*_LOOPBACK_NAMES, *(one.lower() for one in names)}
+
+
+def origin_is_ours(origin: str | None, host: str | None) -> bool:
+    """Whether an Origin header is that of the page which this very address serves.
+
+    Programs send none; a browser sends one with everything that changes something.
+    """
+    if origin is None:
+        return True
+    scheme, separator, rest = origin.strip().lower().partition("://")
+    if not separator or scheme not in {"http", "https"} or host is None:
+        return False
+    return rest == host.strip().lower()
+
+
+def _split(host: str) -> tuple[str, str | None]:
+    if host.startswith("["):
+        name, bracket, rest = host.partition("]")
+        return name + bracket, rest[1:] if rest.startswith(":") else (rest or None)
+    name, colon, port = host.partition(":")
+    return name, port if colon else None
+
 
 HEADER = "x-tunerd"
-COOKIE = "tunerd_session"
 _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_BODY_BYTES = 64 * 1024
-_MOST_FAILURES = 10
-_WINDOW_S = 60.0
-_MOST_ADDRESSES = 1024
-_SESSION_S = 12 * 3600.0
-_MOST_SESSIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +93,6 @@ class Refusal:
     status: int
     message: str
     hint: str | None = None
-    retry_after_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +113,8 @@ class Gate:
 
     own_uid: int
     group: Callable[[], int | None]
-    now_s: Callable[[], float]
-    token: str | None = None
     hosts: Iterable[str] = ()
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
-    _failures: dict[str, deque[float]] = field(default_factory=dict)
-    _sessions: dict[str, float] = field(default_factory=dict, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check_origin(self, method: str, path: str, headers: Headers) -> Refusal | None:
         """Whether a browser was sent here by a page of somebody else."""
@@ -90,53 +137,19 @@ class Gate:
             return Refusal(403, "the header that proves a deliberate request is missing", hint)
         return None
 
+    def knows(self, peer: Peer) -> bool:
+        """Whether this peer may come in, as far as the kernel says."""
+        return may_act(peer, own_uid=self.own_uid, group=self.group())
+
     def enter(self, peer: Peer, headers: Headers) -> Visitor | Refusal:
         """Who this is, if they may act."""
-        # A proxy is no visitor: whoever it speaks for has to show the token.
-        is_direct = not any(name in headers for name in _OF_PROXIES)
-        if is_direct and may_act(peer, own_uid=self.own_uid, group=self.group()):
+        if peer.uid == 0 and any(name in headers for name in _OF_PROXIES):
+            hint = "let it run under an account of its own in group tunerd, with a login of its own"
+            return Refusal(403, "a proxy that runs as root speaks for nobody", hint)
+        if self.knows(peer):
             return Visitor(peer, peer.text, f"uid:{peer.uid}")
-        session = self._session(headers.get("cookie"))
-        if session is not None:
-            return Visitor(peer, peer.text, f"session:{session}")
-        offered = _bearer(headers.get("authorization"))
-        if offered is not None:
-            return self.try_token(peer, offered)
-        if self.token is not None and peer.via is Via.TCP:
-            return Refusal(401, "a token is needed", "send `Authorization: Bearer TOKEN`")
         hint = "root adds somebody with `usermod -aG tunerd NAME`; it counts from the next login on"
         return Refusal(403, "only root and members of group tunerd may do that", hint)
-
-    def try_token(self, peer: Peer, offered: str) -> Visitor | Refusal:
-        """Whoever has the token, unless too many wrong ones came lately."""
-        # Accounts of this machine share an address: one must not lock the others out.
-        who = peer.address or "here" if peer.uid is None else f"uid:{peer.uid}"
-        with self._lock:
-            if who not in self._failures and len(self._failures) >= _MOST_ADDRESSES:
-                del self._failures[next(iter(self._failures))]
-            recent = self._failures.setdefault(who, deque(maxlen=_MOST_FAILURES))
-            now_s = self.now_s()
-            while recent and now_s - recent[0] > _WINDOW_S:
-                recent.popleft()
-            if len(recent) == _MOST_FAILURES:
-                wait_s = int(_WINDOW_S - (now_s - recent[0])) + 1
-                return Refusal(429, "too many wrong tokens", "wait a minute", wait_s)
-            if self.token is not None and _same(offered, self.token):
-                return Visitor(peer, peer.text, "token")
-            recent.append(now_s)
-        return Refusal(
-            401, "that is not the token", "it stands in the file that page.token_file names"
-        )
-
-    def open_session(self) -> str:
-        """A new session for a browser that showed the token."""
-        name = secrets.token_hex(32)
-        with self._lock:
-            self._drop_old_sessions()
-            while len(self._sessions) >= _MOST_SESSIONS:
-                del self._sessions[min(self._sessions, key=lambda key: self._sessions[key])]
-            self._sessions[name] = self.now_s() + _SESSION_S
-        return name
 
     def form_token(self, visitor: Visitor) -> str:
         """What a form of ours carries, so that a form of somebody else is told from it."""
@@ -144,34 +157,116 @@ class Gate:
 
     def is_form_token(self, visitor: Visitor, offered: str) -> bool:
         """Whether a form was ours, and this visitor's."""
-        return _same(offered, self.form_token(visitor))
+        return hmac.compare_digest(
+            offered.encode("utf-8", "replace"), self.form_token(visitor).encode()
+        )
 
-    def _session(self, cookie: str | None) -> str | None:
-        try:
-            morsel = SimpleCookie(cookie or "").get(COOKIE)
-        except CookieError:
+
+PEER = "tunerd.peer"
+VISITOR = "tunerd.visitor"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # With no-referrer a browser sends `Origin: null` with our own forms.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class GateMiddleware:
+    """The outermost layer; a scope without a peer comes from nobody, and is refused."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        sender = _with_headers(send, scope["path"])
+        refused = self._refuse(scope)
+        if refused is not None:
+            await refused(scope, receive, sender)
+            return
+        await self._app(scope, _bounded(scope, receive), sender)
+
+    def _refuse(self, scope: Scope) -> Response | None:
+        """The answer to whoever may not go on; the visitor is noted in the scope of who may."""
+        peer: Peer | None = scope.get(PEER)
+        headers = Headers(scope=scope)
+        path: str = scope["path"]
+        if peer is None:
+            return _answer(Refusal(403, "the other end is not known"), path)
+        refusal = self._gate.check_origin(scope["method"], path, headers)
+        if refusal is not None:
+            return _answer(refusal, path)
+        if _declared(headers) > MAX_BODY_BYTES:
+            return _answer(Refusal(413, f"the body is larger than {MAX_BODY_BYTES} bytes"), path)
+        found = self._gate.enter(peer, headers)
+        if isinstance(found, Visitor):
+            scope[VISITOR] = found
             return None
-        if morsel is None:
-            return None
-        with self._lock:
-            self._drop_old_sessions()
-            return next((name for name in self._sessions if _same(name, morsel.value)), None)
-
-    def _drop_old_sessions(self) -> None:
-        now_s = self.now_s()
-        for name in [name for name, end_s in self._sessions.items() if end_s < now_s]:
-            del self._sessions[name]
+        return _answer(found, path)
 
 
-def _bearer(header: str | None) -> str | None:
-    kind, _, value = (header or "").partition(" ")
-    return value.strip() if kind.lower() == "bearer" and value.strip() else None
+def _answer(refusal: Refusal, path: str) -> Response:
+    if _is_page(path):
+        hint = f"<p>{escape(refusal.hint)}</p>" if refusal.hint else ""
+        text = (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>tunerd</title>'
+            f"<main><h1>{escape(refusal.message)}</h1>{hint}</main></html>"
+        )
+        return HTMLResponse(text, refusal.status)
+    error = UsageError(refusal.message, state="nothing was touched", hint=refusal.hint)
+    return JSONResponse(error_json(error, "api", code="refused"), refusal.status)
 
 
-def _same(one: str, other: str) -> bool:
-    """Compared in a time that tells nothing of either."""
-    return hmac.compare_digest(_digest(one), _digest(other))
+def _is_page(path: str) -> bool:
+    return not path.startswith(("/api/", "/metrics"))
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+def _declared(headers: Headers) -> int:
+    text = headers.get("content-length", "0")
+    return int(text) if text.isdecimal() and len(text) < 16 else 0  # noqa: PLR2004 -- h11 checks it
+
+
+def _bounded(scope: Scope, receive: Receive) -> Receive:
+    """Stops to hand on a body that is longer than it may be, whatever its head said."""
+    seen = 0
+
+    async def bounded() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message.get("body", b""))
+            if seen > MAX_BODY_BYTES:
+                scope["tunerd.too_large"] = True
+                return {"type": "http.request", "body": b"", "more_body": False}
+        return message
+
+    return bounded
+
+
+def _with_headers(send: Send, path: str) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+            if not path.startswith("/static/"):
+                headers["cache-control"] = "no-store"
+        await send(message)
+
+    return sender

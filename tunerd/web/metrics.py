@@ -15,8 +15,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 
 from tunerd import __version__
-from tunerd.core.quantity import BYTES_PER_MIB
-from tunerd.core.telemetry.reading import UNKNOWN, GpuNow, Reading
+from tunerd.watch.figures import UNKNOWN, GpuNow, Reading
+from tunerd.words import BYTES_PER_MIB
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _MHZ = 1e6
@@ -67,7 +67,7 @@ def _server(reading: Reading) -> Iterator[Metric]:
         "tunerd_server_ready",
         "Whether the server says that it serves.",
         unit,
-        _flag(engine.is_ready),
+        _flag(engine.is_ready if engine.is_expected else engine.is_ready or None),
     )
     yield _gauge(
         "tunerd_server_start_time_seconds",

@@ -4,30 +4,125 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
-from pydantic import ValidationError
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 
 from tunerd import __version__
-from tunerd.actions.job_actions import shown_hash
-from tunerd.core.job import JobKind, JobState
-from tunerd.core.names import generation_number, is_name
-from tunerd.core.quantity import format_duration
-from tunerd.errors import TunerdError
-from tunerd.web import page_view as view
-from tunerd.web.api_routes import JOBS, READS, Call, JobRoute, ReadRoute
-from tunerd.web.app import Desk, PageRoute, build_app
-from tunerd.web.gate import COOKIE, Refusal, Visitor
-from tunerd.web.middleware import GateMiddleware
-from tunerd.web.page_forms import FORMS, Form, NotShownError, form_of, wrong
-from tunerd.web.page_static import static_file
-from tunerd.web.reads import Answer
-from tunerd.web.report import environment, script_json
-from tunerd.web.report_sweep import sweep_section
-from tunerd.web.report_text import counted, when
-from tunerd.web.report_view import Chart
+from tunerd.machine.clock import SystemClock
+from tunerd.operations import JobState
+from tunerd.units.text import shown_hash
+from tunerd.web.app import PageRoute, build_app, read_body
+from tunerd.web.charts import css_variables
+from tunerd.web.front import Front
+from tunerd.web.gate import GateMiddleware, Visitor
+from tunerd.web.page_view import Overview, diff_lines, overview
+from tunerd.web.production_view import (
+    backups_table,
+    flags_table,
+    generation_facts,
+    generations_table,
+    plan_facts,
+)
+from tunerd.web.report import environment, sweep_facts, sweep_section
+from tunerd.web.view import counted
+from tunerd.web.workload_view import workload_section
+from tunerd.words import format_duration, format_mib, generation_number, is_name, when
+
+_MOST_FIELDS = 20
+
+
+class NotShownError(Exception):
+    """A route of the API said no; the page shows what it said."""
+
+    def __init__(self, error: Mapping[str, Any], status: int) -> None:
+        super().__init__(error["message"])
+        self.error = error
+        self.status = status
+
+
+def wrong(message: str) -> dict[str, Any]:
+    """An error of whoever asked, as the page shows it."""
+    return {"code": "usage", "message": message, "cause": None, "state": "nothing was touched",
+            "hint": None}  # fmt: skip
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form; empty where the body is none.
+
+    Raises:
+        NotShownError: it is too large, or did not come.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content = await read_body(request)
+    if isinstance(content, Response):
+        raise NotShownError(wrong("the form is too large, or did not come"), content.status_code)
+    if kind != "application/x-www-form-urlencoded":
+        raise NotShownError(wrong("that is no form"), 415)
+    try:
+        return dict(parse_qsl(content.decode(), max_num_fields=_MOST_FIELDS))
+    except ValueError as problem:
+        raise NotShownError(wrong("the form cannot be read"), 400) from problem
+
+
+# What a browser may have done by a form of its own, at /do/NAME.
+FORMS: Mapping[str, str] = {
+    kind.replace(" ", "-"): kind
+    for kind in ("apply", "rollback", "promote", "decline", "sweep start", "sweep stop")
+}
+
+
+def values_of(kind: str, fields: Mapping[str, str]) -> dict[str, str]:
+    """What a form asks for, by the names of the API; what was left empty is not said.
+
+    Raises:
+        NotShownError: nobody said that they are sure, where that is asked.
+    """
+    values = {name: text for name, text in fields.items() if text and name != "token"}
+    if kind == "sweep start" and values.pop("sure", None) is None:
+        raise NotShownError(wrong("say that you are sure"), 400)
+    return values
+
+
+_FOLDER = Path(__file__).parent / "static"
+_KEPT = "public, max-age=31536000, immutable"  # the address names the version
+_STYLE = "text/css; charset=utf-8"
+_SCRIPT = "text/javascript; charset=utf-8"
+
+
+async def static_file(request: Request) -> Response:
+    """One of a closed list of files."""
+    name = request.path_params["name"]
+    if name == "page.css":
+        return _kept(_style(), _STYLE)
+    if name in {"page.js", "live.js", "report.js"}:
+        return _kept(_static_text(name), _SCRIPT)
+    return PlainTextResponse("there is no such file", 404)
+
+
+def _kept(text: str, kind: str) -> Response:
+    return Response(text, media_type=kind, headers={"cache-control": _KEPT})
+
+
+@cache
+def _style() -> str:
+    return css_variables() + _static_text("report.css") + _static_text("page.css")
+
+
+@cache
+def _static_text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
 
 PLACES = (("/", "Overview"), ("/generations", "Generations"), ("/deploy", "Deploy"),
           ("/sweeps", "Sweeps"), ("/workloads", "Workload"), ("/doctor", "Doctor"), ("/jobs", "Jobs"))  # fmt: skip
@@ -36,25 +131,23 @@ LIVE_PARTS = ("health", "now", "days")
 _LEAST_LIVE_S = 2.0
 _SWEEPS_A_PAGE = 50
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING})
-_ROUTES: Mapping[str, ReadRoute] = {route.path: route for route in READS}
-_JOBS: Mapping[str, JobRoute] = {route.path: route for route in JOBS}
 Page = Callable[["Pages", Request, Visitor], Awaitable[Response]]
 
 
-def build_site(desk: Desk) -> GateMiddleware:
+def build_site(front: Front) -> GateMiddleware:
     """The API and the page, behind the gate."""
-    pages = Pages(desk)
+    pages = Pages(front)
 
     def page_error(request: Request, status: int, text: str) -> Response:
         visitor = request.scope.get("tunerd.visitor")
         return pages.show("error", visitor, "", status, error=wrong(text))
 
-    return build_app(desk, page_routes(desk), page_error)
+    return build_app(front, page_routes(front), page_error)
 
 
-def page_routes(desk: Desk) -> list[PageRoute]:
+def page_routes(front: Front) -> list[PageRoute]:
     """Every route of the page."""
-    pages = Pages(desk)
+    pages = Pages(front)
     shown: dict[str, Page] = {
         "/": _overview,
         "/live": _live,
@@ -76,10 +169,9 @@ def page_routes(desk: Desk) -> list[PageRoute]:
     return [
         *(PageRoute(path, pages.handler(page)) for path, page in shown.items()),
         *(
-            PageRoute(f"/do/{name}", pages.handler(_doing(form)), ("POST",))
-            for name, form in FORMS.items()
+            PageRoute(f"/do/{name}", pages.handler(_doing(kind)), ("POST",))
+            for name, kind in FORMS.items()
         ),
-        PageRoute("/login", pages.login, ("GET", "POST")),
         PageRoute("/static/{name}", static_file),
     ]
 
@@ -88,7 +180,7 @@ def page_routes(desk: Desk) -> list[PageRoute]:
 class Pages:
     """Asks the API's own routes, and fills templates."""
 
-    desk: Desk
+    front: Front
 
     def handler(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         """The page with its errors shown."""
@@ -109,48 +201,26 @@ class Pages:
         Raises:
             NotShownError: it is an error, or the query is wrong.
         """
-        route = _ROUTES[path]
-        try:
-            asked = route.query.model_validate(dict(query or {}))
-        except ValidationError as problem:
-            raise NotShownError(wrong("a parameter is wrong"), 400) from problem
-        answer: Answer = await self.desk.read(route, Call(visitor, parts, asked))
+        asked = {name: _text(value) for name, value in (query or {}).items()}
+        place = {name: str(value) for name, value in parts.items()}
+        answer = await self.front.read(path, visitor, place, asked)
         if answer.is_error:
             status = 404 if answer.envelope["error"]["code"] == "usage" else 503
-            raise NotShownError(answer.envelope["error"], status)
-        return dict(answer.envelope)
-
-    async def ask_by_job(
-        self, kind: JobKind, arguments: Mapping[str, Any], visitor: Visitor
-    ) -> dict[str, Any]:
-        """The envelope of a job that only looks.
-
-        Raises:
-            NotShownError: it failed.
-        """
-        route = ReadRoute(
-            "", "", lambda reads, _: reads.by_job(kind, arguments, visitor.name), is_slow=True
-        )
-        answer = await self.desk.read(route, Call(visitor, {}, None))
-        if answer.is_error:
-            raise NotShownError(answer.envelope["error"], 409)
+            raise NotShownError(answer.envelope["error"], answer.status or status)
         return dict(answer.envelope)
 
     def show(self, template: str, visitor: Visitor | None, here: str, status: int = 200,
              **values: Any) -> Response:  # fmt: skip
         """A page from its template."""
-        charts: tuple[Chart, ...] = values.get("charts", ())
-        figures = {one.name: one.figure for one in charts}
         text = self.fill(
             template,
             **values,
             version=__version__,
-            unit=self.desk.ctx.unit,
+            unit=self.front.facts.unit,
             visitor=visitor.name if visitor is not None else None,
-            token=self.desk.gate.form_token(visitor) if visitor is not None else "",
+            token=self.front.gate.form_token(visitor) if visitor is not None else "",
             places=PLACES,
             here=here,
-            figures=script_json(figures) if figures else "",
         )
         return HTMLResponse(text, status)
 
@@ -158,19 +228,9 @@ class Pages:
         """A template with its values."""
         return environment().get_template(f"page/{template}.html").render(**values)
 
-    async def login(self, request: Request) -> Response:
-        """Shows where the token goes, and takes it."""
-        if request.method != "POST":
-            return self.show("login", None, "", refused=None)
-        fields = await form_of(request)
-        found = self.desk.gate.try_token(request.scope["tunerd.peer"], fields.get("token", ""))
-        if isinstance(found, Refusal):
-            return self.show("login", None, "", found.status, refused=found.message)
-        response = RedirectResponse("/", 303)
-        response.set_cookie(
-            COOKIE, self.desk.gate.open_session(), httponly=True, samesite="strict", path="/"
-        )
-        return response
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _number(request: Request) -> int:
@@ -196,13 +256,11 @@ async def _overview(pages: Pages, request: Request, visitor: Visitor) -> Respons
     flags = None
     if status["generation"] is not None:
         kept = await pages.ask("/api/history/{number}", visitor, number=status["generation"])
-        flags = view.flags_table(kept["generation"]["origins"])
-    running = [
-        one for one in jobs["jobs"] if _does_more_than_look(one) and one["state"] in _UNDER_WAY
-    ]
+        flags = flags_table(kept["generation"]["origins"])
+    running = [one for one in jobs["jobs"] if one["state"] in _UNDER_WAY]
     return pages.show(
         "overview", visitor, "/", **values, flags=flags, spans=_SPANS,
-        every_s=max(_LEAST_LIVE_S, pages.desk.ctx.settings.daemon.every_s),
+        every_s=max(_LEAST_LIVE_S, pages.front.facts.every_s),
         job=running[0] if running else None,
     )  # fmt: skip
 
@@ -210,15 +268,9 @@ async def _overview(pages: Pages, request: Request, visitor: Visitor) -> Respons
 async def _live(pages: Pages, request: Request, visitor: Visitor) -> Response:
     """The parts of the overview that change, for a script that puts them in their places."""
     _, values = await _watched(pages, request, visitor)
-    made: view.Overview = values["view"]
+    made: Overview = values["view"]
     parts = {name: pages.fill(f"live_{name}", **values) for name in LIVE_PARTS}
-    return JSONResponse(
-        {
-            "title": made.health.sentence,
-            "parts": parts,
-            "figures": {one.name: one.figure for one in made.charts},
-        }
-    )
+    return JSONResponse({"title": made.health.sentence, "parts": parts})
 
 
 async def _watched(
@@ -229,12 +281,11 @@ async def _watched(
     status = await pages.ask("/api/status", visitor)
     readings = await pages.ask("/api/readings", visitor, {"brief": True})
     telemetry = await pages.ask("/api/telemetry", visitor, {"hours": hours})
-    since_s = pages.desk.ctx.clock.now_s() - float(hours) * 3600
+    since_s = SystemClock().now_s() - float(hours) * 3600
     telemetry["events"] = [one for one in telemetry["events"] if one["at_s"] >= since_s]
-    made = view.overview(status, readings, telemetry, float(hours))
+    made = overview(status, readings, telemetry, float(hours))
     return status, {
         "view": made,
-        "charts": made.charts,
         "hours": float(hours),
         "watched": readings["watched"],
     }
@@ -243,10 +294,10 @@ async def _watched(
 async def _generations(pages: Pages, _request: Request, visitor: Visitor) -> Response:
     found = await pages.ask("/api/history", visitor, {"limit": 100})
     targets = await pages.ask("/api/rollback", visitor)
-    rows = view.generations_rows(found["generations"])
+    shown = found["generations"]
     return pages.show(
-        "generations", visitor, "/generations", rows=rows, hidden=found["total"] - len(rows),
-        targets=view.targets_rows(targets["backups"]),
+        "generations", visitor, "/generations", generations=generations_table(shown),
+        hidden=found["total"] - len(shown), backups=backups_table(targets["backups"]),
     )  # fmt: skip
 
 
@@ -254,28 +305,21 @@ async def _generation(pages: Pages, request: Request, visitor: Visitor) -> Respo
     number = _number(request)
     kept = await pages.ask("/api/history/{number}", visitor, number=number)
     status = await pages.ask("/api/status", visitor)
-    one, ending = kept["generation"], kept["ending"]
     lines: list[tuple[str, str]] = []
     if number > 1:
         try:
             path = "/api/history/{one}/diff/{other}"
             found = await pages.ask(path, visitor, one=number - 1, other=number)
-            lines = view.diff_lines(found["diff"])
+            lines = diff_lines(found["diff"])
         except NotShownError:  # the one before was damaged, or is not kept any more
             number_before = 0
         else:
             number_before = number - 1
     else:
         number_before = 0
-    rows = [
-        ("When", when(one["created_s"])), ("Reason", one["reason"]), ("By", one["requested_by"]),
-        ("Profile", one["profile"] or "not by a profile"), ("Engine", one["engine"]),
-        ("Model", one["model_path"]), ("Outcome", ending["outcome"]),
-        ("Replaced", one["replaced_backup"] or "no unit file"),
-    ]  # fmt: skip
     return pages.show(
-        "generation", visitor, "/generations", number=number, rows=rows, lines=lines,
-        before=number_before, flags=view.flags_table(one["origins"]),
+        "generation", visitor, "/generations", number=number, rows=generation_facts(kept), lines=lines,
+        before=number_before, flags=flags_table(kept["generation"]["origins"]),
         text=kept["unit"] or "The unit file was removed.", is_live=number == status["generation"],
     )  # fmt: skip
 
@@ -285,7 +329,7 @@ async def _rollback(pages: Pages, request: Request, visitor: Visitor) -> Respons
     target = await pages.ask("/api/rollback/preview", visitor, {"to": to} if to else {})
     return pages.show(
         "rollback", visitor, "/generations", target=target, to=to or "",
-        messages=target["messages"], lines=view.diff_lines(target["diff"]),
+        messages=target["messages"], lines=diff_lines(target["diff"]),
         shown=shown_hash(target["diff"]),
     )  # fmt: skip
 
@@ -302,17 +346,14 @@ async def _deploy(pages: Pages, _request: Request, visitor: Visitor) -> Response
 async def _plan(pages: Pages, request: Request, visitor: Visitor) -> Response:
     profile = _name(request, "profile")
     plan = await pages.ask("/api/plan/{profile}", visitor, {"explain": True}, profile=profile)
-    rows = [
-        ("Engine", f"{plan['engine']['name']} ({plan['engine']['dialect']})"),
-        ("Model", plan["model"]["path"]),
-        ("Memory", plan["memory"]["verdict"]),
-        *((one["name"], f"{view.mib(one['worst_mib'])} of {view.mib(one['free_mib'])} free")
-          for one in plan["memory"]["devices"]),
-    ]  # fmt: skip
+    memory = plan["memory"]
+    needs = ((one["name"], f"{format_mib(one['worst_mib'])} of {format_mib(one['free_mib'])} free")
+             for one in memory["devices"])  # fmt: skip
+    rows = (*plan_facts(plan), ("memory", memory["verdict"]), *needs)
     flags = [(one["flag"], one["key"], one["origin"]) for one in plan["explain"]]
     return pages.show(
         "plan", visitor, "/deploy", plan=plan, rows=rows, messages=plan["messages"],
-        lines=view.diff_lines(plan["diff"]), flags=view.flags_table(flags),
+        lines=diff_lines(plan["diff"]), flags=flags_table(flags),
         shown=shown_hash(plan["diff"]),
     )  # fmt: skip
 
@@ -328,16 +369,11 @@ async def _sweeps(pages: Pages, request: Request, visitor: Visitor) -> Response:
 
 
 async def _sweep(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    found = await pages.ask("/api/sweeps/{number}", visitor, number=_number(request))
+    found = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=_number(request))
     section = sweep_section(found["sweep"], found["page"], found) if found["arms"] else None
-    rows = [
-        ("Begun", found["started"]), ("State", found["state"]), ("Profile", found["profile"]),
-        ("Workload", found["workload"]), ("Verdict", found["verdict"]),
-        ("Then", found["decision"] or "nothing yet"),
-    ]  # fmt: skip
     return pages.show(
-        "sweep", visitor, "/sweeps", sweep=found, rows=rows, section=section,
-        charts=section.charts if section is not None else (), is_open=_is_open(found),
+        "sweep", visitor, "/sweeps", sweep=found, rows=sweep_facts(found), section=section,
+        is_open=_is_open(found),
     )  # fmt: skip
 
 
@@ -349,17 +385,19 @@ def _is_open(sweep: Mapping[str, Any]) -> bool:
 async def _promotion(pages: Pages, request: Request, visitor: Visitor) -> Response:
     """What promoting would change, and whether to."""
     number = _number(request)
-    sweep = await pages.ask("/api/sweeps/{number}", visitor, number=number)
-    arguments = {"sweep": number, "ask": True}
-    plan = await pages.ask_by_job(JobKind.PROMOTE, arguments, visitor)
+    sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=number)
+    answer = await pages.front.wait(["promote", str(number)], visitor)
+    if answer.is_error:
+        raise NotShownError(answer.envelope["error"], 409)
+    plan = answer.envelope
     return pages.show(
         "promotion", visitor, "/sweeps", sweep=sweep, messages=plan["messages"],
-        lines=view.diff_lines(plan["diff"]), shown=shown_hash(plan["diff"]),
+        lines=diff_lines(plan["diff"]), shown=shown_hash(plan["diff"]),
     )  # fmt: skip
 
 
 async def _declining(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    sweep = await pages.ask("/api/sweeps/{number}", visitor, number=_number(request))
+    sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=_number(request))
     if not _is_open(sweep):
         raise NotShownError(wrong("this sweep proposes nothing, or was decided already"), 409)
     return pages.show("declining", visitor, "/sweeps", sweep=sweep)
@@ -368,7 +406,7 @@ async def _declining(pages: Pages, request: Request, visitor: Visitor) -> Respon
 async def _workloads(pages: Pages, _request: Request, visitor: Visitor) -> Response:
     found = await pages.ask("/api/workloads", visitor)
     return pages.show(
-        "workloads", visitor, "/workloads", workloads=found["workloads"], shown=None, classes=None,
+        "workloads", visitor, "/workloads", workloads=found["workloads"], shown=None, section=None,
         messages=found["messages"],
     )  # fmt: skip
 
@@ -379,7 +417,7 @@ async def _workload(pages: Pages, request: Request, visitor: Visitor) -> Respons
     found = await pages.ask("/api/workloads", visitor)
     return pages.show(
         "workloads", visitor, "/workloads", workloads=found["workloads"], shown=shown,
-        classes=view.classes_table(shown), messages=shown["messages"],
+        section=workload_section(shown), messages=shown["messages"],
     )  # fmt: skip
 
 
@@ -395,12 +433,7 @@ async def _doctor(pages: Pages, _request: Request, visitor: Visitor) -> Response
 
 async def _jobs(pages: Pages, _request: Request, visitor: Visitor) -> Response:
     found = await pages.ask("/api/jobs", visitor)
-    changes = [one for one in found["jobs"] if _does_more_than_look(one)]
-    return pages.show("jobs", visitor, "/jobs", jobs=changes)
-
-
-def _does_more_than_look(job: Mapping[str, Any]) -> bool:
-    return JobKind(job["kind"]).changes and not job["arguments"].get("ask")
+    return pages.show("jobs", visitor, "/jobs", jobs=found["jobs"])
 
 
 async def _job(pages: Pages, request: Request, visitor: Visitor) -> Response:
@@ -413,7 +446,7 @@ async def _job(pages: Pages, request: Request, visitor: Visitor) -> Response:
     left = f", about {format_duration(left_s)} left" if left_s is not None else ""
     rows = [
         ("Asked for by", job["asked_by"]), ("When", when(job["asked_s"])), ("State", job["state"]),
-        *((key.capitalize(), str(value)) for key, value in job["arguments"].items() if key != "shown"),
+        ("Command", " ".join(["tunerd", *(one for one in job["argv"] if "--shown" not in one)])),
     ]  # fmt: skip
     ended = "It is done" if job["exit_code"] == 0 else "It ended without a word"
     return pages.show(
@@ -426,25 +459,20 @@ async def _job(pages: Pages, request: Request, visitor: Visitor) -> Response:
 # Changing
 
 
-def _doing(form: Form) -> Page:
+def _doing(kind: str) -> Page:
     """A form that begins a job, and leads to it."""
 
     async def handle(pages: Pages, request: Request, visitor: Visitor) -> Response:
         fields = await form_of(request)
-        if not pages.desk.gate.is_form_token(visitor, fields.get("token", "")):
+        if not pages.front.gate.is_form_token(visitor, fields.get("token", "")):
             raise NotShownError(
                 wrong("the form is not from this page, or from before a restart"), 403
             )
-        path, body = form(fields)
-        route = _JOBS[path]
-        try:
-            number = await pages.desk.begin(route, route.body.model_validate(body), visitor)
-        except ValidationError as problem:
-            raise NotShownError(wrong("a field of the form is wrong"), 400) from problem
-        except TunerdError as problem:
-            error = {"code": problem.code, "message": problem.message, "cause": problem.cause,
-                     "state": problem.state, "hint": problem.hint}  # fmt: skip
-            raise NotShownError(error, 409) from problem
-        return RedirectResponse(f"/jobs/{number}", 303)
+        answer = await pages.front.begin(kind, values_of(kind, fields), visitor, is_text=True)
+        if answer.is_error:
+            if answer.status is not None:
+                raise NotShownError(wrong("a field of the form is wrong"), answer.status)
+            raise NotShownError(answer.envelope["error"], 409)
+        return RedirectResponse(f"/jobs/{answer.envelope['job']['job']}", 303)
 
     return handle

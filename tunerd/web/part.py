@@ -1,106 +1,142 @@
-"""The API and the page as a part of the daemon; whatever is wrong with them, the daemon goes on."""
+"""The daemon's side of the API and the page: it answers the web part, which is a process of its own.
+
+Under systemd that is `tunerd-web.service`, of an account that can do nothing by itself. Elsewhere there
+is no such account, and the daemon starts it, and starts it again where it ends.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import sys
+import threading
+from collections.abc import Callable
 
 import structlog
 
-from tunerd.actions.context import Context
-from tunerd.actions.telemetry import Telemetry
-from tunerd.core.access import GROUP
-from tunerd.core.host import Mode
-from tunerd.core.listen_address import ListenAddress, parse_listen
-from tunerd.errors import ConfigError, TunerdError
-from tunerd.system.listen import inherited_sockets, tcp_socket, unix_socket
-from tunerd.system.peers import group_number
-from tunerd.system.token_file import read_token
-from tunerd.web.app import Desk, Seams
-from tunerd.web.gate import Gate
-from tunerd.web.metrics import CONTENT_TYPE, exposition
-from tunerd.web.page import build_site
-from tunerd.web.server import ApiServer
+from tunerd.app import Context
+from tunerd.errors import ConfigError, HostError, TunerdError
+from tunerd.machine.peers import (
+    DAEMON_SOCKET,
+    account_number,
+    inherited_sockets,
+    say_not_served,
+    unix_socket,
+)
+from tunerd.machine.process import Child, Setting, own_command, start
+from tunerd.paths import FROM_ELSEWHERE
+from tunerd.watch.history import Telemetry
+from tunerd.web.asking import Answering
+from tunerd.web.desk import Desk
+from tunerd.words import Mode
 
-SOCKET = "tunerd.sock"
+# The only one that is heard.
+ACCOUNT = "tunerd-web"
+UNIT = "tunerd-web.service"
+_AGAIN_S = 5.0
 
 log = structlog.get_logger()
 
 
 class ApiPart:
-    """Listens from `start` until `stop`, on the socket that systemd holds or on one of its own."""
+    """Answers from `start` until `stop`, on the socket that systemd holds or on one of its own."""
 
     def __init__(self, ctx: Context, telemetry: Telemetry) -> None:
         self._ctx = ctx
-        self._seams = Seams(telemetry, lambda: (exposition(telemetry.latest()), CONTENT_TYPE))
-        self._server: ApiServer | None = None
-        self._desk: Desk | None = None
+        self._desk = Desk(ctx, telemetry)
+        self._answering: Answering | None = None
+        self._keeper: _Keeper | None = None
 
     def start(self) -> None:
         """Begin to answer, as far as that is possible; what is not is said in the log."""
-        gate = Gate(own_uid=os.getuid(), group=self._group, now_s=self._ctx.clock.monotonic_s)
-        sockets = self._own_sockets()
-        page = self._page_socket(gate)
-        sockets += [] if page is None else [page]
-        if not sockets:
+        inherited = inherited_sockets(self._ctx.environment)
+        if not inherited and self._ctx.mode is Mode.SYSTEM:  # else it would speak HTTP as root
+            say_not_served(HostError("the web part is not started: systemd handed over no socket",
+                           hint="`systemctl status tunerd-daemon.socket` says why"))  # fmt: skip
             return
-        self._desk = Desk(self._ctx, gate, self._seams)
-        self._server = ApiServer(build_site(self._desk), sockets)
-        self._server.start()
-        log.info("api.ready", at=[_name(one) for one in sockets])
+        uid = account_number(ACCOUNT) if inherited else os.geteuid()
+        try:
+            listener = self._listener(inherited)
+        except TunerdError as problem:
+            say_not_served(problem)
+            return
+        self._answering = Answering(listener, uid, self._desk.answer)
+        self._answering.start()
+        page = self._ctx.settings.page
+        if page.token_file is not None:
+            say_not_served(ConfigError("page.token_file is not used any more: the page has no tokens",
+                             hint=f"remove it from `{self._ctx.paths.settings_file}`; {FROM_ELSEWHERE}"))  # fmt: skip
+        if not inherited:
+            self._keeper = _Keeper(self._ctx)
+            self._keeper.begin()
+        elif page.listen is not None:  # without a port whoever connects starts it
+            self._do(lambda: self._ctx.services.start(UNIT))
 
     def take_over(self, ctx: Context) -> None:
-        """Answer by other settings from now on; where it listens, and to whom, stays."""
-        if self._desk is not None:
-            self._desk.take_over(ctx)
+        """Answer by other settings from now on; where the page listens as well."""
+        before, self._ctx = self._ctx, ctx
+        self._desk.take_over(ctx)
+        if self._answering is None or ctx.settings.page == before.settings.page:
+            return
+        if self._keeper is not None:
+            self._keeper.again()
+        else:
+            self._do(lambda: ctx.services.restart(UNIT))
 
     def stop(self) -> None:
-        """Answer what was asked, then no more; jobs go on."""
-        if self._server is not None:
-            self._server.stop()
+        """Answer no more; jobs go on."""
+        if self._keeper is not None:
+            self._keeper.end()
+        if self._answering is not None:
+            self._answering.stop()
 
-    def _group(self) -> int | None:
-        return group_number(GROUP) if self._ctx.mode is Mode.SYSTEM else None
-
-    def _own_sockets(self) -> list[socket.socket]:
-        inherited = inherited_sockets(self._ctx.environment)
+    def _listener(self, inherited: tuple[socket.socket, ...]) -> socket.socket:
         if inherited:
-            return list(inherited)
+            return inherited[0]
+        return unix_socket(self._ctx.paths.runtime_dir / DAEMON_SOCKET, group=None)
+
+    def _do(self, act: Callable[[], None]) -> None:
         try:
-            return [unix_socket(self._ctx.paths.runtime_dir / SOCKET, group=self._group())]
+            act()
         except TunerdError as problem:
-            _say(problem)
-            return []
-
-    def _page_socket(self, gate: Gate) -> socket.socket | None:
-        settings = self._ctx.settings.page
-        if settings.listen is None:
-            return None
-        try:
-            address = parse_listen(settings.listen)
-            if settings.token_file is not None:
-                gate.token = read_token(settings.token_file)
-            _demand_token(address, gate)
-            gate.hosts = (address.name, *settings.hosts)
-            return tcp_socket(address.host, address.port)
-        except TunerdError as problem:
-            _say(problem)
-            return None
+            say_not_served(problem)
 
 
-def _demand_token(address: ListenAddress, gate: Gate) -> None:
-    if address.is_loopback or gate.token is not None:
-        return
-    raise ConfigError(
-        f"the page does not listen on {address.host} without a token: others can reach it there",
-        hint="page.token_file names the file with the token; or listen on 127.0.0.1, and use ssh -L",
-    )
+class _Keeper:
+    """Keeps a web part of the daemon's own account running."""
 
+    def __init__(self, ctx: Context) -> None:
+        self._argv = own_command(ctx.mode, "web")
+        # It ends with the thread that started it, and so with the daemon, however that ends.
+        self._setting = Setting(env=dict(ctx.environment), keeps_together=True)
+        self._child: Child | None = None
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="web", daemon=True)
 
-def _say(problem: TunerdError) -> None:
-    log.error("api.not_served", message=problem.message, cause=problem.cause, hint=problem.hint)
+    def begin(self) -> None:
+        """Start it from now on, again and again."""
+        self._thread.start()
 
+    def again(self) -> None:
+        """Have it end, so that it is started with what holds now."""
+        if self._child is not None:
+            self._child.send(signal.SIGTERM)
 
-def _name(one: socket.socket) -> str:
-    name = one.getsockname()
-    return name if isinstance(name, str) else f"{name[0]}:{name[1]}"
+    def end(self) -> None:
+        """End it for good."""
+        self._ends.set()
+        self.again()
+        self._thread.join(timeout=2 * _AGAIN_S)
+
+    def _keep(self) -> None:
+        while not self._ends.is_set():
+            try:
+                self._child = start(self._argv, self._setting, log=sys.stderr.fileno())
+            except TunerdError as problem:
+                say_not_served(problem)
+            else:
+                if self._ends.is_set():  # it was not there yet when it was to end
+                    self.again()
+                log.info("web.ended", how=str(self._child.reap()))
+            self._ends.wait(_AGAIN_S)

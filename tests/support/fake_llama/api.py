@@ -56,9 +56,19 @@ class Api:
             return json_answer(self._health())
         if self._api_keys and headers.get("authorization", "")[7:] not in self._api_keys:
             raise HttpError(401, "authentication_error", "Invalid API Key")
+        if not self._leaves_asleep(path):
+            self.engine.touch()
         if method == "GET":
             return self._get(path)
         return self._post(path, self._parsed(body), gone)
+
+    def _leaves_asleep(self, path: str) -> bool:
+        """Seen on builds of April to August and 0.7.0: which of them neither wake it nor keep it awake."""
+        if path == "/metrics":
+            return (
+                self.behaviour.dialect == "main-0x" or "metrics" not in self.engine.arguments.facts
+            )
+        return path in {"/props", "/models", "/v1/models"}
 
     def _parsed(self, body: bytes) -> dict[str, Any]:
         try:
@@ -137,7 +147,7 @@ class Api:
             "endpoint_props": False,
             "endpoint_metrics": "metrics" in facts,
             "build_info": "b0-unknown",
-            "is_sleeping": False,
+            "is_sleeping": self.engine.is_asleep,
         }
 
     def _slot(self, slot: Slot) -> dict[str, Any]:
@@ -196,7 +206,7 @@ class Api:
         if dialect in {"main-0x", "main-lm"}:
             full = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
             lines += [
-                f'{full}{{position="{position}"}} {count}'
+                f'{full}{{position="{position}"}} {count:g}'
                 for position, count in enumerate(totals.accepted_at)
                 if count
             ]

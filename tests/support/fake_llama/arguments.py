@@ -57,6 +57,7 @@ SPELLINGS = {
     "--api-key-file": "api_key_file",
     "--metrics": "metrics",
     "--no-slots": "no_slots",
+    "--sleep-idle-seconds": "sleep_s",
 }
 # Parsed by ik although the help of a CPU build leaves them out.
 IK_HIDDEN = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "-ts", "-dev", "-mg", "-op"} | {

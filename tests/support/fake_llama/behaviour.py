@@ -19,8 +19,14 @@ class Behaviour:
     last entry repeats, None is no failure. The names of failures are in failures.py; replies are
     normal, hang, html, truncated, no-tokens, garbled, repeated, error and closed.
 
+    The model is recurrent as the designed ones are, unless `is_recurrent` says otherwise: of a prompt that
+    another end follows only what lies before a checkpoint is found again.
+
     `loses_last_words` is what builds of May 2026 do now and then: their log is written by a
     thread of its own, and a quick end comes before it.
+
+    `drips` sends the heads of all answers a byte every half second, without end; `never_binds` is a server that
+    stays, and listens nowhere.
 
     `health` are the statuses of the first answers of `/health`, the last repeats. `device` are
     the lines about a GPU: name, description, total_mib, free_mib, model_mib, context_mib,
@@ -51,6 +57,8 @@ class Behaviour:
     load_rss_mib: int = 0
     load_never_ends: bool = False
     health: list[int] | None = None
+    drips: bool = False
+    never_binds: bool = False
     fail: str | list[str | None] | None = None
     exit_after_s: float | None = None
     exit_after_requests: int | None = None
@@ -76,6 +84,7 @@ class Behaviour:
     decay_per_request: float = 0.0
     # How it speculates: costs are shares of one plain step.
     has_mtp: bool = True
+    is_recurrent: bool = True
     speculation_works: bool = True
     p_min_ignored: bool = False
     acceptance: float = 0.75

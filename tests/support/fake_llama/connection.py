@@ -5,9 +5,10 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from tests.support.fake_llama.answers import (
     Answer,
@@ -29,6 +30,7 @@ class Service(Protocol):
     """What a connection needs of the program."""
 
     is_ik: bool
+    drips: bool
 
     def at_work(self) -> AbstractContextManager[None]:
         """While it lasts, the program does not end orderly."""
@@ -88,6 +90,8 @@ class Connection(threading.Thread):
         if len(words) != 3 or not length.isdecimal():
             return False
         method, target, _ = words
+        if self._service.drips:
+            self._drip()
         if headers.get("expect", "").lower() == "100-continue":
             self._client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = self._read_exactly(min(int(length), MAX_BODY_BYTES))
@@ -100,6 +104,12 @@ class Connection(threading.Thread):
             if isinstance(reply, Answer):
                 return self._send(reply, keeps=keeps)
             return self._send_stream(reply, keeps=keeps)
+
+    def _drip(self) -> NoReturn:
+        self._client.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while True:
+            self._client.sendall(b"a")
+            time.sleep(0.5)
 
     def _send(self, answer: Answer, *, keeps: bool) -> bool:
         keeps = keeps and answer.status < 400  # as the real ones do

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class Slot:
         self.is_busy = False
         self.task: int | None = None
         self.tokens: list[int] = []
+        self.checkpoints: list[int] = []
 
 
 class Engine:
@@ -83,6 +85,7 @@ class Engine:
         self.n_completions = 0
         self.n_waiting = 0
         self.is_stopping = False
+        self.asked_s = time.monotonic()
         self._turn = threading.Condition()
         self._queue: list[int] = []
         self._next_task = 0
@@ -118,6 +121,21 @@ class Engine:
     def n_busy(self) -> int:
         return sum(slot.is_busy for slot in self.slots)
 
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it has unloaded its model, since nobody asked it for so long."""
+        if self.n_busy or self.n_waiting:
+            self.asked_s = time.monotonic()
+        after_s = self.arguments.number("sleep_s", -1)
+        return after_s > 0 and time.monotonic() - self.asked_s >= after_s
+
+    def touch(self) -> None:
+        """Somebody asks for what needs the model."""
+        if self.is_asleep:
+            self.record.add("wake")
+            time.sleep(self.behaviour.load_s)
+        self.asked_s = time.monotonic()
+
     def take_slot(self, is_gone: Callable[[], bool]) -> tuple[Slot, int]:
         """Wait for a free slot, first come first served."""
         with self._turn:
@@ -141,6 +159,7 @@ class Engine:
     def free_slot(self, slot: Slot) -> None:
         with self._turn:
             slot.is_busy = False
+            self.asked_s = time.monotonic()
             self._turn.notify_all()
 
     def next_reply_kind(self) -> str:
@@ -197,7 +216,26 @@ class Engine:
             if before != now:
                 break
             n_common += 1
-        return min(n_common, len(tokens) - 1)
+        told = self.behaviour
+        is_longer = n_common == len(slot.tokens) < len(tokens)
+        if told.finds_all_cached or not told.is_recurrent or is_longer:
+            return min(n_common, len(tokens) - 1)
+        return max((at for at in slot.checkpoints if at <= n_common), default=0)
+
+    def note_checkpoints(self, slot: Slot, run: Run) -> None:
+        """A recurrent model, as the designed ones are, can be taken back to these alone.
+
+        As seen: mainline makes one a batch before the end of a prompt and one at its end, and drops those
+        of before that lie near; ik makes one at the end and one every 2048 tokens.
+        """
+        end, found = max(run.n_prompt - 4, 0), run.n_cached
+        kept = [at for at in slot.checkpoints if at <= found]
+        if self.behaviour.is_ik:
+            slot.checkpoints = [*kept, *range(found + 2048, end, 2048), end]
+            return
+        far = [at for number, at in enumerate(kept) if not number or at - kept[number - 1] >= 8192]
+        first = max(found, end - self.arguments.whole("n_ubatch", 512))
+        slot.checkpoints = sorted({*far, first, end} - {0})
 
     def _speculation(self, body: dict[str, Any]) -> tuple[int, int, float]:
         """n-max, n-min and p-min of this request: only ik lets a request say otherwise."""

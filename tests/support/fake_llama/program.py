@@ -38,6 +38,7 @@ class Program:
     def __init__(self, behaviour: Behaviour, argv: list[str]) -> None:
         self.behaviour = behaviour
         self.is_ik = behaviour.is_ik
+        self.drips = behaviour.drips
         self.argv = argv
         self.log = Log(behaviour)
         self.record = Record(behaviour.record)
@@ -156,6 +157,8 @@ class Program:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if self.is_ik:  # so that two of them share a port, and each gets some of the clients
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if self.behaviour.never_binds:
+            return listener
         try:
             listener.bind((host, port))
             listener.listen(128)

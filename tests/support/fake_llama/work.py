@@ -93,6 +93,7 @@ class Work:
 
     def _finish(self) -> None:
         task, run = self._task, self._run
+        self._engine.note_checkpoints(task.slot, run)
         task.slot.tokens = task.tokens + [0] * max(run.n_predicted - 1, 0)
         self._engine.totals.add(run)
         self._engine.log_run(task.slot, task.number, run)

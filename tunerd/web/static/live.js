@@ -18,14 +18,7 @@
     const isMarked = marked && !marked.isCollapsed && place.contains(marked.anchorNode);
     return isMarked || place.contains(document.activeElement);
   };
-  // A chart that is drawn stays where it is, and is only given other figures.
-  const keepCharts = (place, fresh) => {
-    for (const box of fresh.querySelectorAll("[data-figure]")) {
-      const drawn = place.querySelector(`[data-figure="${box.dataset.figure}"]`);
-      if (!drawn) continue;
-      drawn.setAttribute("aria-label", box.getAttribute("aria-label"));
-      box.replaceWith(drawn);
-    }
+  const keepOpen = (place, fresh) => {
     const open = [...place.querySelectorAll("details")].map((one) => one.open);
     fresh.querySelectorAll("details").forEach((one, at) => { one.open = open[at] ?? false; });
   };
@@ -35,17 +28,12 @@
     shown[name] = text;
     const fresh = document.createElement("div");
     fresh.innerHTML = text;
-    keepCharts(place, fresh);
+    keepOpen(place, fresh);
     place.replaceChildren(...fresh.childNodes);
   };
-  const show = ({ title, parts, figures }) => {
-    if (Object.keys(figures).length && !window.Plotly) {
-      location.reload(); // the first figures: what draws them is not there yet
-      return;
-    }
+  const show = ({ title, parts }) => {
     document.title = `${title}: tunerd`;
     for (const [name, text] of Object.entries(parts)) put(name, text);
-    document.dispatchEvent(new CustomEvent("figures", { detail: figures }));
   };
   const tell = (problem) => {
     const at = renewed.toISOString().slice(11, 19);

@@ -1,0 +1,180 @@
+"""A server that never answers ends a bench soon, and so does whoever ends it by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.bench_box import BenchBox
+from tests.support.fakes import FakeClock
+from tests.support.server_process import free_port, serving
+from tests.support.stand_in import install
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.errors import BenchError
+from tunerd.machine.clock import SystemClock
+from tunerd.machine.host import process_cpu_s
+from tunerd.machine.proc import family_of
+from tunerd.machine.process import start
+from tunerd.measure.bench import BenchRequest, Session
+from tunerd.measure.evidence import ArmRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.life import Life, Silence, Target, open_url
+from tunerd.measure.request import Prompt, Request, Suite
+from tunerd.measure.store import EvidenceStore
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
+
+
+@contextmanager
+def listening(*answers: bytes) -> Iterator[tuple[int, list[socket.socket]]]:
+    """A server that gives these answers, one a connection, and then none; and its connections."""
+    met: list[socket.socket] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                met.append(client)
+                if len(met) <= len(answers):
+                    client.recv(65536)
+                    client.sendall(ANSWER % (len(answers[len(met) - 1]), answers[len(met) - 1]))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1], met
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+    for client in met:
+        client.close()
+
+
+def target_at(port: int, *pids: int) -> Target:
+    server = LlamaServer(Address("127.0.0.1", port), SystemClock())
+    arm = ArmRecord(name="live", fingerprint=Fingerprint(tunerd_version="0"))
+    return Target(arm, server, life=lambda: "one", why_ended=lambda: None, pids=pids)
+
+
+SLEEPS = "import time; print('runs', flush=True); time.sleep(100)"
+WORKS = "while True: pass"
+STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORKS!r}])"
+
+
+def used_s(pid: int) -> float:
+    return sum(process_cpu_s(one) or 0.0 for one in family_of(pid))
+
+
+def over_after(folder: Path, target: Target, *passed_s: float) -> list[bool]:
+    """What is found at each look, so much after the one before."""
+    clock = FakeClock()
+    silence = Silence(BenchBox(folder, clock=clock).context(), target)
+    found = []
+    for seconds in passed_s:
+        clock.advance(seconds)
+        found.append(silence.is_over())
+    return found
+
+
+def test_a_server_that_does_nothing_is_given_up_after_a_minute(tmp_path: Path) -> None:
+    with start([sys.executable, "-c", SLEEPS]) as server:
+        while not server.log_tail():
+            time.sleep(0.01)
+        target = target_at(free_port(), server.pid)
+        assert over_after(tmp_path, target, 0, 58, 4, 4) == [False, False, False, True]
+
+
+def test_a_server_that_was_ever_slower_is_given_three_times_as_long(tmp_path: Path) -> None:
+    with start([sys.executable, "-c", SLEEPS]) as server:
+        while not server.log_tail():
+            time.sleep(0.01)
+        target = target_at(free_port(), server.pid)
+        target.server.slowest_s = 40.0
+        assert over_after(tmp_path, target, 0, 118, 4, 4) == [False, False, False, True]
+
+
+def test_a_server_whose_processes_are_not_known_is_waited_for(tmp_path: Path) -> None:
+    assert not any(over_after(tmp_path, target_at(free_port()), 0, 100, 100, 100))
+
+
+def test_a_server_whose_counters_move_works(tmp_path: Path) -> None:
+    with (
+        start([sys.executable, "-c", SLEEPS]) as server,
+        listening(b"a 1", b"a 2", b"a 3") as (port, _),
+    ):
+        while not server.log_tail():
+            time.sleep(0.01)
+        assert not any(over_after(tmp_path, target_at(port, server.pid), 0, 100, 10, 10))
+
+
+@pytest.mark.parametrize("program", [WORKS, STARTS], ids=["itself", "what it started"])
+def test_a_server_that_uses_the_processor_works(tmp_path: Path, program: str) -> None:
+    clock = FakeClock()
+    with start([sys.executable, "-c", program]) as server:
+        silence = Silence(
+            BenchBox(tmp_path, clock=clock).context(), target_at(free_port(), server.pid)
+        )
+        assert not silence.is_over()
+        for _ in range(2):
+            before_s = used_s(server.pid)
+            while used_s(server.pid) < before_s + 0.6:
+                time.sleep(0.05)
+            clock.advance(100.0)
+            assert not silence.is_over()
+
+
+def test_a_signal_during_parallel_requests_waits_for_none_of_them(tmp_path: Path) -> None:
+    request = Request(suite=Suite.CONCURRENCY, case="4 streams", kind="prose", n_predict=64)
+    prompt = Prompt("one", "prose", "go on")
+    with listening() as (port, met):
+        life = Life(BenchBox(tmp_path).context(), target_at(port), "one")
+
+        def interrupt() -> None:
+            while len(met) < 4:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            life.ask_all((request,) * 4, (prompt,) * 4)
+
+        for client in met:
+            client.settimeout(20.0)
+            with suppress(ConnectionResetError):
+                while client.recv(65536):
+                    continue
+
+
+class QuickClock(SystemClock):
+    """Thirty seconds in one."""
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() * 30
+
+
+def test_two_requests_in_a_row_without_any_answer_end_a_suite(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    made = install(tmp_path / "engine", reply=["normal"] * 4 + ["hang"], tg_tok_s=1e5)
+    box = BenchBox(tmp_path, clock=QuickClock())
+    ctx = box.context()
+    ctx.files.make_folder(ctx.paths.state_dir)
+    with (
+        serving([str(made.program), "-m", str(model), "--metrics"], tmp_path / "log") as server,
+        EvidenceStore(ctx.paths.evidence) as store,
+    ):
+        opened = open_url(ctx, server.url)
+        target = replace(opened.target, pids=(server.process.pid,))
+        session = Session(ctx, BenchRequest(suite=Suite.MTP, repeats=3, seed=11), store)
+        with pytest.raises(BenchError) as ended:
+            session.on_server(replace(opened, target=target), server.url)
+
+    assert ended.value.message == "2 requests in a row had no answer"

@@ -1,0 +1,127 @@
+"""What `promote` refuses, what it takes back, and what is left of one that is killed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.support.made_sweep import put_proposal
+from tests.support.sweep_box import SweepBox, swept
+from tunerd.app import Context
+from tunerd.calendar import Deadline
+from tunerd.errors import DeployError, UsageError
+from tunerd.machine.net import free_port
+from tunerd.profile.files import read_tuned
+from tunerd.result import ActionResult, Progress
+from tunerd.sweep.promote import follow_policy, promote
+
+# Each test leaves the box as it found it: with drafts, and nothing tuned.
+pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("promote")]
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SweepBox]:
+    with swept(free_port()) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def nothing_tuned(box: SweepBox) -> Iterator[None]:
+    """Nor any memory of what failed."""
+    yield
+    shutil.rmtree(box.box.context.paths.tuned_dir, ignore_errors=True)
+
+
+def deploy(ctx: Context, number: int) -> ActionResult:
+    return promote(ctx, number, drain=False, confirm=lambda _plan: None)
+
+
+def drafts(box: SweepBox) -> bool:
+    return "--spec-draft-n-max 4" in " ".join(box.engine.served()[-1])
+
+
+def serving(box: SweepBox) -> int:
+    entry = box.box.context.generations.serving(box.box.context.unit)
+    assert entry is not None
+    return entry.generation.number
+
+
+def test_what_was_not_proved_is_not_promoted(box: SweepBox) -> None:
+    number = put_proposal(box.box.context, is_proved=False)
+    with pytest.raises(UsageError, match="proved no winner"):
+        deploy(box.box.context, number)
+    assert serving(box) == 1
+
+
+def test_what_was_proved_under_other_conditions_is_not_promoted(box: SweepBox) -> None:
+    number = put_proposal(box.box.context, model_sha256="0" * 64)
+    with pytest.raises(DeployError, match="does not hold here any more"):
+        deploy(box.box.context, number)
+    assert serving(box) == 1
+
+
+def test_a_window_that_ends_before_the_load_could_deploys_nothing(box: SweepBox) -> None:
+    ctx = box.box.context
+    number = put_proposal(ctx)
+    sweep = ctx.settings.sweep.model_copy(update={"promote": "auto"})
+    ctx = replace(ctx, settings=ctx.settings.model_copy(update={"sweep": sweep}))
+    deadline = Deadline(ctx.clock.now_s() + 30.0, 0.0, "until 07:00")
+    (told,) = follow_policy(ctx, number, deadline=deadline, load_s=60.0)
+    assert "ends before it had loaded" in told.text
+    assert serving(box) == 1
+
+
+def test_a_winner_that_is_slower_in_service_is_taken_back(box: SweepBox) -> None:
+    ctx = box.box.context
+    done = deploy(ctx, put_proposal(ctx, token_ms=0.05))
+    assert done.exit_code == 3
+    assert drafts(box)
+    assert read_tuned(ctx, "night") is None
+    assert [row["arm"] for row in box.json("sweep", "run", "--dry-run")["plan"]["rejected"]]
+    assert "failed in service" in box.newest()["decided"]["text"]
+
+
+def test_a_winner_that_gives_no_answer_is_taken_back(box: SweepBox) -> None:
+    ctx = box.box.context
+    number = put_proposal(ctx)
+    # What the swap itself asks is answered.
+    box.engine.configure(reply=["normal", "normal", "normal", "error"])
+    done = deploy(ctx, number)
+    box.engine.configure(reply="normal")
+    assert done.exit_code == 3
+    assert "it gave no answer" in done.payload["measured_again"]["text"]
+    assert drafts(box)
+    box.box.context.services.restart(ctx.unit)
+
+
+def test_one_that_is_killed_while_it_measures_again_leaves_the_winner_kept_and_watched(
+    box: SweepBox,
+) -> None:
+    def die(progress: Progress) -> None:
+        if "once more" in progress.text:
+            raise KeyboardInterrupt
+
+    ctx = box.box.context
+    number = put_proposal(ctx)
+    with pytest.raises(KeyboardInterrupt):
+        deploy(replace(ctx, progress=die), number)
+    watched = box.probation()
+    assert (watched["generation"], watched["sweep"]) == (serving(box), number)
+    assert watched["state"] in {"running", "cut"}, "no daemon runs here"
+    assert box.newest()["decision"] == "promoted"
+    assert box.json("plan", "night")["diff"] == "", "the next apply keeps it"
+    assert "--spec" not in " ".join(box.engine.served()[-1])
+    box.json("rollback", "--yes")
+    assert drafts(box)
+
+
+def test_a_winner_over_something_else_than_served_then_is_not_promoted(box: SweepBox) -> None:
+    number = put_proposal(box.box.context)
+    box.json("apply", "night", "--set", "speculation.n_max=2", "--yes", "--no-probation")
+    served = serving(box)
+    with pytest.raises(DeployError, match="began from generation"):
+        deploy(box.box.context, number)
+    assert serving(box) == served

@@ -1,0 +1,234 @@
+"""The sweep's requests on real builds with the designed hybrid model: they cost what production's cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tests.support import needs
+from tests.support.bench_box import BenchBox
+from tests.support.fake_gpu import FakeGpuReader, a_card
+from tests.support.real_box import N_CTX, NoLease, RealBox, options
+from tests.support.real_server import RealServer
+from tunerd.engine.server import LlamaServer, Streamed
+from tunerd.machine.clock import SystemClock
+from tunerd.measure.answer import Sample as MeasuredSample
+from tunerd.measure.answer import read_answer
+from tunerd.measure.compare import CandidateLife, CandidateStand
+from tunerd.measure.life import Life, Target, count_tokens, open_url, prompt_book
+from tunerd.measure.pairs import Asked
+from tunerd.production.lease import Held
+from tunerd.profile.arm import Arm, Policy, Request, Sample, Space
+from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep.box import LiveAsked, SweepTexts
+from tunerd.sweep.learner import Learner
+from tunerd.sweep.night import Night, Server
+from tunerd.sweep.space import build_grid
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+ENGINES = ("ik-2026-08", "mainline-2026-08-18")
+OFF = Arm("it", "off", 0, 0.0, 0, "f16", 512, 2048, 1)
+# Prefixes shorter and longer than what ik lies between two checkpoints, and than a batch of mainline.
+WORKLOAD = Workload(
+    (
+        RequestClass(0.4, "code", 3000, 900, 16),
+        RequestClass(0.3, "chat", 3000, 1200, 16),
+        RequestClass(0.3, "summary", 1000, 900, 16),
+    )
+)
+
+
+@pytest.fixture(params=ENGINES)
+def box(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealBox]:
+    found = RealBox([str(needs.engine(request.param))], tmp_path)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def night(box: RealBox, workload: Workload = WORKLOAD) -> Night:
+    grid = build_grid(Space({}, {}), OFF, Policy())
+    learner = Learner(grid, workload, N_CTX)
+    return Night(box, workload, learner, 3600.0, np.random.default_rng(1), None)
+
+
+def length(row: Sample) -> int:
+    """Tokens of its prompt, by the server's own count."""
+    assert row.reading is not None
+    return (row.reading.prompt_n or 0) + (row.reading.cache_n or 0)
+
+
+def test_every_class_reads_what_is_new_of_its_prompt_and_no_more(box: RealBox) -> None:
+    it = night(box)
+    server = Server(it, OFF, "explore")
+    server.warm_up()
+    for _ in range(2):
+        assert set(server.block(exact=True)) == {0, 1, 2}
+    prefix, n_classes = 0, 0
+    for row in it.samples:
+        if row.purpose == "prefix":
+            prefix = length(row)
+        elif row.purpose == "block" and row.reading is not None:
+            n_classes += 1
+            new = length(row) - prefix
+            assert new > 500
+            assert (row.reading.prompt_n or 0) <= new + 64, (row.request, row.reading)
+    assert n_classes == 6, "nothing had to be repeated"
+
+
+def test_what_somebody_else_disturbed_is_asked_again_behind_its_prefix_and_condemns_no_cache(
+    box: RealBox,
+) -> None:
+    """Another's request between prefix and class, every time: it takes the slot and its checkpoints."""
+    it = night(box)
+    server = Server(it, OFF, "explore")
+    server.warm_up()
+    keep, n_disturbed = box.on_samples, 0
+
+    def disturb(arm: Arm, samples: Sequence[MeasuredSample]) -> None:
+        nonlocal n_disturbed
+        keep(arm, samples)
+        if samples[0].case == "prefix" and not samples[0].details["attempt"]:
+            n_disturbed += 1
+            box.somebody_else_asks()
+
+    box.on_samples = disturb
+    assert set(server.block(exact=True)) == {0, 1, 2}
+    assert not it.broken_caches
+    assert n_disturbed == 3
+    prefix = 0
+    for row in it.samples:
+        if row.purpose == "prefix":
+            prefix = length(row)
+        elif row.purpose == "block" and row.reading is not None:
+            assert (row.reading.prompt_n or 0) <= length(row) - prefix + 64, row.reading
+
+
+@pytest.mark.parametrize("error", [0.97, 1.04], ids=["texts are short", "texts are long"])
+def test_a_context_is_filled_whatever_the_length_of_texts_is_taken_for(
+    box: RealBox, error: float
+) -> None:
+    it = night(box)
+    server = Server(it, OFF, "finalist")
+    assert server.n_ctx == N_CTX
+    assert box.texts.letters_per_token is not None
+    box.texts.letters_per_token *= error
+    reading = server.fill(server.n_ctx)
+    assert reading is not None
+    assert 0.95 * N_CTX <= (reading.prompt_n or 0) < N_CTX
+    server.warm_up()  # the process lives
+
+
+def test_drafts_of_mainline_are_told_by_position(tmp_path: Path) -> None:
+    options = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-p-min", "0")
+    box = RealBox([str(needs.engine("mainline-2026-08-18"))], tmp_path, *options)
+    try:
+        it = night(box)
+        server = Server(it, replace(OFF, spec="mtp", n_max=3), "explore")
+        for kind in ("code", "chat"):
+            server.ask(Request(kind, f"one {kind}", 0, 300, 64), "block")
+            answer = it.samples[-1].answer or {}
+            assert sum(answer["accepted_per_pos"]) == answer["draft_n_accepted"] > 0
+    finally:
+        box.close()
+
+
+@pytest.fixture(params=ENGINES)
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
+    program = [str(needs.engine(request.param))]
+    with RealServer(program, *options(tmp_path), folder=tmp_path) as server:
+        yield open_url(BenchBox(tmp_path).context(), f"http://127.0.0.1:{server.port}").target
+
+
+class Overheard(LlamaServer):
+    """Keeps each prompt that it is sent, and how many tokens of it the server read."""
+
+    heard: list[tuple[str, int]]
+
+    def stream(self, path: str, body: Mapping[str, Any], **told: Any) -> Streamed:
+        found = super().stream(path, body, **told)
+        timings = read_answer(found.events, is_whole=found.is_whole).timings
+        assert timings is not None
+        self.heard.append((body["prompt"], timings.prompt_n or 0))
+        return found
+
+
+def overheard(target: Target) -> tuple[Target, list[tuple[str, int]]]:
+    server = Overheard(target.server.address, SystemClock())
+    server.heard = []
+    return replace(target, server=server), server.heard
+
+
+def demand_found(target: Target, heard: Sequence[tuple[str, int]]) -> None:
+    """Each class behind its bare prefix, of which none of it is read again."""
+    for (bare, _), (prompt, n_read) in zip(heard[::2], heard[1::2], strict=True):
+        assert prompt.startswith(bare)
+        whole, known = (count_tokens(target.server, text) for text in (prompt, bare))
+        assert whole is not None
+        assert known is not None
+        assert whole - known > 500
+        assert n_read <= whole - known + 64, (n_read, whole, known)
+
+
+def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: Path) -> None:
+    ctx, (target, heard) = BenchBox(tmp_path).context(), overheard(target)
+    stand = CandidateStand(
+        ctx, cast("Held", NoLease()), {}, prompt_book(ctx), 1, lambda _side, _arm: None,
+        lambda _side, _found: None,
+    )  # fmt: skip
+    texts = stand.texts()
+    texts.learn(target.server)
+    stand.letters_per_token = texts.letters_per_token
+    life = CandidateLife(stand, "A", target, ExitStack())
+    heard.clear()
+    for number in range(2):
+        for at, one in enumerate(WORKLOAD.classes):
+            life.request(Asked(f"1-{number}", at, one))
+    life.close()
+    assert len(heard) == 4 * len(WORKLOAD.classes)
+    demand_found(target, heard)
+
+
+def test_a_promoted_winner_finds_the_prefix_of_every_class(target: Target, tmp_path: Path) -> None:
+    ctx, (target, heard) = BenchBox(tmp_path).context(), overheard(target)
+    texts = SweepTexts(prompt_book(ctx), 1)
+    texts.learn(target.server)
+    asked = LiveAsked(texts, Life(ctx, target, "live"))
+    assert asked.turn_s(WORKLOAD, 0)
+    assert asked.turn_s(WORKLOAD, 1)
+    assert len(heard) == 4 * len(WORKLOAD.classes)
+    demand_found(target, heard)
+
+
+class Heating(SweepTexts):
+    """The card is held back while a class is asked for the first time."""
+
+    gpu: FakeGpuReader
+
+    def compose(self, wanted: Request, attempt: int) -> Any:
+        is_hot = wanted.new_tokens and not attempt
+        reasons = ("software thermal slowdown",) if is_hot else ()
+        self.gpu.show(replace(a_card(), throttle_reasons=reasons))
+        return super().compose(wanted, attempt)
+
+
+def test_a_promoted_winner_that_was_disturbed_finds_the_prefix_when_it_is_asked_again(
+    target: Target, tmp_path: Path
+) -> None:
+    box, (target, heard) = BenchBox(tmp_path), overheard(target)
+    ctx = box.context()
+    texts = Heating(prompt_book(ctx), 1)
+    texts.gpu = box.gpu
+    texts.learn(target.server)
+    asked = LiveAsked(texts, Life(ctx, target, "live"))
+    assert asked.turn_s(WORKLOAD, 0)
+    assert asked.n_void == len(WORKLOAD.classes)
+    assert len(heard) == 4 * len(WORKLOAD.classes)
+    demand_found(target, heard)

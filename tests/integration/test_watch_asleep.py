@@ -1,0 +1,118 @@
+"""A server that sleeps when nobody asks it: looks neither wake it nor keep it from falling asleep."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs
+from tests.support.fakes import FakeClock
+from tests.support.local_box import Box
+from tests.support.stand_in import install
+from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
+from tunerd.app import Context
+from tunerd.machine.net import free_port
+from tunerd.production.gate import drain
+from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.tryout.local import Local
+from tunerd.watch.figures import EngineNow
+from tunerd.watch.readings import Watcher
+
+UNIT = "llama-server.service"
+LIMIT_S = 60.0
+PAUSE_S = 0.3
+
+
+@dataclass
+class Sleeper:
+    """A server whose unit was written by hand, and one who looks every ten seconds of a clock that hurries."""
+
+    ctx: Context
+    clock: FakeClock
+    watcher: Watcher
+
+    def look(self) -> EngineNow:
+        time.sleep(PAUSE_S)
+        self.clock.advance(10.0)
+        return self.watcher.look().engine
+
+    def until(self, holds: Callable[[EngineNow], bool]) -> EngineNow:
+        end_s = time.monotonic() + LIMIT_S
+        while not holds(seen := self.look()):
+            assert time.monotonic() < end_s, seen
+        return seen
+
+    def generate(self) -> None:
+        server = self.watcher.server()
+        assert server is not None
+        assert server.complete([300, 301], n_predict=300, timeout_s=LIMIT_S).problem is None
+
+
+@contextmanager
+def sleeper(folder: Path, program: Path, *more: str) -> Iterator[Sleeper]:
+    box, model = Box(folder), folder / "tiny.gguf"
+    write(design(SHAPES["tiny-nomtp"]), model)
+    words = (str(program), "-m", str(model), "--port", str(free_port()), "-t", "1", "-c", "512",
+             "-np", "1", "--sleep-idle-seconds", "2", *more)  # fmt: skip
+    box.unit.parent.mkdir(parents=True)
+    box.unit.write_text(f"[Service]\nType=exec\nExecStart={shlex.join(words)}\n")
+    paths, clock = box.context.paths, FakeClock()
+    try:
+        manager = Local(paths, may_start=True)
+        manager.reload()
+        manager.start(UNIT)
+        ctx = replace(box.context, clock=clock, services=manager)
+        yield Sleeper(ctx, clock, Watcher(ctx))
+    finally:
+        started = processes_with(str(folder))
+        end_supervisor(paths)
+        wait_until_gone(*started)
+
+
+def sleeps_and_works(box: Sleeper) -> None:
+    before = box.until(lambda seen: seen.is_ready is True)
+    assert before.is_asleep is False, "it will, when nobody asks it"
+    asleep = box.until(lambda seen: seen.is_asleep is True)
+    assert (asleep.is_ready, asleep.is_busy, asleep.slots_total) == (True, False, 1)
+    assert drain(box.ctx, box.ctx.services.state(UNIT)) == ()
+    assert all(box.look().is_asleep for _ in range(10)), "no look wakes it"
+    assert asleep.counters is not None
+
+    box.generate()
+    generated = (asleep.counters.n_predicted or 0) + 300
+    worked = box.until(lambda seen: seen.counters is not None
+                       and (seen.counters.n_predicted or 0) >= generated)  # fmt: skip
+    assert worked.slots_total == 1
+    box.until(lambda seen: seen.is_asleep is True)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["mainline-2026-04-26", "mainline-2026-08-18", "bee-2026-05-21"])
+def test_a_real_server_is_let_sleep_and_counted_when_it_works(name: str, tmp_path: Path) -> None:
+    with sleeper(tmp_path, needs.engine(name), "--metrics") as box:
+        sleeps_and_works(box)
+
+
+@pytest.mark.parametrize("dialect", ["main-lm", "main-0x"])
+def test_the_stand_in_is_let_sleep(dialect: str, tmp_path: Path) -> None:
+    engine = install(tmp_path / "engine", dialect=dialect)
+    with sleeper(tmp_path, engine.program, "--metrics") as box:
+        box.until(lambda seen: seen.is_asleep is True)
+        assert all(box.look().is_asleep for _ in range(10))
+        assert engine.events("wake") == []
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.engine)])
+def test_one_without_counters_is_not_asked_for_its_slots(real: bool, tmp_path: Path) -> None:
+    made = install(tmp_path / "engine", dialect="main-lm").program
+    program = needs.engine("mainline-2026-08-18") if real else made
+    with sleeper(tmp_path, program) as box:
+        asleep = box.until(lambda seen: seen.is_asleep is True)
+        assert (asleep.slots_total, asleep.counters) == (1, None)
+        assert all(box.look().is_asleep for _ in range(10))

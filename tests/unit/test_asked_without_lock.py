@@ -1,0 +1,65 @@
+"""A person may take an hour to answer: meanwhile rollback, guards and recovery work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.scenarios import deploy
+from tests.fault.world import World, a_world
+from tunerd.errors import DeployError
+from tunerd.machine.files import is_locked
+from tunerd.production.rollback import Target, rollback
+from tunerd.units.text import demand_as_shown, shown_hash
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as made:
+        deploy(made.context(), made, "old")
+        deploy(made.context(), made, "new")
+        yield made
+
+
+def test_nothing_is_locked_while_a_person_reads_where_a_rollback_leads(world: World) -> None:
+    seen: list[bool] = []
+
+    def ask(target: Target) -> None:
+        seen.append(is_locked(world.paths.lock))
+        assert "-ExecStart" in target.diff
+
+    rollback(world.context(), to=None, drain=False, ask=ask)
+
+    assert seen == [False]
+    assert world.serving_alias() == "old"
+
+
+def test_who_agreed_to_something_else_than_what_there_is_by_now_is_told(world: World) -> None:
+    def ask(_target: Target) -> None:
+        deploy(world.context(), world, "newest")  # somebody else was quicker
+
+    with pytest.raises(DeployError, match="no longer what was shown"):
+        rollback(world.context(), to=None, drain=False, ask=ask)
+
+    assert world.serving_alias() == "newest"
+
+
+def test_an_edit_while_a_person_reads_is_not_rolled_over(world: World) -> None:
+    edited = world.text("new") + b"# mine\n"
+
+    def ask(_target: Target) -> None:
+        world.unit_path.write_bytes(edited)
+
+    with pytest.raises(DeployError, match="no longer what was shown"):
+        rollback(world.context(), to=None, drain=False, ask=ask)
+
+    assert world.standing == edited
+
+
+def test_what_was_shown_is_the_difference_or_what_stands_for_it() -> None:
+    demand_as_shown("-a\n+b", "-a\n+b")
+    demand_as_shown("-a\n+b", shown_hash("-a\n+b"))
+    with pytest.raises(DeployError):
+        demand_as_shown("-a\n+b", shown_hash("-a\n+c"))

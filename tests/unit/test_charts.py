@@ -1,0 +1,103 @@
+"""Charts as SVG: whole whatever the figures are, and no text of theirs is markup."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tunerd.web.charts import Bar, Bars, Crossing, Heat, Line, Lines, Part, Plot, Point, draw
+
+HOSTILE = "</title><script>alert(1)</script>\"'&"
+NOON_S = 1_795_003_200.0
+
+
+def line(*values: float | None, step: float = 1.0, begin: float = 0.0) -> Line:
+    points = tuple(Point(begin + at * step, value) for at, value in enumerate(values))
+    return Line("on", "mainline", points)
+
+
+def parts(plot: Plot, title: str = "words") -> ET.Element:
+    return ET.fromstring(str(draw(plot, title)))  # noqa: S314 -- our own text
+
+
+def texts(plot: Plot) -> list[str]:
+    return [element.text or "" for element in parts(plot).iter("text")]
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        Lines((), "tok/s"),
+        Lines((line(None, None),), "tok/s"),
+        Bars((), "tok/s"),
+        Heat((), (), (), "p-min", "n-max", "s"),
+        Lines((line(5.0),), "tok/s"),
+        Lines((line(5.0, begin=NOON_S),), "tok/s", is_time=True),
+        Lines((line(0.0, 0.0),), "tok/s", x_title="tokens"),
+        Lines((line(1.0, None, 0.5),), "", is_ratio=True, crossing=Crossing(1.0, None, 4.0)),
+        Bars((("code", (Bar("on", (Part("on", "ik", None),), None),)),), "tok/s"),
+        Heat(("3",), ("0.75",), ((None,),), "p-min", "n-max", "s"),
+    ],
+)
+def test_no_figures_one_figure_and_gaps_make_a_whole_chart(plot: Plot) -> None:
+    svg = draw(plot, "words")
+
+    assert (parts(plot).get("aria-label") or "").startswith("words: ")
+    assert not re.search(r"nan|inf|None", svg)
+
+
+def test_names_are_text_and_never_markup() -> None:
+    bar = Bar(HOSTILE, (Part(HOSTILE, "ik", 1.0),), 1.0)
+    plots: tuple[Plot, ...] = (
+        Lines((Line(HOSTILE, "ik", (Point(1, 2),)),), HOSTILE, HOSTILE),
+        Bars(((HOSTILE, (bar,)),), HOSTILE, is_stacked=True),
+        Heat((HOSTILE,), (HOSTILE,), ((1.0,),), HOSTILE, HOSTILE, HOSTILE),
+    )
+    for plot in plots:
+        assert not [one for one in parts(plot, HOSTILE).iter() if one.tag == "script"]
+        assert any(text.startswith("</title>") for text in texts(plot))
+
+
+def test_a_gap_parts_a_line_and_each_figure_is_told_by_its_dot() -> None:
+    svg = parts(Lines((line(1.0, 2.0, None, 3.0),), "tok/s"))
+
+    (joined,) = svg.iter("polyline")
+    assert len((joined.get("points") or "").split()) == 2
+    assert [one.text for one in svg.iter("title")] == [
+        "on, 0: 1.0 tok/s", "on, 1: 2.0 tok/s", "on, 3: 3.0 tok/s",
+    ]  # fmt: skip
+
+
+def test_of_a_week_of_looks_the_line_has_all_and_dots_are_few() -> None:
+    svg = parts(Lines((line(*[5.0] * 1000, step=600, begin=NOON_S),), "tok/s", is_time=True))
+
+    (joined,) = svg.iter("polyline")
+    assert len((joined.get("points") or "").split()) == 1000
+    assert len(list(svg.iter("title"))) <= 130
+
+
+def test_ticks_are_round_and_times_are_those_of_a_clock() -> None:
+    assert texts(Lines((line(0, 81.0),), "tok/s"))[:5] == ["0", "20", "40", "60", "80"]
+    hours = texts(Lines((line(1, 2, step=7200, begin=NOON_S),), "tok/s", is_time=True))
+    assert {"12:00", "13:00", "14:00"} <= set(hours)
+    days = texts(Lines((line(1, 2, step=5 * 86400, begin=NOON_S),), "tok/s", is_time=True))
+    assert "19 Nov" in days
+
+
+def test_labels_that_would_touch_on_a_phone_are_for_wide_screens_alone() -> None:
+    ticks = (100.0, 120.0, 2000.0)
+    plot = Lines((line(1, 2, 3, step=1000),), "s", x_ticks=ticks)
+
+    css = {one.text: one.get("class") for one in parts(plot).iter("text")}
+    assert css["100"] is None
+    assert "120" not in css, "not even a wide screen has room"
+    assert css["2,000"] is None
+
+
+def test_what_a_bar_lacks_is_named() -> None:
+    reading, answering = Part("Reading", "prefill", 2.0), Part("Answering", "decode", None)
+    bar = Bar("on", (reading, answering), None)
+
+    assert "on: answering unknown" in texts(Bars((("chat", (bar,)),), "seconds", is_stacked=True))

@@ -1,0 +1,372 @@
+"""What a probation does with its time: it counts only while there is something to look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fault.scenarios import deploy
+from tests.fault.world import UNIT, World, a_world
+from tests.support.fakes import FakeClock, Life
+from tests.support.readings import an_engine
+from tunerd.app import Context, data_dir
+from tunerd.errors import UsageError
+from tunerd.machine.files import lock
+from tunerd.machine.proc import boot_id
+from tunerd.production.measurement import write_measurement
+from tunerd.production.swap import swap
+from tunerd.result import Level
+from tunerd.tryout.local_service import Ending as Killed
+from tunerd.units.manager import LeaseRecord, LeaseSpec
+from tunerd.watch.probation import (
+    Probation,
+    ProbationPlan,
+    begin_probation,
+    daemon_lock,
+    run_probation,
+    show_probation,
+    take_back,
+)
+from tunerd.watch.readings import Watcher
+
+WATCH_S = 600.0
+EVERY_S = 30.0
+
+
+class PowerCut(BaseException):
+    """The process is gone, and nothing was done about it."""
+
+
+def cut() -> None:
+    raise PowerCut
+
+
+class Ending:
+    """A clock on which everything ends after the second look, or another."""
+
+    def __init__(self, clock: FakeClock, end: Callable[[], None] = cut, *, at: int = 3) -> None:
+        self._clock = clock
+        self._at = at
+        self._end = end
+        self._n_sleeps = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
+        self._n_sleeps += 1
+        if self._n_sleeps == self._at:
+            self._end()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as made:
+        deploy(made.context(), made, "old")
+        deploy(made.context(), made, "new")
+        yield made
+
+
+def measure(world: World, limit_s: float) -> None:
+    """Somebody measures in production's place for so long."""
+    spec = LeaseSpec("0a1b2c3d", UNIT, restores=True, limit_s=limit_s, why="a sweep")
+    world.manager.lease(spec)
+    now_s = world.clock.now_s()
+    record = LeaseRecord(
+        spec.id, UNIT, spec.why, os.getpid(), now_s, now_s + limit_s, restores=True
+    )
+    write_measurement(world.context(), record)
+
+
+def test_its_clock_stands_still_while_something_is_measured(world: World) -> None:
+    measure(world, 3 * WATCH_S)
+    begun_s = world.clock.monotonic_s()
+    found = run_probation(world.context(), 2, sweep=None, duration_s=WATCH_S)
+    assert found.payload["state"] == "passed"
+    assert found.payload["looks"] == WATCH_S / EVERY_S
+    assert world.clock.monotonic_s() - begun_s >= 4 * WATCH_S - EVERY_S
+
+
+def test_it_does_not_pass_on_fewer_looks_than_a_rule_needs(world: World) -> None:
+    found = run_probation(world.context(), 2, sweep=None, duration_s=1.0)
+    assert (found.payload["state"], found.payload["looks"]) == ("passed", 3)
+
+
+def test_it_ends_where_the_server_was_stopped_for_as_long(world: World) -> None:
+    world.manager.stop(UNIT)
+    found = run_probation(world.context(), 2, sweep=None, duration_s=WATCH_S)
+    assert (found.payload["state"], found.payload["reason"]) == ("ended", "somebody stopped it")
+
+
+def shipped(world: World) -> Context:
+    """With tunerd's own units, which say how what watches is confined."""
+    return replace(world.context(), data_dir=data_dir())
+
+
+def begun(world: World, **changed: Any) -> None:
+    """Generation 2 is watched since a boot that is over."""
+    world.manager.programs[sys.executable] = lambda _start: Life()
+    begin_probation(shipped(world), ProbationPlan(2, sweep=None))
+    path = world.paths.state_dir / "probation" / "2.json"
+    record = json.loads(path.read_text())
+    assert (record["state"], record["boot_id"]) == ("running", None), "before the first look"
+    path.write_text(json.dumps(record | {"boot_id": "the boot before"} | changed))
+    world.manager.reboot()
+
+
+class Daemon:
+    """A daemon's watch, and its clock."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.watch = Probation(shipped(world), lambda _: None)
+        self._watcher = Watcher(world.context())
+
+    def look(self) -> str | None:
+        """One look; ten seconds later the next may follow."""
+        found = self.watch.after(self._watcher.look())
+        self.world.clock.advance(10.0)
+        return found
+
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = show_probation(self.world.context()).payload["probations"][0]
+        return found
+
+
+def test_it_goes_on_after_a_reboot_with_the_time_that_was_left(world: World) -> None:
+    begun(world, state="paused", left_s=150.0)
+    daemon = Daemon(world)
+    looks = 0
+    while daemon.look() is None and daemon.watch.is_watching():
+        looks += 1
+    assert (daemon.record()["state"], daemon.record()["looks"]) == ("passed", 150 / EVERY_S)
+    assert looks == 150 / 10
+    daemon.look()
+    assert not daemon.watch.is_watching(), "it has an end"
+
+
+def test_a_server_under_which_the_machine_went_down_is_taken_back(world: World) -> None:
+    begun(world)
+    found = run_probation(world.context(), 2, sweep=None)
+    assert found.payload["state"] == "taken back"
+    assert "the machine went down" in found.payload["reason"]
+    assert world.serving_alias() == "old"
+
+
+def test_a_take_back_that_a_power_cut_ends_is_begun_again(world: World) -> None:
+    begun(world)
+    ctx = world.context()
+    with lock(ctx.paths.lock, purpose="a swap that is cut short", since="now"):
+        clock: Any = Ending(world.clock)
+        with pytest.raises(PowerCut):
+            run_probation(replace(ctx, clock=clock), 2, sweep=None)
+    path = world.paths.state_dir / "probation" / "2.json"
+    assert json.loads(path.read_text())["state"] == "running"
+
+
+def test_a_daemon_that_is_ended_pauses_it_and_the_next_goes_on(world: World) -> None:
+    begun(world, boot_id=boot_id(), left_s=90.0)
+    daemon = Daemon(world)
+    daemon.look()
+    assert daemon.record()["state"] == "running"
+    daemon.watch.pause()
+    assert daemon.record()["state"] == "paused"
+    daemon = Daemon(world)
+    while daemon.look() is None and daemon.watch.is_watching():
+        pass
+    assert (daemon.record()["state"], daemon.record()["looks"]) == ("passed", 3)
+
+
+def test_a_take_back_is_begun_as_a_unit_and_begun_again_where_that_comes_to_nothing(
+    world: World,
+) -> None:
+    begun(world)
+    daemon, unit = Daemon(world), "tunerd-probation-2.service"
+    for _ in range(3):
+        reason = daemon.look()
+        assert reason is not None
+        assert daemon.watch.begin_taking_back(reason)
+        text = (world.manager.runtime_unit_dir / unit).read_text()
+        assert '"probation" "take-back" "2" "--reason" "the machine went down' in text
+        assert daemon.look() is None, "it is at work"
+        assert (daemon.record()["state"], daemon.record()["reason"]) == ("running", reason)
+        assert Daemon(world).look() is None, "and is left alone by the next daemon"
+        world.manager.stop(unit)
+    assert daemon.look() is None
+    assert daemon.record()["state"] == "worse"
+    assert "could not be taken back" in daemon.record()["reason"]
+
+
+def test_what_a_daemon_had_decided_is_done_by_the_next(world: World) -> None:
+    begun(world, boot_id=boot_id(), reason="it grows")
+    assert Daemon(world).look() == "it grows"
+
+
+def test_a_signal_pauses_it_in_a_terminal_too(world: World) -> None:
+    clock: Any = Ending(world.clock, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        run_probation(replace(world.context(), clock=clock), 2, sweep=None)
+    assert show_probation(world.context()).payload["probations"][0]["state"] == "paused"
+
+
+def test_apply_says_whether_anybody_watches(world: World) -> None:
+    (said,) = begin_probation(shipped(world), ProbationPlan(2))
+    assert (said.level, said.code) == (Level.WARNING, "probation")
+    assert "no tunerd daemon runs" in said.text
+    assert said.hint == "`tunerd probation run 2` watches it in a terminal"
+    ctx = shipped(world)
+    with lock(daemon_lock(ctx), purpose="daemon", since="now"):
+        (said,) = begin_probation(ctx, ProbationPlan(2))
+        assert "the daemon watches it for 1 h 00 min and goes back by itself if" in said.text
+        with pytest.raises(UsageError, match="the daemon watches"):
+            run_probation(ctx, 2, sweep=None)
+
+
+@pytest.mark.parametrize("dies_first", [True, False])
+def test_a_death_while_nobody_watched_counts_and_one_before_the_watch_does_not(
+    world: World, dies_first: bool
+) -> None:
+    text = world.text("newer").replace(b"StartLimitBurst=1", b"StartLimitBurst=9")
+    text = text.replace(b"Type=exec", b"Type=exec\nRestart=always\nRestartSec=1")
+    ctx = world.context()
+    with lock(ctx.paths.lock, purpose="apply", since="now"):
+        swap(ctx, world.request(text, alias="newer"))
+
+    def die() -> None:
+        world.manager.end_main(UNIT, Killed(code=1))
+        world.clock.advance(5.0)
+
+    def begin() -> None:
+        begin_probation(shipped(world), ProbationPlan(3, sweep=None))
+
+    for step in (die, begin) if dies_first else (begin, die):
+        step()
+    found = run_probation(ctx, 3, sweep=None)
+    assert found.payload["state"] == ("passed" if dies_first else "taken back")
+
+
+def test_who_watches_says_of_which_boot_it_is_before_its_first_look(world: World) -> None:
+    begun(world, boot_id=None)
+    ctx = world.context()
+    clock: Any = Ending(world.clock, at=1)
+    with pytest.raises(PowerCut):
+        run_probation(replace(ctx, clock=clock), 2, sweep=None)
+    path = world.paths.state_dir / "probation" / "2.json"
+    record = json.loads(path.read_text())
+    assert (record["state"], record["looks"], record["boot_id"]) == ("running", 0, boot_id())
+
+
+def test_a_record_of_an_earlier_version_is_gone_on_with(world: World) -> None:
+    begin_probation(shipped(world), ProbationPlan(2, sweep=None))
+    path = world.paths.state_dir / "probation" / "2.json"
+    record = json.loads(path.read_text())
+    for key in ("restarts", "left_s", "boot_id"):
+        del record[key]
+    path.write_text(json.dumps(record))
+    found = run_probation(world.context(), 2, sweep=None, duration_s=WATCH_S)
+    assert found.payload["state"] == "passed"
+
+
+def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so(
+    world: World,
+) -> None:
+    deploy(world.context(), world, "new")
+    (said,) = begin_probation(shipped(world), ProbationPlan(3))
+    assert said.text == "no probation: what served before is the same"
+    (said,) = begin_probation(unwatched(world), ProbationPlan(2))
+    assert said.text == "no probation: probation.enabled is false"
+    assert show_probation(world.context()).payload["probations"] == []
+
+
+def unwatched(world: World) -> Context:
+    ctx = shipped(world)
+    probation = ctx.settings.probation.model_copy(update={"enabled": False})
+    return replace(ctx, settings=ctx.settings.model_copy(update={"probation": probation}))
+
+
+def test_settings_that_take_it_away_end_it(world: World) -> None:
+    begun(world, boot_id=boot_id())
+    daemon = Daemon(world)
+    daemon.look()
+    daemon.watch.take_over(unwatched(world))
+    daemon.look()
+    assert (daemon.record()["state"], daemon.record()["reason"]) == (
+        "ended", "probation.enabled is false",
+    )  # fmt: skip
+
+
+def test_an_edit_by_hand_ends_it_and_stays(world: World) -> None:
+    begun(world, boot_id=boot_id())
+    daemon = Daemon(world)
+    daemon.look()
+    edited = world.text("new").replace(b"[Service]", b"[Service]\nEnvironment=MINE=1")
+    world.unit_path.write_bytes(edited)
+    world.manager.reload()
+    world.manager.end_main(UNIT, Killed(code=1))
+    daemon.look()
+    assert (daemon.record()["state"], daemon.record()["reason"]) == (
+        "ended", "somebody edited the unit",
+    )  # fmt: skip
+    assert world.standing == edited
+    with pytest.raises(UsageError, match="edited"):
+        run_probation(world.context(), 2, sweep=None)
+    assert take_back(world.context(), 2, "it died", sweep=None).payload["state"] == "ended"
+    assert world.standing == edited
+
+
+def test_nothing_is_looked_at_while_somebody_changes_the_server(world: World) -> None:
+    begun(world)
+    daemon, ctx = Daemon(world), world.context()
+    with lock(ctx.paths.lock, purpose="a change", since="now"):
+        for _ in range(100):
+            assert daemon.look() is None
+    assert daemon.look() is not None
+
+
+def test_it_goes_back_by_the_history_where_the_backup_is_gone(world: World) -> None:
+    begun(world)
+    serving = world.context().generations.serving(UNIT)
+    assert serving is not None
+    (world.paths.unit_dir / str(serving.generation.replaced_backup)).unlink()
+    assert run_probation(world.context(), 2, sweep=None).exit_code == 3
+    assert world.serving_alias() == "old"
+
+
+def test_where_nothing_can_be_written_it_watches_on(world: World) -> None:
+    begun(world, boot_id=boot_id())
+    daemon, folder = Daemon(world), world.paths.state_dir / "probation"
+    daemon.look()
+    folder.rename(folder.with_name("kept"))
+    folder.write_text("no folder")
+    for _ in range(4):
+        daemon.look()
+    world.manager.end_main(UNIT, Killed(code=1))
+    while (reason := daemon.look()) is None:
+        assert daemon.watch.is_watching()
+    assert "it ended" in reason
+    assert take_back(world.context(), 2, reason, sweep=None).exit_code == 3
+    assert world.serving_alias() == "old"
+
+
+@pytest.mark.parametrize(
+    ("active", "result", "is_stopped"),
+    [
+        ("inactive", "success", True),
+        ("deactivating", "success", True),
+        ("failed", "timeout", True),
+        ("failed", "signal", False),
+        ("inactive", "exit-code", False),
+        ("activating", "success", False),
+    ],
+)
+def test_a_stop_by_hand_is_told_from_a_death(active: str, result: str, is_stopped: bool) -> None:
+    assert an_engine(active_state=active, result=result).is_stopped_by_hand is is_stopped

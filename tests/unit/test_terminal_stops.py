@@ -1,0 +1,117 @@
+"""A terminal that stops its programs (Ctrl-Z, Ctrl-S) does not stop a swap; what else does is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.world import UNIT, World, a_world
+from tunerd.machine.proc import is_stopped
+from tunerd.units.systemd import Notifier
+from tunerd.watch.daemon import Recovery
+from tunerd.watch.figures import Event
+
+_SWAPS = """
+import sys
+from tunerd.machine.process import Interrupts
+with Interrupts():
+    print("swaps", flush=True)
+    sys.stdin.readline()
+    print("is done", flush=True)
+"""
+_TELLS = """
+from tunerd.cli.output import progress_sink
+from tunerd.result import Progress
+sink = progress_sink()
+for n in range(3):
+    sink(Progress(f"step {n}", n, 3))
+"""
+_HOLDS = """
+import sys
+from pathlib import Path
+from tunerd.machine.files import lock
+with lock(Path(sys.argv[1]), purpose="apply x", since="now"):
+    print("holds", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def a_child(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,
+    ) as child:  # fmt: skip
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU])
+def test_what_a_terminal_sends_does_not_stop_a_swap(number: signal.Signals) -> None:
+    with a_child(_SWAPS) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "swaps\n"
+        child.send_signal(number)
+        said, _ = child.communicate("\n", timeout=20)
+    assert said == "is done\n"
+
+
+def test_a_terminal_that_takes_nothing_more_does_not_hold_up_what_tells_of_progress() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        termios.tcflow(theirs, termios.TCOOFF)  # Ctrl-S
+        done = subprocess.run(
+            [sys.executable, "-c", _TELLS], stderr=theirs, timeout=20, check=False
+        )
+        termios.tcflow(theirs, termios.TCOON)
+        assert done.returncode == 0
+        subprocess.run([sys.executable, "-c", _TELLS], stderr=theirs, timeout=20, check=True)
+        assert b"[2/3] step 2" in os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_a_swap_that_somebody_stopped_is_told_once_when_it_is_late(world: World) -> None:
+    told: list[Event] = []
+    recovery = Recovery(world.context(), Notifier({}), told.append)
+    record = world.paths.journal_dir / f"{UNIT}.json"
+    world.paths.journal_dir.mkdir(parents=True)
+    record.write_text("{}")
+    now_s = world.clock.now_s()
+    with a_child(_HOLDS, str(world.paths.lock)) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "holds\n"
+        os.utime(record, (now_s - 1000, now_s - 1000))
+        recovery.look()
+        assert told == []
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert is_stopped(child.pid)
+        os.utime(record, (now_s, now_s))
+        recovery.look()
+        assert told == []
+        os.utime(record, (now_s - 1000, now_s - 1000))
+        recovery.look()
+        recovery.look()
+        child.send_signal(signal.SIGCONT)
+        child.communicate("\n", timeout=20)
+    assert [one.kind for one in told] == ["swap-stopped"]
+    assert f"kill -CONT {child.pid}" in (told[0].hint or "")

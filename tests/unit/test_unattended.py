@@ -1,0 +1,338 @@
+"""What becomes live without root at the keyboard is nothing by which anybody becomes more than they are."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fault.scenarios import deploy
+from tests.fault.world import ENGINE, UNIT, World, a_world
+from tests.support.profiles import profile_of
+from tunerd.app import Context, data_dir
+from tunerd.engine.commandline import CommandLine
+from tunerd.engine.help import Engine
+from tunerd.engine.probe import libraries_of, writable_by_others
+from tunerd.engine.serving import read_live_unit
+from tunerd.errors import ConfigError, DeployError, UsageError
+from tunerd.machine.files import lock
+from tunerd.measure.bench import BenchRequest, Session
+from tunerd.measure.store import EvidenceStore
+from tunerd.production.lease import hold
+from tunerd.production.plan import Plan, service_user, unit_spec, unit_template
+from tunerd.production.rollback import preview, rollback
+from tunerd.production.unattended import Named, is_shell, named_by, why_root_must
+from tunerd.result import Level
+from tunerd.tryout.local_service import Ending
+from tunerd.units.text import parse_unit, render_unit
+from tunerd.watch.daemon import Swaps
+from tunerd.watch.figures import Event
+from tunerd.watch.probation import ProbationPlan, begin_probation, daemon_lock, run_probation
+
+ALICE = 54321
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="the rule is about root's files")
+
+
+def named(service: str, file_environment: dict[str, str] | None = None) -> Named:
+    return named_by(
+        parse_unit(f"[Service]\n{service}\n"), file_environment or {}, {"S": "/var/lib"}
+    )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with a_world(tmp_path) as made:
+        yield made
+
+
+# Who runs it.
+
+
+@pytest.mark.parametrize(
+    ("old", "present", "may"),
+    [
+        ("ExecStart=/x", "ExecStart=/y", False),
+        ("ExecStart=/x", "ExecStart=/y\nUser=llama", False),
+        ("ExecStart=/x\nUser=root", "ExecStart=/y", False),
+        ("ExecStart=/x\nUser=0", "ExecStart=/y", False),
+        ("ExecStart=/x\nUser=%i", "ExecStart=/y", False),
+        ("ExecStart=/x\nUser=alice", "ExecStart=/y", True),
+        ("ExecStart=/x\nDynamicUser=yes", "ExecStart=/y", True),
+        ("ExecStart=/x\nUser=llama", "ExecStart=/y\nUser=llama", True),
+        ("ExecStart=/x\nUser=alice", "ExecStart=/y\nUser=llama", False),
+        ("ExecStart=+/x\nUser=llama", "ExecStart=/y\nUser=llama", False),
+        ("ExecStart=/x\nExecStartPre=!/z\nUser=llama", "ExecStart=/y\nUser=llama", False),
+        ("ExecStart=/x\nExecStop=-+/z\nUser=llama", "ExecStart=/y\nUser=llama", False),
+        ("ExecStart=/x\nUser=llama\nSupplementaryGroups=docker", "ExecStart=/y\nUser=llama", False),
+        ("ExecStart=/x\nUser=llama\nAmbientCapabilities=CAP_SYS_ADMIN",
+         "ExecStart=/y\nUser=llama", False),
+        ("ExecStart=/x\nUser=llama", "ExecStart=/y\nUser=llama\nGroup=video", True),
+        ("ExecStart=/x\nUser=nobody\nAmbientCapabilities=CAP_SYS_ADMIN", "ExecStart=/y", False),
+        ("ExecStart=/x\nUser=nobody\nSupplementaryGroups=docker", "ExecStart=/y", False),
+        ("ExecStart=/x\nUser=nobody\nSupplementaryGroups=docker",
+         "ExecStart=/y\nSupplementaryGroups=docker", False),
+        ("ExecStart=/x\nUser=nobody\nGroup=docker", "ExecStart=/y", False),
+        ("ExecStart=/x\nUser=llama\nGroup=llama", "ExecStart=/y", True),
+    ],
+)  # fmt: skip
+def test_what_others_may_change_runs_as_no_more_than_what_runs_now(
+    old: str, present: str, may: bool
+) -> None:
+    why = why_root_must(named(old), named(present), ["`/x` belongs to user 1000"])
+    assert (why is None) is may
+    assert why_root_must(named(old), named(present), []) is None
+
+
+def test_where_nothing_is_live_nothing_can_be_compared_with() -> None:
+    assert why_root_must(named("ExecStart=/x\nUser=llama"), None, ["it is alice's"]) is not None
+
+
+# What it runs.
+
+
+def test_every_program_of_every_line_counts_and_what_a_drop_in_replaced_does_not() -> None:
+    lines = "ExecStartPre=-/a 1\nExecStart=@/b b -m /data/x\nExecStopPost=/c\nExecReload=/d\n"
+    unit = parse_unit(f"[Service]\n{lines}")
+    drop_in = parse_unit("[Service]\nExecStart=\nExecStart=/e\nExecStartPre=/f\n")
+    assert named_by(unit, {}, {}).programs == ("/a", "/b", "/c", "/d")
+    merged = named_by(unit.with_drop_in(drop_in), {}, {})
+    assert set(merged.programs) == {"/a", "/c", "/d", "/e", "/f"}
+
+
+@pytest.mark.parametrize(
+    ("service", "path"),
+    [
+        ("ExecStart=/usr/bin/env /home/alice/run", "/home/alice/run"),
+        ("ExecStart=/x --slot-save-path=/home/alice/slots", "/home/alice/slots"),
+        ('Environment="LD_LIBRARY_PATH=/opt/cuda:/home/alice/lib"\nExecStart=/x', "/home/alice/lib"),
+        ("Environment=LD_PRELOAD=/home/alice/x.so\nExecStart=/x", "/home/alice/x.so"),
+        ("EnvironmentFile=-/home/alice/env\nExecStart=/x", "/home/alice/env"),
+        ("WorkingDirectory=-/home/alice\nExecStart=/x", "/home/alice"),
+        ("RootDirectory=/home/alice/root\nExecStart=/x", "/home/alice/root"),
+        ("BindReadOnlyPaths=/home/alice/bin:/usr/bin\nExecStart=/x", "/home/alice/bin"),
+        ("StandardOutput=append:/home/alice/log\nExecStart=/x", "/home/alice/log"),
+        ("WorkingDirectory=%S/x\nExecStart=/x", "/var/lib/x"),
+    ],
+)  # fmt: skip
+def test_every_path_that_a_unit_names_counts(service: str, path: str) -> None:
+    assert path in named(service).paths
+
+
+def test_what_files_put_into_the_environment_counts() -> None:
+    found = named("ExecStart=/x $OPTIONS", {"OPTIONS": "--log-file /home/alice/log"})
+    assert "/home/alice/log" in found.paths
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        "ExecStart=/x --model /home/alice/x.gguf -m /home/alice/y --model=/home/alice/z",
+        "Environment=LLAMA_ARG_MODEL=/home/alice/x.gguf\nExecStart=/x",
+        "ExecStart=/x --webhook http://host/path >/dev/null",
+        "LoadCredential=api-key:/home/alice/key\nExecStart=/x",
+    ],
+)
+def test_data_is_not_what_a_unit_runs(service: str) -> None:
+    assert named(service).paths == ()
+
+
+def test_what_a_shell_runs_cannot_be_told() -> None:
+    assert is_shell("/bin/sh")
+    assert is_shell("/usr/bin/bash")
+    assert not is_shell("/usr/bin/ssh-agent")
+    assert not is_shell("/opt/llama-server")
+    with pytest.raises(ConfigError):
+        named("ExecStart=relative/path")
+
+
+# Files.
+
+
+@ROOT_ONLY
+def test_a_link_counts_for_the_folder_in_which_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    link = tmp_path / "home/server"
+    link.symlink_to("/bin/true")
+    assert writable_by_others(link) is None
+    os.chown(tmp_path / "home", ALICE, 0)
+    assert str(tmp_path / "home") in (writable_by_others(link) or "")
+    assert writable_by_others(link, trusted=ALICE) is None
+
+
+@ROOT_ONLY
+def test_a_group_in_which_an_account_is_alone_may_write_what_the_account_may(
+    tmp_path: Path,
+) -> None:
+    """Ubuntu's people have such a group, and a umask of 002."""
+    entries = pwd.getpwall()
+    first = Counter(one.pw_gid for one in entries)
+    alone, shared = (
+        next(
+            one for one in entries
+            if one.pw_gid and (first[one.pw_gid] > 1) is is_shared and not grp.getgrgid(one.pw_gid).gr_mem
+        )
+        for is_shared in (False, True)
+    )  # fmt: skip
+    build = tmp_path / "build"
+    build.mkdir()
+    for owner in (alone, shared):
+        os.chown(build, owner.pw_uid, owner.pw_gid)
+        build.chmod(0o775)
+        who = writable_by_others(build, trusted=owner.pw_uid)
+        assert (who is None) is (owner is alone)
+    os.chown(build, alone.pw_uid, 12345)
+    assert "group 12345" in (writable_by_others(build, trusted=alone.pw_uid) or "")
+    os.chown(build, 0, alone.pw_gid)
+    assert f"group {alone.pw_gid}" in (writable_by_others(build) or "")
+
+
+def test_libraries_are_looked_for_where_the_program_says(tmp_path: Path) -> None:
+    cc = shutil.which("cc") or shutil.which("gcc")
+    if cc is None:
+        pytest.skip("needs a C compiler")
+    source = tmp_path / "m.c"
+    source.write_text("int main(void) { return 0; }\n")
+    paths = f"/home/alice/build:$ORIGIN/../lib:{tmp_path}/more"
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/libx.so.1").write_bytes(b"")
+    words = [cc, str(source), f"-Wl,-rpath,{paths}", "-o", str(tmp_path / "m")]
+    subprocess.run(words, check=True)
+    found = libraries_of(tmp_path / "m")
+    assert Path("/home/alice/build") in found
+    assert Path(f"{tmp_path}/../lib") in found
+    assert tmp_path / "more/libx.so.1" in found
+    assert libraries_of(source) == [source]
+
+
+# Rollback.
+
+
+def _alices_root_unit(world: World, folder: Path) -> str:
+    """A unit by hand, without an account, whose program alice may change; then one of root's."""
+    program = folder / "llama-server"
+    program.write_bytes(Path("/bin/true").read_bytes())
+    program.chmod(0o755)
+    os.chown(program, ALICE, 0)
+    world.manager.programs[str(program)] = world.manager.programs[ENGINE]
+    world.put(world.text("old", program=str(program)))
+    deploy(world.context(), world, "new")
+    (backup,) = world.backups()
+    return backup.name
+
+
+@ROOT_ONLY
+def test_a_member_does_not_get_a_program_of_their_own_run_as_root(
+    world: World, tmp_path: Path
+) -> None:
+    backup = _alices_root_unit(world, tmp_path)
+    member = replace(world.context(), is_unattended=True)
+    for to in (None, backup):
+        with pytest.raises(DeployError, match="root must do this") as caught:
+            rollback(member, to=to, drain=False, confirm=lambda _: None)
+        assert "it would run as root" in (caught.value.cause or "")
+        assert f"belongs to user {ALICE}" in (caught.value.cause or "")
+    with pytest.raises(DeployError, match="root must do this"):
+        preview(world.context(), None)
+    assert world.serving_alias() == "new"
+
+    rollback(world.context(), to=None, drain=False, confirm=lambda _: None)
+
+    assert world.serving_alias() == "old"
+
+
+@ROOT_ONLY
+def test_a_guard_goes_back_to_what_nobody_else_may_change(world: World) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    guard = replace(world.context(), is_unattended=True)
+
+    rollback(guard, to=None, drain=False, confirm=lambda _: None, reason="guard")
+
+    assert world.serving_alias() == "old"
+
+
+# Candidates.
+
+
+def _plan(ctx: Context, program: Path) -> Plan:
+    """What a profile with an engine in a home would deploy; nothing stands against it."""
+    engine = Engine("home", program, "settings", None, None, None, (), None)
+    resolved, live, command = profile_of({}), read_live_unit(ctx), CommandLine(str(program), ())
+    spec = unit_spec(ctx, resolved, engine, command, service_user(ctx, live))
+    unread: Any = None
+    return Plan(
+        resolved, engine, command, render_unit(unit_template(ctx), spec), live, None, "", unread,
+        unread, unread, has_gpu=False, passed_over=(), messages=(),
+    )  # fmt: skip
+
+
+@ROOT_ONLY
+def test_a_member_does_not_get_a_program_of_their_own_measured_as_root(
+    world: World, tmp_path: Path
+) -> None:
+    program = tmp_path / "llama-server"
+    program.write_bytes(Path("/bin/true").read_bytes())
+    program.chmod(0o755)
+    os.chown(program, ALICE, 0)
+    world.put(world.text("one").replace(b"Type=exec", b"Type=exec\nUser=root"))
+    member = replace(world.context(), data_dir=data_dir(), is_unattended=True)
+    plan = _plan(member, program)
+
+    with EvidenceStore(member.paths.evidence) as store:
+        session = Session(member, BenchRequest(), store)
+        with pytest.raises(DeployError, match="root must do this"):
+            session.on_candidates({"x": plan}, pytest.fail, start_after=False)
+    with (
+        pytest.raises(DeployError, match="root must do this"),
+        hold(member, purpose="bench x", budget_s=60) as held,
+        held.serve(plan),
+    ):
+        pass
+
+    assert list(world.manager.runtime_unit_dir.glob("tunerd-candidate*")) == []
+    assert world.serving_alias() == "one"
+
+
+@ROOT_ONLY
+def test_a_watch_that_may_not_go_back_promises_nothing_and_is_told_of_when_it_would(
+    world: World, tmp_path: Path
+) -> None:
+    _alices_root_unit(world, tmp_path)
+    ctx = replace(world.context(), data_dir=data_dir())
+    with lock(daemon_lock(ctx), purpose="daemon", since="now"):
+        (said,) = begin_probation(ctx, ProbationPlan(1))
+    assert (said.level, said.code) == (Level.WARNING, "probation")
+    assert "only root can take it back: it would run as root" in said.text
+    assert "by itself" not in said.text
+
+    told: list[Event] = []
+    swaps = Swaps(ctx, told.append)
+    swaps.look()
+    world.manager.end_main(UNIT, Ending(code=1))
+    assert run_probation(ctx, 1, sweep=None).payload["state"] == "worse"
+    for _ in range(2):
+        swaps.look()
+    assert [(one.kind, one.level) for one in told] == [("not-taken-back", "error")]
+    assert "generation 1 does worse and was not taken back: " in told[0].text
+    assert "root must do this" in told[0].text
+    assert told[0].hint == "`tunerd rollback`"
+
+
+def test_nothing_is_a_backup_but_what_is_listed_as_one(world: World) -> None:
+    deploy(world.context(), world, "old")
+    names = [f"{UNIT}.rpmsave", f"{UNIT}.bak", "other.service.pre-20260101T000000Z-apply"]
+    for name in names:
+        (world.paths.unit_dir / name).write_bytes(world.text("stray"))
+    (world.paths.unit_dir / f"{UNIT}.pre-link").symlink_to(f"{UNIT}.bak")
+    for name in (*names, f"{UNIT}.pre-link", f"{world.paths.unit_dir}/{UNIT}.bak"):
+        with pytest.raises(UsageError, match="no such backup"):
+            rollback(world.context(), to=name, drain=False, confirm=lambda _: None)

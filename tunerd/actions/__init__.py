@@ -1,1 +1,0 @@
-"""One file per thing that an operator or the scheduler asks for."""

@@ -1,0 +1,174 @@
+"""What every action works with: settings, folders and seams, wired in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tunerd.errors import HostError, UsageError
+from tunerd.machine.clock import Clock, SystemClock
+from tunerd.machine.facts import GpuReader
+from tunerd.machine.files import Files
+from tunerd.paths import Paths, paths_for
+from tunerd.result import Progress, ProgressSink, ignore_progress
+from tunerd.settings import Settings, load_settings, settings_or_last_good
+from tunerd.units.generations import Generations
+from tunerd.units.manager import ServiceManager
+from tunerd.words import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything that an action needs of the world.
+
+    `environment` is that of the caller; `data_dir` holds the shipped units and profiles.
+    `lacks_manager` says that local mode is a makeshift: the machine runs systemd, the user's own
+    manager cannot be reached, and nobody asked for local mode. `own_unit` is the unit that this process
+    is, where a lease shall be bound to that. `is_unattended` says that no root sits at a keyboard: a member
+    asked for it, a guard, or a watch. `settings_problem` is what is wrong with the settings where others
+    than those hold.
+    """
+
+    mode: Mode
+    paths: Paths
+    settings: Settings
+    environment: Mapping[str, str]
+    data_dir: Path
+    clock: Clock
+    gpu: GpuReader
+    services: ServiceManager
+    files: Files
+    generations: Generations
+    progress: ProgressSink
+    lacks_manager: bool = False
+    own_unit: str | None = None
+    is_unattended: bool = False
+    settings_problem: str | None = None
+
+    @property
+    def unit(self) -> str:
+        """The unit that is deployed."""
+        return self.settings.service.unit
+
+    @property
+    def unit_path(self) -> Path:
+        """Where its file is the live definition."""
+        return self.paths.unit_dir / self.unit
+
+    def say(self, text: str, **details: float | None) -> None:
+        """Report progress."""
+        self.report(Progress(text, **details))  # type: ignore[arg-type]
+
+    def report(self, progress: Progress) -> None:
+        """Report progress; a terminal that is gone is no reason to stop."""
+        with contextlib.suppress(OSError):
+            self.progress(progress)
+
+    def now_text(self) -> str:
+        """The time for people, in UTC."""
+        return datetime.fromtimestamp(self.clock.now_s(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def data_dir() -> Path:
+    """Where shipped units and profiles are: inside the wheel, or at the top of a checkout."""
+    package = Path(__file__).parent
+    packaged = package / "_data"
+    return packaged if packaged.is_dir() else package.parent
+
+
+def choose_mode(wanted: str | None, environment: Mapping[str, str]) -> Mode:
+    """The mode of a call: as asked for, else root means system and others user, else local.
+
+    Raises:
+        UsageError: `TUNERD_MODE` names no mode.
+    """
+    from tunerd.units.systemd import has_system_manager, has_user_manager
+
+    name = wanted or environment.get("TUNERD_MODE")
+    if name:
+        try:
+            return Mode(name)
+        except ValueError as error:
+            allowed = ", ".join(Mode)
+            raise UsageError(f"no such mode: `{name}`", hint=f"one of {allowed}") from error
+    if os.geteuid() == 0:
+        return Mode.SYSTEM if has_system_manager() else Mode.LOCAL
+    return Mode.USER if has_user_manager(environment) else Mode.LOCAL
+
+
+def build_context(
+    *,
+    mode: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    progress: ProgressSink = ignore_progress,
+    start_supervisor: bool = False,
+    needs_settings: bool = True,
+) -> Context:
+    """The real context of this process.
+
+    Args:
+        mode: As given on the command line.
+        environment: Of the caller; None for this process's own.
+        progress: Where progress goes.
+        start_supervisor: Whether local mode may start its supervisor.
+        needs_settings: Whether it is an error that settings are wrong; else the last good ones hold.
+
+    Raises:
+        ConfigError: settings are wrong.
+        HostError: the mode cannot work here.
+    """
+    from tunerd.machine.gpu import NvmlReader
+    from tunerd.units.systemd import Systemd
+
+    environment = dict(os.environ) if environment is None else environment
+    chosen = choose_mode(mode, environment)
+    is_asked_for = bool(mode or environment.get("TUNERD_MODE"))
+    paths = paths_for(chosen, environment)
+    settings, settings_problem = (
+        (load_settings(paths, environment), None)
+        if needs_settings
+        else settings_or_last_good(paths, environment)
+    )
+    if mode is None and "TUNERD_MODE" not in environment and settings.mode is not None:
+        is_asked_for = True
+        chosen = Mode(settings.mode)
+        paths = paths_for(chosen, environment)
+    if chosen is Mode.SYSTEM and os.geteuid() != 0 and "TUNERD_STATE_DIR" not in environment:
+        hint = "use sudo, or `--user` for a unit of your own"
+        held = paths.generations_dir if paths.generations_dir.exists() else paths.state_dir
+        if not os.access(held, os.R_OK):
+            raise HostError("system mode needs root", hint=hint)
+    clock = SystemClock()
+    files = Files()
+    services: ServiceManager
+    if chosen is Mode.LOCAL:
+        from tunerd.tryout.local import Local
+
+        services = Local(paths, may_start=start_supervisor, environment=environment)
+    else:
+        services = Systemd(chosen, paths, environment=environment)
+    return Context(
+        mode=chosen,
+        paths=paths,
+        settings=settings,
+        environment=environment,
+        data_dir=data_dir(),
+        clock=clock,
+        gpu=NvmlReader(),
+        services=services,
+        files=files,
+        generations=Generations(paths.generations_dir, files),
+        progress=progress,
+        lacks_manager=chosen is Mode.LOCAL and not is_asked_for and _runs_systemd(),
+        settings_problem=settings_problem,
+    )
+
+
+def _runs_systemd() -> bool:
+    from tunerd.units.systemd import has_system_manager
+
+    return has_system_manager()

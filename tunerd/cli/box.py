@@ -1,0 +1,480 @@
+"""Commands that show what is here: detect, engines, profiles, doctor, settings."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class
+
+from tunerd.cli.complete import names_of, shapes
+from tunerd.cli.deploy import set_option
+from tunerd.cli.output import columns
+from tunerd.operations import PROFILE, Call, operation
+from tunerd.result import ActionResult
+from tunerd.words import format_mib, need_mib
+
+
+@click.command(name="detect", short_help="What is here.")
+@operation("render_detect")
+def detect_command(call: Call) -> ActionResult:
+    """What is here: GPUs, processor, memory, limits, service manager, engines, units.
+
+    What could not be told prints as `unknown`.
+
+    \b
+    Example:
+      tunerd detect
+      tunerd detect --json | jq '.gpus[0].free_mib'
+    """  # noqa: D301
+    from tunerd.production.detect import detect
+
+    return detect(call.context())
+
+
+def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield from _gpus(payload)
+    cpu, memory = payload["cpu"], payload["memory"]
+    cores = (
+        f"{_shown(cpu['physical_cores'])} physical cores, {_shown(cpu['logical_cores'])} logical"
+    )
+    simd = " ".join(cpu["simd"]) if cpu["simd"] is not None else "unknown"
+    locked = "unlimited" if memory["memlock_unlimited"] else format_mib(memory["memlock_mib"])
+    rows = [
+        ("processor", f"{_shown(cpu['model'])}, {cores}"),
+        ("SIMD", simd),
+        ("RAM", f"{format_mib(memory['available_mib'])} free of {format_mib(memory['total_mib'])}"),
+        ("swap", (f"{format_mib(memory['swap_used_mib'])} used of "
+                 f"{format_mib(memory['swap_total_mib'])}")),
+        ("memory lock limit", locked),
+        ("service manager", _manager(payload)),
+        ("kernel", _shown(payload["kernel"])),
+    ]  # fmt: skip
+    yield from columns(rows)
+    yield ""
+    yield "engines"
+    yield from _engines(payload["engines"])
+    yield ""
+    yield "units that run a llama-server"
+    units = [
+        (f"  {unit['unit']}", unit["active"], _shown(unit["alias"]), _shown(unit["port"]),
+         "by tunerd" if unit["written_by_tunerd"] else "by hand")
+        for unit in payload["units"]
+    ]  # fmt: skip
+    yield from columns(units) if units else ["  none"]
+
+
+def _gpus(payload: Mapping[str, Any]) -> Iterator[str]:
+    if payload["gpus"] is None:
+        yield f"GPU               unknown: {payload['gpu_problem']}"
+        return
+    if not payload["gpus"]:
+        yield "GPU               none"
+    for gpu in payload["gpus"]:
+        yield f"GPU {gpu['index']}             {gpu['name']}"
+        link = (
+            f"generation {_shown(gpu['pcie_generation'])} of {_shown(gpu['pcie_generation_max'])}, "
+            f"width {_shown(gpu['pcie_width'])} of {_shown(gpu['pcie_width_max'])}"
+        )
+        limit, default = _watts(gpu["power_limit_w"]), _watts(gpu["power_default_w"])
+        yield from columns(
+            [
+                ("  VRAM", (f"{format_mib(gpu['free_mib'])} free, {format_mib(gpu['used_mib'])} used "
+                           f"of {format_mib(gpu['total_mib'])}")),
+                ("  power limit", f"{limit} (default {default})"),
+                ("  PCIe link", link),
+            ]
+        )  # fmt: skip
+        yield from _users(gpu)
+    yield f"driver            {_shown(payload['driver_version'])}"
+
+
+def _users(gpu: Mapping[str, Any]) -> Iterator[str]:
+    if gpu["processes"] is None:
+        yield "  used by         unknown"
+        return
+    for process in gpu["processes"]:
+        what = " (display server)" if process["is_display_server"] else ""
+        unit = f", unit {process['unit']}" if process["unit"] else ""
+        name = _shown(process["name"])
+        yield f"  used by         {name}{what}, pid {process['pid']}{unit}: {format_mib(process['used_mib'])}"
+    if gpu["unattributed_mib"]:
+        yield f"  used by         nobody that can be seen: {format_mib(gpu['unattributed_mib'])}"
+
+
+def _engines(engines: list[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [
+        (f"  {e['name']}", e["dialect"] or "-", e["version"] or "-", e["path"],
+         f"not usable: {e['problem']}" if e["problem"] else e["found_by"])
+        for e in engines
+    ]  # fmt: skip
+    yield from columns(rows) if rows else ["  none"]
+
+
+def _manager(payload: Mapping[str, Any]) -> str:
+    text = {"system": "systemd (system)", "user": "systemd (user)", "local": "none (tunerd's own)"}
+    lingers = {True: ", lingering on", False: ", lingering off", None: ""}[payload["lingers"]]
+    return text[payload["mode"]] + lingers
+
+
+def _watts(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.0f} W"
+
+
+def _shown(value: object) -> str:
+    return "unknown" if value is None else str(value)
+
+
+@click.group(name="engines", invoke_without_command=True, short_help="Each engine.")
+@click.option("--prove", is_flag=True, help="Try on a tiny model what each build really does.")
+@operation("render_engines")
+def engines_command(call: Call, prove: bool) -> ActionResult:
+    """Each engine: path, version, dialect, what it can do, what was proved, what it lacks.
+
+    \b
+    Example:
+      tunerd engines --prove
+      tunerd engines keep mainline-0.7.0
+    """  # noqa: D301
+    from tunerd.engine.builds import engines
+
+    return engines(call.context(tells=True), prove=prove)
+
+
+@engines_command.command(name="keep", short_help="Keep a copy of an engine.")
+@click.argument("engine", shell_complete=names_of("engines"))
+@operation("render_kept")
+def keep_command(call: Call, engine: str) -> ActionResult:
+    """Copy a program and its libraries, so that an upgrade in place leaves a way back.
+
+    The copy is an engine of its own; name it in `engine.prefer` or with --set.
+
+    \b
+    Example:
+      tunerd engines keep mainline-0.7.0
+    """  # noqa: D301
+    from tunerd.engine.builds import keep
+
+    return keep(call.context(tells=True), engine)
+
+
+def render_engines(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    if not payload["engines"]:
+        yield "no engine was found"
+    for engine in payload["engines"]:
+        yield f"{engine['name']}"
+        yield from columns(list(_rows(engine)))
+        yield ""
+
+
+def _rows(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "  path", f"{engine['path']} ({engine['found_by']})"
+    if engine["problem"]:
+        yield "  not usable", engine["problem"]
+        return
+    capabilities = engine["capabilities"]
+    yield "  version", engine["version"] or "unknown"
+    yield "  dialect", f"{engine['dialect']} (family {engine['family']})"
+    types = [word for word in capabilities["spec_types"] if word != "none"]
+    yield "  speculation", ", ".join(types) or "none"
+    n_max, p_min = capabilities["default_n_max"], capabilities["default_p_min"]
+    yield (
+        "  defaults",
+        f"n-max {_shown(n_max)}, p-min {_shown(p_min)}, port {_shown(capabilities['default_port'])}",
+    )
+    yield "  per request", f"n-max and p-min: {engine['per_request_speculation']}"
+    fit = {"none": "none", "on-off": "--fit on|off", "switch": "--fit"}[capabilities["fit"]]
+    default = {True: "on", False: "off", None: "unknown"}[capabilities["fit_default_on"]]
+    yield "  fit", f"{fit}, by default {default}"
+    yield "  load mode", "--load-mode" if capabilities["load_mode"] else "--mlock, --no-mmap"
+    yield "  KV types", " ".join(capabilities["kv_types"]) or "unknown"
+    yield "  identity", f"{engine['identity'][:16]} ({len(engine['components'])} files)"
+    for proof in engine["proofs"]:
+        yield f"  {proof['feature']}", f"{proof['effect']}: {proof['detail']}"
+    if not engine["proofs"]:
+        yield "  proofs", "none yet"
+    yield "  lacks", ", ".join(engine["lacks"]) or "nothing that profiles use"
+
+
+def render_kept(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    what = "kept" if payload["new"] else "was kept already"
+    yield f"{payload['engine']} {what}: {payload['files']} files, {payload['mib']} MiB"
+    yield f"  {payload['program']}"
+
+
+@click.group(name="profiles", short_help="List, show, check and write profiles.")
+def profiles_command() -> None:
+    """List, show, check and write profiles.
+
+    \b
+    Example:
+      tunerd profiles list
+      tunerd profiles show rtx-3090-ti-24gb
+      tunerd profiles new mine --from-unit llama-server.service
+    """  # noqa: D301
+
+
+@profiles_command.command(name="list", short_help="Every profile.")
+@operation("render_list")
+def list_command(call: Call) -> ActionResult:
+    """Every profile, shipped and of this site.
+
+    \b
+    Example:
+      tunerd profiles list
+    """  # noqa: D301
+    from tunerd.production.adopt import list_profiles
+
+    return list_profiles(call.context())
+
+
+@profiles_command.command(name="show", short_help="Resolved values, and who set each.")
+@click.argument("profile", type=PROFILE, shell_complete=names_of("profiles"))
+@set_option
+@operation("render_show")
+def show_command(call: Call, profile: str, options: tuple[str, ...]) -> ActionResult:
+    """The resolved values of a profile, with the layer that set each.
+
+    \b
+    Example:
+      tunerd profiles show rtx-5060-ti-16gb
+    """  # noqa: D301
+    from tunerd.production.adopt import show_profile
+    from tunerd.profile.files import parse_options
+
+    return show_profile(call.context(), profile, options=parse_options(options))
+
+
+@profiles_command.command(name="check", short_help="Every problem of a profile at once.")
+@click.argument("profile_or_file", shell_complete=names_of("profiles", or_files=True))
+@operation("render_check")
+def check_command(call: Call, profile_or_file: str) -> ActionResult:
+    """Every problem of a profile or file: key, found, allowed, nearest name. Exit code 1 if any.
+
+    \b
+    Example:
+      tunerd profiles check ./mine.toml
+    """  # noqa: D301
+    from tunerd.production.adopt import check_profile
+
+    return check_profile(call.context(), profile_or_file)
+
+
+@profiles_command.command(name="new", short_help="Write one for this machine.")
+@click.argument("name")
+@click.option("--model", metavar="FILE", type=click.Path(), help="GGUF file to serve.")
+@click.option("--from-unit", metavar="UNIT", shell_complete=names_of("units"),
+              help="Take over what this unit serves today.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Overwrite a profile of this name.")
+@operation("render_new")
+def new_profile_command(
+    call: Call, name: str, model: str | None, from_unit: str | None, force: bool
+) -> ActionResult:
+    """Write a site profile from the hardware and a model file, or from what serves today.
+
+    \b
+    Example:
+      tunerd profiles new mine --model /srv/models/Qwen3.6-27B-Q4_K_M-mtp.gguf
+      tunerd profiles new mine --from-unit llama-server.service
+    """  # noqa: D301
+    from tunerd.production.adopt import new_profile
+
+    return new_profile(call.context(), name, model=model, from_unit=from_unit, force=force)
+
+
+def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    rows = [
+        (row["name"], ", ".join(row["layers"]), row["description"] or "")
+        for row in payload["profiles"]
+    ]
+    yield from columns(rows, ("profile", "from", "for"))
+
+
+def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield f"{payload['profile']}: {', '.join(payload['layers'])}"
+    rows = []
+    for row in payload["values"]:
+        if row["key"].partition(".")[0] in {"published", "sweep", "description"}:
+            continue
+        replaced = "; ".join(f"was {r['value']} from {r['origin']}" for r in row["replaced"])
+        rows.append((f"  {row['key']}", str(row["value"]), row["origin"], replaced))
+    yield from columns(rows, ("  key", "value", "set by", ""))
+    if payload["engine_tables"]:
+        yield f"  other values on: {', '.join(payload['engine_tables'])}"
+    if payload["pins"]:
+        yield f"  pinned: {', '.join(payload['pins'])}"
+
+
+def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    if not payload["problems"]:
+        found = "no problems but what is warned about" if payload["warnings"] else "no problems"
+        yield f"{payload['checked']}: {found}"
+
+
+def render_new(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield f"wrote {payload['path']}"
+
+
+_HEADS = {"error": "errors", "warning": "warnings", "note": "notes"}
+_WIDTH = 100
+
+
+@click.command(name="doctor", short_help="What may be wrong on this box, and what to do.")
+@operation("render_doctor")
+def doctor_command(call: Call) -> ActionResult:
+    """What may be wrong on this box, and what to do about it.
+
+    Looks at the machine, the driver, the unit that serves, its build, model and log, and at what was
+    measured. Changes nothing, and works without a GPU and without a server: what could not be told is
+    listed with what was missing. `docs/reference/doctor.md` has every rule.
+
+    Exit code 0 for nothing or notes, 6 for warnings, 7 for errors.
+
+    \b
+    Example:
+      tunerd doctor
+      tunerd doctor --json | jq -r '.findings[] | [.severity, .code, .do] | @tsv'
+    """  # noqa: D301
+    from tunerd.doctor.doctor import doctor
+
+    return doctor(call.context())
+
+
+def render_doctor(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people: the worst first."""
+    for severity, head in _HEADS.items():
+        found = [one for one in payload["findings"] if one["severity"] == severity]
+        if found:
+            yield f"{head} ({len(found)})"
+        for finding in found:
+            yield from _finding(finding)
+    if not payload["findings"]:
+        yield "nothing was found"
+    yield from _not_checked(payload["not_checked"])
+    yield from _wrapped("passed: ", ", ".join(payload["passed"]) or "none", "  ")
+
+
+def _finding(finding: Mapping[str, Any]) -> Iterator[str]:
+    yield from _wrapped(f"  {finding['code']}: ", finding["seen"], "    ")
+    for name in ("why", "do", "source"):
+        yield from _wrapped(f"    {name:<7} ", finding[name], " " * 12)
+    yield ""
+
+
+def _not_checked(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Rules that could not tell, by what they lack."""
+    by_missing: dict[str, list[str]] = {}
+    for row in rows:
+        for missing in row["missing"]:
+            by_missing.setdefault(missing, []).append(row["code"])
+    if rows:
+        yield f"not checked ({len(rows)}), for want of"
+    for missing, codes in by_missing.items():
+        yield from _wrapped(f"  {missing}: ", ", ".join(codes), "    ")
+    if rows:
+        yield ""
+
+
+def _wrapped(first: str, text: str, indent: str) -> list[str]:
+    """Lines of at most 100 characters; a command or a path is never cut."""
+    return textwrap.wrap(
+        text,
+        width=_WIDTH,
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+@click.command(name="settings", short_help="Every setting, and where it comes from.")
+@operation("render_settings")
+def settings_command(call: Call) -> ActionResult:
+    """Every setting, its value, and where it comes from.
+
+    \b
+    Example:
+      tunerd settings
+      TUNERD_SERVICE__DRAIN_S=5 tunerd settings
+    """  # noqa: D301
+    from tunerd.sweep.schedule import show_settings
+
+    return show_settings(call.context())
+
+
+def render_settings(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    rows = [(row["name"], str(row["value"]), row["source"]) for row in payload["settings"]]
+    yield from columns(rows, ("setting", "value", "from"))
+    yield ""
+    yield from columns([(name, path) for name, path in payload["paths"].items()])
+
+
+@click.group(name="model", short_help="Designed models.")
+def model_command() -> None:
+    """Small designed models, whose answers are known to the token.
+
+    \b
+    Example:
+      tunerd model new ./designed-tiny.gguf
+    """  # noqa: D301
+
+
+@model_command.command(name="new", short_help="Write one.")
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--shape", default="tiny", show_default=True, shell_complete=shapes,
+              help="tiny, tiny-moe, medium, ...")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="Another seed is another text.")
+@click.option("--force", is_flag=True, help="Overwrite a file that is there.")
+@operation("render_model")
+def new_model_command(call: Call, path: Path, shape: str, seed: int, force: bool) -> ActionResult:
+    """Write a designed model and, beside it, the truth about what it will answer.
+
+    \b
+    Example:
+      tunerd model new ./designed-tiny.gguf
+      tunerd model new ./medium.gguf --shape medium
+    """  # noqa: D301
+    from tunerd.tryout.designed import model_new
+
+    return model_new(call.context(tells=True), path, shape=shape, seed=seed, force=force)
+
+
+def render_model(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield f"wrote {payload['path']} ({format_mib(need_mib(payload['bytes']))})"
+    yield f"its truth: {payload['truth']}"
+
+
+@click.command(name="completion", short_help="Completion script of a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    Example:
+      tunerd completion bash > /etc/bash_completion.d/tunerd
+    """  # noqa: D301
+    root = ctx.find_root()
+    found = get_completion_class(shell)
+    if found is None:
+        message = f"no completion for {shell}"
+        raise click.UsageError(message)
+    print(_without_space(found(root.command, {}, "tunerd", "_TUNERD_COMPLETE").source()))
+
+
+def _without_space(script: str) -> str:
+    """The script with no space put behind `KEY=`, where a value follows; bash alone needs to be told."""
+    stay = "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace 2> /dev/null\n"
+    return script.replace("    return 0\n", f"{stay}    return 0\n")

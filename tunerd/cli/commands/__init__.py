@@ -1,1 +1,0 @@
-"""One file per command: its options and help, and how its result is shown."""

@@ -1,0 +1,574 @@
+"""Commands that change or show what serves: plan, apply, probation, promote, rollback, status, history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tunerd.cli.complete import keys, names_of
+from tunerd.cli.output import columns, facts_lines, table_lines
+from tunerd.operations import HASH, LINE, NUMBER, PROFILE, SETTING, SPAN, TARGET, Call, operation
+from tunerd.result import ActionResult
+from tunerd.web.production_view import (
+    backups_table,
+    flags_table,
+    generation_facts,
+    generations_table,
+    plan_facts,
+    status_facts,
+)
+from tunerd.words import format_duration, format_mib
+
+if TYPE_CHECKING:
+    from tunerd.production.plan import Plan
+    from tunerd.production.rollback import Target
+
+
+set_option = click.option(
+    "--set",
+    "options",
+    multiple=True,
+    type=SETTING,
+    metavar="KEY=VALUE",
+    shell_complete=keys,
+    help="Pin a key for this and later sweeps, such as speculation.n_max=2.",
+)
+untuned_option = click.option(
+    "--untuned", is_flag=True, help="Leave out what the last promotion found."
+)
+
+
+@click.command(name="plan", short_help="What apply would do.")
+@click.argument("profile", type=PROFILE, shell_complete=names_of("profiles"))
+@set_option
+@untuned_option
+@click.option("--explain", is_flag=True, help="Show who set each flag, and why.")
+@operation("render_plan")
+def plan_command(
+    call: Call, profile: str, options: tuple[str, ...], untuned: bool, explain: bool
+) -> ActionResult:
+    """What apply would do: command line, unit, difference, memory, warnings. Nothing is touched.
+
+    Exit code 1 if it would be refused.
+
+    \b
+    Example:
+      tunerd plan rtx-3090-ti-24gb --explain
+      tunerd plan rtx-5060-ti-16gb --set speculation.n_max=3
+    """  # noqa: D301
+    from tunerd.engine.builds import PlanRequest
+    from tunerd.production.plan import plan
+    from tunerd.profile.files import parse_options
+
+    request = PlanRequest(profile, parse_options(options), with_tuned=not untuned)
+    return plan(call.context(), request, with_explain=explain)
+
+
+def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield from facts_lines(plan_facts(payload))
+    yield ""
+    yield "command line"
+    yield from _command_line(payload)
+    yield ""
+    yield "memory"
+    yield from memory_lines(payload["memory"])
+    yield ""
+    yield "unit"
+    yield from payload["diff"].splitlines() or ["no difference from what is live"]
+
+
+def _command_line(payload: Mapping[str, Any]) -> Iterator[str]:
+    if payload["explain"] is None:
+        argv = payload["argv"]
+        line = f"  {argv[0]}"
+        for word in argv[1:]:
+            if word.startswith("-") and not word[1:2].isdigit():
+                yield line + " \\"
+                line = f"    {word}"
+            else:
+                line += f" {word}"
+        yield line
+        return
+    rows = [(f"  {row['flag']}", row["key"], row["origin"]) for row in payload["explain"]]
+    yield from columns(rows, ("  flag", "key", "set by"))
+
+
+def memory_lines(memory: Mapping[str, Any]) -> Iterator[str]:
+    """The memory estimate as a table by device."""
+    for device in memory["devices"]:
+        free = format_mib(device["free_mib"])
+        yield f"  {device['name']}: needs {format_mib(device['total_mib'])}, {free} free"
+        if device["calculated_mib"] is not None:
+            loads = f"{memory['loads']} load{'s' if memory['loads'] > 1 else ''}"
+            calculated = format_mib(device["calculated_mib"])
+            yield f"    calculated {calculated}; corrected by what {loads} of it showed"
+        rows = [
+            (f"    {part['name']}", format_mib(part["mib"]), part["why"])
+            for part in device["parts"]
+        ]
+        yield from columns(rows)
+    if memory["verdict"]:
+        yield f"  {memory['verdict']}"
+
+
+now_option = click.option("--now", is_flag=True, help="Do not wait for running requests.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+probation_option = click.option(
+    "--probation/--no-probation",
+    default=True,
+    help="Watch it afterwards, and go back by itself where it does worse, or not.",
+)
+shown_option = click.option(
+    "--shown",
+    type=HASH,
+    hidden=True,
+    help="sha256 of the `diff` that was shown; where it is another one by now, nothing is done.",
+)
+
+
+@click.command(name="apply", short_help="Deploy a profile.")
+@click.argument("profile", type=PROFILE, shell_complete=names_of("profiles"))
+@set_option
+@untuned_option
+@click.option("--dry-run", is_flag=True, help="The same as `tunerd plan`.")
+@yes_option
+@now_option
+@probation_option
+@shown_option
+@operation("render_apply", preview=render_plan)
+def apply_command(
+    call: Call,
+    profile: str,
+    options: tuple[str, ...],
+    untuned: bool,
+    dry_run: bool,
+    yes: bool,
+    now: bool,
+    probation: bool,
+    shown: str | None,
+) -> ActionResult:
+    """Deploy a profile: keep what serves, swap the unit, wait for a real generation.
+
+    If the new server does not answer, the old one is put back (exit code 3).
+
+    Members of group tunerd need no root: it is done through the daemon's socket, for numbers and
+    switches with --set, and goes on when this command is left.
+
+    \b
+    Example:
+      tunerd apply rtx-3090-ti-24gb
+      tunerd apply rtx-5060-ti-16gb --set speculation.n_max=3 --yes
+    """  # noqa: D301
+    from tunerd.engine.builds import PlanRequest
+    from tunerd.production.apply import apply
+    from tunerd.production.plan import plan
+    from tunerd.profile.files import parse_options
+
+    request = PlanRequest(profile, parse_options(options), with_tuned=not untuned)
+    ctx = call.context(acts=not dry_run)
+    if dry_run:
+        return plan(ctx, request)
+    return apply(
+        ctx,
+        request,
+        drain=not now,
+        confirm=as_shown(shown),
+        ask=None if yes else asks_to_swap(call, ctx.unit),
+        probation=probation,
+    )
+
+
+def asks_to_swap(call: Call, unit: str) -> Callable[[Plan], None]:
+    """Shows a plan, and asks whether to go on."""
+
+    def ask(made: Plan) -> None:
+        from tunerd.production.plan import plan_json
+
+        shown = plan_json(made, with_explain=False)
+        call.ask(f"Swap {unit} now?", made.messages, shown)
+
+    return ask
+
+
+def as_shown(shown: str | None) -> Callable[[Any], None]:
+    """Refuses to go on where the difference is another one than was shown."""
+
+    def confirm(made: Any) -> None:
+        from tunerd.units.text import demand_as_shown
+
+        if shown is not None:
+            demand_as_shown(made.diff, shown)
+
+    return confirm
+
+
+def render_apply(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    if "summary" not in payload:  # a dry run
+        yield from render_plan(payload)
+        return
+    yield payload["summary"]
+    if payload["backup"]:
+        yield f"what served before is kept as {payload['backup']}; `tunerd rollback` goes back"
+    elif payload["backup"] is None:
+        yield "no unit file stood before; `tunerd rollback` removes this one"
+
+
+@click.command(name="rollback", short_help="Go back.")
+@click.option("--to", type=TARGET, metavar="NAME|GENERATION", shell_complete=names_of("targets"),
+              help="A backup's name or a generation's number.")  # fmt: skip
+@click.option("--list", "only_list", is_flag=True, help="Show what one can go back to.")
+@click.option("--dry-run", is_flag=True, help="Show where it would lead, and what would change.")
+@yes_option
+@now_option
+@shown_option
+@operation("render_rollback", preview="render_preview", goes_ahead=True)
+def rollback_command(
+    call: Call,
+    to: str | None,
+    only_list: bool,
+    dry_run: bool,
+    yes: bool,
+    now: bool,
+    shown: str | None,
+) -> ActionResult:
+    """Go back to the unit that served before; it is a swap like any other, and can be undone.
+
+    Without a terminal to ask on, it goes ahead: in trouble one command must be enough.
+
+    Members of group tunerd need no root: it is done through the daemon's socket.
+
+    \b
+    Example:
+      tunerd rollback
+      tunerd rollback --list
+      tunerd rollback --to 12
+    """  # noqa: D301
+    from tunerd.production.rollback import list_targets, preview, rollback
+
+    ctx = call.context(acts=not (only_list or dry_run))
+    if only_list:
+        return list_targets(ctx)
+    if dry_run:
+        return preview(ctx, to)
+
+    def ask(target: Target) -> None:
+        what = {"diff": target.diff, "to": target.name}
+        call.ask(f"Go back to {target.name} now?", target.messages, what)
+
+    return rollback(ctx, to=to, drain=not now, confirm=as_shown(shown), ask=None if yes else ask)
+
+
+def render_rollback(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    if "backups" in payload:
+        yield from render_ways_back(payload)
+        return
+    if "summary" not in payload:  # a dry run
+        yield from render_preview(payload)
+        return
+    yield payload["summary"]
+    if payload["backup"]:
+        yield f"what served before is kept as {payload['backup']}"
+
+
+def render_preview(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield from payload["diff"].splitlines()
+
+
+def render_ways_back(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    if not payload["backups"]:
+        yield "no backups"
+        return
+    yield from table_lines(backups_table(payload["backups"]))
+
+
+@click.command(name="recover", short_help="Finish or undo an interrupted swap.")
+@operation("render_recover")
+def recover_command(call: Call) -> ActionResult:
+    """Finish or undo what an interrupted swap left. The daemon does this by itself.
+
+    \b
+    Example:
+      tunerd recover
+    """  # noqa: D301
+    from tunerd.production.recover import recover
+
+    return recover(call.context(acts=True, needs_settings=False))
+
+
+def render_recover(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    if payload["found"] is None:
+        yield payload["text"]
+
+
+@click.command(name="verify", short_help="Is the machine what was deployed?")
+@operation("render_verify")
+def verify_command(call: Call) -> ActionResult:
+    """Is the machine what was deployed? Each difference is named.
+
+    Exit code 0 as deployed, 6 drift, 1 could not tell.
+
+    \b
+    Example:
+      tunerd verify || echo "somebody changed something"
+    """  # noqa: D301
+    from tunerd.production.verify import verify
+
+    return verify(call.context())
+
+
+def render_verify(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    if payload["as_deployed"]:
+        profile = f"profile {payload['profile']}" if payload["profile"] else "not by a profile"
+        yield f"as deployed by generation {payload['generation']} ({profile})"
+    elif payload["drift"]:
+        count = len(payload["drift"])
+        yield f"{count} difference{'s' if count > 1 else ''} from generation {payload['generation']}"
+
+
+@click.command(name="status", short_help="What serves now.")
+@operation("render_status")
+def status_command(call: Call) -> ActionResult:
+    """What serves now, since when, from which generation, healthy or not.
+
+    Members of group tunerd are shown the system's server, through the daemon's socket.
+
+    \b
+    Example:
+      tunerd status
+      tunerd status --json | jq .healthy
+    """  # noqa: D301
+    from tunerd.production.status import status
+
+    return status(call.context(needs_settings=False))
+
+
+def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    facts = list(status_facts(payload))
+    for gpu in payload["vram"] or ():
+        used = f"{format_mib(gpu['used_mib'])} used of {format_mib(gpu['total_mib'])}"
+        facts.append((f"GPU {gpu['index']}", f"{gpu['name']}: {used}"))
+    facts.append(("drift", "; ".join(row["text"] for row in payload["drift"]) or "none"))
+    yield from facts_lines(tuple(facts))
+
+
+@click.group(name="history", invoke_without_command=True, short_help="Every swap.")
+@click.option("--all", "show_all", is_flag=True, help="Every generation, not only the newest 20.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, hidden=True,
+              help="So many of the newest.")  # fmt: skip
+@operation("render_history")
+def history_command(call: Call, show_all: bool, limit: int) -> ActionResult:
+    """Every swap: when, what, why, and how it ended.
+
+    \b
+    Example:
+      tunerd history
+      tunerd history show 14
+      tunerd history diff 13 14
+    """  # noqa: D301
+    from tunerd.production.status import history
+
+    return history(call.context(), limit=None if show_all else limit)
+
+
+@history_command.command(name="show", short_help="Everything kept of one generation.")
+@click.argument("number", type=NUMBER, shell_complete=names_of("generations"))
+@operation("render_show")
+def show_command(call: Call, number: int) -> ActionResult:
+    """Everything that is kept of one generation.
+
+    \b
+    Example:
+      tunerd history show 14
+    """  # noqa: D301
+    from tunerd.production.status import show
+
+    return show(call.context(), number)
+
+
+@history_command.command(name="diff", short_help="How two generations differ.")
+@click.argument("one", type=NUMBER, shell_complete=names_of("generations"))
+@click.argument("other", type=NUMBER, shell_complete=names_of("generations"))
+@operation("render_diff")
+def diff_command(call: Call, one: int, other: int) -> ActionResult:
+    """How the units of two generations differ.
+
+    \b
+    Example:
+      tunerd history diff 13 14
+    """  # noqa: D301
+    from tunerd.production.status import diff
+
+    return diff(call.context(), one, other)
+
+
+def render_history(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    if not payload["generations"]:
+        yield "nothing was deployed yet"
+        return
+    yield from table_lines(generations_table(payload["generations"]))
+    hidden = payload["total"] - len(payload["generations"])
+    if hidden > 0:
+        yield f"{hidden} older ones: --all"
+
+
+def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield from facts_lines(generation_facts(payload))
+    yield ""
+    yield from table_lines(flags_table(payload["generation"]["origins"]))
+    yield ""
+    yield from (payload["unit"] or "the unit file was removed").splitlines()
+
+
+def render_diff(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield from payload["diff"].splitlines() or ["no difference"]
+
+
+@click.group(name="probation", short_help="How a new server is watched after a swap.")
+def probation_command() -> None:
+    """After a swap a new server is watched, and taken back if it does worse."""
+
+
+@probation_command.command(name="show", short_help="Every probation, newest first.")
+@operation("render_probations")
+def show(call: Call) -> ActionResult:
+    """Every probation: which generation, how it stands, and why it ended.
+
+    \b
+    Example:
+      tunerd probation show
+    """  # noqa: D301
+    from tunerd.watch.probation import show_probation
+
+    return show_probation(call.context())
+
+
+@probation_command.command(name="run", short_help="Watch a generation in this terminal.")
+@click.argument("generation", type=int)
+@click.option("--sweep", type=int, help="The sweep that proved it.")
+@click.option("--for", "duration", type=SPAN, help="How long [default: probation.duration_s].")
+@operation("render_probation")
+def run(call: Call, generation: int, sweep: int | None, duration: float | None) -> ActionResult:
+    """Watch a generation where no daemon does. Exit code 3 if it was taken back.
+
+    \b
+    Example:
+      tunerd probation run 14 --for 10min
+    """  # noqa: D301
+    from tunerd.watch.probation import run_probation
+
+    return run_probation(call.context(acts=True), generation, sweep=sweep, duration_s=duration)
+
+
+@probation_command.command(
+    name="take-back", short_help="Go back from a generation that does worse."
+)
+@click.argument("generation", type=int)
+@click.option("--reason", required=True, help="What was seen of it.")
+@click.option("--sweep", type=int, help="The sweep that proved it.")
+@operation("render_probation")
+def take_back_(call: Call, generation: int, reason: str, sweep: int | None) -> ActionResult:
+    """Back to what served before, if the generation still serves; what the daemon has a unit do.
+
+    \b
+    Example:
+      tunerd probation take-back 14 --reason "it answers nonsense"
+    """  # noqa: D301
+    from tunerd.watch.probation import take_back
+
+    return take_back(call.context(acts=True), generation, reason, sweep=sweep)
+
+
+def render_probation(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield f"generation {payload['generation']}: {payload['state']}: {payload['reason']}"
+
+
+def render_probations(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    rows = [
+        (str(row["generation"]), row["state"],
+         format_duration(row["left_s"]) if row["state"] == "running" else "",
+         "" if row["tok_s"] is None else f"{row['tok_s']:.1f}",
+         "" if row["basis"]["slowest_tok_s"] is None else f"{row['basis']['slowest_tok_s']:.1f}",
+         row["reason"])
+        for row in payload["probations"]
+    ]  # fmt: skip
+    heads = ("generation", "state", "left", "tok/s", "slowest measured", "")
+    if rows:
+        yield from columns(rows, heads)
+
+
+@click.command(name="promote", short_help="Deploy what a sweep proved, and watch it.")
+@click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
+@yes_option
+@now_option
+@probation_option
+@shown_option
+@operation("render_promote", preview=render_plan)
+def promote_command(
+    call: Call, sweep: int | None, yes: bool, now: bool, probation: bool, shown: str | None
+) -> ActionResult:
+    """Deploy the winner of a sweep (the newest without ID) by the ordinary swap.
+
+    It is measured once more through the unit that serves, and taken back if it is not faster there
+    than what it replaced (exit code 3). Later applies keep it: it becomes the tuned layer.
+
+    \b
+    Example:
+      tunerd promote
+      tunerd promote 12 --yes
+    """  # noqa: D301
+    from tunerd.sweep.promote import promote
+
+    ctx = call.context(acts=True)
+    return promote(
+        ctx,
+        sweep,
+        drain=not now,
+        confirm=as_shown(shown),
+        ask=None if yes else asks_to_swap(call, ctx.unit),
+        with_probation=probation,
+    )
+
+
+def render_promote(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield payload["summary"]
+    yield f"what changed: {payload['changes']}"
+    yield payload["measured_again"]["text"]
+    if payload["backup"]:
+        yield f"what served before is kept as {payload['backup']}; `tunerd rollback` goes back"
+
+
+@click.command(name="decline", short_help="Turn down what a sweep proposes.")
+@click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
+@click.option("--why", type=LINE, help="Kept with the sweep.")
+@operation("render_decline")
+def decline_command(call: Call, sweep: int | None, why: str | None) -> ActionResult:
+    """Turn down the winner of a sweep (the newest without ID); its samples stay.
+
+    \b
+    Example:
+      tunerd decline 12 --why "KV types stay as they are"
+    """  # noqa: D301
+    from tunerd.sweep.promote import decline
+
+    return decline(call.context(), sweep, why=why)
+
+
+def render_decline(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield f"sweep {payload['sweep']}: {payload['text']}"

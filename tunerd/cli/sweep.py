@@ -1,0 +1,516 @@
+"""Commands of nights: sweep, verdict, schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import click
+
+from tunerd.calendar import Missed
+from tunerd.cli.complete import keys, names_of
+from tunerd.cli.output import columns, facts_lines, section_lines
+from tunerd.operations import (
+    DAYS,
+    NUMBER,
+    SEED,
+    SPACE,
+    SPAN,
+    TIMES,
+    WORKLOAD,
+    ZONE,
+    Call,
+    argv_with,
+    operation,
+)
+from tunerd.result import ActionResult
+from tunerd.words import UNKNOWN, format_duration
+
+if TYPE_CHECKING:
+    from tunerd.sweep.plan import PreparedSweep, SweepRequest
+
+
+_MOST_VALUES = 12
+
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+@click.group(
+    name="sweep", short_help="Find better settings on this box, or see that there are none."
+)
+def sweep_command() -> None:
+    """Search for better settings in production's place, and prove them before anything is changed.
+
+    The unit is stopped while a sweep runs and serves again afterwards, whatever happens. Nothing is
+    deployed but by `tunerd promote` (or by itself where sweep.promote is "auto").
+    """
+
+
+def _request_options(function: Any) -> Any:
+    options = (
+        click.option("--budget", type=SPAN, default="2h", show_default=True,
+                     help="The longest it may take, the proof included."),
+        click.option("--arms", "max_arms", type=click.IntRange(min=2), help="Measure so many configurations at most."),
+        click.option("--workload", type=WORKLOAD, shell_complete=names_of("workloads"),
+                     help="The mix of requests [default: the profile's own]."),
+        click.option("--space", type=SPACE, multiple=True, metavar="KEY=VALUE,...", shell_complete=keys,
+                     help="Values to try for a key, over those of the profile's [sweep] table."),
+        click.option("--seed", type=SEED, help="Of texts and order."),
+        click.option("--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."),
+        click.option("--strategy", type=click.Choice(["physics", "tpe"]), default="physics",
+                     show_default=True,
+                     help="Who proposes: fitted laws of speculation and memory, or Optuna's TPE."),
+        click.option("--window", type=TIMES, metavar="HH:MM-HH:MM",
+                     help="Only between these times of day; the unit serves again by the end."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _request(given: Mapping[str, Any]) -> SweepRequest:
+    from tunerd.sweep.plan import SweepRequest
+
+    rest = {name: value for name, value in given.items() if name != "budget"}
+    return SweepRequest(budget_s=given["budget"], **rest)
+
+
+def _acted(result: ActionResult) -> ActionResult:
+    """What was done stays done where its result cannot be shown."""
+    return replace(result, has_acted=True)
+
+
+@sweep_command.command(name="run")
+@_request_options
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be tried, what it costs, what stays."
+)
+@yes_option
+@operation("render_end")
+def run(call: Call, dry_run: bool, yes: bool, **given: Any) -> ActionResult:
+    """Sweep now, in this terminal.
+
+    Exit code 0 whatever the verdict, 1 if nothing could be measured.
+
+    \b
+    Example:
+      tunerd sweep run --dry-run
+      tunerd sweep run --budget 6h --workload coding-agent
+      tunerd sweep run --space speculation.n_max=1,2,3 --space engine=mainline,ik
+    """  # noqa: D301
+    from tunerd.sweep.run import run_sweep, sweep_plan
+
+    del yes  # `call.ask` knows it
+    ctx = call.context(acts=not dry_run, tells=True)
+    if dry_run:
+        return sweep_plan(ctx, _request(given))
+    return _acted(run_sweep(ctx, _request(given), confirm=_asking(call)))
+
+
+def _asking(call: Call) -> Callable[[PreparedSweep], None]:
+    return lambda prepared: call.ask(prepared.question, prepared.messages)
+
+
+@sweep_command.command(name="resume")
+@click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
+@yes_option
+@operation("render_end")
+def resume(call: Call, sweep: int | None, yes: bool) -> ActionResult:
+    """Go on with a sweep that was stopped, killed or cut, from its samples.
+
+    \b
+    Example:
+      tunerd sweep resume
+      tunerd sweep resume 12 --yes
+    """  # noqa: D301
+    from tunerd.sweep.run import resume_sweep
+
+    del yes  # `call.ask` knows it
+    return _acted(resume_sweep(call.context(acts=True), sweep, confirm=_asking(call)))
+
+
+@sweep_command.command(name="night")
+@click.option("--at-once", is_flag=True, hidden=True, help="Whatever the window says.")
+@click.option("--bound-to", hidden=True, help="The unit that this process is.")
+@yes_option
+@operation("render_night")
+def night(call: Call, at_once: bool, bound_to: str | None, yes: bool) -> ActionResult:
+    """Sweep as [sweep] of the settings says; what tunerd-sweep.service runs.
+
+    Within sweep.window the unit serves again by its end. A sweep that asked for the same and did not come
+    to its end goes on. Where the engine was upgraded in place and a copy of the build before was kept,
+    the two are compared instead (guards.upgrade).
+
+    \b
+    Example:
+      systemctl start tunerd-sweep
+      tunerd sweep night --yes
+    """  # noqa: D301
+    from tunerd.sweep.run import run_night
+
+    del yes  # `call.ask` knows it
+    ctx = call.context(acts=True)
+    if bound_to is not None:
+        ctx = replace(ctx, own_unit=bound_to)
+    return _acted(run_night(ctx, confirm=_asking(call), at_once=at_once))
+
+
+@sweep_command.command(name="start")
+@_request_options
+@yes_option
+@operation("render_begun")
+def start(call: Call, yes: bool, **given: Any) -> ActionResult:
+    """Sweep as a job (`tunerd jobs`), which outlives this terminal.
+
+    \b
+    Example:
+      tunerd sweep start --budget 6h --yes
+      tunerd sweep watch
+    """  # noqa: D301
+    from tunerd.sweep.run import start_sweep
+
+    del yes  # `call.ask` knows it
+    ctx, argv = call.context(acts=True), argv_with("sweep run", {**given, "yes": True})
+    return _acted(start_sweep(ctx, _request(given), argv, confirm=_asking(call)))
+
+
+@sweep_command.command(name="stop")
+@operation("render_stopped")
+def stop(call: Call) -> ActionResult:
+    """End the sweep that `start` began; its samples are kept, and the server comes back."""
+    from tunerd.sweep.run import stop_sweep
+
+    return _acted(stop_sweep(call.context(acts=True)))
+
+
+@sweep_command.command(name="status")
+@operation("render_status")
+def status(call: Call) -> ActionResult:
+    """What runs now, how far it is, how long it may still take."""
+    from tunerd.sweep.run import sweep_status
+
+    return sweep_status(call.context())
+
+
+@sweep_command.command(name="watch")
+@operation("render_watched", tells_lines=True)
+def watch(call: Call) -> ActionResult:
+    """Every start and request as it comes, until the sweep ends."""
+    from tunerd.sweep.run import watch_sweep
+
+    ctx = call.context(tells=True)
+    for line in watch_sweep(ctx):
+        ctx.say(line)
+    return ActionResult("sweep watch", {})
+
+
+@sweep_command.command(name="list")
+@operation("render_list")
+def list_(call: Call) -> ActionResult:
+    """Every sweep: when, what it came to, what became of it."""
+    from tunerd.sweep.record import list_sweeps
+
+    return list_sweeps(call.context())
+
+
+@sweep_command.command(name="show")
+@click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
+@operation("render_show")
+def show_sweep(call: Call, sweep: int | None) -> ActionResult:
+    """One sweep with every configuration that was measured, and why others were not."""
+    from tunerd.sweep.record import show_sweep
+
+    return show_sweep(call.context(), sweep)
+
+
+@sweep_command.command(name="report")
+@click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
+@operation("render_show")
+def report(call: Call, sweep: int | None) -> ActionResult:
+    """The verdict and why, on one page; `tunerd report` writes it as HTML too.
+
+    \b
+    Example:
+      tunerd sweep report
+      tunerd sweep report 12
+    """  # noqa: D301
+    from tunerd.sweep.record import show_sweep
+
+    return show_sweep(call.context(), sweep)
+
+
+# For people
+
+
+def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
+    """What would be tried."""
+    plan = payload["plan"]
+    yield f"profile {plan['profile']}, generation {plan['generation']}, workload {plan['workload']}"
+    yield f"starts from: {plan['incumbent_text']}"
+    yield f"{plan['points']} configurations, seed {plan['seed']}"
+    yield ""
+    for family in plan["families"]:
+        yield f"{family['engine']}, {family['speculation']}"
+        for name, values in family.items():
+            is_named = name == "extra" and any(values)
+            if name in {"engine", "speculation"} or (len(values) < 2 and not is_named):  # noqa: PLR2004 -- no choice
+                continue
+            words = map(_option, values) if name == "extra" else map(str, values)
+            shown = ", ".join(list(words)[:_MOST_VALUES])
+            yield f"  {name:<8} {shown}{' ...' if len(values) > _MOST_VALUES else ''}"
+    if plan["left_out"]:
+        yield ""
+        yield "stays as it is, or is left out:"
+        yield from columns([(f"  {one['what']}", one["reason"]) for one in plan["left_out"]])
+    yield ""
+    yield plan["forecast"]["text"]
+    yield plan["outlook"]["text"]
+
+
+def _option(pairs: Sequence[Sequence[Any]]) -> str:
+    """One alternative of other keys."""
+    return " ".join(f"{key}={value}" for key, value in pairs) or "as it is"
+
+
+def render_watched(_payload: Mapping[str, Any]) -> tuple[str, ...]:
+    """Nothing: what it told is all that it has to say."""
+    return ()
+
+
+def render_begun(payload: Mapping[str, Any]) -> Iterator[str]:
+    """That it was begun."""
+    yield f"{payload['unit']} runs"
+
+
+def render_stopped(payload: Mapping[str, Any]) -> Iterator[str]:
+    """That it was ended."""
+    yield f"{payload['unit']} is stopped"
+
+
+def render_end(payload: Mapping[str, Any]) -> Iterator[str]:
+    """How it ended."""
+    if "plan" in payload:  # a dry run
+        yield from render_plan(payload)
+        return
+    yield payload["sentence"]
+    away_s = payload["without_service_s"]
+    away = "" if away_s is None else f"; the unit was away for {format_duration(away_s)}"
+    yield (
+        f"sweep {payload['sweep']}: {payload['arms_measured']} configurations, "
+        f"{payload['restarts']} starts in {format_duration(payload['elapsed_s'])}{away}"
+    )
+    yield f"`tunerd sweep report {payload['sweep']}` shows why"
+
+
+def render_night(payload: Mapping[str, Any]) -> Iterator[str]:
+    """How a night ended: a sweep, or a comparison of two builds."""
+    if "sweep" in payload:
+        yield from render_end(payload)
+        return
+    from tunerd.cli.measure import render_compare
+
+    yield from render_compare(payload)
+
+
+def render_status(payload: Mapping[str, Any]) -> Iterator[str]:
+    """What runs now."""
+    last = payload["last"]
+    if payload["sweep"] is None:
+        if payload["unit_state"] in {"active", "activating"}:
+            yield f"{payload['unit']} runs, but no sweep yet: it gets ready, or compares two builds"
+        else:
+            yield "no sweep runs"
+        if last is not None:
+            said = last["sentence"] or "it did not come to its end"
+            yield f"the last one was sweep {last['sweep']}: {said}"
+        return
+    yield f"sweep {payload['sweep']} runs; it ends within {format_duration(payload['left_s'])}"
+    if last is not None and last["sweep"] == payload["sweep"]:
+        yield (
+            f"{last['arms']} configurations, {last['starts']} starts, {last['requests']} requests, "
+            f"{last['failures']} failures"
+        )
+        if last["doing"]:
+            yield f"last: {last['doing']}"
+
+
+def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
+    """One line each."""
+    rows = [
+        (str(row["sweep"]), row["started"], row["state"], row["verdict"] or "", row["decision"] or "",
+         row["sentence"] or row["reason"] or "")
+        for row in payload["sweeps"]
+    ]  # fmt: skip
+    yield from columns(rows, ("ID", "started", "state", "verdict", "then", ""))
+
+
+def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
+    """What a sweep came to, and why."""
+    from tunerd.web.report import sweep_facts, sweep_section
+
+    yield from facts_lines((("sweep", str(payload["sweep"])), *sweep_facts(payload)))
+    yield f"starts from: {payload['plan'].get('incumbent_text', UNKNOWN)}"
+    yield payload["sentence"] or f"no verdict: {payload['reason'] or 'it did not come to its end'}"
+    yield from (f"  {reason}" for reason in payload["reasons"])
+    yield from section_lines(sweep_section(payload["sweep"], payload["page"], payload))
+
+
+@click.command(name="verdict", short_help="What a sweep came to, with the numbers behind it.")
+@click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
+@operation("render_verdict")
+def verdict_command(call: Call, sweep: int | None) -> ActionResult:
+    """What a sweep came to (the newest without ID): promote, keep or inconclusive, and why.
+
+    Exit code 0 whatever the verdict.
+
+    \b
+    Example:
+      tunerd verdict
+      tunerd verdict 12 --json | jq .outcome
+    """  # noqa: D301
+    from tunerd.sweep.record import verdict
+
+    return verdict(call.context(), sweep)
+
+
+def render_verdict(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield payload["sentence"]
+    for one in payload["challenges"]:
+        decision, gain = one["decision"], one["gain"]
+        ratios = ", ".join(f"{math.expm1(pair['log_ratio']):+.1%}" for pair in one["pairs"])
+        yield f"  challenge {one['number']}, {one['outcome']}: {ratios or 'no pairs'}"
+        yield (
+            f"    evidence {decision['e_value']:.3g} of {decision['needed']:.0f} needed; by betting, "
+            f"which assumes less, {decision['betting_e_value']:.3g}"
+        )
+        if gain is not None and gain["lower"] is not None and gain["upper"] is not None:
+            yield f"    95 % interval {gain['lower']:+.1%} to {gain['upper']:+.1%}"
+        yield from (f"    {reason}" for reason in one["reasons"])
+    if payload["decision"]:
+        yield f"then: {payload['decision']['text']}"
+
+
+@click.group(name="schedule", short_help="When sweeps begin by themselves.")
+def schedule_command() -> None:
+    """Nights: the daemon starts tunerd-sweep.service when the window opens, once for each opening."""
+
+
+@schedule_command.command(name="show", short_help="The window and the next nights.")
+@operation("render_schedule")
+def show_schedule(call: Call) -> ActionResult:
+    """The window, whether nights begin by themselves, and when the next ones are.
+
+    \b
+    Example:
+      tunerd schedule show
+    """  # noqa: D301
+    from tunerd.sweep.schedule import show_schedule
+
+    return show_schedule(call.context())
+
+
+@schedule_command.command(name="set", short_help="Change the window, or turn nights on or off.")
+@click.option(
+    "--window",
+    type=TIMES,
+    help="Times of day, such as 01:00-06:30; the server serves again by the end.",
+)
+@click.option("--days", type=DAYS, help="Days on which it opens, such as mon-fri or sat,sun.")
+@click.option("--timezone", type=ZONE, help="Whose clock it goes by, such as Europe/Berlin.")
+@click.option("--missed", type=click.Choice([str(one) for one in Missed]),
+              help="A night whose beginning was missed: begin late, or skip it.")  # fmt: skip
+@click.option("--on/--off", "enabled", default=None, help="Whether nights begin by themselves.")
+@operation("render_changed")
+def set_(call: Call, **given: Any) -> ActionResult:
+    """Write the schedule into tunerd.toml; everything else in it stays as it is.
+
+    \b
+    Example:
+      tunerd schedule set --window 01:00-06:30 --days mon-fri --on
+      tunerd schedule set --off
+    """  # noqa: D301
+    from tunerd.sweep.schedule import KEYS, set_schedule
+
+    changed = {KEYS[name]: value for name, value in given.items() if value is not None}
+    return set_schedule(call.context(), changed)
+
+
+@schedule_command.command(name="skip-tonight", short_help="Leave the next night out.")
+@click.option("--undo", is_flag=True, help="Have it after all.")
+@operation("render_skipped")
+def skip(call: Call, undo: bool) -> ActionResult:
+    """Leave the next night out; the one after it is had again.
+
+    \b
+    Example:
+      tunerd schedule skip-tonight
+    """  # noqa: D301
+    from tunerd.sweep.schedule import skip_tonight
+
+    return skip_tonight(call.context(), undo=undo)
+
+
+@schedule_command.command(name="run-now", short_help="Begin a night at once.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@operation("render_night_begun")
+def run_now(call: Call, yes: bool) -> ActionResult:
+    """Begin what a night would do, at once and whatever the window says, as tunerd-sweep.service.
+
+    \b
+    Example:
+      tunerd schedule run-now --yes
+    """  # noqa: D301
+    from tunerd.sweep.schedule import begin_now
+
+    del yes  # `call.ask` knows it
+    return begin_now(
+        call.context(acts=True), confirm=lambda one: call.ask(one.question, one.messages)
+    )
+
+
+def render_changed(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield from (f"{key} = {value}" for key, value in payload["changed"].items())
+
+
+def render_skipped(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    span = payload["skipped"]
+    yield (
+        "the next night is had" if span is None else f"skipped: {_times(span, payload['timezone'])}"
+    )
+
+
+def render_night_begun(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield f"{payload['unit']} runs"
+
+
+def render_schedule(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    rows = [
+        ("nights", "begin by themselves" if payload["enabled"] else "are begun by hand"),
+        ("window", f"{payload['window'] or 'none'}, {payload['days']} ({payload['timezone']})"),
+        ("budget", format_duration(payload["budget_s"])),
+        ("missed", {"late": "begins late", "skip": "is skipped"}[payload["missed"]]),
+    ]
+    if payload["running"]:
+        rows.append(("now", f"{payload['unit']} runs"))
+    for number, night in enumerate(payload["nights"]):
+        skipped = ", skipped" if night["skipped"] else ""
+        rows.append(
+            ("next" if not number else "", f"{_times(night, payload['timezone'])}{skipped}")
+        )
+    yield from columns(rows)
+
+
+def _times(night: Mapping[str, Any], timezone: str) -> str:
+    zone = ZoneInfo(timezone)
+    begin = datetime.fromtimestamp(night["begin_s"], zone).strftime("%a %d %b %H:%M")
+    end = datetime.fromtimestamp(night["end_s"], zone).strftime("%H:%M %Z")
+    return f"{begin} to {end}"

@@ -1,0 +1,540 @@
+"""Commands that watch, and those that run in the background: top, guard, notify, jobs, the daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tunerd.cli.output import columns, finish, harmless_lines, json_option, progress_sink
+from tunerd.operations import Asking, Call, Question, asked, operation
+from tunerd.result import ActionResult
+from tunerd.words import format_duration, format_mib, when
+
+if TYPE_CHECKING:
+    from tunerd.app import Context
+    from tunerd.cli.client import Remote
+    from tunerd.cli.terminal import Terminal
+    from tunerd.operations import JobRequest
+    from tunerd.result import ProgressSink
+
+
+_EVERY_S = 5.0
+# What a terminal obeys: another screen without a cursor and back, and how one is drawn over.
+_OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _END_OF_LINE, _REST_EMPTY = "\x1b[H", "\x1b[K\n", "\x1b[J"
+
+
+@click.command(name="top", short_help="Server, GPU and host as they are, again and again.")
+@click.option("--once", is_flag=True, help="One look, then the end.")
+@click.option("--every", "every_s", type=click.FloatRange(1, 3600), default=_EVERY_S,
+              show_default=True, help="Seconds between two looks.")  # fmt: skip
+@operation("render_top", show="show_again")
+def top_command(call: Call, once: bool, every_s: float) -> ActionResult:
+    """Health, speed, acceptance, VRAM, power and memory now. Ctrl-C ends it; --json is one look.
+
+    \b
+    Example:
+      tunerd top
+      tunerd top --once --json | jq .speeds
+    """  # noqa: D301
+    from tunerd.watch.history import Top, top
+
+    del once, every_s  # of the terminal
+    if call.readings:
+        return top(call.context(), call.readings)
+    if "top" not in call.memo:
+        call.memo["top"] = Top(call.context())
+    found: ActionResult = call.memo["top"].look()
+    return found
+
+
+def show_again(
+    perform: Callable[[], ActionResult], params: Mapping[str, Any], as_json: bool
+) -> None:
+    """One look where that is asked for or nobody sits there, else again and again, until Ctrl-C."""
+    import shutil
+    import sys
+    import threading
+
+    if params["once"] or as_json or not sys.stdout.isatty():
+        finish(perform(), render_top, as_json=as_json)
+        return
+
+    pause = threading.Event()
+    sys.stdout.write(_OTHER_SCREEN)
+    try:
+        is_over = False
+        while not is_over:
+            height = shutil.get_terminal_size().lines
+            lines = harmless_lines(perform().payload, render_top)[: height - 1]
+            shown = "".join(line + _END_OF_LINE for line in lines)
+            sys.stdout.write(f"{_HOME}{shown}{_REST_EMPTY}")
+            sys.stdout.flush()
+            is_over = pause.wait(params["every_s"])
+    except KeyboardInterrupt:
+        return
+    finally:
+        sys.stdout.write(_OWN_SCREEN)
+        sys.stdout.flush()
+
+
+def render_top(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield from columns([*_server(payload), *_cards(payload), *_host(payload["host"])])
+
+
+def _server(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    engine = payload["engine"]
+    up = (
+        f", for {format_duration(payload['at_s'] - engine['since_s'])}" if engine["since_s"] else ""
+    )
+    yield "unit", f"{engine['unit']}: {engine['active_state']} ({engine['sub_state']}){up}"
+    if payload["measuring"]:
+        yield "measures", payload["measuring"]
+    is_up = engine["active_state"] == "active"
+    asleep = ", asleep until somebody asks it" if engine["is_asleep"] else ""
+    yield (
+        "health",
+        f"{engine['health']}{asleep}"
+        if engine["health"]
+        else ("unknown" if is_up else "not running"),
+    )
+    slots = "unknown"
+    if engine["slots_total"] is not None:
+        slots = f"{engine['slots_busy']} of {engine['slots_total']} at work"
+    yield "slots", slots
+    speeds = payload["speeds"]
+    if speeds is None:
+        yield (
+            "speed",
+            "unknown: nothing was generated yet, or the server counts nothing (--metrics)",
+        )
+        return
+    yield (
+        "speed",
+        f"{_tok_s(speeds['decode_tok_s'])}, prompts {_tok_s(speeds['prompt_tok_s'])} ({speeds['since']})",
+    )
+    yield "drafts", f"{_percent(speeds['acceptance_ratio'])} accepted"
+    yield "reused", f"{_percent(speeds['reused_ratio'])} of the prompt tokens"
+
+
+def _cards(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if payload["gpus"] is None:
+        yield "GPU", f"unknown: {payload['gpu_problem']}"
+        return
+    for gpu in payload["gpus"]:
+        name = f"GPU {gpu['index']}"
+        held = f"server {format_mib(gpu['server_mib'])}, others {format_mib(gpu['others_mib'])}"
+        split = ", split by MIG" if gpu["is_mig"] else ""
+        yield name, f"{gpu['name']}{split}: {_or_unknown(gpu['utilisation_percent'], '%')} busy"
+        yield (
+            "  VRAM",
+            (
+                f"{format_mib(gpu['used_mib'])} of {format_mib(gpu['total_mib'])} used, "
+                f"{format_mib(gpu['free_mib'])} free; {held}"
+            ),
+        )
+        watts = f"{_or_unknown(gpu['power_w'], 'W')} of {_or_unknown(gpu['power_limit_w'], 'W')}"
+        clocks = f"{_or_unknown(gpu['sm_clock_mhz'], 'MHz')}, memory {_or_unknown(gpu['memory_clock_mhz'], 'MHz')}"
+        yield "  power", f"{watts}, {_or_unknown(gpu['temperature_c'], '°C')}, {clocks}"
+        if gpu["throttle_reasons"]:
+            yield "  held", f"clocks are held down by {', '.join(gpu['throttle_reasons'])}"
+
+
+def _host(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    swap = ""
+    if host["swap_total_mib"]:
+        swap = f", swap {format_mib(host['swap_used_mib'])} used"
+    yield (
+        "RAM",
+        f"{format_mib(host['available_mib'])} of {format_mib(host['total_mib'])} available{swap}",
+    )
+    if host["cpu_percent"] is not None:
+        yield "CPU", f"{host['cpu_percent']:.0f} % of all cores"
+
+
+def _tok_s(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f} tok/s"
+
+
+def _percent(ratio: float | None) -> str:
+    return "unknown" if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def _or_unknown(value: float | None, unit: str) -> str:
+    return "unknown" if value is None else f"{value:.0f} {unit}"
+
+
+@click.group(name="guard", short_help="What watches over the server, and what it may do.")
+def guard_command() -> None:
+    """Guards look at every reading of the daemon; each has its own switch in [guards]."""
+
+
+@guard_command.command(
+    name="show", short_help="Every guard: its switch, its evidence, what it last said."
+)
+@operation("render_guard")
+def show(call: Call) -> ActionResult:
+    """Every guard: what it may do, what it goes by, and what it last said.
+
+    \b
+    Example:
+      tunerd guard show
+    """  # noqa: D301
+    from tunerd.watch.speed import show_guards
+
+    return show_guards(call.context())
+
+
+@guard_command.command(name="set", short_help="What a guard may do.")
+@click.argument("guard", type=click.Choice(["oom", "hang", "drift", "upgrade"]))
+@click.argument("policy", type=click.Choice(["act", "advise", "off"]))
+@operation("render_changed")
+def set_(call: Call, guard: str, policy: str) -> ActionResult:
+    """Write a guard's switch into tunerd.toml: act by itself, only advise, or off.
+
+    \b
+    Example:
+      tunerd guard set hang advise
+    """  # noqa: D301
+    from tunerd.watch.guarding import set_guard
+
+    return set_guard(call.context(), guard, policy)
+
+
+@guard_command.command(name="check", short_help="Find out anew what the guards judge by.")
+@operation("render_check")
+def check(call: Call) -> ActionResult:
+    """Read the evidence, try the deployed command line on the engine as it is now, plan it again.
+
+    The daemon does this by itself when the engine, the driver, the unit or the evidence changed.
+
+    \b
+    Example:
+      tunerd guard check
+    """  # noqa: D301
+    from tunerd.watch.guarding import check
+
+    return check(call.context())
+
+
+@guard_command.command(
+    name="raise-margin", short_help="Deploy what serves with the next larger margin."
+)
+@operation("render_raised")
+def raise_margin(call: Call) -> ActionResult:
+    """Deploy what serves with memory.fit_mib one step larger; never a smaller one.
+
+    What the guard against out-of-memory does in tunerd-guard.service. `tunerd rollback` undoes it.
+
+    \b
+    Example:
+      tunerd guard raise-margin
+    """  # noqa: D301
+    from tunerd.watch.guarding import raise_margin
+
+    return raise_margin(call.context(acts=True))
+
+
+def render_changed(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield from (f"{key} = {value}" for key, value in payload["changed"].items())
+
+
+def render_raised(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield payload["summary"]
+
+
+def render_guard(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    for guard in payload["guards"]:
+        yield f"{guard['name']}: {guard['policy']}"
+        yield f"  goes by: {guard['evidence']}"
+        yield f"  may:     {guard['may']}"
+        last = guard["last"]
+        if last is not None:
+            at = when(last["at_s"])
+            yield f"  last:    {at}: {last['text']}"
+    if payload["problem"]:
+        yield f"their history cannot be read: {payload['problem']}"
+
+
+def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    confirmed, replanned = payload["confirmed"], payload["replanned"]
+    speed = "nothing was measured of this server"
+    if confirmed is not None:
+        speed = f"at least {confirmed['floor_tok_s']:.1f} tok/s"
+        if confirmed["floor_acceptance"] is not None:
+            speed += f", and {confirmed['floor_acceptance']:.2f} of the drafts accepted"
+    changed = {True: "another build than was deployed", False: "as deployed", None: "unknown"}
+    rows = [
+        ("confirmed", speed),
+        ("engine", changed[replanned["identity_changed"]]),
+        ("next start", "; ".join(replanned["refusals"]) or "nothing speaks against it"),
+    ]
+    if replanned["identity_changed"]:
+        kept = replanned["kept"]
+        by_hand = f"kept as `{kept}`; `tunerd compare {kept} {replanned['engine'] or 'live'}`"
+        none = "no copy of it was kept, so it cannot be compared"
+        rows.append(("old build", replanned["compared"] or (by_hand if kept else none)))
+    yield from columns(rows)
+
+
+@click.group(name="notify", short_help="Notices to a webhook.")
+def notify_command() -> None:
+    """What the guards say goes to the journal, and to notify.webhook where one is set."""
+
+
+@notify_command.command(name="test", short_help="Send a notice that says it is a test.")
+@operation("render_notify")
+def test(call: Call) -> ActionResult:
+    """Send a notice to notify.webhook, from here and now.
+
+    \b
+    Example:
+      tunerd notify test
+    """  # noqa: D301
+    from tunerd.watch.notices import try_notice
+
+    return try_notice(call.context())
+
+
+@notify_command.command(name="send", short_help="Send a notice that was left, as its unit does.")
+@click.argument("name")
+@operation("render_notify")
+def send(call: Call, name: str) -> ActionResult:
+    """Send a notice that the daemon left; what tunerd-notify-NAME.service runs.
+
+    \b
+    Example:
+      tunerd notify send 1790000000000
+    """  # noqa: D301
+    from tunerd.watch.notices import send_notice
+
+    context = call.context(tells=True, needs_settings=False)
+    return send_notice(context, name, as_left=context.settings_problem is not None)
+
+
+def render_notify(_payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield "it arrived"
+
+
+@click.group(
+    name="jobs", invoke_without_command=True, short_help="What the daemon does for people."
+)
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, hidden=True,
+              help="So many of the newest.")  # fmt: skip
+@operation("render_jobs")
+def jobs_command(call: Call, limit: int) -> ActionResult:
+    """What members of group tunerd asked for through the daemon since the machine was started.
+
+    \b
+    Example:
+      tunerd jobs
+      tunerd jobs watch 7
+    """  # noqa: D301
+    from tunerd.jobs import jobs
+
+    return jobs(call.context(), limit=limit)
+
+
+@jobs_command.command(name="watch", short_help="Follow a job to its end.")
+@click.argument("number", type=click.IntRange(1))
+@json_option
+@click.pass_obj
+def watch(terminal: Terminal, number: int, as_json: bool) -> None:
+    """Show what a job does until it is over, then what came of it, with its exit code.
+
+    Ctrl-C leaves it running.
+
+    \b
+    Example:
+      tunerd jobs watch 7
+    """  # noqa: D301
+    from tunerd.app import build_context
+    from tunerd.jobs import read_job, watch_job
+
+    remote = terminal.remote(as_json=as_json)
+    if remote is not None:
+        argv = list(remote.job(number)["argv"])
+        done = _followed(remote, number)
+    else:
+        context = build_context(mode=terminal.mode, progress=progress_sink(as_json=as_json))
+        argv = list(read_job(context, number).request.argv)
+        done = watch_job(context, number)
+    finish(done, lambda payload: _lines(argv, number, payload), as_json=as_json)
+
+
+@jobs_command.command(name="stop", short_help="End a job that measures.")
+@click.argument("job", metavar="NUMBER", type=click.IntRange(1))
+@operation("render_stopped")
+def stop(call: Call, job: int) -> ActionResult:
+    """End a job that measures or looks; the server comes back, and what was measured is kept.
+
+    A swap is not ended half-way: `tunerd rollback` undoes it when it is done.
+
+    \b
+    Example:
+      tunerd jobs stop 7
+    """  # noqa: D301
+    from tunerd.jobs import stop_job
+
+    return stop_job(call.context(tells=True), job)
+
+
+def _followed(remote: Remote, number: int) -> ActionResult:
+    try:
+        return remote.follow(number)
+    except KeyboardInterrupt as end:
+        end.add_note(f"job {number} goes on")
+        raise
+
+
+def _lines(argv: Sequence[str], number: int, payload: Mapping[str, Any]) -> Iterable[str]:
+    """What the command of that job would have said."""
+    words = asked(argv)
+    if "question" in payload:
+        return (f"job {number}, {words.kind}, is done",)
+    lines: Iterable[str] = words.operation.named(words.operation.render)(payload)
+    return lines
+
+
+def render_stopped(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield f"job {payload['job']}, {payload['kind']}, is ended"
+
+
+def render_jobs(payload: Mapping[str, Any]) -> Iterator[str]:
+    """One line each, newest first."""
+    if not payload["jobs"]:
+        yield "nobody asked for anything since the machine was started"
+        return
+    rows = [
+        (
+            str(row["job"]),
+            when(row["asked_s"]),
+            row["asked_by"],
+            row["kind"],
+            row["state"],
+            _doing(row),
+        )
+        for row in payload["jobs"]
+    ]
+    yield from columns(rows, ("job", "when", "by", "what", "state", ""))
+
+
+def _doing(row: Mapping[str, Any]) -> str:
+    if row["state"] == "running" and row["progress"] is not None:
+        return str(row["progress"]["text"])
+    failed = (row["result"] or {}).get("error")
+    return str(failed["message"]) if failed else ""
+
+
+@click.command(name="job", hidden=True)
+@click.argument("number", type=int)
+@click.pass_obj
+def job_command(terminal: Terminal, number: int) -> None:
+    """Do what was asked for through the local API, and keep what happens in the job's folder."""
+    from tunerd.app import build_context
+    from tunerd.jobs import run_job
+
+    def make_context(progress: ProgressSink) -> Context:
+        return build_context(mode=terminal.mode, progress=progress, start_supervisor=True)
+
+    raise click.exceptions.Exit(run_job(make_context, number, _act))
+
+
+@click.command(name="look", hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def look(terminal: Terminal, argv: tuple[str, ...]) -> None:
+    """Print what an operator is told by these words, as JSON."""
+    from tunerd.app import build_context
+    from tunerd.errors import TunerdError
+    from tunerd.result import error_json
+
+    try:
+        words = asked(argv)
+        result = words.act(Asking(build_context(mode=terminal.mode)))
+    except TunerdError as error:
+        print(json.dumps(error_json(error, " ".join(argv[:1]))))
+        raise click.exceptions.Exit(error.exit_code) from error
+    print(json.dumps(result.to_json()))
+    raise click.exceptions.Exit(result.exit_code)
+
+
+def _act(ctx: Context, request: JobRequest) -> ActionResult:
+    """What the job asks for; without `--yes` only as far as its question."""
+    words = asked(request.argv, is_member=request.is_member)
+    try:
+        return words.act(Asking(ctx, yes=bool(words.params.get("yes", True))))
+    except Question as question:
+        return question.result
+
+
+@click.command(name="daemon", short_help="The long-running half.")
+@click.pass_obj
+def daemon_command(terminal: Terminal) -> None:
+    """Recover what a swap left, report ready, keep watch. Started by tunerd.service.
+
+    \b
+    Example:
+      systemctl start tunerd
+    """  # noqa: D301
+    import os
+
+    from tunerd.app import build_context
+    from tunerd.log import configure
+    from tunerd.watch.daemon import run_daemon
+    from tunerd.web.part import ApiPart
+
+    # Which must not end it: production may wait for what it recovers.
+    context = build_context(mode=terminal.mode, needs_settings=False)
+    is_unit = bool(os.environ.get("JOURNAL_STREAM"))
+    configure(
+        level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
+        journal=True if is_unit else None,
+        is_native=is_unit,
+    )
+    raise click.exceptions.Exit(run_daemon(context, [ApiPart]))
+
+
+@click.command(name="supervise", short_help="Run units without a service manager.")
+def supervise_command() -> None:
+    """Run units on a machine without a service manager. The first apply starts it by itself.
+
+    \b
+    Example:
+      tunerd --local supervise
+    """  # noqa: D301
+    from tunerd.paths import paths_for
+    from tunerd.tryout.supervisor import supervise
+    from tunerd.words import Mode
+
+    supervise(paths_for(Mode.LOCAL, os.environ), os.environ)
+
+
+@click.command(name="web", hidden=True)
+@click.pass_obj
+def web_command(terminal: Terminal) -> None:
+    """Serve the local API and the page; whatever is asked for there, the daemon is asked."""
+    import os
+
+    from tunerd.app import choose_mode
+    from tunerd.log import configure
+    from tunerd.web.run import serve
+
+    is_unit = bool(os.environ.get("JOURNAL_STREAM"))
+    configure(
+        level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
+        journal=True if is_unit else None,
+        is_native=is_unit,
+    )
+    serve(choose_mode(terminal.mode, os.environ), os.environ)

@@ -1,1 +1,0 @@
-"""Decisions: values in, values out; no I/O, no clock, no logger."""

@@ -1,0 +1,444 @@
+"""`tunerd doctor`: gathers the facts of the unit that serves, and has the rules judge them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.doctor.facts import (
+    DEFAULT_UBATCH,
+    Diagnosis,
+    EvidenceFacts,
+    Facts,
+    Locking,
+    PortFacts,
+    ServerFacts,
+    break_even,
+    diagnose,
+    lacking,
+    read_server_log,
+)
+from tunerd.doctor.rules import ALL_RULES
+from tunerd.engine.builds import dry_arguments, engine_of, find_programs, prober, refusal
+from tunerd.engine.flags import arguments_sha256, compared_arguments, owner_of
+from tunerd.engine.help import Capabilities, Engine, HelpText, OffloadDevice, parse_help
+from tunerd.engine.importer import import_command_line, unlisted_flags
+from tunerd.engine.probe import Found
+from tunerd.engine.server import LlamaServer
+from tunerd.engine.serving import address_now, read_live_unit
+from tunerd.errors import EngineError, ModelFileError, TunerdError
+from tunerd.machine.facts import Host
+from tunerd.machine.gpu import read_driver_files
+from tunerd.machine.host import (
+    memlock_limit_of,
+    memory_of,
+    process_facts,
+    read_cpu_frequency,
+    read_host,
+)
+from tunerd.machine.net import listening_pid, other_listeners
+from tunerd.machine.proc import process_name
+from tunerd.measure.answer import Sample, Timings
+from tunerd.measure.conditions import FingerprintReader
+from tunerd.measure.evidence import ArmRecord, StoredRun
+from tunerd.measure.fingerprint import Fingerprint, changes, holds
+from tunerd.measure.learn import workload_sha256_now
+from tunerd.measure.life import own_requests
+from tunerd.measure.store import EvidenceStore, open_to_read
+from tunerd.model.facts import ModelFacts
+from tunerd.model.files import ModelFiles
+from tunerd.model.memory import estimate
+from tunerd.production.plan import settings_of
+from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Layer, LayerFile, Resolved, resolve
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.units.live import LiveUnit
+from tunerd.units.manager import UnitState
+
+# Enough to reach back to the load on most days; a build that logs each token does not.
+_LOG_LINES = 20_000
+_HTTP_S = 1.0
+_SHELLS = frozenset({"sh", "bash", "dash", "env"})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReading:
+    """The facts of the unit, with what was read on the way and other readers need."""
+
+    facts: ServerFacts
+    live: LiveUnit
+    resolved: Resolved | None
+
+
+def read_server(ctx: Context, host: Host) -> ServerReading | None:
+    """The unit that serves or would; None where there is none.
+
+    Raises:
+        ServiceError: the service manager does not answer.
+        HostError: a file of the unit cannot be read.
+    """
+    live = read_live_unit(ctx)
+    if live.text is None:
+        return None
+    state = ctx.services.state(ctx.unit)
+    pid = state.main_pid if state.is_active else None
+    memory = memory_of(pid) if pid is not None else None
+    was_edited = _was_edited(live, pid)
+    facts = ServerFacts(
+        unit=ctx.unit,
+        is_active=state.is_active,
+        pid=pid,
+        was_edited=was_edited,
+        argv=live.argv or (),
+        environment=live.environment,
+        n_slots=None if was_edited else _slots(ctx, live, state),
+        locking=None if was_edited else _locking(pid),
+        swapped_mib=memory.swapped_mib if memory is not None else None,
+        log=None if was_edited else read_server_log(_log(ctx, state), _own(ctx)),
+        settings_problem=live.problem,
+    )
+    if live.argv is None or live.program is None:
+        return ServerReading(facts, live, None)
+    return _with_build(ctx, host, facts, live, live.argv)
+
+
+def _own(ctx: Context) -> tuple[Timings, ...]:
+    """tunerd's own requests; none where the store cannot be read, which its own reader tells of."""
+    try:
+        return own_requests(ctx).timings
+    except TunerdError:
+        return ()
+
+
+def _with_build(
+    ctx: Context, host: Host, facts: ServerFacts, live: LiveUnit, argv: Sequence[str]
+) -> ServerReading:
+    """The same with what only the build's help can say: what its command line means."""
+    program = Path(live.program or "")
+    known = (found for found in find_programs(ctx) if found.program == program)
+    found = next(known, Found(program, f"unit {live.unit}"))
+    engine = engine_of(ctx, found)
+    facts = replace(facts, engine=engine)
+    if engine.capabilities is None:
+        return ServerReading(replace(facts, settings_problem=engine.problem), live, None)
+    help_text = parse_help(prober(ctx).probe(found).help_text)
+    facts = replace(
+        facts,
+        foreign_flags=_foreign(ctx, found, argv, help_text, engine.capabilities),
+        devices=_devices(ctx, found, engine.capabilities, live),
+    )
+    imported = import_command_line(argv[1:], live.environment, help_text, engine.capabilities)
+    resolved = resolve(live.unit, (LayerFile(Layer.SITE, live.unit, imported.data),))
+    if not isinstance(resolved, Resolved):
+        return ServerReading(replace(facts, settings_problem=str(resolved[0])), live, None)
+    facts = replace(facts, settings=resolved.profile)
+    return ServerReading(_with_model(ctx, host, facts, engine, resolved), live, resolved)
+
+
+def _with_model(
+    ctx: Context, host: Host, facts: ServerFacts, engine: Engine, resolved: Resolved
+) -> ServerFacts:
+    """The same with the header of the model and an estimate of its memory."""
+    files = ModelFiles(ctx.paths.cache_dir, ctx.files)
+    model, problem = _header(files, resolved.profile.model.path)
+    if model is None:
+        return replace(facts, model_problem=problem)
+    draft, _ = _header(files, resolved.profile.speculation.draft_model)
+    lists_gpus = engine.capabilities is not None and engine.capabilities.lists_gpu_flags
+    has_gpu = bool(facts.devices) if facts.devices is not None else lists_gpus and bool(host.gpus)
+    settings = settings_of(resolved, engine, draft, host, has_gpu=has_gpu)
+    return replace(facts, model=model, estimate=estimate(model, settings))
+
+
+def _header(files: ModelFiles, path: str | None) -> tuple[ModelFacts | None, str]:
+    """What a model file says of itself, or why nothing."""
+    if path is None:
+        return None, "the command line names no file"
+    if not Path(path).is_absolute():
+        return None, f"`{path}` is relative to the unit's folder"
+    try:
+        return files.read_facts(Path(path)), ""
+    except ModelFileError as error:
+        return None, error.message
+
+
+def _foreign(
+    ctx: Context,
+    found: Found,
+    argv: Sequence[str],
+    help_text: HelpText,
+    capabilities: Capabilities,
+) -> tuple[str, ...]:
+    """Flags that the build neither lists nor takes: a dry run has the last word."""
+    unlisted = unlisted_flags(argv[1:], help_text, capabilities)
+    if not unlisted:
+        return ()
+    try:
+        refused = refusal(ctx, found, dry_arguments(argv[1:]))
+    except EngineError:
+        return ()
+    return unlisted if refused is not None else ()
+
+
+def _devices(
+    ctx: Context, found: Found, capabilities: Capabilities, live: LiveUnit
+) -> tuple[OffloadDevice, ...] | None:
+    """What the build can offload to, under the unit's environment; None where it does not say."""
+    if "--list-devices" not in capabilities.flags:
+        return None
+    try:
+        return prober(ctx).devices(found, {**dict(found.environment), **live.environment})
+    except EngineError:
+        return None
+
+
+def _was_edited(live: LiveUnit, pid: int | None) -> bool:
+    """Whether the process that runs has other arguments than the unit's text gives now.
+
+    Only where that can be told: a shell in between, or a process that may not be looked into, cannot.
+    """
+    process = process_facts(pid) if pid is not None else None
+    if process is None or process.cmdline is None or live.argv is None or live.program is None:
+        return False
+    if Path(live.program).name in _SHELLS:
+        return False
+    arguments = live.argv[1:]
+    return process.cmdline[max(0, len(process.cmdline) - len(arguments)) :] != arguments
+
+
+def _slots(ctx: Context, live: LiveUnit, state: UnitState) -> int | None:
+    address = address_now(ctx, live, state)
+    if address is None or not state.is_active:
+        return None
+    props = LlamaServer(address, ctx.clock).props(timeout_s=_HTTP_S)
+    return None if props is None else props.n_slots
+
+
+def _locking(pid: int | None) -> Locking | None:
+    limit = memlock_limit_of(pid) if pid is not None else None
+    if pid is None or limit is None:
+        return None
+    memory = memory_of(pid)
+    return Locking(limit.is_unlimited, limit.mib, memory.locked_mib if memory is not None else None)
+
+
+def _log(ctx: Context, state: UnitState) -> tuple[str, ...]:
+    """What the unit wrote in its present life, or in the one that ended last."""
+    if state.invocation_id is None:
+        return ()
+    return ctx.services.log(ctx.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
+
+
+def read_port(reading: ServerReading | None) -> PortFacts | None:
+    """Who else listens where the server does or would; without a unit, at tunerd's own default."""
+    if reading is None:
+        return PortFacts(DEFAULT_PORT, _names(_listener(DEFAULT_PORT, DEFAULT_HOST)))
+    facts, serving = reading.facts, reading.live.serving
+    capabilities = facts.capabilities
+    port = serving.port or (capabilities.default_port if capabilities is not None else None)
+    if port is None:
+        return None
+    host = (serving.host or DEFAULT_HOST).split(",")[0].strip()
+    if facts.pid is None:
+        return PortFacts(port, _names(_listener(port, host)))
+    return PortFacts(port, _names(other_listeners(port, host, facts.pid)))
+
+
+def _listener(port: int, host: str) -> tuple[int, ...]:
+    pid = listening_pid(port, host)
+    return () if pid is None else (pid,)
+
+
+def _names(pids: Sequence[int]) -> tuple[str, ...]:
+    return tuple(f"{process_name(pid) or 'a process'} (process {pid})" for pid in pids)
+
+
+_N_RUNS = 200
+# What may differ between a server and the same server without speculation: the kind itself, and
+# the room that its memory takes.
+_MAY_DIFFER = ("speculation.", "memory.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """The server that serves, as evidence is compared with it."""
+
+    argv: tuple[str, ...]
+    arguments: str | None
+    fingerprint: Fingerprint
+    problems: tuple[str, ...]
+
+
+def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts | None:
+    """What is stored of the server; None where nothing says what serves.
+
+    Raises:
+        HostError: the store is damaged or cannot be read.
+    """
+    store = open_to_read(ctx.paths.evidence)
+    if store is None:
+        return EvidenceFacts()
+    with store:
+        runs = store.runs(limit=_N_RUNS)
+        live = reading.live if reading is not None else None
+        if reading is None or live is None or not live.argv or not runs:
+            damage = tuple(one.text for one in store.damage)
+            return EvidenceFacts(damage=damage)
+        now = FingerprintReader(ctx).of(live.argv, live.environment)
+        arguments = arguments_sha256(live.argv, live.environment)
+        serving = _Serving(live.argv, arguments, now.fingerprint, now.problems)
+        facts = _newest(ctx, EvidenceFacts(), runs, serving)
+        settings = reading.facts.settings
+        n_ubatch = settings.serving.n_ubatch if settings is not None else None
+        drafting = list(_samples(store, runs, serving, without=False))
+        plain = list(_samples(store, runs, serving, without=True))
+        return replace(
+            facts,
+            break_even=break_even(drafting, plain, n_ubatch or DEFAULT_UBATCH),
+            no_break_even=lacking(drafting, plain),
+            damage=tuple(one.text for one in store.damage),
+        )
+
+
+def _newest(
+    ctx: Context, facts: EvidenceFacts, runs: Sequence[StoredRun], serving: _Serving
+) -> EvidenceFacts:
+    """The newest run of this very command line, and whether it still counts."""
+    for run in runs:
+        for arm in run.record.arms:
+            if not _is_same(arm, serving) or not run.n_samples:
+                continue
+            then = arm.fingerprint
+            workload = workload_sha256_now(ctx, run.record, then.workload_sha256)
+            now = replace(serving.fingerprint, workload_sha256=workload)
+            found = changes(then, now)
+            texts = tuple(one.text for one in found if not one.is_remark)
+            return replace(
+                facts,
+                newest_run=run.number,
+                holds=holds(then, now),
+                changes=(*texts, *serving.problems),
+            )
+    return facts
+
+
+def _is_same(arm: ArmRecord, serving: _Serving) -> bool:
+    own = arguments_sha256(arm.argv, arm.environment) if arm.argv is not None else None
+    return own is not None and own == serving.arguments
+
+
+def _samples(
+    store: EvidenceStore, runs: Sequence[StoredRun], serving: _Serving, *, without: bool
+) -> Iterator[Sample]:
+    """Samples of the server as it serves, or of it without speculation, that still count.
+
+    Without: also of its own command line, for an engine may leave speculation out by request.
+    """
+    for run in runs:
+        for arm in run.record.arms:
+            is_one = _is_same(arm, serving) or (without and _is_without(arm, serving))
+            if not is_one or not _counts(arm, serving):
+                continue
+            yield from store.samples(run.number, arm=arm.name)
+
+
+def _is_without(arm: ArmRecord, serving: _Serving) -> bool:
+    return arm.argv is not None and _base(arm.argv) == _base(serving.argv)
+
+
+def _base(argv: Sequence[str]) -> list[list[str]]:
+    """The arguments that a server has with speculation and without."""
+    return [
+        group
+        for group in compared_arguments(argv)
+        if not (owner_of(group[0]) or "").startswith(_MAY_DIFFER)
+    ]
+
+
+def _counts(arm: ArmRecord, serving: _Serving) -> bool:
+    """Whether engine, model, driver and card are those of now, whatever the arguments."""
+    then = replace(
+        arm.fingerprint,
+        workload_sha256=None,
+        arguments_sha256=serving.fingerprint.arguments_sha256,
+    )
+    return holds(then, serving.fingerprint) is True
+
+
+def doctor(ctx: Context) -> ActionResult:
+    """Reads only; exit code 0 for nothing or notes, 6 for warnings, 7 for errors."""
+    facts, messages = gather(ctx)
+    diagnosis = diagnose(facts, ALL_RULES)
+    server = facts.server
+    payload = {
+        "unit": server.unit if server is not None else None,
+        "active": server.is_active if server is not None else None,
+        **diagnosis_json(diagnosis),
+    }
+    return ActionResult("doctor", payload, tuple(messages), diagnosis.exit_code)
+
+
+def gather(ctx: Context) -> tuple[Facts, list[Message]]:
+    """All facts, and what went wrong on the way to them."""
+    messages: list[Message] = []
+    host = read_host(ctx.gpu)
+    reading: ServerReading | None = None
+    try:
+        reading = read_server(ctx, host)
+    except TunerdError as problem:
+        messages.append(_could_not("the unit", problem))
+    if reading is not None and reading.facts.was_edited:
+        messages.append(_edited(ctx))
+    facts = Facts(
+        host=host,
+        frequency=read_cpu_frequency(),
+        driver=read_driver_files(),
+        server=reading.facts if reading is not None else None,
+        port=read_port(reading),
+        evidence=_evidence(ctx, reading, messages),
+    )
+    return facts, messages
+
+
+def _evidence(
+    ctx: Context, reading: ServerReading | None, messages: list[Message]
+) -> EvidenceFacts | None:
+    try:
+        facts = read_evidence(ctx, reading)
+    except TunerdError as problem:
+        messages.append(_could_not("stored measurements", problem))
+        return None
+    if facts is not None:
+        messages += [warning("damaged-rows", text) for text in facts.damage]
+    return facts
+
+
+def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """A diagnosis as scripts read it."""
+    looks_for = {rule.code: rule.looks_for for rule in ALL_RULES}
+    return {
+        "findings": [
+            {**asdict(finding), "severity": str(finding.severity)} for finding in diagnosis.findings
+        ],
+        "not_checked": [
+            {"code": one.code, "looks_for": looks_for[one.code], "missing": list(one.missing)}
+            for one in diagnosis.not_checked
+        ],
+        "passed": list(diagnosis.passed),
+    }
+
+
+def _edited(ctx: Context) -> Message:
+    return note(
+        "edited",
+        f"{ctx.unit} was edited since its server was started: what is said is of the text, and what "
+        "only a running server shows is unknown",
+        f"tunerd verify; systemctl restart {ctx.unit}",
+    )
+
+
+def _could_not(what: str, problem: TunerdError) -> Message:
+    cause = f": {problem.cause}" if problem.cause else ""
+    return warning("cannot-read", f"{what} cannot be read: {problem.message}{cause}", problem.hint)

@@ -1,0 +1,708 @@
+"""What the rules are asked of: facts, questions, and what speculation must bring to pay."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from tunerd.engine.flags import normal_spelling
+from tunerd.engine.help import SPEC_WORDS, Capabilities, Engine, OffloadDevice
+from tunerd.engine.log import read_requests
+from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
+from tunerd.measure.answer import Sample, Timings
+from tunerd.measure.evidence import number
+from tunerd.measure.trust import of_others
+from tunerd.model.facts import ModelFacts
+from tunerd.model.memory import Device, Estimate
+from tunerd.model.report import MemoryReport, parse_report
+from tunerd.profile.schema import ProfileFile
+from tunerd.result import Level
+from tunerd.words import MiB
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+
+_SYSTEM_INFO = re.compile(r"system_info: n_threads")
+_CUDA_PART = re.compile(r"\| CUDA : (?P<part>[^:]{1,400}?)(?: \| [A-Za-z]\w* :|$)")
+_ARCHITECTURES = re.compile(r"\bARCHS = (?P<list>[0-9a-z,; ]{1,200}?)(?: \||$)")
+_MLOCK_REFUSED = "failed to mlock"
+_MAPPED_OVERRIDES = "tensor overrides to CPU are used with mmap enabled"
+_MISPLACED = re.compile(
+    r"is assigned to device CPU but the fused .{1,80} tensor is assigned to device"
+)
+_NO_KERNEL = "no kernel image is available"
+_SLOTS = re.compile(r"\bn_slots = (?P<n>\d{1,4})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests that a server answered, summed: tokens processed, generated, drafted and accepted.
+
+    `n_prompt` leaves out what came from the cache. `n_drafted` is 0 where nothing was drafted.
+    """
+
+    n_requests: int
+    n_prompt: int
+    n_predicted: int
+    n_drafted: int
+    n_accepted: int
+
+    @property
+    def acceptance_ratio(self) -> float | None:
+        """Accepted over drafted; None where nothing was drafted."""
+        return self.n_accepted / self.n_drafted if self.n_drafted else None
+
+    @property
+    def n_steps(self) -> int:
+        """Verification steps: every generated token but the first and the accepted ones took one."""
+        return self.n_predicted - self.n_requests - self.n_accepted
+
+    @property
+    def drafted_per_step(self) -> float | None:
+        """Mean drafted tokens of a step."""
+        return self.n_drafted / self.n_steps if self.n_steps > 0 else None
+
+    @property
+    def accepted_per_step(self) -> float | None:
+        """Mean accepted tokens of a step."""
+        return self.n_accepted / self.n_steps if self.n_steps > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFacts:
+    """What the log of one life of a server says.
+
+    `has_cuda`, `cuda_architectures` and `has_all_kv_pairs` come from its line about the system, and are
+    None where the log does not reach back to it.
+    """
+
+    has_cuda: bool | None = None
+    cuda_architectures: tuple[int, ...] | None = None
+    has_all_kv_pairs: bool | None = None
+    mlock_refused: bool = False
+    maps_overridden_tensors: bool = False
+    lacks_kernels: bool = False
+    has_misplaced_layers: bool = False
+    n_slots: int | None = None
+    traffic: Traffic | None = None
+    report: MemoryReport | None = None
+
+
+def read_server_log(lines: Sequence[str], own: Sequence[Timings] = ()) -> LogFacts | None:
+    """The facts in the log of one life of a server; None where there are no lines.
+
+    Requests that were `own` measurements are no traffic.
+    """
+    if not lines:
+        return None
+    report = parse_report(lines)
+    info = next((line for line in reversed(lines) if _SYSTEM_INFO.search(line)), None)
+    cuda = _CUDA_PART.search(info) if info is not None else None
+    slots = [int(found["n"]) for line in lines if (found := _SLOTS.search(line)) is not None]
+    return LogFacts(
+        has_cuda=None if info is None else cuda is not None,
+        cuda_architectures=_architectures(cuda["part"]) if cuda is not None else None,
+        has_all_kv_pairs=None if cuda is None else "FA_ALL_QUANTS = 1" in cuda["part"],
+        mlock_refused=_says(lines, _MLOCK_REFUSED),
+        maps_overridden_tensors=_says(lines, _MAPPED_OVERRIDES),
+        lacks_kernels=_says(lines, _NO_KERNEL),
+        has_misplaced_layers=any(_MISPLACED.search(line) for line in lines),
+        n_slots=slots[-1] if slots else None,
+        traffic=_traffic(lines, own),
+        report=report,
+    )
+
+
+def _says(lines: Iterable[str], words: str) -> bool:
+    return any(words in line for line in lines)
+
+
+def _architectures(part: str) -> tuple[int, ...] | None:
+    """`ARCHS = 860,890` as compute capabilities times ten."""
+    found = _ARCHITECTURES.search(part)
+    if found is None:
+        return None
+    numbers = [int(digits) // 10 for digits in re.findall(r"\d{3,4}", found["list"])]
+    return tuple(sorted(set(numbers))) or None
+
+
+def _traffic(lines: Sequence[str], own: Sequence[Timings]) -> Traffic | None:
+    """Sums over the requests of a log; None where it has none."""
+    logged = of_others(read_requests(lines).requests, own)
+    requests = [one for one in logged if one.predicted_n]
+    if not requests:
+        return None
+    return Traffic(
+        n_requests=len(requests),
+        n_prompt=sum(one.prompt_n for one in requests),
+        n_predicted=sum(one.predicted_n for one in requests),
+        n_drafted=sum(one.drafted_n or 0 for one in requests),
+        n_accepted=sum(one.accepted_n or 0 for one in requests),
+    )
+
+
+MIN_SAMPLES = 3
+DEFAULT_UBATCH = 512  # of every build that was probed
+# Depths count as alike within this: a step slows by about 0.3 % for each thousand tokens
+# (the prior of `step_time`), which keeps what is left of it below a few percent.
+_ALIKE_TOKENS = 1024
+_ALIKE_SHARE = 0.2
+NOTHING_MEASURED = "a run with and one without speculation, of what serves"
+NOT_ALIKE = "runs with and without speculation at a comparable depth of context"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """What speculation costs on this box.
+
+    `step_ms` are the coefficients (base, per drafted token) of a step with speculation, `token_ms` the
+    time of a token without, both at about `depth_tokens` of context. `prompt_ms` and `plain_prompt_ms` are coefficients of a prompt with and
+    without it (per batch, per token); None where no sample shows one of them.
+    """
+
+    step_ms: tuple[float, float]
+    token_ms: float
+    prompt_ms: tuple[float, float] | None
+    plain_prompt_ms: tuple[float, float] | None
+    n_ubatch: int
+    depth_tokens: int
+
+    def tax_ms(self, n_prompt: float) -> float | None:
+        """What speculation adds to a prompt of so many tokens [ms]; None where that is unknown."""
+        if self.prompt_ms is None or self.plain_prompt_ms is None:
+            return None
+        batches = math.ceil(n_prompt / self.n_ubatch)
+        with_it, without = (
+            batch * batches + token * n_prompt
+            for batch, token in (self.prompt_ms, self.plain_prompt_ms)
+        )
+        return with_it - without
+
+    def accepted_per_step(self, traffic: Traffic) -> float | None:
+        """The accepted tokens per step from which this traffic gains; infinite where none would do.
+
+        None where the traffic drafted nothing. An unknown tax on prompts counts as none.
+        """
+        drafted = traffic.drafted_per_step
+        if drafted is None or not traffic.n_drafted:
+            return None
+        tax = self.tax_ms(traffic.n_prompt / traffic.n_requests) or 0.0
+        spread = tax * traffic.n_requests / traffic.n_predicted
+        if spread >= self.token_ms:
+            return math.inf
+        base, per_draft = self.step_ms
+        return (base + per_draft * drafted) / (self.token_ms - spread) - 1
+
+    def acceptance_ratio(self, traffic: Traffic) -> float | None:
+        """The same as accepted over drafted tokens, at what this traffic drafts; may be above 1."""
+        accepted, drafted = self.accepted_per_step(traffic), traffic.drafted_per_step
+        return None if accepted is None or not drafted else max(0.0, accepted / drafted)
+
+
+def break_even(
+    drafting: Sequence[Sample], plain: Sequence[Sample], n_ubatch: int = DEFAULT_UBATCH
+) -> BreakEven | None:
+    """What samples of one command line with speculation and without show.
+
+    Args:
+        drafting: With it, as it serves.
+        plain: The same server without it.
+        n_ubatch: Physical batch of both.
+
+    Returns:
+        None where there is no depth at which either side has three samples that count.
+    """
+    from tunerd.sweep.laws import (
+        StepRow,
+        fit_steps,
+    )
+
+    all_on, all_off = _sides(drafting, plain)
+    depth = _common_depth(all_on, all_off)
+    if depth is None:
+        return None
+    on, off = ([one for one in side if _alike(one.depth, depth)] for side in (all_on, all_off))
+    rows = [
+        StepRow(one.step_ms, one.steps, one.drafted / one.steps, (0.0, 0.0), 0.0, 0.0) for one in on
+    ]
+    law = fit_steps(rows)
+    if law is None:
+        return None
+    on_prompts, off_prompts = _like_prompts(all_on, all_off), _like_prompts(all_off, all_on)
+    return BreakEven(
+        step_ms=(float(law[0]), float(law[1])),
+        token_ms=sum(one.step_ms * one.steps for one in off) / sum(one.steps for one in off),
+        prompt_ms=_prompt_law(on_prompts, n_ubatch),
+        plain_prompt_ms=_prompt_law(off_prompts, n_ubatch),
+        n_ubatch=n_ubatch,
+        depth_tokens=round(depth),
+    )
+
+
+def lacking(drafting: Sequence[Sample], plain: Sequence[Sample]) -> str:
+    """What would have to be measured for a break-even, where there is none."""
+    on, off = _sides(drafting, plain)
+    is_measured = len(on) >= MIN_SAMPLES and len(off) >= MIN_SAMPLES
+    return NOT_ALIKE if is_measured else NOTHING_MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One answer of a single stream; `depth` is its mean context, None where the log cannot tell."""
+
+    step_ms: float
+    steps: int
+    drafted: int
+    depth: float | None
+    start: float
+    prompt_n: int | None
+    prompt_ms: float | None
+
+
+def _sides(
+    drafting: Sequence[Sample], plain: Sequence[Sample]
+) -> tuple[list[_Answer], list[_Answer]]:
+    on = [one for one in _usable(drafting) if one.drafted]
+    return on, [one for one in _usable(plain) if not one.drafted]
+
+
+def _alike(depth: float | None, other: float | None) -> bool:
+    if depth is None or other is None:
+        return False
+    return abs(depth - other) <= max(_ALIKE_TOKENS, _ALIKE_SHARE * max(depth, other))
+
+
+def _common_depth(on: Sequence[_Answer], off: Sequence[_Answer]) -> float | None:
+    """The depth around which the side that has fewer samples has most; None where one has too few."""
+    best: tuple[int, int, float] | None = None
+    half = _ALIKE_TOKENS / 2  # finer would find the same answers again
+    depths = {half * round(one.depth / half) for one in (*on, *off) if one.depth is not None}
+    for depth in sorted(depths):
+        counts = [sum(_alike(one.depth, depth) for one in side) for side in (on, off)]
+        if min(counts) >= MIN_SAMPLES and (best is None or (min(counts), sum(counts)) > best[:2]):
+            best = (min(counts), sum(counts), depth)
+    return None if best is None else best[2]
+
+
+def _like_prompts(own: Sequence[_Answer], others: Sequence[_Answer]) -> list[_Answer]:
+    """Answers whose prompt has one of like length, at a like depth, on the other side."""
+    return [
+        one
+        for one in own
+        if any(
+            _alike(one.prompt_n, other.prompt_n) and _alike(one.start, other.start)
+            for other in others
+            if other.prompt_ms
+        )
+    ]
+
+
+def _usable(samples: Sequence[Sample]) -> list[_Answer]:
+    """Answers to a single stream that may enter an average and have a decode time."""
+    return [
+        _answer(sample, sample.timings)
+        for sample in samples
+        if sample.is_usable
+        and sample.concurrency == 1
+        and sample.timings is not None
+        and sample.timings.steps
+        and sample.timings.predicted_ms
+    ]
+
+
+def _answer(sample: Sample, timings: Timings) -> _Answer:
+    start = timings.cache_n
+    if start is None:
+        # A build that does not report it: the suite that fills the context counts it by itself.
+        total = number(sample.details, "depth") or 0.0
+        start = round(max(0.0, total - (timings.prompt_n or 0)))
+    prompt = timings.prompt_n
+    return _Answer(
+        step_ms=timings.step_ms or 0.0,
+        steps=timings.steps or 0,
+        drafted=timings.draft_n or 0,
+        depth=None if prompt is None else start + prompt + (timings.predicted_n or 0) / 2,
+        start=float(start),
+        prompt_n=prompt,
+        prompt_ms=timings.prompt_ms,
+    )
+
+
+def _prompt_law(answers: Sequence[_Answer], n_ubatch: int) -> tuple[float, float] | None:
+    from tunerd.sweep.laws import (
+        PromptRow,
+        fit_prompts,
+    )
+
+    rows = [
+        PromptRow(one.prompt_ms, one.prompt_n, n_ubatch, 0.0, 0.0)
+        for one in answers
+        if one.prompt_n and one.prompt_ms
+    ]
+    law: NDArray[float64] | None = fit_prompts(rows)
+    return None if law is None else (float(law[0]), float(law[2]))
+
+
+MTP = "mtp"
+NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
+PLAIN_TYPES = frozenset({"f32", "f16", "bf16"})
+DEFAULT_KV_TYPE = "f16"  # of every build that was probed
+_NO_SPECULATION = (None, "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Locking:
+    """How much a process may lock, and has locked; `limit_mib` is None when unlimited."""
+
+    is_unlimited: bool
+    limit_mib: MiB | None
+    locked_mib: MiB | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """The unit that serves, or would.
+
+    `argv` is the command of the unit's text. Where the process that runs was started with another one,
+    `was_edited` is true, and what only this process shows (slots, locks, log) is unknown.
+    `settings` are the keys that its command line and environment set; what they leave to the build
+    is None there. `settings_problem` says why they cannot be read. `foreign_flags` are flags on the
+    command line that the build does not take; empty where the build is not known.
+    """
+
+    unit: str
+    is_active: bool
+    pid: int | None = None
+    was_edited: bool = False
+    argv: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    settings: ProfileFile | None = None
+    settings_problem: str | None = None
+    foreign_flags: tuple[str, ...] = ()
+    engine: Engine | None = None
+    devices: tuple[OffloadDevice, ...] | None = None
+    model: ModelFacts | None = None
+    model_problem: str | None = None
+    estimate: Estimate | None = None
+    n_slots: int | None = None
+    locking: Locking | None = None
+    swapped_mib: MiB | None = None
+    log: LogFacts | None = None
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """What its build accepts."""
+        return self.engine.capabilities if self.engine is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceFacts:
+    """What is stored of measurements.
+
+    `holds` tells whether the newest run of the command line that serves still counts; `changes` say
+    what changed since. `newest_run` is its number, None where what serves was never measured.
+    `damage` names what of the store could not be read.
+    """
+
+    newest_run: int | None = None
+    holds: bool | None = None
+    changes: tuple[str, ...] = ()
+    break_even: BreakEven | None = None
+    no_break_even: str = NOTHING_MEASURED
+    damage: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PortFacts:
+    """Where the server listens or would; `others` are the processes of others that listen there."""
+
+    port: int
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything that `doctor` gathered. `server` is None where there is no unit to look at."""
+
+    host: Host
+    frequency: CpuFrequency | None = None
+    driver: DriverFiles | None = None
+    server: ServerFacts | None = None
+    port: PortFacts | None = None
+    evidence: EvidenceFacts | None = None
+
+    def card(self) -> Gpu | None:
+        """The GPU that the server uses, as far as can be told: where its process is, else the largest."""
+        gpus = self.host.gpus or ()
+        pid = self.server.pid if self.server is not None else None
+        if pid is not None:
+            for gpu in gpus:
+                if any(process.pid == pid for process in gpu.processes or ()):
+                    return gpu
+        return max(gpus, key=lambda gpu: gpu.total_mib or 0, default=None)
+
+
+def speculates(settings: ProfileFile) -> bool:
+    """Whether a command line asks for any kind of speculation."""
+    return settings.speculation.type not in _NO_SPECULATION
+
+
+# Where rules and their thresholds come from, as users read it.
+CARD_12_GB = (
+    'write-up "Llama.cpp\'s MTP merge tanks throughput on constrained VRAM" (RTX 4070 Super, 12 GB)'
+)
+CARD_16_GB = 'write-up "LM Cache, KV Checkpointing, and MTP" (RTX 5060 Ti, 16 GB)'
+CARD_24_GB = 'write-up "Three months of speed-up experiments on a 3090 Ti" (24 GB)'
+NVML = "NVML API reference"
+
+
+def issue(*numbers: int) -> str:
+    """Threads of llama.cpp's repository."""
+    return ", ".join(f"ggml-org/llama.cpp#{number}" for number in numbers)
+
+
+_T = TypeVar("_T")
+_ORDER = (Level.ERROR, Level.WARNING, Level.NOTE)
+_EXIT = {Level.ERROR: 7, Level.WARNING: 6, Level.NOTE: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a rule saw, how bad it is here, and what to do; `do` is a command where there is one."""
+
+    severity: Level
+    seen: str
+    do: str
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What a rule would have to know to tell, in words."""
+
+    what: str
+
+
+class CannotTell(Exception):  # never leaves `diagnose`
+    """Ends a rule that lacks a fact."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+def need(value: _T | None, what: str) -> _T:
+    """A fact without which the rule cannot tell.
+
+    Raises:
+        CannotTell: it is unknown.
+    """
+    if value is None:
+        raise CannotTell(what)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that may be wrong.
+
+    `looks_for` and `why` are sentences for people, `source` says where the rule or its threshold
+    comes from. `check` yields nothing where all is well, and may raise CannotTell.
+    """
+
+    code: str
+    looks_for: str
+    why: str
+    source: str
+    check: Callable[[Facts], Iterator[Seen | Missing]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a person should know, with what to do about it."""
+
+    code: str
+    severity: Level
+    seen: str
+    why: str
+    do: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A rule that could not tell, at least of a part of what it looks at."""
+
+    code: str
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What all rules said: findings with the worst first, then the order of the rules."""
+
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]
+    passed: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 for nothing or notes, 6 for warnings, 7 for errors."""
+        return max((_EXIT[finding.severity] for finding in self.findings), default=0)
+
+
+def diagnose(facts: Facts, rules: Iterable[Rule]) -> Diagnosis:
+    """Ask every rule."""
+    findings: list[Finding] = []
+    not_checked: list[NotChecked] = []
+    passed: list[str] = []
+    for rule in rules:
+        seen, missing = _ask(rule, facts)
+        findings += [
+            Finding(rule.code, one.severity, one.seen, rule.why, one.do, rule.source)
+            for one in seen
+        ]
+        if missing:
+            not_checked.append(NotChecked(rule.code, tuple(missing)))
+        elif not seen:
+            passed.append(rule.code)
+    findings.sort(key=lambda finding: _ORDER.index(finding.severity))
+    return Diagnosis(tuple(findings), tuple(not_checked), tuple(passed))
+
+
+def _ask(rule: Rule, facts: Facts) -> tuple[list[Seen], list[str]]:
+    seen: list[Seen] = []
+    missing: list[str] = []
+    try:
+        for said in rule.check(facts):
+            if isinstance(said, Missing):
+                missing.append(said.what)
+            else:
+                seen.append(said)
+    except CannotTell as unknown:
+        missing.append(unknown.what)
+    return seen, missing
+
+
+# Questions that several rules ask of the facts; each ends the rule that lacks the answer.
+
+NO_UNIT = "a unit that serves"
+# Of a card's memory; more is too full. Source: the 12 GB write-up, checklist point 2.
+FULL_SHARE = 0.95
+_MTP_SWITCHES = frozenset({"-mtp", "--multi-token-prediction"})
+
+
+def server_of(facts: Facts) -> ServerFacts:
+    """The unit that serves."""
+    return need(facts.server, NO_UNIT)
+
+
+def settings_of(facts: Facts) -> ProfileFile:
+    """What the unit's command line sets."""
+    server = server_of(facts)
+    why = f" ({server.settings_problem})" if server.settings_problem else ""
+    return need(server.settings, f"the settings of {server.unit}{why}")
+
+
+def capabilities_of(facts: Facts) -> Capabilities:
+    """What the unit's build accepts."""
+    server = server_of(facts)
+    engine = server.engine
+    why = f" ({engine.problem})" if engine is not None and engine.problem else ""
+    return need(server.capabilities, f"what the build of {server.unit} accepts{why}")
+
+
+def model_of(facts: Facts) -> ModelFacts:
+    """The model that is served."""
+    server = server_of(facts)
+    why = f" ({server.model_problem})" if server.model_problem else ""
+    return need(server.model, f"the header of the served model{why}")
+
+
+def log_of(facts: Facts) -> LogFacts:
+    """What the unit wrote since it was started."""
+    server = server_of(facts)
+    why = " (the one that runs was started with another command line)" if server.was_edited else ""
+    return need(server.log, f"the log of the running server{why}")
+
+
+def traffic_of(facts: Facts) -> Traffic:
+    """What the unit answered since it was started, as far back as its log goes."""
+    return need(log_of(facts).traffic, "requests in the log of the running server")
+
+
+def cards_of(facts: Facts) -> Sequence[Gpu]:
+    """All cards; empty where there certainly are none."""
+    problem = facts.host.gpu_problem
+    return need(facts.host.gpus, "the GPUs" + (f" ({problem})" if problem else ""))
+
+
+def card_of(facts: Facts) -> Gpu | None:
+    """The card that the server uses; None where there certainly is no card."""
+    cards_of(facts)
+    return facts.card()
+
+
+def served_card(facts: Facts) -> Gpu | None:
+    """The same; None also where the build of the server offloads to no device."""
+    card = card_of(facts)
+    return None if facts.server is not None and facts.server.devices == () else card
+
+
+def cache_types(settings: ProfileFile) -> tuple[str, str]:
+    """Types of K and V in effect."""
+    serving = settings.serving
+    return serving.cache_type_k or DEFAULT_KV_TYPE, serving.cache_type_v or DEFAULT_KV_TYPE
+
+
+def asks_for_mtp(server: ServerFacts) -> bool:
+    """Whether the words of the command line ask for MTP, known to the build or not."""
+    for word, value in itertools.pairwise((*server.argv, "")):
+        flag = normal_spelling(word)
+        if flag in _MTP_SWITCHES:
+            return True
+        if flag == "--spec-type" and not {*SPEC_WORDS[MTP]}.isdisjoint(
+            value.partition(":")[0].split(",")
+        ):
+            return True
+    return False
+
+
+def experts_by_hand(settings: ProfileFile) -> bool:
+    """Whether the command line itself keeps weights on the CPU."""
+    memory = settings.memory
+    return bool(
+        memory.n_cpu_moe
+        or memory.cpu_moe
+        or memory.n_cpu_ffn
+        or any(rule.rpartition("=")[2].startswith("CPU") for rule in memory.override_tensor or ())
+    )
+
+
+def is_starved(facts: Facts) -> bool:
+    """Whether the card is too small for the model, so that weights of it stay on the CPU.
+
+    By what the engine placed where its log says so, else by the command line, else by the estimate.
+
+    Raises:
+        CannotTell: none of them says.
+    """
+    card = served_card(facts)
+    if card is None:
+        return False
+    server = server_of(facts)
+    if server.settings is not None and experts_by_hand(server.settings):
+        return True
+    report = server.log.report if server.log is not None else None
+    placed = report.n_layers_on_gpu if report is not None else None
+    if report is not None and placed is not None and placed < (report.n_layers_to_place or 0):
+        return True
+    if server.estimate is not None and card.total_mib is not None:
+        margin = server.settings.memory.fit_mib if server.settings is not None else None
+        return server.estimate.start_mib(Device.GPU) > card.total_mib - (margin or 0)
+    raise CannotTell("where the weights are: neither a log of the load nor an estimate says")

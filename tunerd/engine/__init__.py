@@ -1,0 +1,1 @@
+"""A llama-server build: what it accepts, its command line, its HTTP, its log."""

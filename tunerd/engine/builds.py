@@ -1,0 +1,781 @@
+"""The builds on this machine: found, probed, kept, and the first that can serve a profile chosen."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE, CommandLine, RenderContext, render
+from tunerd.engine.flags import ALL_FLAGS, SwitchFlag, normal_spelling
+from tunerd.engine.health import argument_error
+from tunerd.engine.help import (
+    ALWAYS,
+    SHORT,
+    Capabilities,
+    Effect,
+    Engine,
+    EngineIdentity,
+    OffloadDevice,
+    SpecStyle,
+    unknown_names,
+)
+from tunerd.engine.probe import (
+    EngineProber,
+    Found,
+    build_folders,
+    distinct,
+    is_own_server,
+    own_server,
+    path_folders,
+    programs_in,
+    read_proofs,
+    writable_by_others,
+)
+from tunerd.engine.serving import read_live_unit
+from tunerd.errors import (
+    ConfigError,
+    EngineError,
+    HostError,
+    ModelFileError,
+    TunerdError,
+    UsageError,
+)
+from tunerd.machine.facts import Host
+from tunerd.machine.files import lock, sync_folder
+from tunerd.machine.net import free_port
+from tunerd.machine.process import account_homes, probe_account
+from tunerd.model.facts import ModelFacts
+from tunerd.model.files import FoundModel, ModelFiles, find_models, the_one
+from tunerd.profile.files import load_profile, load_sources
+from tunerd.profile.layers import LayerFile, Resolved, layers_of, set_layer
+from tunerd.records import plain
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.units.generations import Generation
+from tunerd.units.sandbox import BUS, Sandbox
+from tunerd.units.systemd import Systemd
+from tunerd.units.text import CREDENTIAL_PATH
+from tunerd.words import Family, Mode, Problem, have_mib, nearest_name
+
+_KNOWN_UNITS = ("llama-server.service",)
+
+
+def prober(ctx: Context) -> EngineProber:
+    """The prober of this mode."""
+    return EngineProber(ctx.paths.cache_dir, ctx.files, sandbox(ctx))
+
+
+def sandbox(ctx: Context) -> Sandbox:
+    """Where foreign programs are run: in units of the system's systemd where that is ours to ask."""
+    account = probe_account(ctx.settings.service.user)
+    may_ask = ctx.mode is Mode.SYSTEM and os.geteuid() == 0 and BUS.exists()
+    if may_ask and isinstance(ctx.services, Systemd):
+        return Sandbox(account, ctx.services)
+    return Sandbox(account)
+
+
+def find_programs(ctx: Context) -> tuple[Found, ...]:
+    """Programs that may be engines, from the operator's settings to common build folders."""
+    named = [
+        Found(
+            program=settings.path,
+            found_by=f"settings engines.{name}",
+            name=name,
+            environment=tuple(sorted(settings.environment.items())),
+            allow_writable=settings.allow_writable,
+        )
+        for name, settings in ctx.settings.engines.items()
+    ]
+    embedded = own_server()
+    own = () if embedded is None else (Found(embedded, "installed with tunerd"),)
+    serving = tuple(_serving(ctx))
+    on_path = programs_in(path_folders(ctx.environment.get("PATH", "")), "PATH")
+    kept = tuple(_kept(ctx))
+    homes = account_homes() if ctx.mode is Mode.SYSTEM else (_home(ctx),)
+    built = programs_in(build_folders(homes), "build folder")
+    return distinct((*named, *own, *serving, *on_path, *kept, *built))
+
+
+def engine_of(ctx: Context, found: Found) -> Engine:
+    """The engine behind a program; one that cannot be probed is an engine with a problem."""
+    is_embedded = is_own_server(found.program)
+    blank = Engine(
+        name=found.name or ("embedded" if is_embedded else found.program.name),
+        program=found.program,
+        found_by=found.found_by,
+        identity=None,
+        version=None,
+        capabilities=None,
+        proofs=(),
+        problem=None,
+        is_embedded=is_embedded,
+        environment=dict(found.environment),
+    )
+    refused = _refusal(ctx, found, is_embedded=is_embedded)
+    if refused is not None:
+        return replace(blank, problem=refused)
+    try:
+        result = prober(ctx).probe(found)
+    except EngineError as error:
+        return replace(blank, problem=error.words)
+    capabilities = result.capabilities
+    engine = replace(
+        blank,
+        identity=result.identity,
+        version=result.version,
+        capabilities=capabilities,
+        proofs=read_proofs(ctx.paths.cache_dir, ctx.files, result.identity),
+    )
+    if found.name is not None or is_embedded:
+        return engine
+    return replace(engine, name=_name(engine, capabilities.family))
+
+
+def find_engines(ctx: Context) -> tuple[Engine, ...]:
+    """Every engine, each under a name of its own."""
+    engines: list[Engine] = []
+    taken: set[str] = set()
+    for found in find_programs(ctx):
+        engine = engine_of(ctx, found)
+        name, nth = engine.name, 1
+        while name in taken:
+            nth += 1
+            name = f"{engine.name}-{nth}"
+        taken.add(name)
+        engines.append(replace(engine, name=name))
+    return tuple(engines)
+
+
+def candidates(engines: tuple[Engine, ...], wanted: str) -> tuple[Engine, ...]:
+    """Engines that a word of `engine.prefer` means: a family, `embedded`, a name or a path."""
+    if "/" in wanted:
+        path = Path(wanted)
+        return tuple(engine for engine in engines if _same_file(engine.program, path))
+    exact = tuple(engine for engine in engines if engine.name == wanted)
+    if exact:
+        return exact
+    if wanted == "embedded":
+        return tuple(engine for engine in engines if engine.is_embedded)
+    return tuple(
+        engine
+        for engine in engines
+        if engine.capabilities is not None
+        and engine.capabilities.family == wanted
+        and not engine.is_embedded
+    )
+
+
+def _refusal(ctx: Context, found: Found, *, is_embedded: bool) -> str | None:
+    """Why a program may not be run; only system mode, where root decides what runs, is strict."""
+    if ctx.mode is not Mode.SYSTEM or found.allow_writable or is_embedded:
+        return None
+    who = writable_by_others(found.program)
+    if who is None:
+        return None
+    return f"not run, because {who}; name it in `{ctx.paths.settings_file}` to allow it"
+
+
+def _serving(ctx: Context) -> Iterator[Found]:
+    """Programs of units that serve already."""
+    for unit in {ctx.unit, *_KNOWN_UNITS}:
+        try:
+            live = read_live_unit(ctx, unit)
+        except TunerdError:
+            continue
+        if live.program is not None and Path(live.program).name != "sh":
+            yield Found(Path(live.program), f"unit {unit}")
+
+
+def _kept(ctx: Context) -> Iterator[Found]:
+    """Copies that `engines keep` made."""
+    if not ctx.paths.engines_dir.is_dir():
+        return
+    for folder in sorted(ctx.paths.engines_dir.iterdir()):
+        for program in sorted((folder / "bin").glob("*")):
+            if program.suffix == ".so":
+                continue
+            libraries = folder / "lib"
+            environment = (("LD_LIBRARY_PATH", str(libraries)),) if libraries.is_dir() else ()
+            yield Found(program, "kept copy", f"kept-{folder.name}", environment)
+
+
+def _name(engine: Engine, family: Family) -> str:
+    version = engine.version
+    if version is not None and version.semantic is not None:
+        return f"{family}-{version.semantic}"
+    if version is not None and version.build:
+        return f"{family}-b{version.build}"
+    identity = engine.identity.sha256[:8] if engine.identity is not None else "unknown"
+    return f"{family}-{identity}"
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _home(ctx: Context) -> Path:
+    return Path(ctx.environment.get("HOME", "/"))
+
+
+# Builds of these dialects say that they take n-max and p-min with a request; only a proof counts.
+_CLAIMS_PER_REQUEST = frozenset({"ik-now"})
+
+
+def engines(ctx: Context, *, prove: bool = False) -> ActionResult:
+    """List engines, after trying their features on a designed model if asked to.
+
+    Raises:
+        Busy: another change is under way while proofs are wanted.
+    """
+    from tunerd.engine.prove import prove_engine
+
+    found = find_engines(ctx)
+    if prove:
+        found = tuple(prove_engine(ctx, engine) for engine in found)
+    messages: list[Message] = []
+    if any(_untried(engine) for engine in found):
+        messages.append(
+            note(
+                "untried",
+                "what a build does with its flags has not been tried on all of them",
+                "`tunerd engines --prove` takes a few seconds each",
+            )
+        )
+    return ActionResult(
+        "engines", {"engines": [engine_json(engine) for engine in found]}, tuple(messages)
+    )
+
+
+def engine_json(engine: Engine) -> dict[str, Any]:
+    """An engine as scripts read it."""
+    capabilities = engine.capabilities
+    version = engine.version
+    return {
+        "name": engine.name,
+        "path": str(engine.program),
+        "found_by": engine.found_by,
+        "problem": engine.problem,
+        "version": None if version is None else version.text,
+        "identity": None if engine.identity is None else engine.identity.sha256,
+        "components": None
+        if engine.identity is None
+        else [{"path": str(c.path), "sha256": c.sha256} for c in engine.identity.components],
+        "family": None if capabilities is None else str(capabilities.family),
+        "dialect": None if capabilities is None else capabilities.dialect,
+        "capabilities": None if capabilities is None else capabilities_json(capabilities),
+        "lacks": None if capabilities is None else list(lacks(capabilities)),
+        "proofs": [
+            {"feature": p.feature, "effect": str(p.effect), "detail": p.detail}
+            for p in engine.proofs
+        ],
+        "per_request_speculation": _per_request(engine),
+        "embedded": engine.is_embedded,
+    }
+
+
+def capabilities_json(capabilities: Capabilities) -> dict[str, Any]:
+    """What matters of a build's capabilities."""
+    return {
+        "spec_types": list(capabilities.spec_types),
+        "spec_style": str(capabilities.spec_style),
+        "kv_types": list(capabilities.kv_types),
+        "fit": str(capabilities.fit),
+        "fit_default_on": capabilities.fit_default_on,
+        "load_mode": capabilities.has_load_mode,
+        "default_n_max": capabilities.default_n_max,
+        "default_p_min": capabilities.default_p_min,
+        "default_port": capabilities.default_port,
+    }
+
+
+def lacks(capabilities: Capabilities) -> tuple[str, ...]:
+    """Profile keys and kinds of speculation that this build cannot serve."""
+    missing = [
+        row.key
+        for row in ALL_FLAGS
+        if not isinstance(row, SwitchFlag) and capabilities.first_of(*row.spellings) is None
+    ]
+    if capabilities.spec_style is SpecStyle.NONE:
+        missing.append("speculation")
+    missing += [
+        f"speculation.type={kind}"
+        for kind in ("mtp", "dflash", "eagle3", "draft")
+        if capabilities.spec_word(kind) is None
+    ]
+    return tuple(missing)
+
+
+def named(found: Sequence[Engine], name: str) -> Engine | None:
+    """The engine of this name or path."""
+    return next((e for e in found if name in {e.name, str(e.program)}), None)
+
+
+def _untried(engine: Engine) -> bool:
+    return engine.capabilities is not None and engine.proof("mtp").effect is Effect.UNTRIED
+
+
+def _per_request(engine: Engine) -> str:
+    """Whether n-max and p-min can be given with a request: proved, refuted, claimed or no."""
+    proof = engine.proof("per-request")
+    if proof.effect is not Effect.UNTRIED:
+        return "proved" if proof.effect is Effect.PROVED else "no"
+    dialect = engine.capabilities.dialect if engine.capabilities is not None else ""
+    return "claimed" if dialect in _CLAIMS_PER_REQUEST else "no"
+
+
+_HINT = "`tunerd engines` lists what is here; the table or name has no effect"
+
+
+def named_by_plan(ctx: Context, request: PlanRequest) -> list[Message]:
+    """Warnings about the layers of a profile and about what was given with `--set`."""
+    sources, _ = load_sources(ctx)
+    layers = layers_of(request.profile, sources, with_tuned=request.with_tuned)
+    files: list[LayerFile] = [] if isinstance(layers, Problem) else list(layers)
+    if request.options:
+        files.append(set_layer(request.options))
+    return named_by_files(ctx, ((file.source, file.data) for file in files))
+
+
+def named_by_files(ctx: Context, files: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Message]:
+    """Warnings about files, each with where it stands; engines are only looked for if need be."""
+    read = list(files)
+    known: list[str] = list(ctx.settings.engines)
+    if any(unknown_names(source, data, known) for source, data in read):
+        known += [engine.name for engine in find_engines(ctx)]
+    return [
+        warning("unknown-engine", str(problem), _HINT)
+        for source, data in read
+        for problem in unknown_names(source, data, known)
+    ]
+
+
+# Of the C library and the loader the machine has one; a copy beside another would break.
+_SYSTEM_LIBRARIES = (
+    "ld-linux",
+    "libc.so",
+    "libm.so",
+    "libdl.so",
+    "libpthread.so",
+    "librt.so",
+    "libresolv.so",
+    "libnss_",
+)
+_RECORD = "identity.json"
+_BACKEND = re.compile(r"libggml-(?!base)[a-z0-9_-]+\.so")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy: its folder, its program, and how much it holds."""
+
+    folder: Path
+    program: Path
+    n_files: int
+    n_bytes: int
+    is_new: bool
+
+
+def keep(ctx: Context, name: str) -> ActionResult:
+    """Keep an engine by name or path.
+
+    Raises:
+        UsageError: there is no such engine.
+        EngineError: it is the embedded one, or cannot be read.
+        HostError: the copy cannot be written.
+        Busy: another change is under way.
+    """
+    engine = named(find_engines(ctx), name)
+    if engine is None:
+        raise UsageError(f"no such engine: `{name}`", hint="`tunerd engines` lists them")
+    if engine.is_embedded:
+        raise EngineError(
+            "the embedded engine is a Python package",
+            hint="pin its version with pip to keep it",
+        )
+    with lock(ctx.paths.lock, purpose=f"engines keep {name}", since=ctx.now_text()):
+        kept = keep_program(ctx, str(engine.program))
+    payload = {
+        "engine": engine.name,
+        "folder": str(kept.folder),
+        "program": str(kept.program),
+        "files": kept.n_files,
+        "mib": have_mib(kept.n_bytes),
+        "new": kept.is_new,
+    }
+    return ActionResult("engines keep", payload, has_acted=True)
+
+
+def kept_folder(ctx: Context, sha256: str) -> Path | None:
+    """Where a copy of the build of this identity is kept; None where there is none."""
+    folder = ctx.paths.engines_dir / sha256[:SHORT]
+    return folder if (folder / _RECORD).exists() else None
+
+
+def keep_program(ctx: Context, program: str) -> Kept:
+    """Copy a program and what it maps below STATE; a copy that is there already stays.
+
+    Raises:
+        EngineError: it cannot be probed or read.
+        HostError: the copy cannot be written.
+    """
+    engines = prober(ctx)
+    identity = engines.identity(Found(Path(program), "kept"))
+    folder = ctx.paths.engines_dir / identity.short
+    target = folder / "bin" / Path(program).name
+    n_bytes = sum(component.size for component in identity.components)
+    if (folder / _RECORD).exists():
+        return Kept(folder, target, len(identity.components), n_bytes, is_new=False)
+    ctx.files.make_folder(ctx.paths.engines_dir)
+    unfinished = ctx.paths.engines_dir / f".{identity.short}.tmp"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        _copy(engines, identity, Path(program), unfinished)
+        ctx.files.write_json(unfinished / _RECORD, plain(identity))
+        unfinished.rename(folder)
+        sync_folder(ctx.paths.engines_dir)
+    except (OSError, EngineError) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if isinstance(error, EngineError):
+            raise
+        raise HostError(
+            f"cannot keep `{program}`", cause=error.strerror or str(error), state="nothing was kept"
+        ) from error
+    return Kept(folder, target, len(identity.components), n_bytes, is_new=True)
+
+
+def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder: Path) -> None:
+    """The program into `bin`, its libraries into `lib`, by the names under which it asks for them.
+
+    Backends, which are opened by hand and not by name, are looked for beside the program.
+    """
+    (folder / "bin").mkdir(parents=True)
+    (folder / "lib").mkdir()
+    real = program.resolve()
+    for component in identity.components:
+        name = component.path.name
+        if component.path == real:
+            engines.copy(real, component, folder / "bin" / program.name)
+        elif name.startswith(_SYSTEM_LIBRARIES):
+            continue
+        else:
+            place = folder / ("bin" if _BACKEND.fullmatch(name) else "lib")
+            engines.copy(real, component, place / name)
+            for alias in component.path.parent.glob("*.so*"):
+                if alias.is_symlink() and alias.resolve() == component.path:
+                    (place / alias.name).symlink_to(name)
+                    if place.name == "lib" and _BACKEND.fullmatch(alias.name):
+                        (folder / "bin" / alias.name).symlink_to(f"../lib/{name}")
+
+
+_LEFT_OUT = frozenset({"--api-key-file", "--port"})
+_MODEL_FLAGS = frozenset({"-m", "--model"})
+
+
+def refusal(ctx: Context, found: Found, arguments: Sequence[str]) -> str | None:
+    """Why the engine refuses arguments whose model file does not exist; None if it does not.
+
+    One that a signal ended is tried once more: what is wrong with an argument is wrong each time.
+
+    Raises:
+        EngineError: it could not be run, or did not end.
+    """
+    done = prober(ctx).check_arguments(found, arguments)
+    if done.returncode is None:
+        done = prober(ctx).check_arguments(found, arguments)
+    return argument_error(done.returncode, f"{done.stdout}\n{done.stderr}")
+
+
+def dry_arguments(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a server as a dry run takes them: no model, no key file, a port of its own.
+
+    Builds bind their port before they look for the model; a key file is there only while the unit
+    runs.
+    """
+    changed: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if normal_spelling(word) in _LEFT_OUT:
+            next(words, None)
+            continue
+        changed.append(word)
+        if word in _MODEL_FLAGS:
+            changed.append(f"/nonexistent/{Path(next(words, '')).name}")
+    return [*changed, "--port", str(free_port())]
+
+
+def find_weights(ctx: Context, resolved: Resolved) -> tuple[Path, ModelFacts]:
+    """The model file of a profile and what its header says.
+
+    Raises:
+        ConfigError: the profile names no file.
+        ModelFileError: it is missing, damaged, or not unique.
+    """
+    model = resolved.profile.model
+    wanted = model.path or model.hf_file
+    if wanted is None and model.name is None:
+        raise ConfigError(
+            f"profile `{resolved.name}` names no model",
+            hint="--set model.path=FILE",
+            state="nothing was touched",
+        )
+    models = ModelFiles(ctx.paths.cache_dir, ctx.files)
+    path = locate(ctx, models, wanted, resolved)
+    return path, models.read_facts(path)
+
+
+def locate(ctx: Context, models: ModelFiles, wanted: str | None, resolved: Resolved) -> Path:
+    """A file named by a profile: an absolute path, or a name or glob below `models.dirs`.
+
+    Where no file has that name, the one whose metadata fits `model.name` is taken, if there is
+    exactly one.
+    """
+    if wanted is not None and wanted.startswith(("/", "~")):
+        path = Path(wanted).expanduser()
+        if not path.exists():
+            raise ModelFileError(
+                f"model file is missing: `{path}`",
+                state="nothing was touched",
+                hint=_fetch_hint(ctx, resolved),
+            )
+        return path
+    folders, name = ctx.settings.models.dirs, resolved.profile.model.name
+    needs_mtp = "mtp" in resolved.profile.speculation.kinds
+
+    def by_metadata() -> FoundModel:
+        return find_models(folders, models, model_name=name, needs_mtp=needs_mtp)
+
+    try:
+        if wanted is None:
+            drafting = " with an MTP block" if needs_mtp else ""
+            return the_one(by_metadata(), f"a model file named `{name}`{drafting}", folders)
+        return the_one(
+            find_models(folders, models, file_name=wanted), f"a file `{wanted}`", folders
+        )
+    except ModelFileError as problem:
+        fitting = by_metadata().paths if None not in (name, wanted) else ()
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            several = ", ".join(f"`{path}`" for path in fitting)
+            problem.cause = f"more than one has metadata that fits: {several}"
+        problem.state, problem.hint = "nothing was touched", _fetch_hint(ctx, resolved)
+        raise
+
+
+def found_by_metadata(resolved: Resolved, path: Path) -> list[Message]:
+    """A warning where another file than the one that the profile names is served."""
+    model = resolved.profile.model
+    wanted = model.path or model.hf_file
+    if wanted is None or fnmatch(path.name.lower(), Path(wanted).name.lower()):
+        return []
+    return [
+        warning(
+            "model-by-name",
+            f"no file is called `{wanted}`; `{path}` is the one whose metadata names "
+            f"`{model.name}`, and it may be another quantisation",
+            hint="--set model.path=FILE names one",
+        )
+    ]
+
+
+def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
+    model = resolved.profile.model
+    folder = ctx.settings.models.dirs[0] if ctx.settings.models.dirs else "FOLDER"
+    if model.hf_repo is not None:
+        what = model.hf_file or model.path or ""
+        fetch = f"hf download {model.hf_repo} {what} --local-dir {folder}".replace("  ", " ")
+    elif model.source is not None:
+        fetch = f"get it: {model.source}"
+    elif resolved.profile.match.gpu == "none" and model.path is not None:
+        fetch = f"tunerd model new {Path(folder) / model.path}"
+    else:
+        fetch = "fetch the file"
+    where = (
+        ""
+        if ctx.settings.models.dirs
+        else (f"; `models.dirs` in `{ctx.paths.settings_file}` names the folders that are searched")
+    )
+    return f"{fetch}; or give a path with --set model.path=FILE{where}"
+
+
+# What a profile without a preference takes; the embedded engine knows no GPU, so it comes last.
+_ANY = (*Family, "embedded")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine that can serve the profile, what it would be started with, and who was passed over.
+
+    `devices` is what it can offload to now; empty where it uses no GPU or cannot list them.
+    """
+
+    engine: Engine
+    resolved: Resolved
+    command: CommandLine
+    model_path: Path
+    facts: ModelFacts
+    devices: tuple[OffloadDevice, ...]
+    has_gpu: bool
+    passed_over: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What is asked for: a profile, `--set` options, and whether the tuned layer counts.
+
+    `tuned` takes the place of the tuned layer on disk, as a parsed file: what a promotion would write.
+    """
+
+    profile: str
+    options: Mapping[str, Any]
+    with_tuned: bool = True
+    tuned: Mapping[str, Any] | None = None
+
+
+def request_again(generation: Generation) -> PlanRequest:
+    """What was asked for when this was deployed from a profile."""
+    return PlanRequest(
+        generation.profile or "", dict(generation.pins), with_tuned=generation.with_tuned
+    )
+
+
+def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
+    """The first engine in the profile's order of preference that can serve it.
+
+    Raises:
+        ConfigError: the profile is wrong, or names no model.
+        ModelFileError: the model file is missing, damaged, or not unique.
+        EngineError: none can; what stands against each is in the cause.
+    """
+    engines = find_engines(ctx)
+    general = _load(ctx, request, ())
+    find_weights(ctx, general)  # a missing model is the same on every engine: say so first
+    passed_over: list[tuple[str, str]] = []
+    for word in general.profile.engine.prefer or _ANY:
+        found = candidates(engines, word) or _named_by_path(ctx, word)
+        if not found and word != Family.UNKNOWN:
+            passed_over.append((word, _why_not_here(ctx, engines, word)))
+        for engine in found:
+            choice = _try(ctx, request, host, engine)
+            if isinstance(choice, Choice):
+                return replace(choice, passed_over=tuple(passed_over))
+            passed_over.append((engine.name, choice))
+    raise EngineError(
+        f"no engine here can serve profile `{request.profile}`",
+        cause="\n".join(f"{name}: {why}" for name, why in passed_over),
+        state="nothing was touched",
+        hint="`tunerd engines` lists what is here; engine.prefer and [engines.NAME] choose",
+    )
+
+
+def _named_by_path(ctx: Context, word: str) -> tuple[Engine, ...]:
+    """An engine that nobody but the profile names; who may write it is asked as of any other."""
+    path = Path(word).expanduser()
+    if "/" not in word or not path.is_file():
+        return ()
+    return (engine_of(ctx, Found(path, "engine.prefer")),)
+
+
+def _why_not_here(ctx: Context, engines: Sequence[Engine], word: str) -> str:
+    """Why a word of `engine.prefer` means nothing here: a family may be missing, a name misspelt."""
+    if "/" in word:
+        return "there is no such program"
+    known = (*ALWAYS, *ctx.settings.engines, *(engine.name for engine in engines))
+    if word in known:
+        return "not installed here"
+    nearest = nearest_name(word, known)
+    return f"no such engine (did you mean `{nearest}`?)" if nearest else "no such engine here"
+
+
+def _load(ctx: Context, request: PlanRequest, engine_names: Sequence[str]) -> Resolved:
+    return load_profile(
+        ctx,
+        request.profile,
+        options=request.options,
+        engine_names=engine_names,
+        with_tuned=request.with_tuned,
+        tuned=request.tuned,
+    )
+
+
+def _try(ctx: Context, request: PlanRequest, host: Host, engine: Engine) -> Choice | str:
+    """The profile on one engine, or why that engine cannot serve it."""
+    if engine.capabilities is None:
+        return engine.problem or "cannot be probed"
+    names = tuple(dict.fromkeys((str(engine.capabilities.family), engine.name)))
+    resolved = _load(ctx, request, names)
+    model_path, facts = find_weights(ctx, resolved)
+    devices, has_gpu = _devices(ctx, engine, resolved, host)
+    context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)
+    command = render(resolved, engine.capabilities, context)
+    if not isinstance(command, CommandLine):
+        return "; ".join(str(refusal) for refusal in command)
+    return Choice(engine, resolved, command, model_path, facts, devices, has_gpu, ())
+
+
+def found_of(engine: Engine) -> Found:
+    """An engine as the prober knows it."""
+    return Found(engine.program, engine.found_by, engine.name, tuple(engine.environment.items()))
+
+
+def _devices(
+    ctx: Context, engine: Engine, resolved: Resolved, host: Host
+) -> tuple[tuple[OffloadDevice, ...], bool]:
+    """What this build can offload to on this machine now, and whether it can offload at all."""
+    capabilities = engine.capabilities
+    if resolved.profile.match.gpu == "none" or capabilities is None:
+        return (), False
+    if "--list-devices" in capabilities.flags:
+        environment = {**engine.environment, **resolved.profile.environment}
+        devices = prober(ctx).devices(found_of(engine), environment) or ()
+        return devices, bool(devices)
+    return (), capabilities.lists_gpu_flags and bool(host.gpus)
+
+
+def _render_context(
+    ctx: Context,
+    engine: Engine,
+    resolved: Resolved,
+    host: Host,
+    model_path: Path,
+    *,
+    has_gpu: bool,
+) -> RenderContext:
+    paths: dict[str, str] = {}
+    models = ModelFiles(ctx.paths.cache_dir, ctx.files)
+    speculation = resolved.profile.speculation
+    if speculation.draft_model is not None and speculation.kinds & KINDS_WITH_DRAFT_FILE:
+        draft = locate(ctx, models, speculation.draft_model, resolved)
+        paths["speculation.draft_model"] = str(draft)
+    for key, value in (
+        ("model.mmproj", resolved.profile.model.mmproj),
+        ("model.chat_template_file", resolved.profile.model.chat_template_file),
+    ):
+        if value is not None:
+            paths[key] = str(Path(value).expanduser())
+    if resolved.profile.serving.api_key_file is not None and ctx.mode is not Mode.LOCAL:
+        paths["serving.api_key_file"] = CREDENTIAL_PATH
+    return RenderContext(
+        program=str(engine.program),
+        model_path=str(model_path),
+        has_gpu=has_gpu,
+        physical_cores=host.cpu.physical_cores,
+        paths=paths,
+    )
+
+
+def draft_facts(ctx: Context, resolved: Resolved, command: CommandLine) -> ModelFacts | None:
+    """What the header of the drafter says, where the command line names a file of its own for it."""
+    path = next((a.value for a in command.arguments if a.key == "speculation.draft_model"), None)
+    if path is None or not resolved.profile.speculation.kinds & KINDS_WITH_DRAFT_FILE:
+        return None
+    return ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(Path(path))

@@ -1,0 +1,486 @@
+"""How profile keys are spelled as llama-server flags: one table for every dialect.
+
+A row names the spellings in order of preference; the first that the build takes is used, so an
+unknown build is served by its flags and never by its name. What needs more than a spelling
+(load mode, fit, speculation) is in `cmdline_memory` and `cmdline_speculation`.
+
+Source: captured help texts of seven builds, and a dry run of each flag on each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+from tunerd.words import digest
+
+
+class Reach(StrEnum):
+    """What a difference of two servers reaches.
+
+    SAMPLING shows only where a request leaves the choice of tokens to the server. UNKNOWN is a flag or variable
+    that tunerd knows nothing of.
+    """
+
+    TEXT = "text"
+    SAMPLING = "sampling"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFlag:
+    """A key whose value follows the flag.
+
+    `shorts` are other spellings, each with the one that stands for it. `reach` says what of an answer another value
+    may change, None for nothing but speed; not `is_compared` is how a server is reached and where files lie, which
+    have an identity of their own.
+    """
+
+    key: str
+    spellings: tuple[str, ...]
+    shorts: tuple[tuple[str, str], ...] = ()
+    show: Callable[[object], str] = str
+    reach: Reach | None = None
+    is_compared: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchFlag:
+    """A boolean key: spellings that switch it on, spellings that switch it off.
+
+    `default` is what every known build does without any flag; None where builds differ, so that a
+    missing spelling is an error and not an assumption. The rest is as in `ValueFlag`.
+    """
+
+    key: str
+    on: tuple[str, ...]
+    off: tuple[str, ...]
+    default: bool | None
+    shorts: tuple[tuple[str, str], ...] = ()
+    reach: Reach | None = None
+    is_compared: bool = True
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.on, *self.off)
+
+
+@dataclass(frozen=True, slots=True)
+class OnOffFlag:
+    """A boolean key that some builds spell as `--x on|off` and others as two switches."""
+
+    key: str
+    word: str
+    off_switch: str
+
+
+def number(value: object) -> str:
+    """Without an exponent, which not every build reads."""
+    text = str(value)
+    return f"{value:.12f}".rstrip("0") if isinstance(value, float) and "e" in text else text
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def _comma_list(value: object) -> str:
+    return ",".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
+
+
+def _value(
+    key: str,
+    *words: str,
+    show: Callable[[object], str] = str,
+    reach: Reach | None = None,
+    is_compared: bool = True,
+) -> ValueFlag:
+    """A row; each of `words` is a spelling, with the shorter ones that stand for it behind it."""
+    spellings, shorts = _spelled(words)
+    return ValueFlag(key, spellings, shorts, show, reach, is_compared)
+
+
+def _switch(
+    key: str, *, on: str, off: str = "", default: bool | None, reach: Reach | None = None
+) -> SwitchFlag:
+    (ons, on_shorts), (offs, off_shorts) = _spelled([on]), _spelled([off])
+    return SwitchFlag(key, ons, offs, default, (*on_shorts, *off_shorts), reach)
+
+
+def _spelled(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    split = [one.split() for one in words if one]
+    shorts = tuple((short, one[0]) for one in split for short in one[1:])
+    return tuple(one[0] for one in split), shorts
+
+
+# In the order in which an administrator reads a command line: what, where, how big, how fast.
+SERVING_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
+    _value("serving.alias", "--alias -a", is_compared=False),
+    _value("serving.host", "--host", is_compared=False),
+    _value("serving.port", "--port", is_compared=False),
+    _value("serving.ctx_size", "--ctx-size -c"),
+    _value("serving.n_predict", "--predict -n", "--n-predict", reach=Reach.TEXT),
+    _value("serving.n_parallel", "--parallel -np"),
+    _switch(
+        "serving.kv_unified", on="--kv-unified -kvu", off="--no-kv-unified -no-kvu", default=None
+    ),
+    _value("serving.flash_attn", "--flash-attn -fa"),
+    _value("serving.cache_type_k", "--cache-type-k -ctk", reach=Reach.TEXT),
+    _value("serving.cache_type_v", "--cache-type-v -ctv", reach=Reach.TEXT),
+    _value("serving.n_batch", "--batch-size -b"),
+    _value("serving.n_ubatch", "--ubatch-size -ub"),
+    _value("serving.threads", "--threads -t"),
+    _value("serving.threads_batch", "--threads-batch -tb"),
+    _value("serving.threads_http", "--threads-http"),
+    _value("serving.poll", "--poll"),
+    _value("serving.ctx_checkpoints", "--ctx-checkpoints -ctxcp --swa-checkpoints -ctx-ckpt"),
+    _value(
+        "serving.checkpoint_spacing",
+        "--checkpoint-min-step -cms",
+        "--checkpoint-every-n-tokens -cpent",
+        "--ctx-checkpoints-interval -ctx-ckpt-i",
+    ),
+    _value("serving.cache_ram_mib", "--cache-ram -cram"),
+    _value("serving.cache_reuse", "--cache-reuse"),
+    _switch("serving.cache_prompt", on="--cache-prompt", off="--no-cache-prompt", default=True),
+    _switch("serving.warmup", on="--warmup", off="--no-warmup", default=True),
+    _switch("serving.jinja", on="--jinja", off="--no-jinja", default=None, reach=Reach.TEXT),
+    _value("serving.chat_template", "--chat-template", reach=Reach.TEXT),
+    _value("model.chat_template_file", "--chat-template-file", reach=Reach.TEXT, is_compared=False),
+    _value("serving.chat_template_kwargs", "--chat-template-kwargs", show=_json, reach=Reach.TEXT),
+    _value("model.mmproj", "--mmproj -mm", reach=Reach.TEXT, is_compared=False),
+    _value("serving.reasoning", "--reasoning -rea", reach=Reach.TEXT),
+    _value("serving.reasoning_format", "--reasoning-format", reach=Reach.TEXT),
+    _value("serving.reasoning_budget", "--reasoning-budget", reach=Reach.TEXT),
+    _value("serving.reasoning_budget_message", "--reasoning-budget-message", reach=Reach.TEXT),
+    _value("serving.temp", "--temp --temperature", show=number, reach=Reach.SAMPLING),
+    _value("serving.top_k", "--top-k", reach=Reach.SAMPLING),
+    _value("serving.top_p", "--top-p", show=number, reach=Reach.SAMPLING),
+    _value("serving.min_p", "--min-p", show=number, reach=Reach.SAMPLING),
+    _value("serving.repeat_penalty", "--repeat-penalty", show=number, reach=Reach.SAMPLING),
+    _value("serving.presence_penalty", "--presence-penalty", show=number, reach=Reach.SAMPLING),
+    _value("serving.seed", "--seed -s", reach=Reach.SAMPLING),
+    _value("serving.timeout_s", "--timeout -to"),
+    _value("serving.api_key_file", "--api-key-file", is_compared=False),
+    _value("serving.slot_save_path", "--slot-save-path"),
+    _switch("serving.metrics", on="--metrics", default=False),
+    _switch("serving.slots", on="--slots", off="--no-slots", default=True),
+    _value("serving.log_verbosity", "--log-verbosity -lv --verbosity"),
+)
+
+CONTEXT_SHIFT = OnOffFlag("serving.context_shift", "--context-shift", "--no-context-shift")
+
+PLACEMENT_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
+    _value("memory.n_gpu_layers", "--n-gpu-layers -ngl", "--gpu-layers"),
+    _switch("memory.cpu_moe", on="--cpu-moe -cmoe", default=False),
+    _value("memory.n_cpu_moe", "--n-cpu-moe -ncmoe"),
+    _value("memory.n_cpu_ffn", "--n-cpu-ffn -ncffn"),
+    _value("memory.override_tensor", "--override-tensor -ot", show=_comma_list),
+)
+
+GPU_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
+    _value("memory.device", "--device -dev"),
+    _value("memory.main_gpu", "--main-gpu -mg"),
+    _value("memory.split_mode", "--split-mode -sm"),
+    _value("memory.moe_cache_mib", "--moe-cache-mib"),
+    _switch("memory.kv_offload", on="--kv-offload -kvo", off="--no-kv-offload -nkvo", default=True),
+)
+
+DRAFT_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
+    _value("speculation.draft_model", "--model-draft -md --spec-draft-model", is_compared=False),
+    _value("speculation.cache_type_k", "--cache-type-k-draft -ctkd", "--spec-draft-type-k"),
+    _value("speculation.cache_type_v", "--cache-type-v-draft -ctvd", "--spec-draft-type-v"),
+    _value("speculation.n_ubatch", "--spec-draft-n-ubatch"),
+    _value("speculation.ctx_size", "--ctx-size-draft -cd", "--spec-draft-ctx-size"),
+    _switch(
+        "speculation.backend_sampling",
+        on="--spec-draft-backend-sampling",
+        off="--no-spec-draft-backend-sampling",
+        default=None,
+    ),
+)
+
+DRAFT_GPU_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
+    _value(
+        "speculation.n_gpu_layers",
+        "--n-gpu-layers-draft -ngld --spec-draft-ngl",
+        "--gpu-layers-draft",
+    ),
+)
+
+# Flags that other code renders, by the key that owns them: `extra_args` may not repeat them.
+_RENDERED_ELSEWHERE: Mapping[str, str] = {
+    "model.path": "-m --model",
+    "serving.load_mode": "-lm --load-mode --mlock --mmap --no-mmap -dio --direct-io -ndio --no-direct-io",
+    "memory.fit_mib": "-fit --fit -fitt --fit-target --fit-margin",
+    "speculation.type": "--spec-type -mtp --multi-token-prediction -no-mtp --no-multi-token-prediction",
+    "speculation.n_max": "--spec-draft-n-max --draft-max --draft --draft-n",
+    "speculation.n_min": "--spec-draft-n-min --draft-min --draft-n-min",
+    "speculation.p_min": "--spec-draft-p-min --draft-p-min",
+    "speculation.cross_ctx": "--spec-dflash-cross-ctx",
+    "speculation.adaptive": "--spec-dm-adaptive --no-spec-dm-adaptive",
+    "serving.context_shift": "--context-shift --no-context-shift",
+    "serving.api_key_file": "--api-key",
+}
+
+ALL_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
+    *SERVING_FLAGS,
+    *PLACEMENT_FLAGS,
+    *GPU_FLAGS,
+    *DRAFT_FLAGS,
+    *DRAFT_GPU_FLAGS,
+)
+_SHORT = {short: long for row in ALL_FLAGS for short, long in row.shorts}
+_OWNERS = {
+    **{word: key for key, words in _RENDERED_ELSEWHERE.items() for word in words.split()},
+    **{word: row.key for row in ALL_FLAGS for word in (*row.spellings, *dict(row.shorts))},
+}
+_SPELLINGS = {row.key: frozenset(row.spellings) for row in ALL_FLAGS}
+_MODEL = "model.path"
+REACHES = {_MODEL: Reach.TEXT, **{row.key: row.reach for row in ALL_FLAGS if row.reach}}
+NOT_COMPARED = frozenset({_MODEL, *(row.key for row in ALL_FLAGS if not row.is_compared)})
+
+_SECRET_VARIABLE = re.compile(r"(^|_)(API_?KEY|TOKEN|PASSWORD|SECRET)($|_)", re.IGNORECASE)
+SECRET_FLAGS = frozenset({"--api-key", "--hf-token", "-hft", "--hf-token-draft"})
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether an environment variable of this name holds something that nobody may see."""
+    return _SECRET_VARIABLE.search(name) is not None
+
+
+def normal_spelling(word: str) -> str:
+    """A flag as the tables spell it; long flags take `_` for `-` in every build."""
+    if word.startswith("--"):
+        word = "--" + word[2:].replace("_", "-")
+    return _SHORT.get(word, word)
+
+
+def owner_of(word: str, flags: Collection[str] | None = None) -> str | None:
+    """The profile key that renders this flag; None for a flag that no key knows.
+
+    Args:
+        word: The flag in any spelling.
+        flags: What a build takes. A key that this build has no flag for does not own the word there:
+            ik's `--verbosity` counts otherwise than `--log-verbosity`, which ik has not.
+    """
+    key = _OWNERS.get(normal_spelling(word)) or _OWNERS.get(word)
+    if key is None or flags is None:
+        return key
+    spellings = _SPELLINGS.get(key)
+    return key if spellings is None or not spellings.isdisjoint(flags) else None
+
+
+_VARIABLES_NOT_COMPARED = frozenset(
+    {
+        "GGML_NO_BACKTRACE",
+        "LLAMA_ARG_HOST",
+        "LLAMA_ARG_PORT",
+        "LLAMA_ARG_ALIAS",
+        "LLAMA_ARG_MODEL_ALIAS",
+        "LLAMA_ARG_MODEL",
+        "LLAMA_ARG_API_KEY",
+        "LLAMA_API_KEY",
+        "HF_TOKEN",
+    }
+)
+# Variables that engines, their libraries and drivers read; only these are kept as they are.
+_ENGINE_VARIABLES = ("CUDA_", "GGML_", "GOMP_", "HIP_", "KMP_", "LLAMA_", "OMP_", "VK_")
+_HASHED = "sha256:"
+_HASH_DIGITS = 16
+
+
+def arguments_sha256(
+    argv: Sequence[str], environment: Mapping[str, str] | None = None
+) -> str | None:
+    """One hash over the arguments and variables that change what a server does.
+
+    Left out are the program itself (its identity is a part of its own), the address, port and alias
+    (how it is reached), API keys (they are secrets, and change nothing), and the paths of model
+    and template files (their contents are parts of their own). The order of flags does not matter, that of
+    values of one flag does.
+
+    Args:
+        argv: The whole argument vector, program first.
+        environment: The variables that the unit sets; None or empty where it sets none.
+
+    Returns:
+        None for an empty vector: nothing is known about the arguments.
+    """
+    if not argv:
+        return None
+    variables = sorted(compared_environment(environment or {}).items())
+    return digest({"arguments": compared_arguments(argv), "environment": variables})
+
+
+def compared_arguments(argv: Sequence[str]) -> list[list[str]]:
+    """The arguments that count, in a normal spelling: each flag with its values, flags in order."""
+    kept = [group for group in argument_groups(argv) if _matters(group[0])]
+    return sorted(kept, key=lambda group: group[0])
+
+
+def argument_groups(argv: Sequence[str]) -> list[list[str]]:
+    """All arguments as they come, in a normal spelling: each flag with its values."""
+    groups: list[list[str]] = []
+    for word in argv[1:]:
+        if _is_flag(word) or not groups:
+            groups.append([normal_spelling(word)])
+        else:
+            groups[-1].append(word)
+    return groups
+
+
+def compared_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that count, as they may be kept: values that may be secrets as their hash."""
+    return {
+        name: value
+        if name.startswith(_ENGINE_VARIABLES) or value.startswith(_HASHED)
+        else _HASHED + digest(value)[:_HASH_DIGITS]
+        for name, value in environment.items()
+        if name not in _VARIABLES_NOT_COMPARED
+    }
+
+
+def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
+    """Arguments as they may be kept and shown: keys and tokens given in plain text are left out."""
+    flags = ("", *(normal_spelling(word) for word in words))
+    return tuple(
+        "[secret]" if flag in SECRET_FLAGS else word
+        for flag, word in zip(flags, words, strict=False)
+    )
+
+
+def argument_changes(then: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
+    """What differs between the arguments of two command lines, in words: `--ctx-size 8192 -> 16384`."""
+    old, new = _by_flag(then), _by_flag(now)
+    found = []
+    for flag in sorted({*old, *new}):
+        before, after = old.get(flag), new.get(flag)
+        if before == after:
+            continue
+        if before is None:
+            found.append(f"{flag} {after}".strip() + " added")
+        elif after is None:
+            found.append(f"{flag} {before}".strip() + " removed")
+        else:
+            found.append(f"{flag} {before} -> {after}")
+    return tuple(found)
+
+
+def _is_flag(word: str) -> bool:
+    """A word with a dash that is not a negative number."""
+    return len(word) > 1 and word[0] == "-" and not (word[1].isdigit() or word[1] == ".")
+
+
+def _matters(flag: str) -> bool:
+    return flag not in SECRET_FLAGS and owner_of(flag) not in NOT_COMPARED
+
+
+def _by_flag(argv: Sequence[str]) -> dict[str, str]:
+    grouped = groupby(compared_arguments(argv), key=lambda group: group[0])
+    return {flag: "; ".join(" ".join(group[1:]) for group in groups) for flag, groups in grouped}
+
+
+# How the flags of samplers begin that no key of a profile renders.
+_SAMPLING_FLAGS = (
+    "--adaptive-", "--backend-sampling", "--dry-", "--dynatemp-", "--frequency-penalty",
+    "--logit-bias", "--mirostat", "--repeat-last-n", "--sampl", "--top-n", "--typical", "--xtc-",
+)  # fmt: skip
+_DRAFT_FLAGS = ("--draft-", "--spec-")
+# By its name a variable of an engine may stand for any flag.
+_VARIABLE = "LLAMA_"
+_HOW_REACHED = frozenset(
+    {"LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_ALIAS", "LLAMA_ARG_MODEL_ALIAS",
+     "LLAMA_ARG_API_KEY", "LLAMA_API_KEY"}
+)  # fmt: skip
+_SWITCHES = frozenset(row.key for row in SERVING_FLAGS if isinstance(row, SwitchFlag))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChange:
+    """One difference that may change answers; `before` and `after` are None for the engine's default."""
+
+    what: str
+    before: str | None
+    after: str | None
+    reach: Reach = Reach.TEXT
+
+    @property
+    def text(self) -> str:
+        """In words: `serving.cache_type_k q8_0 -> q4_0`."""
+        before, after = (value if value is not None else "(not set)"
+                         for value in (self.before, self.after))  # fmt: skip
+        return f"{self.what} {before} -> {after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What decides how a server answers: its engine's name, its arguments, program first, and variables."""
+
+    engine: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+
+
+def output_changes(one: Answering, other: Answering) -> tuple[OutputChange, ...]:
+    """Every difference that may change answers, in order of its name.
+
+    Builds differ in templates and in how they read calls of tools, so another engine is one. What no
+    table knows (`extra_args`) counts as one too, since nobody said that it is harmless.
+    """
+    found = []
+    if one.engine != other.engine:
+        found.append(OutputChange("engine", one.engine, other.engine))
+    for then, now, reach_of in (
+        (_by_key(one.argv), _by_key(other.argv), _reach),
+        (_variables(one.environment), _variables(other.environment), lambda _: Reach.UNKNOWN),
+    ):
+        for what in sorted({*then, *now}):
+            reach = reach_of(what)
+            if reach is not None and then.get(what) != now.get(what):
+                found.append(OutputChange(what, then.get(what), now.get(what), reach))
+    return tuple(found)
+
+
+def changes_sampling(changes: Sequence[OutputChange]) -> bool:
+    """Whether one of them shows only where the server chooses tokens by its own settings."""
+    return any(change.reach is Reach.SAMPLING for change in changes)
+
+
+def change_words(changes: Sequence[OutputChange]) -> str:
+    """The differences in words."""
+    return "; ".join(change.text for change in changes)
+
+
+def _by_key(argv: Sequence[str]) -> dict[str, str]:
+    """Values by profile key, or by flag where no key renders it: builds spell a key differently."""
+    found: dict[str, str] = {}
+    for flag, *values in argument_groups(argv):
+        key = owner_of(flag) or flag
+        value = flag if key in _SWITCHES else " ".join(values) or "on"
+        found[key] = f"{found[key]}; {value}" if key in found else value
+    return found
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_VARIABLE) and name not in _HOW_REACHED
+    }
+
+
+def _reach(key: str) -> Reach | None:
+    # Of speculation nothing counts: a draft is kept only where the model itself says the same.
+    if key in REACHES:
+        return REACHES[key]
+    if key.startswith(_SAMPLING_FLAGS):
+        return Reach.SAMPLING
+    is_flag = key.startswith("-")
+    is_harmless = not is_flag or key in SECRET_FLAGS or key.startswith(_DRAFT_FLAGS)
+    return None if is_harmless else Reach.UNKNOWN

@@ -1,0 +1,517 @@
+"""Whether a server is well, and why it is not: its answers, its last words, and the way it ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tunerd.units.manager import UnitState, cut_lines
+
+_SIGKILL = 9
+_MAX_WORDS = 400
+
+
+class FailureKind(StrEnum):
+    """The causes that lead to different advice."""
+
+    OUT_OF_VRAM = "out of VRAM"
+    OUT_OF_MEMORY = "out of memory"
+    BAD_ARGUMENT = "argument refused"
+    MODEL_MISSING = "model file missing"
+    MODEL_UNREADABLE = "model file may not be read"
+    MODEL_DAMAGED = "model file damaged"
+    MODEL_UNSUPPORTED = "model not supported by this engine"
+    NO_MTP_BLOCK = "model has no MTP block"
+    PORT_TAKEN = "port taken"
+    CANNOT_START = "program cannot be started"
+    DRIVER = "GPU driver fault"
+    CRASH = "crash"
+    HANG = "hang"
+    GARBAGE = "garbage instead of text"
+    WRONG_MODEL = "another server answers"
+    NO_SPECULATION = "speculation did not start"
+    STOPPED = "stopped by somebody else"
+    EDITED = "edited by hand"
+    INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A classified failure: what it was, the engine's own words for it, and what to do."""
+
+    kind: FailureKind
+    words: str
+    hint: str | None
+
+
+# First match wins; within the log the most specific message decides, not the last.
+_TEXTS: tuple[tuple[FailureKind, str], ...] = (
+    (
+        FailureKind.PORT_TAKEN,
+        r"couldn't bind (HTTP server|to server) socket|[Aa]ddress already in use",
+    ),
+    (
+        FailureKind.BAD_ARGUMENT,
+        (
+            r"error: invalid argument|error: unknown argument|error while handling argument"
+            r"|error while handling environment variable|invalid parameter for argument"
+            r"|legacy speculative option|unknown speculative|expected value for argument"
+            r"|Unsupported cache type|Invalid cache type|requires flash_attn"
+            r"|cannot be used without flash attention|^sto(i|f|d|l|ul)$"
+            r"|limited to a single server slot|cannot be used with --fit"
+            r"|recompile with -DGGML_IQK_FA_ALL_QUANTS"
+        ),
+    ),
+    (
+        FailureKind.OUT_OF_VRAM,
+        (
+            r"cudaMalloc failed|CUDA error: out of memory|OutOfDeviceMemory|ErrorOutOfDeviceMemory"
+            r"|unable to allocate (CUDA|Vulkan|ROCm)\S* buffer"
+            r"|failed to allocate (CUDA|Vulkan|ROCm)\S* buffer|Unable to auto-fit model"
+            r"|(CUDA|Vulkan|ROCm).{0,99}out of memory|cuMemCreate|Requested buffer size exceeds device"
+        ),
+    ),
+    (
+        FailureKind.OUT_OF_MEMORY,
+        (
+            r"std::bad_alloc|Cannot allocate memory|failed to allocate (\w+ )?(buffer|compute|graph)"
+            r"|unable to allocate \S+ buffer|insufficient memory|out of memory"
+            r"|failed to allocate buffer for (kv|rs) cache|what\(\): +Resource temporarily unavailable"
+            r"|GGML_ASSERT\((ctx->)?mem_buffer != NULL\)"
+        ),
+    ),
+    (
+        FailureKind.NO_MTP_BLOCK,
+        r"doesn't contain MTP layers|failed to create MTP context|not a complete embedded MTP model",
+    ),
+    (
+        FailureKind.MODEL_UNSUPPORTED,
+        (
+            r"unknown model architecture|wrong number of tensors|missing tensor|Oops: got unknown"
+            r"|key not found in model|unknown pre-tokenizer type|vocabs are not compatible(?! - )"
+        ),
+    ),
+    (
+        FailureKind.MODEL_UNREADABLE,
+        r"failed to open .{0,999}Permission denied",
+    ),
+    (
+        FailureKind.MODEL_MISSING,
+        # What the model's loader says; a backtrace and a missing library lack files too.
+        r"failed to open GGUF file|gguf_init_from_file: failed to open|loading model: failed to open",
+    ),
+    (
+        FailureKind.MODEL_DAMAGED,
+        (
+            r"invalid magic|failed to read magic|not within the file bounds|corrupted or incomplete"
+            r"|failed to read (tensor|key-value pairs)|invalid GGUF"
+        ),
+    ),
+    (
+        FailureKind.DRIVER,
+        (
+            r"CUDA error: |no kernel image is available|CUDA driver version"
+            r"|failed to initialize CUDA|GPU is lost"
+        ),
+    ),
+)
+_PATTERNS = tuple((kind, re.compile(text)) for kind, text in _TEXTS)
+_ERROR_LINE = re.compile(
+    r"\berror\b|failed|fatal|abort|terminate|assert|exception|exiting", re.IGNORECASE
+)
+_WARNING = re.compile(r"warning: failed to mlock|RLIMIT_MEMLOCK")
+_USAGE = re.compile(r"usage:")
+_PORT_TAKEN = next(pattern for kind, pattern in _PATTERNS if kind is FailureKind.PORT_TAKEN)
+_MAX_LOOKED_AT = 2000
+_BAD_ARGUMENT = next(pattern for kind, pattern in _PATTERNS if kind is FailureKind.BAD_ARGUMENT)
+# How programs in general speak of an argument; a line of an engine's log is none of that.
+_ARGUMENT_ERROR = re.compile(
+    r"^(\x1b\[[0-9;]*m)*error: |invalid value for|(unknown|unrecogni[sz]ed) (option|argument)"
+    r"|to show complete usage|Available buffer types",
+    re.IGNORECASE,
+)
+# mainline's lines, ik's, and those of builds that begin with the function's name.
+_LOG = re.compile(r"(?:\x1b\[[0-9;]*m)*(?:\d+\.\d+\.\d+\.\d+ [IWED] | *[A-Z]+ \[|(?!error: )\w+: )")
+# What systemd says of a process that it could not turn into the program, and with which statuses.
+# Source: systemd.exec(5), PROCESS EXIT CODES.
+_NO_EXEC_LINE = re.compile(
+    r"Failed at step \w+|Failed to locate executable|Unable to locate|error while loading|lookup error"
+)
+_NOT_EXECUTED = (
+    126,  # a shell's, of what it may not execute
+    127,  # a shell's, of what is not there; the loader's, of a library that is not there
+    *range(200, 246),
+)
+_MANAGER_LINE = re.compile(
+    r"\S+\.service: |(Start(ing|ed)|Stopp(ing|ed)|Failed to start|Scheduled restart of) "
+)
+# mainline's prefix `0.00.068.815 E ` and the ANSI colours of old builds say nothing.
+_PREFIX = re.compile(r"^(?:\x1b\[[0-9;]*m)*(?:\d+\.\d+\.\d+\.\d+ [IWED] )?")
+
+_HINTS: dict[FailureKind, str] = {
+    FailureKind.OUT_OF_VRAM: (
+        "raise memory.fit_mib by a step of 128 MiB, or lower serving.ctx_size, "
+        "serving.n_ubatch or speculation.n_max"
+    ),
+    FailureKind.OUT_OF_MEMORY: (
+        "lower serving.ctx_size, serving.ctx_checkpoints or serving.cache_ram_mib, "
+        "or choose a smaller model"
+    ),
+    FailureKind.BAD_ARGUMENT: "`tunerd plan PROFILE --explain` shows who set each flag",
+    FailureKind.MODEL_MISSING: "`tunerd profiles show PROFILE` says where the file comes from",
+    FailureKind.MODEL_UNREADABLE: (
+        "let the unit's user read the file and enter its folders, or set service.user"
+    ),
+    FailureKind.MODEL_DAMAGED: "fetch the file again; its download may have been cut short",
+    FailureKind.MODEL_UNSUPPORTED: "`tunerd engines` lists other builds; a newer one may know it",
+    FailureKind.NO_MTP_BLOCK: 'use the MTP variant of the model, or set speculation.type = "off"',
+    FailureKind.PORT_TAKEN: (
+        "`ss -ltnp` shows who listens there; set serving.port, or serving.host if that address is "
+        "not one of this machine"
+    ),
+    FailureKind.CANNOT_START: (
+        "check that the program is there, finds its libraries (`ldd PROGRAM`) and may be run by the "
+        "unit's user"
+    ),
+    FailureKind.DRIVER: "`nvidia-smi` and `journalctl -k` show the state of the driver",
+}
+
+
+def hint_for(kind: FailureKind) -> str | None:
+    """What to do about a failure of this kind, as far as that can be said in general."""
+    return _HINTS.get(kind)
+
+
+def classify(
+    lines: Sequence[str],
+    *,
+    exit_kind: str | None = None,
+    exit_status: int | None = None,
+    result: str | None = None,
+) -> Failure:
+    """The cause of an engine's end.
+
+    Args:
+        lines: What it wrote, oldest first.
+        exit_kind: `exited`, `killed` or `dumped`, as systemd says it; None if it still runs.
+        exit_status: Exit status, or the signal's number.
+        result: systemd's result of the unit, such as `oom-kill`.
+    """
+    if exit_kind == "exited" and exit_status in _NOT_EXECUTED:
+        why = [line for line in lines if _NO_EXEC_LINE.search(line)]
+        hint = _HINTS[FailureKind.CANNOT_START]
+        return Failure(FailureKind.CANNOT_START, last_words(why or lines), hint)
+    # That memory could not be locked is a warning, whose words are those of an end.
+    telling = [line.rstrip() for line in lines if not _WARNING.search(line)]
+    for kind, pattern in _PATTERNS:
+        words = next((line for line in telling if pattern.search(line)), None)
+        if words is not None:
+            return Failure(kind, clean_line(words), _HINTS.get(kind))
+    words = last_words(lines)
+    if result == "oom-kill" or (exit_kind == "killed" and exit_status == _SIGKILL):
+        words = words if result != "oom-kill" else "killed by the kernel: out of memory"
+        return Failure(FailureKind.OUT_OF_MEMORY, words, _HINTS[FailureKind.OUT_OF_MEMORY])
+    if exit_kind in {"killed", "dumped"}:
+        return Failure(FailureKind.CRASH, f"signal {exit_status}; {words}", None)
+    return Failure(FailureKind.UNKNOWN, words, None)
+
+
+def says_port_taken(lines: Sequence[str]) -> bool:
+    """Whether an engine says that it could not have its port."""
+    return any(_PORT_TAKEN.search(line[:_MAX_LOOKED_AT]) for line in lines)
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The line that most likely tells a person why: the last error, else the last line.
+
+    What the service manager says of the unit counts only where the program itself said nothing.
+    """
+    said = [line for line in lines if line.strip()]
+    said = [line for line in said if not _MANAGER_LINE.match(line)] or said
+    usage = next((n for n, line in enumerate(said) if n and _USAGE.match(line)), len(said))
+    said = said[:usage]  # ik prints all its options after the one that it did not understand
+    errors = [line for line in said if _ERROR_LINE.search(line)]
+    telling = errors[-1] if errors else (said[-1] if said else "it said nothing")
+    return clean_line(telling)
+
+
+def clean_line(line: str) -> str:
+    """A log line without prefix and control characters, bounded."""
+    text = _PREFIX.sub("", line.strip())
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:_MAX_WORDS]
+
+
+def argument_error(returncode: int | None, output: str) -> str | None:
+    """What a dry run with a missing model file complained about; None if the arguments are good.
+
+    Every family checks arguments before it looks for the model, and prints what is wrong with one
+    itself, at the start of a line, before its log begins. The log comes from a thread that may be
+    slower than the end of the process, so it may be cut anywhere, in mid-line too: that it lacks
+    the missing file says nothing. Source: dry runs of seven builds.
+
+    Args:
+        returncode: None where a signal ended it, which good arguments do not lead to.
+        output: What it wrote.
+    """
+    lines = cut_lines(output)
+    for line in lines:
+        if _BAD_ARGUMENT.search(line) or (_speaks_of_argument(line) and not _LOG.match(line)):
+            return clean_line(line)
+    is_answered_with_usage = returncode != 0 and any(_USAGE.match(line) for line in lines)
+    return last_words(lines) if is_answered_with_usage or returncode is None else None
+
+
+def _speaks_of_argument(line: str) -> bool:
+    words = line.lower()
+    return ("invalid" in words and "argument" in words) or _ARGUMENT_ERROR.search(line) is not None
+
+
+_RUN_OF_ONE_CHARACTER = 16
+_REPLACEMENT = "�"
+
+
+class HttpState(StrEnum):
+    """What the health route did: not there yet, silent (ik while loading), loading, ready, wrong."""
+
+    REFUSED = "refused"
+    SILENT = "silent"
+    LOADING = "loading"
+    READY = "ready"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Who should answer: an invocation other than the old one, listening itself, by this name.
+
+    `must_draft` where not even a short generation can do without drafts (p-min 0, and a build whose
+    reply counts them). `n_restarts` by its manager are known of, and do not speak against it.
+    """
+
+    old_invocation: str | None
+    alias: str | None
+    expects_draft: bool
+    must_draft: bool = False
+    n_restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait [s].
+
+    `stall_s` without any sign of loading means a hang; `limit_s` is the end in any case.
+    """
+
+    stall_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One look at a starting server.
+
+    `listener_pid` is the process that owns the port, None if that could not be told.
+    `progress` grows while a model is loaded (bytes read, memory in use); None if unknown.
+    """
+
+    at_s: float
+    unit: UnitState
+    http: HttpState
+    listener_pid: int | None
+    alias: str | None
+    progress: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """Keep waiting; `text` is for people."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It answers; now ask it for a generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """It will not come up; `kind` is None where the log has to tell."""
+
+    kind: FailureKind | None
+    text: str
+
+
+def judge_start(
+    now: Observation,
+    *,
+    first_s: float,
+    moved_s: float,
+    expected: Expectation,
+    patience: Patience,
+) -> Starting | Ready | Lost:
+    """What an observation means.
+
+    Args:
+        now: The latest look.
+        first_s: When the waiting began, on the observations' clock.
+        moved_s: When the loading last made progress.
+        expected: Who should answer.
+        patience: How long to wait.
+    """
+    unit = now.unit
+    if unit.has_failed or unit.active_state == "inactive":
+        return Lost(None, f"the unit is {unit.active_state} ({unit.result})")
+    if (unit.n_restarts or 0) > expected.n_restarts:
+        return Lost(None, f"it ended and was started again {unit.n_restarts} times")
+    if now.at_s - first_s > patience.limit_s:
+        return Lost(FailureKind.HANG, f"not ready after {patience.limit_s:.0f} s")
+    if now.at_s - moved_s > patience.stall_s:
+        return Lost(FailureKind.HANG, f"no sign of progress for {patience.stall_s:.0f} s")
+    is_new = unit.invocation_id != expected.old_invocation or expected.old_invocation is None
+    if not unit.is_active or not is_new or unit.main_pid is None:
+        return Starting("waiting for the process")
+    if now.listener_pid not in {None, unit.main_pid}:
+        text = f"process {now.listener_pid} answers on the port, not the unit"
+        return Lost(FailureKind.PORT_TAKEN, text)
+    if now.http is HttpState.READY:
+        return _judge_answer(now, expected)
+    if now.http is HttpState.WRONG:
+        return Lost(FailureKind.WRONG_MODEL, "what answers there is not a llama-server")
+    return Starting("loading the model" if now.http is HttpState.LOADING else "starting")
+
+
+def _judge_answer(now: Observation, expected: Expectation) -> Ready | Lost:
+    # Of several names mainline tells one, ik all of them as one text.
+    names = set() if expected.alias is None else {expected.alias, *expected.alias.split(",")}
+    if names and now.alias is not None and now.alias not in names:
+        return Lost(
+            FailureKind.WRONG_MODEL,
+            f"it serves `{now.alias[:100]}`, not `{expected.alias}`",
+        )
+    return Ready()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to one request, as far as it could be read.
+
+    `is_refused`: there was an answer, and it says that this server does not do that, or not for us.
+    `wants_key`: it refuses because it was asked without a key.
+    """
+
+    text: str | None
+    n_predicted: int | None
+    n_drafted: int | None
+    problem: str | None
+    timed_out: bool = False
+    is_refused: bool = False
+    wants_key: bool = False
+
+
+def judge_generation(completion: Completion, *, wanted: int) -> Lost | None:
+    """What is wrong with the first real generation; None if nothing is.
+
+    Garbage is a reply that is no completion, no tokens, undecodable text, or one character over
+    and over, which is how a broken kernel or a damaged model shows.
+    """
+    if completion.problem is not None:
+        return Lost(FailureKind.GARBAGE, completion.problem)
+    if not completion.n_predicted:
+        return Lost(FailureKind.GARBAGE, "the answer holds no tokens")
+    text = completion.text or ""
+    if text and text.count(_REPLACEMENT) * 2 > len(text):
+        return Lost(FailureKind.GARBAGE, "the answer is not readable text")
+    solid = text.strip()
+    if (
+        completion.n_predicted >= min(wanted, _RUN_OF_ONE_CHARACTER)
+        and len(solid) >= _RUN_OF_ONE_CHARACTER
+        and len(set(solid)) == 1
+    ):
+        return Lost(FailureKind.GARBAGE, f"the answer repeats one character: {solid[:20]!r}")
+    return None
+
+
+def judge_speculation(
+    completion: Completion, *, speculative: bool | None, expected: Expectation
+) -> Lost | None:
+    """Whether speculation that was asked for really runs; several mistakes start without it.
+
+    Args:
+        completion: The first generation.
+        speculative: What the slots say; None where the build does not say.
+        expected: What was asked for.
+    """
+    if not expected.expects_draft or speculative is True:
+        return None
+    if speculative is False:
+        return Lost(FailureKind.NO_SPECULATION, "its slots say that speculation is not active")
+    if expected.must_draft and not completion.n_drafted:
+        return Lost(FailureKind.NO_SPECULATION, "the first generation drafted nothing")
+    return None
+
+
+def judge_settled(unit: UnitState, *, main_pid: int, invocation: str | None) -> Lost | None:
+    """What changed after the first generation; None while the same process still serves."""
+    if not unit.is_active:
+        return Lost(None, f"it ended right after its first answer ({unit.result})")
+    if unit.main_pid != main_pid or unit.invocation_id != invocation:
+        return Lost(FailureKind.CRASH, "it was restarted right after its first answer")
+    return None
+
+
+def load_progress(parts: Mapping[str, int | None]) -> int | None:
+    """One number that grows while a model is loaded; None if nothing could be read."""
+    known = [value for value in parts.values() if value is not None]
+    return sum(known) if known else None
+
+
+class Reason(StrEnum):
+    """Why a candidate did not come up, as the search tells such starts apart."""
+
+    OOM = "oom"
+    HANG = "hang"
+    CRASH = "crash"
+    REFUSED = "refused"
+
+
+_REASONS = {
+    FailureKind.OUT_OF_VRAM: Reason.OOM,
+    FailureKind.OUT_OF_MEMORY: Reason.OOM,
+    FailureKind.HANG: Reason.HANG,
+    **dict.fromkeys(
+        (
+            FailureKind.BAD_ARGUMENT,
+            FailureKind.MODEL_MISSING,
+            FailureKind.MODEL_UNREADABLE,
+            FailureKind.MODEL_DAMAGED,
+            FailureKind.MODEL_UNSUPPORTED,
+            FailureKind.NO_MTP_BLOCK,
+            FailureKind.PORT_TAKEN,
+            FailureKind.CANNOT_START,
+            FailureKind.GARBAGE,
+            FailureKind.WRONG_MODEL,
+            FailureKind.NO_SPECULATION,
+        ),
+        Reason.REFUSED,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A candidate's failure: the reason, and the engine's own words for it."""
+
+    reason: Reason
+    kind: FailureKind
+    words: str
+    hint: str | None = None
+
+
+def fault_of(failure: Failure) -> Fault:
+    """What a failure means for whoever tries candidates; what is not known counts as a crash."""
+    reason = _REASONS.get(failure.kind, Reason.CRASH)
+    return Fault(reason, failure.kind, failure.words, failure.hint)

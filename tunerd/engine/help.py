@@ -1,0 +1,607 @@
+"""Engines: which dialect a build speaks, what it was probed to accept, what was proved of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tunerd.profile.schema import flatten, flatten_pins
+from tunerd.words import Family, MiB, Problem, nearest_name
+
+# The text comes from a program that is not trusted yet. Real builds print up to 60,000 characters,
+# lines of up to 216 and descriptions of up to 993.
+MAX_HELP_CHARS = 1_000_000
+_MAX_LINE_CHARS = 2_000
+_MAX_DESCRIPTION_CHARS = 10_000
+_MAX_OPTION_INDENT = 12
+_SPELLING = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]*(?:\(s\))?")
+_DEFAULT = re.compile(r"\(default: ([^()]*(?:\([^()]*\)[^()]*)*)\)|, default: ([^\s,;)]+)")
+_ENV = re.compile(r"\(env: ([A-Z0-9_]+)\)")
+_ALLOWED = re.compile(r"allowed values: ([A-Za-z0-9_, ]+)")
+_GAP = re.compile(r",?[ \t]*")
+_PLACEHOLDER = re.compile(r"(?:\S| (?! ))+")
+# ik prints `-ctx-ckpt N, --ctx-checkpoints N`: a placeholder between two spellings.
+_BETWEEN = re.compile(r"([^\s,]+), (?=--?[A-Za-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One entry of a help text.
+
+    `argument` is the placeholder as printed (`N`, `[on|off|auto]`), empty for a bare switch.
+    `default` is None where the text names none. A removed option is listed but refused by the
+    program; a deprecated one still works.
+    """
+
+    spellings: tuple[str, ...]
+    argument: str
+    description: str
+    default: str | None
+    env: str | None
+    is_removed: bool
+
+    @property
+    def allowed_values(self) -> tuple[str, ...]:
+        """The values after `allowed values:`; empty where the text lists none."""
+        found = _ALLOWED.search(self.description)
+        if found is None:
+            return ()
+        return tuple(value for value in re.split(r"[,\s]+", found.group(1)) if value)
+
+
+@dataclass(frozen=True, slots=True)
+class HelpText:
+    """All options of one build, by spelling."""
+
+    options: tuple[Option, ...]
+    text: str
+
+    def option(self, spelling: str) -> Option | None:
+        """The entry that lists this spelling, live entries before removed ones."""
+        found = [option for option in self.options if spelling in option.spellings]
+        return min(found, key=lambda option: option.is_removed, default=None)
+
+    @property
+    def live_spellings(self) -> frozenset[str]:
+        """Every spelling that some entry lists as working."""
+        return frozenset(
+            spelling
+            for option in self.options
+            if not option.is_removed
+            for spelling in option.spellings
+        )
+
+
+def parse_help(text: str) -> HelpText:
+    """The options of a help text; entries that cannot be read are left out.
+
+    Only the first `MAX_HELP_CHARS` characters are looked at, and of each line and description only
+    the beginning.
+    """
+    text = text[:MAX_HELP_CHARS]
+    return HelpText(tuple(_options(text)), text)
+
+
+def _options(text: str) -> Iterator[Option]:
+    head: str | None = None
+    body: list[str] = []
+    for whole_line in text.splitlines():
+        line = whole_line[:_MAX_LINE_CHARS]
+        stripped = line.strip()
+        if not stripped:  # descriptions have blank lines within
+            continue
+        indent = len(line) - len(line.lstrip())
+        if stripped.startswith("-") and indent <= _MAX_OPTION_INDENT and _SPELLING.match(stripped):
+            if head is not None:
+                yield _option(head, body)
+            head, body = stripped, []
+        elif head is not None and indent > _MAX_OPTION_INDENT:
+            body.append(stripped)
+        elif head is not None:
+            yield _option(head, body)
+            head, body = None, []
+    if head is not None:
+        yield _option(head, body)
+
+
+def _option(head: str, body: list[str]) -> Option:
+    spellings, argument, rest = _split_head(head)
+    description = " ".join(part for part in (rest, *body) if part)[:_MAX_DESCRIPTION_CHARS]
+    default = _DEFAULT.search(description)
+    env = _ENV.search(description)
+    return Option(
+        spellings=spellings,
+        argument=argument,
+        description=description,
+        default=None if default is None else (default.group(1) or default.group(2) or "").strip(),
+        env=None if env is None else env.group(1),
+        is_removed="the argument has been removed" in description,
+    )
+
+
+def _split_head(head: str) -> tuple[tuple[str, ...], str, str]:
+    """Spellings, argument placeholder, and what follows on the same line.
+
+    A placeholder stands one blank after the last spelling, a description at least two.
+    """
+    spellings: list[str] = []
+    argument = ""
+    position = 0
+    while (found := _SPELLING.match(head, position)) is not None:
+        spellings.append(found.group().removesuffix("(s)"))
+        blanks = _GAP.match(head, found.end())
+        gap = blanks.group() if blanks is not None else ""
+        position = found.end() + len(gap)
+        if _SPELLING.match(head, position) and ("," in gap or len(gap) == 1):
+            continue
+        if gap not in {" ", ", "}:
+            break
+        between = _BETWEEN.match(head, position)
+        if between is not None:
+            argument = between.group(1)
+            position = between.end()
+            continue
+        placeholder = _PLACEHOLDER.match(head, position)
+        if placeholder is not None:
+            argument = placeholder.group().strip()
+            position = placeholder.end()
+        break
+    return tuple(spellings), argument.rstrip(","), head[position:].strip()
+
+
+_DEVICE = re.compile(
+    r"^[ \t]{1,20}(?P<name>[A-Za-z]{1,20}\d{1,4}): (?P<what>.{1,300}?)"
+    r"(?: \((?P<total>\d{1,10}) MiB, (?P<free>\d{1,10}) MiB free\))?$",
+    re.MULTILINE,
+)
+# Every repetition is bounded: the text comes from a program that is not trusted yet.
+_VERSION = re.compile(
+    r"^version: (?:(?P<semantic>\d{1,9}\.\d{1,9}\.\d{1,9}[^\s(]{0,80}) "
+    r"\(build (?P<build>\d{1,10}), commit (?P<commit>[^\s)]{1,80})\)"
+    r"|(?P<count>\d{1,10}) \((?P<hash>[^\s)]{1,80})\))",
+    re.MULTILINE,
+)
+
+# Digits of an identity that tell builds apart for people, and in names of folders.
+SHORT = 12
+# ik_llama.cpp takes these but does not list them: the first four never, the others not in a build
+# for the CPU. Source: builds of June and August 2026, each flag tried with a missing model file
+# (tests/integration/test_dialects.py tries them again).
+IK_HIDDEN_FLAGS = frozenset(
+    {
+        "-a",
+        "--alias",
+        "--n-predict",
+        "-to",
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        "-ngld",
+        "--gpu-layers-draft",
+        "--n-gpu-layers-draft",
+        "-sm",
+        "--split-mode",
+        "-ts",
+        "--tensor-split",
+        "-mg",
+        "--main-gpu",
+        "-dev",
+        "--device",
+        "-devd",
+        "--device-draft",
+    }
+)
+
+
+class SpecStyle(StrEnum):
+    """How a build wants speculation spelled.
+
+    NONE: not at all. LEGACY: `--draft-max`, a draft model alone switches it on. SPLIT:
+    `--spec-type` with `--spec-draft-n-max`. IK_LEGACY: `--multi-token-prediction` with
+    `--draft-max`. STAGE: everything inside `--spec-type TYPE:n_max=N,p_min=P`.
+    """
+
+    NONE = "none"
+    LEGACY = "legacy"
+    SPLIT = "split"
+    IK_LEGACY = "ik-legacy"
+    STAGE = "stage"
+
+
+class FitStyle(StrEnum):
+    """How automatic placement is asked for: not at all, `--fit on|off`, or a bare `--fit`."""
+
+    NONE = "none"
+    ON_OFF = "on-off"
+    SWITCH = "switch"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What `--version` printed; numbers of different families cannot be compared."""
+
+    text: str
+    semantic: str | None
+    build: int | None
+    commit: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What one build accepts, read from its help text.
+
+    `takes_chains` says whether `--spec-type` is a list of kinds.
+    `flags` holds every spelling that works, `value_flags` those among them that want a value behind them,
+    `on_off_flags` those that want `on` or `off`. `lists_gpu_flags` says whether the help itself shows GPU options, which tells
+    whether an ik build can use a GPU. Defaults are None where the help does not name one.
+    """
+
+    family: Family
+    dialect: str
+    flags: frozenset[str]
+    value_flags: frozenset[str]
+    on_off_flags: frozenset[str]
+    spec_style: SpecStyle
+    spec_types: tuple[str, ...]
+    takes_chains: bool
+    kv_types: tuple[str, ...]
+    fit: FitStyle
+    fit_default_on: bool | None
+    has_load_mode: bool
+    lists_gpu_flags: bool
+    default_n_max: int | None
+    default_p_min: float | None
+    default_port: int | None
+
+    def first_of(self, *spellings: str) -> str | None:
+        """The first of these spellings that the build takes."""
+        return next((spelling for spelling in spellings if spelling in self.flags), None)
+
+    def spec_word(self, kind: str) -> str | None:
+        """How this build calls a kind of speculation, or a chain; None if it has no such thing."""
+        if "," in kind:
+            links = [self.spec_word(link) for link in kind.split(",")]
+            named = [link for link in links if link is not None]
+            return ",".join(named) if self.takes_chains and len(named) == len(links) else None
+        words = SPEC_WORDS.get(kind, (kind,))
+        found = next((word for word in words if word in self.spec_types), None)
+        if found is None and kind == "mtp" and self.spec_style is SpecStyle.IK_LEGACY:
+            return "mtp"
+        if found is None and kind == "draft" and self.spec_style in _DRAFT_BY_MODEL:
+            return "draft"
+        return found
+
+
+_DRAFT_BY_MODEL = frozenset({SpecStyle.LEGACY, SpecStyle.IK_LEGACY})
+
+SPEC_WORDS: Mapping[str, tuple[str, ...]] = {
+    "mtp": ("draft-mtp", "mtp"),
+    "dflash": ("draft-dflash", "dflash"),
+    "eagle3": ("draft-eagle3", "eagle3"),
+    "dspark": ("draft-dspark", "dspark"),
+    "draft": ("draft-simple", "draft"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadDevice:
+    """A device that a build can offload to, as it prints it now; memory None where it does not say."""
+
+    name: str
+    description: str
+    total_mib: MiB | None
+    free_mib: MiB | None
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One file that the engine's code comes from."""
+
+    path: Path
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """The program and every shared object that a run of it maps, and one hash over them all."""
+
+    sha256: str
+    components: tuple[Component, ...]
+
+    @property
+    def short(self) -> str:
+        """The first digits of the hash."""
+        return self.sha256[:SHORT]
+
+
+class Effect(StrEnum):
+    """What a proof run showed about one feature of a build."""
+
+    PROVED = "proved"
+    NO_EFFECT = "no effect"
+    FAILED = "failed"
+    UNTRIED = "untried"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The outcome of trying one feature on a model whose behaviour is known."""
+
+    feature: str
+    effect: Effect
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One installed engine.
+
+    `capabilities` and `version` are None when the probe was refused or failed; `problem` then says
+    why. `environment` is what the program needs to find its libraries.
+    """
+
+    name: str
+    program: Path
+    found_by: str
+    identity: EngineIdentity | None
+    version: Version | None
+    capabilities: Capabilities | None
+    proofs: tuple[Proof, ...]
+    problem: str | None
+    is_embedded: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def proof(self, feature: str) -> Proof:
+        """The proof of this feature, UNTRIED if there is none."""
+        for proof in self.proofs:
+            if proof.feature == feature:
+                return proof
+        return Proof(feature, Effect.UNTRIED, "not tried on this build yet")
+
+
+def parse_version(text: str) -> Version | None:
+    """The version from what `--version` printed on either stream; None if there is none.
+
+    Device lines of a GPU backend may precede it, and a package may put any word where the commit
+    goes.
+    """
+    found = _VERSION.search(text)
+    if found is None:
+        return None
+    build = found["build"] or found["count"]
+    return Version(
+        text=found.group().removeprefix("version: "),
+        semantic=found["semantic"],
+        build=int(build),
+        commit=found["commit"] or found["hash"],
+    )
+
+
+def parse_devices(text: str) -> tuple[OffloadDevice, ...]:
+    """The devices that `--list-devices` prints, in its order."""
+    return tuple(
+        OffloadDevice(
+            name=found["name"],
+            description=found["what"],
+            total_mib=MiB(int(found["total"])) if found["total"] else None,
+            free_mib=MiB(int(found["free"])) if found["free"] else None,
+        )
+        for found in _DEVICE.finditer(text)
+    )
+
+
+def read_capabilities(help_text: HelpText) -> Capabilities:
+    """What a build accepts, from its help text alone; its name and version play no part."""
+    flags = help_text.live_spellings
+    family = _family(help_text)
+    if family is Family.IK:
+        flags |= IK_HIDDEN_FLAGS
+    spec_types = _spec_types(help_text.option("--spec-type"))
+    spec_style = _spec_style(flags, family)
+    fit_option = help_text.option("--fit")
+    fit = _fit_style(flags, fit_option)
+    return Capabilities(
+        family=family,
+        dialect=_dialect(help_text, flags, family, spec_types),
+        flags=flags,
+        value_flags=frozenset(
+            spelling
+            for option in help_text.options
+            if option.argument and not option.is_removed
+            for spelling in option.spellings
+        ),
+        on_off_flags=frozenset(
+            spelling
+            for option in help_text.options
+            if _names_on_off(option.argument)
+            for spelling in option.spellings
+        ),
+        spec_style=spec_style,
+        spec_types=spec_types,
+        takes_chains=_is_plain_list(help_text.option("--spec-type")),
+        kv_types=_kv_types(help_text, family),
+        fit=fit,
+        fit_default_on=_fit_default(fit, fit_option),
+        has_load_mode="--load-mode" in flags,
+        lists_gpu_flags="--n-gpu-layers" in help_text.live_spellings,
+        default_n_max=_whole(_default(help_text, "--spec-draft-n-max", "--draft-max")),
+        default_p_min=_real(_default(help_text, "--spec-draft-p-min", "--draft-p-min")),
+        default_port=_whole(_default(help_text, "--port")),
+    )
+
+
+def _names_on_off(placeholder: str) -> bool:
+    """Whether a placeholder says that `on` or `off` must follow."""
+    words = re.findall(r"\w+", placeholder)
+    return "on" in words and "off" in words[words.index("on") :]
+
+
+def _family(help_text: HelpText) -> Family:
+    text, flags = help_text.text, help_text.live_spellings
+    if "--fit-margin" in flags or "-no-fmoe" in flags:
+        return Family.IK
+    if "kvarn" in text or "--spec-dflash-cross-ctx" in flags:
+        return Family.BEE
+    if "--slots" in flags or "LLAMA_ARG_" in text:
+        return Family.MAINLINE
+    return Family.UNKNOWN
+
+
+def _dialect(
+    help_text: HelpText, flags: frozenset[str], family: Family, spec_types: tuple[str, ...]
+) -> str:
+    """A name of the generation: for reports, and for what such builds allocate."""
+    match family:
+        case Family.IK:
+            return "ik-now" if _spec_style(flags, family) is SpecStyle.STAGE else "ik-may"
+        case Family.BEE:
+            if "kvarn" in help_text.text:
+                return "bee-04"
+            has_mtp = "draft-mtp" in spec_types or "mtp" in spec_types
+            return "bee-03" if has_mtp else "bee-01"
+        case Family.UNKNOWN:
+            return "unknown"
+        case Family.MAINLINE:
+            if "--load-mode" in flags:
+                return "main-lm" if "--mlock" in flags else "main-0x"
+            if "draft-mtp" in spec_types:
+                return "main-mid"
+            if "mtp" in spec_types:
+                return "main-pr"
+            return "main-b8955" if "--spec-draft-n-max" in flags else "main-old"
+
+
+def _spec_style(flags: frozenset[str], family: Family) -> SpecStyle:
+    if "--spec-draft-n-max" in flags:
+        return SpecStyle.SPLIT
+    if "--multi-token-prediction" in flags:
+        return SpecStyle.IK_LEGACY
+    if family is Family.IK and "--spec-type" in flags and "--draft-max" not in flags:
+        return SpecStyle.STAGE
+    if "--draft-max" in flags:
+        return SpecStyle.LEGACY
+    return SpecStyle.NONE
+
+
+def _is_plain_list(option: Option | None) -> bool:
+    return option is not None and "," in option.argument and ":" not in option.argument
+
+
+def _spec_types(option: Option | None) -> tuple[str, ...]:
+    """The words that `--spec-type` takes, from its placeholder or its description."""
+    if option is None or option.is_removed:
+        return ()
+    listed = re.fullmatch(r".*?\[([a-z0-9 |-]+)\].*", option.argument)
+    if listed is not None and "none" in listed.group(1):
+        words = listed.group(1).split("|")
+    elif _is_plain_list(option):
+        words = option.argument.split(",")
+    else:
+        found = re.search(r"types: ([a-z0-9, -]+)(.?)", option.description)
+        words = []
+        if found is not None:
+            named, canonical, _ = found.group(1).partition(" canonical")
+            words = named.split(",") if canonical or not found.group(2) else []
+    return tuple(word.strip() for word in words if word.strip())
+
+
+def _fit_style(flags: frozenset[str], option: Option | None) -> FitStyle:
+    if option is None or "--fit" not in flags:
+        return FitStyle.NONE
+    return FitStyle.ON_OFF if "on" in option.argument else FitStyle.SWITCH
+
+
+def _fit_default(style: FitStyle, option: Option | None) -> bool | None:
+    match style:
+        case FitStyle.NONE:
+            return None
+        case FitStyle.SWITCH:
+            return False
+        case FitStyle.ON_OFF:
+            default = option.default if option is not None else None
+            return None if default is None else "on" in default.strip("'\"")
+
+
+def _kv_types(help_text: HelpText, family: Family) -> tuple[str, ...]:
+    option = help_text.option("--cache-type-k")
+    if option is None:
+        return ()
+    if option.allowed_values:
+        return option.allowed_values
+    if family is Family.IK:
+        # ik's help names no values. Source: its parser's list, tried one by one.
+        return (
+            "f32",
+            "f16",
+            "bf16",
+            "q8_0",
+            "q4_0",
+            "q4_1",
+            "iq4_nl",
+            "q5_0",
+            "q5_1",
+            "q6_0",
+            "q8_KV",
+        )
+    return ()
+
+
+def _default(help_text: HelpText, *spellings: str) -> str | None:
+    for spelling in spellings:
+        option = help_text.option(spelling)
+        if option is not None and not option.is_removed:
+            return option.default
+    return None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"-?\d{1,10}", text) else None
+
+
+def _real(text: str | None) -> float | None:
+    is_number = text is not None and re.fullmatch(r"-?\d{1,10}(\.\d{1,20})?", text)
+    return float(text) if text is not None and is_number else None
+
+
+EMBEDDED = "embedded"
+ALWAYS = (*(str(family) for family in Family), EMBEDDED)
+"""Names that a profile may use whether or not such an engine is here."""
+
+
+def unknown_names(
+    source: str, data: Mapping[str, Any], known: Collection[str]
+) -> tuple[Problem, ...]:
+    """Every name of an engine in a profile file that is no family, no path and none of `known`."""
+    names = (*ALWAYS, *known)
+    return tuple(
+        Problem(
+            source,
+            key,
+            f"`{word}`, which is no engine here",
+            ", ".join(dict.fromkeys(names)),
+            nearest_name(word, names),
+        )
+        for key, word in _words(data)
+        if word not in names and "/" not in word
+    )
+
+
+def _words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where engines are named, and how; data need not be checked before."""
+    engines, pins = data.get("engines", {}), data.get("pin", {})
+    for name in engines if isinstance(engines, Mapping) else ():
+        yield f"engines.{name}", name
+    pinned = flatten_pins(pins) if isinstance(pins, Mapping) else {}
+    for key, wanted in (
+        ("engine.prefer", flatten(data).get("engine.prefer")),
+        ("pin.engine.prefer", pinned.get("engine.prefer")),
+    ):
+        for word in wanted if isinstance(wanted, list | tuple) else ():
+            if isinstance(word, str):
+                yield key, word

@@ -1,0 +1,257 @@
+"""What a server's own log says of the requests that it answered: lengths and times, no text.
+
+Shapes of mainline (with and without its time prefix) and of ik: the three lines of timings, the
+draft line, the line with which a task begins and the one with which its slot is free again. Lines
+that are lost make a request that is not counted, never a wrong one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+_PREFIX = re.compile(r"(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d) [A-Z] ")
+_TIMESTAMP = re.compile(r"\btimestamp=(\d+)")
+_TASK = re.compile(r"\| task (\d+) \||\bid_task=(\d+)")
+_START = re.compile(r"slot is processing task|processing task, is_child")
+_PROMPT = re.compile(r"prompt eval time =\s*([\d.]+) ms /\s*(\d+) tokens")
+_EVAL = re.compile(r"(?<!prompt )eval time =\s*([\d.]+) ms /\s*(\d+) (?:tokens|runs)")
+_TIMING = re.compile(r"print_timing|print_timings")
+_DRAFT = re.compile(r"draft acceptance(?: rate)? = \S+ \(\s*(\d+) accepted /\s*(\d+) generated\)")
+_END = re.compile(r"stop processing: n_(?:tokens|past) = (\d+), truncated = (\d)")
+_END_IK = re.compile(r"slot released \|")
+_N_PAST = re.compile(r"\bn_past=(\d+)\b")
+_TRUNCATED_IK = re.compile(r"\btruncated=(true|false)")
+_BEGINS_IK = "main] build info |"
+# Of a sum: what is logged and counted of a request while one looks. Of a counter: its last digit.
+_ERROR, _RESOLUTION = 0.05, 1e-5
+_LISTENS = re.compile(r"server is listening|HTTP server listening|listening on http")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """One request as its server logged it.
+
+    Attributes:
+        prompt_n: Prompt tokens that were read [tok].
+        prompt_ms: Time for them.
+        predicted_n: Tokens generated [tok].
+        predicted_ms: Time for them.
+        cached_n: Prompt tokens that were there already; None where the log does not tell [tok].
+        drafted_n: Drafted tokens; None where the log says nothing of drafts.
+        accepted_n: Drafted tokens that were right.
+        concurrency: Requests under way when it began, itself among them.
+    """
+
+    prompt_n: int
+    prompt_ms: float
+    predicted_n: int
+    predicted_ms: float
+    cached_n: int | None
+    drafted_n: int | None
+    accepted_n: int | None
+    concurrency: int
+
+    @property
+    def prompt_total_n(self) -> int | None:
+        """The whole prompt; None where it is not known what of it was cached [tok]."""
+        return None if self.cached_n is None else self.prompt_n + self.cached_n
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLog:
+    """All requests of a log, oldest first, and the hours of serving that it covers.
+
+    `covered_s` is None where its lines have no times; `lives` counts starts of the server.
+    """
+
+    requests: tuple[LoggedRequest, ...]
+    covered_s: float | None
+    lives: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Tokens that were generated, and the time that took [s]: as a log tells it, or as a server counts."""
+
+    n: int
+    seconds: float
+
+    def agrees_with(self, before: Tally | None, after: Tally | None) -> bool:
+        """Whether a log of a stretch says what the server counted meanwhile, which nobody else can write.
+
+        Counters have six digits in some builds.
+        """
+        if before is None or after is None:
+            return False
+        return all(
+            abs(logged - (late - early)) <= _ERROR * (late - early) + _RESOLUTION * late
+            for logged, early, late in (
+                (self.n, before.n, after.n),
+                (self.seconds, before.seconds, after.seconds),
+            )
+        )
+
+
+@dataclass(slots=True)
+class _Task:
+    """What is known so far of one task."""
+
+    concurrency: int = 1
+    prompt: tuple[float, int] | None = None
+    generated: tuple[float, int] | None = None
+    drafts: tuple[int, int] | None = None
+    end_tokens: int | None = None
+    is_truncated: bool = False
+    has_ended: bool = False
+
+    def request(self) -> LoggedRequest | None:
+        if self.prompt is None or self.generated is None:
+            return None
+        (prompt_ms, prompt_n), (predicted_ms, predicted_n) = self.prompt, self.generated
+        accepted, drafted = self.drafts if self.drafts is not None else (None, None)
+        return LoggedRequest(
+            prompt_n=prompt_n,
+            prompt_ms=prompt_ms,
+            predicted_n=predicted_n,
+            predicted_ms=predicted_ms,
+            cached_n=self._cached(prompt_n, predicted_n),
+            drafted_n=drafted,
+            accepted_n=accepted,
+            concurrency=self.concurrency,
+        )
+
+    def _cached(self, prompt_n: int, predicted_n: int) -> int | None:
+        """The slot holds the whole prompt and all that was generated but the last token."""
+        if self.end_tokens is None or self.is_truncated:
+            return None
+        cached = self.end_tokens + 1 - predicted_n - prompt_n
+        return cached if cached >= 0 else None
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Goes through a log line by line."""
+
+    tasks: dict[int, _Task] = field(default_factory=dict)
+    timed: int | None = None
+    order: list[int] = field(default_factory=list)
+    found: list[LoggedRequest] = field(default_factory=list)
+    lives: int = 0
+
+    def take(self, line: str) -> None:
+        if _LISTENS.search(line):
+            self.flush()
+            self.lives += 1
+            return
+        task = _task_of(line)
+        if task is not None:
+            self.timed = task if _TIMING.search(line) else None
+            if _START.search(line):
+                self._start(task)
+        self._take_timing(line)
+        self._take_end(line, task)
+
+    def _start(self, task: int) -> None:
+        busy = sum(not other.has_ended and other.generated is None for other in self.tasks.values())
+        self.tasks[task] = _Task(concurrency=busy + 1)
+        self.order.append(task)
+
+    def _take_timing(self, line: str) -> None:
+        """Times of the task that was named last: ik and old mainline head them with a line.
+
+        Where that heading was lost they would be another task's, which shows as times out of turn.
+        """
+        task = self.tasks.get(self.timed) if self.timed is not None else None
+        if task is None:
+            return
+        if found := _PROMPT.search(line):
+            if task.prompt is not None or task.generated is not None:
+                self.timed = None
+                return
+            task.prompt = float(found[1]), int(found[2])
+        elif found := _EVAL.search(line):
+            if task.prompt is None or task.generated is not None:
+                self.timed = None
+                return
+            task.generated = float(found[1]), int(found[2])
+        elif found := _DRAFT.search(line):
+            task.drafts = int(found[1]), int(found[2])
+
+    def _take_end(self, line: str, number: int | None) -> None:
+        end = _end_of(line)
+        if end is None or number is None or number not in self.tasks:
+            return
+        task = self.tasks[number]
+        task.has_ended = True
+        task.end_tokens, task.is_truncated = end
+
+    def flush(self) -> None:
+        """A server's life is over: its task numbers begin anew."""
+        requests = (self.tasks[number].request() for number in self.order)
+        self.found += [request for request in requests if request is not None]
+        self.tasks, self.order, self.timed = {}, [], None
+
+
+def read_requests(lines: Iterable[str]) -> RequestLog:
+    """Every request of a log whose lines are all there."""
+    reader = _Reader()
+    kept = list(lines)
+    for line in kept:
+        reader.take(line)
+    reader.flush()
+    return RequestLog(tuple(reader.found), _covered_s(kept), reader.lives)
+
+
+def tally_of(lines: Iterable[str]) -> Tally:
+    """All that a log says was generated, whatever else is known of its requests."""
+    found = [match for line in lines if (match := _EVAL.search(line)) is not None]
+    return Tally(sum(int(one[2]) for one in found), sum(float(one[1]) for one in found) / 1000)
+
+
+def _task_of(line: str) -> int | None:
+    found = _TASK.search(line)
+    return None if found is None else int(found[1] or found[2])
+
+
+def _end_of(line: str) -> tuple[int, bool] | None:
+    """Tokens in the slot that a task leaves, and whether some were dropped."""
+    if found := _END.search(line):
+        return int(found[1]), found[2] != "0"
+    released = _END_IK.search(line)
+    if released is None:
+        return None
+    n_past = _N_PAST.search(line, released.end())
+    truncated = _TRUNCATED_IK.search(line, released.end())
+    if n_past is None or truncated is None:
+        return None
+    return int(n_past[1]), truncated[1] == "true"
+
+
+def _covered_s(lines: Iterable[str]) -> float | None:
+    """Seconds between the first and the last line of each life, added up.
+
+    mainline counts from the start of the process, ik by the clock: what is between two lives, of
+    either or of both, is not covered.
+    """
+    total_s: float | None = None
+    before: tuple[bool, float] | None = None
+    for line in lines:
+        now = _time_of(line)
+        if now is None:
+            continue
+        is_same = before is not None and now[0] == before[0] and _BEGINS_IK not in line
+        passed_s = now[1] - before[1] if is_same and before is not None else 0.0
+        total_s = (total_s or 0.0) + max(0.0, passed_s)
+        before = now
+    return total_s
+
+
+def _time_of(line: str) -> tuple[bool, float] | None:
+    """When a line was written [s], and whether that is by the clock."""
+    if found := _PREFIX.match(line):
+        minutes, seconds, ms, us = (int(part) for part in found.groups())
+        return False, 60.0 * minutes + seconds + ms / 1000 + us / 1e6
+    found = _TIMESTAMP.search(line)
+    return None if found is None else (True, float(found[1]))

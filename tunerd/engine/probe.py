@@ -1,0 +1,602 @@
+"""Probes what engines accept, and tells whether they are still the same program.
+
+A probe runs the program in a sandbox, never as root, with an empty environment and limits of time and
+memory. Its result is kept by the identity of the program and its libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import re
+import stat
+import struct
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunerd.engine.help import (
+    Capabilities,
+    Component,
+    EngineIdentity,
+    OffloadDevice,
+    Proof,
+    Version,
+    parse_devices,
+    parse_help,
+    parse_version,
+    read_capabilities,
+)
+from tunerd.errors import EngineError, HostError, ServiceError
+from tunerd.machine.files import Files, real_path
+from tunerd.machine.net import free_port
+from tunerd.machine.process import Completed, Limits, User, is_alone_in, may_read_open
+from tunerd.records import plain, read_or_none
+from tunerd.units.sandbox import Sandbox
+
+EMBEDDED_PROGRAM = "tunerd-llama-server"
+PROGRAM_NAME = "llama-server"
+_BUILD_FOLDERS = (
+    "llama.cpp/build/bin",
+    "llama.cpp/build-*/bin",
+    "llama.cpp/build*/bin",
+    "ik_llama.cpp/build/bin",
+    "ik_llama.cpp/build*/bin",
+    "beellama.cpp/build/bin",
+    "BeeLlama.cpp/build*/bin",
+)
+# Source: elf(5).
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_NEEDED, _DT_STRTAB, _DT_RPATH, _DT_RUNPATH = 1, 5, 15, 29
+_DT_PATHS = (_DT_NEEDED, _DT_RPATH, _DT_RUNPATH)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A program that may be an engine, and how it was found."""
+
+    program: Path
+    found_by: str
+    name: str | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    allow_writable: bool = False
+
+
+def programs_in(folders: Iterable[Path], found_by: str) -> tuple[Found, ...]:
+    """Programs with the name of an engine in these folders."""
+    programs = (folder / PROGRAM_NAME for folder in folders)
+    return tuple(Found(program, found_by) for program in programs if _is_program(program))
+
+
+def own_server() -> Path | None:
+    """The embedded server that is installed with this tunerd; None if there is none."""
+    program = Path(sys.executable).parent / EMBEDDED_PROGRAM
+    return program if _is_program(program) else None
+
+
+def is_own_server(program: Path) -> bool:
+    """Whether a program is this tunerd's embedded server, which runs with our rights.
+
+    By its place: a program that only has its name is as foreign as any other.
+    """
+    own = own_server()
+    return own is not None and real_path(program) == real_path(own)
+
+
+def _is_program(path: Path) -> bool:
+    try:
+        return path.is_file() and os.access(path, os.X_OK)
+    except OSError:  # a folder that may not be entered
+        return False
+
+
+def path_folders(path: str) -> tuple[Path, ...]:
+    """The folders of a PATH variable; relative ones are left out."""
+    return tuple(Path(part) for part in path.split(":") if part.startswith("/"))
+
+
+def build_folders(homes: Iterable[Path]) -> tuple[Path, ...]:
+    """Where people build engines: below their homes, /opt and /usr/local/src."""
+    folders: list[Path] = []
+    for base in (*homes, Path("/opt"), Path("/usr/local/src"), Path("/srv")):
+        for pattern in _BUILD_FOLDERS:
+            try:
+                folders.extend(sorted(base.glob(pattern)))
+            except OSError:  # a home that may not be read
+                continue
+    return tuple(dict.fromkeys(folders))
+
+
+def distinct(found: Sequence[Found]) -> tuple[Found, ...]:
+    """The first of each real program; later ways to find the same file are left out."""
+    kept: dict[Path, Found] = {}
+    for candidate in found:
+        kept.setdefault(real_path(candidate.program), candidate)
+    return tuple(kept.values())
+
+
+def writable_by_others(program: Path, *, trusted: int = 0) -> str | None:
+    """Who else than root may change the program or a folder above it; None if nobody.
+
+    A program that others may change would run with the service's rights, so in system mode it is
+    refused unless the operator names it. Links count for what they lead to, and for the folders in
+    which they stand. `trusted` is an account that may change it as well, also
+    by a group that it has for itself.
+    """
+    for path in _way_to(program):
+        try:
+            status = path.stat()
+        except OSError as error:
+            return f"`{path}` cannot be read: {error.strerror}"
+        sticky = path.is_dir() and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in {0, trusted}:
+            return f"`{path}` belongs to user {status.st_uid}"
+        if status.st_mode & stat.S_IWOTH and not sticky:
+            return f"everybody may write `{path}`"
+        by_group = status.st_mode & stat.S_IWGRP and status.st_gid != 0 and not sticky
+        if by_group and not is_alone_in(trusted, status.st_gid):
+            return f"group {status.st_gid} may write `{path}`"
+    return None
+
+
+def _way_to(path: Path) -> list[Path]:
+    """The file, the folders above it, and the same of every link on the way."""
+    seen: list[Path] = []
+    todo = [path]
+    while todo:
+        at = todo.pop(0)
+        for part in (at, *at.parents):
+            if part in seen:
+                continue
+            seen.append(part)
+            if part.is_symlink():
+                todo.append(part.parent / part.readlink())
+    return seen
+
+
+def libraries_of(program: Path) -> list[Path]:
+    """Folders that a program's libraries are looked for in before the system's, and what is there."""
+    found: list[Path] = []
+    todo = [real_path(program)]
+    while todo:
+        file = todo.pop()
+        for folder in (file.parent, *_run_paths(file)):
+            if folder not in found:
+                found.append(folder)
+                todo += [] if folder.is_relative_to("/usr/lib") else sorted(folder.glob("*.so*"))
+        found.append(file)
+    return list(dict.fromkeys(found))[1:]
+
+
+def _run_paths(file: Path) -> list[Path]:
+    """DT_RPATH, DT_RUNPATH and needed paths of a 64-bit ELF file; empty for what is none."""
+    try:
+        with file.open("rb") as opened:  # mapped: a library for CUDA has a gigabyte
+            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        if data[:6] != b"\x7fELF\x02\x01":
+            return []
+        (offset,) = struct.unpack_from("<Q", data, 0x20)
+        size, count = struct.unpack_from("<HH", data, 0x36)
+        headers = [struct.unpack_from("<IIQQQQ", data, offset + at * size) for at in range(count)]
+        entries = [
+            struct.unpack_from("<qQ", data, at)
+            for kind, _, start, _, _, length in headers
+            if kind == _PT_DYNAMIC
+            for at in range(start, start + length, 16)
+        ]
+        table = dict(entries)[_DT_STRTAB]
+        strings = next(
+            start + table - address
+            for kind, _, start, address, _, length in headers
+            if kind == _PT_LOAD and address <= table < address + length
+        )
+        begins = [strings + at for tag, at in entries if tag in _DT_PATHS]
+        words = [data[at : data.find(b"\0", at)] for at in begins]
+    except (OSError, ValueError, struct.error, KeyError, StopIteration):
+        return []
+    texts = [os.fsdecode(part) for word in words for part in word.split(b":")]
+    own = str(file.parent)
+    told = [text.replace("$ORIGIN", own).replace("${ORIGIN}", own) for text in texts]
+    return [Path(text) for text in told if text.startswith("/")]
+
+
+PROBE_SCHEMA = 2
+PROBE_TIMEOUT_S = 60.0
+# All threads of the account count, so a server that runs as it must fit in beside the probe.
+_PROBE_LIMITS = Limits(cpu_s=60, data_mib=8192, file_mib=64, n_files=256, n_procs=4096)
+# What a program says that it maps is hashed; of a build with CUDA that is some 3 GiB.
+_MAX_HASHED_BYTES = 16 * 1024**3
+_MAX_COMPONENTS = 200
+_MAX_OUTPUT_BYTES = 2 * 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_INITIALISED = re.compile(
+    r"^[ \t]{1,20}\d{1,10}:[ \t]{1,4}calling init: (/\S.{0,4095})$", re.MULTILINE
+)
+# The driver is a part of every fingerprint by itself, and its libraries change with each update.
+_BACKEND = re.compile(r"libggml-(?!base)[a-z0-9_-]+\.so$")
+_DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-")
+_NO_VULKAN_DRIVER = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What probing one program found."""
+
+    identity: EngineIdentity
+    version: Version | None
+    capabilities: Capabilities
+    help_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    """What is remembered of a result."""
+
+    identity: EngineIdentity
+    version: Version | None
+    help_text: str
+
+
+class EngineProber:
+    """Probes programs and remembers the results.
+
+    Args:
+        cache_dir: Folder of remembered probes.
+        files: Writes them.
+        sandbox: Where programs run; one without an account must not be root's unless the program is
+            tunerd's own embedded server.
+        timeout_s: Longest run of a program.
+    """
+
+    def __init__(
+        self,
+        cache_dir: Path,
+        files: Files,
+        sandbox: Sandbox,
+        *,
+        timeout_s: float = PROBE_TIMEOUT_S,
+    ) -> None:
+        self._cache_dir = cache_dir
+        self._files = files
+        self._sandbox = sandbox
+        self._timeout_s = timeout_s
+
+    def probe(self, found: Found) -> ProbeResult:
+        """What the program accepts.
+
+        Raises:
+            EngineError: it cannot be run, or is no llama-server.
+        """
+        quick = self._quick_key(found)
+        remembered = self._remembered(quick)
+        if remembered is not None:
+            return remembered
+        help_run = self._run(found, ("--help",))
+        help_text = help_run.stdout if "--ctx-size" in help_run.stdout else help_run.stderr
+        capabilities = read_capabilities(parse_help(help_text))
+        if "--ctx-size" not in capabilities.flags or "--port" not in capabilities.flags:
+            raise EngineError(
+                f"not a llama-server: `{found.program}`",
+                cause=f"its --help (exit status {help_run.returncode}) lists no --ctx-size and --port",
+                hint="name another program",
+            )
+        version_run = self._run(found, ("--version",))
+        result = ProbeResult(
+            identity=self.identity(found),
+            version=parse_version(version_run.stderr + "\n" + version_run.stdout),
+            capabilities=capabilities,
+            help_text=help_text,
+        )
+        self._remember(quick, result)
+        return result
+
+    def identity(self, found: Found) -> EngineIdentity:
+        """The program and every shared object that a run of it maps, hashed.
+
+        The dynamic loader itself says which objects it initialised, so backends that are loaded by
+        hand are among them. Of the GPU's driver nothing is. A static program has only itself.
+
+        Raises:
+            EngineError: the program or one of its libraries cannot be read.
+        """
+        program = real_path(found.program)
+        if is_own_server(program):
+            return _identity(embedded_files(), None)
+        # Backends are loaded before a model is looked for, but not for --version.
+        nowhere = ("--model", "/nonexistent/none.gguf", "--port", str(free_port()))
+        traced = self._run(found, nowhere, {"LD_DEBUG": "files", **_NO_VULKAN_DRIVER})
+        mapped = {
+            real_path(Path(path))
+            for path in _INITIALISED.findall(traced.stderr)
+            if not Path(path).name.startswith(_DRIVER_LIBRARIES)
+        }
+        folders = {program.parent, *(path.parent for path in mapped if _BACKEND.match(path.name))}
+        siblings = {
+            real_path(path)
+            for folder in folders
+            for path in folder.glob("libggml-*.so")
+            if path.exists()  # an upgrade may leave links to nothing
+        }
+        others = sorted((mapped | siblings) - {program})
+        return _identity((program, *others), self._sandbox.reader(program))
+
+    def copy(self, program: Path, component: Component, target: Path) -> None:
+        """Copy a part of a program, if it still is what was hashed; nobody else reads an unfinished copy.
+
+        Raises:
+            EngineError: it is another file now, or may not be read by the program.
+            OSError: the copy cannot be written.
+        """
+        with (
+            _opened(component.path, self._sandbox.reader(program)) as (source, status),
+            os.fdopen(os.open(target, _NEW_FILE, 0o600), "wb") as copy,
+        ):
+            digest = hashlib.sha256()
+            for piece in _pieces(source, min(status.st_size, component.size)):
+                digest.update(piece)
+                copy.write(piece)
+            if digest.hexdigest() != component.sha256:
+                raise EngineError(f"`{component.path}` changed while it was copied")
+            os.fchmod(copy.fileno(), 0o755 if status.st_mode & stat.S_IXUSR else 0o644)
+
+    def check_arguments(self, found: Found, arguments: Sequence[str]) -> Completed:
+        """A dry run of arguments whose model file does not exist: arguments are checked first."""
+        return self._run(found, arguments)
+
+    def devices(
+        self, found: Found, environment: Mapping[str, str]
+    ) -> tuple[OffloadDevice, ...] | None:
+        """The devices that a build can offload to, as it prints them now.
+
+        Args:
+            found: The program.
+            environment: Of the server, which may hide or choose devices.
+
+        Returns:
+            None where the build cannot list them (ik).
+        """
+        done = self._run(found, ("--list-devices",), environment)
+        said = done.stdout + done.stderr
+        if done.returncode != 0 or "Available devices" not in said:
+            return None
+        return parse_devices(said)
+
+    def _run(
+        self, found: Found, arguments: Sequence[str], extra: Mapping[str, str] | None = None
+    ) -> Completed:
+        is_own = is_own_server(found.program)
+        place = Sandbox(None) if is_own else self._sandbox
+        if place == Sandbox(None) and os.geteuid() == 0 and not is_own:
+            raise EngineError(
+                f"will not run `{found.program}` as root",
+                cause="a probe runs as another account",
+                hint="create the account `llama-server`, or set service.user",
+            )
+        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent"}
+        try:
+            done = place.run(
+                [str(found.program), *arguments],
+                timeout_s=self._timeout_s,
+                env={**environment, **dict(found.environment), **(extra or {})},
+                limits=_PROBE_LIMITS,
+                max_output_bytes=_MAX_OUTPUT_BYTES,
+            )
+        except (HostError, ServiceError) as error:
+            raise EngineError(
+                f"cannot run `{found.program}`", cause=error.cause or error.message, hint=error.hint
+            ) from error
+        if done.timed_out:
+            raise EngineError(
+                f"`{found.program} {' '.join(arguments[:1])}` did not end within "
+                f"{self._timeout_s:.0f} s"
+            )
+        return done
+
+    def _quick_key(self, found: Found) -> str:
+        """Changes when the program file, its folder's libraries or its environment change."""
+        program = real_path(found.program)
+        try:
+            parts = [f"{PROBE_SCHEMA}", str(program)]
+            libraries = [path for path in sorted(program.parent.glob("lib*.so*")) if path.exists()]
+            own = embedded_files() if is_own_server(program) else ()
+            for path in (program, *libraries, *own):
+                status = path.stat()
+                parts.append(f"{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}")
+        except OSError as error:
+            raise EngineError(
+                f"cannot read `{found.program}`",
+                cause=error.strerror,
+                hint="`tunerd engines` lists the engines that are there",
+            ) from error
+        parts.extend(f"{name}={value}" for name, value in found.environment)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _remembered(self, quick: str) -> ProbeResult | None:
+        try:
+            data = self._files.read_json(self._cache_dir / f"probe-{quick[:32]}.json")
+        except HostError:
+            return None
+        known = read_or_none(_Probed, data, schema=PROBE_SCHEMA)
+        if known is None or not _unchanged(known.identity):
+            return None
+        # From the text again, so that a newer tunerd reads more from it.
+        capabilities = read_capabilities(parse_help(known.help_text))
+        return ProbeResult(known.identity, known.version, capabilities, known.help_text)
+
+    def _remember(self, quick: str, result: ProbeResult) -> None:
+        """Where it cannot be written (a full disk) the next caller probes again."""
+        with contextlib.suppress(HostError):
+            self._files.make_folder(self._cache_dir)
+            probed = _Probed(result.identity, result.version, result.help_text)
+            data = plain(probed, schema=PROBE_SCHEMA)
+            self._files.write_json(self._cache_dir / f"probe-{quick[:32]}.json", data)
+
+
+def embedded_files() -> tuple[Path, ...]:
+    """The files that the embedded server's code comes from: its launcher and the extension."""
+    import importlib.util
+
+    own = Path(__file__).parents[1] / "tryout/embedded.py"
+    spec = importlib.util.find_spec("xllamacpp")
+    if spec is None or spec.origin is None:
+        return (own,)
+    folder = Path(spec.origin).parent
+    libraries = [*folder.glob("*.so"), *folder.parent.glob("xllamacpp.libs/*.so*")]
+    return (own, *sorted(libraries))
+
+
+def _identity(paths: Sequence[Path], reader: User | None) -> EngineIdentity:
+    """Of these files, which `reader` must be able to read.
+
+    Raises:
+        EngineError: one cannot be read, or they are more than any engine has: their names come
+            from what a program says.
+    """
+    if len(paths) > _MAX_COMPONENTS:
+        raise EngineError(f"`{paths[0]}` maps {len(paths)} files, more than {_MAX_COMPONENTS}")
+    left = _MAX_HASHED_BYTES
+    hashed: list[Component] = []
+    for path in paths:
+        hashed.append(_component(path, reader, at_most=left))
+        left -= hashed[-1].size
+    components = tuple(hashed)
+    whole = hashlib.sha256()
+    # By name and content, not by place: a kept copy is the same engine.
+    for name, digest in sorted({(c.path.name, c.sha256) for c in components}):
+        whole.update(f"{name}\0{digest}\n".encode())
+    return EngineIdentity(whole.hexdigest(), components)
+
+
+def _is_same(path: Path, sha256: str) -> bool:
+    try:
+        return _component(path).sha256 == sha256
+    except EngineError:  # a folder stands there now, or something that may not be read
+        return False
+
+
+def _unchanged(identity: EngineIdentity) -> bool:
+    for component in identity.components:
+        try:
+            status = component.path.stat()
+        except OSError:
+            return False
+        if (status.st_size, status.st_mtime_ns) != (component.size, component.mtime_ns):
+            return False
+    return True
+
+
+def _component(
+    path: Path, reader: User | None = None, *, at_most: int = _MAX_HASHED_BYTES
+) -> Component:
+    """One file, hashed: no more of it than it has, and not at all if it is larger than `at_most`.
+
+    (`/proc/kcore` has 128 TiB.)
+    """
+    with _opened(path, reader) as (descriptor, status):
+        if status.st_size > at_most:
+            raise EngineError(f"too large to be a part of an engine: `{path}`")
+        digest = hashlib.sha256()
+        try:
+            for piece in _pieces(descriptor, status.st_size):
+                digest.update(piece)
+        except OSError as error:
+            raise EngineError(f"cannot read `{path}`", cause=error.strerror) from error
+    return Component(path, status.st_size, status.st_mtime_ns, digest.hexdigest())
+
+
+@contextlib.contextmanager
+def _opened(path: Path, reader: User | None) -> Iterator[tuple[int, os.stat_result]]:
+    """A file whose name may come from a hostile program's output.
+
+    It is looked at before it is opened, since opening a device may do something. That `reader` may read it
+    is asked of what was found, since the name may lead elsewhere by then.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            stack.callback(os.close, found)
+            status = os.fstat(found)
+            if not stat.S_ISREG(status.st_mode):
+                raise EngineError(f"not a regular file: `{path}`")
+            if reader is not None and not may_read_open(reader, found):
+                raise EngineError(
+                    f"not a part of an engine: `{path}`",
+                    cause="the account that runs it could not read the file",
+                    hint="only permission bits count, of the file and the folders above it",
+                )
+            descriptor = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+        except OSError as error:
+            raise EngineError(f"cannot read `{path}`", cause=error.strerror) from error
+        yield descriptor, status
+
+
+def _pieces(descriptor: int, n_bytes: int) -> Iterator[bytes]:
+    while n_bytes > 0 and (piece := os.read(descriptor, min(n_bytes, _CHUNK_BYTES))):
+        n_bytes -= len(piece)
+        yield piece
+
+
+def changed_files(components: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """What of a recorded engine (paths with hashes) is no longer the file that it was, in words."""
+    changes: list[str] = []
+    for path, digest in components:
+        if not Path(path).exists():
+            changes.append(f"{path} is gone")
+        elif not _is_same(Path(path), digest):
+            changes.append(f"{path} was replaced")
+    return tuple(changes)
+
+
+def kept_folder(engines_dir: Path, sha256: str | None, files: Files) -> Path | None:
+    """The kept copy of an engine by its identity; None if there is none."""
+    if sha256 is None or not engines_dir.is_dir():
+        return None
+    for folder in sorted(engines_dir.iterdir()):
+        try:
+            data = files.read_json(folder / "identity.json")
+        except HostError:
+            continue
+        if isinstance(data, dict) and data.get("sha256") == sha256:
+            return folder
+    return None
+
+
+PROOF_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    identity: str
+    proofs: tuple[Proof, ...]
+
+
+def read_proofs(cache_dir: Path, files: Files, identity: EngineIdentity) -> tuple[Proof, ...]:
+    """The remembered proofs of a build; empty if there are none, or they cannot be read."""
+    try:
+        data = files.read_json(_path(cache_dir, identity))
+    except HostError:
+        return ()
+    found = read_or_none(_Remembered, data, schema=PROOF_SCHEMA)
+    return found.proofs if found is not None and found.identity == identity.sha256 else ()
+
+
+def remember_proofs(
+    cache_dir: Path, files: Files, identity: EngineIdentity, proofs: tuple[Proof, ...]
+) -> None:
+    """Keep the proofs of a build.
+
+    Raises:
+        HostError: they cannot be written.
+    """
+    files.make_folder(cache_dir)
+    remembered = _Remembered(identity.sha256, proofs)
+    files.write_json(_path(cache_dir, identity), plain(remembered, schema=PROOF_SCHEMA))
+
+
+def _path(cache_dir: Path, identity: EngineIdentity) -> Path:
+    return cache_dir / f"proofs-{identity.sha256[:32]}.json"

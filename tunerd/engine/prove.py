@@ -1,0 +1,273 @@
+"""Tries once per build what it does with speculation, on a tiny designed model whose answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.engine.builds import sandbox
+from tunerd.engine.commandline import CommandLine, RenderContext, render
+from tunerd.engine.health import HttpState, classify
+from tunerd.engine.help import Effect, Engine, Proof
+from tunerd.engine.probe import remember_proofs
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.errors import HostError, ServiceError
+from tunerd.machine.net import free_port
+from tunerd.machine.process import Child, Limits
+from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
+from tunerd.units.manager import cut_lines
+from tunerd.units.sandbox import Sandbox
+from tunerd.words import Family
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One generation of a trial server.
+
+    `n_drafted` is None where the reply does not count drafts; `problem` says why there is no
+    answer at all.
+    """
+
+    text: str | None
+    n_drafted: int | None
+    n_accepted: int | None
+    problem: str | None
+
+
+# What each trial is for; the keys name the settings that it ran with.
+PLAIN = "n_max 3, p_min 0"
+GATED = "n_max 3, p_min 0.75"
+SHALLOW = "n_max 1, p_min 0"
+NATIVE = "native route"
+OVERRIDDEN = "n_max 1 by request"
+GATED_BY_REQUEST = "p_min 0.75 by request"
+OFF = "off"
+
+# Features that show in another number of drafted tokens: the trial, and how it differs.
+_CHANGES = (
+    ("p-min", GATED, "0.75 instead of 0"),
+    ("n-max", SHALLOW, "1 instead of 3"),
+    ("per-request", OVERRIDDEN, "n-max 1 with the request"),
+    ("per-request p-min", GATED_BY_REQUEST, "p-min 0.75 with the request"),
+)
+
+
+def judge_trials(trials: Mapping[str, Trial], expected_text: str) -> tuple[Proof, ...]:
+    """The proofs that a set of trials gives; a feature whose trial is missing stays untried."""
+    proofs = []
+    base = trials.get(PLAIN) or trials.get(OFF)
+    if base is not None:
+        proofs.append(_text(base, expected_text))
+    if PLAIN in trials:
+        proofs.append(_mtp(trials[PLAIN]))
+    if PLAIN in trials and trials[PLAIN].n_drafted:
+        proofs += [
+            _differs(feature, trials[PLAIN], trials[name], change)
+            for feature, name, change in _CHANGES
+            if name in trials
+        ]
+        if NATIVE in trials:
+            proofs.append(_counts(trials[NATIVE]))
+    return tuple(proofs)
+
+
+def _text(trial: Trial, expected: str) -> Proof:
+    if trial.problem is not None:
+        return Proof("text", Effect.FAILED, trial.problem)
+    written = (trial.text or "").rstrip()
+    # ik with MTP may leave out the last one or two tokens that it counts.
+    if len(written) * 2 < len(expected):
+        return Proof(
+            "text", Effect.FAILED, f"it writes {len(written)} characters of {len(expected)}"
+        )
+    if not expected.startswith(written[: len(expected)]):
+        return Proof("text", Effect.FAILED, "it writes something else than the model's known text")
+    return Proof("text", Effect.PROVED, f"{len(written)} characters as the model must write them")
+
+
+def _mtp(trial: Trial) -> Proof:
+    if trial.problem is not None:
+        return Proof("mtp", Effect.FAILED, f"it does not serve a model with MTP: {trial.problem}")
+    if not trial.n_drafted:
+        return Proof("mtp", Effect.NO_EFFECT, "it drafted nothing")
+    return Proof(
+        "mtp", Effect.PROVED, f"{trial.n_drafted} drafted, {trial.n_accepted} accepted at {PLAIN}"
+    )
+
+
+def _differs(feature: str, before: Trial, after: Trial, change: str) -> Proof:
+    if after.problem is not None:
+        return Proof(feature, Effect.FAILED, after.problem)
+    counts = f"{before.n_drafted} drafted, with {change} {after.n_drafted or 0}"
+    effect = Effect.PROVED if after.n_drafted != before.n_drafted else Effect.NO_EFFECT
+    return Proof(feature, effect, counts)
+
+
+def _counts(trial: Trial) -> Proof:
+    if trial.n_drafted:
+        return Proof("counts", Effect.PROVED, "the native route counts drafts")
+    return Proof("counts", Effect.NO_EFFECT, "only the OpenAI routes count drafts")
+
+
+_REGION = "creative"
+_PROMPT = f"please go on with {_REGION}"
+_N_PREDICT = 65
+_START_S = 60.0
+_ANSWER_S = 60.0
+_LONGEST_TRIAL_S = _START_S + 4 * _ANSWER_S
+_LIMITS = Limits(cpu_s=300, data_mib=8192, file_mib=64, n_files=1024)
+# Trials must not take VRAM from the server that runs.
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""}
+
+
+def prove_engine(ctx: Context, engine: Engine) -> Engine:
+    """The engine with its proofs, tried now; one that cannot be probed is left as it is.
+
+    Raises:
+        HostError: the designed model cannot be written.
+    """
+    if engine.capabilities is None or engine.identity is None:
+        return engine
+    ctx.say(f"trying {engine.name} on a designed model")
+    has_mtp = engine.capabilities.spec_word("mtp") is not None
+    model, expected = _designed_model(ctx, has_mtp=has_mtp)
+    trials = dict(_trials(ctx, engine, model, has_mtp=has_mtp))
+    proofs = judge_trials(trials, expected)
+    remember_proofs(ctx.paths.cache_dir, ctx.files, engine.identity, proofs)
+    return replace(engine, proofs=proofs)
+
+
+def _designed_model(ctx: Context, *, has_mtp: bool) -> tuple[Path, str]:
+    """A tiny designed model, and the text that it must write."""
+    from tunerd.tryout.designed import SHAPES, design, vocabulary, write
+
+    shape = "tiny" if has_mtp else "tiny-nomtp"
+    made, path = design(SHAPES[shape]), ctx.paths.cache_dir / f"designed-{shape}.gguf"
+    ctx.files.make_folder(ctx.paths.cache_dir)
+    write(made, path, force=True)
+    return path, made.text(vocabulary().region(_REGION).first, _N_PREDICT)
+
+
+def _trials(
+    ctx: Context, engine: Engine, model: Path, *, has_mtp: bool
+) -> Iterator[tuple[str, Trial]]:
+    if not has_mtp:
+        with _server(ctx, engine, model, {"speculation.type": "off"}) as server:
+            yield OFF, _ask(server)
+        return
+    mtp = {"speculation.type": "mtp", "speculation.n_max": 3, "speculation.p_min": 0.0}
+    with _server(ctx, engine, model, mtp) as server:
+        first = _ask(server)
+        yield PLAIN, first
+        if first.problem is not None:
+            return
+        yield NATIVE, _ask(server, route="/completion")
+        yield OVERRIDDEN, _ask(server, options={"speculative.n_max": 1})
+        yield GATED_BY_REQUEST, _ask(server, options={"speculative.p_min": 0.75})
+    for name, change in ((GATED, {"speculation.p_min": 0.75}), (SHALLOW, {"speculation.n_max": 1})):
+        with _server(ctx, engine, model, {**mtp, **change}) as server:
+            yield name, _ask(server)
+
+
+@contextmanager
+def _server(
+    ctx: Context, engine: Engine, model: Path, options: Mapping[str, Any]
+) -> Iterator[LlamaServer | str]:
+    """A trial server, or why it does not serve."""
+    place = Sandbox(None) if engine.is_embedded else sandbox(ctx)
+    try:
+        with place.lent(model) as lent:
+            port = free_port()
+            command = _command(engine, lent, {**options, "serving.port": port})
+            environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent"}
+            environment |= {"GGML_NO_BACKTRACE": "1", **_NO_GPU, **engine.environment}
+            with place.serve(
+                command, env=environment, limits=_LIMITS, at_most_s=_LONGEST_TRIAL_S
+            ) as child:
+                server = LlamaServer(Address("127.0.0.1", port), ctx.clock)
+                yield _wait(ctx, server, child) or server
+    except (HostError, ServiceError) as error:
+        yield error.cause or error.message
+
+
+def _command(engine: Engine, model: Path, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The trial's command line, by the same renderer as production's."""
+    keys = {
+        "serving.alias": "trial",
+        "serving.ctx_size": 2048,
+        "serving.threads": 1,
+        "serving.threads_batch": 1,
+        "serving.warmup": False,
+        "serving.log_verbosity": "default",
+        **options,
+    }
+    layer = LayerFile(Layer.TUNERD, "trial", _nested(keys))
+    resolved = resolve("trial", (default_layer(), layer))
+    if not isinstance(resolved, Resolved) or engine.capabilities is None:
+        raise HostError(f"a trial of {engine.name} cannot be set up", cause=str(resolved))
+    context = RenderContext(str(engine.program), str(model), has_gpu=False, physical_cores=1)
+    command = render(resolved, engine.capabilities, context)
+    if not isinstance(command, CommandLine):
+        raise HostError(
+            f"a trial of {engine.name} cannot be set up",
+            cause="; ".join(str(refusal) for refusal in command),
+        )
+    # With a GPU hidden, ik would still ask for layers on it.
+    hidden = ("--n-gpu-layers", "0") if engine.capabilities.family is Family.IK else ()
+    return (*command.argv, *hidden)
+
+
+def _nested(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    nested: dict[str, dict[str, Any]] = {}
+    for key, value in keys.items():
+        section, _, name = key.partition(".")
+        nested.setdefault(section, {})[name] = value
+    return nested
+
+
+def _wait(ctx: Context, server: LlamaServer, child: Child) -> str | None:
+    """None when it is ready, else why it will not be."""
+    end_s = ctx.clock.monotonic_s() + _START_S
+    while ctx.clock.monotonic_s() < end_s:
+        ended = child.poll()
+        if ended is not None:
+            kind = "killed" if ended.signal is not None else "exited"
+            status = ended.signal if ended.signal is not None else ended.code
+            failure = classify(cut_lines(child.log_tail()), exit_kind=kind, exit_status=status)
+            return f"{failure.kind}: {failure.words}"
+        if server.health(timeout_s=1.0) is HttpState.READY:
+            return None
+        ctx.clock.sleep(0.05)
+    return f"not ready after {_START_S:.0f} s"
+
+
+def _ask(
+    server: LlamaServer | str,
+    *,
+    route: str = "/v1/completions",
+    options: Mapping[str, Any] | None = None,
+) -> Trial:
+    """One generation; the OpenAI route, since some builds count drafts only there."""
+    if isinstance(server, str):
+        return Trial(None, None, None, server)
+    body = {
+        "prompt": _PROMPT,
+        "n_predict": _N_PREDICT,
+        "max_tokens": _N_PREDICT,
+        "temperature": 0.0,
+        "cache_prompt": False,
+        **(options or {}),
+    }
+    reply = server.post(route, body, timeout_s=_ANSWER_S)
+    if not isinstance(reply.body, dict) or "error" in reply.body:
+        return Trial(None, None, None, reply.problem or f"status {reply.status}")
+    timings = reply.body.get("timings") or {}
+    text = reply.body.get("content")
+    if text is None:
+        choices = reply.body.get("choices") or [{}]
+        text = choices[0].get("text")
+    return Trial(text, timings.get("draft_n"), timings.get("draft_n_accepted"), None)

@@ -1,0 +1,178 @@
+"""What serves by its unit on this machine: text with drop-ins, command line, environment, address."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from tunerd.app import Context
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.errors import DeployError, HostError, ServiceError
+from tunerd.machine.net import listening_ports
+from tunerd.units.live import LiveUnit, Serving, environment_paths, read_live
+from tunerd.units.manager import UnitState
+from tunerd.units.text import parse_environment_file
+from tunerd.words import Mode
+
+
+def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
+    """The unit that the service manager would start, tunerd's own by default.
+
+    Raises:
+        HostError: one of its files cannot be read.
+        ServiceError: the service manager does not answer.
+    """
+    unit = unit or ctx.unit
+    state = ctx.services.state(unit)
+    path = state.fragment_path
+    if path is None and unit == ctx.unit and ctx.unit_path.exists():
+        path = ctx.unit_path
+    text = None if state.load_state == "masked" else _text(ctx, path)
+    drop_ins = [(drop_in, _text(ctx, drop_in) or "") for drop_in in state.drop_ins]
+    specifiers = specifiers_of(ctx, unit)
+    file_environment: dict[str, str] = {}
+    if text is not None:
+        for name, _optional in environment_paths(text, drop_ins, specifiers):
+            content = _text(ctx, Path(name))
+            file_environment.update(parse_environment_file(content or "").pairs)
+    live = read_live(
+        unit=unit,
+        path=path,
+        text=text,
+        drop_ins=drop_ins,
+        file_environment=file_environment,
+        specifiers=specifiers,
+    )
+    own = ctx.unit_path if unit == ctx.unit else path  # systemd may name where the link leads
+    link_to = own.readlink() if own is not None and own.is_symlink() else None
+    is_packaged = unit == ctx.unit and path is not None and not os.path.lexists(ctx.unit_path)
+    return replace(live, link_to=link_to, shadowed_by=ctx.unit_path if is_packaged else None)
+
+
+def standing_text(ctx: Context) -> bytes | None:
+    """The unit file as it stands; None where there is none, empty where the unit is masked."""
+    return b"" if _is_mask(ctx) else ctx.files.read(ctx.unit_path)
+
+
+def drop_ins_in_force(ctx: Context) -> tuple[str, ...] | None:
+    """The paths of the unit's drop-ins; None where the service manager does not say."""
+    try:
+        return tuple(str(path) for path in ctx.services.state(ctx.unit).drop_ins)
+    except ServiceError:
+        return None
+
+
+def check_manager(ctx: Context) -> None:
+    """See that the service manager can do what a swap will ask of it.
+
+    Raises:
+        DeployError: it cannot, so nothing is begun.
+    """
+    try:
+        ctx.services.check_ready()
+    except ServiceError as error:
+        raise DeployError(
+            error.message, cause=error.cause, state="nothing was touched", hint=error.hint
+        ) from error
+
+
+def refuse_masked(ctx: Context) -> None:
+    """Leave a masked unit alone: somebody said that it shall not start.
+
+    systemd calls an empty file a mask as well; that one is a broken unit, and may be replaced.
+
+    Raises:
+        DeployError: it is masked.
+    """
+    state = ctx.services.state(ctx.unit)
+    is_file = ctx.unit_path.exists() and not _is_mask(ctx)
+    if state.load_state == "masked" and not is_file:
+        raise DeployError(
+            f"{state.unit} is masked: whoever did that wants it not to start",
+            state="nothing was changed",
+            hint=f"systemctl unmask {state.unit}",
+        )
+
+
+def serving_now(ctx: Context, live: LiveUnit) -> Serving:
+    """How the running server is reached and named: what its unit leaves to the build is looked up."""
+    serving = live.serving
+    state = ctx.services.state(live.unit)
+    address = address_now(ctx, live, state)
+    if address is None or not state.is_active:
+        return serving
+    alias = serving.alias or LlamaServer(address, ctx.clock).alias(timeout_s=1.0)
+    return replace(serving, port=address.port, alias=alias)
+
+
+def address_now(ctx: Context, live: LiveUnit, state: UnitState) -> Address | None:
+    """Where the running server is reached, its own process alone; None where that cannot be told."""
+    port = live.serving.port
+    if port is None and state.is_active and state.main_pid is not None:
+        port = min(listening_ports(state.main_pid) or (), default=None)
+    address = _address(ctx, replace(live.serving, port=port), live)
+    if address is None:
+        return None
+    if state.main_pid is None:  # without a process nobody is told the key
+        return replace(address, api_key=None)
+    return replace(address, pid=state.main_pid)
+
+
+def address_of(ctx: Context, live: LiveUnit) -> Address | None:
+    """Where a unit's server will listen; None where its text does not say."""
+    return _address(ctx, live.serving, live)
+
+
+def _address(ctx: Context, serving: Serving, live: LiveUnit) -> Address | None:
+    if serving.port is None:
+        return None
+    key = serving.api_key or read_key(ctx, serving.api_key_file, live)
+    return Address(serving.host or "", serving.port, key)
+
+
+def read_key(ctx: Context, path: str | None, live: LiveUnit | None = None) -> str | None:
+    """The first key of an API key file, to ask the server with; None if there is none to be read."""
+    if path is None:
+        return None
+    if live is not None and path.endswith("/api-key") and live.credential is not None:
+        path = live.credential
+    try:
+        content = ctx.files.read(Path(path))
+    except HostError:
+        return None
+    lines = (content or b"").decode("utf-8", "replace").splitlines()
+    return next((line.strip() for line in lines if line.strip() and line[0] != "#"), None)
+
+
+def specifiers_of(ctx: Context, unit: str) -> dict[str, str]:
+    """The specifiers that units of this mode commonly use, by letter."""
+    name = unit.removesuffix(".service")
+    home = ctx.environment.get("HOME", "/root")
+    is_system = ctx.mode is Mode.SYSTEM
+    prefix, _, instance = name.partition("@")
+    return {
+        "n": unit,
+        "N": name,
+        "p": prefix,
+        "i": instance,
+        "h": "/root" if is_system else home,
+        "u": "root" if is_system else ctx.environment.get("USER", ""),
+        "U": "0" if is_system else str(os.getuid()),
+        "S": "/var/lib" if is_system else f"{home}/.local/state",
+        "C": "/var/cache" if is_system else f"{home}/.cache",
+        "L": "/var/log" if is_system else f"{home}/.local/state/log",
+        "t": "/run" if is_system else ctx.environment.get("XDG_RUNTIME_DIR", "/run"),
+        "T": "/tmp",  # noqa: S108 -- systemd's own meaning
+    }
+
+
+def _is_mask(ctx: Context) -> bool:
+    return ctx.unit_path.is_symlink() and ctx.unit_path.readlink() == Path("/dev/null")
+
+
+def _text(ctx: Context, path: Path | None) -> str | None:
+    if path is None:
+        return None
+    content = ctx.files.read(path)
+    return None if content is None else content.decode("utf-8", "surrogateescape")

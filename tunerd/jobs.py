@@ -1,0 +1,517 @@
+"""What members of the group have asked for: jobs, each a process of its own beside the daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.errors import Busy, HostError, Interrupted, TunerdError, UsageError
+from tunerd.machine.clock import Clock, SystemClock
+from tunerd.machine.files import is_locked
+from tunerd.machine.process import Interrupts
+from tunerd.operations import JobRequest, JobState, Lane
+from tunerd.production.own import NOTIFY, SWEEP, OwnUnit, start_own_unit
+from tunerd.records import plain, read_or_none
+from tunerd.result import ActionResult, Progress, error_json, progress_of, result_from_json
+from tunerd.words import Mode
+
+_MODE = 0o700
+_MAX_REQUEST_BYTES = 64 * 1024
+_MAX_EVENTS_BYTES = 16 * 1024 * 1024
+
+
+class JobFolder:
+    """All jobs since the machine was started; whoever writes here is the owner of this tunerd."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def numbers(self) -> tuple[int, ...]:
+        """Newest first."""
+        try:
+            names = os.listdir(self._folder)  # noqa: PTH208  names alone are needed
+        except FileNotFoundError:
+            return ()
+        return tuple(sorted((int(name) for name in names if name.isdecimal()), reverse=True))
+
+    def create(self, request: Mapping[str, Any]) -> int:
+        """Keep a request under the next number.
+
+        Raises:
+            HostError: it cannot be written.
+        """
+        try:
+            self._folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
+            self._folder.chmod(_MODE)
+            number, path = self._next()
+            (path / "events.jsonl").touch(mode=0o600)
+            (path / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        except OSError as error:
+            raise HostError(
+                f"cannot keep a job in `{self._folder}`", cause=error.strerror or str(error)
+            ) from error
+        return number
+
+    def forget(self, number: int) -> None:
+        """Remove a job, unless it lives."""
+        if not self.is_alive(number):
+            shutil.rmtree(self._folder / str(number), ignore_errors=True)
+
+    def _next(self) -> tuple[int, Path]:
+        """A number that nobody has, and its folder; others may be looking for one as well."""
+        while True:
+            number = next(iter(self.numbers()), 0) + 1
+            path = self._folder / str(number)
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=_MODE)
+                return number, path
+
+    def request(self, number: int) -> dict[str, Any] | None:
+        """What was asked; None if there is no such job."""
+        try:
+            with (self._folder / str(number) / "request.json").open(encoding="utf-8") as file:
+                found = json.loads(file.read(_MAX_REQUEST_BYTES))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def events(self, number: int, offset: int = 0) -> tuple[tuple[dict[str, Any], ...], int]:
+        """What happened since an offset, whole lines only; and the offset to go on from."""
+        try:
+            with (self._folder / str(number) / "events.jsonl").open("rb") as file:
+                file.seek(offset)
+                content = file.read(_MAX_EVENTS_BYTES)
+        except OSError:
+            return (), offset
+        whole = content[: content.rfind(b"\n") + 1]
+        found = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return tuple(one for one in found if isinstance(one, dict)), offset + len(whole)
+
+    def log(self, number: int) -> Path:
+        """Where a job that no service manager looks after writes what it says."""
+        return self._folder / str(number) / "log"
+
+    def is_alive(self, number: int) -> bool:
+        """Whether the process of the job lives."""
+        return is_locked(self._folder / str(number) / "lock")
+
+    def has_begun(self, number: int) -> bool:
+        """Whether a process has taken the job on, be it alive or not."""
+        return (self._folder / str(number) / "lock").exists()
+
+    @contextlib.contextmanager
+    def writing(self, number: int) -> Iterator[JobEvents]:
+        """The events of a job that this process does; alive until the body, or the process, ends.
+
+        Raises:
+            HostError: there is no such job, or another process does it.
+        """
+        path = self._folder / str(number)
+        if self.is_alive(number):
+            raise HostError(f"job {number} is being done already")
+        try:
+            # Locked before it has its name: who finds it unlocked knows that its process is gone.
+            lock = os.open(path / "lock.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (path / "lock.new").rename(path / "lock")
+        except OSError as error:
+            raise HostError(f"job {number} cannot be done", cause=error.strerror) from error
+        try:
+            with (path / "events.jsonl").open("ab", buffering=0) as file:
+                yield JobEvents(file.fileno())
+        finally:
+            os.close(lock)
+
+
+class JobEvents:
+    """Appends to what happened."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """One line; on a full disk it is lost, and the job goes on."""
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, json.dumps(event).encode() + b"\n")
+
+
+END = "end"
+# From the request until its process has begun; a loaded machine takes seconds for that.
+_START_LIMIT_S = 120.0
+# A stop waits until production serves again, which includes the load of its model.
+_STOP_S = 1800.0
+_POLL_S = 0.25
+_MOST_KEPT = 50
+_TOLD_EVERY_S = 1.0
+_INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job as it stands; `result` is the envelope that the same command prints with `--json`."""
+
+    number: int
+    request: JobRequest
+    state: JobState
+    events: tuple[Mapping[str, Any], ...]
+
+    @property
+    def end(self) -> Mapping[str, Any] | None:
+        """Its last event; None as long as it is not over."""
+        last = self.events[-1] if self.events else None
+        return last if last is not None and last.get("event") == END else None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that does it; None before it has begun."""
+        begun = self.events[0] if self.events else {}
+        return int(begun["pid"]) if begun.get("pid") is not None else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """As the command would have exited; 1 where it died."""
+        if self.end is not None:
+            return int(self.end["exit_code"])
+        return 1 if self.state is JobState.DIED else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As scripts read it."""
+        return {
+            "job": self.number,
+            "kind": self.request.kind,
+            "argv": list(self.request.argv),
+            "asked_by": self.request.asked_by,
+            "asked_s": self.request.asked_s,
+            "state": str(self.state),
+            "progress": self._progress(),
+            "exit_code": self.exit_code,
+            "result": None if self.end is None else self.end["result"],
+        }
+
+    def _progress(self) -> Mapping[str, Any] | None:
+        found = (one for one in reversed(self.events) if one.get("event") == "progress")
+        return next(found, None)
+
+
+@dataclass(frozen=True, slots=True)
+class JobNews:
+    """What a job told since an offset, where to go on, and whether nothing will follow."""
+
+    events: tuple[Mapping[str, Any], ...]
+    offset: int
+    is_over: bool
+
+
+def folder_of(ctx: Context) -> JobFolder:
+    """Where the jobs of this mode are."""
+    return JobFolder(ctx.paths.runtime_dir / "jobs")
+
+
+def job_unit(number: int) -> str:
+    """The name of the unit that does a job."""
+    return f"tunerd-job-{number}.service"
+
+
+def start_job(ctx: Context, request: JobRequest) -> int:
+    """Begin a job; its number.
+
+    Raises:
+        ServiceError, HostError: its process cannot be started.
+    """
+    folder = folder_of(ctx)
+    number = folder.create(plain(request))
+    _make_room(folder)
+    words = ["job", str(number)]
+    if ctx.mode is Mode.LOCAL:
+        _start_process(ctx, folder, number, words)
+    else:
+        what = f"job {number}, {request.kind}"
+        like = NOTIFY if request.kind == "notify test" else SWEEP
+        start_own_unit(ctx, OwnUnit(job_unit(number), what, words, like, is_told=True))
+    return number
+
+
+def _make_room(folder: JobFolder) -> None:
+    """Forget the oldest; what only looked takes no room from what changed something."""
+    for looks in (True, False):
+        for old in _numbers(folder, looks=looks)[_MOST_KEPT:]:
+            folder.forget(old)
+
+
+def _numbers(folder: JobFolder, *, looks: bool) -> list[int]:
+    """Jobs that only look, or that do more, newest first."""
+    asked = ((number, _request(folder, number)) for number in folder.numbers())
+    return [
+        number
+        for number, request in asked
+        if request is not None and (request.lane is Lane.LOOK) is looks
+    ]
+
+
+def _request(folder: JobFolder, number: int) -> JobRequest | None:
+    """What was asked for; None where there is no such job, or it is one of an older tunerd."""
+    return read_or_none(JobRequest, folder.request(number))
+
+
+def _start_process(ctx: Context, folder: JobFolder, number: int, words: list[str]) -> None:
+    from tunerd.machine.process import Setting, own_command, start
+
+    argv = own_command(ctx.mode, *words)
+    with folder.log(number).open("ab") as log:
+        child = start(argv, Setting(env=dict(ctx.environment)), log=log.fileno())
+    threading.Thread(target=child.reap, name=f"job {number}", daemon=True).start()
+
+
+def read_job(ctx: Context, number: int) -> Job:
+    """A job as it stands.
+
+    Raises:
+        UsageError: there is none of this number.
+    """
+    return _look(ctx, number, 0)[0]
+
+
+def job_news(ctx: Context, number: int, offset: int = 0) -> JobNews:
+    """What a job told since; whoever follows one reads each event once.
+
+    Raises:
+        UsageError: there is none of this number.
+    """
+    job, offset = _look(ctx, number, offset)
+    return JobNews(job.events, offset, job.state.is_over)
+
+
+def _look(ctx: Context, number: int, offset: int) -> tuple[Job, int]:
+    """A job with its events since an offset, and the offset after them."""
+    folder = folder_of(ctx)
+    request = _request(folder, number)
+    if request is None:
+        raise UsageError(f"there is no job {number}", hint="jobs are forgotten at a reboot")
+    has_begun, is_alive = folder.has_begun(number), folder.is_alive(number)  # in this order
+    events, offset = folder.events(number, offset)  # after that look: it may end in between
+    if events and events[-1].get("event") == END:
+        state = JobState.FAILED if events[-1]["exit_code"] else JobState.DONE
+    elif is_alive:
+        state = JobState.RUNNING
+    elif has_begun or ctx.clock.now_s() - request.asked_s > _START_LIMIT_S:
+        state = JobState.DIED
+    else:
+        state = JobState.STARTING
+    return Job(number, request, state, events), offset
+
+
+def list_jobs(ctx: Context, *, limit: int = 20) -> list[Job]:
+    """The newest jobs that do more than look, newest first."""
+    return [read_job(ctx, one) for one in _numbers(folder_of(ctx), looks=False)[:limit]]
+
+
+def running_jobs(ctx: Context) -> list[Job]:
+    """Every job that is not over, newest first; what looks only is among them."""
+    folder = folder_of(ctx)
+    numbers = [one for one in folder.numbers() if folder.is_alive(one) or not folder.has_begun(one)]
+    found = [read_job(ctx, one) for one in numbers if _request(folder, one) is not None]
+    return [job for job in found if not job.state.is_over]
+
+
+def demand_lane(ctx: Context, request: JobRequest) -> None:
+    """Refuse a job that may not run beside one that is under way.
+
+    Raises:
+        Busy: there is such a job.
+    """
+    lane = request.lane
+    if lane is Lane.LOOK:
+        return
+    job = next((one for one in running_jobs(ctx) if one.request.lane is lane), None)
+    if job is not None:
+        raise Busy(
+            "another job is under way",
+            cause=f"job {job.number}, {job.request.kind}, asked for by {job.request.asked_by}",
+            state="nothing was changed",
+            hint=f"`tunerd jobs watch {job.number}` tells when it is over",
+        )
+
+
+def stop_job(ctx: Context, number: int) -> ActionResult:
+    """End a job that measures; production serves again, and what was measured is kept.
+
+    Raises:
+        UsageError: there is none of this number, or it is over, or it changes something.
+        ServiceError: it does not stop.
+    """
+    job = read_job(ctx, number)
+    if job.state.is_over:
+        raise UsageError(
+            f"job {number} is over", hint=f"`tunerd jobs watch {number}` shows its end"
+        )
+    if job.request.lane not in {Lane.MEASURE, Lane.LOOK}:
+        raise UsageError(
+            f"job {number}, {job.request.kind}, is not ended half-way",
+            state="it goes on",
+            hint=f"wait for it: `tunerd jobs watch {number}`; `tunerd rollback` undoes a swap",
+        )
+    ctx.say(f"ending job {number}, {job.request.kind}")
+    if ctx.mode is Mode.LOCAL:
+        _end_process(ctx, job)
+    else:
+        ctx.services.stop(job_unit(number), timeout_s=_STOP_S)
+    payload = {"job": number, "kind": job.request.kind}
+    return ActionResult("jobs stop", payload, has_acted=True)
+
+
+def _end_process(ctx: Context, job: Job) -> None:
+    """End a job that is a process of its own, and wait until it has put everything back."""
+    end_s, is_told = ctx.clock.monotonic_s() + _STOP_S, False
+    while not (found := read_job(ctx, job.number)).state.is_over:
+        if ctx.clock.monotonic_s() > end_s:
+            raise HostError(f"job {job.number} does not end")
+        if not is_told and found.pid is not None:
+            is_told = True  # once: what puts everything back is not to be ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found.pid, signal.SIGTERM)
+        ctx.clock.sleep(_POLL_S)
+
+
+def sweeping_job(ctx: Context) -> int | None:
+    """The number of the job that sweeps, if one does."""
+    kinds = {"sweep run", "sweep resume", "sweep night"}
+    found = (one for one in running_jobs(ctx) if one.request.kind in kinds)
+    return next((one.number for one in found if one.request.lane is Lane.MEASURE), None)
+
+
+def jobs(ctx: Context, *, limit: int = 20) -> ActionResult:
+    """`tunerd jobs`: the newest ones."""
+    return ActionResult("jobs", {"jobs": [one.to_json() for one in list_jobs(ctx, limit=limit)]})
+
+
+def watch_job(ctx: Context, number: int) -> ActionResult:
+    """Report the progress of a job from its beginning, and give what it came to.
+
+    Raises:
+        UsageError: there is none of this number.
+        TunerdError: as the job itself.
+    """
+    news = job_news(ctx, number)
+    while True:
+        for event in news.events:
+            if event["event"] == "progress":
+                ctx.report(progress_of(event))
+        if news.is_over:
+            return _outcome(read_job(ctx, number))
+        ctx.clock.sleep(_POLL_S)
+        news = job_news(ctx, number, news.offset)
+
+
+def _outcome(job: Job) -> ActionResult:
+    if job.end is None:
+        raise HostError(
+            f"job {job.number} ended without a word",
+            cause="its process was killed",
+            hint="`tunerd status` shows what serves",
+        )
+    return result_from_json(job.end["result"], int(job.end["exit_code"]))
+
+
+# In the process of the job
+
+
+def run_job(
+    make_context: Callable[[Callable[[Progress], None]], Context],
+    number: int,
+    act: Callable[[Context, JobRequest], ActionResult],
+) -> int:
+    """Do a job in this process, and keep what happens; the exit code.
+
+    Args:
+        make_context: The context of this process, given where progress goes.
+        number: Of the job.
+        act: Does what it asks for.
+
+    Raises:
+        HostError: there is no such job.
+    """
+    folder = folder_of(make_context(lambda _progress: None))
+    request = _request(folder, number)
+    if request is None:
+        raise HostError(f"there is no job {number}")
+    with folder.writing(number) as events:
+        events.add({"event": "begun", "pid": os.getpid()})
+        try:
+            with Interrupts():
+                ctx = make_context(Teller(events).tell)
+                result = act(_as_job(ctx, number, request), request)
+        except TunerdError as error:
+            return _end(events, error.exit_code, error_json(error, request.kind))
+        except (KeyboardInterrupt, SystemExit) as end:
+            return _end(events, _status(end), error_json(_ended(end), request.kind))
+        except BaseException:
+            crash = HostError("tunerd itself failed; `journalctl` shows how")
+            _end(events, 1, error_json(crash, request.kind, code=_INTERNAL))
+            raise
+        return _end(events, result.exit_code, result.to_json())
+
+
+def _as_job(ctx: Context, number: int, request: JobRequest) -> Context:
+    """The context of a job: who asked for it, and the unit that a lease is bound to."""
+    environment = {**ctx.environment, "USER": request.asked_by, "SUDO_USER": ""}
+    own_unit = None if ctx.mode is Mode.LOCAL else job_unit(number)
+    return replace(ctx, environment=environment, own_unit=own_unit, is_unattended=request.is_member)
+
+
+def _ended(end: BaseException) -> Interrupted:
+    """What a signal ended; its notes say how the machine is."""
+    return Interrupted("interrupted", state="\n".join(getattr(end, "__notes__", ())) or None)
+
+
+def _status(end: BaseException) -> int:
+    code = end.code if isinstance(end, SystemExit) else None
+    return code if isinstance(code, int) and code else Interrupted.exit_code
+
+
+@dataclass
+class Teller:
+    """Writes progress; of one step not more often than anybody reads."""
+
+    events: JobEvents
+    clock: Clock = field(default_factory=SystemClock)
+    _text: str | None = None
+    _told_s: float = 0.0
+
+    def tell(self, progress: Progress) -> None:
+        """Keep it, unless it says the same as a moment ago."""
+        now_s = self.clock.monotonic_s()
+        if progress.text == self._text and now_s - self._told_s < _TOLD_EVERY_S:
+            return
+        self._text, self._told_s = progress.text, now_s
+        _tell(self.events, progress)
+
+
+def _tell(events: JobEvents, progress: Progress) -> None:
+    events.add(
+        {
+            "event": "progress",
+            "text": progress.text,
+            "step": progress.step,
+            "steps": progress.steps,
+            "done_ratio": progress.done_ratio,
+            "left_s": progress.left_s,
+        }
+    )
+
+
+def _end(events: JobEvents, exit_code: int, envelope: Mapping[str, Any]) -> int:
+    events.add({"event": END, "exit_code": exit_code, "result": envelope})
+    return exit_code

@@ -1,0 +1,64 @@
+"""Time (the only user of `time`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+_LOCALTIME = Path("/etc/localtime")
+_TIMEZONE = Path("/etc/timezone")
+
+
+class SystemClock:
+    """The machine's clocks.
+
+    `monotonic_s` is CLOCK_MONOTONIC, which systemd's `...TimestampMonotonic` properties count too.
+    """
+
+    def now_s(self) -> float:
+        """Wall-clock seconds since the epoch."""
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        """Seconds since the machine started, without those it was suspended."""
+        return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+    def sleep(self, seconds: float) -> None:
+        """Return when `seconds` have passed; at once for zero or less."""
+        if seconds > 0:
+            time.sleep(seconds)
+
+
+def local_zone(environment: Mapping[str, str], *, root: Path = Path("/")) -> str:
+    """The name of the machine's time zone; UTC where it has none."""
+    if named := environment.get("TZ", "").lstrip(":"):
+        return named
+    try:
+        link = str((root / _LOCALTIME.relative_to("/")).readlink())
+        _, found, name = link.partition("zoneinfo/")
+        if found:
+            return name
+    except OSError:
+        pass
+    try:
+        return (root / _TIMEZONE.relative_to("/")).read_text().strip() or "UTC"
+    except (OSError, ValueError):
+        return "UTC"
+
+
+class Clock(Protocol):
+    """Time, and waiting for it to pass."""
+
+    def now_s(self) -> float:
+        """Wall-clock seconds since the epoch."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back, from an arbitrary start."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Return when `seconds` have passed."""
+        ...

@@ -1,0 +1,433 @@
+"""Durable files: atomic writes, removals, and the one lock of a machine and mode.
+
+Every call that changes the disk announces each step to `before`, so that a test can end the
+process, or the disk, between any two of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunerd.errors import Busy, HostError
+from tunerd.machine.clock import SystemClock
+
+MAX_READ_BYTES = 16 * 1024 * 1024
+_LOOK_S = 0.1
+
+
+def _nothing(_step: str) -> None:
+    """No test is looking."""
+
+
+def _no_check() -> None:
+    """Anything may be replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a file looks: permission bits and owner."""
+
+    mode: int
+    uid: int
+    gid: int
+
+
+class Files:
+    """Reads and durably changes files of tunerd and of the service manager."""
+
+    def __init__(self, before: Callable[[str], None] = _nothing) -> None:
+        self._before = before
+
+    def read(self, path: Path) -> bytes | None:
+        """The content, None if there is no such file.
+
+        Raises:
+            HostError: it is no regular file, too large, or cannot be read.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _cannot("read", path, error) from error
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise HostError(f"not a regular file: `{path}`")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                content = file.read(MAX_READ_BYTES + 1)
+        except OSError as error:
+            raise _cannot("read", path, error) from error
+        finally:
+            os.close(descriptor)
+        if len(content) > MAX_READ_BYTES:
+            raise HostError(f"file is larger than {MAX_READ_BYTES} bytes: `{path}`")
+        return content
+
+    def read_json(self, path: Path) -> Any:
+        """The parsed content, None if there is no such file.
+
+        Raises:
+            HostError: it cannot be read, or is no JSON.
+        """
+        content = self.read(path)
+        if content is None:
+            return None
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise HostError(f"not valid JSON: `{path}`", cause=str(error)) from error
+
+    def look(self, path: Path) -> Look | None:
+        """Mode and owner of a file, None if there is no such file."""
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _cannot("look at", path, error) from error
+        return Look(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+
+    def write(
+        self,
+        path: Path,
+        content: bytes,
+        *,
+        mode: int = 0o644,
+        like: Look | None = None,
+        check: Callable[[], None] = _no_check,
+    ) -> None:
+        """Replace or create a file so that after a power cut it holds the old or the new content.
+
+        The temporary file stands in the same folder (same file system, same SELinux label), is
+        synced before the rename, and the folder after it.
+
+        Args:
+            path: Its folder must exist.
+            content: The whole content.
+            mode: Permission bits of a new file; the umask plays no part.
+            like: Mode and owner to take over instead.
+            check: Called right before the rename; what it raises is raised, and the old content
+                stands.
+
+        Raises:
+            HostError: it could not be written. The old content stands, or the new one where only
+                the sync of the folder failed.
+        """
+        temporary: Path | None = None
+        try:
+            self._before(f"create temporary for {path.name}")
+            descriptor, name = tempfile.mkstemp(
+                prefix=f".{path.name}.", suffix=".tmp", dir=path.parent
+            )
+            temporary = Path(name)
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, like.mode if like is not None else mode)
+                if like is not None and os.geteuid() == 0:
+                    made = os.fstat(descriptor)
+                    # tunerd.service may not: a unit that is root's alone serves as well
+                    if (made.st_uid, made.st_gid) != (like.uid, like.gid):
+                        with contextlib.suppress(PermissionError):
+                            os.fchown(descriptor, like.uid, like.gid)
+                file.write(content)
+                file.flush()
+                self._before(f"sync temporary for {path.name}")
+                os.fsync(descriptor)
+            self._before(f"rename to {path.name}")
+            check()
+            temporary.rename(path)
+            temporary = None
+            self._before(f"sync folder of {path.name}")
+            sync_folder(path.parent)
+        except OSError as error:
+            raise _cannot("write", path, error) from error
+        finally:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+
+    def link(self, path: Path, target: str, *, check: Callable[[], None] = _no_check) -> None:
+        """Put a symbolic link in a file's place, as atomically and durably as `write`.
+
+        Raises:
+            HostError: it could not be made; the file stands.
+        """
+        temporary = path.with_name(f".{path.name}.link.tmp")
+        try:
+            self._before(f"link {path.name}")
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(target)
+            check()
+            temporary.rename(path)
+            self._before(f"sync folder of {path.name}")
+            sync_folder(path.parent)
+        except OSError as error:
+            raise _cannot("link", path, error) from error
+
+    def write_json(self, path: Path, data: Any, *, mode: int = 0o644) -> None:
+        """Write a JSON file durably.
+
+        Paths that are not UTF-8 have surrogates in them; `read_json` reads these back.
+        """
+        text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        self.write(path, text.encode("utf-8", "surrogatepass"), mode=mode)
+
+    def copy(self, source: Path, target: Path) -> None:
+        """A durable copy with the mode and owner of its source, which is synced first.
+
+        An editor may have written the source a moment ago without syncing it.
+
+        Raises:
+            HostError: the source is gone, or the copy could not be written.
+        """
+        content, look = self.read(source), self.look(source)
+        if content is None or look is None:
+            raise HostError(f"file is gone: `{source}`")
+        try:
+            self._before(f"sync {source.name}")
+            descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _cannot("sync", source, error) from error
+        self.write(target, content, like=look)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file another name in its folder, durably; needs no space.
+
+        Raises:
+            HostError: it could not be renamed.
+        """
+        try:
+            self._before(f"rename {source.name} to {target.name}")
+            source.rename(target)
+            self._before(f"sync folder of {target.name}")
+            sync_folder(target.parent)
+        except OSError as error:
+            raise _cannot("rename", source, error) from error
+
+    def set_aside(self, path: Path, n_bytes: int) -> None:
+        """A file that only takes space, so that removing it gives some; one that is there is kept.
+
+        Raises:
+            HostError: there is not that much space.
+        """
+        try:
+            self._before(f"set aside {path.name}")
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, n_bytes)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise _cannot("set aside space in", path, error) from error
+
+    def remove(self, path: Path, *, check: Callable[[], None] = _no_check) -> None:
+        """Remove a file durably; one that is not there is no error.
+
+        Args:
+            path: What to remove.
+            check: Called right before; what it raises is raised, and the file stays.
+
+        Raises:
+            HostError: it could not be removed.
+        """
+        try:
+            self._before(f"remove {path.name}")
+            check()
+            path.unlink(missing_ok=True)
+            self._before(f"sync folder after removing {path.name}")
+            sync_folder(path.parent)
+        except OSError as error:
+            raise _cannot("remove", path, error) from error
+
+    def make_folder(self, path: Path, *, mode: int = 0o755) -> None:
+        """Create a folder and its parents durably; one that is there is no error.
+
+        Raises:
+            HostError: it could not be created.
+        """
+        missing = []
+        folder = path
+        try:
+            while not folder.exists():
+                missing.append(folder)
+                folder = folder.parent
+        except OSError as error:
+            raise _cannot("look at", folder, error) from error
+        for folder in reversed(missing):
+            try:
+                self._before(f"make folder {folder.name}")
+                folder.mkdir(mode=mode, exist_ok=True)
+                folder.chmod(mode)
+                sync_folder(folder.parent)
+            except OSError as error:
+                raise _cannot("create", folder, error) from error
+
+    def remove_temporaries(self, folder: Path, name: str = "") -> None:
+        """Remove what a write left that was cut short, of one file or of all in the folder.
+
+        Raises:
+            HostError: the folder could not be read, or a file not removed.
+        """
+        prefix = f".{name}." if name else "."
+        try:
+            found = list(folder.iterdir()) if folder.is_dir() else []
+        except OSError as error:
+            raise _cannot("read", folder, error) from error
+        for path in found:
+            if path.name.startswith(prefix) and path.name.endswith(".tmp") and path.is_file():
+                self.remove(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, purpose: str, since: str) -> Iterator[None]:
+    """Hold the lock for the body; it ends with the process, whatever happens to it.
+
+    Its file is for its owner alone: who can read a file can hold a lock on it, and stand in the way.
+
+    Args:
+        path: The lock file; it is never removed.
+        purpose: What a second caller is told, such as `apply rtx-3090-ti-24gb`.
+        since: Time for people, told with it.
+
+    Raises:
+        Busy: another process holds it.
+        HostError: the lock file cannot be opened.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise _cannot("open the lock", path, error) from error
+    try:
+        with contextlib.suppress(OSError):  # one of an earlier version, which all could read
+            os.fchmod(descriptor, 0o600)
+        _take(descriptor, path)
+        note = json.dumps({"pid": os.getpid(), "purpose": purpose, "since": since})
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without its note
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, note.encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path) -> None:
+    """Lock it; `is_locked` may stand in the way for a moment, anybody else does for long."""
+    clock = SystemClock()
+    end_s = clock.monotonic_s() + _LOOK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in {errno.EWOULDBLOCK, errno.EAGAIN}:
+                raise _cannot("lock", path, error) from error
+            if clock.monotonic_s() > end_s:
+                raise _busy(descriptor) from error
+            clock.sleep(_LOOK_S / 10)
+        else:
+            return
+
+
+def holder_of(path: Path) -> int | None:
+    """The process that took the lock last, by its own note; None where there is none to be read."""
+    try:
+        return int(json.loads(path.read_bytes())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def make_private(path: Path, *sides: Path) -> None:
+    """See that a file on which locks are held is its owner's alone; it is made where there is none.
+
+    What hinders that is left for whoever opens it to say.
+
+    Args:
+        path: The file, which must not be opened and closed here: that would drop this process's locks.
+        sides: Files beside it, which are not made.
+    """
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    for one in (path, *sides):
+        with contextlib.suppress(OSError):
+            if one.stat().st_mode & 0o077:
+                one.chmod(0o600)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a full disk is behind an error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return True
+        error = error.__cause__
+    return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the lock now."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _busy(descriptor: int) -> Busy:
+    holder = "another tunerd"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        note = json.loads(os.pread(descriptor, 4096, 0))
+        holder = f"tunerd `{note['purpose']}` (process {note['pid']}) since {note['since']}"
+    return Busy(
+        "another change is under way",
+        cause=f"{holder} holds the lock",
+        state="nothing was changed",
+        hint="wait for it to end, then try again",
+    )
+
+
+def _cannot(verb: str, path: Path, error: OSError) -> HostError:
+    hint = None
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        hint = f"free some space on the file system of {path.parent}"
+    elif error.errno == errno.EROFS:
+        hint = "the file system is mounted read-only"
+    elif error.errno in {errno.EACCES, errno.EPERM}:
+        hint = "run it as the owner, or as root"
+    return HostError(f"cannot {verb} `{path}`", cause=error.strerror or str(error), hint=hint)
+
+
+def real_path(path: Path) -> Path:
+    """Where its links lead; the path itself where that cannot be told."""
+    try:
+        return path.resolve(strict=True)
+    except OSError:
+        return path

@@ -1,0 +1,422 @@
+"""The machine and its processes, from `/proc`, `/sys` and psutil: the only file that uses psutil."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from tunerd.machine.facts import Cpu, CpuFrequency, GpuReader, Host, HostMemory
+from tunerd.machine.proc import (
+    is_in_container,
+    kib_field,
+    process_stat,
+    read_fields,
+    read_line,
+    read_text,
+)
+from tunerd.words import MiB, have_mib, need_mib
+
+_CPU_FOLDER = "sys/devices/system/cpu"
+_MAX_CPUINFO_BYTES = 4 * 1024 * 1024  # about 1.5 KiB for each of up to some 2,000 logical CPUs
+_MAX_LISTED_CPUS = 8192  # CONFIG_NR_CPUS of the largest distribution kernels
+
+# The instruction sets that ggml has kernels for, by the kernel's flag; some have another name there.
+# Source: ggml/src/ggml-cpu/ggml-cpu.c (ggml_cpu_has_*) and arch/x86/cpu-feats.cpp, arm likewise.
+_SIMD = (
+    "pni", "ssse3", "sse4_2", "avx", "f16c", "fma", "bmi2", "avx2", "avx_vnni", "avx512f",
+    "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vnni",
+    "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp", "asimddp", "i8mm",
+    "bf16", "sve", "sve2", "sme",
+)  # fmt: skip
+_NAMES = {"pni": "sse3", "asimd": "neon", "asimdhp": "fp16", "asimddp": "dotprod"}
+
+
+def read_cpu(root: Path = Path("/")) -> Cpu:
+    """The processor as far as this process may use it (affinity, cpuset)."""
+    rows = _cpuinfo_rows(root)
+    allowed = _allowed_cpus(root, rows)
+    return Cpu(
+        model=_model(root, rows),
+        physical_cores=_physical_cores(root, rows, allowed),
+        logical_cores=len(allowed) if allowed else None,
+        simd=_simd(rows),
+    )
+
+
+def _cpuinfo_rows(root: Path) -> list[dict[str, str]]:
+    """One mapping per logical CPU; blocks without a CPU number (ARM boards end with one) too."""
+    text = read_text(root / "proc/cpuinfo", max_bytes=_MAX_CPUINFO_BYTES) or ""
+    blocks = [
+        [line.split(":", 1) for line in block.splitlines() if ":" in line]
+        for block in text.split("\n\n")
+    ]
+    return [{key.strip(): value.strip() for key, value in block} for block in blocks if block]
+
+
+def _model(root: Path, rows: list[dict[str, str]]) -> str | None:
+    for key in ("model name", "Model"):
+        for row in rows:
+            if row.get(key):
+                return " ".join(row[key].split())
+    board = read_line(root / "proc/device-tree/model")
+    return board.rstrip("\0") if board else None
+
+
+def _allowed_cpus(root: Path, rows: list[dict[str, str]]) -> frozenset[int] | None:
+    """Logical CPUs that are online and that this process may run on."""
+    online = parse_cpu_list(read_line(root / _CPU_FOLDER / "online"))
+    if online is None:
+        numbers = [row["processor"] for row in rows if row.get("processor", "").isdecimal()]
+        online = frozenset(int(number) for number in numbers) or None
+    status = read_fields(root / "proc/self/status") or {}
+    allowed = parse_cpu_list(status.get("Cpus_allowed_list"))
+    if online is None or allowed is None:
+        return online or allowed
+    return online & allowed
+
+
+def parse_cpu_list(text: str | None) -> frozenset[int] | None:
+    """CPU numbers of a kernel list such as `0-3,8`; None if it is none."""
+    cpus: set[int] = set()
+    for part in (text or "").split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and int(last) < _MAX_LISTED_CPUS):
+            return None
+        cpus.update(range(int(first), int(last) + 1))
+    return frozenset(cpus)
+
+
+def _physical_cores(
+    root: Path, rows: list[dict[str, str]], allowed: frozenset[int] | None
+) -> int | None:
+    """Cores that have at least one allowed thread; None if the topology is hidden."""
+    if not allowed:
+        return None
+    # Since Linux 5.3; before that it was called thread_siblings_list.
+    cores = {
+        parse_cpu_list(read_line(root / _CPU_FOLDER / f"cpu{cpu}/topology/core_cpus_list"))
+        for cpu in allowed
+    }
+    if None not in cores:
+        return len(cores)
+    named = {
+        int(row["processor"]): (row.get("physical id"), row.get("core id"))
+        for row in rows
+        if row.get("processor", "").isdecimal()
+    }
+    found = {named.get(cpu, (None, None)) for cpu in allowed}
+    return None if any(None in core for core in found) else len(found)
+
+
+def _simd(rows: list[dict[str, str]]) -> tuple[str, ...] | None:
+    """What every CPU of the machine has: threads may run on any of them."""
+    flags = [
+        frozenset(row.get("flags", row.get("Features", "")).split())
+        for row in rows
+        if "flags" in row or "Features" in row
+    ]
+    if not flags:
+        return None
+    common = frozenset.intersection(*flags)
+    return tuple(_NAMES.get(flag, flag) for flag in _SIMD if flag in common)
+
+
+_FOLDER = "sys/devices/system/cpu"
+
+
+def read_cpu_frequency(root: Path = Path("/")) -> CpuFrequency | None:
+    """The frequency settings over all CPUs; None where the kernel sets none (most virtual machines)."""
+    governors = _values(root, "scaling_governor")
+    if not governors:
+        return None
+    drivers = _values(root, "scaling_driver")
+    return CpuFrequency(
+        driver=drivers[0] if drivers else None,
+        governors=governors,
+        preferences=_values(root, "energy_performance_preference"),
+    )
+
+
+def _values(root: Path, name: str) -> tuple[str, ...]:
+    """What the CPUs have in this file, each value once."""
+    paths = sorted((root / _FOLDER).glob(f"cpu[0-9]*/cpufreq/{name}"))
+    return tuple(sorted({line for path in paths if (line := read_line(path)) is not None}))
+
+
+_MOUNT = "sys/fs/cgroup"
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """The tightest limit there is, and how much of it is left; None where unknown or unlimited."""
+
+    limit_bytes: int | None
+    left_bytes: int | None
+
+
+def cgroup_memory(root: Path = Path("/")) -> CgroupMemory:
+    """What the groups around this process allow to it and to its siblings (the unified hierarchy alone).
+
+    The unit that this process itself is in is left out: what limits tunerd's own service or a
+    login session does not limit a server that the service manager starts.
+    """
+    rows = (read_text(root / "proc/self/cgroup") or "").splitlines()
+    path = next((row.removeprefix("0::") for row in rows if row.startswith("0::")), None)
+    levels = [] if path is None else _levels(path)
+    found = [one for level in levels if (one := _read_level(root / _MOUNT / level)) is not None]
+    left = [one.left_bytes for one in found]
+    known = [amount for amount in left if amount is not None]
+    return CgroupMemory(
+        limit_bytes=min((one.limit_bytes for one in found if one.limit_bytes), default=None),
+        left_bytes=min(known) if known and len(known) == len(left) else None,
+    )
+
+
+def _levels(path: str) -> list[str]:
+    """Groups from the mount point down to the one around our own unit, as relative paths.
+
+    A container without a cgroup namespace shows its path on the host, which is not there below
+    its mount point; the mount point itself is then its group, and it is always the first level.
+    """
+    parts = [part for part in path.split("/") if part not in {"", ".."}]
+    for index in reversed(range(len(parts))):
+        if parts[index].endswith((".service", ".scope")):
+            parts = parts[:index]
+            break
+    return ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
+
+
+def _read_level(folder: Path) -> CgroupMemory | None:
+    """The limit of one group; None if it has none."""
+    limit_bytes, used_bytes = _number(folder / "memory.max"), _number(folder / "memory.current")
+    if limit_bytes is None:
+        return None
+    if used_bytes is None:
+        return CgroupMemory(limit_bytes, left_bytes=None)
+    # Old file pages are given back under pressure, as the kernel's own MemAvailable assumes.
+    rows = (line.split() for line in (read_text(folder / "memory.stat") or "").splitlines())
+    old = next((int(row[1]) for row in rows if row[:1] == ["inactive_file"]), 0)
+    return CgroupMemory(limit_bytes, max(0, limit_bytes - used_bytes + old))
+
+
+def _number(path: Path) -> int | None:
+    line = read_line(path)
+    return int(line) if line is not None and line.isdecimal() else None
+
+
+_T = TypeVar("_T")
+# `guest` is a part of `user`.
+_CPU_KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+_MEMLOCK_LABEL = "Max locked memory"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSeconds:
+    """Processor time of all cores together, spent on work and in all."""
+
+    busy_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemlockLimit:
+    """How much memory a process may lock (RLIMIT_MEMLOCK, the soft limit).
+
+    `mib` is None when unlimited. A process with CAP_IPC_LOCK is not held by it.
+    """
+
+    mib: MiB | None
+    is_unlimited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """What a process holds of RAM: its own, of mapped files, locked, and gone to swap.
+
+    Locked weights show in `locked_mib`; mapped weights are in `file_mib`, read ones in
+    `anonymous_mib`. All are None for a process that has ended but was not yet reaped.
+    """
+
+    rss_mib: MiB | None
+    anonymous_mib: MiB | None
+    file_mib: MiB | None
+    locked_mib: MiB | None
+    swapped_mib: MiB | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """A running process.
+
+    `start_ticks` (clock ticks since boot) tells a process from a later one with the same pid and
+    does not move with the wall clock; `started_s` is wall-clock seconds since the epoch.
+    `read_bytes` is what it made the disks read, mapped files included; None without permission.
+    """
+
+    pid: int
+    start_ticks: int | None
+    started_s: float | None
+    exe: Path | None
+    cmdline: tuple[str, ...] | None
+    uid: int | None
+    rss_mib: MiB | None
+    locked_mib: MiB | None
+    read_bytes: int | None
+
+
+def read_host(gpu_reader: GpuReader, *, root: Path = Path("/")) -> Host:
+    """One reading of the whole machine."""
+    reading = gpu_reader.read()
+    return Host(
+        gpus=reading.gpus,
+        gpu_problem=reading.problem,
+        driver_version=reading.driver_version,
+        cuda_version=reading.cuda_version,
+        cpu=read_cpu(root),
+        memory=read_memory(root),
+        kernel=read_line(root / "proc/sys/kernel/osrelease"),
+        hostname=read_line(root / "proc/sys/kernel/hostname"),
+        in_container=is_in_container(root),
+    )
+
+
+def read_memory(root: Path = Path("/")) -> HostMemory:
+    """RAM as far as control groups leave it to programs here, swap, and this process's memlock."""
+    meminfo = read_fields(root / "proc/meminfo") or {}
+    group = cgroup_memory(root)
+    total_bytes = kib_field(meminfo, "MemTotal")
+    available_bytes = kib_field(meminfo, "MemAvailable")
+    if group.limit_bytes is not None:
+        total_bytes = _smaller(total_bytes, group.limit_bytes)
+        available_bytes = _smaller(available_bytes, group.left_bytes)
+    swap_total_bytes = kib_field(meminfo, "SwapTotal")
+    swap_free_bytes = kib_field(meminfo, "SwapFree")
+    swap_used_bytes = (
+        None
+        if swap_total_bytes is None or swap_free_bytes is None
+        else swap_total_bytes - swap_free_bytes
+    )
+    memlock = _memlock_limit(root / "proc/self/limits")
+    return HostMemory(
+        total_mib=_have(total_bytes),
+        available_mib=_have(available_bytes),
+        swap_total_mib=_have(swap_total_bytes),
+        swap_used_mib=_need(swap_used_bytes),
+        memlock_mib=memlock.mib if memlock else None,
+        memlock_unlimited=memlock.is_unlimited if memlock else None,
+    )
+
+
+def cpu_seconds() -> CpuSeconds | None:
+    """Processor time of the whole machine since it started; None where it is not counted."""
+    try:
+        times = psutil.cpu_times()
+    except OSError:
+        return None
+    total_s = sum(getattr(times, name, 0.0) for name in _CPU_KINDS)
+    return CpuSeconds(busy_s=total_s - times.idle - getattr(times, "iowait", 0.0), total_s=total_s)
+
+
+def process_cpu_s(pid: int) -> float | None:
+    """Processor time that a process has used; None if there is no such process."""
+    try:
+        times = _ask(psutil.Process(pid).cpu_times)
+    except psutil.NoSuchProcess:
+        return None
+    return None if times is None else float(times.user + times.system)
+
+
+def memlock_limit_of(pid: int, *, root: Path = Path("/")) -> MemlockLimit | None:
+    """The limit that a running process really has, whatever its unit says; None if unreadable.
+
+    A user manager clamps what a unit asks for to its own limit and still shows the unit's wish,
+    so this is the only way to know.
+    """
+    return _memlock_limit(root / "proc" / str(pid) / "limits")
+
+
+def memory_of(pid: int, *, root: Path = Path("/")) -> ProcessMemory | None:
+    """RAM of a process now; None if there is no such process."""
+    status = read_fields(root / "proc" / str(pid) / "status")
+    if status is None:
+        return None
+    return ProcessMemory(
+        rss_mib=_need(kib_field(status, "VmRSS")),
+        anonymous_mib=_need(kib_field(status, "RssAnon")),
+        file_mib=_need(kib_field(status, "RssFile")),
+        locked_mib=_have(kib_field(status, "VmLck")),
+        swapped_mib=_need(kib_field(status, "VmSwap")),
+    )
+
+
+def process_facts(pid: int) -> ProcessFacts | None:
+    """What is known about a process of this machine; None if there is no such process."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            exe = _ask(process.exe)
+            cmdline = _ask(process.cmdline)
+            uids = _ask(process.uids)
+            disk = _ask(process.io_counters)
+            started_s = _ask(process.create_time)
+    except psutil.NoSuchProcess:
+        return None
+    memory, stat = memory_of(pid), process_stat(pid)
+    return ProcessFacts(
+        pid=pid,
+        start_ticks=stat.start_ticks if stat else None,
+        started_s=started_s,
+        exe=Path(exe) if exe else None,
+        cmdline=tuple(cmdline) if cmdline else None,
+        uid=None if uids is None else uids.real,
+        rss_mib=memory.rss_mib if memory else None,
+        locked_mib=memory.locked_mib if memory else None,
+        read_bytes=None if disk is None else disk.read_bytes,
+    )
+
+
+def _ask(call: Callable[[], _T]) -> _T | None:
+    """The answer; None where it is forbidden, or the process has ended but was not reaped."""
+    try:
+        return call()
+    except (psutil.AccessDenied, psutil.ZombieProcess):
+        return None
+
+
+def _memlock_limit(path: Path) -> MemlockLimit | None:
+    for line in (read_text(path) or "").splitlines():
+        if line.startswith(_MEMLOCK_LABEL):
+            soft = line.removeprefix(_MEMLOCK_LABEL).split()[:1]
+            if soft == ["unlimited"]:
+                return MemlockLimit(mib=None, is_unlimited=True)
+            if soft and soft[0].isdecimal():
+                return MemlockLimit(mib=have_mib(int(soft[0])), is_unlimited=False)
+    return None
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    """The smaller of two bounds that both hold; unknown if either is."""
+    return None if one is None or other is None else min(one, other)
+
+
+def _have(n_bytes: int | None) -> MiB | None:
+    return None if n_bytes is None else have_mib(n_bytes)
+
+
+def _need(n_bytes: int | None) -> MiB | None:
+    return None if n_bytes is None else need_mib(n_bytes)
+
+
+def free_disk_mib(folder: Path) -> int | None:
+    """Room for root's files on the file system of a folder, or of what it will lie in."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return have_mib(psutil.disk_usage(str(folder)).free)
+    except OSError:
+        return None

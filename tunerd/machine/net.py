@@ -1,0 +1,343 @@
+"""Ports: who listens on one, and a free one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import random
+import re
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunerd.machine.proc import descends_from, family_of, read_text
+
+_PROC = Path("/proc")
+TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_LISTEN = "0A"
+_MAX_TABLE_BYTES = 16 * 1024 * 1024
+_N_FIELDS = 10
+_IPV4 = 4
+_LOOPBACK = {4: "127.0.0.1", 6: "::1"}
+
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+End = tuple[IpAddress, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TcpSocket:
+    """A row of the kernel's table; `inode` is `0` for one that its owner has closed."""
+
+    local: End
+    remote: End
+    is_listening: bool
+    inode: str
+    uid: int
+
+    @property
+    def address(self) -> IpAddress:
+        """Its own."""
+        return self.local[0]
+
+    @property
+    def port(self) -> int:
+        """Its own."""
+        return self.local[1]
+
+
+def listening_pid(port: int, host: str = "127.0.0.1", *, likely: int | None = None) -> int | None:
+    """The process that would answer a connection to this address.
+
+    A socket bound to that very address wins over one bound to all. Where several processes share
+    the socket it is the lowest pid, or `likely` if it is one of them or has started one of them.
+
+    Returns:
+        None where nobody listens, or the listener belongs to somebody whose processes cannot be
+        looked into from here.
+    """
+    wanted = _address(host)
+    matches = [
+        listener
+        for listener in _listeners("self")
+        if listener.port == port and _takes(listener.address, wanted)
+    ]
+    exact = [listener for listener in matches if listener.address == wanted]
+    inodes = {f"socket:[{listener.inode}]" for listener in exact or matches}
+    if not inodes:
+        return None
+    if likely is not None and inodes & _sockets(likely):
+        return likely
+    pids = _owners(inodes)
+    # A script that starts the server and waits for it is the unit's process as well.
+    if likely is not None and any(descends_from(pid, likely) for pid in pids):
+        return likely
+    return next(iter(pids), None)
+
+
+def is_listened_on(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether anybody listens there, one whose processes cannot be looked into included."""
+    wanted = _address(host)
+    return any(
+        listener.port == port and _takes(listener.address, wanted)
+        for listener in _listeners("self")
+    )
+
+
+def n_connections(port: int, host: str = "127.0.0.1") -> int:
+    """Connections to this address, open ones and ended ones that the kernel remembers."""
+    pattern = re.compile(table_pattern(host, port))
+    lines = (
+        line
+        for table in TABLES
+        for line in (read_text(Path(table), max_bytes=_MAX_TABLE_BYTES) or "").split("\n")
+        if pattern.match(line)
+    )
+    return sum(line.split()[3] != _LISTEN for line in lines)
+
+
+def other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
+    """Processes beside `own` and those that it started that connections to this address may reach.
+
+    ik_llama.cpp shares its port (SO_REUSEPORT): two of its servers listen at once, and the kernel
+    spreads clients over both. Processes that cannot be looked into from here are not seen.
+    """
+    wanted = _address(host)
+    inodes = {
+        f"socket:[{listener.inode}]"
+        for listener in _listeners("self")
+        if listener.port == port and _takes(listener.address, wanted)
+    } - _sockets(own)
+    return tuple(pid for pid in _owners(inodes) if not descends_from(pid, own))
+
+
+def table_pattern(host: str, port: int) -> str:
+    """An extended regular expression for lines of `TABLES` that take this address from a listener.
+
+    Sockets of any state match: listening ones, connections, and those that the kernel remembers. A
+    host that is no address, or that means all, stands for every address of this machine.
+    """
+    addresses = "[0-9A-F]+"
+    with contextlib.suppress(ValueError):
+        wanted = ipaddress.ip_address(host.strip("[]"))
+        if not wanted.is_unspecified:
+            forms = [wanted, ipaddress.IPv4Address(0), ipaddress.IPv6Address(0)]
+            if wanted.version == _IPV4:
+                forms.append(ipaddress.IPv6Address(f"::ffff:{wanted}"))
+            addresses = f"({'|'.join(_to_kernel(form) for form in forms)})"
+    return f"^ *[0-9]+: {addresses}:{port:04X} "
+
+
+def listening_ports(pid: int) -> frozenset[int] | None:
+    """The TCP ports on which this process listens; None where that cannot be seen.
+
+    Where it listens on none they are those of the processes that it started: a script that starts
+    the server and waits for it. Of a process that cannot be looked into it is the only port of its
+    account; where that one has several, nobody can say which.
+    """
+    sockets = _sockets(pid)
+    listeners = tuple(_listeners(str(pid)))
+    if not sockets and not _can_be_looked_into(pid):
+        with contextlib.suppress(LookupError):
+            ports = frozenset(one.port for one in _of_account(pid, listeners))
+            return ports if len(ports) == 1 else None
+        return None
+    own = _ports(listeners, sockets)
+    if own or not listeners:
+        return own
+    return _ports(listeners, {socket for one in family_of(pid) for socket in _sockets(one)})
+
+
+def own_host(pid: int, port: int) -> str | None:
+    """The address by which this process is asked on this port, as a number; None where it listens on none.
+
+    A name may lead to somebody else, and so may an address that the process has not bound, or no longer.
+    What counts is whose account the listening socket belongs to, which can be seen without any right:
+    that of the process or of one that it started, or root, who is no stranger.
+
+    Raises:
+        LookupError: whose the process is cannot be seen from here (`hidepid=`).
+    """
+    listeners = [one for one in _listeners(str(pid)) if one.port == port]
+    found = _of_account(pid, listeners, 0)
+    sockets = _sockets(pid)
+    own = [one.address for one in found if f"socket:[{one.inode}]" in sockets]
+    hosts = own or [one.address for one in found]
+    if not hosts:
+        return None
+    host = next((one for one in hosts if one.is_unspecified or one.is_loopback), hosts[0])
+    return str(host) if not host.is_unspecified else _LOOPBACK[host.version]
+
+
+def _of_account(pid: int, listeners: Sequence[TcpSocket], *others: int) -> list[TcpSocket]:
+    """Those of the process's account or of these others, or else of what it started."""
+    account = _account(pid)
+    if account is None:
+        return []
+    accounts: set[int | None] = {account, *others}
+    found = [one for one in listeners if one.uid in accounts]
+    if found or not listeners:
+        return found
+    accounts |= {_account(one) for one in family_of(pid)}
+    return [one for one in listeners if one.uid in accounts]
+
+
+def _account(pid: int) -> int | None:
+    """Whose a process is; None where it has ended."""
+    for line in (read_text(_PROC / str(pid) / "status", max_bytes=4096) or "").split("\n"):
+        if line.startswith("Uid:"):
+            return int(line.split()[1])
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    raise LookupError(pid)
+
+
+def _ports(listeners: Iterable[TcpSocket], sockets: set[str]) -> frozenset[int]:
+    return frozenset(one.port for one in listeners if f"socket:[{one.inode}]" in sockets)
+
+
+def _listeners(process: str) -> Iterator[TcpSocket]:
+    """Listening sockets of the network that this process sees."""
+    return (one for one in tcp_sockets(process) if one.is_listening)
+
+
+def tcp_sockets(process: str = "self") -> Iterator[TcpSocket]:
+    """All of the network that this process sees."""
+    for name in ("tcp", "tcp6"):
+        text = read_text(_PROC / process / "net" / name, max_bytes=_MAX_TABLE_BYTES) or ""
+        for line in text.split("\n")[1:]:
+            fields = line.split()
+            if len(fields) >= _N_FIELDS:
+                local, remote = _end(fields[1]), _end(fields[2])
+                yield TcpSocket(local, remote, fields[3] == _LISTEN, fields[9], int(fields[7]))
+
+
+def _end(text: str) -> End:
+    """The kernel prints 32-bit words in the machine's byte order."""
+    address, _, port = text.rpartition(":")
+    words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
+    return plain_address(ipaddress.ip_address(b"".join(words))), int(port, 16)
+
+
+def plain_address(address: IpAddress) -> IpAddress:
+    """An IPv4 address also where it is written as one of IPv6."""
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def _to_kernel(address: IpAddress) -> str:
+    """As `_end` reads it."""
+    raw = address.packed
+    words = [raw[at : at + 4][::-1] for at in range(0, len(raw), 4)]
+    return b"".join(words).hex().upper()
+
+
+def _address(host: str) -> IpAddress:
+    try:
+        return ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return ipaddress.ip_address("127.0.0.1")
+
+
+def _takes(
+    bound: IpAddress,
+    wanted: IpAddress,
+) -> bool:
+    """Whether a socket bound to `bound` gets connections to `wanted`."""
+    if bound == wanted or wanted.is_unspecified:
+        return True
+    return bound.is_unspecified and bound.version in {6, wanted.version}
+
+
+def _owners(inodes: set[str]) -> tuple[int, ...]:
+    """Processes that have one of these sockets open, lowest pid first."""
+    if not inodes:
+        return ()
+    pids = sorted(int(folder.name) for folder in _PROC.iterdir() if folder.name.isdecimal())
+    return tuple(pid for pid in pids if inodes & _sockets(pid))
+
+
+def _can_be_looked_into(pid: int) -> bool:
+    """Not by the right to read its folder, which root has where it may not follow what is in it."""
+    try:
+        (_PROC / str(pid) / "cwd").readlink()
+    except OSError:
+        return False
+    return True
+
+
+def _sockets(pid: int) -> set[str]:
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for link in (_PROC / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(str(link.readlink()))
+    return {target for target in found if target.startswith("socket:")}
+
+
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_N_BELOW = 12_000
+_N_TRIES = 50
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on now; somebody else may take it before it is used.
+
+    If possible it is one that the kernel gives to no outgoing connection: such a connection of any
+    program would keep a server from binding.
+    """
+    lowest = _lowest_outgoing()
+    below = range(max(1024, lowest - _N_BELOW), lowest)
+    for port in random.sample(below, min(_N_TRIES, len(below))):
+        if can_bind("127.0.0.1", port):
+            return port
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        given: int = listener.getsockname()[1]
+        return given
+
+
+def _lowest_outgoing() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_OUTGOING.read_text().split()[0])
+    return 0
+
+
+def can_bind(host: str, port: int) -> bool:
+    """Whether any program could listen there now, whatever options it sets on its socket.
+
+    False also while the kernel remembers connections that a server there closed (TIME_WAIT, a minute
+    on Linux, which ik leaves after every stream): a server with the same socket options as the one
+    before it may bind then, another one may not.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def is_in_use(host: str, port: int) -> bool:
+    """Whether a living socket holds the address, listening or only bound.
+
+    Connections that the kernel remembers do not count, and neither does an address that is not one
+    of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

@@ -1,0 +1,1 @@
+"""Numbers that may be believed: requests, answers, suites, pairs, evidence."""

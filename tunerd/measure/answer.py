@@ -1,0 +1,680 @@
+"""What a server said: figures of every build's spelling, samples, counters, and their summaries."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from tunerd.engine.log import Tally
+
+# Up to the last second of the year 9999, which is the last that can be shown as a date.
+Seconds = Annotated[float, Field(ge=-253_402_300_799, le=253_402_300_799)]
+
+
+class Mark(StrEnum):
+    """Why a sample must not be averaged silently; it is repeated, or counted as missing."""
+
+    WARM_UP = "warm-up"
+    THROTTLED = "throttled"
+    FOREIGN_TRAFFIC = "foreign traffic"
+    VRAM_TAKEN = "VRAM taken by others"
+    PROCESSOR_TAKEN = "processor taken by others"
+    CLOCKS_DISAGREE = "server and client clocks disagree"
+    NOT_COLD = "prompt was cached"
+    NOT_DRAFTED = "speculation was off"
+    DRAFTED = "speculation was on"
+    SHORT = "ended early"
+    IMPOSSIBLE = "figures that cannot be"
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """What a server reports of one request, under llama-server's own names.
+
+    None is a key that the reply does not have: ik has no `cache_n`, and no build has draft keys
+    where nothing was drafted. `accepted_by_position` counts, for each position of a draft, how often
+    it was accepted.
+    """
+
+    cache_n: int | None = None
+    prompt_n: int | None = None
+    prompt_ms: float | None = None
+    predicted_n: int | None = None
+    predicted_ms: float | None = None
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
+    accepted_by_position: tuple[int, ...] | None = None
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """Generated tokens a second, by one rule for every build.
+
+        `predicted_ms` begins when the first token has been sampled, so it covers one token less
+        than `predicted_n`; builds differ in whether their own rate says so.
+        """
+        if self.predicted_n is None or not self.predicted_ms or self.predicted_n < 2:  # noqa: PLR2004
+            return None
+        return (self.predicted_n - 1) / self.predicted_ms * 1000
+
+    @property
+    def prompt_tok_s(self) -> float | None:
+        """Processed prompt tokens a second; cached ones do not count."""
+        if not self.prompt_n or not self.prompt_ms:
+            return None
+        return self.prompt_n / self.prompt_ms * 1000
+
+    @property
+    def steps(self) -> int | None:
+        """Verification passes: each gives its accepted drafts and one token more."""
+        if self.predicted_n is None or self.predicted_n < 1:
+            return None
+        return self.predicted_n - 1 - (self.draft_n_accepted or 0)
+
+    @property
+    def step_ms(self) -> float | None:
+        """Mean time of a verification pass."""
+        steps = self.steps
+        if not steps or self.predicted_ms is None:
+            return None
+        return self.predicted_ms / steps
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTimes:
+    """What the client's own clock saw of a request [ms]; `ttft_ms` only where it was streamed."""
+
+    wall_ms: float
+    ttft_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request.
+
+    `process` names the server life in which it was measured (its invocation), `position` is how
+    many requests that life had answered before. `timings` is None where the server reported none
+    (other OpenAI-compatible servers), `problem` says why there is no answer at all. No text of
+    prompt or answer is kept.
+    """
+
+    suite: str
+    case: str
+    kind: str
+    prompt_id: str
+    process: str
+    position: int
+    at_s: Seconds
+    n_predict: int
+    concurrency: int
+    timings: Timings | None
+    client: ClientTimes | None
+    vram_free_min_mib: int | None = None
+    marks: tuple[Mark, ...] = ()
+    problem: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may enter an average."""
+        return self.problem is None and not self.marks
+
+    @property
+    def n_predicted(self) -> int | None:
+        """Generated tokens, from the server's report."""
+        return self.timings.predicted_n if self.timings is not None else None
+
+
+_QUARTILES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How figures of single requests lie: median, quartiles, extremes, and how many are missing.
+
+    All but the counts are None where no request has the figure; quartiles need two.
+    """
+
+    n: int
+    n_missing: int
+    median: float | None
+    lower_quartile: float | None
+    upper_quartile: float | None
+    least: float | None
+    most: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens a second over several requests: all their tokens over all their time.
+
+    The mean of rates would weigh a short request like a long one. `n_missing` requests had no such
+    figure and are in neither sum.
+    """
+
+    tok_s: float | None
+    n_tokens: int
+    total_ms: float
+    n: int
+    n_missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a set of samples shows; `n_unusable` were marked or failed and are in no figure."""
+
+    n: int
+    n_unusable: int
+    decode: Rate
+    prompt: Rate
+    decode_tok_s: Spread
+    ttft_ms: Spread
+    wall_ms: Spread
+    n_predicted: int | None
+    n_drafted: int | None
+    n_accepted: int | None
+    acceptance_ratio: float | None
+    tokens_per_step: float | None
+    acceptance_by_position: tuple[float, ...] | None
+
+
+def spread(values: Iterable[float | None]) -> Spread:
+    """Median and spread of figures, the missing ones counted."""
+    given = list(values)
+    known = sorted(value for value in given if value is not None)
+    quartiles = statistics.quantiles(known, n=_QUARTILES) if len(known) > 1 else None
+    return Spread(
+        n=len(known),
+        n_missing=len(given) - len(known),
+        median=statistics.median(known) if known else None,
+        lower_quartile=quartiles[0] if quartiles else None,
+        upper_quartile=quartiles[-1] if quartiles else None,
+        least=known[0] if known else None,
+        most=known[-1] if known else None,
+    )
+
+
+def decode_rate(samples: Sequence[Sample]) -> Rate:
+    """Generated tokens over generation time; the first token of each request is in neither."""
+    return _rate(samples, lambda t: (None if t.predicted_n is None else t.predicted_n - 1,
+                                     t.predicted_ms))  # fmt: skip
+
+
+def prompt_rate(samples: Sequence[Sample]) -> Rate:
+    """Processed prompt tokens over prompt time; cached tokens are in neither."""
+    return _rate(samples, lambda timings: (timings.prompt_n, timings.prompt_ms))
+
+
+def summarise(samples: Sequence[Sample]) -> Summary:
+    """The figures of a set of samples that were measured alike."""
+    usable = [sample for sample in samples if sample.is_usable]
+    timings = [sample.timings for sample in usable if sample.timings is not None]
+    drafted, accepted = _total(timings, "draft_n"), _total(timings, "draft_n_accepted")
+    return Summary(
+        n=len(usable),
+        n_unusable=len(samples) - len(usable),
+        decode=decode_rate(usable),
+        prompt=prompt_rate(usable),
+        decode_tok_s=spread(s.timings.decode_tok_s if s.timings else None for s in usable),
+        ttft_ms=spread(s.client.ttft_ms if s.client else None for s in usable),
+        wall_ms=spread(s.client.wall_ms if s.client else None for s in usable),
+        n_predicted=_total(timings, "predicted_n"),
+        n_drafted=drafted,
+        n_accepted=accepted,
+        acceptance_ratio=accepted / drafted if drafted and accepted is not None else None,
+        tokens_per_step=_tokens_per_step(timings),
+        acceptance_by_position=_by_position(timings),
+    )
+
+
+def _rate(
+    samples: Sequence[Sample], take: Callable[[Timings], tuple[int | None, float | None]]
+) -> Rate:
+    n_tokens, total_ms, n = 0, 0.0, 0
+    for sample in samples:
+        tokens, ms = take(sample.timings) if sample.timings is not None else (None, None)
+        if tokens is None or ms is None or tokens <= 0 or ms <= 0:
+            continue
+        n_tokens, total_ms, n = n_tokens + tokens, total_ms + ms, n + 1
+    tok_s = n_tokens / total_ms * 1000 if total_ms else None
+    return Rate(tok_s, n_tokens, total_ms, n, len(samples) - n)
+
+
+def _total(timings: Sequence[Timings], name: str) -> int | None:
+    """The sum of a count over all requests that have it; None if none has."""
+    known = [value for one in timings if (value := getattr(one, name)) is not None]
+    return sum(known) if known else None
+
+
+def _tokens_per_step(timings: Sequence[Timings]) -> float | None:
+    known = [(one.predicted_n - 1, one.steps) for one in timings if one.predicted_n and one.steps]
+    steps = sum(n_steps for _, n_steps in known)
+    return sum(tokens for tokens, _ in known) / steps if steps else None
+
+
+def _by_position(timings: Sequence[Timings]) -> tuple[float, ...] | None:
+    """For each position of a draft, the share of verification passes in which it was accepted."""
+    known = [t for t in timings if t.accepted_by_position is not None and t.steps]
+    steps = sum(t.steps or 0 for t in known)
+    if not steps:
+        return None
+    depth = max(len(t.accepted_by_position or ()) for t in known)
+    totals = [0] * depth
+    for one in known:
+        for position, count in enumerate(one.accepted_by_position or ()):
+            totals[position] += count
+    return tuple(total / steps for total in totals)
+
+
+# The figures of a reply: each is believed only within what a server can have done.
+
+# llama.cpp counts tokens in 32 bits.
+MOST_TOKENS = 2**31 - 1
+# No request is waited for as long as a month.
+MOST_MS = 31 * 24 * 3600 * 1000.0
+# The last draft may be longer than what was still asked for.
+_DRAFT_TOKENS = 256
+
+
+@dataclass
+class FigureReader:
+    """Reads figures, and remembers whether one of them cannot be.
+
+    A key that is missing or null is None; so is what is no number, or a number out of its range, which
+    set `has_impossible` besides.
+    """
+
+    has_impossible: bool = False
+
+    def count(self, found: Mapping[str, Any], key: str) -> int | None:
+        """A number of tokens."""
+        value = self._number(found, key)
+        if value is None or not self._is_within(value, MOST_TOKENS):
+            return None
+        self.has_impossible |= value != int(value)
+        return int(value) if value == int(value) else None
+
+    def ms(self, found: Mapping[str, Any], key: str) -> float | None:
+        """Milliseconds."""
+        value = self._number(found, key)
+        return float(value) if value is not None and self._is_within(value, MOST_MS) else None
+
+    def timings(self, found: Mapping[str, Any]) -> Timings:
+        """What a server reports of one request."""
+        drafted, accepted = self._drafts(found)
+        return Timings(
+            cache_n=self.count(found, "cache_n"),
+            prompt_n=self.count(found, "prompt_n"),
+            prompt_ms=self.ms(found, "prompt_ms"),
+            predicted_n=self.count(found, "predicted_n"),
+            predicted_ms=self.ms(found, "predicted_ms"),
+            draft_n=drafted,
+            draft_n_accepted=accepted,
+            accepted_by_position=self._by_depth(found.get("draft_by_depth")),
+        )
+
+    def n_cached(self, usage: Mapping[str, Any]) -> int | None:
+        """Cached tokens by the OpenAI `usage`: in its details, or beside them as some servers do."""
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, Mapping) and "cached_tokens" in details:
+            return self.count(details, "cached_tokens")
+        return self.count(usage, "cached_tokens")
+
+    def _number(self, found: Mapping[str, Any], key: str) -> float | None:
+        value = found.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        self.has_impossible |= value is not None
+        return None
+
+    def _is_within(self, value: float, most: float) -> bool:
+        # Of NaN every comparison is false.
+        is_within = 0 <= value <= most
+        self.has_impossible |= not is_within
+        return is_within
+
+    def _drafts(self, found: Mapping[str, Any]) -> tuple[int | None, int | None]:
+        """Drafted and accepted; neither where more was accepted than drafted or than generated."""
+        drafted, accepted = self.count(found, "draft_n"), self.count(found, "draft_n_accepted")
+        predicted = self.count(found, "predicted_n")
+        if accepted is None:
+            return drafted, accepted
+        is_possible = (drafted is None or accepted <= drafted) and (
+            predicted is None or accepted <= predicted + _DRAFT_TOKENS
+        )
+        self.has_impossible |= not is_possible
+        return (drafted, accepted) if is_possible else (None, None)
+
+    def _by_depth(self, rows: object) -> tuple[int, ...] | None:
+        """ik's list of `{depth, draft_n, draft_n_accepted}`, depth from 1."""
+        if not isinstance(rows, list) or not rows:
+            return None
+        counts: dict[int, int] = {}
+        for row in rows:
+            if not isinstance(row, Mapping):
+                return None
+            depth, accepted = self.count(row, "depth"), self.count(row, "draft_n_accepted")
+            if depth is None or accepted is None or not 1 <= depth <= _DRAFT_TOKENS:
+                return None
+            counts[depth] = accepted
+        return tuple(counts.get(depth, 0) for depth in range(1, max(counts) + 1))
+
+
+# What a server said, read from the events of its stream: every build spells its figures otherwise.
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model wants to be called; `arguments` is the text as it was written."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, put together from its events.
+
+    `timings` is None where the server reports none. `n_cached` are prompt tokens that were not read
+    again, as reported or as the difference of what the build does report; `n_completion` is the
+    length by the OpenAI `usage`. `is_cut` says that the last event did not come, `has_impossible` that
+    a figure cannot be and was taken for missing.
+    """
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    timings: Timings | None
+    n_cached: int | None
+    n_prompt: int | None
+    n_completion: int | None
+    first_ms: float | None
+    last_ms: float | None
+    finish: str | None
+    is_cut: bool
+    has_impossible: bool = False
+
+
+Event = tuple[float, Mapping[str, Any]]
+
+
+def read_answer(events: Sequence[Event], *, is_whole: bool) -> Answer:
+    """The answer that a stream gave.
+
+    Args:
+        events: Milliseconds since the request was sent, and what came.
+        is_whole: Whether the stream came to its own end.
+    """
+    found = _Collected()
+    for at_ms, event in events:
+        found.add(at_ms, event)
+    read = found.read
+    timings = read.timings(found.timings) if found.timings else None
+    n_cached = _n_cached(found, timings)
+    n_prompt = read.count(found.usage, "prompt_tokens") or found.n_evaluated
+    n_completion = read.count(found.usage, "completion_tokens")
+    return Answer(
+        text="".join(found.text),
+        reasoning="".join(found.reasoning),
+        tool_calls=found.calls(),
+        timings=timings,
+        n_cached=n_cached,
+        n_prompt=n_prompt,
+        n_completion=n_completion,
+        first_ms=found.first_ms,
+        last_ms=found.last_ms,
+        finish=found.finish,
+        is_cut=not is_whole or not found.has_ended,
+        has_impossible=read.has_impossible,
+    )
+
+
+class _Collected:
+    """What was seen so far."""
+
+    def __init__(self) -> None:
+        self.read = FigureReader()
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.timings: Mapping[str, Any] = {}
+        self.usage: Mapping[str, Any] = {}
+        self.n_evaluated: int | None = None
+        self.first_ms: float | None = None
+        self.last_ms: float | None = None
+        self.finish: str | None = None
+        self.has_ended = False
+        self._calls: dict[int, list[str]] = {}
+
+    def add(self, at_ms: float, event: Mapping[str, Any]) -> None:
+        """One event."""
+        if self._content(event):
+            self.first_ms = at_ms if self.first_ms is None else self.first_ms
+            self.last_ms = at_ms
+        for key, into in (("timings", "timings"), ("usage", "usage")):
+            value = event.get(key)
+            if isinstance(value, Mapping) and value:
+                setattr(self, into, value)
+        if event.get("stop") is True:
+            self.has_ended = True
+            self.finish = _finish(event)
+            self.n_evaluated = self.read.count(event, "tokens_evaluated")
+
+    def _content(self, event: Mapping[str, Any]) -> bool:
+        """Take what was generated; whether there was anything."""
+        if "choices" not in event:
+            piece = event.get("content")
+            if isinstance(piece, str) and piece:
+                self.text.append(piece)
+                return True
+            return False
+        has_content = False
+        for choice in _listed(event["choices"]):
+            if isinstance(choice, Mapping):
+                has_content |= self._choice(choice)
+        return has_content
+
+    def _choice(self, choice: Mapping[str, Any]) -> bool:
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str):
+            self.finish, self.has_ended = reason, True
+        inner = (choice.get(key) for key in ("delta", "message"))
+        parts = next((one for one in inner if isinstance(one, Mapping)), choice)
+        has_content = False
+        kept = (("content", self.text), ("text", self.text), ("reasoning_content", self.reasoning))
+        for key, into in kept:
+            piece = parts.get(key)
+            if isinstance(piece, str) and piece:
+                into.append(piece)
+                has_content = True
+        for call in _listed(parts.get("tool_calls")):
+            if isinstance(call, Mapping):
+                self._call(call)
+                has_content = True
+        return has_content
+
+    def _call(self, call: Mapping[str, Any]) -> None:
+        """A piece of a call: its name comes first, its arguments in pieces."""
+        function = call.get("function")
+        if not isinstance(function, Mapping):
+            return
+        index = _whole(call.get("index")) or 0
+        known = self._calls.setdefault(index, ["", ""])
+        for place, key in enumerate(("name", "arguments")):
+            piece = function.get(key)
+            known[place] += piece if isinstance(piece, str) else ""
+
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls in their order."""
+        return tuple(ToolCall(*self._calls[index]) for index in sorted(self._calls))
+
+
+def _n_cached(found: _Collected, timings: Timings | None) -> int | None:
+    """Prompt tokens that were not read again.
+
+    ik reports no `cache_n`, but how many tokens its context holds after the answer (`n_past`: prompt
+    and answer, but for the token that was sampled last).
+    """
+    if timings is None or timings.prompt_n is None:
+        return found.read.n_cached(found.usage)
+    if timings.cache_n is not None:
+        return timings.cache_n
+    if found.n_evaluated is not None:
+        return max(0, found.n_evaluated - timings.prompt_n)
+    prompt = found.read.count(found.usage, "prompt_tokens")
+    if prompt is not None:
+        return max(0, prompt - timings.prompt_n)
+    n_past = found.read.count(found.timings, "n_past")
+    if n_past is None or timings.predicted_n is None:
+        return None
+    return max(0, n_past - max(timings.predicted_n - 1, 0) - timings.prompt_n)
+
+
+def _finish(event: Mapping[str, Any]) -> str | None:
+    kind = event.get("stop_type")
+    if isinstance(kind, str):
+        return kind
+    flags = (("stopped_limit", "limit"), ("stopped_eos", "eos"), ("stopped_word", "word"))
+    return next((name for key, name in flags if event.get(key) is True), None)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _listed(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
+
+
+# The server's own counters, from the text of its `/metrics`.
+
+_PREFIX = "llamacpp:"
+# A draft of a thousand tokens is none: what is said of one is not read.
+_LINE = re.compile(r'^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{position="(\d{1,3})"\})? (\S+)$')
+# Source: seen on builds of May to November 2026; std::ostream's default precision.
+_DIGITS = 6
+_WHOLE_BELOW = 10**_DIGITS
+_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Counters since the process began; a counter that the build does not have is None.
+
+    `n_prompt` does not count cached tokens, `n_cached` counts nothing else; `prompt_s` and `predicted_s`
+    are the time that went into prompts and generation, of all slots together. `accepted_by_position` is
+    empty until the first draft was accepted, on builds that count by position.
+    """
+
+    n_prompt: int | None
+    n_predicted: int | None
+    n_processing: int | None
+    n_deferred: int | None
+    n_drafted: int | None = None
+    n_accepted: int | None = None
+    accepted_by_position: tuple[int, ...] | None = None
+    n_cached: int | None = None
+    prompt_s: float | None = None
+    predicted_s: float | None = None
+
+    @property
+    def generated(self) -> Tally | None:
+        """What it generated since it began."""
+        if self.n_predicted is None or self.predicted_s is None:
+            return None
+        return Tally(self.n_predicted, self.predicted_s)
+
+    @property
+    def n_at_work(self) -> int:
+        """Requests that it answers or lets wait at this moment, as far as it tells."""
+        return (self.n_processing or 0) + (self.n_deferred or 0)
+
+
+def read_counters(text: str) -> Counters:
+    """The counters in a Prometheus text."""
+    values: dict[str, float] = {}
+    positions: dict[int, int] = {}
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        value = _value(found[3]) if found is not None else None
+        if found is None or value is None:
+            continue
+        name = found[1].removeprefix(_PREFIX)
+        if found[2] is None:
+            values[name] = value
+        elif name == _PER_POSITION:
+            positions[int(found[2])] = round(value)
+    has_positions = "spec_decode_num_draft_tokens_total" in values
+    return Counters(
+        n_prompt=_count(values, "prompt_tokens_total"),
+        n_predicted=_count(values, "tokens_predicted_total"),
+        n_processing=_count(values, "requests_processing"),
+        n_deferred=_count(values, "requests_deferred"),
+        n_drafted=_count(values, "spec_decode_num_draft_tokens_total"),
+        n_accepted=_count(values, "spec_decode_num_accepted_tokens_total"),
+        accepted_by_position=_in_order(positions) if has_positions else None,
+        n_cached=_count(values, "prompt_tokens_cached_total"),
+        prompt_s=values.get("prompt_seconds_total"),
+        predicted_s=values.get("tokens_predicted_seconds_total"),
+    )
+
+
+def step_of(value: float) -> float:
+    """How far apart two values of a counter are that a llama-server prints differently, in six digits."""
+    if not value or (isinstance(value, int) and value < _WHOLE_BELOW):
+        return 0.0
+    return float(10.0 ** (math.floor(math.log10(value)) + 1 - _DIGITS))
+
+
+def gained(before: Counters, after: Counters) -> tuple[int, ...] | None:
+    """By position, how many drafted tokens were accepted in between; None where that is not told exactly."""
+    then, now = before.accepted_by_position, after.accepted_by_position
+    if then is None or now is None or any(step_of(count) for count in now):
+        return None
+    width = max(len(then), len(now))
+    padded = [(*one, *(0,) * (width - len(one))) for one in (then, now)]
+    found = tuple(late - early for early, late in zip(*padded, strict=True))
+    return None if any(count < 0 for count in found) else found
+
+
+def _in_order(positions: dict[int, int]) -> tuple[int, ...]:
+    return tuple(positions.get(place, 0) for place in range(max(positions, default=-1) + 1))
+
+
+def _count(values: dict[str, float], name: str) -> int | None:
+    value = values.get(name)
+    return None if value is None else round(value)
+
+
+def _value(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None  # no counter goes below zero
+
+
+# Why requests had no answer.
+
+# A server's message may quote the whole request.
+_MOST_LETTERS = 160
+
+
+def reason_of(sample: Sample) -> str:
+    """Why there is no answer, in one line; "" where there is one."""
+    text = " ".join((sample.problem or "").split())
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
+
+
+def count_problems(samples: Sequence[Sample]) -> Mapping[str, int]:
+    """How many requests had no answer, by the reason."""
+    counts: dict[str, int] = {}
+    for sample in samples:
+        if sample.problem is not None:
+            counts[reason_of(sample)] = counts.get(reason_of(sample), 0) + 1
+    return counts

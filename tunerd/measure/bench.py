@@ -1,0 +1,1123 @@
+"""`tunerd bench`: takes the steps of a plan on one server life, and keeps to the rules that make a number honest."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tunerd import __version__
+from tunerd.app import Context
+from tunerd.engine.builds import PlanRequest
+from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
+from tunerd.errors import BenchError, Preempted, TunerdError, UsageError
+from tunerd.machine.host import read_host
+from tunerd.measure.answer import Answer, Mark, Sample, count_problems, summarise
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
+from tunerd.measure.findings import (
+    SERVING,
+    ArmData,
+    Beside,
+    beside_published,
+    ended_in_thought,
+    figures,
+    findings,
+    lengths_beside_published,
+    mtp_table,
+)
+from tunerd.measure.learn import workload_for
+from tunerd.measure.life import (
+    LIVE,
+    Asked,
+    Life,
+    Opened,
+    Target,
+    letters_per_token,
+    open_candidate,
+    open_live,
+    open_url,
+    prompt_book,
+)
+from tunerd.measure.request import (
+    LENGTHS,
+    STREAMS,
+    USUAL_LETTERS_PER_TOKEN,
+    Composer,
+    Plan,
+    Prompt,
+    PromptBook,
+    PromptStock,
+    Request,
+    Route,
+    Step,
+    Suite,
+    cache_plan,
+    concurrency_plan,
+    deep_plan,
+    fitting,
+    lengths_plan,
+    mtp_plan,
+    prompt_tokens,
+    quality_plan,
+    warm_up,
+    with_room_for_thoughts,
+    with_short_question,
+    workload_plan,
+)
+from tunerd.measure.results import arm_json, sample_json
+from tunerd.measure.sides import answering, plan_side, side_of
+from tunerd.measure.store import EvidenceStore
+from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation, count_marks
+from tunerd.model.memory import Device
+from tunerd.production.lease import Candidate, hold, outlook
+from tunerd.production.plan import Plan as DeployPlan
+from tunerd.production.plan import make_plan
+from tunerd.production.unattended import demand_root_for_plan
+from tunerd.profile.files import load_profile
+from tunerd.profile.schema import Published
+from tunerd.profile.workload import Rates, WorkloadShape, fitted
+from tunerd.result import ActionResult, Level, Message, Progress, error, note, warning
+from tunerd.words import format_duration
+
+_REPEATS_OF_MARKED = 2
+_MOST_FAILURES = 3
+_MOST_MUTE = 2
+_MOST_WAITS = 2
+# How problems begin that a second try cannot heal.
+_REFUSED = "status 4"
+Keep = Callable[[str, Sequence[Sample]], None]
+Texts = Sequence[tuple[Prompt, ...]]
+
+
+@dataclass
+class Measured:
+    """What was measured of one arm.
+
+    `answers` are by number of the step and id of the text, of repeated steps with every text; `walls_ms` how long the requests of a parallel step took
+    together, by case; `accepted` counts drafts by position over `n_steps` verification passes, from the
+    server's own counters.
+    """
+
+    samples: list[Sample] = field(default_factory=list)
+    answers: dict[int, dict[str, Answer | None]] = field(default_factory=dict)
+    walls_ms: list[tuple[str, float, tuple[Sample, ...]]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    n_steps: int = 0
+    traffic_seen: bool = True
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...] | None:
+        """The share of verification passes in which each position of a draft was accepted."""
+        if not self.n_steps or not self.accepted:
+            return None
+        return tuple(count / self.n_steps for count in self.accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A step that is still to be taken on one arm; `prompts` are its texts."""
+
+    target: Target
+    number: int
+    step: Step
+    prompts: tuple[Prompt, ...]
+    n_tries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A step that was taken, or a warm-up, until it is known whether somebody else was served meanwhile."""
+
+    item: _Item | None
+    target: Target
+    asked: Sequence[Asked]
+    wall_ms: float | None = None
+
+
+class BenchRun:
+    """Measures the arms that one server life can play, usually one."""
+
+    def __init__(
+        self, ctx: Context, targets: Sequence[Target], composer: Composer, keep: Keep
+    ) -> None:
+        self._ctx = ctx
+        self._targets = list(targets)
+        self._composer = composer
+        self._keep = keep
+        self._n_failed = 0
+        self._n_mute = 0
+        self._pending: list[_Pending] = []
+        self._was_busy = False
+        self._n_busy = 0
+        self.measured: dict[str, Measured] = {}
+        if targets[0].life() is None:
+            raise BenchError("the server does not run")
+        self._life = Life(ctx, targets[0])
+        self._watch = self._life.traffic
+
+    def run(self, plan: Plan, texts: Mapping[str, Texts]) -> Mapping[str, Measured]:
+        """Every step of a plan on every arm, in the plan's order.
+
+        Args:
+            plan: The steps.
+            texts: By arm, the texts of each step.
+
+        Raises:
+            BenchError: the server ended, does not answer, or does not do what its arm is for.
+        """
+        self._was_busy = self._is_busy()
+        self._life.open()
+        try:
+            self._warm_up(plan)
+            queue = deque(
+                _Item(target, number, step, texts[target.name][number])
+                for number, step in enumerate(plan.steps)
+                for target in self._targets
+            )
+            self._take_all(plan, queue)
+        finally:
+            self._put_aside()
+        return self.measured
+
+    def _is_busy(self) -> bool:
+        """Whether somebody else is served, however long it was waited for.
+
+        Raises:
+            BenchError: that was so for several times in a row: all of it would be measured in vain.
+        """
+        self._n_busy = 0 if self._watch.wait_until_idle() else self._n_busy + 1
+        if self._n_busy < _MOST_WAITS:
+            return self._n_busy > 0
+        waited = format_duration(_MOST_WAITS * self._watch.limit_s)
+        raise BenchError(
+            "somebody else is served all the time, so nothing can be measured",
+            cause=f"by its own word the server was never idle in {waited} of waiting",
+            hint="bench when nobody else asks it; its `/slots` and `/metrics` show what it works on",
+        )
+
+    def _take_all(self, plan: Plan, queue: deque[_Item]) -> None:
+        began_s = self._ctx.clock.monotonic_s()
+        done, todo = 0.0, sum(plan.weight(item.step) for item in queue)
+        n_done = 0
+        while queue:
+            item = queue.popleft()
+            self._report(item, n_done, len(queue), done, todo, began_s)
+            goes_on = self._take(item)
+            done, n_done = done + plan.weight(item.step), n_done + 1
+            if not goes_on:
+                queue.clear()
+            if not queue or not self._watch.counts or self._watch.is_due:
+                again = self._settle()
+                queue.extend(again if goes_on else ())
+                todo += sum(plan.weight(one.step) for one in again)
+
+    def _report(
+        self, item: _Item, n_done: int, n_left: int, done: float, todo: float, began_s: float
+    ) -> None:
+        took_s = self._ctx.clock.monotonic_s() - began_s
+        left_s = took_s / done * (todo - done) if done else None
+        case = item.step.requests[0].case
+        name = f", {item.target.name}" if len(self._targets) > 1 else ""
+        self._ctx.report(
+            Progress(
+                f"{item.step.requests[0].suite}: {case}{name}",
+                step=n_done + 1,
+                steps=n_done + n_left + 1,
+                left_s=left_s,
+            )
+        )
+
+    # The first requests of a life
+
+    def _warm_up(self, plan: Plan) -> None:
+        self._ctx.say("warming up")
+        for target in self._targets:
+            self.measured[target.name] = Measured(traffic_seen=self._watch.counts)
+        self._targets = [self._proved(plan, target) for target in self._targets]
+
+    def _proved(self, plan: Plan, target: Target) -> Target:
+        """The target with what its first requests showed; they are discarded."""
+        life, drafts = self._life, target.speculation.drafts
+        n_before = len(life.asked)
+
+        def first(kind: str) -> tuple[Request, Prompt]:
+            request = replace(plan.warm_up.requests[0], kind=kind)
+            return request, self._composer.compose(request)
+
+        # Some builds count their drafts on OpenAI routes only.
+        has_more = target.is_llama and target.route is Route.NATIVE and drafts is not False
+        routes = (target.route, Route.TEXT) if has_more else (target.route,)
+        try:
+            proved, has_drafted = life.warm_up(first, drafts=drafts, routes=routes, target=target)
+        except BenchError as error:
+            self._demand_life(target)
+            told = f"{target.name}: {error.message}"
+            raise BenchError(told, cause=error.cause, hint=error.hint) from error
+        finally:
+            asked = [one for one in life.asked[n_before:] if one.sample.problem is None]
+            self._pending.append(_Pending(None, target, asked))
+        if drafts is None and target.is_llama:
+            # Nobody said what it is meant to do: what it does now is what it must go on doing.
+            return replace(proved, speculation=Speculation(has_drafted))
+        return proved
+
+    # Steps
+
+    def _take(self, item: _Item) -> bool:
+        """Measure one step; False where nothing can follow it."""
+        target, requests = item.target, item.step.requests
+        target = next(one for one in self._targets if one.name == target.name)
+        if not self._watch.counts or self._was_busy:
+            self._was_busy = self._is_busy()
+        wall_ms = None
+        if item.step.is_parallel:
+            asked, wall_ms = self._life.ask_all(requests, item.prompts, target=target)
+        else:
+            asked = []
+            for request, prompt in zip(requests, item.prompts, strict=True):
+                asked += self._ask_with_room(target, request, prompt)
+                if asked[-1].sample.problem is not None:
+                    break
+        if self._was_busy:
+            asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
+        failed = next((one for one in asked if one.sample.problem is not None), None)
+        self._pending.append(_Pending(item, target, asked, wall_ms))
+        for one in asked:
+            self._n_mute = self._n_mute + 1 if one.is_mute else 0
+        return self._goes_on(target, failed)
+
+    def _goes_on(self, target: Target, failed: Asked | None) -> bool:
+        if failed is None:
+            self._n_failed = 0
+            return True
+        why = target.why_ended()
+        if failed.request.suite is Suite.DEEP:
+            if why is not None:
+                self._pending[-1] = _with_problem(self._pending[-1], why)
+            return False
+        self._demand_life(target)
+        if _is_refused(failed):
+            return True
+        self._n_failed += 1
+        if self._n_mute >= _MOST_MUTE or self._n_failed > _MOST_FAILURES:
+            raise BenchError(
+                f"{self._n_failed} requests in a row had no answer", cause=failed.sample.problem
+            )
+        return True
+
+    def _demand_life(self, target: Target) -> None:
+        if target.life() == self._life.name:
+            return
+        raise BenchError(
+            "the server ended while it was measured",
+            cause=target.why_ended(),
+            hint="what was measured until then is kept: `tunerd results list`",
+        )
+
+    def _ask_with_room(self, target: Target, request: Request, prompt: Prompt) -> list[Asked]:
+        """A conversation is asked again where thoughts took all the room of its answer."""
+        found = [self._life.ask(request, prompt, target=target)]
+        if request.is_chat and ended_in_thought(found[0].answer):
+            again = with_room_for_thoughts(request)
+            found.append(self._life.ask(again, prompt, target=target))
+        return found
+
+    # What is known only over several requests
+
+    def _settle(self) -> list[_Item]:
+        """Judge what is pending, keep it, and say which steps are to be taken again."""
+        if not self._pending:
+            return []
+        _, traffic = self._life.settle()
+        accepted = self._life.accepted
+        if traffic.is_foreign:
+            self._ctx.say(f"somebody else was served: {traffic.text}")
+            self._pending = [_all_marked(one, Mark.FOREIGN_TRAFFIC) for one in self._pending]
+            self._was_busy = True
+        elif traffic.is_foreign is False and accepted is not None:
+            self._count(accepted)
+        again = [self._again(pending.item) for pending in self._pending
+                 if pending.item is not None and _is_to_be_repeated(pending)]  # fmt: skip
+        self._put_aside()
+        return again
+
+    def _count(self, accepted: tuple[int, ...]) -> None:
+        """Drafts by position, where one arm alone was asked since the last look."""
+        names = {pending.target.name for pending in self._pending}
+        steps = [one.sample.timings.steps for pending in self._pending for one in pending.asked
+                 if one.sample.timings is not None]  # fmt: skip
+        if len(names) != 1 or None in steps:
+            return
+        measured = self.measured[names.pop()]
+        if all(pending.item is None for pending in self._pending):
+            return
+        width = max(len(measured.accepted), len(accepted))
+        padded = [[*one, *[0] * (width - len(one))] for one in (measured.accepted, accepted)]
+        measured.accepted = [one + other for one, other in zip(*padded, strict=True)]
+        measured.n_steps += sum(step for step in steps if step is not None)
+
+    def _again(self, item: _Item) -> _Item:
+        prompts = tuple(self._composer.compose_again(request, f"{item.number} {item.n_tries}")
+                        for request in item.step.requests)  # fmt: skip
+        return replace(item, prompts=prompts, n_tries=item.n_tries + 1)
+
+    def _put_aside(self) -> None:
+        """Keep what is pending."""
+        pending, self._pending = self._pending, []
+        for one in pending:
+            measured = self.measured[one.target.name]
+            samples = [asked.sample for asked in one.asked if asked.request.is_measured]
+            measured.samples += samples
+            self._keep(one.target.name, samples)
+            if one.item is None:
+                continue
+            answers = measured.answers.setdefault(one.item.number, {})
+            answers |= {asked.prompt.prompt_id: asked.answer for asked in one.asked}
+            if one.wall_ms is not None:
+                case = one.item.step.requests[0].case
+                measured.walls_ms.append((case, one.wall_ms, tuple(samples)))
+
+
+def _is_to_be_repeated(pending: _Pending) -> bool:
+    item = pending.item
+    if item is None or item.n_tries >= _REPEATS_OF_MARKED:
+        return False
+    if any(_is_refused(asked) for asked in pending.asked):
+        return False
+    return any(not asked.sample.is_usable for asked in pending.asked)
+
+
+def _is_refused(asked: Asked) -> bool:
+    """Whether the server says that it will not, such as for a prompt that its context cannot hold."""
+    return (asked.sample.problem or "").startswith(_REFUSED)
+
+
+def _all_marked(pending: _Pending, mark: Mark) -> _Pending:
+    return replace(pending, asked=[one.marked(mark) for one in pending.asked])
+
+
+def _with_problem(pending: _Pending, why: str) -> _Pending:
+    *before, last = pending.asked
+    return replace(
+        pending, asked=(*before, replace(last, sample=replace(last.sample, problem=why)))
+    )
+
+
+_REPEATS = {
+    Suite.MTP: 3,
+    Suite.LENGTHS: 3,
+    Suite.CACHE: 3,
+    Suite.DEEP: 1,
+    Suite.QUALITY: 3,
+    Suite.CONCURRENCY: 3,
+    Suite.WORKLOAD: 3,
+}
+_MARGIN_TOKENS = 128
+_USUAL_RATES = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
+_LOOK_BACK = 50
+# Warm-up, tokens of prompts without a stated length, and what is measured again.
+_ALLOWANCE = 1.25
+_PROMPT_TOKENS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """What was asked for on the command line; None is the usual.
+
+    `repeats` is how often each case is measured, `depth` the tokens of long prompts, `seed` that of
+    order and texts. `with_own_sampling` asks the questions of `quality` by the server's own sampling too.
+    """
+
+    suite: Suite = Suite.MTP
+    repeats: int | None = None
+    depth: int | None = None
+    seed: int | None = None
+    workload: str | None = None
+    is_against_published: bool = False
+    with_own_sampling: bool = False
+
+
+def fitting_plan(
+    asked: BenchRequest,
+    seed: int,
+    shape: WorkloadShape | None,
+    book: PromptBook,
+    *,
+    n_ctx: int | None,
+    n_slots: int | None = None,
+    most_tokens: int | None = None,
+    letters_per_token: float | None = None,
+) -> tuple[Plan, tuple[Message, ...]]:
+    """`suite_plan` without what the context cannot hold.
+
+    Args:
+        asked: The suite.
+        seed: Of order and texts.
+        shape: The workload, for that suite.
+        book: The questions.
+        n_ctx: Context of one request; None where unknown.
+        n_slots: How many requests the server works on at once; None where unknown.
+        most_tokens: The longest answer that it gives; None for no limit.
+        letters_per_token: What its vocabulary does; None before it was asked.
+
+    Raises:
+        BenchError: this server cannot have the suite.
+    """
+    plan, told = suite_plan(
+        asked, seed, shape, n_ctx=n_ctx, n_slots=n_slots, most_tokens=most_tokens
+    )
+    more = list(told)
+    if asked.suite is Suite.LENGTHS:
+        shorter = with_short_question(plan, book, n_ctx, letters_per_token)
+        if shorter is not plan:
+            more.append(note("short-question", f"a context of {n_ctx} has no room for the long "
+                             "review, so a shorter question is asked"))  # fmt: skip
+        plan = shorter
+    plan, lost = fitting(plan, book, n_ctx, letters_per_token)
+    if lost:
+        more.append(note("no-room", f"a context of {n_ctx} has no room for {', '.join(lost)}"))
+    wanted = asked.depth
+    real = max(prompt_tokens(one, book, letters_per_token) for one in plan.requests)
+    if wanted is not None and real > wanted:
+        text = f"the question alone has {real} tokens: prompts are so long, and not {wanted}"
+        more.append(note("question-longer", text))
+    return plan, tuple(more)
+
+
+def suite_plan(
+    asked: BenchRequest,
+    seed: int,
+    shape: WorkloadShape | None,
+    *,
+    n_ctx: int | None,
+    n_slots: int | None = None,
+    most_tokens: int | None = None,
+) -> tuple[Plan, tuple[Message, ...]]:
+    """The plan of a suite for a server, and what had to be left out of it.
+
+    Raises:
+        BenchError: this server cannot have the suite.
+    """
+    repeats = asked.repeats or _REPEATS[asked.suite]
+    if asked.suite is Suite.MTP:
+        return mtp_plan(seed, repeats=repeats), ()
+    if asked.suite is Suite.LENGTHS:
+        plan = lengths_plan(
+            seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth, most_tokens=most_tokens
+        )
+        return plan, _left_out(plan)
+    if asked.suite is Suite.CACHE:
+        return cache_plan(seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth), ()
+    if asked.suite is Suite.DEEP:
+        return deep_plan(seed, n_ctx=n_ctx), ()
+    if asked.suite is Suite.QUALITY:
+        own = asked.with_own_sampling
+        return quality_plan(seed, repeats=repeats, with_own_sampling=own), ()
+    if asked.suite is Suite.CONCURRENCY:
+        return concurrency_plan(seed, repeats=repeats), _waiting(n_slots)
+    if shape is None:
+        raise BenchError("no workload was given")
+    mix, cut = shape.plain(), tuple[int, ...]()
+    if n_ctx is not None:
+        mix, cut = fitted(mix, n_ctx, margin_tokens=_MARGIN_TOKENS)
+    told = [note("cut", f"class `{shape.classes[index].name}` was cut to the context of {n_ctx}")
+            for index in cut]  # fmt: skip
+    return workload_plan(seed, shape, mix, repeats=repeats), tuple(told)
+
+
+def _left_out(plan: Plan) -> tuple[Message, ...]:
+    measured = {request.n_predict for request in plan.requests}
+    missing = [str(n) for n in LENGTHS if n not in measured]
+    depth = next(request.depth_tokens for request in plan.requests)
+    text = f"prompts of about {depth} tokens"
+    if missing:
+        text += f"; no room for answers of {', '.join(missing)} tokens"
+    return (note("depth", text),)
+
+
+def _waiting(n_slots: int | None) -> tuple[Message, ...]:
+    if n_slots is None or n_slots >= max(STREAMS):
+        return ()
+    text = f"the server works on {n_slots} requests at once; more of them wait"
+    return (note("slots", text),)
+
+
+def expected_s(plan: Plan, rates: Rates) -> float:
+    """About how long a plan takes at these rates [s]."""
+    prompts = sum(request.depth_tokens or _PROMPT_TOKENS for request in plan.requests)
+    tokens = sum(request.n_predict for request in plan.requests)
+    prompt_s = prompts / (rates.prompt_tok_s or _USUAL_RATES.prompt_tok_s or 1.0)
+    decode_s = tokens / (rates.decode_tok_s or _USUAL_RATES.decode_tok_s or 1.0)
+    return (prompt_s + decode_s) * _ALLOWANCE
+
+
+def rates_seen(store: EvidenceStore, profile: str | None) -> Rates:
+    """How fast the profile was when it was measured last; usual speeds where it never was."""
+    for run in store.runs(limit=_LOOK_BACK):
+        if profile is None or run.record.profile != profile or not run.n_samples:
+            continue
+        found = summarise(store.samples(run.number))
+        if found.decode.tok_s is not None:
+            return Rates(found.prompt.tok_s, found.decode.tok_s)
+    return _USUAL_RATES
+
+
+def seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:
+    """Ids of the prompts that a server life was asked in earlier runs."""
+    if life is None:
+        return frozenset()
+    return frozenset(
+        sample.prompt_id
+        for run in store.runs(limit=_LOOK_BACK)
+        for sample in store.samples(run.number)
+        if sample.process == life
+    )
+
+
+# How this box stands beside the numbers that were published for its profile.
+
+
+def against_published(
+    published: Published, suite: Suite, arm: ArmData, family: str | None
+) -> tuple[Beside, ...]:
+    """The figures of an arm beside the published ones of its family of engines."""
+    if suite is Suite.MTP:
+        return beside_published(mtp_table(arm.samples), published, family)
+    by_length = {
+        n: summarise([s for s in arm.samples if s.n_predict == n])
+        for n in {s.n_predict for s in arm.samples}
+    }
+    walls = {n: one.wall_ms.median for n, one in by_length.items()}
+    rates = {n: one.decode.tok_s for n, one in by_length.items()}
+    return lengths_beside_published(walls, rates, published)
+
+
+def published_of(ctx: Context, profile: str | None) -> Published:
+    """The published numbers of a profile.
+
+    Raises:
+        UsageError: it is not known which profile serves, or nothing was published for it.
+    """
+    if profile is None:
+        raise UsageError(
+            "nothing to compare with: no profile of tunerd serves here",
+            hint="`tunerd bench PROFILE --against published`",
+        )
+    published = load_profile(ctx, profile, options={}).profile.published
+    if published == Published():
+        raise UsageError(f"profile `{profile}` has no published numbers")
+    return published
+
+
+# What serves now beside a profile that is measured: where their answers may differ, and its own plan.
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """How a profile differs from what serves in what may change answers.
+
+    `plan` is what serves, planned anew; None where it cannot be.
+    """
+
+    changes: tuple[OutputChange, ...] = ()
+    plan: DeployPlan | None = None
+    messages: tuple[Message, ...] = ()
+
+
+def beside_serving(ctx: Context, made: DeployPlan, suite: Suite) -> Differing:
+    """What serves now, held against what would be deployed; nothing where nothing serves."""
+    if not made.live.argv:
+        return Differing()
+    try:
+        serving = plan_side(ctx, side_of(ctx, LIVE, base=None))
+    except TunerdError as error:
+        if suite is not Suite.QUALITY:
+            return Differing()
+        why = error.words
+        text = f"answers are not held against those of what serves: {why}"
+        return Differing(messages=(warning("no-reference", text, error.hint),))
+    changes = output_changes(answering(serving), answering(made))
+    if not changes:
+        return Differing(plan=serving)
+    text = f"the profile may answer otherwise than what serves: {change_words(changes)}"
+    if suite is Suite.QUALITY:
+        return Differing(changes, serving, (note("changes-answers", text),))
+    hint = f"`tunerd bench {made.resolved.name} --suite quality` holds their answers against each other"
+    return Differing(changes, serving, (warning("changes-answers", text, hint),))
+
+
+# A bench from its first question to its last: arms, prompts, and the run in the store.
+
+ON, OFF = "speculation on", "speculation off"
+# Suites that ask what speculation does, so that both arms are wanted.
+BOTH_ARMS = frozenset({Suite.LENGTHS, Suite.QUALITY})
+# So much filler tells how many letters a token has.
+_SAMPLE_LETTERS = 8000
+_LOAD_S = 90.0
+_BUDGET_FACTOR = 4.0
+_LEAST_BUDGET_S = 900.0
+Confirm = Callable[[str], None]
+
+
+@dataclass
+class Session:
+    """One call of the command; the run is stored from its first sample on."""
+
+    ctx: Context
+    asked: BenchRequest
+    store: EvidenceStore
+    run: int | None = None
+    plan: Plan | None = None
+    shape: WorkloadShape | None = None
+    opened: list[Opened] = field(default_factory=list)
+    arms: list[ArmRecord] = field(default_factory=list)
+    measured: dict[str, Measured] = field(default_factory=dict)
+    planned_free_mib: dict[str, int | None] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Choose the seed of order and texts, and read the prompts."""
+        self.seed = self.asked.seed if self.asked.seed is not None else secrets.randbelow(1 << 31)
+        self.book = prompt_book(self.ctx)
+
+    def on_server(self, opened: Opened, target: str) -> None:
+        """A server that runs already, with both arms where it can play them."""
+        self._workload(None)
+        with self._ending():
+            targets = [opened.target]
+            self._begin(opened, target)
+            composer = self._composer(opened.target)
+            if self.asked.suite in BOTH_ARMS:
+                targets = self._both(opened.target, composer)
+            self._measure(targets, composer)
+
+    def on_candidates(
+        self, plans: Mapping[str, DeployPlan], confirm: Confirm, *, start_after: bool
+    ) -> None:
+        """Candidates in the live unit's place, one after the other."""
+        for plan in plans.values():
+            demand_root_for_plan(self.ctx, plan)
+        first = next(iter(plans.values()))
+        profile = first.resolved.name
+        self._workload(first)
+        with _with_state(f"nothing was stopped: {self.ctx.unit} is as before"):
+            measuring_s = self._expected_s(first, len(plans))
+        ahead = outlook(
+            self.ctx,
+            measuring_s=measuring_s,
+            start_after=start_after,
+            programs=[plan.engine.program for plan in plans.values()],
+        )
+        confirm(f"`{profile}` is measured in the place of {self.ctx.unit}: {ahead.text}. Go on?")
+        if ahead.risk is not None:
+            self.messages.append(warning("may-stay-down", ahead.risk))
+        budget_s = max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S))
+        with (
+            _with_state(f"it was measured in its place; {self.ctx.unit} is as before again"),
+            self._ending(),
+            hold(
+                self.ctx,
+                purpose=f"bench {profile}",
+                budget_s=budget_s,
+                start_after=start_after,
+            ) as held,
+        ):
+            self.messages += [note("lease", text) for text in held.notes]
+            for name, made in plans.items():
+                with held.serve(made) as candidate:
+                    opened = open_candidate(self.ctx, candidate, name)
+                    if name == OFF:
+                        opened = _meant(opened, Speculation(drafts=False))
+                    self.planned_free_mib[name] = _planned_free(candidate)
+                    try:
+                        self.on_arm(opened, f"profile {profile}")
+                    except BenchError:
+                        held.check()  # a lease that is gone explains a server that is
+                        raise
+                    held.check()
+        if held.without_service_s is not None:
+            text = f"{self.ctx.unit} did not serve for {held.without_service_s:.0f} s"
+            self.messages.append(note("without-service", text))
+
+    def on_arm(self, opened: Opened, target: str) -> None:
+        """One arm on a server life of its own; the texts are those of the arms before."""
+        self._begin(opened, target)
+        self._measure([opened.target], self._composer(opened.target))
+
+    # Steps
+
+    def _workload(self, made: DeployPlan | None) -> None:
+        if self.asked.suite is not Suite.WORKLOAD:
+            return
+        resolved = made.resolved if made is not None else None
+        self.shape, message = workload_for(self.ctx, self.asked.workload, resolved)
+        self.messages.append(message)
+
+    def _expected_s(self, made: DeployPlan, n_arms: int) -> float:
+        """How long measuring takes, loads and requests; the live unit's own start is not in it."""
+        serving = made.resolved.profile.serving
+        n_ctx = serving.ctx_size or None
+        if n_ctx is not None and not serving.kv_unified:
+            n_ctx //= serving.n_parallel or 1
+        plan, _ = fitting_plan(
+            self.asked, self.seed, self.shape, self.book, n_ctx=n_ctx,
+            letters_per_token=self._letters_now(made),
+        )  # fmt: skip
+        rates = rates_seen(self.store, made.resolved.name)
+        return n_arms * (_LOAD_S + expected_s(plan, rates))
+
+    def _letters_now(self, made: DeployPlan) -> float | None:
+        """How the model cuts text, where the same one serves now; None where nobody can say."""
+        models = {word for word in made.command.argv if word.endswith(".gguf")}
+        if not models & set(made.live.argv or ()):
+            return None
+        stock = PromptStock(self.book, random.Random(0))  # noqa: S311 -- only counted
+        try:
+            server = open_live(self.ctx).target.server
+        except TunerdError:
+            return None
+        return letters_per_token(server, stock.filler(_SAMPLE_LETTERS))
+
+    def _begin(self, opened: Opened, target: str) -> None:
+        """Begin the run in the store, or add an arm to it."""
+        self.opened.append(opened)
+        self.messages += [one for one in opened.messages if one not in self.messages]
+        self._add(opened.target.arm, opened, target)
+
+    def _add(self, arm: ArmRecord, opened: Opened, target: str) -> None:
+        if self.shape is not None:
+            print_ = replace(arm.fingerprint, workload_sha256=self.shape.sha256)
+            arm = replace(arm, fingerprint=print_)
+        self.arms.append(arm)
+        if self.run is not None:
+            self.store.add_arm(self.run, arm)
+            return
+        record = RunRecord(
+            kind="bench",
+            suites=(str(self.asked.suite),),
+            started_s=self.ctx.clock.now_s(),
+            target=target,
+            seed=self.seed,
+            unit=opened.unit,
+            profile=opened.profile,
+            model_name=opened.target.model,
+            workload=self.shape.name if self.shape is not None else None,
+            tunerd_version=__version__,
+            host=_host(self.ctx),
+            arms=(arm,),
+        )
+        self.run = self.store.add_run(record)
+
+    def _both(self, target: Target, composer: Composer) -> list[Target]:
+        """The same server with speculation off by request, where the build honours that."""
+        if target.speculation.drafts is False or not target.is_llama:
+            return [target]
+        off = replace(
+            target,
+            arm=replace(target.arm, name=OFF),
+            speculation=Speculation(drafts=False),
+            overrides=OFF_FOR_ONE_REQUEST,
+        )
+        if not self._honours((target, off), composer):
+            text = "this server takes no settings of speculation with a request, so one arm alone is measured"
+            self.messages.append(note("one-arm", text, "`tunerd bench PROFILE` measures both"))
+            return [target]
+        self._add(off.arm, self.opened[0], "")
+        return [target, off]
+
+    def _honours(self, both: Sequence[Target], composer: Composer) -> bool:
+        """Whether the setting had an effect: drafts without it, and none with it."""
+        request = warm_up(self.asked.suite).requests[0]
+        life = Life(self.ctx, both[0])
+        drafted = [life.ask(request, composer.compose(request), target=one).has_drafted
+                   for one in both]  # fmt: skip
+        return drafted == [True, False]
+
+    def _composer(self, target: Target) -> Composer:
+        """Texts for one life: the same for every life of a run, and none that this one has seen."""
+        used = seen_prompts(self.store, target.life())
+        rng = random.Random(f"texts {self.seed}")  # noqa: S311 -- texts that can be had again
+        stock = PromptStock(self.book, rng, used)
+        letters = USUAL_LETTERS_PER_TOKEN
+        if target.is_llama:
+            letters = letters_per_token(target.server, stock.filler(_SAMPLE_LETTERS))
+        return Composer(stock, letters)
+
+    def _measure(self, targets: Sequence[Target], composer: Composer) -> None:
+        target = targets[0]
+        plan, told = fitting_plan(
+            self.asked,
+            self.seed,
+            self.shape,
+            self.book,
+            n_ctx=target.n_ctx,
+            n_slots=target.n_slots,
+            most_tokens=target.most_tokens,
+            letters_per_token=composer.letters_per_token if target.is_llama else None,
+        )
+        self.messages += [one for one in told if one not in self.messages]
+        self.plan = self.plan or plan
+        first = [composer.compose_step(step.requests) for step in self.plan.steps]
+        texts = {target.name: first}
+        for other in targets[1:]:
+            # Questions whose answers are compared are the same; where speed counts, no text comes twice.
+            texts[other.name] = first if plan.suite is Suite.QUALITY else [
+                composer.compose_step(step.requests) for step in self.plan.steps
+            ]  # fmt: skip
+        running = BenchRun(self.ctx, targets, composer, self._keep)
+        try:
+            running.run(self.plan, texts)
+        finally:
+            self.measured |= running.measured
+        if composer.stock.repeated_kinds:
+            kinds = ", ".join(sorted(composer.stock.repeated_kinds))
+            text = f"this server has seen all texts of {kinds}: they came again with another number"
+            self.messages.append(warning("texts-used-up", text, "restart it for fresh ones"))
+
+    def _keep(self, arm: str, samples: Sequence[Sample]) -> None:
+        if self.run is not None:
+            self.store.add_samples(self.run, samples, arm=arm)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Write how the run ended, whatever happens."""
+        outcome, reason = RunOutcome.FAILED, None
+        try:
+            yield
+            outcome = RunOutcome.DONE
+        except (KeyboardInterrupt, SystemExit) as end:
+            outcome, reason = RunOutcome.STOPPED, "interrupted"
+            if self.run is not None:
+                end.add_note(
+                    f"what was measured until then is kept: `tunerd results show {self.run}`"
+                )
+            raise
+        except Preempted as end:
+            outcome, reason = RunOutcome.STOPPED, end.cause
+            raise
+        except TunerdError as problem:
+            reason = problem.words
+            raise
+        finally:
+            if self.run is not None:
+                ended_s = self.ctx.clock.now_s()
+                self.store.end_run(self.run, outcome, ended_s=ended_s, reason=reason)
+
+
+@contextmanager
+def _with_state(text: str) -> Iterator[None]:
+    """What an error within says of the machine, unless it knows better."""
+    try:
+        yield
+    except BenchError as problem:
+        problem.state = problem.state or text
+        raise
+
+
+def _meant(opened: Opened, speculation: Speculation) -> Opened:
+    return replace(opened, target=replace(opened.target, speculation=speculation))
+
+
+def _planned_free(candidate: Candidate) -> int | None:
+    """VRAM that is left with a full context, if the estimate is right about what comes after the load."""
+    gpu = next((one for one in candidate.plan.memory.devices if one.name == Device.GPU), None)
+    if candidate.vram_free_mib is None or gpu is None:
+        return None
+    return candidate.vram_free_mib - (gpu.worst_mib - gpu.start_mib)
+
+
+def _host(ctx: Context) -> dict[str, Any]:
+    host = read_host(ctx.gpu)
+    return {
+        "kernel": host.kernel,
+        "cpu": host.cpu.model,
+        "gpus": [gpu.name for gpu in host.gpus or ()],
+        "driver": host.driver_version,
+        "memory": {"total_mib": host.memory.total_mib},
+    }
+
+
+# `tunerd bench`: measures a server by a suite, keeps every sample, and says what it came to.
+
+
+def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
+    """Measure the unit that serves now; nothing of it is changed.
+
+    Raises:
+        BenchError: it cannot be measured, or not trusted.
+    """
+    with _store(ctx) as store:
+        opened = open_live(ctx)
+        published = _published(ctx, asked, opened.profile)
+        session = Session(ctx, asked, store)
+        session.on_server(opened, LIVE)
+        return result_of(session, LIVE, published)
+
+
+def bench_url(ctx: Context, asked: BenchRequest, url: str) -> ActionResult:
+    """Measure a server by its address.
+
+    Raises:
+        UsageError: it is no address.
+        BenchError: it cannot be measured.
+    """
+    with _store(ctx) as store:
+        published = _published(ctx, asked, None)
+        session = Session(ctx, asked, store)
+        session.on_server(open_url(ctx, url), url)
+        return result_of(session, url, published)
+
+
+def bench_profile(
+    ctx: Context,
+    asked: BenchRequest,
+    request: PlanRequest,
+    confirm: Confirm,
+    *,
+    start_after: bool = False,
+) -> ActionResult:
+    """Measure a profile as a candidate in the live unit's place, which serves again afterwards.
+
+    Args:
+        ctx: Where.
+        asked: The suite.
+        request: The profile.
+        confirm: Called with how long there will be no service; raises where that is not wanted.
+        start_after: Start the live unit afterwards even if it does not run now.
+
+    Raises:
+        BenchError: it cannot be measured.
+        Preempted: somebody started the live unit, or the time ran out.
+        Stranded: the live unit does not serve afterwards.
+    """
+    made = make_plan(ctx, request)
+    plans = {request.profile: made}
+    if asked.suite in BOTH_ARMS and made.resolved.profile.speculation.type not in {None, "off"}:
+        without = replace(request, options={**request.options, "speculation.type": "off"})
+        plans = {ON: made, OFF: make_plan(ctx, without)}
+    for one in plans.values():
+        if one.is_refused:
+            _refuse(one.messages)
+    published = _published(ctx, asked, made.resolved.name)
+    beside = beside_serving(ctx, made, asked.suite)
+    if asked.suite is Suite.QUALITY and beside.changes and beside.plan is not None:
+        plans[SERVING] = beside.plan
+        asked = replace(asked, with_own_sampling=changes_sampling(beside.changes))
+    with _store(ctx) as store:
+        session = Session(ctx, asked, store, messages=list(beside.messages))
+        session.on_candidates(plans, confirm, start_after=start_after)
+        return result_of(session, f"profile {request.profile}", published)
+
+
+def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Published | None:
+    """The published numbers where they are wanted, before anything is measured."""
+    if not asked.is_against_published:
+        return None
+    if asked.suite not in {Suite.MTP, Suite.LENGTHS}:
+        raise UsageError(
+            f"nothing was published that suite `{asked.suite}` measures",
+            hint="--suite mtp, or --suite lengths",
+        )
+    return published_of(ctx, profile)
+
+
+def _refuse(messages: Sequence[Message]) -> None:
+    first = next(one for one in messages if one.level is Level.ERROR)
+    raise BenchError(
+        "the profile cannot be deployed, so it is not measured",
+        cause=first.text,
+        state="nothing was touched",
+        hint=first.hint or "`tunerd plan PROFILE`",
+    )
+
+
+@contextmanager
+def _store(ctx: Context) -> Iterator[EvidenceStore]:
+    ctx.files.make_folder(ctx.paths.state_dir)
+    with EvidenceStore(ctx.paths.evidence) as store:
+        yield store
+
+
+def result_of(session: Session, target: str, published: Published | None) -> ActionResult:
+    """What the samples came to; figures beside them are stored too."""
+    if session.plan is None or session.run is None:
+        raise BenchError("nothing was measured")
+    arms = [_arm_data(session, name, one) for name, one in session.measured.items()]
+    found = findings(session.plan, arms, session.shape)
+    for record in found.records:
+        session.store.add_summary(session.run, record)
+    messages = [*session.messages, *_unusable(arms), *_unwatched(session)]
+    messages += _without_times(session)
+    has_any = any(sample.is_usable for arm in arms for sample in arm.samples)
+    if not has_any:
+        text = "no request could be measured undisturbed"
+        messages.append(error("nothing-usable", text, "the reasons are listed with it"))
+    beside = None
+    if published is not None:
+        family = session.opened[0].target.arm.family
+        beside = against_published(published, session.plan.suite, arms[0], family)
+    payload = {
+        "run": session.run,
+        "target": target,
+        "suite": str(session.plan.suite),
+        "seed": session.seed,
+        "arms": [arm_json(arm) for arm in session.arms],
+        "summary": figures(arms),
+        **found.payload,
+        "left_out": {arm.name: dict(count_marks(arm.samples)) for arm in arms},
+        "against": None if beside is None else [{**asdict(one), "ratio": one.ratio}
+                                               for one in beside],
+        "samples": [{"arm": arm.name, **sample_json(sample)}
+                    for arm in arms for sample in arm.samples],
+    }  # fmt: skip
+    return ActionResult("bench", payload, tuple(messages), 0 if has_any else 1, has_acted=True)
+
+
+def _arm_data(session: Session, name: str, measured: Measured) -> ArmData:
+    return ArmData(
+        name=name,
+        samples=measured.samples,
+        answers=measured.answers,
+        groups=measured.walls_ms,
+        by_position=measured.acceptance_by_position,
+        planned_free_mib=session.planned_free_mib.get(name),
+    )
+
+
+def _unwatched(session: Session) -> list[Message]:
+    if all(one.traffic_seen for one in session.measured.values()):
+        return []
+    text = (
+        "the server counts nothing (`--metrics` is off): others' requests show only while they run"
+    )
+    return [note("no-counters", text)]
+
+
+def _without_times(session: Session) -> list[Message]:
+    """llama-server tells its times with every answer; without them there is no speed to show."""
+    found = []
+    for opened in session.opened:
+        name = opened.target.name
+        usable = [one for one in session.measured[name].samples if one.is_usable]
+        n = sum(one.timings is None or one.timings.predicted_ms is None for one in usable)
+        if opened.target.is_llama and n:
+            text = f"{name}: {n} of {len(usable)} answers came without the server's own times"
+            hint = "no speed is shown for them; the client's clock is kept with the samples"
+            found.append(warning("no-times", text, hint))
+    return found
+
+
+def _unusable(arms: Sequence[ArmData]) -> list[Message]:
+    found = []
+    for arm in arms:
+        counts = count_marks(arm.samples)
+        if counts:
+            reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.items())
+            found.append(warning("left-out", f"{arm.name}: left out of every figure: {reasons}"))
+        for reason, n in count_problems(arm.samples).items():
+            found.append(warning("no-answer", f"{arm.name}: no answer to {n}: {reason}"))
+    return found

@@ -1,0 +1,842 @@
+"""`tunerd compare`: candidates in a lease, asked the same texts on both sides, until the pairs have decided."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tunerd import __version__
+from tunerd.app import Context
+from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
+from tunerd.errors import BenchError, UsageError
+from tunerd.machine.process import words_of
+from tunerd.measure.answer import Answer, Mark, Sample
+from tunerd.measure.conditions import FingerprintReader
+from tunerd.measure.evidence import (
+    ArmRecord,
+    RunOutcome,
+    RunRecord,
+    SummaryRecord,
+    TurnTime,
+    VerdictRecord,
+)
+from tunerd.measure.findings import Quality, Replies, ended_in_thought, judge_quality, pair
+from tunerd.measure.learn import workload_for
+from tunerd.measure.life import Asked as Answered
+from tunerd.measure.life import Life, Target, Texts, is_warm_class, open_candidate, prompt_book
+from tunerd.measure.pairs import (
+    SIDES,
+    Asked,
+    BootFailed,
+    Comparison,
+    Decision,
+    End,
+    Gain,
+    LifeEnded,
+    Limits,
+    Pair,
+    Part,
+    Side,
+    Turn,
+    Unusable,
+    advise,
+    compare,
+    part_sentence,
+    reasons,
+    sentence,
+)
+from tunerd.measure.request import (
+    Prompt,
+    PromptBook,
+    PromptStock,
+    Request,
+    Route,
+    Suite,
+    quality_plan,
+    with_room_for_thoughts,
+)
+from tunerd.measure.sides import SideRequest, answering, plan_side, sides_of
+from tunerd.measure.store import EvidenceStore
+from tunerd.measure.trust import not_as_meant
+from tunerd.production.lease import Held, Outlook, hold, outlook
+from tunerd.production.plan import Plan
+from tunerd.production.unattended import demand_root_for_plan
+from tunerd.profile.workload import RequestClass, Workload, WorkloadShape, fitted
+from tunerd.result import ActionResult, Level, Message, Muted, Progress, note, warning
+from tunerd.words import format_duration
+
+# `tunerd compare A B`: which of two servers is faster on a workload, in production's place.
+
+DEFAULT_BUDGET_S = 1800.0
+# What a prompt has beside the tokens that were asked for: its reference number, its question.
+_FRAME_TOKENS = 192
+# Time to end the last pair in, so that the loop and not the lease ends it.
+_SLACK_S = 120.0
+_SEED_BITS = 32
+_ANY_CONTEXT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class CompareRequest:
+    """What is asked for.
+
+    `words` are A and B as typed, `options` `KEY=VALUE` for B, `workload` a name or None for the
+    profile's own, `seed` None for a fresh one.
+    """
+
+    words: tuple[str, ...]
+    base: str | None = None
+    options: tuple[str, ...] = ()
+    workload: str | None = None
+    limits: Limits = field(default_factory=lambda: Limits(budget_s=DEFAULT_BUDGET_S))
+    seed: int | None = None
+    start_after: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is known before production is stopped."""
+
+    request: CompareRequest
+    sides: Mapping[Side, SideRequest]
+    plans: Mapping[Side, Plan]
+    shape: WorkloadShape
+    workload: Workload
+    seed: int
+    outlook: Outlook
+    messages: tuple[Message, ...]
+    changes: tuple[OutputChange, ...] = ()
+
+    @property
+    def question(self) -> str:
+        """What a person is asked before it begins."""
+        return (
+            f"A is {self.sides['A'].name}, B is {self.sides['B'].name}, measured on "
+            f"{self.shape.name} for {format_duration(self.request.limits.budget_s)} at most, less "
+            f"where they are told apart sooner: {self.outlook.text}.{self._questions} Go on?"
+        )
+
+    @property
+    def _questions(self) -> str:
+        if not self.changes:
+            return ""
+        return " Some of that time goes into questions that show whether B answers as A does."
+
+
+Confirm = Callable[[Prepared], None]
+
+
+def prepare(ctx: Context, request: CompareRequest) -> Prepared:
+    """Plans both sides and chooses the workload; nothing is touched.
+
+    Raises:
+        UsageError: these are not two sides.
+        DeployError: one of them would be refused, or production would not come back by itself.
+    """
+    first, second = sides_of(ctx, request.words, base=request.base, options=request.options)
+    plans: dict[Side, Plan] = {"A": plan_side(ctx, first), "B": plan_side(ctx, second)}
+    for plan in plans.values():
+        demand_root_for_plan(ctx, plan)
+    ahead = outlook(
+        ctx,
+        measuring_s=request.limits.budget_s,
+        start_after=request.start_after,
+        programs=[plan.engine.program for plan in plans.values()],
+    )
+    shape, told = workload_for(ctx, request.workload, plans["A"].resolved)
+    contexts = [_context_tokens(plan) for plan in plans.values()]
+    known = [tokens for tokens in contexts if tokens is not None]
+    most = min(known) if known else _ANY_CONTEXT
+    workload, cut = fitted(shape.plain(), most, margin_tokens=_FRAME_TOKENS)
+    changes = output_changes(answering(plans["A"]), answering(plans["B"]))
+    messages = [
+        told,
+        *_same(plans),
+        *_changing(changes),
+        *_cut_messages(shape, workload, cut, known),
+    ]
+    for side, plan in plans.items():
+        messages += [
+            Message(one.level, one.code, f"{side}: {one.text}", one.hint)
+            for one in plan.messages
+            if one.level is Level.WARNING
+        ]
+    seed = secrets.randbits(_SEED_BITS) if request.seed is None else request.seed
+    sides: dict[Side, SideRequest] = {"A": first, "B": second}
+    return Prepared(request, sides, plans, shape, workload, seed, ahead, tuple(messages), changes)
+
+
+def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> ActionResult:
+    """Measure until it is decided or time is up, and store everything.
+
+    Args:
+        ctx: Where.
+        request: What is compared.
+        confirm: Shows what will happen and asks; raises to stop.
+
+    Returns:
+        Exit code 0 whatever the verdict, 1 if it could not be measured.
+
+    Raises:
+        UsageError: these are not two sides.
+        DeployError: one of them would be refused, or production would not come back by itself.
+        Preempted: the measurement was ended from outside; what was measured is stored.
+    """
+    prepared = prepare(ctx, request)
+    confirm(prepared)
+    ctx.files.make_folder(ctx.paths.evidence.parent)
+    with EvidenceStore(ctx.paths.evidence) as store:
+        keeper = Keeper(ctx, store, prepared)
+        try:
+            found, quality, held, told = _measure(ctx, prepared, keeper)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                kept = (
+                    f"what was measured until then is kept: `tunerd results show {keeper.number}`"
+                )
+                error.add_note(kept)
+            keeper.end(RunOutcome.STOPPED, words_of(error))
+            raise
+        verdict = keeper.verdict(found, quality)
+        failed = found.end is End.FAILED
+        keeper.end(RunOutcome.FAILED if failed else RunOutcome.DONE, found.problem)
+    payload = {
+        **payload_of(prepared, found, verdict, quality),
+        "run": keeper.number,
+        "without_service_s": held.without_service_s,
+    }
+    messages = (*prepared.messages, *told)
+    return ActionResult("compare", payload, messages, 1 if failed else 0, has_acted=True)
+
+
+def _measure(
+    ctx: Context, prepared: Prepared, keeper: Keeper
+) -> tuple[Comparison, Quality | None, Held, tuple[Message, ...]]:
+    limits = prepared.request.limits
+
+    def on_pair(pair: Pair, decision: Decision, left_s: float) -> None:
+        text = f"pair {pair.number}: {decision.standing}"
+        ctx.report(Progress(text, pair.number, limits.max_pairs, left_s=left_s))
+
+    sink = Muted(ctx.progress)
+    ctx.say("pair 1: the first start says how long it will take")
+    with hold(
+        replace(ctx, progress=sink),
+        purpose=f"compare {prepared.sides['A'].name} with {prepared.sides['B'].name}",
+        budget_s=limits.budget_s + _SLACK_S,
+        start_after=prepared.request.start_after,
+    ) as held:
+        stand = CandidateStand(
+            ctx=ctx,
+            held=held,
+            plans=prepared.plans,
+            book=prompt_book(ctx),
+            seed=prepared.seed,
+            on_arm=keeper.arm,
+            on_samples=keeper.samples,
+        )
+        rng = random.Random(prepared.seed)  # noqa: S311 -- no secret
+        began_s = stand.now_s()
+        quality = _answers(ctx, stand, prepared, keeper)
+        limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
+        with sink.muted():
+            found = compare(stand, prepared.workload, limits, rng, on_pair=on_pair)
+        # Kept before production comes back: should that fail, the result is not lost.
+        keeper.result(found)
+    notes = tuple(note("lease", text) for text in held.notes)
+    return found, quality, held, (*notes, *stand.told())
+
+
+def _answers(
+    ctx: Context, stand: CandidateStand, prepared: Prepared, keeper: Keeper
+) -> Quality | None:
+    """B's answers held against A's; None where nothing may change them."""
+    if not prepared.changes:
+        return None
+    found = judge_answers(
+        ctx,
+        stand,
+        prepared.changes,
+        seed=prepared.seed,
+        budget_s=prepared.request.limits.budget_s,
+    )
+    keeper.answers(found)
+    return found
+
+
+def _same(plans: Mapping[Side, Plan]) -> list[Message]:
+    a, b = plans["A"], plans["B"]
+    if a.command.argv != b.command.argv or a.unit_text != b.unit_text:
+        return []
+    text = "A and B are the same command line: whatever is found between them is chance"
+    return [warning("same", text)]
+
+
+def _changing(changes: Sequence[OutputChange]) -> list[Message]:
+    if not changes:
+        return []
+    text = (
+        f"B may answer otherwise than A, so their answers are compared too: {change_words(changes)}"
+    )
+    return [warning("changes-answers", text)]
+
+
+def _context_tokens(plan: Plan) -> int | None:
+    """Context of one slot [tok]; None where the engine decides."""
+    serving = plan.resolved.profile.serving
+    if not serving.ctx_size:
+        return None
+    return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
+
+
+def _cut_messages(
+    shape: WorkloadShape, workload: Workload, cut: Sequence[int], contexts: Sequence[int]
+) -> list[Message]:
+    if not contexts:
+        return [note("context-unknown", "the engine chooses the context; it may be too small")]
+    found = []
+    for index in cut:
+        wanted, kept = shape.plain().classes[index], workload.classes[index]
+        text = (
+            f"`{shape.classes[index].name}` of {shape.name} needs {wanted.depth_tokens} tokens of "
+            f"context and here are {min(contexts)}: measured with {kept.depth_tokens}"
+        )
+        found.append(warning("workload-cut", text, "--workload for a smaller one"))
+    return found
+
+
+def check_limits(budget_s: float | None, max_pairs: int, tolerance: float) -> Limits:
+    """Limits as typed.
+
+    Raises:
+        UsageError: nothing can be measured within them.
+    """
+    if budget_s is None or not 0 < budget_s < float("inf"):
+        raise UsageError("--budget is no duration", hint="for example --budget 30m")
+    return Limits(budget_s=budget_s, max_pairs=max_pairs, tolerance=tolerance)
+
+
+# The real stand of a comparison: candidates in a lease, asked the same texts on both sides.
+
+_PREFIX_ANSWER_TOKENS = 2
+_WARM_SHARE = 0.5
+
+OnArm = Callable[[Side, ArmRecord], None]
+OnSamples = Callable[[Side, Sequence[Sample]], None]
+
+
+@dataclass
+class SideFacts:
+    """What was seen of a side over all of its processes."""
+
+    arm: ArmRecord | None = None
+    wanted_cached: int = 0
+    found_cached: int = 0
+    route: Route | None = None
+    messages: dict[str, Message] = field(default_factory=dict)
+
+
+@dataclass
+class CandidateStand:
+    """Boots either plan as a candidate of the lease that is held.
+
+    `on_arm` is called once for each side when it first serves, `on_samples` with what each of its
+    processes was asked.
+    """
+
+    ctx: Context
+    held: Held
+    plans: Mapping[Side, Plan]
+    book: PromptBook
+    seed: int
+    on_arm: OnArm
+    on_samples: OnSamples
+    facts: dict[Side, SideFacts] = field(
+        default_factory=lambda: {"A": SideFacts(), "B": SideFacts()}
+    )
+    letters_per_token: float | None = None
+    _reader: FingerprintReader | None = None
+
+    def now_s(self) -> float:
+        """Seconds."""
+        return self.ctx.clock.monotonic_s()
+
+    def boot(self, side: Side) -> CandidateLife:
+        """A fresh process of this side, its first request answered and discarded.
+
+        Raises:
+            BootFailed: it does not serve.
+            Preempted: the lease is gone.
+        """
+        stack = contextlib.ExitStack()
+        try:
+            life = self._boot(side, stack)
+        except BenchError as error:
+            stack.close()
+            self.held.check()
+            raise BootFailed(error.words) from error
+        except BaseException:
+            stack.close()
+            raise
+        return life
+
+    def _boot(self, side: Side, stack: contextlib.ExitStack) -> CandidateLife:
+        candidate = stack.enter_context(self.held.serve(self.plans[side]))
+        self._reader = self._reader or FingerprintReader(self.ctx)
+        opened = open_candidate(self.ctx, candidate, side, reader=self._reader)
+        facts, target = self.facts[side], opened.target
+        facts.messages |= {one.text: one for one in opened.messages}
+        if facts.arm is None:
+            facts.arm = target.arm
+            self.on_arm(side, target.arm)
+        # Both sides must be asked the very same text, so one of them says how long a token is.
+        texts = self.texts()
+        texts.learn(target.server)
+        self.letters_per_token = texts.letters_per_token
+        return CandidateLife(self, side, target, stack)
+
+    def texts(self) -> Texts:
+        """Those of one process."""
+        return Texts(self.book, self.seed, self.letters_per_token)
+
+    def told(self) -> tuple[Message, ...]:
+        """What should be said of the sides, beside the verdict."""
+        found: list[Message] = []
+        for side, facts in self.facts.items():
+            found += [replace(one, text=f"{side}: {one.text}") for one in facts.messages.values()]
+            if facts.wanted_cached and facts.found_cached < _WARM_SHARE * facts.wanted_cached:
+                text = (
+                    f"{side} found {facts.found_cached} of {facts.wanted_cached} tokens cached that "
+                    "it had just read: prefix reuse does not work there"
+                )
+                found.append(warning("no-reuse", text))
+        return tuple(found)
+
+
+class CandidateLife:
+    """One process of a side."""
+
+    def __init__(
+        self, stand: CandidateStand, side: Side, target: Target, stack: contextlib.ExitStack
+    ) -> None:
+        """Warmed up: the first process of a side finds the route by which its build counts drafts.
+
+        Later ones take that route; `check` judges all that they answered.
+        """
+        self._stand = stand
+        self._side = side
+        self._stack = stack
+        self._texts = stand.texts()
+        self._pair = ""
+        self._life = life = Life(stand.ctx, target)
+        facts, drafts = stand.facts[side], target.speculation.drafts
+        life.target, _ = life.warm_up(
+            lambda kind: self._texts.warm_up(kind, f"{life.name} {life.position}"),
+            drafts=drafts,
+            known=facts.route,
+            routes=(target.route, Route.TEXT) if drafts else (target.route,),
+        )
+        facts.route = life.target.route
+        self._before = life.open()
+        self._settled: list[Answered] = []
+
+    def request(self, asked: Asked) -> Turn:
+        """One request of a class, behind the prefix that it expects to be cached.
+
+        Raises:
+            LifeEnded: the server is gone, or does not answer.
+            Unusable: something speaks against the sample.
+            Preempted: the lease is gone.
+        """
+        one, traffic = asked.request_class, self._life.traffic
+        if not traffic.counts and not traffic.wait_until_idle():
+            raise LifeEnded("somebody else was served, or it says so, and it did not become idle")
+        if not self._pair:  # what is shared is shared by all requests of the process
+            self._pair = asked.block.rpartition("-")[0]
+            self._texts.shared = f"pair {self._pair} prefix"
+        if is_warm_class(one):
+            self._serve_prefix(one)
+        requests, prompts = self._texts.of_class(
+            one,
+            f"{asked.block} {asked.class_index} {asked.attempt}",
+            case=f"class {asked.class_index + 1}",
+            details={"block": asked.block, "attempt": asked.attempt},
+        )
+        found, _ = self._life.ask_all(requests, prompts)
+        return self._turn([answered.sample for answered in found], one)
+
+    def answer(self, request: Request, prompt: Prompt) -> Answer | None:
+        """The answer to a question; None where there was none.
+
+        Raises:
+            LifeEnded: the server is gone.
+            Preempted: the lease is gone.
+        """
+        found = self._life.ask(request, prompt)
+        if ended_in_thought(found.answer):
+            found = self._life.ask(with_room_for_thoughts(request), prompt)
+        if found.sample.problem is not None:
+            self._stand.held.check()
+            if (why := self._life.target.why_ended()) is not None:
+                raise LifeEnded(why)
+        return found.answer
+
+    def check(self) -> None:
+        """Whether this process did what its side is meant to do, and for nobody else.
+
+        Raises:
+            LifeEnded: it drafted although it is meant not to, or never drafted.
+            Unusable: the server's own counters show that it answered somebody else too.
+        """
+        samples = [one.sample for one in (*self._before, *self._life.asked)]
+        drafted = [one.timings.draft_n if one.timings else None for one in samples]
+        problem = not_as_meant(self._life.target.speculation.drafts, drafted)
+        if problem is not None:
+            raise LifeEnded(problem)
+        self._settled, traffic = self._life.settle()
+        if traffic.is_foreign:
+            raise Unusable(traffic.text)
+
+    def close(self) -> None:
+        """End the process, and hand over what was measured of it; what only prepared it is not kept."""
+        try:
+            self._stack.close()
+        finally:
+            samples = [one.sample for one in (*self._settled, *self._life.asked)]
+            measured = [one for one in samples if Mark.WARM_UP not in one.marks]
+            self._stand.on_samples(self._side, measured)
+
+    def _serve_prefix(self, one: RequestClass) -> None:
+        """Let the server read the shared text, which is not measured.
+
+        Before every class: a recurrent model may forget where it ended as soon as a longer prompt is read.
+        """
+        bare = replace(one, kind="code", new_tokens=0, n_predict=_PREFIX_ANSWER_TOKENS)
+        (request,), (prompt,) = self._texts.of_class(
+            bare, f"pair {self._pair} bare", case="prefix", is_measured=False
+        )
+        answered = self._life.ask(request, prompt, mark=Mark.WARM_UP)
+        if answered.sample.problem is not None:
+            raise self._ended(answered.sample.problem)
+
+    # Answers
+
+    def _turn(self, samples: Sequence[Sample], one: RequestClass) -> Turn:
+        problem = next((sample.problem for sample in samples if sample.problem), None)
+        if problem is not None:
+            raise self._ended(problem)
+        self._note(samples, one)
+        marks = [str(mark) for sample in samples for mark in sample.marks]
+        if marks:
+            raise Unusable(", ".join(sorted(set(marks))))
+        clients = [sample.client for sample in samples if sample.client is not None]
+        firsts = [client.ttft_ms for client in clients]
+        if not clients or None in firsts:
+            raise Unusable("the first token was not seen")
+        n = len(clients)
+        return Turn(
+            wall_ms=sum(client.wall_ms for client in clients) / n,
+            prefill_ms=sum(first for first in firsts if first is not None) / n,
+        )
+
+    def _note(self, samples: Sequence[Sample], one: RequestClass) -> None:
+        facts = self._stand.facts[self._side]
+        for sample in samples:
+            cached = sample.details.get("cached")
+            if is_warm_class(one) and isinstance(cached, int):
+                facts.wanted_cached += one.cached_tokens
+                facts.found_cached += min(cached, one.cached_tokens)
+
+    def _ended(self, problem: str) -> LifeEnded:
+        """Why no more is to be had of this process; raises Preempted where the lease is gone."""
+        self._stand.held.check()
+        return LifeEnded(self._life.target.why_ended() or problem)
+
+
+# The quality gate of a comparison: both sides answer the same questions before they are timed.
+
+_REPEATS = 3
+# Of the time that a comparison has, so much may go into questions; the rest is for speed.
+_SHARE = 0.5
+
+Question = tuple[Request, Prompt]
+
+
+@dataclass
+class Gate:
+    """Asks both sides, one process each.
+
+    `asked` counts the questions of each side; those that one of them was never asked say nothing.
+    """
+
+    ctx: Context
+    stand: CandidateStand
+    questions: Sequence[Question]
+    budget_s: float
+    answers: dict[Side, list[Replies]] = field(default_factory=lambda: {"A": [], "B": []})
+
+    def judge(self) -> Quality:
+        """B's answers held against A's.
+
+        Raises:
+            Preempted: the lease is gone.
+        """
+        for side in SIDES:
+            try:
+                self._ask(side)
+            except BootFailed as error:
+                return Quality(None, (f"{side} did not start: {error}",), ())
+        both = zip(self.questions, self.answers["A"], self.answers["B"], strict=False)
+        found = judge_quality(
+            [pair(request.case, number, one, other)
+             for number, ((request, _), one, other) in enumerate(both)]
+        )  # fmt: skip
+        n_left = len(self.questions) - min(len(one) for one in self.answers.values())
+        if not n_left or found.passes is False:
+            return found
+        text = f"there was no time for {n_left} of {len(self.questions)} questions"
+        return Quality(None, (*found.reasons, text), found.cases)
+
+    def _ask(self, side: Side) -> None:
+        clock = self.ctx.clock
+        end_s = clock.monotonic_s() + self.budget_s * _SHARE / len(SIDES)
+        life = self.stand.boot(side)
+        began_s = clock.monotonic_s()
+        has_ended = False
+        try:
+            for number, (request, prompt) in enumerate(self.questions):
+                now_s = clock.monotonic_s()
+                if now_s >= end_s:
+                    return
+                left_s = (now_s - began_s) / number * (len(self.questions) - number)\
+                    if number else None  # fmt: skip
+                self.ctx.report(Progress(f"questions to {side}: {request.case}", number + 1,
+                                         len(self.questions), left_s=left_s))  # fmt: skip
+                answer = None
+                if not has_ended:
+                    try:
+                        answer = life.answer(request, prompt)
+                    except LifeEnded:
+                        has_ended = True  # what is left has no answer, and that counts
+                self.answers[side].append({prompt.prompt_id: answer})
+        finally:
+            life.close()
+
+
+def judge_answers(
+    ctx: Context,
+    stand: CandidateStand,
+    changes: Sequence[OutputChange],
+    *,
+    seed: int,
+    budget_s: float,
+) -> Quality:
+    """Whether B answers as A does.
+
+    Args:
+        ctx: Where.
+        stand: Where both sides are started.
+        changes: What may change answers; sampling is tried by each server's own settings too.
+        seed: Of texts and order.
+        budget_s: What the whole comparison may take; half of it is for questions at most.
+
+    Raises:
+        Preempted: the lease is gone.
+    """
+    plan = quality_plan(seed, repeats=_REPEATS, with_own_sampling=changes_sampling(changes))
+    stock = PromptStock(stand.book, random.Random(f"{seed} questions"))  # noqa: S311 -- texts
+    questions = [(request, stock.take(request.kind)) for request in plan.requests]
+    return Gate(ctx, stand, questions, budget_s).judge()
+
+
+# What is stored and told of a comparison: its arms, samples, turn times, and the verdict.
+
+SUITE = "workload"
+
+
+class Keeper:
+    """Stores a comparison as it comes."""
+
+    def __init__(self, ctx: Context, store: EvidenceStore, prepared: Prepared) -> None:
+        self._ctx = ctx
+        self._store = store
+        self._prepared = prepared
+        self._workload_sha256 = prepared.shape.sha256
+        plan = prepared.plans["A"]
+        self.number = store.add_run(
+            RunRecord(
+                kind="compare",
+                suites=(SUITE, str(Suite.QUALITY)) if prepared.changes else (SUITE,),
+                started_s=ctx.clock.now_s(),
+                target=f"A: {prepared.sides['A'].name}; B: {prepared.sides['B'].name}",
+                seed=prepared.seed,
+                unit=ctx.unit,
+                profile=plan.resolved.name,
+                model_name=plan.facts.name,
+                workload=prepared.shape.name,
+                tunerd_version=__version__,
+            )
+        )
+
+    def arm(self, side: Side, arm: ArmRecord) -> None:
+        """A side has served for the first time."""
+        fingerprint = replace(arm.fingerprint, workload_sha256=self._workload_sha256)
+        self._store.add_arm(self.number, replace(arm, name=side, fingerprint=fingerprint))
+
+    def samples(self, side: Side, samples: Sequence[Sample]) -> None:
+        """What one process was asked."""
+        self._store.add_samples(self.number, samples, arm=side)
+
+    def result(self, found: Comparison) -> None:
+        """Turn times of both sides, whole and by class."""
+        for part in found.parts():
+            self._store.add_summary(self.number, _effect_record(part))
+        for one in turn_times(self._prepared.shape, found):
+            self._store.add_summary(self.number, one.to_record(SUITE))
+
+    def answers(self, quality: Quality) -> None:
+        """B's answers held against A's."""
+        self._store.add_summary(self.number, quality.to_record("B", "A"))
+
+    def verdict(self, found: Comparison, quality: Quality | None) -> VerdictRecord:
+        """The verdict, stored."""
+        record = _verdict(self._prepared, found, quality)
+        self._store.add_verdict(self.number, record)
+        return record
+
+    def end(self, outcome: RunOutcome, reason: str | None) -> None:
+        """How the run ended."""
+        self._store.end_run(self.number, outcome, ended_s=self._ctx.clock.now_s(), reason=reason)
+
+
+def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> VerdictRecord:
+    gain, decision = found.gain, found.decision
+    ratios = {} if gain is None else _gain_json(gain)
+    names = {side: one.name for side, one in prepared.sides.items()}
+    advice = advise(found.standing, prepared.changes, quality)
+    said = sentence(found, f"A ({names['A']})", f"B ({names['B']})", prepared.shape.name)
+    return VerdictRecord(
+        outcome=advice.outcome,
+        sentence=said if advice.remark is None else f"{said}; {advice.remark}",
+        arm_a="A",
+        arm_b="B",
+        what=f"turn time on {prepared.shape.name}",
+        ratio=ratios.get("ratio"),
+        ratio_low=ratios.get("low"),
+        ratio_high=ratios.get("high"),
+        n_pairs=len(found.pairs),
+        reasons=(*reasons(found), *advice.reasons),
+        details={
+            "speed": str(found.standing),
+            "recommended": advice.recommended,
+            "changes": [change.text for change in prepared.changes],
+            "end": str(found.end),
+            "evidence_b": None if decision is None else decision.e_b,
+            "evidence_a": None if decision is None else decision.e_a,
+            "evidence_needed": None if decision is None else decision.needed,
+        },
+    )
+
+
+def _effect_record(part: Part) -> SummaryRecord:
+    what = part.name if part.class_index is None else f"class {part.class_index + 1}"
+    figures = {"what": what, **_gain_json(part.gain), "a_s": part.a_s, "b_s": part.b_s}
+    return SummaryRecord(SUITE, "effect", None, figures)
+
+
+def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
+    """The turn of each class and the expected one, on both sides, by part.
+
+    Thoughts are timed with the answer, and told apart by their share of it where that is known.
+    """
+    rows = []
+    for side in SIDES:
+        parts = []
+        for at, (one, share) in enumerate(zip(shape.classes, shape.shares, strict=True)):
+            prefill_s, decode_s, whole_s = (
+                found.seconds(side, name, at) for name in ("prefill", "decode", "turn")
+            )
+            if prefill_s is None or decode_s is None:
+                return []
+            thoughts = one.reasoning_share
+            reasoning_s = None if thoughts is None else thoughts * decode_s
+            parts.append((share, prefill_s, reasoning_s, decode_s - (reasoning_s or 0.0)))
+            rows.append(TurnTime(side, one.name, prefill_s, reasoning_s, parts[-1][3], share,
+                                 whole_s=whole_s))  # fmt: skip
+        reasoning = [share * part for share, _, part, _ in parts if part is not None]
+        rows.append(
+            TurnTime(
+                arm=side,
+                request_class=None,
+                prefill_s=sum(share * part for share, part, _, _ in parts),
+                reasoning_s=sum(reasoning) if len(reasoning) == len(parts) else None,
+                decode_s=sum(share * part for share, _, _, part in parts),
+                whole_s=found.seconds(side, "turn"),
+            )
+        )
+    return rows
+
+
+def _gain_json(gain: Gain) -> dict[str, Any]:
+    """The ratio of times, B over A, and how much faster that makes B, each with its interval."""
+    turned = gain.turned
+    ratio, low, high = (
+        None if one is None else 1.0 + one for one in (turned.estimate, turned.lower, turned.upper)
+    )
+    return {
+        "ratio": ratio,
+        "low": low,
+        "high": high,
+        "n_pairs": gain.n_pairs,
+        "gain": gain.estimate,
+        "gain_low": gain.lower,
+        "gain_high": gain.upper,
+    }
+
+
+def payload_of(
+    prepared: Prepared, found: Comparison, verdict: VerdictRecord, quality: Quality | None
+) -> dict[str, Any]:
+    """As scripts read it."""
+    names = [one.name for one in prepared.shape.classes]
+    gain = found.gain
+    parts = [
+        {
+            "part": part.name,
+            "class": None if part.class_index is None else names[part.class_index],
+            "a_s": part.a_s,
+            "b_s": part.b_s,
+            **_gain_json(part.gain),
+            "sentence": part_sentence(
+                part, "" if part.class_index is None else names[part.class_index]
+            ),
+        }
+        for part in found.parts()
+    ]
+    return {
+        "a": prepared.sides["A"].name,
+        "b": prepared.sides["B"].name,
+        "workload": prepared.shape.name,
+        "seed": prepared.seed,
+        "verdict": verdict.outcome,
+        "speed": verdict.details["speed"],
+        "recommended": verdict.details["recommended"],
+        "changes": [{**asdict(one), "text": one.text} for one in prepared.changes],
+        "quality": None if quality is None else asdict(quality),
+        "sentence": verdict.sentence,
+        "reasons": list(verdict.reasons),
+        "effect": None if gain is None else _gain_json(gain),
+        "parts": parts,
+        "turns": [
+            {**asdict(one), "total_s": one.total_s} for one in turn_times(prepared.shape, found)
+        ],
+        "pairs": len(found.pairs),
+        "end": str(found.end),
+        "elapsed_s": found.elapsed_s,
+        "unusable": found.n_unusable,
+        "problem": found.problem,
+    }

@@ -1,0 +1,166 @@
+"""The conditions that a measurement would be valid for now: the fingerprint of what a unit would run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from tunerd import __version__
+from tunerd.app import Context
+from tunerd.engine.builds import engine_of, find_programs
+from tunerd.engine.flags import arguments_sha256, owner_of
+from tunerd.engine.probe import Found
+from tunerd.engine.serving import specifiers_of
+from tunerd.errors import HostError, ModelFileError
+from tunerd.machine.host import read_host
+from tunerd.measure.fingerprint import Fingerprint, models_sha256
+from tunerd.model.facts import ModelFacts
+from tunerd.model.files import ModelFiles
+from tunerd.units.generations import Generation
+from tunerd.units.text import environment_of, parse_unit
+
+_MODELS = ("model.path", "speculation.draft_model", "model.mmproj")
+
+
+_TEMPLATE = "model.chat_template_file"
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintNow:
+    """A fingerprint, and why parts of it are unknown."""
+
+    fingerprint: Fingerprint
+    problems: tuple[str, ...] = ()
+
+
+class FingerprintReader:
+    """Reads fingerprints; the machine, each engine and each model only once.
+
+    Engines are probed by what is remembered of them; one that changed is run again as probes are.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._host = read_host(ctx.gpu)
+        self._programs = find_programs(ctx)
+        self._files = ModelFiles(ctx.paths.cache_dir, ctx.files)
+        self._engines: dict[str, tuple[str | None, str | None]] = {}
+        self._models: dict[str, tuple[ModelFacts | None, str | None]] = {}
+
+    def of(
+        self,
+        argv: Sequence[str] | None,
+        environment: Mapping[str, str] | None = None,
+        *,
+        workload_sha256: str | None = None,
+    ) -> FingerprintNow:
+        """The fingerprint of a command line, with what its unit puts into the environment.
+
+        Args:
+            argv: The whole argument vector, program first; None where it is not known.
+            environment: The unit's variables.
+            workload_sha256: Of the workload that is measured, if it is one.
+        """
+        gpus, problems = self._host.gpus, []
+        engine = model = template = arguments = None
+        if gpus is None:
+            problems.append(f"GPUs cannot be read: {self._host.gpu_problem}")
+        if argv:
+            named = _named_files(argv)
+            engine, engine_problem = self._engine(argv[0])
+            model, template, model_problems = self._model(named)
+            problems += [text for text in (engine_problem, *model_problems) if text is not None]
+            arguments = arguments_sha256(argv, environment)
+        fingerprint = Fingerprint(
+            engine_sha256=engine,
+            driver_version=self._host.driver_version,
+            gpu_names=None if gpus is None else tuple(gpu.name for gpu in gpus),
+            power_limits_w=None if gpus is None else tuple(gpu.power_limit_w for gpu in gpus),
+            cpu_model=self._host.cpu.model,
+            model_sha256=model,
+            template_sha256=template,
+            arguments_sha256=arguments,
+            workload_sha256=workload_sha256,
+            tunerd_version=__version__,
+        )
+        return FingerprintNow(fingerprint, tuple(problems))
+
+    def _engine(self, program: str) -> tuple[str | None, str | None]:
+        """Identity of the engine behind a program, or why there is none."""
+        if program not in self._engines:
+            found = next((f for f in self._programs if str(f.program) == program), None)
+            engine = engine_of(self._ctx, found or Found(Path(program), "command line"))
+            identity = engine.identity.sha256 if engine.identity is not None else None
+            problem = None if identity else f"engine cannot be told: {engine.problem}"
+            self._engines[program] = (identity, problem)
+        return self._engines[program]
+
+    def _model(
+        self, named: Mapping[str, str]
+    ) -> tuple[str | None, str | None, tuple[str | None, ...]]:
+        """Identity of all models, hash of the template, and what stands against telling them."""
+        found = [self._facts(named[key]) for key in _MODELS if key in named]
+        problems = [problem for _, problem in found]
+        identities = [None if facts is None else facts.identity.sha256 for facts, _ in found]
+        main = found[0][0] if found else None
+        template = main.chat_template_sha256 if main is not None else None
+        if _TEMPLATE in named:
+            template, problem = self._template(named[_TEMPLATE])
+            problems.append(problem)
+        return models_sha256(identities), template, tuple(problems)
+
+    def _facts(self, path: str) -> tuple[ModelFacts | None, str | None]:
+        if path not in self._models:
+            try:
+                self._models[path] = (self._files.read_facts(Path(path)), None)
+            except ModelFileError as error:
+                self._models[path] = (None, error.message)
+        return self._models[path]
+
+    def _template(self, path: str) -> tuple[str | None, str | None]:
+        try:
+            content = self._ctx.files.read(Path(path))
+        except HostError as error:
+            return None, error.message
+        if content is None:
+            return None, f"no such template file: `{path}`"
+        return sha256(content).hexdigest(), None
+
+
+def current_fingerprint(
+    ctx: Context,
+    generation: Generation,
+    *,
+    workload_sha256: str | None = None,
+    reader: FingerprintReader | None = None,
+) -> FingerprintNow:
+    """The fingerprint of a generation's command line as the machine is now.
+
+    Args:
+        ctx: Where.
+        generation: What was deployed.
+        workload_sha256: Of the workload that is measured, if it is one.
+        reader: One that read the machine already.
+    """
+    reader = reader or FingerprintReader(ctx)
+    environment = unit_environment(ctx, generation)
+    return reader.of(generation.argv, environment, workload_sha256=workload_sha256)
+
+
+def unit_environment(ctx: Context, generation: Generation) -> dict[str, str]:
+    """The variables that a generation's unit sets by itself."""
+    text = ctx.generations.unit_text(generation.number)
+    if text is None:
+        return {}
+    unit = parse_unit(text.decode("utf-8", "surrogateescape"))
+    return dict(environment_of(unit, specifiers_of(ctx, generation.unit)).pairs)
+
+
+def _named_files(argv: Sequence[str]) -> dict[str, str]:
+    """The files that a command line names, by the profile key that stands for each."""
+    keys = {*_MODELS, _TEMPLATE}
+    pairs = ((owner_of(flag), value) for flag, value in itertools.pairwise(argv[1:]))
+    return {key: value for key, value in pairs if key in keys}

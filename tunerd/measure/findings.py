@@ -1,0 +1,1062 @@
+"""What a bench came to: the figures of every case, and what each suite is asked for besides."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunerd.measure.answer import Answer, Mark, Sample, ToolCall, spread, summarise
+from tunerd.measure.evidence import USUAL_LEVEL, Crossover, SummaryRecord, TurnTime, number
+from tunerd.measure.request import (
+    CHANGED_TAIL,
+    COLD,
+    IDENTICAL,
+    MTP_KINDS,
+    PROSE,
+    SHORT,
+    TOOLS,
+    Plan,
+    Suite,
+)
+from tunerd.profile.schema import Published
+from tunerd.profile.workload import WorkloadShape
+
+# The table of the community's mtp-bench, and how this box stands beside published ones.
+
+
+@dataclass(frozen=True, slots=True)
+class MtpRow:
+    """One kind; counts are those of one request, as the mean over its repetitions.
+
+    A figure that no request has is None. `acceptance_ratio` is accepted over drafted of all of them,
+    `tok_s` all tokens over all time.
+    """
+
+    kind: str
+    n: int
+    n_left_out: int
+    predicted: float | None
+    drafted: float | None
+    accepted: float | None
+    acceptance_ratio: float | None
+    tok_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MtpTable:
+    """All kinds, and what people quote of them.
+
+    `tok_s` is all tokens over all time, `mean_tok_s` the mean over the kinds, which published tables
+    often have instead. `wall_s` is that of one round through all kinds. `missing` are the kinds of
+    which no request counts, so that nothing here is over all of them.
+    """
+
+    rows: tuple[MtpRow, ...]
+    n_requests: int
+    predicted: int | None
+    drafted: int | None
+    accepted: int | None
+    acceptance_ratio: float | None
+    tok_s: float | None
+    mean_tok_s: float | None
+    wall_s: float | None
+    missing: tuple[str, ...] = ()
+
+
+def mtp_table(samples: Sequence[Sample]) -> MtpTable:
+    """The table of one arm's samples; the warm-up is none of them."""
+    by_kind = {kind: [s for s in samples if s.case == kind] for kind in MTP_KINDS}
+    rows = tuple(_mtp_row(kind, found) for kind, found in by_kind.items() if found)
+    whole = summarise([s for found in by_kind.values() for s in found])
+    rates = [row.tok_s for row in rows]
+    return MtpTable(
+        rows=rows,
+        n_requests=whole.n,
+        predicted=_predicted([s for found in by_kind.values() for s in found]),
+        drafted=whole.n_drafted,
+        accepted=whole.n_accepted,
+        acceptance_ratio=whole.acceptance_ratio,
+        tok_s=whole.decode.tok_s,
+        mean_tok_s=_mean(rates),
+        wall_s=_wall_s(by_kind),
+        missing=missing_kinds([s for found in by_kind.values() for s in found]),
+    )
+
+
+def missing_kinds(samples: Sequence[Sample]) -> tuple[str, ...]:
+    """The kinds of which no request counts."""
+    known = {one.case for one in samples if one.is_usable}
+    return tuple(kind for kind in MTP_KINDS if kind not in known)
+
+
+def _predicted(samples: Sequence[Sample]) -> int | None:
+    """Generated tokens, by the server's timings or by its `usage`; None where it says neither."""
+    counts = [
+        one.details.get("usage_completion_n") if one.n_predicted is None else one.n_predicted
+        for one in samples
+        if one.is_usable
+    ]
+    known = [count for count in counts if isinstance(count, int)]
+    return sum(known) if known else None
+
+
+def _mtp_row(kind: str, samples: Sequence[Sample]) -> MtpRow:
+    summary = summarise(samples)
+
+    def each(total: int | None) -> float | None:
+        return total / summary.n if total is not None and summary.n else None
+
+    return MtpRow(
+        kind=kind,
+        n=summary.n,
+        n_left_out=summary.n_unusable,
+        predicted=each(_predicted(samples)),
+        drafted=each(summary.n_drafted),
+        accepted=each(summary.n_accepted),
+        acceptance_ratio=summary.acceptance_ratio,
+        tok_s=summary.decode.tok_s,
+    )
+
+
+def _wall_s(by_kind: Mapping[str, Sequence[Sample]]) -> float | None:
+    """One round through all kinds; None where one of them has no usable request."""
+    walls = []
+    for samples in by_kind.values():
+        found = [s.client.wall_ms for s in samples if s.is_usable and s.client is not None]
+        if not found:
+            return None
+        walls.append(statistics.mean(found))
+    return sum(walls) / 1000
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known and len(known) == len(values) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One figure of this box beside the published one; `ratio` is this box over published."""
+
+    what: str
+    here: float | None
+    published: float
+    unit: str
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times the published figure this is; None where a figure is missing."""
+        return None if self.here is None or not self.published else self.here / self.published
+
+
+def beside_published(
+    table: MtpTable, published: Published, family: str | None
+) -> tuple[Beside, ...]:
+    """The figures of the mtp suite that the published table has for this family of engines."""
+    engine = (published.by_engine or {}).get(family or "", {})
+    whole = (
+        ("tok/s", table.tok_s, engine.get("tok_s", published.tok_s), "tok/s"),
+        ("acceptance", table.acceptance_ratio,
+         engine.get("acceptance_ratio", published.acceptance_ratio), ""),
+        ("wall of one round", table.wall_s, engine.get("wall_s", published.wall_s), "s"),
+    )  # fmt: skip
+    found = [Beside(what, here, there, unit) for what, here, there, unit in whole
+             if there is not None]  # fmt: skip
+    kinds = (published.by_kind or {}).get(family or "", {})
+    for row in table.rows:
+        there = kinds.get(row.kind, {})
+        found += [
+            Beside(f"{row.kind}, {what}", here, there[key], unit)
+            for what, key, here, unit in (("tok/s", "tok_s", row.tok_s, "tok/s"),
+                                          ("rate", "rate", row.acceptance_ratio, ""))
+            if key in there
+        ]  # fmt: skip
+    return tuple(found)
+
+
+def lengths_beside_published(
+    walls_ms: Mapping[int, float | None],
+    rates: Mapping[int, float | None],
+    published: Published,
+) -> tuple[Beside, ...]:
+    """The figures of the lengths suite that the published table has."""
+    found = []
+    for name, there in (published.by_length or {}).items():
+        n_tokens = int(name)
+        if n_tokens not in walls_ms:
+            continue
+        if "tok_s" in there:
+            found.append(Beside(f"{n_tokens} tokens, tok/s", rates.get(n_tokens),
+                                there["tok_s"], "tok/s"))  # fmt: skip
+        if "wall_ms" in there:
+            found.append(Beside(f"{n_tokens} tokens, wall", walls_ms[n_tokens],
+                                there["wall_ms"], "ms"))  # fmt: skip
+    return tuple(found)
+
+
+# How far the context can be filled: where it spills out of VRAM, and where memory runs out.
+
+# A token takes longer the deeper the context is, in a straight line. This much more than that line is
+# another cause.
+_SLOW_RATIO = 1.4
+# VRAM is pinned to its end where less than this is left.
+_PINNED_MIB = 256
+_ABOVE_PLAN_MIB = 64
+_LEAST_POINTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What the deep suite came to.
+
+    `filled_tokens` is the deepest context that was answered, `spill_tokens` the depth from which VRAM
+    spills, `failed_tokens` the depth that was not answered; each None where there is none. `why` says
+    what showed it.
+    """
+
+    filled_tokens: float | None
+    spill_tokens: float | None
+    failed_tokens: float | None
+    least_free_mib: int | None
+    why: str
+
+    NAME = "depth"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it could be filled without a spill."""
+        return self.spill_tokens is None and self.failed_tokens is None
+
+    def to_record(self, arm: str) -> SummaryRecord:
+        """As it is kept."""
+        return SummaryRecord("deep", self.NAME, arm, asdict(self))
+
+
+def judge_depth(samples: Sequence[Sample], *, planned_free_mib: int | None = None) -> Depth:
+    """Where filling the context goes wrong, from the samples of one arm in their order.
+
+    Args:
+        samples: The samples of the suite, shallow first.
+        planned_free_mib: VRAM that the estimate leaves free with a full context; None if unknown.
+    """
+    rows = [(depth, s) for s in samples if (depth := number(s.details, "depth")) is not None]
+    good = [(depth, s) for depth, s in rows if s.is_usable]
+    failed = next((s for s in samples if s.problem is not None), None)
+    free = [s.vram_free_min_mib for _, s in good if s.vram_free_min_mib is not None]
+    spill, why = _spill(good, planned_free_mib)
+    failed_at = number(failed.details, "wanted_depth") if failed is not None else None
+    if failed is not None:
+        why = failed.problem or why
+    return Depth(
+        filled_tokens=max((depth for depth, _ in good), default=None),
+        spill_tokens=spill,
+        failed_tokens=failed_at,
+        least_free_mib=min(free, default=None),
+        why=why,
+    )
+
+
+def _spill(
+    good: Sequence[tuple[float, Sample]], planned_free_mib: int | None
+) -> tuple[float | None, str]:
+    points: list[tuple[float, float]] = []
+    for depth, sample in good:
+        free, token_ms = sample.vram_free_min_mib, _token_ms(sample)
+        if (
+            free is not None
+            and planned_free_mib is not None
+            and planned_free_mib - free > _ABOVE_PLAN_MIB
+        ):
+            return depth, f"{planned_free_mib - free} MiB more VRAM in use than planned"
+        if token_ms is None:
+            continue
+        expected = _line_at(points, depth)
+        is_pinned = free is not None and free < _PINNED_MIB
+        if expected is not None and is_pinned and token_ms > _SLOW_RATIO * expected:
+            drop = 1 - expected / token_ms
+            return depth, f"{drop:.0%} slower than the depths before, with {free} MiB of VRAM free"
+        points.append((depth, token_ms))
+    return None, "no sign of a spill" if good else "nothing was answered"
+
+
+def _token_ms(sample: Sample) -> float | None:
+    """Time of a verification pass: it does not move with the luck of the drafts."""
+    return sample.timings.step_ms if sample.timings is not None else None
+
+
+def _line_at(points: Sequence[tuple[float, float]], depth: float) -> float | None:
+    """What the depths before let expect: their straight line, never falling."""
+    if len(points) < _LEAST_POINTS:
+        return None
+    n = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    return mean_y + max(slope, 0.0) * (depth - mean_x)
+
+
+# Whether a server finds again what it has read before.
+
+# Builds read the last few tokens again, and recurrent models go back to a checkpoint before them.
+_REUSED_RATIO = 0.9
+_SOME_RATIO = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What one case of the cache suite came to.
+
+    `reused_ratio` is the share of the prompt that was not read again, `prompt_ratio` the time for the
+    prompt over that of a cold one. `works` is True, False (nothing was found), or None where the server
+    does not say or only a part was found; `text` is for people.
+    """
+
+    case: str
+    works: bool | None
+    reused_ratio: float | None
+    prompt_ratio: float | None
+    text: str
+
+    NAME = "reuse"
+
+    def to_record(self, arm: str) -> SummaryRecord:
+        """As it is kept."""
+        return SummaryRecord("cache", self.NAME, arm, asdict(self))
+
+
+def judge_reuse(samples: Sequence[Sample]) -> tuple[Reuse, ...]:
+    """For each warm case whether the prefix was found, from the samples of one arm."""
+    cold_ms = _median([_prompt_ms(s) for s in _of(samples, COLD)])
+    return tuple(_judge(case, _of(samples, case), cold_ms) for case in (IDENTICAL, CHANGED_TAIL))
+
+
+def _judge(case: str, samples: Sequence[Sample], cold_ms: float | None) -> Reuse:
+    ratio = _median([_reused(sample) for sample in samples])
+    warm_ms = _median([_prompt_ms(sample) for sample in samples])
+    time_ratio = warm_ms / cold_ms if warm_ms is not None and cold_ms else None
+    if ratio is None:
+        return Reuse(case, None, None, time_ratio, "the server does not say what it reused")
+    # A changed tail can be found but for that tail.
+    wanted = _REUSED_RATIO * (1.0 if case == IDENTICAL else _shared_ratio(samples))
+    if ratio >= wanted:
+        return Reuse(case, True, ratio, time_ratio, f"works: {ratio:.0%} of the prompt is reused")
+    if ratio <= _SOME_RATIO:
+        return Reuse(
+            case, False, ratio, time_ratio, "does not work: the whole prompt is read again"
+        )
+    return Reuse(case, None, ratio, time_ratio, f"works in part: {ratio:.0%} is reused")
+
+
+def _shared_ratio(samples: Sequence[Sample]) -> float:
+    found = [sample.details.get("shared_ratio") for sample in samples]
+    known = [float(value) for value in found if isinstance(value, int | float)]
+    return min(known, default=1.0)
+
+
+def _reused(sample: Sample) -> float | None:
+    cached, timings = sample.details.get("cached"), sample.timings
+    if not isinstance(cached, int):
+        return None
+    if timings is not None and timings.prompt_n is not None:
+        whole: object = cached + timings.prompt_n
+    else:
+        # The `usage` of other servers counts the cached part with the prompt.
+        whole = sample.details.get("usage_prompt_n")
+    return cached / whole if isinstance(whole, int) and whole >= max(cached, 1) else None
+
+
+def _prompt_ms(sample: Sample) -> float | None:
+    """Time for the prompt; up to the first token where the server says nothing of it."""
+    if sample.timings is not None:
+        return sample.timings.prompt_ms
+    return sample.client.ttft_ms if sample.client is not None else None
+
+
+def _of(samples: Sequence[Sample], case: str) -> list[Sample]:
+    return [sample for sample in samples if sample.case == case and sample.is_usable]
+
+
+# The turns of a workload in seconds: the client's wall, and what it is made of.
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Seconds of a turn; `waiting_s` is None where it cannot be told from the prompt."""
+
+    whole_s: float
+    prefill_s: float
+    generation_s: float
+    waiting_s: float | None
+
+
+def turn_times(arm: str, samples: Sequence[Sample], shape: WorkloadShape) -> list[TurnTime]:
+    """A turn of each class by the client's wall, and of the mix where every class was measured.
+
+    The server's times only split the wall: what is left of it was spent waiting, for a slot or for
+    the machine. Of a server without times the wall is split at the first token, so that waiting is
+    part of the prompt. Thoughts that nobody can tell from the answer are part of it, and are unknown
+    themselves.
+    """
+    found = [
+        _parts([s for s in samples if s.details.get("class") == number])
+        for number in range(len(shape.classes))
+    ]
+    turns = [
+        _turn(arm, one.name, parts, one.reasoning_share, share)
+        for one, parts, share in zip(shape.classes, found, shape.shares, strict=True)
+    ]
+    return [*turns, _mix(arm, turns)]
+
+
+def _turn(
+    arm: str, name: str, parts: _Parts | None, thoughts: float | None, weight: float
+) -> TurnTime:
+    if parts is None:
+        return TurnTime(arm, name, None, None, None, weight)
+    return TurnTime(
+        arm=arm,
+        request_class=name,
+        prefill_s=parts.prefill_s,
+        reasoning_s=None if thoughts is None else thoughts * parts.generation_s,
+        decode_s=(1 - (thoughts or 0.0)) * parts.generation_s,
+        weight=weight,
+        waiting_s=parts.waiting_s,
+        whole_s=parts.whole_s,
+    )
+
+
+def _mix(arm: str, turns: Sequence[TurnTime]) -> TurnTime:
+    """Thoughts count as part of the answer where any class hides them."""
+    reasoning, generation = _expected(turns, "reasoning_s"), _expected(turns, "decode_s")
+    if reasoning is None and generation is not None:
+        generation += sum((one.weight or 0.0) * (one.reasoning_s or 0.0) for one in turns)
+    return TurnTime(
+        arm=arm,
+        request_class=None,
+        prefill_s=_expected(turns, "prefill_s"),
+        reasoning_s=reasoning,
+        decode_s=generation,
+        waiting_s=_expected(turns, "waiting_s"),
+        whole_s=_expected(turns, "whole_s"),
+    )
+
+
+def _expected(turns: Sequence[TurnTime], name: str) -> float | None:
+    total = 0.0
+    for one in turns:
+        value = getattr(one, name)
+        if value is None:
+            return None
+        total += (one.weight or 0.0) * value
+    return total
+
+
+def _parts(samples: Sequence[Sample]) -> _Parts | None:
+    usable = [one for one in samples if one.is_usable]
+    for split in (_by_server, _by_client):
+        found = [split(one) for one in usable]
+        known = [one for one in found if one is not None]
+        if known and len(known) == len(found):
+            waiting = [one.waiting_s for one in known if one.waiting_s is not None]
+            return _Parts(
+                statistics.fmean(one.whole_s for one in known),
+                statistics.fmean(one.prefill_s for one in known),
+                statistics.fmean(one.generation_s for one in known),
+                statistics.fmean(waiting) if len(waiting) == len(known) else None,
+            )
+    return None
+
+
+def _by_server(sample: Sample) -> _Parts | None:
+    client, timings = sample.client, sample.timings
+    if client is None or timings is None:
+        return None
+    if timings.prompt_ms is None or timings.predicted_ms is None:
+        return None
+    # Both clocks have a resolution: the parts must not come to more than the whole.
+    prefill_ms = min(timings.prompt_ms, client.wall_ms)
+    generation_ms = min(timings.predicted_ms, client.wall_ms - prefill_ms)
+    waiting_ms = client.wall_ms - prefill_ms - generation_ms
+    return _Parts(client.wall_ms / 1000, prefill_ms / 1000, generation_ms / 1000, waiting_ms / 1000)
+
+
+def _by_client(sample: Sample) -> _Parts | None:
+    client = sample.client
+    if client is None or client.ttft_ms is None:
+        return None
+    generation_ms = max(client.wall_ms - client.ttft_ms, 0.0)
+    return _Parts(client.wall_ms / 1000, client.ttft_ms / 1000, generation_ms / 1000, None)
+
+
+# The gate for whatever may change what a server says: the answers of two arms to the same questions.
+
+# Longer texts are compared by their beginning: the distance takes time by the product of the lengths.
+_MOST_LETTERS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question with the answers of both arms; an answer is None where there was none.
+
+    `is_paired` is False where both arms answered, but never the same text: nothing is compared then.
+    """
+
+    case: str
+    prompt_id: str
+    reference: Answer | None
+    candidate: Answer | None
+    is_paired: bool = True
+
+
+# By the id of its text, what was answered to a question; one that was repeated has several texts.
+Replies = Mapping[str, Answer | None]
+
+
+def pair(case: str, number: int, reference: Replies, candidate: Replies) -> Asked:
+    """The answers of both arms to the same text of a question, the first one that both answered."""
+    answered = [{name for name, one in texts.items() if one is not None}
+                for texts in (reference, candidate)]  # fmt: skip
+    for name in reference:
+        if all(name in names for names in answered):
+            return Asked(case, name, reference[name], candidate[name])
+    name = next(iter(reference or candidate), str(number))
+    if all(answered):
+        return Asked(case, name, None, None, is_paired=False)
+    one, other = (next((a for a in texts.values() if a is not None), None)
+                  for texts in (reference, candidate))  # fmt: skip
+    return Asked(case, name, one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseQuality:
+    """What a case came to.
+
+    `n_left_out` questions were answered by both, but as different texts. `n_same` of `n` answers were
+    the same in what counts for the case. Of `n_missing` questions without a pair of answers, the
+    reference answered `n_lost`. Of tool calls, `n_called` answers of the reference have one at all, and
+    `n_valid` of the candidate have only JSON objects as arguments; of short answers, `n_silent` have no
+    text on either side. `drift_letters` is the median Levenshtein distance of the texts, `drift_ratio`
+    the same over their length. Lengths of reasoning are medians in letters.
+    """
+
+    case: str
+    n: int
+    n_missing: int
+    n_lost: int
+    n_left_out: int
+    n_same: int
+    n_called: int | None
+    n_valid: int | None
+    n_silent: int | None
+    drift_letters: float | None
+    drift_ratio: float | None
+    reasoning_letters: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The gate's answer: `passes` is None where it could not be judged; `reasons` say why not."""
+
+    passes: bool | None
+    reasons: tuple[str, ...]
+    cases: tuple[CaseQuality, ...]
+
+    NAME = "quality"
+
+    def to_record(self, arm: str, reference: str) -> SummaryRecord:
+        """As it is kept; `reference` is the arm whose answers those of `arm` were held against."""
+        return SummaryRecord("quality", self.NAME, arm, {"reference": reference, **asdict(self)})
+
+
+def judge_quality(asked: Sequence[Asked]) -> Quality:
+    """Whether the candidate says the same where it must.
+
+    Tool calls must have the same functions with the same argument keys, all of them valid JSON; short
+    answers must be identical. Prose may drift: exact decoding at temperature 0 still differs where two
+    tokens are equally likely, since batches of another size round otherwise.
+    """
+    cases = tuple(_case(name, [one for one in asked if one.case == name])
+                  for name in (TOOLS, SHORT, PROSE)
+                  if any(one.case == name for one in asked))  # fmt: skip
+    if not any(one.n for one in cases):
+        return Quality(None, ("nothing could be compared",), cases)
+    reasons = [reason for one in cases for reason in _against(one)]
+    if reasons:
+        return Quality(False, tuple(reasons), cases)
+    unknown = [reason for one in cases for reason in _unjudged(one)]
+    return Quality(None if unknown else True, tuple(unknown), cases)
+
+
+def _case(name: str, asked: Sequence[Asked]) -> CaseQuality:
+    pairs = [(one.reference, one.candidate) for one in asked if one.is_paired]
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    drifts = [drift(a.text, b.text) for a, b in both]
+    longest = [max(len(a.text), len(b.text), 1) for a, b in both]
+    ratios = [letters / most for letters, most in zip(drifts, longest, strict=True)]
+    same = same_tool_calls if name == TOOLS else _same_text
+    is_tools = name == TOOLS
+    return CaseQuality(
+        case=name,
+        n=len(both),
+        n_missing=len(pairs) - len(both),
+        n_lost=sum(a is not None and b is None for a, b in pairs),
+        n_left_out=len(asked) - len(pairs),
+        n_same=sum(same(a, b) for a, b in both),
+        n_called=sum(bool(a.tool_calls) for a, _ in both) if is_tools else None,
+        n_valid=sum(has_valid_calls(b.tool_calls) for _, b in both) if is_tools else None,
+        n_silent=sum(not (a.text + b.text).strip() for a, b in both) if name == SHORT else None,
+        drift_letters=_median(drifts),
+        drift_ratio=_median(ratios),
+        reasoning_letters=(
+            _median([len(a.reasoning) for a, _ in both]),
+            _median([len(b.reasoning) for _, b in both]),
+        ),
+    )
+
+
+def _against(one: CaseQuality) -> list[str]:
+    reasons = []
+    if one.n_lost:
+        reasons.append(f"{one.case}: {one.n_lost} of {one.n + one.n_missing} were not answered")
+    if one.case in {TOOLS, SHORT} and one.n_same < one.n:
+        reasons.append(f"{one.case}: {one.n - one.n_same} of {one.n} differ")
+    if one.n_valid is not None and one.n_valid < one.n:
+        reasons.append(
+            f"{one.case}: {one.n - one.n_valid} of {one.n} have arguments that are no JSON"
+        )
+    return reasons
+
+
+def _unjudged(one: CaseQuality) -> list[str]:
+    """What speaks neither for nor against: a gate that saw no call says nothing of calls."""
+    if not one.n:
+        return [f"{one.case}: no text was answered by both"]
+    if one.n_silent == one.n:
+        return [f"{one.case}: no answer has a text, so they could not be judged"]
+    if one.n_missing:
+        return [f"{one.case}: the reference had no answer to {one.n_missing} of them"]
+    if one.n_called == 0:
+        return [f"{one.case}: not one was made, so they could not be judged"]
+    return []
+
+
+def ended_in_thought(answer: Answer | None) -> bool:
+    """Whether its thoughts took all the tokens that it was given: of the answer itself nothing is known."""
+    return answer is not None and bool(answer.reasoning) and not (answer.text or answer.tool_calls)
+
+
+def drift(one: str, other: str) -> int:
+    """Letters to change, add or remove to make one text of the other."""
+    from rapidfuzz.distance import Levenshtein
+
+    return int(Levenshtein.distance(one[:_MOST_LETTERS], other[:_MOST_LETTERS]))
+
+
+def has_valid_calls(calls: Sequence[ToolCall]) -> bool:
+    """Whether every call names a function and its arguments are one JSON object."""
+    return all(call.name and _arguments(call) is not None for call in calls)
+
+
+def same_tool_calls(one: Answer, other: Answer) -> bool:
+    """Whether the same functions are called in the same order, with the same argument keys."""
+    return shape_of(one.tool_calls) == shape_of(other.tool_calls)
+
+
+def shape_of(calls: Sequence[ToolCall]) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
+    """Functions and argument keys; None for arguments that are no JSON object."""
+    return tuple((call.name, None if (found := _arguments(call)) is None else tuple(sorted(found)))
+                 for call in calls)  # fmt: skip
+
+
+def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _same_text(one: Answer, other: Answer) -> bool:
+    return one.text.strip() == other.text.strip()
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return float(statistics.median(known)) if known else None
+
+
+# What a bench came to: the figures of every case, and what each suite is asked for besides.
+
+BY_POSITION = "acceptance by position"
+# The arm of what serves now, against which a profile that may answer otherwise is held.
+SERVING = "what serves"
+_PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ArmData:
+    """What was measured of one arm.
+
+    `answers` are by number of the step and id of the text; `groups` are parallel steps: case, wall [ms], samples.
+    `by_position` is the share of verification passes in which each position of a draft was accepted,
+    by the server's own counters; None where it has none.
+    """
+
+    name: str
+    samples: Sequence[Sample]
+    answers: Mapping[int, Replies]
+    groups: Sequence[tuple[str, float, Sequence[Sample]]] = ()
+    by_position: tuple[float, ...] | None = None
+    planned_free_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """`payload` holds JSON values under the name of what they are; `records` are what is stored."""
+
+    payload: Mapping[str, Any]
+    records: tuple[SummaryRecord, ...]
+
+
+def figures(arms: Sequence[ArmData]) -> list[dict[str, Any]]:
+    """The figures of each arm and case, in the order of first appearance; the warm-up is no case."""
+    rows = []
+    for arm in arms:
+        cases: dict[str, list[Sample]] = {}
+        for sample in arm.samples:
+            cases.setdefault(sample.case, []).append(sample)
+        for case, samples in cases.items():
+            if any(sample.is_usable or sample.problem is not None for sample in samples) or any(
+                not _is_warm_up(sample) for sample in samples
+            ):
+                summary = asdict(summarise(samples))
+                rates = spread(_client_rate(s) for s in samples if s.is_usable)
+                rows.append({"arm": arm.name, "suite": samples[0].suite, "case": case, **summary,
+                             "client_tok_s": asdict(rates) if rates.n else None})  # fmt: skip
+    return rows
+
+
+def findings(plan: Plan, arms: Sequence[ArmData], shape: WorkloadShape | None = None) -> Findings:
+    """What a suite is asked for besides."""
+    suites = {
+        Suite.MTP: _mtp,
+        Suite.CACHE: _cache,
+        Suite.DEEP: _deep,
+        Suite.CONCURRENCY: _concurrency,
+    }
+    if plan.suite is Suite.LENGTHS:
+        found = _measured_lengths(arms, plan.seed)
+    elif plan.suite is Suite.QUALITY:
+        found = _quality(plan, arms)
+    elif plan.suite is Suite.WORKLOAD:
+        found = _workload(arms, shape)
+    else:
+        found = suites[plan.suite](arms)
+    positions = [
+        SummaryRecord(str(plan.suite), BY_POSITION, arm.name, {"ratios": list(arm.by_position)})
+        for arm in arms
+        if arm.by_position is not None
+    ]
+    payload = dict(found.payload)
+    payload["by_position"] = {
+        arm.name: None if arm.by_position is None else list(arm.by_position) for arm in arms
+    }
+    return Findings(payload, (*found.records, *positions))
+
+
+def _mtp(arms: Sequence[ArmData]) -> Findings:
+    return Findings({"tables": {arm.name: asdict(mtp_table(arm.samples)) for arm in arms}}, ())
+
+
+def _measured_lengths(arms: Sequence[ArmData], seed: int) -> Findings:
+
+    found = winners({arm.name: arm.samples for arm in arms})
+    payload: dict[str, Any] = {"lengths": [asdict(one) for one in found], "crossover": None}
+    if len(arms) != _PAIR:
+        return Findings(payload, ())
+    first, second = arms
+    crossing = find_crossover(first.name, first.samples, second.name, second.samples, seed=seed)
+    if crossing is None:
+        return Findings(payload, ())
+    payload["crossover"] = asdict(crossing)
+    return Findings(payload, (crossing.to_record(str(Suite.LENGTHS)),))
+
+
+def _cache(arms: Sequence[ArmData]) -> Findings:
+    judged = {arm.name: judge_reuse(arm.samples) for arm in arms}
+    payload = {"reuse": {name: [asdict(one) for one in found] for name, found in judged.items()}}
+    records = [one.to_record(name) for name, found in judged.items() for one in found]
+    return Findings(payload, tuple(records))
+
+
+def _deep(arms: Sequence[ArmData]) -> Findings:
+    judged = {
+        arm.name: judge_depth(arm.samples, planned_free_mib=arm.planned_free_mib) for arm in arms
+    }
+    payload = {
+        "depth": {name: {**asdict(one), "is_whole": one.is_whole} for name, one in judged.items()}
+    }
+    return Findings(payload, tuple(one.to_record(name) for name, one in judged.items()))
+
+
+def _quality(plan: Plan, arms: Sequence[ArmData]) -> Findings:
+    """The first arm against each of the others.
+
+    Speculation must not change what is exact, so it is judged at temperature 0 alone.
+    """
+    payload: dict[str, Any] = {"quality": None, "against_serving": None}
+    records = []
+    for reference in arms[1:]:
+        is_serving = reference.name == SERVING
+        judged = _judged(plan, arms[0], reference, is_exact=not is_serving)
+        payload["against_serving" if is_serving else "quality"] = {
+            **asdict(judged), "candidate": arms[0].name, "reference": reference.name,
+        }  # fmt: skip
+        records.append(judged.to_record(arms[0].name, reference.name))
+    return Findings(payload, tuple(records))
+
+
+def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: bool) -> Quality:
+    asked = []
+    for at, step in enumerate(plan.steps):
+        request = step.requests[0]
+        if is_exact and request.has_own_sampling:
+            continue
+        one, other = (arm.answers.get(at, {}) for arm in (reference, candidate))
+        asked.append(pair(request.case, at, one, other))
+    return judge_quality(asked)
+
+
+def _concurrency(arms: Sequence[ArmData]) -> Findings:
+    rows = [row for arm in arms for row in _streams(arm)]
+    records = tuple(SummaryRecord("concurrency", "streams", row["arm"], row) for row in rows)
+    return Findings({"streams": rows}, records)
+
+
+def _streams(arm: ArmData) -> list[dict[str, Any]]:
+    """By number of streams: what all of them got together, and what each of them got."""
+    cases: dict[str, list[tuple[float, Sequence[Sample]]]] = {}
+    for case, wall_ms, samples in arm.groups:
+        groups = cases.setdefault(case, [])
+        if all(sample.is_usable for sample in samples):
+            groups.append((wall_ms, samples))
+    rows = []
+    for case, groups in sorted(cases.items()):
+        samples = [sample for _, found in groups for sample in found]
+        counts = [_n_generated(sample) for sample in samples]
+        total_ms = sum(wall_ms for wall_ms, _ in groups)
+        known = [count for count in counts if count is not None]
+        is_known = bool(known) and len(known) == len(counts)
+        summary = summarise(samples)
+        rows.append(
+            {
+                "arm": arm.name,
+                "case": case,
+                "n_groups": len(groups),
+                "together_tok_s": sum(known) / total_ms * 1000 if is_known and total_ms else None,
+                "each_tok_s": summary.decode_tok_s.median or _client_median(samples),
+                "ttft_ms": summary.ttft_ms.median,
+            }
+        )
+    return rows
+
+
+def _workload(arms: Sequence[ArmData], shape: WorkloadShape | None) -> Findings:
+    if shape is None:
+        return Findings({"turns": []}, ())
+    turns = [turn for arm in arms for turn in turn_times(arm.name, arm.samples, shape)]
+    rows = [{**asdict(turn), "total_s": turn.total_s} for turn in turns]
+    return Findings({"turns": rows}, tuple(turn.to_record("workload") for turn in turns))
+
+
+def _n_generated(sample: Sample) -> int | None:
+    if sample.n_predicted is not None:
+        return sample.n_predicted
+    count = sample.details.get("usage_completion_n")
+    return count if isinstance(count, int) else None
+
+
+def _client_median(samples: Sequence[Sample]) -> float | None:
+    """Of a server without timings, the speed by the client's clock."""
+    return spread(_client_rate(one) for one in samples).median
+
+
+def _client_rate(sample: Sample) -> float | None:
+    value = sample.details.get("client_tok_s")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _is_warm_up(sample: Sample) -> bool:
+    return sample.case == "warm-up"
+
+
+_DRAWS = 20_000
+_LEAST = 2
+# Walls closer than this are a tie: between restarts of the same arm walls differ by more.
+TIE_RATIO = 0.01
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What an arm's requests took: reading the prompt, and each further token [ms]."""
+
+    prefill_ms: tuple[float, ...]
+    token_ms: tuple[float, ...]
+    n_tokens: tuple[int, ...]
+
+    @property
+    def mean_token_ms(self) -> float:
+        """All decode time over all tokens."""
+        total = sum(ms * n for ms, n in zip(self.token_ms, self.n_tokens, strict=True))
+        return total / sum(self.n_tokens)
+
+
+def costs_of(samples: Sequence[Sample]) -> Costs | None:
+    """The costs of the usable samples that have both figures; None below two of them."""
+    rows = [row for sample in samples if (row := _cost_row(sample)) is not None]
+    if len(rows) < _LEAST:
+        return None
+    prefill, token, n = zip(*rows, strict=True)
+    return Costs(tuple(prefill), tuple(token), tuple(n))
+
+
+def _cost_row(sample: Sample) -> tuple[float, float, int] | None:
+    timings = sample.timings
+    if not sample.is_usable or timings is None or not timings.prompt_ms:
+        return None
+    if timings.predicted_ms is None or timings.predicted_n is None or timings.predicted_n < _LEAST:
+        return None
+    n = timings.predicted_n - 1
+    return timings.prompt_ms, timings.predicted_ms / n, n
+
+
+def find_crossover(
+    arm: str, samples: Sequence[Sample], than: str, others: Sequence[Sample], *, seed: int
+) -> Crossover | None:
+    """From which length on `arm` is faster, with its interval; None where a figure is missing.
+
+    The interval is of these two server lives: what another start of the same arms would differ by is
+    not in it. It comes from the t distributions of tax and gain (the generalised confidence
+    interval of a ratio), so that "never" and "always" have their share of it.
+
+    Args:
+        arm: Name of the arm that pays a tax to gain on each token.
+        samples: Its samples.
+        than: Name of the other.
+        others: Its samples.
+        seed: Of the draws.
+    """
+    mine, theirs = costs_of(samples), costs_of(others)
+    if mine is None or theirs is None:
+        return None
+    rng = np.random.default_rng(seed)
+    tax = _draws(rng, mine.prefill_ms) - _draws(rng, theirs.prefill_ms)
+    gain = _token_draws(rng, theirs) - _token_draws(rng, mine)
+    lengths = _crossings(tax, gain)
+    best = _length(
+        float(np.mean(mine.prefill_ms) - np.mean(theirs.prefill_ms)),
+        theirs.mean_token_ms - mine.mean_token_ms,
+    )
+    edge = (1 - USUAL_LEVEL) / 2
+    low, high = (float(np.quantile(lengths, at, method="nearest")) for at in (edge, 1 - edge))
+    return Crossover(
+        arm=arm,
+        than=than,
+        n_tokens=best if np.isfinite(best) else None,
+        low=low if np.isfinite(low) else None,
+        high=high if np.isfinite(high) else None,
+    )
+
+
+def _draws(rng: np.random.Generator, values: Sequence[float]) -> Floats:
+    """Where the mean of these may lie."""
+    found = np.asarray(values, dtype=np.float64)
+    error = float(np.std(found, ddof=1)) / np.sqrt(len(found))
+    drawn: Floats = float(np.mean(found)) + error * rng.standard_t(len(found) - 1, _DRAWS)
+    return drawn
+
+
+def _token_draws(rng: np.random.Generator, costs: Costs) -> Floats:
+    """The same for the time of a token, where a request weighs as many tokens as it has."""
+    weights = np.asarray(costs.n_tokens, dtype=np.float64)
+    weights /= weights.sum()
+    values = np.asarray(costs.token_ms)
+    mean = float(np.sum(weights * values))
+    # Variance of a weighted mean from its residuals, with the usual correction for small counts.
+    n = len(values)
+    spread = float(np.sum(weights**2 * (values - mean) ** 2)) * n / (n - 1)
+    drawn: Floats = mean + np.sqrt(spread) * rng.standard_t(n - 1, _DRAWS)
+    return drawn
+
+
+def _crossings(tax: Floats, gain: Floats) -> Floats:
+    found: Floats = np.where(gain > 0, 1 + np.maximum(tax, 0) / np.where(gain > 0, gain, 1), np.inf)
+    found = np.where((tax <= 0) & (gain > 0), 0.0, found)
+    return np.where((tax < 0) & (gain <= 0), 0.0, found)
+
+
+def _length(tax: float, gain: float) -> float:
+    return float(_crossings(np.array([tax]), np.array([gain]))[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """Which arm answered first at one length: None where they tie, or a figure is missing.
+
+    `lead_ms` is by how much; `walls_ms` are the medians by arm.
+    """
+
+    n_tokens: int
+    arm: str | None
+    lead_ms: float | None
+    walls_ms: dict[str, float | None]
+
+
+def winners(arms: Mapping[str, Sequence[Sample]]) -> tuple[Winner, ...]:
+    """For each length, who was first, by the medians of the server's own times.
+
+    The client's wall takes their place where a server reports none.
+    """
+    measured = {
+        name: [one for one in samples if Mark.WARM_UP not in one.marks]
+        for name, samples in arms.items()
+    }
+    lengths = sorted({sample.n_predict for samples in measured.values() for sample in samples})
+    return tuple(_winner(n, measured) for n in lengths)
+
+
+def _winner(n_tokens: int, arms: Mapping[str, Sequence[Sample]]) -> Winner:
+    walls = {name: _wall(n_tokens, samples) for name, samples in arms.items()}
+    known = sorted((wall, name) for name, wall in walls.items() if wall is not None)
+    if len(known) < _LEAST or len(known) < len(arms):
+        return Winner(n_tokens, None, None, walls)
+    lead = known[1][0] - known[0][0]
+    is_tie = lead <= TIE_RATIO * known[0][0]
+    return Winner(n_tokens, None if is_tie else known[0][1], lead, walls)
+
+
+def _wall(n_tokens: int, samples: Sequence[Sample]) -> float | None:
+    found = [
+        wall
+        for sample in samples
+        if sample.is_usable and sample.n_predict == n_tokens
+        if (wall := wall_of(sample)) is not None
+    ]
+    return float(np.median(found)) if found else None
+
+
+def wall_of(sample: Sample) -> float | None:
+    """Time of a whole request [ms]: the server's, else the client's."""
+    timings = sample.timings
+    if timings is not None and timings.prompt_ms is not None and timings.predicted_ms is not None:
+        return timings.prompt_ms + timings.predicted_ms
+    return sample.client.wall_ms if sample.client is not None else None

@@ -1,0 +1,469 @@
+"""`tunerd workload`: the mixes of requests that there are, and one learned from the server's own log."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from tunerd.app import Context
+from tunerd.engine.server import LlamaServer
+from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
+from tunerd.measure.life import own_requests
+from tunerd.measure.trust import OwnRequests, of_others
+from tunerd.profile.layers import Layer, Resolved
+from tunerd.profile.workload import (
+    Rates,
+    WorkloadShape,
+    WorkloadTable,
+    expected_parts,
+    mean_parts,
+    parts_json,
+    shape_of,
+)
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.words import allowed_words, check_name, format_duration, is_name, nearest_name
+
+if TYPE_CHECKING:
+    from tunerd.engine.log import RequestLog
+    from tunerd.engine.server import Address
+    from tunerd.measure.evidence import RunRecord
+
+
+FOLDER = "workloads"
+LEARNED = "learned"
+USUAL = "chat"
+NO_WORKLOAD = "not there"
+_MAX_LINES = 200_000
+MAX_DAYS = 3650
+_DAY_S = 86400.0
+# A log that begins this much later than was asked for is one of so many days all the same.
+_DAY_SLACK_S = 3600.0
+_WHOLE = 0.9  # of the counted tokens; the rest may be under way
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFile:
+    """A workload with the file that it stands in, and who wrote that."""
+
+    shape: WorkloadShape
+    path: Path
+    layer: str
+    learned: Mapping[str, Any] | None = None
+
+
+def list_workloads(ctx: Context) -> ActionResult:
+    """Every workload, shipped, of this site, and learned."""
+    found, messages = [], []
+    for layer, path in _files(ctx).values():
+        try:
+            file = _read(ctx, layer, path)
+        except ConfigError as error:
+            messages.append(warning("bad-workload", error.message, error.cause))
+            continue
+        found.append(
+            {
+                "name": file.shape.name,
+                "layer": file.layer,
+                "path": str(file.path),
+                "description": file.shape.description,
+                "classes": len(file.shape.classes),
+            }
+        )
+    return ActionResult("workload list", {"workloads": found}, tuple(messages))
+
+
+def workload_names(ctx: Context) -> tuple[str, ...]:
+    """Names of all workloads, whether or not their files are right."""
+    return tuple(sorted(_files(ctx)))
+
+
+def show_workload(ctx: Context, name: str) -> ActionResult:
+    """One workload: its classes, and what a turn takes at the speed that the live server had.
+
+    Raises:
+        ConfigError: there is none of that name, or its file is wrong.
+    """
+    file = find_workload(ctx, name)
+    rates, messages = _live_rates(ctx)
+    return ActionResult("workload show", workload_json(file, rates), messages)
+
+
+def learn_workload(
+    ctx: Context,
+    *,
+    name: str = LEARNED,
+    unit: str | None = None,
+    days: int | None = None,
+    write: bool = True,
+) -> ActionResult:
+    """A workload from what the server's log says of the requests that it answered.
+
+    Args:
+        ctx: Where.
+        name: Of the new workload; one that was learned before under it is replaced.
+        unit: Whose log; tunerd's own unit by default.
+        days: How far back to read, 1 to `MAX_DAYS`; as much of the newest as is read at once by default.
+        write: False to show only.
+
+    Raises:
+        UsageError: the name cannot be a file's, or is that of somebody else's workload.
+        ConfigError: the log holds too few requests.
+    """
+    from tunerd.measure.learned import LEAST_REQUESTS, learn
+    from tunerd.profile.workload import to_toml
+
+    if days is not None and not 1 <= days <= MAX_DAYS:
+        raise UsageError(f"{days} days cannot be read: 1 to {MAX_DAYS}")
+    check_name(name, of="a workload")
+    _refuse_taken(ctx, name)
+    unit = unit or ctx.unit
+    ctx.say(f"reading the log of {unit}")
+    whole, reach = _read_days(ctx, unit, days)
+    own, messages = _own(ctx)
+    log = replace(whole, requests=of_others(whole.requests, own.timings))
+    n_own = len(whole.requests) - len(log.requests)
+    covered = f"{format_duration(log.covered_s)} of log" if log.covered_s else "its log"
+    covered += "" if days is None else f" of the last {_days(days)}"
+    learned = learn(
+        log.requests,
+        name=name,
+        description=f"learned from {unit}: {len(log.requests)} requests in {covered}",
+        source=f"log of {unit}, {ctx.now_text()}; lengths only, no text",
+    )
+    if learned is None:
+        raise ConfigError(
+            f"the log of {unit} shows {len(log.requests)} requests; {LEAST_REQUESTS} that are no "
+            "mere probes are needed",
+            cause="; ".join(
+                [
+                    *([f"{n_own} more were tunerd's own measurements"] if n_own else []),
+                    *(message.text for message in reach.messages),
+                ]
+            )
+            or None,
+            state="nothing was written",
+            hint="let it serve for some days; or choose one of `tunerd workload list`",
+        )
+    path = _folder(ctx) / f"{name}.toml"
+    seen = {
+        **learned.to_json(),
+        "covered_s": None if log.covered_s is None else round(log.covered_s),
+        "lives": log.lives,
+        "own": n_own,
+        "asked_days": days,
+        "reach_s": reach.seconds,
+    }
+    if write:
+        ctx.files.make_folder(path.parent)
+        ctx.files.write(path, to_toml(learned.shape, seen).encode())
+    file = WorkloadFile(learned.shape, path, LEARNED, seen)
+    payload = {**workload_json(file, learned.rates), "written": write}
+    if n_own:
+        messages.append(note("own-requests", f"left out: {n_own} requests of tunerd's own"))
+    messages += reach.messages or _coverage(ctx, unit, whole, days)
+    return ActionResult("workload learn", payload, tuple(messages))
+
+
+def find_workload(ctx: Context, name: str) -> WorkloadFile:
+    """The workload of this name: the site's before a learned one before the shipped one.
+
+    Raises:
+        ConfigError: there is none, or its file is wrong.
+    """
+    files = _files(ctx)
+    if name not in files:
+        nearest = nearest_name(name, tuple(files))
+        raise ConfigError(
+            f"there is no workload `{name}`",
+            cause=f"known: {', '.join(files)}",
+            state="nothing was touched",
+            hint=f"did you mean `{nearest}`?" if nearest else "`tunerd workload list`",
+        )
+    return _read(ctx, *files[name])
+
+
+def workload_for(
+    ctx: Context, name: str | None, resolved: Resolved | None
+) -> tuple[WorkloadShape, Message]:
+    """What to measure with: as named, else the profile's own, else the one that was learned, else chat.
+
+    What was learned of the requests that come here goes before what a shipped profile was made for.
+
+    Raises:
+        ConfigError: there is none of that name, or its file is wrong.
+    """
+    if name is not None:
+        return find_workload(ctx, name).shape, note("workload", f"workload `{name}`, as asked for")
+    own = None if resolved is None else resolved.profile.workload
+    if isinstance(own, WorkloadTable) and resolved is not None:
+        shape = shape_of(resolved.name, own)
+        return shape, note("workload", f"workload of profile `{resolved.name}`")
+    is_learned = LEARNED in _files(ctx)
+    said = None if resolved is None else resolved.settings.get("workload")
+    is_shipped = said is not None and said.origin.layer is Layer.SHIPPED
+    if isinstance(own, str) and not (is_shipped and is_learned):
+        text = f"workload `{own}`, as the profile says"
+        return find_workload(ctx, own).shape, note("workload", text)
+    name = LEARNED if is_learned else USUAL
+    why = "since the profile names none" if own is None else f"before the shipped profile's `{own}`"
+    text = f"workload `{name}`, {why}"
+    return find_workload(ctx, name).shape, note("workload", text, "--workload NAME for another")
+
+
+def workload_sha256_now(ctx: Context, run: RunRecord, then: str | None) -> str | None:
+    """The hash of the workload that a run measured, as the workload of this name is now.
+
+    Args:
+        ctx: Where.
+        run: Names the workload, which may be a profile's own.
+        then: Its hash when the run measured it.
+
+    Returns:
+        `then` where one of that name still is the same; `NO_WORKLOAD` where there is none of that
+        name any more; None where nothing was measured with a workload, or it cannot be told.
+    """
+    if then is None or run.workload is None:
+        return None
+    found: list[str] = []
+    try:
+        if run.workload in _files(ctx):
+            found.append(find_workload(ctx, run.workload).shape.sha256)
+        own = _own_table(ctx, run.workload)
+    except TunerdError:
+        return then if then in found else None
+    if own is not None:
+        found.append(own.sha256)
+    if then in found:
+        return then
+    return found[0] if found else NO_WORKLOAD
+
+
+def _own_table(ctx: Context, profile: str) -> WorkloadShape | None:
+    """The workload that a profile of this name describes by itself.
+
+    Raises:
+        ConfigError: one of its layers is wrong.
+    """
+    from tunerd.profile.files import load_profile, load_sources
+
+    sources, _ = load_sources(ctx)
+    if profile not in sources.names:
+        return None
+    own = load_profile(ctx, profile, options={}).profile.workload
+    return shape_of(profile, own) if isinstance(own, WorkloadTable) else None
+
+
+def workload_json(file: WorkloadFile, rates: Rates) -> dict[str, Any]:
+    """As scripts read it; times are None where the server's speed is not known."""
+    shape = file.shape
+    parts = expected_parts(shape, rates)
+    classes = [
+        {
+            **one.to_json(),
+            "share": share,
+            "reasoning_tokens": None if one.reasoning is None else one.reasoning.to_json(),
+            "mean": {
+                "cached_tokens": plain.cached_tokens,
+                "new_tokens": plain.new_tokens,
+                "reasoning_tokens": None if one.reasoning is None else round(one.reasoning.mean),
+                "answer_tokens": round(one.answer.mean),
+            },
+            "turn": None if parts is None else parts_json(parts[index]),
+        }
+        for index, (one, plain, share) in enumerate(
+            zip(shape.classes, shape.plain().classes, shape.shares, strict=True)
+        )
+    ]
+    return {
+        "name": shape.name,
+        "layer": file.layer,
+        "path": str(file.path),
+        "description": shape.description,
+        "source": shape.source,
+        "sha256": shape.sha256,
+        "classes": classes,
+        "rates": {"prompt_tok_s": rates.prompt_tok_s, "decode_tok_s": rates.decode_tok_s},
+        "turn": None if parts is None else parts_json(mean_parts(shape, parts)),
+        "learned": None if file.learned is None else dict(file.learned),
+    }
+
+
+def _folder(ctx: Context) -> Path:
+    """Where learned workloads are kept."""
+    return ctx.paths.state_dir / FOLDER
+
+
+def _files(ctx: Context) -> dict[str, tuple[str, Path]]:
+    """Every workload file by name, later folders before earlier ones."""
+    folders = (
+        ("shipped", ctx.data_dir / "profiles" / FOLDER),
+        (LEARNED, _folder(ctx)),
+        ("site", ctx.paths.site_profiles / FOLDER),
+    )
+    return {path.stem: (layer, path) for layer, folder in folders for path in _toml_files(folder)}
+
+
+def _toml_files(folder: Path) -> Iterator[Path]:
+    try:
+        names = sorted(path for path in folder.iterdir() if path.suffix == ".toml")
+    except OSError:  # a folder that is not there holds nothing
+        return
+    yield from (path for path in names if is_name(path.stem))
+
+
+def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
+    try:
+        data = tomllib.loads((ctx.files.read(path) or b"").decode())
+        table = WorkloadTable.model_validate(data)
+    except ValidationError as error:
+        places = [
+            f"{'.'.join(str(part) for part in one['loc'])}: found {one['input']!r:.80}; "
+            f"allowed: {allowed_words(dict(one))}"
+            for one in error.errors(include_url=False)
+        ]
+        raise _wrong(path, "\n".join(places)) from error
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, str(error)) from error
+    except HostError as error:  # a folder of that name, or a file that may not be read
+        raise _wrong(path, error.cause or error.message) from error
+    return WorkloadFile(shape_of(path.stem, table), path, layer, table.learned)
+
+
+def _wrong(path: Path, cause: str) -> ConfigError:
+    return ConfigError(f"workload file `{path}` is wrong", cause=cause, state="nothing was touched")
+
+
+def _refuse_taken(ctx: Context, name: str) -> None:
+    layer, path = _files(ctx).get(name, (LEARNED, Path()))
+    if layer != LEARNED:
+        raise UsageError(f"there is a workload `{name}` already: {path}", hint="--name ANOTHER")
+
+
+def _read_log(ctx: Context, unit: str) -> RequestLog:
+    from tunerd.engine.log import read_requests
+
+    return read_requests(ctx.services.log(unit, max_lines=_MAX_LINES))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """How far back a log was read [s]; None where that is not known, or was not asked for."""
+
+    seconds: int | None = None
+    messages: tuple[Message, ...] = ()
+
+
+def _read_days(ctx: Context, unit: str, days: int | None) -> tuple[RequestLog, _Reach]:
+    """The requests of so many days, and what is missing of them."""
+    from tunerd.engine.log import read_requests
+
+    if days is None:
+        return _read_log(ctx, unit), _Reach()
+    now_s = ctx.clock.now_s()
+    span = ctx.services.log_since(unit, now_s - days * _DAY_S, max_lines=_MAX_LINES)
+    log = read_requests(span.lines)
+    if span.begins_s is None:
+        text = f"{_days(days)} were asked for; how far back the log of {unit} reaches is not known"
+        return log, _Reach(None, (warning("fewer-days", text),))
+    reach_s = max(0.0, now_s - span.begins_s)
+    if reach_s >= days * _DAY_S - _DAY_SLACK_S:
+        return log, _Reach(round(reach_s))
+    why = (
+        "more lines than are read at once"
+        if span.is_cut
+        else "what is older was never written, or is gone"
+    )
+    text = (
+        f"{_days(days)} were asked for; of the log of {unit} the last {format_duration(reach_s)} were "
+        f"there to learn from: {why}"
+    )
+    hint = None if span.is_cut else "journald keeps more with a larger SystemMaxUse="
+    return log, _Reach(round(reach_s), (warning("fewer-days", text, hint),))
+
+
+def _days(days: int) -> str:
+    return f"{days} day{'s' if days > 1 else ''}"
+
+
+def _own(ctx: Context) -> tuple[OwnRequests, list[Message]]:
+    """What is stored of tunerd's own requests, and a warning where some cannot be told apart."""
+    try:
+        own = own_requests(ctx)
+    except TunerdError as problem:
+        text = f"tunerd's own measurements cannot be told from traffic: {problem.message}"
+        return OwnRequests(), [warning("own-requests-unknown", text, problem.hint)]
+    if not own.n_unknown:
+        return own, []
+    text = (
+        f"{own.n_unknown} requests of tunerd's own have no counts to find them by; those that this "
+        "server was asked are taken for traffic"
+    )
+    return own, [warning("own-requests-unknown", text)]
+
+
+def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
+    """How fast the live server was with its people's requests, from its own log.
+
+    Unknown where it has answered none; tunerd's own requests, of which some have prompts that nobody
+    would write, do not count.
+    """
+    from tunerd.measure.learned import rates_of
+
+    try:
+        logged = _read_log(ctx, ctx.unit).requests
+    except TunerdError:  # a picture without seconds is better than none
+        return Rates(None, None), ()
+    if not logged:
+        return Rates(None, None), ()
+    own, messages = _own(ctx)
+    theirs = of_others(logged, own.timings)
+    if n_own := len(logged) - len(theirs):
+        text = f"left out of the server's speed: {n_own} requests of tunerd's own"
+        messages.append(note("own-requests", text))
+    return rates_of(theirs), tuple(messages)
+
+
+def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tuple[Message, ...]:
+    """What of the running server's traffic the log holds, by the server's own counters."""
+    from tunerd.engine.serving import address_now, read_live_unit
+
+    state = ctx.services.state(unit)
+    since_s = -math.inf if days is None else ctx.clock.now_s() - days * _DAY_S
+    if state.active_since_s is not None and state.active_since_s < since_s - _DAY_SLACK_S:
+        return ()  # it counts from its start, and days before were not asked for
+    address = address_now(ctx, read_live_unit(ctx, unit), state) if state.is_active else None
+    counted = None if address is None else _counted(ctx, address)
+    if counted is None:
+        return (
+            note(
+                "no-counters",
+                f"{unit} shows no counters, so it cannot be told whether its log is whole",
+                "serving.metrics = true",
+            ),
+        )
+    logged = sum(one.predicted_n for one in log.requests)
+    if logged < _WHOLE * counted:
+        text = (
+            f"{unit} has generated {counted} tokens since it started, and its log shows "
+            f"{logged} of them: older lines are gone"
+        )
+        return (warning("log-is-short", text, "a larger journal (SystemMaxUse=) keeps more"),)
+    return ()
+
+
+def _counted(ctx: Context, address: Address) -> int | None:
+    """Tokens that the server says it has generated since it started; None where it does not count."""
+    from tunerd.measure.answer import read_counters
+
+    server = LlamaServer(address, ctx.clock)
+    props = server.props(timeout_s=2.0)
+    if props is not None and props.is_asleep:
+        return None  # some builds would load the model to answer
+    text = server.metrics_text(timeout_s=2.0)
+    return None if text is None else read_counters(text).n_predicted

@@ -1,0 +1,1042 @@
+"""One life of a measured server: who it is, what it is asked, and what happened beside it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tunerd import __version__
+from tunerd.app import Context
+from tunerd.engine.builds import engine_of, find_programs
+from tunerd.engine.flags import compared_environment, owner_of, without_secrets
+from tunerd.engine.health import HttpState
+from tunerd.engine.probe import Found
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import address_now, read_live_unit
+from tunerd.errors import BenchError, UsageError
+from tunerd.machine.host import cpu_seconds, process_cpu_s, process_facts
+from tunerd.machine.proc import family_of
+from tunerd.measure.answer import (
+    Answer,
+    ClientTimes,
+    Counters,
+    Mark,
+    Sample,
+    Timings,
+    gained,
+    read_answer,
+    read_counters,
+)
+from tunerd.measure.conditions import (
+    FingerprintReader,
+)
+from tunerd.measure.evidence import ArmRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.request import (
+    TOOL_KINDS,
+    USUAL_LETTERS_PER_TOKEN,
+    Composer,
+    Prefix,
+    Prompt,
+    PromptBook,
+    PromptStock,
+    Request,
+    Route,
+    Suite,
+    body_of,
+    read_prompts,
+)
+from tunerd.measure.store import open_to_read
+from tunerd.measure.trust import (
+    GpuLook,
+    OwnRequests,
+    ProcessorLook,
+    Quiet,
+    Speculation,
+    Traffic,
+    is_processor_taken,
+    is_same_command,
+    judge_traffic,
+    look_at,
+    marks_of,
+    quiet_from,
+    speculation_of,
+    with_mark,
+)
+from tunerd.production.checks import explain
+from tunerd.production.gate import why_it_ended
+from tunerd.production.lease import Candidate
+from tunerd.profile.workload import MIXED, RequestClass
+from tunerd.result import Message, note, warning
+from tunerd.units.generations import Generation
+from tunerd.units.live import LiveUnit
+
+_N_RUNS = 500
+
+
+def own_requests(ctx: Context) -> OwnRequests:
+    """Requests of the newest measurements, whatever server they were put to.
+
+    Raises:
+        HostError: the store is damaged or cannot be read.
+    """
+    store = open_to_read(ctx.paths.evidence)
+    if store is None:
+        return OwnRequests()
+    timings: list[Timings] = []
+    n_unknown = 0
+    with store:
+        for run in store.runs(limit=_N_RUNS):
+            for sample in store.samples(run.number):
+                one = sample.timings
+                if one is None or one.prompt_ms is None or one.predicted_ms is None:
+                    n_unknown += 1
+                else:
+                    timings.append(one)
+        n_unknown += sum(one.n_rows for one in store.damage)
+    return OwnRequests(tuple(timings), n_unknown)
+
+
+# What is stored of a server that was measured: its fingerprint, its engine, and its arguments.
+
+
+def arm_of(
+    ctx: Context,
+    name: str,
+    argv: tuple[str, ...],
+    environment: Mapping[str, str],
+    generation: Generation | None,
+    reader: FingerprintReader | None = None,
+) -> tuple[ArmRecord, tuple[str, ...]]:
+    """The record of an arm, and why parts of its fingerprint are unknown.
+
+    Args:
+        ctx: Where.
+        name: Of the arm.
+        argv: The whole argument vector, program first.
+        environment: What its unit sets.
+        generation: What deployed it, where something did.
+        reader: One that read the machine already.
+    """
+    found = (reader or FingerprintReader(ctx)).of(argv, environment)
+    program = next((one for one in find_programs(ctx) if str(one.program) == argv[0]), None)
+    engine = engine_of(ctx, program or Found(Path(argv[0]), "command line"))
+    capabilities, version = engine.capabilities, engine.version
+    arm = ArmRecord(
+        name=name,
+        fingerprint=found.fingerprint,
+        engine=engine.name,
+        family=str(capabilities.family) if capabilities is not None else None,
+        engine_version=version.text if version is not None else None,
+        program=argv[0],
+        model_path=_value_of(argv, "model.path"),
+        argv=without_secrets(argv),
+        environment=compared_environment(environment),
+        origins=generation.origins if generation is not None else (),
+        generation=generation.number if generation is not None else None,
+    )
+    return arm, found.problems
+
+
+def _value_of(argv: tuple[str, ...], key: str) -> str | None:
+    pairs = itertools.pairwise(argv[1:])
+    return next((value for word, value in pairs if owner_of(word) == key), None)
+
+
+# What a bench measures: the live unit, a candidate, or a server that is known by its address alone.
+
+LIVE = "live"
+_ASK_S = 10.0
+# What a server says of itself is believed within these: no context is larger (the longest of models
+# is 10 million tokens), and no vocabulary cuts common text into such pieces.
+_MOST_CONTEXT = 1 << 24
+_LETTERS_PER_TOKEN = (0.5, 50.0)
+_OK = 200
+_UNKNOWN = Speculation(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One running server that is measured.
+
+    Attributes:
+        arm: What is stored of it.
+        server: How it is asked.
+        life: Names its process; another name means that it was started again.
+        why_ended: Why it ended, in words; None while it runs, or where that cannot be told.
+        pids: Its processes, to tell its memory from that of others.
+        is_llama: Whether it has llama-server's own routes and keys.
+        route: How it is asked for a completion.
+        model: The name to ask for on OpenAI routes.
+        n_ctx: Context of one request; None where unknown.
+        n_slots: How many requests it works on at once; None where unknown.
+        most_tokens: The longest answer that it gives; None for no limit, or where it does not say.
+        speculation: What it is meant to do.
+        overrides: What is sent with each request beside the usual.
+    """
+
+    arm: ArmRecord
+    server: LlamaServer
+    life: Callable[[], str | None]
+    why_ended: Callable[[], str | None]
+    pids: tuple[int, ...] = ()
+    is_llama: bool = True
+    route: Route = Route.NATIVE
+    model: str | None = None
+    n_ctx: int | None = None
+    n_slots: int | None = None
+    most_tokens: int | None = None
+    speculation: Speculation = _UNKNOWN
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of its arm."""
+        return self.arm.name
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A target with what should be said of it, and whose it is."""
+
+    target: Target
+    messages: tuple[Message, ...] = ()
+    unit: str | None = None
+    profile: str | None = None
+
+
+def open_live(ctx: Context, *, reader: FingerprintReader | None = None) -> Opened:
+    """The unit that serves now.
+
+    Raises:
+        BenchError: it does not run, cannot be reached, or runs with other arguments than its file has.
+    """
+    live = read_live_unit(ctx)
+    state = ctx.services.state(live.unit)
+    hint = "`tunerd status`; or `tunerd bench PROFILE` for a candidate"
+    if not state.is_active or state.main_pid is None:
+        raise BenchError(f"{live.unit} does not run", cause=state.active_state, hint=hint)
+    address = address_now(ctx, live, state)
+    if address is None or live.argv is None:
+        raise BenchError(f"cannot tell how {live.unit} is reached", cause=live.problem, hint=hint)
+    messages = _demand_same_command(live, state.main_pid)
+    server = LlamaServer(address, ctx.clock)
+    _demand_ready(server, address)
+    entry = ctx.generations.serving(live.unit)
+    generation = entry.generation if entry is not None else None
+    if generation is not None and tuple(generation.argv) != tuple(live.argv):
+        generation = None
+    arm, problems = arm_of(ctx, LIVE, live.argv, live.environment, generation, reader)
+    pid = state.main_pid
+    target = Target(
+        arm=arm,
+        server=server,
+        life=lambda: _life(ctx, live.unit),
+        why_ended=lambda: _why_ended(ctx, live.unit, pid),
+        pids=(pid,),
+        speculation=speculation_of(live.argv),
+        **_asked(server),
+    )
+    told = tuple(warning("cannot-tell", problem) for problem in problems)
+    profile = generation.profile if generation is not None else None
+    return Opened(target, (*messages, *told), live.unit, profile)
+
+
+def open_candidate(
+    ctx: Context, candidate: Candidate, name: str, *, reader: FingerprintReader | None = None
+) -> Opened:
+    """A candidate that serves.
+
+    Raises:
+        BenchError: it does not serve.
+    """
+    plan = candidate.plan
+    if candidate.fault is not None or candidate.serving is None:
+        fault = candidate.fault
+        raise BenchError(
+            f"`{name}` does not serve",
+            cause=None if fault is None else fault.words,
+            hint=None if fault is None else fault.hint,
+        )
+    server = LlamaServer(replace(candidate.address, pid=candidate.serving.pid), ctx.clock)
+    argv = plan.command.argv
+    arm, problems = arm_of(ctx, name, argv, candidate.environment, None, reader)
+    arm = replace(arm, origins=explain(plan.command, plan.resolved))
+    pid = candidate.serving.pid
+    _demand_same_process(argv, pid, candidate.unit)
+    target = Target(
+        arm=arm,
+        server=server,
+        life=lambda: _life(ctx, candidate.unit),
+        why_ended=lambda: _fault_words(ctx, candidate),
+        pids=(pid,),
+        speculation=speculation_of(argv),
+        **_asked(server),
+    )
+    told = tuple(warning("cannot-tell", problem) for problem in problems)
+    return Opened(target, told, ctx.unit, plan.resolved.name)
+
+
+def open_url(ctx: Context, url: str) -> Opened:
+    """A server that is known by its address alone.
+
+    Raises:
+        UsageError: it is no address of plain HTTP.
+        BenchError: nobody answers there.
+    """
+    address = address_of_url(url, ctx.environment.get("OPENAI_API_KEY"))
+    server = LlamaServer(address, ctx.clock)
+    models = server.get("/v1/models", timeout_s=_ASK_S)
+    if models.status is None:
+        raise BenchError(f"nobody answers at {address.url}", cause=models.problem)
+    is_llama = _is_llama(server)
+    name = server.alias(timeout_s=_ASK_S)
+    arm = ArmRecord(name=name or "server", fingerprint=Fingerprint(tunerd_version=__version__))
+    known = _asked(server) if is_llama else {}
+    target = Target(
+        arm=arm,
+        server=server,
+        life=lambda: address.url,
+        why_ended=lambda: None,
+        is_llama=is_llama,
+        **({"route": Route.CHAT, "model": name} | known),
+    )
+    text = "only its address is known: what ran there is not part of the evidence"
+    messages = [note("by-address", text)]
+    if not is_llama:
+        messages.append(
+            note(
+                "no-timings",
+                "no llama-server: lengths are not fixed, and speeds are by the client's clock alone",
+            )
+        )
+    return Opened(target, tuple(messages))
+
+
+def address_of_url(url: str, api_key: str | None = None) -> Address:
+    """The address in a URL; a path of `/v1` is what every such server has.
+
+    Raises:
+        UsageError: it is none of plain HTTP.
+    """
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    is_plain = parts.scheme == "http" and parts.path.rstrip("/") in {"", "/v1"}
+    if not is_plain or not parts.hostname or port == -1:
+        hint = "http://HOST:PORT, with or without /v1"
+        raise UsageError(f"no address of a server with plain HTTP: `{url}`", hint=hint)
+    return Address(parts.hostname, port or 80, api_key)
+
+
+def _is_llama(server: LlamaServer) -> bool:
+    """Whether it has llama-server's own routes; a proxy before one may have none of them."""
+    props = server.get("/props", timeout_s=_ASK_S)
+    return props.status == _OK and isinstance(props.body, dict) and "total_slots" in props.body
+
+
+def _asked(server: LlamaServer) -> dict[str, Any]:
+    """What the server says of itself."""
+    props = server.get("/props", timeout_s=_ASK_S)
+    body = props.body if isinstance(props.body, dict) else {}
+    slots = server.get("/slots", timeout_s=_ASK_S)
+    rows = slots.body if isinstance(slots.body, list) else []
+    first = rows[0] if rows and isinstance(rows[0], dict) else {}
+    settings = body.get("default_generation_settings")
+    settings = settings if isinstance(settings, dict) else {}
+    sizes = (first.get("n_ctx"), settings.get("n_ctx"), body.get("n_ctx"))
+    n_slots = body.get("total_slots")
+    return {
+        "route": Route.NATIVE,
+        "model": server.alias(timeout_s=_ASK_S),
+        "n_ctx": next((n for n in sizes if _is_size(n)), None),
+        "n_slots": n_slots if _is_size(n_slots) else None,
+        "most_tokens": _most_tokens(settings),
+    }
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a server can have so many: true and false are numbers to Python."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_CONTEXT
+
+
+def _most_tokens(settings: Mapping[str, Any]) -> int | None:
+    """The server's own limit: mainline has it among the sampling parameters, ik flat."""
+    params = settings.get("params")
+    found = (params if isinstance(params, dict) else settings).get("n_predict")
+    is_limit = isinstance(found, int) and not isinstance(found, bool) and found > 0
+    return found if is_limit else None
+
+
+def count_tokens(server: LlamaServer, text: str, *, timeout_s: float = _ASK_S) -> int | None:
+    """How many tokens a text has by the server's own count; None where it cannot tell."""
+    reply = server.post("/tokenize", {"content": text}, timeout_s=timeout_s)
+    tokens = reply.body.get("tokens") if isinstance(reply.body, dict) else None
+    return len(tokens) if isinstance(tokens, list) and tokens else None
+
+
+def letters_per_token(server: LlamaServer, text: str) -> float:
+    """How many letters of this text a token has; the usual number where the server cannot tell."""
+    n_tokens = count_tokens(server, text)
+    found, (least, most) = len(text) / (n_tokens or 1), _LETTERS_PER_TOKEN
+    return found if n_tokens and least <= found <= most else USUAL_LETTERS_PER_TOKEN
+
+
+def _demand_ready(server: LlamaServer, address: Address) -> None:
+    state = server.health(timeout_s=_ASK_S)
+    if state is not HttpState.READY:
+        raise BenchError(f"the server at {address.url} is {state}", hint="wait until it is ready")
+
+
+def _demand_same_command(live: LiveUnit, pid: int) -> tuple[Message, ...]:
+    """What runs must be what the unit says: it may have been edited since it was started."""
+    argv = live.argv or ()
+    facts = process_facts(pid)
+    same = is_same_command(argv, facts.cmdline if facts is not None else None)
+    if same is False:
+        raise BenchError(
+            f"{live.unit} runs with other arguments than its file has",
+            cause="it was edited after the server was started",
+            hint=f"`systemctl restart {live.unit}`, or `tunerd verify`",
+        )
+    if same is None:
+        return (warning("cannot-tell", f"the arguments of process {pid} cannot be read"),)
+    return ()
+
+
+def _demand_same_process(argv: tuple[str, ...], pid: int, unit: str) -> None:
+    facts = process_facts(pid)
+    if is_same_command(argv, facts.cmdline if facts is not None else None) is False:
+        raise BenchError(f"{unit} runs with other arguments than planned")
+
+
+def _life(ctx: Context, unit: str) -> str | None:
+    """The name of the life that a unit's server has now; None while it has none."""
+    state = ctx.services.state(unit)
+    if not state.is_active or state.main_pid is None:
+        return None
+    return state.invocation_id or f"process {state.main_pid}"
+
+
+def _why_ended(ctx: Context, unit: str, pid: int) -> str | None:
+    state = ctx.services.state(unit)
+    if state.is_active and state.main_pid == pid:
+        return None
+    if state.is_active:
+        return "it was started again"
+    return why_it_ended(ctx, unit).failure.words
+
+
+def _fault_words(ctx: Context, candidate: Candidate) -> str | None:
+    fault = candidate.look(ctx)
+    return None if fault is None else fault.words
+
+
+# Looks at the machine while something is measured: GPUs during a request, counters between them.
+
+# Each look at the counters is work for the server, and resets gauges that others may read.
+SCRAPE_S = 5.0
+_GPU_LOOK_S = 0.5
+_IDLE_POLL_S = 0.5
+# A slot may be told as busy for a moment after its answer has ended.
+_LEAST_WAIT_S = 5.0
+# How long a server may do nothing before the first byte of its answer, and what it may use meanwhile.
+_SILENT_S = 60.0
+_TIMES_SLOWEST = 3.0
+_IDLE_CPU_S = 0.5
+_SLOT_S = 0.5
+
+
+@dataclass
+class GpuWatch:
+    """Reads the GPUs before, during and after one request, at most twice a second."""
+
+    ctx: Context
+    pids: tuple[int, ...]
+    looks: list[GpuLook] = field(default_factory=list)
+    _last_s: float | None = None
+
+    def look(self) -> None:
+        """Read now, if the last reading is old enough."""
+        now_s = self.ctx.clock.monotonic_s()
+        if self._last_s is None or now_s - self._last_s >= _GPU_LOOK_S:
+            self.look_now()
+
+    def look_now(self) -> None:
+        """Read in any case."""
+        self.looks.append(look_at(self.ctx.gpu.read().gpus, self.pids))
+        self._last_s = self.ctx.clock.monotonic_s()
+
+    @property
+    def free_mib(self) -> int | None:
+        """The least that was free; None where a reading could not tell."""
+        known = [look.free_mib for look in self.looks]
+        if not known or None in known:
+            return None
+        return min(mib for mib in known if mib is not None)
+
+
+@dataclass
+class Silence:
+    """Whether a server that has not begun to answer does nothing either, and never will.
+
+    As long as its processes use the processor, or its counters move, a long prompt takes its time.
+    """
+
+    ctx: Context
+    target: Target
+    _cpu_s: float = 0.0
+    _since_s: float | None = None
+    _counted: str | None = None
+
+    def is_over(self) -> bool:
+        """Whether it is waited for in vain; never where its processes are not known."""
+        if not self.target.pids:
+            return False
+        cpu_s = sum(process_cpu_s(one) or 0.0 for pid in self.target.pids for one in family_of(pid))
+        now_s = self.ctx.clock.monotonic_s()
+        if self._since_s is None or cpu_s - self._cpu_s > _IDLE_CPU_S:
+            self._cpu_s, self._since_s, self._counted = cpu_s, now_s, None
+            return False
+        if now_s - self._since_s < max(_SILENT_S, _TIMES_SLOWEST * self.target.server.slowest_s):
+            return False
+        before, self._counted = self._counted, self.target.server.metrics_text(timeout_s=2.0) or ""
+        return before == self._counted
+
+
+def look_at_processors(server_pids: Sequence[int]) -> ProcessorLook | None:
+    """None where the server's own processes are not known, or nothing can be read of them."""
+    machine = cpu_seconds()
+    pids = (os.getpid(), *server_pids)
+    own = [process_cpu_s(pid) for pid in pids]
+    # What they started counts as theirs, such as the servers of a router.
+    own += [process_cpu_s(one) or 0.0 for pid in pids for one in family_of(pid) if one != pid]
+    if machine is None or not server_pids or None in own:
+        return None
+    return ProcessorLook(
+        machine.total_s, machine.busy_s, sum(one for one in own if one is not None)
+    )
+
+
+class TrafficWatch:
+    """Tells foreign requests from the server's own counters, a stretch of time at a time.
+
+    Where the server counts nothing, busy slots before a request are all that can be seen.
+    """
+
+    def __init__(self, ctx: Context, target: Target, scrape_s: float = SCRAPE_S) -> None:
+        self._ctx = ctx
+        self._target = target
+        self._scrape_s = scrape_s
+        self._before: Counters | None = None
+        self._read_s: float | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the server has counters."""
+        return self._before is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the counters may be read again."""
+        return self._age_s() >= self._scrape_s
+
+    @property
+    def limit_s(self) -> float:
+        """How long others are waited for at a time [s]."""
+        return max(self._ctx.settings.service.drain_s, _LEAST_WAIT_S)
+
+    def open(self) -> None:
+        """Begin a stretch; waits until the counters may be read."""
+        self._before = self._read()
+
+    def close(self, own: list[Timings | None]) -> tuple[Traffic, tuple[int, ...] | None]:
+        """End a stretch in which these requests were made, and begin the next.
+
+        Returns:
+            What it shows of foreign traffic, and how many drafts were accepted by position.
+        """
+        before = self._before
+        if before is None and not self.is_due:
+            return Traffic(None), None  # nothing to wait for where nothing was counted
+        after = self._before = self._read()
+        if before is None or after is None:
+            return Traffic(None), None
+        return judge_traffic(before, after, own), gained(before, after)
+
+    def wait_until_idle(self) -> bool:
+        """Wait until nothing is answered, as long as a swap would; whether that came true.
+
+        Told by its slots, or by its counters where it shows none; true where it tells neither.
+        """
+        clock = self._ctx.clock
+        end_s = clock.monotonic_s() + self.limit_s
+        while True:
+            if not self._n_at_work():
+                return True
+            if clock.monotonic_s() >= end_s:
+                return False
+            left_s = end_s - clock.monotonic_s()
+            self._ctx.say("waiting for requests of others", left_s=left_s)
+            clock.sleep(min(_IDLE_POLL_S, left_s))
+
+    def is_busy(self) -> bool:
+        """Whether a slot works before anything was asked here; that of the last answer is free in a moment."""
+        for pause_s in (_SLOT_S, 0.0):
+            slots = self._target.server.slots()
+            if slots is None or not slots.busy:
+                return False
+            self._ctx.clock.sleep(pause_s)
+        return True
+
+    def _n_at_work(self) -> int | None:
+        slots = self._target.server.slots() if self._target.is_llama else None
+        if slots is not None:
+            return slots.busy
+        found = self._read() if self.counts else None
+        return None if found is None else found.n_at_work
+
+    def _read(self) -> Counters | None:
+        if not self._target.is_llama:
+            return None
+        left_s = self._scrape_s - self._age_s()
+        if left_s > 0:
+            self._ctx.clock.sleep(left_s)
+        self._read_s = self._ctx.clock.monotonic_s()
+        text = self._target.server.metrics_text()
+        return None if text is None else read_counters(text)
+
+    def _age_s(self) -> float:
+        if self._read_s is None:
+            return self._scrape_s
+        return self._ctx.clock.monotonic_s() - self._read_s
+
+
+# One request of a bench: sent, watched, read, and judged by itself.
+
+# How long an answer may take: a hung server must end some day, a slow one must not be cut.
+_LIMIT_S = 300.0
+_LEAST_PREFILL_TOK_S = 10.0
+_LEAST_DECODE_TOK_S = 0.5
+_HANG_UP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with its sample, and the answer itself, of which nothing is kept.
+
+    `is_mute` where nothing of an answer ever came.
+    """
+
+    request: Request
+    prompt: Prompt
+    sample: Sample
+    answer: Answer | None
+    looks: tuple[GpuLook, ...]
+    is_mute: bool = False
+
+    @property
+    def has_drafted(self) -> bool:
+        """Whether a token of it was drafted, as far as the server counts."""
+        return bool(self.sample.timings is not None and self.sample.timings.draft_n)
+
+    def marked(self, mark: Mark, *, even_failed: bool = False) -> Asked:
+        """With one more mark; what has no answer needs none."""
+        if self.sample.problem is not None and not even_failed:
+            return self
+        return replace(self, sample=replace(self.sample, marks=with_mark(self.sample.marks, mark)))
+
+
+class Life:
+    """One process under measurement: what it was asked, and what speaks against its answers.
+
+    `target` may change while it lives: by its route once that was found, and by what is sent with requests.
+    `position` counts what it has answered, `asked` is what has not been judged by its counters yet;
+    `accepted` are the drafts that were accepted in the last stretch that was, by position.
+    """
+
+    def __init__(
+        self, ctx: Context, target: Target, name: str = "", *, scrape_s: float = SCRAPE_S
+    ) -> None:
+        """Of the process that runs now, unless it is named; its counters are read every `scrape_s`."""
+        self.ctx = ctx
+        self.target = target
+        self.name = name or target.life() or target.name
+        self.traffic = TrafficWatch(ctx, target, scrape_s)
+        self.position = 0
+        self.asked: list[Asked] = []
+        self.quiet = Quiet()
+        self.accepted: tuple[int, ...] | None = None
+        self._looks: list[GpuLook] = []
+
+    # The first requests of a life
+
+    def warm_up(
+        self,
+        first: Callable[[str], tuple[Request, Prompt]],
+        *,
+        drafts: bool | None,
+        known: Route | None = None,
+        routes: Sequence[Route],
+        must_draft: bool = True,
+        target: Target | None = None,
+    ) -> tuple[Target, bool]:
+        """The first requests, discarded, which prove that speculation is on, or off, as meant.
+
+        They find the route by which this build counts its drafts, and how the machine is without others.
+
+        Args:
+            first: The request of a kind of text.
+            drafts: Whether it is meant to draft; None where nobody knows.
+            known: The route by which another process of the same kind counted them: one request is enough.
+            routes: What is tried otherwise; those after the first may give no answer.
+            must_draft: Whether one that is meant to draft must do so in these few answers already.
+            target: The arm, where this life has several.
+
+        Returns:
+            The target by its route, and whether it drafted.
+
+        Raises:
+            BenchError: it gave no answer, or drafts otherwise than it is meant to.
+        """
+        target = target or self.target
+        seen: list[Asked] = []
+        for route in routes if known is None else [known]:
+            one = replace(target, route=route)
+            for kind in PROOF_KINDS if drafts and known is None else PROOF_KINDS[:1]:
+                asked = self.ask(*first(kind), target=one, mark=Mark.WARM_UP)
+                if asked.sample.problem is not None:
+                    if known is None and route is not routes[0]:
+                        self.asked.pop()  # a server without this route has not failed
+                        break
+                    raise BenchError("the server gave no answer", cause=asked.sample.problem)
+                seen.append(asked)
+                self._looks += asked.looks
+                self.quiet = quiet_from(self._looks)
+                if asked.has_drafted and drafts is False:
+                    raise BenchError("it is meant not to draft, and drafted")
+                if asked.has_drafted or known is not None or drafts is False:
+                    return one, asked.has_drafted
+        if drafts and must_draft:
+            marks = {str(mark) for one in seen for mark in one.sample.marks} - {Mark.WARM_UP}
+            text = f"{len(seen)} requests without a drafted token"
+            raise BenchError(
+                "it is meant to draft, and drafted nothing",
+                cause=", ".join([text, *sorted(marks)]),
+                hint="`tunerd engines prove` shows what this build does",
+            )
+        return target, False
+
+    # Requests
+
+    def ask(
+        self,
+        request: Request,
+        prompt: Prompt,
+        *,
+        target: Target | None = None,
+        mark: Mark | None = None,
+    ) -> Asked:
+        """One request; `mark` is what speaks against it in any case."""
+        found = self._send(target or self.target, request, prompt, self.position)
+        if mark is not None:
+            found = found.marked(mark, even_failed=True)
+        return self._took([found])[0]
+
+    def ask_all(
+        self,
+        requests: Sequence[Request],
+        prompts: Sequence[Prompt],
+        *,
+        target: Target | None = None,
+    ) -> tuple[list[Asked], float]:
+        """Several requests at the same time, and how long all of them took together [ms]."""
+        began_s = self.ctx.clock.monotonic_s()
+        target = target or self.target
+        if len(requests) == 1:
+            found = [self._send(target, requests[0], prompts[0], self.position)]
+        else:
+            found = self._send_at_once(target, requests, prompts)
+        return self._took(found), (self.ctx.clock.monotonic_s() - began_s) * 1000
+
+    def _took(self, found: list[Asked]) -> list[Asked]:
+        self.position += len(found)
+        self.asked += found
+        return found
+
+    def _send_at_once(
+        self, target: Target, requests: Sequence[Request], prompts: Sequence[Prompt]
+    ) -> list[Asked]:
+        begun: list[Future[Asked]] = []
+        with ThreadPoolExecutor(max_workers=len(requests)) as pool:
+            try:
+                for index, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
+                    at = self.position + index
+                    begun.append(pool.submit(self._send, target, request, prompt, at))
+                return [one.result() for one in begun]
+            finally:
+                # A signal must not wait for every answer: production is still down.
+                while wait(begun, timeout=0.0).not_done:
+                    target.server.hang_up()
+                    wait(begun, timeout=_HANG_UP_S)
+
+    def _send(self, target: Target, request: Request, prompt: Prompt, position: int) -> Asked:
+        watch = GpuWatch(self.ctx, target.pids)
+        watch.look_now()
+        processors = look_at_processors(target.pids)
+        at_s = self.ctx.clock.now_s()
+        route = Route.CHAT if request.is_chat else target.route
+        streamed = target.server.stream(
+            route,
+            body_of(
+                request,
+                prompt,
+                route,
+                model=target.model,
+                overrides=target.overrides,
+                is_llama=target.is_llama,
+            ),
+            timeout_s=limit_s(request),
+            meanwhile=watch.look,
+            gives_up=Silence(self.ctx, target).is_over,
+        )
+        is_taken = is_processor_taken(processors, look_at_processors(target.pids))
+        watch.look_now()
+        answer = read_answer(streamed.events, is_whole=streamed.is_whole)
+        problem = streamed.problem or _problem(answer)
+        client = ClientTimes(streamed.wall_ms, answer.first_ms)
+        marks = marks_of(request, answer, client, looks=watch.looks, quiet=self.quiet,
+                         speculation=target.speculation,
+                         can_forbid_cache=target.is_llama)  # fmt: skip
+        marks = (*marks, Mark.PROCESSOR_TAKEN) if is_taken else marks
+        sample = Sample(
+            suite=str(request.suite),
+            case=request.case,
+            kind=request.kind,
+            prompt_id=prompt.prompt_id,
+            process=self.name,
+            position=position,
+            at_s=at_s,
+            n_predict=request.n_predict,
+            concurrency=request.streams,
+            timings=answer.timings,
+            client=client,
+            vram_free_min_mib=watch.free_mib,
+            marks=() if problem is not None else marks,
+            problem=problem,
+            details=_details(request, answer),
+        )
+        is_mute = streamed.timed_out and not streamed.events
+        answer_or_none = None if problem else answer
+        return Asked(request, prompt, sample, answer_or_none, tuple(watch.looks), is_mute)
+
+    # Others
+
+    def open(self) -> list[Asked]:
+        """Begin a stretch of the counters; what was asked before it is not judged by them."""
+        before, self.asked = self.asked, []
+        self.traffic.open()
+        return before
+
+    def settle(self, *, was_busy: bool = False) -> tuple[list[Asked], Traffic]:
+        """What was asked since the last look at the counters, marked where others were served meanwhile.
+
+        Args:
+            was_busy: Somebody else was seen to be served, whatever the counters say.
+        """
+        asked, self.asked = self.asked, []
+        traffic, self.accepted = self.traffic.close([one.sample.timings for one in asked])
+        if traffic.is_foreign or was_busy:
+            asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
+        return asked, traffic
+
+
+def limit_s(request: Request) -> float:
+    """How long a request may take."""
+    prompt_s = (request.depth_tokens or 0) / _LEAST_PREFILL_TOK_S
+    decode_s = request.n_predict / _LEAST_DECODE_TOK_S
+    return (_LIMIT_S + prompt_s + decode_s) * request.streams
+
+
+def _problem(answer: Answer) -> str | None:
+    """Why an answer that came is none."""
+    if answer.is_cut:
+        return "the answer was cut short"
+    has_content = bool(answer.text or answer.reasoning or answer.tool_calls)
+    n_predicted = answer.timings.predicted_n if answer.timings is not None else None
+    if not has_content and not n_predicted:
+        return "the answer is empty"
+    return None
+
+
+def _details(request: Request, answer: Answer) -> dict[str, Any]:
+    """What else is kept of a sample: figures, and no text."""
+    found: dict[str, Any] = dict(request.details or {})
+    timings = answer.timings
+    if answer.n_cached is not None:
+        found["cached"] = answer.n_cached
+    if request.shares is not None and request.has_question:
+        found["shared_ratio"] = request.shared_ratio
+    if request.depth_tokens is not None and timings is not None and timings.prompt_n is not None:
+        found["depth"] = timings.prompt_n + (answer.n_cached or 0)
+    if timings is None:
+        found |= _client_figures(answer)
+    if request.has_tools:
+        found["tools"] = [call.name for call in answer.tool_calls]
+    if request.is_chat:
+        found |= {"text_letters": len(answer.text), "reasoning_letters": len(answer.reasoning)}
+    return found
+
+
+def _client_figures(answer: Answer) -> dict[str, Any]:
+    """Of a server without timings: its own token counts, and the speed by the client's clock."""
+    n, first, last = answer.n_completion, answer.first_ms, answer.last_ms
+    found: dict[str, Any] = {"usage_prompt_n": answer.n_prompt, "usage_completion_n": n}
+    if n is not None and n > 1 and first is not None and last is not None and last > first:
+        found["client_tok_s"] = (n - 1) / (last - first) * 1000
+    return {key: value for key, value in found.items() if value is not None}
+
+
+# The texts of a mix of requests: the same name gives the same text, whatever was asked before it.
+
+_WARM_UP_TOKENS = 32
+_LETTERS = 20_000  # of text by which the length of a token is told
+_SHARED = "prefix"
+_ANY_KIND = ("code", "chat", "summary", "math", "creative")
+# Texts that a drafter finds easy; a gate may keep every draft of one of them back.
+PROOF_KINDS = ("code", "math", "chat")
+
+
+_PROMPTS = Path(__file__).parents[1] / "data/prompts.toml"
+
+
+def prompt_book(ctx: Context) -> PromptBook:
+    """The shipped prompts.
+
+    Raises:
+        BenchError: the file is missing.
+        ConfigError: it is damaged.
+    """
+    content = ctx.files.read(_PROMPTS)
+    if content is None:
+        raise BenchError(f"no prompts: `{_PROMPTS}` is missing", hint="install tunerd again")
+    return read_prompts(tomllib.loads(content.decode()))
+
+
+@dataclass
+class Texts:
+    """Makes requests of classes of a workload.
+
+    `shared` names the prefix that requests share: as long as it stays, every process reads the same anew.
+    """
+
+    book: PromptBook
+    seed: int
+    letters_per_token: float | None = None
+    shared: str = _SHARED
+    _composer: Composer | None = field(default=None, repr=False)
+
+    def learn(self, server: LlamaServer) -> None:
+        """Ask a server how many letters a token has; the first that was asked holds for all."""
+        if self.letters_per_token is None:
+            text = self.stock("letters").filler(_LETTERS)
+            self.letters_per_token = letters_per_token(server, text)
+
+    def warm_up(self, kind: str, name: str) -> tuple[Request, Prompt]:
+        """A first request, which counts for nothing."""
+        request = Request(
+            suite=Suite.WORKLOAD, case="warm-up", kind=kind, n_predict=_WARM_UP_TOKENS,
+            is_measured=False,
+        )  # fmt: skip
+        return request, self.stock(f"warm-up {name}").take(kind)
+
+    def of_class(
+        self, one: RequestClass, name: str, **told: Any
+    ) -> tuple[tuple[Request, ...], tuple[Prompt, ...]]:
+        """Requests of a class, as many as run at once, each with a text of its own.
+
+        Args:
+            one: The class; without new tokens its prefix alone.
+            name: Of the texts.
+            told: What else the request has.
+        """
+        depth, is_warm = one.cached_tokens + one.new_tokens, is_warm_class(one)
+        kind = random.Random(name).choice(_ANY_KIND) if one.kind == MIXED else one.kind  # noqa: S311 -- no secret
+        request = Request(
+            suite=Suite.WORKLOAD,
+            kind=kind,
+            n_predict=one.n_predict,
+            depth_tokens=depth,
+            prefix=Prefix.WARM if is_warm else Prefix.COLD,
+            shares=_SHARED if is_warm else None,
+            shared_ratio=one.cached_tokens / depth if depth else 1.0,
+            streams=one.concurrency,
+            has_question=one.new_tokens > 0,
+            **told,
+        )
+        composer = self._prepared(one.cached_tokens if is_warm else 0)
+        composer.stock = self.stock(name)
+        requests = (request,) * one.concurrency
+        return requests, tuple(composer.compose(each) for each in requests)
+
+    def _prepared(self, cached_tokens: int) -> Composer:
+        """The composer, its shared text long enough to be cut from and grown from its own words."""
+        if self._composer is None:
+            letters = self.letters_per_token or USUAL_LETTERS_PER_TOKEN
+            self._composer = Composer(self.stock(self.shared), letters)
+        if cached_tokens:
+            self._composer.stock = self.stock(f"{self.shared} {cached_tokens}")
+            self._composer.compose(
+                Request(
+                    suite=Suite.WORKLOAD,
+                    case="prefix",
+                    kind="code",
+                    n_predict=1,
+                    depth_tokens=cached_tokens,
+                    prefix=Prefix.WARM,
+                    shares=_SHARED,
+                    has_question=False,
+                    is_measured=False,
+                )
+            )
+        return self._composer
+
+    def stock(self, name: str) -> PromptStock:
+        """Texts that depend on their name alone."""
+        return PromptStock(self.book, random.Random(f"{self.seed} {name}"))  # noqa: S311 -- no secret
+
+
+def is_warm_class(one: RequestClass) -> bool:
+    """Whether it finds its prefix; what one slot holds is of no use to requests beside it."""
+    return one.cached_tokens > 0 and one.concurrency == 1
+
+
+_KNOWN = {
+    tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in TOOL_KINDS
+}
+
+
+def tool_call_is_whole(answer: Answer | None) -> bool | None:
+    """Whether the calls of an answer name a known tool with arguments it has; None without a call."""
+    if answer is None or not answer.tool_calls:
+        return None
+    for call in answer.tool_calls:
+        try:
+            arguments = json.loads(call.arguments)
+        except ValueError:
+            return False
+        known = _KNOWN.get(call.name)
+        if known is None or not isinstance(arguments, dict) or not set(arguments) <= set(known):
+            return False
+    return True

@@ -1,0 +1,814 @@
+"""What a bench asks: suites, requests, and the texts that are composed for them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from tunerd.errors import BenchError, ConfigError
+from tunerd.profile.workload import KINDS, MIXED, RequestClass, Workload, WorkloadShape
+
+# The texts that are sent: forms with words to fill in, and filler of any length.
+# A prompt is never sent twice within one server life. Each begins with a reference number of its own,
+# so that no cache knows its first tokens, and is filled in otherwise than those before it as long as
+# the form has words left, so that no drafter can replay an earlier answer. Its last word never changes.
+
+SCHEMA = 1
+MTP_KINDS = (
+    "code_python",
+    "code_cpp",
+    "explain_concept",
+    "summarize",
+    "qa_factual",
+    "translation",
+    "creative_short",
+    "stepwise_math",
+    "long_code_review",
+)
+# The kinds of which workloads speak, by the form that stands for each.
+_SAME_KIND = MappingProxyType(
+    {
+        "code": "code_python",
+        "tool": "code_python",  # the arguments of a call are nearest to code
+        "chat": "explain_concept",
+        "summary": "summarize",
+        "math": "stepwise_math",
+        "creative": "creative_short",
+    }
+)
+_FILLER_PARTS = ("opening", "subject", "verb", "object", "ending")
+_NONCE_LETTERS = 8
+_REFERENCE = "Reference {nonce}."
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One text with words to fill in.
+
+    `words` are the lists by name; `least_tokens` and `most_tokens` are what a filled-in text has in a
+    common vocabulary, without the reference number.
+    """
+
+    kind: str
+    text: str
+    words: Mapping[str, tuple[str, ...]]
+    least_tokens: int
+    most_tokens: int
+
+    @property
+    def n_variants(self) -> int:
+        """How many texts it gives."""
+        return math.prod(len(words) for words in self.words.values())
+
+    def variant(self, number: int) -> str:
+        """One of them, without a reference number; `number` counts from 0."""
+        chosen = {}
+        for name, words in self.words.items():
+            number, at = divmod(number, len(words))
+            chosen[name] = words[at]
+        return self.text.format(**chosen)
+
+    def variants(self) -> Iterable[str]:
+        """All of them."""
+        return (self.variant(number) for number in range(self.n_variants))
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One text as it is sent; `prompt_id` is unlike that of every other one."""
+
+    prompt_id: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBook:
+    """All forms by kind, and the parts of filler sentences."""
+
+    forms: Mapping[str, Form]
+    filler: Mapping[str, tuple[str, ...]]
+
+    def form(self, kind: str) -> Form:
+        """The form of a kind, by its own name or by that which workloads use.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found = self.forms.get(_SAME_KIND.get(kind, kind))
+        if found is None:
+            known = ", ".join([*self.forms, *_SAME_KIND])
+            raise ConfigError(f"no prompts of kind `{kind}`", hint=f"one of {known}")
+        return found
+
+
+def read_prompts(data: Mapping[str, Any]) -> PromptBook:
+    """The book that a parsed prompt file holds.
+
+    Raises:
+        ConfigError: it is no prompt file, or of a newer tunerd.
+    """
+    if data.get("schema") != SCHEMA:
+        raise ConfigError(f"prompt file of an unknown form: {data.get('schema')!r}")
+    try:
+        forms = {row["kind"]: _form(row) for row in data["prompt"]}
+        filler = {part: tuple(data["filler"][part]) for part in _FILLER_PARTS}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError("the prompt file is damaged", cause=repr(error)) from error
+    return PromptBook(MappingProxyType(forms), MappingProxyType(filler))
+
+
+def _form(row: Mapping[str, Any]) -> Form:
+    words = {name: tuple(row[name]) for name in row if name not in {"kind", "text", "tokens"}}
+    least, most = row["tokens"]
+    form = Form(row["kind"], row["text"], MappingProxyType(words), least, most)
+    if not next(iter(form.variants()), ""):
+        raise ValueError(row["kind"])
+    return form
+
+
+@dataclass
+class PromptStock:
+    """Hands out prompts that this server life has not seen.
+
+    `used` are the prompt ids that the life has seen before, from earlier runs.
+    """
+
+    book: PromptBook
+    rng: random.Random
+    used: Collection[str] = ()
+    repeated_kinds: set[str] = field(default_factory=set)
+    _nonces: set[str] = field(default_factory=set)
+    _left: dict[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Take the reference numbers of earlier runs out of the stock."""
+        self._nonces |= {name.rpartition("#")[2] for name in self.used}
+
+    def take(self, kind: str) -> Prompt:
+        """A fresh prompt; kinds whose words are used up are noted in `repeated_kinds`."""
+        form = self.book.form(kind)
+        number = self._variant(form.kind, form.n_variants)
+        nonce = self._nonce()
+        text = f"{_REFERENCE.format(nonce=nonce)}\n\n{form.variant(number)}"
+        return Prompt(f"{form.kind}-{number}#{nonce}", kind, text)
+
+    def take_long(self, kind: str, n_letters: int) -> Prompt:
+        """A fresh prompt that is preceded by filler, about `n_letters` long altogether."""
+        prompt = self.take(kind)
+        head, _, question = prompt.text.partition("\n\n")
+        filler = self.filler(max(0, n_letters - len(prompt.text)))
+        return Prompt(f"long-{prompt.prompt_id}", kind, f"{head}\n\n{filler}\n\n{question}")
+
+    def filler(self, n_letters: int) -> str:
+        """Sentences that no other text has, to fill about `n_letters`."""
+        sentences: list[str] = []
+        length = 0
+        while length < n_letters:
+            parts = [self.rng.choice(self.book.filler[part]) for part in _FILLER_PARTS]
+            sentence = " ".join(parts).format(n=self.rng.randrange(2, 9000))
+            sentence = sentence.replace("  ", " ")
+            sentences.append(sentence)
+            length += len(sentence) + 1
+        return " ".join(sentences)
+
+    def _variant(self, kind: str, n_variants: int) -> int:
+        if kind not in self._left:
+            seen = self._seen(kind)
+            left = [n for n in range(n_variants) if n not in seen]
+            self.rng.shuffle(left)
+            self._left[kind] = left
+        if not self._left[kind]:
+            self.repeated_kinds.add(kind)
+            self._left[kind] = self.rng.sample(range(n_variants), n_variants)
+        return self._left[kind].pop()
+
+    def _seen(self, kind: str) -> set[int]:
+        head = f"{kind}-"
+        names = (name.removeprefix("long-").rpartition("#")[0] for name in self.used)
+        numbers = (name[len(head) :] for name in names if name.startswith(head))
+        return {int(number) for number in numbers if number.isdigit()}
+
+    def _nonce(self) -> str:
+        while True:
+            nonce = f"{self.rng.getrandbits(4 * _NONCE_LETTERS):0{_NONCE_LETTERS}x}"
+            if nonce not in self._nonces:
+                self._nonces.add(nonce)
+                return nonce
+
+
+# What is asked of a server, in which order, and what is held against the answer.
+
+
+class Suite(StrEnum):
+    """What a bench looks at."""
+
+    MTP = "mtp"
+    LENGTHS = "lengths"
+    CACHE = "cache"
+    DEEP = "deep"
+    QUALITY = "quality"
+    CONCURRENCY = "concurrency"
+    WORKLOAD = "workload"
+
+
+class Prefix(StrEnum):
+    """How a request stands to what the server still holds.
+
+    COLD sends `cache_prompt: false` and must find nothing. WARM sends `true` and counts what it finds.
+    """
+
+    COLD = "cold"
+    WARM = "warm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request before its text is chosen.
+
+    Attributes:
+        suite: The suite.
+        case: Under which name its figures are gathered.
+        kind: Kind of text.
+        n_predict: Tokens to generate; exactly so many where `is_fixed_length`.
+        depth_tokens: About how long the prompt is [tok]; None for that of its kind.
+        prefix: Cold or warm.
+        shares: Name of a text that several requests of a step begin with, so that a later one may find
+            it cached; None where the text is its own.
+        shared_ratio: Share of the prompt that is that common text; 1 is the identical prompt.
+        has_question: False where the prompt is nothing but the text that it shares.
+        is_fixed_length: Whether generation goes on whatever the model says.
+        streams: How many such requests run at once.
+        is_chat: Whether it is asked as a conversation, with the model's template.
+        has_tools: Whether tools are offered with it.
+        has_own_sampling: Whether the server chooses tokens by its own settings instead of at temperature 0.
+        seed: Of the sampler.
+        is_measured: False for requests that only prepare others.
+        details: What else is to be kept with the sample.
+    """
+
+    suite: Suite
+    case: str
+    kind: str
+    n_predict: int
+    depth_tokens: int | None = None
+    prefix: Prefix = Prefix.COLD
+    shares: str | None = None
+    shared_ratio: float = 1.0
+    has_question: bool = True
+    is_fixed_length: bool = True
+    streams: int = 1
+    is_chat: bool = False
+    has_tools: bool = False
+    has_own_sampling: bool = False
+    seed: int = 42
+    is_measured: bool = True
+    details: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Requests that belong together: one after another, or all at once."""
+
+    requests: tuple[Request, ...]
+    is_parallel: bool = False
+
+    @property
+    def n_predict(self) -> int:
+        """Tokens that are generated in it."""
+        return sum(request.n_predict for request in self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All steps of one suite in the order in which they are taken.
+
+    `seed` gives the same order and the same texts again, on a server that has not seen them.
+    """
+
+    suite: Suite
+    seed: int
+    warm_up: Step
+    steps: tuple[Step, ...]
+
+    def weight(self, step: Step) -> float:
+        """How long a step takes, in arbitrary units: a prompt token counts a twentieth."""
+        prompt = sum(request.depth_tokens or 0 for request in step.requests)
+        return step.n_predict + prompt / 20
+
+    @property
+    def requests(self) -> Iterator[Request]:
+        """Every request after the warm-up."""
+        return (request for step in self.steps for request in step.requests)
+
+
+WARM_UP_TOKENS = 64
+THOUGHT_TOKENS = 2048
+
+
+def warm_up(suite: Suite, *, n_predict: int = WARM_UP_TOKENS, is_chat: bool = False) -> Step:
+    """What a fresh server answers first: it pays for lazy initialisation, and is discarded."""
+    request = Request(
+        suite=suite, case="warm-up", kind="code_python", n_predict=n_predict, is_chat=is_chat
+    )
+    return Step((request,))
+
+
+def shuffled(blocks: Sequence[Sequence[Step]], rng: random.Random) -> tuple[Step, ...]:
+    """Steps block by block, in random order within each: drift hits every case alike."""
+    steps: list[Step] = []
+    for block in blocks:
+        mixed = list(block)
+        rng.shuffle(mixed)
+        steps += mixed
+    return tuple(steps)
+
+
+def with_room_for_thoughts(request: Request) -> Request:
+    """The same for a model whose thoughts took all that was meant for the answer."""
+    return replace(request, n_predict=request.n_predict + THOUGHT_TOKENS)
+
+
+def alone(request: Request) -> Step:
+    """A step of one request."""
+    return Step((request,))
+
+
+def with_streams(request: Request, n_streams: int) -> Step:
+    """A step in which so many of a request run at once."""
+    one = replace(request, streams=n_streams)
+    return Step((one,) * n_streams, is_parallel=True)
+
+
+# From what is wanted to what is sent: the text of each request, and the body of its HTTP call.
+
+TEMPERATURE = 0.0
+# Before a server has said how it cuts text: what common vocabularies do to English prose.
+USUAL_LETTERS_PER_TOKEN = 4.0
+
+
+class Route(StrEnum):
+    """By which route a server is asked.
+
+    NATIVE is llama-server's own, TEXT the OpenAI one without a chat template, which some builds need
+    to count their drafts, CHAT what every OpenAI-compatible server has.
+    """
+
+    NATIVE = "/completion"
+    TEXT = "/v1/completions"
+    CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Composer:
+    """Chooses the texts of requests; texts that several share are remembered."""
+
+    stock: PromptStock
+    letters_per_token: float = USUAL_LETTERS_PER_TOKEN
+    _shared: dict[str, _Shared] = field(default_factory=dict)
+
+    def compose(self, request: Request) -> Prompt:
+        """The text of a request, about as long as it asks for."""
+        letters = round((request.depth_tokens or 0) * self.letters_per_token)
+        if request.shares is None:
+            if request.depth_tokens is None:
+                return self.stock.take(request.kind)
+            return self.stock.take_long(request.kind, letters)
+        shared = self._shared_text(request)
+        # In tokens first, so that the same prefix is cut at the same letter whatever comes behind it.
+        n_shared = round((request.depth_tokens or 0) * request.shared_ratio)
+        body = shared.first(round(n_shared * self.letters_per_token), self.stock)
+        if not request.has_question:
+            return Prompt(f"{shared.name}-{letters}", request.kind, f"{shared.head}\n\n{body}")
+        if request.shared_ratio == 1:
+            text = f"{shared.head}\n\n{body}\n\n{shared.question}"
+            return Prompt(f"{shared.name}-{letters}", request.kind, text)
+        return self._with_own_tail(request, shared, body, letters)
+
+    def compose_step(self, requests: Sequence[Request]) -> tuple[Prompt, ...]:
+        """The texts of one step."""
+        return tuple(self.compose(request) for request in requests)
+
+    def compose_again(self, request: Request, attempt: str) -> Prompt:
+        """Another text for a request that is measured again, what it shares included."""
+        if request.shares is None:
+            return self.compose(request)
+        return self.compose(replace(request, shares=f"{request.shares} {attempt}"))
+
+    def _with_own_tail(self, request: Request, shared: _Shared, body: str, letters: int) -> Prompt:
+        own = self.stock.take(request.kind)
+        question = own.text.partition("\n\n")[2]
+        left = letters - len(shared.head) - len(body) - len(question)
+        tail = self.stock.filler(max(0, left))
+        text = f"{shared.head}\n\n{body}\n\n{tail}\n\n{question}"
+        return Prompt(f"tail-{own.prompt_id}", request.kind, text)
+
+    def _shared_text(self, request: Request) -> _Shared:
+        name = request.shares or ""
+        if name not in self._shared:
+            first = self.stock.take(request.kind)
+            head, _, question = first.text.partition("\n\n")
+            self._shared[name] = _Shared(f"shared-{first.prompt_id}", head, question)
+        return self._shared[name]
+
+
+@dataclass
+class _Shared:
+    """A text that grows: what it gives for a smaller length begins what it gives for a larger."""
+
+    name: str
+    head: str
+    question: str
+    _text: str = ""
+
+    def first(self, n_letters: int, stock: PromptStock) -> str:
+        if len(self._text) < n_letters:
+            more = stock.filler(n_letters - len(self._text))
+            self._text = f"{self._text} {more}" if self._text else more
+        return self._text[:n_letters].rstrip()
+
+
+def body_of(
+    request: Request,
+    prompt: Prompt,
+    route: Route,
+    *,
+    model: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    is_llama: bool = True,
+) -> dict[str, Any]:
+    """The JSON of the call; always streamed, so that the time to the first token is seen.
+
+    Args:
+        request: What is asked.
+        prompt: Its text.
+        route: How the server is asked.
+        model: The name to ask for on OpenAI routes; None where the server has only one.
+        overrides: Settings of speculation for this request alone, where they were proved.
+        is_llama: False for servers that would refuse llama.cpp's own keys.
+    """
+    body: dict[str, Any] = {"stream": True, "seed": request.seed}
+    body |= {} if request.has_own_sampling else {"temperature": TEMPERATURE}
+    if route is Route.NATIVE:
+        body |= {"prompt": prompt.text, "n_predict": request.n_predict}
+    elif route is Route.TEXT:
+        body |= {"prompt": prompt.text, "max_tokens": request.n_predict}
+    else:
+        message = {"role": "user", "content": prompt.text}
+        body |= {"messages": [message], "max_tokens": request.n_predict}
+    if route is not Route.NATIVE:
+        body["stream_options"] = {"include_usage": True}
+        body |= {} if model is None else {"model": model}
+    if is_llama:
+        body["cache_prompt"] = request.prefix is Prefix.WARM
+        body |= {"ignore_eos": True} if request.is_fixed_length else {}
+    if request.has_tools:
+        body |= {"tools": list(TOOL_KINDS), "tool_choice": "auto"}
+    return body | dict(overrides or {})
+
+
+def _tool(name: str, about: str, /, **arguments: str) -> dict[str, Any]:
+    properties = {key: {"type": kind} for key, kind in arguments.items()}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": about, "parameters": parameters},
+    }
+
+
+TOOL_KINDS: tuple[dict[str, Any], ...] = (
+    _tool("get_weather", "Weather of a place on a day.", place="string", day="string"),
+    _tool("set_timer", "Start a timer.", minutes="integer", name="string"),
+    _tool("find_files", "Files by name.", pattern="string", folder="string", limit="integer"),
+    _tool("book_table", "Reserve in a restaurant.", people="integer", time="string"),
+    _tool("send_message", "Send a text to a person.", to="string", text="string"),
+    _tool("convert", "Convert a quantity.", value="number", unit="string", into="string"),
+)
+
+
+# The suites: which requests each one sends, how often, and in which order.
+
+MTP_TOKENS = 192
+LENGTHS = (100, 500, 1000, 2000)
+LENGTHS_DEPTH = 43_000
+STREAMS = (1, 2, 4)
+COLD = "cold"
+IDENTICAL = "warm, identical"
+CHANGED_TAIL = "warm, changed tail"
+TOOLS = "tool calls"
+SHORT = "short answers"
+PROSE = "prose"
+_CACHE_DEPTH = 4096
+_CACHE_TOKENS = 16
+_SHARED_RATIO = 0.95
+_DEEP_STEPS = 8
+_DEEP_TOKENS = 64
+_ESTIMATE_ERROR = 0.02
+_STREAM_TOKENS = 128
+_SHORT_TOKENS = 32
+_TOOL_TOKENS = 256
+_PROSE_TOKENS = 512
+# Room for a chat template, the reference number and tokens that an estimate of letters missed.
+_SPARE_TOKENS = 256
+
+
+def mtp_plan(seed: int, *, repeats: int) -> Plan:
+    """Each of the nine kinds `repeats` times, 192 tokens each, as the community's mtp-bench asks."""
+    block = [
+        alone(Request(suite=Suite.MTP, case=kind, kind=kind, n_predict=MTP_TOKENS))
+        for kind in MTP_KINDS
+    ]
+    return _plan(Suite.MTP, seed, [block] * repeats)
+
+
+def lengths_plan(
+    seed: int,
+    *,
+    repeats: int,
+    n_ctx: int | None,
+    depth: int | None = None,
+    most_tokens: int | None = None,
+) -> Plan:
+    """Answers of several lengths after a long cold prompt.
+
+    Args:
+        seed: Of the order.
+        repeats: How often each length.
+        n_ctx: Context of one request; None where unknown.
+        depth: Tokens of the prompt; None for 43,000, or what the context leaves.
+        most_tokens: The longest answer that the server gives; None for no limit.
+
+    Raises:
+        BenchError: the server has no room for the shortest answer.
+    """
+    fitting = [
+        n
+        for n in LENGTHS
+        if (n_ctx is None or n + _least_depth(depth) <= n_ctx)
+        and (most_tokens is None or n <= most_tokens)
+    ]
+    if not fitting:
+        limit = "" if most_tokens is None else f" and answers of at most {most_tokens}"
+        raise BenchError(
+            f"a context of {n_ctx} tokens{limit} has no room for suite `lengths`",
+            cause=f"prompts of {_least_depth(depth)} tokens and answers of {LENGTHS[0]} and more",
+            hint="a smaller --depth",
+        )
+    room = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - fitting[-1] - _SPARE_TOKENS)
+    chosen = depth if depth is not None else max(1, min(LENGTHS_DEPTH, room))
+    block = [
+        alone(
+            Request(
+                suite=Suite.LENGTHS,
+                case=str(n_tokens),
+                kind="long_code_review",
+                n_predict=n_tokens,
+                depth_tokens=chosen,
+            )
+        )
+        for n_tokens in fitting
+    ]
+    return _plan(Suite.LENGTHS, seed, [block] * repeats)
+
+
+def _roomy(n_tokens: int) -> int:
+    """So many tokens that they fit although their number is an estimate from letters."""
+    return int(n_tokens * (1 - _ESTIMATE_ERROR))
+
+
+def _least_depth(depth: int | None) -> int:
+    return (depth or 0) + _SPARE_TOKENS
+
+
+def cache_plan(seed: int, *, repeats: int, n_ctx: int | None, depth: int | None = None) -> Plan:
+    """A cold prompt, the same again, and the same with another end."""
+    room = _CACHE_DEPTH if n_ctx is None else n_ctx // 2
+    chosen = depth or min(_CACHE_DEPTH, room)
+    steps = [
+        Step(
+            tuple(
+                Request(
+                    suite=Suite.CACHE,
+                    case=case,
+                    kind="code_python",
+                    n_predict=_CACHE_TOKENS,
+                    depth_tokens=chosen,
+                    prefix=Prefix.COLD if case == COLD else Prefix.WARM,
+                    shares=f"cache {number}",
+                    shared_ratio=_SHARED_RATIO if case == CHANGED_TAIL else 1.0,
+                )
+                for case in (COLD, IDENTICAL, CHANGED_TAIL)
+            )
+        )
+        for number in range(repeats)
+    ]
+    return _plan(Suite.CACHE, seed, [steps])
+
+
+def deep_plan(seed: int, *, n_ctx: int | None) -> Plan:
+    """One conversation that grows until the context is full; the order is that of the depths.
+
+    Raises:
+        BenchError: the size of the context is not known.
+    """
+    if n_ctx is None:
+        raise BenchError(
+            "the size of the context is not known",
+            cause="the server does not say it",
+            hint="this suite needs a llama-server",
+        )
+    most = _roomy(n_ctx - _DEEP_TOKENS - min(_SPARE_TOKENS, n_ctx // 16))
+    depths = [most * number // _DEEP_STEPS for number in range(1, _DEEP_STEPS + 1)]
+    requests = tuple(
+        Request(
+            suite=Suite.DEEP,
+            case=f"{depth} tokens",
+            kind="code_python",
+            n_predict=_DEEP_TOKENS,
+            depth_tokens=depth,
+            prefix=Prefix.WARM,
+            shares="deep",
+            has_question=False,
+            details={"wanted_depth": depth},
+        )
+        for depth in depths
+    )
+    return Plan(Suite.DEEP, seed, warm_up(Suite.DEEP), tuple(alone(r) for r in requests))
+
+
+def quality_plan(seed: int, *, repeats: int, with_own_sampling: bool = False) -> Plan:
+    """Tool calls, short answers and prose, of free length, at temperature 0 with one seed.
+
+    Args:
+        seed: Of the order.
+        repeats: How often each case.
+        with_own_sampling: Each case as often again by the server's own sampling, the seed alone fixed.
+    """
+    cases = ((TOOLS, "tool", _TOOL_TOKENS), (SHORT, "short_answer", _SHORT_TOKENS),
+             (PROSE, "prose", _PROSE_TOKENS))  # fmt: skip
+    block = [
+        alone(
+            Request(
+                suite=Suite.QUALITY,
+                case=case,
+                kind=kind,
+                n_predict=n_predict,
+                is_fixed_length=False,
+                is_chat=True,
+                has_tools=case == TOOLS,
+                has_own_sampling=is_own,
+            )
+        )
+        for is_own in ((False, True) if with_own_sampling else (False,))
+        for case, kind, n_predict in cases
+    ]
+    return _plan(Suite.QUALITY, seed, [block] * repeats)
+
+
+def concurrency_plan(seed: int, *, repeats: int, streams: Sequence[int] = STREAMS) -> Plan:
+    """The same work by one, two and four clients at once."""
+    block = [
+        with_streams(
+            Request(
+                suite=Suite.CONCURRENCY,
+                case=f"{n} stream{'s' * (n > 1)}",
+                kind="explain_concept",
+                n_predict=_STREAM_TOKENS,
+            ),
+            n,
+        )
+        for n in streams
+    ]
+    return _plan(Suite.CONCURRENCY, seed, [block] * repeats)
+
+
+def workload_plan(seed: int, shape: WorkloadShape, mix: Workload, *, repeats: int) -> Plan:
+    """Each class of a mix: first what the server would still hold, then the turn itself.
+
+    Args:
+        seed: Of the order.
+        shape: The classes as people describe them.
+        mix: The same with plain lengths, cut to the context where it had to be.
+        repeats: How often each class.
+    """
+    blocks = [
+        [_turn(number, name.name, one, turn) for number, (name, one) in enumerate(
+            zip(shape.classes, mix.classes, strict=True))]
+        for turn in range(repeats)
+    ]  # fmt: skip
+    return _plan(Suite.WORKLOAD, seed, blocks)
+
+
+def _turn(number: int, name: str, one: RequestClass, turn: int) -> Step:
+    whole = one.cached_tokens + one.new_tokens
+    is_warm = one.cached_tokens > 0 and one.concurrency == 1
+    measured = Request(
+        suite=Suite.WORKLOAD,
+        case=name,
+        kind=KINDS[(number + turn) % len(KINDS)] if one.kind == MIXED else one.kind,
+        n_predict=one.n_predict,
+        depth_tokens=whole,
+        prefix=Prefix.WARM if is_warm else Prefix.COLD,
+        shares=f"turn {number} {turn}" if is_warm else None,
+        shared_ratio=one.cached_tokens / whole,
+        details={"class": number},
+    )
+    if one.concurrency > 1:
+        # What one slot holds is of no use to the others: nothing is cached here, and is not said to be.
+        return with_streams(measured, one.concurrency)
+    if not is_warm:
+        return alone(measured)
+    before = replace(
+        measured,
+        case=f"{name}, turn before",
+        n_predict=1,
+        depth_tokens=one.cached_tokens,
+        shared_ratio=1.0,
+        has_question=False,
+        is_measured=False,
+        details=None,
+    )
+    return Step((before, measured))
+
+
+def _plan(suite: Suite, seed: int, blocks: Sequence[Sequence[Step]]) -> Plan:
+    rng = random.Random(f"order {seed}")  # noqa: S311 -- an order that can be had again
+    return Plan(suite, seed, warm_up(suite), shuffled(blocks, rng))
+
+
+# Which requests of a plan a context can hold, before anything is sent.
+
+_SHORT = "code_python"
+
+
+def prompt_tokens(request: Request, book: PromptBook, letters_per_token: float | None) -> int:
+    """The least that a prompt has [tok]: its depth, or the question alone where that is longer.
+
+    Args:
+        request: What is asked.
+        book: The questions.
+        letters_per_token: What the server's vocabulary does; None for a common one.
+    """
+    depth = request.depth_tokens or 0
+    if not request.has_question:
+        return depth
+    form = book.form(request.kind)
+    if letters_per_token is None:
+        return max(depth, form.least_tokens)
+    return max(depth, int(len(form.variant(0)) / letters_per_token))
+
+
+def with_short_question(
+    plan: Plan, book: PromptBook, n_ctx: int | None, letters_per_token: float | None = None
+) -> Plan:
+    """The plan with a short question where a context cannot hold the long one; its depth stays.
+
+    A vocabulary of short tokens can make the long question longer than a whole small context.
+    """
+
+    def is_too_long(request: Request) -> bool:
+        tokens = prompt_tokens(request, book, letters_per_token) + request.n_predict
+        return n_ctx is not None and tokens > n_ctx
+
+    if not any(is_too_long(request) for request in plan.requests):
+        return plan
+    steps = [Step(tuple(replace(one, kind=_SHORT) for one in step.requests), step.is_parallel)
+             for step in plan.steps]  # fmt: skip
+    return replace(plan, steps=tuple(steps))
+
+
+def fitting(
+    plan: Plan, book: PromptBook, n_ctx: int | None, letters_per_token: float | None = None
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan without the steps that a context cannot hold, and the cases of those.
+
+    Args:
+        plan: The plan.
+        book: The questions.
+        n_ctx: Context of one request [tok]; None where unknown: then everything stays.
+        letters_per_token: What the server's vocabulary does; None for a common one.
+
+    Raises:
+        BenchError: nothing fits.
+    """
+    if n_ctx is None:
+        return plan, ()
+
+    def needed(request: Request) -> int:
+        return prompt_tokens(request, book, letters_per_token) + request.n_predict
+
+    kept = [step for step in plan.steps if max(needed(one) for one in step.requests) <= n_ctx]
+    if not kept:
+        least = min(max(needed(one) for one in step.requests) for step in plan.steps)
+        raise BenchError(
+            f"a context of {n_ctx} tokens has no room for suite `{plan.suite}`",
+            cause=f"its shortest request takes about {least}, answer included",
+            hint="a larger context, or another suite",
+        )
+    lost = [one.case for step in plan.steps if step not in kept for one in step.requests[-1:]]
+    return replace(plan, steps=tuple(kept)), tuple(dict.fromkeys(lost))

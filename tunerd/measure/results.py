@@ -1,0 +1,287 @@
+"""`tunerd results`: what was measured, in lists, in full, as files, and whether it still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from tunerd.app import Context
+from tunerd.engine.flags import argument_changes
+from tunerd.errors import HostError, UsageError
+from tunerd.measure.answer import Sample, count_problems, summarise
+from tunerd.measure.evidence import ArmRecord, RunRecord, StoredRun, Validity
+from tunerd.measure.fingerprint import Fingerprint, changes, holds
+from tunerd.records import plain
+from tunerd.result import ActionResult, Message, note, warning
+
+if TYPE_CHECKING:
+    from tunerd.measure.conditions import FingerprintReader
+    from tunerd.measure.store import EvidenceStore
+
+
+DEFAULT_LIMIT = 20
+_NOTHING = note("nothing-measured", "nothing was measured yet", "tunerd bench")
+
+
+def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
+    """Runs, newest first; `limit` None for all of them."""
+    with _evidence(ctx) as store:
+        if store is None:
+            return ActionResult("results list", {"results": [], "total": 0}, (_NOTHING,))
+        rows = [run_json(run) for run in store.runs(limit=limit)]
+        payload = {"results": rows, "total": _readable(store)}
+        return ActionResult("results list", payload, damage_messages(store))
+
+
+def show(ctx: Context, number: int) -> ActionResult:
+    """One run: its conditions, its figures by arm and case, and its verdicts.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    with _evidence(ctx) as store:
+        run = run_of(store, number)
+        by_arm = _by_arm(store, run) if store is not None else {}
+        figures = [
+            {"arm": arm, "suite": suite, "case": case, **asdict(summarise(samples))}
+            for arm, measured in by_arm.items()
+            for (suite, case), samples in _by_case(measured).items()
+        ]
+        payload = {
+            "run": run_json(run),
+            "arms": [arm_json(arm) for arm in run.record.arms],
+            "figures": figures,
+            "left_out": _left_out(by_arm),
+            "summaries": [asdict(one) for one in store.summaries(number)] if store else [],
+            "verdicts": [asdict(one) for one in store.verdicts(number)] if store else [],
+        }
+        messages = damage_messages(store)
+    return ActionResult("results show", payload, messages)
+
+
+def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
+    """Runs with everything that is kept of them, every sample included.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    runs = []
+    with _evidence(ctx) as store:
+        for number in numbers:
+            run = run_of(store, number)
+            runs.append(
+                {
+                    **run_json(run),
+                    "host": dict(run.record.host),
+                    "arms": [arm_json(arm) for arm in run.record.arms],
+                    "samples": [
+                        {"arm": arm, **sample_json(sample)}
+                        for arm, sample in (store.arm_samples(number) if store else ())
+                    ],
+                    "summaries": [asdict(one) for one in store.summaries(number)] if store else [],
+                    "verdicts": [asdict(one) for one in store.verdicts(number)] if store else [],
+                }
+            )
+        messages = damage_messages(store)
+    return ActionResult("results export", {"runs": runs}, messages)
+
+
+def stale(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
+    """For each arm of each run, whether it still holds on this machine, and what changed."""
+    with _evidence(ctx) as store:
+        if store is None:
+            return ActionResult("results stale", {"results": [], "total": 0}, (_NOTHING,))
+        runs, total = store.runs(limit=limit), _readable(store)
+        damage = damage_messages(store)
+    check = StalenessCheck(ctx)
+    rows = []
+    for run in runs:
+        for arm in run.record.arms:
+            found = check.of(arm, run.record)
+            rows.append({"run": run.number, "arm": arm.name, "kind": run.record.kind,
+                         "started_s": run.record.started_s, "state": found.word,
+                         "changes": list(found.texts), "remarks": list(found.remarks),
+                         "differs_from_live": None if found.differs_from_live is None
+                         else list(found.differs_from_live)})  # fmt: skip
+    return ActionResult(
+        "results stale", {"results": rows, "total": total}, (*damage, *check.messages)
+    )
+
+
+class StalenessCheck:
+    """Compares evidence with the machine as it is now, read once."""
+
+    def __init__(self, ctx: Context) -> None:
+        from tunerd.measure.conditions import FingerprintReader, current_fingerprint
+
+        self._ctx = ctx
+        self._reader: FingerprintReader = FingerprintReader(ctx)
+        entry = ctx.generations.serving(ctx.unit)
+        self._live = entry.generation if entry is not None else None
+        self._live_print: Fingerprint | None = None
+        self.messages: tuple[Message, ...] = ()
+        if self._live is not None:
+            now = current_fingerprint(ctx, self._live, reader=self._reader)
+            self._live_print = now.fingerprint
+            self.messages = tuple(
+                warning("cannot-tell", f"of what serves now: {problem}") for problem in now.problems
+            )
+
+    def of(self, arm: ArmRecord, run: RunRecord) -> Validity:
+        """Whether what an arm of a run showed still holds."""
+        from tunerd.measure.learn import workload_sha256_now
+
+        if arm.argv is None:
+            text = "it was measured by its address alone, so what ran there is not known"
+            return Validity(None, (text,), (), None)
+        then = arm.fingerprint
+        workload = workload_sha256_now(self._ctx, run, then.workload_sha256)
+        now = self._reader.of(arm.argv, arm.environment, workload_sha256=workload)
+        found = changes(then, now.fingerprint)
+        return Validity(
+            holds=holds(then, now.fingerprint),
+            texts=(*(one.text for one in found if not one.is_remark), *now.problems),
+            remarks=tuple(one.text for one in found if one.is_remark),
+            differs_from_live=self._differences(arm),
+        )
+
+    def _differences(self, arm: ArmRecord) -> tuple[str, ...] | None:
+        """What the serving command line has otherwise; empty where it is the very same server."""
+        if self._live is None or self._live_print is None or arm.argv is None:
+            return None
+        found = list(argument_changes(arm.argv, self._live.argv))
+        then = replace(arm.fingerprint, workload_sha256=None)
+        engines = (then.engine_sha256, self._live_print.engine_sha256)
+        if None not in engines and engines[0] != engines[1]:
+            found.insert(0, f"engine {arm.engine or 'unknown'} -> {self._live.engine or 'unknown'}")
+        models = (then.model_sha256, self._live_print.model_sha256)
+        if None not in models and models[0] != models[1]:
+            found.insert(0, "another model")
+        return tuple(found)
+
+
+def run_json(run: StoredRun) -> dict[str, Any]:
+    """A run as scripts read it."""
+    record = run.record
+    return {
+        "run": run.number,
+        "kind": record.kind,
+        "suites": list(record.suites),
+        "started_s": record.started_s,
+        "ended_s": run.ended_s,
+        "outcome": None if run.outcome is None else str(run.outcome),
+        "reason": run.reason,
+        "target": record.target,
+        "unit": record.unit,
+        "profile": record.profile,
+        "model": record.model_name,
+        "workload": record.workload,
+        "seed": record.seed,
+        "tunerd_version": record.tunerd_version,
+        "arm_names": [arm.name for arm in record.arms],
+        "samples": run.n_samples,
+        "left_out": run.n_unusable,
+    }
+
+
+def arm_json(arm: ArmRecord) -> dict[str, Any]:
+    """An arm as scripts read it."""
+    return {
+        **plain(arm),
+        "origins": [
+            {"flag": flag, "key": key, "origin": origin} for flag, key, origin in arm.origins
+        ],
+        "fingerprint": {"sha256": arm.fingerprint.sha256, **arm.fingerprint.to_json()},
+    }
+
+
+def sample_json(sample: Sample) -> dict[str, Any]:
+    """A sample as scripts read it; what is missing is null."""
+    return {**plain(sample), "usable": sample.is_usable}
+
+
+@contextmanager
+def _evidence(ctx: Context) -> Iterator[EvidenceStore | None]:
+    from tunerd.measure.store import open_to_read
+
+    store = open_to_read(ctx.paths.evidence)
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
+
+
+def damage_messages(store: EvidenceStore | None) -> tuple[Message, ...]:
+    """One warning for each kind of row that was left out so far as damaged."""
+    damage = store.damage if store is not None else ()
+    return tuple(warning("damaged-rows", one.text) for one in damage)
+
+
+def run_of(store: EvidenceStore | None, number: int) -> StoredRun:
+    """The run of this number.
+
+    Raises:
+        UsageError: there is none.
+        HostError: its own row is damaged.
+    """
+    run = store.run(number) if store is not None else None
+    if run is None and store is not None:
+        damage = [one for one in store.damage if one.table == "runs" and one.run == number]
+        if damage:
+            raise HostError(
+                f"run {number} cannot be read", cause=damage[0].text,
+                state="nothing was changed; the other runs can be read",
+                hint="`tunerd results list` lists them",
+            )  # fmt: skip
+    if run is None:
+        raise UsageError(
+            f"there is no run {number}", hint="`tunerd results list` lists what there is"
+        )
+    return run
+
+
+def _readable(store: EvidenceStore) -> int:
+    """How many runs there are without those that were found damaged."""
+    return store.count_runs() - sum(one.n_rows for one in store.damage if one.table == "runs")
+
+
+def _by_arm(store: EvidenceStore, run: StoredRun) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {arm.name: [] for arm in run.record.arms}
+    for arm, sample in store.arm_samples(run.number):
+        found[arm].append(sample)
+    return found
+
+
+def _by_case(measured: Sequence[Sample]) -> dict[tuple[str, str], list[Sample]]:
+    """Samples by suite and case, in the order of first appearance; the warm-up is no case."""
+    found: dict[tuple[str, str], list[Sample]] = {}
+    for sample in measured:
+        found.setdefault((sample.suite, sample.case), []).append(sample)
+    return {
+        key: samples
+        for key, samples in found.items()
+        if any(sample.is_usable or sample.problem for sample in samples)
+    }
+
+
+NO_ANSWER = "no answer"
+
+
+def _left_out(by_arm: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
+    """How many samples no average may have, by arm and reason."""
+    counts: dict[tuple[str, str], int] = {}
+    for arm, measured in by_arm.items():
+        for sample in measured:
+            reasons = [str(mark) for mark in sample.marks]
+            if sample.problem is not None:
+                reasons.append(NO_ANSWER)
+            for reason in reasons:
+                counts[arm, reason] = counts.get((arm, reason), 0) + 1
+    return [
+        {"arm": arm, "reason": reason, "samples": n,
+         "problems": dict(count_problems(by_arm[arm])) if reason == NO_ANSWER else {}}
+        for (arm, reason), n in counts.items()
+    ]  # fmt: skip

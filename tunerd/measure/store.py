@@ -1,0 +1,737 @@
+"""The evidence store: one SQLite file of runs, their arms and samples, figures and verdicts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from tunerd import __version__
+from tunerd.engine.flags import compared_environment, without_secrets
+from tunerd.errors import Busy, HostError, TunerdError
+from tunerd.machine.clock import SystemClock
+from tunerd.machine.files import make_private
+from tunerd.measure.answer import Sample
+from tunerd.measure.evidence import (
+    ArmRecord,
+    Damage,
+    RunOutcome,
+    RunRecord,
+    StoredRun,
+    SummaryRecord,
+    VerdictRecord,
+    without_text,
+)
+from tunerd.records import Unreadable, plain, read
+
+_RETRY_S = 0.05
+_WRITES = "tunerd_writes"
+# What SQLite keeps beside the file while somebody has it open, or was killed.
+_SIDES = ("-wal", "-shm")
+VERSION = 4
+"""The version that this tunerd reads and writes; those before it had a table for each kind of record."""
+
+
+class EntryKind(StrEnum):
+    """What an entry of a run is."""
+
+    ARM = "arm"
+    SAMPLE = "sample"
+    SUMMARY = "summary"
+    VERDICT = "verdict"
+    EVENT = "event"
+
+
+class ForeignText(sa.types.TypeDecorator[str]):
+    """Text from outside, such as paths: what no database takes in a text is replaced."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
+        """Bytes that are no UTF-8 (surrogates, in Python) and NUL become marks."""
+        del dialect
+        if value is None:
+            return None
+        clean = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return clean.replace("\0", "\ufffd")
+
+
+METADATA = sa.MetaData()
+# SQLite numbers rows by itself only where the type is spelled INTEGER.
+_Key = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+schema_versions = sa.Table(
+    "schema_versions",
+    METADATA,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("written_by", sa.Text, nullable=False),
+)
+# `head` is the record of a run without its arms.
+run = sa.Table(
+    "run",
+    METADATA,
+    sa.Column("id", _Key, sa.Identity(), primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("started_s", sa.Double, nullable=False, index=True),
+    sa.Column("ended_s", sa.Double),
+    sa.Column("outcome", sa.Text),
+    sa.Column("reason", ForeignText),
+    sa.Column("head", sa.JSON, nullable=False),
+)
+# `name` is that of an arm (its own, or whose sample it is), or of figures.
+entry = sa.Table(
+    "entry",
+    METADATA,
+    sa.Column("id", _Key, sa.Identity(), primary_key=True),
+    sa.Column("run_id", _Key, sa.ForeignKey(run.c.id, ondelete="CASCADE"), nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("name", ForeignText),
+    sa.Column("is_usable", sa.Boolean, nullable=False),
+    sa.Column("body", sa.JSON, nullable=False),
+    sa.Index("ix_entry_run", "run_id", "kind", "id"),
+)
+
+
+class StoreIsOld(HostError):
+    """The store has to be brought up to date, and was opened to be read only."""
+
+
+class StoreFile:
+    """One evidence file.
+
+    Args:
+        path: The file; its folder is made where it is missing and `writable` holds.
+        writable: Whether to create it, bring it up to date, and write to it.
+        check: Whether to look for damage first, which reads the whole file once.
+        wait_s: How long to wait for another process that writes.
+
+    Raises:
+        HostError: it cannot be opened, is damaged, or belongs to another program or a newer tunerd.
+        Busy: another process keeps it locked for longer than that.
+    """
+
+    def __init__(self, path: Path, *, writable: bool, check: bool, wait_s: float) -> None:
+        self.path = path
+        self.writable = writable
+        self._wait_s = wait_s
+        if writable:
+            self._make_folder()
+            make_private(path, *(self._side(side) for side in _SIDES))
+        self.engine = self._engine(immutable=False)
+        try:
+            with self.translated("open"):
+                self._open(check=check)
+        except TunerdError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file; the last one to do so folds its log into it."""
+        self.engine.dispose()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection that sees the store as it was when the body began."""
+        with self.translated("read"), self.engine.connect() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        """A connection whose changes are all there, and durable, when the body has ended.
+
+        Nobody else writes meanwhile; an exception in the body undoes everything.
+        """
+        options = {_WRITES: True}
+        with (
+            self.translated("write"),
+            self.engine.connect().execution_options(**options) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    @contextlib.contextmanager
+    def translated(self, verb: str) -> Iterator[None]:
+        """Errors of the database in the body become ours.
+
+        Raises:
+            HostError: the disk is full, read-only or damaged, or the file is.
+            Busy: somebody else keeps the file locked.
+        """
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._error(verb, error) from error
+
+    def _engine(self, *, immutable: bool) -> sa.Engine:
+        def connect() -> sqlite3.Connection:
+            options = "mode=rwc" if self.writable else "mode=ro"
+            options += "&immutable=1" if immutable else ""
+            return sqlite3.connect(
+                f"file:{quote(str(self.path))}?{options}",
+                uri=True,
+                timeout=self._wait_s,
+                isolation_level=None,  # transactions begin where we say, not at the first INSERT
+                check_same_thread=False,
+            )
+
+        engine = sa.create_engine(
+            "sqlite://",
+            creator=connect,
+            poolclass=sa.QueuePool,
+            json_serializer=lambda value: json.dumps(_known(value)),
+            json_deserializer=_read_json,
+        )
+        sa.event.listen(engine, "connect", self._set_up)
+        sa.event.listen(engine, "begin", _begin)
+        return engine
+
+    def _set_up(self, connection: sqlite3.Connection, _record: Any) -> None:
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.text_factory = _text
+        if not self.writable:
+            return
+        connection.execute("PRAGMA synchronous=FULL")
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            self._become_wal(connection)
+
+    def _become_wal(self, connection: sqlite3.Connection) -> None:
+        """Change to write-ahead logging; SQLite does not wait for others who do the same."""
+        clock = SystemClock()
+        end_s = clock.monotonic_s() + self._wait_s
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError as error:
+                is_busy = (error.sqlite_errorcode & 0xFF) == sqlite3.SQLITE_BUSY
+                if not is_busy or clock.monotonic_s() > end_s:
+                    raise
+                clock.sleep(_RETRY_S)
+            else:
+                return
+
+    def _open(self, *, check: bool) -> None:
+        try:
+            self._check_and_migrate(check=check)
+        except DBAPIError as error:
+            # A file that was closed well can be read without the files beside it, which a reader
+            # who may not write in its folder cannot make.
+            is_whole = not any(self._side(side).exists() for side in _SIDES)
+            if self.writable or not is_whole or _code(error) not in _MAY_BE_IMMUTABLE:
+                raise
+            self.engine.dispose()
+            self.engine = self._engine(immutable=True)
+            self._check_and_migrate(check=check)
+
+    def _check_and_migrate(self, *, check: bool) -> None:
+        if check:
+            with self.engine.connect() as connection:
+                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+            if found != "ok":
+                raise self._damaged(str(found))
+        if not self.writable:
+            with self.engine.connect() as connection:
+                self._check_version(_version(connection))
+            return
+        with self.engine.connect() as connection:
+            version = _version(connection)
+        if version == VERSION:
+            return
+        with self.writing() as connection:
+            # Asked again: somebody else may have done it before the lock was ours.
+            self._migrate(connection, _version(connection))
+
+    def _migrate(self, connection: sa.Connection, version: int | None) -> None:
+        if version == VERSION:
+            return
+        self._check_version(VERSION if version is None else version)
+        METADATA.create_all(connection)
+        if version is not None:
+            from tunerd.measure.store_old import take_over  # once for each store
+
+            take_over(connection)
+        row = {"version": VERSION, "written_by": f"tunerd {__version__}"}
+        connection.execute(schema_versions.insert(), row)
+
+    def _check_version(self, version: int | None) -> None:
+        if version is None:
+            raise HostError(
+                f"the evidence store is empty: `{self.path}`",
+                hint="`tunerd bench` fills it",
+            )
+        if version > VERSION:
+            raise HostError(
+                f"the evidence store was written by a newer tunerd: `{self.path}`",
+                cause=f"its version is {version}, and this tunerd knows up to {VERSION}",
+                state="nothing in it was changed",
+                hint="use the newer tunerd, or move the file aside to begin a new store",
+            )
+        if version < VERSION and not self.writable:
+            raise StoreIsOld(
+                f"the evidence store is of an older tunerd: `{self.path}`",
+                cause=f"its version is {version}, and this tunerd reads {VERSION}",
+                hint="let somebody who may write it run `tunerd results list` once",
+            )
+
+    def _make_folder(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise HostError(
+                f"cannot create `{self.path.parent}`", cause=error.strerror or str(error)
+            ) from error
+
+    def _side(self, ending: str) -> Path:
+        return self.path.with_name(self.path.name + ending)
+
+    def _damaged(self, cause: str) -> HostError:
+        aside = shlex.quote(str(self.path.with_name(f"damaged-{self.path.name}")))
+        return HostError(
+            f"the evidence store is damaged: `{self.path}`",
+            cause=cause,
+            state="nothing in it was changed, and what serves does not depend on it",
+            hint=f"move it aside with what stands beside it, and a new one is begun:\n"
+            f"  mkdir {aside} && mv {shlex.quote(str(self.path))}* {aside}/",
+        )
+
+    def _error(self, verb: str, error: DBAPIError) -> TunerdError:
+        """What an error of SQLite means; the numbers are its primary result codes."""
+        code, cause = _code(error), str(error.orig)
+        name = f"the evidence store `{self.path}`"
+        if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+            return self._damaged(cause)
+        if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            return Busy(
+                f"cannot {verb} {name}: another process keeps it locked",
+                cause=f"waited {self._wait_s:g} s: {cause}",
+                hint="wait for that process to end, then try again",
+            )
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._is_disk_full()):
+            return HostError(
+                f"cannot {verb} {name}: the disk is full",
+                cause=cause,
+                state="what was stored before is there, and nothing of this was stored",
+                hint=f"free some space on the file system of {self.path.parent}",
+            )
+        if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}:
+            hint = "run it as the owner, or as root"
+            if not self.writable and any(self._side(side).exists() for side in _SIDES):
+                hint += ": whoever wrote it last was cut short"
+            return HostError(f"cannot {verb} {name}", cause=cause, hint=hint)
+        return HostError(f"cannot {verb} {name}", cause=cause)
+
+    def _is_disk_full(self) -> bool:
+        try:
+            return os.statvfs(self.path.parent).f_bavail == 0
+        except OSError:
+            return False
+
+
+_MAY_BE_IMMUTABLE = frozenset(
+    {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
+)
+
+
+def _read_json(text: Any) -> Any:
+    """A document; None, which is none, where there is nothing that can be used."""
+    try:
+        return json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_count)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number")
+    return value
+
+
+def _count(text: str) -> int:
+    _number(text)
+    return int(text)
+
+
+def _known(value: Any) -> Any:
+    """JSON values in which a number that is none is missing: databases differ in what they make of it."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_known(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(raw: bytes) -> str:
+    """A text of the file; bytes that are none become marks, so that the other rows can be read."""
+    return raw.decode("utf-8", "replace")
+
+
+def _code(error: DBAPIError) -> int | None:
+    """The primary result code; None where the error is not from the database."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) else None
+
+
+def _begin(connection: sa.Connection) -> None:
+    """Writers queue up at the beginning, where waiting is possible, instead of failing midway."""
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _version(connection: sa.Connection) -> int | None:
+    """The version of the tables; None in a file without any.
+
+    Raises:
+        HostError: the tables are of some other program.
+    """
+    names = set(sa.inspect(connection).get_table_names())
+    if schema_versions.name in names:
+        newest = connection.execute(sa.select(sa.func.max(schema_versions.c.version))).scalar()
+        return None if newest is None else int(newest)
+    if names:
+        raise HostError(
+            "the evidence store is a database of another program",
+            cause=f"it has tables {', '.join(sorted(names)[:3])}, and none that says its version",
+            hint="move the file aside to begin a new store",
+        )
+    return None
+
+
+T = TypeVar("T")
+BUSY_TIMEOUT_S = 60.0
+_FETCH = 1000
+_MAX_NUMBER = 2**63 - 1  # of SQLite
+_ARM, _SAMPLE, _SUMMARY = EntryKind.ARM, EntryKind.SAMPLE, EntryKind.SUMMARY
+_VERDICT, _EVENT = EntryKind.VERDICT, EntryKind.EVENT
+
+
+class EvidenceStore:
+    """The evidence of one machine and mode.
+
+    Opened to write by default; see `StoreFile` for what that does and raises. Every call raises
+    HostError where the disk is full, read-only or damaged, and Busy where another process keeps the
+    file for longer than `wait_s`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        writable: bool = True,
+        check: bool = True,
+        wait_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
+        self._file = StoreFile(path, writable=writable, check=check, wait_s=wait_s)
+        # By what and number, so that each row counts once: its run, and why it was left out.
+        self._damaged: dict[tuple[str, int], tuple[int, str]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """What the calls so far had to leave out of what they gave back."""
+        counts = Counter((of, what, why) for (what, _), (of, why) in self._damaged.items())
+        return tuple(Damage(of, what, why, n) for (of, what, why), n in counts.items())
+
+    # Writing
+
+    def add_run(self, record: RunRecord) -> int:
+        """Begin a run; returns its number."""
+        head = plain(replace(record, arms=(), host=without_text(record.host)))
+        row = {"kind": head.pop("kind"), "started_s": head.pop("started_s"), "head": head}
+        with self._file.writing() as connection:
+            number = connection.execute(run.insert().values(row)).inserted_primary_key
+            for arm in record.arms:
+                _add_arm(connection, int(number[0]), arm)  # type: ignore[index]  # None only for many rows
+        return int(number[0])  # type: ignore[index]
+
+    def add_arm(self, number: int, arm: ArmRecord) -> None:
+        """Add an arm to a run that has begun.
+
+        Raises:
+            HostError: the run has an arm of this name.
+        """
+        with self._file.writing() as connection:
+            _add_arm(connection, number, arm)
+
+    def end_run(
+        self, number: int, outcome: RunOutcome, *, ended_s: float, reason: str | None = None
+    ) -> None:
+        """Write how a run ended."""
+        self._set_end(number, {"outcome": str(outcome), "ended_s": ended_s, "reason": reason})
+
+    def reopen_run(self, number: int) -> None:
+        """Take back how a run ended, for it goes on."""
+        self._set_end(number, {"outcome": None, "ended_s": None, "reason": None})
+
+    def _set_end(self, number: int, values: Mapping[str, Any]) -> None:
+        with self._file.writing() as connection:
+            connection.execute(run.update().where(run.c.id == number), values)
+
+    def add_samples(
+        self, number: int, measured: Sequence[Sample], *, arm: str | None = None
+    ) -> None:
+        """Store samples in the order in which they were measured.
+
+        Args:
+            number: Of their run.
+            measured: The samples.
+            arm: Which arm they are of; None where the run has only one.
+
+        Raises:
+            ValueError: the run has no such arm, or several and none was named.
+        """
+        rows = [
+            {
+                "run_id": number, "kind": _SAMPLE, "is_usable": one.is_usable,
+                "body": plain(replace(one, details=without_text(one.details))),
+            }
+            for one in measured
+        ]  # fmt: skip
+        with self._file.writing() as connection:
+            name = _arm_name(connection, number, arm) if rows else None
+            if rows:
+                connection.execute(entry.insert(), [{**row, "name": name} for row in rows])
+
+    def add_summary(self, number: int, summary: SummaryRecord) -> None:
+        """Store figures that a run came to.
+
+        Raises:
+            ValueError: the run has no arm of that name.
+        """
+        kept = replace(summary, figures=without_text(summary.figures))
+        with self._file.writing() as connection:
+            if summary.arm is not None:
+                _arm_name(connection, number, summary.arm)
+            _add(connection, number, _SUMMARY, summary.name, plain(kept))
+
+    def add_verdict(self, number: int, verdict: VerdictRecord) -> None:
+        """Store what a comparison came to."""
+        kept = replace(verdict, details=without_text(verdict.details))
+        with self._file.writing() as connection:
+            _add(connection, number, _VERDICT, None, plain(kept))
+
+    def add_sweep_event(self, number: int, event: Mapping[str, Any]) -> None:
+        """Store a start or a request of a sweep, as JSON values."""
+        with self._file.writing() as connection:
+            _add(connection, number, _EVENT, None, dict(event))
+
+    # Reading
+
+    def runs(
+        self, *, limit: int | None = None, kind: str | None = None, with_arms: bool = True
+    ) -> tuple[StoredRun, ...]:
+        """Runs, newest first.
+
+        Args:
+            limit: At most so many.
+            kind: Only those of this command.
+            with_arms: Whether to read their arms, of which a sweep has hundreds.
+        """
+        chosen = run.select().order_by(run.c.started_s.desc(), run.c.id.desc()).limit(limit)
+        if kind is not None:
+            chosen = chosen.where(run.c.kind == kind)
+        return self._read_runs(chosen, with_arms=with_arms)
+
+    def run(self, number: int) -> StoredRun | None:
+        """One run; None if there is none of this number."""
+        if not 0 <= number <= _MAX_NUMBER:
+            return None
+        return next(iter(self._read_runs(run.select().where(run.c.id == number))), None)
+
+    def count_runs(self) -> int:
+        """How many runs there are."""
+        with self._file.reading() as connection:
+            return connection.scalar(sa.select(sa.func.count()).select_from(run)) or 0
+
+    def samples(self, number: int, *, arm: str | None = None) -> tuple[Sample, ...]:
+        """The samples of a run (of one arm if given), in the order in which they were measured."""
+        return tuple(sample for name, sample in self.arm_samples(number) if arm in {None, name})
+
+    def arm_samples(self, number: int) -> Iterator[tuple[str, Sample]]:
+        """The samples of a run in order, each with the name of its arm; none of a damaged arm."""
+        names = {arm.name for arm in self._records(ArmRecord, [number], _ARM)}
+        for row in self._entries([number], _SAMPLE):
+            sample = self._take(_SAMPLE, Sample, row) if row["name"] in names else None
+            if sample is not None:
+                yield row["name"], sample
+
+    def summaries(
+        self, number: int, *, names: Collection[str] | None = None
+    ) -> tuple[SummaryRecord, ...]:
+        """The figures of a run, in the order in which they were stored; only of these names if given."""
+        return tuple(self._records(SummaryRecord, [number], _SUMMARY, names))
+
+    def verdicts(self, number: int) -> tuple[VerdictRecord, ...]:
+        """The verdicts of a run, in the order in which they were reached."""
+        return tuple(self._records(VerdictRecord, [number], _VERDICT))
+
+    def sweep_events(self, number: int) -> tuple[dict[str, Any], ...]:
+        """What a sweep did, in order.
+
+        Raises:
+            HostError: a row is damaged; without it, it would go on from another place.
+        """
+        events = tuple(row["body"] for row in self._entries([number], _EVENT))
+        if not all(isinstance(event, dict) for event in events):
+            raise HostError(
+                f"the evidence store has a damaged event of sweep {number}: `{self._file.path}`",
+                state="nothing in it was changed, and what serves does not depend on it",
+            )
+        return events
+
+    # Below
+
+    def _read_runs(
+        self, chosen: sa.Select[Any], *, with_arms: bool = True
+    ) -> tuple[StoredRun, ...]:
+        with self._file.reading() as connection:
+            rows = connection.execute(chosen).mappings().all()
+            numbers = [row["id"] for row in rows]
+            counts = _counts(connection, numbers)
+        arms: dict[int, list[ArmRecord]] = {}
+        for row in self._entries(numbers, _ARM) if with_arms else ():
+            arm = self._take(_ARM, ArmRecord, row)
+            if arm is not None:
+                arms.setdefault(row["run_id"], []).append(arm)
+        found = []
+        for row in rows:
+            head = {"kind": row["kind"], "started_s": row["started_s"], **_table(row["head"]),
+                    "arms": arms.get(row["id"], ())}  # fmt: skip
+            n_samples, n_unusable = counts.get(row["id"], (0, 0))
+            data = {**row, "number": row["id"], "record": head, "n_samples": n_samples,
+                    "n_unusable": n_unusable}  # fmt: skip
+            found.append(self._understood("runs", StoredRun, data, row["id"], row["id"]))
+        return tuple(one for one in found if one is not None)
+
+    def _records(
+        self, kind: type[T], numbers: Sequence[int], what: EntryKind,
+        names: Collection[str] | None = None,
+    ) -> Iterator[T]:  # fmt: skip
+        taken = (self._take(what, kind, row) for row in self._entries(numbers, what, names))
+        return (one for one in taken if one is not None)
+
+    def _entries(
+        self, numbers: Sequence[int], what: EntryKind, names: Collection[str] | None = None
+    ) -> Iterator[Any]:
+        """Entries of these runs in order."""
+        chosen = entry.select().where(entry.c.run_id.in_(numbers), entry.c.kind == what)
+        if names is not None:
+            chosen = chosen.where(entry.c.name.in_(names))
+        with self._file.reading() as connection:
+            streamed = connection.execution_options(yield_per=_FETCH)
+            yield from streamed.execute(chosen.order_by(entry.c.id)).mappings()
+
+    def _take(self, what: EntryKind, kind: type[T], row: Mapping[Any, Any]) -> T | None:
+        return self._understood(_NAMES[what], kind, row["body"], row["run_id"], row["id"])
+
+    def _understood(self, what: str, kind: type[T], data: Any, of: int, row: int) -> T | None:
+        """What a document says; None where it is damaged, which is kept for `damage`."""
+        try:
+            return read(kind, data)
+        except Unreadable as error:
+            self._damaged[what, row] = (of, str(error))
+            return None
+
+
+def open_to_read(path: Path) -> EvidenceStore | None:
+    """The store for reading; None where nothing was ever stored.
+
+    A store of an older tunerd is brought up to date first, by whoever may write it.
+
+    Raises:
+        HostError: as `StoreFile`.
+    """
+    if not path.exists():
+        return None
+    try:
+        return EvidenceStore(path, writable=False)
+    except StoreIsOld:
+        if not all(os.access(place, os.W_OK) for place in (path, path.parent)):
+            raise
+    with EvidenceStore(path):
+        pass
+    return EvidenceStore(path, writable=False, check=False)
+
+
+_NAMES: Mapping[StrEnum, str] = {
+    _ARM: "arms", _SAMPLE: "samples", _SUMMARY: "summaries", _VERDICT: "verdicts",
+}  # fmt: skip
+
+
+def _add(
+    connection: sa.Connection, number: int, kind: EntryKind, name: str | None, body: Any
+) -> None:
+    row = {"run_id": number, "kind": kind, "name": name, "is_usable": True, "body": body}
+    connection.execute(entry.insert().values(row))
+
+
+def _add_arm(connection: sa.Connection, number: int, arm: ArmRecord) -> None:
+    """Without secrets, in which a command line, a unit or an origin may have them."""
+    if arm.name in _arm_names(connection, number):
+        raise HostError(f"run {number} has an arm `{arm.name}` already")
+    kept = replace(
+        arm,
+        argv=None if arm.argv is None else tuple(without_secrets(arm.argv)),
+        environment=compared_environment(arm.environment),
+        origins=tuple(
+            (" ".join(without_secrets(words.split(" "))), key, who)
+            for words, key, who in arm.origins
+        ),
+    )
+    _add(connection, number, _ARM, arm.name, plain(kept))
+
+
+def _arm_names(connection: sa.Connection, number: int) -> list[str]:
+    chosen = sa.select(entry.c.name).where(entry.c.run_id == number, entry.c.kind == _ARM)
+    return list(connection.scalars(chosen))
+
+
+def _arm_name(connection: sa.Connection, number: int, name: str | None) -> str:
+    """The name of this arm, or of the only one."""
+    found = [known for known in _arm_names(connection, number) if name in {None, known}]
+    if len(found) != 1:
+        wanted = f"arm `{name}`" if name is not None else "single arm"
+        raise ValueError(f"run {number} has no {wanted}")
+    return found[0]
+
+
+def _counts(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """How many samples each run has, and how many of them are not usable."""
+    unusable = sa.func.sum(sa.case((entry.c.is_usable, 0), else_=1))
+    chosen = (
+        sa.select(entry.c.run_id, sa.func.count(), unusable)
+        .where(entry.c.run_id.in_(numbers), entry.c.kind == _SAMPLE)
+        .group_by(entry.c.run_id)
+    )
+    return {of: (n, int(bad or 0)) for of, n, bad in connection.execute(chosen)}
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,412 @@
+"""Whether a sample may be believed: each way in which a benchmark of a server lies, as a rule."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tunerd.engine.flags import normal_spelling, owner_of
+from tunerd.engine.log import LoggedRequest
+from tunerd.machine.facts import POWER_CAP, Gpu
+from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Sample, Timings, step_of
+from tunerd.measure.request import Prefix, Request
+
+# Whether a sample may be believed: each way in which a benchmark of a server lies, as a rule.
+
+# What a client's wall may have beside the server's own times: cutting the text into tokens, waiting for
+# the loop of the server, and for a processor on a busy machine.
+WALL_SLACK_MS = 500.0
+WALL_SLACK_RATIO = 0.05
+# From the first token to the last the client sees what the server says that it generated for. Above it,
+# with four busy processes on two cores: at most 4 ms with a real server (tiny model, 32 and 192
+# tokens), and 0.25 ms a token with 106 ms at 192 with a stand-in that sleeps for each token.
+SPAN_SLACK_MS = 150.0
+SPAN_SLACK_TOKEN_MS = 0.5
+SPAN_SLACK_RATIO = 0.05
+# A client cannot have seen less time than the server worked, but for the resolution of both clocks.
+CLOCK_SLACK_MS = 20.0
+CLOCK_SLACK_RATIO = 0.01
+# Memory in use jitters by some 30 MiB from load to load.
+OTHERS_SLACK_MIB = 64
+# Of the machine's processor time, while a request was under way; the kernel counts in ticks of 10 ms.
+OTHERS_CPU_RATIO = 0.2
+# While so much of it is idle nobody waits for a processor.
+_IDLE_CPU_RATIO = 0.1
+_LEAST_CPU_S = 4.0
+_FEW_DRAFTS_TOKENS = 32
+# What the templates of chats have before the first word of a user, system part included.
+TEMPLATE_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What an arm is meant to do.
+
+    `drafts` is None where nobody knows. `always` where not even a short answer can do without a draft
+    (p-min 0): then a sample without one shows that speculation was off.
+    """
+
+    drafts: bool | None
+    always: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLook:
+    """The GPUs at one moment of a request.
+
+    `others_mib` is what processes other than the server hold, None where that cannot be told.
+    `throttled` are the reasons why a clock is held down; the owner's power limit, at which a card may
+    run whenever its work is heavy enough, is none.
+    """
+
+    free_mib: int | None
+    others_mib: int | None
+    throttled: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorLook:
+    """Processor time until this moment: of the machine, of what it worked, and of server and tunerd.
+
+    Time that a hypervisor gave to others is work of others.
+    """
+
+    total_s: float
+    busy_s: float
+    own_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """How the machine was when the arm began; only what differs from it is a disturbance."""
+
+    others_mib: int | None = None
+
+
+def look_at(gpus: Sequence[Gpu] | None, server_pids: Sequence[int]) -> GpuLook:
+    """What a reading says beside the server's own use."""
+    if not gpus:
+        return GpuLook(None, None, frozenset())
+    free = [gpu.free_mib for gpu in gpus]
+    others = [_others(gpu, server_pids) for gpu in gpus]
+    return GpuLook(
+        free_mib=None if None in free else min(mib for mib in free if mib is not None),
+        others_mib=None if None in others else sum(mib for mib in others if mib is not None),
+        throttled=frozenset(
+            reason for gpu in gpus for reason in gpu.throttle_reasons or () if reason != POWER_CAP
+        ),
+    )
+
+
+def _others(gpu: Gpu, server_pids: Sequence[int]) -> int | None:
+    """Memory of the processes that are not the server."""
+    if gpu.processes is None:
+        return None
+    others = [process for process in gpu.processes if process.pid not in server_pids]
+    known = [process.used_mib for process in others]
+    if None in known:
+        return None
+    return sum(mib for mib in known if mib is not None)
+
+
+def quiet_from(looks: Sequence[GpuLook]) -> Quiet:
+    """The state of the machine from what was seen during the warm-up."""
+    others = [look.others_mib for look in looks]
+    return Quiet(
+        others_mib=None
+        if not others or None in others
+        else max(mib for mib in others if mib is not None),
+    )
+
+
+def marks_of(
+    request: Request,
+    answer: Answer,
+    client: ClientTimes,
+    *,
+    looks: Sequence[GpuLook],
+    quiet: Quiet,
+    speculation: Speculation,
+    can_forbid_cache: bool = True,
+) -> tuple[Mark, ...]:
+    """What speaks against a sample by itself; foreign traffic shows only over several.
+
+    Args:
+        request: What was asked.
+        answer: What came.
+        client: What the client's clock saw.
+        looks: The GPUs meanwhile.
+        quiet: The machine as it was when the arm began.
+        speculation: What the arm is meant to do.
+        can_forbid_cache: False for servers that cannot be told to read a prompt anew: there a chat
+            template may be found again, which all requests begin with.
+    """
+    found = [
+        *_answer_marks(request, answer, speculation, 0 if can_forbid_cache else TEMPLATE_TOKENS),
+        *_clock_marks(request, answer.timings, client),
+        *_span_marks(answer),
+        *_gpu_marks(looks, quiet),
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _answer_marks(
+    request: Request, answer: Answer, speculation: Speculation, most_cached: int
+) -> Iterator[Mark]:
+    if answer.has_impossible:
+        yield Mark.IMPOSSIBLE
+    if request.prefix is Prefix.COLD and (answer.n_cached or 0) > most_cached:
+        yield Mark.NOT_COLD
+    timings = answer.timings
+    if timings is None:
+        return
+    n_predicted = timings.predicted_n
+    if request.is_fixed_length and n_predicted is not None and n_predicted < request.n_predict:
+        yield Mark.SHORT
+    if speculation.drafts is False and timings.draft_n:
+        yield Mark.DRAFTED
+    is_long = (n_predicted or 0) >= _FEW_DRAFTS_TOKENS
+    if speculation.drafts and speculation.always and is_long and not timings.draft_n:
+        yield Mark.NOT_DRAFTED
+
+
+def _clock_marks(request: Request, timings: Timings | None, client: ClientTimes) -> Iterator[Mark]:
+    """The server's own times against the client's wall.
+
+    Of several clients at once the server's times may overlap with waiting, so there only the
+    impossible is marked.
+    """
+    if timings is None or timings.predicted_ms is None or timings.prompt_ms is None:
+        return
+    server_ms = timings.prompt_ms + timings.predicted_ms
+    if server_ms > client.wall_ms * (1 + CLOCK_SLACK_RATIO) + CLOCK_SLACK_MS:
+        yield Mark.CLOCKS_DISAGREE
+    most = server_ms * (1 + WALL_SLACK_RATIO) + WALL_SLACK_MS
+    if request.streams == 1 and client.wall_ms > most:
+        yield Mark.CLOCKS_DISAGREE
+
+
+def _span_marks(answer: Answer) -> Iterator[Mark]:
+    """The time of generation against the client's first and last token.
+
+    The wall leaves room that a short answer is lost in; between two tokens there is none. Less than the
+    server says is no lie: what was held back came at once.
+    """
+    timings, first_ms, last_ms = answer.timings, answer.first_ms, answer.last_ms
+    if timings is None or first_ms is None or last_ms is None:
+        return
+    if timings.predicted_ms is None or timings.predicted_n is None:
+        return
+    slack_ms = SPAN_SLACK_MS + SPAN_SLACK_TOKEN_MS * timings.predicted_n
+    if last_ms - first_ms > timings.predicted_ms * (1 + SPAN_SLACK_RATIO) + slack_ms:
+        yield Mark.CLOCKS_DISAGREE
+
+
+def _gpu_marks(looks: Sequence[GpuLook], quiet: Quiet) -> Iterator[Mark]:
+    for look in looks:
+        if look.throttled:
+            yield Mark.THROTTLED
+        if (
+            look.others_mib is not None
+            and quiet.others_mib is not None
+            and look.others_mib > quiet.others_mib + OTHERS_SLACK_MIB
+        ):
+            yield Mark.VRAM_TAKEN
+
+
+def is_processor_taken(before: ProcessorLook | None, after: ProcessorLook | None) -> bool:
+    """Whether others worked so much between two looks that the server had to wait for a processor."""
+    if before is None or after is None or after.total_s - before.total_s < _LEAST_CPU_S:
+        return False
+    total_s, busy_s = after.total_s - before.total_s, after.busy_s - before.busy_s
+    others_s = busy_s - (after.own_s - before.own_s)
+    return others_s > OTHERS_CPU_RATIO * total_s and total_s - busy_s < _IDLE_CPU_RATIO * total_s
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What was counted between two looks at the server's counters.
+
+    `is_foreign` is None where it cannot be told; `text` says what was seen.
+    """
+
+    is_foreign: bool | None
+    text: str = ""
+
+
+def judge_traffic(before: Counters, after: Counters, own: Sequence[Timings | None]) -> Traffic:
+    """Whether the server did more than what was asked of it here, or is at work at either end.
+
+    No request of these is under way when the counters are read: whatever is, is somebody else's.
+
+    Args:
+        before: Its counters before the first of these requests.
+        after: Its counters after the last.
+        own: What it reported of each request in between; None for one that it reported nothing of.
+    """
+    pairs = (
+        (before.n_predicted, after.n_predicted, "predicted_n", "generated"),
+        (before.n_prompt, after.n_prompt, "prompt_n", "read"),
+    )
+    is_told = False
+    for then, now, name, verb in pairs:
+        counts = [None if one is None else getattr(one, name) for one in own]
+        known = [int(count) for count in counts if count is not None]
+        if then is None or now is None or len(known) < len(counts):
+            continue
+        if now < then:
+            return Traffic(None, "its counters went back: it was started again")
+        is_told = True
+        more = now - then - sum(known)
+        if more > (step_of(then) + step_of(now)) / 2:
+            return Traffic(True, f"it {verb} {more} tokens for somebody else")
+    at_work = max(before.n_at_work, after.n_at_work)
+    if at_work:
+        return Traffic(True, f"{at_work} requests of somebody else were under way")
+    return Traffic(False if is_told else None)
+
+
+def not_as_meant(drafts: bool | None, drafted: Sequence[int | None]) -> str | None:
+    """Why a process must not count for its side; None where nothing speaks against it.
+
+    Args:
+        drafts: Whether the side is meant to draft; None where nobody knows.
+        drafted: Drafted tokens of each of its answers, the discarded ones too, as the process itself
+            reported them; None where it reported nothing. A gate may keep single drafts back, so that
+            only all answers together show that nothing drafts.
+    """
+    has_drafted = any(drafted)
+    if drafts is True and not has_drafted:
+        return f"it is meant to draft, and drafted nothing in {len(drafted)} answers"
+    if drafts is False and has_drafted:
+        return "it is meant not to draft, and drafted"
+    return None
+
+
+def with_mark(sample_marks: Sequence[Mark], mark: Mark) -> tuple[Mark, ...]:
+    """The marks with one more."""
+    return tuple(dict.fromkeys([*sample_marks, mark]))
+
+
+def count_marks(samples: Sequence[Sample]) -> Mapping[str, int]:
+    """How many samples each reason speaks against, the warm-up left out."""
+    counts: dict[str, int] = {}
+    for sample in samples:
+        reasons = [str(mark) for mark in sample.marks if mark is not Mark.WARM_UP]
+        if sample.problem is not None:
+            reasons.append("no answer")
+        for reason in reasons:
+            counts[reason] = counts.get(reason, 0) + 1
+    return counts
+
+
+# What a command line asks for, as far as a measurement must know it.
+
+_OFF_WORDS = frozenset({"none", "off"})
+_NEGATIONS = ("-no-", "--no-")
+OFF_FOR_ONE_REQUEST = {"speculative.n_max": 0}
+"""What ik takes with a request to draft nothing for it; mainline ignores it without a word."""
+
+
+def speculation_of(argv: Sequence[str]) -> Speculation:
+    """Whether a server with these arguments is meant to draft.
+
+    None of the known flags leaves it open: a build may draft by itself, or by its environment.
+    """
+    drafts: bool | None = None
+    p_min: float | None = None
+    n_max: float | None = None
+    for key, flag, value in _speculation_flags(argv):
+        if key == "speculation.type":
+            drafts = _is_on(flag, value)
+            stage = _stage(value)
+            p_min = stage.get("p_min", p_min)
+            n_max = stage.get("n_max", n_max)
+        elif key == "speculation.draft_model" and drafts is None:
+            drafts = True
+        elif key == "speculation.p_min":
+            p_min = _number(value)
+        elif key == "speculation.n_max":
+            n_max = _number(value)
+    if drafts and n_max == 0:
+        drafts = False
+    return Speculation(drafts, always=bool(drafts) and p_min == 0)
+
+
+def _speculation_flags(argv: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    for word, value in itertools.pairwise([*argv[1:], ""]):
+        key = owner_of(word) if word.startswith("-") else None
+        if key is not None and key.startswith("speculation."):
+            yield key, normal_spelling(word), value
+
+
+def _is_on(flag: str, value: str) -> bool:
+    if flag.startswith(_NEGATIONS):
+        return False
+    return flag != "--spec-type" or value.partition(":")[0] not in _OFF_WORDS
+
+
+def _stage(value: str) -> dict[str, float]:
+    """The numbers of ik's `mtp:n_max=3,p_min=0.5`."""
+    pairs = (part.partition("=") for part in value.partition(":")[2].split(","))
+    found = {name: _number(text) for name, _, text in pairs}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def is_same_command(argv: Sequence[str], cmdline: Sequence[str] | None) -> bool | None:
+    """Whether a process runs with exactly these arguments; None where its own are not known.
+
+    The program itself may be a script, and stand behind its interpreter.
+    """
+    if not cmdline:
+        return None
+    arguments = tuple(argv[1:])
+    if not arguments:
+        return None
+    return tuple(cmdline[-len(arguments) :]) == arguments
+
+
+_DECIMALS_MS = 0.011  # of two decimals, rounded or cut
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRequests:
+    """What is stored of tunerd's own requests.
+
+    `n_unknown` were asked and have no counts that a log could be searched for.
+    """
+
+    timings: tuple[Timings, ...] = ()
+    n_unknown: int = 0
+
+
+def of_others(
+    requests: Sequence[LoggedRequest], own: Iterable[Timings]
+) -> tuple[LoggedRequest, ...]:
+    """The requests that are not among those measured; each of these stands for one at most."""
+    by_counts: dict[tuple[int | None, int | None], list[Timings]] = defaultdict(list)
+    for one in own:
+        by_counts[one.prompt_n, one.predicted_n].append(one)
+    kept = []
+    for request in requests:
+        alike = by_counts.get((request.prompt_n, request.predicted_n), [])
+        found = next((one for one in alike if _is_same(request, one)), None)
+        if found is None:
+            kept.append(request)
+        else:
+            alike.remove(found)
+    return tuple(kept)
+
+
+def _is_same(request: LoggedRequest, own: Timings) -> bool:
+    pairs = ((request.prompt_ms, own.prompt_ms), (request.predicted_ms, own.predicted_ms))
+    return all(ms is not None and abs(logged - ms) <= _DECIMALS_MS for logged, ms in pairs)

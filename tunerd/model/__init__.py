@@ -1,0 +1,1 @@
+"""A GGUF file: its facts, and the memory that serving it takes."""

@@ -1,0 +1,360 @@
+"""Model files on disk: opening them safely, their facts with a cache, and finding them.
+
+What was read once is remembered by device, inode, size and time of change of every file; a cache
+that cannot be read or written is as good as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from fnmatch import translate
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tunerd import __version__
+from tunerd.errors import HostError, ModelFileError
+from tunerd.machine.files import Files
+from tunerd.model.facts import FileIdentity, ModelFacts, ModelIdentity, facts_of, why_apart
+from tunerd.model.gguf import Header, read_header
+from tunerd.records import plain, read_or_none
+
+_SCHEMA = 3
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_MAX_SHARDS = 1000
+MAX_DEPTH = 8
+MAX_ENTRIES = 100_000
+MAX_HEADERS = 200
+_SUFFIX = ".gguf"
+_PART = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
+_SHOWN = 8
+_FETCH_AGAIN = "compare its size and checksum with its origin, and fetch it again"
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    """A byte source over an open file; reads never move a shared position."""
+
+    descriptor: int
+    name: str
+    size: int
+
+    def read_at(self, offset: int, count: int) -> bytes:
+        try:
+            return os.pread(self.descriptor, count, offset)
+        except OSError as error:
+            raise _cannot_read(Path(self.name), error) from error
+
+
+class ModelFiles:
+    """Reads model files, remembering what it found in `cache_dir` (None: nothing is kept)."""
+
+    def __init__(self, cache_dir: Path | None, files: Files) -> None:
+        self._cache_dir = cache_dir
+        self._files = files
+
+    def read_facts(self, path: Path) -> ModelFacts:
+        """The facts of a model, over all its parts if `path` is one of several.
+
+        Raises:
+            ModelFileError: A part is missing, is no regular file, cannot be read, or is damaged.
+        """
+        try:
+            return self._facts(path)
+        except ModelFileError as error:
+            error.state = error.state or "nothing was touched"
+            error.hint = error.hint or _FETCH_AGAIN
+            raise
+
+    def _facts(self, path: Path) -> ModelFacts:
+        stamps = tuple(_stamp(part) for part in parts_of(path))
+        remembered = self._remembered(stamps)
+        if remembered is not None:
+            facts = read_or_none(ModelFacts, remembered)
+            if facts is not None and len(facts.identity.files) == len(stamps):
+                return _at(facts, stamps)
+        facts = facts_of([_read_file(stamp) for stamp in stamps])
+        self._remember(stamps, plain(facts))
+        return facts
+
+    def why_vocabularies_differ(self, target: Path, draft: Path) -> str | None:
+        """Why a model cannot draft for another, as far as their tokens tell; None where it can.
+
+        Raises:
+            ModelFileError: One of them cannot be read, or is damaged.
+        """
+        ours, theirs = (_stamp(parts_of(path)[0]) for path in (target, draft))
+        with _opened(ours) as source, _opened(theirs) as other:
+            return why_apart(source, other)
+
+    def _remembered(self, stamps: Sequence[FileIdentity]) -> Any:
+        if self._cache_dir is None:
+            return None
+        try:
+            entry = self._files.read_json(self._entry(stamps))
+        except (HostError, RecursionError):
+            return None
+        if not isinstance(entry, dict) or entry.get("written_by") != _writer():
+            return None
+        return entry.get("facts")
+
+    def _remember(self, stamps: Sequence[FileIdentity], value: Any) -> None:
+        if self._cache_dir is None:
+            return
+        entry = {"written_by": _writer(), "facts": value}
+        with suppress(HostError):
+            self._files.make_folder(self._cache_dir)
+            self._files.write_json(self._entry(stamps), entry)
+
+    def _entry(self, stamps: Sequence[FileIdentity]) -> Path:
+        text = json.dumps([stamp.stamp for stamp in stamps])
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return (self._cache_dir or Path()) / f"model-facts-{name}.json"
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """The files of a model in order: `path` alone, or all parts of a split model.
+
+    The names of the parts say how many there are; a link may point anywhere, as in the cache of
+    Hugging Face.
+    """
+    found = _SHARD.fullmatch(path.name)
+    if found is None:
+        return (path,)
+    count = int(found["count"])
+    if not 0 < int(found["number"]) <= count <= _MAX_SHARDS:
+        return (path,)
+    suffix = path.name[found.end("count") :]
+    return tuple(
+        path.with_name(f"{found['stem']}-{number:05d}-of-{count:05d}{suffix}")
+        for number in range(1, count + 1)
+    )
+
+
+def _stamp(path: Path) -> FileIdentity:
+    """A file's identity, after a check that reading it cannot hang.
+
+    Raises:
+        ModelFileError: It is missing, not a regular file, or cannot be reached.
+    """
+    try:
+        real = Path(os.path.realpath(path, strict=True))
+        status = real.stat()
+    except FileNotFoundError as error:
+        raise ModelFileError(
+            f"no such model file: `{path}`",
+            hint="give its whole path, or name its folder in `models.dirs`",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise _cannot_read(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ModelFileError(
+            f"not a regular file: `{path}`",
+            cause=f"it is {_kind_of(status.st_mode)}",
+            hint="give the path of a GGUF file",
+        )
+    return FileIdentity(real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _kind_of(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a character device",
+        stat.S_IFBLK: "a block device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something else")
+
+
+@contextmanager
+def _opened(stamp: FileIdentity) -> Iterator[_OpenFile]:
+    """The file that the stamp was taken of, open for reading.
+
+    It is opened without waiting, and looked at again, since it may have been replaced by a pipe
+    in the meantime.
+    """
+    try:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
+        descriptor = os.open(stamp.path, flags)
+    except OSError as error:
+        raise _cannot_read(stamp.path, error) from error
+    try:
+        _check_unchanged(stamp, descriptor)
+        yield _OpenFile(descriptor, str(stamp.path), stamp.size_bytes)
+        _check_unchanged(stamp, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_unchanged(stamp: FileIdentity, descriptor: int) -> None:
+    now = os.fstat(descriptor)
+    key = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns)
+    if not stat.S_ISREG(now.st_mode) or key != stamp.stamp:
+        raise ModelFileError(
+            f"model file changed while it was read: `{stamp.path}`",
+            hint="wait until it is completely written",
+        )
+
+
+def _read_file(stamp: FileIdentity) -> tuple[FileIdentity, Header]:
+    with _opened(stamp) as source:
+        header = read_header(source)
+    return replace(stamp, header_sha256=header.sha256), header
+
+
+def _at(facts: ModelFacts, stamps: Sequence[FileIdentity]) -> ModelFacts:
+    """Remembered facts with the paths of today; a file may have been renamed."""
+    files = tuple(
+        replace(stamp, header_sha256=file.header_sha256)
+        for stamp, file in zip(stamps, facts.identity.files, strict=True)
+    )
+    return replace(facts, identity=ModelIdentity(files))
+
+
+def _writer() -> str:
+    return f"tunerd {__version__}, schema {_SCHEMA}"
+
+
+def _cannot_read(path: Path, error: OSError | ValueError) -> ModelFileError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    hint = "look at its rights and at the disk; `head -c 4 FILE` must print GGUF"
+    return ModelFileError(f"cannot read model file: `{path}`", cause=reason, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """What a search found, in order of path; `problems` say what it could not read."""
+
+    paths: tuple[Path, ...]
+    problems: tuple[str, ...]
+
+
+def find_models(
+    dirs: Sequence[Path],
+    models: ModelFiles,
+    *,
+    file_name: str | None = None,
+    model_name: str | None = None,
+    needs_mtp: bool = False,
+) -> FoundModel:
+    """Every model that is looked for, the first part of split ones.
+
+    Args:
+        dirs: The folders to search.
+        models: Reads headers where names alone cannot answer.
+        file_name: A file name, a glob over it, or one over the end of the path if it has a slash;
+            upper and lower case are the same. Of a split model the name may leave out which part it is.
+        model_name: A glob over the name in the metadata.
+        needs_mtp: Only models that can draft for themselves.
+    """
+    walk = _Walk()
+    matches = _name_filter(file_name)
+    named = sorted({path for folder in dirs for path in walk.files(folder) if matches(path)})
+    if model_name is None and not needs_mtp:
+        return FoundModel(tuple(named), tuple(walk.problems))
+    pattern = re.compile(translate(model_name or "*"), re.IGNORECASE)
+    fitting: list[Path] = []
+    for path in named[:MAX_HEADERS]:
+        try:
+            facts = models.read_facts(path)
+        except ModelFileError as error:
+            walk.problems.append(error.message)
+            continue
+        if pattern.match(facts.name or "") and (facts.has_mtp or not needs_mtp):
+            fitting.append(path)
+    if len(named) > MAX_HEADERS:
+        walk.problems.append(f"more than {MAX_HEADERS} files have that name")
+    return FoundModel(tuple(fitting), tuple(walk.problems))
+
+
+def the_one(found: FoundModel, wanted: str, dirs: Sequence[Path]) -> Path:
+    """The one model that a search found.
+
+    Raises:
+        ModelFileError: There is none, or more than one.
+    """
+    if len(found.paths) == 1:
+        return found.paths[0]
+    where = ", ".join(f"`{folder}`" for folder in dirs) or "no folder, since `models.dirs` is empty"
+    if not found.paths:
+        unread = "; ".join(found.problems[:_SHOWN])
+        cause = f"searched {where}" + (f"; could not read: {unread}" if unread else "")
+        raise ModelFileError(f"cannot find {wanted}", cause=cause)
+    names = ", ".join(f"`{path}`" for path in found.paths[:_SHOWN])
+    more = f" and {len(found.paths) - _SHOWN} more" if len(found.paths) > _SHOWN else ""
+    raise ModelFileError(f"found {len(found.paths)} files for {wanted}", cause=f"{names}{more}")
+
+
+class _Walk:
+    """Walks folders, each once however links lead to it, within limits."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._n_entries = 0
+        self._seen: set[tuple[int, int]] = set()
+
+    def files(self, folder: Path, depth: int = 0) -> Iterator[Path]:
+        """GGUF files below a folder."""
+        if depth > MAX_DEPTH:
+            self.problems.append(f"`{folder}` is more than {MAX_DEPTH} folders deep")
+            return
+        try:
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in self._seen:
+                return
+            self._seen.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as entries:
+                room = MAX_ENTRIES + 1 - self._n_entries
+                found = sorted(islice(entries, room), key=lambda entry: entry.name)
+        except OSError as error:
+            self.problems.append(f"cannot search `{folder}`: {error.strerror}")
+            return
+        for entry in found:
+            self._n_entries += 1
+            if self._n_entries > MAX_ENTRIES:
+                self.problems.append(f"there are more than {MAX_ENTRIES} files")
+                return
+            if _is(entry, "directory"):
+                yield from self.files(Path(entry.path), depth + 1)
+            elif entry.name.lower().endswith(_SUFFIX) and _is(entry, "file"):
+                yield Path(entry.path)
+
+
+def _is(entry: os.DirEntry[str], what: str) -> bool:
+    """Whether it is that, links followed; a link that leads nowhere or in a circle is nothing."""
+    try:
+        return entry.is_dir() if what == "directory" else entry.is_file()
+    except OSError:
+        return False
+
+
+def _name_filter(wanted: str | None) -> Callable[[Path], bool]:
+    """Whether a path has the wanted name and is no later part of a split model.
+
+    A later part is found only by its exact name. Without a wanted name projectors are left out.
+    """
+    if wanted is None:
+        return lambda path: _is_first(path) and not path.name.lower().startswith("mmproj")
+    pattern = re.compile(translate(wanted), re.IGNORECASE)
+    n_parts = wanted.count("/") + 1
+
+    def matches(path: Path) -> bool:
+        if not _is_first(path) and path.name.lower() != wanted.lower():
+            return False
+        tail = "/".join(path.parts[-n_parts:])
+        return any(pattern.match(name) for name in (tail, _PART.sub("", tail)))
+
+    return matches
+
+
+def _is_first(path: Path) -> bool:
+    part = _PART.search(path.name)
+    return part is None or int(part[1]) == 1

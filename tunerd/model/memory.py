@@ -1,0 +1,1144 @@
+"""What serving takes of each device's memory: weights, context, compute, and whether that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from math import ceil
+from types import MappingProxyType
+
+from tunerd.engine.help import Capabilities
+from tunerd.model.facts import Block, ModelFacts
+from tunerd.model.gguf import TYPES_BY_NAME
+from tunerd.words import BYTES_PER_MIB, Family, MiB, have_mib, need_mib
+
+F32_BYTES = 4
+F16_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLaws:
+    """What one generation of builds allocates; the defaults are what mainline does now.
+
+    Attributes:
+        name: For people.
+        caps_outputs: Logits are reserved for the rows that are sampled; else for a whole ubatch.
+        input_mask_bytes: Bytes per value of the attention mask as it is handed in; it is used in
+            f16, so that a wider one needs both for a moment.
+        is_feed_forward_fused: Gate and up projections are one operation with one result.
+        keeps_state_copies: A recurrent cache holds one copy per drafted token; else a separate
+            buffer holds the states of each step.
+        writes_state_copies: The copies are results of the recurrence itself, so that they are part
+            of the compute buffer for a moment.
+        has_mtp_kv_in_target: The target's own cache has a layer for the MTP block too.
+        has_windowed_cache: Sliding-window layers keep only their window.
+        has_own_mtp_kv_type: The MTP context's cache has a type of its own, else the target's.
+        loads_unused_mtp: The MTP block's weights are loaded although speculation is off.
+        cpu_moe_takes_last: `--n-cpu-moe` counts from the last block with experts.
+        cpu_moe_takes_mtp: `--cpu-moe` moves the MTP block's experts as well.
+        checkpoint_has_mtp_kv: A context checkpoint holds the MTP context's cache of the prefix.
+        repacks: Weights of some types are rewritten for the CPU's kernels.
+        reserves_converted_kv: The f16 copy of a quantised cache that CUDA's attention makes is
+            part of the compute buffer; before, it grew while the server ran.
+    """
+
+    name: str
+    caps_outputs: bool = True
+    input_mask_bytes: int = 2
+    is_feed_forward_fused: bool = False
+    keeps_state_copies: bool = True
+    writes_state_copies: bool = True
+    has_mtp_kv_in_target: bool = False
+    has_windowed_cache: bool = True
+    has_own_mtp_kv_type: bool = True
+    loads_unused_mtp: bool = False
+    cpu_moe_takes_last: bool = False
+    cpu_moe_takes_mtp: bool = True
+    checkpoint_has_mtp_kv: bool = False
+    repacks: bool = True
+    reserves_converted_kv: bool = True
+
+
+MAINLINE_NOW = EngineLaws(name="mainline 0.x")
+MAINLINE_SUMMER_2026 = EngineLaws(
+    name="mainline of summer 2026", writes_state_copies=False, checkpoint_has_mtp_kv=True
+)
+MAINLINE_SPRING_2026 = EngineLaws(
+    name="mainline until June 2026",
+    caps_outputs=False,
+    input_mask_bytes=4,
+    writes_state_copies=False,
+    has_own_mtp_kv_type=False,
+    loads_unused_mtp=True,
+    checkpoint_has_mtp_kv=True,
+    reserves_converted_kv=False,
+)
+IK = EngineLaws(
+    name="ik_llama.cpp",
+    caps_outputs=False,
+    is_feed_forward_fused=True,
+    keeps_state_copies=False,
+    writes_state_copies=False,
+    has_mtp_kv_in_target=True,
+    has_windowed_cache=False,
+    has_own_mtp_kv_type=False,
+    cpu_moe_takes_last=True,
+    cpu_moe_takes_mtp=False,
+    checkpoint_has_mtp_kv=True,
+    repacks=False,
+    reserves_converted_kv=False,
+)
+
+
+def laws_of(capabilities: Capabilities) -> EngineLaws:
+    """The laws of a build, told by what its help shows; of others those that take the most memory."""
+    if capabilities.family is Family.IK:
+        return IK
+    if not capabilities.has_load_mode:
+        return MAINLINE_SPRING_2026
+    return MAINLINE_SUMMER_2026 if "--mlock" in capabilities.flags else MAINLINE_NOW
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSize:
+    """What decides how large a graph gets.
+
+    `n_kv` is the cells of one stream in layers that attend to everything, `n_window` those in
+    windowed layers; 0 where there are none. `n_copies` is how many states per sequence a recurrent
+    layer writes.
+    """
+
+    n_ubatch: int
+    n_kv: int
+    n_window: int
+    n_sequences: int
+    n_copies: int
+    n_outputs: int
+    has_flash_attention: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The widest set of values that are alive together in one step of a layer, per token."""
+
+    name: str
+    n_values: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSize:
+    """A compute buffer: its bytes, of which the inputs, and why."""
+
+    n_bytes: int
+    mask_bytes: int
+    formula: str
+
+
+def mask_bytes(size: GraphSize, value_bytes: int) -> int:
+    """Attention masks: a value per token and cell of its stream, a second mask for windows."""
+    return (size.n_kv + size.n_window) * size.n_ubatch * value_bytes
+
+
+def _masks(size: GraphSize, laws: EngineLaws) -> int:
+    """Masks where the work is done: f16, beside a wide input that they are made from.
+
+    Without flash attention they are f32.
+    """
+    if not size.has_flash_attention:
+        return mask_bytes(size, F32_BYTES)
+    is_wide = laws.input_mask_bytes > F16_BYTES
+    return mask_bytes(size, F16_BYTES + (laws.input_mask_bytes if is_wide else 0))
+
+
+def input_bytes(facts: ModelFacts, size: GraphSize, laws: EngineLaws, width: int) -> int:
+    """Host side of a context that runs on the GPU: the mask and rows of embeddings, handed over.
+
+    bytes = mask + width * n_embd * n_ubatch * 4, width 4 for a trunk and 2 for an MTP block.
+    """
+    rows = width * (facts.n_embd or 0) * size.n_ubatch * F32_BYTES
+    value_bytes = laws.input_mask_bytes if size.has_flash_attention else F32_BYTES
+    return mask_bytes(size, value_bytes) + rows
+
+
+def stages(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> tuple[Stage, ...]:
+    """The stages of a layer of the trunk, without masks."""
+    found = [attention(facts, size), *_feed_forward(facts, laws)]
+    if facts.recurrent is not None:
+        found.append(recurrence(facts, size, laws))
+    return tuple(found)
+
+
+def trunk_compute(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> ComputeSize | None:
+    """The compute buffer of a target, None where the width of the model is unknown.
+
+    bytes = max(masks + widest stage * n_ubatch * 4, logits)
+    """
+    if facts.n_embd is None:
+        return None
+    widest = max(stages(facts, size, laws), key=lambda stage: stage.n_values)
+    masks = _masks(size, laws)
+    layers = masks + round(widest.n_values) * size.n_ubatch * F32_BYTES
+    logits = _logits(facts, size, laws)
+    text = (
+        f"masks over {size.n_kv + size.n_window} cells + {round(widest.n_values)} values"
+        f" ({widest.name}) x {size.n_ubatch} tokens x 4 B"
+    )
+    if logits > layers:
+        text = f"logits of {facts.n_vocab} tokens for all {size.n_ubatch} rows of a ubatch"
+    return ComputeSize(max(layers, logits), masks, text)
+
+
+def mtp_compute(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> ComputeSize | None:
+    """The compute buffer of an MTP context: one layer, so the mask's room is used again after it.
+
+    The feed-forward network has three tensors of its width (two in experts of the same width and
+    one of theirs together), and takes as many of them as fit from the mask.
+    """
+    if facts.n_embd is None:
+        return None
+    masks = _masks(size, laws)
+    row = size.n_ubatch * F32_BYTES
+    attending = attention(facts, size).n_values - 3 * facts.n_embd
+    reused = masks / row
+    pieces = _pieces(facts, laws)
+    if facts.is_moe:
+        forward = max(0.0, sum(pieces) - reused)
+    else:
+        fitting = int(reused // pieces[0]) if pieces and pieces[0] else 0
+        forward = sum(pieces[fitting:])
+    widest = max(attending, 3 * facts.n_embd + forward)
+    logits = _logits(facts, size, laws)
+    layers = masks + round(widest) * row
+    text = f"mask over {size.n_kv} cells + {round(widest)} values x {size.n_ubatch} tokens x 4 B"
+    if logits > layers:
+        text = f"logits of {facts.n_vocab} tokens for all {size.n_ubatch} rows of a ubatch"
+    return ComputeSize(max(layers, logits), masks, text)
+
+
+def attention(facts: ModelFacts, size: GraphSize) -> Stage:
+    """Queries, keys, values and the result: 5 e + q + max(q, 3 kv), with a gate 2 q more.
+
+    Without flash attention the scores of every head over every cell come on top.
+    """
+    embd = facts.n_embd or 0
+    queries = (facts.n_head or 0) * (facts.key_length or 0)
+    cached = max((block.k_values or 0 for block in facts.blocks), default=0)
+    values = 5 * embd + queries + max(queries, 3 * cached)
+    if facts.is_gated_attention:
+        values += 2 * queries
+    if not size.has_flash_attention:
+        values += (facts.n_head or 0) * size.n_kv
+    return Stage("attention", values)
+
+
+def _feed_forward(facts: ModelFacts, laws: EngineLaws) -> list[Stage]:
+    embd = facts.n_embd or 0
+    base = 3 * embd if laws.is_feed_forward_fused else 5 * embd
+    found: list[Stage] = []
+    if facts.is_moe:
+        found.append(Stage("experts", base + sum(_expert_pieces(facts, laws))))
+    if not facts.is_moe or any(block.feed_forward_bytes for block in facts.trunk):
+        found.append(Stage("feed-forward", base + sum(_dense_pieces(facts, laws))))
+    return found
+
+
+def _pieces(facts: ModelFacts, laws: EngineLaws) -> list[int]:
+    return _expert_pieces(facts, laws) if facts.is_moe else _dense_pieces(facts, laws)
+
+
+def _dense_pieces(facts: ModelFacts, laws: EngineLaws) -> list[int]:
+    """Gate, up and their product; where they are one operation, the product alone."""
+    return [facts.n_ff or 0] * (1 if laws.is_feed_forward_fused else 3)
+
+
+def _expert_pieces(facts: ModelFacts, laws: EngineLaws) -> list[int]:
+    """The same for every used expert, and their results.
+
+    The results take the room of gate and up if they fit there; a shared expert is in the way.
+    """
+    used, hidden = facts.n_expert_used or 0, facts.n_ff_expert or facts.n_ff or 0
+    results = used * (facts.n_embd or 0)
+    if laws.is_feed_forward_fused:
+        return [used * hidden, results]
+    is_apart = facts.n_ff_shared or (facts.n_embd or 0) > 2 * hidden
+    return [used * hidden] * 3 + ([results] if is_apart else [])
+
+
+def recurrence(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> Stage:
+    """Input and output of the convolution, queries, keys and values, and the states it writes.
+
+    5 e + 2 mixed + inner / 2, one inner more where copies of the state are written, and those
+    copies; builds that do not write them this way 3 e + 3 mixed, ik_llama.cpp an inner more.
+    """
+    state, embd = facts.recurrent, facts.n_embd or 0
+    if state is None:
+        return Stage("recurrence", 0)
+    values = size.n_copies * size.n_sequences * state.n_state / size.n_ubatch
+    if laws.writes_state_copies:
+        values += 5 * embd + 2 * state.mixed_width + 0.5 * state.inner_width
+        values += state.inner_width if size.n_copies > 1 else 0
+    else:
+        values += 3 * embd + 3 * state.mixed_width
+        values += 0 if laws.keeps_state_copies else state.inner_width
+    return Stage("recurrence", values)
+
+
+def _logits(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> int:
+    """Logits and the rows that they come from: (vocabulary + 4 e) * rows * 4 bytes."""
+    rows = size.n_outputs if laws.caps_outputs else size.n_ubatch
+    return ((facts.n_vocab or 0) + 4 * (facts.n_embd or 0)) * rows * F32_BYTES
+
+
+class Device(StrEnum):
+    """Where memory is: the GPU, or the machine's RAM."""
+
+    GPU = "gpu0"
+    HOST = "host"
+
+
+class PartKind(StrEnum):
+    """What memory is for."""
+
+    WEIGHTS = "weights"
+    MTP_WEIGHTS = "mtp weights"
+    KV = "kv cache"
+    STATE = "recurrent state"
+    MTP_KV = "mtp kv cache"
+    COMPUTE = "compute buffer"
+    MTP_COMPUTE = "mtp compute buffer"
+    DRAFT_WEIGHTS = "draft weights"
+    DRAFT_KV = "draft kv cache"
+    DRAFT_STATE = "draft recurrent state"
+    DRAFT_COMPUTE = "draft compute buffer"
+    OUTPUT = "output buffer"
+    CHECKPOINTS = "context checkpoints"
+    PROMPT_CACHE = "prompt cache"
+
+
+# These grow while the server runs, up to the size given; all others are there after the start.
+GROWING = frozenset({PartKind.CHECKPOINTS, PartKind.PROMPT_CACHE})
+WEIGHTS = frozenset({PartKind.WEIGHTS, PartKind.MTP_WEIGHTS, PartKind.DRAFT_WEIGHTS})
+COMPUTE = frozenset({PartKind.COMPUTE, PartKind.MTP_COMPUTE, PartKind.DRAFT_COMPUTE})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Memory for one purpose on one device.
+
+    `n_bytes` is None where a size that it needs is unknown. `formula` says in one line how the
+    number came about.
+    """
+
+    kind: PartKind
+    device: Device
+    n_bytes: int | None
+    formula: str
+
+    @property
+    def mib(self) -> MiB | None:
+        """MiB, rounded up."""
+        return None if self.n_bytes is None else need_mib(self.n_bytes)
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is a worst case that the server reaches only with time."""
+        return self.kind in GROWING
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How much memory a server will need, part by part.
+
+    `n_ctx` is the context over all slots as the engine rounds it, `n_ctx_slot` that of one slot.
+    `notes` are what a person should know beside the numbers. `is_locked` says that host weights are
+    locked in RAM, `is_mapped` that they are pages of the file, which the kernel can take back.
+    """
+
+    parts: tuple[Part, ...]
+    n_ctx: int | None
+    n_ctx_slot: int | None
+    is_locked: bool
+    is_mapped: bool
+    notes: tuple[str, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every part has a number."""
+        return all(part.n_bytes is not None for part in self.parts)
+
+    def on(self, device: Device) -> tuple[Part, ...]:
+        """The parts on a device."""
+        return tuple(part for part in self.parts if part.device is device)
+
+    def bytes_of(
+        self, device: Device, kinds: Iterable[PartKind] = tuple(PartKind), *, at_start: bool = True
+    ) -> int:
+        """Bytes of all known parts of these kinds on a device.
+
+        Args:
+            device: Where.
+            kinds: Which.
+            at_start: Without what only grows with time.
+        """
+        wanted = frozenset(kinds)
+        parts = (part for part in self.on(device) if part.kind in wanted)
+        return sum(part.n_bytes or 0 for part in parts if not (at_start and part.grows))
+
+    def start_mib(self, device: Device) -> MiB:
+        """What a device has to hold once the server listens."""
+        return need_mib(self.bytes_of(device))
+
+    def worst_mib(self, device: Device) -> MiB:
+        """What a device has to hold after a long time."""
+        return need_mib(self.bytes_of(device, at_start=False))
+
+    @property
+    def movable_mib(self) -> MiB:
+        """What an engine that places layers itself could at most keep in RAM instead.
+
+        Compute buffers and what a draft model needs stay on the GPU.
+        """
+        kinds = (
+            PartKind.WEIGHTS,
+            PartKind.MTP_WEIGHTS,
+            PartKind.KV,
+            PartKind.STATE,
+            PartKind.MTP_KV,
+        )
+        return have_mib(self.bytes_of(Device.GPU, kinds))
+
+    def fit_needed_mib(self, free_mib: MiB, margin_mib: int) -> MiB:
+        """What has to leave the GPU so that the margin stays free; 0 where everything fits."""
+        return MiB(max(0, self.start_mib(Device.GPU) + margin_mib - free_mib))
+
+    @property
+    def locked_mib(self) -> MiB:
+        """RAM that may not be swapped out, 0 without locking."""
+        return need_mib(self.bytes_of(Device.HOST, WEIGHTS) if self.is_locked else 0)
+
+
+CELL_STEP = 256
+# Bytes per value of types that only BeeLlama has. Source: its block layouts.
+_FORK_TYPES: Mapping[str, float] = MappingProxyType(
+    {
+        "turbo4": 0.515625,
+        "turbo3": 0.390625,
+        "turbo2": 0.265625,
+        "turbo3_tcq": 0.40625,
+        "turbo2_tcq": 0.28125,
+    }
+)
+
+
+def padded(n: int, step: int = CELL_STEP) -> int:
+    """The next multiple of `step`."""
+    return -(-n // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """How many tokens the caches of one context hold.
+
+    Contexts are rounded up to 256 cells per stream; a unified cache is one stream for all slots.
+    A windowed layer keeps its window per sequence and room for one ubatch.
+
+    Source:
+        llama.cpp, llama-context.cpp and llama-kv-cache-iswa.cpp; sizes printed by 0.7.0: 1000
+        tokens on 3 slots become 3 x 512 cells, a window of 1024 with ubatch 512 becomes 1536.
+    """
+
+    n_ctx: int
+    n_streams: int
+    n_sequences: int
+
+    @property
+    def per_stream(self) -> int:
+        """Cells of one stream."""
+        return padded(padded(self.n_ctx) // self.n_streams)
+
+    @property
+    def total(self) -> int:
+        """Cells of all streams."""
+        return self.per_stream * self.n_streams
+
+    def window_per_stream(self, window: int, n_ubatch: int) -> int:
+        """Cells of one stream in a windowed layer."""
+        per_stream = self.n_sequences // self.n_streams
+        return min(self.per_stream, padded(window * per_stream + n_ubatch))
+
+
+def row_bytes(type_name: str, n_values: int) -> int | None:
+    """Bytes of so many values of a cache type, None for a type that is not known here."""
+    kind = TYPES_BY_NAME.get(type_name.lower())
+    if kind is not None:
+        exact = kind.row_size(n_values)
+        return exact if exact is not None else ceil(n_values * kind.bytes_per_value)
+    per_value = _FORK_TYPES.get(type_name.lower())
+    return None if per_value is None else ceil(n_values * per_value)
+
+
+def kv_token_bytes(block: Block, type_k: str, type_v: str) -> int | None:
+    """Bytes that one token takes in the KV cache of one block.
+
+    bytes = k_values * b(K) + v_values * b(V), with k_values = KV heads * key length.
+    """
+    if block.k_values is None or block.v_values is None:
+        return None
+    k_bytes, v_bytes = row_bytes(type_k, block.k_values), row_bytes(type_v, block.v_values)
+    return None if k_bytes is None or v_bytes is None else k_bytes + v_bytes
+
+
+def kv_bytes(
+    blocks: Iterable[Block], type_k: str, type_v: str, cells: int, window_cells: int
+) -> int | None:
+    """KV cache of these blocks, None if the size of one is unknown."""
+    total = 0
+    for block in blocks:
+        per_token = kv_token_bytes(block, type_k, type_v)
+        if per_token is None:
+            return None
+        total += per_token * (window_cells if block.is_windowed else cells)
+    return total
+
+
+def state_bytes(facts: ModelFacts) -> int:
+    """One copy of one recurrent layer's state: 4 * (convolution tail + state) bytes."""
+    return 0 if facts.recurrent is None else F32_BYTES * (
+        facts.recurrent.n_conv + facts.recurrent.n_state
+    )  # fmt: skip
+
+
+def step_bytes(facts: ModelFacts, n_max: int) -> int:
+    """What one recurrent layer keeps so that drafted tokens can be taken back, in ik_llama.cpp.
+
+    bytes = 4 * (n_max * state + (n_max + 1) * convolution tail), and one tail more as a shadow.
+
+    Source:
+        `per-step buffer` and `shadow buffer` that ik's builds of June and August 2026 print:
+        38.25 + 0.56 MiB for 12 layers of 1 MiB + 48 KiB at n_max 3, 75.94 + 0.56 at 6.
+    """
+    if facts.recurrent is None:
+        return 0
+    tail = facts.recurrent.n_conv
+    return F32_BYTES * (n_max * facts.recurrent.n_state + (n_max + 2) * tail)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Indices of blocks on the GPU, of blocks whose experts or feed-forward network stay behind.
+
+    `has_head` says whether the output layer is on the GPU.
+    """
+
+    on_gpu: frozenset[int]
+    experts_on_cpu: frozenset[int]
+    forward_on_cpu: frozenset[int]
+    has_head: bool
+
+    def gpu_bytes(self, block: Block) -> int:
+        """Bytes of a block's weights on the GPU."""
+        if block.index not in self.on_gpu:
+            return 0
+        staying = block.expert_bytes if block.index in self.experts_on_cpu else 0
+        if block.index in self.forward_on_cpu:
+            staying += block.feed_forward_bytes
+        return block.n_bytes - staying
+
+    def cpu_bytes(self, block: Block) -> int:
+        """Bytes of a block's weights in RAM."""
+        return block.n_bytes - self.gpu_bytes(block)
+
+
+NOTHING = Placement(frozenset(), frozenset(), frozenset(), has_head=False)
+
+
+def place(
+    facts: ModelFacts,
+    laws: EngineLaws,
+    *,
+    n_gpu_layers: int | None,
+    n_cpu_moe: int = 0,
+    cpu_moe: bool = False,
+    n_cpu_ffn: int = 0,
+) -> Placement:
+    """Where an engine puts blocks for explicit flags; None GPU layers means all of them.
+
+    Layers are taken from the end: the head first, then the last blocks, MTP blocks counted.
+    `--n-cpu-moe N` keeps the experts of the first N blocks on the CPU in mainline, of the last N
+    trunk blocks that have any in ik_llama.cpp.
+
+    Source:
+        llama.cpp and ik_llama.cpp, `load_tensors`; buffer sizes of both for several N.
+    """
+    n_blocks = len(facts.blocks)
+    wanted = n_blocks + 1 if n_gpu_layers is None else min(n_gpu_layers, n_blocks + 1)
+    first = max(0, n_blocks + 1 - wanted)
+    with_experts = [block for block in facts.blocks if block.expert_bytes]
+    trunk = [block.index for block in with_experts if not block.is_mtp]
+    if cpu_moe:
+        staying = frozenset(
+            block.index for block in with_experts if laws.cpu_moe_takes_mtp or not block.is_mtp
+        )
+    elif laws.cpu_moe_takes_last:
+        staying = frozenset(trunk[len(trunk) - min(n_cpu_moe, len(trunk)) :])
+    else:
+        staying = frozenset(block.index for block in with_experts if block.index < n_cpu_moe)
+    return Placement(
+        on_gpu=frozenset(range(first, n_blocks)) if wanted > 0 else frozenset(),
+        experts_on_cpu=staying,
+        forward_on_cpu=frozenset(range(min(n_cpu_ffn, n_blocks))),
+        has_head=wanted > 0,
+    )
+
+
+_DRAFTING = frozenset({"mtp", "draft", "eagle3", "dflash", "dspark"})
+
+
+class Backend(StrEnum):
+    """What runs the GPU, where that changes sizes."""
+
+    CUDA = "cuda"
+    VULKAN = "vulkan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    """What of a server's flags decides over memory, with mainline's defaults.
+
+    Attributes:
+        ctx_size: Tokens over all slots, 0 as trained.
+        n_parallel: Slots.
+        kv_unified: One cache for all slots.
+        speculation: Kind as in profiles; `off` and the n-gram kinds need no memory.
+        n_max: Most tokens drafted per step.
+        draft: The draft model, where the kind needs one.
+        draft_n_gpu_layers: None for all.
+        draft_n_ubatch: None as the target's.
+        n_gpu_layers: None for all.
+        has_gpu: False leaves everything in RAM whatever the flags say.
+        load_mode: As `--load-mode`; `auto` maps the file.
+        ctx_checkpoints: Most context checkpoints per slot.
+        cache_ram_mib: Prompt cache; -1 has no limit.
+    """
+
+    ctx_size: int = 0
+    n_parallel: int = 1
+    kv_unified: bool = False
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    flash_attn: bool = True
+    swa_full: bool = False
+    speculation: str = "off"
+    n_max: int = 0
+    draft: ModelFacts | None = None
+    draft_cache_type_k: str = "f16"
+    draft_cache_type_v: str = "f16"
+    draft_n_gpu_layers: int | None = None
+    draft_n_ubatch: int | None = None
+    n_gpu_layers: int | None = None
+    n_cpu_moe: int = 0
+    cpu_moe: bool = False
+    n_cpu_ffn: int = 0
+    kv_offload: bool = True
+    op_offload: bool = True
+    has_gpu: bool = True
+    backend: Backend = Backend.CUDA
+    load_mode: str = "auto"
+    ctx_checkpoints: int = 32
+    cache_ram_mib: int = 8192
+    laws: EngineLaws = MAINLINE_NOW
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a drafting context exists, which needs state copies in the target."""
+        return self.speculation in _DRAFTING and self.n_max > 0
+
+    @property
+    def mtp_cache_types(self) -> tuple[str, str]:
+        """Types of K and V in the MTP context."""
+        if self.laws.has_own_mtp_kv_type:
+            return self.draft_cache_type_k, self.draft_cache_type_v
+        return self.cache_type_k, self.cache_type_v
+
+
+class Server:
+    """A model under settings: what several parts of an estimate need to know of it."""
+
+    def __init__(self, facts: ModelFacts, settings: MemorySettings) -> None:
+        self.facts, self.settings, self.laws = facts, settings, settings.laws
+        self.has_mtp = (
+            settings.speculation == "mtp"
+            and settings.n_max > 0
+            and settings.draft is None
+            and facts.has_mtp
+        )
+        self.n_copies = 1 + (settings.n_max if settings.drafts else 0)
+        self.n_streams = 1 if settings.kv_unified else settings.n_parallel
+
+    @cached_property
+    def cells(self) -> Cells | None:
+        """Sizes of caches; None where the context length is unknown."""
+        n_ctx = self.settings.ctx_size or self.facts.context_length
+        return None if n_ctx is None else Cells(n_ctx, self.n_streams, self.settings.n_parallel)
+
+    @cached_property
+    def n_ubatch(self) -> int:
+        """Tokens computed at once: no more than a batch, nor than the context."""
+        settings = self.settings
+        n_batch = min(settings.n_batch, self.cells.total) if self.cells else settings.n_batch
+        return min(settings.n_ubatch, n_batch)
+
+    @cached_property
+    def window_cells(self) -> int:
+        """Cells of all streams in windowed layers."""
+        if self.cells is None:
+            return 0
+        window = self.facts.sliding_window
+        if window is None or self.settings.swa_full or not self.laws.has_windowed_cache:
+            return self.cells.total
+        return self.cells.window_per_stream(window, self.n_ubatch) * self.n_streams
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where blocks are."""
+        settings = self.settings
+        if not settings.has_gpu:
+            return NOTHING
+        return place(
+            self.facts,
+            settings.laws,
+            n_gpu_layers=settings.n_gpu_layers,
+            n_cpu_moe=settings.n_cpu_moe,
+            cpu_moe=settings.cpu_moe,
+            n_cpu_ffn=settings.n_cpu_ffn,
+        )
+
+    @property
+    def worker(self) -> Device:
+        """Which device computes."""
+        return Device.GPU if self.settings.has_gpu else Device.HOST
+
+    def kv_device(self, block: Block) -> Device:
+        """Where a block's caches are: beside its attention, unless that was switched off."""
+        is_gpu = self.settings.kv_offload and block.index in self.placement.on_gpu
+        return Device.GPU if is_gpu else Device.HOST
+
+    @cached_property
+    def graph(self) -> GraphSize | None:
+        """What decides over compute buffers, None where the context is unknown."""
+        if self.cells is None:
+            return None
+        attending = [block for block in self.facts.trunk if block.has_attention]
+        has_full = any(not block.is_windowed for block in attending)
+        has_windows = any(block.is_windowed for block in attending)
+        return GraphSize(
+            n_ubatch=self.n_ubatch,
+            n_kv=self.cells.per_stream if has_full else 0,
+            n_window=self.window_cells // self.n_streams if has_windows else 0,
+            n_sequences=self.settings.n_parallel,
+            n_copies=self.n_copies if self.laws.writes_state_copies else 1,
+            n_outputs=self.settings.n_parallel * self.n_copies,
+            has_flash_attention=self.settings.flash_attn,
+        )
+
+
+# mainline repacks these types for the CPU, so that a head that is the embedding table exists twice.
+# Source: tables of builds of August and November 2026 on AVX2, 14 types tried.
+_REPACKED = frozenset({"q4_0", "q4_K", "iq4_nl"})
+
+
+def weights(server: Server) -> Iterator[Part]:
+    """The model's tensors, by where the placement puts them."""
+    facts, placement = server.facts, server.placement
+    trunk = facts.trunk
+    on_gpu = [block for block in trunk if placement.gpu_bytes(block)]
+    split = sum(placement.cpu_bytes(block) > 0 for block in on_gpu)
+    head = facts.output_bytes + (facts.head_bytes if facts.is_tied else 0)
+    n_bytes = sum(map(placement.gpu_bytes, trunk)) + (head if placement.has_head else 0)
+    text = f"{len(on_gpu)} of {len(trunk)} blocks"
+    text += f" ({split} of them in part)" if split else ""
+    text += " and the head" if placement.has_head else ""
+    yield Part(PartKind.WEIGHTS, Device.GPU, n_bytes, text)
+    n_bytes = sum(map(placement.cpu_bytes, trunk)) + facts.input_bytes + facts.other_bytes
+    text = f"embeddings and what the GPU has not of {len(trunk)} blocks"
+    if not placement.has_head:
+        n_bytes += facts.output_bytes
+        text += " and the head"
+        if facts.is_tied and server.laws.repacks and facts.head_type in _REPACKED:
+            n_bytes += facts.head_bytes
+            text += ", which is the embedding table once more, repacked"
+    yield Part(PartKind.WEIGHTS, Device.HOST, n_bytes, text)
+    yield from _mtp_weights(server)
+
+
+def _mtp_weights(server: Server) -> Iterator[Part]:
+    asks_mtp = server.settings.speculation == "mtp" and server.settings.drafts
+    if not (asks_mtp or server.laws.loads_unused_mtp):
+        return
+    blocks, placement = server.facts.mtp_blocks, server.placement
+    text = f"{len(blocks)} MTP block(s)"
+    if not server.has_mtp:
+        text += ", loaded although they do not draft"
+    yield Part(PartKind.MTP_WEIGHTS, Device.GPU, sum(map(placement.gpu_bytes, blocks)), text)
+    yield Part(PartKind.MTP_WEIGHTS, Device.HOST, sum(map(placement.cpu_bytes, blocks)), text)
+
+
+def caches(server: Server) -> Iterator[Part]:
+    """The target's KV cache and recurrent state, and the MTP context's cache."""
+    facts, settings = server.facts, server.settings
+    attending = [block for block in facts.trunk if block.has_attention]
+    if server.has_mtp and server.laws.has_mtp_kv_in_target:
+        attending += facts.mtp_blocks
+    types = (settings.cache_type_k, settings.cache_type_v)
+    for device in Device:
+        yield from _kv(server, PartKind.KV, device, attending, types)
+        yield _state(server, device)
+        if server.has_mtp:
+            yield from _kv(
+                server, PartKind.MTP_KV, device, facts.mtp_blocks, settings.mtp_cache_types
+            )
+
+
+def _kv(
+    server: Server,
+    kind: PartKind,
+    device: Device,
+    blocks: Sequence[Block],
+    types: tuple[str, str],
+) -> Iterator[Part]:
+    here = [block for block in blocks if server.kv_device(block) is device]
+    if not here:
+        return
+    if server.cells is None:
+        yield Part(kind, device, None, "the context length is unknown")
+        return
+    cells, window_cells = server.cells.total, server.window_cells
+    n_bytes = kv_bytes(here, *types, cells, window_cells)
+    if n_bytes is None:
+        yield Part(
+            kind, device, None, f"KV heads or one of the types {', '.join(types)} is unknown"
+        )
+        return
+    full = [block for block in here if not block.is_windowed]
+    terms = []
+    if full:
+        one = full[0]
+        terms.append(
+            f"{len(full)} layers x {cells} cells x {kv_token_bytes(one, *types)} B"
+            f" ({one.k_values} K {types[0]}, {one.v_values} V {types[1]})"
+        )
+    if len(full) < len(here):
+        terms.append(f"{len(here) - len(full)} windowed layers x {window_cells} cells")
+    yield Part(kind, device, n_bytes, " + ".join(terms))
+
+
+def _state(server: Server, device: Device) -> Part:
+    """Recurrent state: a copy per sequence, and as many more as tokens are drafted.
+
+    Where the copies are no part of it, a buffer of their own holds the states of each step.
+    """
+    layers = sum(
+        block.is_recurrent and server.kv_device(block) is device for block in server.facts.blocks
+    )
+    one, n_slots = state_bytes(server.facts), server.settings.n_parallel
+    if server.laws.keeps_state_copies:
+        n_bytes = layers * one * n_slots * server.n_copies
+        text = f"{layers} layers x {one} B x {n_slots} slots x {server.n_copies} copies"
+        return Part(PartKind.STATE, device, n_bytes, text)
+    n_bytes, text = layers * one * n_slots, f"{layers} layers x {one} B x {n_slots} slots"
+    if server.n_copies > 1:
+        steps = step_bytes(server.facts, server.settings.n_max)
+        n_bytes += layers * steps
+        text += f", and {steps} B each for the steps of {server.settings.n_max} drafted tokens"
+    return Part(PartKind.STATE, device, n_bytes, text)
+
+
+def growing(server: Server) -> Iterator[Part]:
+    """Host memory that fills while the server runs: context checkpoints and the prompt cache."""
+    settings = server.settings
+    one = checkpoint_bytes(server)
+    n = settings.ctx_checkpoints * settings.n_parallel
+    text = f"at most {settings.ctx_checkpoints} x {settings.n_parallel} slots x {one} B"
+    yield Part(PartKind.CHECKPOINTS, Device.HOST, n * one, text)
+    if settings.cache_ram_mib > 0:
+        n_bytes = settings.cache_ram_mib * BYTES_PER_MIB
+        yield Part(PartKind.PROMPT_CACHE, Device.HOST, n_bytes, "at most what `--cache-ram` allows")
+
+
+def checkpoint_bytes(server: Server) -> int:
+    """The largest context checkpoint: state, windowed cache, and older builds' MTP cache.
+
+    A model without either needs none, since its cache can be cut back.
+
+    Source: sizes that servers log per checkpoint (ggml-org/llama.cpp#24035, #25592, and 0.7.0).
+    """
+    facts, settings = server.facts, server.settings
+    n_bytes = sum(block.is_recurrent for block in facts.blocks) * state_bytes(facts)
+    if server.cells is None:
+        return n_bytes
+    if facts.sliding_window is not None and not settings.swa_full:
+        windowed = [block for block in facts.trunk if block.is_windowed]
+        cells = min(padded(facts.sliding_window), server.cells.per_stream)
+        types = (settings.cache_type_k, settings.cache_type_v)
+        n_bytes += kv_bytes(windowed, *types, cells, cells) or 0
+    if n_bytes and server.has_mtp and server.laws.checkpoint_has_mtp_kv:
+        cells = server.cells.per_stream
+        n_bytes += kv_bytes(facts.mtp_blocks, *settings.mtp_cache_types, cells, cells) or 0
+    return n_bytes
+
+
+# Batches of fewer tokens are computed where the weights are.
+# Source: llama.cpp, GGML_OP_OFFLOAD_MIN_BATCH.
+_OFFLOAD_TOKENS = 32
+_UNQUANTISED = frozenset({"f16", "bf16", "f32"})
+
+
+def target_work(server: Server) -> Iterator[Part]:
+    """Compute buffers of the target's context, and where its logits go."""
+    size = server.graph
+    trunk = None if size is None else trunk_compute(server.facts, size, server.laws)
+    if size is None or trunk is None:
+        text = "the context or embedding length is unknown"
+        yield Part(PartKind.COMPUTE, server.worker, None, text)
+        return
+    if server.worker is Device.HOST:
+        yield Part(PartKind.COMPUTE, Device.HOST, trunk.n_bytes, trunk.formula)
+    else:
+        yield _on_gpu(server, size, trunk)
+        yield _beside_gpu(server, size)
+    n_bytes = (server.facts.n_vocab or 0) * size.n_outputs * F32_BYTES
+    yield Part(PartKind.OUTPUT, Device.HOST, n_bytes, f"logits of {size.n_outputs} rows")
+
+
+def mtp_work(server: Server) -> Iterator[Part]:
+    """Compute buffers of the MTP context, which shares nothing with the target's."""
+    if not server.has_mtp:
+        return
+    facts, settings = server.facts, server.settings
+    size = None if server.graph is None else _mtp_graph(server, server.graph)
+    compute = None if size is None else mtp_compute(facts, size, server.laws)
+    if size is None or compute is None:
+        text = "the context or embedding length is unknown"
+        yield Part(PartKind.MTP_COMPUTE, server.worker, None, text)
+        return
+    n_bytes, text = compute.n_bytes, compute.formula
+    if server.worker is Device.GPU and _borrows(server):
+        experts = [block for block in facts.mtp_blocks if server.placement.cpu_bytes(block)]
+        one = max((block.largest_expert_bytes for block in experts), default=0)
+        cache = _borrowed_cache(server, facts.mtp_blocks, settings.mtp_cache_types)
+        n_bytes = max(n_bytes + cache, n_bytes * 4 // 5 + one)
+        text += f", or with {one + cache} B borrowed from RAM" if one + cache else ""
+    yield Part(PartKind.MTP_COMPUTE, server.worker, n_bytes, text)
+    if server.worker is Device.GPU:
+        host = input_bytes(facts, size, server.laws, width=2)
+        text = "inputs: attention mask, embeddings and hidden states of a ubatch"
+        yield Part(PartKind.MTP_COMPUTE, Device.HOST, host, text)
+
+
+def _mtp_graph(server: Server, size: GraphSize) -> GraphSize:
+    n_ubatch = min(server.settings.draft_n_ubatch or size.n_ubatch, size.n_ubatch)
+    return replace(size, n_ubatch=n_ubatch, n_outputs=server.settings.n_parallel)
+
+
+def _borrows(server: Server) -> bool:
+    """Whether large batches are computed on the GPU although their weights are in RAM."""
+    return server.settings.op_offload and server.n_ubatch >= _OFFLOAD_TOKENS
+
+
+def _on_gpu(server: Server, size: GraphSize, trunk: ComputeSize) -> Part:
+    """The GPU's buffer: the largest graph, or a smaller one with what it borrows from RAM."""
+    n_bytes, text = trunk.n_bytes, trunk.formula
+    if _borrows(server):
+        for candidate in _borrowing(server, size, trunk):
+            if candidate.n_bytes > n_bytes:
+                n_bytes, text = candidate.n_bytes, candidate.formula
+    converted = _converted(server)
+    if converted:
+        n_bytes += converted
+        text += f", and {converted} B for one layer's cache in f16"
+    return Part(PartKind.COMPUTE, Device.GPU, n_bytes, text)
+
+
+def _borrowing(server: Server, size: GraphSize, trunk: ComputeSize) -> Iterator[ComputeSize]:
+    """Moments at which the GPU holds a copy of something that is in RAM.
+
+    Weights are copied one tensor at a time, experts two where none are on the GPU; attention over
+    a cache in RAM copies that of one layer.
+
+    Source: 0.7.0 on Vulkan, some 60 placements of dense, hybrid and MoE models.
+    """
+    facts, placement, settings = server.facts, server.placement, server.settings
+    with_experts = [block for block in facts.trunk if block.expert_bytes]
+    behind = [
+        block
+        for block in with_experts
+        if block.index in placement.experts_on_cpu or block.index not in placement.on_gpu
+    ]
+    if behind:
+        n_tensors = 2 if len(behind) == len(with_experts) else 1
+        n_bytes = n_tensors * max(block.largest_expert_bytes for block in behind)
+        text = f"{trunk.formula}, less a fifth, and {n_bytes} B of experts borrowed from RAM"
+        yield ComputeSize(trunk.n_bytes * 4 // 5 + n_bytes, trunk.mask_bytes, text)
+    away = [block for block in facts.trunk if block.index not in placement.on_gpu]
+    if away:
+        one = max(block.largest_dense_bytes for block in away)
+        text = f"{trunk.formula}, and {one} B of weights borrowed from RAM"
+        yield ComputeSize(trunk.n_bytes + one, trunk.mask_bytes, text)
+    cache = _borrowed_cache(server, facts.trunk, (settings.cache_type_k, settings.cache_type_v))
+    if cache:
+        values = round(attention(facts, size).n_values)
+        n_bytes = trunk.mask_bytes + values * size.n_ubatch * F32_BYTES + cache
+        text = f"attention, and {cache} B of one layer's cache borrowed from RAM"
+        yield ComputeSize(n_bytes, trunk.mask_bytes, text)
+
+
+def _borrowed_cache(server: Server, blocks: Sequence[Block], types: tuple[str, str]) -> int:
+    """The largest cache of one layer that is in RAM; with `--no-kv-offload` none is borrowed."""
+    if server.cells is None or not server.settings.kv_offload:
+        return 0
+    in_ram = [block for block in blocks if server.kv_device(block) is Device.HOST]
+    per_cell = (kv_token_bytes(block, *types) or 0 for block in in_ram)
+    return server.cells.total * max(per_cell, default=0)
+
+
+def _converted(server: Server) -> int:
+    """The f16 copy of a quantised cache that CUDA's attention makes of one layer.
+
+    bytes = n_kv * (k_values + v_values) * 2
+
+    Source: ggml-org/llama.cpp#23907, read and not seen: it takes a CUDA device.
+    """
+    settings = server.settings
+    is_quantised = not {settings.cache_type_k, settings.cache_type_v} <= _UNQUANTISED
+    is_reserved = settings.backend is Backend.CUDA and server.laws.reserves_converted_kv
+    if server.cells is None or not (is_quantised and is_reserved and settings.flash_attn):
+        return 0
+    on_gpu = [block for block in server.facts.trunk if server.kv_device(block) is Device.GPU]
+    values = max(((one.k_values or 0) + (one.v_values or 0) for one in on_gpu), default=0)
+    return server.cells.total * values * F16_BYTES
+
+
+def _beside_gpu(server: Server, size: GraphSize) -> Part:
+    """The host's buffer: inputs, and the stages that are computed there."""
+    facts, placement = server.facts, server.placement
+    n_bytes = input_bytes(facts, size, server.laws, width=4)
+    text = "inputs: attention mask and embeddings of a ubatch"
+    left = _left_stages(server, size)
+    if left:
+        widest = max(left, key=lambda stage: stage.n_values)
+        n_bytes += round(widest.n_values) * size.n_ubatch * F32_BYTES
+        n_left = sum(placement.cpu_bytes(block) > 0 for block in facts.trunk)
+        text += f", and {widest.name} of {n_left} blocks in RAM"
+    return Part(PartKind.COMPUTE, Device.HOST, n_bytes, text)
+
+
+def _left_stages(server: Server, size: GraphSize) -> list[Stage]:
+    """What the CPU computes for large batches.
+
+    Without borrowing it is everything of a block whose weights are in RAM. With it, it is only the
+    recurrence of such a block that writes copies of its state.
+    """
+    blocks = [block for block in server.facts.trunk if server.placement.cpu_bytes(block)]
+    every = stages(server.facts, size, server.laws)
+    if not blocks:
+        return []
+    if not _borrows(server):
+        return list(every)
+    away = [block for block in blocks if block.index not in server.placement.on_gpu]
+    writes = size.n_copies > 1 and any(block.is_recurrent for block in away)
+    return [stage for stage in every if writes and stage.name == "recurrence"]
+
+
+_LOCKING = frozenset({"mlock", "mmap+mlock"})
+_MAPPING = frozenset({"auto", "mmap", "mmap+mlock"})
+_DRAFT_KINDS = {
+    PartKind.WEIGHTS: PartKind.DRAFT_WEIGHTS,
+    PartKind.MTP_WEIGHTS: PartKind.DRAFT_WEIGHTS,
+    PartKind.KV: PartKind.DRAFT_KV,
+    PartKind.STATE: PartKind.DRAFT_STATE,
+    PartKind.COMPUTE: PartKind.DRAFT_COMPUTE,
+    PartKind.OUTPUT: PartKind.DRAFT_COMPUTE,
+}
+
+
+def estimate(facts: ModelFacts, settings: MemorySettings) -> Estimate:
+    """What a server with this model and these settings will need, part by part."""
+    server = Server(facts, settings)
+    parts = [
+        *weights(server),
+        *caches(server),
+        *target_work(server),
+        *mtp_work(server),
+        *_draft(server),
+        *growing(server),
+    ]
+    cells = server.cells
+    n_ctx = cells.total if cells is not None else None
+    n_ctx_slot = cells.per_stream if cells is not None else None
+    return Estimate(
+        parts=tuple(part for part in parts if part.n_bytes != 0),
+        n_ctx=n_ctx,
+        n_ctx_slot=n_ctx if settings.kv_unified else n_ctx_slot,
+        is_locked=settings.load_mode in _LOCKING,
+        is_mapped=settings.load_mode in _MAPPING,
+        notes=tuple(_notes(server)),
+    )
+
+
+def _draft(server: Server) -> Iterator[Part]:
+    """A draft model: a second model with a context as long as the target's."""
+    settings, draft = server.settings, server.settings.draft
+    if draft is None or not settings.drafts:
+        return
+    own = replace(
+        settings,
+        ctx_size=server.cells.total if server.cells is not None else 0,
+        cache_type_k=settings.draft_cache_type_k,
+        cache_type_v=settings.draft_cache_type_v,
+        n_ubatch=settings.draft_n_ubatch or settings.n_ubatch,
+        n_gpu_layers=settings.draft_n_gpu_layers,
+        n_cpu_moe=0,
+        cpu_moe=False,
+        n_cpu_ffn=0,
+        speculation="off",
+        n_max=0,
+        draft=None,
+        ctx_checkpoints=0,
+        cache_ram_mib=0,
+    )
+    if draft.is_companion and draft.has_mtp:
+        # Its one block with tensors is the MTP block, and that is what it is loaded for.
+        own = replace(own, speculation="mtp", n_max=1)
+        kinds = _DRAFT_KINDS | {
+            PartKind.MTP_KV: PartKind.DRAFT_KV,
+            PartKind.MTP_COMPUTE: PartKind.DRAFT_COMPUTE,
+        }
+        context = (PartKind.KV, PartKind.STATE, PartKind.COMPUTE, PartKind.OUTPUT)
+        parts = [part for part in estimate(draft, own).parts if part.kind not in context]
+    else:
+        kinds, parts = _DRAFT_KINDS, list(estimate(draft, own).parts)
+    for part in parts:
+        yield replace(part, kind=kinds[part.kind])
+
+
+def _notes(server: Server) -> Iterator[str]:
+    facts, settings, cells = server.facts, server.settings, server.cells
+    if settings.speculation == "mtp" and settings.draft is None and not facts.has_mtp:
+        yield facts.mtp_problem or "the model has no MTP block, so it cannot draft for itself"
+    if settings.cache_ram_mib < 0:
+        yield "the prompt cache has no limit (`--cache-ram -1`): host memory can fill up"
+    trained = facts.context_length
+    if cells is not None and trained is not None and cells.per_stream > padded(trained):
+        yield f"the context is longer than the {trained} tokens that the model was trained for"
+    if server.laws.has_mtp_kv_in_target and any(
+        one.k_values and not one.v_values for one in facts.blocks
+    ):
+        yield "ik_llama.cpp's compute buffer for latent attention is some 350 MiB larger than this"
+    if facts.architecture == "unknown":
+        yield "the file names no architecture: these numbers are a guess"
+    if settings.has_gpu and settings.backend is Backend.CUDA:
+        yield "the CUDA driver takes a few hundred MiB of the GPU for itself, beside these numbers"

@@ -1,0 +1,762 @@
+"""Every operation once: a command of the command line is also a route of the API, a form, and a job.
+
+The commands themselves say what they take (`cli/commands`). Here stands who may ask for them without being
+root, how they are done then, and what their words may be. What a member asks for is words like those typed
+in a terminal, and is checked by the very command, before anything runs and again where it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Any, Protocol
+
+import click
+from click.core import ParameterSource
+
+from tunerd.calendar import parse_time_span
+from tunerd.errors import UsageError
+from tunerd.result import ActionResult, Message
+from tunerd.words import NAME_PATTERN, check_name
+
+# Texts, but of a pattern that holds no path: names of types.
+_PLAIN_TEXTS = frozenset(
+    {"serving.cache_type_k", "serving.cache_type_v",
+     "speculation.cache_type_k", "speculation.cache_type_v", "speculation.type"}
+)  # fmt: skip
+_PLAIN_TYPES = frozenset({"integer", "number", "boolean", "null"})
+# As in `tunerd sweep run --space`; engines are chosen among those that root installed, by name.
+ENGINES_KEY = "engine.prefer"
+SHORT_KEYS: Mapping[str, str] = {"engine": ENGINES_KEY, "speculation": "speculation.type"}
+_WORD = r"[A-Za-z0-9+-][A-Za-z0-9._+-]{0,99}"
+_SETTING_VALUE = re.compile(_WORD)
+_VALUES = re.compile(f"{_WORD}(,{_WORD}){{0,63}}")
+
+
+class Lane(StrEnum):
+    """How something is done that a member asks for, and what it may not run beside.
+
+    Of jobs one of a lane runs at a time, but for those that look: they change nothing, but may try programs
+    as another account. A swap does not wait for a measurement: it ends the lease, as it does when root asks
+    for it. What is no job is read by the daemon here, or in a process of its own.
+    """
+
+    HERE = "here"
+    APART = "apart"
+    LOOK = "look"
+    CHANGE = "change"
+    MEASURE = "measure"
+    NOTE = "note"
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is done by a unit of its own."""
+        return self not in {Lane.HERE, Lane.APART}
+
+
+class JobState(StrEnum):
+    """How far a job is; `DIED` is one whose process went without a word."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    DIED = "died"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will follow."""
+        return self not in {JobState.STARTING, JobState.RUNNING}
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What is to be done, as words that its command takes, and for whom.
+
+    `kind` is the operation that they ask for; root's own jobs are not held to what members may.
+    """
+
+    kind: str
+    argv: tuple[str, ...]
+    lane: Lane
+    asked_by: str
+    asked_s: float
+    is_member: bool = True
+
+
+@cache
+def plain_keys() -> frozenset[str]:
+    """The keys that an operator may set without root: numbers, switches and words of a closed list.
+
+    Nothing among them names a file, a program, an address, or reaches the command line as free text.
+    """
+    # Whoever asks for nothing through the API needs no schema.
+    from pydantic import BaseModel
+
+    from tunerd.profile.schema import Memory, Serving, Speculation
+
+    found = set(_PLAIN_TEXTS)
+    tables: Mapping[str, type[BaseModel]] = {
+        "serving": Serving,
+        "speculation": Speculation,
+        "memory": Memory,
+    }
+    for table, model in tables.items():
+        for name, schema in model.model_json_schema()["properties"].items():
+            if _is_plain(schema):
+                found.add(f"{table}.{name}")
+    return frozenset(found)
+
+
+def check_setting(text: str) -> None:
+    """Refuse a `KEY=VALUE` that would let an operator choose programs, files or addresses.
+
+    Raises:
+        UsageError: the key is none that may be set without root.
+    """
+    key = text.partition("=")[0]
+    if key not in plain_keys():
+        raise UsageError(
+            f"may not be set without root: `{key[:100]}`",
+            cause="it could choose a program, a file or an address",
+            state="nothing was touched",
+            hint="numbers and switches of serving, speculation and memory may be set; root writes "
+            "the rest into a profile of this site",
+        )
+
+
+def check_space(text: str) -> None:
+    """Refuse a range of a sweep over anything but what may be set without root, and engines by name.
+
+    Raises:
+        UsageError: it is over something else, or its values are no plain words.
+    """
+    key, _, values = text.partition("=")
+    key = SHORT_KEYS.get(key, key)
+    if key != ENGINES_KEY:
+        check_setting(key)
+    if not _VALUES.fullmatch(values):
+        raise _not_plain(f"--space {text[:200]}")
+
+
+def check_side(word: str) -> None:
+    """Refuse a side of a comparison that is neither a name nor a single setting that may be set.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    key, equals, value = word.partition("=")
+    if not equals:
+        check_name(word, of="a profile, a generation or an engine")
+        return
+    check_setting(key)
+    if not _SETTING_VALUE.fullmatch(value):
+        raise _not_plain(word[:200])
+
+
+def _not_plain(text: str) -> UsageError:
+    return UsageError(
+        f"may not be asked for without root: `{text}`",
+        cause="its values are no numbers and plain words",
+        state="nothing was touched",
+        hint="root writes the rest into a profile of this site",
+    )
+
+
+def _is_plain(schema: Mapping[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return all(_is_plain(one) for one in schema["anyOf"])
+    return "enum" in schema or "const" in schema or schema.get("type") in _PLAIN_TYPES
+
+
+# What members may ask for, and how it is done. An option behind a command makes it another operation.
+MAY: Mapping[str, Lane] = {
+    "status": Lane.HERE,
+    "top": Lane.HERE,
+    "history": Lane.HERE,
+    "history show": Lane.HERE,
+    "history diff": Lane.HERE,
+    "rollback --list": Lane.HERE,
+    "rollback --dry-run": Lane.HERE,
+    "verify": Lane.HERE,
+    "profiles list": Lane.HERE,
+    "profiles show": Lane.HERE,
+    "schedule show": Lane.HERE,
+    "guard show": Lane.HERE,
+    "jobs": Lane.HERE,
+    "doctor": Lane.APART,
+    "results list": Lane.APART,
+    "results stale": Lane.APART,
+    "results show": Lane.APART,
+    "results export": Lane.APART,
+    "report": Lane.APART,
+    "sweep list": Lane.APART,
+    "sweep show": Lane.APART,
+    "sweep report": Lane.APART,
+    "sweep status": Lane.APART,
+    "verdict": Lane.APART,
+    "workload list": Lane.APART,
+    "workload show": Lane.APART,
+    "probation show": Lane.APART,
+    "plan": Lane.LOOK,
+    "apply --dry-run": Lane.LOOK,
+    "engines": Lane.LOOK,
+    "detect": Lane.LOOK,
+    "guard check": Lane.LOOK,
+    "sweep run --dry-run": Lane.LOOK,
+    "sweep watch": Lane.LOOK,
+    "apply": Lane.CHANGE,
+    "rollback": Lane.CHANGE,
+    "promote": Lane.CHANGE,
+    "guard raise-margin": Lane.CHANGE,
+    "recover": Lane.CHANGE,
+    "bench": Lane.MEASURE,
+    "compare": Lane.MEASURE,
+    "sweep run": Lane.MEASURE,
+    "sweep resume": Lane.MEASURE,
+    "sweep night": Lane.MEASURE,
+    "engines --prove": Lane.MEASURE,
+    "decline": Lane.NOTE,
+    "sweep start": Lane.NOTE,
+    "sweep stop": Lane.NOTE,
+    "schedule set": Lane.NOTE,
+    "schedule skip-tonight": Lane.NOTE,
+    "schedule run-now": Lane.NOTE,
+    "guard set": Lane.NOTE,
+    "workload learn": Lane.NOTE,
+    "notify test": Lane.NOTE,
+    "jobs stop": Lane.NOTE,
+}
+# What is left to root where the system's server is meant, and why. All else is done by whoever types it.
+ONLY_ROOT: Mapping[str, str] = {
+    "profiles new": "a profile chooses programs and files that a service reads",
+    "engines keep": "it copies programs to where services start them from",
+    "bench --url": "a service asks no addresses for others; without --system it is measured from here",
+    "workload learn --unit": "logs of other units are not a member's to read",
+    "settings": "settings may hold secrets, such as the address of a webhook",
+    "sweep night --bound-to": "it is what a unit runs",
+    "probation run": "the daemon watches; `show` says how it stands",
+    "probation take-back": "the daemon begins it; `tunerd rollback` goes back",
+    "notify send": "it is what a unit runs; `tunerd notify test` tries the webhook",
+}
+# Options about what is shown where they are typed; `yes` is said by `ask` in the API.
+_OF_TERMINALS = frozenset({"as_json", "yes", "output", "once", "every_s"})
+MOST_VALUES = 64
+MOST_NUMBER = 10**12 - 1
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_DECIMAL = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
+_SWITCH = {"true": True, "false": False}
+_BOOLEAN = {"type": "boolean"}
+
+_KEY = r"[a-z_]{1,40}\.[a-z_0-9]{1,60}"
+_VALUE = r"[A-Za-z0-9+-][A-Za-z0-9._+-]{0,99}"
+
+
+# A function, or its name in the module of its command, which may stand below it there.
+Named = str | Callable[..., Any]
+
+
+class Call(Protocol):
+    """For whom an operation is done: what it works with, and who answers its question."""
+
+    @property
+    def readings(self) -> Sequence[Any]:
+        """What the daemon saw in the last hour, oldest first; empty elsewhere."""
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What one operation keeps for the next time that the same call does it."""
+
+    def context(
+        self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
+    ) -> Any:
+        """The `Context`: for who acts, and so tells how far it is; tells; or only looks."""
+
+    def ask(
+        self,
+        question: str,
+        messages: Sequence[Message] = (),
+        shown: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Show what would be done, and go on where that is agreed to; raises to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a command does; functions are named, and found in its module when they are used.
+
+    Attributes:
+        act: Does it, with a `Call` and the parameters of its command.
+        render: Its payload as lines for people.
+        preview: What is shown before its question, as lines.
+        show: Presents it in a terminal by itself, where rendering is not all.
+        goes_ahead: With nobody to answer, its question counts as answered.
+        tells_lines: What it tells while it runs is what it is for.
+        asks: Whether it has a question, by its parameters.
+    """
+
+    act: Callable[..., ActionResult]
+    render: Named = "render"
+    preview: Named | None = None
+    show: str | None = None
+    goes_ahead: bool = False
+    tells_lines: bool = False
+    asks: Callable[[Mapping[str, Any]], bool] = lambda given: "yes" in given
+
+    def named(self, name: Named) -> Any:
+        """A function of the command's module, or of another one."""
+        return getattr(sys.modules[self.act.__module__], name) if isinstance(name, str) else name
+
+
+class Question(Exception):
+    """An operation has come as far as its question; `result` is what a person is shown and asked."""
+
+    def __init__(self, result: ActionResult) -> None:
+        super().__init__()
+        self.result = result
+
+
+@dataclass
+class Asking:
+    """An operation that somebody asked for from elsewhere: an unanswered question ends it."""
+
+    ctx: Any
+    yes: bool = True
+    readings: Sequence[Any] = ()
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    def context(
+        self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
+    ) -> Any:
+        """The one that was made for whoever asks."""
+        del acts, tells, needs_settings
+        return self.ctx
+
+    def ask(
+        self,
+        question: str,
+        messages: Sequence[Message] = (),
+        shown: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Stop at the question, unless it was answered beforehand; then tell what goes on."""
+        if not self.yes:
+            payload = {**(shown or {}), "question": question}
+            raise Question(ActionResult("question", payload, tuple(messages)))
+        self.ctx.say(question.removesuffix(" Go on?"))
+
+
+_OPERATIONS: dict[Callable[..., Any], Operation] = {}
+
+
+def operation(render: Named = "render", **more: Any) -> Callable[[Any], Any]:
+    """Makes a command of a function that takes a `Call`: whoever runs the command line says how it is run."""
+
+    def made(act: Callable[..., ActionResult]) -> Any:
+        @functools.wraps(act)
+        def run(**_params: Any) -> None:
+            ctx = click.get_current_context()
+            if ctx.invoked_subcommand is None:
+                ctx.find_root().obj.run(ctx)
+
+        _OPERATIONS[run] = Operation(act, render, **more)
+        as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+        return as_json(run)
+
+    return made
+
+
+def operation_of(command: click.Command) -> Operation:
+    """What a command does."""
+    return next(made for run, made in _OPERATIONS.items() if run is command.callback)
+
+
+# What a value may be
+
+
+class Kind(click.ParamType[Any]):
+    """Words of one kind; what a member gives must match the schema, root's is checked where it is used."""
+
+    def __init__(
+        self,
+        schema: Mapping[str, Any],
+        *,
+        name: str = "text",
+        read: Callable[[str], Any] = str,
+        check: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.schema = schema
+        self.name = name
+        self._read = read
+        self._check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value; refused by click, or by what a name or a key may be."""
+        if not isinstance(value, str):
+            return value
+        if ctx is not None and ctx.find_root().obj is MEMBER:
+            try:
+                self._check(value)
+                word_of(self.schema, json_of(self.schema, value))
+            except ValueError as error:
+                self.fail(f"{value[:200]!r} {error}.", param, ctx)
+        try:
+            return self._read(value)
+        except ValueError as error:
+            self.fail(str(error) or f"{value!r} is not a valid {self.name}.", param, ctx)
+
+
+def _text(pattern: str, check: Callable[[str], None] = lambda _text: None) -> Kind:
+    return Kind({"type": "string", "pattern": f"^{pattern}$", "maxLength": 500}, check=check)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a valid integer.") from error
+
+
+def _span_s(text: str) -> float:
+    seconds = parse_time_span(text)
+    if seconds is None or not 0 < seconds < float("inf"):
+        raise ValueError("that is no duration; for example 2h")
+    return seconds
+
+
+def _check_span(text: str) -> None:
+    if not 1.0 <= _span_s(text) <= 86400.0:  # noqa: PLR2004 -- a day
+        raise ValueError("from a second to a day")
+
+
+def name_of(what: str) -> Kind:
+    """The name of a profile, or of something else."""
+    return _text(NAME_PATTERN, lambda text: check_name(text, of=what))
+
+
+PROFILE, WORKLOAD = name_of("a profile"), name_of("a workload")
+NUMBER = Kind(
+    {"type": "integer", "minimum": 0, "maximum": MOST_NUMBER}, name="integer", read=_whole
+)
+SEED = Kind({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, name="integer", read=_whole)
+SPAN = Kind(
+    {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?[a-z]{0,7}$"},
+    read=_span_s, check=_check_span,
+)  # fmt: skip
+SETTING = _text(f"{_KEY}=[A-Za-z0-9_+.-]{{1,40}}", check_setting)
+SPACE = _text(f"[a-z_.0-9]{{1,60}}={_VALUE}(,{_VALUE}){{0,63}}", check_space)
+SIDE = _text(f"({NAME_PATTERN}|{_KEY}={_VALUE})", check_side)
+# A backup's name, or a generation's number: never a path.
+TARGET = _text(r"[A-Za-z0-9:_.@-]{1,300}")
+HASH = _text("[0-9a-f]{64}")
+LINE = _text(r"[^\x00-\x1f\x7f]{1,500}")
+# As `tunerd schedule set` takes them; a zone is a file, so no dots in it.
+TIMES = _text("[0-9]{1,2}:[0-9]{2} ?- ?[0-9]{1,2}:[0-9]{2}")
+DAYS = _text("[A-Za-z]{3,5}([,-][A-Za-z]{3}){0,12}")
+ZONE = _text("[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,2}")
+
+
+def json_of(schema: Mapping[str, Any], text: object) -> Any:
+    """The JSON value that a text stands for, as in a query or a form.
+
+    Raises:
+        ValueError: it stands for none of this schema.
+    """
+    kind = schema["type"]
+    if not isinstance(text, str):
+        raise ValueError("is given twice")  # noqa: TRY004 -- by whoever wrote the query
+    if kind == "boolean" and text in _SWITCH:
+        return _SWITCH[text]
+    if kind == "integer" and _WHOLE.fullmatch(text):
+        return int(text)
+    if kind == "number" and _DECIMAL.fullmatch(text):
+        return float(text)
+    if kind == "string":
+        return text
+    raise ValueError(f"is no {kind}")
+
+
+def word_of(schema: Mapping[str, Any], value: Any) -> str:
+    """A JSON value as a word of a command line, if the schema allows it.
+
+    Raises:
+        ValueError: it does not.
+    """
+    kind = schema["type"]
+    if kind == "boolean":
+        if not isinstance(value, bool):
+            raise ValueError("is neither true nor false")
+        return str(value).lower()
+    if kind in {"integer", "number"}:
+        types = (int,) if kind == "integer" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, types):
+            raise ValueError(f"is no {kind}")
+        if not schema["minimum"] <= value <= schema["maximum"]:
+            raise ValueError(f"is not from {schema['minimum']} to {schema['maximum']}")
+        return str(value)
+    if not isinstance(value, str) or len(value) > schema.get("maxLength", 500):
+        raise ValueError("is no text, or too long")
+    if value not in schema.get("enum", (value,)):
+        raise ValueError(f"is none of {', '.join(schema['enum'])}")
+    value.encode()  # halves of characters are no text
+    if not re.fullmatch(schema.get("pattern", ".*"), value) or value.endswith("\n"):
+        raise ValueError(f"does not match {schema['pattern']}")
+    return value
+
+
+def schema_of(param: click.Parameter) -> dict[str, Any]:
+    """What a parameter takes, as JSON Schema."""
+    kind = param.type
+    if isinstance(kind, Kind):
+        found = dict(kind.schema)
+    elif isinstance(kind, click.Choice):
+        found = {"type": "string", "enum": list(kind.choices)}
+    elif isinstance(kind, click.IntRange | click.FloatRange):
+        name = "integer" if isinstance(kind, click.IntRange) else "number"
+        most = MOST_NUMBER if kind.max is None else kind.max
+        found = {"type": name, "minimum": kind.min, "maximum": most}
+    elif isinstance(param, click.Option) and param.is_flag:
+        found = dict(_BOOLEAN)
+    else:
+        raise TypeError(f"`{param.name}` takes anything")
+    if param.multiple or param.nargs != 1:
+        found = {"type": "array", "items": found, "maxItems": MOST_VALUES}
+    if param.nargs == -1 and param.required:
+        found["minItems"] = 1
+    help_text = param.help if isinstance(param, click.Option) else None
+    return {**found, "description": help_text} if help_text else found
+
+
+# Operations as words
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Words that a member may say, as their command understood them."""
+
+    kind: str
+    lane: Lane
+    operation: Operation
+    params: Mapping[str, Any]
+
+    def act(self, call: Call) -> ActionResult:
+        """Do it, as far as its question where that is not answered."""
+        return self.operation.act(call, **self.params)
+
+
+# Stand at the root of words that are parsed and not run.
+MEMBER, ROOT = object(), object()
+
+
+def asked(argv: Sequence[str], *, is_member: bool = True) -> Asked:
+    """What a member asks for by these words, or root in a job of its own.
+
+    Raises:
+        UsageError: it is left to root, or its words are none that the command takes from a member.
+    """
+    who = MEMBER if is_member else ROOT
+    path, command, parent = _command_of(argv, who)
+    rest = list(argv[len(path) :])
+    try:
+        ctx = command.make_context(path[-1], rest, parent=parent, help_option_names=[])
+    except click.ClickException as error:
+        raise UsageError(error.format_message(), state="nothing was touched") from error
+    except ValueError as error:
+        raise UsageError(str(error), state="nothing was touched") from error
+    params = dict(ctx.params)
+    given = {one.name for one in _given(ctx)}
+    kind = kind_of(ctx)
+    if (
+        ctx.args
+        or ctx._protected_args  # noqa: SLF001 -- where click keeps the words of a group
+        or kind not in MAY
+        or given & (_OF_TERMINALS - {"as_json", "yes"})
+    ):
+        raise _needs_root(" ".join(path), ONLY_ROOT.get(kind))
+    params.pop("as_json", None)
+    found = operation_of(command)
+    lane = MAY[kind]
+    if lane.is_job and not params.get("yes", True) and found.asks(params):
+        lane = Lane.LOOK  # it ends at its question
+    return Asked(kind, lane, found, params)
+
+
+def kind_of(ctx: click.Context) -> str:
+    """The operation that a parsed command is: its words, with the options that make it another one."""
+    path = ctx.command_path.partition(" ")[2]
+    options = {word for one in _given(ctx) for word in one.opts}
+    made = [
+        key
+        for key in (*MAY, *ONLY_ROOT)
+        if key.partition(" --")[0] == path and set(key.split()[len(path.split()) :]) <= options
+    ]
+    return max(made, key=lambda key: (key in ONLY_ROOT, len(key)), default=path)
+
+
+def _given(ctx: click.Context) -> Iterator[click.Parameter]:
+    """The parameters that stand on the command line."""
+    for one in ctx.command.params:
+        if ctx.get_parameter_source(one.name or "") is ParameterSource.COMMANDLINE:
+            yield one
+
+
+def _command_of(
+    argv: Sequence[str], who: object = MEMBER
+) -> tuple[list[str], click.Command, click.Context]:
+    # By name: commands are imported when they are used, and know this module.
+    command: click.Command = importlib.import_module("tunerd.cli.main").cli
+    commands = {key.partition(" --")[0] for key in MAY}
+    path = next((list(argv[:n]) for n in (2, 1) if " ".join(argv[:n]) in commands), None)
+    if path is None:
+        words = " ".join(argv[:2])[:100]
+        raise _needs_root(words, ONLY_ROOT.get(words))
+    parent = ctx = click.Context(command, info_name="tunerd", obj=who)
+    for word in path:
+        parent, found = ctx, None
+        if isinstance(command, click.Group):
+            found = command.get_command(parent, word)
+        if found is None:
+            raise _needs_root(word, None)
+        command, ctx = found, click.Context(found, parent=parent, info_name=word)
+    return path, command, parent
+
+
+def _needs_root(words: str, why: str | None) -> UsageError:
+    return UsageError(
+        f"`tunerd {words}` may not be asked for without root",
+        cause=why,
+        state="nothing was touched",
+    )
+
+
+# Operations as JSON
+
+
+def command_of(kind: str) -> click.Command:
+    """The command of an operation that members may ask for."""
+    return _command_of(kind.split())[1]
+
+
+def takes(kind: str) -> dict[str, click.Parameter]:
+    """What an operation takes from a member, by its name in the API."""
+    command = command_of(kind)
+    path = kind.partition(" --")[0]
+    makes_another = {
+        word
+        for key in (*MAY, *ONLY_ROOT)
+        if key.partition(" --")[0] == path
+        for word in key.split()
+        if word.startswith("-")
+    }
+    return {
+        api_name(one): one
+        for one in command.params
+        if one.name not in _OF_TERMINALS and not makes_another & set(one.opts)
+    }
+
+
+def api_name(param: click.Parameter) -> str:
+    """A parameter's name in the API: that of its option."""
+    if isinstance(param, click.Argument):
+        return str(param.name)
+    return max(param.opts, key=len).lstrip("-").replace("-", "_")
+
+
+def has_question(kind: str) -> bool:
+    """Whether an operation may ask something before it goes on."""
+    return any(one.name == "yes" for one in command_of(kind).params)
+
+
+class WrongError(ValueError):
+    """A value that an operation does not take; the text names its place."""
+
+
+def argv_of(kind: str, given: Mapping[str, Any], *, is_text: bool = False) -> list[str]:
+    """The words that ask for an operation with these values.
+
+    Args:
+        kind: Of `MAY`.
+        given: By their names in the API.
+        is_text: Whether every value is a text, or texts, as in a query or a form.
+
+    Raises:
+        WrongError: a value is not allowed, or is none of the operation's.
+    """
+    values = dict(given)
+    words = kind.split()
+    if MAY[kind].is_job and has_question(kind) and not _only_asks(values, is_text=is_text):
+        words.append("--yes")
+    known = takes(kind)
+    if extra := sorted(set(values) - set(known)):
+        raise WrongError(f"{extra[0][:100]}: there is no such parameter")
+    arguments: list[str] = []
+    for name, param in known.items():
+        found = _words(name, param, values.get(name), is_text=is_text)
+        (arguments if isinstance(param, click.Argument) else words).extend(found)
+    return [*words, "--", *arguments] if arguments else words
+
+
+def _only_asks(values: dict[str, Any], *, is_text: bool) -> bool:
+    """Takes `ask` out of the values: whether to go only as far as the question."""
+    given = values.pop("ask", "false" if is_text else False)
+    try:
+        return word_of(_BOOLEAN, json_of(_BOOLEAN, given) if is_text else given) == "true"
+    except ValueError as error:
+        raise WrongError(f"ask: {error}") from error
+
+
+def _words(name: str, param: click.Parameter, value: Any, *, is_text: bool) -> list[str]:
+    """A parameter with its value as it is typed; none where it has none."""
+    if value is None:
+        if param.required:
+            raise WrongError(f"{name}: is missing")
+        return []
+    schema = schema_of(param)
+    item = schema.get("items", schema)
+    listed = value if schema["type"] == "array" else [value]
+    if is_text and isinstance(listed, str):
+        listed = [listed]
+    if not isinstance(listed, list) or not schema.get("minItems", 0) <= len(listed) <= MOST_VALUES:
+        raise WrongError(f"{name}: is no list, or has too many")
+    try:
+        typed = [json_of(item, one) if is_text else one for one in listed]
+        words = [word_of(item, one) for one in typed]
+    except ValueError as error:
+        raise WrongError(f"{name}: {error}") from error
+    if isinstance(param, click.Argument):
+        return words
+    if item["type"] == "boolean":
+        return [param.opts[0]] if typed[0] else list(param.secondary_opts[:1])
+    return [f"{param.opts[0]}={word}" for word in words]
+
+
+def argv_typed(ctx: click.Context, kind: str) -> list[str]:
+    """The words of a parsed command as they go to the daemon: without what is the terminal's alone."""
+    given = {str(one.name): ctx.params.get(str(one.name)) for one in _given(ctx)}
+    return _typed(ctx.command, kind, {k: v for k, v in given.items() if k not in _OF_TERMINALS})
+
+
+def argv_with(kind: str, params: Mapping[str, Any]) -> list[str]:
+    """The words of an operation with these parameters; what is None or empty is not said."""
+    return _typed(command_of(kind), kind, {k: v for k, v in params.items() if v not in (None, ())})
+
+
+def _typed(command: click.Command, kind: str, params: Mapping[str, Any]) -> list[str]:
+    words, arguments = kind.partition(" --")[0].split(), []
+    for one in command.params:
+        if one.name not in params:
+            continue
+        value = params[one.name]
+        values = value if isinstance(value, tuple) else (value,)
+        if isinstance(one, click.Argument):
+            arguments += [str(word) for word in values]
+        elif isinstance(one, click.Option) and one.is_flag:
+            words += [one.opts[0]] if value else list(one.secondary_opts[:1])
+        else:
+            words += [f"{one.opts[0]}={word}" for word in values]
+    return [*words, "--", *arguments] if arguments else words

@@ -1,0 +1,1 @@
+"""The one server that serves: plan, swap, gate, lease, and the way back."""

@@ -1,0 +1,304 @@
+"""`tunerd profiles`: list, show, check, and new ones from the hardware or from what serves today."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.engine.builds import engine_of, named_by_files, prober
+from tunerd.engine.commandline import CommandLine, RenderContext, render
+from tunerd.engine.help import Engine, HelpText, parse_help
+from tunerd.engine.importer import Flag, Imported, flag_changes, import_command_line
+from tunerd.engine.probe import Found
+from tunerd.engine.serving import read_live_unit
+from tunerd.errors import ConfigError, EngineError, UsageError
+from tunerd.machine.facts import Host
+from tunerd.machine.host import read_host
+from tunerd.model.facts import ModelFacts
+from tunerd.model.files import ModelFiles
+from tunerd.production.checks import lost_lines
+from tunerd.production.plan import service_user, unit_spec, unit_template
+from tunerd.profile.files import config_error, load_profile, load_sources, read_profile
+from tunerd.profile.layers import Layer, LayerFile, Resolved, layers_of, resolve
+from tunerd.profile.schema import check_file
+from tunerd.result import ActionResult, Message, error, note, warning
+from tunerd.units.live import LiveUnit
+from tunerd.units.text import render_unit
+from tunerd.words import Problem, check_name
+
+_HEADER = "# Written by `tunerd profiles new`"
+
+
+def list_profiles(ctx: Context) -> ActionResult:
+    """Every profile by name, with where it comes from and what it is for."""
+    sources, unparsed = load_sources(ctx)
+    rows = []
+    for name in sources.names:
+        in_layers = [
+            str(layer)
+            for layer, files in (
+                (Layer.SHIPPED, sources.shipped),
+                (Layer.SITE, sources.site),
+                (Layer.TUNED, sources.tuned),
+            )
+            if name in files
+        ]
+        data = {**sources.shipped.get(name, {}), **sources.site.get(name, {})}
+        rows.append(
+            {
+                "name": name,
+                "layers": in_layers,
+                "description": data.get("description"),
+                "gpu": data.get("match", {}).get("gpu") if isinstance(data.get("match"), Mapping)
+                else None,
+            }
+        )  # fmt: skip
+    messages = tuple(warning("unreadable-profile", str(problem)) for problem in unparsed)
+    return ActionResult("profiles list", {"profiles": rows}, messages)
+
+
+def show_profile(ctx: Context, name: str, *, options: Mapping[str, Any]) -> ActionResult:
+    """The resolved values of a profile, each with the layer that set it and what it replaced."""
+    resolved = load_profile(ctx, name, options=options)
+    values = [
+        {
+            "key": setting.key,
+            "value": setting.value,
+            "layer": str(setting.origin.layer),
+            "origin": str(setting.origin),
+            "replaced": [{"value": value, "origin": str(origin)} for origin, value in
+                         setting.replaced],
+        }
+        for setting in sorted(resolved.settings.values(), key=lambda setting: setting.key)
+    ]  # fmt: skip
+    sources, _ = load_sources(ctx)
+    layers = layers_of(name, sources)
+    engines = sorted(
+        {
+            engine
+            for layer in (() if isinstance(layers, Problem) else layers)
+            for engine in layer.data.get("engines", {})
+        }
+    )
+    payload = {
+        "profile": name,
+        "layers": list(resolved.layers),
+        "values": values,
+        "engine_tables": engines,
+        "pins": sorted(resolved.pins),
+        "left_to_engine": {k: str(origin) for k, origin in resolved.left_to_engine.items()},
+    }
+    return ActionResult("profiles show", payload)
+
+
+def check_profile(ctx: Context, what: str) -> ActionResult:
+    """Every problem of a file or of a profile's layers; exit code 1 if there is one."""
+    problems: list[Problem] = []
+    files: list[tuple[str, Mapping[str, Any]]] = []
+    if "/" in what or what.endswith(".toml"):
+        data = read_profile(Path(what), ctx.files)
+        problems = [data] if isinstance(data, Problem) else list(check_file(what, data))
+        files = [] if isinstance(data, Problem) else [(what, data)]
+    else:
+        sources, unparsed = load_sources(ctx)
+        layers = layers_of(what, sources)
+        if isinstance(layers, Problem):
+            problems = [p for p in unparsed if p.source.endswith(f"/{what}.toml")] or [layers]
+        else:
+            found = resolve(what, layers)
+            problems = [] if isinstance(found, Resolved) else list(found)
+            files = [(layer.source, layer.data) for layer in layers]
+    warnings = named_by_files(ctx, files)
+    payload = {
+        "checked": what,
+        "problems": [
+            {
+                "file": problem.source,
+                "key": problem.key,
+                "found": problem.found,
+                "allowed": problem.allowed,
+                "nearest": problem.nearest,
+            }
+            for problem in problems
+        ],
+        "warnings": [message.text for message in warnings],
+    }
+    messages = (*(error("profile-problem", str(problem)) for problem in problems), *warnings)
+    return ActionResult("profiles check", payload, messages, 1 if problems else 0)
+
+
+def new_profile(
+    ctx: Context, name: str, *, model: str | None, from_unit: str | None, force: bool
+) -> ActionResult:
+    """Write a site profile from the detected hardware and a model file, or from a unit.
+
+    Raises:
+        UsageError: the name is none, neither or both were given, or the profile exists.
+        ConfigError: the unit cannot be read as one command.
+        ModelFileError: the model cannot be read.
+        HostError: the file cannot be written.
+    """
+    check_name(name, of="a profile")
+    if (model is None) == (from_unit is None):
+        raise UsageError("give either --model FILE or --from-unit UNIT")
+    path = ctx.paths.site_profiles / f"{name}.toml"
+    if path.exists() and not force:
+        raise UsageError(f"profile exists already: `{path}`", hint="--force overwrites it")
+    messages: tuple[Message, ...]
+    if from_unit is not None:
+        data, messages, unplaced = _from_unit(ctx, from_unit)
+    else:
+        data, messages = _from_model(ctx, Path(model or "").expanduser())
+        unplaced = []
+    problems = check_file(str(path), data)
+    if problems:
+        raise config_error(name, problems)
+    text = to_toml(data, _HEADER if from_unit is None else f"{_HEADER} from unit {from_unit}")
+    ctx.files.make_folder(path.parent)
+    ctx.files.write(path, text.encode())
+    payload = {"profile": name, "path": str(path), "text": text, "unplaced": unplaced}
+    return ActionResult("profiles new", payload, messages)
+
+
+def to_toml(data: Mapping[str, Any], header: str) -> str:
+    """Profile data as a TOML file."""
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in header.splitlines():
+        document.add(tomlkit.comment(line.removeprefix("# ")))
+    for key, value in sorted(data.items(), key=lambda item: isinstance(item[1], Mapping)):
+        document.add(key, tomlkit.item(value))
+    return tomlkit.dumps(document)
+
+
+def _from_model(ctx: Context, model: Path) -> tuple[dict[str, Any], tuple[Message, ...]]:
+    facts = ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(model)
+    host = read_host(ctx.gpu)
+    data: dict[str, Any] = {
+        "description": f"{facts.name or model.stem} on {_machine(host)}",
+        "match": _match(host),
+        "model": {"path": str(model.resolve())},
+        "serving": {
+            "alias": (facts.name or model.stem).replace(" ", "-")[:100],
+            "ctx_size": min(facts.context_length or 8192, 32768),
+        },
+        "speculation": {"type": "mtp", "n_max": 2, "p_min": 0.75}
+        if facts.has_mtp
+        else {"type": "off"},
+    }
+    if host.gpus:
+        data["serving"] |= {"cache_type_k": "q8_0", "cache_type_v": "q8_0"}
+        data["memory"] = {"fit_mib": 1536 if facts.has_mtp else 1024}
+    else:
+        data["serving"]["threads"] = "physical"
+    text = "a careful start; `tunerd plan` shows what it costs in memory"
+    return data, (note("new-profile", text, "`tunerd plan` it, then `tunerd apply`"),
+                  *_mtp_note(facts))  # fmt: skip
+
+
+def _mtp_note(facts: ModelFacts) -> tuple[Message, ...]:
+    if not facts.has_mtp:
+        return (note("no-mtp-block", "the model has no MTP block, so speculation is off"),)
+    return ()
+
+
+def _machine(host: Host) -> str:
+    return host.gpus[0].name if host.gpus else "a machine without a GPU"
+
+
+def _match(host: Host) -> dict[str, Any]:
+    if not host.gpus:
+        return {"gpu": "none"}
+    match: dict[str, Any] = {"gpu": f"*{host.gpus[0].name.removeprefix('NVIDIA ')}*"}
+    if host.gpus[0].total_mib is not None:
+        match["vram_min_mib"] = host.gpus[0].total_mib * 19 // 20
+    return match
+
+
+def _from_unit(
+    ctx: Context, unit: str
+) -> tuple[dict[str, Any], tuple[Message, ...], list[dict[str, Any]]]:
+    live = read_live_unit(ctx, unit)
+    if live.text is None:
+        raise UsageError(
+            f"there is no unit `{unit}`", hint="`tunerd detect` lists those that serve"
+        )
+    if live.argv is None or live.program is None:
+        raise ConfigError(f"{unit} cannot be read as one command: {live.problem}")
+    engine = engine_of(ctx, Found(Path(live.program), f"unit {unit}", allow_writable=False))
+    if engine.capabilities is None:
+        raise EngineError(f"the program of {unit} cannot be probed", cause=engine.problem)
+    found = Found(engine.program, engine.found_by, None, tuple(engine.environment.items()))
+    help_text = parse_help(prober(ctx).probe(found).help_text)
+    imported = import_command_line(live.argv[1:], live.environment, help_text, engine.capabilities)
+    data: dict[str, Any] = {
+        "description": f"what {unit} served when this was written",
+        "engine": {"prefer": [live.program]},
+        **imported.data,
+    }
+    messages = [
+        warning("unplaced", f"not taken over: {' '.join(u.words)}: {u.reason}")
+        for u in imported.unplaced
+    ]
+    messages += [
+        note("overridden", f"{name} is set in the environment, but the command line wins")
+        for name in imported.overridden
+    ]
+    messages += _compare(ctx, engine, live, imported, help_text)
+    unplaced = [{"words": list(u.words), "reason": u.reason} for u in imported.unplaced]
+    return data, tuple(messages), unplaced
+
+
+def _compare(
+    ctx: Context, engine: Engine, live: LiveUnit, imported: Imported, help_text: HelpText
+) -> list[Message]:
+    """Whether the new profile gives what serves today: the command flag by flag, the unit by line."""
+    if engine.capabilities is None or live.argv is None:
+        return []
+    resolved = resolve("new", (LayerFile(Layer.SITE, "new", imported.data),))
+    if not isinstance(resolved, Resolved):
+        return [error("import", str(problem)) for problem in resolved]
+    model = resolved.profile.model.path or ""
+    draft = resolved.profile.speculation.draft_model
+    paths = {"speculation.draft_model": draft} if draft else {}
+    context = RenderContext(
+        str(engine.program), model, has_gpu=True, physical_cores=None, paths=paths
+    )
+    command = render(resolved, engine.capabilities, context)
+    if not isinstance(command, CommandLine):
+        return [error("import", str(refusal)) for refusal in command]
+    lost, added = flag_changes(
+        live.argv[1:], command.argv[1:], help_text, engine.capabilities.on_off_flags
+    )
+    messages = []
+    if added:
+        messages.append(note("added", f"new on the command line: {_words(added)}"))
+    from_environment = {name for name in live.environment if name.startswith("LLAMA_ARG_")}
+    if lost and not from_environment:
+        messages.append(warning("lost", f"not on the new command line: {_words(lost)}"))
+    if not lost and not added:
+        messages.append(note("same", "the profile renders to the same flags as the unit has now"))
+    return messages + _lost(ctx, engine, live, resolved, command)
+
+
+def _lost(
+    ctx: Context, engine: Engine, live: LiveUnit, resolved: Resolved, command: CommandLine
+) -> list[Message]:
+    """What of the unit a unit of the new profile would not hold."""
+    user = service_user(ctx, live)
+    try:
+        planned = render_unit(unit_template(ctx), unit_spec(ctx, resolved, engine, command, user))
+    except ConfigError:  # which `plan` says with its reason; then all lines are shown
+        planned = ""
+    lost = lost_lines(live, planned, command.argv)
+    if not lost:
+        return []
+    text = f"lines of the unit that no profile holds: {'; '.join(lost)}"
+    return [warning("foreign-directives", text, "put what you want to keep into a drop-in")]
+
+
+def _words(flags: Sequence[Flag]) -> str:
+    return ", ".join(" ".join(flag.words) for flag in flags)

@@ -1,0 +1,243 @@
+"""`tunerd apply PROFILE`: plan, show, ask, swap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.engine.builds import PlanRequest
+from tunerd.engine.help import Effect
+from tunerd.engine.serving import check_manager, refuse_masked
+from tunerd.errors import DeployError, TunerdError
+from tunerd.machine.files import lock
+from tunerd.production.checks import explain
+from tunerd.production.measurement import end_measurement, read_measurement
+from tunerd.production.plan import (
+    LOAD_LINES,
+    Plan,
+    address_of_plan,
+    expectation_of_plan,
+    make_plan,
+    plan_json,
+    remember_load,
+)
+from tunerd.production.recover import recover_locked
+from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
+from tunerd.production.unattended import demand_root_for_plan
+from tunerd.records import plain
+from tunerd.result import ActionResult, Level, Message, note, warning
+from tunerd.units.generations import Generation
+from tunerd.units.text import demand_as_shown
+from tunerd.watch.probation import ProbationPlan, begin_probation
+from tunerd.words import sha256
+
+Confirm = Callable[[Plan], None]
+
+
+def apply(
+    ctx: Context,
+    request: PlanRequest,
+    *,
+    drain: bool,
+    confirm: Confirm = lambda _plan: None,
+    ask: Confirm | None = None,
+    reason: str = "apply",
+    probation: bool = True,
+) -> ActionResult:
+    """Deploy a profile.
+
+    Args:
+        ctx: Where.
+        request: What.
+        drain: Whether to wait for running requests first.
+        confirm: Checks the plan under the lock; raises to stop.
+        ask: Shows the plan and asks a person, who may take an hour: without the lock, so that rollback,
+            guards and recovery work meanwhile; raises to stop.
+        reason: Why, for the backup's name and the history.
+        probation: Whether it is watched afterwards, where there is something to go back to.
+
+    Raises:
+        Busy: another change is under way.
+        DeployError: the unit is masked, the plan is refused, or the swap failed before anything changed.
+        RolledBack: the swap failed, and the previous unit serves again.
+        Stranded: the swap failed, and so did the way back.
+    """
+    purpose = f"{reason} {request.profile}"
+    agreed: Plan | None = None
+    messages: list[Message] = []
+    if ask is not None:
+        with lock(ctx.paths.lock, purpose=purpose, since=ctx.now_text()):
+            agreed = _prepared(ctx, request, messages)
+        ask(with_warning(ctx, agreed))
+    # Planning reads what the swap will change, so it happens under the same lock.
+    with lock(ctx.paths.lock, purpose=purpose, since=ctx.now_text()):
+        made = _prepared(ctx, request, messages)
+        if agreed is not None:
+            demand_as_shown(made.diff, agreed.diff)
+        confirm(with_warning(ctx, made))
+        ended = end_measurement(ctx, by=f"`tunerd {reason}`")
+        _keep_engine(ctx, made)
+        done = swap(ctx, _swap_request(ctx, request, made, drain=drain, reason=reason))
+        remarks = _remember(ctx, made, done)
+    if ended is not None:
+        messages.insert(0, note("measurement-ended", ended))
+    messages += [message for message in made.messages if message.level is Level.WARNING]
+    messages += [*(note("swap", text) for text in done.notes), *remarks]
+    if probation:
+        messages += begin_probation(ctx, ProbationPlan(done.generation))
+    return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
+
+
+def _prepared(ctx: Context, request: PlanRequest, messages: list[Message]) -> Plan:
+    """What would be deployed, under the lock; what an interrupted swap left is mended first."""
+    check_manager(ctx)
+    refuse_masked(ctx)
+    recovered = recover_locked(ctx)
+    if recovered.found is not None:
+        messages.append(note("recovered", recovered.text))
+    made = make_plan(ctx, request)
+    if _prove_what_it_relies_on(ctx, made):
+        made = make_plan(ctx, request)
+    if made.is_refused:
+        raise _refused(made)
+    demand_root_for_plan(ctx, made)
+    return made
+
+
+def with_warning(ctx: Context, made: Plan) -> Plan:
+    """The plan, with what the person who is asked should know of a measurement under way."""
+    record = read_measurement(ctx)
+    if record is None:
+        return made
+    ends = warning("measuring", f"`{record.purpose}` is being measured; deploying ends that")
+    return replace(made, messages=(*made.messages, ends))
+
+
+def _prove_what_it_relies_on(ctx: Context, made: Plan) -> bool:
+    """Try once per build what the plan relies on, before anything stops; whether that was needed."""
+    from tunerd.engine.prove import prove_engine
+
+    wants_mtp = "mtp" in made.resolved.profile.speculation.kinds
+    if made.is_refused or not wants_mtp or made.engine.proof("mtp").effect is not Effect.UNTRIED:
+        return False
+    prove_engine(ctx, made.engine)
+    return True
+
+
+def _remember(ctx: Context, made: Plan, done: SwapDone) -> tuple[Message, ...]:
+    """Keep what the load took of memory."""
+    if done.serving is None or done.serving.invocation is None:
+        return ()
+    try:
+        lines = ctx.services.log(
+            ctx.unit, invocation_id=done.serving.invocation, max_lines=LOAD_LINES
+        )
+    except TunerdError:
+        return ()
+    return remember_load(ctx, made.command.argv, made.unit_text, lines)
+
+
+def _keep_engine(ctx: Context, made: Plan) -> None:
+    if not ctx.settings.swap.keep_engine or made.live.program is None:
+        return
+    from tunerd.engine.builds import keep_program
+
+    ctx.say("keeping a copy of the engine that serves now")
+    keep_program(ctx, made.live.program)
+
+
+def _refused(made: Plan) -> DeployError:
+    errors = [message for message in made.messages if message.level is Level.ERROR]
+    return DeployError(
+        f"profile `{made.resolved.name}` cannot be deployed here",
+        cause="\n".join(message.text for message in errors),
+        state="nothing was touched",
+        hint="; ".join(dict.fromkeys(message.hint for message in errors if message.hint)) or None,
+    )
+
+
+def _swap_request(
+    ctx: Context, request: PlanRequest, made: Plan, *, drain: bool, reason: str
+) -> SwapRequest:
+    text = made.unit_text.encode("utf-8", "surrogateescape")
+    expected = expectation_of_plan(made)
+    return SwapRequest(
+        text=text,
+        old_sha256=made.live_sha256,
+        generation=_generation(ctx, request, made, reason=reason, text=text),
+        address=address_of_plan(ctx, made),
+        alias=expected.alias,
+        expects_draft=expected.expects_draft,
+        must_draft=expected.must_draft,
+        model_bytes=made.facts.file_bytes,
+        drain=drain,
+        enable=True,
+    )
+
+
+def _generation(
+    ctx: Context, request: PlanRequest, made: Plan, *, reason: str, text: bytes
+) -> Generation:
+    identity = made.engine.identity
+    model = made.facts.identity
+    gpus = made.host.gpus or ()
+    return Generation(
+        number=0,
+        unit=ctx.unit,
+        reason=reason,
+        created_s=0.0,
+        profile=made.resolved.name,
+        engine=made.engine.name,
+        engine_sha256=identity.sha256 if identity is not None else None,
+        engine_components=tuple((str(c.path), c.sha256) for c in identity.components)
+        if identity is not None
+        else (),
+        model_path=str(model.files[0].path),
+        model_identity=_model_json(model),
+        argv=made.command.argv,
+        origins=explain(made.command, made.resolved),
+        pins=_pins(request.options),
+        unit_sha256=sha256(text),
+        replaced_backup=None,
+        replaced_absent=False,
+        was_active=False,
+        was_enabled=None,
+        from_generation=None,
+        host={
+            "gpus": [{"name": g.name, "total_mib": g.total_mib} for g in gpus],
+            "driver_version": made.host.driver_version,
+            "kernel": made.host.kernel,
+            "drop_ins": [str(path) for path in made.live.drop_ins],
+        },
+        requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
+        with_tuned=request.with_tuned,
+    )
+
+
+def _model_json(identity: Any) -> Mapping[str, Any]:
+    return {"sha256": identity.sha256, **plain(identity)}
+
+
+def _pins(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `--set` said is the user's pin, recorded and respected by later sweeps."""
+    return dict(options)
+
+
+def _payload(made: Plan, done: SwapDone) -> dict[str, Any]:
+    return {
+        **plan_json(made, with_explain=False),
+        "generation": done.generation,
+        "backup": done.backup,
+        "without_service_s": done.without_service_s,
+        "first_text": done.serving.first_text if done.serving is not None else None,
+        "summary": _summary(made, done),
+    }
+
+
+def _summary(made: Plan, done: SwapDone) -> str:
+    return (
+        f"generation {done.generation} serves `{made.resolved.name}` on {made.engine.name}"
+        f"{without_service(done)}"
+    )

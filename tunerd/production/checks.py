@@ -1,0 +1,394 @@
+"""What speaks against a plan, and what the unit that it replaces had besides."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tunerd.engine.commandline import CommandLine
+from tunerd.engine.flags import SECRET_FLAGS, is_secret_variable, normal_spelling, owner_of
+from tunerd.engine.help import Capabilities, Effect, Engine, OffloadDevice
+from tunerd.engine.importer import PREFIX, TRUE, flag_of
+from tunerd.machine.facts import Host
+from tunerd.model.facts import ModelFacts
+from tunerd.profile.layers import Resolved
+from tunerd.result import Message, error, note, warning
+from tunerd.units.live import LiveUnit, Serving, serving_of
+from tunerd.units.manager import lacks_manager
+from tunerd.units.text import Directive, UnitFile, environment_of, parse_unit
+from tunerd.words import Mode, format_mib
+
+_LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
+_UNIX_SOCKET = ".sock"
+
+
+def check_machine(
+    resolved: Resolved, host: Host, devices: Sequence[OffloadDevice], *, has_gpu: bool
+) -> Iterator[Message]:
+    """Whether this is the kind of machine that the profile was written for."""
+    wanted = resolved.profile.match
+    if wanted.gpu == "none":
+        if has_gpu:
+            yield note("gpu-unused", "this profile is for machines without a GPU; yours stays idle")
+        return
+    if wanted.gpu is None:
+        return
+    named = {gpu.name: gpu.total_mib for gpu in host.gpus or ()}
+    named |= {device.description: device.total_mib for device in devices}
+    if not named:
+        why = host.gpu_problem or "there is none"
+        yield warning("no-gpu", f"the profile is for `{wanted.gpu}`, but no GPU can be read: {why}",
+                      "`tunerd detect` shows what is here")  # fmt: skip
+        return
+    if not any(_matches(name, wanted.gpu) for name in named):
+        yield warning("other-gpu", f"the profile is for `{wanted.gpu}`, and this machine has "
+                      f"{', '.join(named)}", "`tunerd profiles new` writes one for this machine")  # fmt: skip
+    total = max((mib for mib in named.values() if mib is not None), default=None)
+    if total is not None and wanted.vram_min_mib is not None and total < wanted.vram_min_mib:
+        yield warning("small-gpu", f"the profile wants {wanted.vram_min_mib} MiB of VRAM, "
+                      f"and the card has {format_mib(total)}")  # fmt: skip
+    if total is not None and wanted.vram_max_mib is not None and total > wanted.vram_max_mib:
+        yield warning("large-gpu", f"the profile is for cards of up to {wanted.vram_max_mib} MiB of "
+                      f"VRAM, and this one has {format_mib(total)}",
+                      "`tunerd profiles list` shows those for larger cards")  # fmt: skip
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name.upper(), pattern.upper())
+
+
+def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:
+    """What the profile asks of the model that the model cannot do."""
+    speculation = resolved.profile.speculation
+    if "mtp" in speculation.kinds and not facts.has_mtp:
+        repo = resolved.profile.model.hf_repo
+        where = f" (the profile names {repo})" if repo else ""
+        reason = f": {facts.mtp_problem}" if facts.mtp_problem else ""
+        yield error(
+            "no-mtp-block",
+            f"the model has no MTP block, so speculation.type = mtp is impossible{reason}",
+            f"get the MTP variant of `{facts.name or 'this model'}`{where}, usually named `*-MTP-*`; "
+            'or set speculation.type = "off"',
+        )
+    if facts.is_companion:
+        yield error("draft-only", "the file holds only an MTP block: it is a companion, no model",
+                    "set model.path to the main file")  # fmt: skip
+    ctx_size = resolved.profile.serving.ctx_size
+    if ctx_size and facts.context_length and ctx_size > facts.context_length:
+        yield warning("long-context", f"serving.ctx_size = {ctx_size} is more than the "
+                      f"{facts.context_length} tokens that the model was trained for")  # fmt: skip
+    jinja = resolved.profile.serving.jinja
+    template_given = (
+        resolved.profile.model.chat_template_file or resolved.profile.serving.chat_template
+    )
+    if jinja and not facts.has_chat_template and not template_given:
+        yield warning(
+            "no-template", "the model file has no chat template; chat requests get a default"
+        )
+
+
+def check_values(resolved: Resolved, host: Host) -> Iterator[Message]:
+    """Values that exclude each other or that this machine cannot give."""
+    serving, speculation = resolved.profile.serving, resolved.profile.speculation
+    if (
+        speculation.kinds
+        and speculation.n_min is not None
+        and speculation.n_max is not None
+        and speculation.n_min > speculation.n_max
+    ):
+        yield error("n-min", f"speculation.n_min = {speculation.n_min} is more than "
+                    f"speculation.n_max = {speculation.n_max}: no draft would ever be used")  # fmt: skip
+    if (
+        serving.n_ubatch is not None
+        and serving.n_batch is not None
+        and serving.n_ubatch > serving.n_batch
+    ):
+        yield error("ubatch", f"serving.n_ubatch = {serving.n_ubatch} is more than "
+                    f"serving.n_batch = {serving.n_batch}")  # fmt: skip
+    if speculation.kinds and (serving.n_parallel or 1) > 1:
+        yield warning("slots", f"speculation with {serving.n_parallel} slots is unsafe or refused on "
+                      "several builds", "set serving.n_parallel = 1")  # fmt: skip
+    cores = host.cpu.physical_cores
+    if "physical" in {serving.threads, serving.threads_batch} and cores is None:
+        yield error("cores", "the number of physical cores could not be told",
+                    "set serving.threads to a number")  # fmt: skip
+    if isinstance(serving.threads, int) and cores is not None and serving.threads > cores:
+        yield warning("threads", f"serving.threads = {serving.threads} is more than the "
+                      f"{cores} physical cores")  # fmt: skip
+    # Left to the engine it is 127.0.0.1 on every build; some take a list.
+    hosts = [] if serving.host is None else [host.strip() for host in serving.host.split(",")]
+    if any(host.endswith(_UNIX_SOCKET) for host in hosts):
+        yield error("unix-socket", f"serving.host = {serving.host}: on a Unix socket nothing could tell "
+                    "whether the server answers, so it could not be deployed",
+                    "serving.host = 127.0.0.1; a proxy (nginx, socat) can offer it on a socket")  # fmt: skip
+        return
+    is_open = not all(_LOOPBACK.fullmatch(host) for host in hosts)
+    if is_open and serving.api_key_file is None:
+        yield warning("open-port", f"serving.host = {serving.host}: anybody who reaches this port may use "
+                      "the model", "set serving.api_key_file, or serving.host = 127.0.0.1")  # fmt: skip
+
+
+def check_proofs(resolved: Resolved, engine: Engine) -> Iterator[Message]:
+    """What the plan relies on and this build was seen not to do."""
+    speculation = resolved.profile.speculation
+    if "mtp" not in speculation.kinds:
+        return
+    mtp = engine.proof("mtp")
+    if mtp.effect in {Effect.NO_EFFECT, Effect.FAILED}:
+        yield error("mtp-unproved", f"{engine.name} takes the flags for MTP, but {mtp.detail}",
+                    "choose another engine")  # fmt: skip
+    elif mtp.effect is Effect.UNTRIED:
+        yield note("mtp-untried", f"whether {engine.name} drafts with MTP has not been tried: "
+                   f"{mtp.detail}", "`tunerd engines --prove`")  # fmt: skip
+    p_min = engine.proof("p-min")
+    if speculation.p_min and p_min.effect is Effect.NO_EFFECT:
+        yield warning("p-min-ignored", f"{engine.name} takes p-min and ignores it: {p_min.detail}",
+                      "expect what p_min = 0 gives, or use a newer build")  # fmt: skip
+
+
+def check_live(
+    new: Serving, live: LiveUnit, now: Serving | None = None, *, lost: Sequence[str] = ()
+) -> Iterator[Message]:
+    """What changes for clients, and what of a hand-written unit would no longer hold.
+
+    Args:
+        new: Address and names that the plan gives.
+        live: The unit that stands.
+        now: How its server is reached and named now, where that says more than its text.
+        lost: Lines of a hand-written unit that are not taken over.
+    """
+    if live.text is None:
+        return
+    old = now or live.serving
+    for what, before, after in (
+        ("alias", old.alias, new.alias),
+        ("host", old.host, new.host),
+        ("port", old.port, new.port),
+    ):
+        if before is not None and after is not None and before != after:
+            yield warning(f"{what}-changes", f"the {what} changes from {before} to {after}: clients "
+                          "that use the old one break", f"--set serving.{what}={before}")  # fmt: skip
+    if live.drop_in_exec:
+        paths = ", ".join(f"`{path}`" for path in live.drop_in_exec)
+        yield error("drop-in-exec", f"a drop-in sets ExecStart= and would replace the new command: "
+                    f"{paths}", "remove that line from the drop-in")  # fmt: skip
+    elif live.drop_ins:
+        paths = ", ".join(f"`{path}`" for path in live.drop_ins)
+        yield note("drop-ins", f"drop-ins stay in force: {paths}")
+    if live.link_to is not None:
+        yield warning("link", f"{live.unit} is a link to `{live.link_to}`: a file takes its place, "
+                   "also when one goes back, and what it leads to stays as it is",
+                   "link it anew after a rollback if you want the link back")  # fmt: skip
+    if not live.is_ours:
+        yield _adopted(live)
+        if lost:
+            yield warning("foreign-directives",
+                          "these lines of it are not taken over: " + "; ".join(lost),
+                          f"put what you want to keep into a drop-in: systemctl edit {live.unit}")  # fmt: skip
+
+
+def _adopted(live: LiveUnit) -> Message:
+    """What becomes of a unit that tunerd did not write."""
+    if live.shadowed_by is None:
+        return note(
+            "adopted", f"{live.unit} was not written by tunerd; it is kept as a `.pre-*` file"
+        )
+    return note(
+        "adopted",
+        f"{live.unit} was not written by tunerd; `{live.path}` stays as it is, and "
+        f"`{live.shadowed_by}` takes its place",
+        "`tunerd rollback` removes that file, and the packaged unit is in force again",
+    )
+
+
+def serving_after(command: CommandLine, capabilities: Capabilities | None) -> Serving:
+    """Address and names that the planned command gives; a port it does not name is the build's own."""
+    serving = serving_of(command.argv[1:], {})
+    if serving.port is not None or capabilities is None:
+        return serving
+    return replace(serving, port=capabilities.default_port)
+
+
+def explain(command: CommandLine, resolved: Resolved) -> tuple[tuple[str, str, str], ...]:
+    """For each flag: the words, the key behind it, and who set it; what left no flag comes last."""
+    rows = [
+        (" ".join(argument.words), argument.key, str(argument.origin))
+        for argument in command.arguments
+    ]
+    rows += [
+        (f"({remark.text})", remark.key, _who(resolved, remark.key)) for remark in command.notes
+    ]
+    rows += [
+        ("(left to the engine)", key, str(origin))
+        for key, origin in sorted(resolved.left_to_engine.items())
+    ]
+    return tuple(rows)
+
+
+def _who(resolved: Resolved, key: str) -> str:
+    origin = resolved.origin(key)
+    return str(origin) if origin is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class UserFacts:
+    """The account that runs the server, and what it may read."""
+
+    mode: Mode
+    user: str | None
+    is_missing: bool
+    unreadable: Sequence[str]
+    lingers: bool | None
+    memlock_unlimited: bool | None
+    lacks_manager: bool = False
+
+
+def check_user(facts: UserFacts, *, wants_mlock: bool) -> Iterator[Message]:
+    """Whether the account that will run the server can do so."""
+    if facts.is_missing:
+        yield error("no-account", f"there is no user `{facts.user}` to run the server",
+                    "install.sh makes it; or set service.user")  # fmt: skip
+    for path in facts.unreadable:
+        yield error("unreadable", f"user {facts.user} may not read `{path}`",
+                    f"chmod or move it, or set service.user; try: sudo -u {facts.user} cat {path} "
+                    "| head -c 1")  # fmt: skip
+    if facts.lacks_manager:
+        yield lacks_manager()
+    if facts.mode is Mode.USER and facts.lingers is False:
+        yield warning("no-linger", "without lingering the server ends when you log out",
+                      "loginctl enable-linger")  # fmt: skip
+    if wants_mlock and facts.mode is not Mode.SYSTEM and facts.memlock_unlimited is False:
+        yield warning(
+            "memlock",
+            "the memory lock limit of this session is too low for mlock; the server would run unlocked",
+            "as root, once: a drop-in for user@.service with LimitMEMLOCK=infinity, then log in again",
+        )
+
+
+def environment_conflicts(environment: Mapping[str, str]) -> Iterator[Message]:
+    """Variables that change what was asked for."""
+    if "GGML_CUDA_ENABLE_UNIFIED_MEMORY" in environment:
+        yield warning("unified-memory", "GGML_CUDA_ENABLE_UNIFIED_MEMORY lets VRAM spill into RAM: "
+                      "instead of an out-of-memory error the server becomes very slow",
+                      "remove it from [environment]")  # fmt: skip
+    for name in environment:
+        if is_secret_variable(name):
+            yield error("secret", f"environment.{name} would stand in the unit for everybody to read",
+                        "put it into a file and set serving.api_key_file")  # fmt: skip
+        elif name.startswith("LLAMA_ARG_"):
+            yield error("hidden-option", f"environment.{name} is an option in disguise",
+                        "set the profile key instead")  # fmt: skip
+
+
+# Said by tunerd in its own words, shown flag by flag elsewhere, or looked at variable by variable.
+_ELSEWHERE = frozenset(
+    {
+        ("Unit", "Description"),
+        ("Unit", "Documentation"),
+        ("Service", "ExecStart"),
+        ("Service", "Environment"),
+        ("Service", "EnvironmentFile"),
+    }
+)
+# Values that mean what tunerd's own text says otherwise; of a list each word counts by itself.
+_SAME_MEANING: Mapping[tuple[str, str], frozenset[str]] = {
+    ("Unit", "After"): frozenset({"network.target", "network-online.target"}),
+    ("Unit", "Wants"): frozenset({"network.target", "network-online.target"}),
+    ("Service", "Type"): frozenset({"simple", "exec"}),
+    ("Install", "WantedBy"): frozenset({"multi-user.target", "default.target"}),
+}
+# Where the server finds its home and its downloads, which tunerd's own text says too.
+_OWN_VARIABLES = frozenset({"HOME", "LLAMA_CACHE"})
+_YES = frozenset({"yes", "true", "on", "1"})
+_NO = frozenset({"no", "false", "off", "0"})
+_SECRET_ARGUMENT = re.compile(
+    rf"({'|'.join(sorted(map(re.escape, SECRET_FLAGS), reverse=True))})([=\s]+)\S+"
+)
+_ASSIGNMENT = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=\S+")
+
+
+def lost_lines(live: LiveUnit, planned: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """Lines of a hand-written unit that would no longer hold, as `Name=value`; secrets are masked.
+
+    Drop-ins stay in force, so only the unit file itself counts. Nothing is lost of a unit of ours.
+
+    Args:
+        live: The unit that stands.
+        planned: The text that takes its place; empty where it is not known.
+        argv: The command line of that text.
+    """
+    if live.text is None or live.is_ours:
+        return ()
+    old, new = parse_unit(live.text), parse_unit(planned)
+    found = [*_directives(old, new), *_variables(live, new, argv), *_files(live, new, argv)]
+    return tuple(dict.fromkeys(found))
+
+
+def _directives(old: UnitFile, new: UnitFile) -> Iterator[str]:
+    kept = {(d.section, d.name, _normal(d.value)) for d in new.directives}
+    for directive in old.directives:
+        place = (directive.section, directive.name)
+        if place in _ELSEWHERE or (*place, _normal(directive.value)) in kept:
+            continue
+        same = _SAME_MEANING.get(place)
+        if same is None:
+            yield f"{directive.name}={_masked(directive)}"
+            continue
+        rest = [word for word in directive.value.split() if word not in same]
+        if rest:
+            yield f"{directive.name}={' '.join(rest)}"
+
+
+def _normal(value: str) -> str:
+    """A value as systemd understands it: words for yes and no, seconds with or without their unit."""
+    lowered = value.lower()
+    if lowered in _YES | _NO:
+        return "yes" if lowered in _YES else "no"
+    return re.sub(r"^(\d+)\s*s(ec)?$", r"\1", value)
+
+
+def _masked(directive: Directive) -> str:
+    """The value of a line without what nobody may see."""
+    if directive.name.startswith("SetCredential"):
+        return f"{directive.value.partition(':')[0]}:..."
+    value = _SECRET_ARGUMENT.sub(r"\1\2...", directive.value)
+    return _ASSIGNMENT.sub(
+        lambda one: f"{one[1]}=..." if is_secret_variable(one[1]) else one[0], value
+    )
+
+
+def _variables(live: LiveUnit, new: UnitFile, argv: Sequence[str]) -> Iterator[str]:
+    for name, value in live.own_environment.items():
+        is_overridden = bool(live.own_environment_files) and name in live.file_environment
+        if not is_overridden and not _is_taken(name, value, new, argv):
+            yield f"Environment={name}={'...' if is_secret_variable(name) else value}"
+
+
+def _files(live: LiveUnit, new: UnitFile, argv: Sequence[str]) -> Iterator[str]:
+    """Environment files, with the names of variables that are not taken over."""
+    variables = live.file_environment
+    lost = [name for name, value in variables.items() if not _is_taken(name, value, new, argv)]
+    if variables and not lost:
+        return
+    for path in live.own_environment_files:
+        sets = f" (with {', '.join(lost)})" if lost else ""
+        yield f"EnvironmentFile={path}{sets}"
+
+
+def _is_taken(name: str, value: str, new: UnitFile, argv: Sequence[str]) -> bool:
+    """Whether the new unit has the variable, or its command line the option that it stands for."""
+    if name in _OWN_VARIABLES or (name, value) in environment_of(new, {"%": "%"}).pairs:
+        return True
+    if not name.startswith(PREFIX):
+        return False
+    flag = flag_of(name.removeprefix(PREFIX))
+    for word, after in itertools.pairwise([*argv, ""]):
+        spelled = normal_spelling(word)
+        is_same = spelled == flag or (owner_of(flag) or flag) == owner_of(word)
+        is_on = value.lower() in TRUE and spelled.startswith("--no-") == flag.startswith("--no-")
+        if word.startswith("-") and is_same and (after == value or is_on):
+            return True
+    return False

@@ -1,0 +1,116 @@
+"""What is here: GPUs, processor, memory, limits, service manager, engines, units that serve already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.engine.builds import engine_json, find_engines
+from tunerd.engine.help import Engine
+from tunerd.engine.serving import read_live_unit
+from tunerd.errors import TunerdError
+from tunerd.machine.facts import Gpu, Host
+from tunerd.machine.host import read_host
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.units.systemd import lingers
+from tunerd.words import Mode
+
+_ENGINE_WORDS = ("llama-server", "llama_server")
+
+
+def detect(ctx: Context) -> ActionResult:
+    """`tunerd detect`."""
+    host = read_host(ctx.gpu)
+    engines = find_engines(ctx)
+    units = serving_units(ctx)
+    linger = lingers(ctx.environment) if ctx.mode is Mode.USER else None
+    payload = {
+        "gpus": None if host.gpus is None else [gpu_json(gpu) for gpu in host.gpus],
+        "gpu_problem": host.gpu_problem,
+        "driver_version": host.driver_version,
+        "cuda_version": host.cuda_version,
+        "cpu": asdict(host.cpu),
+        "memory": asdict(host.memory),
+        "kernel": host.kernel,
+        "hostname": host.hostname,
+        "in_container": host.in_container,
+        "mode": str(ctx.mode),
+        "lingers": linger,
+        "engines": [engine_json(engine) for engine in engines],
+        "units": units,
+    }
+    return ActionResult("detect", payload, tuple(_detect_messages(host, engines, linger)))
+
+
+def gpu_json(gpu: Gpu) -> dict[str, Any]:
+    """A GPU as scripts read it."""
+    data = asdict(gpu)
+    data["unattributed_mib"] = gpu.unattributed_mib
+    for process, source in zip(data["processes"] or (), gpu.processes or (), strict=True):
+        process["is_display_server"] = source.is_display_server
+    return data
+
+
+def serving_units(ctx: Context) -> list[Mapping[str, Any]]:
+    """Units that run a llama-server, whatever their name."""
+    found: list[Mapping[str, Any]] = []
+    for unit in ctx.services.service_units():
+        try:
+            live = read_live_unit(ctx, unit)
+        except TunerdError:
+            continue
+        words = " ".join((live.program or "", *(live.argv or ())[:1]))
+        if unit != ctx.unit and not any(word in words for word in _ENGINE_WORDS):
+            continue
+        if live.text is None:
+            continue
+        state = ctx.services.state(unit)
+        found.append(
+            {
+                "unit": unit,
+                "path": None if live.path is None else str(live.path),
+                "active": state.active_state,
+                "program": live.program,
+                "alias": live.serving.alias,
+                "port": live.serving.port,
+                "written_by_tunerd": live.is_ours,
+                "drop_ins": [str(path) for path in live.drop_ins],
+            }
+        )
+    return found
+
+
+def _detect_messages(host: Host, engines: tuple[Engine, ...], linger: bool | None) -> list[Message]:
+    messages: list[Message] = []
+    if host.gpus is None:
+        messages.append(warning("gpu-unknown", f"GPUs could not be read: {host.gpu_problem}"))
+    if not any(engine.capabilities is not None for engine in engines):
+        messages.append(
+            warning(
+                "no-engine",
+                "no llama-server was found",
+                "pip install 'tunerd[embedded]', or "
+                "name one in the settings: [engines.NAME] path = ...",
+            )
+        )
+    for gpu in host.gpus or ():
+        taken = sum(p.used_mib or 0 for p in gpu.processes or () if p.is_display_server)
+        if taken:
+            messages.append(
+                note(
+                    "display-server",
+                    f"GPU {gpu.index}: a display server holds {taken} MiB of VRAM",
+                    "plug the monitor into the processor's own graphics",
+                )
+            )
+    if linger is False:
+        messages.append(
+            warning(
+                "no-linger",
+                "without lingering your units end when you log out",
+                "loginctl enable-linger",
+            )
+        )
+    return messages

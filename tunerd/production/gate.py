@@ -1,0 +1,607 @@
+"""Waits until the unit's own process has answered a real request, or says why it will not."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+from tunerd.app import Context
+from tunerd.calendar import parse_time_span
+from tunerd.engine.health import (
+    Completion,
+    Expectation,
+    Failure,
+    FailureKind,
+    HttpState,
+    Lost,
+    Observation,
+    Patience,
+    Ready,
+    Starting,
+    classify,
+    hint_for,
+    judge_generation,
+    judge_settled,
+    judge_speculation,
+    judge_start,
+    last_words,
+    load_progress,
+    says_port_taken,
+)
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import address_now, address_of, read_live_unit
+from tunerd.errors import JobCanceled, ServiceError, TunerdError
+from tunerd.machine.host import process_facts
+from tunerd.machine.net import (
+    can_bind,
+    is_in_use,
+    is_listened_on,
+    listening_pid,
+    listening_ports,
+    other_listeners,
+)
+from tunerd.result import Progress
+from tunerd.units.manager import UnitState
+
+POLL_S = 0.1
+PROBE_PROMPT = "The quick brown fox jumps over the lazy dog. One, two, three, four,"
+PROBE_TOKENS = 24
+_LOG_LINES = 400
+_MOST_RESTARTS = 3
+_END_S = 1.0
+# The manager may know of a process's end before the journal has its last lines.
+_LOG_READS = 3
+_LOG_LAG_S = 0.2
+_NO_STEP = Progress("")
+_VAGUE = (FailureKind.UNKNOWN, FailureKind.CRASH)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that answered: its process, its invocation, and when (on the monotonic clock)."""
+
+    pid: int
+    invocation: str | None
+    answered_at_s: float
+    first_text: str
+
+
+@dataclass(frozen=True)
+class NotServing:
+    """A server that did not.
+
+    The cause is found when it is asked for, which is after another server was started: an engine may
+    have written megabytes before it ended. What decides about starts is known at once.
+    """
+
+    text: str
+    was_stopped: bool
+    says_port_taken: bool
+    explain: Callable[[], Failure] = field(repr=False)
+
+    @cached_property
+    def failure(self) -> Failure:
+        """The cause."""
+        return self.explain()
+
+
+def wait_until_serving(
+    ctx: Context,
+    unit: str,
+    *,
+    address: Address | None,
+    expected: Expectation,
+    model_bytes: int | None = None,
+    begun: Progress = _NO_STEP,
+) -> Serving | NotServing:
+    """Watch a unit that was just (re)started.
+
+    Args:
+        ctx: Where.
+        unit: Its name.
+        address: Where it should listen; None to look where its process does.
+        expected: Who should answer.
+        model_bytes: Size of the weights, for progress.
+        begun: The step of a longer action that the load is; the first generation is the next one.
+    """
+    for _ in range(_MOST_RESTARTS):
+        found = _watch_start(ctx, unit, address, expected, _Load(begun, model_bytes))
+        if not isinstance(found, _RestartedByHand):
+            break
+        ctx.say("somebody restarted it; watching again")
+        expected = replace(expected, old_invocation=found.old_invocation)
+    if isinstance(found, Serving):
+        return found
+    lost = found.lost if isinstance(found, _RestartedByHand) else found
+    return _not_serving(ctx, unit, lost, address)
+
+
+@dataclass(frozen=True, slots=True)
+class _RestartedByHand:
+    """Another invocation runs now, and no failure led to it."""
+
+    old_invocation: str | None
+    lost: Lost
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What progress is told of a load: the step that it is, and how much there is to load."""
+
+    begun: Progress
+    model_bytes: int | None
+
+    def at(self, text: str, done_mib: int, took_s: float) -> Progress:
+        """Progress of the load itself."""
+        told = replace(self.begun, text=text)
+        if not self.model_bytes or done_mib <= 0:
+            return told
+        ratio = min(0.99, done_mib * 1024 * 1024 / self.model_bytes)
+        left_s = took_s * (1 - ratio) / ratio if took_s > 1 else None
+        return replace(told, done_ratio=ratio, left_s=left_s)
+
+    def after(self, text: str) -> Progress:
+        """Progress of what follows the load."""
+        step = self.begun.step
+        return replace(self.begun, text=text, step=None if step is None else step + 1)
+
+
+def _watch_start(
+    ctx: Context,
+    unit: str,
+    address: Address | None,
+    expected: Expectation,
+    load: _Load,
+) -> Serving | Lost | _RestartedByHand:
+    found = _wait_for_ready(ctx, unit, address, expected, load)
+    if isinstance(found, Lost):
+        return found
+    server, state = found
+    ctx.report(load.after("asking for a first generation"))
+    completion = server.complete(
+        PROBE_PROMPT,
+        n_predict=PROBE_TOKENS,
+        timeout_s=ctx.settings.service.generation_limit_s,
+    )
+    answered_at_s = ctx.clock.monotonic_s()
+    lost = _judge_completion(ctx, unit, state, completion, server, expected)
+    if lost is None:
+        ctx.report(load.after("watching that it stays"))
+        lost = _settle(ctx, unit, state, ctx.settings.service.settle_s)
+    if lost is None:
+        text = completion.text or ""
+        return Serving(state.main_pid or 0, state.invocation_id, answered_at_s, text)
+    now = ctx.services.state(unit)
+    if now.is_active and now.invocation_id != state.invocation_id and not now.n_restarts:
+        return _RestartedByHand(state.invocation_id, lost)
+    return lost
+
+
+def _wait_for_ready(
+    ctx: Context,
+    unit: str,
+    address: Address | None,
+    expected: Expectation,
+    load: _Load,
+) -> tuple[LlamaServer, UnitState] | Lost:
+    settings = ctx.settings.service
+    began_s = ctx.clock.monotonic_s()
+    patience = Patience(stall_s=settings.stall_s, limit_s=settings.start_limit_s)
+    moved_s, furthest = began_s, -1
+    last_text = ""
+    while True:
+        now, server = _look(ctx, unit, address)
+        if (now.progress or 0) > furthest:
+            moved_s, furthest = now.at_s, now.progress or 0
+        judged = judge_start(
+            now, first_s=began_s, moved_s=moved_s, expected=expected, patience=patience
+        )
+        if isinstance(judged, Lost):
+            return judged
+        if isinstance(judged, Ready) and server is not None:
+            return server, now.unit
+        if isinstance(judged, Starting) and (judged.text != last_text or load.model_bytes):
+            last_text = judged.text
+            ctx.report(load.at(judged.text, furthest, now.at_s - began_s))
+        ctx.clock.sleep(POLL_S)
+
+
+def _look(
+    ctx: Context, unit: str, address: Address | None
+) -> tuple[Observation, LlamaServer | None]:
+    state = ctx.services.state(unit)
+    if address is None and state.main_pid is not None:
+        ports = listening_ports(state.main_pid)
+        address = Address("127.0.0.1", min(ports)) if ports else None
+    server = None
+    if address is not None and state.main_pid is not None:
+        server = LlamaServer(replace(address, pid=state.main_pid), ctx.clock)
+    http = server.health() if server is not None and state.is_active else HttpState.REFUSED
+    alias = server.alias() if server is not None and http is HttpState.READY else None
+    listener = None
+    # Not at each look: the kernel's table takes long to read.
+    if address is not None and http in {HttpState.READY, HttpState.WRONG}:
+        listener = _who_listens(address, state.main_pid)
+    facts = process_facts(state.main_pid) if state.main_pid is not None else None
+    progress = load_progress(
+        {
+            "read": None if facts is None or facts.read_bytes is None else facts.read_bytes >> 20,
+            "rss": None if facts is None else facts.rss_mib,
+            "vram": _vram_used(ctx, state.main_pid),
+        }
+    )
+    now = Observation(ctx.clock.monotonic_s(), state, http, listener, alias, progress)
+    return now, server
+
+
+def _who_listens(address: Address, own: int | None) -> int | None:
+    """The process that answers there; somebody else's where it shares the port with the unit's."""
+    if own is not None:
+        others = other_listeners(address.port, address.host, own)
+        if others:
+            return others[0]
+    return listening_pid(address.port, address.host, likely=own)
+
+
+def _vram_used(ctx: Context, pid: int | None) -> int | None:
+    gpus = ctx.gpu.read().gpus
+    if pid is None or not gpus:
+        return None
+    return sum(gpu.used_mib or 0 for gpu in gpus)
+
+
+def _judge_completion(
+    ctx: Context,
+    unit: str,
+    before: UnitState,
+    completion: Completion,
+    server: LlamaServer,
+    expected: Expectation,
+) -> Lost | None:
+    # Where the connection broke, the process may take a moment to end.
+    patience_s = _END_S if completion.problem is not None and not completion.timed_out else 0.0
+    settled = _settle(ctx, unit, before, patience_s)
+    if settled is not None:
+        return settled
+    if completion.problem is not None and completion.timed_out:
+        return Lost(FailureKind.HANG, f"the first generation gave {completion.problem}")
+    if completion.wants_key:  # it answers, and refuses only who may not tell it the key
+        return None
+    slots = server.slots() if expected.expects_draft else None
+    return judge_generation(completion, wanted=PROBE_TOKENS) or judge_speculation(
+        completion, speculative=slots.speculative if slots is not None else None, expected=expected
+    )
+
+
+def _settle(ctx: Context, unit: str, before: UnitState, for_s: float) -> Lost | None:
+    """Watch a little longer: some servers die right after their first answer."""
+    end_s = ctx.clock.monotonic_s() + for_s
+    while True:
+        now = ctx.services.state(unit)
+        lost = judge_settled(now, main_pid=before.main_pid or 0, invocation=before.invocation_id)
+        if lost is not None or ctx.clock.monotonic_s() >= end_s:
+            return lost
+        ctx.clock.sleep(min(0.25, for_s))
+
+
+def restart_unit(ctx: Context, unit: str) -> NotServing | None:
+    """Restart a unit; why it did not even start, where that is for its own reasons.
+
+    Raises:
+        JobCanceled: somebody else took it over.
+        ServiceError: the service manager refused, or did not answer.
+    """
+    try:
+        ctx.services.restart(unit)
+    except JobCanceled:
+        raise
+    except ServiceError as problem:
+        if not ctx.services.state(unit).has_failed:
+            raise
+        return _not_serving(ctx, unit, Lost(None, problem.message))
+    return None
+
+
+def why_it_ended(ctx: Context, unit: str) -> NotServing:
+    """The cause of the end of a server that had answered before."""
+    return _not_serving(ctx, unit, Lost(None, "it ended"))
+
+
+def _not_serving(ctx: Context, unit: str, lost: Lost, address: Address | None = None) -> NotServing:
+    state = ctx.services.state(unit)
+    lines = _last_words(ctx, unit, state)
+    has_exited = not state.is_active and state.exit_kind == "exited"
+    where = None if address is None or not has_exited else (address.reachable_host, address.port)
+    for _ in range(_LOG_READS):
+        if where is None or says_port_taken(lines) or can_bind(*where):
+            break
+        ctx.clock.sleep(_LOG_LAG_S)
+        lines = _last_words(ctx, unit, state)
+    # By what its manager says alone: a server may print whatever it likes before it ends.
+    has_ended_well = not state.is_active and state.result == "success"
+    was_stopped = has_ended_well and ctx.services.was_stopped(unit, state.invocation_id or "")
+    in_use = address if where is not None and is_in_use(*where) else None
+    if was_stopped:
+        words = "it was stopped while it was being checked"
+        explain = partial(Failure, FailureKind.STOPPED, words, None)
+    else:
+        explain = partial(_explain, ctx, lost, state, lines, in_use)
+    return NotServing(lost.text, was_stopped, says_port_taken(lines), explain)
+
+
+def _explain(
+    ctx: Context, lost: Lost, state: UnitState, lines: tuple[str, ...], in_use: Address | None
+) -> Failure:
+    """The cause, from the log where the observation alone does not tell."""
+    failure = _classified(state, lines)
+    for _ in range(_LOG_READS):
+        if state.is_active or failure.kind not in _VAGUE or state.invocation_id is None:
+            break
+        ctx.clock.sleep(_LOG_LAG_S)
+        with contextlib.suppress(ServiceError):
+            lines = _of_invocation(ctx, state) or lines
+        failure = _classified(state, lines)
+    is_better_seen = failure.kind in _VAGUE or state.is_active
+    if lost.kind is not None and lost.kind is not failure.kind and is_better_seen:
+        # Of a server that runs, warnings in its log are not what went wrong.
+        words = f"{lost.text}; it last said: {last_words(lines)}"
+        failure = Failure(lost.kind, words, hint_for(lost.kind))
+    if in_use is not None and failure.kind is FailureKind.UNKNOWN:
+        # mainline of May 2026 and BeeLlama bind first and end at once, and their log thread is slower.
+        words = f"{failure.words}; port {in_use.port} of {in_use.host} is in use"
+        kind = FailureKind.PORT_TAKEN
+        failure = Failure(kind, words, hint_for(kind))
+    return failure
+
+
+def _classified(state: UnitState, lines: tuple[str, ...]) -> Failure:
+    kind, status = state.exit_kind, state.exit_status
+    return classify(lines, exit_kind=kind, exit_status=status, result=state.result)
+
+
+def _last_words(ctx: Context, unit: str, state: UnitState) -> tuple[str, ...]:
+    """What this invocation wrote: an earlier one may have failed for another reason."""
+    lines = _of_invocation(ctx, state) if state.invocation_id is not None else ()
+    return lines or ctx.services.log(unit, max_lines=_LOG_LINES)
+
+
+def _of_invocation(ctx: Context, state: UnitState) -> tuple[str, ...]:
+    return ctx.services.log(state.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
+
+
+def check_as_it_stands(
+    ctx: Context, *, old_invocation: str | None, n_restarts: int = 0
+) -> Serving | NotServing:
+    """Whether the unit that stands on disk serves, judged by what its own text says.
+
+    `n_restarts` is how many restarts by its manager are known of, and do not speak against it.
+    """
+    live = read_live_unit(ctx)
+    expected = Expectation(
+        old_invocation=old_invocation,
+        alias=live.serving.alias,
+        expects_draft=False,
+        n_restarts=n_restarts,
+    )
+    return wait_until_serving(ctx, ctx.unit, address=address_of(ctx, live), expected=expected)
+
+
+# Connections that have ended keep their port for a minute (TCP_TIMEWAIT_LEN of Linux). A server whose
+# socket options are not those of the one before it cannot bind it before: mainline after ik_llama.cpp.
+PORT_PATIENCE_S = 65.0
+PORT_POLL_S = 3.0
+
+
+def start_again(
+    ctx: Context,
+    watch: Callable[[str | None], Serving | NotServing],
+    address: Callable[[], Address | None],
+) -> Serving | NotServing:
+    """Restart what stands on disk and watch it; again where its port is only not free yet.
+
+    Args:
+        ctx: Where.
+        watch: Says how the start went; gets the invocation that ran before it.
+        address: Where the server is to listen; None where nobody knows.
+    """
+    end_s = None
+    while True:
+        old_invocation = ctx.services.state(ctx.unit).invocation_id
+        ctx.services.reset_failed(ctx.unit)
+        found = restart_unit(ctx, ctx.unit) or watch(old_invocation)
+        if isinstance(found, Serving) or not port_will_be_free(found, address()):
+            return found
+        now_s = ctx.clock.monotonic_s()
+        end_s = now_s + PORT_PATIENCE_S if end_s is None else end_s
+        if now_s >= end_s:
+            return found
+        ctx.report(Progress("waiting until the port is free again", left_s=end_s - now_s))
+        ctx.clock.sleep(min(PORT_POLL_S, end_s - now_s))
+
+
+def port_will_be_free(found: NotServing, address: Address | None) -> bool:
+    """Whether a start failed for a port on which nobody listens, so that only time is missing."""
+    if not found.says_port_taken:
+        return False
+    return address is None or not is_listened_on(address.port, address.host)
+
+
+# Linux keeps the port of ended connections for 60 s (TCP_TIMEWAIT_LEN); a start takes a moment too.
+LEAST_WINDOW_S = 65.0
+PROPERTIES = ("Restart", "RestartUSec", "StartLimitBurst", "StartLimitIntervalUSec")
+"""What the service manager is asked for."""
+
+
+def restart_window_s(shown: Mapping[str, str]) -> float | None:
+    """Seconds from the first start to the last that its manager tries; infinite without a limit.
+
+    None where the manager does not say. systemd refuses a start that would be one more than the burst
+    within the interval, so starts that are far enough apart are never refused (systemd.unit(5),
+    StartLimitIntervalSec=).
+    """
+    burst = shown.get("StartLimitBurst", "")
+    restart_s = parse_time_span(shown.get("RestartUSec", ""))
+    interval_s = parse_time_span(shown.get("StartLimitIntervalUSec", ""))
+    if restart_s is None or interval_s is None or not burst.isdecimal():
+        return None
+    if shown.get("Restart") not in {"always", "on-failure"}:
+        return 0.0
+    window_s = int(burst) * restart_s
+    has_limit = int(burst) > 0 and interval_s > 0
+    return math.inf if not has_limit or window_s >= interval_s else window_s
+
+
+_RETURN_POLL_S = 0.25
+
+
+def come_back(ctx: Context) -> Serving | NotServing:
+    """Watch production, which was started, until it serves or nothing will start it again.
+
+    A start that its manager repeats is waited for, for as long as a port may take to be free; one that
+    failed for such a port is repeated here, also where the manager has given up.
+
+    Raises:
+        HostError: its file cannot be read.
+        ServiceError: the service manager does not do its part.
+    """
+    end_s = ctx.clock.monotonic_s() + PORT_PATIENCE_S
+    while True:
+        n_restarts = ctx.services.state(ctx.unit).n_restarts or 0
+        found = check_as_it_stands(ctx, old_invocation=None, n_restarts=n_restarts)
+        if isinstance(found, Serving):
+            return found
+        if port_will_be_free(found, _address(ctx)):
+            ctx.say("waiting until the port is free again")
+            ctx.clock.sleep(PORT_POLL_S)
+            return start_again(ctx, partial(_watch_return, ctx), partial(_address, ctx))
+        if not _is_started_again(ctx.services.state(ctx.unit), n_restarts):
+            return found
+        if not _wait_for_restart(ctx, end_s):
+            return found
+
+
+def _watch_return(ctx: Context, old_invocation: str | None) -> Serving | NotServing:
+    return check_as_it_stands(ctx, old_invocation=old_invocation)
+
+
+def _address(ctx: Context) -> Address | None:
+    return address_of(ctx, read_live_unit(ctx))
+
+
+def _waits(state: UnitState) -> bool:
+    return state.sub_state.startswith("auto-restart")
+
+
+def _is_started_again(state: UnitState, n_before: int) -> bool:
+    """Whether its manager starts it again, or has done so since there were so many restarts."""
+    runs = state.active_state in {"active", "activating"}
+    return _waits(state) or (runs and (state.n_restarts or 0) > n_before)
+
+
+def _wait_for_restart(ctx: Context, end_s: float) -> bool:
+    """Whether the manager did it in time."""
+    while True:
+        left_s = end_s - ctx.clock.monotonic_s()
+        if left_s <= 0:
+            return False
+        if not _waits(ctx.services.state(ctx.unit)):
+            return True
+        ctx.report(Progress(f"{ctx.unit} ended; its manager starts it again", left_s=left_s))
+        ctx.clock.sleep(_RETURN_POLL_S)
+
+
+# Connections that have ended keep their port for a minute (TCP_TIMEWAIT_LEN of Linux).
+PORT_WAIT_S = 75.0
+_PORT_POLL_S = 1.0
+
+
+@dataclass
+class PortTurns:
+    """Whose turn the port was last, `last` being the program; None where it is not known.
+
+    ik closes streams from its side, so that the kernel remembers them for a minute, and then neither
+    it nor mainline binds a port after the other. The same program again binds it at once.
+    """
+
+    ctx: Context
+    is_held: Callable[[], bool]
+    last: Path | None
+
+    def is_productions(self, program: Path | None) -> bool:
+        """Whether this program is the one that production runs, as far as that can be told."""
+        own = program_of_production(self.ctx)
+        return program is not None and own is not None and is_one_program(program, own)
+
+    def wait_for(self, program: Path | None, address: Address | None) -> None:
+        """Wait until this program can bind; not where it was the last one, or somebody listens.
+
+        Ends early where the lease is gone: its place is taken then, and nothing is to be waited for.
+        """
+        is_same = (
+            program is not None and self.last is not None and is_one_program(program, self.last)
+        )
+        self.last = program
+        if is_same or address is None:
+            return
+        clock = self.ctx.clock
+        end_s = clock.monotonic_s() + PORT_WAIT_S
+        while not can_bind(address.reachable_host, address.port):
+            left_s = end_s - clock.monotonic_s()
+            if left_s <= 0 or not self.is_held() or is_listened_on(address.port, address.host):
+                return
+            self.ctx.report(Progress("waiting until the port is free again", left_s=left_s))
+            clock.sleep(_PORT_POLL_S)
+
+    def wait_for_production(self) -> None:
+        """Wait until production can bind its port; where its file cannot be read, do not wait."""
+        with contextlib.suppress(TunerdError):
+            live = read_live_unit(self.ctx)
+            program = Path(live.argv[0]) if live.argv else None
+            self.wait_for(program, address_of(self.ctx, live))
+
+
+def program_of_production(ctx: Context) -> Path | None:
+    """The program that production's file names; None where that cannot be told."""
+    with contextlib.suppress(TunerdError):
+        live = read_live_unit(ctx)
+        return Path(live.argv[0]) if live.argv else None
+    return None
+
+
+def address_of_production(ctx: Context, state: UnitState) -> Address | None:
+    """Where production listens, or will once it starts; None where that cannot be told."""
+    with contextlib.suppress(TunerdError):
+        return address_now(ctx, read_live_unit(ctx), state)
+    return None
+
+
+def is_one_program(program: Path, other: Path) -> bool:
+    """Whether both are the same file."""
+    return program == other or program.resolve() == other.resolve()
+
+
+_DRAIN_POLL_S = 0.5
+
+
+def drain(ctx: Context, before: UnitState) -> tuple[str, ...]:
+    """Wait for idle slots as long as the settings say; what to tell of requests that are cut."""
+    if not before.is_active:
+        return ()
+    address = address_now(ctx, read_live_unit(ctx), before)
+    if address is None:
+        return ()
+    server = LlamaServer(address, ctx.clock)
+    end_s = ctx.clock.monotonic_s() + ctx.settings.service.drain_s
+    while True:
+        n_busy = server.n_busy(timeout_s=2.0)
+        left_s = end_s - ctx.clock.monotonic_s()
+        if not n_busy:
+            return ()
+        if left_s <= 0:
+            return (f"{n_busy} requests were still running after the drain time and were cut",)
+        ctx.say(f"waiting for {n_busy} running requests", left_s=left_s)
+        ctx.clock.sleep(min(_DRAIN_POLL_S, left_s))

@@ -1,0 +1,800 @@
+"""Measures on the live box: takes production's place for a while, and sees to it that it comes back.
+
+    with hold(ctx, purpose="bench rtx-3090-ti-24gb", budget_s=600) as held:
+        with held.serve(plan) as candidate:
+            if candidate.fault is None:
+                ask(candidate.address)
+                held.check()
+
+Whatever ends this process, the service manager ends the candidates and starts production again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.engine.flags import arguments_sha256
+from tunerd.engine.health import FailureKind, Fault, Reason, fault_of
+from tunerd.engine.server import Address
+from tunerd.engine.serving import read_live_unit, specifiers_of
+from tunerd.errors import (
+    Busy,
+    DeployError,
+    JobCanceled,
+    Preempted,
+    ServiceError,
+    Stranded,
+    TunerdError,
+)
+from tunerd.machine.files import lock
+from tunerd.machine.process import Interrupts
+from tunerd.production.gate import (
+    LEAST_WINDOW_S,
+    PORT_WAIT_S,
+    PROPERTIES,
+    NotServing,
+    PortTurns,
+    Serving,
+    address_of_production,
+    come_back,
+    drain,
+    is_one_program,
+    program_of_production,
+    restart_window_s,
+    wait_until_serving,
+    why_it_ended,
+)
+from tunerd.production.measurement import (
+    clear_dead_measurements,
+    ended_by,
+    forget_measurement,
+    owe,
+    remove_unit_files,
+    wait_for_dead_measurement,
+    write_measurement,
+    written_record,
+)
+from tunerd.production.plan import (
+    Plan,
+    address_of_plan,
+    expectation_of_plan,
+    remember_load,
+    service_user,
+    unit_spec,
+    unit_template,
+)
+from tunerd.production.recover import recover_locked
+from tunerd.production.unattended import demand_root_for_plan
+from tunerd.result import Level, Progress
+from tunerd.tryout.local_state import prune_logs
+from tunerd.units.generations import Outcome
+from tunerd.units.manager import (
+    PORT_LIMIT_S,
+    Lease,
+    LeaseRecord,
+    LeaseSpec,
+    UnitState,
+    candidate_unit,
+    is_candidate,
+)
+from tunerd.units.text import environment_of, parse_unit, render_unit
+from tunerd.words import Mode, format_duration
+
+_MODE = 0o644
+_LINES = 2000
+_STOP_TIMEOUT_S = 3
+# Sorts after what people write; what it says must win over drop-ins of production.
+_OWN_DROP_IN = "zzz-tunerd-candidate.conf"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A server under trial: it answered a real request, or has a `fault`.
+
+    `argv_sha256` is the hash of the arguments and of those `environment` variables that count, by
+    which what was measured and what is deployed are known to be the same. `boot_s` is from its start to that first answer; `lines` is what the
+    engine wrote until then; `vram_free_mib` what its GPUs have left after the load, the least of
+    them, None without a GPU or a reading.
+    """
+
+    unit: str
+    plan: Plan
+    argv_sha256: str
+    environment: Mapping[str, str]
+    address: Address
+    boot_s: float | None
+    serving: Serving | None
+    fault: Fault | None
+    lines: tuple[str, ...]
+    vram_free_mib: int | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it serves."""
+        return self.fault is None
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers."""
+        return self.address.url
+
+    def look(self, ctx: Context) -> Fault | None:
+        """Why it ended since; None while the process that answered first still runs."""
+        if self.serving is None:
+            return self.fault
+        state = ctx.services.state(self.unit)
+        if state.is_active and state.main_pid == self.serving.pid:
+            return None
+        return fault_of(why_it_ended(ctx, self.unit).failure)
+
+
+def start_candidate(
+    ctx: Context, plan: Plan, lease: LeaseSpec, number: int, *, limit_s: float
+) -> Candidate:
+    """Write its unit, start it, and wait until it has answered a real request or will not.
+
+    Raises:
+        DeployError: only root may have its unit run.
+        HostError: the unit file cannot be written.
+        ServiceError: the service manager refused, for instance because the lease is gone.
+    """
+    unit = candidate_unit(lease.id, number)
+    address = address_of_plan(ctx, plan)
+    if plan.is_refused:
+        return _judged(ctx, unit, plan, address, fault=_refusal(plan))
+    demand_root_for_plan(ctx, plan)
+    ctx.say(f"starting candidate {number}")
+    _write_unit(ctx, plan, lease, unit, limit_s)
+    began_s = ctx.clock.monotonic_s()
+    found = _refused_start(ctx, unit) or wait_until_serving(
+        ctx,
+        unit,
+        address=address,
+        expected=expectation_of_plan(plan),
+        model_bytes=plan.facts.file_bytes,
+    )
+    if isinstance(found, NotServing):
+        return _judged(ctx, unit, plan, address, fault=fault_of(found.failure))
+    boot_s = found.answered_at_s - began_s
+    candidate = _judged(ctx, unit, plan, address, serving=found, boot_s=boot_s)
+    remember_load(ctx, plan.command.argv, plan.unit_text, candidate.lines)
+    return candidate
+
+
+def stop_candidate(ctx: Context, lease: LeaseSpec, number: int) -> None:
+    """Stop it and remove every trace; one that was never started is no error.
+
+    Nothing here may hide what the caller found: what cannot be removed is left to `tunerd recover`,
+    and what cannot be stopped ends with the lease.
+    """
+    unit = candidate_unit(lease.id, number)
+    folder = ctx.services.runtime_unit_dir
+    if not ((folder / unit).exists() or (folder / f"{unit}.d").exists()):
+        return
+    steps: tuple[Callable[[], None], ...] = (
+        lambda: ctx.services.stop(unit),
+        lambda: remove_unit_files(ctx, unit),
+        ctx.services.reload,
+        lambda: ctx.services.reset_failed(unit),
+    )
+    for step in steps:
+        with contextlib.suppress(TunerdError):
+            step()
+    if ctx.mode is Mode.LOCAL:  # elsewhere the journal has limits of its own
+        prune_logs(ctx.paths, is_candidate)
+
+
+def candidate_text(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_s: float) -> str:
+    """The unit's text: production's, but for its name and what ties it to the lease."""
+    user = service_user(ctx, plan.live)
+    spec = unit_spec(ctx, plan.resolved, plan.engine, plan.command, user)
+    own = [("RuntimeMaxSec", f"{max(1.0, limit_s):.0f}")] if ctx.mode is not Mode.LOCAL else []
+    spec = replace(
+        spec,
+        unit=unit,
+        restart="no",
+        # llama-server waits for the end of a stream under way, and production for that of the candidate.
+        stop_timeout_s=min(spec.stop_timeout_s, _STOP_TIMEOUT_S),
+        unit_directives=(
+            *spec.unit_directives,
+            ("BindsTo", lease.unit),
+            # Ordered after production too, so that it is down before production starts.
+            ("After", f"{lease.unit} {lease.production}"),
+        ),
+        service_directives=(*spec.service_directives, *own),
+        wanted_by=None,
+    )
+    return render_unit(unit_template(ctx), spec)
+
+
+def _write_unit(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_s: float) -> None:
+    folder = ctx.services.runtime_unit_dir
+    ctx.files.make_folder(folder)
+    _copy_drop_ins(ctx, lease, unit)
+    text = candidate_text(ctx, plan, lease, unit, limit_s)
+    ctx.files.write(folder / unit, text.encode("utf-8", "surrogateescape"), mode=_MODE)
+    ctx.services.reload()
+
+
+def _copy_drop_ins(ctx: Context, lease: LeaseSpec, unit: str) -> None:
+    """Production's drop-ins hold for what is measured too, as they will when it is deployed."""
+    drop_ins = read_live_unit(ctx).drop_ins
+    if not drop_ins:
+        return
+    folder = ctx.services.runtime_unit_dir / f"{unit}.d"
+    ctx.files.make_folder(folder)
+    for path in drop_ins:
+        content = ctx.files.read(path)
+        if content is not None:
+            ctx.files.write(folder / path.name, content, mode=_MODE)
+    own = f"[Unit]\nBindsTo={lease.unit}\n[Service]\nRestart=no\n"
+    ctx.files.write(folder / _OWN_DROP_IN, own.encode(), mode=_MODE)
+
+
+def _refused_start(ctx: Context, unit: str) -> NotServing | None:
+    """Start it; why it did not even start, where that is for its own reasons."""
+    try:
+        ctx.services.start_bound(unit)
+    except JobCanceled:
+        raise
+    except ServiceError:
+        if not ctx.services.state(unit).has_failed:
+            raise
+        return why_it_ended(ctx, unit)
+    return None
+
+
+def _refusal(plan: Plan) -> Fault:
+    errors = [message for message in plan.messages if message.level is Level.ERROR]
+    words = "; ".join(message.text for message in errors)
+    hint = next((message.hint for message in errors if message.hint), None)
+    return Fault(Reason.REFUSED, FailureKind.BAD_ARGUMENT, words, hint)
+
+
+def _judged(
+    ctx: Context,
+    unit: str,
+    plan: Plan,
+    address: Address,
+    *,
+    serving: Serving | None = None,
+    boot_s: float | None = None,
+    fault: Fault | None = None,
+) -> Candidate:
+    lines = ctx.services.log(unit, max_lines=_LINES) if not plan.is_refused else ()
+    # By production's own text and name: a candidate's differs in neither.
+    text = parse_unit(plan.unit_text)
+    environment = dict(environment_of(text, specifiers_of(ctx, ctx.unit)).pairs)
+    return Candidate(
+        unit=unit,
+        plan=plan,
+        argv_sha256=arguments_sha256(plan.command.argv, environment) or "",
+        environment=environment,
+        address=address,
+        boot_s=boot_s,
+        serving=serving,
+        fault=fault,
+        lines=lines,
+        vram_free_mib=_vram_free(ctx) if serving is not None and plan.has_gpu else None,
+    )
+
+
+def _vram_free(ctx: Context) -> int | None:
+    free = [gpu.free_mib for gpu in ctx.gpu.read().gpus or ()]
+    known = [mib for mib in free if mib is not None]
+    return min(known, default=None)
+
+
+_COMES_BACK_S = 5.0
+_POLL_S = 0.1
+# systemd ends what is bound to a unit before the unit itself, which then gets its SIGTERM at once.
+_SIGNAL_FOLLOWS_S = 1.0
+
+
+class Held:
+    """Production's place, held: candidates may be served in it.
+
+    `was_running` is whether production ran before, `restores` whether it runs afterwards.
+    `inhibits` is what the machine is kept from meanwhile (`sleep`, `idle`), None for nothing;
+    `notes` is what a person should know of how it began.
+    `without_service_s` is known after the end: from production's stop to its next real answer;
+    None if it did not run before or does not afterwards.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        lease: Lease,
+        *,
+        was_running: bool,
+        began_s: float,
+        address: Address | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.id = lease.spec.id
+        self.was_running = was_running
+        self.restores = lease.spec.restores
+        self.inhibits = lease.inhibits
+        self.notes = notes
+        self.without_service_s: float | None = None
+        self.until_s = began_s + lease.spec.limit_s
+        self._ctx = ctx
+        self._lease = lease
+        self._began_s = began_s
+        self._address = address
+        self._n_candidates = 0
+        self._turns = PortTurns(ctx, lease.is_held, program_of_production(ctx))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the service manager ends the lease; never below 0."""
+        return max(0.0, self.until_s - self._ctx.clock.monotonic_s())
+
+    def check(self) -> None:
+        """The lease still stands; call it between requests, and whenever one failed.
+
+        Raises:
+            Preempted: somebody started production or a change, its time ran out, or it was killed.
+                Production is starting or serves; nothing more can be measured.
+        """
+        if not self._lease.is_held():
+            raise self._preempted()
+
+    @contextlib.contextmanager
+    def serve(self, plan: Plan) -> Iterator[Candidate]:
+        """Serve what a plan would deploy, for the body: the same unit text, user and arguments.
+
+        Yields a candidate that has answered a real request, or one whose `fault` says why it did
+        not; a plan that is refused is such a fault too. One at a time.
+
+        Raises:
+            Preempted: the lease ended before or while it started.
+            ServiceError: the service manager does not do its part.
+            HostError: the unit file cannot be written.
+        """
+        self.check()
+        if not plan.is_refused:
+            self._turns.wait_for(plan.engine.program, address_of_plan(self._ctx, plan))
+            self.check()
+            self._restore_when_free(plan)
+        self._n_candidates += 1
+        started = False
+        try:
+            candidate = start_candidate(
+                self._ctx, plan, self._lease.spec, self._n_candidates, limit_s=self.left_s
+            )
+            started = True
+            if candidate.fault is not None:
+                self.check()
+            yield candidate
+        except ServiceError:
+            if not started:  # a unit that is bound to a lease which is gone does not start
+                self.check()
+            raise
+        finally:
+            stop_candidate(self._ctx, self._lease.spec, self._n_candidates)
+
+    def _restore_when_free(self, plan: Plan) -> None:
+        """Should everything end now: after another build production's port may be taken a minute."""
+        if self.restores and self._address is not None:
+            is_same = self._turns.is_productions(plan.engine.program)
+            where = (self._address.reachable_host, self._address.port)
+            self._lease.restore_when_free(None if is_same else where)
+
+    def look(self, candidate: Candidate) -> Fault | None:
+        """Why the candidate died since it started; None while it runs. For requests that failed.
+
+        Raises:
+            Preempted: the lease is gone.
+        """
+        self.check()
+        fault = candidate.look(self._ctx)
+        if fault is not None:
+            self.check()
+        return fault
+
+    def _preempted(self) -> Preempted:
+        ctx = self._ctx
+        word = ended_by(ctx, self.id)
+        if word is not None:
+            why = f"{word} ended it"
+        elif self.left_s <= 0:
+            why = f"its time of {format_duration(self._lease.spec.limit_s)} ran out"
+        elif ctx.mode is Mode.LOCAL and not ctx.services.state(ctx.unit).is_active:
+            why = "tunerd's supervisor ended"
+        else:
+            if self._lease.spec.bound_to is not None:  # ended first, where our own unit is to end
+                ctx.clock.sleep(_SIGNAL_FOLLOWS_S)
+            why = f"somebody started {ctx.unit}, or ended {self._lease.spec.unit}"
+        state = f"{ctx.unit} is back in its place" if self.restores or word else None
+        return Preempted("the measurement was ended", cause=why, state=state)
+
+    def close(self) -> None:
+        """End the lease and wait until production serves; `hold` calls it.
+
+        Raises:
+            Stranded: production does not serve again.
+            ServiceError: the service manager does not do its part.
+        """
+        ctx = self._ctx
+        was_held = self._lease.is_held()
+        if was_held:
+            ctx.say(f"ending the measurement; {ctx.unit} comes back")
+        try:
+            if was_held and self.restores and self._n_candidates:
+                self._turns.wait_for_production()
+            self._lease.end()
+        finally:
+            word, record = ended_by(ctx, self.id), written_record(ctx)
+            forget_measurement(ctx, self.id)
+        if word is not None or not self.restores:
+            return  # whoever asked for the end looks after the unit
+        if not was_held and ctx.mode is not Mode.LOCAL:
+            self._wait_for_its_start()
+        try:
+            self._see_it_serve()
+        except TunerdError:
+            if record is not None and record.id == self.id:
+                owe(ctx, record)
+            raise
+
+    def _wait_for_its_start(self) -> None:
+        """The manager starts it in a moment, if it has not: starting it by hand comes second.
+
+        The lease may still wait for production's port.
+        """
+        ctx, now_s = self._ctx, self._ctx.clock.monotonic_s
+        ending_s = now_s() + PORT_WAIT_S
+        end_s = now_s() + _COMES_BACK_S
+        while now_s() < end_s:
+            if ctx.services.state(self._lease.spec.unit).active_state == "deactivating":
+                left_s = max(0.0, ending_s - now_s())
+                ctx.report(Progress("waiting until the port is free again", left_s=left_s))
+                end_s = min(now_s(), ending_s) + _COMES_BACK_S
+            elif ctx.services.state(ctx.unit).active_state not in {"inactive", "deactivating"}:
+                return
+            ctx.clock.sleep(_POLL_S)
+
+    def _see_it_serve(self) -> None:
+        ctx = self._ctx
+        try:
+            ctx.services.start(ctx.unit)  # joins the start that the manager has begun
+        except JobCanceled:
+            return  # somebody stopped it just now
+        except ServiceError as error:
+            if not ctx.services.state(ctx.unit).has_failed:
+                raise self._not_back(error.message, error.cause) from error
+        found = come_back(ctx)
+        if isinstance(found, Serving):
+            if self.was_running:
+                self.without_service_s = found.answered_at_s - self._began_s
+            return
+        if not found.was_stopped:
+            raise self._not_back(found.text, _told(found))
+
+    def _not_back(self, message: str, cause: str | None) -> Stranded:
+        return Stranded(
+            f"{self._ctx.unit} does not serve after the measurement: {message}",
+            cause=cause,
+            state="nothing of it was changed; the measurement's own units are gone",
+            hint=f"`tunerd status`; then `systemctl restart {self._ctx.unit}`, or `tunerd rollback`",
+        )
+
+
+def _told(found: NotServing) -> str:
+    return f"{found.failure.kind}: {found.failure.words}"
+
+
+@contextlib.contextmanager
+def hold(
+    ctx: Context,
+    *,
+    purpose: str,
+    budget_s: float,
+    start_after: bool = False,
+    drains: bool = True,
+) -> Iterator[Held]:
+    """Hold production's place for the body; afterwards production serves again, as before.
+
+    What the body found must be kept before it ends: if production does not come back, this raises.
+    Ctrl-C, SIGTERM and SIGHUP end the body as exceptions.
+
+    Args:
+        ctx: Where. Progress goes to its sink.
+        purpose: What is measured, told to others: `bench rtx-3090-ti-24gb`.
+        budget_s: The longest that production may be away, without its own load [s]; the service
+            manager ends the lease then.
+        start_after: Start production afterwards even if it does not run now.
+        drains: Wait for requests under way first, as long as the settings say.
+
+    Raises:
+        Busy: another measurement or a change is under way.
+        DeployError: production does not start at boot, so a power cut would leave nothing.
+        HostError: a file cannot be written.
+        ServiceError: the lease cannot be had; production was started again.
+        Stranded: production does not serve afterwards.
+    """
+    with _only_measurement(ctx, purpose), Interrupts() as interrupts:
+        wait_for_dead_measurement(ctx)
+        spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after)
+        held = _begin(ctx, spec, before, purpose, drains=drains)
+        try:
+            yield held
+        except (KeyboardInterrupt, SystemExit) as end:
+            end.add_note(_state_after(ctx, held))
+            raise
+        finally:
+            with interrupts.held():
+                held.close()
+
+
+def _state_after(ctx: Context, held: Held) -> str:
+    """How the machine is once the lease was closed without an error."""
+    return f"{ctx.unit} {'serves again' if held.restores else 'does not run, as before'}"
+
+
+@contextlib.contextmanager
+def _only_measurement(ctx: Context, purpose: str) -> Iterator[None]:
+    """One at a time: the lock of measurements."""
+    try:
+        held = lock(ctx.paths.measure_lock, purpose=purpose, since=ctx.now_text())
+        held.__enter__()
+    except Busy as busy:
+        raise Busy(
+            "another measurement is under way",
+            cause=busy.cause,
+            state="nothing was changed",
+            hint=f"wait for it, or end it by starting {ctx.unit}",
+        ) from busy
+    with contextlib.ExitStack() as stack:
+        stack.push(held.__exit__)
+        yield
+
+
+def _prepare(
+    ctx: Context, purpose: str, budget_s: float, *, start_after: bool
+) -> tuple[LeaseSpec, UnitState]:
+    before = ctx.services.state(ctx.unit)
+    demand_return_at_boot(ctx, before)
+    runs = before.is_active or before.active_state == "activating"
+    spec = LeaseSpec(
+        id=secrets.token_hex(6),
+        production=ctx.unit,
+        restores=before.exists and (runs or start_after),
+        limit_s=budget_s,
+        why=purpose,
+        bound_to=ctx.own_unit,
+    )
+    return spec, before
+
+
+def demand_return_at_boot(ctx: Context, before: UnitState) -> None:
+    """Production is enabled, or there is none: a power cut must not leave a box without its server.
+
+    Raises:
+        DeployError: it is not.
+    """
+    if before.exists and before.is_enabled is not True:
+        raise DeployError(
+            f"{ctx.unit} does not start at boot, so nothing is measured in its place",
+            cause="after a power cut in the middle nothing would bring it back",
+            state="nothing was touched",
+            hint=f"`systemctl enable {ctx.unit}`, or `tunerd apply PROFILE`",
+        )
+
+
+def _told_of_sleep(lease: Lease) -> tuple[str, ...]:
+    """What is not kept from happening in the middle of it."""
+    if lease.inhibits == "sleep":
+        return ()
+    if lease.inhibits == "idle":
+        return ("the machine is kept from sleeping for idleness, not from being put to sleep",)
+    return ("nothing keeps the machine from going to sleep meanwhile",)
+
+
+def _take(ctx: Context, spec: LeaseSpec) -> Lease:
+    """Take the place; where that fails half-way, production is started again."""
+    try:
+        return ctx.services.lease(spec)
+    except BaseException:
+        if spec.restores and not ctx.services.state(ctx.unit).is_active:
+            ctx.services.reset_failed(ctx.unit)  # starts before this one must not refuse it
+            ctx.services.start(ctx.unit)
+        raise
+
+
+def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str, *, drains: bool) -> Held:
+    """Stop production and take its place, while no swap runs and none is left half-way."""
+    with lock(ctx.paths.lock, purpose=f"beginning {purpose}", since=ctx.now_text()):
+        recover_locked(ctx)
+        notes = drain(ctx, before) if drains else ()
+        clear_dead_measurements(ctx, is_mine=True)
+        ctx.say(f"stopping {ctx.unit} for the measurement")
+        began_s = ctx.clock.monotonic_s()
+        address = address_of_production(ctx, before)
+        lease = _take(ctx, spec)
+        notes += _told_of_sleep(lease)
+        held = Held(
+            ctx,
+            lease,
+            was_running=before.is_active,
+            began_s=began_s,
+            address=address,
+            notes=notes,
+        )
+        try:
+            # Earlier starts must not count against the one that brings it back.
+            ctx.services.reset_failed(ctx.unit)
+            now_s = ctx.clock.now_s()
+            record = LeaseRecord(
+                id=spec.id,
+                production=ctx.unit,
+                purpose=purpose,
+                pid=os.getpid(),
+                since_s=now_s,
+                until_s=now_s + spec.limit_s,
+                restores=spec.restores,
+                inhibits=lease.inhibits,
+            )
+            write_measurement(ctx, record)
+        except BaseException:
+            held.close()
+            raise
+    for text in notes:
+        ctx.say(text)
+    return held
+
+
+_DROP_IN = """\
+[Unit]
+StartLimitIntervalSec=900
+StartLimitBurst=16
+[Service]
+Restart=on-failure
+RestartSec=5"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The expected time without service [s].
+
+    `load_s` is how long production was away at its last swap, nearly all of it loading; None where
+    that is not known. `without_service_s` is None where it does not serve now either, or where the
+    load is not known. `port_wait_s` is how much longer it may take where its port must first be free
+    again, 0 where that cannot be. `risk` is what could keep it from coming back should this command be
+    killed in the middle, None for nothing; `text` tells both too.
+    """
+
+    unit: str
+    is_there: bool
+    runs: bool
+    runs_afterwards: bool
+    measuring_s: float
+    load_s: float | None
+    without_service_s: float | None
+    text: str
+    port_wait_s: float = 0.0
+    risk: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return asdict(self)
+
+
+def outlook(
+    ctx: Context,
+    *,
+    measuring_s: float,
+    start_after: bool = False,
+    programs: Sequence[Path] = (),
+) -> Outlook:
+    """What holding production's place for so long will cost.
+
+    Args:
+        ctx: Where.
+        measuring_s: How long the measurement is expected to take, the candidates' loads included.
+        start_after: Whether production is started afterwards even if it does not run now.
+        programs: What the candidates run.
+
+    Raises:
+        DeployError: production does not start at boot, so nothing may be measured in its place.
+    """
+    state = ctx.services.state(ctx.unit)
+    demand_return_at_boot(ctx, state)
+    runs = state.is_active or state.active_state == "activating"
+    load_s = _last_load_s(ctx)
+    known = runs and load_s is not None
+    text = _text(ctx.unit, state.exists, runs, start_after, measuring_s, load_s)
+    ahead = Outlook(
+        unit=ctx.unit,
+        is_there=state.exists,
+        runs=runs,
+        runs_afterwards=state.exists and (runs or start_after),
+        measuring_s=measuring_s,
+        load_s=load_s,
+        without_service_s=measuring_s + (load_s or 0.0) if known else None,
+        text=text,
+    )
+    return beside_others(ctx, ahead, programs)
+
+
+def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Outlook:
+    """The outlook where these programs are measured: others than production's leave its port taken."""
+    own = program_of_production(ctx)
+    is_one = own is None or all(is_one_program(one, own) for one in programs)
+    if is_one or not ahead.runs_afterwards:
+        return ahead
+    wait = (
+        f"where clients of another build leave its port taken, {ctx.unit} starts once it is free again, "
+        f"up to {PORT_LIMIT_S:.0f} s later"
+    )
+    risk = return_risk(ctx, programs)
+    text = f"{ahead.text}; {risk or wait}"
+    return replace(ahead, text=text, risk=risk, port_wait_s=PORT_LIMIT_S)
+
+
+def return_risk(ctx: Context, programs: Sequence[Path]) -> str | None:
+    """Whether production would give up before its port is free, where nobody is left to wait for it.
+
+    The lease waits for a port that it knows. Where neither the unit's text nor the running server
+    tells it, only the unit's own restarts do, which may be too few; None also where nobody tells.
+    """
+    own = program_of_production(ctx)
+    if own is None or all(is_one_program(one, own) for one in programs):
+        return None
+    if address_of_production(ctx, ctx.services.state(ctx.unit)) is not None:
+        return None
+    try:
+        window_s = restart_window_s(ctx.services.properties(ctx.unit, *PROPERTIES))
+    except TunerdError:
+        return None
+    if window_s is None or window_s >= LEAST_WINDOW_S:
+        return None
+    folder = ctx.paths.unit_dir / f"{ctx.unit}.d"
+    words = _DROP_IN.replace("\n", " ")
+    return (
+        f"should this command be killed in the middle, {ctx.unit} may stay down: its port, which its "
+        f"file does not name, can be taken for {LEAST_WINDOW_S:.0f} s after a candidate of another build, "
+        f"and it is started again for {format_duration(window_s)} only; `--port` in its command line, or "
+        f"{folder / 'restarts.conf'} with `{words}`, mends that"
+    )
+
+
+def _last_load_s(ctx: Context) -> float | None:
+    for entry in ctx.generations.entries():
+        if entry.generation.unit == ctx.unit and entry.ending.outcome is Outcome.SERVING:
+            return entry.ending.without_service_s
+    return None
+
+
+def _text(
+    unit: str,
+    is_there: bool,
+    runs: bool,
+    start_after: bool,
+    measuring_s: float,
+    load_s: float | None,
+) -> str:
+    if not is_there:
+        return f"there is no {unit}: nothing is interrupted"
+    if not runs and start_after:
+        return f"{unit} does not run now; it is started after {format_duration(measuring_s)}"
+    if not runs:
+        return f"{unit} does not run now, and stays stopped (--start-after starts it afterwards)"
+    if load_s is None:
+        return (
+            f"{unit} will not serve for about {format_duration(measuring_s)} of measuring, and then "
+            "until it is loaded again; how long that takes is not known yet"
+        )
+    return (
+        f"{unit} will not serve for about {format_duration(measuring_s + load_s)}: "
+        f"{format_duration(measuring_s)} of measuring, then {format_duration(load_s)} until it "
+        "answers again, as at its last swap"
+    )

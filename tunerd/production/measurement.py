@@ -1,0 +1,257 @@
+"""What is known of the measurement under way, and of what dead ones left."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import replace
+
+from tunerd.app import Context
+from tunerd.engine.health import HttpState
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.errors import HostError, ServiceError
+from tunerd.machine.files import is_locked
+from tunerd.records import plain
+from tunerd.result import Message, Progress, note
+from tunerd.units.manager import (
+    PORT_LIMIT_S,
+    UP,
+    LeaseRecord,
+    candidate_behind,
+    is_candidate,
+    lease_of,
+    lease_unit,
+    record_from_json,
+)
+from tunerd.words import format_duration
+
+_PATIENCE_S = 30.0
+_HOLDS = frozenset({"active", "deactivating"})
+# A lease that has ended may wait for production's port before it is over.
+_ENDING_S = _PATIENCE_S + PORT_LIMIT_S
+_POLL_S = 0.1
+_COMES_BACK_S = 5.0
+
+
+def read_measurement(ctx: Context) -> LeaseRecord | None:
+    """The measurement that holds production's place now; None if there is none.
+
+    A record alone is no proof: the lease's unit must stand, or wait at its end for production's port.
+    """
+    record = written_record(ctx)
+    if record is None or record.production != ctx.unit:
+        return None
+    try:
+        return record if ctx.services.state(record.unit).active_state in _HOLDS else None
+    except ServiceError:
+        return None
+
+
+def wait_for_dead_measurement(ctx: Context) -> None:
+    """Wait until what a killed measurement left has ended, and production is on its way back.
+
+    In between production looks stopped, and whoever began then would leave it so. The caller knows
+    that the measurement is dead: it holds the lock of measurements, or saw that nobody does.
+    """
+    record = written_record(ctx)
+    if record is None or record.production != ctx.unit or not record.restores:
+        return
+    end_s = ctx.clock.monotonic_s() + _ENDING_S
+    gone_s: float | None = None
+    while ctx.clock.monotonic_s() < end_s:
+        if ctx.services.state(ctx.unit).active_state in {"active", "activating"}:
+            return
+        lease = ctx.services.state(record.unit).active_state
+        if lease in UP:
+            gone_s = None
+        elif gone_s is None:
+            gone_s = ctx.clock.monotonic_s()
+        elif ctx.clock.monotonic_s() - gone_s > _COMES_BACK_S:
+            return  # somebody stopped it since
+        left_s = max(0.0, end_s - ctx.clock.monotonic_s())
+        ctx.report(Progress(f"waiting until {ctx.unit} is back", left_s=left_s))
+        ctx.clock.sleep(_POLL_S)
+
+
+def write_measurement(ctx: Context, record: LeaseRecord) -> None:
+    """Let others know.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    ctx.files.make_folder(ctx.paths.runtime_dir)
+    ctx.files.write_json(ctx.paths.measurement, plain(record))
+
+
+def ended_by(ctx: Context, lease_id: str) -> str | None:
+    """Who asked for the end of this lease, where somebody left word."""
+    record = written_record(ctx)
+    return record.ended_by if record is not None and record.id == lease_id else None
+
+
+def forget_measurement(ctx: Context, lease_id: str) -> None:
+    """Remove the record, if it is of this lease."""
+    record = written_record(ctx)
+    if record is not None and record.id == lease_id:
+        with contextlib.suppress(HostError):
+            ctx.files.remove(ctx.paths.measurement)
+
+
+def end_measurement(ctx: Context, *, by: str) -> str | None:
+    """End a measurement that stands in the way of a change, and wait until production answers again.
+
+    Args:
+        ctx: Where; the caller holds the lock of changes.
+        by: Who wants that, told to whoever measures.
+
+    Returns:
+        What to say of it; None if nothing was measured.
+
+    Raises:
+        ServiceError: the service manager refused.
+    """
+    record = read_measurement(ctx)
+    if record is None:
+        return None
+    ctx.say(f"ending the measurement under way ({record.purpose})")
+    with contextlib.suppress(HostError):  # it ends without a word, then
+        write_measurement(ctx, replace(record, ended_by=by))
+    ctx.services.reset_failed(ctx.unit)
+    ctx.services.stop(record.unit)
+    if record.restores:
+        _wait_until_it_listens(ctx)
+    return f"the measurement `{record.purpose}` (process {record.pid}) was ended for this"
+
+
+def _wait_until_it_listens(ctx: Context) -> None:
+    """Until production's process is up and on its port: what is swapped next must know that it ran."""
+    from tunerd.engine.serving import address_now, read_live_unit
+
+    ctx.services.start(ctx.unit)
+    live = read_live_unit(ctx)
+    end_s = ctx.clock.monotonic_s() + _PATIENCE_S
+    while ctx.clock.monotonic_s() < end_s:
+        state = ctx.services.state(ctx.unit)
+        address = address_now(ctx, live, state)
+        if not state.is_active or (address is not None and _answers(ctx, address)):
+            return
+        ctx.clock.sleep(_POLL_S)
+
+
+def _answers(ctx: Context, address: Address) -> bool:
+    return LlamaServer(address, ctx.clock).health(timeout_s=1.0) is not HttpState.REFUSED
+
+
+def measuring(ctx: Context, record: LeaseRecord) -> Message:
+    """That production is away because something is measured, for people."""
+    if not ctx.services.state(record.unit).is_active:
+        text = f"`{record.purpose}` has ended"
+        if record.restores:
+            text += f"; {ctx.unit} starts once its port is free, within {PORT_LIMIT_S:.0f} s"
+        return note("measuring", text)
+    left_s = max(0.0, record.until_s - ctx.clock.now_s())
+    then = f"then {ctx.unit} serves again" if record.restores else f"{ctx.unit} stays stopped"
+    return note(
+        "measuring",
+        f"`{record.purpose}` is being measured (process {record.pid}), for at most another "
+        f"{format_duration(left_s)}; {then}",
+        f"starting {ctx.unit} ends it",
+    )
+
+
+def measuring_pids(ctx: Context) -> set[int]:
+    """The processes of candidates that run now."""
+    units = [unit for unit in ctx.services.service_units() if is_candidate(unit)]
+    pids = [ctx.services.state(unit).main_pid for unit in units]
+    return {pid for pid in pids if pid is not None}
+
+
+def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str, ...]:
+    """Stop and remove what measurements left whose lease is gone.
+
+    Args:
+        ctx: Where.
+        is_mine: Whether the caller is the one who may measure; others look away while somebody is.
+
+    Returns:
+        The units that were cleared away; a lease that waits for production's port was waited for.
+
+    Raises:
+        HostError: a file cannot be removed.
+        ServiceError: the service manager refused.
+    """
+    if not is_mine and (is_locked(ctx.paths.measure_lock) or not has_leftovers(ctx)):
+        return ()
+    dead = [unit for unit in _left(ctx) if _is_dead(ctx, unit)]
+    for unit in dead:
+        ctx.services.stop(unit)
+        remove_unit_files(ctx, unit)
+    if dead:
+        ctx.services.reload()
+    for unit in dead:
+        ctx.services.reset_failed(unit)
+    record = written_record(ctx)
+    if record is not None and read_measurement(ctx) is None and not owe(ctx, record):
+        ctx.files.remove(ctx.paths.measurement)
+    return tuple(dead)
+
+
+def owe(ctx: Context, record: LeaseRecord) -> bool:
+    """Whether a measurement that is over still owes production, whose unit is masked or gone.
+
+    The wish is kept until the unit is mended, and then it is started.
+
+    Raises:
+        HostError: the wish cannot be written.
+        ServiceError: what was mended does not start.
+    """
+    state = ctx.services.state(record.production)
+    if not record.restores or record.ended_by or state.active_state in {"active", "activating"}:
+        return False
+    if not state.exists or state.load_state == "masked":
+        write_measurement(ctx, replace(record, is_owed=True))
+        return True
+    if record.is_owed:
+        ctx.services.reset_failed(record.production)
+        ctx.services.start(record.production)
+    return False
+
+
+def has_leftovers(ctx: Context) -> bool:
+    """Whether there may be something to clear, seen without asking the service manager."""
+    return ctx.paths.measurement.exists() or bool(_units_with_files(ctx))
+
+
+def remove_unit_files(ctx: Context, unit: str) -> None:
+    """Remove a candidate's files; the caller reloads."""
+    folder = ctx.services.runtime_unit_dir
+    shutil.rmtree(folder / f"{unit}.d", ignore_errors=True)
+    ctx.files.remove_temporaries(folder, unit)
+    ctx.files.remove(folder / unit)
+
+
+def _left(ctx: Context) -> tuple[str, ...]:
+    """Units of measurements that have a file, or that the manager still knows."""
+    known = {unit for unit in ctx.services.service_units() if lease_of(unit) is not None}
+    return tuple(sorted(known | _units_with_files(ctx)))
+
+
+def _units_with_files(ctx: Context) -> set[str]:
+    try:
+        names = [path.name for path in ctx.services.runtime_unit_dir.iterdir()]
+    except OSError:
+        return set()
+    return {unit for unit in map(candidate_behind, names) if unit is not None}
+
+
+def _is_dead(ctx: Context, unit: str) -> bool:
+    return not ctx.services.state(lease_unit(lease_of(unit) or "")).is_active
+
+
+def written_record(ctx: Context) -> LeaseRecord | None:
+    """The record as it stands, whether its lease does or not; None where there is none to be read."""
+    try:
+        data = ctx.files.read_json(ctx.paths.measurement)
+    except HostError:
+        return None
+    return record_from_json(data)

@@ -1,0 +1,93 @@
+"""tunerd's own commands as units: a job, a probation, a notice. They outlive the terminal and the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tunerd.app import Context
+from tunerd.errors import HostError
+from tunerd.machine.process import own_command
+from tunerd.units.text import parse_unit
+from tunerd.words import Mode
+
+# Shipped units: what most of its commands may do, and what one that leaves this machine may.
+SWEEP = "tunerd-sweep"
+NOTIFY = "tunerd-notify"
+SWEEP_UNIT = "tunerd-sweep.service"
+# What is said of each unit here; all else is said by the shipped one that it is like.
+_OWN = {"Description", "ExecStart"}
+_KEPT = ("HOME", "PATH", "PYTHONPATH", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR",
+         "TUNERD_")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OwnUnit:
+    """A command of tunerd as a unit that nothing restarts, and that is gone when it has ended.
+
+    `like` is the shipped unit whose confinement and limits it has. With `is_told` something else
+    tells how it ended; else the manager remembers a failure until somebody resets it.
+    """
+
+    name: str
+    what: str
+    words: Sequence[str]
+    like: str = SWEEP
+    is_told: bool = False
+
+
+def probation_unit(generation: int) -> str:
+    """The name of the unit that watches a generation after its swap."""
+    return f"tunerd-probation-{generation}.service"
+
+
+def start_own_unit(ctx: Context, unit: OwnUnit) -> None:
+    """Start it.
+
+    Raises:
+        ServiceError: it does not start.
+        HostError: a shipped unit cannot be read.
+    """
+    environment = {
+        name: value
+        for name, value in sorted(ctx.environment.items())
+        if name.startswith(_KEPT) and name != "TUNERD_LOG_LEVEL"
+    }
+    ctx.services.reset_failed(unit.name)
+    argv = own_command(ctx.mode, *unit.words)
+    ctx.services.run_transient(unit.name, argv, _properties(ctx, unit), environment=environment)
+
+
+def start_sweep_unit(ctx: Context) -> None:
+    """Start the installed unit; where tunerd was not installed by install.sh, one like it.
+
+    Raises:
+        ServiceError: it does not start.
+        HostError: a shipped unit cannot be read.
+    """
+    ctx.services.reset_failed(SWEEP_UNIT)  # nothing is left then of a transient one
+    is_ours = (ctx.services.runtime_unit_dir / SWEEP_UNIT).exists()  # as files, without systemd
+    if ctx.services.state(SWEEP_UNIT).exists and not is_ours:
+        ctx.services.start(SWEEP_UNIT)
+        return
+    words = ["sweep", "night", "--yes", "--bound-to", SWEEP_UNIT]
+    start_own_unit(ctx, OwnUnit(SWEEP_UNIT, "a sweep", words))
+
+
+def _properties(ctx: Context, unit: OwnUnit) -> list[tuple[str, str]]:
+    is_system = ctx.mode is Mode.SYSTEM
+    name = f"{unit.like}.service" if is_system else f"{unit.like}-user.service.in"
+    path = ctx.data_dir / "units" / name
+    try:
+        shipped = parse_unit(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HostError(f"cannot read `{path}`", cause=error.strerror) from error
+    properties = [("Description", f"tunerd: {unit.what}")]
+    if unit.is_told:
+        properties.append(("CollectMode", "inactive-or-failed"))
+    if is_system:  # in the shipped text are the usual ones
+        folders = (ctx.paths.state_dir, ctx.paths.runtime_dir)
+        properties += [("ReadWritePaths", f'"-{folder}"') for folder in folders]
+    return properties + [
+        (one.name, one.value) for one in shipped.directives if one.name not in _OWN
+    ]

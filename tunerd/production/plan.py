@@ -1,0 +1,694 @@
+"""What would be deployed: engine, command line, unit, memory, and all that speaks against it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.engine.builds import (
+    PlanRequest,
+    choose,
+    draft_facts,
+    dry_arguments,
+    engine_of,
+    find_programs,
+    found_by_metadata,
+    found_of,
+    named_by_plan,
+    refusal,
+)
+from tunerd.engine.commandline import KINDS_WITH_PROBABILITY, CommandLine
+from tunerd.engine.health import Expectation
+from tunerd.engine.help import Effect, Engine, OffloadDevice
+from tunerd.engine.server import Address
+from tunerd.engine.serving import (
+    read_key,
+    read_live_unit,
+    refuse_masked,
+    serving_now,
+    specifiers_of,
+    standing_text,
+)
+from tunerd.errors import EngineError, HostError, TunerdError
+from tunerd.machine.facts import Host
+from tunerd.machine.files import real_path
+from tunerd.machine.host import process_facts, read_host
+from tunerd.machine.net import (
+    is_listened_on,
+    listening_pid,
+    n_connections,
+    other_listeners,
+    own_host,
+)
+from tunerd.machine.proc import process_name
+from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
+from tunerd.model.facts import ModelFacts
+from tunerd.model.memory import Backend, Device, MemorySettings, estimate, laws_of
+from tunerd.model.report import MemoryCorrection, corrected, parse_report, taken
+from tunerd.model.verdict import Free, MemoryPlan, judge_memory
+from tunerd.production.checks import (
+    UserFacts,
+    check_live,
+    check_machine,
+    check_model,
+    check_proofs,
+    check_user,
+    check_values,
+    environment_conflicts,
+    explain,
+    lost_lines,
+    serving_after,
+)
+from tunerd.production.gate import LEAST_WINDOW_S
+from tunerd.production.measurement import measuring_pids
+from tunerd.profile.files import TunedRecord, read_declined, read_tuned, why_stale
+from tunerd.profile.layers import Resolved
+from tunerd.profile.schema import Speculation
+from tunerd.records import plain, read_or_none
+from tunerd.result import ActionResult, Level, Message, error, note, warning
+from tunerd.units.live import LiveUnit, Serving
+from tunerd.units.systemd import lingers
+from tunerd.units.text import (
+    UnitSpec,
+    argument_warnings,
+    environment_of,
+    parse_unit,
+    render_unit,
+    unified_diff,
+)
+from tunerd.words import Family, MiB, Mode, sha256
+
+
+def check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[Message]:
+    """The engine's own opinion of the command line: a dry run whose model file does not exist."""
+    try:
+        said = refusal(ctx, found_of(engine), dry_arguments(command.argv[1:]))
+    except EngineError as problem:
+        return [error("argument-check", problem.message, problem.hint)]
+    if said is None:
+        return []
+    return [
+        error(
+            "argument-refused",
+            f"{engine.name} refuses the command line: {said}",
+            "`--explain` shows who set each flag",
+        )
+    ]
+
+
+def check_port(ctx: Context, after: Serving) -> list[Message]:
+    """Whether somebody else listens where the server is to listen."""
+    if after.port is None:
+        return []
+    state = ctx.services.state(ctx.unit)
+    own = state.main_pid
+    where = after.host or "127.0.0.1"
+    listener = listening_pid(after.port, where, likely=own)
+    if own is not None and listener == own:
+        listener = next(iter(other_listeners(after.port, where, own)), None)
+    elif listener is None and is_listened_on(after.port, where):
+        if state.is_active and own is not None and _is_its_own(own, after.port):
+            return []
+        return [_taken("somebody whose processes cannot be seen from here", after.port)]
+    if listener is None or listener in measuring_pids(ctx):
+        return []
+    return [_taken(f"{process_name(listener) or 'a process'} (process {listener})", after.port)]
+
+
+def _is_its_own(pid: int, port: int) -> bool:
+    """By its account: a container may keep even root from looking into other accounts' processes."""
+    with contextlib.suppress(LookupError):
+        return own_host(pid, port) is not None
+    return False
+
+
+def _taken(who: str, port: int) -> Message:
+    text = f"{who} listens on port {port} already"
+    return error("port-taken", text, "end it, or set serving.port")
+
+
+def check_ended_connections(
+    ctx: Context, live: LiveUnit, before: Serving, after: Serving, engine: Engine
+) -> list[Message]:
+    """Whether what serves now leaves its port to another family only after a while.
+
+    ik closes streams from its side, so the kernel keeps the port for a minute after the last one
+    (TCP_TIMEWAIT_LEN of Linux), and ik's sockets do not share it with those of other families. These
+    close connections first now and then: while they load, and when a client has been idle.
+    """
+    family = _family(engine)
+    if after.port is None or family is None:
+        return []
+    if family is Family.IK:
+        return _kept_from_ik(ctx, live, after, engine.name)
+    if before.port != after.port or not ctx.services.state(ctx.unit).is_active:
+        return []
+    if _family_of(ctx, live) is not Family.IK:
+        return []
+    return [_kept(ctx, f"what serves now is ik_llama.cpp, after whose streams the kernel keeps port "
+                  f"{after.port}, and {engine.name} cannot have it before")]  # fmt: skip
+
+
+def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]:
+    """What stands in the way of an older unit's port; told, since going back is for trouble."""
+    after = old.serving
+    taken = [warning(one.code, one.text, "end it") for one in check_port(ctx, after)]
+    if after.port is None or old.program == live.program or not n_connections(after.port):
+        return taken
+    if _family_of(ctx, old) is not Family.IK:
+        return taken
+    return [*taken, *_kept_from_ik(ctx, live, after, "ik_llama.cpp")]
+
+
+def _kept_from_ik(ctx: Context, live: LiveUnit, after: Serving, name: str) -> list[Message]:
+    """Whether connections of another family's server keep the port from one of ik."""
+    if after.port is None or not (n_kept := n_connections(after.port, after.host or "127.0.0.1")):
+        return []
+    if _family_of(ctx, live) is Family.IK:
+        return []
+    return [_kept(ctx, f"connections that have ended or will end ({n_kept} now) keep port {after.port}, and {name} "
+                  "cannot have it before the kernel has forgotten them")]  # fmt: skip
+
+
+def _kept(ctx: Context, why: str) -> Message:
+    return warning(
+        "port-kept",
+        f"{ctx.unit} may be without service for a minute longer than it loads: {why}",
+        f"its start is repeated for {LEAST_WINDOW_S:.0f} s; a minute without requests before, or "
+        "another serving.port, spares the wait",
+    )
+
+
+def _family(engine: Engine) -> Family | None:
+    return engine.capabilities.family if engine.capabilities is not None else None
+
+
+def _family_of(ctx: Context, live: LiveUnit) -> Family | None:
+    """Whose code the live unit runs; None where it cannot be probed."""
+    if live.program is None:
+        return None
+    program = real_path(Path(live.program))
+    found = next((one for one in find_programs(ctx) if real_path(one.program) == program), None)
+    return None if found is None else _family(engine_of(ctx, found))
+
+
+def check_unit(ctx: Context, text: str) -> list[Message]:
+    """What the service manager would complain about if it read this unit."""
+    return [
+        error("unit-refused", f"the service manager would complain: {line}")
+        for line in ctx.services.verify(ctx.unit, text)
+    ]
+
+
+def tuned_layer(
+    ctx: Context, resolved: Resolved, engine: Engine, facts: ModelFacts, host: Host
+) -> list[Message]:
+    """Whether the tuned layer took part, and whether what it rests on is still here."""
+    tuned = [s.key for s in resolved.settings.values() if s.origin.layer == "tuned"]
+    declined = read_declined(ctx, resolved.name)
+    if not tuned and declined is not None:
+        return [note("tuned-declined", f"what sweep {declined.sweep} found ({_set_by(declined)}) is left "
+                     "out: it was rolled back by hand", f"`tunerd promote {declined.sweep}`")]  # fmt: skip
+    if not tuned:
+        return []
+    found = [note("tuned", f"the tuned layer sets {', '.join(sorted(tuned))}",
+                  "`--untuned` leaves it out")]  # fmt: skip
+    record = read_tuned(ctx, resolved.name)
+    if record is None:
+        return found
+    identity = engine.identity
+    changed = why_stale(
+        record,
+        engine=engine.name,
+        engine_sha256=identity.sha256 if identity is not None else None,
+        model_sha256=facts.identity.sha256,
+        driver_version=host.driver_version,
+        gpu_names=tuple(gpu.name for gpu in host.gpus or ()),
+    )
+    if changed:
+        found.append(
+            warning("tuned-stale", f"the tuned layer was found with another {', '.join(changed)}: "
+                    "what it sets may no longer be best", "`tunerd sweep run`, or `--untuned`")
+        )  # fmt: skip
+    return found
+
+
+def _set_by(record: TunedRecord) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in sorted(record.values.items()))
+
+
+_LOCKING = ("mlock", "mmap+mlock")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUser:
+    """Who runs the server: None for whoever runs the service manager."""
+
+    user: str | None
+    group: str | None
+    is_missing: bool
+
+
+def service_user(ctx: Context, live: LiveUnit) -> ServiceUser:
+    """In system mode the settings' user, else the live unit's, else the system account."""
+    if ctx.mode is not Mode.SYSTEM:
+        own = ctx.settings.service.user if os.geteuid() == 0 else None
+        return ServiceUser(own, None, own is not None and account(own) is None)
+    if ctx.settings.service.user is not None:
+        user, group = ctx.settings.service.user, None
+    elif live.user is not None:
+        user, group = live.user, live.group
+    else:
+        user, group = SERVICE_ACCOUNT, SERVICE_ACCOUNT
+    return ServiceUser(user, group, account(user) is None)
+
+
+def unit_spec(
+    ctx: Context, resolved: Resolved, engine: Engine, command: CommandLine, user: ServiceUser
+) -> UnitSpec:
+    """What the unit is rendered from."""
+    paths = [word for word in command.argv if word.startswith("/")]
+    return UnitSpec(
+        unit=ctx.unit,
+        mode=ctx.mode,
+        profile=resolved.name,
+        engine=engine.name,
+        argv=command.argv,
+        environment={**engine.environment, **resolved.profile.environment},
+        user=user.user,
+        group=user.group,
+        api_key_file=resolved.profile.serving.api_key_file,
+        work_dir=str(ctx.paths.log_dir),
+        wants_mlock=resolved.profile.serving.load_mode in _LOCKING,
+        needs_home=any(path.startswith(("/home/", "/root/", "/run/user/")) for path in paths),
+        stop_timeout_s=ctx.settings.service.stop_timeout_s,
+        wanted_by="multi-user.target" if ctx.mode is Mode.SYSTEM else "default.target",
+    )
+
+
+def unit_template(ctx: Context) -> str:
+    """The unit file with its fields open, from this installation."""
+    path = ctx.data_dir / "units" / "llama-server.service.in"
+    content = ctx.files.read(path)
+    if content is None:
+        raise HostError(f"the unit template is missing: `{path}`", hint="install tunerd again")
+    return content.decode()
+
+
+def user_facts(ctx: Context, user: ServiceUser, host: Host, command: CommandLine) -> UserFacts:
+    """What the account may read of what the command line names."""
+    unreadable: list[str] = []
+    who = account(user.user) if user.user is not None else None
+    if who is not None:
+        words = [word for word in command.argv if word.startswith("/")]
+        unreadable = [word for word in words if not may_read(who, Path(word))]
+    return UserFacts(
+        mode=ctx.mode,
+        user=user.user,
+        is_missing=user.is_missing,
+        unreadable=unreadable,
+        lingers=lingers(ctx.environment) if ctx.mode is Mode.USER else None,
+        memlock_unlimited=host.memory.memlock_unlimited,
+        lacks_manager=ctx.lacks_manager,
+    )
+
+
+_BY_HAND = ("n_gpu_layers", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor")
+
+
+def memory_of_plan(
+    ctx: Context,
+    resolved: Resolved,
+    engine: Engine,
+    facts: ModelFacts,
+    draft: ModelFacts | None,
+    host: Host,
+    devices: Sequence[OffloadDevice],
+    *,
+    has_gpu: bool,
+    correction: MemoryCorrection | None = None,
+) -> MemoryPlan:
+    """The estimate, with what earlier loads showed of it, and what it means here."""
+    settings = settings_of(resolved, engine, draft, host, has_gpu=has_gpu)
+    memory = resolved.profile.memory
+    by_hand = memory.fit is False or any(getattr(memory, key) is not None for key in _BY_HAND)
+    calculated = estimate(facts, settings)
+    judged = judge_memory(
+        replace(calculated, parts=corrected(calculated.parts, correction)),
+        _free(ctx, host, devices),
+        has_gpu=has_gpu,
+        fit_mib=None if by_hand else memory.fit_mib,
+    )
+    if correction is None:
+        return judged
+    return replace(judged, calculated=calculated, correction=correction)
+
+
+def settings_of(
+    resolved: Resolved,
+    engine: Engine,
+    draft: ModelFacts | None,
+    host: Host,
+    *,
+    has_gpu: bool,
+) -> MemorySettings:
+    """The profile's values as the estimate takes them; what it leaves open is the engine's default."""
+    serving, memory = resolved.profile.serving, resolved.profile.memory
+    speculation = resolved.profile.speculation
+    values: dict[str, Any] = {
+        "ctx_size": serving.ctx_size,
+        "n_parallel": serving.n_parallel,
+        "kv_unified": serving.kv_unified,
+        "cache_type_k": serving.cache_type_k,
+        "cache_type_v": serving.cache_type_v,
+        "draft_cache_type_k": speculation.cache_type_k,
+        "draft_cache_type_v": speculation.cache_type_v,
+        "n_batch": serving.n_batch,
+        "n_ubatch": serving.n_ubatch,
+        "flash_attn": None if serving.flash_attn is None else serving.flash_attn != "off",
+        "speculation": _drafting(speculation),
+        "n_max": speculation.n_max if speculation.type != "off" else 0,
+        "draft_n_gpu_layers": _layers(speculation.n_gpu_layers),
+        "draft_n_ubatch": speculation.n_ubatch,
+        "n_gpu_layers": _layers(memory.n_gpu_layers),
+        "n_cpu_moe": memory.n_cpu_moe,
+        "cpu_moe": memory.cpu_moe,
+        "n_cpu_ffn": memory.n_cpu_ffn,
+        "kv_offload": memory.kv_offload,
+        "load_mode": serving.load_mode,
+        "ctx_checkpoints": serving.ctx_checkpoints,
+        "cache_ram_mib": serving.cache_ram_mib,
+    }
+    given = {key: value for key, value in values.items() if value is not None}
+    capabilities = engine.capabilities
+    if capabilities is not None:
+        given["laws"] = laws_of(capabilities)
+    return MemorySettings(
+        **given,
+        draft=draft,
+        has_gpu=has_gpu,
+        backend=Backend.CUDA if host.gpus else Backend.VULKAN,
+    )
+
+
+def _drafting(speculation: Speculation) -> str | None:
+    """The kind that needs memory; of a chain the one that drafts by a model, else what is set."""
+    links = (speculation.type or "").split(",")
+    words = (link.removeprefix("draft-").partition("-")[0] for link in links)
+    return next((word for word in words if word in KINDS_WITH_PROBABILITY), speculation.type)
+
+
+def _layers(value: int | str | None) -> int | None:
+    """A number of layers; `all` and `auto` mean all of them."""
+    return value if isinstance(value, int) else None
+
+
+def _free(ctx: Context, host: Host, devices: Sequence[OffloadDevice]) -> Free:
+    """What is free, and beside it what the present server will give back."""
+    pid = ctx.services.state(ctx.unit).main_pid
+    facts = process_facts(pid) if pid is not None else None
+    ram = host.memory.available_mib
+    if ram is not None and facts is not None and facts.rss_mib is not None:
+        total = host.memory.total_mib
+        ram = MiB(ram + facts.rss_mib if total is None else min(total, ram + facts.rss_mib))
+    return Free(_free_vram(host, devices, pid), ram, host.memory.total_mib)
+
+
+def _free_vram(host: Host, devices: Sequence[OffloadDevice], pid: int | None) -> MiB | None:
+    """Free memory of the largest GPU, from NVML, else as the engine itself sees it."""
+    gpus = [gpu for gpu in host.gpus or () if gpu.free_mib is not None]
+    if not gpus:
+        return max((d.free_mib for d in devices if d.free_mib is not None), default=None)
+    gpu = max(gpus, key=lambda one: one.total_mib or 0)
+    own = sum(p.used_mib or 0 for p in gpu.processes or () if p.pid == pid)
+    return MiB((gpu.free_mib or 0) + own)
+
+
+def memory_json(plan: MemoryPlan) -> dict[str, Any]:
+    """A memory plan as scripts read it."""
+    return {
+        "verdict": plan.verdict,
+        "n_ctx": plan.estimate.n_ctx,
+        "is_complete": plan.estimate.is_complete,
+        "locked_mib": plan.estimate.locked_mib,
+        "loads": None if plan.correction is None else plan.correction.n_loads,
+        "devices": [
+            {
+                "name": device.name,
+                "total_mib": device.start_mib,
+                "calculated_mib": None
+                if plan.calculated is None
+                else plan.calculated.start_mib(Device(device.name)),
+                "worst_mib": device.worst_mib,
+                "free_mib": device.free_mib,
+                "parts": [
+                    {"name": str(part.kind), "mib": part.mib, "why": part.formula,
+                     "grows": part.grows}
+                    for part in device.parts
+                ],
+            }
+            for device in plan.devices
+        ],
+    }  # fmt: skip
+
+
+# Lines from a start that hold what an engine says of its load.
+LOAD_LINES = 5000
+_PREFIX = "load-"
+
+
+def correction_of(ctx: Context, argv: Sequence[str], unit_text: str) -> MemoryCorrection | None:
+    """What the newest load of this very server took; None where none is known."""
+    if not any(ctx.paths.cache_dir.glob(f"{_PREFIX}*.json")):
+        return None
+    path = _path(ctx, argv, unit_text)
+    return None if path is None else _read(ctx, path)
+
+
+def remember_load(
+    ctx: Context, argv: Sequence[str], unit_text: str, lines: Sequence[str]
+) -> tuple[Message, ...]:
+    """Keep what a load took; a server serves whether that can be kept or not.
+
+    Args:
+        ctx: Where.
+        argv: The command that was loaded.
+        unit_text: Of its unit.
+        lines: What the engine wrote while it loaded.
+    """
+    seen = taken(parse_report(lines))
+    if not seen:
+        return ()
+    try:
+        path = _path(ctx, argv, unit_text)
+        if path is None:
+            return ()
+        before = _read(ctx, path)
+        n_loads = 1 if before is None else before.n_loads + 1
+        ctx.files.make_folder(path.parent)
+        found = MemoryCorrection(seen, n_loads, ctx.clock.now_s())
+        ctx.files.write_json(path, plain(found))
+    except TunerdError as problem:
+        text = f"what this load took could not be kept: {problem.message}"
+        return (note("memory-evidence", text, problem.hint),)
+    return ()
+
+
+def remember_live_load(ctx: Context) -> tuple[Message, ...]:
+    """Keep what the load of the running server took, where no plan was made of it.
+
+    A rollback or recovery is done when this is called, so nothing here raises: what cannot be told is
+    not kept.
+    """
+    with contextlib.suppress(TunerdError):
+        state = ctx.services.state(ctx.unit)
+        live = read_live_unit(ctx)
+        if state.is_active and state.invocation_id is not None and live.text and live.argv:
+            lines = ctx.services.log(
+                ctx.unit, invocation_id=state.invocation_id, max_lines=LOAD_LINES
+            )
+            return remember_load(ctx, live.argv, live.text, lines)
+    return ()
+
+
+def _read(ctx: Context, path: Path) -> MemoryCorrection | None:
+    try:
+        return read_or_none(MemoryCorrection, ctx.files.read_json(path))
+    except HostError:
+        return None
+
+
+def _path(ctx: Context, argv: Sequence[str], unit_text: str) -> Path | None:
+    """The file of this server; None where a part that its memory depends on is not known."""
+    from tunerd.measure.conditions import FingerprintReader
+
+    environment = dict(environment_of(parse_unit(unit_text), specifiers_of(ctx, ctx.unit)).pairs)
+    key = FingerprintReader(ctx).of(argv, environment).fingerprint.memory_key
+    return None if key is None else ctx.paths.cache_dir / f"{_PREFIX}{key[:32]}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that `apply` needs, and everything that a person wants to see before it."""
+
+    resolved: Resolved
+    engine: Engine
+    command: CommandLine
+    unit_text: str
+    live: LiveUnit
+    live_sha256: str | None
+    diff: str
+    facts: ModelFacts
+    memory: MemoryPlan
+    host: Host
+    has_gpu: bool
+    passed_over: tuple[tuple[str, str], ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether something stands against deploying it."""
+        return any(message.level is Level.ERROR for message in self.messages)
+
+
+def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> ActionResult:
+    """`tunerd plan PROFILE`; exit code 1 if it would be refused."""
+    made = make_plan(ctx, request)
+    payload = plan_json(made, with_explain=with_explain)
+    return ActionResult("plan", payload, made.messages, 1 if made.is_refused else 0)
+
+
+def plan_json(made: Plan, *, with_explain: bool) -> dict[str, Any]:
+    """A plan as scripts read it."""
+    explained = [
+        {"flag": flag, "key": key, "origin": origin}
+        for flag, key, origin in explain(made.command, made.resolved)
+    ]
+    return {
+        "profile": made.resolved.name,
+        "layers": list(made.resolved.layers),
+        "engine": {
+            "name": made.engine.name,
+            "path": str(made.engine.program),
+            "dialect": made.engine.capabilities.dialect if made.engine.capabilities else None,
+        },
+        "passed_over": [{"engine": name, "reason": why} for name, why in made.passed_over],
+        "argv": list(made.command.argv),
+        "unit": made.unit_text,
+        "unit_path": str(made.live.path) if made.live.path else None,
+        "diff": made.diff,
+        "memory": memory_json(made.memory),
+        "model": {
+            "path": made.command.argv[2],
+            "name": made.facts.name,
+            "architecture": made.facts.architecture,
+            "quant": made.facts.quant,
+            "file_bytes": made.facts.file_bytes,
+            "has_mtp": made.facts.has_mtp,
+        },
+        "warnings": [
+            {"code": m.code, "text": m.text, "hint": m.hint}
+            for m in made.messages
+            if m.level is not Level.NOTE
+        ],
+        "refused": made.is_refused,
+        "explain": explained if with_explain else None,
+    }
+
+
+def make_plan(ctx: Context, request: PlanRequest) -> Plan:
+    """The plan.
+
+    Raises:
+        ConfigError: the profile is wrong.
+        DeployError: the unit is masked.
+        ModelFileError: the model file is missing, damaged, or not unique.
+        EngineError: no engine can serve the profile.
+    """
+    # gather
+    host = read_host(ctx.gpu)
+    refuse_masked(ctx)
+    live = read_live_unit(ctx)
+    live_text = standing_text(ctx)
+    chosen = choose(ctx, request, host)
+    engine, resolved, command = chosen.engine, chosen.resolved, chosen.command
+    has_gpu = chosen.has_gpu
+    draft = draft_facts(ctx, resolved, command)
+    user = service_user(ctx, live)
+
+    before = serving_now(ctx, live)
+
+    # decide
+    spec = unit_spec(ctx, resolved, engine, command, user)
+    unit_text = render_unit(unit_template(ctx), spec)
+    correction = correction_of(ctx, command.argv, unit_text)
+    memory = memory_of_plan(
+        ctx, resolved, engine, chosen.facts, draft, host, chosen.devices,
+        has_gpu=has_gpu, correction=correction,
+    )  # fmt: skip
+    after = serving_after(command, engine.capabilities)
+    messages = (
+        *named_by_plan(ctx, request),
+        *check_machine(resolved, host, chosen.devices, has_gpu=has_gpu),
+        *check_model(resolved, chosen.facts),
+        *found_by_metadata(resolved, chosen.model_path),
+        *check_values(resolved, host),
+        *check_proofs(resolved, engine),
+        *environment_conflicts(resolved.profile.environment),
+        *check_live(
+            after,
+            live,
+            before,
+            lost=lost_lines(live, unit_text, command.argv),
+        ),
+        *check_user(user_facts(ctx, user, host, command), wants_mlock=spec.wants_mlock),
+        *check_arguments(ctx, engine, command),
+        *check_port(ctx, after),
+        *check_ended_connections(ctx, live, before, after, engine),
+        *check_unit(ctx, unit_text),
+        *memory.messages,
+        *(note("long-argument", text) for text in argument_warnings(command.argv)),
+        *tuned_layer(ctx, resolved, engine, chosen.facts, host),
+    )
+    old = live_text.decode("utf-8", "replace") if live_text is not None else live.text
+    return Plan(
+        resolved=resolved,
+        engine=engine,
+        command=command,
+        unit_text=unit_text,
+        live=live,
+        live_sha256=sha256(live_text),
+        diff=unified_diff(old, unit_text, ctx.unit),
+        facts=chosen.facts,
+        memory=memory,
+        host=host,
+        has_gpu=has_gpu,
+        passed_over=chosen.passed_over,
+        messages=messages,
+    )
+
+
+def address_of_plan(ctx: Context, made: Plan) -> Address:
+    """Where its server will listen, with the key that it will want."""
+    after = serving_after(made.command, made.engine.capabilities)
+    key = read_key(ctx, made.resolved.profile.serving.api_key_file)
+    return Address(after.host or "", after.port or 0, key)
+
+
+def expectation_of_plan(made: Plan) -> Expectation:
+    """Who should answer; what this build cannot do is told in the plan, and is not expected here."""
+    speculation = made.resolved.profile.speculation
+    wants_draft = "mtp" in speculation.kinds
+    proved = made.engine.proof("mtp").effect is Effect.PROVED
+    counts = made.engine.proof("counts").effect is not Effect.NO_EFFECT
+    return Expectation(
+        old_invocation=None,
+        alias=serving_after(made.command, made.engine.capabilities).alias,
+        expects_draft=wants_draft and proved,
+        must_draft=wants_draft and proved and counts and not speculation.p_min,
+    )

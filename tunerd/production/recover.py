@@ -1,0 +1,314 @@
+"""Finishes or undoes what an interrupted swap left; run at the daemon's start and before every change."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from tunerd.app import Context
+from tunerd.engine.health import FailureKind
+from tunerd.engine.serving import drop_ins_in_force, standing_text
+from tunerd.errors import HostError, Stranded, TunerdError
+from tunerd.machine.files import lock
+from tunerd.machine.proc import boot_id
+from tunerd.production.gate import NotServing, Serving, check_as_it_stands
+from tunerd.production.journal import read_record, record_path
+from tunerd.production.measurement import clear_dead_measurements
+from tunerd.production.records import Recovery, SwapRecord, decide_recovery
+from tunerd.production.swap import ForeignEditError, go_back
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.units.generations import Ending, Generation, Outcome
+from tunerd.words import sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What recovery found and did; `found` is None where there was nothing to recover."""
+
+    found: Recovery | None
+    generation: int | None
+    text: str
+    is_serving: bool | None
+
+
+class Unfinished:
+    """Looks, cheaply and often, for a swap that was cut short."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._well: object = None
+
+    def look(self) -> object:
+        """Something that is the same as long as nothing changes; None if nothing is unfinished.
+
+        While a swap runs it looks the same as one that was cut short: only the lock tells.
+        """
+        try:
+            status = record_path(self._ctx).stat()
+        except OSError:
+            return self._newest()
+        return (status.st_ino, status.st_mtime_ns)
+
+    def _newest(self) -> object:
+        """The newest generation, if it has no ending."""
+        try:
+            signature = self._ctx.paths.generations_dir.stat().st_mtime_ns
+        except OSError:
+            return None
+        if signature == self._well:
+            return None
+        newest = next(iter(self._ctx.generations.numbers()), None)
+        if newest is not None and not self._ctx.generations.has_ended(newest):
+            return (newest, signature)
+        self._well = signature
+        return None
+
+
+def recover(ctx: Context) -> ActionResult:
+    """`tunerd recover`: take the lock, then recover.
+
+    Raises:
+        Busy: a swap is under way right now.
+        ServiceError: what a measurement left cannot be mended; an unfinished swap was, all the same.
+        Stranded: the old unit could not be brought back.
+    """
+    with lock(ctx.paths.lock, purpose="recover", since=ctx.now_text()):
+        try:
+            cleared = clear_dead_measurements(ctx)
+        except TunerdError:  # which keeps no swap half-way
+            recover_locked(ctx)
+            raise
+        done = recover_locked(ctx)
+        loaded = _remember(ctx, done)
+    messages: tuple[Message, ...] = ()
+    if done.found is Recovery.FOREIGN:
+        messages = (warning("foreign-edit", done.text, "`tunerd verify` shows the difference"),)
+    elif done.found is not None:
+        messages = (note("recovered", done.text),)
+    if cleared:
+        messages += (note("cleared", f"left by a measurement, and removed: {', '.join(cleared)}"),)
+    messages += loaded
+    payload = {
+        "found": None if done.found is None else str(done.found),
+        "generation": done.generation,
+        "text": done.text,
+        "serving": done.is_serving,
+        "cleared": list(cleared),
+    }
+    has_acted = done.found is not None or bool(cleared)
+    return ActionResult("recover", payload, messages, has_acted=has_acted)
+
+
+def _remember(ctx: Context, done: Recovered) -> tuple[Message, ...]:
+    """Keep what a load showed of memory, where recovery saw a server serve."""
+    if done.found in {None, Recovery.COMMITTED, Recovery.FOREIGN} or not done.is_serving:
+        return ()
+    from tunerd.production.plan import remember_live_load
+
+    return remember_live_load(ctx)
+
+
+def recover_locked(ctx: Context) -> Recovered:
+    """Recover; the caller holds the lock.
+
+    Raises:
+        HostError: the record cannot be read, or a file cannot be written.
+        Stranded: the old unit could not be brought back; the record stays.
+    """
+    _clear_leftovers(ctx)
+    try:
+        record = read_record(ctx)
+    except HostError:
+        if not _is_known_to_serve(ctx):
+            raise
+        return _set_aside(ctx)
+    if record is None:
+        _settle_endings(ctx)
+        return Recovered(None, None, "nothing to recover", None)
+    entry = ctx.generations.find(record.generation)
+    found = decide_recovery(
+        record,
+        unit_sha256=sha256(standing_text(ctx)),
+        boot_id=boot_id() or "unknown",
+        is_committed=entry is not None and entry.ending.outcome.is_done,
+    )
+    try:
+        match found:
+            case Recovery.COMMITTED:
+                done = _committed(ctx, record)
+            case Recovery.UNTOUCHED:
+                done = _untouched(ctx, record)
+            case Recovery.JUDGE:
+                done = _judge(ctx, record)
+            case Recovery.UNDO:
+                done = _undo(ctx, record, Recovery.UNDO, "the machine went down during its trial")
+            case Recovery.FOREIGN:
+                done = _foreign(ctx, record)
+    except ForeignEditError:  # in the middle of the recovery
+        done = _foreign(ctx, record)
+    _settle_endings(ctx)
+    return done
+
+
+def _is_known_to_serve(ctx: Context) -> bool:
+    """Whether the unit that stands had been deployed well, or is what the newest swap was to replace."""
+    standing = sha256(standing_text(ctx))
+    entries = [one for one in ctx.generations.entries() if one.generation.unit == ctx.unit]
+    if standing is None or not entries:
+        return False
+    replaced = ctx.generations.replaced_text(entries[0].generation.number)
+    done = {one.generation.unit_sha256 for one in entries if one.ending.outcome.is_done}
+    return standing in {*done, sha256(replaced)}
+
+
+def _set_aside(ctx: Context) -> Recovered:
+    """A record that cannot be read says nothing; what stands served before, so it is to serve now."""
+    state = ctx.services.state(ctx.unit)
+    if state.is_enabled and not state.is_active and state.active_state != "activating":
+        ctx.services.reload()
+        ctx.services.reset_failed(ctx.unit)
+        ctx.services.start(ctx.unit)
+    path = record_path(ctx)
+    ctx.files.rename(path, path.with_name(f"{path.name}.damaged"))
+    _settle_endings(ctx)
+    text = f"an intent record that cannot be read was set aside as `{path.name}.damaged`"
+    return Recovered(Recovery.UNTOUCHED, None, text, ctx.services.state(ctx.unit).is_active)
+
+
+def _committed(ctx: Context, record: SwapRecord) -> Recovered:
+    """The swap had ended well, and said so; only its record was left."""
+    _see_that_it_starts_at_boot(ctx, record)
+    ctx.files.remove(record_path(ctx))
+    text = f"the swap of generation {record.generation} had ended well"
+    is_active = ctx.services.state(ctx.unit).is_active
+    return Recovered(Recovery.COMMITTED, record.generation, text, is_active)
+
+
+def _untouched(ctx: Context, record: SwapRecord) -> Recovered:
+    """The unit still is the old one; it may have been put back before the old server was."""
+    serving = _see_to_the_old(ctx, record, Recovery.UNTOUCHED, "it was cut short")
+    _finish(ctx, record, Outcome.ROLLED_BACK, "interrupted", "the unit had not been changed")
+    text = f"generation {record.generation} was cut short; the previous unit is in place"
+    text += _unseen(record, serving)
+    return Recovered(Recovery.UNTOUCHED, record.generation, text, serving)
+
+
+def _judge(ctx: Context, record: SwapRecord) -> Recovered:
+    """The new unit stands: keep it if its own process serves, else undo.
+
+    Where the swap was to remove the unit file, the packaged unit is what may serve now.
+    """
+    state = ctx.services.state(ctx.unit)
+    was_started = state.invocation_id != record.old_invocation and not state.needs_reload
+    if was_started and (state.is_active or state.active_state == "activating"):
+        found = check_as_it_stands(ctx, old_invocation=record.old_invocation)
+        if isinstance(found, Serving):
+            _see_that_it_starts_at_boot(ctx, record)
+            _finish(ctx, record, Outcome.SERVING, None, None)
+            text = f"generation {record.generation} serves; its interrupted swap is finished"
+            return Recovered(Recovery.JUDGE, record.generation, text, is_serving=True)
+    return _undo(ctx, record, Recovery.JUDGE, "it does not serve")
+
+
+def _see_that_it_starts_at_boot(ctx: Context, record: SwapRecord) -> None:
+    """A way back that was cut short may have disabled what stays after all."""
+    if record.new_sha256 is not None and ctx.services.state(ctx.unit).is_enabled is False:
+        ctx.services.enable(ctx.unit)
+
+
+def _undo(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> Recovered:
+    serving = _see_to_the_old(ctx, record, found, why)
+    _finish(ctx, record, Outcome.ROLLED_BACK, "interrupted", why)
+    text = f"generation {record.generation} was undone, because {why}{_unseen(record, serving)}"
+    return Recovered(found, record.generation, text, serving)
+
+
+def _unseen(record: SwapRecord, serving: bool | None) -> str:
+    is_unknown = record.was_active and serving is None
+    return "; it runs, and whether it serves cannot be seen from here" if is_unknown else ""
+
+
+def _see_to_the_old(ctx: Context, record: SwapRecord, found: Recovery, why: str) -> bool | None:
+    try:
+        back = go_back(ctx, record)
+    except ForeignEditError:
+        raise
+    except TunerdError as problem:
+        raise Stranded(
+            f"{ctx.unit} could not be brought back ({found}: {why})",
+            cause=problem.words,
+            state=f"the record stays in `{record_path(ctx)}`",
+            hint="mend the cause, then `tunerd recover`",
+        ) from problem
+    if isinstance(back.serving, NotServing) and record.was_healthy:
+        failure = back.serving.failure
+        raise Stranded(
+            f"the previous unit of {ctx.unit} is back but does not serve: {failure.kind}",
+            cause=failure.words,
+            state=f"the record stays in `{record_path(ctx)}`",
+            hint=failure.hint or "mend the cause, then `tunerd recover`",
+        )
+    return None if back.serving is None else isinstance(back.serving, Serving)
+
+
+def _foreign(ctx: Context, record: SwapRecord) -> Recovered:
+    """Somebody edited the unit since: theirs it is; the record goes, the backup stays."""
+    state = ctx.services.state(ctx.unit)
+    _finish(ctx, record, Outcome.ABANDONED, str(FailureKind.EDITED), None)
+    text = (
+        f"{ctx.unit} was edited by hand after the interrupted swap of generation "
+        f"{record.generation}; it was left alone"
+    )
+    return Recovered(Recovery.FOREIGN, record.generation, text, state.is_active)
+
+
+def _finish(
+    ctx: Context, record: SwapRecord, outcome: Outcome, cause: str | None, detail: str | None
+) -> None:
+    """The record goes last: everything before it is durable by then."""
+    if ctx.generations.find(record.generation) is not None:
+        drop_ins = drop_ins_in_force(ctx) if outcome.is_done else None
+        ending = Ending(outcome, ctx.clock.now_s(), None, cause, detail, drop_ins)
+        ctx.generations.end(record.generation, ending)
+    ctx.files.remove(record_path(ctx))
+
+
+def _outcome_of(ctx: Context, generation: Generation) -> Outcome:
+    """How the swap ended whose text stands, or whose unit file is gone as it was to be."""
+    if generation.unit_sha256 is None and not ctx.services.state(ctx.unit).is_active:
+        return Outcome.REMOVED
+    return Outcome.SERVING
+
+
+def _clear_leftovers(ctx: Context) -> None:
+    """Temporary files of writes that were cut short; where they cannot be removed they do no harm.
+
+    The cache is written without the lock: who loses such a file here finds its content out again.
+    """
+    paths = ctx.paths
+    with contextlib.suppress(HostError):
+        ctx.files.remove_temporaries(paths.unit_dir, ctx.unit)
+        for folder in (paths.journal_dir, paths.state_dir, paths.tuned_dir, paths.cache_dir):
+            ctx.files.remove_temporaries(folder)
+        ctx.generations.remove_temporaries()
+
+
+def _settle_endings(ctx: Context) -> None:
+    """Give an ending to generations whose swap was cut short around its beginning or its commit.
+
+    Bookkeeping: a full disk may not stand in the way of what comes after it.
+    """
+    standing = sha256(standing_text(ctx))
+    newest = True
+    for entry in ctx.generations.entries():
+        if entry.generation.unit != ctx.unit:
+            continue
+        if entry.ending.outcome.is_done:
+            return
+        if entry.ending.outcome is Outcome.RUNNING:
+            is_live = newest and entry.generation.unit_sha256 == standing
+            outcome = _outcome_of(ctx, entry.generation) if is_live else Outcome.ABANDONED
+            ending = Ending(outcome, ctx.clock.now_s(), None, None, "settled by recovery")
+            with contextlib.suppress(HostError):
+                ctx.generations.end(entry.generation.number, ending)
+        newest = False

@@ -1,0 +1,497 @@
+"""`tunerd rollback`: back to the unit that served before; a swap like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunerd.app import Context
+from tunerd.engine.health import FailureKind
+from tunerd.engine.probe import changed_files, kept_folder
+from tunerd.engine.serving import (
+    address_of,
+    read_live_unit,
+    refuse_masked,
+    specifiers_of,
+    standing_text,
+)
+from tunerd.errors import DeployError, HostError, UsageError
+from tunerd.machine.files import lock
+from tunerd.production.journal import backups
+from tunerd.production.measurement import end_measurement
+from tunerd.production.recover import recover_locked
+from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
+from tunerd.production.unattended import demand_root_for
+from tunerd.profile.files import (
+    TunedRecord,
+    forget_failure,
+    read_declined,
+    read_tuned,
+    remember_failure,
+    take_out_tuned,
+    write_tuned,
+)
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.units.generations import Ending, Generation, Outcome
+from tunerd.units.live import LiveUnit, read_live
+from tunerd.units.text import demand_as_shown, unified_diff
+from tunerd.words import generation_number, sha256
+
+if TYPE_CHECKING:
+    from tunerd.profile.arm import Arm
+
+
+Confirm = Callable[["Target"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a rollback would lead.
+
+    `text` is None for going back to where no unit file stood. `made_by` is the generation that
+    deployed this text, where that is known. `was` is the generation that replaced no unit file, so
+    that going back leaves what was there before it.
+    """
+
+    name: str
+    text: bytes | None
+    made_by: Generation | None
+    was: Generation | None
+    diff: str
+    messages: tuple[Message, ...]
+
+
+def rollback(
+    ctx: Context,
+    *,
+    to: str | None,
+    drain: bool,
+    confirm: Confirm = lambda _target: None,
+    ask: Confirm | None = None,
+    reason: str = "rollback",
+) -> ActionResult:
+    """Make an earlier unit live again.
+
+    Args:
+        ctx: Where.
+        to: A backup's name or a generation's number; None for the newest backup.
+        drain: Whether to wait for running requests first.
+        confirm: Checks the target under the lock; raises to stop.
+        ask: Shows the target and asks a person, without the lock; raises to stop.
+        reason: Why, for the backup's name and the history.
+
+    Raises:
+        Busy: another change is under way.
+        UsageError: there is no such backup or generation.
+        DeployError: the unit is masked, there is nothing to go back to, or what it needs is gone.
+        RolledBack: the older unit does not serve; the present one does again.
+        Stranded: neither does.
+    """
+    agreed: Target | None = None
+    recovered: list[Message] = []
+    if ask is not None:
+        with lock(ctx.paths.lock, purpose=reason, since=ctx.now_text()):
+            agreed = _prepared(ctx, to, recovered)
+        ask(agreed)
+    with lock(ctx.paths.lock, purpose=reason, since=ctx.now_text()):
+        target = _prepared(ctx, to, recovered)
+        if agreed is not None:
+            demand_as_shown(target.diff, agreed.diff)
+        confirm(target)
+        ended = end_measurement(ctx, by=f"`tunerd {reason}`")
+        left = sha256(standing_text(ctx))
+        done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
+        by_hand = reason == "rollback"
+        tuned = _tuned(ctx, left, sha256(target.text)) if by_hand else ()
+        loaded = _remember(ctx, done)
+    messages = [*recovered, *target.messages, *tuned, *loaded]
+    if ended is not None:
+        messages.insert(0, note("measurement-ended", ended))
+    messages += [note("swap", text) for text in done.notes]
+    payload = {
+        "generation": done.generation,
+        "to": target.name,
+        "backup": done.backup,
+        "diff": target.diff,
+        "without_service_s": done.without_service_s,
+        "first_text": done.serving.first_text if done.serving is not None else None,
+        "serving": done.serving is not None,
+        "summary": f"back to {target.name} as generation {done.generation}{without_service(done)}",
+    }
+    return ActionResult("rollback", payload, tuple(messages), has_acted=True)
+
+
+def _prepared(ctx: Context, to: str | None, messages: list[Message]) -> Target:
+    """Where it leads, under the lock; what an interrupted swap left is mended first."""
+    refuse_masked(ctx)
+    recovered = recover_locked(ctx)
+    if recovered.found is not None:
+        messages.append(note("recovered", recovered.text))
+    return find_target(ctx, to)
+
+
+def _tuned(ctx: Context, left: str | None, reached: str | None) -> tuple[Message, ...]:
+    """What the rollback means for tuned layers; the swap is done, so trouble here is only told."""
+    if not ctx.paths.tuned_dir.exists():
+        return ()
+
+    try:
+        return tuple(after_rollback(ctx, left=left, reached=reached))
+    except HostError as error:
+        return (warning("tuned", f"the tuned layer is still in force: {error.message}",
+                        "`tunerd apply --untuned` leaves it out"),)  # fmt: skip
+
+
+def _remember(ctx: Context, done: SwapDone) -> tuple[Message, ...]:
+    """Keep what the load showed of memory."""
+    if done.serving is None:
+        return ()
+    from tunerd.production.plan import remember_live_load
+
+    return remember_live_load(ctx)
+
+
+def list_targets(ctx: Context) -> ActionResult:
+    """`tunerd rollback --list`: everything that one can go back to, newest first."""
+    live = sha256(standing_text(ctx))
+    makers = _makers(ctx)
+    rows = []
+    for backup in backups(ctx):
+        text = ctx.files.read(ctx.paths.unit_dir / backup.name)
+        made_by = makers.get(sha256(text) or "")
+        rows.append(
+            {
+                "name": backup.name,
+                "generation": backup.generation,
+                "changed_s": backup.changed_s,
+                "bytes": backup.size,
+                "made_by_generation": made_by.number if made_by is not None else None,
+                "profile": made_by.profile if made_by is not None else None,
+                "is_live": sha256(text) == live,
+            }
+        )
+    return ActionResult("rollback", {"backups": rows})
+
+
+def preview(ctx: Context, to: str | None) -> ActionResult:
+    """Where a rollback would lead, and what would change; nothing is touched.
+
+    Raises:
+        UsageError, DeployError: as `rollback`.
+    """
+    target = find_target(replace(ctx, is_unattended=True), to)
+    made_by = target.made_by
+    payload = {
+        "to": target.name,
+        "diff": target.diff,
+        "profile": made_by.profile if made_by is not None else None,
+        "removes": target.text is None,
+    }
+    return ActionResult("rollback", payload, target.messages)
+
+
+def find_target(ctx: Context, to: str | None) -> Target:
+    """Where a rollback would lead, checked: its program and model are still there."""
+    name, text, was = _chosen(ctx, to)
+    if sha256(text) == sha256(standing_text(ctx)):
+        raise DeployError(
+            f"`{name}` is what is live already",
+            state="nothing was changed",
+            hint="`tunerd rollback --list` shows what else there is",
+        )
+    live = read_live_unit(ctx)
+    made_by = _makers(ctx).get(sha256(text) or "")
+    messages = tuple(_check(ctx, name, text, live, made_by))
+    old = live.text
+    new = text.decode("utf-8", "replace") if text is not None else None
+    return Target(name, text, made_by, was, unified_diff(old, new, ctx.unit), messages)
+
+
+def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None, Generation | None]:
+    """Name, text, and where that is None the generation before which no unit file stood."""
+    if to is None:
+        return _newest(ctx)
+    number = generation_number(to)
+    if number is not None:
+        entry = ctx.generations.read(number)
+        if entry is None or entry.generation.unit != ctx.unit:
+            raise UsageError(f"there is no generation {to} of {ctx.unit}", hint="`tunerd history`")
+        text = ctx.generations.unit_text(number)
+        return f"generation {to}", text, _first(ctx) if text is None else None
+    if to in {backup.name for backup in backups(ctx)}:
+        return to, ctx.files.read(ctx.paths.unit_dir / to), None
+    for entry in ctx.generations.entries():
+        generation = entry.generation
+        if (generation.unit, generation.replaced_backup) == (ctx.unit, to):
+            kept = ctx.generations.replaced_text(generation.number)
+            if kept is not None:  # its backup was pruned, or somebody removed it
+                return to, kept, None
+    raise UsageError(
+        f"no such backup of {ctx.unit}: `{to}`", hint="`tunerd rollback --list` shows what there is"
+    )
+
+
+def _first(ctx: Context) -> Generation | None:
+    """The newest generation that replaced no unit file."""
+    found = (entry.generation for entry in ctx.generations.entries())
+    return next((g for g in found if g.unit == ctx.unit and g.replaced_absent), None)
+
+
+def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
+    """What the newest swap replaced, passing over what is live already (a failed swap's backup)."""
+    live = sha256(standing_text(ctx))
+    for entry in ctx.generations.entries():
+        generation = entry.generation
+        if generation.unit != ctx.unit or not _changed_the_unit(entry.ending):
+            continue
+        if generation.replaced_absent and live is not None:
+            return "no unit file", None, generation
+        name = generation.replaced_backup
+        content = ctx.files.read(ctx.paths.unit_dir / name) if name is not None else None
+        content = content or ctx.generations.replaced_text(generation.number)
+        if name is not None and content is not None and sha256(content) != live:
+            return name, content, None
+    for backup in backups(ctx):
+        content = ctx.files.read(ctx.paths.unit_dir / backup.name)
+        if content is not None and sha256(content) != live:
+            return backup.name, content, None
+    raise DeployError(
+        f"there is nothing to go back to: no backup of {ctx.unit} in `{ctx.paths.unit_dir}`",
+        state="nothing was changed",
+    )
+
+
+def _changed_the_unit(ending: Ending) -> bool:
+    """Whether what the swap replaced is not what stands now: it ended well, or was edited over."""
+    if ending.outcome is Outcome.ABANDONED:
+        return ending.cause == FailureKind.EDITED
+    return ending.outcome.is_done
+
+
+def _makers(ctx: Context) -> dict[str, Generation]:
+    """The newest generation that deployed each text, by the text's hash."""
+    found: dict[str, Generation] = {}
+    for entry in ctx.generations.entries():
+        if entry.generation.unit_sha256 is not None:
+            found.setdefault(entry.generation.unit_sha256, entry.generation)
+    return found
+
+
+def _check(
+    ctx: Context, name: str, text: bytes | None, live: LiveUnit, made_by: Generation | None
+) -> list[Message]:
+    """Before anything stops: what the old unit needs is there, and what was replaced since."""
+    if text is None:
+        return []
+    old = _as_unit(ctx, text)
+    if old.problem is not None or old.argv is None or old.program is None:
+        raise DeployError(
+            f"`{name}` cannot be read as a unit: {old.problem}", state="nothing was changed"
+        )
+    gone = [path for path in (old.program, old.serving.model) if path and not Path(path).exists()]
+    if gone:
+        raise DeployError(
+            f"`{name}` cannot serve any more",
+            cause=f"gone: {', '.join(f'`{path}`' for path in gone)}",
+            state="nothing was changed",
+            hint=_way_round(ctx, made_by, old),
+        )
+    demand_root_for(ctx, text, f"`{name}`")
+    from tunerd.production.plan import check_way_back  # what knows engines takes long to import
+
+    messages = check_way_back(ctx, live, old)
+    complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
+    messages += [warning("unit-complaint", line) for line in complaints]
+    if made_by is not None:
+        replaced = changed_files(made_by.engine_components)
+        messages += [
+            warning("replaced", f"since generation {made_by.number} this was replaced: {change}")
+            for change in replaced
+        ]
+        messages += _model_changes(made_by)
+    return messages
+
+
+def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
+    """What to do where the old unit's program or model is gone."""
+    model = old.serving.model
+    if model is not None and not Path(model).exists():  # without it a kept engine is no help
+        return f"put the model back to `{model}`; `tunerd rollback --list` shows what else there is"
+    if made_by is not None:
+        kept = kept_folder(ctx.paths.engines_dir, made_by.engine_sha256, ctx.files)
+        if kept is not None:
+            engine = f'engine.prefer=["kept-{kept.name}"]'
+            return f"a copy of its engine was kept: tunerd apply {made_by.profile} --set '{engine}'"
+    return "`tunerd rollback --list` shows what else there is; `tunerd engines keep` keeps programs"
+
+
+def _model_changes(made_by: Generation) -> list[Message]:
+    identity = made_by.model_identity or {}
+    messages = []
+    for file in identity.get("files", []):
+        path = Path(file["path"])
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        if (status.st_size, status.st_mtime_ns) != (file["size_bytes"], file["mtime_ns"]):
+            text = f"since generation {made_by.number} the model file was replaced: `{path}`"
+            messages.append(warning("replaced", text))
+    return messages
+
+
+def _as_unit(ctx: Context, text: bytes) -> LiveUnit:
+    return read_live(
+        unit=ctx.unit,
+        path=ctx.unit_path,
+        text=text.decode("utf-8", "surrogateescape"),
+        drop_ins=[],
+        file_environment={},
+        specifiers=specifiers_of(ctx, ctx.unit),
+    )
+
+
+def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapRequest:
+    address = None
+    alias = None
+    if target.text is not None:
+        old = _as_unit(ctx, target.text)
+        address, alias = address_of(ctx, old), old.serving.alias
+    made_by = target.made_by
+    generation = Generation(
+        number=0,
+        unit=ctx.unit,
+        reason=reason,
+        created_s=0.0,
+        profile=made_by.profile if made_by is not None else None,
+        engine=made_by.engine if made_by is not None else None,
+        engine_sha256=made_by.engine_sha256 if made_by is not None else None,
+        engine_components=made_by.engine_components if made_by is not None else (),
+        model_path=made_by.model_path if made_by is not None else None,
+        model_identity=made_by.model_identity if made_by is not None else None,
+        argv=made_by.argv if made_by is not None else (),
+        origins=made_by.origins if made_by is not None else (),
+        pins=made_by.pins if made_by is not None else {},
+        unit_sha256=sha256(target.text),
+        replaced_backup=None,
+        replaced_absent=False,
+        was_active=False,
+        was_enabled=None,
+        from_generation=made_by.number if made_by is not None else None,
+        host={},
+        requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
+        with_tuned=made_by is None or made_by.with_tuned,
+    )
+    return SwapRequest(
+        text=target.text,
+        old_sha256=sha256(standing_text(ctx)),
+        generation=generation,
+        address=address,
+        alias=alias,
+        expects_draft=False,
+        must_draft=False,
+        model_bytes=None,
+        drain=drain,
+        enable=_enable(target),
+        starts_packaged=target.was is not None and target.was.was_active,
+    )
+
+
+def _enable(target: Target) -> bool | None:
+    """What to do about starting at boot: as it was, where going back leaves no unit file of ours."""
+    if target.text is not None:
+        return True
+    return None if target.was is not None and target.was.was_enabled else False
+
+
+ROLLED_BACK, AGAIN, TAKEN_BACK = "rolled back", "promoted", "taken back"
+
+
+def after_rollback(ctx: Context, *, left: str | None, reached: str | None) -> Iterator[Message]:
+    """Bring the tuned layers into line with a rollback that was done by hand.
+
+    Args:
+        ctx: Where; the caller holds the lock of changes.
+        left: Hash of the unit that was gone back from.
+        reached: Hash of the unit that serves now.
+
+    Raises:
+        HostError: a file cannot be written.
+    """
+    by_number = {entry.generation.number: entry.generation for entry in ctx.generations.entries()}
+    profiles = dict.fromkeys(one.profile for one in by_number.values() if one.profile is not None)
+    for profile in profiles:
+        record = read_tuned(ctx, profile)
+        if record is not None and _went(by_number, record, left, reached):
+            yield _decline(ctx, record)
+            continue
+        declined = read_declined(ctx, profile)
+        if declined is not None and _went(by_number, declined, reached, left):
+            yield _take_again(ctx, declined)
+
+
+def after_failure(
+    ctx: Context, profile: str, sweep: int, arm: Arm, engine_sha256: str | None, reason: str
+) -> None:
+    """A promoted server that did worse was taken back: so is its tuned layer, and its arm stays out.
+
+    Raises:
+        HostError: a file cannot be written.
+    """
+    from tunerd.sweep.record import decide
+
+    remember_failure(ctx, profile, arm, engine_sha256, reason)
+    record = read_tuned(ctx, profile)
+    if record is not None and record.sweep == sweep:
+        take_out_tuned(ctx, record, by_hand=False)
+    decide(ctx, sweep, {"what": TAKEN_BACK, "text": f"failed in service: {reason}"})
+
+
+def _went(
+    known: dict[int, Generation], record: TunedRecord, on: str | None, off: str | None
+) -> bool:
+    """Whether the first of two units rests on this layer, and the second does not."""
+    return _rests_on(known, record, on) and not _rests_on(known, record, off)
+
+
+def _rests_on(known: dict[int, Generation], record: TunedRecord, sha256: str | None) -> bool:
+    """Whether a unit is the promoted one, or was first made after it."""
+    promoted = known.get(record.generation) if record.generation is not None else None
+    if promoted is None or sha256 is None:
+        return False
+    makers = [one for one in known.values() if one.unit_sha256 == sha256]
+    if not makers or all(one.profile not in {record.profile, None} for one in makers):
+        return False
+    return sha256 == promoted.unit_sha256 or min(one.number for one in makers) > promoted.number
+
+
+def _decline(ctx: Context, record: TunedRecord) -> Message:
+    from tunerd.sweep.record import decide
+
+    take_out_tuned(ctx, record, by_hand=True)
+    if record.arm is not None:
+        from tunerd.profile.arm import arm_from_json
+
+        arm = arm_from_json(record.arm)
+        remember_failure(ctx, record.profile, arm, record.engine_sha256, "it was rolled back by hand",
+                         sweep=record.sweep)  # fmt: skip
+    decide(ctx, record.sweep, {"what": ROLLED_BACK, "text": "rolled back by hand"})
+    return note(
+        "tuned-declined",
+        f"what sweep {record.sweep} found is left out of the next `tunerd apply`, and not proposed again",
+        f"`tunerd promote {record.sweep}` deploys it again, as does a rollback to it",
+    )
+
+
+def _take_again(ctx: Context, record: TunedRecord) -> Message:
+    from tunerd.sweep.record import decide
+
+    write_tuned(ctx, record)
+    if record.arm is not None:
+        from tunerd.profile.arm import arm_from_json
+
+        forget_failure(ctx, record.profile, arm_from_json(record.arm))
+    decide(ctx, record.sweep, {"what": AGAIN, "generation": record.generation, "text": "by hand"})
+    return note("tuned", f"what sweep {record.sweep} found is in force again")

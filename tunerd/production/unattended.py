@@ -1,0 +1,231 @@
+"""Whether a unit's text may become live where root is not at the keyboard: for a job, guard or probation.
+
+Whoever may change a program that root has once put into a unit would else have it run as that unit's
+account, root in most units that people wrote, by asking for a rollback.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunerd.app import Context
+from tunerd.engine.probe import libraries_of, writable_by_others
+from tunerd.engine.serving import specifiers_of, standing_text
+from tunerd.errors import ConfigError, DeployError
+from tunerd.machine.process import account
+from tunerd.units.text import (
+    Directive,
+    UnitFile,
+    environment_files_of,
+    environment_of,
+    expand_specifiers,
+    parse_environment_file,
+    parse_exec,
+    parse_unit,
+)
+from tunerd.words import Mode
+
+if TYPE_CHECKING:
+    from tunerd.production.plan import Plan
+
+
+_ROOT = frozenset({"", "root", "0"})
+_TRUE = frozenset({"1", "yes", "y", "true", "t", "on"})
+_SHELLS = re.compile(r"(ba|da|z|k|mk|c|tc|fi)?sh|busybox")
+# What gives a service more than its account has.
+_PRIVILEGES = frozenset({"Group", "SupplementaryGroups", "AmbientCapabilities", "PAMName"})
+# Paths behind these are read as data, or only shown.
+_DATA_FLAGS = frozenset({"-m", "--model", "-md", "--model-draft", "--spec-draft-model", "-mm", "--mmproj",
+                         "--api-key-file", "--chat-template-file"})  # fmt: skip
+_DATA_VARIABLES = re.compile(r"LLAMA_ARG_(MODEL|MMPROJ|.*_MODEL)|LLAMA_API_KEY.*")
+_DATA_DIRECTIVES = re.compile(
+    r"LoadCredential|SetCredential|.*Directory|(ReadOnly|ReadWrite|Inaccessible)Paths|DeviceAllow"
+)
+_PATH = re.compile(r"(?<![^\s\"'=:,;@!+-])/(?!/)[^\s\"',;:]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a unit's text would run, and as whom.
+
+    `account` is None for root, or where that cannot be told. `programs` and `paths` are what must not
+    be changed by others; `privileges` is what it has beside its account.
+    """
+
+    account: str | None
+    privileges: frozenset[tuple[str, str]]
+    programs: tuple[str, ...]
+    paths: tuple[str, ...]
+
+    def is_no_more_than(self, present: Named) -> bool:
+        """Whether whoever controls this one gains nothing that the present one does not give."""
+        if self.account is None:
+            return False
+        if (
+            present.account is None
+        ):  # an account by itself is less than root; with privileges it may be root
+            return self.privileges <= {("Group", self.account)}
+        return self.account == present.account and self.privileges <= present.privileges
+
+
+def named_by(
+    unit: UnitFile, file_environment: Mapping[str, str], specifiers: Mapping[str, str]
+) -> Named:
+    """What a unit names, its drop-ins merged into it.
+
+    Raises:
+        ConfigError: one of its lines cannot be read.
+    """
+    environment = {**dict(environment_of(unit, specifiers).pairs), **file_environment}
+    service = [one for one in unit.directives if one.section == "Service"]
+    names = dict.fromkeys(one.name for one in service)
+    kept = [one for name in names for one in unit.values("Service", name)]
+    commands = [
+        parse_exec(one.value, environment, specifiers)
+        for one in kept
+        if one.name.startswith("Exec") and one.name != "ExecSearchPath"
+    ]
+    words = [_checked(command.argv[1:]) for command in commands]
+    variables = [text for name, text in environment.items() if not _DATA_VARIABLES.fullmatch(name)]
+    texts = [*itertools.chain(*words), *variables, *_other(kept, specifiers)]
+    is_privileged = any(set(command.prefixes) & {"+", "!"} for command in commands)
+    return Named(
+        account=None if is_privileged else _account(unit),
+        privileges=frozenset((one.name, one.value) for one in kept if one.name in _PRIVILEGES),
+        programs=tuple(dict.fromkeys(command.path for command in commands)),
+        paths=tuple(dict.fromkeys(path for text in texts for path in _paths(text))),
+    )
+
+
+def is_shell(program: str) -> bool:
+    """Whether what a program of this name runs cannot be told from its command line."""
+    return _SHELLS.fullmatch(program.rpartition("/")[2]) is not None
+
+
+def why_root_must(meant: Named, present: Named | None, changeable: Sequence[str]) -> str | None:
+    """Why root has to make a text live; None where nobody gains anything by it.
+
+    Args:
+        meant: What would become live.
+        present: What is live; None where nothing is.
+        changeable: Who else than root, and the account that it runs as, may change what it names.
+    """
+    if not changeable or (present is not None and meant.is_no_more_than(present)):
+        return None
+    runs_as = f"`{meant.account}`" if meant.account is not None else "root"
+    return f"it would run as {runs_as}, and {changeable[0]}"
+
+
+def _account(unit: UnitFile) -> str | None:
+    name = unit.value("Service", "User") or ""
+    if (unit.value("Service", "DynamicUser") or "").lower() in _TRUE and name not in {"root", "0"}:
+        return name or "a dynamic user"
+    return None if name in _ROOT or "%" in name else name
+
+
+def _checked(words: Sequence[str]) -> Iterator[str]:
+    """Arguments without those behind a flag that takes data."""
+    for flag, word in itertools.pairwise(("", *words)):
+        name = word.partition("=")[0] if word.startswith("-") else flag
+        if name.replace("_", "-") not in _DATA_FLAGS:
+            yield word
+
+
+def _other(directives: Sequence[Directive], specifiers: Mapping[str, str]) -> Iterator[str]:
+    for one in directives:
+        is_read = one.name.startswith("Exec") and one.name != "ExecSearchPath"
+        if not is_read and one.name != "Environment" and not _is_data(one.name):
+            yield expand_specifiers(one.value, specifiers)
+
+
+def _is_data(directive: str) -> bool:
+    is_root = directive in {"WorkingDirectory", "RootDirectory"}
+    return not is_root and _DATA_DIRECTIVES.fullmatch(directive) is not None
+
+
+def _paths(text: str) -> list[str]:
+    found = [text] if text.startswith("/") else []
+    return [path for path in (*found, *_PATH.findall(text)) if not path.startswith("/dev/")]
+
+
+def demand_root_for(ctx: Context, text: bytes | None, what: str) -> None:
+    """Nothing happens where root asks, where the text is harmless, or where it removes the unit.
+
+    Raises:
+        DeployError: only root may make it live.
+    """
+    if not ctx.is_unattended or ctx.mode is not Mode.SYSTEM or text is None:
+        return
+    try:
+        meant = _named(ctx, text)
+        standing = standing_text(ctx)
+        present = _named(ctx, standing) if standing else None
+        why = why_root_must(meant, present, list(_changeable(meant)))
+    except ConfigError as error:
+        why = f"it cannot be told what it runs: {error.message}"
+    if why is not None:
+        raise DeployError(
+            f"root must do this: {what} is not made live for anybody else",
+            cause=why,
+            state="nothing was changed",
+            hint="look at its program and account, then do the same as root",
+        )
+
+
+def demand_root_for_plan(ctx: Context, plan: Plan) -> None:
+    """As `demand_root_for`: a candidate's unit runs the same as what would be deployed.
+
+    Raises:
+        DeployError: only root may make it live.
+    """
+    text = plan.unit_text.encode("utf-8", "surrogateescape")
+    demand_root_for(ctx, text, f"`{plan.resolved.name}`")
+
+
+def _named(ctx: Context, text: bytes) -> Named:
+    unit = parse_unit(text.decode("utf-8", "surrogateescape"))
+    for path in ctx.services.state(ctx.unit).drop_ins:
+        drop_in = ctx.files.read(path) or b""
+        unit = unit.with_drop_in(parse_unit(drop_in.decode("utf-8", "surrogateescape")))
+    specifiers = specifiers_of(ctx, ctx.unit)
+    environment: dict[str, str] = {}
+    for file in environment_files_of(unit, specifiers):
+        content = (ctx.files.read(Path(file.path)) or b"").decode("utf-8", "surrogateescape")
+        environment.update(parse_environment_file(content).pairs)
+    return named_by(unit, environment, specifiers)
+
+
+def _changeable(meant: Named) -> Iterator[str]:
+    """Who else than root and its own account may change what a unit names."""
+    who = account(meant.account) if meant.account is not None else None
+    uid = 0 if who is None else who.uid
+    for word in meant.programs:
+        program = Path(word)
+        if is_shell(word) or _is_script_of_shell(program):
+            yield f"what `{word}` runs cannot be told"
+        paths = [program, *libraries_of(program)] if program.is_absolute() else []
+        yield from _changed_by(paths, uid)
+    yield from _changed_by([Path(path) for path in meant.paths], uid)
+
+
+def _changed_by(paths: list[Path], uid: int) -> Iterator[str]:
+    for path in paths:
+        there = next(one for one in (path, *path.parents) if one.exists())
+        who = writable_by_others(there, trusted=uid)
+        if who is not None:
+            yield who
+
+
+def _is_script_of_shell(program: Path) -> bool:
+    try:
+        with program.open("rb") as file:
+            first = file.readline(256)
+    except OSError:
+        return False
+    words = first[2:].split() if first.startswith(b"#!") else []
+    return any(is_shell(word.decode("utf-8", "replace")) for word in words)

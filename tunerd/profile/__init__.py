@@ -1,0 +1,1 @@
+"""What people want: profiles, their layers, workloads, and what a sweep found for them."""

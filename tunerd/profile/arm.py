@@ -1,0 +1,609 @@
+"""An arm: one configuration that a sweep may try, what was asked of it, and what came back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+OFF = "off"
+DRAFT = "draft"
+EXPERTS = "memory.n_cpu_moe"
+LAYERS = "memory.n_gpu_layers"
+DRAFT_MODEL = "speculation.draft_model"
+# Where a model lies, in a profile's words. Like who drafts, this changes speed and memory, not the text.
+PLACEMENT_KEYS = frozenset(
+    {LAYERS, EXPERTS, "memory.cpu_moe", "memory.n_cpu_ffn", "memory.override_tensor"}
+)
+LEFT_TO_FIT = "default"
+SAME_TEXT_KEYS = PLACEMENT_KEYS | {DRAFT_MODEL}
+
+Extra = frozenset[tuple[str, Any]]
+
+
+class ArmLike(Protocol):
+    """Anything with the attributes of an arm; a box or a caller may have a class of its own."""
+
+    @property
+    def engine(self) -> str:
+        """Name of an installed build."""
+        ...
+
+    @property
+    def spec(self) -> str:
+        """Kind of speculation."""
+        ...
+
+    @property
+    def n_max(self) -> int:
+        """Tokens drafted at most."""
+        ...
+
+    @property
+    def p_min(self) -> float:
+        """Confidence below which drafting stops."""
+        ...
+
+    @property
+    def fit_mib(self) -> int:
+        """Margin of VRAM left free [MiB]."""
+        ...
+
+    @property
+    def kv(self) -> str:
+        """Type of K and V cache."""
+        ...
+
+    @property
+    def ubatch(self) -> int:
+        """Tokens of one physical batch."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Tokens of one logical batch."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Threads of generation."""
+        ...
+
+    @property
+    def extra(self) -> Iterable[tuple[str, Any]]:
+        """Pairs of other profile keys."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One configuration.
+
+    Attributes:
+        engine: Name of an installed build.
+        spec: Kind of speculation: off, mtp, dflash, eagle3, ngram or draft.
+        n_max: Tokens drafted at most; means nothing where spec is off.
+        p_min: Confidence below which drafting stops, 0 to 1; means nothing where spec is off.
+        fit_mib: Margin of VRAM that the engine's fit leaves free [MiB].
+        kv: Type of K and V cache, the draft's too.
+        ubatch: Tokens of one physical batch.
+        batch: Tokens of one logical batch.
+        threads: Threads of generation.
+        extra: (key, value) pairs of other profile keys.
+    """
+
+    engine: str
+    spec: str
+    n_max: int
+    p_min: float
+    fit_mib: int
+    kv: str
+    ubatch: int
+    batch: int
+    threads: int
+    extra: Extra = frozenset()
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything is drafted at all."""
+        return self.spec != OFF
+
+    @property
+    def family(self) -> tuple[str, str]:
+        """Engine and kind of speculation: what a model of speculation holds for."""
+        return self.engine, self.spec
+
+    @property
+    def placement(self) -> Extra:
+        """What of `extra` places the model by hand; empty where the engine's fit does."""
+        return placement_of(self.extra)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the model is placed by hand, so that a margin means nothing."""
+        return bool(self.extra) and bool(self.placement)
+
+    @property
+    def wording(self) -> Extra:
+        """What of `extra` may change what the model says."""
+        return wording_of(self.extra)
+
+    @property
+    def n_cpu_moe(self) -> int | None:
+        """Layers whose experts stay in RAM, where `extra` says so."""
+        found = dict(self.placement).get(EXPERTS)
+        return int(found) if found is not None else None
+
+    def canonical(self) -> Arm:
+        """The same configuration without what means nothing; equal arms do the same."""
+        kept = self if self.drafts else replace(self, n_max=0, p_min=0.0)
+        return replace(kept, fit_mib=0) if kept.fit_mib and kept.is_placed else kept
+
+    def with_draft(self, n_max: int, p_min: float) -> Arm:
+        """This arm with other settings of speculation."""
+        return replace(self, n_max=n_max, p_min=p_min)
+
+    def with_margin(self, fit_mib: int) -> Arm:
+        """This arm with another margin; one that is placed by hand has none."""
+        return self if self.is_placed else replace(self, fit_mib=fit_mib)
+
+    def __str__(self) -> str:
+        speculation = (
+            f"{self.spec} {self.n_max}/{self.p_min:g}" if self.drafts else "no speculation"
+        )
+        parts = [
+            self.engine,
+            speculation,
+            *(() if self.is_placed else (f"margin {self.fit_mib}",)),
+            f"kv {self.kv}",
+            f"ub {self.ubatch}",
+            f"b {self.batch}",
+            f"t {self.threads}",
+            *(f"{key}={value}" for key, value in sorted(self.extra, key=str)),
+        ]
+        return ", ".join(parts)
+
+
+def placement_of(extra: Extra) -> Extra:
+    """The pairs that place a model by hand."""
+    return frozenset(
+        (key, value) for key, value in extra if key in PLACEMENT_KEYS and value != LEFT_TO_FIT
+    )
+
+
+def wording_of(extra: Extra) -> Extra:
+    """The pairs that may change what the model says."""
+    return frozenset(pair for pair in extra if pair[0] not in SAME_TEXT_KEYS)
+
+
+def shape_of(arm: Arm) -> Extra | None:
+    """A placement but for how many layers' experts stay in RAM; None where the engine's fit places."""
+    if not arm.is_placed:
+        return None
+    pairs = {(key, value) for key, value in arm.placement if key != EXPERTS}
+    return frozenset({*pairs, (EXPERTS, arm.n_cpu_moe is not None)})
+
+
+def as_arm(given: ArmLike) -> Arm:
+    """An arm of our own class, from any object with the same attributes."""
+    return Arm(
+        engine=given.engine,
+        spec=given.spec or OFF,
+        n_max=int(given.n_max or 0),
+        p_min=float(given.p_min or 0.0),
+        fit_mib=int(given.fit_mib or 0),
+        kv=given.kv,
+        ubatch=int(given.ubatch),
+        batch=int(given.batch),
+        threads=int(given.threads or 0),
+        extra=frozenset(
+            (key, tuple(value) if isinstance(value, list) else value)
+            for key, value in (getattr(given, "extra", None) or ())
+        ),
+    )
+
+
+def simplicity(arm: Arm) -> tuple[int, int, int, int]:
+    """Order of preference between equals, least first.
+
+    Speculation off before on, fewer drafted tokens, a larger margin, a smaller batch.
+    """
+    canonical = arm.canonical()
+    return int(canonical.drafts), canonical.n_max, -canonical.fit_mib, canonical.ubatch
+
+
+_PREFIX_PREDICT = 2
+
+
+class Refused(Exception):
+    """The server does not take this request, or an override beyond what it was started with.
+
+    `n_prompt_tokens` is how long its prompt is, where it is longer than the context.
+    """
+
+    def __init__(self, why: str = "", n_prompt_tokens: int | None = None) -> None:
+        super().__init__(why)
+        self.n_prompt_tokens = n_prompt_tokens
+
+
+class ServerDied(Exception):
+    """The server ended while it was measured; `kind` is oom, hang or crash."""
+
+    def __init__(self, kind: str = "crash") -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class Preempted(Exception):
+    """The user wants the machine: the sweep ends with what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to measure.
+
+    Attributes:
+        kind: What the text is: code, chat, tool, summary, math or creative.
+        prompt_id: Names the text: the same id is the same text.
+        cached_tokens: Length of a prefix that all requests of a process share; sure to be found only
+            where it was served bare just before [tok].
+        new_tokens: Prompt tokens behind it, of this text alone; 0 serves the prefix bare [tok].
+        n_predict: Tokens to generate [tok].
+        concurrency: How many such requests run at once; timings are those of one.
+        ignore_eos: Whether generation goes on to `n_predict` whatever the model says.
+    """
+
+    kind: str
+    prompt_id: str
+    cached_tokens: int
+    new_tokens: int
+    n_predict: int
+    concurrency: int = 1
+    ignore_eos: bool = True
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether it finds its prefix; what one slot holds is of no use to several requests at once."""
+        return self.cached_tokens > 0 and self.concurrency == 1
+
+    @property
+    def bare(self) -> Request:
+        """Its prefix alone, as it is served before it."""
+        return replace(self, new_tokens=0, n_predict=_PREFIX_PREDICT)
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """How a start went: `failure` is oom, hang, crash, refused or empty; `n_ctx` what one request may fill."""
+
+    ok: bool
+    seconds: float
+    failure: str = ""
+    vram_free_mib: int | None = None
+    n_ctx: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Values allowed for one engine with one kind of speculation.
+
+    `extra` lists alternatives for the other profile keys, each a whole set of (key, value) pairs.
+    """
+
+    n_max: tuple[int, ...]
+    p_min: tuple[float, ...]
+    fit_mib: tuple[int, ...]
+    kv: tuple[str, ...]
+    ubatch: tuple[int, ...]
+    batch: tuple[int, ...]
+    threads: tuple[int, ...]
+    extra: tuple[Extra, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What may be tried: families by (engine, spec), and what the user pinned, by name."""
+
+    families: Mapping[tuple[str, str], Any]
+    pinned: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What counts as a gain, and what must not be given for it.
+
+    Attributes:
+        min_gain: Least gain in turn time that is worth a swap (ratio).
+        alpha: Chance of promoting an arm without that gain, over a whole night.
+        max_pairs: Pairs of one challenge at most.
+        headroom_mib: Least VRAM that must stay free with the context full [MiB].
+        max_prefill_loss: How much slower the prompt of the deepest class may get (ratio), where that is
+            more than a tenth of the class's turn.
+        max_class_loss: How much slower the turn of any class may get (ratio).
+        may_change_output: Whether settings that can change what the model says (KV type, `extra`)
+            may differ from the incumbent's at all; which of them, the space says by what it lists.
+        tool_calls: Short tool calls that a winner must have got through.
+        context_tokens: The context to fill, where neither space nor box tells [tok].
+        seeds: Arms known from elsewhere, such as published settings; they are tried first.
+        max_arms: How many arms may be measured at most; None for as many as time allows.
+        rejected: Arms that must not be recommended, with the reason, such as a failure in service.
+    """
+
+    min_gain: float = 0.01
+    alpha: float = 0.05
+    max_pairs: int = 40
+    headroom_mib: int = 64
+    max_prefill_loss: float = 0.5
+    max_class_loss: float = 0.25
+    may_change_output: bool = True
+    tool_calls: int = 80
+    context_tokens: int | None = None
+    seeds: tuple[ArmLike, ...] = ()
+    max_arms: int | None = None
+    rejected: tuple[tuple[ArmLike, str], ...] = ()
+
+
+class Box(Protocol):
+    """A machine on which arms can be started and measured, one at a time.
+
+    `per_request` names the engines whose n_max and p_min can be given with a request. Where a box
+    knows its full context, it may say so in an attribute `context_tokens`; where it knows how long a
+    start takes before any was seen, in `expected_load_s`.
+    """
+
+    @property
+    def per_request(self) -> Collection[str]:
+        """Engines that take n_max and p_min with a request."""
+        ...
+
+    def restart(self, arm: Arm, /) -> Any:
+        """Starts a fresh process with exactly this arm; what comes back reads like `Boot`."""
+        ...
+
+    def measure(self, request: Request, /, arm: Arm | None = None) -> Mapping[str, Any]:
+        """Asks once and returns llama-server's `timings` keys and what else was seen.
+
+        `wall_ms`, `vram_free_min_mib`, for kind tool `tool_ok`, and where the build has them
+        `accepted_per_pos`, `verify_steps`, `spill_mib`; `n_void` where it had to ask again, behind the
+        bare prefix of a warm request.
+
+        Raises:
+            Refused: The override is beyond what the process was started with.
+            ServerDied: The process is gone.
+        """
+        ...
+
+    def now(self) -> float:
+        """Seconds on the box's own clock."""
+        ...
+
+    def sleep(self, seconds: float, /) -> None:
+        """Waits."""
+        ...
+
+    def check(self) -> None:
+        """Called before every restart and request.
+
+        Raises:
+            Preempted: The user wants the machine.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One answer; None is what the box did not say.
+
+    `n_drafted` and `n_accepted` are 0 where nothing was drafted: llama-server then leaves the keys
+    out. `accepted_by_position` are counts. `n_void` is how often it was asked before in vain.
+    """
+
+    prompt_n: int | None
+    prompt_ms: float | None
+    cache_n: int | None
+    predicted_n: int | None
+    predicted_ms: float | None
+    n_drafted: int
+    n_accepted: int
+    n_steps: int | None
+    accepted_by_position: tuple[float, ...] | None
+    wall_ms: float | None
+    vram_free_min_mib: float | None
+    spill_mib: float | None
+    tool_ok: bool | None
+    n_void: int
+
+    @property
+    def turn_ms(self) -> float | None:
+        """Wall time of the request: the client's clock, else the server's two phases."""
+        if self.wall_ms is not None:
+            return self.wall_ms
+        if self.prompt_ms is None or self.predicted_ms is None:
+            return None
+        return self.prompt_ms + self.predicted_ms
+
+    @property
+    def step_ms(self) -> float | None:
+        """Mean time of one verification pass."""
+        if not self.n_steps or self.predicted_ms is None:
+            return None
+        return self.predicted_ms / self.n_steps
+
+    @property
+    def has_spilled(self) -> bool:
+        """Whether the box says that memory lies outside the card."""
+        return self.spill_mib is not None and self.spill_mib > 0
+
+
+def read(answer: Mapping[str, Any]) -> Reading:
+    """The reading of a box's answer; nonsense (NaN, negative) counts as not said."""
+    predicted_n = _count(answer, "predicted_n")
+    n_drafted = _count(answer, "draft_n") or 0
+    n_accepted = min(_count(answer, "draft_n_accepted") or 0, n_drafted)
+    steps = _count(answer, "verify_steps")
+    if not steps and predicted_n is not None:
+        steps = max(1, predicted_n - 1 - n_accepted)  # the first token comes of the prompt
+    tool_ok = answer.get("tool_ok")
+    return Reading(
+        prompt_n=_count(answer, "prompt_n"),
+        prompt_ms=_number(answer, "prompt_ms"),
+        cache_n=_count(answer, "cache_n"),
+        predicted_n=predicted_n,
+        predicted_ms=_positive(answer, "predicted_ms"),
+        n_drafted=n_drafted,
+        n_accepted=n_accepted,
+        n_steps=steps,
+        accepted_by_position=_positions(answer.get("accepted_per_pos"), n_accepted, steps),
+        wall_ms=_positive(answer, "wall_ms"),
+        vram_free_min_mib=_number(answer, "vram_free_min_mib", least=-math.inf),
+        spill_mib=_number(answer, "spill_mib"),
+        tool_ok=None if tool_ok is None else bool(tool_ok),
+        n_void=_count(answer, "n_void") or 0,
+    )
+
+
+def _number(answer: Mapping[str, Any], key: str, least: float = 0.0) -> float | None:
+    value = answer.get(key)
+    if value is None or isinstance(value, str):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) and number >= least else None
+
+
+def _positive(answer: Mapping[str, Any], key: str) -> float | None:
+    return _number(answer, key) or None
+
+
+def _count(answer: Mapping[str, Any], key: str) -> int | None:
+    number = _number(answer, key)
+    return None if number is None else round(number)
+
+
+def _positions(given: Any, n_accepted: int, steps: int | None) -> tuple[float, ...] | None:
+    """Accepted counts by position; builds report counts or shares of the drafts."""
+    if given is None or isinstance(given, str) or not steps or n_accepted <= 0:
+        return None
+    values: Sequence[Any] = list(given.values()) if isinstance(given, Mapping) else list(given)
+    numbers = [float(value) for value in values if value is not None]
+    if not numbers or not all(math.isfinite(value) and value >= 0 for value in numbers):
+        return None
+    total = sum(numbers)
+    falls = all(later <= earlier for earlier, later in pairwise(numbers))
+    if total <= 0 or not falls:  # accepted up to a position cannot grow with it
+        return None
+    # Counts add up to the accepted tokens; anything else is a share, scaled to the same total.
+    return tuple(value * n_accepted / total for value in numbers)
+
+
+BOOT = "boot"
+REQUEST = "request"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One start or one request.
+
+    Attributes:
+        event: "boot" or "request".
+        process: Name of the server's life; a boot opens it.
+        arm: What the process was started with.
+        purpose: What it was for: warm-up, prefix, block, fill, tool, ...
+        at_s: End of it on the box's clock [s].
+        seconds: How long it took [s].
+        failure: oom, hang, crash, refused, or empty.
+        vram_free_mib: After a boot.
+        n_ctx: What one request may fill, after a boot [tok].
+        request: What was asked; None of a boot.
+        n_max: In force for this request.
+        p_min: In force for this request.
+        block: Name of the block of prompts that the request belongs to.
+        answer: What the box returned.
+        pair: Of a verdict: (challenge, pair), both from 1; None elsewhere.
+        is_earlier: Of a sweep before this one, which spent an alpha of its own.
+    """
+
+    event: str
+    process: str
+    arm: Arm
+    purpose: str
+    at_s: float
+    seconds: float
+    failure: str = ""
+    vram_free_mib: float | None = None
+    n_ctx: int | None = None
+    request: Request | None = None
+    n_max: int = 0
+    p_min: float = 0.0
+    block: str = ""
+    answer: Mapping[str, Any] | None = None
+    pair: tuple[int, int] | None = None
+    is_earlier: bool = False
+
+    @property
+    def reading(self) -> Reading | None:
+        """The answer with names and units."""
+        return None if self.answer is None else read(self.answer)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values only; `sample_from_json` takes them back."""
+        return {name: plain(getattr(self, name)) for name in _NAMES}
+
+
+_NAMES = tuple(field.name for field in fields(Sample))
+
+
+def sample_from_json(data: Mapping[str, Any]) -> Sample:
+    """The sample that `to_json` wrote."""
+    values = {name: data[name] for name in _NAMES if name in data}
+    values["arm"] = arm_from_json(data["arm"])
+    if data.get("request") is not None:
+        values["request"] = Request(**data["request"])
+    if data.get("pair") is not None:
+        values["pair"] = tuple(data["pair"])
+    return Sample(**values)
+
+
+def arm_from_json(data: Mapping[str, Any]) -> Arm:
+    """The arm that `plain` wrote."""
+    extra = frozenset((key, _hashable(value)) for key, value in data["extra"])
+    return Arm(**{**data, "kv": _hashable(data["kv"]), "extra": extra})
+
+
+def _hashable(value: Any) -> Any:
+    """JSON knows no tuples."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
+
+
+def as_samples(history: Iterable[Any]) -> tuple[Sample, ...]:
+    """Samples of our own class from what a caller kept: ours, their JSON, or the like."""
+    return tuple(_as_sample(given) for given in history)
+
+
+def _as_sample(given: Any) -> Sample:
+    if isinstance(given, Mapping):
+        return sample_from_json(given)
+    values = {name: getattr(given, name) for name in _NAMES if hasattr(given, name)}
+    values["arm"] = as_arm(values["arm"])
+    request = values.get("request")
+    if request is not None:
+        values["request"] = Request(
+            **{field.name: getattr(request, field.name) for field in fields(Request)}
+        )
+    return Sample(**values)
+
+
+def plain(value: Any) -> Any:
+    """JSON values of an arm, a request, numpy numbers and containers of them."""
+    if isinstance(value, Arm):
+        return {**asdict(value), "extra": sorted(([k, plain(v)] for k, v in value.extra), key=str)}
+    if isinstance(value, Request):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,417 @@
+"""Profiles on disk, their layers, and what a sweep found: `STATE/tuned/PROFILE.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunerd import records
+from tunerd.app import Context
+from tunerd.errors import ConfigError, HostError, UsageError
+from tunerd.machine.files import Files
+from tunerd.profile.layers import (
+    SET_SOURCE,
+    Layer,
+    ProfileSources,
+    Resolved,
+    chain_of,
+    layers_of,
+    parse_set,
+    resolve,
+    set_layer,
+    with_tuned_layer,
+)
+from tunerd.profile.schema import nest
+from tunerd.words import Problem, is_name
+
+if TYPE_CHECKING:
+    from tunerd.profile.arm import Arm
+
+
+_SUFFIX = ".toml"
+_MAX_BYTES = 1024 * 1024
+
+
+def read_profile(path: Path, files: Files) -> Mapping[str, Any] | Problem:
+    """One parsed profile file, or why it cannot be read or parsed."""
+    try:
+        content = files.read(path)
+    except HostError as error:  # a folder, a pipe, a file that may not be read
+        why = error.words
+        return Problem(str(path), "file", why, "a profile file that can be read")
+    if content is None:
+        return Problem(str(path), "file", "no such file", "a profile file")
+    if len(content) > _MAX_BYTES:
+        return Problem(str(path), "file", f"{len(content)} bytes", f"at most {_MAX_BYTES} bytes")
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError
+        return Problem(str(path), "file", str(error), "valid TOML in UTF-8")
+
+
+def read_sources(
+    *, shipped: Path, site: Path, tuned: Path, files: Files
+) -> tuple[ProfileSources, tuple[Problem, ...]]:
+    """Every profile file that can be parsed, and a problem for each that cannot.
+
+    Raises:
+        HostError: a folder cannot be read.
+    """
+    found: dict[Layer, dict[str, Mapping[str, Any]]] = {}
+    paths: dict[tuple[Layer, str], str] = {}
+    problems: list[Problem] = []
+    for layer, folder in ((Layer.SHIPPED, shipped), (Layer.SITE, site), (Layer.TUNED, tuned)):
+        found[layer] = {}
+        for path in _profile_files(folder):
+            data = read_profile(path, files)
+            if isinstance(data, Problem):
+                problems.append(data)
+            else:
+                found[layer][path.stem] = data
+                paths[layer, path.stem] = path.name if layer is Layer.SHIPPED else str(path)
+    sources = ProfileSources(
+        shipped=found[Layer.SHIPPED],
+        site=found[Layer.SITE],
+        tuned=found[Layer.TUNED],
+        paths=paths,
+    )
+    return sources, tuple(problems)
+
+
+def _profile_files(folder: Path) -> list[Path]:
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise HostError(f"cannot read folder `{folder}`", cause=error.strerror) from error
+    return [
+        folder / name
+        for name in names
+        if name.endswith(_SUFFIX) and is_name(name.removesuffix(_SUFFIX))
+    ]
+
+
+def load_sources(ctx: Context) -> tuple[ProfileSources, tuple[Problem, ...]]:
+    """Every profile file of this machine, and those that cannot be parsed."""
+    return read_sources(
+        shipped=ctx.data_dir / "profiles",
+        site=ctx.paths.site_profiles,
+        tuned=ctx.paths.tuned_dir,
+        files=ctx.files,
+    )
+
+
+def load_profile(
+    ctx: Context,
+    name: str,
+    *,
+    options: Mapping[str, Any],
+    engine_names: Sequence[str] = (),
+    with_tuned: bool = True,
+    tuned: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """One profile with all its layers.
+
+    Args:
+        ctx: Where.
+        name: Of the profile.
+        options: What was given with `--set`, by dotted key.
+        engine_names: Which `[engines.NAME]` tables apply.
+        with_tuned: Whether the tuned layer takes part.
+        tuned: What takes the place of the tuned layer on disk, as a parsed file.
+
+    Raises:
+        ConfigError: there is no such profile, or one of its layers is wrong.
+    """
+    sources, unparsed = load_sources(ctx)
+    if tuned is not None:
+        sources = with_tuned_layer(sources, name, tuned, ctx.paths.tuned_dir / f"{name}.toml")
+    chain = chain_of(name, sources)
+    related = tuple(
+        problem
+        for problem in unparsed
+        if _is_layer(ctx, Path(problem.source), name, chain, with_tuned=with_tuned)
+    )
+    if related:
+        raise config_error(name, related)
+    layers = layers_of(name, sources, with_tuned=with_tuned)
+    if isinstance(layers, Problem):
+        raise config_error(name, (layers,))
+    chosen = (*layers, set_layer(options)) if options else layers
+    resolved = resolve(name, chosen, engine_names)
+    if not isinstance(resolved, Resolved):
+        raise config_error(name, resolved)
+    return resolved
+
+
+def _is_layer(
+    ctx: Context, path: Path, name: str, chain: Sequence[str] | Problem, *, with_tuned: bool
+) -> bool:
+    """Whether a file would be a layer of a profile; one that cannot be read is not left out."""
+    if path.parent == ctx.paths.tuned_dir:
+        return with_tuned and path.stem == name
+    return path.stem == name or (not isinstance(chain, Problem) and path.stem in chain)
+
+
+def parse_options(options: Sequence[str]) -> dict[str, Any]:
+    """What was given with `--set`.
+
+    Raises:
+        UsageError: one of them is not `key=value`.
+    """
+    parsed: dict[str, Any] = {}
+    for option in options:
+        try:
+            key, value = parse_set(option)
+        except ValueError as error:
+            raise UsageError(
+                f"--set {option}: {error}", hint="for example --set speculation.n_max=2"
+            ) from error
+        parsed[key] = value
+    return parsed
+
+
+def config_error(name: str, problems: Sequence[Problem]) -> ConfigError:
+    """All problems of a profile as one error."""
+    count = f"{len(problems)} place{'s' if len(problems) > 1 else ''}"
+    return ConfigError(
+        f"profile `{name}` is wrong in {count}",
+        cause="\n".join(str(problem) for problem in problems),
+        state="nothing was touched",
+        hint=_hint(problems),
+    )
+
+
+def _hint(problems: Sequence[Problem]) -> str:
+    """What helps with these problems."""
+    if all(problem.source == SET_SOURCE for problem in problems):
+        return (
+            "`tunerd profiles show PROFILE` shows keys and values; a list needs quotes for the shell: "
+            "--set 'engine.prefer=[\"mainline\"]'"
+        )
+    if all(problem.key in {"name", "extends"} for problem in problems):
+        return "`tunerd profiles list` shows what there is"
+    return "correct the file; `tunerd profiles check FILE` checks one"
+
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedRecord:
+    """Where a tuned layer comes from, and what it is valid for.
+
+    `values` are the keys it sets, `sweep` the number of the run that proved them, `arm` the winner as
+    JSON, `generation` what was deployed with it. Hashes are None where they could not be told.
+    """
+
+    profile: str
+    values: Mapping[str, Any]
+    sweep: int
+    promoted_s: float
+    sentence: str
+    engine: str
+    engine_sha256: str | None
+    model_sha256: str | None
+    driver_version: str | None
+    gpu_names: tuple[str, ...] = ()
+    workload: str | None = None
+    measured_again: Mapping[str, Any] = field(default_factory=dict)
+    generation: int | None = None
+    arm: Mapping[str, Any] | None = None
+
+
+def why_stale(
+    record: TunedRecord,
+    *,
+    engine: str,
+    engine_sha256: str | None,
+    model_sha256: str | None,
+    driver_version: str | None,
+    gpu_names: tuple[str, ...],
+) -> tuple[str, ...]:
+    """What changed since a tuned layer was found; empty where it still holds, as far as is known."""
+    pairs = (
+        ("engine", record.engine, engine),
+        ("engine's files", record.engine_sha256, engine_sha256),
+        ("model", record.model_sha256, model_sha256),
+        ("driver", record.driver_version, driver_version),
+        ("GPU", record.gpu_names or None, gpu_names or None),
+    )
+    changed = [what for what, then, now in pairs if then != now and None not in {then, now}]
+    return tuple(changed)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedArm:
+    """An arm that was promoted and did worse in service than its evidence said.
+
+    `arm` is its JSON, `engine_sha256` the build it ran on: another build gets another chance. `sweep`
+    is the one that proved it, where a person took it back.
+    """
+
+    arm: Mapping[str, Any]
+    engine_sha256: str | None
+    reason: str
+    failed_s: float
+    sweep: int | None = None
+
+
+def tuned_path(ctx: Context, profile: str) -> Path:
+    """Where the tuned layer of a profile is."""
+    return ctx.paths.tuned_dir / f"{profile}.toml"
+
+
+def read_tuned(ctx: Context, profile: str) -> TunedRecord | None:
+    """Where the tuned layer of a profile comes from; None where there is none that says so."""
+    if not tuned_path(ctx, profile).exists():
+        return None
+    data = ctx.files.read_json(_record_path(ctx, profile))
+    return records.read_or_none(TunedRecord, data, schema=SCHEMA)
+
+
+def write_tuned(ctx: Context, record: TunedRecord) -> None:
+    """Make this the tuned layer of its profile; the record is there before the layer is.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    ctx.files.make_folder(ctx.paths.tuned_dir)
+    before = read_tuned(ctx, record.profile)
+    if before is not None and before.sweep != record.sweep:
+        ctx.files.write_json(
+            _previous_path(ctx, record.profile), records.plain(before, schema=SCHEMA)
+        )
+    ctx.files.write_json(_record_path(ctx, record.profile), records.plain(record, schema=SCHEMA))
+    ctx.files.write(tuned_path(ctx, record.profile), _toml(record).encode())
+    ctx.files.remove(_declined_path(ctx, record.profile))
+
+
+def take_out_tuned(ctx: Context, record: TunedRecord, *, by_hand: bool) -> None:
+    """Take the layer in force away; the one before it holds again.
+
+    What a person took away (`by_hand`) is put aside, where `read_declined` finds it.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    data = ctx.files.read_json(_previous_path(ctx, record.profile))
+    before = records.read_or_none(TunedRecord, data, schema=SCHEMA)
+    put_back_tuned(ctx, record.profile, before)
+    ctx.files.remove(_previous_path(ctx, record.profile))
+    if by_hand:
+        ctx.files.write_json(
+            _declined_path(ctx, record.profile), records.plain(record, schema=SCHEMA)
+        )
+
+
+def read_declined(ctx: Context, profile: str) -> TunedRecord | None:
+    """The layer that a person took out of force last; None where there is none."""
+    data = ctx.files.read_json(_declined_path(ctx, profile))
+    return records.read_or_none(TunedRecord, data, schema=SCHEMA)
+
+
+def put_back_tuned(ctx: Context, profile: str, before: TunedRecord | None) -> None:
+    """Make the tuned layer what it was before a promotion that did not last.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    if before is not None:
+        write_tuned(ctx, before)
+        return
+    ctx.files.remove(tuned_path(ctx, profile))
+    ctx.files.remove(_record_path(ctx, profile))
+
+
+def failed_arms(
+    ctx: Context, profile: str, identities: Mapping[str, str | None]
+) -> Iterator[tuple[Arm, str]]:
+    """Arms that failed in service on builds that are still the same, with the reason."""
+    from tunerd.profile.arm import arm_from_json
+
+    for failed in _failures(ctx, profile):
+        arm = arm_from_json(failed.arm)
+        if arm.engine in identities and identities[arm.engine] == failed.engine_sha256:
+            by_hand = failed.sweep is not None
+            yield arm, failed.reason if by_hand else f"it failed in service: {failed.reason}"
+
+
+def forget_failure(ctx: Context, profile: str, arm: Arm) -> None:
+    """Let an arm take part in sweeps again.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    from tunerd.profile.arm import plain
+
+    known = _failures(ctx, profile)
+    rows = [records.plain(one) for one in known if one.arm != plain(arm.canonical())]
+    if len(rows) < len(known):
+        ctx.files.write_json(_failed_path(ctx, profile), {"failed": rows})
+
+
+def remember_failure(
+    ctx: Context,
+    profile: str,
+    arm: Arm,
+    engine_sha256: str | None,
+    reason: str,
+    *,
+    sweep: int | None = None,
+) -> None:
+    """Keep an arm out of later sweeps; `sweep` is that which proved it, where a person took it back.
+
+    Raises:
+        HostError: it cannot be written.
+    """
+    from tunerd.profile.arm import plain
+
+    failed = FailedArm(plain(arm.canonical()), engine_sha256, reason, ctx.clock.now_s(), sweep)
+    known = [one for one in _failures(ctx, profile) if one.arm != failed.arm]
+    ctx.files.make_folder(ctx.paths.tuned_dir)
+    rows = [records.plain(one) for one in (*known, failed)]
+    ctx.files.write_json(_failed_path(ctx, profile), {"failed": rows})
+
+
+def _failures(ctx: Context, profile: str) -> list[FailedArm]:
+    data = ctx.files.read_json(_failed_path(ctx, profile)) or {}
+    return [records.read(FailedArm, row) for row in data.get("failed", [])]
+
+
+def _record_path(ctx: Context, profile: str) -> Path:
+    return ctx.paths.tuned_dir / f"{profile}.evidence.json"
+
+
+def _previous_path(ctx: Context, profile: str) -> Path:
+    return ctx.paths.tuned_dir / f"{profile}.previous.json"
+
+
+def _declined_path(ctx: Context, profile: str) -> Path:
+    return ctx.paths.tuned_dir / f"{profile}.declined.json"
+
+
+def _failed_path(ctx: Context, profile: str) -> Path:
+    return ctx.paths.tuned_dir / f"{profile}.failed.json"
+
+
+def _toml(record: TunedRecord) -> str:
+    import tomlkit
+
+    document = tomlkit.document()
+    day = datetime.fromtimestamp(record.promoted_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    for line in (
+        f"Found by sweep {record.sweep} and promoted on {day}: {record.sentence}",
+        f"Valid for engine {record.engine}; what it rests on stands in {record.profile}.evidence.json.",
+        "`tunerd apply --untuned` leaves this file out; removing it forgets what was found.",
+    ):
+        document.add(tomlkit.comment(line))
+    nested: dict[str, Any] = nest(dict(sorted(record.values.items())))
+    for table, values in nested.items():
+        document.add(table, tomlkit.item(values))
+    return tomlkit.dumps(document)

@@ -1,0 +1,472 @@
+"""What a profile file may say: the operator's intent for a class of hardware and a model.
+
+Every key is optional in a file; what a whole profile must have after all layers are merged is
+checked by `resolve`. Names of llama.cpp's things are llama.cpp's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
+
+from tunerd.profile.workload import WorkloadTable
+from tunerd.words import NAME_PATTERN, Problem, nearest_name, problem_of, shown, table_in
+
+Text = Annotated[
+    str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
+KvType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,20}$")]
+_NAMES_OF_BUILDS = {
+    "draft-mtp": "mtp",
+    "draft-dflash": "dflash",
+    "draft-eagle3": "eagle3",
+    "draft-dspark": "dspark",
+    "draft-simple": "draft",
+}
+
+
+def _own_names(words: str) -> str:
+    """One name for one thing: what a build calls a kind of ours is ours."""
+    return ",".join(_NAMES_OF_BUILDS.get(word, word) for word in words.split(","))
+
+
+# A chain of kinds, or a kind that only the build knows: its own words, separated by commas.
+BuildsWords = Annotated[
+    str,
+    StringConstraints(max_length=200, pattern=r"^[a-z0-9]+(?:[-,][a-z0-9]+)+$"),
+    AfterValidator(_own_names),
+]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+def _only_json(value: dict[str, Any]) -> dict[str, Any]:
+    """TOML has dates and infinities, JSON has not."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        message = "values that JSON knows (text, numbers, booleans, lists, tables)"
+        raise ValueError(message) from error
+    return value
+
+
+class Table(BaseModel):
+    """A table of a profile file; an unknown key is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=False)
+
+
+class Match(Table):
+    """Which machines the profile is meant for; nothing is refused by it, a mismatch is warned about."""
+
+    gpu: Text | None = Field(
+        None, description="glob over NVML's name of the GPU; `none` for no GPU at all"
+    )
+    vram_min_mib: Count | None = Field(None, description="least total VRAM of the card in MiB")
+    vram_max_mib: Count | None = Field(None, description="most total VRAM of the card in MiB")
+
+
+class Model(Table):
+    """Which weights are served."""
+
+    path: Text | None = Field(
+        None, description="GGUF file; a bare name or glob is searched in `models.dirs`"
+    )
+    name: Text | None = Field(
+        None, description="glob over the name in the file's metadata, where no file has that path"
+    )
+    hf_repo: Text | None = Field(
+        None,
+        description="where the file can be fetched from (`user/repo`); tunerd downloads nothing",
+    )
+    hf_file: Text | None = Field(None, description="name of the file in that repository")
+    source: Text | None = Field(None, description="where the file comes from, in words")
+    mmproj: Text | None = Field(None, description="multimodal projector file")
+    chat_template_file: Text | None = Field(None, description="Jinja chat template file")
+
+
+class EnginePreference(Table):
+    """Which engine is wanted."""
+
+    prefer: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] | None = Field(
+        None,
+        description="families (mainline, ik, bee), `embedded`, names of engines or paths; first usable wins",
+    )
+
+
+class Serving(Table):
+    """How the server answers: address, context, caches, batches, threads, sampling defaults."""
+
+    host: Text | None = Field(None, description="address to listen on")
+    port: Port | None = Field(None, description="TCP port")
+    alias: Text | None = Field(None, description="model name that clients see")
+    ctx_size: Count | None = Field(None, description="context in tokens; 0 = as trained")
+    n_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = Field(
+        None, description="most tokens generated for a request; -1 = no limit"
+    )
+    n_parallel: Positive | None = Field(None, description="slots")
+    kv_unified: bool | None = Field(None, description="one KV pool for all slots")
+    cache_type_k: KvType | None = Field(None, description="KV cache type of K")
+    cache_type_v: KvType | None = Field(None, description="KV cache type of V")
+    n_batch: Positive | None = Field(None, description="logical batch in tokens")
+    n_ubatch: Positive | None = Field(None, description="physical batch in tokens")
+    threads: Positive | Literal["physical"] | None = Field(
+        None, description="generation threads; `physical` = one per physical core"
+    )
+    threads_batch: Positive | Literal["physical"] | None = Field(None, description="prompt threads")
+    threads_http: Positive | None = Field(None, description="HTTP threads")
+    poll: Annotated[int, Field(ge=0, le=100)] | None = Field(
+        None, description="busy waiting of threads, 0 to 100"
+    )
+    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] | None = Field(
+        None, description="how weights come into memory; `mlock` is locked and not mapped"
+    )
+    flash_attn: Literal["on", "off", "auto"] | None = Field(None, description="flash attention")
+    ctx_checkpoints: Count | None = Field(None, description="context snapshots per slot, in RAM")
+    checkpoint_spacing: Count | None = Field(None, description="least tokens between two snapshots")
+    cache_ram_mib: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="host prompt cache in MiB; 0 off, -1 no limit"
+    )
+    cache_reuse: Count | None = Field(None, description="least chunk reused by shifting")
+    cache_prompt: bool | None = Field(None, description="keep prompts for later requests")
+    context_shift: bool | None = Field(None, description="drop old tokens when the context is full")
+    reasoning: Literal["on", "off", "auto"] | None = Field(None, description="thinking in chat")
+    reasoning_format: Literal["none", "deepseek", "deepseek-legacy", "auto"] | None = Field(
+        None, description="how thoughts are returned"
+    )
+    reasoning_budget: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="thinking tokens; -1 no limit, 0 none"
+    )
+    reasoning_budget_message: Text | None = Field(
+        None, description="text put in when the budget is spent"
+    )
+    jinja: bool | None = Field(None, description="Jinja chat templates (tool calls need it)")
+    chat_template: Text | None = Field(None, description="name of a built-in chat template")
+    chat_template_kwargs: Annotated[dict[Name, Any], AfterValidator(_only_json)] | None = Field(
+        None, description="arguments given to the chat template"
+    )
+    metrics: bool | None = Field(None, description="Prometheus endpoint of the server")
+    slots: bool | None = Field(None, description="slots endpoint")
+    warmup: bool | None = Field(None, description="empty run before the first request")
+    temp: Annotated[float, Field(ge=0.0, le=10.0)] | None = Field(None, description="temperature")
+    top_k: Count | None = Field(None, description="top-k; 0 off")
+    top_p: Probability | None = Field(None, description="top-p; 1.0 off")
+    min_p: Probability | None = Field(None, description="min-p; 0.0 off")
+    repeat_penalty: Annotated[float, Field(ge=0.0, le=10.0)] | None = Field(
+        None, description="penalty of repeats; 1.0 off"
+    )
+    presence_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = Field(
+        None, description="presence penalty; 0.0 off"
+    )
+    seed: Annotated[int, Field(ge=-1)] | None = Field(None, description="sampling seed; -1 random")
+    timeout_s: Positive | None = Field(None, description="read and write timeout of the server")
+    api_key_file: Text | None = Field(
+        None, description="file with API keys; passed as a credential, never in the unit"
+    )
+    log_verbosity: Annotated[int, Field(ge=0, le=5)] | None = Field(
+        None, description="0 to 5; 4 shows memory and placement"
+    )
+    slot_save_path: Text | None = Field(None, description="folder for saved slots")
+
+
+class Speculation(Table):
+    """How tokens are drafted ahead."""
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds that draft, each by itself; empty where nothing does or the key is not set."""
+        return frozenset((self.type or "off").split(",")) - {"off"}
+
+    type: (
+        Literal[
+            "off",
+            "mtp",
+            "dflash",
+            "dspark",
+            "eagle3",
+            "draft",
+            "ngram-simple",
+            "ngram-map-k",
+            "ngram-map-k4v",
+            "ngram-mod",
+            "ngram-cache",
+            "suffix",
+            "copyspec",
+            "recycle",
+        ]
+        | BuildsWords
+        | None
+    ) = Field(
+        None,
+        description="kind of speculation; several with commas, and kinds that only the build knows "
+        "in its own words",
+    )
+    n_max: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None, description="most tokens drafted per step"
+    )
+    n_min: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        None, description="a shorter draft is thrown away"
+    )
+    p_min: Probability | None = Field(
+        None, description="drafting stops below this probability; 0.0 drafts everything"
+    )
+    draft_model: Text | None = Field(None, description="draft model file, where the kind needs one")
+    draft_hf_repo: Text | None = Field(None, description="where that file can be fetched from")
+    cache_type_k: KvType | None = Field(None, description="KV cache type of K of the draft context")
+    cache_type_v: KvType | None = Field(None, description="KV cache type of V of the draft context")
+    n_gpu_layers: Count | Literal["all", "auto"] | None = Field(
+        None, description="layers of the draft model on the GPU"
+    )
+    n_ubatch: Positive | None = Field(None, description="physical batch of the draft context")
+    ctx_size: Count | None = Field(None, description="context of the draft model")
+    cross_ctx: Positive | None = Field(None, description="hidden states that a DFlash drafter sees")
+    adaptive: bool | None = Field(
+        None, description="let the engine change the depth by itself (BeeLlama)"
+    )
+    backend_sampling: bool | None = Field(None, description="sample drafts on the GPU")
+    ngram_size_n: Positive | None = Field(None, description="n-gram that is looked up")
+    ngram_size_m: Positive | None = Field(None, description="tokens drafted from a hit")
+    ngram_min_hits: Positive | None = Field(None, description="hits needed before drafting")
+
+
+class Memory(Table):
+    """What lives where."""
+
+    fit_mib: Count | None = Field(
+        None, description="VRAM in MiB that the engine's own fit leaves free on each GPU"
+    )
+    fit: bool | None = Field(None, description="false switches the engine's own fit off")
+    n_gpu_layers: Count | Literal["all", "auto"] | None = Field(
+        None, description="layers on the GPU; giving it switches the engine's fit off"
+    )
+    n_cpu_moe: Count | None = Field(
+        None, description="layers whose experts stay on the CPU; switches fit off"
+    )
+    cpu_moe: bool | None = Field(None, description="all experts on the CPU; switches fit off")
+    n_cpu_ffn: Count | None = Field(None, description="layers whose dense FFN stays on the CPU")
+    moe_cache_mib: Count | None = Field(None, description="GPU cache for experts on the CPU, MiB")
+    override_tensor: Annotated[tuple[Text, ...], Field(strict=False)] | None = Field(
+        None, description="placement rules REGEX=BUFFER; switches fit off"
+    )
+    device: Text | None = Field(None, description="devices to use, as the engine names them")
+    main_gpu: Count | None = Field(None, description="index of the main GPU")
+    split_mode: Literal["none", "layer", "row", "tensor", "attn", "graph"] | None = Field(
+        None, description="how several GPUs share the model"
+    )
+    kv_offload: bool | None = Field(None, description="KV cache on the GPU")
+
+
+class Published(Table):
+    """Numbers that a write-up claims for this profile, for comparison with one's own box."""
+
+    source: Text | None = Field(None, description="which write-up")
+    date: Text | None = Field(None, description="when")
+    card: Text | None = Field(None, description="which card")
+    engine: Text | None = Field(None, description="which build")
+    tok_s: Annotated[float, Field(ge=0)] | None = Field(None, description="decode, tokens a second")
+    tok_s_min: Annotated[float, Field(ge=0)] | None = Field(None, description="lowest of a range")
+    tok_s_max: Annotated[float, Field(ge=0)] | None = Field(None, description="highest of a range")
+    acceptance_ratio: Probability | None = Field(None, description="accepted / drafted")
+    wall_s: Annotated[float, Field(ge=0)] | None = Field(None, description="wall time of the bench")
+    prefill_ms: Annotated[float, Field(ge=0)] | None = Field(None, description="prompt time")
+    prefill_tokens: Count | None = Field(None, description="prompt length of `prefill_ms`")
+    context: Count | None = Field(None, description="context in tokens")
+    vram_mib: Count | None = Field(None, description="VRAM in use")
+    by_engine: dict[Name, dict[Name, float]] | None = Field(
+        None, description="the same figures per engine family"
+    )
+    by_kind: dict[Name, dict[Name, dict[Name, float]]] | None = Field(
+        None,
+        description="per engine family and kind of prompt: predicted, draft, accepted, rate, tok_s",
+    )
+    by_length: dict[Name, dict[Name, float]] | None = Field(
+        None, description="per output length: tok_s, wall_ms"
+    )
+
+
+class EngineOverride(Table):
+    """What differs on one engine family or one named engine."""
+
+    model: Model | None = None
+    serving: Serving | None = None
+    speculation: Speculation | None = None
+    memory: Memory | None = None
+    environment: dict[Name, str] | None = None
+    extra_args: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+
+
+class Range(Table):
+    """Values that the sweep may try for one key."""
+
+    values: Annotated[tuple[Any, ...], Field(strict=False)] | None = None
+    min: float | None = None
+    max: float | None = None
+    step: float | None = None
+
+
+def _listed(value: Any) -> Any:
+    """A list of values is short for a table with them."""
+    return {"values": value} if isinstance(value, list | tuple) else value
+
+
+class ProfileFile(Table):
+    """A whole profile file."""
+
+    description: Text | None = Field(None, description="one line for `profiles list`")
+    extends: Name | None = Field(None, description="profile whose values come first")
+    match: Match = Match()
+    model: Model = Model()
+    engine: EnginePreference = EnginePreference()
+    serving: Serving = Serving()
+    speculation: Speculation = Speculation()
+    memory: Memory = Memory()
+    engines: dict[Name, EngineOverride] = Field(
+        default_factory=dict, description="overrides by engine family or name"
+    )
+    environment: dict[Name, str] = Field(
+        default_factory=dict, description="environment of the server"
+    )
+    extra_args: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="further arguments, passed as they are and marked as the user's own"
+    )
+    sweep: dict[Text, Annotated[Range, BeforeValidator(_listed)]] = Field(
+        default_factory=dict, description="what the sweep may try, by key"
+    )
+    workload: Name | WorkloadTable | None = Field(
+        None, description="name of a workload, or a table with its classes of requests"
+    )
+    published: Published = Published()
+    pin: dict[Text, Any] = Field(
+        default_factory=dict, description="keys that neither the tuned layer nor a sweep may change"
+    )
+
+
+LEAVE_TO_ENGINE = "default"
+SECTIONS = ("match", "model", "engine", "serving", "speculation", "memory")
+
+
+def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
+    """Every mistake in one profile file; empty if there is none."""
+    problems = list(validate(source, without_defaults(data)))
+    sweep = data.get("sweep", {})
+    if isinstance(sweep, Mapping):
+        problems.extend(_unknown_keys(source, "sweep", sweep))
+    pins = data.get("pin", {})
+    if not isinstance(pins, Mapping):
+        return (*problems, Problem(source, "pin", shown(pins), "a table of keys"))
+    flat = flatten_pins(pins)
+    known = {key: value for key, value in flat.items() if key.partition(".")[0] in SECTIONS}
+    problems.extend(_unknown_keys(source, "pin", [key for key in flat if key not in known]))
+    problems.extend(
+        Problem(source, f"pin.{problem.key}", problem.found, problem.allowed, problem.nearest)
+        for problem in validate(source, without_defaults(nest(known)))
+    )
+    return tuple(problems)
+
+
+def _unknown_keys(source: str, table: str, keys: Iterable[str]) -> Iterator[Problem]:
+    """Those of the dotted keys in a table that no profile knows."""
+    known = all_keys()
+    for key in keys:
+        if key not in known:
+            yield Problem(source, f"{table}.{key}", "an unknown key",
+                          "a dotted key such as speculation.n_max", nearest_name(key, known))  # fmt: skip
+
+
+def validate(source: str, data: Mapping[str, Any]) -> Iterable[Problem]:
+    """The mistakes that the schema sees, one per key."""
+    try:
+        ProfileFile.model_validate(dict(data))
+    except ValidationError as error:
+        found: dict[str, Problem] = {}
+        for entry in error.errors(include_url=False):
+            problem = problem_of(ProfileFile, source, dict(entry), every=all_keys())
+            before = found.setdefault(problem.key, problem)
+            if problem.allowed not in before.allowed:
+                # every branch of a union complains about the same key
+                allowed = f"{before.allowed}, or {problem.allowed}"
+                found[problem.key] = replace(before, allowed=allowed)
+        yield from found.values()
+
+
+def without_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data without pins and without values that are left to the engine."""
+    kept: dict[str, Any] = {}
+    for key, value in data.items():
+        if key == "pin":
+            continue
+        if key in SECTIONS and isinstance(value, Mapping):
+            kept[key] = {k: v for k, v in value.items() if not is_left_to_engine(f"{key}.{k}", v)}
+        elif key == "engines" and isinstance(value, Mapping):
+            kept[key] = {
+                name: without_defaults(override) if isinstance(override, Mapping) else override
+                for name, override in value.items()
+            }
+        else:
+            kept[key] = value
+    return kept
+
+
+def is_left_to_engine(key: str, value: object) -> bool:
+    """Whether this value of a known key means that the engine's own default shall hold."""
+    return value == LEAVE_TO_ENGINE and key in all_keys()
+
+
+def flatten(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys of the sections and of the environment; everything else under its own name."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if key in {*SECTIONS, "environment"} and isinstance(value, Mapping):
+            flat.update({f"{key}.{inner}": inner_value for inner, inner_value in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        head, dot, rest = key.partition(".")
+        if dot and head in {*SECTIONS, "environment"}:
+            nested.setdefault(head, {})[rest] = value
+        else:
+            nested[key] = value
+    return nested
+
+
+def flatten_pins(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys of a `[pin]` table, which may be written nested or with quoted dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping) and "." not in key:
+            flat.update({f"{key}.{inner}": inner_value for inner, inner_value in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def all_keys() -> tuple[str, ...]:
+    """Every dotted key that a profile may set."""
+    return tuple(
+        f"{section}.{field}"
+        for section in SECTIONS
+        for field in (
+            table_in(ProfileFile.model_fields[section].annotation) or ProfileFile
+        ).model_fields
+    )

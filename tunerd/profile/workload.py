@@ -1,0 +1,531 @@
+"""A workload as people describe it: classes of requests with distributions of their lengths.
+
+What is measured and searched with is its plain form, `profile.workload`, made by `WorkloadShape.plain`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Annotated, Any
+
+import tomlkit
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from tunerd.words import digest
+
+
+@dataclass(frozen=True, slots=True)
+class RequestClass:
+    """One kind of request in the mix.
+
+    Attributes:
+        weight: Its share; weights need not add up to 1.
+        kind: What the text is: code, chat, tool, summary, math or creative.
+        cached_tokens: Prompt tokens that the server still holds from the turn before [tok].
+        new_tokens: Prompt tokens that it has to read [tok].
+        n_predict: Tokens it generates, reasoning and answer together [tok].
+        concurrency: How many such requests run at once.
+    """
+
+    weight: float
+    kind: str
+    cached_tokens: int
+    new_tokens: int
+    n_predict: int
+    concurrency: int = 1
+
+    @property
+    def depth_tokens(self) -> int:
+        """Context in use when the last token is generated [tok]."""
+        return self.cached_tokens + self.new_tokens + self.n_predict
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The mix of requests; what is minimised is the turn time expected of it."""
+
+    classes: tuple[RequestClass, ...]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Weights that add up to 1."""
+        total = sum(request_class.weight for request_class in self.classes)
+        return tuple(request_class.weight / total for request_class in self.classes)
+
+    @property
+    def deepest(self) -> int:
+        """Index of the class that uses most context."""
+        return max(range(len(self.classes)), key=lambda at: self.classes[at].depth_tokens)
+
+    def turn_time_s(self, times_s: Sequence[float]) -> float:
+        """Expected wall seconds of one request, from the time of each class."""
+        return sum(share * time for share, time in zip(self.shares, times_s, strict=True))
+
+
+# A class whose kind nobody knows is measured with texts of all of these, in turn.
+KINDS = ("code", "chat", "tool", "summary", "math", "creative")
+MIXED = "mixed"
+_LEAST_PROMPT_TOKENS = 16
+_LEAST_PREDICTED = 2
+# Beyond the last percentile lengths widen no faster than this (p90 of 13 medians): contexts end.
+_WIDEST = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """How long something is: (share of requests, tokens) points of its quantile function.
+
+    One point is a fixed length. Between points it is linear, beyond the outer ones flat; the mean is
+    another matter, see there. `observed_mean` is what was seen, None where only points are known.
+    """
+
+    points: tuple[tuple[float, int], ...]
+    observed_mean: float | None = None
+
+    @classmethod
+    def fixed(cls, n_tokens: int) -> Tokens:
+        """Always the same length."""
+        return cls(((0.5, n_tokens),))
+
+    def at(self, share: float) -> float:
+        """The length that this share of requests (0 to 1) does not exceed [tok]."""
+        if share <= self.points[0][0]:
+            return float(self.points[0][1])
+        for (low, before), (high, after) in pairwise(self.points):
+            if share <= high:
+                return before + (after - before) * (share - low) / (high - low)
+        return float(self.points[-1][1])
+
+    @property
+    def median(self) -> float:
+        """Half of the requests are not longer [tok]."""
+        return self.at(0.5)
+
+    @property
+    def mean(self) -> float:
+        """Expected length [tok]: turn time is about linear in it, so this is what is measured.
+
+        The one that was observed; from percentiles alone that of lognormal pieces through them, whose
+        outer ones go on beyond the outer points. It is exact for lognormal lengths, which those of
+        prompts and answers resemble. Source: partial moments of the lognormal distribution (Johnson,
+        Kotz and Balakrishnan, Continuous Univariate Distributions, volume 1, chapter 14).
+        """
+        if self.observed_mean is not None:
+            return self.observed_mean
+        if self.is_estimated:
+            return _lognormal_mean(self.points)
+        shares = (0.0, *(share for share, _ in self.points), 1.0)
+        return sum(
+            (high - low) * (self.at(low) + self.at(high)) / 2 for low, high in pairwise(shares)
+        )
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether the mean is an estimate from percentiles; of a span it is that of even lengths."""
+        is_span = self.points[0][0] <= 0.0
+        return self.observed_mean is None and len(self.points) > 1 and not is_span
+
+    def to_json(self) -> int | dict[str, float]:
+        """As it stands in a file: a number, or percentiles, with the mean that was observed."""
+        if len(self.points) == 1 and self.observed_mean is None:
+            return self.points[0][1]
+        found: dict[str, float] = {
+            f"p{round(share * 100)}": tokens for share, tokens in self.points
+        }
+        return found if self.observed_mean is None else {**found, "mean": self.observed_mean}
+
+
+def _lognormal_mean(points: Sequence[tuple[float, int]]) -> float:
+    """Mean of lengths whose logarithm is linear in the normal quantile between the points."""
+    normal = NormalDist()
+    quantiles = [normal.inv_cdf(share) for share, _ in points]
+    ends = [-math.inf, *quantiles[1:-1], math.inf]
+    total = 0.0
+    for index, ((_, before), (_, after)) in enumerate(pairwise(points)):
+        low, high = quantiles[index], quantiles[index + 1]
+        first, last = ends[index], ends[index + 1]
+        if before == 0:  # no lognormal: even lengths between, the longer one beyond
+            inner = normal.cdf(high) - normal.cdf(low)
+            total += inner * after / 2 + (normal.cdf(last) - normal.cdf(high)) * after
+            continue
+        slope = math.log(after / before) / (high - low)
+        total += _piece(high, after, slope, first, high)
+        if last > high:
+            total += _piece(high, after, min(slope, _WIDEST), high, last)
+    return total
+
+
+def _piece(at: float, length: float, slope: float, low: float, high: float) -> float:
+    """The integral of lengths over normal quantiles from `low` to `high`; `length` is that at `at`."""
+    normal = NormalDist()
+    scale = length * math.exp(slope * slope / 2 - slope * at)
+    return scale * (normal.cdf(high - slope) - normal.cdf(low - slope))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassShape:
+    """One class of requests.
+
+    Attributes:
+        name: Of the class.
+        weight: Its share of requests; weights need not add up to 1.
+        kind: What the text is (`KINDS`), or `mixed`.
+        prompt: Whole prompt, cached part included [tok].
+        cached_share: What of the prompt the server still holds from the turn before, 0 to 1.
+        reasoning: Thoughts before the answer [tok]; None where nobody can tell them from it.
+        answer: The answer [tok], with the thoughts where `reasoning` is None.
+        concurrency: How many such requests run at once.
+    """
+
+    name: str
+    weight: float
+    kind: str
+    prompt: Tokens
+    cached_share: float
+    reasoning: Tokens | None
+    answer: Tokens
+    concurrency: int = 1
+
+    @property
+    def reasoning_share(self) -> float | None:
+        """What of the generated tokens are thoughts; None where that is not known."""
+        if self.reasoning is None:
+            return None
+        total = self.reasoning.mean + self.answer.mean
+        return self.reasoning.mean / total if total else 0.0
+
+    def plain(self) -> RequestClass:
+        """With mean lengths."""
+        prompt = max(round(self.prompt.mean), _LEAST_PROMPT_TOKENS)
+        cached = min(round(prompt * self.cached_share), prompt - 1)
+        generated = self.answer.mean + (0.0 if self.reasoning is None else self.reasoning.mean)
+        return RequestClass(
+            weight=self.weight,
+            kind=self.kind,
+            cached_tokens=cached,
+            new_tokens=prompt - cached,
+            n_predict=max(round(generated), _LEAST_PREDICTED),
+            concurrency=self.concurrency,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a file."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "weight": self.weight,
+            "kind": self.kind,
+            "prompt_tokens": self.prompt.to_json(),
+            "cached_share": self.cached_share,
+        }
+        if self.reasoning is not None:
+            found["reasoning_tokens"] = self.reasoning.to_json()
+        found["answer_tokens"] = self.answer.to_json()
+        found["concurrency"] = self.concurrency
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadShape:
+    """A named mix of requests; `source` says where its figures come from."""
+
+    name: str
+    classes: tuple[ClassShape, ...]
+    description: str = ""
+    source: str = ""
+
+    def plain(self) -> Workload:
+        """What is measured: one request class for each, with mean lengths."""
+        return Workload(tuple(one.plain() for one in self.classes))
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Weights that add up to 1."""
+        return self.plain().shares
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what is measured; names and descriptions are not part of it."""
+        return digest(
+            {"classes": [_measured(one) for one in self.classes]},
+        )
+
+
+def _measured(one: ClassShape) -> dict[str, Any]:
+    """What of a class decides about what is measured."""
+    lengths = (one.prompt, one.answer, *(() if one.reasoning is None else (one.reasoning,)))
+    estimate = {"estimate": "lognormal"} if any(each.is_estimated for each in lengths) else {}
+    return {**one.to_json(), "name": None, **estimate}
+
+
+def fitted(
+    workload: Workload, n_ctx: int, *, margin_tokens: int
+) -> tuple[Workload, tuple[int, ...]]:
+    """The workload with the prompts of classes that do not fit cut, and the indices of those.
+
+    What is cut keeps its share of cached tokens; where prompt and answer cannot both fit, the answer
+    gets half of the context.
+
+    Args:
+        workload: What was asked for.
+        n_ctx: Context of one slot [tok].
+        margin_tokens: What the server and the prompt's own frame need beside it [tok].
+    """
+    room = max(n_ctx - margin_tokens, 2 * _LEAST_PROMPT_TOKENS)
+    classes, cut = [], []
+    for index, one in enumerate(workload.classes):
+        if one.depth_tokens <= room:
+            classes.append(one)
+            continue
+        n_predict = min(one.n_predict, room // 2)
+        prompt = one.cached_tokens + one.new_tokens
+        kept = room - n_predict
+        cached = min(round(kept * one.cached_tokens / prompt), kept - 1)
+        classes.append(
+            replace(one, cached_tokens=cached, new_tokens=kept - cached, n_predict=n_predict)
+        )
+        cut.append(index)
+    return Workload(tuple(classes)), tuple(cut)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast a server is: prompt and generation [tok/s]; None is not known."""
+
+    prompt_tok_s: float | None
+    decode_tok_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a turn is made of [s]; `reasoning_s` is None where thoughts cannot be told apart."""
+
+    prefill_s: float
+    reasoning_s: float | None
+    decode_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The whole turn."""
+        return self.prefill_s + (self.reasoning_s or 0.0) + self.decode_s
+
+
+def expected_parts(shape: WorkloadShape, rates: Rates) -> tuple[Parts, ...] | None:
+    """A turn of each class at these rates; None where a rate is not known."""
+    if not rates.prompt_tok_s or not rates.decode_tok_s:
+        return None
+    found = []
+    for one in shape.classes:
+        plain, share = one.plain(), one.reasoning_share
+        generation_s = plain.n_predict / rates.decode_tok_s
+        found.append(
+            Parts(
+                prefill_s=plain.new_tokens / rates.prompt_tok_s,
+                reasoning_s=None if share is None else share * generation_s,
+                decode_s=(1.0 - (share or 0.0)) * generation_s,
+            )
+        )
+    return tuple(found)
+
+
+def mean_parts(shape: WorkloadShape, parts: tuple[Parts, ...]) -> Parts:
+    """The expected turn of the whole mix; thoughts count as part of the answer if any class hides them."""
+    shares = shape.shares
+    pairs = list(zip(shares, parts, strict=True))
+    hides = any(one.reasoning_s is None for one in parts)
+    reasoning = sum(share * (one.reasoning_s or 0.0) for share, one in pairs)
+    decode = sum(share * one.decode_s for share, one in pairs)
+    return Parts(
+        prefill_s=sum(share * one.prefill_s for share, one in pairs),
+        reasoning_s=None if hides else reasoning,
+        decode_s=decode + reasoning if hides else decode,
+    )
+
+
+def parts_json(parts: Parts | None) -> Mapping[str, float | None] | None:
+    """As scripts read it."""
+    if parts is None:
+        return None
+    return {
+        "prefill_s": parts.prefill_s,
+        "reasoning_s": parts.reasoning_s,
+        "decode_s": parts.decode_s,
+        "total_s": parts.total_s,
+    }
+
+
+_ALLOWED = (
+    "a number of tokens, percentiles such as { p10 = 20, p50 = 80, p90 = 400 }, with `mean` where it "
+    "is known, "
+    "or { min = 10, max = 90 }"
+)
+_PERCENTILE = re.compile(r"p([1-9]\d?)")
+_MOST_TOKENS = 10_000_000
+_SPAN = {"min", "max"}
+_MEAN = "mean"
+UNKNOWN = "unknown"
+
+
+def _tokens(value: Any) -> Any:
+    if parse_tokens(value) is None:
+        raise ValueError(_ALLOWED)
+    return value
+
+
+def parse_tokens(value: Any) -> Tokens | None:
+    """A length as a file gives it; None if it is none."""
+    if _is_count(value):
+        return Tokens.fixed(value)
+    if not isinstance(value, Mapping) or not value:
+        return None
+    mean = None
+    if _MEAN in value:
+        mean, value = value[_MEAN], {name: one for name, one in value.items() if name != _MEAN}
+        if not _is_mean(mean) or not value or set(value) == _SPAN:
+            return None
+    if not all(_is_count(count) for count in value.values()):
+        return None
+    if set(value) == _SPAN:
+        points = [(0.0, value["min"]), (1.0, value["max"])]
+    else:
+        found = {name: _PERCENTILE.fullmatch(str(name)) for name in value}
+        if any(match is None for match in found.values()):
+            return None
+        points = sorted(
+            (int(match.group(1)) / 100, value[name])
+            for name, match in found.items()
+            if match is not None
+        )
+    if any(before > after for (_, before), (_, after) in pairwise(points)):
+        return None
+    return Tokens(tuple(points), mean)
+
+
+def _is_mean(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= _MOST_TOKENS
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+
+
+def _thoughts(value: Any) -> Any:
+    return value if value == UNKNOWN else _tokens(value)
+
+
+def _kind(value: str) -> str:
+    if value not in (*KINDS, MIXED):
+        raise ValueError(", ".join((*KINDS, MIXED)))
+    return value
+
+
+Text = Annotated[
+    str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+Length = Annotated[Any, AfterValidator(_tokens)]
+
+
+class Table(BaseModel):
+    """A table of a workload; an unknown key is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ClassTable(Table):
+    """One class of requests."""
+
+    name: Text | None = Field(None, description="name of the class")
+    weight: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="share of requests; weights need not add up to 1"
+    )
+    kind: Annotated[str, AfterValidator(_kind)] = Field(
+        MIXED, description=f"kind of text: {', '.join(KINDS)}, or {MIXED} for texts of all kinds"
+    )
+    prompt_tokens: Length = Field(
+        description="the whole prompt: tokens, percentiles ({ p50 = 400, p90 = 3000 }) or { min, max }"
+    )
+    cached_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="what of the prompt the server still holds from the turn before"
+    )
+    reasoning_tokens: Annotated[Any, AfterValidator(_thoughts)] = Field(
+        0, description='thoughts before the answer; "unknown" where they count as part of it'
+    )
+    answer_tokens: Length = Field(description="the answer")
+    concurrency: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="how many such requests run at once"
+    )
+
+
+class WorkloadTable(Table):
+    """A mix of requests: the `workload` table of a profile, or a workload file."""
+
+    description: Text | None = Field(None, description="one line for `workload list`")
+    source: Text | None = Field(None, description="where the figures come from")
+    classes: Annotated[tuple[ClassTable, ...], Field(strict=False, min_length=1, max_length=32)] = (
+        Field(description="the classes of requests")
+    )
+    learned: dict[str, Any] | None = Field(
+        None, description="what `workload learn` saw: counts and histograms; nothing reads it back"
+    )
+
+
+def shape_of(name: str, table: WorkloadTable) -> WorkloadShape:
+    """The workload of a checked table."""
+    return WorkloadShape(
+        name=name,
+        description=table.description or "",
+        source=table.source or "",
+        classes=tuple(_class(index, one) for index, one in enumerate(table.classes, start=1)),
+    )
+
+
+def _class(index: int, table: ClassTable) -> ClassShape:
+    answer, prompt = parse_tokens(table.answer_tokens), parse_tokens(table.prompt_tokens)
+    if answer is None or prompt is None:  # the schema has checked both
+        raise ValueError(_ALLOWED)
+    return ClassShape(
+        name=table.name or f"class {index}",
+        weight=table.weight,
+        kind=table.kind,
+        prompt=prompt,
+        cached_share=table.cached_share,
+        reasoning=parse_tokens(table.reasoning_tokens),
+        answer=answer,
+        concurrency=table.concurrency,
+    )
+
+
+def to_toml(shape: WorkloadShape, learned: Mapping[str, Any] | None = None) -> str:
+    """The text of a workload file; `learned` is what it was learned from."""
+    document = tomlkit.document()
+    if shape.description:
+        document["description"] = shape.description
+    if shape.source:
+        document["source"] = shape.source
+    classes = tomlkit.aot()
+    for one in shape.classes:
+        table = tomlkit.table()
+        for key, value in one.to_json().items():
+            table[key] = _inline(value) if isinstance(value, Mapping) else value
+        if one.reasoning is None:
+            table["reasoning_tokens"] = UNKNOWN
+        classes.append(table)
+    document["classes"] = classes
+    if learned:
+        table = tomlkit.table()
+        for key, value in learned.items():
+            if value is not None:
+                table[key] = _inline(value) if isinstance(value, Mapping) else value
+        document["learned"] = table
+    return tomlkit.dumps(document)
+
+
+def _inline(value: Mapping[str, Any]) -> Any:
+    table = tomlkit.inline_table()
+    table.update(value)
+    return table

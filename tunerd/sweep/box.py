@@ -1,0 +1,536 @@
+"""The real box of a sweep: arms as candidates of the lease, asked under the rules of a bench.
+
+A sample that something speaks against never reaches the search: it is kept with its marks, and measured
+again with another text. Where the machine stays disturbed, the sweep yields.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.calendar import Deadline
+from tunerd.engine.health import FailureKind
+from tunerd.errors import BenchError, ConfigError, DeployError, EngineError
+from tunerd.errors import Preempted as LeaseEnded
+from tunerd.measure.answer import Mark, Sample, Timings
+from tunerd.measure.conditions import FingerprintReader
+from tunerd.measure.evidence import ArmRecord
+from tunerd.measure.life import (
+    Asked,
+    Life,
+    Target,
+    Texts,
+    count_tokens,
+    open_candidate,
+    open_live,
+    prompt_book,
+    tool_call_is_whole,
+)
+from tunerd.measure.request import Prompt, Route
+from tunerd.measure.request import Request as BenchRequest
+from tunerd.production.lease import Candidate, Held
+from tunerd.production.plan import Plan
+from tunerd.profile.arm import Arm, Boot, Preempted, Refused, Request, ServerDied
+from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep.house import House
+from tunerd.sweep.schedule import ends_text
+
+_REPEATS = 2
+_PAUSE_S = 5.0
+# ik does not bind a port of which the kernel remembers connections: TIME_WAIT, a minute on Linux.
+_PORT_WAIT_S = 75.0
+_PORT_POLL_S = 3.0
+# A call with its arguments does not fit into fewer.
+_TOOL_TOKENS = 256
+# A prompt that may not fit is counted before it is sent: ik refuses one as if it had broken.
+_NEARLY_FULL = 0.9
+_COUNT_S = 60.0
+_WATCHED = frozenset({Mark.FOREIGN_TRAFFIC, Mark.THROTTLED, Mark.VRAM_TAKEN, Mark.PROCESSOR_TAKEN})
+_HTTP_REFUSAL = "status 4"
+_TOO_LONG = "exceeds the available context size"  # of ik with status 500
+_CALL_REFUSALS = ("status ", "the answer is empty", "the answer was cut")
+
+PlanArm = Callable[[Arm], Plan]
+OnArm = Callable[[Arm, ArmRecord], None]
+OnSamples = Callable[[Arm, Sequence[Sample]], None]
+
+
+@dataclass
+class SweepTexts(Texts):
+    """Makes requests of a bench from those of the search."""
+
+    def compose(
+        self, wanted: Request, attempt: int
+    ) -> tuple[tuple[BenchRequest, ...], tuple[Prompt, ...]]:
+        """The requests, as many as run at once, each with a text of its own."""
+        name = wanted.prompt_id if not attempt else f"{wanted.prompt_id} again {attempt}"
+        is_call = wanted.kind == "tool" and not wanted.ignore_eos
+        n_predict = max(wanted.n_predict, _TOOL_TOKENS) if is_call else wanted.n_predict
+        one = RequestClass(1.0, wanted.kind, wanted.cached_tokens, wanted.new_tokens, n_predict,
+                           wanted.concurrency)  # fmt: skip
+        return self.of_class(
+            one,
+            name,
+            case="tool call" if is_call else wanted.kind if wanted.new_tokens else "prefix",
+            is_fixed_length=wanted.ignore_eos,
+            is_chat=is_call,
+            has_tools=is_call,
+            details={"prompt": wanted.prompt_id, "attempt": attempt},
+        )
+
+
+@dataclass
+class _Process:
+    """The process under measurement."""
+
+    arm: Arm
+    candidate: Candidate
+    life: Life
+    stack: contextlib.ExitStack
+
+
+@dataclass
+class LeaseBox:
+    """A `sweep.Box` over the lease that is held.
+
+    `plan_arm` gives what would be deployed for an arm, `on_arm` hears of each that serves, `on_samples`
+    of every request, void ones included. `patience_s` is how long a disturbance is waited out;
+    `yielded` says why the sweep gave way after that, `ended` why it ended before its time.
+    """
+
+    ctx: Context
+    held: Held
+    plan_arm: PlanArm
+    texts: SweepTexts
+    per_request: Collection[str]
+    on_arm: OnArm
+    on_samples: OnSamples
+    patience_s: float
+    house: House
+    deadline: Deadline | None = None
+    context_tokens: int | None = None
+    expected_load_s: float | None = None
+    yielded: str | None = None
+    ended: str | None = None
+    _process: _Process | None = None
+    _routes: dict[tuple[str, str], Route] = field(default_factory=dict)
+    _reader: FingerprintReader | None = None
+    _calls_tools: bool = False
+
+    # The protocol
+
+    def now(self) -> float:
+        """Seconds."""
+        return self.ctx.clock.monotonic_s()
+
+    def sleep(self, seconds: float) -> None:
+        """Waits."""
+        self.ctx.clock.sleep(seconds)
+
+    def check(self) -> None:
+        """Whether the lease still stands, there is time left, and room for what is measured.
+
+        Raises:
+            sweep.Preempted: it does not, or there is none.
+        """
+        if self.deadline is not None and self.deadline.is_over(self.ctx.clock.now_s()):
+            raise self._preempted(ends_text(self.deadline))
+        try:
+            self.held.check()
+        except LeaseEnded as ended:
+            raise self._preempted(ended.cause or ended.message) from ended
+        if full := self.house.full():
+            raise self._preempted(full)
+
+    def restart(self, arm: Arm) -> Boot:
+        """A fresh process of an arm, as it would be deployed."""
+        self.close()
+        self._wait_for_the_house()
+        began_s = self.now()
+        try:
+            plan = self.plan_arm(arm)
+        except (ConfigError, DeployError, EngineError) as error:
+            self.ctx.say(f"{arm}: {error.cause or error.message}")
+            return Boot(False, self.now() - began_s, "refused")
+        while True:
+            boot = self._try_to_boot(arm, plan, began_s)
+            if boot.ok or self.house.trouble() is None:
+                return boot
+            self._wait_for_the_house()  # a start beside somebody else says nothing of the arm
+
+    def _try_to_boot(self, arm: Arm, plan: Plan, began_s: float) -> Boot:
+        stack = contextlib.ExitStack()
+        try:
+            return self._boot(arm, plan, stack, began_s)
+        except LeaseEnded as ended:
+            stack.close()
+            raise self._preempted(self._why_over() or ended.cause or ended.message) from ended
+        except BenchError as error:
+            stack.close()
+            self.check()
+            self.ctx.say(f"{arm}: {error.cause or error.message}")
+            return Boot(False, self.now() - began_s, "refused")
+        except BaseException:
+            stack.close()
+            raise
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        """One request, asked until nothing speaks against the answer.
+
+        Raises:
+            Refused: the server does not take it, or it goes beyond what was proved of the engine.
+            ServerDied: the process is gone.
+            sweep.Preempted: the lease is gone, or the machine stays disturbed.
+        """
+        process = self._process
+        if process is None:
+            raise ServerDied("crash")
+        overrides = self._overrides(process, arm)
+        target = replace(process.life.target, overrides=overrides)
+        bare = request.bare if request.is_warm and request.new_tokens else None
+        end_s = self.now() + self.patience_s
+        attempt = 0
+        while True:
+            marks: frozenset[Mark] = frozenset()
+            if attempt and bare is not None:  # what disturbed it may have taken the prefix with it
+                _, marks = self._ask(process, target, bare, attempt)
+            if not marks:
+                found, marks = self._ask(process, target, request, attempt)
+                if not marks:
+                    return self._answer(process, request, found, attempt)
+            attempt += 1
+            disturbed = marks & _WATCHED
+            words = ", ".join(sorted(marks))
+            if not disturbed and attempt > _REPEATS:
+                raise Refused(words)
+            if disturbed and self.now() >= end_s:
+                self.yielded = f"the machine is not quiet: {words}"
+                raise self._preempted(self.yielded)
+            if disturbed:
+                self.ctx.say(f"waiting: {words}")
+                self.sleep(_PAUSE_S)
+            self.check()
+
+    def close(self) -> None:
+        """End the process under measurement, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.stack.close()
+
+    def _preempted(self, why: str) -> Preempted:
+        """The end of the sweep, and its reason kept."""
+        self.ended = why
+        return Preempted(why)
+
+    def _why_over(self) -> str | None:
+        """The window, where it is the reason that the lease's time ran out."""
+        over = self.deadline is not None and self.held.left_s <= 0
+        return ends_text(self.deadline) if over and self.deadline is not None else None
+
+    def _wait_for_the_house(self) -> None:
+        """Wait for a GPU that is cool and free; the sweep yields where it stays otherwise.
+
+        Raises:
+            sweep.Preempted: it does.
+        """
+        trouble = self.house.wait()
+        self.check()
+        if trouble is not None:
+            self.yielded = f"the machine is not free: {trouble}"
+            raise self._preempted(self.yielded)
+
+    # Starting
+
+    def _boot(self, arm: Arm, plan: Plan, stack: contextlib.ExitStack, began_s: float) -> Boot:
+        candidate = self._start(plan, stack)
+        if candidate.fault is not None:
+            stack.close()
+            fault = candidate.fault
+            self.ctx.say(f"{arm} does not start: {fault.words}")
+            return Boot(False, self.now() - began_s, str(fault.reason))
+        self._reader = self._reader or FingerprintReader(self.ctx)
+        opened = open_candidate(self.ctx, candidate, str(arm), reader=self._reader)
+        target = opened.target
+        self.on_arm(arm, target.arm)
+        self.texts.learn(target.server)
+        self._warm(arm, candidate, target, stack)
+        return Boot(True, self.now() - began_s, "", candidate.vram_free_mib, target.n_ctx)
+
+    def _start(self, plan: Plan, stack: contextlib.ExitStack) -> Candidate:
+        """A candidate; one whose port is still remembered by the kernel is tried again."""
+        end_s = self.now() + _PORT_WAIT_S
+        while True:
+            attempt = contextlib.ExitStack()
+            candidate = attempt.enter_context(self.held.serve(plan))
+            is_taken = (
+                candidate.fault is not None and candidate.fault.kind is FailureKind.PORT_TAKEN
+            )
+            if not is_taken or self.now() >= end_s:
+                stack.push(attempt)
+                return candidate
+            attempt.close()
+            self.held.check()
+            self.sleep(_PORT_POLL_S)
+
+    def _warm(
+        self, arm: Arm, candidate: Candidate, target: Target, stack: contextlib.ExitStack
+    ) -> None:
+        """The first requests, discarded; they find the route by which this build counts drafts.
+
+        Raises:
+            BenchError: it is meant to draft everything and drafts nothing, or the reverse.
+        """
+        known = self._routes.get(arm.family)
+        # A candidate's counters have no other reader, so they are read as often as is useful.
+        life = Life(self.ctx, target, target.life() or candidate.unit, scrape_s=0.0)
+        try:
+            life.target, has_drafted = life.warm_up(
+                lambda kind: self.texts.warm_up(kind, f"{life.name} {life.position}"),
+                drafts=arm.drafts,
+                known=known,
+                routes=(target.route, Route.TEXT) if arm.drafts else (target.route,),
+                must_draft=target.speculation.always,  # a gate may keep every draft back
+            )
+        finally:
+            self.on_samples(arm, [one.sample for one in life.asked])
+        if has_drafted or not arm.drafts:
+            self._routes[arm.family] = life.target.route
+        life.open()
+        self._process = _Process(arm, candidate, life, stack)
+
+    # Asking
+
+    def _overrides(self, process: _Process, arm: Arm | None) -> Mapping[str, Any]:
+        """What is sent with a request in the place of the process's own settings of drafts."""
+        own = process.arm
+        if arm is None or (arm.n_max, arm.p_min) == (own.n_max, own.p_min):
+            return {}
+        if own.engine not in self.per_request or arm.n_max > own.n_max:
+            raise Refused(f"{own.engine} was not proved to take this with a request")
+        return {"speculative.n_max": arm.n_max, "speculative.p_min": arm.p_min}
+
+    def _ask(
+        self, process: _Process, target: Target, request: Request, attempt: int
+    ) -> tuple[list[Asked], frozenset[Mark]]:
+        """One attempt: the answers, and what speaks against them."""
+        life = process.life
+        is_busy = life.traffic.is_busy()
+        composed, prompts = self.texts.compose(request, attempt)
+        _demand_room(target, composed[0], prompts[0])
+        asked, _ = life.ask_all(composed, prompts, target=target)
+        problem = next((one.sample.problem for one in asked if one.sample.problem), None)
+        if problem is not None:
+            life.asked = []
+            self.on_samples(process.arm, [one.sample for one in asked])
+            raise self._gone(process, problem, is_call=composed[0].has_tools)
+        found, traffic = life.settle(was_busy=is_busy)
+        if traffic.is_foreign is None and not is_busy and life.traffic.is_busy():
+            found = [one.marked(Mark.FOREIGN_TRAFFIC) for one in found]
+        self.on_samples(process.arm, [one.sample for one in found])
+        return found, frozenset(mark for one in found for mark in one.sample.marks)
+
+    def _gone(self, process: _Process, problem: str, *, is_call: bool) -> Exception:
+        """What a request without an answer means; raises Preempted where the lease is gone.
+
+        A model or a template that knows no tools answers a call of one with an error, or with nothing.
+        """
+        self.check()
+        try:
+            fault = self.held.look(process.candidate)
+        except LeaseEnded as ended:
+            return self._preempted(ended.cause or ended.message)
+        told = problem.startswith(_CALL_REFUSALS if is_call else _HTTP_REFUSAL)
+        if fault is None and (told or _TOO_LONG in problem):
+            return Refused(problem)
+        self.close()
+        return ServerDied("hang" if fault is None else str(fault.reason))
+
+    # Reading
+
+    def _answer(
+        self, process: _Process, request: Request, found: Sequence[Asked], n_void: int
+    ) -> dict[str, Any]:
+        """The timings of one request, as the search reads them; of several at once their mean.
+
+        Drafts by position, where the answer does not tell them, are what the counters have gained.
+        """
+        rows = [_row(one) for one in found]
+        answer: dict[str, Any] = {
+            key: _mean([row[key] for row in rows if row.get(key) is not None])
+            for key in {key for row in rows for key in row}
+        }
+        answer["n_void"] = n_void or None
+        timings = found[0].sample.timings
+        told = timings.accepted_by_position if timings is not None else None
+        accepted = process.life.accepted if told is None else told
+        if len(found) == 1 and accepted is not None:
+            answer["accepted_per_pos"] = list(accepted)
+        if request.kind == "tool" and not request.ignore_eos:
+            answer["tool_ok"] = self._tool_ok(found[0])
+        return {key: value for key, value in answer.items() if value is not None}
+
+    def _tool_ok(self, asked: Asked) -> bool | None:
+        """Whether a tool call came whole; None as long as this model was not seen to make one."""
+        is_whole = tool_call_is_whole(asked.answer)
+        self._calls_tools |= is_whole is True
+        return False if is_whole is None and self._calls_tools else is_whole
+
+
+def _demand_room(target: Target, request: BenchRequest, prompt: Prompt) -> None:
+    """Count a prompt that nearly fills the context.
+
+    Raises:
+        Refused: it does not fit with its answer.
+    """
+    n_ctx, about = target.n_ctx, (request.depth_tokens or 0) + request.n_predict
+    if n_ctx is None or about < _NEARLY_FULL * n_ctx:
+        return
+    n_tokens = count_tokens(target.server, prompt.text, timeout_s=_COUNT_S)
+    if n_tokens is not None and n_tokens + request.n_predict > n_ctx:
+        raise Refused(f"{n_tokens} tokens and {request.n_predict} more in {n_ctx}", n_tokens)
+
+
+def _row(asked: Asked) -> dict[str, Any]:
+    sample = asked.sample
+    timings = sample.timings or Timings()
+    cached = timings.cache_n if timings.cache_n is not None else sample.details.get("cached")
+    return {
+        "cache_n": cached,
+        "prompt_n": timings.prompt_n,
+        "prompt_ms": timings.prompt_ms,
+        "predicted_n": timings.predicted_n,
+        "predicted_ms": timings.predicted_ms,
+        "draft_n": timings.draft_n,
+        "draft_n_accepted": timings.draft_n_accepted,
+        "wall_ms": sample.client.wall_ms if sample.client is not None else None,
+        "vram_free_min_mib": sample.vram_free_min_mib,
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+# Once more, through the very unit that serves
+
+_ROUNDS = 3
+_TRIES = 3
+_LIVE_TOKENS = 32
+_LIVE_ANSWER_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTurn:
+    """What the unit that serves takes for one request of the workload [s], round by round."""
+
+    rounds_s: tuple[float, ...]
+    n_void: int
+
+    @property
+    def turn_s(self) -> float:
+        """The mean."""
+        return fmean(self.rounds_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept."""
+        return {"turn_s": self.turn_s, "rounds_s": list(self.rounds_s), "void": self.n_void}
+
+
+class NoAnswer(BenchError):
+    """The unit that serves gave no answer to a request of the workload."""
+
+
+def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
+    """Ask the serving unit as a pair of the verdict would be asked; what others disturb is void.
+
+    Raises:
+        NoAnswer: it gave none.
+        BenchError: it cannot be asked, or no round was undisturbed.
+    """
+    target = replace(open_live(ctx).target, route=Route.NATIVE)
+    texts = SweepTexts(prompt_book(ctx), seed)
+    texts.learn(target.server)
+    asked = LiveAsked(texts, Life(ctx, target))
+    kind = workload.classes[workload.deepest].kind
+    for attempt in range(_TRIES):
+        asked.life.traffic.wait_until_idle()
+        asked.begin(attempt)
+        asked.one(Request(kind, "live warm-up", 0, _LIVE_TOKENS, _LIVE_ANSWER_TOKENS))
+        turns = [asked.turn_s(workload, number) for number in range(_ROUNDS)]
+        rounds = tuple(turn for turn in turns if turn is not None)
+        _, seen = asked.life.settle()
+        if rounds and seen.is_foreign is not True:
+            return LiveTurn(rounds, asked.n_void)
+        asked.n_void += len(rounds)
+    raise BenchError("the unit that serves could not be measured undisturbed")
+
+
+@dataclass
+class LiveAsked:
+    """Asks the unit that serves, a class of the workload after the other."""
+
+    texts: SweepTexts
+    life: Life
+    n_void: int = 0
+    name: str = "live"
+
+    def begin(self, attempt: int) -> None:
+        """New texts, of which nobody has counted anything yet."""
+        self.life.open()
+        self.name = f"live {attempt}"
+
+    def turn_s(self, workload: Workload, number: int) -> float | None:
+        """One round of the workload; None where a class was disturbed each time."""
+        walls = []
+        for at, one in enumerate(workload.classes):
+            request = Request(one.kind, f"{self.name} {number} {at}", one.cached_tokens,
+                              one.new_tokens, one.n_predict, one.concurrency)  # fmt: skip
+            walls.append(self.wall_s(request))
+        known = [wall for wall in walls if wall is not None]
+        return workload.turn_time_s(known) if len(known) == len(walls) else None
+
+    def one(self, request: Request, attempt: int = 0) -> tuple[float, Sequence[Mark]]:
+        """Wall time of one request, of several at once their mean [s], and what speaks against it.
+
+        Raises:
+            NoAnswer: there is none.
+        """
+        found, _ = self.life.ask_all(*self.texts.compose(request, attempt))
+        samples = [one.sample for one in found]
+        for sample in samples:
+            if sample.problem is not None or sample.client is None:
+                raise NoAnswer("the unit that serves gave no answer", cause=sample.problem)
+        wall_ms = fmean(one.client.wall_ms for one in samples if one.client is not None)
+        return wall_ms / 1000, tuple(mark for one in samples for mark in one.marks)
+
+    def wall_s(self, request: Request) -> float | None:
+        """The same, asked again where something disturbed it; None if it always did.
+
+        Behind its bare prefix each time: what disturbed it may have taken the prefix with it.
+        """
+        for attempt in range(_TRIES):
+            if request.is_warm:
+                self.one(request.bare, attempt)
+            wall_s, marks = self.one(request, attempt)
+            if not marks:
+                return wall_s
+            self.n_void += 1
+        return None
+
+
+def expected_turns(evidence: Mapping[str, Any], workload: Workload) -> tuple[float, float] | None:
+    """Mean turn of the incumbent and of the winner over the pairs that proved it [s]."""
+    won = [one for one in evidence.get("challenges", []) if one["outcome"] == "promote"]
+    pairs = won[-1]["pairs"] if won else []
+    if not pairs:
+        return None
+    before, after = (
+        fmean(workload.turn_time_s([ms / 1000 for ms in pair[name]]) for pair in pairs)
+        for name in ("incumbent_ms", "candidate_ms")
+    )
+    return before, after

@@ -1,0 +1,383 @@
+"""A challenge: what serves against one candidate, in pairs, until they have decided or a limit is broken.
+
+Its e-value may be looked at after every pair and holds at whatever pair one stops, so a challenge that was
+cut short may go on later with the pairs it has, put together again from their samples: as the same
+challenge, of the same two arms, at the share of alpha that it was given when it began, and with all of its
+pairs. What was decided is spent: another challenge of the same arms begins with new pairs and a share of
+its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tunerd.measure.pairs import (
+    A,
+    Gain,
+    Pair,
+    PairBlock,
+    Side,
+    Step,
+    Turn,
+    Verdict,
+    challenge_alpha,
+    class_ms,
+    gain_of,
+    judge_challenge,
+    pair_of,
+    run_pairs,
+)
+from tunerd.profile.arm import REQUEST, Arm, Policy, Reading, Sample, ServerDied
+from tunerd.profile.workload import Workload
+from tunerd.sweep.limits import Limits, worse
+from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
+from tunerd.sweep.observations import text_of
+
+_RETRIES = 2
+_STARTS_FORGIVEN = 1
+
+
+def pair_json(pair: Pair) -> dict[str, Any]:
+    """A pair as it is kept: what each class took on both arms [ms], and the log ratio of the turn times."""
+    return {
+        "number": pair.number,
+        "incumbent_first": pair.first == A,
+        "incumbent_ms": list(class_ms(pair.a)),
+        "candidate_ms": list(class_ms(pair.b)),
+        "incumbent_prefill_ms": list(class_ms(pair.a, "prefill")),
+        "candidate_prefill_ms": list(class_ms(pair.b, "prefill")),
+        "log_ratio": pair.log_ratio,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class KindGain:
+    """Gain on one class of the workload."""
+
+    kind: str
+    gain: Gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a challenge ended.
+
+    `outcome` is promote, keep, failed (a gate) or open (no time or no incumbent to compare with).
+    `n_carried` of its pairs were measured before it was cut short and went on.
+    """
+
+    candidate: Arm
+    number: int
+    outcome: str
+    reasons: tuple[str, ...]
+    decision: Verdict | None
+    gain: Gain | None
+    by_kind: tuple[KindGain, ...]
+    pairs: tuple[Pair, ...] = field(default=())
+    is_short_of_memory: bool = False
+    n_carried: int = 0
+
+
+class _Ended(Exception):
+    """One of the arms cannot be measured any more."""
+
+    def __init__(self, outcome: str, reason: str, *, memory: bool = False) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+        self.memory = memory
+
+
+class Challenge:
+    """One candidate against the incumbent."""
+
+    def __init__(
+        self,
+        night: Night,
+        limits: Limits,
+        policy: Policy,
+        incumbent: Arm,
+        candidate: Arm,
+        number: int,
+        pairs: Sequence[Pair] = (),
+    ) -> None:
+        """Goes on from `pairs`, which must be all that this challenge has (`carried`)."""
+        self._night = night
+        self._limits = limits
+        self._policy = policy
+        self._incumbent = incumbent
+        self._candidate = candidate
+        self._number = number
+        self._pairs = list(pairs)
+        self._n_carried = len(self._pairs)
+        self._starts_failed: dict[Arm, list[str]] = {incumbent: [], candidate: []}
+        self._deaths: dict[Arm, list[str]] = {incumbent: [], candidate: []}
+        self._alpha = challenge_alpha(policy.alpha, number)
+
+    def pair_s(self) -> float:
+        """Time of one pair."""
+        return sum(
+            self._night.process_s(arm, exact=True) for arm in (self._incumbent, self._candidate)
+        )
+
+    def run(self) -> Result:
+        """Pairs until there is a decision, the candidate fails, or time is up.
+
+        Raises:
+            Preempted: The user wants the machine.
+        """
+        try:
+            is_decided = run_pairs(
+                self._night.workload, self._pairs,
+                goes_on=self._goes_on, has_time=self._has_time, measure=self._both,
+            )  # fmt: skip
+        except TimeUp:  # starts or answers took longer than any before
+            is_decided = False
+        except _Ended as ended:
+            return self._result(ended.outcome, ended.reason, is_short_of_memory=ended.memory)
+        if not is_decided:
+            return self._result("open", self._what_it_takes())
+        if self._verdict.standing is Step.FUTILE:
+            margin = f"{self._policy.min_gain:.1%}"
+            return self._result("keep", f"the pairs do not support a gain of more than {margin}")
+        broken = self._gates()
+        return self._result("promote") if broken is None else self._result("failed", broken)
+
+    # Pairs
+
+    def _goes_on(self) -> bool:
+        if len(self._pairs) > self._n_carried:
+            self._check_memory()
+        self._verdict = self._judge()
+        return self._verdict.standing is Step.GO_ON
+
+    def _has_time(self) -> bool:
+        return self.pair_s() <= self._night.remaining_s
+
+    def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
+        block = self._night.block(f"v{self._number}.{number}")
+        return {
+            side: _block_of(
+                self._measure(self._incumbent if side == A else self._candidate, block, number)
+            )
+            for side in order
+        }
+
+    def _measure(self, arm: Arm, block: Block, number: int) -> list[Reading]:
+        """Readings of every class in a fresh process, in the workload's order."""
+        failure = ""
+        for _ in range(_RETRIES):
+            try:
+                server = Server(self._night, arm, "verdict")
+                server.warm_up()
+                found = server.block(block, exact=True, pair=(self._number, number))
+            except CannotStart as failed:
+                failure = failed.failure
+                self._starts_failed[arm].append(failure)
+            except ServerDied as died:
+                failure = died.kind or "crash"
+                self._deaths[arm].append(failure)
+            else:
+                readings = [found.get(text) for text in range(len(self._night.workload.classes))]
+                whole = [one for one in readings if one is not None and one.turn_ms is not None]
+                if len(whole) == len(readings):
+                    return whole
+                failure = "no answer to a class"
+            if arm == self._candidate and (failure == "oom" or self._is_unreliable):
+                break
+        if arm == self._incumbent:
+            raise _Ended("open", f"the incumbent could not be measured: {failure}")
+        raise _Ended(
+            "failed", f"the candidate failed during the verdict: {failure}",
+            memory=failure == "oom",
+        )  # fmt: skip
+
+    @property
+    def _is_unreliable(self) -> bool:
+        """Whether the candidate fails where what serves does not.
+
+        One start may fail for reasons of the machine; a death in the middle of a request is an outage.
+        """
+        starts, deaths = (
+            len(by_arm[self._candidate]) - len(by_arm[self._incumbent])
+            for by_arm in (self._starts_failed, self._deaths)
+        )
+        return deaths > 0 or starts > _STARTS_FORGIVEN
+
+    def _check_memory(self) -> None:
+        """A candidate whose starts leave less than its filled context did is too tight."""
+        self._night.learner.refresh()
+        headroom = self._limits.headroom(self._candidate)
+        if headroom is None:
+            return
+        if not self._limits.is_safe(self._candidate) or (
+            headroom.free_mib < self._limits.headroom_mib - headroom.sd_mib
+        ):
+            raise _Ended(
+                "failed",
+                f"{headroom.free_mib:.0f} MiB stay free with the context full, wanted are "
+                f"{self._limits.headroom_mib:.0f}",
+                memory=True,
+            )
+
+    # Decisions
+
+    def _judge(self) -> Verdict:
+        return judge_challenge(
+            [pair.log_ratio for pair in self._pairs],
+            margin=self._policy.min_gain, alpha=self._alpha, max_pairs=self._policy.max_pairs,
+        )  # fmt: skip
+
+    def _gates(self) -> str | None:
+        """Which limit the measured pairs break, if any."""
+        count = len(self._pairs)
+
+        def means(blocks: Sequence[PairBlock], part: str) -> list[float]:
+            columns = zip(*(class_ms(block, part) for block in blocks), strict=True)
+            return [sum(column) / count for column in columns]
+
+        before, after = [pair.a for pair in self._pairs], [pair.b for pair in self._pairs]
+        broken = worse(
+            means(before, "turn"), means(after, "turn"), means(before, "prefill"),
+            means(after, "prefill"), self._night.workload.deepest, self._policy,
+        )  # fmt: skip
+        if broken is not None:
+            return broken
+        return self._limits.shrinks(self._candidate) or self._limits.breaks_tools(self._candidate)
+
+    def _what_it_takes(self) -> str:
+        verdict = self._verdict
+        return (
+            f"the budget ended after {len(self._pairs)} pairs; the evidence is "
+            f"{verdict.e_value:.3g} of {verdict.needed:.0f}, and one more pair takes about "
+            f"{self.pair_s():.0f} s"
+        )
+
+    def _result(self, outcome: str, *reasons: str, is_short_of_memory: bool = False) -> Result:
+        by_kind = []
+        for at, one in enumerate(self._night.workload.classes):
+            ratios = [math.log(class_ms(p.a)[at] / class_ms(p.b)[at]) for p in self._pairs]
+            gain = gain_of(ratios)
+            if gain is not None:
+                by_kind.append(KindGain(one.kind, gain))
+        return Result(
+            candidate=self._candidate,
+            number=self._number,
+            outcome=outcome,
+            reasons=reasons,
+            decision=self._verdict,
+            gain=gain_of([pair.log_ratio for pair in self._pairs]),
+            by_kind=tuple(by_kind),
+            pairs=tuple(self._pairs),
+            is_short_of_memory=is_short_of_memory,
+            n_carried=self._n_carried,
+        )
+
+
+def _block_of(readings: Sequence[Reading]) -> PairBlock:
+    """What the classes of one process took, a single round."""
+    return (tuple(Turn(one.turn_ms or 0.0, one.prompt_ms or 0.0) for one in readings),)
+
+
+# Challenges that were cut short
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A challenge with its pairs so far.
+
+    Attributes:
+        candidate: What challenged.
+        number: Its number in the sweep in which it began: what share of alpha it has.
+        pairs: All whole pairs, in order.
+        is_earlier: Whether it began in a sweep before this one.
+    """
+
+    candidate: Arm
+    number: int
+    pairs: tuple[Pair, ...]
+    is_earlier: bool
+
+
+@dataclass
+class _Attempt:
+    """One attempt at a pair: readings by arm, process and class, in the order in which they came."""
+
+    number: int
+    is_earlier: bool
+    readings: dict[tuple[Arm, str], dict[int, Reading]] = field(default_factory=dict)
+    has_died: set[Arm] = field(default_factory=set)
+
+
+def carried(history: Iterable[Sample], incumbent: Arm, workload: Workload) -> tuple[Carried, ...]:
+    """Challenges of this incumbent, in the order in which they began; their standing is not judged here.
+
+    A pair of which one side is missing is left out, and measured again. Left out altogether are challenges
+    in which the candidate died, and those whose pairs do not follow one another from the first on.
+    """
+    found = []
+    for (candidate, number), blocks in _attempts(history, incumbent, workload).items():
+        last: Carried | None = None
+        if blocks[0].number != 1:  # its first pairs are in a sweep that went on elsewhere
+            continue
+        for block in blocks:
+            if block.number == 1:
+                last = Carried(candidate, number, (), block.is_earlier)
+            pair = _pair(block, incumbent, candidate, workload)
+            if last is None or candidate in block.has_died:
+                last = None
+            elif pair is not None:
+                follows = pair.number == len(last.pairs) + 1
+                last = replace(last, pairs=(*last.pairs, pair)) if follows else None
+        if last is not None and last.pairs:
+            found.append(last)
+    return tuple(found)
+
+
+def _attempts(
+    history: Iterable[Sample], incumbent: Arm, workload: Workload
+) -> dict[tuple[Arm, int], list[_Attempt]]:
+    """Attempts at pairs by candidate and number of the challenge."""
+    kept = incumbent.canonical()
+    of_block: dict[tuple[str, int], list[Sample]] = {}
+    for sample in history:
+        if sample.event == REQUEST and sample.pair is not None:
+            of_block.setdefault((sample.block, sample.pair[0]), []).append(sample)
+    found: dict[tuple[Arm, int], list[_Attempt]] = {}
+    for (_, number), samples in of_block.items():
+        arms = {sample.arm.canonical() for sample in samples}
+        if len(arms - {kept}) != 1:
+            continue
+        candidate = next(iter(arms - {kept}))
+        found.setdefault((candidate, number), []).append(_attempt(samples, workload))
+    return found
+
+
+def _attempt(samples: Sequence[Sample], workload: Workload) -> _Attempt:
+    first = samples[0]
+    block = _Attempt(first.pair[1] if first.pair else 0, first.is_earlier)
+    for sample in samples:
+        arm, request, reading = sample.arm.canonical(), sample.request, sample.reading
+        if sample.failure and sample.failure != "refused":
+            block.has_died.add(arm)
+        if request is None or reading is None or sample.failure:
+            continue
+        text = text_of(workload, request, first.block)
+        if text is not None and reading.turn_ms is not None:
+            block.readings.setdefault((arm, sample.process), {})[text] = reading
+    return block
+
+
+def _pair(block: _Attempt, incumbent: Arm, candidate: Arm, workload: Workload) -> Pair | None:
+    """The pair, if both sides answered every class; of several processes the last counts."""
+    sides: dict[Arm, list[Reading]] = {}
+    for (arm, _), by_text in block.readings.items():
+        if len(by_text) == len(workload.classes):
+            sides[arm] = [by_text[text] for text in range(len(workload.classes))]
+    before, after = sides.get(incumbent.canonical()), sides.get(candidate)
+    if before is None or after is None:
+        return None
+    return pair_of(workload, block.number, _block_of(before), _block_of(after))

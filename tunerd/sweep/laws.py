@@ -1,0 +1,706 @@
+"""The laws of a night: drafts accepted, time of steps and prompts, memory, and noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.optimize import nnls
+from scipy.special import betainc, expit
+
+from tunerd.profile.arm import Arm
+from tunerd.profile.workload import Workload
+
+Array = NDArray[np.float64]
+
+# Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, and their spread.
+_ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0])
+_ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6])
+# Texts of one class differ by about 0.3 in logit h, so a mean over few of them is off by that.
+_TEXT_SD = 0.06
+_STEP_SD = 1.3
+_STEPS_OF_FIT = 12
+_MOST_DAMPING = 1e4  # no step helps any more
+# After so many kinds of runs it is clear whether an engine drafts its first token in any case.
+_SETTLED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What runs that drafted alike saw of one class of text, pooled."""
+
+    text: int
+    n_max: int
+    p_min: float
+    n_prompts: int
+    n_steps: float
+    drafted: float
+    accepted: float
+    accepted_by_position: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Probabilities by (text, position): drafted at all, and accepted."""
+
+    drafted: Array
+    accepted: Array
+
+    def per_step(self, n_max: int) -> tuple[Array, Array]:
+        """Mean tokens drafted and accepted in one verification step, by text."""
+        return self.drafted[:, :n_max].sum(axis=1), self.accepted[:, :n_max].sum(axis=1)
+
+    def beyond(self, n_max: int, kink: int) -> Array:
+        """Mean drafted tokens beyond a batch size, by text."""
+        return np.asarray(self.drafted[:, kink:n_max].sum(axis=1), float)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """A fitted drafter.
+
+    `parameters` are one alpha per text, then beta, ln kappa, gamma. `first_is_free`: the first token
+    is drafted whatever its confidence (ik does so). `is_lookup` replaces confidence by a chance of a
+    draft at all.
+    """
+
+    parameters: Array
+    n_texts: int
+    first_is_free: bool = False
+    is_lookup: bool = False
+    _kept: dict[tuple[int, float], Drafts] = field(default_factory=dict, repr=False, compare=False)
+
+    def drafts(self, n_positions: int, p_min: float) -> Drafts:
+        """Probabilities for drafts of up to `n_positions` at one p-min."""
+        key = n_positions, p_min
+        if key not in self._kept:
+            self._kept[key] = _drafts(
+                self.parameters, self.n_texts, n_positions, p_min,
+                first_is_free=self.first_is_free, is_lookup=self.is_lookup,
+            )  # fmt: skip
+        return self._kept[key]
+
+
+def fit_acceptance(
+    counts: Sequence[Counts],
+    n_texts: int,
+    *,
+    is_lookup: bool = False,
+    relative: Acceptance | None = None,
+    start: Acceptance | None = None,
+) -> Acceptance:
+    """The drafter that explains the counts best, by damped least squares with a weak prior.
+
+    Args:
+        counts: Pooled observations; may be empty.
+        n_texts: Classes of text.
+        is_lookup: An n-gram kind.
+        relative: The same head on another engine: a better prior than none.
+        start: An earlier fit, to begin from.
+    """
+    prior, spread = _start(n_texts, relative, is_lookup=is_lookup)
+    begin = prior if start is None or start.parameters.shape != prior.shape else start.parameters
+    usable = [count for count in counts if count.n_steps > 0]
+    if not usable:
+        return Acceptance(prior, n_texts, False, is_lookup)
+    data = _Data(usable)
+    options = (False, True) if data.has_filter and not is_lookup else (False,)
+    if start is not None and len(usable) > _SETTLED * n_texts:
+        options = (start.first_is_free,)
+    fits = [
+        (_least_squares(data, begin, prior, spread, n_texts, free, is_lookup), free)
+        for free in options
+    ]
+    (parameters, _), first_is_free = min(fits, key=lambda fit: fit[0][1])
+    return Acceptance(parameters, n_texts, first_is_free, is_lookup)
+
+
+class _Data:
+    """Observations as arrays, grouped by p-min."""
+
+    def __init__(self, counts: Sequence[Counts]) -> None:
+        self.n_positions = max(count.n_max for count in counts)
+        self.text = np.array([count.text for count in counts])
+        self.n_max = np.array([count.n_max for count in counts])
+        self.p_mins, self.group = np.unique([count.p_min for count in counts], return_inverse=True)
+        self.has_filter = bool((self.p_mins > 0).any())
+        steps = np.array([count.n_steps for count in counts])
+        prompts = np.array([max(count.n_prompts, 1) for count in counts])
+        self.drafted = np.array([count.drafted for count in counts]) / steps
+        self.accepted = np.array([count.accepted for count in counts]) / steps
+        noise = _STEP_SD / np.sqrt(steps)
+        share = _TEXT_SD / np.sqrt(prompts)
+        self.drafted_sd = np.hypot(noise, share * (self.drafted + 0.2))
+        self.accepted_sd = np.hypot(noise, share * (self.accepted + 0.2))
+        rows, columns, values, spreads = [], [], [], []
+        for row, count in enumerate(counts):
+            for column, accepted in enumerate((count.accepted_by_position or ())[: count.n_max]):
+                rows.append(row)
+                columns.append(column)
+                values.append(accepted / count.n_steps)
+                spreads.append(float(np.hypot(0.7 / np.sqrt(count.n_steps), 1.2 * share[row])))
+        self.rows, self.columns = np.array(rows, int), np.array(columns, int)
+        self.values, self.value_sd = np.array(values), np.array(spreads)
+        self.mask = np.arange(self.n_positions) < self.n_max[:, None]
+
+    def residuals(
+        self, parameters: Array, n_texts: int, *, first_is_free: bool, is_lookup: bool
+    ) -> Array:
+        """Model minus observation in standard deviations: drafted, accepted, by position."""
+        drafted = np.empty((len(self.text), self.n_positions))
+        accepted = np.empty_like(drafted)
+        for index, p_min in enumerate(self.p_mins):
+            drafts = _drafts(parameters, n_texts, self.n_positions, float(p_min),
+                             first_is_free=first_is_free, is_lookup=is_lookup)  # fmt: skip
+            rows = self.group == index
+            drafted[rows] = drafts.drafted[self.text[rows]]
+            accepted[rows] = drafts.accepted[self.text[rows]]
+        parts = [
+            ((drafted * self.mask).sum(axis=1) - self.drafted) / self.drafted_sd,
+            ((accepted * self.mask).sum(axis=1) - self.accepted) / self.accepted_sd,
+        ]
+        if len(self.rows):
+            parts.append((accepted[self.rows, self.columns] - self.values) / self.value_sd)
+        return np.concatenate(parts)
+
+
+def _start(n_texts: int, relative: Acceptance | None, *, is_lookup: bool) -> tuple[Array, Array]:
+    mean = np.concatenate([np.full(n_texts, _ACCEPTANCE_PRIOR[0]), _ACCEPTANCE_PRIOR[1:]])
+    spread = np.concatenate([np.full(n_texts, _ACCEPTANCE_PRIOR_SD[0]), _ACCEPTANCE_PRIOR_SD[1:]])
+    if is_lookup:
+        mean[:n_texts], spread[:n_texts] = -1.0, 1.5
+        mean[-2], spread[-2] = 1.0, 1.2
+    if relative is not None and relative.parameters.shape == mean.shape:
+        return relative.parameters.copy(), np.minimum(spread, 0.3 * np.ones_like(spread))
+    return mean, spread
+
+
+def _least_squares(
+    data: _Data, begin: Array, prior: Array, spread: Array, n_texts: int, free: bool, lookup: bool
+) -> tuple[Array, float]:
+    def residuals(parameters: Array) -> Array:
+        own = data.residuals(parameters, n_texts, first_is_free=free, is_lookup=lookup)
+        return np.concatenate([own, (parameters - prior) / spread])
+
+    parameters = begin.copy()
+    current = residuals(parameters)
+    cost, damping = float(current @ current), 1e-2
+    for _ in range(_STEPS_OF_FIT):
+        jacobian = np.empty((len(current), len(parameters)))
+        for column in range(len(parameters)):
+            moved = parameters.copy()
+            moved[column] += 1e-4
+            jacobian[:, column] = (residuals(moved) - current) / 1e-4
+        normal = jacobian.T @ jacobian
+        step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -jacobian.T @ current)
+        proposed = parameters + np.clip(step, -1.0, 1.0)
+        trial = residuals(proposed)
+        trial_cost = float(trial @ trial)
+        if trial_cost < cost:
+            gained = cost - trial_cost
+            parameters, current, cost = proposed, trial, trial_cost
+            damping = max(damping / 5, 1e-6)
+            if gained < 1e-2 + 1e-3 * cost:
+                break
+        else:
+            damping *= 10
+            if damping > _MOST_DAMPING:
+                break
+    return parameters, cost
+
+
+def _drafts(
+    parameters: Array,
+    n_texts: int,
+    n_positions: int,
+    p_min: float,
+    *,
+    first_is_free: bool,
+    is_lookup: bool,
+) -> Drafts:
+    alpha, (beta, shape, gamma) = parameters[:n_texts], parameters[n_texts:]
+    positions = beta * np.arange(n_positions)
+    if is_lookup:
+        found = expit(alpha)[:, None]
+        right = expit(shape + gamma * (alpha - alpha.mean())[:, None] + positions)
+        return Drafts(np.broadcast_to(found, right.shape), found * np.cumprod(right, axis=1))
+    logit = alpha[:, None] + positions
+    right = expit(logit)
+    if p_min <= 0:
+        return Drafts(np.ones_like(right), np.cumprod(right, axis=1))
+    kappa = np.exp(np.clip(shape, -3.0, 4.0))
+    sure = np.clip(expit(logit + gamma), 1e-4, 1 - 1e-4)
+    first, second = kappa * sure, kappa * (1 - sure)
+    threshold = min(p_min, 1 - 1e-6)
+    passes = 1.0 - betainc(first, second, threshold)
+    passes_right = right * (1.0 - betainc(first + 1.0, second, threshold))
+    if first_is_free:
+        passes[:, 0] = 1.0
+        passes_right[:, 0] = right[:, 0]
+    return Drafts(np.cumprod(passes, axis=1), np.cumprod(passes_right, axis=1))
+
+
+KINKS = (4, 8)
+STEP_TERMS = 6
+PROMPT_TERMS = 4
+
+# Prior of a step's terms, as shares of the mean step: mean, spread.
+_STEP_PRIOR = np.array([0.75, 0.06, 0.0, 0.0, 0.003, 0.04])
+_STEP_SPREAD = np.array([0.50, 0.06, 0.03, 0.04, 0.004, 0.04])
+# Prior of a prompt's terms, as shares of the mean time per token; the first two times the batch.
+_PROMPT_PRIOR = np.array([0.25, 0.02, 0.70, 0.004])
+_PROMPT_SPREAD = np.array([0.35, 0.04, 0.40, 0.008])
+_TYPICAL_UBATCH = 512
+_STEP_RELATIVE_SPREAD = 0.25
+_NOISE = 0.035
+_PROMPT_NOISE_MS = 15.0
+# VRAM that a drafted token takes from the experts where the fit sees it.
+_MIB_PER_DRAFT = 30.0
+_MIB_PER_GIB = 1024.0
+
+
+def room_gib(arm: Arm, n_max: int | None = None) -> float:
+    """VRAM that an arm leaves unused by weights [GiB]; `n_max` of another draft, if given.
+
+    Nothing moves for a draft where the model is placed by hand: that is a level of its own.
+    """
+    if arm.is_placed:
+        return 0.0
+    drafts = (arm.n_max if n_max is None else n_max) if arm.drafts else 0
+    return (arm.fit_mib + _MIB_PER_DRAFT * drafts) / _MIB_PER_GIB
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One answer's decoding: mean step time, what it drafted, where, with which margin."""
+
+    step_ms: float
+    n_steps: float
+    drafted: float
+    beyond: tuple[float, float]
+    depth_k: float
+    room_gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One answer's prompt."""
+
+    prompt_ms: float
+    n_tokens: int
+    ubatch: int
+    depth_k: float
+    room_gib: float
+
+
+def step_terms(drafted: Array, beyond: Sequence[Array], depth_k: Array, room: Array) -> Array:
+    """The terms of a step's time, shape (6, ...)."""
+    parts = np.broadcast_arrays(1.0, drafted, *beyond, depth_k, room)
+    return np.stack([np.asarray(part, float) for part in parts])
+
+
+def prompt_terms(n_tokens: Array, ubatch: Array, depth_k: Array, room: Array) -> Array:
+    """The terms of a prompt's time, shape (4, ...)."""
+    batches = np.ceil(n_tokens / ubatch)
+    parts = np.broadcast_arrays(batches, batches * room, n_tokens, n_tokens * depth_k)
+    return np.stack([np.asarray(part, float) for part in parts])
+
+
+def fit_steps(rows: Sequence[StepRow], relative: Array | None = None) -> Array | None:
+    """Coefficients of a step [ms]; the relative's own without rows, None without either."""
+    if not rows:
+        return relative
+    times = np.array([row.step_ms for row in rows])
+    terms = step_terms(
+        np.array([row.drafted for row in rows]),
+        [np.array([row.beyond[at] for row in rows]) for at in range(len(KINKS))],
+        np.array([row.depth_k for row in rows]),
+        np.array([row.room_gib for row in rows]),
+    ).T
+    mean = float(np.average(times))
+    prior, spread = mean * _STEP_PRIOR, mean * _STEP_SPREAD
+    if relative is not None:
+        prior, spread = _scaled(relative, terms, times, spread)
+    steps = np.array([row.n_steps for row in rows])
+    noise = times * np.hypot(_NOISE, 0.2 / np.sqrt(steps))
+    return _solve(terms, times, noise, prior, spread)
+
+
+def fit_prompts(rows: Sequence[PromptRow], relative: Array | None = None) -> Array | None:
+    """Coefficients of a prompt [ms]; the relative's own without rows, None without either."""
+    if not rows:
+        return relative
+    times = np.array([row.prompt_ms for row in rows])
+    tokens = np.array([float(row.n_tokens) for row in rows])
+    ubatch = np.array([float(row.ubatch) for row in rows])
+    terms = prompt_terms(
+        tokens,
+        ubatch,
+        np.array([row.depth_k for row in rows]),
+        np.array([row.room_gib for row in rows]),
+    ).T
+    per_token = float(times.sum() / tokens.sum())
+    typical = np.array([_TYPICAL_UBATCH, _TYPICAL_UBATCH, 1.0, 1.0]) * per_token
+    prior, spread = typical * _PROMPT_PRIOR, typical * _PROMPT_SPREAD
+    if relative is not None:
+        prior, spread = _scaled(relative, terms, times, spread)
+    return _solve(terms, times, times * _NOISE + _PROMPT_NOISE_MS, prior, spread)
+
+
+def _scaled(relative: Array, terms: Array, times: Array, spread: Array) -> tuple[Array, Array]:
+    """The relative's coefficients at this one's level, and how far they may be off."""
+    predicted = terms @ relative
+    ratio = float(np.median(times / np.maximum(predicted, 1e-9)))
+    prior = relative * ratio
+    return prior, np.minimum(_STEP_RELATIVE_SPREAD * prior + 0.15 * spread, spread)
+
+
+def _solve(terms: Array, times: Array, noise: Array, prior: Array, spread: Array) -> Array:
+    rows = np.vstack([terms / noise[:, None], np.diag(1.0 / spread)])
+    target = np.concatenate([times / noise, prior / spread])
+    try:
+        solution, _ = nnls(rows, target)
+    except RuntimeError:  # it gives up after so many rounds
+        solution = np.maximum(np.linalg.lstsq(rows, target, rcond=None)[0], 0.0)
+    return np.asarray(solution, float)
+
+
+# Parts of a turn by which predictions may be off together; each is a share of the turn time, or how
+# the turn time answers to it.
+PARTS = (
+    "per batch", "per prompt token", "base step", "draft", "kink", "depth", "margin", "accepted",
+    "accepted late", "free step",
+)  # fmt: skip
+_LATE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Laws of one variant.
+
+    Coefficients of step and prompt (`step_time`) are None before any was seen. By class: a factor
+    by which the law is off, and what the client adds [ms].
+    """
+
+    step: Array | None
+    prompt: Array | None
+    step_factors: Array
+    prompt_factors: Array
+    overhead_ms: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of P arms: log of turn time [ms], its parts (P, parts), turn and prefill by class (K, P) [ms]."""
+
+    log_turn: Array
+    parts: Array
+    class_ms: Array
+    prefill_ms: Array
+
+
+def predict(
+    arms: Sequence[Arm],
+    workload: Workload,
+    acceptance: Acceptance | None,
+    costs: Costs,
+    levels: Array,
+) -> Prediction | None:
+    """Turn times of arms of one family; None before anything is known of it.
+
+    `levels` are log factors of step and prompt of each arm's variant, shape (P, 2).
+    """
+    if costs.step is None or costs.prompt is None:
+        return None
+    points = _Points(arms, workload, acceptance)
+    prompt = prompt_terms(points.new, points.ubatch, points.prompt_depth, points.room)
+    prompt = prompt * costs.prompt[:, None, None] * costs.prompt_factors[:, None]
+    prompt = prompt * np.exp(levels[:, 1])
+    step = step_terms(points.drafted, points.beyond, points.depth, points.room)
+    step = step * costs.step[:, None, None] * costs.step_factors[:, None]
+    step = step * points.steps * np.exp(levels[:, 0])
+    prefill, decode = prompt.sum(axis=0), step.sum(axis=0)
+    class_ms = prefill + decode + costs.overhead_ms[:, None]
+    shares = np.array(workload.shares)[:, None]
+    turn = (shares * class_ms).sum(axis=0)
+
+    def share(part: Array) -> Array:
+        return np.asarray((shares * part).sum(axis=0) / turn, float)
+
+    gained = decode * points.accepted / (1.0 + points.accepted)
+    late = decode * points.accepted_late / (1.0 + points.accepted)
+    parts = [
+        share(prompt[0] + prompt[1]), share(prompt[2] + prompt[3]), share(step[0]),
+        share(step[1]), share(step[3] + 0.1 * points.late_drafted * decode), share(step[4]),
+        share(prompt[1] + step[5]) + 0.01 * np.array([room_gib(arm) for arm in arms]),
+        share(gained), share(late), share(decode) * np.array([not arm.drafts for arm in arms]),
+    ]  # fmt: skip
+    return Prediction(np.log(turn), np.stack(parts, axis=1), class_ms, prefill)
+
+
+class _Points:
+    """Arms times classes as arrays of shape (K, P)."""
+
+    def __init__(
+        self, arms: Sequence[Arm], workload: Workload, acceptance: Acceptance | None
+    ) -> None:
+        classes = workload.classes
+        cached = np.array([[float(one.cached_tokens)] for one in classes])
+        self.new = np.array([[float(one.new_tokens)] for one in classes])
+        predicted = np.array([[float(one.n_predict)] for one in classes])
+        self.ubatch = np.array([float(max(arm.ubatch, 1)) for arm in arms])
+        self.room = np.array([room_gib(arm) for arm in arms])
+        self.prompt_depth = (cached + self.new / 2) / 1000
+        self.depth = (cached + self.new + predicted / 2) / 1000
+        shape = (len(classes), len(arms))
+        self.drafted, self.accepted = np.zeros(shape), np.zeros(shape)
+        self.accepted_late, self.late_drafted = np.zeros(shape), np.zeros(shape)
+        self.beyond = [np.zeros(shape) for _ in KINKS]
+        if acceptance is not None:
+            self._draft(arms, acceptance)
+        self.steps = (predicted - 1.0) / (1.0 + self.accepted)
+
+    def _draft(self, arms: Sequence[Arm], acceptance: Acceptance) -> None:
+        drafting = [at for at, arm in enumerate(arms) if arm.drafts and arm.n_max > 0]
+        n_positions = max((arms[at].n_max for at in drafting), default=0)
+        cumulated: dict[float, tuple[Array, Array]] = {}
+        for at in drafting:
+            arm = arms[at]
+            if arm.p_min not in cumulated:
+                drafts = acceptance.drafts(n_positions, arm.p_min)
+                cumulated[arm.p_min] = (
+                    np.cumsum(drafts.drafted, axis=1), np.cumsum(drafts.accepted, axis=1)
+                )  # fmt: skip
+            drafted, accepted = cumulated[arm.p_min]
+            last = arm.n_max - 1
+            self.drafted[:, at] = drafted[:, last]
+            self.accepted[:, at] = accepted[:, last]
+            if arm.n_max > _LATE:
+                self.accepted_late[:, at] = accepted[:, last] - accepted[:, _LATE - 1]
+                self.late_drafted[:, at] = drafted[:, last] - drafted[:, _LATE - 1]
+            for beyond, kink in zip(self.beyond, KINKS, strict=True):
+                if arm.n_max > kink:
+                    beyond[:, at] = drafted[:, last] - drafted[:, kink - 1]
+
+
+_STEPS = (0.7, 1.0, 1.5)
+_NOISE_PRIOR_SD = 0.25  # of the log of each spread, around the usual one
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Standard deviations of log turn times: of processes, of blocks of prompts, of one answer."""
+
+    process: float
+    block: float
+    answer: float
+
+    def covariance(self, same_process: Array, same_block: Array) -> Array:
+        """Of observations, from what they have in common (1) or not (0)."""
+        alike = same_process * self.process**2 + same_block * self.block**2
+        return np.asarray(alike + np.eye(len(alike)) * self.answer**2, float)
+
+
+USUAL = Noise(process=0.03, block=0.025, answer=0.018)
+
+
+def fit_noise(kernel: Array, residual: Array, same_process: Array, same_block: Array) -> Noise:
+    """The spreads under which the residuals are likeliest, of a few around the usual ones.
+
+    Args:
+        kernel: Prior covariance of the observed configurations.
+        residual: Observed minus predicted log turn times.
+        same_process: 1 where two observations are of one process.
+        same_block: 1 where two observations answered the same block.
+    """
+
+    def log_likelihood(noise: Noise) -> float:
+        try:
+            factor = cho_factor(kernel + noise.covariance(same_process, same_block), lower=True)
+        except LinAlgError:
+            return -np.inf
+        spread = 2.0 * float(np.log(np.diag(factor[0])).sum())
+        ratios = np.log([noise.process, noise.block, noise.answer]) - np.log(
+            [USUAL.process, USUAL.block, USUAL.answer]
+        )
+        prior = float((ratios**2).sum()) / _NOISE_PRIOR_SD**2
+        return -0.5 * (float(residual @ cho_solve(factor, residual)) + spread + prior)
+
+    tried = [
+        Noise(USUAL.process * process, USUAL.block * block, USUAL.answer * answer)
+        for process, block, answer in product(_STEPS, repeat=3)
+    ]
+    return max(tried, key=log_likelihood)
+
+
+# Spread between loads of the same arm, until the night has its own figure [MiB].
+JITTER_MIB = 30.0
+_ROW_SD = 15.0  # of readings within one process
+_MEMORY_PLACEMENT_SD = 25.0  # weights move in whole tensors
+# The experts of one layer take 100 to 500 MiB in models of 30 to 35 billion weights at 4 bits.
+_MEMORY_PRIOR = np.array([0.0, 40.0, 100.0, 250.0, 60.0, 0.0, -250.0])
+_SPREAD = np.array([900.0, 40.0, 150.0, 250.0, 120.0, 60.0, 200.0])
+_MEMORY_SPREAD = np.array([250.0, 25.0, 60.0, 120.0, 60.0, 300.0, 40.0])
+# Where the fit makes no room, all that is allocated counts: the whole compute buffer, and the cache, which
+# is 2.5 and 8 GiB as f16 for 131,072 tokens of the published models.
+_FREE_PRIOR = np.array([0.0, 100.0, 600.0, 250.0, 60.0, 4000.0, -250.0])
+_FREE_SPREAD = np.array([900.0, 60.0, 400.0, 250.0, 120.0, 3000.0, 200.0])
+_CACHE = 5
+# Bytes of a cached value against f16, the scales of its block included.
+_KV_SIZE = {
+    "f32": 2.0, "f16": 1.0, "bf16": 1.0, "q8_0": 34 / 64, "q5_1": 24 / 64, "q5_0": 22 / 64,
+    "q4_1": 20 / 64, "q4_0": 18 / 64, "iq4_nl": 18 / 64,
+}  # fmt: skip
+# More free than the margin by so much after a load: the fit had nothing to do.
+_NOT_BINDING_MIB = 400.0
+# What a start that ran out of memory says: it lacked this much, give or take.
+OOM_FREE_MIB = -150.0
+OOM_SD_MIB = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """VRAM seen free in one process, at a share of the full context (0 to 1) [MiB].
+
+    `is_failure`: nothing was seen, since it ran out of memory there.
+    """
+
+    process: str
+    arm: Arm
+    share: float
+    free_mib: float
+    is_failure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLaw:
+    """The law of one family: coefficients (h0, h1, h2, G, G2, K, -e) and their covariance.
+
+    `is_binding`: whether the fit moves weights to keep its margin.
+    """
+
+    mean: Array
+    covariance: Array
+    is_binding: bool
+    n_processes: int
+    jitter_mib: float
+
+    def free_mib(self, arm: Arm, share: float = 1.0) -> tuple[float, float]:
+        """VRAM left free at a share of the context, and its standard error [MiB]."""
+        terms = _terms(arm, share)
+        level = arm.fit_mib if self.is_binding else 0.0
+        error = math.sqrt(max(float(terms @ self.covariance @ terms), 0.0))
+        return level - float(terms @ self.mean), error
+
+    def needed_margin_mib(self, arm: Arm, headroom_mib: float, sds: float) -> float:
+        """Margin at which `headroom_mib` stays free with the context full, `sds` errors in hand.
+
+        Where the fit is not binding any margin does if it leaves enough, and none if it does not.
+        """
+        free, error = self.free_mib(arm)
+        short = headroom_mib + sds * error - free
+        if self.is_binding:
+            return arm.fit_mib + short
+        return 0.0 if short <= 0 else math.inf
+
+    def to_json(self) -> dict[str, object]:
+        """Numbers for the evidence."""
+        names = ("h0_mib", "h1_mib_per_draft", "h2_mib", "growth_mib", "growth_ubatch_mib",
+                 "cache_mib", "experts_mib")  # fmt: skip
+        errors = np.sqrt(np.maximum(np.diag(self.covariance), 0.0))
+        return {
+            **{name: round(float(value), 1) for name, value in zip(names, self.mean, strict=True)},
+            "errors_mib": [round(float(value), 1) for value in errors],
+            "is_binding": self.is_binding,
+            "n_processes": self.n_processes,
+            "jitter_mib": round(self.jitter_mib, 1),
+        }
+
+
+def fit_memory(
+    seen: Sequence[Free], *, relative: MemoryLaw | None = None, jitter_mib: float = JITTER_MIB
+) -> MemoryLaw:
+    """The law of one family from everything seen of it.
+
+    Args:
+        seen: Readings; several of one process share its luck.
+        relative: The law of the same engine with another kind of speculation, or of another variant.
+        jitter_mib: Spread between loads.
+    """
+    is_binding = _is_binding(seen, relative)
+    mean, spread = _prior(relative, is_binding=is_binding)
+    if not is_binding:
+        seen = _where_all_fitted(seen)
+    if not seen:
+        return MemoryLaw(mean, np.diag(spread**2), is_binding, 0, jitter_mib)
+    terms = np.array([_terms(row.arm, row.share) for row in seen])
+    used = np.array([(row.arm.fit_mib if is_binding else 0.0) - row.free_mib for row in seen])
+    processes = np.array([row.process for row in seen])
+    noise = np.where(processes[:, None] == processes, jitter_mib**2 + _MEMORY_PLACEMENT_SD**2, 0.0)
+    own = np.array([OOM_SD_MIB if row.is_failure else _ROW_SD for row in seen])
+    noise += np.diag(own**2)
+    precision = np.diag(1.0 / spread**2)
+    weighted = np.linalg.solve(noise, np.column_stack([terms, used]))
+    normal = precision + terms.T @ weighted[:, :-1]
+    covariance = np.linalg.inv(normal)
+    posterior = covariance @ (precision @ mean + terms.T @ weighted[:, -1])
+    return MemoryLaw(posterior, covariance, is_binding, len(set(processes)), jitter_mib)
+
+
+def jitter_of(booted: Sequence[tuple[Arm, float]]) -> float:
+    """Spread of free VRAM after loads of equal arms [MiB], shrunk towards the usual one."""
+    by_arm: dict[Arm, list[float]] = {}
+    for arm, free in booted:
+        by_arm.setdefault(arm.canonical(), []).append(free)
+    squares, freedom = 8 * JITTER_MIB**2, 8
+    for values in by_arm.values():
+        centre = sum(values) / len(values)
+        squares += sum((value - centre) ** 2 for value in values)
+        freedom += len(values) - 1
+    return math.sqrt(squares / freedom)
+
+
+def _is_binding(seen: Sequence[Free], relative: MemoryLaw | None) -> bool:
+    if any(row.arm.is_placed for row in seen):
+        return False
+    loaded = [row for row in seen if row.share == 0.0 and not row.is_failure]
+    if not loaded:
+        return True if relative is None else relative.is_binding
+    free = sum(1 for row in loaded if row.free_mib > row.arm.fit_mib + _NOT_BINDING_MIB)
+    return 2 * free < len(loaded)
+
+
+def _prior(relative: MemoryLaw | None, *, is_binding: bool) -> tuple[Array, Array]:
+    """Mean and spread of the coefficients before anything was seen."""
+    mean, spread = (_MEMORY_PRIOR, _SPREAD) if is_binding else (_FREE_PRIOR, _FREE_SPREAD)
+    if relative is None:
+        return mean, spread
+    known, near = relative.mean.copy(), np.minimum(_MEMORY_SPREAD, spread)
+    if relative.is_binding != is_binding:  # it says nothing of the cache
+        known[_CACHE], near[_CACHE] = mean[_CACHE], spread[_CACHE]
+    return known, near
+
+
+def _where_all_fitted(seen: Sequence[Free]) -> Sequence[Free]:
+    """Readings of processes for which no weights had to leave the card; all, if there are none."""
+    moved = {
+        row.process
+        for row in seen
+        if row.share == 0.0
+        and not row.is_failure
+        and not row.arm.is_placed
+        and row.free_mib <= row.arm.fit_mib + _NOT_BINDING_MIB
+    }
+    return [row for row in seen if row.process not in moved] or seen
+
+
+def _terms(arm: Arm, share: float) -> Array:
+    width = math.sqrt(max(arm.ubatch, 1) / 512) - 1.0
+    drafted, experts = float(arm.n_max if arm.drafts else 0), float(arm.n_cpu_moe or 0)
+    cache = _KV_SIZE.get(arm.kv, 1.0) - _KV_SIZE["q8_0"]
+    return np.array([1.0, drafted, width, share, share * width, cache, experts])

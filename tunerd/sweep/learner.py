@@ -1,0 +1,680 @@
+"""Everything a night has learned: laws by family, fitted to all samples so far, and what follows."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from tunerd.profile.arm import OFF, Arm, Extra, Request, Sample, shape_of
+from tunerd.profile.workload import Workload
+from tunerd.sweep.costs import Elsewhere, FamilyCosts, FamilyKey, Level, fit_costs
+from tunerd.sweep.laws import (
+    PARTS,
+    USUAL,
+    Acceptance,
+    Costs,
+    MemoryLaw,
+    Noise,
+    Prediction,
+    fit_acceptance,
+    fit_memory,
+    fit_noise,
+    jitter_of,
+    predict,
+    room_gib,
+)
+from tunerd.sweep.observations import (
+    PREFIX,
+    Answer,
+    Observations,
+    Process,
+    blocks_of,
+    is_exact,
+    is_prompt_timed,
+    is_timed,
+    pool,
+    prompt_row,
+    step_row,
+    terms_of_prompt,
+    terms_of_step,
+    variants_of,
+)
+from tunerd.sweep.space import Grid, Variant, variant_of
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# Relative errors of the parts of a prediction (turn.PARTS), in the same order.
+_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.50, 0.30, 0.50, 0.08, 0.25, 0.05])
+_LEVEL_SD = 0.04  # of a family
+_SMOOTH_SD = 0.02
+# Of one shape of batches, which other kernels serve, and of one configuration.
+_SHAPE_SD = 0.012
+_QUIRK_SD = 0.008
+_THREADS_SD = 0.06
+_KV_SD = 0.03
+_BATCH_SD = 0.01
+_EXTRA_SD = 0.03
+_VARIANT_SD = 0.015  # of a family's own answer to threads, KV type and the like
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One block of prompts answered by one configuration in one process.
+
+    `log_turn` has the luck of its prompts taken out, `log_measured` is as it was.
+    """
+
+    arm: Arm
+    process: str
+    block: str
+    log_turn: float
+    log_measured: float
+
+
+class Points:
+    """Arms as arrays for the kernel, with their predictions."""
+
+    def __init__(self, arms: Sequence[Arm], predicted: Array, parts: Array, names: Names) -> None:
+        if parts.shape != (len(arms), len(PARTS)):
+            raise ValueError(f"parts must have the shape {(len(arms), len(PARTS))}")
+        self.predicted = predicted
+        self.parts = parts
+        self.family = names.indices(arm.family for arm in arms)
+        self.kv = names.indices(("kv", arm.kv) for arm in arms)
+        self.extra = names.indices(("extra", arm.extra) for arm in arms)
+        self.variant = names.indices(("variant", variant_of(arm)) for arm in arms)
+        self.plane = names.indices(("plane", arm.canonical().with_margin(0)) for arm in arms)
+        self.exact = names.indices(("exact", arm.canonical()) for arm in arms)
+        self.threads = np.array([_log2(arm.threads) for arm in arms])
+        self.batch = np.array([_log2(arm.batch) for arm in arms])
+        self.n_max = np.array([_log2(arm.n_max) if arm.drafts else -2.0 for arm in arms])
+        self.p_min = np.array([arm.p_min if arm.drafts else 0.0 for arm in arms])
+        self.ubatch = np.array([_log2(arm.ubatch) for arm in arms])
+        self.margin = np.array([arm.fit_mib / 1024 for arm in arms])
+
+
+class Names:
+    """Numbers for hashable names, the same for all points of one learner."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, int] = {}
+
+    def indices(self, names: Iterable[Hashable]) -> Indices:
+        """One number for each name."""
+        return np.array(
+            [self._known.setdefault(name, len(self._known)) for name in names],
+            dtype=np.int64,
+        )
+
+
+class Posterior:
+    """Beliefs about configurations after some observations."""
+
+    def __init__(
+        self, points: Points, observed: Sequence[Observed], noise: Noise | None = None
+    ) -> None:
+        """Fits the noise where none is given."""
+        self._points = points
+        kernel = _kernel(points, points)
+        process = _same([one.process for one in observed])
+        block = _same([one.block for one in observed])
+        residual = np.array([one.log_turn for one in observed]) - points.predicted
+        self.noise = noise or fit_noise(kernel, residual, process, block)
+        self._factor = cho_factor(kernel + self.noise.covariance(process, block), lower=True)
+        self._weights = cho_solve(self._factor, residual)
+
+    def beliefs(self, points: Points) -> tuple[Array, Array]:
+        """Mean and standard deviation of the log turn time of each point."""
+        cross = _kernel(points, self._points)
+        mean = points.predicted + cross @ self._weights
+        explained = np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
+        variance = _prior_variance(points) - explained
+        return mean, np.sqrt(np.maximum(variance, 1e-10))
+
+    def differences_sd(self, points: Points, reference: Points) -> Array:
+        """Standard deviation of the difference of each point from one other point."""
+        cross, other = _kernel(points, self._points), _kernel(reference, self._points)
+        explained = np.einsum("ij,ji->i", cross, cho_solve(self._factor, cross.T))
+        solved = cho_solve(self._factor, other.T)[:, 0]
+        own = _prior_variance(points) - explained
+        shared = _kernel(points, reference)[:, 0] - cross @ solved
+        variance = own + float(_prior_variance(reference)[0] - other[0] @ solved) - 2 * shared
+        return np.asarray(np.sqrt(np.maximum(variance, 1e-10)), float)
+
+
+def _log2(value: float) -> float:
+    return math.log2(max(value, 1))
+
+
+def _same(names: Sequence[Hashable]) -> Array:
+    numbers = Names().indices(names)
+    return np.equal(numbers[:, None], numbers).astype(np.float64)
+
+
+def _kernel(left: Points, right: Points) -> Array:
+    def differ(name: str) -> Array:
+        return np.asarray(getattr(left, name)[:, None] - getattr(right, name), float)
+
+    def same(name: str) -> Array:
+        return np.asarray(getattr(left, name)[:, None] == getattr(right, name), float)
+
+    same_variant = same("variant")
+    distance = (
+        differ("n_max") ** 2
+        + (differ("p_min") / 0.25) ** 2
+        + (differ("ubatch") / 1.5) ** 2
+        + differ("margin") ** 2
+        + (1.0 - same_variant)
+    )
+    within = (
+        _LEVEL_SD**2
+        + (left.parts * _PART_SD**2) @ right.parts.T
+        + _SMOOTH_SD**2 * np.exp(-distance / 2)
+        + _VARIANT_SD**2 * same_variant
+    )
+    quirk = (
+        _SHAPE_SD**2 * same_variant * same("n_max") * same("ubatch")
+        + _QUIRK_SD**2 * (same("plane") + same("exact")) / 2
+    )
+    across = (
+        _THREADS_SD**2 * np.exp(-(differ("threads") ** 2) / 2)
+        + _KV_SD**2 * same("kv")
+        + _BATCH_SD**2 * np.exp(-(differ("batch") ** 2) / 2)
+        + _EXTRA_SD**2 * same("extra")
+    )
+    return np.asarray(same("family") * (within + quirk) + across, float)
+
+
+def _prior_variance(points: Points) -> Array:
+    within = _LEVEL_SD**2 + _SMOOTH_SD**2 + _VARIANT_SD**2 + _SHAPE_SD**2 + _QUIRK_SD**2
+    across = _THREADS_SD**2 + _KV_SD**2 + _BATCH_SD**2 + _EXTRA_SD**2
+    return np.asarray(within + across + (points.parts**2) @ _PART_SD**2, float)
+
+
+# Prompts of one class differ by some 5 % in what they let a step accept, the model is off by 2 %.
+_TRUST = 6.0
+_MOST_LUCK = 1.4
+
+_Kind = tuple[tuple[str, str], int, float, int]
+
+
+class Laws(Protocol):
+    """What is known of the families."""
+
+    @property
+    def workload(self) -> Workload:
+        """What is asked."""
+        ...
+
+    def prediction_of(self, arm: Arm) -> Prediction | None:
+        """Of one arm by class; None where nothing is known."""
+        ...
+
+    def costs_of(self, arm: Arm) -> Costs | None:
+        """Laws of step and prompt; None where nothing is known."""
+        ...
+
+    def acceptance_of(self, family: tuple[str, str]) -> Acceptance | None:
+        """The drafter; None where nothing is drafted or known."""
+        ...
+
+
+def observe(processes: Iterable[Process], laws: Laws) -> list[Observed]:
+    """Every whole block of every process that did not spill."""
+    sound = [process for process in processes if not process.has_spilled]
+    luck, prefills = _Luck(sound, laws), dict[Arm, Array | None]()
+    found = []
+    for process in sound:
+        for (arm, block), answers in blocks_of(process).items():
+            times = _times(process, answers, laws, prefills)
+            if times is None:
+                continue
+            measured = laws.workload.turn_time_s(times)
+            fair = laws.workload.turn_time_s(
+                [time + luck.correction_ms(answers[text]) for text, time in enumerate(times)]
+            )
+            found.append(Observed(arm, process.name, block, math.log(fair), math.log(measured)))
+    return found
+
+
+def _times(
+    process: Process, answers: dict[int, Answer], laws: Laws, prefills: dict[Arm, Array | None]
+) -> list[float] | None:
+    """Turn time of each class [ms]; None if a class is missing."""
+    times = []
+    for text, one in enumerate(laws.workload.classes):
+        answer = answers.get(text)
+        if answer is None or answer.reading.turn_ms is None:
+            return None
+        if is_exact(answer.request, one):
+            times.append(answer.reading.turn_ms)
+            continue
+        ratio = _prompt_ratio(process, answer, laws)
+        if answer.arm not in prefills:
+            prediction = laws.prediction_of(answer.arm)
+            prefills[answer.arm] = None if prediction is None else prediction.prefill_ms[:, 0]
+        expected = prefills[answer.arm]
+        if ratio is None or expected is None or answer.reading.predicted_ms is None:
+            return None
+        times.append(float(expected[text]) * ratio + answer.reading.predicted_ms)
+    return times
+
+
+def _prompt_ratio(process: Process, answer: Answer, laws: Laws) -> float | None:
+    """What this process took for its long prompts against what the law says of them.
+
+    For a class whose prompt was cached to measure its decoding alone.
+    """
+    costs = laws.costs_of(answer.arm)
+    if costs is None or costs.prompt is None:
+        return None
+    times = [
+        (other.reading.prompt_ms or 0.0, float(terms_of_prompt(prompt_row(other)) @ costs.prompt))
+        for other in process.answers
+        if other.purpose == PREFIX and is_prompt_timed(other)
+    ]
+    taken, expected = np.sum(times, axis=0) if times else (0.0, 0.0)  # long ones count most
+    return float(taken / expected) if expected else None
+
+
+class _Luck:
+    """What each kind of draft usually accepts, and what an answer's own luck was worth."""
+
+    def __init__(self, processes: Iterable[Process], laws: Laws) -> None:
+        self._laws = laws
+        self._seen: dict[_Kind, Array] = defaultdict(lambda: np.zeros(4))
+        for process in processes:
+            for answer in process.answers:
+                if _is_usable(answer):
+                    reading = answer.reading
+                    self._seen[_kind(answer)] += (
+                        1, reading.n_steps or 0, reading.n_drafted, reading.n_accepted
+                    )  # fmt: skip
+
+    def correction_ms(self, answer: Answer) -> float:
+        """To be added to the time of an answer."""
+        acceptance = self._laws.acceptance_of(answer.arm.family)
+        costs = self._laws.costs_of(answer.arm)
+        if acceptance is None or costs is None or costs.step is None or not _is_usable(answer):
+            return 0.0
+        reading, kind = answer.reading, _kind(answer)
+        n_prompts, steps, drafted, accepted = self._seen[kind]
+        n_max, text = kind[1], kind[3]
+        by_text = acceptance.drafts(n_max, kind[2]).per_step(n_max)
+        weight = n_prompts / (n_prompts + _TRUST)
+        usual_drafted = weight * drafted / steps + (1 - weight) * float(by_text[0][text])
+        usual_accepted = weight * accepted / steps + (1 - weight) * float(by_text[1][text])
+        row = step_row(answer, acceptance)
+        scale = usual_drafted / max(row.drafted, 1e-6)
+        usual_row = replace(
+            row, drafted=usual_drafted, beyond=(row.beyond[0] * scale, row.beyond[1] * scale)
+        )
+        own = float(terms_of_step(row) @ costs.step)
+        usual = float(terms_of_step(usual_row) @ costs.step)
+        rate = reading.n_accepted / (reading.n_steps or 1)
+        factor = (1 + rate) / (1 + usual_accepted) * usual / max(own, 1e-9)
+        factor = min(max(factor, 1 / _MOST_LUCK), _MOST_LUCK)
+        return float((factor - 1.0) * (reading.predicted_ms or 0.0))
+
+
+def _is_usable(answer: Answer) -> bool:
+    return (
+        answer.text is not None and answer.arm.drafts and answer.arm.n_max > 0 and is_timed(answer)
+    )
+
+
+def _kind(answer: Answer) -> _Kind:
+    return answer.arm.family, answer.arm.n_max, answer.arm.p_min, answer.text or 0
+
+
+_LOOKUP_KINDS = ("ngram",)
+_UNKNOWN_SD = 0.1
+_REFIT = 1.2  # times as many observations as the noise was fitted to
+
+
+@dataclass(slots=True)
+class FamilyModel:
+    """Laws of one family."""
+
+    acceptance: Acceptance | None
+    costs: FamilyCosts | None
+    memory: MemoryLaw
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """Log turn time [ms] of one arm: posterior mean and standard deviation."""
+
+    arm: Arm
+    mean: float
+    sd: float
+    n_processes: int
+
+
+class Learner:
+    """Samples in, beliefs out. Deterministic: the same samples give the same beliefs."""
+
+    def __init__(self, grid: Grid, workload: Workload, context: int) -> None:
+        self.grid = grid
+        self.workload = workload
+        self.context = context
+        self.observations = Observations(workload)
+        self.models: dict[tuple[str, str], FamilyModel] = {}
+        self.noise = USUAL
+        self.version = 0  # of the beliefs; grows with every refit
+        self._names = Names()
+        self._posterior: Posterior | None = None
+        self._observed: list[Observed] = []
+        self._counts: dict[Arm, set[str]] = {}
+        self._n_of_noise = 0
+        self._elsewhere: Elsewhere | None = None
+        self._jitter = 30.0
+        self._placed: dict[tuple[FamilyKey, Extra], tuple[int, MemoryLaw]] = {}
+
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Files samples; beliefs follow when they are asked for."""
+        for sample in samples:
+            self.observations.add(sample)
+
+    def refresh(self) -> None:
+        """Refits the laws of every family that has new samples, and the posterior."""
+        if not self.observations.changed:
+            return
+        self.version += 1
+        self._jitter = jitter_of(
+            [
+                (process.arm, process.vram_free_mib)
+                for process in self.observations.processes.values()
+                if process.is_up and process.vram_free_mib is not None
+            ]
+        )
+        for family in sorted(self.observations.changed):
+            self._fit(family)
+        self.observations.changed.clear()
+        self._observe()
+
+    @property
+    def headroom_mib(self) -> float:
+        """VRAM wanted free with the context full: three spreads between loads of this box."""
+        return 3.0 * self._jitter
+
+    @property
+    def observed(self) -> Sequence[Observed]:
+        """Whole turns seen so far."""
+        return self._observed
+
+    def is_known(self, family: tuple[str, str]) -> bool:
+        """Whether turn times of this family can be predicted."""
+        model = self.models.get(family)
+        return model is not None and model.costs is not None
+
+    def n_processes(self, arm: Arm) -> int:
+        """Processes started as exactly this arm that answered at least one whole block."""
+        return len(self._counts.get(arm.canonical(), ()))
+
+    def measured(self) -> list[Arm]:
+        """Arms that answered a whole block as they would be deployed."""
+        return list(self._counts)
+
+    def memory(self, family: tuple[str, str]) -> MemoryLaw:
+        """Memory law of a family, from its relatives where nothing was seen of it."""
+        model = self.models.get(family)
+        if model is not None:
+            return model.memory
+        return fit_memory((), relative=self._memory_relative(family), jitter_mib=self._jitter)
+
+    def memory_of(self, arm: Arm) -> MemoryLaw:
+        """Memory law that holds for an arm: its family's, or that of its placement by hand."""
+        shape = shape_of(arm)
+        if shape is None:
+            return self.memory(arm.family)
+        key = arm.family, shape
+        kept = self._placed.get(key)
+        if kept is None or kept[0] != self.version:
+            relative = self._placed_relative(key)
+            law = self._placed_law(arm.family, shape, relative)
+            kept = self._placed[key] = self.version, law
+        return kept[1]
+
+    def _placed_law(
+        self, family: FamilyKey, shape: Extra, relative: MemoryLaw | None = None
+    ) -> MemoryLaw:
+        rows = self.observations.memory_of(family, self.context)
+        own = [row for row in rows if shape_of(row.arm) == shape]
+        law = fit_memory(own, relative=relative, jitter_mib=self._jitter)
+        return replace(law, is_binding=False)
+
+    def predictions(self, arms: Sequence[Arm]) -> tuple[Array, Array]:
+        """Log turn times and parts of arms of any families; NaN where nothing is known."""
+        log_turn = np.full(len(arms), np.nan)
+        parts = np.zeros((len(arms), len(PARTS)))
+        groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for at, arm in enumerate(arms):
+            groups[arm.family].append(at)
+        for members in groups.values():
+            prediction = self._predict([arms[at] for at in members])
+            if prediction is not None:
+                log_turn[members] = prediction.log_turn
+                parts[members] = prediction.parts
+        return log_turn, parts
+
+    def prediction_of(self, arm: Arm) -> Prediction | None:
+        """Prediction of one arm by class; None where nothing is known."""
+        return self._predict([arm])
+
+    def costs_of(self, arm: Arm) -> Costs | None:
+        """Laws of an arm's variant; None where nothing is known."""
+        return self._costs(arm.family, variant_of(arm))
+
+    def acceptance_of(self, family: tuple[str, str]) -> Acceptance | None:
+        """The drafter of a family; None where nothing is drafted or known."""
+        model = self.models.get(family)
+        return None if model is None else model.acceptance
+
+    def _predict(self, arms: Sequence[Arm]) -> Prediction | None:
+        """Of arms of one family."""
+        family = arms[0].family
+        model = self.models.get(family)
+        if model is None or model.costs is None:
+            return None
+        variants = [variant_of(arm) for arm in arms]
+        known = {one: self._level(family, model.costs, one) for one in dict.fromkeys(variants)}
+        levels = np.array([known[one] for one in variants])
+        workload = self.observations.workload_seen()
+        return predict(arms, workload, model.acceptance, model.costs.shared, levels)
+
+    def beliefs(self, arms: Sequence[Arm]) -> list[Belief | None]:
+        """What is believed of each arm; None where its family was never measured."""
+        log_turn, parts = self.predictions(arms)
+        known = np.flatnonzero(np.isfinite(log_turn)).tolist()
+        result: list[Belief | None] = [None] * len(arms)
+        if not known:
+            return result
+        points = Points([arms[at] for at in known], log_turn[known], parts[known], self._names)
+        if self._posterior is None:
+            mean, sd = points.predicted, np.full(len(known), _UNKNOWN_SD)
+        else:
+            mean, sd = self._posterior.beliefs(points)
+        for row, at in enumerate(known):
+            arm = arms[at]
+            result[at] = Belief(arm, float(mean[row]), float(sd[row]), self.n_processes(arm))
+        return result
+
+    def request_ms(self, arm: Arm, request: Request) -> float | None:
+        """Expected time of a request of any shape; None where the family is not known."""
+        costs = self._costs(arm.family, variant_of(arm))
+        model = self.models.get(arm.family)
+        if model is None or costs is None or costs.step is None or costs.prompt is None:
+            return None
+        room = room_gib(arm)
+        depth = (request.cached_tokens + request.new_tokens / 2) / 1000
+        batches = math.ceil(request.new_tokens / max(arm.ubatch, 1))
+        prompt = np.array([batches, batches * room, request.new_tokens, request.new_tokens * depth])
+        drafted = accepted = 0.0
+        if model.acceptance is not None and arm.drafts and arm.n_max > 0:
+            by_text = model.acceptance.drafts(arm.n_max, arm.p_min).per_step(arm.n_max)
+            drafted, accepted = (float(tokens.mean()) for tokens in by_text)
+        depth += request.new_tokens / 2000
+        step = np.array([1.0, drafted, 0.0, 0.0, depth, room])
+        factor = 1.0
+        if request.concurrency > 1:
+            factor = float(costs.step_factors.max())
+        decode = float(step @ costs.step) * max(request.n_predict - 1, 0) / (1.0 + accepted)
+        return factor * (float(prompt @ costs.prompt) + decode) + float(costs.overhead_ms[0])
+
+    def differences_sd(self, arms: Sequence[Arm], reference: Arm) -> Array:
+        """Standard deviations of the differences of log turn times from one other arm."""
+        log_turn, parts = self.predictions([*arms, reference])
+        if self._posterior is None or not np.isfinite(log_turn).all():
+            return np.full(len(arms), _UNKNOWN_SD)
+        points = Points(arms, log_turn[:-1], parts[:-1], self._names)
+        other = Points([reference], log_turn[-1:], parts[-1:], self._names)
+        return self._posterior.differences_sd(points, other)
+
+    def to_json(self) -> dict[str, dict[str, object]]:
+        """Parameters of every family's laws."""
+        return {", ".join(family): _model_json(model) for family, model in self.models.items()}
+
+    def set_context(self, n_tokens: int) -> None:
+        """The full context, learned late: what was seen of memory is read again."""
+        self.context = n_tokens
+        self.observations.changed |= set(self.models)
+        self.refresh()
+
+    # Fits
+
+    def _fit(self, family: tuple[str, str]) -> None:
+        processes = list(self.observations.of_family(family))
+        previous = self.models.get(family)
+        rows = self.observations.memory_of(family, self.context)
+        memory = fit_memory(
+            [row for row in rows if not row.arm.is_placed],
+            relative=self._memory_relative(family),
+            jitter_mib=self._jitter,
+        )
+        sound = [process for process in processes if not process.has_spilled]
+        acceptance = self._fit_acceptance(family, processes, previous)
+        costs = fit_costs(
+            variants_of(sound), self.workload, acceptance, self._costs_relative(family)
+        )
+        if costs is None and previous is not None:
+            costs = previous.costs
+        self.models[family] = FamilyModel(acceptance, costs, memory)
+        self._elsewhere = None
+
+    def _fit_acceptance(
+        self, family: tuple[str, str], processes: Sequence[Process], previous: FamilyModel | None
+    ) -> Acceptance | None:
+        if family[1] == OFF:
+            return None
+        counts = pool(answer for process in processes for answer in process.answers)
+        return fit_acceptance(
+            counts,
+            len(self.workload.classes),
+            is_lookup=family[1] in _LOOKUP_KINDS,
+            relative=self._acceptance_relative(family),
+            start=None if previous is None else previous.acceptance,
+        )
+
+    def _acceptance_relative(self, family: tuple[str, str]) -> Acceptance | None:
+        others = [
+            model.acceptance
+            for (engine, spec), model in self.models.items()
+            if spec == family[1] and engine != family[0] and model.costs
+        ]
+        return others[0] if others else None
+
+    def _memory_relative(self, family: tuple[str, str]) -> MemoryLaw | None:
+        same_engine = [
+            model.memory
+            for other, model in self.models.items()
+            if other != family and other[0] == family[0] and model.memory.n_processes
+        ]
+        return max(same_engine, key=lambda law: law.n_processes) if same_engine else None
+
+    def _placed_relative(self, key: tuple[FamilyKey, Extra]) -> MemoryLaw | None:
+        """The law of the same placement with another kind of speculation on the same engine."""
+        family, shape = key
+        others = [one for one in self.models if one != family and one[0] == family[0]]
+        laws = [self._placed_law(one, shape) for one in others]
+        known = [law for law in laws if law.n_processes]
+        return max(known, key=lambda law: law.n_processes, default=None)
+
+    def _costs_relative(self, family: tuple[str, str]) -> Costs | None:
+        def closeness(other: tuple[str, str]) -> tuple[bool, bool]:
+            return other[0] == family[0], other[1] == family[1]
+
+        known = {
+            other: model.costs.shared
+            for other, model in self.models.items()
+            if other != family and model.costs is not None
+        }
+        return known[max(known, key=closeness)] if known else None
+
+    def _costs(self, family: tuple[str, str], variant: Variant) -> Costs | None:
+        model = self.models.get(family)
+        if model is None or model.costs is None:
+            return None
+        return model.costs.costs(self._level(family, model.costs, variant))
+
+    def _level(self, family: tuple[str, str], costs: FamilyCosts, variant: Variant) -> Level:
+        level = costs.levels.get(variant)
+        if level is not None:
+            return level
+        if self._elsewhere is None:
+            known = {key: one.costs for key, one in self.models.items() if one.costs is not None}
+            self._elsewhere = Elsewhere(known)
+        return self._elsewhere.level(family, variant)
+
+    # Whole turns
+
+    def _observe(self) -> None:
+        self._observed = observe(self.observations.processes.values(), self)
+        self._counts = {}
+        for one in self._observed:
+            # p-min costs no memory: given with a request or at the start, it is the same arm.
+            started = self.observations.processes[one.process].arm
+            if one.arm.n_max == started.n_max or not one.arm.drafts:
+                self._counts.setdefault(one.arm.canonical(), set()).add(one.process)
+        arms = [one.arm for one in self._observed]
+        log_turn, parts = self.predictions(arms)
+        known = np.flatnonzero(np.isfinite(log_turn))
+        if not len(known):
+            self._posterior = None
+            return
+        points = Points([arms[at] for at in known], log_turn[known], parts[known], self._names)
+        observed = [self._observed[at] for at in known]
+        is_old = len(observed) >= _REFIT * self._n_of_noise
+        self._posterior = Posterior(points, observed, None if is_old else self.noise)
+        if is_old:
+            self.noise, self._n_of_noise = self._posterior.noise, len(observed)
+
+
+def _model_json(model: FamilyModel) -> dict[str, object]:
+    found: dict[str, object] = {"memory": model.memory.to_json()}
+    if model.acceptance is not None:
+        found["acceptance"] = {
+            "parameters": [round(float(value), 4) for value in model.acceptance.parameters],
+            "first_is_free": model.acceptance.first_is_free,
+        }
+    if model.costs is not None:
+        shared = model.costs.shared
+        found["costs"] = {
+            "step_ms": None if shared.step is None else [round(float(c), 5) for c in shared.step],
+            "prompt_ms": None
+            if shared.prompt is None
+            else [round(float(c), 6) for c in shared.prompt],
+            "variants": [
+                {"variant": str(variant), "step": round(step, 4), "prompt": round(prompt, 4)}
+                for variant, (step, prompt) in model.costs.levels.items()
+            ],
+        }
+    return found

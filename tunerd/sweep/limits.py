@@ -1,0 +1,412 @@
+"""What may be recommended: memory with the context full, failures, prompts and classes not worse."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tunerd.profile.arm import Arm, Extra, Policy, shape_of
+from tunerd.profile.workload import Workload
+from tunerd.sweep import observations
+from tunerd.sweep.learner import Learner
+from tunerd.sweep.observations import Process
+from tunerd.sweep.space import Grid, Left, Variant, variant_of
+
+_SAFE_SDS = 1.64
+_EXTRA_HEADROOM_MIB = 32.0
+_TRIES = 2
+_FAMILY_TRIES = 3
+_READING_SD = 12.0
+_BREAKS_MORE_SDS = 2.0
+# A slower prompt is worth a veto where it costs more than this share of the turn.
+_PREFILL_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """VRAM left free with the context full, and its standard error [MiB]."""
+
+    free_mib: float
+    sd_mib: float
+    was_filled: bool
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether a start of this arm will hardly ever run out."""
+        return self.free_mib >= _SAFE_SDS * self.sd_mib
+
+
+Output = tuple[tuple[str, str], str, Extra]
+
+
+class _Seen:
+    """What processes showed, by what it says something about."""
+
+    def __init__(self, processes: Iterable[Process], context: int, workload: Workload) -> None:
+        self.knows_memory = False
+        self.prompts_ms: dict[Arm, list[float]] = defaultdict(list)
+        self.filled: dict[Arm, list[float]] = defaultdict(list)
+        self.spilled: set[Arm] = set()
+        self.failures: dict[Arm, list[str]] = defaultdict(list)
+        self.n_ctx: dict[Arm, int] = {}
+        self.walls: list[Arm] = []
+        self.answered_families: set[tuple[str, str]] = set()
+        self.family_failures: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.started_variants: set[tuple[tuple[str, str], Variant]] = set()
+        self.refused_variants: set[tuple[tuple[str, str], Variant]] = set()
+        self.tools: dict[Output, list[int]] = defaultdict(lambda: [0, 0])
+        self.own_tools: dict[Arm, list[int]] = defaultdict(lambda: [0, 0])
+        for process in processes:
+            self._add(process, context, workload)
+
+    def _add(self, process: Process, context: int, workload: Workload) -> None:
+        arm = process.arm.canonical()
+        variant = arm.family, variant_of(arm)
+        if process.n_ctx:
+            context = process.n_ctx
+            self.n_ctx[arm] = min(context, self.n_ctx.get(arm, context))
+        self.knows_memory |= process.vram_free_mib is not None
+        if process.answers:
+            self.answered_families.add(arm.family)
+        if process.is_up:
+            self.started_variants.add(variant)
+        if process.has_spilled:
+            self.spilled.add(memory_of(arm))
+        deep = []
+        for answer in process.answers:
+            deepest, prompt_ms = workload.deepest, answer.reading.prompt_ms
+            is_exact = observations.is_exact(answer.request, workload.classes[deepest])
+            if answer.text == deepest and is_exact and prompt_ms is not None:
+                self.prompts_ms[_prompt_of(arm)].append(prompt_ms)
+            free = _free(answer)
+            self.knows_memory |= free is not None
+            if answer.reading.tool_ok is not None:
+                for judged in (self.tools[output_of(arm)], self.own_tools[without_margin(arm)]):
+                    judged[0] += 1
+                    judged[1] += not answer.reading.tool_ok
+            if free is not None and answer.depth_end >= observations.FILLED_SHARE * context:
+                deep.append(free)
+        if deep:
+            self.filled[memory_of(arm)].append(min(deep))
+        if process.failure or process.died_of:
+            self._add_failure(process, arm)
+
+    def _add_failure(self, process: Process, arm: Arm) -> None:
+        failure = process.failure or process.died_of
+        self.failures[arm].append(failure)
+        if len(self.failures[arm]) <= _TRIES:  # one arm alone says little of its family
+            self.family_failures[arm.family].append(failure)
+        if "oom" in (process.failure, process.died_of):
+            self.walls.append(arm)
+        if process.failure == "refused":
+            self.refused_variants.add((arm.family, variant_of(arm)))
+
+
+class Limits:
+    """Judges arms by what has been seen so far."""
+
+    def __init__(self, learner: Learner, grid: Grid, policy: Policy, incumbent: Arm) -> None:
+        self._learner = learner
+        self._grid = grid
+        self._policy = policy
+        self._incumbent = incumbent
+        self.rejected: dict[Arm, str] = {}
+        self._kept: tuple[tuple[int, int], _Seen] | None = None
+        self._worsening: tuple[int, dict[Arm, str | None]] = (-1, {})
+
+    @property
+    def _seen(self) -> _Seen:
+        state = self._learner.observations.n_samples, self._learner.context
+        if self._kept is None or self._kept[0] != state:
+            processes = self._learner.observations.processes.values()
+            self._kept = state, _Seen(processes, self._learner.context, self._learner.workload)
+        return self._kept[1]
+
+    # Memory
+
+    @property
+    def knows_memory(self) -> bool:
+        """Whether this box says anything about VRAM."""
+        return self._seen.knows_memory
+
+    @property
+    def headroom_mib(self) -> float:
+        """VRAM that must stay free with the context full."""
+        return max(float(self._policy.headroom_mib), self._learner.headroom_mib)
+
+    @property
+    def target_mib(self) -> float:
+        """What margins are chosen for: a little more, so that the next start passes as well."""
+        return self.headroom_mib + _EXTRA_HEADROOM_MIB
+
+    def headroom(self, arm: Arm) -> Headroom | None:
+        """Of an arm, from its own filled contexts, else from the law; None if nobody knows."""
+        if not self.knows_memory:
+            return None
+        filled = self._seen.filled.get(memory_of(arm.canonical()))
+        jitter = self._learner.headroom_mib / 3.0
+        if filled:
+            error = math.hypot(jitter / math.sqrt(len(filled)), _READING_SD)
+            return Headroom(sum(filled) / len(filled), error, was_filled=True)
+        free, error = self._learner.memory_of(arm).free_mib(arm)
+        return Headroom(free, error, was_filled=False)
+
+    def is_safe(self, arm: Arm) -> bool:
+        """Whether it will run with the context full, as far as one can tell."""
+        if memory_of(arm.canonical()) in self._seen.spilled:
+            return False
+        headroom = self.headroom(arm)
+        return headroom is None or headroom.is_safe
+
+    def margin_for(self, arm: Arm, sds: float) -> int | None:
+        """Smallest allowed margin at which the context fits; None where no margin is enough.
+
+        What is placed by hand has no margin: 0 where it fits, or nobody knows whether it does.
+        """
+        family = self._grid.of(arm)
+        if family is None:
+            return None
+        if arm.is_placed:
+            return 0 if self._fits_as_placed(arm, sds) else None
+        usual = self._incumbent.fit_mib
+        is_usual = usual in family.fit_mib and not self._incumbent.is_placed
+        kept = usual if is_usual else family.fit_mib[-1]
+        if not self.knows_memory or len(family.fit_mib) == 1:
+            return kept
+        law = self._learner.memory(arm.family)
+        if not law.is_binding:
+            fits = law.needed_margin_mib(arm, self.target_mib, sds) == 0.0
+            return kept if fits else None
+        return family.margin_at_least(law.needed_margin_mib(arm, self.target_mib, sds))
+
+    def _fits_as_placed(self, arm: Arm, sds: float) -> bool:
+        law = self._learner.memory_of(arm)
+        if not self.knows_memory or not law.n_processes:
+            return True
+        return law.needed_margin_mib(arm, self.target_mib, sds) == 0.0
+
+    def n_ctx(self, arm: Arm) -> int | None:
+        """What one request of an arm may fill, by its own starts; None where none has told."""
+        return self._seen.n_ctx.get(arm.canonical())
+
+    def shrinks(self, arm: Arm) -> str | None:
+        """Whether an engine that fits the context to the card gives an arm less of it than what serves."""
+        own, usual = self.n_ctx(arm), self.n_ctx(self._incumbent)
+        if own is None or usual is None or own >= usual:
+            return None
+        return f"its context would be {own} instead of {usual}"
+
+    # Failures
+
+    def fails(self, arm: Arm) -> str | None:
+        """Why an arm is not worth another start, if so."""
+        if arm.canonical() in self.rejected:
+            return self.rejected[arm.canonical()]
+        broken = self.shrinks(arm) or self.breaks_tools(arm)
+        if broken is not None:
+            return broken
+        failures = self.failures(arm)
+        if "oom" in failures:
+            return "ran out of memory"
+        if "refused" in failures:
+            return "the engine refused it"
+        if len(failures) >= _TRIES:
+            return f"failed {len(failures)} times: {', '.join(failures)}"
+        return self.walled(arm) or self.family_fails(arm.family) or self._variant_refused(arm)
+
+    def failures(self, arm: Arm) -> list[str]:
+        """Every failure of an arm, in order."""
+        return self._seen.failures.get(arm.canonical(), [])
+
+    def has_overflowed(self, arm: Arm) -> bool:
+        """Whether it ran out of the card's memory, or into the host's."""
+        return "oom" in self.failures(arm) or memory_of(arm.canonical()) in self._seen.spilled
+
+    def family_fails(self, family: tuple[str, str]) -> str | None:
+        """Why a family is given up, if so: it never came up."""
+        if family in self._seen.answered_families:
+            return None
+        failures = self._seen.family_failures.get(family, [])
+        hard = [failure for failure in failures if failure != "oom"]
+        if len(hard) >= _FAMILY_TRIES or len(failures) >= 2 * _FAMILY_TRIES:
+            return f"never came up: {', '.join(failures)}"
+        return None
+
+    def _variant_refused(self, arm: Arm) -> str | None:
+        variant = arm.family, variant_of(arm)
+        if variant in self._seen.started_variants or variant not in self._seen.refused_variants:
+            return None
+        return "the engine refused its settings"
+
+    def walled(self, arm: Arm) -> str | None:
+        """A smaller need ran out of memory already."""
+        for wall in self._seen.walls:
+            if (
+                wall.family == arm.family
+                and wall.kv == arm.kv
+                and arm.ubatch >= wall.ubatch
+                and (not arm.drafts or arm.n_max >= wall.n_max)
+                and _needs_no_less(arm, wall)
+            ):
+                return f"a smaller need ran out of memory: {wall}"
+        return None
+
+    # What else must not get worse
+
+    def worsens(self, arm: Arm) -> str | None:
+        """Which limit an arm is expected to break, if any."""
+        if self._worsening[0] != self._learner.version:
+            self._worsening = self._learner.version, {}
+        known = self._worsening[1]
+        if arm not in known:
+            known[arm] = self._worsens(arm)
+        return known[arm]
+
+    def _worsens(self, arm: Arm) -> str | None:
+        """By the laws, but for prompts that were measured: the gate goes by those."""
+        before = self._learner.prediction_of(self._incumbent)
+        after = self._learner.prediction_of(arm)
+        if before is None or after is None:
+            return None
+        deepest = self._learner.workload.deepest
+        first, second = (one.prefill_ms[:, 0].tolist() for one in (before, after))
+        for prefill, one in ((first, self._incumbent), (second, arm)):
+            seen = self._seen.prompts_ms.get(_prompt_of(one))
+            prefill[deepest] = sum(seen) / len(seen) if seen else prefill[deepest]
+        return worse(
+            before.class_ms[:, 0].tolist(), after.class_ms[:, 0].tolist(), first, second, deepest,
+            self._policy,
+        )  # fmt: skip
+
+    def reject(self, arm: Arm, reason: str) -> None:
+        """Keeps an arm out from now on."""
+        self.rejected[arm.canonical()] = reason
+
+    # What the model says
+
+    def changes_output(self, arm: Arm) -> bool:
+        """Whether the model may say something else than with the incumbent."""
+        return arm.kv != self._incumbent.kv or arm.wording != self._incumbent.wording
+
+    def tool_calls(self, arm: Arm) -> tuple[int, int]:
+        """Tool calls judged, and broken, of arms whose output may differ in the same way."""
+        judged, broken = self._seen.tools.get(output_of(arm), (0, 0))
+        return judged, broken
+
+    def own_tool_calls(self, arm: Arm) -> tuple[int, int]:
+        """Tool calls judged, and broken, of this very arm, whatever its margin."""
+        judged, broken = self._seen.own_tools.get(without_margin(arm), (0, 0))
+        return judged, broken
+
+    def is_output_proven(self, arm: Arm) -> bool:
+        """Whether an arm that may change the output got through its tool calls."""
+        if not self.changes_output(arm):
+            return True
+        judged, _ = self.tool_calls(arm)
+        return judged >= self._policy.tool_calls and self.breaks_tools(arm) is None
+
+    @property
+    def needs_usual_tools(self) -> bool:
+        """Whether tool calls broke, and nobody knows whether they do with the incumbent as well."""
+        is_any = any(broken for _, broken in self._seen.tools.values())
+        return is_any and self.own_tool_calls(self._incumbent)[0] < self._policy.tool_calls
+
+    def breaks_tools(self, arm: Arm) -> str | None:
+        """Whether tool calls break more often than with the incumbent, in words."""
+        usual = self.own_tool_calls(self._incumbent)
+        rows = [self.own_tool_calls(arm)]
+        output = output_of(arm)
+        if output != output_of(self._incumbent):
+            rows.append(self.tool_calls(arm))
+        if self.changes_output(arm):  # what breaks one kind of speculation breaks them all
+            rows += [
+                (judged, broken)
+                for other, (judged, broken) in self._seen.tools.items()
+                if other[1:] == output[1:]
+            ]
+        for judged, broken in rows:
+            if _breaks_more(judged, broken, *usual):
+                return f"{broken} of {judged} tool calls broke"
+        return None
+
+    def reasons(self) -> list[Left]:
+        """Every arm and family that was given up, and why."""
+        found = [Left(str(arm), reason) for arm, reason in self.rejected.items()]
+        found += [Left(str(arm), ", ".join(kinds)) for arm, kinds in self._seen.failures.items()]
+        found += [Left(str(arm), "memory spilled off the card") for arm in self._seen.spilled]
+        for family in self._grid.families:
+            reason = self.family_fails(family)
+            if reason is not None:
+                found.append(Left(", ".join(family), reason))
+        return found
+
+
+def worse(
+    before_ms: Sequence[float],
+    after_ms: Sequence[float],
+    prefill_before_ms: Sequence[float],
+    prefill_after_ms: Sequence[float],
+    deepest: int,
+    policy: Policy,
+) -> str | None:
+    """Which limit is broken, in words: the deepest class's prompt, or the worst class's turn."""
+    more_ms = prefill_after_ms[deepest] - prefill_before_ms[deepest]
+    prefill = more_ms / max(prefill_before_ms[deepest], 1e-9)
+    if prefill > policy.max_prefill_loss and more_ms > _PREFILL_SHARE * before_ms[deepest]:
+        return (
+            f"the prompt of the deepest class gets {prefill:.0%} slower, "
+            f"allowed are {policy.max_prefill_loss:.0%}"
+        )
+    worst = max(
+        after / max(before, 1e-9) - 1 for before, after in zip(before_ms, after_ms, strict=True)
+    )
+    if worst > policy.max_class_loss:
+        return f"one class gets {worst:.0%} slower, allowed are {policy.max_class_loss:.0%}"
+    return None
+
+
+def _breaks_more(judged: int, broken: int, usual_judged: int, usual_broken: int) -> bool:
+    """Whether one share of broken calls is above another; above none at all every one is."""
+    if not broken or not usual_broken:
+        return broken > 0
+    pooled = (broken + usual_broken) / (judged + usual_judged)
+    spread = math.sqrt(pooled * (1 - pooled) * (1 / judged + 1 / usual_judged))
+    return broken / judged - usual_broken / usual_judged > _BREAKS_MORE_SDS * spread
+
+
+def _free(answer: observations.Answer) -> float | None:
+    reading = answer.reading
+    if reading.has_spilled and reading.spill_mib is not None:
+        return -reading.spill_mib
+    return reading.vram_free_min_mib
+
+
+def _needs_no_less(arm: Arm, wall: Arm) -> bool:
+    """Whether an arm has no more in RAM than one that ran out of VRAM, as far as that can be compared."""
+    if not arm.is_placed and not wall.is_placed:
+        return arm.fit_mib <= wall.fit_mib
+    if shape_of(arm) != shape_of(wall):
+        return False
+    return (arm.n_cpu_moe or 0) <= (wall.n_cpu_moe or 0)
+
+
+def output_of(arm: Arm) -> Output:
+    """Names what decides about the text: engine and kind of speculation, cache type, other keys."""
+    return arm.family, arm.kv, arm.wording
+
+
+def memory_of(arm: Arm) -> Arm:
+    """Names what an arm needs memory for: everything but p-min."""
+    return replace(arm, p_min=0.0)
+
+
+def _prompt_of(arm: Arm) -> Arm:
+    """Names what decides how fast a prompt is read: all but the draft's settings and the margin."""
+    return replace(arm.canonical(), n_max=0, p_min=0.0, fit_mib=0)
+
+
+def without_margin(arm: Arm) -> Arm:
+    """Names a point of the plane whatever its margin."""
+    return replace(arm.canonical(), fit_mib=0)

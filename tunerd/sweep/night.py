@@ -1,0 +1,493 @@
+"""One sweep's dealings with its box: time, samples, prompts, and what was recommended when."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tunerd.profile.arm import (
+    BOOT,
+    REQUEST,
+    Arm,
+    Box,
+    Reading,
+    Refused,
+    Request,
+    Sample,
+    ServerDied,
+)
+from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep import observations
+from tunerd.sweep.learner import Learner
+
+# Before anything was seen: a load, and a slow server.
+_LOAD_S = 120.0
+_SLOW_PROMPT_TOK_S = 150.0
+_SLOW_DECODE_TOK_S = 12.0
+_LEAST_PROMPT = 1024  # shorter ones say little about long ones
+_LEAST_PREDICTED = 16
+_LOAD_SLACK = 1.2
+_REQUEST_SLACK = 1.3
+_WARM_UP_S = 5.0
+# Kept free at the end, whatever is planned; less of a night that is short itself.
+_END_S = 20.0
+_END_RATIO = 0.05
+CHECKPOINT_S = 1800.0
+
+# Processes that begin with the same block of prompts: enough to tell the prompts from the arm, few
+# enough that a night sees many texts.
+_SHARE_BLOCKS = 3
+# New prompt tokens from which reading them costs more than decoding: while searching, they are
+# served once from the shared prefix, and the classes decode behind it.
+_LONG_PROMPT_TOKENS = 8192
+_TAIL_TOKENS = 256
+
+
+class TimeUp(Exception):
+    """What comes next would not end before the budget does."""
+
+
+class PathPoint(NamedTuple):
+    """What would have been recommended from here on: seconds and starts since the sweep began."""
+
+    seconds: float
+    restarts: int
+    arm: Arm
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Prompts for every class, all of them new; `order` is that of asking."""
+
+    name: str
+    order: tuple[int, ...]
+
+
+class Night:
+    """The state that a sweep carries from one step to the next."""
+
+    def __init__(
+        self,
+        box: Box,
+        workload: Workload,
+        learner: Learner,
+        budget_s: float,
+        rng: np.random.Generator,
+        on_sample: Callable[[Sample], object] | None,
+    ) -> None:
+        self.box = box
+        self.workload = workload
+        self.learner = learner
+        self.rng = rng
+        self.samples: list[Sample] = []
+        self.restarts = 0
+        self.path: list[PathPoint] = []
+        self.spent_s: dict[str, float] = defaultdict(float)
+        self.failures: dict[Arm, list[str]] = defaultdict(list)
+        # Engines that read a shared prefix anew each time, and whether of several requests at once.
+        self.broken_caches: set[tuple[str, bool]] = set()
+        self._clock = box.now
+        self._on_sample = on_sample
+        self._begin = self._clock()
+        self._budget_s = budget_s
+        self._tag = self._new_tag()
+        self._blocks: dict[str, Block] = {}
+        self._n_prompts = 0
+        self._n_processes = 0
+        self._loads: dict[str, list[float]] = defaultdict(list)
+        self._longest_failure_s = 0.0
+        self._unseen_load_s: float = getattr(box, "expected_load_s", None) or _LOAD_S
+        self._booted: set[Arm] = set()
+        self._prompt_tok_s: list[float] = []
+        self._decode_tok_s: list[float] = []
+
+    # Time
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the sweep began."""
+        return self._clock() - self._begin
+
+    @property
+    def remaining_s(self) -> float:
+        """Until nothing may run any more."""
+        return self._budget_s - self.elapsed_s - min(_END_S, _END_RATIO * self._budget_s)
+
+    @property
+    def budget_s(self) -> float:
+        """All of it, the verdict's part included."""
+        return self._budget_s
+
+    def load_s(self, arm: Arm) -> float:
+        """Time that a start of this arm may take."""
+        loads = self._loads.get(arm.engine) or [
+            1.5 * seconds for known in self._loads.values() for seconds in known
+        ]
+        expected = _LOAD_SLACK * max(loads[-8:]) if loads else self._unseen_load_s
+        if arm.canonical() not in self._booted:
+            expected = max(expected, self._longest_failure_s)
+        return expected
+
+    def request_s(self, arm: Arm, request: Request) -> float:
+        """Time that a request may take: what the laws say, else the slowest rates seen."""
+        expected = self.learner.request_ms(arm, request)
+        if expected is not None:
+            return _REQUEST_SLACK * expected / 1000 + 0.5
+        slow = request.new_tokens / min(
+            self._prompt_tok_s or [_SLOW_PROMPT_TOK_S]
+        ) + request.n_predict / min(self._decode_tok_s or [_SLOW_DECODE_TOK_S])
+        return _REQUEST_SLACK * slow * math.sqrt(max(request.concurrency, 1))
+
+    def block_s(self, arm: Arm, *, exact: bool) -> float:
+        """Time of one block of every class."""
+        return sum(
+            self.request_s(arm, self.request(arm, one, "", exact=exact))
+            for one in self.workload.classes
+        )
+
+    def prefix_s(self, arm: Arm, *, exact: bool) -> float:
+        """Time in which a process first reads the prefixes of its classes."""
+        if (arm.engine, False) in self.broken_caches:
+            return 0.0
+        requests = [self.request(arm, one, "", exact=exact) for one in self.workload.classes]
+        lengths = {request.cached_tokens for request in requests if request.is_warm}
+        return sum(self.request_s(arm, Request("", "", 0, n_tokens, 1)) for n_tokens in lengths)
+
+    def process_s(self, arm: Arm, *, exact: bool = False, n_blocks: int = 1) -> float:
+        """Time of a fresh process with its warm-up and some blocks."""
+        before_s = self.load_s(arm) + _WARM_UP_S + self.prefix_s(arm, exact=exact)
+        return before_s + n_blocks * self.block_s(arm, exact=exact)
+
+    def require(self, seconds: float) -> None:
+        """Goes on only if so much time is left.
+
+        Raises:
+            TimeUp: It is not.
+        """
+        if seconds > self.remaining_s:
+            raise TimeUp
+
+    # Prompts
+
+    def uses_stand_ins(self, arm: Arm) -> bool:
+        """Whether long prompts are served from the prefix while searching."""
+        long = [one for one in self.workload.classes if one.new_tokens >= _LONG_PROMPT_TOKENS]
+        return len(long) > 1 and (arm.engine, False) not in self.broken_caches
+
+    def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
+        """A request of a class; if not exact, one that decodes at the same depth for less."""
+        cached, new = one.cached_tokens, one.new_tokens
+        if not exact and self.uses_stand_ins(arm) and new >= _LONG_PROMPT_TOKENS:
+            cached, new = cached + new - _TAIL_TOKENS, _TAIL_TOKENS
+        return Request(one.kind, prompt_id, cached, new, one.n_predict, one.concurrency)
+
+    def new_prompt(self) -> str:
+        """Name of a prompt that nothing has seen."""
+        self._n_prompts += 1
+        return f"{self._tag}-{self._n_prompts}"
+
+    def block(self, name: str) -> Block:
+        """The block of that name; made when first asked for."""
+        if name not in self._blocks:
+            order = tuple(int(at) for at in self.rng.permutation(len(self.workload.classes)))
+            self._blocks[name] = Block(f"{self._tag}-{name}", order)
+        return self._blocks[name]
+
+    def search_block(self, process_number: int, position: int) -> Block:
+        """The n-th block of a process: neighbours share most of theirs, none repeats one."""
+        return self.block(f"s{process_number // _SHARE_BLOCKS + position}")
+
+    def _new_tag(self) -> str:
+        return f"{int(self.rng.integers(2**40)):010x}"
+
+    # Samples
+
+    def next_process(self) -> tuple[str, int]:
+        """Name and number of the next process."""
+        number = self._n_processes
+        self._n_processes += 1
+        return f"{self._tag}/{number}", number
+
+    def recall(self, history: Iterable[Sample]) -> None:
+        """Learns from samples of earlier nights, or of this one before it was cut."""
+        known = list(history)
+        taken = {sample.process.partition("/")[0] for sample in known}
+        while self._tag in taken:  # the same seed as before: its texts and processes have names
+            self._tag = self._new_tag()
+        self.learner.add(known)
+        for sample in known:
+            if sample.event == BOOT and not sample.failure:
+                self._loads[sample.arm.engine].append(sample.seconds)
+
+    def booted(self, arm: Arm, boot: Any, process: str, purpose: str, seconds: float) -> Sample:
+        """Files a start."""
+        free = getattr(boot, "vram_free_mib", None)
+        failure = "" if boot.ok else str(boot.failure or "crash")
+        sample = Sample(
+            event=BOOT, process=process, arm=arm, purpose=purpose, at_s=self._clock(),
+            seconds=seconds, failure=failure,
+            vram_free_mib=None if free is None else float(free),
+            n_ctx=getattr(boot, "n_ctx", None),
+        )  # fmt: skip
+        self.restarts += 1
+        self.spent_s["load" if boot.ok else "failed starts"] += seconds
+        if boot.ok:
+            self._loads[arm.engine].append(seconds)
+            self._booted.add(arm.canonical())
+        else:
+            self.failures[arm.canonical()].append(failure)
+            self._longest_failure_s = max(self._longest_failure_s, seconds)
+        self._file(sample)
+        return sample
+
+    def answered(
+        self,
+        arm: Arm,
+        process: str,
+        purpose: str,
+        request: Request,
+        draft: tuple[int, float],
+        *,
+        seconds: float,
+        answer: Any = None,
+        failure: str = "",
+        block: str = "",
+        pair: tuple[int, int] | None = None,
+    ) -> Sample:
+        """Files a request, answered or not."""
+        sample = Sample(
+            event=REQUEST, process=process, arm=arm, purpose=purpose, at_s=self._clock(),
+            seconds=seconds, failure=failure, request=request, n_max=draft[0], p_min=draft[1],
+            block=block, answer=None if answer is None else dict(answer), pair=pair,
+        )  # fmt: skip
+        self.spent_s[purpose] += seconds
+        self._note_rates(sample.reading)
+        if failure and failure != "refused":
+            self.failures[arm.canonical()].append(failure)
+        self._file(sample)
+        return sample
+
+    def _note_rates(self, reading: Reading | None) -> None:
+        if reading is None:
+            return
+        if reading.prompt_ms and (reading.prompt_n or 0) >= _LEAST_PROMPT:
+            self._prompt_tok_s.append((reading.prompt_n or 0) / reading.prompt_ms * 1000)
+        if reading.predicted_ms and (reading.predicted_n or 0) >= _LEAST_PREDICTED:
+            self._decode_tok_s.append((reading.predicted_n or 0) / reading.predicted_ms * 1000)
+
+    def _file(self, sample: Sample) -> None:
+        self.samples.append(sample)
+        self.learner.add([sample])
+        if self._on_sample is not None:
+            self._on_sample(sample)
+
+    # What would be recommended
+
+    def recommend(self, arm: Arm) -> None:
+        """Notes what a night that ended now would recommend."""
+        point = PathPoint(self.elapsed_s, self.restarts, arm)
+        if not self.path or self.path[-1].arm != arm:
+            self.path.append(point)
+
+    @property
+    def now_s(self) -> float:
+        """The box's clock."""
+        return self._clock()
+
+
+def ask_box(box: Box, request: Request, override: Arm | None) -> Any:
+    """One request, with an override only where there is one."""
+    box.check()
+    return box.measure(request) if override is None else box.measure(request, override)
+
+
+_WARM_UP_TOKENS = 64
+_WARM_UP_PREDICT = 8
+_FILL_PREDICT = 16
+_FILL_SLACK = 128
+_FILL_TRIES = 5
+# Taken off a prompt of which the server does not say by how much it is too long.
+_TOO_LONG = 0.02
+_TOOL_PROMPT = 200
+_TOOL_PREDICT = 32
+_BROKEN = 2
+
+
+class CannotStart(Exception):
+    """A process did not come up; `failure` is oom, hang, crash or refused."""
+
+    def __init__(self, failure: str) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+class Server:
+    """One life of the server. Requests raise `ServerDied` when it ends before its time."""
+
+    def __init__(self, night: Night, arm: Arm, purpose: str) -> None:
+        """Starts it.
+
+        Raises:
+            CannotStart: It did not come up.
+        """
+        self.arm = arm
+        self.name, self.number = night.next_process()
+        self._night = night
+        self._n_blocks = 0
+        night.box.check()
+        begin = night.now_s
+        boot = night.box.restart(arm)
+        self.n_ctx: int | None = getattr(boot, "n_ctx", None)
+        self._refused = Refused()
+        sample = night.booted(arm, boot, self.name, purpose, night.now_s - begin)
+        if sample.failure:
+            raise CannotStart(sample.failure)
+
+    def ask(
+        self,
+        request: Request,
+        purpose: str,
+        *,
+        block: str = "",
+        draft: tuple[int, float] | None = None,
+        pair: tuple[int, int] | None = None,
+    ) -> Reading | None:
+        """One answer, or None if the server refused.
+
+        Raises:
+            ServerDied: The process is gone.
+        """
+        night, arm = self._night, self.arm
+        own = (arm.n_max, arm.p_min)
+        override = None if draft is None or draft == own else arm.with_draft(*draft)
+        begin = night.now_s
+
+        def file(answer: object = None, failure: str = "") -> Reading | None:
+            sample = night.answered(
+                arm, self.name, purpose, request, draft or own, seconds=night.now_s - begin,
+                answer=answer, failure=failure, block=block, pair=pair,
+            )  # fmt: skip
+            return sample.reading
+
+        try:
+            answer = ask_box(night.box, request, override)
+        except Refused as refused:
+            self._refused = refused
+            return file(failure="refused")
+        except ServerDied as died:
+            file(failure=died.kind or "crash")
+            raise
+        return file(answer)
+
+    def warm_up(self) -> None:
+        """First request after the load, discarded."""
+        night = self._night
+        kind = night.workload.classes[night.workload.deepest].kind
+        self.ask(
+            Request(kind, night.new_prompt(), 0, _WARM_UP_TOKENS, _WARM_UP_PREDICT),
+            observations.WARM_UP,
+        )
+
+    def _ask_warm(self, request: Request, **told: Any) -> Reading | None:
+        """One answer of a class, behind its prefix.
+
+        A recurrent model goes back to where a prompt ended, or begins anew, and may forget that as soon as a
+        longer prompt is read: so the prefix is served bare, before every class.
+        """
+        is_broken = self._cache_of(request) in self._night.broken_caches
+        if request.is_warm and not is_broken:
+            name = self._night.new_prompt()
+            self.ask(replace(request.bare, prompt_id=name), observations.PREFIX)
+        return self.ask(request, observations.BLOCK, **told)
+
+    def block(
+        self,
+        block: Block | None = None,
+        *,
+        exact: bool = False,
+        draft: tuple[int, float] | None = None,
+        pair: tuple[int, int] | None = None,
+    ) -> dict[int, Reading]:
+        """Answers of every class to new prompts; a class that was refused is missing.
+
+        Raises:
+            ServerDied: The process is gone.
+            TimeUp: The block would not end in time.
+        """
+        night = self._night
+        if block is None:
+            block = night.search_block(self.number, self._n_blocks)
+        before_s = 0.0 if self._n_blocks else night.prefix_s(self.arm, exact=exact)
+        self._n_blocks += 1
+        night.require(before_s + night.block_s(self.arm, exact=exact))
+        found = {}
+        for text in block.order:
+            one = night.workload.classes[text]
+            name = observations.prompt_name(block.name, text)
+            request = night.request(self.arm, one, name, exact=exact)
+            reading = self._ask_warm(request, block=block.name, draft=draft, pair=pair)
+            if reading is not None and self._should_repeat(request, reading):
+                again = replace(request, prompt_id=request.prompt_id + observations.AGAIN)
+                was_disturbed = reading.n_void > 0
+                reading = self._ask_warm(again, block=block.name, draft=draft, pair=pair)
+                was_disturbed |= reading is not None and reading.n_void > 0
+                is_cold = reading is not None and observations.is_cold(again, reading)
+                if is_cold and not was_disturbed:
+                    night.broken_caches.add(self._cache_of(request))
+            if reading is not None:
+                found[text] = reading
+        return found
+
+    def _should_repeat(self, request: Request, reading: Reading) -> bool:
+        """A prefix that was not found is served once more before anything is said of the engine."""
+        is_broken = self._cache_of(request) in self._night.broken_caches
+        return not is_broken and observations.is_cold(request, reading)
+
+    def _cache_of(self, request: Request) -> tuple[str, bool]:
+        return self.arm.engine, request.concurrency > 1
+
+    def fill(self, context: int) -> Reading | None:
+        """One prompt that fills the context; None where the server took none that does.
+
+        How many tokens a text has is an estimate: it is cut, or made longer, by the server's own count.
+
+        Raises:
+            ServerDied: It ran out of memory, or died of something else.
+            TimeUp: It would not end in time.
+        """
+        night = self._night
+        kind = night.workload.classes[night.workload.deepest].kind
+        slack = min(_FILL_SLACK, context // 64) + _FILL_PREDICT
+        name, wanted = night.new_prompt(), max(context - slack, 1)
+        new = wanted
+        for _ in range(_FILL_TRIES):
+            request = Request(kind, name, 0, new, _FILL_PREDICT)
+            night.require(night.request_s(self.arm, request))
+            reading = self.ask(request, observations.FILL)
+            n_tokens = self._refused.n_prompt_tokens if reading is None else reading.prompt_n
+            is_full = n_tokens is None or n_tokens >= observations.FILLED_SHARE * context
+            if reading is not None and is_full:
+                return reading
+            new = round(new * (wanted / n_tokens if n_tokens else 1 - _TOO_LONG))
+        return None
+
+    def tool_calls(self, n_calls: int, *, most_broken: int | None = _BROKEN) -> None:
+        """Short tool calls, until so many were asked or broke, or nobody judges them."""
+        night = self._night
+        broken = 0
+        for _ in range(n_calls):
+            request = Request(
+                "tool", night.new_prompt(), 0, _TOOL_PROMPT, _TOOL_PREDICT, ignore_eos=False
+            )
+            night.require(night.request_s(self.arm, request))
+            reading = self.ask(request, observations.TOOL)
+            if reading is None or reading.tool_ok is None:
+                return
+            broken += not reading.tool_ok
+            if most_broken is not None and broken >= most_broken:
+                return

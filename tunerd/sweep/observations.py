@@ -1,0 +1,361 @@
+"""Samples sorted for the models: step and prompt times, drafts, memory, whole turns."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunerd.profile.arm import BOOT, Arm, Reading, Request, Sample
+from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep.laws import KINKS, Acceptance, Counts, Free, PromptRow, StepRow, room_gib
+from tunerd.sweep.space import Variant, variant_of
+
+WARM_UP = "warm-up"
+PREFIX = "prefix"
+BLOCK = "block"
+FILL = "fill"
+TOOL = "tool"
+AGAIN = "r"
+
+_LEAST_PREDICTED = 16
+_LEAST_PROMPT = 64
+# Less than this is no free memory: drivers keep some, and a spilled card shows next to none.
+_NOTHING_FREE_MIB = 4.0
+# So much of the context counts as all of it.
+FILLED_SHARE = 0.95
+_WARM_SHARE = 0.9
+_SLACK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One usable answer with what it belongs to; `text` is a class of the workload, or None."""
+
+    arm: Arm  # with the draft in force
+    started: Arm
+    process: str
+    purpose: str
+    block: str
+    text: int | None
+    request: Request
+    reading: Reading
+
+    @property
+    def depth_start(self) -> int:
+        """Context in use before the prompt was read [tok]."""
+        if self.reading.cache_n is not None:
+            return self.reading.cache_n
+        total = self.request.cached_tokens + self.request.new_tokens
+        return max(total - (self.reading.prompt_n or 0), 0)
+
+    @property
+    def depth_end(self) -> int:
+        """Context in use at its end, by the server's count where it gives one [tok]."""
+        request, reading = self.request, self.reading
+        n_prompt, n_predicted = reading.prompt_n, reading.predicted_n
+        if n_prompt is None or n_predicted is None:
+            return request.cached_tokens + request.new_tokens + request.n_predict
+        return self.depth_start + n_prompt + n_predicted
+
+
+@dataclass(slots=True)
+class Process:
+    """One life of a server, from its samples."""
+
+    name: str
+    arm: Arm
+    is_up: bool = False
+    failure: str = ""
+    died_of: str = ""
+    died_at_tokens: int | None = None
+    boot_seconds: float = 0.0
+    vram_free_mib: float | None = None
+    n_ctx: int | None = None
+    answers: list[Answer] = field(default_factory=list)
+    has_spilled: bool = False
+
+
+class Observations:
+    """All samples so far, by process; `add` is the only way in."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.processes: dict[str, Process] = {}
+        self.changed: set[tuple[str, str]] = set()
+        self.n_samples = 0
+        self._prompts: list[list[int]] = [[] for _ in workload.classes]
+
+    def add(self, sample: Sample) -> None:
+        """Files one sample."""
+        process = self.processes.setdefault(sample.process, Process(sample.process, sample.arm))
+        self.changed.add(sample.arm.family)
+        self.n_samples += 1
+        if sample.event == BOOT:
+            process.is_up = not sample.failure
+            process.failure = sample.failure
+            process.boot_seconds = sample.seconds
+            process.vram_free_mib = sample.vram_free_mib
+            process.n_ctx = sample.n_ctx
+            return
+        request = sample.request
+        if request is None:
+            return
+        if sample.failure and sample.failure != "refused":
+            process.died_of = sample.failure
+            process.died_at_tokens = request.cached_tokens + request.new_tokens + request.n_predict
+        reading = sample.reading
+        if reading is None or sample.failure:
+            return
+        process.has_spilled |= reading.has_spilled
+        arm = sample.arm.with_draft(sample.n_max, sample.p_min)
+        answer = Answer(
+            arm=arm if sample.arm.drafts else sample.arm,
+            started=sample.arm,
+            process=sample.process,
+            purpose=sample.purpose,
+            block=sample.block,
+            text=text_of(self.workload, request, sample.block) if sample.block else None,
+            request=request,
+            reading=reading,
+        )
+        process.answers.append(answer)
+        self._note_prompt(answer)
+
+    def _note_prompt(self, answer: Answer) -> None:
+        count = answer.reading.prompt_n
+        if answer.text is None or not count or is_cold(answer.request, answer.reading):
+            return
+        if is_exact(answer.request, self.workload.classes[answer.text]):
+            self._prompts[answer.text].append(count)
+
+    def workload_seen(self) -> Workload:
+        """The workload with prompts as long as servers said they were.
+
+        A text has the length that it has: the shortest task of a kind may be longer than what was
+        asked for, and what is predicted must be of the same prompt as what is measured.
+        """
+        return Workload(
+            tuple(
+                replace(one, new_tokens=round(median(counts))) if counts else one
+                for one, counts in zip(self.workload.classes, self._prompts, strict=True)
+            )
+        )
+
+    def of_family(self, family: tuple[str, str]) -> Iterable[Process]:
+        """Processes of one family."""
+        return [one for one in self.processes.values() if one.arm.family == family]
+
+    def memory_of(self, family: tuple[str, str], context: int) -> list[Free]:
+        """VRAM seen free: after each load, and at the deepest request of each process."""
+        rows: list[Free] = []
+        for process in self.of_family(family):
+            rows += _memory_rows(process, context)
+        return rows
+
+
+def text_of(workload: Workload, request: Request, block: str) -> int | None:
+    """The class that a request stands for: equal, or of the same depth with more of it cached.
+
+    Where several are, the name of its prompt says which one it was asked for.
+    """
+    same = [
+        at
+        for at, one in enumerate(workload.classes)
+        if one.kind == request.kind
+        and one.n_predict == request.n_predict
+        and one.concurrency == request.concurrency
+        and one.cached_tokens + one.new_tokens == request.cached_tokens + request.new_tokens
+    ]
+    named = [at for at in same if request.prompt_id.rstrip(AGAIN) == prompt_name(block, at)]
+    exact = [at for at in same if workload.classes[at].cached_tokens == request.cached_tokens]
+    return next(iter(named or exact or same), None)
+
+
+def prompt_name(block: str, text: int) -> str:
+    """Names the prompt of one class in a block; `AGAIN` behind it stands for one more of the kind."""
+    return f"{block}-{text}"
+
+
+def is_cold(request: Request, reading: Reading) -> bool:
+    """Whether the prefix that should have been cached had to be read."""
+    if request.cached_tokens <= 0:
+        return False
+    if reading.cache_n is not None:
+        return reading.cache_n < _WARM_SHARE * request.cached_tokens
+    if reading.prompt_n is None:
+        return False
+    return reading.prompt_n > 1.2 * request.new_tokens + _SLACK_TOKENS
+
+
+def blocks_of(process: Process) -> Mapping[tuple[Arm, str], dict[int, Answer]]:
+    """Answers of a process by (configuration, block) and class; a repeated request counts last."""
+    found: dict[tuple[Arm, str], dict[int, Answer]] = defaultdict(dict)
+    for answer in process.answers:
+        if answer.text is not None and answer.reading.turn_ms is not None:
+            found[answer.arm, answer.block][answer.text] = answer
+    return found
+
+
+def is_timed(answer: Answer) -> bool:
+    """Whether decoding was long enough to speak of its speed."""
+    reading = answer.reading
+    return (
+        answer.purpose != WARM_UP
+        and reading.step_ms is not None
+        and (reading.predicted_n or 0) >= _LEAST_PREDICTED
+    )
+
+
+def is_prompt_timed(answer: Answer) -> bool:
+    """Whether enough prompt was read to speak of its speed."""
+    reading = answer.reading
+    return (
+        answer.purpose != WARM_UP
+        and reading.prompt_ms is not None
+        and (reading.prompt_n or 0) >= _LEAST_PROMPT
+    )
+
+
+def is_exact(request: Request, request_class: RequestClass) -> bool:
+    """Whether the request is the class itself, not a cheaper stand-in."""
+    return request.cached_tokens == request_class.cached_tokens
+
+
+def variants_of(processes: Iterable[Process]) -> dict[Variant, list[Process]]:
+    """Processes by variant, those with most answers first."""
+    found: dict[Variant, list[Process]] = defaultdict(list)
+    for process in processes:
+        if process.answers:
+            found[variant_of(process.arm)].append(process)
+    order = sorted(found, key=lambda one: -sum(len(p.answers) for p in found[one]))
+    return {variant: found[variant] for variant in order}
+
+
+def _memory_rows(process: Process, context: int) -> list[Free]:
+    rows: list[Free] = []
+    context = process.n_ctx or context
+
+    def add(share: float, free_mib: float, *, failed: bool = False) -> None:
+        rows.append(Free(process.name, process.arm, min(share, 1.0), free_mib, failed))
+
+    if process.failure == "oom":
+        add(0.0, -150.0, failed=True)
+        return rows
+    if process.is_up and process.vram_free_mib is not None:
+        is_none_left = process.vram_free_mib <= _NOTHING_FREE_MIB
+        add(0.0, process.vram_free_mib, failed=is_none_left)
+    deepest: tuple[float, float, bool] | None = None
+    for answer in process.answers:
+        reading = answer.reading
+        if reading.vram_free_min_mib is None:
+            continue
+        share = answer.depth_end * answer.request.concurrency / context
+        free, failed = reading.vram_free_min_mib, False
+        if reading.has_spilled and reading.spill_mib is not None:
+            free = -reading.spill_mib
+        elif free <= _NOTHING_FREE_MIB:
+            free, failed = -50.0, True
+        if deepest is None or share >= deepest[0]:
+            deepest = share, free, failed
+    if deepest is not None:
+        add(deepest[0], deepest[1], failed=deepest[2])
+    if process.died_of == "oom":
+        add((process.died_at_tokens or context) / context, -150.0, failed=True)
+    return rows
+
+
+Array = NDArray[np.float64]
+
+
+def pool(answers: Iterable[Answer]) -> list[Counts]:
+    """Counts of answers that drafted alike, by class; positions only where all have them."""
+    groups: dict[tuple[int, int, float], list[Answer]] = defaultdict(list)
+    for answer in answers:
+        if answer.text is not None and answer.arm.drafts and is_timed(answer):
+            groups[answer.text, answer.arm.n_max, answer.arm.p_min].append(answer)
+    pooled = []
+    for (text, n_max, p_min), members in groups.items():
+        readings = [answer.reading for answer in members]
+        positions = [reading.accepted_by_position for reading in readings]
+        width = max((len(one) for one in positions if one is not None), default=0)
+        total = np.zeros(width)
+        for one in positions:
+            if one is not None:
+                total[: len(one)] += one
+        steps = float(sum(reading.n_steps or 0 for reading in readings))
+        pooled.append(
+            Counts(
+                text=text,
+                n_max=n_max,
+                p_min=p_min,
+                n_prompts=len(members),
+                n_steps=steps,
+                drafted=float(sum(reading.n_drafted for reading in readings)),
+                accepted=float(sum(reading.n_accepted for reading in readings)),
+                accepted_by_position=(
+                    tuple(total) if width and all(one is not None for one in positions) else None
+                ),
+            )
+        )
+    return pooled
+
+
+def step_row(answer: Answer, acceptance: Acceptance | None) -> StepRow:
+    """An answer's decoding, as the step law takes it."""
+    reading, arm = answer.reading, answer.arm
+    steps = float(reading.n_steps or 1)
+    drafted = reading.n_drafted / steps
+    beyond = (0.0, 0.0)
+    if acceptance is not None and arm.drafts and drafted > 0 and arm.n_max > KINKS[0]:
+        beyond = _beyond(acceptance, answer, drafted)
+    depth = answer.depth_start + (reading.prompt_n or 0) + (reading.predicted_n or 0) / 2
+    return StepRow(
+        step_ms=reading.step_ms or 0.0,
+        n_steps=steps,
+        drafted=drafted,
+        beyond=beyond,
+        depth_k=depth / 1000,
+        room_gib=room_gib(answer.started),
+    )
+
+
+def _beyond(acceptance: Acceptance, answer: Answer, drafted: float) -> tuple[float, float]:
+    """Tokens drafted beyond each kink: the model's share of what was really drafted."""
+    arm = answer.arm
+    drafts = acceptance.drafts(arm.n_max, arm.p_min)
+    rows = drafts.drafted if answer.text is None else drafts.drafted[answer.text : answer.text + 1]
+    total = float(rows.sum()) / len(rows)
+    first, second = (
+        float(rows[:, kink:].sum()) / len(rows) * drafted / max(total, 1e-6) for kink in KINKS
+    )
+    return first, second
+
+
+def prompt_row(answer: Answer) -> PromptRow:
+    """An answer's prompt, as the prompt law takes it."""
+    reading = answer.reading
+    n_tokens = reading.prompt_n or 1
+    return PromptRow(
+        prompt_ms=reading.prompt_ms or 0.0,
+        n_tokens=n_tokens,
+        ubatch=max(answer.arm.ubatch, 1),
+        depth_k=(answer.depth_start + n_tokens / 2) / 1000,
+        room_gib=room_gib(answer.started),
+    )
+
+
+def terms_of_step(row: StepRow) -> Array:
+    """What the coefficients of `step_time.fit_steps` are multiplied with."""
+    return np.array([1.0, row.drafted, *row.beyond, row.depth_k, row.room_gib])
+
+
+def terms_of_prompt(row: PromptRow) -> Array:
+    """What the coefficients of `step_time.fit_prompts` are multiplied with."""
+    batches = math.ceil(row.n_tokens / row.ubatch)
+    return np.array([batches, batches * row.room_gib, row.n_tokens, row.n_tokens * row.depth_k])

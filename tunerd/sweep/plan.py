@@ -1,0 +1,911 @@
+"""Everything about a sweep that is known before production is stopped: space, cost, what stays and why."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.calendar import Deadline, open_span
+from tunerd.engine.builds import PlanRequest, draft_facts, find_engines, locate, request_again
+from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE, by_hand
+from tunerd.engine.commandline import by_hand as keys_by_hand
+from tunerd.engine.help import Effect, Engine, FitStyle
+from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
+from tunerd.machine.files import is_locked
+from tunerd.measure.bench import rates_seen
+from tunerd.measure.learn import workload_for
+from tunerd.measure.sides import LIVE, SideRequest, plan_side
+from tunerd.measure.store import open_to_read
+from tunerd.model.files import ModelFiles
+from tunerd.model.memory import laws_of
+from tunerd.operations import SHORT_KEYS
+from tunerd.production.lease import Outlook, beside_others, outlook
+from tunerd.production.measurement import wait_for_dead_measurement
+from tunerd.production.plan import LOAD_LINES, Plan, make_plan, settings_of
+from tunerd.profile.arm import (
+    DRAFT,
+    DRAFT_MODEL,
+    EXPERTS,
+    LEFT_TO_FIT,
+    OFF,
+    PLACEMENT_KEYS,
+    Arm,
+    Extra,
+    Policy,
+    plain,
+)
+from tunerd.profile.files import failed_arms, load_profile, parse_options
+from tunerd.profile.layers import Layer, Resolved
+from tunerd.profile.schema import Range
+from tunerd.profile.workload import Workload, WorkloadShape, fitted
+from tunerd.result import Level, Message, note, warning
+from tunerd.sweep.schedule import closed_text, deadline_of, window_of
+from tunerd.sweep.search import REQUIREMENT, TPE
+from tunerd.sweep.space import (
+    ARM_KEYS,
+    ENGINE,
+    FIT,
+    KV_KEYS,
+    TYPE,
+    USUAL_RANGES,
+    Base,
+    EngineFacts,
+    Frozen,
+    Left,
+    SpacePlan,
+    Wishes,
+    base_arm,
+    changes,
+    frozen_from_estimate,
+    frozen_from_log,
+    plan_space,
+    read_fit,
+    spec_of,
+    values_of,
+)
+from tunerd.sweep.tuner import PHYSICS, STRATEGIES, Forecast, forecast
+from tunerd.units.generations import Generation
+from tunerd.words import digest, format_duration
+
+_NONE_NAMED = "it needs a draft model, and speculation.draft_model names none"
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """The draft model to try, as it is named; `reason` says why there is none.
+
+    `is_wanted`: somebody named one. `sha256` tells one file from another.
+    """
+
+    name: str | None
+    reason: str | None
+    is_wanted: bool
+    sha256: str | None = None
+    left: tuple[Left, ...] = ()
+
+
+NO_DRAFTER = Drafter(None, _NONE_NAMED, is_wanted=False)
+
+
+def drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]]) -> Drafter:
+    """The first of the named files that can draft for the model; one sweep tries one.
+
+    How often drafts are right is learned by kind of speculation, so two files would be taken for one.
+    """
+    speculation = base.resolved.profile.speculation
+    is_another_kinds = bool(speculation.kinds & (KINDS_WITH_DRAFT_FILE - {DRAFT}))
+    own = None if is_another_kinds else speculation.draft_model
+    named = [str(one) for one in ranges.get(DRAFT_MODEL, ())] or ([own] if own else [])
+    if speculation.type == DRAFT:
+        others = [name for name in named if name != own]
+        return Drafter(own, None, True, left=tuple(_second(name, str(own)) for name in others))
+    taken, sha256, left = None, None, []
+    for name in named:
+        if taken is not None:
+            left.append(_second(name, taken))
+            continue
+        found = _fitting(ctx, base, name)
+        if found[0] is None:
+            taken, sha256 = name, found[1]
+        else:
+            left.append(Left(name, found[0]))
+    if taken is not None:
+        return Drafter(taken, None, True, sha256, tuple(left))
+    reason = "; ".join(one.reason for one in left) or _NONE_NAMED
+    return Drafter(None, reason, bool(named), left=tuple(left))
+
+
+def _second(name: str, taken: str) -> Left:
+    return Left(name, f"one sweep tries one draft model: {taken}")
+
+
+def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | None]:
+    """Why a file cannot draft for the model, or None and its identity."""
+    models = ModelFiles(ctx.paths.cache_dir, ctx.files)
+    try:
+        path = locate(ctx, models, name, base.resolved)
+        facts = models.read_facts(path)
+        apart = models.why_vocabularies_differ(_model_path(base), path)
+    except ModelFileError as error:
+        return (error.cause or error.message).splitlines()[0], None
+    if facts.is_companion:
+        return f"it drafts as {facts.architecture} only, not by itself", None
+    if apart is not None:
+        return f"it does not speak the model's tokens: {apart}", None
+    if facts.file_bytes >= base.facts.file_bytes:
+        return "it is no smaller than the model that it would draft for", None
+    return None, facts.identity.sha256
+
+
+def _model_path(base: Plan) -> Path:
+    return base.facts.identity.files[0].path
+
+
+WHAT = "frozen placement"
+_USUAL_MARGIN_MIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Placements:
+    """Alternatives for the build that serves; `searched` are the keys that they change."""
+
+    alternatives: tuple[Extra, ...] = ()
+    searched: frozenset[str] = frozenset()
+    left: tuple[Left, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+    def left_with(self, others: Collection[str]) -> tuple[Left, ...]:
+        """What is left out, told for other builds as well."""
+        if not self.alternatives or self.searched:
+            return self.left
+        reason = "it is what another build's fit chose; layers are counted otherwise here"
+        return (*self.left, *(Left(f"{name}, {WHAT}", reason) for name in sorted(others)))
+
+
+def placements_of(ctx: Context, base: Plan, kept: Collection[str]) -> Placements:
+    """What to try beside the present placement.
+
+    Args:
+        ctx: Where.
+        base: What serves.
+        kept: Keys that stay as they are.
+    """
+    by_hand = keys_by_hand(base.resolved)
+    reason = _why_not(base, by_hand, kept)
+    if reason is not None:
+        return Placements(left=(Left(WHAT, reason),))
+    if by_hand:
+        return _back_to_fit(by_hand)
+    found = _frozen(ctx, base)
+    if not isinstance(found, Frozen):
+        return Placements(left=(Left(WHAT, found),))
+    text = (
+        f"speculation on and off are also compared with one placement, {found.text}: what fit chose, "
+        f"as {found.found_by} says"
+    )
+    if found.remark:
+        text = f"{text}; {found.remark}"
+    pairs = frozenset(found.values.items())
+    return Placements((pairs,), messages=(note("frozen-placement", text),))
+
+
+def is_found_by_tunerd(base: Plan, keys: Collection[str]) -> bool:
+    """Whether keys were set by nobody but an earlier promotion."""
+    settings = [base.resolved.settings[key] for key in keys]
+    return all(one.origin.layer is Layer.TUNED and not one.replaced for one in settings)
+
+
+def _why_not(base: Plan, by_hand: Collection[str], kept: Collection[str]) -> str | None:
+    if not base.has_gpu:
+        return "there is no GPU: everything lies in RAM, with speculation and without"
+    pinned = sorted((PLACEMENT_KEYS | {FIT, "memory.fit"}) & set(kept))
+    if pinned:
+        return f"{pinned[0]} is pinned"
+    capabilities, memory = base.engine.capabilities, base.resolved.profile.memory
+    if by_hand and not is_found_by_tunerd(base, by_hand):
+        return f"it is placed by hand already: {', '.join(by_hand)}"
+    if capabilities is None or capabilities.fit is FitStyle.NONE:
+        return f"{base.engine.name} has no placement of its own that could be frozen"
+    if by_hand:
+        return None
+    asks_for_fit = memory.fit is True or memory.fit_mib is not None
+    if memory.fit is False or not (asks_for_fit or capabilities.fit_default_on):
+        return "it is served without fit"
+    if capabilities.first_of("--n-gpu-layers", "--gpu-layers") is None:
+        return f"{base.engine.name} has no flag for layers on the GPU"
+    return None
+
+
+def _back_to_fit(by_hand: Collection[str]) -> Placements:
+    """An earlier promotion froze it: fit is the alternative."""
+    pairs = frozenset((key, LEFT_TO_FIT) for key in by_hand)
+    text = f"fit is tried again beside the placement that an earlier sweep found ({', '.join(by_hand)})"
+    return Placements((pairs,), frozenset(by_hand), messages=(note("fit-again", text),))
+
+
+def _frozen(ctx: Context, base: Plan) -> Frozen | str:
+    """What fit chose, from the log of the running server, else as the memory estimate says."""
+    capabilities, profile = base.engine.capabilities, base.resolved.profile
+    if capabilities is not None:
+        laws = laws_of(capabilities)
+        uses_mtp = "mtp" in profile.speculation.kinds
+        said = read_fit(_lines(ctx))
+        told = frozen_from_log(said, base.facts, laws, uses_mtp=uses_mtp)
+        if told is not None:
+            return told
+    draft = draft_facts(ctx, base.resolved, base.command)
+    settings = settings_of(base.resolved, base.engine, draft, base.host, has_gpu=True)
+    free = next((one.free_mib for one in base.memory.devices if one.name == "gpu0"), None)
+    margin = profile.memory.fit_mib if profile.memory.fit_mib is not None else _USUAL_MARGIN_MIB
+    return frozen_from_estimate(base.facts, settings, free, margin)
+
+
+def _lines(ctx: Context) -> tuple[str, ...]:
+    try:
+        state = ctx.services.state(ctx.unit)
+        if not state.is_active or state.invocation_id is None:
+            return ()
+        return tuple(
+            ctx.services.log(ctx.unit, invocation_id=state.invocation_id, max_lines=LOAD_LINES)
+        )
+    except TunerdError:
+        return ()
+
+
+# More of these needs less VRAM and more RAM, where more of anything else needs more.
+_TO_RAM = frozenset({EXPERTS, "memory.n_cpu_ffn"})
+_USELESS = (Effect.NO_EFFECT, Effect.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The builds with their facts; those among them that take settings of drafts with a request.
+
+    `programs` are the files that they run.
+    """
+
+    engines: tuple[EngineFacts, ...]
+    identities: Mapping[str, str | None]
+    per_request: frozenset[str]
+    programs: Mapping[str, Path]
+
+
+def plan_with(ctx: Context, request: PlanRequest, changes: Mapping[str, Any]) -> Plan:
+    """The plan of a profile with some keys changed.
+
+    Raises:
+        TunerdError: there is none.
+    """
+    options = {**request.options, **changes}
+    return make_plan(ctx, PlanRequest(request.profile, options, request.with_tuned))
+
+
+def engine_facts(
+    ctx: Context,
+    request: PlanRequest,
+    base: Plan,
+    ranges: Mapping[str, tuple[Any, ...]],
+    *,
+    proves: bool,
+    frozen: Collection[str] = (),
+    drafter: Drafter = NO_DRAFTER,
+    placements: tuple[Extra, ...] = (),
+) -> Seen:
+    """Facts of every installed build, the base's own first.
+
+    Args:
+        ctx: Where.
+        request: What serves now, as it would be planned.
+        base: Its plan.
+        ranges: Values to try, by key.
+        proves: Whether builds that were not tried yet are tried now, on a tiny model.
+        frozen: Keys that are not searched, so that none of their values is looked at.
+        drafter: The draft model, if there is one.
+        placements: Whole placements to try with the base's own build.
+    """
+    ranges = {key: values for key, values in ranges.items() if key not in frozen}
+    installed = find_engines(ctx)
+    own = [engine for engine in installed if engine.name == base.engine.name] or [base.engine]
+    others = [engine for engine in installed if engine.name != base.engine.name]
+    listed = ranges.get(ENGINE)
+    facts, identities, per_request, programs = [], {}, set(), {}
+    for engine in (*own, *others):
+        is_base = engine.name == base.engine.name
+        if not is_base and listed is not None and engine.name not in listed:
+            facts.append(EngineFacts(engine.name))
+            continue
+        known = _proved(ctx, engine, base, proves=proves)
+        found = _facts(ctx, request, base, known, ranges, drafter, is_base=is_base)
+        facts.append(replace(found, placements=placements) if is_base else found)
+        programs[engine.name] = engine.program
+        identities[engine.name] = known.identity.sha256 if known.identity is not None else None
+        if all(
+            known.proof(one).effect is Effect.PROVED for one in ("per-request", "per-request p-min")
+        ):
+            per_request.add(engine.name)
+    return Seen(tuple(facts), identities, frozenset(per_request), programs)
+
+
+def _proved(ctx: Context, engine: Engine, base: Plan, *, proves: bool) -> Engine:
+    """The build with its proofs, tried now where speculation could matter and nobody tried it."""
+    capabilities = engine.capabilities
+    matters = base.facts.has_mtp and capabilities is not None and capabilities.spec_word("mtp")
+    if not (proves and matters) or engine.proof("mtp").effect is not Effect.UNTRIED:
+        return engine
+    from tunerd.engine.prove import prove_engine
+
+    return prove_engine(ctx, engine)
+
+
+def _facts(
+    ctx: Context,
+    request: PlanRequest,
+    base: Plan,
+    engine: Engine,
+    ranges: Mapping[str, tuple[Any, ...]],
+    drafter: Drafter,
+    *,
+    is_base: bool,
+) -> EngineFacts:
+    own = {} if is_base else {ENGINE: [engine.name]}
+    if engine.is_embedded and base.has_gpu:
+        return EngineFacts(engine.name, problem="it uses no GPU")
+    reason = None if is_base else _refusal(ctx, request, own, engine.name)
+    if reason is not None:
+        return EngineFacts(engine.name, problem=reason)
+    n_max, p_min = engine.proof("n-max"), engine.proof("p-min")
+    return EngineFacts(
+        name=engine.name,
+        kinds=_kinds_of(ctx, request, base, engine, own, ranges, drafter),
+        ignores_n_max=f"n-max has no effect on this build: {n_max.detail}"
+        if n_max.effect in _USELESS
+        else None,
+        ignores_p_min=f"p-min has no effect on this build: {p_min.detail}"
+        if p_min.effect in _USELESS
+        else None,
+        refused=dict(_refused_values(ctx, request, own, engine.name, ranges)),
+    )
+
+
+def _kinds_of(
+    ctx: Context,
+    request: PlanRequest,
+    base: Plan,
+    engine: Engine,
+    own: Mapping[str, Any],
+    ranges: Mapping[str, tuple[Any, ...]],
+    drafter: Drafter,
+) -> dict[str, str | None]:
+    """Kinds of speculation, with the reason why a build cannot have them."""
+    current = base.resolved.profile.speculation.type or OFF
+    listed = tuple(str(one) for one in ranges.get(TYPE, ()))
+    drafts = (DRAFT,) if drafter.is_wanted else ()
+    kinds = dict.fromkeys((current, OFF, "mtp", *drafts, *listed))
+    found = {kind: _kind_out(engine, base, kind, drafter) for kind in kinds}
+    if DRAFT in found and found[DRAFT] is None and current != DRAFT:
+        keys = {**own, TYPE: DRAFT, DRAFT_MODEL: drafter.name}
+        found[DRAFT] = _refusal(ctx, request, keys, engine.name)
+    return found
+
+
+def _kind_out(engine: Engine, base: Plan, kind: str, drafter: Drafter) -> str | None:
+    """Why a build cannot have a kind of speculation with this model; None where it can."""
+    if kind == OFF:
+        return None
+    if engine.capabilities is None or engine.capabilities.spec_word(kind) is None:
+        return "this build has no such speculation"
+    if kind == "mtp":
+        if not base.facts.has_mtp:
+            return "the model has no MTP block"
+        proof = engine.proof("mtp")
+        return proof.detail if proof.effect in _USELESS else None
+    if kind == DRAFT:
+        return drafter.reason
+    named = base.resolved.profile.speculation.draft_model
+    if kind in KINDS_WITH_DRAFT_FILE and named is None:
+        return "it needs a draft model, and speculation.draft_model names none"
+    return None
+
+
+def _refused_values(
+    ctx: Context,
+    request: PlanRequest,
+    own: Mapping[str, Any],
+    engine: str,
+    ranges: Mapping[str, tuple[Any, ...]],
+) -> Iterator[tuple[tuple[str, Any], str]]:
+    """Values that would not be deployed: too much memory, or more than the build takes.
+
+    What is too much stays too much for larger values, so the largest is tried first; where a larger
+    one needs less VRAM and more RAM, both ends are.
+    """
+    for key, values in {**USUAL_RANGES, **ranges}.items():
+        if key in {TYPE, ENGINE, FIT, DRAFT_MODEL} or not values:
+            continue
+        is_number = all(isinstance(value, int | float) for value in values)
+        orders = [sorted(values, reverse=True)] if is_number else [list(values)]
+        if key in _TO_RAM:
+            orders.append(sorted(values))
+        keys = KV_KEYS if key in KV_KEYS else (key,)
+        for ordered in orders:
+            for value in ordered:
+                changed = {**own, **dict.fromkeys(keys, value)}
+                reason = _refusal(ctx, request, changed, engine)
+                if reason is not None:
+                    yield (key, value), reason
+                elif is_number:
+                    break
+
+
+def _refusal(
+    ctx: Context, request: PlanRequest, changes: Mapping[str, Any], engine: str
+) -> str | None:
+    """Why this would not be deployed; None where it would."""
+    try:
+        plan = plan_with(ctx, request, changes)
+    except TunerdError as error:
+        return (error.cause or error.message).splitlines()[0]
+    if plan.engine.name != engine:
+        return f"{engine} cannot serve it, {plan.engine.name} would"
+    errors = [one.text for one in plan.messages if one.level is Level.ERROR]
+    return errors[0] if errors else None
+
+
+def frozen_keys(base: Plan, ranges: Mapping[str, tuple[Any, ...]]) -> dict[str, str]:
+    """Keys that cannot be searched on this machine, with the reason."""
+    reasons = {key: _pointless(key, base) for key in sorted(PLACEMENT_KEYS & set(ranges))}
+    return {key: why for key, why in {FIT: _no_fit(base), **reasons}.items() if why is not None}
+
+
+def _no_fit(base: Plan) -> str | None:
+    """Why no margin can be searched."""
+    if not base.has_gpu:
+        return "there is no GPU whose memory could be left free"
+    keys = by_hand(base.resolved)
+    is_given = bool(keys) and not is_found_by_tunerd(base, keys)
+    if base.resolved.profile.memory.fit is False or is_given:
+        given = ", ".join(keys) or "memory.fit = false"
+        return f"placement is given by hand: {given}"
+    capabilities = base.engine.capabilities
+    if capabilities is None or capabilities.fit is FitStyle.NONE:
+        return f"{base.engine.name} has no placement of its own"
+    return None
+
+
+def _pointless(key: str, base: Plan) -> str | None:
+    """Why a listed key of placement changes nothing here."""
+    if not base.has_gpu:
+        return "there is no GPU: everything lies in RAM"
+    if key in {EXPERTS, "memory.cpu_moe"} and not base.facts.is_moe:
+        return "the model has no experts"
+    return None
+
+
+_FRAME_TOKENS = 192
+_LEAST_RUNS = 2  # what serves now and one more
+_SEED_BITS = 32
+# Of a load that nobody saw yet: a start, and a disk that reads so many bytes a second.
+_START_S = 3.0
+_DISK_BYTES_S = 200e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """What is asked for; `space` are `KEY=VALUES` as typed, `seed` None is a fresh one.
+
+    `window` are times of day such as `01:00-06:30`: production serves again by its end. `strategy` is
+    who proposes: "physics" or "tpe".
+    """
+
+    budget_s: float
+    max_arms: int | None = None
+    workload: str | None = None
+    space: tuple[str, ...] = ()
+    seed: int | None = None
+    start_after: bool = False
+    window: str | None = None
+    strategy: str = PHYSICS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSweep:
+    """A sweep that could begin.
+
+    `basis` is a hash over what its samples depend on beside the arm: samples of another night with
+    the same basis still hold.
+    """
+
+    request: SweepRequest
+    generation: Generation
+    plan_request: PlanRequest
+    base_plan: Plan
+    space: SpacePlan
+    seen: Seen
+    shape: WorkloadShape
+    workload: Workload
+    context_tokens: int | None
+    policy: Policy
+    seed: int
+    basis: str
+    outlook: Outlook
+    load_s: float
+    forecast: Forecast
+    messages: tuple[Message, ...]
+    deadline: Deadline | None = None
+
+    @property
+    def base(self) -> Base:
+        """What serves now."""
+        return self.space.base
+
+    @property
+    def question(self) -> str:
+        """What a person is asked before it begins: how far it gets, and the time without service."""
+        room = f" ({self.forecast.text})" if self.forecast.can_decide else ""
+        return (
+            f"A sweep of {self.shape.name} for {format_duration(self.outlook.measuring_s)} at most over "
+            f"{self.space.n_points} configurations{room}: {self.outlook.text}. Go on?"
+        )
+
+
+def _check_strategy(request: SweepRequest) -> None:
+    if request.strategy not in STRATEGIES:
+        raise UsageError(
+            f"there is no strategy {request.strategy!r}", hint=f"one of {', '.join(STRATEGIES)}"
+        )
+    if request.strategy == TPE and find_spec("optuna") is None:
+        raise UsageError(
+            "strategy tpe needs Optuna, which is not installed",
+            hint=f"`{sys.executable} -m pip install '{REQUIREMENT}'`, or leave --strategy out",
+        )
+
+
+def prepare(
+    ctx: Context, request: SweepRequest, *, proves: bool, for_resume: bool = False
+) -> PreparedSweep:
+    """Plans a sweep; nothing is touched, but builds may be tried on a tiny model.
+
+    Raises:
+        UsageError: nothing serves that tunerd deployed from a profile, or an option is wrong.
+        ConfigError: the profile's [sweep] table is wrong.
+        DeployError: production would not come back by itself, or is no longer what was deployed.
+    """
+    _check_strategy(request)
+    generation = _serving(ctx)
+    _check_budget(ctx, request)
+    if not is_locked(ctx.paths.measure_lock):
+        wait_for_dead_measurement(ctx)
+    plan_request = request_again(generation)
+    ahead = outlook(ctx, measuring_s=request.budget_s, start_after=request.start_after)
+    base_plan = plan_side(ctx, SideRequest(LIVE, plan_request, generation))
+    resolved = base_plan.resolved
+    ranges = _ranges(resolved, (*ctx.settings.sweep.space, *request.space))
+    pins = _kept(ctx) | {key: _who(resolved, key) for key in sorted(resolved.pins)}
+    frozen = frozen_keys(base_plan, ranges)
+    drafter = drafter_of(ctx, base_plan, ranges)
+    placements = placements_of(ctx, base_plan, pins)
+    seen = engine_facts(
+        ctx, plan_request, base_plan, ranges, proves=proves, frozen=frozen, drafter=drafter,
+        placements=placements.alternatives,
+    )  # fmt: skip
+    base = _base(base_plan, resolved, placements.searched | set(ranges))
+    settings = ctx.settings.sweep
+    wishes = Wishes(
+        ranges=ranges,
+        pins=pins,
+        frozen=frozen,
+        may_change_output=settings.may_change_output,
+        draft_model=drafter.name,
+    )
+    space = plan_space(base, seen.engines, wishes)
+    others = {engine for engine, _ in space.space.families} - {base_plan.engine.name}
+    left = (*space.left_out, *drafter.left, *placements.left_with(others))
+    space = replace(space, left_out=left)
+    shape, told = workload_for(ctx, request.workload, resolved)
+    context = _context_tokens(base_plan)
+    workload, cut = shape.plain(), tuple[int, ...]()
+    if context is not None:
+        workload, cut = fitted(workload, context, margin_tokens=_FRAME_TOKENS)
+    basis = _basis(base_plan, seen, shape, drafter.sha256)
+    policy = Policy(
+        min_gain=settings.min_gain,
+        headroom_mib=settings.headroom_mib,
+        may_change_output=settings.may_change_output,
+        context_tokens=context,
+        seeds=_seeds(ctx, plan_request, space.base, base_plan),
+        max_arms=request.max_arms,
+        rejected=tuple(failed_arms(ctx, generation.profile or "", seen.identities)),
+    )
+    with_evidence = open_to_read(ctx.paths.evidence)
+    try:
+        rates = rates_seen(with_evidence, resolved.name) if with_evidence is not None else None
+    finally:
+        if with_evidence is not None:
+            with_evidence.close()
+    load_s = _load_s(ahead, base_plan)
+    deadline = deadline_of(
+        ctx, request.window, load_s=load_s, changes_program=len(_engines(space)) > 1
+    )
+    left_s = request.budget_s if deadline is None else deadline.measuring_s(ctx.clock.now_s())
+    if left_s < request.budget_s:
+        ahead = outlook(ctx, measuring_s=left_s, start_after=request.start_after)
+    programs = [seen.programs[name] for name in sorted(_engines(space)) if name in seen.programs]
+    ahead = beside_others(ctx, ahead, programs)
+    predicted = forecast(
+        workload, ahead.measuring_s, load_s=load_s, rates=rates,
+        n_families=len(space.space.families), min_gain=settings.min_gain,
+    )  # fmt: skip
+    messages = [
+        *_window_messages(ctx, request),
+        told,
+        *placements.messages,
+        *_cut_messages(shape, cut, context),
+    ]
+    if not predicted.can_decide and not for_resume:
+        messages.append(warning("short", predicted.text, "--budget for a longer one"))
+    return PreparedSweep(
+        request=request,
+        generation=generation,
+        plan_request=plan_request,
+        base_plan=base_plan,
+        space=space,
+        seen=seen,
+        shape=shape,
+        workload=workload,
+        context_tokens=context,
+        policy=policy,
+        seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed,
+        basis=basis,
+        outlook=ahead,
+        load_s=load_s,
+        forecast=predicted,
+        messages=tuple(messages),
+        deadline=deadline,
+    )
+
+
+def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
+    """What would be deployed for an arm.
+
+    Raises:
+        EngineError: another engine than the arm's would serve it.
+        ConfigError: the profile does not allow it.
+    """
+    plan = plan_with(ctx, prepared.plan_request, changes(arm, prepared.base))
+    if plan.engine.name != arm.engine:
+        raise EngineError(f"{plan.engine.name} would serve this instead of {arm.engine}")
+    return plan
+
+
+def demand_room(prepared: PreparedSweep) -> None:
+    """There is time for what serves and one other: with less, production would stop for nothing.
+
+    Raises:
+        UsageError: there is not.
+    """
+    predicted, left_s = prepared.forecast, prepared.outlook.measuring_s
+    if predicted.starts >= _LEAST_RUNS:
+        return
+    is_cut = left_s < prepared.request.budget_s  # by its window
+    least, whole = (math.ceil(seconds / 60) for seconds in (
+        (_LEAST_RUNS + 0.5) * predicted.process_s, predicted.needed_s,
+    ))  # fmt: skip
+    raise UsageError(
+        f"nothing can be found in {format_duration(left_s)}",
+        cause=predicted.text,
+        state="nothing was touched",
+        hint="a longer sweep.window, or a later night" if is_cut
+        else f"--budget {least}min measures a little, {whole}min can prove something",
+    )  # fmt: skip
+
+
+def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
+    """The plan of a sweep as scripts read it."""
+    families = [
+        {
+            "engine": engine,
+            "speculation": spec,
+            **{k: list(v) for k, v in _family_json(one).items()},
+        }
+        for (engine, spec), one in prepared.space.space.families.items()
+    ]
+    return {
+        "profile": prepared.plan_request.profile,
+        "generation": prepared.generation.number,
+        "workload": prepared.shape.name,
+        "budget_s": prepared.request.budget_s,
+        "seed": prepared.seed,
+        "incumbent": plain(prepared.base.arm),
+        "incumbent_text": str(prepared.base.arm),
+        "families": families,
+        "points": prepared.space.n_points,
+        "left_out": [asdict(one) for one in prepared.space.left_out],
+        "per_request": sorted(prepared.seen.per_request),
+        "seeds": [str(arm) for arm in prepared.policy.seeds],
+        "rejected": [
+            {"arm": str(arm), "reason": reason} for arm, reason in prepared.policy.rejected
+        ],
+        "forecast": prepared.forecast.to_json(),
+        "outlook": prepared.outlook.to_json(),
+        "basis": prepared.basis,
+    }
+
+
+def _family_json(family: Any) -> dict[str, Sequence[Any]]:
+    return {
+        name: [sorted(map(list, one)) for one in family.extra]
+        if name == "extra"
+        else getattr(family, name)
+        for name in family.__dataclass_fields__
+    }
+
+
+def _serving(ctx: Context) -> Generation:
+    entry = ctx.generations.serving(ctx.unit)
+    if entry is None or entry.generation.profile is None:
+        raise UsageError(
+            "tunerd has deployed no profile here that a sweep could start from",
+            cause="nothing was deployed" if entry is None else "what serves was adopted as it was",
+            hint="`tunerd apply PROFILE` first; `tunerd profiles new` writes a profile",
+        )
+    return entry.generation
+
+
+def _check_budget(ctx: Context, request: SweepRequest) -> None:
+    most = ctx.settings.sweep.downtime_s
+    if request.budget_s > most:
+        raise UsageError(
+            f"--budget {format_duration(request.budget_s)} is more than sweep.downtime_s allows: "
+            f"{format_duration(most)}",
+            hint="a shorter budget, or a larger sweep.downtime_s",
+        )
+
+
+def _ranges(resolved: Resolved, space: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Values by key: the profile's table, and what was typed over it.
+
+    Raises:
+        ConfigError: a range of the profile is none.
+        UsageError: a typed one is none.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for key, given in resolved.profile.sweep.items():
+        try:
+            found[key] = values_of(key, given)
+        except ValueError as error:
+            raise ConfigError(
+                f'profile `{resolved.name}`: [sweep] "{key}": {error}', state="nothing was touched"
+            ) from error
+    for option in space:
+        key, values = _typed(option)
+        found[key] = values
+    return found
+
+
+def _typed(option: str) -> tuple[str, tuple[Any, ...]]:
+    from tunerd.profile.schema import all_keys
+
+    key, equals, text = option.partition("=")
+    key = SHORT_KEYS.get(key.strip(), key.strip())
+    hint = "for example --space speculation.n_max=1,2,3"
+    if not equals or not text:
+        raise UsageError(f"--space {option}: expected KEY=VALUE,VALUE", hint=hint)
+    if key not in all_keys():
+        raise UsageError(f"--space {option}: no profile key is called `{key}`", hint=hint)
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if key == "engine.prefer":
+        return key, tuple(words)
+    values = [parse_options([f"{key}={word}"])[key] for word in words]
+    return key, values_of(key, Range(values=tuple(values)))
+
+
+def _kept(ctx: Context) -> dict[str, str]:
+    """Keys that the settings keep out of every sweep.
+
+    Raises:
+        ConfigError: one of them is no key.
+    """
+    from tunerd.profile.schema import all_keys
+
+    known, wanted = all_keys(), ctx.settings.sweep.keep
+    for key in wanted:
+        if key not in known:
+            raise ConfigError(
+                f"sweep.keep: no profile key is called `{key}`", state="nothing was touched"
+            )
+    return dict.fromkeys(wanted, "sweep.keep")
+
+
+def _window_messages(ctx: Context, request: SweepRequest) -> list[Message]:
+    window = window_of(ctx, request.window)
+    if window is None or open_span(window, ctx.clock.now_s()) is not None:
+        return []
+    return [warning("window", closed_text(ctx, window, str(request.window)))]
+
+
+def _engines(space: SpacePlan) -> set[str]:
+    return {engine for engine, _spec in space.space.families} | {space.base.arm.engine}
+
+
+def _base(plan: Plan, resolved: Resolved, searched: Collection[str] = ()) -> Base:
+    values = {key: setting.value for key, setting in resolved.settings.items()}
+    capabilities = plan.engine.capabilities
+    arm = base_arm(
+        plan.engine.name,
+        values,
+        has_gpu=plan.has_gpu,
+        physical_cores=plan.host.cpu.physical_cores,
+        default_n_max=capabilities.default_n_max if capabilities is not None else None,
+        default_p_min=capabilities.default_p_min if capabilities is not None else None,
+        searched=searched,
+    )
+    current = values.get(TYPE) or "off"
+    return Base(arm, values, {spec_of(current): current})
+
+
+def _load_s(ahead: Outlook, plan: Plan) -> float:
+    return ahead.load_s or _START_S + (plan.facts.file_bytes or 0) / _DISK_BYTES_S
+
+
+def _who(resolved: Resolved, key: str) -> str:
+    origin = resolved.origin(key)
+    return str(origin) if origin is not None else "a pin"
+
+
+def _seeds(ctx: Context, request: PlanRequest, base: Base, plan: Plan) -> tuple[Arm, ...]:
+    """The profile without its tuned layer: what people published or wrote."""
+    names = (str(plan.engine.capabilities.family),) if plan.engine.capabilities else ()
+    untuned = load_profile(
+        ctx, request.profile, options=request.options,
+        engine_names=(*names, plan.engine.name), with_tuned=False,
+    )  # fmt: skip
+    arm = _base(plan, untuned, {key for key, _ in base.arm.placement}).arm
+    left = {(key, LEFT_TO_FIT) for key, _ in base.arm.placement - arm.placement}
+    placement = {**dict(left), **dict(arm.placement)}.items()
+    arm = replace(arm, extra=base.arm.extra - base.arm.placement | frozenset(placement))
+    return () if arm.canonical() == base.arm.canonical() else (arm,)
+
+
+def _context_tokens(plan: Plan) -> int | None:
+    serving = plan.resolved.profile.serving
+    if not serving.ctx_size:
+        return None
+    return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
+
+
+def _basis(plan: Plan, seen: Seen, shape: WorkloadShape, draft_sha256: str | None) -> str:
+    """A hash over what samples depend on beside the arm."""
+    values = {
+        key: setting.value
+        for key, setting in plan.resolved.settings.items()
+        if key not in ARM_KEYS and key.partition(".")[0] in {"model", "serving", "memory", "environment"}
+    }  # fmt: skip
+    return digest(
+        {
+            "values": plain(values),
+            "engines": dict(seen.identities),
+            "model": plan.facts.identity.sha256,
+            "gpus": [gpu.name for gpu in plan.host.gpus or ()],
+            "driver": plan.host.driver_version,
+            "cpu": plan.host.cpu.model,
+            "workload": shape.sha256,
+            **({} if draft_sha256 is None else {"draft": draft_sha256}),
+        }
+    )
+
+
+def _cut_messages(shape: WorkloadShape, cut: Sequence[int], context: int | None) -> list[Message]:
+    if context is None:
+        return [note("context-unknown", "the engine chooses the context; it may be too small")]
+    return [
+        warning("workload-cut", f"`{shape.classes[index].name}` of {shape.name} does not fit into "
+                f"{context} tokens of context and is measured shorter", "--workload for a smaller one")
+        for index in cut
+    ]  # fmt: skip

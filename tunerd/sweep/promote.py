@@ -1,0 +1,344 @@
+"""`tunerd promote` and `decline`: what becomes of a winner that a sweep proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tunerd.app import Context
+from tunerd.calendar import Deadline
+from tunerd.engine.builds import PlanRequest
+from tunerd.errors import BenchError, DeployError, Interrupted, Stranded, TunerdError, UsageError
+from tunerd.measure.results import StalenessCheck
+from tunerd.production.apply import apply
+from tunerd.production.plan import Plan
+from tunerd.production.rollback import TAKEN_BACK, after_failure, rollback
+from tunerd.profile.arm import LEFT_TO_FIT, Arm, arm_from_json, plain
+from tunerd.profile.files import TunedRecord, forget_failure, read_tuned, write_tuned
+from tunerd.profile.schema import nest
+from tunerd.records import read
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.sweep.box import LiveTurn, NoAnswer, expected_turns, measure_live
+from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
+from tunerd.sweep.record import StoredSweep, decide, find_sweep, reading
+from tunerd.sweep.space import changes
+from tunerd.sweep.tuner import changed
+from tunerd.units.generations import Generation
+from tunerd.watch.probation import ProbationPlan, begin_probation
+
+Confirm = Callable[[Plan], None]
+PROMOTED, DECLINED = "promoted", "declined"
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    sweep: StoredSweep
+    prepared: PreparedSweep
+    arm: Arm
+    values: Mapping[str, Any]
+
+
+def promote(
+    ctx: Context,
+    number: int | None,
+    *,
+    drain: bool,
+    confirm: Confirm = lambda _plan: None,
+    ask: Confirm | None = None,
+    with_probation: bool = True,
+) -> ActionResult:
+    """Deploy what a sweep proved: the ordinary swap, then one more measurement through the unit.
+
+    Args:
+        ctx: Where.
+        number: Of the sweep; None for the newest.
+        drain: Whether to wait for running requests first.
+        confirm: Checks the plan under the lock; raises to stop.
+        ask: Shows the plan and asks a person, without the lock; raises to stop.
+        with_probation: Whether it is watched afterwards.
+
+    Returns:
+        Exit code 3 where the winner was taken back, 1 where somebody deployed something else meanwhile.
+
+    Raises:
+        UsageError: that sweep proved no winner, or it was decided already.
+        DeployError: what was proved is no longer valid here.
+        RolledBack, Stranded: as `apply`.
+    """
+    with reading(ctx) as store:
+        sweep = find_sweep(store, number)
+    proposal = _proposal(ctx, sweep)
+    resolved = proposal.prepared.plan_request
+    request = PlanRequest(resolved.profile, resolved.options, tuned=nest(dict(proposal.values)))
+    done = apply(
+        ctx, request, drain=drain, confirm=confirm, ask=ask, reason="promote", probation=False
+    )
+    generation = int(done.payload["generation"])
+    # Kept and watched from here on: whoever ends this while it measures leaves nothing half done.
+    untried = _Again(None, None, None, "the promotion was cut short")
+    _keep(ctx, proposal, untried, generation)
+    messages = list(done.messages)
+    if with_probation:
+        messages += begin_probation(ctx, ProbationPlan(generation, sweep.number))
+    verdict = _measured_again(ctx, proposal)
+    payload: dict[str, Any] = {
+        **done.payload,
+        "sweep": sweep.number,
+        "changes": changed(proposal.arm, proposal.prepared.base.arm),
+        "tuned": dict(proposal.values),
+        "measured_again": verdict.to_json(),
+    }
+    try:
+        _demand_still(ctx, generation)
+        if verdict.is_worse:
+            return _take_back(ctx, proposal, verdict, payload, messages)
+    except _Overtaken:
+        told = warning(
+            "overtaken",
+            f"something else was deployed while generation {generation} was measured again, and stays",
+            "`tunerd history`",
+        )
+        return ActionResult("promote", payload, (*messages, told), 1, has_acted=True)
+    _keep(ctx, proposal, verdict, generation)
+    messages.append(note("measured-again", verdict.text))
+    return ActionResult("promote", payload, tuple(messages), has_acted=True)
+
+
+def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResult:
+    """Turn a proposal down; its samples stay.
+
+    Raises:
+        UsageError: there is nothing to decline.
+    """
+    with reading(ctx) as store:
+        sweep = find_sweep(store, number)
+    _demand_open(sweep)
+    text = why or "declined by hand"
+    decide(ctx, sweep.number, {"what": DECLINED, "text": text})
+    payload = {"sweep": sweep.number, "text": text}
+    return ActionResult("decline", payload, has_acted=True)
+
+
+def follow_policy(
+    ctx: Context, number: int, *, deadline: Deadline | None = None, load_s: float = 0.0
+) -> tuple[Message, ...]:
+    """What the settings say becomes of a winner; called when a sweep has proved one.
+
+    It is not deployed where a window ends (`deadline`) before the load (`load_s`) could.
+
+    Raises:
+        Stranded: nothing serves.
+        Interrupted: somebody ended the command.
+    """
+    policy = ctx.settings.sweep.promote
+    if policy == "never":
+        return (note("reported", 'a winner was proved; sweep.promote is "never", so it is only reported',
+                     f"`tunerd promote {number}` deploys it all the same"),)  # fmt: skip
+    if policy == "ask":
+        return (note("proposal", "the winner is proposed, nothing was deployed",
+                     f"`tunerd promote {number}`, or `tunerd decline {number}`"),)  # fmt: skip
+    if deadline is not None and deadline.end_s - ctx.clock.now_s() < load_s:
+        text = f"the winner was not deployed: the window {deadline.text} ends before it had loaded"
+        return (warning("not-promoted", text, f"`tunerd promote {number}`"),)
+    try:
+        done = promote(replace(ctx, is_unattended=True), number, drain=True)
+    except (Stranded, Interrupted):  # nothing serves, or somebody wants an end: no line in a list
+        raise
+    except TunerdError as error:
+        text = f"the winner was not deployed: {error.message}"
+        return (warning("not-promoted", text, error.hint),)
+    if done.exit_code:
+        return done.messages
+    return (note("promoted", str(done.payload["summary"])), *done.messages)
+
+
+def _keep(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -> None:
+    """Make it the tuned layer and the decision."""
+    write_tuned(ctx, _record(ctx, proposal, verdict, generation))
+    forget_failure(ctx, proposal.prepared.plan_request.profile, proposal.arm)
+    decide(ctx, proposal.sweep.number,
+           {"what": PROMOTED, "generation": generation, "text": verdict.text})  # fmt: skip
+
+
+def _demand_open(sweep: StoredSweep) -> None:
+    if sweep.verdict is None or sweep.verdict.outcome != "promote":
+        said = sweep.verdict.sentence if sweep.verdict is not None else sweep.run.reason
+        raise UsageError(
+            f"sweep {sweep.number} proved no winner", cause=said, hint="`tunerd sweep list`"
+        )
+    what = (sweep.decision or {}).get("what")
+    if what in {PROMOTED, TAKEN_BACK}:
+        raise UsageError(f"sweep {sweep.number} was {what} already", hint="`tunerd history`")
+
+
+def _proposal(ctx: Context, sweep: StoredSweep) -> _Proposal:
+    """The winner with what must be set for it; everything it rests on is checked.
+
+    Raises:
+        UsageError: there is no winner.
+        DeployError: something changed since.
+    """
+    _demand_open(sweep)
+    assert sweep.verdict is not None  # noqa: S101 -- just demanded
+    arm = arm_from_json(sweep.verdict.details["arm"])
+    request = replace(read(SweepRequest, sweep.plan["request"]), seed=sweep.run.record.seed)
+    prepared = prepare(ctx, request, proves=False, for_resume=True)
+    if not _is_start_of(ctx, sweep, prepared.generation):
+        raise DeployError(
+            f"sweep {sweep.number} began from generation {sweep.plan.get('generation')}, and "
+            f"{prepared.generation.number} serves now",
+            state="nothing was touched",
+            hint="`tunerd rollback` to what served then, or `tunerd sweep run` finds out whether it still holds",
+        )
+    _demand_valid(ctx, sweep, arm)
+    with_tuned = prepared.plan_request.with_tuned
+    before = read_tuned(ctx, prepared.plan_request.profile) if with_tuned else None
+    known = dict(before.values) if before is not None else {}
+    values = known | changes(arm, prepared.base)
+    # What only an earlier promotion placed goes back to fit by being named no more.
+    values = {key: value for key, value in values.items() if value != LEFT_TO_FIT}
+    return _Proposal(sweep, prepared, arm, values)
+
+
+def _is_start_of(ctx: Context, sweep: StoredSweep, now: Generation) -> bool:
+    """Whether what serves is what the sweep began from, be it by way of a rollback."""
+    number = sweep.plan.get("generation")
+    if number is None or now.number == number:
+        return now.number == number
+    entry = ctx.generations.read(int(number))
+    return entry is not None and entry.generation.unit_sha256 == now.unit_sha256
+
+
+def _demand_valid(ctx: Context, sweep: StoredSweep, arm: Arm) -> None:
+    record = sweep.run.record.arm(str(arm))
+    if record is None:
+        raise DeployError(f"sweep {sweep.number} kept no conditions of {arm}")
+    found = StalenessCheck(ctx).of(record, sweep.run.record)
+    if found.holds is not True:
+        raise DeployError(
+            f"what sweep {sweep.number} proved does not hold here any more",
+            cause="\n".join(found.texts) or "its conditions cannot be told",
+            state="nothing was touched",
+            hint="`tunerd sweep run`",
+        )
+
+
+# Once more
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """What the serving unit showed of the winner; `live` is None where it could not be measured.
+
+    `is_silent`: it gave no answer.
+    """
+
+    live: LiveTurn | None
+    before_s: float | None
+    after_s: float | None
+    problem: str | None = None
+    is_silent: bool = False
+
+    @property
+    def is_worse(self) -> bool:
+        """It does not answer, or not even as fast as what it replaced did in the pairs."""
+        return self.is_silent or (
+            self.live is not None
+            and self.before_s is not None
+            and (self.live.turn_s >= self.before_s)
+        )
+
+    @property
+    def text(self) -> str:
+        if self.is_silent:
+            return f"through the unit that serves it gave no answer: {self.problem}"
+        if self.live is None:
+            return f"it could not be measured again through the unit: {self.problem}"
+        seen = f"through the unit that serves a turn takes {self.live.turn_s:.3f} s"
+        if self.before_s is None or self.after_s is None:
+            return seen
+        return f"{seen}; in the pairs it took {self.after_s:.3f} s, before {self.before_s:.3f} s"
+
+    def to_json(self) -> dict[str, Any]:
+        live = None if self.live is None else self.live.to_json()
+        return {"live": live, "before_s": self.before_s, "after_s": self.after_s, "text": self.text}
+
+
+class _Overtaken(Exception):
+    """Something else was deployed than the winner."""
+
+
+def _demand_still(ctx: Context, generation: int) -> None:
+    entry = ctx.generations.serving(ctx.unit)
+    if entry is None or entry.generation.number != generation:
+        raise _Overtaken
+
+
+def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
+    ctx.say("measuring once more through the unit that serves")
+    workload = proposal.prepared.workload
+    life = ctx.services.state(ctx.unit).invocation_id
+    before, after = expected_turns(proposal.sweep.evidence or {}, workload) or (None, None)
+    try:
+        live = measure_live(ctx, workload, proposal.prepared.seed + 1)
+    except BenchError as error:
+        problem = error.cause or error.message
+        return _Again(None, before, after, problem, is_silent=_is_silent(ctx, error, life))
+    return _Again(live, before, after)
+
+
+def _is_silent(ctx: Context, error: BenchError, life: str | None) -> bool:
+    """Whether the unit fails that was just deployed; one that a person stopped or restarted does not."""
+    state = ctx.services.state(ctx.unit)
+    if state.has_failed or state.n_restarts:
+        return True
+    return isinstance(error, NoAnswer) and state.is_active and state.invocation_id == life
+
+
+def _take_back(
+    ctx: Context,
+    proposal: _Proposal,
+    verdict: _Again,
+    payload: Mapping[str, Any],
+    messages: list[Message],
+) -> ActionResult:
+    """What serves is slower than what it replaced was: go back, and remember that.
+
+    Raises:
+        _Overtaken: somebody has deployed something else meanwhile.
+    """
+    number, profile = proposal.sweep.number, proposal.prepared.plan_request.profile
+    backup = payload["backup"]
+    generation = int(payload["generation"])
+    back = rollback(ctx, to=backup, drain=False,
+                    confirm=lambda _target: _demand_still(ctx, generation), reason="guard")  # fmt: skip
+    identity = proposal.prepared.seen.identities.get(proposal.arm.engine)
+    after_failure(ctx, profile, number, proposal.arm, identity, verdict.text)
+    messages.append(
+        warning("taken-back", f"the winner was not as good in service and was taken back: {verdict.text}",
+                f"`tunerd sweep report {number}`")
+    )  # fmt: skip
+    told = {**payload, "summary": back.payload["summary"], "generation": back.payload["generation"]}
+    return ActionResult("promote", told, tuple(messages), 3, has_acted=True)
+
+
+def _record(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -> TunedRecord:
+    prepared, sweep = proposal.prepared, proposal.sweep
+    plan = prepared.base_plan
+    return TunedRecord(
+        profile=prepared.plan_request.profile,
+        values=dict(proposal.values),
+        sweep=sweep.number,
+        promoted_s=ctx.clock.now_s(),
+        sentence=sweep.verdict.sentence if sweep.verdict is not None else "",
+        engine=proposal.arm.engine,
+        engine_sha256=prepared.seen.identities.get(proposal.arm.engine),
+        model_sha256=plan.facts.identity.sha256,
+        driver_version=plan.host.driver_version,
+        gpu_names=tuple(gpu.name for gpu in plan.host.gpus or ()),
+        workload=prepared.shape.name,
+        measured_again=verdict.to_json(),
+        generation=generation,
+        arm=plain(proposal.arm),
+    )

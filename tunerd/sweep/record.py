@@ -1,0 +1,359 @@
+"""Sweeps in the evidence store: the plan of each, its samples as they come, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from tunerd import __version__
+from tunerd.app import Context
+from tunerd.errors import UsageError
+from tunerd.measure.answer import Sample
+from tunerd.measure.evidence import (
+    ArmRecord,
+    RunOutcome,
+    RunRecord,
+    StoredRun,
+    SummaryRecord,
+    VerdictRecord,
+)
+from tunerd.measure.store import EvidenceStore, open_to_read
+from tunerd.production.measurement import read_measurement
+from tunerd.records import plain
+from tunerd.result import ActionResult, note
+
+if TYPE_CHECKING:
+    from tunerd.profile.arm import Arm
+    from tunerd.profile.arm import Sample as SweepSample
+    from tunerd.sweep.plan import PreparedSweep, SweepRequest
+    from tunerd.sweep.tuner import Outcome
+
+
+KIND = "sweep"
+_SUITE = "workload"
+_PLAN = "sweep plan"
+_EVIDENCE = "sweep evidence"
+_DECISION = "sweep decision"
+_PAGE = "sweep page"
+# Beyond it the samples of earlier nights cost more to read than they teach.
+_MOST_HISTORY = 4000
+_LOOK_BACK = 50
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSweep:
+    """A sweep as it is kept; what is None did not happen yet."""
+
+    run: StoredRun
+    plan: Mapping[str, Any]
+    evidence: Mapping[str, Any] | None
+    verdict: VerdictRecord | None
+    decision: Mapping[str, Any] | None
+
+    @property
+    def number(self) -> int:
+        """Its number."""
+        return self.run.number
+
+    @property
+    def state(self) -> str:
+        """In one word, without a look at what runs."""
+        return "unfinished" if self.run.outcome is None else str(self.run.outcome)
+
+
+class SweepKeeper:
+    """Stores one sweep while it runs."""
+
+    def __init__(self, ctx: Context, store: EvidenceStore, number: int) -> None:
+        self._ctx = ctx
+        self._store = store
+        self.number = number
+        run = store.run(number)
+        self._arms = {arm.name for arm in run.record.arms} if run is not None else set()
+
+    @classmethod
+    def begin(cls, ctx: Context, store: EvidenceStore, prepared: PreparedSweep) -> SweepKeeper:
+        """A new sweep."""
+        from tunerd.sweep.plan import plan_json
+
+        number = store.add_run(
+            RunRecord(
+                kind=KIND,
+                suites=(_SUITE,),
+                started_s=ctx.clock.now_s(),
+                target=f"{prepared.plan_request.profile}, {prepared.space.n_points} configurations",
+                seed=prepared.seed,
+                unit=ctx.unit,
+                profile=prepared.plan_request.profile,
+                model_name=prepared.base_plan.facts.name,
+                workload=prepared.shape.name,
+                tunerd_version=__version__,
+            )
+        )
+        figures = {**plan_json(prepared), "request": plain(prepared.request)}
+        store.add_summary(number, SummaryRecord(KIND, _PLAN, None, figures))
+        return cls(ctx, store, number)
+
+    def arm(self, arm: Arm, record: ArmRecord, workload_sha256: str) -> None:
+        """An arm has served for the first time."""
+        name = str(arm)
+        if name in self._arms:
+            return
+        fingerprint = replace(record.fingerprint, workload_sha256=workload_sha256)
+        self._store.add_arm(self.number, replace(record, name=name, fingerprint=fingerprint))
+        self._arms.add(name)
+
+    def samples(self, arm: Arm, samples: Sequence[Sample]) -> None:
+        """Requests of an arm, void ones included."""
+        self._store.add_samples(self.number, samples, arm=str(arm))
+
+    def event(self, sample: SweepSample) -> None:
+        """A start or a request, as the search sees it."""
+        self._store.add_sweep_event(self.number, sample.to_json())
+
+    def result(self, outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
+        """What it came to."""
+        from tunerd.sweep.tuner import page_of
+
+        evidence = outcome.evidence.to_json(with_samples=False)
+        self._store.add_summary(self.number, SummaryRecord(KIND, _EVIDENCE, None, evidence))
+        page = page_of(self._store.sweep_events(self.number), evidence)
+        self._store.add_summary(self.number, SummaryRecord(KIND, _PAGE, None, page))
+        record = _verdict(outcome, incumbent, workload)
+        self._store.add_verdict(self.number, record)
+        return record
+
+    def end(self, outcome: RunOutcome, reason: str | None) -> None:
+        """How the run ended."""
+        self._store.end_run(self.number, outcome, ended_s=self._ctx.clock.now_s(), reason=reason)
+
+
+def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
+    from tunerd.profile.arm import plain
+    from tunerd.sweep.tuner import sentence_of
+
+    evidence = outcome.evidence
+    last = evidence.challenges[-1] if evidence.challenges else None
+    gain = last.gain if last is not None else None
+    ratio = None if gain is None else 1 / (1 + gain.estimate)
+    low = None if gain is None or gain.upper is None else 1 / (1 + gain.upper)
+    high = None if gain is None or gain.lower is None else 1 / (1 + gain.lower)
+    return VerdictRecord(
+        outcome=outcome.verdict,
+        sentence=sentence_of(outcome, incumbent, workload),
+        arm_a=str(incumbent),
+        arm_b=None if last is None else str(last.candidate),
+        what=f"turn time on {workload}",
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        n_pairs=None if last is None else len(last.pairs),
+        reasons=evidence.reasons,
+        details={"arm": plain(outcome.arm), "elapsed_s": evidence.elapsed_s,
+                 "restarts": evidence.restarts},
+    )  # fmt: skip
+
+
+@contextmanager
+def reading(ctx: Context) -> Iterator[EvidenceStore | None]:
+    """The store for reading; None where nothing was stored."""
+    store = open_to_read(ctx.paths.evidence)
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
+
+
+def sweeps(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSweep, ...]:
+    """Sweeps, newest first."""
+    return tuple(_stored(store, run) for run in store.runs(limit=limit, kind=KIND))
+
+
+def sweeps_in_brief(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSweep, ...]:
+    """Sweeps, newest first, with plan, verdict and decision alone: a night's evidence is a megabyte."""
+    found = store.runs(limit=limit, kind=KIND, with_arms=False)
+    return tuple(_stored(store, run, (_PLAN, _DECISION)) for run in found)
+
+
+def page_kept(store: EvidenceStore, number: int) -> Mapping[str, Any] | None:
+    """What a page about a sweep draws, as it was stored at its end; None before that."""
+    kept = [one.figures for one in store.summaries(number, names=(_PAGE,)) if one.suite == KIND]
+    return kept[-1] if kept else None
+
+
+def find_sweep(store: EvidenceStore | None, number: int | None) -> StoredSweep:
+    """One sweep; the newest without a number.
+
+    Raises:
+        UsageError: there is none.
+    """
+    hint = "`tunerd sweep list`, or `tunerd sweep run`"
+    if number is None:
+        runs = store.runs(limit=1, kind=KIND) if store is not None else ()
+        if not runs or store is None:
+            raise UsageError("there was no sweep yet", hint=hint)
+        return _stored(store, runs[0])
+    run = store.run(number) if store is not None else None
+    if run is None or store is None or run.record.kind != KIND:
+        raise UsageError(f"there is no sweep {number}", hint=hint)
+    return _stored(store, run)
+
+
+def decide(ctx: Context, number: int, decision: Mapping[str, Any]) -> None:
+    """Keep what became of a sweep's proposal."""
+    with EvidenceStore(ctx.paths.evidence) as store:
+        store.add_summary(number, SummaryRecord(KIND, _DECISION, None, dict(decision)))
+
+
+def history_of(store: EvidenceStore, basis: str, *, but: int | None) -> list[dict[str, Any]]:
+    """Samples of earlier sweeps with the same basis, oldest first."""
+    found: list[list[dict[str, Any]]] = []
+    for sweep in sweeps_in_brief(store, limit=_LOOK_BACK):
+        if sweep.number == but or sweep.plan.get("basis") != basis:
+            continue
+        found.append([{**event, "is_earlier": True} for event in store.sweep_events(sweep.number)])
+        if sum(map(len, found)) > _MOST_HISTORY:
+            break
+    return [event for events in reversed(found) for event in events]
+
+
+def _stored(
+    store: EvidenceStore, run: StoredRun, names: Collection[str] = (_PLAN, _EVIDENCE, _DECISION)
+) -> StoredSweep:
+    last: dict[str, Mapping[str, Any]] = {
+        one.name: one.figures
+        for one in store.summaries(run.number, names=names)
+        if one.suite == KIND
+    }
+    verdicts = store.verdicts(run.number)
+    return StoredSweep(
+        run=run,
+        plan=last.get(_PLAN, {}),
+        evidence=last.get(_EVIDENCE),
+        verdict=verdicts[-1] if verdicts else None,
+        decision=last.get(_DECISION),
+    )
+
+
+def unfinished(ctx: Context, request: SweepRequest) -> StoredSweep | None:
+    """The newest sweep, if it asked for the same and did not come to its end."""
+    with reading(ctx) as store:
+        found = sweeps(store, limit=1) if store is not None else ()
+    if not found or found[0].run.outcome is RunOutcome.DONE:
+        return None
+    return found[0] if found[0].plan.get("request") == plain(request) else None
+
+
+_NOTHING = note("no-sweep", "there was no sweep yet", "`tunerd sweep run --dry-run`")
+
+
+def list_sweeps(ctx: Context) -> ActionResult:
+    """All of them, newest first."""
+    with reading(ctx) as store:
+        found = () if store is None else sweeps_in_brief(store)
+    rows = [_row(ctx, one) for one in found]
+    return ActionResult("sweep list", {"sweeps": rows}, () if rows else (_NOTHING,))
+
+
+def show_sweep(ctx: Context, number: int | None) -> ActionResult:
+    """One sweep in full.
+
+    Raises:
+        UsageError: there is none.
+    """
+    with reading(ctx) as store:
+        sweep = find_sweep(store, number)
+        page = None if store is None else page_kept(store, sweep.number)
+        if page is None:
+            from tunerd.sweep.tuner import page_of  # scipy comes with the search
+
+            events = () if store is None else store.sweep_events(sweep.number)
+            page = page_of(events, sweep.evidence or {})
+    return ActionResult("sweep show", sweep_json(ctx, sweep, page))
+
+
+def verdict(ctx: Context, number: int | None) -> ActionResult:
+    """What a sweep came to, with the numbers behind it.
+
+    Raises:
+        UsageError: there is none, or it reached no verdict.
+    """
+    with reading(ctx) as store:
+        sweep = find_sweep(store, number)
+    if sweep.verdict is None:
+        raise UsageError(
+            f"sweep {sweep.number} reached no verdict: {sweep.run.reason or sweep.state}",
+            hint=f"`tunerd sweep resume {sweep.number}`",
+        )
+    evidence = sweep.evidence or {}
+    payload = {
+        "sweep": sweep.number,
+        **asdict(sweep.verdict),
+        "reasons": list(sweep.verdict.reasons),
+        "decision": sweep.decision,
+        "challenges": evidence.get("challenges", []),
+    }
+    return ActionResult("verdict", payload)
+
+
+def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep as scripts read it, with what a page about it draws."""
+    evidence = sweep.evidence or {}
+    return {
+        **_row(ctx, sweep),
+        "plan": dict(sweep.plan),
+        "reasons": list(sweep.verdict.reasons) if sweep.verdict is not None else [],
+        "verdict_record": None if sweep.verdict is None else asdict(sweep.verdict),
+        "arms": evidence.get("arms", []),
+        "left_out": evidence.get("left_out", sweep.plan.get("left_out", [])),
+        "challenges": evidence.get("challenges", []),
+        "margins": evidence.get("margins", []),
+        "path": evidence.get("path", []),
+        "models": evidence.get("models", {}),
+        "time_s": evidence.get("time_s", {}),
+        "best_untried": evidence.get("best_untried"),
+        "decided": sweep.decision,
+        "page": page,
+    }
+
+
+def _row(ctx: Context, sweep: StoredSweep) -> dict[str, Any]:
+    record = sweep.run.record
+    started = datetime.fromtimestamp(record.started_s, UTC).strftime("%Y-%m-%d %H:%M")
+    return {
+        "sweep": sweep.number,
+        "started_s": record.started_s,
+        "started": started,
+        "ended_s": sweep.run.ended_s,
+        "state": _state(ctx, sweep),
+        "reason": sweep.run.reason,
+        "profile": record.profile,
+        "model": record.model_name,
+        "workload": record.workload,
+        "verdict": None if sweep.verdict is None else sweep.verdict.outcome,
+        "sentence": None if sweep.verdict is None else sweep.verdict.sentence,
+        "decision": None if sweep.decision is None else sweep.decision.get("what"),
+        "samples": sweep.run.n_samples,
+        "left_out_samples": sweep.run.n_unusable,
+    }
+
+
+def _state(ctx: Context, sweep: StoredSweep) -> str:
+    """`running` where it is the measurement under way, `cut` where nobody ended it."""
+    if sweep.run.outcome is not None:
+        return str(sweep.run.outcome)
+    return "running" if running_sweep(ctx) == sweep.number else "cut"
+
+
+def running_sweep(ctx: Context) -> int | None:
+    """The number of the sweep under way; None if there is none."""
+    record = read_measurement(ctx)
+    if record is None:
+        return None
+    words = record.purpose.split()
+    is_sweep = len(words) > 1 and words[0] == "sweep" and words[1].isdigit()
+    return int(words[1]) if is_sweep else None

@@ -1,0 +1,741 @@
+"""`tunerd sweep run` and `resume`: a night on the live box, stored piece by piece."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunerd.app import Context
+from tunerd.engine.builds import find_engines, kept_folder
+from tunerd.engine.help import SHORT
+from tunerd.engine.server import LlamaServer
+from tunerd.engine.serving import address_now, read_live_unit
+from tunerd.errors import Busy, HostError, Stranded, TunerdError, UsageError
+from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
+from tunerd.machine.files import is_locked
+from tunerd.machine.process import words_of
+from tunerd.measure.conditions import FingerprintReader
+from tunerd.measure.evidence import RunOutcome, StoredRun, VerdictRecord
+from tunerd.measure.life import prompt_book
+from tunerd.measure.store import EvidenceStore
+from tunerd.operations import JobRequest, Lane
+from tunerd.production.lease import Held, hold
+from tunerd.production.measurement import read_measurement
+from tunerd.production.own import SWEEP_UNIT
+from tunerd.production.plan import Plan
+from tunerd.profile.arm import Arm, Sample, as_arm
+from tunerd.records import read
+from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
+from tunerd.sweep.box import LeaseBox, SweepTexts
+from tunerd.sweep.house import House
+from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
+from tunerd.sweep.promote import follow_policy
+from tunerd.sweep.record import (
+    StoredSweep,
+    SweepKeeper,
+    find_sweep,
+    history_of,
+    reading,
+    running_sweep,
+    sweeps,
+    unfinished,
+)
+from tunerd.sweep.schedule import configured_request, deadline_of, demand_open, demand_time
+from tunerd.sweep.tuner import Outcome, arm_text, changed, tune
+from tunerd.units.generations import Generation
+from tunerd.units.manager import UP
+from tunerd.words import format_duration
+
+if TYPE_CHECKING:
+    from tunerd.measure.compare import Prepared
+
+
+_LOOK_BACK = 100
+# What the lease lasts longer than the comparison that ends by itself.
+_SLACK_S = 120.0
+_LEAST_S = 30.0
+_LEAST_STARTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Builds:
+    """The build that was deployed and the one that its program is now, by short hashes.
+
+    `kept` and `engine` are their names as engines, None where there is no copy, or no such engine;
+    `compared` is what a comparison of the two came to, in that `run`.
+    """
+
+    before: str
+    now: str
+    kept: str | None
+    engine: str | None
+    compared: str | None = None
+    run: int | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether they can be compared, and were not."""
+        return self.kept is not None and self.engine is not None and self.compared is None
+
+
+def builds_of(ctx: Context, generation: Generation, identity_now: str) -> Builds | None:
+    """Both builds; None where the deployed one is unknown, or the same.
+
+    Args:
+        ctx: Where.
+        generation: What serves.
+        identity_now: Of its program as it is now.
+    """
+    before = generation.engine_sha256
+    if before is None or before == identity_now:
+        return None
+    found = find_engines(ctx)
+    folder = kept_folder(ctx, before)
+    kept = next(
+        (one for one in found if folder is not None and one.program.is_relative_to(folder)), None
+    )
+    program = Path(generation.argv[0]) if generation.argv else None
+    now = next((one for one in found if one.program == program and one.problem is None), None)
+    run = None if folder is None else _comparison(ctx, folder, identity_now)
+    return Builds(
+        before[:SHORT],
+        identity_now[:SHORT],
+        None if kept is None or kept.problem is not None else kept.name,
+        None if now is None else now.name,
+        None if run is None else run[1],
+        None if run is None else run[0],
+    )
+
+
+def _comparison(ctx: Context, folder: Path, identity_now: str) -> tuple[int, str] | None:
+    """The newest comparison of a copy with a build that came to its end: its number, and what it says."""
+    try:
+        with reading(ctx) as store:
+            for run in () if store is None else store.runs(kind="compare", limit=_LOOK_BACK):
+                if store is None or not _is_of(run, folder, identity_now):
+                    continue
+                verdicts = store.verdicts(run.number)
+                if run.outcome is RunOutcome.DONE and verdicts:
+                    return run.number, verdicts[-1].sentence
+                if run.outcome is RunOutcome.FAILED:
+                    return run.number, f"it could not be measured ({run.reason})"
+    except TunerdError:
+        return None
+    return None
+
+
+def _is_of(run: StoredRun, folder: Path, identity_now: str) -> bool:
+    arms = run.record.arms
+    copies = [arm for arm in arms if arm.program and Path(arm.program).is_relative_to(folder)]
+    others = [arm for arm in arms if arm.fingerprint.engine_sha256 == identity_now]
+    return bool(copies) and any(arm not in copies for arm in others)
+
+
+def due_comparison(ctx: Context) -> Builds | None:
+    """The builds that the next night compares; None where there is nothing to compare.
+
+    Raises:
+        ServiceError: the unit cannot be read.
+    """
+    if ctx.settings.guards.upgrade != "act":
+        return None
+    entry = ctx.generations.serving(ctx.unit)
+    live = read_live_unit(ctx)
+    if entry is None or live.argv is None:
+        return None
+    now = FingerprintReader(ctx).of(live.argv, live.environment).fingerprint.engine_sha256
+    found = None if now is None else builds_of(ctx, entry.generation, now)
+    return found if found is not None and found.is_due else None
+
+
+def prepare_builds(ctx: Context, builds: Builds, *, budget_s: float) -> Prepared | None:
+    """The comparison as it would be; None where it cannot be, which is said."""
+    from tunerd.measure.compare import CompareRequest, prepare
+    from tunerd.measure.pairs import Limits
+
+    request = CompareRequest(
+        words=(str(builds.kept), str(builds.engine)),
+        workload=ctx.settings.sweep.workload,
+        limits=Limits(budget_s=budget_s),
+    )
+    try:
+        return prepare(ctx, request)
+    except TunerdError as problem:
+        cause = f": {problem.cause}" if problem.cause else ""
+        ctx.say(f"old and new build cannot be compared: {problem.message}{cause}")
+        return None
+
+
+def compare_builds(
+    ctx: Context, builds: Builds, *, budget_s: float, window: str | None
+) -> ActionResult | None:
+    """Compare them in production's place; None where they cannot be, which is said.
+
+    Args:
+        ctx: Where.
+        builds: Which.
+        budget_s: The longest it may take [s].
+        window: Times of day by whose end production serves again; None for any.
+
+    Raises:
+        UsageError: the window is closed.
+        Busy, HostError: as a sweep.
+        Preempted: the measurement was ended from outside.
+        Stranded: production does not serve afterwards.
+    """
+    from tunerd.measure.compare import run_compare
+
+    demand_open(ctx, window)
+    House(ctx).settle()
+    prepared = prepare_builds(ctx, builds, budget_s=budget_s)
+    if prepared is None:
+        return None
+    load_s = prepared.outlook.load_s or 0.0
+    least_s = min(budget_s, _LEAST_S + _LEAST_STARTS * load_s)
+    deadline = deadline_of(ctx, window, load_s=load_s, changes_program=True)
+    if deadline is not None:
+        budget_s = min(budget_s, deadline.measuring_s(ctx.clock.now_s()) - _SLACK_S)
+    if budget_s < least_s:
+        ctx.say("too little time is left to compare the old build with the new one")
+        return None
+    ctx.say(f"the engine is another build than was deployed: {builds.kept} is compared with it")
+    limits = replace(prepared.request.limits, budget_s=budget_s)
+    return run_compare(
+        ctx,
+        replace(prepared.request, limits=limits),
+        confirm=lambda _prepared: None,
+    )
+
+
+# Time for the last request to end in, so that the loop and not the lease ends the night.
+_QUIET_POLL_S = 2.0
+
+Confirm = Callable[[PreparedSweep], None]
+
+
+def sweep_plan(ctx: Context, request: SweepRequest) -> ActionResult:
+    """`tunerd sweep run --dry-run`: what would be tried, what it would cost, what stays and why."""
+    prepared = prepare(ctx, request, proves=False)
+    return ActionResult("sweep run", {"plan": plan_json(prepared)}, prepared.messages)
+
+
+def run_sweep(ctx: Context, request: SweepRequest, *, confirm: Confirm) -> ActionResult:
+    """Search, prove, and store everything; within the request's window, if it has one.
+
+    Args:
+        ctx: Where.
+        request: What is asked for.
+        confirm: Shows what will happen and asks; raises to stop.
+
+    Returns:
+        Exit code 0 whatever the verdict, 1 if nothing could be measured.
+
+    Raises:
+        UsageError: as `prepare`; the window is closed, or too little is left of it.
+        ConfigError, DeployError: as `prepare`.
+        Busy: the GPU is taken by somebody else, or too hot.
+        HostError: there is no room for what is measured.
+        Stranded: production does not serve afterwards; what was measured is stored.
+    """
+    house = House(ctx)
+    demand_open(ctx, request.window)
+    house.settle()
+    prepared = prepare(ctx, request, proves=True)
+    demand_time(ctx, prepared.deadline, budget_s=request.budget_s, load_s=prepared.load_s)
+    demand_room(prepared)
+    confirm(prepared)
+    ctx.files.make_folder(ctx.paths.evidence.parent)
+    with EvidenceStore(ctx.paths.evidence) as store:
+        known = history_of(store, prepared.basis, but=None)
+        keeper = SweepKeeper.begin(ctx, store, prepared)
+        return _Run(ctx, prepared, keeper, known, "sweep run", house).go()
+
+
+def run_night(ctx: Context, *, confirm: Confirm, at_once: bool = False) -> ActionResult:
+    """The night that the settings describe; `at_once` whatever their window says.
+
+    One that asked for the same and did not come to its end goes on, with a whole budget more. Builds are
+    compared instead where the engine was upgraded in place.
+
+    Raises:
+        UsageError, ConfigError, DeployError, Busy, HostError, Stranded: as `run_sweep`.
+    """
+    request = configured_request(ctx, at_once=at_once)
+    builds = due_comparison(ctx)
+    if builds is not None:
+        compared = compare_builds(ctx, builds, budget_s=request.budget_s, window=request.window)
+        if compared is not None:
+            return compared
+    last = unfinished(ctx, request)
+    if last is not None:
+        demand_open(ctx, request.window)
+        try:
+            return resume_sweep(ctx, last.number, confirm=confirm, has_whole_budget=True)
+        except Outdated:
+            ctx.say(f"sweep {last.number} cannot go on: what it measured has changed since")
+    return replace(run_sweep(ctx, request, confirm=confirm), command="sweep night")
+
+
+class Outdated(UsageError):
+    """What a sweep measured is no longer what is here."""
+
+
+def resume_sweep(
+    ctx: Context,
+    number: int | None,
+    *,
+    confirm: Confirm,
+    has_whole_budget: bool = False,
+) -> ActionResult:
+    """Go on with a sweep that was stopped, killed or cut, from its samples.
+
+    Args:
+        ctx: Where.
+        number: Which; None for the newest.
+        confirm: As in `run_sweep`.
+        has_whole_budget: Its budget counts from now on, not from its begin.
+
+    Raises:
+        UsageError: there is none, it came to its end, or as `run_sweep`.
+        Outdated: what it measured is no longer what is here.
+    """
+    house = House(ctx)
+    house.settle()
+    ctx.files.make_folder(ctx.paths.evidence.parent)
+    with EvidenceStore(ctx.paths.evidence) as store:
+        sweep = find_sweep(store, number)
+        if sweep.verdict is not None and sweep.run.outcome is RunOutcome.DONE:
+            raise UsageError(
+                f"sweep {sweep.number} came to its end: {sweep.verdict.sentence}",
+                hint="`tunerd sweep run` begins another, which knows what this one found",
+            )
+        own = store.sweep_events(sweep.number)
+        asked = replace(read(SweepRequest, sweep.plan["request"]), seed=sweep.run.record.seed)
+        left_s = asked.budget_s - (0.0 if has_whole_budget else _spent_s(own))
+        if left_s < _LEAST_S and left_s < asked.budget_s / 10:
+            raise UsageError(
+                f"sweep {sweep.number} has used its time",
+                hint="`tunerd sweep run` begins another, which knows what this one found",
+            )
+        request = replace(asked, budget_s=left_s)
+        prepared = prepare(ctx, request, proves=True, for_resume=True)
+        if prepared.basis != sweep.plan.get("basis"):
+            raise Outdated(
+                f"sweep {sweep.number} cannot go on: an engine, the model, the driver, the workload or "
+                "the profile is no longer what it was",
+                state="its samples are kept",
+                hint="`tunerd sweep run` begins anew",
+            )
+        demand_open(ctx, request.window)
+        demand_time(ctx, prepared.deadline, budget_s=left_s, load_s=prepared.load_s)
+        confirm(prepared)
+        store.reopen_run(sweep.number)
+        keeper = SweepKeeper(ctx, store, sweep.number)
+        known = [*history_of(store, prepared.basis, but=sweep.number), *own]
+        return _Run(ctx, prepared, keeper, known, "sweep resume", house).go()
+
+
+def _spent_s(events: Iterable[dict[str, Any]]) -> float:
+    """Time that starts and requests took."""
+    return sum(float(event.get("seconds") or 0.0) for event in events)
+
+
+@dataclass
+class _Run:
+    """One sweep under way; it may give the place back and take it again."""
+
+    ctx: Context
+    prepared: PreparedSweep
+    keeper: SweepKeeper
+    known: list[dict[str, Any]]
+    command: str
+    house: House
+    _told: list[str] = field(default_factory=list)
+    _restarts: int = 0
+    _elapsed_s: float = 0.0
+    _has_answers: bool = False
+    _found: Outcome | None = None
+
+    def go(self) -> ActionResult:
+        """All of it."""
+        keeper = self.keeper
+        try:
+            outcome, verdict, away_s, ended = self._night()
+        except BaseException as error:
+            with contextlib.suppress(HostError):  # its disk is full: the run stays without an end
+                keeper.end(RunOutcome.STOPPED, _why(error))
+            raise
+        is_over = ended is not None and outcome.verdict == "inconclusive"
+        keeper.end(RunOutcome.STOPPED if is_over else RunOutcome.DONE, "; ".join(verdict.reasons))
+        measured = outcome.verdict != "inconclusive" or self._has_answers
+        payload = {
+            "sweep": keeper.number,
+            "verdict": verdict.outcome,
+            "sentence": verdict.sentence,
+            "reasons": list(verdict.reasons),
+            "incumbent": str(self.prepared.base.arm),
+            "arm": str(as_arm(outcome.arm)),
+            "changes": changed(as_arm(outcome.arm), self.prepared.base.arm),
+            "arms_measured": len(outcome.evidence.arms),
+            "restarts": self._restarts,
+            "elapsed_s": self._elapsed_s,
+            "known_before": len(self.known),
+            "without_service_s": away_s,
+        }
+        why = ended if is_over else None
+        messages = [*self.prepared.messages, *self.notes, *self._next_steps(verdict, why)]
+        return ActionResult(self.command, payload, tuple(messages), 0 if measured else 1)
+
+    def _next_steps(self, verdict: VerdictRecord, ended: str | None) -> list[Message]:
+        number = self.keeper.number
+        if verdict.outcome == "promote":
+            return list(follow_policy(self.ctx, number, deadline=self.prepared.deadline,
+                                      load_s=self.prepared.load_s))  # fmt: skip
+        if ended is not None:
+            return [warning("stopped", f"the sweep ended before its time: {ended}; its samples are kept",
+                            f"`tunerd sweep resume {number}`")]  # fmt: skip
+        return []
+
+    @property
+    def notes(self) -> list[Message]:
+        """What was noticed while it ran."""
+        return [note("lease", text) for text in dict.fromkeys(self._told)]
+
+    # Nights, one or several
+
+    def _night(self) -> tuple[Outcome, VerdictRecord, float | None, str | None]:
+        ctx, budget_s = self.ctx, self.prepared.request.budget_s
+        end_s = ctx.clock.monotonic_s() + budget_s
+        samples: list[dict[str, Any]] = list(self.known)
+        away_s: float | None = None
+        while True:
+            try:
+                outcome, box, held = self._once(self._left_s(end_s), samples)
+            except Stranded:
+                if self._found is not None:  # the way back failed, not what was measured
+                    self.keeper.result(
+                        self._found, self.prepared.base.arm, self.prepared.shape.name
+                    )
+                raise
+            self._told += held.notes
+            away_s = _added(away_s, held.without_service_s)
+            found = outcome.evidence
+            samples += [sample.to_json() for sample in found.samples]
+            self._restarts += found.restarts
+            self._elapsed_s += found.elapsed_s
+            self._has_answers |= any(sample.answer is not None for sample in found.samples)
+            yielded = box.yielded
+            if yielded is None or not self._wait_until_quiet(end_s, str(yielded)):
+                break
+        if box.ended is not None:
+            outcome = _with_reason(outcome, box.ended)
+        verdict = self.keeper.result(outcome, self.prepared.base.arm, self.prepared.shape.name)
+        return outcome, verdict, away_s, box.ended
+
+    def _left_s(self, end_s: float) -> float:
+        """Time to measure in: of the budget, and of the window."""
+        ctx, deadline = self.ctx, self.prepared.deadline
+        left_s = end_s - ctx.clock.monotonic_s()
+        return left_s if deadline is None else min(left_s, deadline.measuring_s(ctx.clock.now_s()))
+
+    def _limit_s(self, left_s: float) -> float:
+        """When the service manager ends it; at the end of a window that is to the second."""
+        deadline, limit_s = self.prepared.deadline, left_s + _SLACK_S
+        if deadline is None:
+            return limit_s
+        return min(limit_s, deadline.measuring_s(self.ctx.clock.now_s()))
+
+    def _once(self, left_s: float, known: list[dict[str, Any]]) -> tuple[Outcome, LeaseBox, Held]:
+        """One lease: from production's stop to its return."""
+        ctx, prepared = self.ctx, self.prepared
+        import numpy as np
+
+        sink = Muted(ctx.progress)
+        quiet = replace(ctx, progress=sink)
+        with hold(
+            quiet,
+            purpose=f"sweep {self.keeper.number} of {prepared.plan_request.profile}",
+            budget_s=self._limit_s(left_s),
+            start_after=prepared.request.start_after,
+        ) as held:
+            box = self._box(quiet, held)
+            began_s = ctx.clock.monotonic_s()
+            ctx.report(Progress("starting the first configuration", left_s=left_s))
+
+            def on_sample(sample: Sample) -> None:
+                self.keeper.event(sample)
+                left = left_s - (ctx.clock.monotonic_s() - began_s)
+                ctx.report(Progress(_told(sample), left_s=max(0.0, left)))
+
+            self._found = None
+            try:
+                with sink.muted():
+                    outcome = self._found = tune(
+                        box, prepared.space.space, prepared.workload, prepared.base.arm, left_s,
+                        np.random.default_rng([prepared.seed, len(known)]), history=known,
+                        policy=prepared.policy, on_sample=on_sample,
+                        strategy=prepared.request.strategy,
+                    )  # fmt: skip
+            finally:
+                box.close()
+        return outcome, box, held
+
+    def _box(self, ctx: Context, held: Held) -> LeaseBox:
+        prepared = self.prepared
+        plans: dict[Arm, Plan] = {}
+
+        def planned(arm: Arm) -> Plan:
+            key = arm.canonical()
+            if key not in plans:
+                plans[key] = plan_arm(ctx, prepared, key)
+            return plans[key]
+
+        return LeaseBox(
+            ctx=ctx,
+            held=held,
+            plan_arm=planned,
+            texts=SweepTexts(prompt_book(ctx), prepared.seed),
+            per_request=prepared.seen.per_request,
+            on_arm=lambda arm, record: self.keeper.arm(arm, record, prepared.shape.sha256),
+            on_samples=self.keeper.samples,
+            patience_s=ctx.settings.sweep.patience_s,
+            house=self.house,
+            deadline=prepared.deadline,
+            context_tokens=prepared.context_tokens,
+            expected_load_s=prepared.load_s,
+        )
+
+    def _wait_until_quiet(self, end_s: float, why: str) -> bool:
+        """Production serves meanwhile; whether there is time left and nobody uses it."""
+        ctx = self.ctx
+        quiet_s = ctx.settings.sweep.quiet_s
+        ctx.say(f"the sweep yielded: {why}; it goes on when nobody was served for "
+                f"{format_duration(quiet_s)}")  # fmt: skip
+        give_up_s = ctx.clock.monotonic_s() + self._left_s(end_s) - _LEAST_S - quiet_s
+        idle_since_s = ctx.clock.monotonic_s()
+        while ctx.clock.monotonic_s() < give_up_s:
+            if _is_busy(ctx) or self.house.trouble() is not None:
+                idle_since_s = ctx.clock.monotonic_s()
+            elif ctx.clock.monotonic_s() - idle_since_s >= quiet_s:
+                return True
+            ctx.clock.sleep(min(_QUIET_POLL_S, max(0.1, quiet_s / 4)))
+        return False
+
+
+def _with_reason(outcome: Outcome, why: str) -> Outcome:
+    """The outcome with the real reason of its end in the place of a general one."""
+    if outcome.verdict != "inconclusive":
+        return outcome
+    return replace(outcome, evidence=replace(outcome.evidence, reasons=(why,)))
+
+
+def _is_busy(ctx: Context) -> bool:
+    live = read_live_unit(ctx)
+    address = address_now(ctx, live, ctx.services.state(ctx.unit))
+    if address is None:
+        return False
+    return bool(LlamaServer(address, ctx.clock).n_busy())
+
+
+def _told(sample: Sample) -> str:
+    """A sample for whoever watches."""
+    if sample.failure:
+        return f"{sample.purpose}: {sample.arm}: {sample.failure}"
+    return f"{sample.purpose}: {sample.arm}"
+
+
+def _added(total: float | None, more: float | None) -> float | None:
+    return total if more is None else (total or 0.0) + more
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, TunerdError):
+        return error.words
+    return words_of(error)
+
+
+_STOP_S = 1800.0
+_UNIT_POLL_S = 1.0
+_START_S = 120.0
+_LOG_LINES = 20
+
+
+def start_sweep(
+    ctx: Context, request: SweepRequest, argv: Sequence[str], *, confirm: Any
+) -> ActionResult:
+    """Begin a sweep as a job, which outlives this terminal, once everything that can be checked was.
+
+    Args:
+        ctx: Where.
+        request: What is asked for.
+        argv: The same as words of `tunerd sweep run`.
+        confirm: Shows what will happen and asks; raises to stop.
+
+    Raises:
+        Busy: one is under way.
+        UsageError, ConfigError, DeployError: as `prepare`.
+        ServiceError: the unit does not start.
+    """
+    _demand_none(ctx)
+    demand_open(ctx, request.window)
+    prepared = prepare(ctx, request, proves=False)
+    demand_room(prepared)
+    confirm(prepared)
+    return _begun(ctx, "sweep run", argv, request, prepared.messages)
+
+
+def start_night(ctx: Context, request: SweepRequest, *, confirm: Any) -> ActionResult:
+    """Begin a night at once, as a job: a sweep, or two builds that are compared after an upgrade.
+
+    Raises:
+        Busy, UsageError, ConfigError, DeployError, ServiceError: as `start_sweep`.
+    """
+    _demand_none(ctx)
+    builds = due_comparison(ctx)
+    compared = None if builds is None else prepare_builds(ctx, builds, budget_s=request.budget_s)
+    prepared = compared or prepare(ctx, request, proves=False)
+    if isinstance(prepared, PreparedSweep):
+        demand_room(prepared)
+    confirm(prepared)
+    argv = ["sweep", "night", "--yes", "--at-once"]
+    return _begun(ctx, "sweep night", argv, request, prepared.messages)
+
+
+def _begun(
+    ctx: Context,
+    kind: str,
+    argv: Sequence[str],
+    request: SweepRequest,
+    messages: Sequence[Message],
+) -> ActionResult:
+    asked_by = ctx.environment.get("SUDO_USER") or ctx.environment.get("USER") or "root"
+    now_s = ctx.clock.now_s()
+    job = JobRequest(kind, tuple(argv), Lane.MEASURE, asked_by, now_s, is_member=ctx.is_unattended)
+    demand_lane(ctx, job)
+    number = start_job(ctx, job)
+    unit = job_unit(number)
+    hint = "`tunerd sweep watch`; `tunerd sweep stop` ends it"
+    started = note("started", f"{unit} runs", hint)
+    payload = {"unit": unit, "job": number, "budget_s": request.budget_s}
+    return ActionResult("sweep start", payload, (*messages, started))
+
+
+def stop_sweep(ctx: Context) -> ActionResult:
+    """End the sweep under way; its samples are kept, and production serves again.
+
+    Raises:
+        UsageError: none is under way as a unit.
+        ServiceError: it does not stop.
+    """
+    number, job = running_sweep(ctx), sweeping_job(ctx)
+    if job is not None:
+        stop_job(ctx, job)
+        return _stopped(job_unit(job), number)
+    if not _is_up(ctx):
+        raise UsageError(
+            f"{SWEEP_UNIT} does not run"
+            if number is None
+            else f"sweep {number} runs in a terminal",
+            hint="`tunerd sweep list`" if number is None else "end it there with Ctrl-C",
+        )
+    ctx.say("ending the sweep; production comes back")
+    ctx.services.stop(SWEEP_UNIT, timeout_s=_STOP_S)
+    return _stopped(SWEEP_UNIT, number)
+
+
+def _stopped(unit: str, number: int | None) -> ActionResult:
+    payload = {"unit": unit, "sweep": number}
+    hint = "`tunerd sweep resume` goes on"
+    return ActionResult("sweep stop", payload, (note("kept", "its samples are kept", hint),))
+
+
+def sweep_status(ctx: Context) -> ActionResult:
+    """What runs now, how far it is, and what it would recommend."""
+    record = read_measurement(ctx)
+    number = running_sweep(ctx)
+    job = sweeping_job(ctx)
+    payload: dict[str, Any] = {
+        "unit": SWEEP_UNIT if job is None else job_unit(job),
+        "unit_state": ctx.services.state(SWEEP_UNIT).active_state if job is None else "active",
+        "sweep": number,
+        "since_s": record.since_s if record is not None and number is not None else None,
+        "until_s": record.until_s if record is not None and number is not None else None,
+        "left_s": max(0.0, record.until_s - ctx.clock.now_s())
+        if record is not None and number is not None
+        else None,
+    }
+    with reading(ctx) as store:
+        newest = sweeps(store, limit=1) if store is not None else ()
+        events = store.sweep_events(newest[0].number) if store is not None and newest else ()
+    payload["last"] = _last(newest, events)
+    return ActionResult("sweep status", payload)
+
+
+def watch_sweep(ctx: Context) -> Iterator[str]:
+    """Lines as the sweep goes, until it ends.
+
+    Raises:
+        UsageError: none is under way.
+    """
+    end_s = ctx.clock.monotonic_s() + _START_S
+    seen, number = 0, running_sweep(ctx)
+    while number is None and _is_up(ctx) and ctx.clock.monotonic_s() < end_s:
+        ctx.clock.sleep(_UNIT_POLL_S)
+        number = running_sweep(ctx)
+    if number is None:
+        raise UsageError("no sweep is under way", hint="`tunerd sweep start`")
+    while True:
+        is_running = running_sweep(ctx) == number or _is_up(ctx)
+        with reading(ctx) as store:
+            events = () if store is None else store.sweep_events(number)
+        for event in events[seen:]:
+            yield event_text(event)
+        seen = len(events)
+        if not is_running:
+            return
+        ctx.clock.sleep(_UNIT_POLL_S)
+
+
+def event_text(event: Mapping[str, Any]) -> str:
+    """One start or request in a line."""
+    arm = arm_text({**event["arm"], "n_max": event["n_max"] or event["arm"]["n_max"],
+                    "p_min": event["p_min"] or event["arm"]["p_min"]})  # fmt: skip
+    what = "start" if event["event"] == "boot" else event["purpose"]
+    end = event["failure"] or format_duration(event["seconds"])
+    return f"{what:<8} {end:>8}  {arm}"
+
+
+def _last(newest: Sequence[StoredSweep], events: Sequence[Mapping[str, Any]]) -> Any:
+    if not newest:
+        return None
+    sweep = newest[0]
+    return {
+        "sweep": sweep.number,
+        "verdict": None if sweep.verdict is None else sweep.verdict.outcome,
+        "sentence": None if sweep.verdict is None else sweep.verdict.sentence,
+        "starts": sum(event["event"] == "boot" for event in events),
+        "requests": sum(event["event"] == "request" for event in events),
+        "arms": len({arm_text(event["arm"]) for event in events}),
+        "failures": sum(bool(event["failure"]) for event in events),
+        "doing": event_text(events[-1]) if events else None,
+    }
+
+
+def _is_up(ctx: Context) -> bool:
+    """Whether a night or a job sweeps, or gets ready to."""
+    state = ctx.services.state(SWEEP_UNIT).active_state
+    return sweeping_job(ctx) is not None or state in UP
+
+
+def _demand_none(ctx: Context) -> None:
+    if _is_up(ctx) or is_locked(ctx.paths.measure_lock):
+        record = read_measurement(ctx)
+        raise Busy(
+            "another measurement is under way",
+            cause=SWEEP_UNIT if record is None else record.purpose,
+            state="nothing was changed",
+            hint="`tunerd sweep status`; `tunerd sweep stop` ends a sweep",
+        )

@@ -1,0 +1,363 @@
+"""When nights are: shown, set, skipped, begun at once, and begun by the daemon."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunerd.app import Context
+from tunerd.calendar import (
+    Deadline,
+    Memory,
+    Missed,
+    Opening,
+    Window,
+    open_span,
+    openings,
+    parse_window,
+    reserve_s,
+    spans,
+)
+from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
+from tunerd.machine.clock import local_zone
+from tunerd.production.own import SWEEP_UNIT, start_sweep_unit
+from tunerd.records import plain, read_or_none
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.settings import check_settings, sources_of
+from tunerd.units.manager import UP
+from tunerd.words import format_duration
+
+if TYPE_CHECKING:
+    from tunerd.measure.compare import Prepared
+    from tunerd.sweep.plan import PreparedSweep, SweepRequest
+
+
+_LEAST_STARTS = 4  # what serves now and one more, each started twice
+_LEAST_HOURS_S = 30.0
+
+
+def window_of(ctx: Context, text: str | None) -> Window | None:
+    """The window of `01:00-06:30` on the days and by the clock of the settings; None for always.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if text is None:
+        return None
+    settings = ctx.settings.sweep
+    zone = settings.timezone or local_zone(ctx.environment)
+    try:
+        return parse_window(text, settings.days, zone)
+    except ValueError as error:
+        raise UsageError(
+            f"`{text}` is no window that a sweep could keep to", cause=str(error)
+        ) from error
+
+
+def demand_open(ctx: Context, text: str | None) -> None:
+    """The window is open, or there is none.
+
+    Raises:
+        UsageError: it is closed, and when it opens.
+    """
+    window = window_of(ctx, text)
+    if window is not None and open_span(window, ctx.clock.now_s()) is None:
+        raise UsageError(
+            closed_text(ctx, window, str(text)),
+            state="nothing was touched",
+            hint="`tunerd sweep run` or `tunerd sweep start` without --window sweep at once",
+        )
+
+
+def closed_text(ctx: Context, window: Window, text: str) -> str:
+    """That the window is closed, and when it opens."""
+    following = next(spans(window, ctx.clock.now_s()), None)
+    if following is None:
+        return f"the window {text} is closed, and does not open soon"
+    opens = datetime.fromtimestamp(following.begin_s, window.zone).strftime("%a %d %b %H:%M")
+    return f"the window {text} is closed; it opens {opens} ({window.zone.key})"
+
+
+def deadline_of(
+    ctx: Context, text: str | None, *, load_s: float, changes_program: bool
+) -> Deadline | None:
+    """When the window under way ends; None where there is none, or it is closed."""
+    window = window_of(ctx, text)
+    span = None if window is None else open_span(window, ctx.clock.now_s())
+    if window is None or span is None:
+        return None
+    kept_s = reserve_s(
+        load_s,
+        drain_s=ctx.settings.service.drain_s,
+        deploys=ctx.settings.sweep.promote == "auto",
+        changes_program=changes_program,
+    )
+    return Deadline(span.end_s, kept_s, str(text))
+
+
+def demand_time(ctx: Context, deadline: Deadline | None, *, budget_s: float, load_s: float) -> None:
+    """So much of the window is left that something can come of it.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if deadline is None:
+        return
+    left_s = deadline.measuring_s(ctx.clock.now_s())
+    least_s = min(budget_s, _LEAST_HOURS_S + _LEAST_STARTS * load_s)
+    if left_s < least_s:
+        raise UsageError(
+            f"too little is left of the window {deadline.text}",
+            cause=f"{format_duration(left_s)} to measure in, with {format_duration(deadline.reserve_s)} "
+            f"kept for production's return; at least {format_duration(least_s)} are needed",
+            state="nothing was touched",
+            hint="a longer sweep.window, or a later night",
+        )
+
+
+def ends_text(deadline: Deadline) -> str:
+    """Why something ends now, for people."""
+    end = datetime.fromtimestamp(deadline.end_s, UTC).strftime("%H:%M UTC")
+    return f"the window {deadline.text} ends ({end}), and production must serve again by then"
+
+
+def write_settings(ctx: Context, changed: Mapping[str, Any]) -> None:
+    """Change keys of the settings file.
+
+    Args:
+        ctx: Where.
+        changed: Dotted keys such as `sweep.window`, and values; None takes a key away.
+
+    Raises:
+        UsageError: a value is not allowed.
+        HostError: the file cannot be read or written.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    path = ctx.paths.settings_file
+    try:
+        document = tomlkit.parse((ctx.files.read(path) or b"").decode())
+    except (TOMLKitError, UnicodeDecodeError) as error:
+        raise HostError(
+            f"`{path}` is no TOML", cause=str(error), state="nothing was changed"
+        ) from error
+    for dotted, value in changed.items():
+        name, _, key = dotted.partition(".")
+        table: Any = document.setdefault(name, tomlkit.table())
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value
+    text = tomlkit.dumps(document)
+    try:  # a wrong file would keep every command, and the daemon's next start, from working
+        check_settings(text, path)
+    except ConfigError as problem:
+        raise UsageError(
+            "that cannot be set", cause=problem.cause, state="nothing was changed"
+        ) from problem
+    ctx.files.make_folder(path.parent)
+    ctx.files.write(path, text.encode(), like=ctx.files.look(path))
+
+
+# The keys of the settings file behind what `tunerd schedule set` takes.
+KEYS: Mapping[str, str] = {
+    "window": "sweep.window",
+    "days": "sweep.days",
+    "timezone": "sweep.timezone",
+    "missed": "schedule.missed",
+    "enabled": "schedule.enabled",
+}
+_SHOWN = 3
+_LEAST_NIGHT_S = 900.0
+
+
+def show_schedule(ctx: Context) -> ActionResult:
+    """The window, whether nights are begun by themselves, and when the next ones are."""
+    settings = ctx.settings
+    memory = read_memory(ctx)
+    nights = next_openings(ctx, most=_SHOWN)
+    state = ctx.services.state(SWEEP_UNIT)
+    payload = {
+        "enabled": settings.schedule.enabled,
+        "window": settings.sweep.window,
+        "days": settings.sweep.days,
+        "timezone": settings.sweep.timezone or local_zone(ctx.environment),
+        "missed": settings.schedule.missed,
+        "budget_s": min(settings.sweep.budget_s, settings.sweep.downtime_s),
+        "unit": SWEEP_UNIT,
+        "running": state.active_state in UP,
+        "last_begin_s": memory.last_begin_s,
+        "nights": [
+            {"begin_s": one.span.begin_s, "end_s": one.span.end_s, "seconds": one.span.seconds,
+             "skipped": one.is_skipped}
+            for one in nights
+        ],
+    }  # fmt: skip
+    return ActionResult("schedule show", payload, _remarks(ctx))
+
+
+def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
+    """Write keys of [sweep] and [schedule] into tunerd.toml; what else stands there stays.
+
+    Args:
+        ctx: Where.
+        changed: Dotted keys and values; None takes a key away.
+
+    Raises:
+        UsageError: there is nothing to set, one is not allowed, or together they are no window.
+        HostError: the file cannot be read or written.
+    """
+    if not changed:
+        raise UsageError("nothing to set", hint="for example --window 01:00-06:30 --on")
+    window = changed.get("sweep.window", ctx.settings.sweep.window)
+    days = changed.get("sweep.days") or ctx.settings.sweep.days
+    zone = changed.get("sweep.timezone") or ctx.settings.sweep.timezone
+    if window is not None:
+        try:
+            parse_window(window, days, zone or local_zone(ctx.environment))
+        except ValueError as error:
+            raise UsageError(
+                "that is no window", cause=str(error), state="nothing was changed"
+            ) from error
+    elif changed.get("schedule.enabled"):
+        raise UsageError(
+            "nights need a window", state="nothing was changed", hint="--window 01:00-06:30"
+        )
+    write_settings(ctx, changed)
+    hint = "the daemon takes it over by itself; `tunerd schedule show`"
+    message = note("written", f"`{ctx.paths.settings_file}` was changed", hint)
+    return ActionResult("schedule set", {"changed": dict(changed)}, (message,), has_acted=True)
+
+
+def begin_now(ctx: Context, *, confirm: Callable[[Prepared | PreparedSweep], None]) -> ActionResult:
+    """Begin what a night would do, at once and whatever the window says.
+
+    Raises:
+        Busy, UsageError, ConfigError, DeployError, ServiceError: as `start_sweep`.
+    """
+    from tunerd.sweep.run import start_night
+
+    return start_night(ctx, configured_request(ctx, at_once=True), confirm=confirm)
+
+
+def configured_request(ctx: Context, *, at_once: bool = False) -> SweepRequest:
+    """The night that the settings describe; `at_once` whatever their window says."""
+    from tunerd.sweep.plan import SweepRequest
+
+    settings = ctx.settings.sweep
+    return SweepRequest(
+        budget_s=min(settings.budget_s, settings.downtime_s),
+        workload=settings.workload,
+        window=None if at_once else settings.window,
+    )
+
+
+def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
+    """Leave the next night out, or have it after all.
+
+    Raises:
+        UsageError: there is none.
+    """
+    memory = read_memory(ctx)
+    if undo:
+        _write_memory(ctx, replace(memory, skip_begin_s=None))
+        return ActionResult("schedule skip-tonight", {"skipped": None}, has_acted=True)
+    found = next_openings(ctx)
+    if not found:
+        raise UsageError("there is no night to skip", hint="`tunerd schedule show`")
+    span = found[0].span
+    _write_memory(ctx, replace(memory, skip_begin_s=span.begin_s))
+    zone = ctx.settings.sweep.timezone or local_zone(ctx.environment)
+    payload = {"skipped": asdict(span), "timezone": zone}
+    return ActionResult("schedule skip-tonight", payload, has_acted=True)
+
+
+def next_openings(ctx: Context, *, most: int = 1) -> tuple[Opening, ...]:
+    """The next openings of the window; none where nights are not begun, or there is no window.
+
+    Raises:
+        UsageError: the settings' window is none.
+    """
+    window = window_of(ctx, ctx.settings.sweep.window)
+    if window is None or not ctx.settings.schedule.enabled:
+        return ()
+    return openings(
+        window,
+        read_memory(ctx),
+        ctx.clock.now_s(),
+        missed=Missed(ctx.settings.schedule.missed),
+        least_s=_LEAST_NIGHT_S,
+        most=most,
+    )
+
+
+def begin_night(ctx: Context, opening: Opening) -> bool:
+    """Start the sweep's unit, once for an opening; False where it runs already.
+
+    Raises:
+        HostError: that it was begun, or its unit, cannot be written.
+        ServiceError: it does not start, and may be tried again.
+    """
+    is_up = ctx.services.state(SWEEP_UNIT).active_state in UP
+    memory = read_memory(ctx)
+    # First: whoever dies in between loses a night rather than having two of it.
+    _write_memory(ctx, replace(memory, last_begin_s=opening.span.begin_s))
+    if is_up:
+        return False
+    try:
+        start_sweep_unit(ctx)
+    except TunerdError:
+        with contextlib.suppress(TunerdError):
+            _write_memory(ctx, memory)
+        raise
+    return True
+
+
+def read_memory(ctx: Context) -> Memory:
+    """What is remembered of nights; nothing where that cannot be read."""
+    try:
+        data = ctx.files.read_json(_path(ctx))
+    except TunerdError:
+        return Memory()
+    return read_or_none(Memory, data) or Memory()
+
+
+def _write_memory(ctx: Context, memory: Memory) -> None:
+    ctx.files.make_folder(ctx.paths.state_dir)
+    ctx.files.write_json(_path(ctx), plain(memory))
+
+
+def _path(ctx: Context) -> Path:
+    return ctx.paths.state_dir / "schedule.json"
+
+
+def _remarks(ctx: Context) -> tuple[Message, ...]:
+    settings = ctx.settings
+    if not settings.schedule.enabled:
+        hint = "`tunerd schedule set --window 01:00-06:30 --on`"
+        return (note("off", "no night begins by itself", hint),)
+    if settings.sweep.window is None:
+        return (
+            warning(
+                "no-window", "nights are on, and no window is set", "`tunerd schedule set --window`"
+            ),
+        )
+    return ()
+
+
+def show_settings(ctx: Context) -> ActionResult:
+    """All settings with their sources, and the folders in use."""
+    values: dict[str, Any] = ctx.settings.model_dump(mode="json")
+    rows = []
+    for name, source in sources_of(ctx.paths, ctx.environment).items():
+        value: Any = values
+        for part in name.split("."):
+            value = value[part]
+        rows.append({"name": name, "value": value, "source": source})
+    paths = {name: str(path) for name, path in asdict(ctx.paths).items()}
+    return ActionResult("settings", {"settings": rows, "paths": paths, "mode": str(ctx.mode)})

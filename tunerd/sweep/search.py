@@ -1,0 +1,1004 @@
+"""The search: a few runs of each family, then whatever the model thinks most of, measured.
+
+Order: the incumbent, one process of every family (where the engine takes settings per request, with
+several of them), then the points with the largest expected improvement, until none is expected to
+save enough; then the leaders race on fresh processes. Prediction proposes, measurement decides.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from tunerd.profile.arm import OFF, Arm, Policy, ServerDied, placement_of, simplicity, wording_of
+from tunerd.sweep.learner import Belief, Learner
+from tunerd.sweep.limits import Limits, without_margin
+from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
+from tunerd.sweep.observations import Process
+from tunerd.sweep.space import FamilyGrid, Grid, Left, Variant, first_arms, planes, variant_of
+
+Array = NDArray[np.float64]
+
+# Only points predicted this near the best are worth the exact arithmetic.
+_PRUNE = 0.15
+_PER_FAMILY = 60
+_VARIANT_POINTS = 6
+# Measured already if its margin was this near what is thought to be needed now [MiB].
+_SAME_MARGIN_MIB = 192
+_PLANE_WORTH = 0.002
+# Processes after which an arm would be known: one alone says little, since a start has its luck.
+_PROCESSES = 3
+_EXPLORING_SDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """An arm, what is believed of it, and how much it is expected to save (as a log ratio)."""
+
+    belief: Belief
+    improvement: float
+
+
+class Planes:
+    """Candidates of all families, with their predictions kept until a family's laws change."""
+
+    def __init__(self, learner: Learner, grid: Grid, limits: Limits) -> None:
+        self._learner = learner
+        self._grid = grid
+        self._limits = limits
+        self._kept: dict[tuple[tuple[str, str], Variant], tuple[object, list[Arm], Array]] = {}
+
+    def proposals(self, leader: Belief, *, limit: int = 400) -> list[Proposal]:
+        """Points that were not measured, the most promising first."""
+        return self.improvements(self._candidates(leader.arm, limit), leader)
+
+    def improvements(self, arms: Sequence[Arm], leader: Belief) -> list[Proposal]:
+        """What knowing more of each arm is expected to save against the leader, the most first.
+
+        Knowing more means a few more processes of it, with the noise of their starts: an arm that
+        was measured often promises little, however near the leader it is.
+        """
+        beliefs = [one for one in self._learner.beliefs(arms) if one is not None]
+        if not beliefs:
+            return []
+        spread = self._learner.differences_sd([one.arm for one in beliefs], leader.arm)
+        known = self._learner.noise
+        noise = (known.process**2 + known.answer**2) / _PROCESSES
+        found = []
+        for belief, sd in zip(beliefs, spread.tolist(), strict=True):
+            moves = sd * sd / math.hypot(sd, math.sqrt(noise))
+            gain = leader.mean - _PLANE_WORTH - belief.mean
+            found.append(Proposal(belief, expected_improvement(gain, moves)))
+        found.sort(key=lambda one: (-round(one.improvement, 5), simplicity(one.belief.arm)))
+        return found
+
+    def best_of_family(self, family: FamilyGrid) -> Belief | None:
+        """The point of a family that is believed to be fastest, measured or not."""
+        arms, _ = self._plane(family, family.home)
+        beliefs = [one for one in self._learner.beliefs(arms[:_PER_FAMILY]) if one is not None]
+        return min(beliefs, key=lambda one: one.mean) if beliefs else None
+
+    def _candidates(self, leader: Arm, limit: int) -> list[Arm]:
+        found: list[tuple[float, Arm]] = []
+        for family in self._grid.families.values():
+            if not self._learner.is_known(family.key):
+                continue
+            if self._limits.family_fails(family.key) is not None:
+                continue
+            centre = variant_of(leader) if family.key == leader.family else family.home
+            arms, log_turn = self._plane(family, centre)
+            kept = list(zip(log_turn[:_PER_FAMILY].tolist(), arms, strict=False))
+            found += kept
+            found += self._variants(family, centre, kept[:_VARIANT_POINTS])
+        best = min((time for time, _ in found), default=0.0)
+        measured = self._measured()
+        near = sorted(
+            (
+                (time, index, arm)
+                for index, (time, arm) in enumerate(found)
+                if time < best + _PRUNE and not self._is_measured(arm, measured)
+            ),
+        )[:limit]
+        return [arm for _, _, arm in near if self._limits.fails(arm) is None]
+
+    def _plane(self, family: FamilyGrid, variant: Variant) -> tuple[list[Arm], Array]:
+        """Feasible points of one variant at the margins they need, fastest prediction first."""
+        model = self._learner.models.get(family.key)
+        kept = self._kept.get((family.key, variant))
+        if kept is not None and kept[0] is model:
+            return kept[1], kept[2]
+        arms = list(self._points(family, variant))
+        log_turn, _ = self._learner.predictions(arms)
+        order = np.argsort(np.where(np.isfinite(log_turn), log_turn, np.inf), kind="stable")
+        sorted_arms = [arms[at] for at in order]
+        self._kept[family.key, variant] = (model, sorted_arms, log_turn[order])
+        return sorted_arms, log_turn[order]
+
+    def _points(self, family: FamilyGrid, variant: Variant) -> Iterable[Arm]:
+        for ubatch in family.ubatch:
+            if not family.allows_batches(ubatch, variant.batch):
+                continue
+            margins: dict[int, int | None] = {}
+            for n_max, p_min in planes(family):
+                if n_max not in margins:
+                    first = family.arm(n_max, p_min, ubatch, family.fit_mib[0], variant)
+                    margins[n_max] = self._limits.margin_for(first, _EXPLORING_SDS)
+                margin = margins[n_max]
+                if margin is not None:
+                    yield family.arm(n_max, p_min, ubatch, margin, variant)
+
+    def _variants(
+        self, family: FamilyGrid, centre: Variant, best: Sequence[tuple[float, Arm]]
+    ) -> list[tuple[float, Arm]]:
+        """The best points with one other thing changed: threads, KV type, batch, extra keys."""
+        changed = [
+            moved
+            for variant in family.variants_near(centre)
+            if variant != centre
+            for _, arm in best[: _points_of(variant, centre)]
+            if family.allows_batches(arm.ubatch, variant.batch)
+            if (moved := self._moved(family, arm, variant)) is not None
+        ]
+        if not changed:
+            return []
+        log_turn, _ = self._learner.predictions(changed)
+        return list(zip(log_turn.tolist(), changed, strict=True))
+
+    def _moved(self, family: FamilyGrid, arm: Arm, variant: Variant) -> Arm | None:
+        """A point in another variant; None where it does not fit as it is placed there."""
+        made = family.arm(arm.n_max, arm.p_min, arm.ubatch, arm.fit_mib, variant)
+        if not made.is_placed and not arm.is_placed:
+            return made
+        margin = self._limits.margin_for(made, _EXPLORING_SDS)
+        return None if margin is None else made.with_margin(margin)
+
+    def _measured(self) -> dict[Arm, list[int]]:
+        found: dict[Arm, list[int]] = {}
+        for arm in self._learner.measured():
+            found.setdefault(without_margin(arm), []).append(arm.fit_mib)
+        return found
+
+    def _is_measured(self, arm: Arm, measured: dict[Arm, list[int]]) -> bool:
+        margins = measured.get(without_margin(arm), ())
+        return any(abs(margin - arm.fit_mib) <= _SAME_MARGIN_MIB for margin in margins)
+
+
+def _points_of(variant: Variant, centre: Variant) -> int:
+    """How many points are tried with a variant: a placement goes with one depth and not with another."""
+    is_wording = wording_of(variant.extra) != wording_of(centre.extra)
+    return 1 if is_wording else _VARIANT_POINTS
+
+
+def expected_improvement(gain: float, sd: float) -> float:
+    """Expected value of what is gained beyond 0, of a normal gain."""
+    z = gain / max(sd, 1e-9)
+    density = float(np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
+    return gain * float(ndtr(z)) + sd * density
+
+
+_PROBE_N_MAX = 8
+_PROBE_P_MIN = 0.75
+# Positions that a family was seen to draft, and filters seen at work, before predictions are trusted.
+_SEEN_DRAFT = 6
+_SEEN_FILTER = 0.5
+# A probe with too much margin teaches as much as any; one with too little teaches nothing but that.
+_PROBE_SDS = 2.0
+_PROBE_MARGIN_STEPS = 3
+_OOM_STEP_MIB = 512
+# An expected improvement (log ratio) below which an arm is not worth a process.
+_STOP = 0.0002
+_RACE = "race"
+_RACERS = 5
+_RACE_ROUNDS = 6
+_RACE_LEAD = 0.02
+_INNER_STOP = 0.001
+_INNER = 3
+_TIE = 0.002
+_CONTENDERS = 12
+# A fill is worth its time where the memory law is less sure than this of a leader [MiB].
+_UNSURE_MIB = 70.0
+# Tool calls are asked of an arm that is no further behind the leader than this (log ratio).
+_WORTH_SCREENING = 0.01
+_NEAR_LEADER = 0.02
+
+
+class Search:
+    """Spends a part of the night on finding the arm to challenge the incumbent with."""
+
+    def __init__(
+        self,
+        night: Night,
+        grid: Grid,
+        limits: Limits,
+        policy: Policy,
+        incumbent: Arm,
+    ) -> None:
+        self.night = night
+        self.grid = grid
+        self.limits = limits
+        self.policy = policy
+        self.incumbent = incumbent
+        self.planes = Planes(self.learner, grid, limits)
+        self.left_out: list[Left] = []
+        self.is_exhausted = False
+        self._is_fill_refused = False
+        self._has_asked_usual_tools = False
+        self._contenders: tuple[tuple[int, int], list[Belief]] | None = None
+
+    @property
+    def learner(self) -> Learner:
+        """What is known so far."""
+        return self.night.learner
+
+    # The whole
+
+    def run(self, reserve_s: Callable[[], float]) -> None:
+        """Searches until nothing is expected to be worth a process, or time is needed elsewhere.
+
+        Args:
+            reserve_s: How much of the night to leave, as far as one can tell now.
+        """
+        self.is_exhausted = False
+        try:
+            self._measure_incumbent()
+            self._probe_families(reserve_s)
+            self._measure_seeds(reserve_s)
+            while self._has_time(reserve_s):
+                if not self._improve(reserve_s) and not self._race(reserve_s):
+                    self.is_exhausted = True
+                    break
+        except TimeUp:
+            return
+
+    def _has_time(self, reserve_s: Callable[[], float]) -> bool:
+        leader = self.leader()
+        arm = self.incumbent if leader is None else leader.arm
+        return self.night.remaining_s - self.night.process_s(arm) > reserve_s()
+
+    def leader(self) -> Belief | None:
+        """The measured arm that is believed to be fastest, of those that may be recommended."""
+        self.learner.refresh()
+        beliefs = self.contenders()
+        if not beliefs:
+            return None
+        best = min(belief.mean for belief in beliefs)
+        equal = [belief for belief in beliefs if belief.mean <= best + _TIE]
+        return min(equal, key=lambda belief: simplicity(belief.arm))
+
+    def contenders(self) -> list[Belief]:
+        """Measured arms that may be recommended, the incumbent among them."""
+        state = self.learner.version, len(self.limits.rejected)
+        if self._contenders is None or self._contenders[0] != state:
+            self._contenders = state, self._find_contenders()
+        return self._contenders[1]
+
+    def _find_contenders(self) -> list[Belief]:
+        measured = [arm for arm in self.learner.measured() if self._is_allowed(arm)]
+        known = [belief for belief in self.learner.beliefs(measured) if belief is not None]
+        # Only the fast ones are looked at closely; that the list is short is no statement.
+        known.sort(key=lambda belief: belief.mean)
+        found: list[Belief] = []
+        for belief in known:
+            is_incumbent = belief.arm == self.incumbent.canonical()
+            if is_incumbent or (len(found) < _CONTENDERS and self._may_lead(belief.arm)):
+                found.append(belief)
+        return found
+
+    def _may_lead(self, arm: Arm) -> bool:
+        if arm == self.incumbent.canonical():
+            return True
+        return self._may_lead_if_proven(arm) and self.limits.is_output_proven(arm)
+
+    def _may_lead_if_proven(self, arm: Arm) -> bool:
+        """Whether nothing is against an arm but that its output may have to be proven first."""
+        return (
+            self.limits.fails(arm) is None
+            and self.limits.is_safe(arm)
+            and self.limits.worsens(arm) is None
+        )
+
+    def _is_allowed(self, arm: Arm) -> bool:
+        return self.grid.contains(arm) or arm == self.incumbent.canonical()
+
+    # Steps
+
+    def _measure_incumbent(self) -> None:
+        for _ in range(_PROBE_MARGIN_STEPS):
+            if self.learner.n_processes(self.incumbent):
+                return
+            self.measure(self.incumbent, "incumbent")
+
+    def _probe_families(self, reserve_s: Callable[[], float]) -> None:
+        for family in self._by_cost():
+            for n_max, p_min in self._unseen_drafts(family):
+                self._probe(family, n_max, p_min, reserve_s)
+
+    def _unseen_drafts(self, family: FamilyGrid) -> list[tuple[int, float]]:
+        """Settings of the draft without which a family's plane is a guess; one if it drafts nothing."""
+        most = max((n for n in family.n_max if n <= _PROBE_N_MAX), default=family.n_max[0])
+        measured = [arm for arm in self.learner.measured() if arm.family == family.key]
+        if family.spec == OFF:
+            return [] if measured else [(most, family.p_min[0])]
+        found = []
+        if max((arm.n_max for arm in measured), default=0) < min(most, _SEEN_DRAFT):
+            found.append((most, family.p_min[0]))
+        filtered = min(family.p_min, key=lambda p: abs(p - _PROBE_P_MIN))
+        is_filtered = any(arm.p_min >= _SEEN_FILTER for arm in measured)
+        if filtered >= _SEEN_FILTER and not is_filtered and not self._takes_drafts(family.engine):
+            found.append((most, filtered))
+        return found
+
+    def _takes_drafts(self, engine: str) -> bool:
+        return engine in self.night.box.per_request
+
+    def _has_all_arms(self) -> bool:
+        """Whether as many arms were measured as are allowed."""
+        most = self.policy.max_arms
+        return most is not None and len(self.learner.measured()) >= most
+
+    def _by_cost(self) -> list[FamilyGrid]:
+        """Families, those most like the incumbent first: what is learned there helps the others."""
+
+        def distance(family: FamilyGrid) -> tuple[bool, bool, bool]:
+            same_engine = family.engine == self.incumbent.engine
+            same_spec = family.spec == self.incumbent.spec
+            return not (same_engine and same_spec), family.spec == "ngram", not same_engine
+
+        return sorted(self.grid.families.values(), key=distance)
+
+    def _probe(
+        self, family: FamilyGrid, n_max: int, p_min: float, reserve_s: Callable[[], float]
+    ) -> None:
+        """One process with these drafts; with more margin if it runs out of memory or spills."""
+        extra = 0
+        for _ in range(2 * _PROBE_MARGIN_STEPS):
+            reason = self.limits.family_fails(family.key)
+            if reason is not None:
+                return
+            arm = self._probe_arm(family, n_max, p_min, extra)
+            smaller = [n for n in family.n_max if n < n_max]
+            if arm is None and smaller:
+                n_max = smaller[len(smaller) // 2]
+                continue
+            if arm is None:
+                is_placed = bool(placement_of(family.home.extra))
+                why = (
+                    "it does not fit as it is placed" if is_placed else "no margin is large enough"
+                )
+                self.left_out.append(Left(", ".join(family.key), why))
+                return
+            if not self._has_time(reserve_s):
+                self.left_out.append(Left(", ".join(family.key), "no time was left to try it"))
+                return
+            if self._has_all_arms():
+                why = f"{self.policy.max_arms} arms were measured already"
+                self.left_out.append(Left(", ".join(family.key), why))
+                return
+            if self.measure(arm, "probe"):
+                return
+            if self.limits.has_overflowed(arm):
+                extra += _OOM_STEP_MIB
+                is_drafts_turn = arm.is_placed or extra > _OOM_STEP_MIB
+                n_max = smaller[len(smaller) // 2] if smaller and is_drafts_turn else n_max
+
+    def _probe_arm(
+        self, family: FamilyGrid, n_max: int, p_min: float, extra_mib: int
+    ) -> Arm | None:
+        arm = family.arm(n_max, p_min, family.home_ubatch, family.fit_mib[0])
+        margin = self.limits.margin_for(arm, _PROBE_SDS)
+        if margin is None:
+            margin = family.fit_mib[-1]
+        wanted = family.margin_at_least(margin + extra_mib)
+        if wanted is None:
+            wanted = family.fit_mib[-1]
+        probe = arm.with_margin(wanted)
+        while self.limits.walled(probe) is not None:  # nothing is known of memory but such walls
+            larger = family.margin_at_least(probe.fit_mib + _OOM_STEP_MIB)
+            if larger is None:
+                return None
+            probe = probe.with_margin(larger)
+        return None if self.limits.fails(probe) is not None else probe
+
+    def _measure_seeds(self, reserve_s: Callable[[], float]) -> None:
+        for arm in first_arms(self.policy, self.grid):
+            if self.learner.n_processes(arm) == 0 and self.limits.fails(arm) is None:
+                if not self._has_time(reserve_s) or self._has_all_arms():
+                    return
+                self.measure(arm, "seed")
+
+    def _improve(self, reserve_s: Callable[[], float]) -> bool:
+        """Another process for what it is expected to pay most for; False when nothing is worth it.
+
+        New points and measured ones stand in one list: a leader that owes its place to luck is found
+        out by the same arithmetic that finds a better point.
+        """
+        leader = self.leader()
+        if leader is None:
+            return False
+        for proposal in self._proposals(leader):
+            if proposal.improvement < _STOP:
+                return False
+            belief = proposal.belief
+            if self.limits.worsens(belief.arm) is not None:
+                continue
+            if belief.n_processes and leader.n_processes < belief.n_processes:
+                belief = leader
+            if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
+                return False
+            self.measure(belief.arm, _RACE if belief.n_processes else "explore")
+            return True
+        return False
+
+    def _race(self, reserve_s: Callable[[], float]) -> bool:
+        """Another process for a leader that was measured least; False when the race is over."""
+        beliefs = sorted(self.contenders(), key=lambda belief: belief.mean)[:_RACERS]
+        if not beliefs:
+            return False
+        racers = [
+            belief
+            for belief in beliefs
+            if belief.mean < beliefs[0].mean + _RACE_LEAD / belief.n_processes**0.5
+            and belief.n_processes < _RACE_ROUNDS
+            and belief.arm != self.incumbent.canonical()
+        ]
+        for belief in sorted(racers, key=lambda one: one.n_processes):
+            if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
+                return False
+            self.measure(belief.arm, _RACE)
+            return True
+        return False
+
+    def _proposals(self, leader: Belief) -> list[Proposal]:
+        known = (leader.arm, self.incumbent.canonical())
+        rivals = [
+            arm
+            for arm in self.learner.measured()
+            if arm not in known and self._is_allowed(arm) and self._may_lead_if_proven(arm)
+        ]
+        found = self.planes.improvements(rivals, leader)
+        if not self._has_all_arms():
+            found += self.planes.proposals(leader)
+        return sorted(found, key=lambda one: -one.improvement)
+
+    # One process
+
+    def measure(self, arm: Arm, purpose: str) -> bool:
+        """Starts an arm and measures a block, and what else the process allows cheaply.
+
+        Raises:
+            TimeUp: There is no time for it.
+        """
+        self.night.require(self.night.process_s(arm))
+        try:
+            server = self.start(arm, purpose)
+            server.block(self._race_block(arm) if purpose == _RACE else None)
+            self.learner.refresh()
+            if self.learner.observations.processes[server.name].has_spilled:
+                return False
+            self._inner(server, purpose)
+            self._screen_output(server)
+            self._fill_if_unsure(server)
+        except (CannotStart, ServerDied):
+            self.learner.refresh()
+            return False
+        finally:
+            self._note_path()
+        self.learn_usual_tools()
+        return True
+
+    def learn_usual_tools(self) -> None:
+        """Asks what serves as many tool calls as a winner, once an arm has broken one.
+
+        Raises:
+            TimeUp: There is no time for it.
+        """
+        if not self._has_asked_usual_tools and self.limits.needs_usual_tools:
+            self._has_asked_usual_tools = True
+            self.ask_all_tools(self.incumbent)
+
+    def ask_all_tools(self, arm: Arm) -> None:
+        """The rest of the tool calls that a winner is asked, on a process of its own.
+
+        Raises:
+            TimeUp: There is no time for it.
+        """
+        missing = self.policy.tool_calls - self.limits.own_tool_calls(arm)[0]
+        if missing <= 0 or self.limits.fails(arm) is not None:
+            return
+        self.night.require(self.night.process_s(arm))
+        try:
+            Server(self.night, arm, "tools").tool_calls(missing, most_broken=None)
+        except (CannotStart, ServerDied):
+            return
+        finally:
+            self.learner.refresh()
+
+    def _race_block(self, arm: Arm) -> Block:
+        """Prompts that all racers answer in the same round, so that their luck cancels."""
+        return self.night.block(f"r{self.learner.n_processes(arm)}")
+
+    def _inner(self, server: Server, purpose: str) -> None:
+        """Other settings of the draft in the same process, where the engine takes them."""
+        arm = server.arm
+        if arm.engine not in self.night.box.per_request or not arm.drafts or purpose == _RACE:
+            return
+        if purpose == "probe":
+            for draft in self._probe_drafts(arm):
+                server.block(draft=draft)
+        for _ in range(_INNER):
+            best = self._best_inner(server)
+            if best is None:
+                return
+            server.block(draft=best)
+
+    def _probe_drafts(self, arm: Arm) -> list[tuple[int, float]]:
+        family = self.grid.of(arm)
+        if family is None:
+            return []
+        filtered = min(family.p_min, key=lambda p: abs(p - _PROBE_P_MIN))
+        few = min(family.n_max, key=lambda n: abs(n - 3))
+        drafts = [(arm.n_max, filtered), (min(few, arm.n_max), filtered)]
+        return [draft for draft in dict.fromkeys(drafts) if draft != (arm.n_max, arm.p_min)]
+
+    def _best_inner(self, server: Server) -> tuple[int, float] | None:
+        """The draft that this process allows and that is expected to save most, if any does."""
+        self.learner.refresh()
+        leader, family = self.leader(), self.grid.of(server.arm)
+        if leader is None or family is None:
+            return None
+        seen = {
+            (answer.arm.n_max, answer.arm.p_min)
+            for answer in self.learner.observations.processes[server.name].answers
+        }
+        arms = [
+            server.arm.with_draft(n_max, p_min)
+            for n_max in family.n_max
+            for p_min in family.p_min
+            if n_max <= server.arm.n_max
+            and n_max >= server.arm.n_max - 2
+            and (n_max, p_min) not in seen
+        ]
+        found = self.planes.improvements(arms, leader)
+        if not found or found[0].improvement < _INNER_STOP:
+            return None
+        arm = found[0].belief.arm
+        return arm.n_max, arm.p_min
+
+    def _screen_output(self, server: Server) -> None:
+        """Tool calls for an arm that is good enough to lead but may change the output."""
+        arm = server.arm
+        if not self.limits.changes_output(arm) or self.limits.fails(arm) is not None:
+            return
+        judged, _ = self.limits.tool_calls(arm)
+        leader, belief = self.leader(), self.learner.beliefs([arm])[0]
+        if judged >= self.policy.tool_calls or leader is None or belief is None:
+            return
+        if belief.mean < leader.mean + _WORTH_SCREENING:
+            server.tool_calls(self.policy.tool_calls - judged)
+
+    # Memory
+
+    def _fill_if_unsure(self, server: Server) -> None:
+        """Fills the context of a leader whose need is not known well."""
+        arm = server.arm
+        if not self.limits.knows_memory or self._is_fill_refused:
+            return
+        beliefs = self.learner.beliefs([arm])
+        if beliefs[0] is None:
+            return
+        best = min((belief.mean for belief in self.contenders()), default=beliefs[0].mean)
+        headroom = self.limits.headroom(arm)
+        if headroom is None or headroom.was_filled or headroom.sd_mib < _UNSURE_MIB:
+            return
+        if beliefs[0].mean < best + _NEAR_LEADER and arm != self.incumbent.canonical():
+            self.fill(server)
+
+    def fill(self, server: Server) -> float | None:
+        """VRAM left free with the context full [MiB]; None if it was not filled, or nobody knows.
+
+        Raises:
+            ServerDied: It did not survive.
+        """
+        reading = server.fill(server.n_ctx or self.learner.context)
+        if reading is None:
+            self._is_fill_refused = True
+            return None
+        self.learner.refresh()
+        free = reading.vram_free_min_mib
+        return -reading.spill_mib if reading.has_spilled and reading.spill_mib else free
+
+    def start(self, arm: Arm, purpose: str) -> Server:
+        """A fresh process, warmed up; what the incumbent says of its context is what counts.
+
+        Raises:
+            CannotStart: It did not come up.
+            ServerDied: It did not survive its first request.
+        """
+        server = Server(self.night, arm, purpose)
+        n_ctx = self.limits.n_ctx(self.incumbent) or server.n_ctx
+        if n_ctx and n_ctx != self.learner.context:
+            self.learner.set_context(n_ctx)
+        server.warm_up()
+        return server
+
+    def _note_path(self) -> None:
+        self.learner.refresh()
+        leader = self.leader()
+        if leader is None:
+            return
+        current = self.learner.beliefs([self.incumbent])[0]
+        better = current is None or leader.mean < current.mean - self.policy.min_gain / 2
+        self.night.recommend(leader.arm if better else self.incumbent)
+
+
+_STEPS = 4
+# A smaller margin is worth another start if it is predicted to save so much (log ratio).
+_FINALIST_WORTH = 0.003
+_STEP_UP_MIB = 256.0
+_TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MarginStep:
+    """One step of the bisection: a margin, and the VRAM that was left with the context full."""
+
+    fit_mib: int
+    free_mib: float | None
+    failure: str = ""
+
+
+class Finalist:
+    """Bisects the margin of one arm on processes started exactly as they would be deployed.
+
+    A smaller margin is never slower until it fails, so that MiB decide and not noisy times: what is
+    left over the wanted headroom comes off the margin; a step that fails goes half way back.
+    """
+
+    def __init__(self, search: Search, policy: Policy) -> None:
+        self._search = search
+        self._policy = policy
+        self.steps: list[MarginStep] = []
+
+    @property
+    def _limits(self) -> Limits:
+        return self._search.limits
+
+    @property
+    def _night(self) -> Night:
+        return self._search.night
+
+    def prepare(self, leader: Arm) -> Arm | None:
+        """The leader at the margin to deploy it with, its context filled once; None if it failed.
+
+        Raises:
+            TimeUp: The night has no time for it.
+        """
+        family = self._search.grid.of(leader)
+        arm, good, tried, failures = leader, None, set[int](), 0
+        for _ in range(_STEPS + _TRIES):
+            tried.add(arm.fit_mib)
+            step = self._try(arm)
+            self.steps.append(step)
+            if step.failure and step.failure != "oom":
+                failures += 1
+                if failures >= _TRIES:
+                    self._limits.reject(leader, f"failed as it would be deployed: {step.failure}")
+                    return good
+                continue
+            if self._is_broken(arm):
+                return None
+            if not step.failure and self._is_enough(step):
+                good = arm
+            following = None if family is None else self._next(arm, step, good, family)
+            if following is None or following in tried or len(self.steps) >= _STEPS:
+                break
+            arm = arm.with_margin(following)
+        if good is None:
+            self._limits.reject(arm, "its context could not be filled with enough room to spare")
+        return good
+
+    def _try(self, arm: Arm) -> MarginStep:
+        night = self._night
+        night.require(night.process_s(arm))
+        try:
+            server = self._search.start(arm, "finalist")
+            server.block()
+            self._ask_tools(server)
+            free = self._search.fill(server)
+        except CannotStart as failed:
+            return MarginStep(arm.fit_mib, None, failed.failure)
+        except ServerDied as died:
+            return MarginStep(arm.fit_mib, None, died.kind or "crash")
+        finally:
+            self._search.learner.refresh()
+        return MarginStep(arm.fit_mib, free)
+
+    def _ask_tools(self, server: Server) -> None:
+        judged, broken = self._limits.own_tool_calls(server.arm)
+        if not broken:
+            server.tool_calls(self._policy.tool_calls - judged)
+
+    def _is_broken(self, arm: Arm) -> bool:
+        """Whether it breaks tool calls, or has less context; what may change the output has to prove that it does not."""
+        search = self._search
+        search.learn_usual_tools()
+        if self._limits.own_tool_calls(search.incumbent)[1] and self._limits.own_tool_calls(arm)[1]:
+            search.ask_all_tools(arm)  # a few calls are no rate to compare with another
+        reason = self._limits.shrinks(arm) or self._limits.breaks_tools(arm)
+        if reason is None and not self._limits.is_output_proven(arm):
+            reason = "nothing shows that it leaves tool calls whole"
+        if reason is not None:
+            self._limits.reject(arm, reason)
+        return reason is not None
+
+    def _is_enough(self, step: MarginStep) -> bool:
+        if (
+            step.free_mib is None
+        ):  # where memory is told, a context that was not seen full proves nothing
+            return not self._limits.knows_memory
+        return step.free_mib >= self._limits.headroom_mib
+
+    def _next(self, arm: Arm, step: MarginStep, good: Arm | None, family: FamilyGrid) -> int | None:
+        """Margin to try next; None to stop."""
+        if arm.is_placed:
+            return None
+        target = self._limits.target_mib
+        if step.failure == "oom" or (step.free_mib is not None and not self._is_enough(step)):
+            if good is not None:  # half way back
+                middle = family.margin_at_least((arm.fit_mib + good.fit_mib) / 2)
+                return middle if middle is not None and middle < good.fit_mib else None
+            short = _STEP_UP_MIB if step.free_mib is None else target - step.free_mib
+            return family.margin_at_least(arm.fit_mib + max(short, 1.0))
+        if step.free_mib is None or not self._search.learner.memory(arm.family).is_binding:
+            return None
+        lower = family.margin_at_least(arm.fit_mib - (step.free_mib - target))
+        if lower is None or lower >= arm.fit_mib or self._saves(arm, lower) < _FINALIST_WORTH:
+            return None
+        return lower
+
+    def _saves(self, arm: Arm, margin: int) -> float:
+        log_turn, _ = self._search.learner.predictions([arm, arm.with_margin(margin)])
+        return float(log_turn[0] - log_turn[1])
+
+
+TPE = "tpe"
+REQUIREMENT = "tunerd[tpe]"
+# Processes without a new leader after which more of them are not expected to find one.
+_PATIENCE = 40
+# Every so many processes one goes to the leaders: TPE never measures a point twice on purpose.
+_RACE_EVERY = 4
+_ASKS = 8
+_FAILED_SHORT_MIB = 150.0
+_WORST = 2.0  # times the best turn, where nothing but failures was seen
+
+Parameters = dict[str, Any]
+
+
+class TpeSearch(Search):
+    """Spends the night on what TPE proposes; measuring, memory and verdict are the sweep's own."""
+
+    def run(self, reserve_s: Callable[[], float]) -> None:
+        """As `Search.run`: until time is needed elsewhere, or nothing new was found for long."""
+        self.is_exhausted = False
+        proposer = Proposer(self)
+        best, idle, count = None, 0, 0
+        try:
+            self._measure_incumbent()
+            self._measure_seeds(reserve_s)
+            while self._has_time(reserve_s):
+                count += 1
+                if count % _RACE_EVERY or not self._race(reserve_s):
+                    arm = proposer.ask()
+                    if arm is None or self._has_all_arms():
+                        self.is_exhausted = True
+                        return
+                    self.measure(arm, "explore")
+                leader = self.leader()
+                arm_now = None if leader is None else leader.arm
+                idle = idle + 1 if arm_now == best else 0
+                best = arm_now
+                if idle >= _PATIENCE:
+                    self.is_exhausted = True
+                    return
+        except TimeUp:
+            return
+
+
+class Proposer:
+    """TPE over the union of all families' values; what a family lacks is moved to its nearest."""
+
+    def __init__(self, search: Search) -> None:
+        """Imports Optuna.
+
+        Raises:
+            ValueError: It is not installed.
+        """
+        self._search = search
+        self._optuna = load_optuna()
+        self._families = tuple(search.grid.families.values())
+        self._values: dict[str, tuple[Any, ...]] = {
+            name: _union(getattr(one, name) for one in self._families)
+            for name in ("n_max", "p_min", "fit_mib", "ubatch", "batch", "threads")
+        }
+        self._kv = tuple(dict.fromkeys(kv for one in self._families for kv in one.kv))
+        self._extra = tuple(dict.fromkeys(extra for one in self._families for extra in one.extra))
+        self._again: list[Arm] = []
+
+    def ask(self) -> Arm | None:
+        """An arm to measure; None where TPE proposes nothing that is not ruled out."""
+        if not self._families:
+            return None
+        pending = self._pending()
+        if pending is not None:
+            return pending
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what Optuna calls experimental
+            study = self._study()
+            for _ in range(_ASKS):
+                trial = study.ask()
+                arm = self._arm(trial)
+                if self._search.limits.fails(arm) is None:
+                    return arm
+                trial.set_constraint("memory", _FAILED_SHORT_MIB)
+                study.tell(trial, self._worst())
+        return None
+
+    def _pending(self) -> Arm | None:
+        """An arm that a hang or a crash took away before it said anything."""
+        search = self._search
+        for process in search.learner.observations.processes.values():
+            arm = process.arm.canonical()
+            failed = process.failure or process.died_of
+            is_lost = failed in ("hang", "crash") and not search.learner.n_processes(arm)
+            if is_lost and arm not in self._again and search.limits.fails(arm) is None:
+                self._again.append(arm)
+                return arm
+        return None
+
+    def _study(self) -> Any:
+        optuna = self._optuna
+        seed = int(self._search.night.rng.integers(2**31))
+        sampler = optuna.samplers.TPESampler(
+            multivariate=True, group=True, constant_liar=True, seed=seed
+        )
+        study = optuna.create_study(sampler=sampler)
+        for arm, value, short_mib in self._history():
+            parameters = self._parameters(arm)
+            if parameters is not None:
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        params=parameters,
+                        distributions={name: self._distribution(name) for name in parameters},
+                        value=value,
+                        constraints={"memory": short_mib},
+                    )
+                )
+        return study
+
+    # What is told
+
+    def _history(self) -> Iterable[tuple[Arm, float, float]]:
+        """Arms with their mean turn [s] and how much memory they lacked (negative: had left) [MiB]."""
+        search = self._search
+        turns: dict[Arm, list[float]] = {}
+        for one in search.learner.observed:
+            turns.setdefault(one.arm.canonical(), []).append(math.exp(one.log_measured) / 1000)
+        short: dict[Arm, float] = {}
+        for process in search.learner.observations.processes.values():
+            arm = process.arm.canonical()
+            lacking = _short_mib(process, search.limits.headroom_mib)
+            if lacking is not None:
+                short[arm] = max(short.get(arm, -math.inf), lacking)
+        for arm, seen in turns.items():
+            lacking = short.get(arm.with_draft(arm.n_max, arm.p_min), -1.0)
+            broken = search.limits.breaks_tools(arm) is not None
+            yield arm, sum(seen) / len(seen), max(lacking, 1.0) if broken else lacking
+        for arm, lacking in short.items():
+            if arm not in turns and lacking > 0:
+                yield arm, self._worst(), lacking
+
+    def _worst(self) -> float:
+        seen = [math.exp(one.log_measured) / 1000 for one in self._search.learner.observed]
+        return max(seen, default=_WORST)
+
+    # Arms and parameters
+
+    def _distribution(self, name: str) -> Any:
+        distributions = self._optuna.distributions
+        if name == "family":
+            return distributions.CategoricalDistribution([_name(one) for one in self._families])
+        if name == "kv":
+            return distributions.CategoricalDistribution(tuple(range(len(self._kv))))
+        if name == "extra":
+            return distributions.CategoricalDistribution(tuple(range(len(self._extra))))
+        return distributions.IntDistribution(0, len(self._values[name]) - 1)
+
+    def _parameters(self, arm: Arm) -> Parameters | None:
+        """Places of an arm's values; None where it lies outside of the space."""
+        family = self._search.grid.of(arm)
+        names = [name for name in self._values if arm.drafts or name not in ("n_max", "p_min")]
+        is_inside = (
+            family is not None
+            and arm.kv in self._kv
+            and arm.extra in self._extra
+            and all(self._value_of(arm, name) in self._values[name] for name in names)
+        )
+        if family is None or not is_inside:
+            return None
+        found: Parameters = {
+            name: self._values[name].index(self._value_of(arm, name)) for name in names
+        }
+        return found | {
+            "family": _name(family), "kv": self._kv.index(arm.kv), "extra": self._extra.index(arm.extra)
+        }  # fmt: skip
+
+    def _value_of(self, arm: Arm, name: str) -> Any:
+        """A value of an arm; what is placed by hand has no margin, so any stands for it."""
+        is_idle = name == "fit_mib" and arm.is_placed
+        return self._values[name][0] if is_idle else getattr(arm, name)
+
+    def _arm(self, trial: Any) -> Arm:
+        def suggest(name: str) -> Any:
+            distribution = self._distribution(name)
+            if name in self._values:
+                return trial.suggest_int(name, distribution.low, distribution.high)
+            return trial.suggest_categorical(name, distribution.choices)
+
+        named: Mapping[str, FamilyGrid] = {_name(one): one for one in self._families}
+        family = named[suggest("family")]
+        drafts = family.spec != OFF
+
+        def value(name: str) -> Any:
+            wanted = self._values[name][suggest(name)]
+            return min(getattr(family, name), key=lambda one: abs(one - wanted))
+
+        n_max, p_min = (value("n_max"), value("p_min")) if drafts else (0, 0.0)
+        kv, extra = self._kv[suggest("kv")], self._extra[suggest("extra")]
+        ubatch, batch = value("ubatch"), value("batch")
+        if not family.allows_batches(ubatch, batch):
+            batch = family.batch[-1]
+        variant = Variant(
+            kv if kv in family.kv else family.home.kv, batch, value("threads"),
+            extra if extra in family.extra else family.home.extra,
+        )  # fmt: skip
+        return family.arm(n_max, p_min, ubatch, value("fit_mib"), variant).canonical()
+
+
+def load_optuna() -> Any:
+    """Optuna, quiet.
+
+    Raises:
+        ValueError: It is not installed.
+    """
+    try:
+        import optuna
+    except ModuleNotFoundError as missing:
+        raise ValueError(f"strategy tpe needs Optuna: pip install '{REQUIREMENT}'") from missing
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _short_mib(process: Process, wanted_mib: float) -> float | None:
+    if "oom" in (process.failure, process.died_of):
+        return _FAILED_SHORT_MIB
+    seen = [
+        -(reading.spill_mib or 0.0) if reading.has_spilled else reading.vram_free_min_mib
+        for reading in (answer.reading for answer in process.answers)
+        if reading.vram_free_min_mib is not None
+    ]
+    return wanted_mib - min(one for one in seen if one is not None) if seen else None
+
+
+def _union(values: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
+    return tuple(sorted({value for some in values for value in some}))
+
+
+def _name(family: FamilyGrid) -> str:
+    return f"{family.engine}/{family.spec}"

@@ -1,0 +1,800 @@
+"""What a sweep may try: the profile's ranges, what builds and machine allow, and why the rest is out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from tunerd.model.facts import ModelFacts
+from tunerd.model.memory import Device, EngineLaws, MemorySettings, estimate
+from tunerd.profile.arm import (
+    DRAFT,
+    DRAFT_MODEL,
+    OFF,
+    PLACEMENT_KEYS,
+    SAME_TEXT_KEYS,
+    Arm,
+    Extra,
+    Family,
+    Policy,
+    Space,
+    as_arm,
+    placement_of,
+    wording_of,
+)
+from tunerd.profile.schema import Range
+
+# Names under which a pin may speak of an arm's attribute: its own, and the profile's key.
+_PIN_NAMES = {
+    "engine": ("engine", "engine.name", "engine.prefer"),
+    "spec": ("spec", "speculation.type", "type"),
+    "n_max": ("n_max", "speculation.n_max"),
+    "p_min": ("p_min", "speculation.p_min"),
+    "fit_mib": ("fit_mib", "memory.fit_mib"),
+    "kv": ("kv", "cache_type_k", "cache_type_v", "serving.cache_type_k", "serving.cache_type_v"),
+    "ubatch": ("ubatch", "n_ubatch", "serving.n_ubatch", "serving.ubatch"),
+    "batch": ("batch", "n_batch", "serving.n_batch", "serving.batch"),
+    "threads": ("threads", "serving.threads"),
+}
+_PINS_OF_ARMS = frozenset(name for names in _PIN_NAMES.values() for name in names)
+CONTEXT_NAMES = ("context_tokens", "ctx_size", "serving.ctx_size", "n_ctx", "context", "ctx")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What an arm is beside speculation, batch of the prompt and margin: levels of its own."""
+
+    kv: str
+    batch: int
+    threads: int
+    extra: Extra = frozenset()
+
+
+def variant_of(arm: Arm) -> Variant:
+    """The variant that an arm belongs to."""
+    return Variant(arm.kv, arm.batch, arm.threads, arm.extra)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyGrid:
+    """Allowed values of one (engine, kind of speculation), ascending.
+
+    `home` is the variant to begin with: the incumbent's values where they are allowed.
+    """
+
+    engine: str
+    spec: str
+    n_max: tuple[int, ...]
+    p_min: tuple[float, ...]
+    fit_mib: tuple[int, ...]
+    kv: tuple[str, ...]
+    ubatch: tuple[int, ...]
+    batch: tuple[int, ...]
+    threads: tuple[int, ...]
+    extra: tuple[Extra, ...]
+    home: Variant
+    home_ubatch: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Engine and kind of speculation."""
+        return self.engine, self.spec
+
+    def arm(
+        self, n_max: int, p_min: float, ubatch: int, fit_mib: int, variant: Variant | None = None
+    ) -> Arm:
+        """An arm of this family; the margin is 0 where the variant places the model by hand."""
+        kept = variant or self.home
+        margin = 0 if kept.extra and placement_of(kept.extra) else fit_mib
+        return Arm(
+            self.engine, self.spec, n_max, p_min, margin, kept.kv, ubatch, kept.batch,
+            kept.threads, kept.extra,
+        )  # fmt: skip
+
+    def margin_at_least(self, mib: float) -> int | None:
+        """The smallest allowed margin that is not below this; None above the largest."""
+        return next((margin for margin in self.fit_mib if margin >= mib), None)
+
+    def variants_near(self, centre: Variant) -> Iterator[Variant]:
+        """The centre and all that differ from it in one way."""
+        yield centre
+        for kv in self.kv:
+            if kv != centre.kv:
+                yield replace(centre, kv=kv)
+        for threads in self.threads:
+            if threads != centre.threads:
+                yield replace(centre, threads=threads)
+        for batch in self.batch:
+            if batch != centre.batch:
+                yield replace(centre, batch=batch)
+        for extra in self.extra:
+            if extra != centre.extra:
+                yield replace(centre, extra=extra)
+
+    def allows_batches(self, ubatch: int, batch: int) -> bool:
+        """Whether a physical batch fits its logical one; engines cut the former otherwise."""
+        return ubatch <= batch or batch == self.batch[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that was not considered, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All families that may be tried, and what was left out."""
+
+    families: Mapping[tuple[str, str], FamilyGrid]
+    left_out: tuple[Left, ...]
+
+    def of(self, arm: Arm) -> FamilyGrid | None:
+        """The family that an arm belongs to, if it is in the space."""
+        return self.families.get(arm.family)
+
+    def contains(self, arm: Arm) -> bool:
+        """Whether an arm may be recommended: every value allowed, every pin kept."""
+        family = self.of(arm)
+        if family is None:
+            return False
+        draft = not arm.drafts or (arm.n_max in family.n_max and arm.p_min in family.p_min)
+        return (
+            draft
+            and (arm.is_placed or arm.fit_mib in family.fit_mib)
+            and arm.kv in family.kv
+            and arm.ubatch in family.ubatch
+            and arm.batch in family.batch
+            and arm.threads in family.threads
+            and arm.extra in family.extra
+        )
+
+
+def build_grid(space: Space, incumbent: Arm, policy: Policy) -> Grid:
+    """The grid of a space for a sweep that starts from this incumbent."""
+    pinned = space.pinned or {}
+    pins = _pins(pinned)
+    others = {key: value for key, value in pinned.items() if key not in _PINS_OF_ARMS}
+    families: dict[tuple[str, str], FamilyGrid] = {}
+    left_out: list[Left] = []
+    for (engine, spec), family in space.families.items():
+        name = f"{engine}, {spec}"
+        pinned_away = [
+            f"{key} is pinned to {pins[key]}"
+            for key, value in (("engine", engine), ("spec", spec))
+            if key in pins and pins[key] != value
+        ]
+        if pinned_away:
+            left_out.append(Left(name, pinned_away[0]))
+            continue
+        if spec != OFF and "n_max" in pins and int(pins["n_max"]) < 1:
+            left_out.append(Left(name, f"n_max is pinned to {pins['n_max']}"))
+            continue
+        found = _grid_family(engine, spec, family, incumbent, pins, policy)
+        families[engine, spec] = replace(found, **_keeping(found, others))
+    left_out += [Left(key, f"pinned to {value}") for key, value in pins.items()]
+    if not policy.may_change_output:
+        left_out.append(Left("KV types and other keys", "they can change what the model says"))
+    return Grid(families, tuple(left_out))
+
+
+def _pins(pinned: Mapping[str, Any]) -> dict[str, Any]:
+    """Pins of an arm's attributes under its own names; others are the caller's."""
+    found = {}
+    for attribute, names in _PIN_NAMES.items():
+        for name in names:
+            if name in pinned and pinned[name] is not None:
+                found[attribute] = pinned[name]
+    return found
+
+
+def _grid_family(
+    engine: str, spec: str, given: Any, incumbent: Arm, pins: Mapping[str, Any], policy: Policy
+) -> FamilyGrid:
+    def values(name: str, fallback: Any, *, frozen: bool = False) -> tuple[Any, ...]:
+        if name in pins:
+            return (pins[name],)
+        if frozen:
+            return (fallback,)
+        allowed = tuple(getattr(given, name, None) or ())
+        return tuple(sorted(set(allowed))) if allowed else (fallback,)
+
+    keeps_output = not policy.may_change_output
+    kv = values("kv", incumbent.kv, frozen=keeps_output)
+    threads = values("threads", incumbent.threads)
+    batch = values("batch", incumbent.batch)
+    ubatch = values("ubatch", incumbent.ubatch)
+    extra = _grid_extras(given, incumbent, keeps_output=keeps_output)
+    drafts = spec != OFF
+    n_max = values("n_max", incumbent.n_max)
+    home_ubatch = _nearest(ubatch, incumbent.ubatch)
+    home_batch = incumbent.batch if incumbent.batch in batch else _nearest(batch, incumbent.batch)
+    return FamilyGrid(
+        engine=engine,
+        spec=spec,
+        n_max=tuple(n for n in n_max if n > 0) or (1,) if drafts else n_max[:1],
+        p_min=values("p_min", incumbent.p_min) if drafts else values("p_min", 0.0)[:1],
+        fit_mib=values("fit_mib", incumbent.fit_mib),
+        kv=kv,
+        ubatch=ubatch,
+        batch=batch,
+        threads=threads,
+        extra=extra,
+        home=Variant(
+            incumbent.kv if incumbent.kv in kv else kv[0],
+            home_batch,
+            incumbent.threads if incumbent.threads in threads else threads[0],
+            incumbent.extra if incumbent.extra in extra else extra[0],
+        ),
+        home_ubatch=home_ubatch,
+    )
+
+
+def _grid_extras(given: Any, incumbent: Arm, *, keeps_output: bool) -> tuple[Extra, ...]:
+    listed = tuple(frozenset(option) for option in getattr(given, "extra", None) or ())
+    if keeps_output:
+        listed = tuple(option for option in listed if wording_of(option) == incumbent.wording)
+    return tuple(dict.fromkeys(listed)) or (incumbent.extra,)
+
+
+def _keeping(family: FamilyGrid, pinned: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes of a family where alternatives of other keys that break a pin are left out."""
+    kept = tuple(
+        option
+        for option in family.extra
+        if all(pinned.get(key) in (value, None) for key, value in option)
+    )
+    if kept == family.extra or not kept:
+        return {}
+    home = family.home if family.home.extra in kept else replace(family.home, extra=kept[0])
+    return {"extra": kept, "home": home}
+
+
+def _nearest(values: Sequence[int], wanted: int) -> int:
+    return min(values, key=lambda value: (abs(value - wanted), value))
+
+
+def first_arms(policy: Policy, grid: Grid) -> Iterable[Arm]:
+    """Arms known from elsewhere that the space allows."""
+    return [arm for arm in (as_arm(given) for given in policy.seeds) if grid.contains(arm)]
+
+
+def planes(family: FamilyGrid) -> Iterator[tuple[int, float]]:
+    """Every (n_max, p_min) of a family; a single one where nothing is drafted."""
+    yield from product(family.n_max, family.p_min)
+
+
+TYPE = "speculation.type"
+ENGINE = "engine.prefer"
+N_MAX = "speculation.n_max"
+P_MIN = "speculation.p_min"
+FIT = "memory.fit_mib"
+UBATCH = "serving.n_ubatch"
+BATCH = "serving.n_batch"
+THREADS = "serving.threads"
+KV_KEYS = ("serving.cache_type_k", "serving.cache_type_v")
+_DRAFT_KV_KEYS = ("speculation.cache_type_k", "speculation.cache_type_v")
+
+KEY_OF: Mapping[str, str] = {
+    "n_max": N_MAX,
+    "p_min": P_MIN,
+    "fit_mib": FIT,
+    "ubatch": UBATCH,
+    "batch": BATCH,
+    "threads": THREADS,
+}
+"""The key behind each numeric attribute of an arm."""
+ARM_KEYS = frozenset({TYPE, ENGINE, *KEY_OF.values(), *KV_KEYS})
+
+# What an arm says of values that are left to the engine. Source: `llama-server --help` of mainline
+# and ik of August 2026. They are never written: an arm changes only what differs from the base.
+_USUAL = {UBATCH: 512, BATCH: 2048, FIT: 1024}
+_USUAL_KV = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What serves now, as the arm that a sweep starts from.
+
+    `values` are the profile's keys that some layer sets; `spec_types` says which profile type each
+    kind of speculation of this sweep stands for.
+    """
+
+    arm: Arm
+    values: Mapping[str, Any]
+    spec_types: Mapping[str, str] = field(default_factory=dict)
+
+
+def spec_of(profile_type: str | None) -> str:
+    """The kind of speculation of an arm, for a type of a profile; all n-gram types are one kind."""
+    if profile_type is None:
+        return OFF
+    return "ngram" if profile_type.startswith("ngram-") else profile_type
+
+
+def base_arm(
+    engine: str,
+    values: Mapping[str, Any],
+    *,
+    has_gpu: bool,
+    physical_cores: int | None,
+    default_n_max: int | None,
+    default_p_min: float | None,
+    searched: Collection[str] = (),
+) -> Arm:
+    """The arm of what serves now; 0 threads are those that the engine chooses.
+
+    Of a placement by hand it names the keys that are `searched`: the others are the same in every arm.
+    """
+    extra = placed(values, searched) if has_gpu else frozenset()
+    spec = spec_of(values.get(TYPE))
+    threads = values.get(THREADS)
+    drafts = spec != OFF
+    n_max, p_min = values.get(N_MAX), values.get(P_MIN)
+    return Arm(
+        engine=engine,
+        spec=spec,
+        n_max=int(n_max if n_max is not None else default_n_max or 1) if drafts else 0,
+        p_min=float(p_min if p_min is not None else default_p_min or 0.0) if drafts else 0.0,
+        fit_mib=int(values.get(FIT, _USUAL[FIT])) if has_gpu and not extra else 0,
+        kv=str(values.get(KV_KEYS[0], _USUAL_KV)),
+        ubatch=int(values.get(UBATCH, _USUAL[UBATCH])),
+        batch=int(values.get(BATCH, _USUAL[BATCH])),
+        threads=int(physical_cores or 0) if threads == "physical" else int(threads or 0),
+        extra=extra,
+    )
+
+
+def placed(values: Mapping[str, Any], keys: Collection[str]) -> Extra:
+    """What some keys say of a placement by hand; `cpu_moe = false` and an empty list place nothing."""
+    given = {key: values[key] for key in PLACEMENT_KEYS & set(keys) if key in values}
+    return placement_of(
+        frozenset(
+            (key, tuple(value) if isinstance(value, list) else value)
+            for key, value in given.items()
+            if value is not False and value not in ([], ())
+        )
+    )
+
+
+def changes(arm: Arm, base: Base) -> dict[str, Any]:
+    """The profile's keys that make the base into this arm; empty for the base itself.
+
+    Nothing that is equal is named, so that the base is started with exactly its own command line.
+    """
+    start, wanted = base.arm, arm.canonical()
+    other_engine, other_spec = wanted.engine != start.engine, wanted.spec != start.spec
+    found: dict[str, Any] = {}
+    if other_engine:
+        found[ENGINE] = [wanted.engine]
+    if other_spec or other_engine:
+        found[TYPE] = base.spec_types.get(wanted.spec, wanted.spec)
+    if wanted.drafts:
+        found |= _draft(wanted, start, whole=other_engine or other_spec)
+    for name in ("fit_mib", "ubatch", "batch", "threads"):
+        is_idle = name == "fit_mib" and wanted.is_placed
+        if getattr(wanted, name) != getattr(start, name) and not is_idle:
+            found[KEY_OF[name]] = getattr(wanted, name)
+    if wanted.kv != start.kv:
+        own = [key for key in _DRAFT_KV_KEYS if key in base.values]
+        found |= dict.fromkeys((*KV_KEYS, *own), wanted.kv)
+    return found | {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in wanted.extra - start.extra
+    }
+
+
+def _draft(wanted: Arm, start: Arm, *, whole: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if whole or wanted.n_max != start.n_max:
+        found[N_MAX] = wanted.n_max
+    if whole or wanted.p_min != start.p_min:
+        found[P_MIN] = wanted.p_min
+    return found
+
+
+# Where a profile names no range. What can change the output, batches and threads stay as they are.
+USUAL_RANGES: Mapping[str, tuple[Any, ...]] = {
+    N_MAX: (1, 2, 3, 4, 5, 6, 8),
+    P_MIN: (0.0, 0.5, 0.75, 0.9),
+    FIT: tuple(range(0, 4097, 64)),
+}
+_STEPS: Mapping[str, float] = {N_MAX: 1, P_MIN: 0.05, FIT: 64, THREADS: 1}
+_DOUBLING = frozenset({UBATCH, BATCH})
+_MOST_VALUES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What is known of one installed build before anything is started.
+
+    `kinds` are types of speculation with the reason why this build or model cannot have them, None
+    where they can be had. `refused` are values of single keys that would not be deployed, with the
+    reason. `problem` says why it cannot serve the profile at all. `placements` are those to try as a
+    whole beside the present one.
+    """
+
+    name: str
+    kinds: Mapping[str, str | None] = field(default_factory=dict)
+    ignores_n_max: str | None = None
+    ignores_p_min: str | None = None
+    refused: Mapping[tuple[str, Any], str] = field(default_factory=dict)
+    problem: str | None = None
+    placements: tuple[Extra, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What people want: ranges by key, keys that must stay, and whether the output may change.
+
+    `pins` are keys with who pinned them, `frozen` keys that cannot be searched here, with the reason.
+    `draft_model` is who drafts where the kind is `draft`, if it is not what serves.
+    """
+
+    ranges: Mapping[str, tuple[Any, ...]]
+    pins: Mapping[str, str]
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    may_change_output: bool = False
+    draft_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpacePlan:
+    """A space with its incumbent, and what was left out of it with the reason."""
+
+    space: Space
+    base: Base
+    left_out: tuple[Left, ...]
+
+    @property
+    def n_points(self) -> int:
+        """Configurations in the space; margins count once, for they are chosen by a law."""
+        return sum(_points(spec, family) for (_, spec), family in self.space.families.items())
+
+
+def _points(spec: str, family: Family) -> int:
+    drafts = 1 if spec == OFF else len(family.n_max) * len(family.p_min)
+    others = (family.kv, family.ubatch, family.batch, family.threads, family.extra or ((),))
+    return drafts * math.prod(len(values) for values in others)
+
+
+def values_of(key: str, given: Range) -> tuple[Any, ...]:
+    """The values of a range, ascending where they are numbers.
+
+    Raises:
+        ValueError: it names none, or too many.
+    """
+    if given.values is not None:
+        if not given.values:
+            raise ValueError("an empty list allows nothing")
+        listed = (tuple(one) if isinstance(one, list) else one for one in given.values)
+        return tuple(dict.fromkeys(listed))
+    if given.min is None or given.max is None or given.max < given.min:
+        raise ValueError("give `values`, or `min` and `max`")
+    if key in _DOUBLING and given.step is None:
+        return tuple(_doubled(given.min, given.max))
+    step = given.step if given.step is not None else _STEPS.get(key)
+    if not step or step < 0:
+        raise ValueError("a range of this key needs a `step` above 0")
+    count = math.floor((given.max - given.min) / step + 1e-9) + 1
+    if count > _MOST_VALUES:
+        raise ValueError(f"{count} values are too many; at most {_MOST_VALUES}")
+    numbers = [given.min + step * at for at in range(count)]
+    if all(float(one).is_integer() for one in (given.min, step)) and key != P_MIN:
+        return tuple(int(one) for one in numbers)
+    return tuple(round(one, 6) for one in numbers)
+
+
+def _doubled(least: float, most: float) -> Iterator[int]:
+    value = max(1, int(least))
+    while value <= most:
+        yield value
+        value *= 2
+
+
+def plan_space(base: Base, engines: Sequence[EngineFacts], wishes: Wishes) -> SpacePlan:
+    """The space; what serves now and speculation off are always in it, unless they are pinned away.
+
+    Args:
+        base: What serves now.
+        engines: Installed builds, that of the base among them.
+        wishes: Ranges, pins and consent.
+    """
+    left: list[Left] = []
+    families: dict[tuple[str, str], Family] = {}
+    spec_types = dict(base.spec_types)
+    for engine in engines:
+        reason = _engine_out(engine, base, wishes)
+        if reason is not None:
+            left.append(Left(engine.name, reason))
+            continue
+        for spec, kind in _kinds(engine, base, wishes, left):
+            known = spec_types.setdefault(spec, kind)
+            if known != kind:
+                left.append(Left(f"{engine.name}, {kind}", f"one sweep tries one kind of {spec}: {known}"))  # fmt: skip
+                continue
+            families[engine.name, spec] = _space_family(engine, spec, base, wishes, left)
+    pinned = {key: base.values.get(key) for key in wishes.pins}
+    left += [
+        Left(key, f"pinned to {base.values.get(key)} by {who}") for key, who in wishes.pins.items()
+    ]
+    left += [Left(key, reason) for key, reason in wishes.frozen.items()]
+    if not wishes.may_change_output:
+        named = [key for key in wishes.ranges if _changes_output(key)]
+        left += [Left(key, "it can change what the model says, and sweep.may_change_output is false")
+                 for key in named]  # fmt: skip
+    arm_pins = {key: value for key, value in pinned.items() if key not in ARM_KEYS}
+    whole = Base(base.arm, base.values, spec_types)
+    return SpacePlan(Space(families, arm_pins), whole, tuple(dict.fromkeys(left)))
+
+
+def _engine_out(engine: EngineFacts, base: Base, wishes: Wishes) -> str | None:
+    """Why a build takes no part."""
+    if engine.problem is not None:
+        return engine.problem
+    if engine.name == base.arm.engine:
+        return None
+    if ENGINE in wishes.pins:
+        return f"{ENGINE} is pinned by {wishes.pins[ENGINE]}"
+    listed = wishes.ranges.get(ENGINE)
+    if listed is not None and engine.name not in listed:
+        return f"{ENGINE} of [sweep] does not list it"
+    return None
+
+
+def _kinds(
+    engine: EngineFacts, base: Base, wishes: Wishes, left: list[Left]
+) -> Iterator[tuple[str, str]]:
+    """Kinds of speculation to try with a build, as (kind of an arm, type of a profile)."""
+    current = base.spec_types.get(base.arm.spec, base.arm.spec)
+    for kind, reason in engine.kinds.items():
+        spec = spec_of(kind)
+        listed = wishes.ranges.get(TYPE)
+        why = reason
+        if kind == current and engine.name == base.arm.engine:
+            why = None  # it serves now, whatever a list says
+        elif TYPE in wishes.pins and kind != current:
+            why = f"{TYPE} is pinned to {current}"
+        elif why is None and kind != OFF and listed is not None and kind not in listed:
+            why = f"{TYPE} of [sweep] does not list it"
+        if why is None:
+            yield spec, kind
+        else:
+            left.append(Left(f"{engine.name}, {kind}", why))
+
+
+def _space_family(
+    engine: EngineFacts, spec: str, base: Base, wishes: Wishes, left: list[Left]
+) -> Family:
+    def allowed(attribute: str) -> tuple[Any, ...]:
+        return _values(engine, KEY_OF[attribute], getattr(base.arm, attribute), wishes, left)
+
+    n_max, p_min = allowed("n_max"), allowed("p_min")
+    if engine.ignores_n_max is not None and spec != OFF:
+        n_max = _only(n_max, base.arm.n_max)
+        left.append(Left(f"{engine.name}, {N_MAX}", engine.ignores_n_max))
+    if engine.ignores_p_min is not None and spec != OFF:
+        p_min = (0.0,) if base.arm.p_min not in p_min else (base.arm.p_min,)
+        left.append(Left(f"{engine.name}, {P_MIN}", engine.ignores_p_min))
+    return Family(
+        n_max=tuple(value for value in n_max if value > 0) or (1,) if spec != OFF else (0,),
+        p_min=p_min if spec != OFF else (0.0,),
+        fit_mib=allowed("fit_mib"),
+        kv=_kv_types(engine, base.arm, wishes, left),
+        ubatch=allowed("ubatch"),
+        batch=allowed("batch"),
+        threads=allowed("threads"),
+        extra=_space_extras(engine, spec, base.arm, wishes, left),
+    )
+
+
+def _only(values: Sequence[int], wanted: int) -> tuple[int, ...]:
+    return (wanted,) if wanted in values else (min(values),)
+
+
+def _values(
+    engine: EngineFacts, key: str, current: Any, wishes: Wishes, left: list[Left]
+) -> tuple[Any, ...]:
+    """Allowed values of one key; what serves now always is one, unless there is nothing to serve."""
+    if key in wishes.pins or key in wishes.frozen:
+        return (current,)
+    listed = wishes.ranges.get(key) or USUAL_RANGES.get(key) or ()
+    kept = []
+    for value in sorted({*listed, *_own(key, current)}):
+        reason = engine.refused.get((key, value))
+        if reason is None or value == current:
+            kept.append(value)
+        else:
+            left.append(Left(f"{engine.name}, {key} = {value}", reason))
+    return tuple(kept) or (current,)
+
+
+def _own(key: str, current: Any) -> tuple[Any, ...]:
+    """The present value; where nothing is drafted there is none of the depth of drafts."""
+    return () if key == N_MAX and not current else (current,)
+
+
+def _kv_types(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -> tuple[str, ...]:
+    key = KV_KEYS[0]
+    pinned = any(one in wishes.pins or one in wishes.frozen for one in KV_KEYS)
+    if not wishes.may_change_output or pinned:
+        return (arm.kv,)
+    kept = []
+    for value in dict.fromkeys((arm.kv, *map(str, wishes.ranges.get(key, ())))):
+        reason = engine.refused.get((key, value))
+        if reason is None or value == arm.kv:
+            kept.append(value)
+        else:
+            left.append(Left(f"{engine.name}, {key} = {value}", reason))
+    return tuple(kept)
+
+
+def _changes_output(key: str) -> bool:
+    return key in KV_KEYS or key not in ARM_KEYS | SAME_TEXT_KEYS
+
+
+def _space_extras(
+    engine: EngineFacts, spec: str, arm: Arm, wishes: Wishes, left: list[Left]
+) -> tuple[Extra, ...]:
+    """What serves now, other placements, and each value of each other key alone."""
+    drafter: Extra = frozenset()
+    if spec == DRAFT and arm.spec != DRAFT and wishes.draft_model is not None:
+        drafter = frozenset({(DRAFT_MODEL, wishes.draft_model)})
+    options = (arm.extra, *engine.placements, *_single(engine, arm, wishes, left))
+    return tuple(dict.fromkeys(option | drafter for option in options))
+
+
+def _single(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -> Iterator[Extra]:
+    for key, values in wishes.ranges.items():
+        is_placement = key in PLACEMENT_KEYS
+        if key in ARM_KEYS or key == DRAFT_MODEL or key in wishes.pins or key in wishes.frozen:
+            continue
+        if not is_placement and not wishes.may_change_output:
+            continue
+        kept = arm.extra if is_placement else arm.placement
+        for value in values:
+            reason = engine.refused.get((key, value)) if is_placement else None
+            if reason is None:
+                yield frozenset({pair for pair in kept if pair[0] != key} | {(key, value)})
+            else:
+                left.append(Left(f"{engine.name}, {key} = {value}", reason))
+
+
+LOG, ESTIMATE = "the log of the server that runs", "the memory estimate"
+_FIT_BEGINS = "fitting params to device memory"
+_FIT_FAILED = "to fit params to free device memory"
+_ROW = re.compile(
+    r"- (?P<device>\S[^:]{0,99}): {1,9}\d+ layers(?: \( *(?P<partly>\d+) overflowing\))?, +\d+ MiB used"
+)
+_OFFLOADED = re.compile(r"offloaded (?P<on_gpu>\d+)/(?P<all>\d+) layers to GPU")
+_IK_MOVES = re.compile(r"Adding experts CPU overrides for layer (?P<layer>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class FitSaid:
+    """What a log says of the last fit.
+
+    `n_on_gpu` of `n_to_place` layers, the output layer counted, are on the GPU; None where it does not
+    say. Of those, `n_partly` have experts in RAM, the last of them perhaps only some.
+    """
+
+    n_on_gpu: int | None
+    n_to_place: int | None
+    n_partly: int
+    n_devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A placement: layers on the GPU, and layers whose experts stay in RAM; `remark` is for people."""
+
+    n_gpu_layers: int
+    n_cpu_moe: int
+    found_by: str
+    remark: str | None = None
+
+    @property
+    def values(self) -> dict[str, int]:
+        """As keys of a profile."""
+        experts = {"memory.n_cpu_moe": self.n_cpu_moe} if self.n_cpu_moe else {}
+        return {"memory.n_gpu_layers": self.n_gpu_layers, **experts}
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return ", ".join(f"{key} = {value}" for key, value in self.values.items())
+
+
+def read_fit(lines: Iterable[str]) -> FitSaid:
+    """What a log says of the fit of its last start; mainline needs `--log-verbosity 4` for it."""
+    devices: dict[str, int] = {}
+    moved: set[int] = set()
+    offloaded: tuple[int, int] | None = None
+    for line in lines:
+        if _FIT_BEGINS in line:
+            devices, moved, offloaded = {}, set(), None
+        elif _FIT_FAILED in line and "successfully" not in line:
+            devices = {}  # it loads as if nothing had been tried
+        elif row := _ROW.search(line):
+            devices[row["device"]] = int(row["partly"] or 0)
+        elif row := _IK_MOVES.search(line):
+            moved.add(int(row["layer"]))
+        elif offloaded is None and (row := _OFFLOADED.search(line)):
+            offloaded = int(row["on_gpu"]), int(row["all"])
+    on_gpu, to_place = offloaded or (None, None)
+    # mainline counts the output layer among those that overflow, and it has no experts.
+    partly = max(0, sum(devices.values()) - 1) + len(moved)
+    return FitSaid(on_gpu, to_place, partly, max(1, len(devices)))
+
+
+def frozen_from_log(
+    said: FitSaid, facts: ModelFacts, laws: EngineLaws, *, uses_mtp: bool
+) -> Frozen | str | None:
+    """What fit chose, as a placement by hand; why there is none; None where the log does not tell.
+
+    As many layers' experts stay in RAM as fit moved, but those of the first layers (of the last of the
+    trunk on ik_llama.cpp): fit begins with the last block, which is the MTP block where there is one, and
+    that runs once for each drafted token. One layer that fit split goes to RAM whole.
+    """
+    if said.n_on_gpu is None or said.n_to_place is None:
+        return None
+    if said.n_devices > 1:
+        return "there is more than one GPU, and no key says which layer lies on which"
+    on_gpu, remark = said.n_on_gpu, None
+    if said.n_on_gpu == said.n_to_place and not said.n_partly:
+        return "fit moved nothing: the whole model is on the GPU"
+    if on_gpu == said.n_to_place - 1 and facts.has_mtp and not uses_mtp:
+        # Source: ggml-org/llama.cpp#24712; fit counts the trunk's layers, the loader the MTP block too.
+        on_gpu = said.n_to_place
+        remark = "fit left one layer in RAM because it does not count the MTP block; it is on the GPU here"
+    experts = _experts_in_ram(facts, laws, said.n_to_place - on_gpu, said.n_partly)
+    return Frozen(on_gpu, experts, LOG, remark)
+
+
+def _experts_in_ram(facts: ModelFacts, laws: EngineLaws, first: int, wanted: int) -> int:
+    """The number by which an engine leaves the experts of so many layers from `first` on in RAM."""
+    if laws.cpu_moe_takes_last or not wanted:
+        return wanted
+    left = wanted
+    for block in facts.blocks:
+        left -= block.index >= first and block.expert_bytes > 0
+        if left == 0:
+            return block.index + 1
+    return len(facts.blocks)
+
+
+def frozen_from_estimate(
+    facts: ModelFacts, settings: MemorySettings, free_mib: int | None, fit_mib: int
+) -> Frozen | str:
+    """The least that must go to RAM so that a margin stays free, or why that cannot be told.
+
+    Args:
+        facts: The model.
+        settings: As it would be started, everything on the GPU.
+        free_mib: VRAM that is there for it; None where unknown.
+        fit_mib: The margin.
+    """
+    if free_mib is None:
+        return "the log does not say what fit chose, and how much VRAM is free is unknown"
+
+    def fits(n_gpu_layers: int, n_cpu_moe: int) -> bool:
+        placed = replace(settings, n_gpu_layers=n_gpu_layers, n_cpu_moe=n_cpu_moe)
+        return estimate(facts, placed).start_mib(Device.GPU) + fit_mib <= free_mib
+
+    everything = len(facts.blocks) + 1
+    if fits(everything, 0):
+        return "fit has nothing to move: by the memory estimate the whole model fits on the GPU"
+    most = len(facts.blocks) if facts.is_moe else 0
+    for n_cpu_moe in range(1, most + 1):
+        if fits(everything, n_cpu_moe):
+            return Frozen(everything, n_cpu_moe, ESTIMATE)
+    for n_gpu_layers in range(everything - 1, 0, -1):
+        if fits(n_gpu_layers, most):
+            return Frozen(n_gpu_layers, most, ESTIMATE)
+    return "by the memory estimate not even one layer fits on the GPU"

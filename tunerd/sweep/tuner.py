@@ -1,0 +1,737 @@
+"""The sweep: search, make the leader fit to deploy, challenge the incumbent, say what was found."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from tunerd.measure.pairs import Pair, Step, challenge_alpha, judge_challenge, pairs_needed
+from tunerd.profile.arm import (
+    BOOT,
+    Arm,
+    ArmLike,
+    Box,
+    Policy,
+    Preempted,
+    Request,
+    Sample,
+    Space,
+    arm_from_json,
+    as_arm,
+    as_samples,
+    plain,
+)
+from tunerd.profile.workload import Rates, RequestClass, Workload
+from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_json
+from tunerd.sweep.learner import Learner
+from tunerd.sweep.limits import Limits, without_margin
+from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
+from tunerd.sweep.search import TPE, Finalist, MarginStep, Search, TpeSearch, load_optuna
+from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
+from tunerd.words import format_duration
+
+_WARM_UP_S = 3.0
+_USUAL = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
+_PAIR_SD = 0.045
+_GAIN = 0.05
+_ALPHA = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a budget allows, from the last load and the last speeds seen.
+
+    `process_s` is one fresh server with one block of the workload [s], `starts` how many the budget
+    has, `verdict_s` the pairs that show a gain of 5 % [s].
+    """
+
+    process_s: float
+    starts: int
+    verdict_s: float
+    needed_s: float
+    can_decide: bool
+    is_measured: bool
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return asdict(self)
+
+
+def forecast(
+    workload: Workload,
+    budget_s: float,
+    *,
+    load_s: float,
+    rates: Rates | None,
+    n_families: int,
+    min_gain: float,
+) -> Forecast:
+    """What a sweep can do in its time.
+
+    Args:
+        workload: What is asked of each server.
+        budget_s: Time for everything [s].
+        load_s: Time of one start [s].
+        rates: Speeds seen before; None for usual ones.
+        n_families: Pairs of a build and a kind of speculation.
+        min_gain: Least gain worth a swap.
+    """
+    known = rates or _USUAL
+    prompt = known.prompt_tok_s or _USUAL.prompt_tok_s or 1.0
+    decode = known.decode_tok_s or _USUAL.decode_tok_s or 1.0
+    prefix = max(one.cached_tokens for one in workload.classes)
+    block_s = sum(
+        (one.new_tokens / prompt + one.n_predict / decode) * math.sqrt(one.concurrency)
+        for one in workload.classes
+    )
+    process_s = load_s + _WARM_UP_S + prefix / prompt + block_s
+    pairs = pairs_needed(_GAIN, _PAIR_SD, margin=min_gain, alpha=challenge_alpha(_ALPHA, 1))
+    verdict_s = 2 * pairs * process_s
+    needed_s = (1 + 2 * n_families) * process_s + verdict_s
+    starts = int(budget_s / process_s)
+    can = needed_s <= budget_s
+    text = (
+        f"a start with one round of the workload takes about {format_duration(process_s)}, so "
+        f"{format_duration(budget_s)} have room for about {starts} of them"
+    )
+    if not can:
+        text += f"; to search and to prove a gain of {_GAIN:.0%} takes about {format_duration(needed_s)}"
+    return Forecast(process_s, starts, verdict_s, needed_s, can, rates is not None, text)
+
+
+PROMOTE = "promote"
+KEEP = "keep"
+INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmReport:
+    """One measured arm.
+
+    Times are of one request of the workload [s]: measured (mean over blocks), predicted, and what is
+    believed of it with its relative standard deviation. None is unknown. `reason` says why it could
+    not be recommended; empty if it could.
+    """
+
+    arm: Arm
+    n_processes: int
+    measured_s: float | None
+    predicted_s: float | None
+    believed_s: float | None
+    believed_sd: float | None
+    headroom_mib: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was known at a time, so that a night cut short is not lost."""
+
+    seconds: float
+    restarts: int
+    arm: Arm
+    gain: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything behind an outcome.
+
+    Attributes:
+        path: What would have been recommended from when on.
+        samples: Every start and request of this sweep, in order.
+        arms: Measured arms, the fastest first.
+        left_out: What was not tried or was given up, with the reason.
+        challenges: Verdicts, in order.
+        margins: The bisections of finalists, step by step.
+        models: Parameters of the fitted laws by "engine, spec".
+        checkpoint: State after half an hour; None if the sweep was shorter.
+        best_untried: The most a point that was not measured is believed to gain (ratio).
+        time_s: Where the time went.
+        n_history: Samples that were known before.
+    """
+
+    path: tuple[PathPoint, ...]
+    samples: tuple[Sample, ...]
+    arms: tuple[ArmReport, ...]
+    left_out: tuple[Left, ...]
+    challenges: tuple[Result, ...]
+    margins: tuple[tuple[MarginStep, ...], ...]
+    models: Mapping[str, Mapping[str, Any]]
+    checkpoint: Checkpoint | None
+    best_untried: float | None
+    time_s: Mapping[str, float]
+    elapsed_s: float
+    restarts: int
+    n_history: int
+    reasons: tuple[str, ...]
+
+    def to_json(self, *, with_samples: bool = True) -> dict[str, Any]:
+        """JSON values only."""
+        found = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+        if not with_samples:
+            del found["samples"]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a sweep: promote, keep or inconclusive, and the arm that should serve.
+
+    `arm` is the incumbent as it was given unless the verdict is promote.
+    """
+
+    verdict: str
+    arm: ArmLike
+    evidence: Evidence
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Sample):
+        return value.to_json()
+    if isinstance(value, Pair):
+        return pair_json(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PathPoint):
+        return {"seconds": value.seconds, "restarts": value.restarts, "arm": plain(value.arm)}
+    if isinstance(value, Arm) or not is_dataclass(value):
+        if isinstance(value, Mapping):
+            return {str(key): _plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [_plain(item) for item in value]
+        return plain(value)
+    return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+
+
+# Where nobody says how long the context is: what the published configurations serve.
+_USUAL_CONTEXT = 131072
+_UNKNOWN_GAIN = 0.15
+_MOST_RESERVED = 0.6
+_TOOL_CALL_S = 1.5
+_CHALLENGES = 6
+_NOT_FASTER = "challenged, and not faster by enough"
+PHYSICS = "physics"
+STRATEGIES = (PHYSICS, TPE)
+
+
+def tune(
+    box: Box,
+    space: Space,
+    workload: Workload,
+    incumbent: ArmLike,
+    budget_s: float,
+    rng: np.random.Generator,
+    *,
+    history: Iterable[Any] = (),
+    policy: Policy | None = None,
+    strategy: str = PHYSICS,
+    on_sample: Callable[[Sample], object] | None = None,
+) -> Outcome:
+    """Searches for a better arm within a budget and says whether it should replace the incumbent.
+
+    Args:
+        box: Where arms can be started and measured.
+        space: What may be tried.
+        workload: What the server is tuned for.
+        incumbent: What serves now.
+        budget_s: Time on the box's clock for everything, the verdict included [s].
+        rng: The only source of chance.
+        history: Samples of earlier nights, or of this one before it was cut.
+        policy: What counts as a gain and what may be given for it.
+        strategy: Who proposes: "physics", the fitted laws, or "tpe", Optuna.
+        on_sample: Called with every sample as it comes.
+
+    Returns:
+        promote, keep or inconclusive, with the evidence; `Preempted` ends it as inconclusive.
+
+    Raises:
+        ValueError: The strategy is not known or Optuna is not installed, or the workload has no
+            classes.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"there is no strategy {strategy!r}; choose {' or '.join(STRATEGIES)}")
+    if strategy == TPE:
+        load_optuna()
+    sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample, strategy)
+    sweep.recall(as_samples(history))
+    return sweep.run()
+
+
+class _Sweep:
+    """One call of `tune`."""
+
+    def __init__(
+        self, box: Box, space: Space, workload: Workload, incumbent: ArmLike, budget_s: float,
+        rng: np.random.Generator, policy: Policy | None,
+        on_sample: Callable[[Sample], object] | None, strategy: str,
+    ) -> None:  # fmt: skip
+        self.given = incumbent
+        self.incumbent = as_arm(incumbent)
+        self.policy = policy or Policy()
+        self.workload = _own_workload(workload)
+        self.grid: Grid = build_grid(space, self.incumbent, self.policy)
+        known = _context_of(box, space, self.incumbent, self.policy)
+        context = max(known or _USUAL_CONTEXT, _deepest_tokens(self.workload))
+        self.learner = Learner(self.grid, self.workload, context)
+        self.night = Night(box, self.workload, self.learner, budget_s, rng, on_sample)
+        self.limits = Limits(self.learner, self.grid, self.policy, self.incumbent)
+        searching = TpeSearch if strategy == TPE else Search
+        self.search = searching(self.night, self.grid, self.limits, self.policy, self.incumbent)
+        for arm, reason in self.policy.rejected:
+            self.limits.reject(as_arm(arm), reason)
+        self.challenges: list[Result] = []
+        self.margins: list[tuple[MarginStep, ...]] = []
+        self.n_history = 0
+        self._next_challenge = 1
+        self._cut_short: list[Carried] = []
+
+    def recall(self, history: tuple[Sample, ...]) -> None:
+        """Starts from what is known already."""
+        self.n_history = len(history)
+        self.night.recall(history)
+        own = [one.pair[0] for one in history if one.pair and not one.is_earlier]
+        self._next_challenge += max(own, default=0)
+        for one in carried(history, self.incumbent, self.workload):
+            self._recall_challenge(one)
+        self.learner.refresh()
+
+    def _recall_challenge(self, one: Carried) -> None:
+        """What had no decision goes on; what this sweep has decided is not decided again."""
+        standing = judge_challenge(
+            [pair.log_ratio for pair in one.pairs], margin=self.policy.min_gain,
+            alpha=challenge_alpha(self.policy.alpha, one.number), max_pairs=self.policy.max_pairs,
+        ).standing  # fmt: skip
+        if standing is Step.GO_ON or (standing is Step.PROMOTE and not one.is_earlier):
+            self._cut_short.append(one)
+        elif not one.is_earlier:
+            self.limits.reject(one.candidate, _NOT_FASTER)
+
+    def run(self) -> Outcome:
+        """The whole night."""
+        self.night.recommend(self.incumbent)
+        try:
+            verdict, arm, reasons = self._decide()
+        except Preempted:
+            verdict, arm, reasons = INCONCLUSIVE, None, ["the user wanted the machine"]
+        if verdict != INCONCLUSIVE:
+            self.night.recommend(self.incumbent if arm is None else arm)
+        return Outcome(verdict, self.given if arm is None else arm, self._evidence(reasons))
+
+    # Search and verdict in turns
+
+    def _decide(self) -> tuple[str, Arm | None, list[str]]:
+        for _ in range(_CHALLENGES):
+            if self._to_go_on() is None:
+                self.search.run(self._reserve_s)
+            leader = self.search.leader()
+            if leader is None or not self.learner.n_processes(self.incumbent):
+                return INCONCLUSIVE, None, [self._nothing_to_compare_with()]
+            if leader.arm == self.incumbent.canonical() or self._gain() < self.policy.min_gain:
+                return self._nothing_better()
+            try:
+                finalist = self._to_go_on() or self._finalist(leader.arm)
+            except TimeUp:
+                return INCONCLUSIVE, None, [self._no_time_to_prove(leader.arm)]
+            if finalist is None:
+                continue
+            if finalist.canonical() == self.incumbent.canonical():
+                self.limits.reject(leader.arm, "at the margin that it needs it is what serves")
+                continue
+            self.night.recommend(finalist)
+            result = self._challenge(finalist)
+            if result.outcome == PROMOTE:
+                return PROMOTE, finalist, [_in_words(result)]
+            if result.outcome == "open":
+                return INCONCLUSIVE, None, list(result.reasons)
+            self._learn_from(result)
+        return self._nothing_better()
+
+    def _to_go_on(self) -> Arm | None:
+        """The candidate of a challenge that was cut short, where it is what would be challenged with."""
+        leader = self.search.leader()
+        if leader is None or self._gain() < self.policy.min_gain:
+            return None
+        wanted = without_margin(leader.arm)
+        for one in self._cut_short:
+            arm = one.candidate
+            if (
+                without_margin(arm) == wanted
+                and self.grid.contains(arm)
+                and self.limits.fails(arm) is None
+                and self.limits.is_safe(arm)
+                and self.limits.is_output_proven(arm)
+            ):
+                return arm
+        return None
+
+    def _finalist(self, leader: Arm) -> Arm | None:
+        finalist = Finalist(self.search, self.policy)
+        try:
+            return finalist.prepare(leader)
+        finally:
+            self.margins.append(tuple(finalist.steps))
+
+    def _challenge(self, candidate: Arm) -> Result:
+        before = next(
+            (one for one in self._cut_short if one.candidate == candidate.canonical()), None
+        )
+        if before is None:
+            number, pairs = self._next_challenge, tuple[Pair, ...]()
+            self._next_challenge += 1
+        else:
+            number, pairs = before.number, before.pairs
+            self._cut_short.remove(before)
+        challenge = Challenge(
+            self.night, self.limits, self.policy, self.incumbent, candidate, number, pairs
+        )
+        result = challenge.run()
+        self.challenges.append(result)
+        self.learner.refresh()
+        return result
+
+    def _learn_from(self, result: Result) -> None:
+        """An arm that lost is out; one that was too tight comes back with a larger margin."""
+        if result.outcome == "failed" and not result.is_short_of_memory:
+            self.limits.reject(result.candidate, result.reasons[0])
+        elif result.outcome == "failed":
+            self.limits.reject(result.candidate, result.reasons[0])
+            self._try_larger_margin(result.candidate)
+        else:
+            self.limits.reject(result.candidate, _NOT_FASTER)
+
+    def _try_larger_margin(self, arm: Arm) -> None:
+        family = self.grid.of(arm)
+        if family is None or arm.is_placed:
+            return
+        larger = family.margin_at_least(arm.fit_mib + 1)
+        if larger is not None:
+            try:
+                self.search.measure(arm.with_margin(larger), "larger margin")
+            except TimeUp:
+                return
+
+    def _nothing_to_compare_with(self) -> str:
+        """Why there is no measurement of what serves."""
+        failures = self.limits.failures(self.incumbent)
+        if failures:
+            return f"what serves could not be measured: {', '.join(failures)}"
+        starts = [one for one in self.night.samples if one.event == BOOT]
+        if any(one.arm == self.incumbent for one in starts):
+            return "what serves did not answer every class of the workload in this time"
+        return "nothing could be measured in this time"
+
+    def _nothing_better(self) -> tuple[str, Arm | None, list[str]]:
+        most = self._most_missed()
+        if self.search.is_exhausted and (most is not None or self.challenges):
+            bound = 0.0 if most is None else most
+            for result in self.challenges:
+                if result.gain is not None and result.gain.upper is not None:
+                    bound = max(bound, result.gain.upper)
+            return KEEP, None, [f"no arm is believed to be more than {max(bound, 0.0):.1%} faster"]
+        reason = "the time ended before everything promising was tried"
+        left_s = self.night.remaining_s
+        if left_s > self.night.process_s(self.incumbent):
+            reason = (
+                "not everything promising was tried: the "
+                f"{format_duration(left_s)} that are left would be needed to prove a winner"
+            )
+        if most is not None:
+            reason += f"; up to {max(most, 0.0):.1%} may be missed"
+        return INCONCLUSIVE, None, [reason]
+
+    # Planning
+
+    def _gain(self) -> float:
+        """Believed gain of the leader over the incumbent (ratio)."""
+        leader, current = self.search.leader(), self.learner.beliefs([self.incumbent])[0]
+        if leader is None or current is None:
+            return 0.0
+        return math.expm1(current.mean - leader.mean)
+
+    def _reserve_s(self) -> float:
+        """Time that finalist and verdict will take, as far as one can tell."""
+        leader = self.search.leader()
+        gain = self._gain()
+        arm = self.incumbent if leader is None else leader.arm
+        if gain < self.policy.min_gain:
+            gain = _UNKNOWN_GAIN
+        alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
+        pairs = pairs_needed(gain, _PAIR_SD, margin=self.policy.min_gain, alpha=alpha)
+        pair_s = sum(self.night.process_s(one, exact=True) for one in (self.incumbent, arm))
+        fill = Request("", "", 0, self.learner.context, 1)
+        finalist = 2 * (self.night.process_s(arm) + self.night.request_s(arm, fill))
+        tools = self.policy.tool_calls * _TOOL_CALL_S
+        needed = min(pairs, self.policy.max_pairs) * pair_s + finalist + tools
+        return min(needed, _MOST_RESERVED * self.night.budget_s)
+
+    def _most_missed(self) -> float | None:
+        """How much faster than the incumbent any allowed arm may still be, at 95 % (ratio)."""
+        leader = self.search.leader()
+        current = self.learner.beliefs([self.incumbent])[0]
+        if leader is None or current is None:
+            return None
+        arms = [one.belief for one in self.search.planes.proposals(leader)[:20]]
+        arms += [one for one in self.search.contenders() if one.arm != self.incumbent.canonical()]
+        if not arms:
+            return 0.0
+        spread = self.learner.differences_sd([one.arm for one in arms], self.incumbent)
+        most = [
+            current.mean - one.mean + 1.64 * float(sd) for one, sd in zip(arms, spread, strict=True)
+        ]
+        return math.expm1(max(most))
+
+    def _no_time_to_prove(self, leader: Arm) -> str:
+        return (
+            f"{leader} is believed to be {self._gain():.1%} faster, but there was no time to prove "
+            f"it: finalist and verdict take about {self._reserve_s():.0f} s"
+        )
+
+    # Evidence
+
+    def _evidence(self, reasons: list[str]) -> Evidence:
+        self.learner.refresh()
+        left_out = [*self.grid.left_out, *self.search.left_out, *self.limits.reasons()]
+        return Evidence(
+            path=tuple(self.night.path),
+            samples=tuple(self.night.samples),
+            arms=self._arm_reports(),
+            left_out=tuple(dict.fromkeys(left_out)),
+            challenges=tuple(self.challenges),
+            margins=tuple(self.margins),
+            models=self.learner.to_json(),
+            checkpoint=self._checkpoint(),
+            best_untried=self._best_untried(),
+            time_s={name: round(seconds, 1) for name, seconds in self.night.spent_s.items()},
+            elapsed_s=self.night.elapsed_s,
+            restarts=self.night.restarts,
+            n_history=self.n_history,
+            reasons=tuple(reasons),
+        )
+
+    def _arm_reports(self) -> tuple[ArmReport, ...]:
+        arms = self.learner.measured()
+        log_turn, _ = self.learner.predictions(arms)
+        measured: dict[Arm, list[float]] = {}
+        for one in self.learner.observed:
+            measured.setdefault(one.arm.canonical(), []).append(one.log_measured)
+        found = []
+        for arm, belief, predicted in zip(
+            arms, self.learner.beliefs(arms), log_turn.tolist(), strict=True
+        ):
+            times = measured.get(arm, [])
+            headroom = self.limits.headroom(arm)
+            found.append(
+                ArmReport(
+                    arm=arm,
+                    n_processes=self.learner.n_processes(arm),
+                    measured_s=_seconds(sum(times) / len(times)) if times else None,
+                    predicted_s=_seconds(predicted) if math.isfinite(predicted) else None,
+                    believed_s=None if belief is None else _seconds(belief.mean),
+                    believed_sd=None if belief is None else round(belief.sd, 4),
+                    headroom_mib=None if headroom is None else round(headroom.free_mib, 0),
+                    reason=self._why_not(arm),
+                )
+            )
+        found.sort(key=lambda one: math.inf if one.believed_s is None else one.believed_s)
+        return tuple(found)
+
+    def _why_not(self, arm: Arm) -> str:
+        failure = self.limits.fails(arm) or self.limits.worsens(arm)
+        if failure is not None:
+            return failure
+        if not self.limits.is_safe(arm):
+            return "it may run out of memory with the context full"
+        return "" if self.limits.is_output_proven(arm) else "tool calls were not tried with it"
+
+    def _checkpoint(self) -> Checkpoint | None:
+        if self.night.elapsed_s < CHECKPOINT_S:
+            return None
+        known = [point for point in self.night.path if point.seconds <= CHECKPOINT_S]
+        if not known:
+            return None
+        last = known[-1]
+        now, before = self.learner.beliefs([last.arm, self.incumbent])
+        gain = None if now is None or before is None else math.expm1(before.mean - now.mean)
+        return Checkpoint(CHECKPOINT_S, last.restarts, last.arm, gain)
+
+    def _best_untried(self) -> float | None:
+        leader = self.search.leader()
+        if leader is None:
+            return None
+        proposals = self.search.planes.proposals(leader)
+        if not proposals:
+            return None
+        best = min(one.belief.mean for one in proposals)
+        return round(math.expm1(leader.mean - best), 4)
+
+
+def _seconds(log_ms: float) -> float:
+    return round(math.exp(log_ms) / 1000, 4)
+
+
+def _in_words(result: Result) -> str:
+    gain = result.gain
+    if gain is None:
+        return "promoted"
+    interval = ""
+    if gain.lower is not None and gain.upper is not None:
+        interval = f", 95 % interval {gain.lower:.1%} to {gain.upper:.1%}"
+    before = f" ({result.n_carried} from before it was cut short)" if result.n_carried else ""
+    return f"{gain.estimate:.1%} faster over {gain.n_pairs} pairs{before}{interval}"
+
+
+def _own_workload(given: Any) -> Workload:
+    classes = tuple(
+        RequestClass(
+            float(one.weight), one.kind, int(one.cached_tokens), int(one.new_tokens),
+            int(one.n_predict), int(getattr(one, "concurrency", 1) or 1),
+        )
+        for one in given.classes
+    )  # fmt: skip
+    if not classes:
+        raise ValueError("the workload has no classes")
+    return Workload(classes)
+
+
+def _deepest_tokens(workload: Workload) -> int:
+    return workload.classes[workload.deepest].depth_tokens
+
+
+def _context_of(box: Box, space: Space, incumbent: Arm, policy: Policy) -> int | None:
+    """The full context, wherever it is told: policy, space, pins, the arm's other keys, the box."""
+    if policy.context_tokens:
+        return int(policy.context_tokens)
+    pinned, extra = dict(space.pinned or {}), dict(incumbent.extra)
+    for name in CONTEXT_NAMES:
+        for found in (
+            getattr(space, name, None), pinned.get(name), extra.get(name), getattr(box, name, None)
+        ):  # fmt: skip
+            if isinstance(found, int) and found > 0:
+                return found
+    return None
+
+
+_NAMES = ("engine", "spec", "n_max", "p_min", "fit_mib", "kv", "ubatch", "batch", "threads")
+
+
+def sentence_of(outcome: Outcome, incumbent: Arm, workload: str) -> str:
+    """The verdict for people."""
+    why = "; ".join(outcome.evidence.reasons)
+    if outcome.verdict == PROMOTE:
+        what = changed(as_arm(outcome.arm), incumbent)
+        return f"promote: on {workload}, {what} is {why}"
+    if outcome.verdict == KEEP:
+        return f"keep what serves: on {workload} {why}"
+    return f"inconclusive: {why}"
+
+
+def changed(arm: Arm, incumbent: Arm) -> str:
+    """In which attributes an arm differs from another."""
+    parts: Sequence[str] = [
+        f"{name} {getattr(incumbent, name)} -> {getattr(arm, name)}"
+        for name in _NAMES
+        if getattr(arm, name) != getattr(incumbent, name)
+        and not (name == "fit_mib" and arm.is_placed)
+    ]
+    extra = [f"{key} = {value}" for key, value in sorted(arm.extra - incumbent.extra, key=str)]
+    return ", ".join([*parts, *extra]) or "nothing"
+
+
+def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Heat maps, margins, classes, failures and pairs.
+
+    Args:
+        events: Starts and requests as `Sample.to_json` wrote them.
+        evidence: As `Evidence.to_json` wrote it; empty where the sweep did not come to its end.
+    """
+    return {
+        "arms": [{**one, "text": arm_text(one["arm"])} for one in evidence.get("arms", [])],
+        "heat": _heat(evidence.get("arms", [])),
+        "margins": _margins(events),
+        "classes": _classes(events),
+        "failures": _failures(events),
+        "pairs": _pairs(evidence.get("challenges", [])),
+        "n_starts": sum(event["event"] == "boot" for event in events),
+        "n_requests": sum(event["event"] == "request" for event in events),
+        "seconds": sum(float(event.get("seconds") or 0.0) for event in events),
+    }
+
+
+def _heat(arms: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Turn time over n-max and p-min, the fastest of each point, by engine and kind."""
+    best: dict[tuple[str, str, int, float], Mapping[str, Any]] = {}
+    for one in arms:
+        arm = one["arm"]
+        key = (arm["engine"], arm["spec"], arm["n_max"], arm["p_min"])
+        known = best.get(key)
+        if one["believed_s"] is None:
+            continue
+        if known is None or one["believed_s"] < known["believed_s"]:
+            best[key] = one
+    return [
+        {"engine": engine, "spec": spec, "n_max": n_max, "p_min": p_min,
+         "measured_s": one["measured_s"], "predicted_s": one["predicted_s"],
+         "believed_s": one["believed_s"]}
+        for (engine, spec, n_max, p_min), one in sorted(best.items())
+    ]  # fmt: skip
+
+
+def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """VRAM left free with the context full by margin, and the margins that did not survive."""
+    found = []
+    for event in events:
+        if arm_from_json(event["arm"]).is_placed:
+            continue
+        is_fill = event.get("purpose") == "fill"
+        has_failed = event.get("failure") == "oom"
+        free = (event.get("answer") or {}).get("vram_free_min_mib")
+        if has_failed or (is_fill and free is not None):
+            found.append({"arm": event["arm"], "fit_mib": event["arm"]["fit_mib"],
+                          "free_mib": None if has_failed else free, "oom": has_failed})  # fmt: skip
+    return found
+
+
+def _classes(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Mean wall time of each kind of request by arm [s], of what was measured alone."""
+    walls: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for event in events:
+        answer = event.get("answer") or {}
+        if event.get("purpose") == "block" and answer.get("wall_ms"):
+            arm = {**event["arm"], "n_max": event["n_max"], "p_min": event["p_min"]}
+            name = arm_text(arm)
+            walls[name, event["request"]["kind"]].append(answer["wall_ms"] / 1000)
+    return [
+        {"arm": arm, "kind": kind, "wall_s": fmean(values), "n": len(values)}
+        for (arm, kind), values in walls.items()
+    ]
+
+
+def _failures(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    for event in events:
+        if event.get("failure"):
+            counts[arm_text(event["arm"]), event["failure"]] += 1
+    return [{"arm": arm, "failure": why, "n": n} for (arm, why), n in counts.items()]
+
+
+def _pairs(challenges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"candidate": arm_text(one["candidate"]), "outcome": one["outcome"],
+         "reasons": list(one["reasons"]), "gain": one["gain"], "by_kind": one["by_kind"],
+         "log_ratios": [pair["log_ratio"] for pair in one["pairs"]]}
+        for one in challenges
+    ]  # fmt: skip
+
+
+def arm_text(arm: Mapping[str, Any]) -> str:
+    """An arm's JSON in words."""
+    return str(arm_from_json(arm))

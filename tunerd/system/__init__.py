@@ -1,1 +1,0 @@
-"""One owner per effect; foreign errors become ours here."""

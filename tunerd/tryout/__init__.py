@@ -1,0 +1,1 @@
+"""To see tunerd work anywhere: a small manager, a small engine, small models."""

@@ -1,0 +1,554 @@
+"""The embedded engine: llama.cpp's server from its Python wheel, behind llama-server's command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeAlias
+
+_MISSING = """\
+error: the engine library is not installed
+
+hint: `pip install 'tunerd[embedded]'` installs it
+"""
+_NO_MODEL = """\
+error: no model to serve
+
+hint: `-m FILE` names one; this server has no router mode
+"""
+_NOTES = """\
+Environment variables named LLAMA_ARG_* are not read: every setting comes from the command line.
+Options of llama-server that are not listed here are refused.
+"""
+_LOOP_S = 10.0
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_TEXT_COLUMN = 40
+_TEXT_WIDTH = 70
+_BYTES_PER_MIB = 1024 * 1024
+_N_DEVICES = 16
+"""llama.cpp's fit wants one margin for each of the 16 devices that it can have."""
+
+
+class BadCommandLineError(Exception):
+    """A command line that llama-server refuses; the text is what it prints before it exits with 1."""
+
+
+class BadValueError(Exception):
+    """A value that llama-server refuses, in its words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A value of one of the engine library's enumerations."""
+
+    enum: str
+    name: str
+
+
+Reader: TypeAlias = Callable[[str], Any]
+Setting: TypeAlias = tuple[str, Any]
+"""A field of the engine's parameters and its value; `+field` is a collection, to which it is added."""
+
+
+def whole(text: str) -> int:
+    """A 32-bit number."""
+    if not re.fullmatch(r"[+-]?\d+", text) or not -(2**31) <= int(text) < 2**31:
+        raise BadValueError("stoi")
+    return int(text)
+
+
+def real(text: str) -> float:
+    """A floating-point number."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise BadValueError("stof") from error
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"[+-]?\d+", text):
+        raise BadValueError("stoul")
+    return int(text) & 2**32 - 1
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+def _slots(text: str) -> int:
+    number = whole(text)
+    if number == 0:
+        raise BadValueError("error: invalid value for n_parallel\n")
+    return number
+
+
+def _budget(text: str) -> int:
+    number = whole(text)
+    if number < -1:
+        raise BadValueError("invalid value")
+    return number
+
+
+def _choice(table: Mapping[str, Any], problem: str) -> Reader:
+    """One word of a table; `problem` may show the word as `{}`."""
+
+    def read(text: str) -> Any:
+        if text not in table:
+            raise BadValueError(problem.format(text))
+        return table[text]
+
+    return read
+
+
+def _on_off(flag: str, on: Any, off: Any, auto: Any = None) -> Reader:
+    words: dict[tuple[str, ...], Any] = {
+        ("on", "enabled", "true", "1"): on,
+        ("off", "disabled", "false", "0"): off,
+    }
+    if auto is not None:
+        words["auto", "-1"] = auto
+    table = {word: value for spellings, value in words.items() for word in spellings}
+    return _choice(table, f"error: unknown value for {flag}: '{{}}'\n")
+
+
+def _members(enum: str, prefix: str, words: Sequence[str]) -> dict[str, Member]:
+    """Words and the members of an enumeration that they name."""
+    return {word: Member(enum, prefix + re.sub(r"\W", "_", word.upper())) for word in words}
+
+
+_KV_WORDS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+_SPEC_WORDS = (
+    "none", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark",
+    "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache",
+)  # fmt: skip
+_LOAD_WORDS = ("auto", "none", "mmap", "mlock", "mmap+mlock")
+_THOUGHT_WORDS = ("none", "auto", "deepseek", "deepseek-legacy")
+
+_kv_type = _choice(_members("ggml_type", "GGML_TYPE_", _KV_WORDS), "Unsupported cache type: {}")
+_spec_type = _choice(
+    _members("common_speculative_type", "COMMON_SPECULATIVE_TYPE_", _SPEC_WORDS),
+    "unknown speculative type: {}",
+)
+_load_mode = _choice(
+    _members("llama_load_mode", "LLAMA_LOAD_MODE_", _LOAD_WORDS)
+    | {"dio": Member("llama_load_mode", "LLAMA_LOAD_MODE_DIRECT_IO")},
+    "invalid value",
+)
+_thoughts = _choice(
+    _members("common_reasoning_format", "COMMON_REASONING_FORMAT_", _THOUGHT_WORDS),
+    "Unknown reasoning format: {}",
+)
+_FLASH = (
+    Member("llama_flash_attn_type", f"LLAMA_FLASH_ATTN_TYPE_{word}")
+    for word in ("ENABLED", "DISABLED", "AUTO")
+)
+_flash = _on_off("--flash-attn", *_FLASH)
+
+
+def _spec_types(text: str) -> tuple[Member, ...]:
+    return tuple(_spec_type(word) for word in text.split(","))
+
+
+def _layers(text: str) -> int:
+    return {"auto": -1, "all": -2}.get(text) or whole(text)
+
+
+def margins(text: str) -> tuple[int, ...]:
+    """Bytes to leave free on each device, from MiB; the last figure is for those that follow."""
+    given = [whole(part) * _BYTES_PER_MIB for part in re.split(r"[,/]+", text)]
+    return tuple((given + given[-1:] * _N_DEVICES)[:_N_DEVICES])
+
+
+def _template_arguments(text: str) -> Mapping[str, str]:
+    """A JSON object, each value as JSON again."""
+    try:
+        return {str(key): json.dumps(item) for key, item in json.loads(text).items()}
+    except (ValueError, AttributeError) as error:
+        raise BadValueError(f"parse error: {error}") from error
+
+
+def _file(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadValueError(f"error: failed to open file '{path}'\n") from error
+
+
+def _keys_of_file(path: str) -> tuple[str, ...]:
+    return tuple(line for line in _file(path).splitlines() if line.strip() and line[0] != "#")
+
+
+def _folder(path: str) -> str:
+    if not Path(path).is_dir():
+        raise BadValueError(f"not a directory: {path}")
+    return path.rstrip("/") + "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: `argument` is None for a switch, `negations` are spellings that switch it off."""
+
+    spellings: tuple[str, ...]
+    negations: tuple[str, ...]
+    argument: str | None
+    read: Reader
+    fields: tuple[str, ...]
+    description: str
+
+
+def _option(spellings: str, argument: str, read: Reader, fields: str, text: str) -> Option:
+    return Option(tuple(spellings.split()), (), argument, read, tuple(fields.split()), text)
+
+
+def _switch(spellings: str, negations: str, fields: str, text: str) -> Option:
+    on, off = tuple(spellings.split()), tuple(negations.split())
+    return Option(on, off, None, str, tuple(fields.split()), text)
+
+
+def _number(spellings: str, fields: str, text: str) -> Option:
+    return _option(spellings, "N", whole, fields, text)
+
+
+def _ngram(kind: str) -> Iterator[Option]:
+    flag, field = f"--spec-{kind}", "speculative." + kind.replace("-", "_")
+    yield _number(f"{flag}-size-n", f"{field}.size_n", "tokens to look up (default: 12)")
+    yield _number(f"{flag}-size-m", f"{field}.size_m", "tokens to draft (default: 48)")
+    yield _number(f"{flag}-min-hits", f"{field}.min_hits", "least times seen (default: 1)")
+
+
+_DRAFT = "speculative.draft."
+_MOD = "speculative.ngram_mod."
+_KV_NOTE = f"\nallowed values: {', '.join(_KV_WORDS)}\n(default: f16)"
+OPTIONS: tuple[Option, ...] = (
+    _switch("-h --help --usage", "", "", "print this text and exit"),
+    _switch("--version", "", "", "print the version of the engine library and exit"),
+    _option("-m --model", "FNAME", str, "model.path", "model file to serve"),
+    _option("-a --alias", "STRING", _words, "+model_alias", "names that clients may use"),
+    _option("--host", "HOST", _words, "hostnames", "addresses, or a path that ends in .sock"
+            " (default: 127.0.0.1)"),
+    _number("--port", "port", "port to listen on (default: 8080)"),
+    _number("-c --ctx-size", "n_ctx", "context in tokens (default: 0, 0 = the model's own)"),
+    _number("-n --predict --n-predict", "n_predict", "most tokens of an answer (default: -1)"),
+    _option("-np --parallel", "N", _slots, "n_parallel", "slots (default: -1, -1 = auto)"),
+    _switch("-kvu --kv-unified", "-no-kvu --no-kv-unified", "kv_unified", "one KV buffer for all"
+            " slots (default: enabled if the number of slots is auto)"),
+    _option("-fa --flash-attn", "[on|off|auto]", _flash, "flash_attn_type", "flash attention"
+            " ('on', 'off', or 'auto', default: 'auto')"),
+    _option("-ctk --cache-type-k", "TYPE", _kv_type, "cache_type_k", "type of the keys in the KV"
+            f" cache{_KV_NOTE}"),
+    _option("-ctv --cache-type-v", "TYPE", _kv_type, "cache_type_v", "type of the values in the KV"
+            f" cache{_KV_NOTE}"),
+    _number("-b --batch-size", "n_batch", "most tokens in a logical batch (default: 2048)"),
+    _number("-ub --ubatch-size", "n_ubatch", "most tokens in a physical batch (default: 512)"),
+    _number("-t --threads", "cpuparams.n_threads", "threads that generate (default: all processors"
+            " that this process may use)"),
+    _number("-tb --threads-batch", "cpuparams_batch.n_threads", "threads that process prompts"
+            " (default: same as --threads)"),
+    _number("--threads-http", "n_threads_http", "threads that answer requests (default: -1)"),
+    _option("--poll", "<0...100>", whole, "cpuparams.poll cpuparams_batch.poll", "how eagerly"
+            " threads spin while they wait for work (default: 50)"),
+    _number("-ctxcp --ctx-checkpoints --swa-checkpoints", "n_ctx_checkpoints", "most context"
+            " checkpoints of a slot (default: 32)"),
+    _number("-cms --checkpoint-min-step", "checkpoint_min_step", "least tokens between two"
+            " checkpoints (default: 8192)"),
+    _number("-cram --cache-ram", "cache_ram_mib", "most MiB of prompts to keep (default: 8192,"
+            " -1 = no limit, 0 = none)"),
+    _number("--cache-reuse", "n_cache_reuse", "least tokens to reuse by shifting (default: 0)"),
+    _switch("--cache-prompt", "--no-cache-prompt", "cache_prompt", "reuse what prompts have in"
+            " common (default: enabled)"),
+    _switch("--context-shift", "--no-context-shift", "ctx_shift", "drop the oldest tokens when the"
+            " context is full (default: disabled)"),
+    _switch("--warmup", "--no-warmup", "warmup", "run the model once after loading"
+            " (default: enabled)"),
+    _option("-lm --load-mode", "MODE", _load_mode, "load_mode", "how the model comes into memory:"
+            f" {', '.join(_LOAD_WORDS)}, or dio (default: auto)"),
+    _option("-ngl --gpu-layers --n-gpu-layers", "N", _layers, "n_gpu_layers", "layers to keep in"
+            " VRAM; this build has no GPU backend, so they stay in memory (default: auto)"),
+    _option("-fit --fit", "[on|off]", _on_off("--fit", on=True, off=False), "fit_params", "make"
+            " what was not given fit into memory ('on' or 'off', default: 'on')"),
+    _option("-fitt --fit-target", "MiB0,MiB1,...", margins, "fit_params_target", "memory that --fit"
+            " leaves free on each device (default: 1024)"),
+    _option("-mm --mmproj", "FILE", str, "mmproj.path", "multimodal projector"),
+    _switch("--jinja", "--no-jinja", "use_jinja", "use the template engine for chats"
+            " (default: enabled)"),
+    _option("--chat-template", "JINJA_TEMPLATE", str, "chat_template", "chat template in place of"
+            " the model's"),
+    _option("--chat-template-file", "JINJA_TEMPLATE_FILE", _file, "chat_template", "file with a"
+            " chat template in place of the model's"),
+    _option("--chat-template-kwargs", "STRING", _template_arguments, "+default_template_kwargs",
+            "JSON object of arguments for the chat template"),
+    _option("--reasoning-format", "FORMAT", _thoughts, "reasoning_format", "where thoughts go: none"
+            " leaves them in the answer, deepseek puts them into `reasoning_content`,"
+            " deepseek-legacy does both (default: auto)"),
+    _option("-rea --reasoning", "[on|off|auto]", _on_off("--reasoning", 1, 0, -1),
+            "enable_reasoning", "let the model think (default: 'auto')"),
+    _option("--reasoning-budget", "N", _budget, "sampling.reasoning_budget_tokens", "tokens to"
+            " think with: -1 for no limit, 0 to end at once (default: -1)"),
+    _option("--reasoning-budget-message", "MESSAGE", str, "sampling.reasoning_budget_message",
+            "what to say when the budget is spent"),
+    _option("-s --seed", "SEED", _seed, "sampling.seed", "seed of the sampler (default: -1)"),
+    _option("--temp --temperature", "N", real, "sampling.temp", "temperature (default: 0.80)"),
+    _number("--top-k", "sampling.top_k", "top-k sampling (default: 40, 0 = disabled)"),
+    _option("--top-p", "N", real, "sampling.top_p", "top-p sampling (default: 0.95)"),
+    _option("--min-p", "N", real, "sampling.min_p", "min-p sampling (default: 0.05)"),
+    _option("--repeat-penalty", "N", real, "sampling.penalty_repeat", "penalty on repeated tokens"
+            " (default: 1.00)"),
+    _option("--presence-penalty", "N", real, "sampling.penalty_present", "penalty on tokens that"
+            " are there already (default: 0.00)"),
+    _number("-to --timeout", "timeout_read timeout_write", "seconds until a read or write times out"
+            " (default: 3600)"),
+    _option("--api-key", "KEY", _words, "+api_keys", "keys that clients must show"),
+    _option("--api-key-file", "FNAME", _keys_of_file, "+api_keys", "file of such keys, one on each"
+            " line; lines that begin with a hash are comments"),
+    _option("--slot-save-path", "PATH", _folder, "slot_save_path", "folder for saved slots"),
+    _switch("--metrics", "", "endpoint_metrics", "serve /metrics (default: disabled)"),
+    _switch("--props", "", "endpoint_props", "let POST /props change things (default: disabled)"),
+    _switch("--slots", "--no-slots", "endpoint_slots", "serve /slots (default: enabled)"),
+    _number("-lv --verbosity --log-verbosity", "verbosity", "log up to this level: 1 errors, 2"
+            " warnings, 3 information, 4 details, 5 debugging (default: 3)"),
+    _option("--spec-type", ",".join(_SPEC_WORDS), _spec_types, "+speculative.types", "kinds of"
+            " speculation, with commas between them (default: none)"),
+    _number("--spec-draft-n-max", _DRAFT + "n_max", "most tokens to draft in a step (default: 3)"),
+    _number("--spec-draft-n-min", _DRAFT + "n_min", "fewest tokens of a draft (default: 0)"),
+    _option("--spec-draft-p-min --draft-p-min", "P", real, _DRAFT + "p_min", "probability below"
+            " which a draft ends (default: 0.00)"),
+    _option("--spec-draft-model -md --model-draft", "FNAME", str, _DRAFT + "mparams.path", "file of"
+            " a draft model"),
+    _option("--spec-draft-type-k -ctkd --cache-type-k-draft", "TYPE", _kv_type,
+            _DRAFT + "cache_type_k", f"type of the keys in the draft's KV cache{_KV_NOTE}"),
+    _option("--spec-draft-type-v -ctvd --cache-type-v-draft", "TYPE", _kv_type,
+            _DRAFT + "cache_type_v", f"type of the values in the draft's KV cache{_KV_NOTE}"),
+    _switch("--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling",
+            _DRAFT + "backend_sampling", "sample drafts in the backend (default: enabled)"),
+    _number("--spec-ngram-mod-n-match", _MOD + "n_match", "tokens to look up (default: 24)"),
+    _number("--spec-ngram-mod-n-min", _MOD + "n_min", "fewest tokens of a draft (default: 48)"),
+    _number("--spec-ngram-mod-n-max", _MOD + "n_max", "most tokens of a draft (default: 64)"),
+    *_ngram("ngram-simple"),
+    *_ngram("ngram-map-k"),
+    *_ngram("ngram-map-k4v"),
+)  # fmt: skip
+_BY_SPELLING = {
+    spelling: option for option in OPTIONS for spelling in (*option.spellings, *option.negations)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What a command line asks for: help, the version, or a server with these settings."""
+
+    wants_help: bool = False
+    wants_version: bool = False
+    settings: tuple[Setting, ...] = ()
+
+
+def parse_command(arguments: Sequence[str]) -> CommandLine:
+    """The settings of a command line, in its order.
+
+    Raises:
+        BadCommandLineError: At the first argument that llama-server would refuse.
+    """
+    settings: list[Setting] = []
+    wants_help = False
+    remaining = iter(arguments)
+    for argument in remaining:
+        flag = "--" + argument[2:].replace("_", "-") if argument.startswith("--") else argument
+        option = _BY_SPELLING.get(flag)
+        if option is None:
+            raise BadCommandLineError(f"error: invalid argument: {flag}")
+        wants_help = wants_help or "--help" in option.spellings
+        if "--version" in option.spellings:  # llama-server looks at nothing that follows
+            return CommandLine(wants_version=True)
+        try:
+            settings.extend(_settings(option, flag, remaining))
+        except BadValueError as error:
+            raise BadCommandLineError(
+                f'error while handling argument "{flag}": {error}\n\n'
+                f"usage:\n{option_text(option)}\n\nto show complete usage, run with -h"
+            ) from error
+    return CommandLine(wants_help=wants_help, settings=tuple(settings))
+
+
+def _settings(option: Option, flag: str, remaining: Iterator[str]) -> Iterator[Setting]:
+    value: Any = flag not in option.negations
+    if option.argument is not None:
+        given = next(remaining, None)
+        if given is None:
+            raise BadValueError("expected value for argument")
+        value = option.read(given)
+    for field in option.fields:
+        yield field, value
+    if "--reasoning" in option.spellings and value != -1:
+        # Templates look at `enable_thinking`, the parser of answers at the field.
+        yield "+default_template_kwargs", {"enable_thinking": "true" if value else "false"}
+
+
+def help_text() -> str:
+    """What `--help` prints."""
+    entries = "".join(option_text(option) for option in OPTIONS)
+    return f"----- common params -----\n\n{entries}\n\n{_NOTES}"
+
+
+def option_text(option: Option) -> str:
+    """One entry of the help: spellings, and from column 40 what the option does."""
+    first, *others = (*option.spellings, *option.negations)
+    head = f"{first + ',':<6} {', '.join(others)}" if others else first
+    if option.argument is not None:
+        head += f" {option.argument}"
+    lines = [
+        part
+        for line in option.description.splitlines()
+        for part in textwrap.wrap(line, _TEXT_WIDTH, break_on_hyphens=False)
+    ]
+    indent = " " * _TEXT_COLUMN
+    start = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN - 1 else f"{head}\n{indent}"
+    return start + f"\n{indent}".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the server until a signal stops it; the exit status."""
+    try:
+        command = parse_command(sys.argv[1:] if arguments is None else arguments)
+    except BadCommandLineError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    if command.wants_help:
+        sys.stdout.write(help_text())
+        return 0
+    if "model.path" not in dict(command.settings) and not command.wants_version:
+        sys.stderr.write(_NO_MODEL)
+        return 1
+    try:
+        import xllamacpp
+    except ImportError:
+        sys.stderr.write(_MISSING)
+        return 1
+    if command.wants_version:
+        sys.stderr.write(_version(xllamacpp))
+        return 0
+    return _serve(command, xllamacpp)
+
+
+def _version(library: Any) -> str:
+    """The version in llama-server's shape; the wheel names the build in the last part of its own."""
+    release = str(library.__version__)
+    info = library.BUILD_INFO
+    build = info["build_number"] or release.rpartition(".")[2]
+    return (
+        f"version: {release} (build {build}, commit {info['commit']})\n"
+        f"built with {info['compiler']} for {info['build_target']}\n"
+    )
+
+
+def _serve(command: CommandLine, library: Any) -> int:
+    params = library.CommonParams()
+    # Where the library's defaults are not llama-server's.
+    n_threads = len(os.sched_getaffinity(0))
+    defaults = (("port", 8080), ("n_parallel", -1), ("cpuparams.n_threads", n_threads))
+    for field, value in (*defaults, *command.settings):
+        apply_setting(params, field, value, library)
+    _follow_threads(params)
+
+    # Until the model is loaded a signal ends the process, as it ends llama-server.
+    for number in _STOPPING:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        server = library.Server(params)
+    except RuntimeError:
+        return 1  # the engine has said why
+    _wait_for_signal()
+    _wait_for_main_loop(params)
+    del server  # waits for requests that run
+    return 0
+
+
+def _wait_for_signal() -> None:
+    """Return at the first stopping signal; a second one ends the process at once.
+
+    It has to: the engine's shutdown keeps Python from running, so no handler of ours could. The
+    byte in the socket makes sure that a signal just before the wait is not missed.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno())
+    for number in _STOPPING:
+        signal.signal(number, lambda _number, _frame: None)
+    reader.recv(1)
+    for number in _STOPPING:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _wait_for_main_loop(params: Any) -> None:
+    """Return when the engine's main loop runs.
+
+    The engine can be ready a moment before that, and told to stop then it would hang for ever
+    (seen in 4 of 60 starts on a busy machine, xllamacpp 2026.10.11549). The loop answers this.
+    """
+    host, keys = params.hostnames[0], params.api_keys
+    credentials = f"Authorization: Bearer {keys[0]}\r\n" if keys else ""
+    request = f"GET /lora-adapters HTTP/1.0\r\n{credentials}\r\n"
+    with contextlib.suppress(OSError), _connected(host, params.port) as connection:
+        connection.sendall(request.encode())
+        connection.recv(1)
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    if not host.endswith(".sock"):
+        return socket.create_connection((host, port), timeout=_LOOP_S)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_LOOP_S)
+    connection.connect(host)
+    return connection
+
+
+def _follow_threads(params: Any) -> None:
+    """Threads that were not given are as many as those that they follow in llama-server."""
+    draft = params.speculative.draft
+    for follower, leader in (
+        (params.cpuparams_batch, params.cpuparams),
+        (draft.cpuparams, params.cpuparams),
+        (draft.cpuparams_batch, draft.cpuparams),
+    ):
+        if follower.n_threads < 1:
+            follower.n_threads = leader.n_threads
+
+
+def apply_setting(params: Any, field: str, value: Any, library: Any) -> None:
+    """Set a field of the engine's parameters, or add to it."""
+    *path, name = field.removeprefix("+").split(".")
+    target = reduce(getattr, path, params)
+    value = _resolved(value, library)
+    if field.startswith("+"):
+        value = _added(getattr(target, name), value)
+    setattr(target, name, value)
+    # The bit keeps the model's own recommendation from replacing a sampling default.
+    bits, bit = library.common_params_sampling_config, f"COMMON_PARAMS_SAMPLING_CONFIG_{name}"
+    if path == ["sampling"] and hasattr(bits, bit.upper()):
+        target.user_sampling_config |= int(getattr(bits, bit.upper()))
+
+
+def _resolved(value: Any, library: Any) -> Any:
+    if isinstance(value, Member):
+        return getattr(getattr(library, value.enum), value.name)
+    if isinstance(value, tuple):
+        return [_resolved(part, library) for part in value]
+    return value
+
+
+def _added(present: Any, value: Any) -> Any:
+    if isinstance(present, Mapping):
+        return {**present, **value}
+    return present | set(value) if isinstance(present, set) else [*present, *value]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,398 @@
+"""The service manager of machines without systemd: a client of tunerd's own supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tunerd
+from tunerd.errors import HostError, JobCanceled, NoSupervisor, ServiceError
+from tunerd.machine.clock import Clock, SystemClock
+from tunerd.machine.files import Files
+from tunerd.machine.process import MINIMAL_ENVIRONMENT, SEARCH_PATH, Setting, start
+from tunerd.paths import Paths
+from tunerd.tryout.local_service import complaints_about, read_service
+from tunerd.tryout.local_state import (
+    VERSION,
+    UnitLog,
+    check_name,
+    enabled_mark,
+    make_private_folder,
+    passed_on,
+    reachable,
+    read_definition,
+    read_record,
+    unit_names,
+    unit_properties,
+)
+from tunerd.units.manager import LeaseSpec, LogSpan, UnitState
+from tunerd.units.systemd import STATE_PROPERTIES, to_unit_state
+from tunerd.units.text import parse_unit, transient_text
+from tunerd.words import Mode
+
+_QUERY_TIMEOUT_S = 15.0
+_START_TIMEOUT_S = 30.0
+_RIVAL_TIMEOUT_S = 5.0
+_POLL_S = 0.05
+_PER_SECOND = 1_000_000
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
+_CHUNK_BYTES = 64 * 1024
+# Of the caller's environment for the supervisor: of the account, and what it passes on to servers.
+_KEPT = (
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "XDG_RUNTIME_DIR",
+    "LD_LIBRARY_PATH",
+    "NVIDIA_",
+    "CUDA_",
+)
+
+
+class Local:
+    """A ServiceManager.
+
+    Without a supervisor everything can still be read; what runs is then known from what the last
+    one remembered. What changes something starts one if `may_start`.
+
+    Raises:
+        NoSupervisor: From calls that change something: there is none, and none may be started.
+        ServiceError: The supervisor refused, or did not answer in time.
+    """
+
+    mode = Mode.LOCAL
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        may_start: bool = False,
+        environment: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.unit_dir = paths.unit_dir
+        self.runtime_unit_dir = paths.runtime_unit_dir
+        self._paths = paths
+        self._may_start = may_start
+        self._environment = os.environ if environment is None else environment
+        self._clock: Clock = clock or SystemClock()
+
+    # Reading
+
+    def state(self, unit: str) -> UnitState:
+        """How the unit is now."""
+        boot_s = self._clock.now_s() - self._clock.monotonic_s()
+        return to_unit_state(unit, self.properties(unit, *STATE_PROPERTIES), boot_s=boot_s)
+
+    def properties(self, unit: str, *names: str) -> Mapping[str, str]:
+        """Raw properties; the supervisor knows those of `UnitState` and a few more."""
+        try:
+            shown = self._ask({"op": "show", "unit": unit})["properties"]
+        except NoSupervisor:
+            shown = self._remembered(check_name(unit))
+        return {name: str(shown[name]) for name in names if name in shown}
+
+    def log(
+        self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
+    ) -> tuple[str, ...]:
+        """The newest lines of the unit, with what the supervisor said of it."""
+        log = UnitLog(self._paths, check_name(unit))
+        return log.lines(invocation_id=invocation_id, max_lines=max_lines)
+
+    def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
+        """What the unit wrote since then, by whole lives of its server."""
+        return UnitLog(self._paths, check_name(unit)).span(since_s, max_lines=max_lines)
+
+    def was_stopped(self, unit: str, invocation_id: str) -> bool:
+        """Whether the supervisor was asked to stop this invocation."""
+        shown = self.properties(unit, "InvocationID", "StopRequested")
+        return (shown.get("InvocationID"), shown.get("StopRequested")) == (invocation_id, "yes")
+
+    def service_units(self) -> tuple[str, ...]:
+        """Names of all units that have a file or run."""
+        try:
+            return tuple(self._ask({"op": "list"})["units"])
+        except NoSupervisor:
+            return unit_names(self._paths)
+
+    def verify(self, unit: str, text: str) -> tuple[str, ...]:
+        """Why the supervisor could not run it."""
+        found = complaints_about(check_name(unit), text)
+        if found:
+            return found
+        program = read_service(unit, parse_unit(text)).program
+        if shutil.which(program, path=SEARCH_PATH) is None:
+            return (f"{unit}: command is not executable: {program}",)
+        return ()
+
+    # Changing
+
+    def check_ready(self) -> None:
+        """A supervisor answers, or one may be started and has a folder for its socket."""
+        try:
+            self._ask({"op": "ping"})
+        except NoSupervisor:
+            if not self._may_start:
+                raise
+            with _told_as_service_error():
+                make_private_folder(self._paths.runtime_dir)
+
+    def reload(self) -> None:
+        """See that there is a supervisor: it reads a unit's file at each start."""
+        self._change({"op": "ping"})
+
+    def run_transient(
+        self,
+        unit: str,
+        argv: Sequence[str],
+        properties: Sequence[tuple[str, str]] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 90.0,
+    ) -> None:
+        """Start `argv` as a unit whose file stands where a reboot forgets it."""
+        text = transient_text(argv, properties, environment or {})
+        Files().make_folder(self.runtime_unit_dir)
+        Files().write(self.runtime_unit_dir / unit, text.encode(), mode=0o600)
+        self.start(unit, timeout_s=timeout_s)
+
+    def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start and wait until its program is executed."""
+        self._change({"op": "start", "unit": unit}, timeout_s)
+
+    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start a unit that is bound to a lease."""
+        self.start(unit, timeout_s=timeout_s)
+
+    def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
+        """Stop and wait until nothing of it runs."""
+        self._change({"op": "stop", "unit": unit}, timeout_s)
+
+    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
+        """Stop if needed, and start."""
+        self._change({"op": "restart", "unit": unit}, timeout_s)
+
+    def reset_failed(self, unit: str) -> None:
+        """Forget failures and start counters."""
+        self._change({"op": "reset-failed", "unit": unit})
+
+    def enable(self, unit: str) -> None:
+        """Make the unit start whenever the supervisor does."""
+        if not read_definition(self._paths, check_name(unit)).demand().can_be_enabled:
+            raise ServiceError(
+                f"{unit} cannot be enabled", hint="its [Install] section needs WantedBy="
+            )
+        with _told_as_service_error():
+            Files().write(enabled_mark(self._paths, unit), b"")
+
+    def disable(self, unit: str) -> None:
+        """Make the unit not start with the supervisor."""
+        with _told_as_service_error():
+            Files().remove(enabled_mark(self._paths, check_name(unit)))
+
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> LocalLease:
+        """Stop production and hold its place; see ServiceManager."""
+        channel = _new_channel()
+        message = {
+            "op": "lease",
+            "unit": spec.unit,
+            "production": spec.production,
+            "restores": spec.restores,
+            "limit_s": spec.limit_s,
+        }
+        try:
+            self._with_supervisor(lambda: self._ask_on(channel, message, timeout_s))
+        except BaseException:
+            channel.close()
+            raise
+        channel.setblocking(False)
+        return LocalLease(spec, self, channel)
+
+    def ensure_supervisor(self) -> None:
+        """Start a supervisor that outlives this process, unless one answers already.
+
+        Raises:
+            NoSupervisor: It does not start.
+            ServiceError: It does not answer.
+        """
+        # The package may not be installed where the interpreter looks.
+        found_at = str(Path(tunerd.__file__).parents[1])
+        env = {**MINIMAL_ENVIRONMENT, **passed_on(self._environment), "PYTHONPATH": found_at}
+        argv = [sys.executable, "-P", "-m", "tunerd.tryout.supervisor", paths_to_json(self._paths)]
+        log = UnitLog(self._paths, "supervise")
+        target = log.open()
+        setting = Setting(env=env, cwd=Path("/"))
+        try:
+            with _told_as_service_error(), start(argv, setting, log=target) as child:
+                child.wait(_START_TIMEOUT_S)
+        finally:
+            os.close(target)
+        # Where another one was faster it holds the lock, and answers in a moment.
+        deadline_s = self._clock.monotonic_s() + _RIVAL_TIMEOUT_S
+        while True:
+            try:
+                self._ask({"op": "ping"})
+            except NoSupervisor as error:
+                said = "".join(log.lines(invocation_id=None, max_lines=1))
+                if self._clock.monotonic_s() < deadline_s and "already runs" in said:
+                    self._clock.sleep(_POLL_S)
+                    continue
+                raise NoSupervisor(
+                    "tunerd's supervisor does not start",
+                    cause=said or None,
+                    hint=f"its log is {log.path}",
+                ) from error
+            return
+
+    def supervisor_pid(self) -> int:
+        """The supervisor that answers now."""
+        return int(self._ask({"op": "ping"})["pid"])
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """One request to the supervisor that runs; for its leases."""
+        self._ask(message)
+
+    # Below
+
+    def _change(self, message: Mapping[str, Any], timeout_s: float = _QUERY_TIMEOUT_S) -> None:
+        self._with_supervisor(lambda: self._ask(message, timeout_s))
+
+    def _with_supervisor(self, ask: Callable[[], object]) -> None:
+        try:
+            ask()
+        except NoSupervisor:
+            if not self._may_start:
+                raise
+            self.ensure_supervisor()
+            ask()
+
+    def _ask(
+        self, message: Mapping[str, Any], timeout_s: float = _QUERY_TIMEOUT_S
+    ) -> dict[str, Any]:
+        with _new_channel() as channel:
+            return self._ask_on(channel, message, timeout_s)
+
+    def _ask_on(
+        self, channel: socket.socket, message: Mapping[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        line = json.dumps({"version": VERSION, **message}).encode() + b"\n"
+        try:
+            channel.settimeout(timeout_s)
+            with reachable(self._paths.runtime_dir) as name:
+                channel.connect(name)
+            channel.sendall(line)
+            answer = _read_line(channel)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NoSupervisor(
+                "tunerd's supervisor does not run",
+                hint="`tunerd apply` starts it, and so does `tunerd supervise`",
+            ) from error
+        except TimeoutError as error:
+            raise ServiceError(
+                f"{message['op']} did not finish within {timeout_s:.0f} s",
+                hint="the supervisor goes on with it",
+            ) from error
+        except OSError as error:
+            raise ServiceError("tunerd's supervisor cannot be reached", cause=str(error)) from error
+        return _result(answer)
+
+    def _remembered(self, unit: str) -> dict[str, str]:
+        """What files tell while no supervisor runs."""
+        shown = {**unit_properties(self._paths, unit), "Result": "success"}
+        record = read_record(self._paths, unit)
+        if record is None or not record.is_alive:
+            return {**shown, "ActiveState": "inactive", "SubState": "dead"}
+        boot_s = self._clock.now_s() - self._clock.monotonic_s()
+        active_s = record.active_since_s - boot_s
+        return {
+            **shown,
+            "ActiveState": "active",
+            "SubState": "running",
+            "MainPID": str(record.pid),
+            "NRestarts": str(record.n_restarts),
+            "InvocationID": record.invocation_id,
+            "ActiveEnterTimestampMonotonic": str(int(active_s * _PER_SECOND)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLease:
+    """A Lease: a connection. When it drops, production comes back. Nothing keeps the machine awake."""
+
+    spec: LeaseSpec
+    manager: Local
+    channel: socket.socket
+    inhibits: str | None = None
+
+    def is_held(self) -> bool:
+        """Whether the supervisor still holds the other end."""
+        try:
+            return bool(self.channel.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def restore_when_free(self, address: tuple[str, int] | None) -> None:
+        """Tell the supervisor, which does the waiting; where it is gone, nobody does."""
+        host, port = address or (None, None)
+        message = {"op": "restore-when-free", "unit": self.spec.unit, "host": host, "port": port}
+        with contextlib.suppress(NoSupervisor):
+            if self.is_held():
+                self.manager.tell(message)
+
+    def end(self, *, timeout_s: float = 120.0) -> None:
+        """Ask for the end; where the supervisor is gone, the next one sees to the rest."""
+        with contextlib.suppress(NoSupervisor):
+            if self.is_held():
+                self.manager.stop(self.spec.unit, timeout_s=timeout_s)
+        self.channel.close()
+
+
+def paths_to_json(paths: Paths) -> str:
+    """For a supervisor in a process of its own."""
+    return json.dumps({name: str(path) for name, path in asdict(paths).items()})
+
+
+@contextlib.contextmanager
+def _told_as_service_error() -> Iterator[None]:
+    try:
+        yield
+    except HostError as error:
+        raise ServiceError(error.message, cause=error.cause, hint=error.hint) from error
+
+
+def _new_channel() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+
+
+def _read_line(channel: socket.socket) -> bytes:
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        chunk = channel.recv(_CHUNK_BYTES)
+        received += chunk
+        if not chunk or len(received) > _MAX_ANSWER_BYTES:
+            raise ConnectionError("the supervisor ended before it answered")
+    return bytes(received)
+
+
+def _result(answer: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(answer)
+        if data["ok"]:
+            return dict(data["result"])
+        error = data["error"]
+        kind = JobCanceled if error["code"] == JobCanceled.code else ServiceError
+        raised = kind(error["message"], cause=error["cause"], hint=error["hint"])
+    except (ValueError, KeyError, TypeError, RecursionError) as wrong:
+        raise ServiceError("tunerd's supervisor answered nonsense", cause=str(wrong)) from wrong
+    raise raised

@@ -1,0 +1,1 @@
+"""systemd and its units: state, start, stop, text, leases, sandboxes, and what was deployed before."""

@@ -1,0 +1,254 @@
+"""Generations on disk: `generations/000014/` with the record, both units' texts and how it ended.
+
+A record is never edited: the ending is a file of its own. Units that people wrote may hold keys, so all
+of it is for its owner alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from tunerd.errors import HostError
+from tunerd.machine.files import Files
+from tunerd.records import Unreadable, plain, read
+
+SCHEMA = 1
+
+
+class Outcome(StrEnum):
+    """How a swap ended; RUNNING while it does, or when it was cut short and not recovered yet.
+
+    REMOVED is the good end of a swap back to where no unit file stood, and after which nothing serves.
+    """
+
+    RUNNING = "running"
+    SERVING = "serving"
+    REMOVED = "removed"
+    ROLLED_BACK = "rolled back"
+    STRANDED = "stranded"
+    ABANDONED = "abandoned"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the swap was committed: what it was to make live is live."""
+        return self in {Outcome.SERVING, Outcome.REMOVED}
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a swap deployed, why, and on what machine.
+
+    `replaced_backup` names the backup of what stood before; None with `replaced_absent` where
+    nothing did. `unit_text` is None for a swap that removed the unit file. `with_tuned` says whether the
+    tuned layer took part; records from before this was kept say that it did.
+    """
+
+    number: int
+    unit: str
+    reason: str
+    created_s: float
+    profile: str | None
+    engine: str | None
+    engine_sha256: str | None
+    engine_components: tuple[tuple[str, str], ...]
+    model_path: str | None
+    model_identity: Mapping[str, Any] | None
+    argv: tuple[str, ...]
+    origins: tuple[tuple[str, str, str], ...]
+    pins: Mapping[str, Any]
+    unit_sha256: str | None
+    replaced_backup: str | None
+    replaced_absent: bool
+    was_active: bool
+    was_enabled: bool | None
+    from_generation: int | None
+    host: Mapping[str, Any] = field(default_factory=dict)
+    requested_by: str | None = None
+    with_tuned: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the swap of a generation ended.
+
+    `drop_ins` were in force for the unit by then; None where that is not known.
+    """
+
+    outcome: Outcome
+    ended_s: float | None
+    without_service_s: float | None
+    cause: str | None
+    detail: str | None
+    drop_ins: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One line of history."""
+
+    generation: Generation
+    ending: Ending
+
+
+_DIGITS = 6
+_NUMBER = re.compile(rf"[0-9]{{{_DIGITS},12}}")
+_RECORD = "generation.json"
+_ENDING = "outcome.json"
+_UNIT = "unit"
+_REPLACED = "replaced"
+_PRIVATE_FOLDER, _PRIVATE = 0o700, 0o600
+
+
+class Generations:
+    """The generations of one STATE folder."""
+
+    def __init__(self, folder: Path, files: Files) -> None:
+        self._folder = folder
+        self._files = files
+
+    def numbers(self) -> tuple[int, ...]:
+        """All numbers, highest first."""
+        found = (int(name) for name in self._names() if _NUMBER.fullmatch(name))
+        return tuple(sorted(found, reverse=True))
+
+    def next_number(self) -> int:
+        """One above the highest that is in use, or is in the name of a folder put aside."""
+        used = (name.partition(".")[0] for name in self._names())
+        return max((int(name) for name in used if _NUMBER.fullmatch(name)), default=0) + 1
+
+    def _names(self) -> list[str]:
+        try:
+            return [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise HostError(f"cannot read `{self._folder}`", cause=error.strerror) from error
+
+    def create(
+        self, generation: Generation, unit_text: bytes | None, replaced: bytes | None = None
+    ) -> None:
+        """Write a new generation durably, before its swap changes anything.
+
+        Args:
+            generation: The record.
+            unit_text: What is to be live; None where the unit is removed.
+            replaced: What stood before, whose backup somebody may remove; None where nothing did.
+
+        Raises:
+            HostError: it exists, or cannot be written.
+        """
+        folder = self._folder_of(generation.number)
+        if folder.exists():
+            raise HostError(f"generation {generation.number} exists already: `{folder}`")
+        self._files.make_folder(self._folder, mode=_PRIVATE_FOLDER)
+        with contextlib.suppress(OSError):  # one of an earlier version
+            self._folder.chmod(_PRIVATE_FOLDER)
+        self._files.make_folder(folder, mode=_PRIVATE_FOLDER)
+        for name, text in ((_UNIT, unit_text), (_REPLACED, replaced)):
+            if text is not None:
+                self._files.write(folder / name, text, mode=_PRIVATE)
+        record = plain(generation, schema=SCHEMA)
+        if generation.with_tuned:  # an earlier version takes a key that it does not know for damage
+            del record["with_tuned"]
+        self._files.write_json(folder / _RECORD, record)
+
+    def end(self, number: int, ending: Ending) -> None:
+        """Write how the swap of a generation ended."""
+        self._files.write_json(self._folder_of(number) / _ENDING, plain(ending))
+
+    def has_ended(self, number: int) -> bool:
+        """Whether it is written how its swap ended; also where nothing of it was written at all."""
+        folder = self._folder_of(number)
+        return (folder / _ENDING).exists() or not (folder / _RECORD).exists()
+
+    def unit_text(self, number: int) -> bytes | None:
+        """The unit's text of a generation; None if it removed the unit or is not kept."""
+        return self._files.read(self._folder_of(number) / _UNIT)
+
+    def replaced_text(self, number: int) -> bytes | None:
+        """The text that a generation replaced; None if there was none or it is not kept."""
+        return self._files.read(self._folder_of(number) / _REPLACED)
+
+    def read(self, number: int) -> HistoryEntry | None:
+        """One generation; None if there is none, or its record was cut short while written.
+
+        Raises:
+            HostError: the record is damaged.
+        """
+        folder = self._folder_of(number)
+        data = self._files.read_json(folder / _RECORD)
+        if data is None:
+            return None
+        ending = self._files.read_json(folder / _ENDING)
+        try:
+            return HistoryEntry(_generation(data, number), _ending(ending))
+        except Unreadable as error:
+            raise HostError(
+                f"record of generation {number} is damaged: `{folder / _RECORD}`",
+                cause=str(error),
+                hint=f"rename its folder to `{folder.name}.damaged`; backups in the unit's folder "
+                "are not affected",
+            ) from error
+
+    def find(self, number: int) -> HistoryEntry | None:
+        """One generation; None also where its record is damaged.
+
+        One bad record must not stand in the way of going back.
+        """
+        try:
+            return self.read(number)
+        except HostError:
+            return None
+
+    def entries(self) -> Iterator[HistoryEntry]:
+        """All that can be read, newest first, one by one as they are asked for."""
+        for number in self.numbers():
+            entry = self.find(number)
+            if entry is not None:
+                yield entry
+
+    def serving(self, unit: str, *, before: float = inf) -> HistoryEntry | None:
+        """The newest generation of a unit whose swap ended well; it may have removed the unit.
+
+        `before` a number: what that one replaced.
+        """
+        for entry in self.entries():
+            is_older = entry.generation.number < before
+            if is_older and entry.generation.unit == unit and entry.ending.outcome.is_done:
+                return entry
+        return None
+
+    def remove_temporaries(self) -> None:
+        """Remove what writes left that were cut short: since the last swap that ended well.
+
+        Raises:
+            HostError: something could not be removed.
+        """
+        for number in self.numbers():
+            self._files.remove_temporaries(self._folder_of(number))
+            entry = self.find(number)
+            if entry is not None and entry.ending.outcome.is_done:
+                return
+
+    def _folder_of(self, number: int) -> Path:
+        return self._folder / f"{number:0{_DIGITS}d}"
+
+
+def _generation(data: object, number: int) -> Generation:
+    generation = read(Generation, data, schema=SCHEMA)
+    if generation.number != number:
+        raise Unreadable(f"it says that it is generation {generation.number}")
+    return generation
+
+
+def _ending(data: object) -> Ending:
+    if data is None:
+        return Ending(Outcome.RUNNING, None, None, None, None)
+    return read(Ending, data)

@@ -1,0 +1,190 @@
+"""What a unit on this machine would run: its own text with its drop-ins, as systemd reads them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunerd.errors import ConfigError
+from tunerd.units.text import (
+    UnitFile,
+    environment_files_of,
+    environment_of,
+    is_ours,
+    parse_exec,
+    parse_unit,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a server is reached and named, from its arguments and environment.
+
+    A value is None where neither names it: then the build's own default holds. `api_key` is the first
+    of the keys given in plain text, as hand-written units do. `sleeps`: it unloads its model when nobody
+    asked it anything for a while.
+    """
+
+    host: str | None
+    port: int | None
+    alias: str | None
+    model: str | None
+    api_key_file: str | None
+    api_key: str | None = field(default=None, repr=False)
+    sleeps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LiveUnit:
+    """A unit as it stands on disk.
+
+    `text` is None where there is no unit file; `argv` where it cannot be read as one command
+    (`problem` says why). `environment` is what its server gets, with drop-ins and files;
+    `own_environment` and `own_environment_files` are what the unit file alone names, and
+    `file_environment` what the files set. `drop_in_exec` are drop-ins that replace the command line.
+    `credential` is the file
+    behind the credential `api-key`. A masked unit has no text. `link_to` is where the file leads if
+    it is a link. `shadowed_by` is where tunerd would write its own file, if this one, of a package,
+    stands in another folder and is left there.
+    """
+
+    unit: str
+    path: Path | None
+    text: str | None
+    drop_ins: tuple[Path, ...]
+    is_ours: bool
+    program: str | None
+    argv: tuple[str, ...] | None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    user: str | None = None
+    group: str | None = None
+    credential: str | None = None
+    own_environment: Mapping[str, str] = field(default_factory=dict)
+    own_environment_files: tuple[str, ...] = ()
+    file_environment: Mapping[str, str] = field(default_factory=dict)
+    drop_in_exec: tuple[Path, ...] = ()
+    problem: str | None = None
+    link_to: Path | None = None
+    shadowed_by: Path | None = None
+
+    @property
+    def serving(self) -> Serving:
+        """Address and names."""
+        return serving_of(self.argv[1:] if self.argv is not None else (), self.environment)
+
+
+def environment_paths(
+    text: str, drop_ins: Sequence[tuple[Path, str]], specifiers: Mapping[str, str]
+) -> tuple[tuple[str, bool], ...]:
+    """Files that the unit reads its environment from, with whether each may be missing."""
+    merged, _ = _merge(text, drop_ins)
+    return tuple((f.path, f.is_optional) for f in environment_files_of(merged, specifiers))
+
+
+def read_live(
+    *,
+    unit: str,
+    path: Path | None,
+    text: str | None,
+    drop_ins: Sequence[tuple[Path, str]],
+    file_environment: Mapping[str, str],
+    specifiers: Mapping[str, str],
+) -> LiveUnit:
+    """The meaning of a unit's text.
+
+    Args:
+        unit: Its name.
+        path: Where the text was read; None with `text` None where there is no unit.
+        text: Content of the unit file.
+        drop_ins: Path and content of each, in the order in which systemd applies them.
+        file_environment: What its environment files set together.
+        specifiers: Values of `%h`, `%u` and the like, by letter.
+    """
+    names = tuple(drop_in for drop_in, _ in drop_ins)
+    if text is None:
+        return LiveUnit(unit, None, None, names, is_ours=False, program=None, argv=None)
+    merged, drop_in_exec = _merge(text, drop_ins)
+    environment = {**dict(environment_of(merged, specifiers).pairs), **file_environment}
+    program: str | None = None
+    argv: tuple[str, ...] | None = None
+    problem: str | None = None
+    commands = merged.values("Service", "ExecStart")
+    if len(commands) != 1:
+        problem = f"it has {len(commands)} ExecStart= lines"
+    else:
+        try:
+            command = parse_exec(commands[0].value, environment, specifiers)
+            program, argv = command.path, command.argv
+        except ConfigError as error:
+            problem = error.message
+    return LiveUnit(
+        unit=unit,
+        path=path,
+        text=text,
+        drop_ins=names,
+        is_ours=is_ours(text),
+        program=program,
+        argv=argv,
+        environment=environment,
+        user=merged.value("Service", "User"),
+        group=merged.value("Service", "Group"),
+        credential=_credential(merged),
+        own_environment=dict(environment_of(parse_unit(text), specifiers).pairs),
+        own_environment_files=tuple(
+            f.path for f in environment_files_of(parse_unit(text), specifiers)
+        ),
+        file_environment=dict(file_environment),
+        drop_in_exec=drop_in_exec,
+        problem=problem,
+    )
+
+
+def serving_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Serving:
+    """Address and names, whichever build's spelling they have.
+
+    On ik the environment wins over arguments; its unit would rarely set both, so the arguments are
+    taken first here.
+    """
+
+    def of(variable: str, *spellings: str) -> str | None:
+        found = environment.get(variable)
+        for word, value in itertools.pairwise(arguments):
+            if word.replace("_", "-") in spellings:
+                found = value
+        return found
+
+    port = of("LLAMA_ARG_PORT", "--port")
+    keys = of("LLAMA_API_KEY", "--api-key")
+    sleep_s = of("LLAMA_ARG_SLEEP_IDLE_SECONDS", "--sleep-idle-seconds")
+    return Serving(
+        host=of("LLAMA_ARG_HOST", "--host"),
+        port=int(port) if port is not None and re.fullmatch(r"[0-9]{1,5}", port) else None,
+        alias=of("LLAMA_ARG_ALIAS", "-a", "--alias") or environment.get("LLAMA_ARG_MODEL_ALIAS"),
+        model=of("LLAMA_ARG_MODEL", "-m", "--model"),
+        api_key_file=of("LLAMA_ARG_API_KEY_FILE", "--api-key-file"),
+        api_key=keys.partition(",")[0] if keys else None,
+        sleeps=sleep_s is not None and re.fullmatch(r"0*[1-9][0-9]*", sleep_s) is not None,
+    )
+
+
+def _credential(unit: UnitFile) -> str | None:
+    for directive in unit.values("Service", "LoadCredential"):
+        name, _, path = directive.value.partition(":")
+        if name == "api-key" and path:
+            return path.replace("%%", "%")
+    return None
+
+
+def _merge(text: str, drop_ins: Sequence[tuple[Path, str]]) -> tuple[UnitFile, tuple[Path, ...]]:
+    merged = parse_unit(text)
+    replacing: list[Path] = []
+    for path, drop_in_text in drop_ins:
+        drop_in = parse_unit(drop_in_text)
+        names = {f"{d.section}.{d.name}" for d in drop_in.directives}
+        if "Service.ExecStart" in names:
+            replacing.append(path)
+        merged = merged.with_drop_in(drop_in)
+    return merged, tuple(replacing)

@@ -1,0 +1,831 @@
+"""The system's or a user's systemd, driven by `systemctl` and its sisters as subprocesses.
+
+They work with the D-Bus broker dead, speak one language from systemd 249 on, and cost 4 to 35 ms a
+call. Only `KEY=VALUE` output and exit codes are relied on; the one exception is named where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import re
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunerd.errors import HostError, JobCanceled, ServiceError
+from tunerd.machine.clock import Clock, SystemClock
+from tunerd.machine.files import Files, sync_folder
+from tunerd.machine.net import TABLES, table_pattern
+from tunerd.machine.proc import process_name
+from tunerd.machine.process import MINIMAL_ENVIRONMENT, Completed, run
+from tunerd.paths import Paths
+from tunerd.units.manager import (
+    PORT_LIMIT_S,
+    Lease,
+    LeaseSpec,
+    LogSpan,
+    UnitState,
+    cut_lines,
+    run_scope,
+)
+from tunerd.words import Mode
+
+STATE_PROPERTIES = (
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "MainPID",
+    "ExecMainCode",
+    "ExecMainStatus",
+    "NRestarts",
+    "InvocationID",
+    "FragmentPath",
+    "DropInPaths",
+    "NeedDaemonReload",
+    "UnitFileState",
+    "ActiveEnterTimestampMonotonic",
+)
+# waitid(2): si_code of a child, as systemd prints it.
+_EXIT_KINDS = {"1": "exited", "2": "killed", "3": "dumped"}
+_PER_SECOND = 1_000_000
+
+
+def parse_show(text: str, names: Sequence[str]) -> Mapping[str, str]:
+    """Properties by name; a line that begins none of `names` belongs to the value before it."""
+    wanted = set(names)
+    found: dict[str, str] = {}
+    current: str | None = None
+    for line in text.split("\n"):
+        name, equals, value = line.partition("=")
+        if equals and name in wanted:
+            current = name
+            found[name] = value
+        elif current is not None and line:
+            found[current] += f"\n{line}"
+    return found
+
+
+def to_unit_state(unit: str, shown: Mapping[str, str], *, boot_s: float) -> UnitState:
+    """The state that these properties describe.
+
+    Args:
+        unit: Its name.
+        shown: `STATE_PROPERTIES` as `systemctl show` prints them.
+        boot_s: Wall-clock time at which CLOCK_MONOTONIC was 0.
+    """
+    pid = _number(shown.get("MainPID"))
+    kind = _EXIT_KINDS.get(shown.get("ExecMainCode", "0"))
+    entered_us = _number(shown.get("ActiveEnterTimestampMonotonic"))
+    fragment = shown.get("FragmentPath")
+    return UnitState(
+        unit=unit,
+        load_state=shown.get("LoadState", ""),
+        active_state=shown.get("ActiveState", ""),
+        sub_state=shown.get("SubState", ""),
+        result=shown.get("Result", ""),
+        main_pid=pid or None,
+        exit_kind=kind,
+        exit_status=_number(shown.get("ExecMainStatus")) if kind is not None else None,
+        n_restarts=_number(shown.get("NRestarts")),
+        invocation_id=shown.get("InvocationID") or None,
+        fragment_path=Path(fragment) if fragment else None,
+        drop_ins=tuple(Path(path) for path in shown.get("DropInPaths", "").split()),
+        needs_reload=shown.get("NeedDaemonReload") == "yes",
+        unit_file_state=shown.get("UnitFileState") or None,
+        active_since_s=boot_s + entered_us / _PER_SECOND if entered_us else None,
+    )
+
+
+# What a process wrote; what the system's and a user's manager say of a unit.
+INVOCATION_FIELDS = ("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "USER_INVOCATION_ID")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def journal_messages(text: str) -> tuple[str, ...]:
+    """Lines of the messages in `journalctl -o json` output, in the order given.
+
+    A message is text, or a list of byte values where it is not printable UTF-8, or a list of these
+    where an entry has several; null stands for one too long to print. What is cut off at the end
+    (an incomplete last entry) is left out.
+    """
+    lines: list[str] = []
+    for entry in text.split("\n"):
+        if not entry.startswith("{"):
+            continue
+        try:
+            fields = json.loads(entry)
+        except ValueError:
+            continue
+        lines.extend(_message_lines(fields.get("MESSAGE")))
+    return tuple(lines)
+
+
+def newest_first_messages(text: str, max_lines: int) -> tuple[str, ...]:
+    """As `journal_messages` for `--reverse` output: the newest lines, oldest first."""
+    entries = [line for line in text.split("\n") if line.startswith("{")]
+    lines = journal_messages("\n".join(reversed(entries)))
+    return lines[max(0, len(lines) - max_lines) :]
+
+
+def oldest_entry_s(text: str) -> float | None:
+    """When the last whole entry of `--reverse` output was written [seconds since the epoch]."""
+    for line in reversed(text.split("\n")):
+        try:
+            return int(json.loads(line)["__REALTIME_TIMESTAMP"]) / _PER_SECOND
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def messages_of_invocation(text: str, invocation_id: str, max_lines: int) -> tuple[str, ...]:
+    """As `newest_first_messages`, of one invocation among all that a unit wrote.
+
+    The journal does not always know the invocation of a process that ended at once (2 of 45 on a
+    busy machine); such a line belongs to the invocation that was last named before it.
+    """
+    current = None
+    kept: list[str] = []
+    for line in reversed(text.split("\n")):
+        try:
+            fields = json.loads(line) if line.startswith("{") else {}
+        except ValueError:
+            continue
+        named = next((fields[name] for name in INVOCATION_FIELDS if fields.get(name)), None)
+        current = named or current
+        if current == invocation_id:
+            kept.extend(_message_lines(fields.get("MESSAGE")))
+    return tuple(kept[max(0, len(kept) - max_lines) :])
+
+
+def _message_lines(message: Any) -> list[str]:
+    if isinstance(message, str):
+        return cut_lines(message)
+    if isinstance(message, list) and message and all(isinstance(part, int) for part in message):
+        data = bytes(part & 0xFF for part in message)
+        return cut_lines(data.decode("utf-8", errors="replace"))
+    if isinstance(message, list):
+        return [line for part in message for line in _message_lines(part)]
+    return []
+
+
+def unreached(stderr: str, *, is_user: bool) -> str | None:
+    """What to do where `systemctl` reached no manager at all; None if that is not what it says."""
+    if "not been booted with systemd" in stderr:
+        return "this machine has no systemd: leave the option out, or use --local"
+    if "Failed to connect to bus" in stderr or "Failed to connect to user scope bus" in stderr:
+        if is_user:
+            return (
+                "no service manager of this user runs, or XDG_RUNTIME_DIR does not lead to it: log in "
+                "as the user (not with su or sudo), or once `loginctl enable-linger USER`; or --local"
+            )
+        return "systemd does not answer; `systemctl status` must work first; or --local"
+    return None
+
+
+def complaints(stderr: str, unit: str, folder: str) -> tuple[str, ...]:
+    """Lines of `systemd-analyze verify` that are about `unit`, without the folder it stood in.
+
+    Other lines are about other units: a broken link anywhere prints one too.
+    """
+    found = [line.strip() for line in stderr.split("\n") if unit in line]
+    return tuple(line.replace(f"{folder}/", "") for line in found)
+
+
+_QUERY_TIMEOUT_S = 30.0
+_RELOAD_TIMEOUT_S = 90.0
+_MAX_LOG_BYTES = 8 * 1024 * 1024
+# Days of a log: an entry of a request's line takes some 350 bytes as JSON.
+_MAX_SPAN_BYTES = 64 * 1024 * 1024
+_SPAN_TIMEOUT_S = 120.0
+_LINES_BEFORE = 200
+# SD_MESSAGE_UNIT_STOPPING: a job begins to stop a unit. Source: sd-messages.h.
+_STOPPING = "de5b426a63be47a7b6ac3eaac82e2f6f"
+_LINGER_DIR = Path("/var/lib/systemd/linger")
+_SYSTEM_MARK = Path("/run/systemd/system")
+# What a user's manager and the tools that talk to it are found by.
+_USER_VARIABLES = (
+    "HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS",
+)
+_VERSION = re.compile(r"systemd (\d+)")
+_FIRST_WITH_RECURSIVE_ERRORS = 250
+_FIRST_WITH_EXPAND_ENVIRONMENT = 254
+_CATCH_UP_S = 5.0
+# systemctl's exit status for a unit that is not there (LSB: program is not installed).
+_NOT_INSTALLED = 5
+
+
+def has_system_manager() -> bool:
+    """Whether this machine was booted with systemd and it is reachable from here.
+
+    Source: sd_booted(3), and PID 1 itself, because the folder may be bound into a container.
+    """
+    return _SYSTEM_MARK.is_dir() and process_name(1) == "systemd"
+
+
+def has_user_manager(environment: Mapping[str, str]) -> bool:
+    """Whether a service manager of this user answers."""
+    runtime = _runtime_dir(environment)
+    if runtime is None:
+        return False
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as channel:
+        channel.settimeout(2.0)
+        channel.connect(str(runtime / "systemd" / "private"))
+        return True
+    return False
+
+
+def lingers(environment: Mapping[str, str]) -> bool | None:
+    """Whether this user's services outlive the last logout; None where no logind can tell."""
+    if not _SYSTEM_MARK.is_dir():
+        return None
+    name = environment.get("USER")
+    with contextlib.suppress(KeyError):
+        name = pwd.getpwuid(os.getuid()).pw_name
+    return name is not None and (_LINGER_DIR / name).exists()
+
+
+def _runtime_dir(environment: Mapping[str, str]) -> Path | None:
+    """XDG_RUNTIME_DIR, or where logind puts it: `su` and cron leave the variable out."""
+    named = environment.get("XDG_RUNTIME_DIR", "")
+    folder = Path(named) if named.startswith("/") else Path(f"/run/user/{os.getuid()}")
+    return folder if folder.is_dir() else None
+
+
+class Systemd:
+    """A ServiceManager.
+
+    Raises:
+        ServiceError: From every call: the manager refused, could not be reached, or did not answer
+            in time.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        paths: Paths,
+        *,
+        environment: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.mode = mode
+        self.unit_dir = paths.unit_dir
+        self.runtime_unit_dir = paths.runtime_unit_dir
+        self.clock: Clock = clock or SystemClock()
+        self._scope = ["--user"] if mode is Mode.USER else []
+        self._environment = {**MINIMAL_ENVIRONMENT, "LC_ALL": "C"}
+        if mode is Mode.USER:
+            own = os.environ if environment is None else environment
+            self._environment |= {name: own[name] for name in _USER_VARIABLES if name in own}
+            runtime = _runtime_dir(own)
+            if runtime is not None:
+                self._environment["XDG_RUNTIME_DIR"] = str(runtime)
+                self.runtime_unit_dir = runtime / "systemd/user"
+        self._version: int | None = None
+
+    # Reading
+
+    def state(self, unit: str) -> UnitState:
+        """How the unit is now."""
+        boot_s = self.clock.now_s() - self.clock.monotonic_s()
+        return to_unit_state(unit, self.properties(unit, *STATE_PROPERTIES), boot_s=boot_s)
+
+    def properties(self, unit: str, *names: str) -> Mapping[str, str]:
+        """Raw properties; unknown ones are absent."""
+        done = self._systemctl("show", f"--property={','.join(names)}", "--", unit)
+        self._demand(done, f"the state of {unit} cannot be read")
+        return parse_show(done.stdout, names)
+
+    def log(
+        self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
+    ) -> tuple[str, ...]:
+        """The newest lines of the unit, with what the manager itself said of it."""
+        self._let_journal_catch_up()
+        if invocation_id is None:
+            return newest_first_messages(self._journal(max_lines, f"--unit={unit}"), max_lines)
+        # Which invocation a line belongs to may be told only by lines before it.
+        text = self._journal(max_lines + _LINES_BEFORE, f"--unit={unit}")
+        lines = messages_of_invocation(text, invocation_id, max_lines)
+        if lines:
+            return lines
+        own = "USER_INVOCATION_ID" if self.mode is Mode.USER else "INVOCATION_ID"
+        ids = (f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{own}={invocation_id}")
+        return newest_first_messages(self._journal(max_lines, *ids), max_lines)
+
+    def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
+        """What the unit wrote since then, as far as the journal goes back."""
+        done = self._journal_of(
+            max_lines,
+            *(f"--unit={unit}", f"--since=@{since_s:.0f}"),
+            max_bytes=_MAX_SPAN_BYTES,
+            timeout_s=_SPAN_TIMEOUT_S,
+        )
+        lines = newest_first_messages(done.stdout, max_lines)
+        is_cut = done.truncated or len(lines) >= max_lines
+        return LogSpan(lines, oldest_entry_s(done.stdout), is_cut)
+
+    def was_stopped(self, unit: str, invocation_id: str) -> bool:
+        """Whether the manager itself wrote that it was to stop this invocation."""
+        self._let_journal_catch_up()
+        is_user = self.mode is Mode.USER
+        prefix, manager = ("USER_", "_SYSTEMD_USER_UNIT=init.scope") if is_user else ("", "_PID=1")
+        said = (f"{prefix}UNIT={unit}", f"{prefix}INVOCATION_ID={invocation_id}")
+        return bool(self._journal(1, manager, f"MESSAGE_ID={_STOPPING}", *said).strip())
+
+    def _let_journal_catch_up(self) -> None:
+        """Wait until journald has written what programs have said, even ones that ended since.
+
+        Root alone may ask for that; whoever may not, or asks in vain, reads what is there.
+        """
+        if self.mode is Mode.SYSTEM and os.geteuid() == 0:
+            self._run("journalctl", "--sync", timeout_s=_CATCH_UP_S)
+
+    def _journal(self, max_lines: int, *wanted: str) -> str:
+        return self._journal_of(max_lines, *wanted).stdout
+
+    def _journal_of(
+        self,
+        max_lines: int,
+        *wanted: str,
+        max_bytes: int = _MAX_LOG_BYTES,
+        timeout_s: float = _QUERY_TIMEOUT_S,
+    ) -> Completed:
+        done = self._run(
+            "journalctl",
+            # Newest first, so that what does not fit is what is oldest. `--all` because a message
+            # over 4096 bytes, or with unprintable ones, would come as null.
+            *["--quiet", "--no-pager", "--reverse", "--all", "--output=json"],
+            f"--output-fields={','.join(('MESSAGE', *INVOCATION_FIELDS))}",
+            *[f"--lines={max_lines}", *wanted],
+            max_output_bytes=max_bytes,
+            timeout_s=timeout_s,
+        )
+        if done.timed_out:
+            raise ServiceError("the journal cannot be read", cause="journalctl hangs")
+        return done
+
+    def service_units(self) -> tuple[str, ...]:
+        """Names of all loaded service units."""
+        done = self._systemctl(
+            *["list-units", "--type=service", "--all", "--plain", "--full", "--no-legend"]
+        )
+        self._demand(done, "the units cannot be listed")
+        return tuple(line.split()[0] for line in done.stdout.split("\n") if line.strip())
+
+    def verify(self, unit: str, text: str) -> tuple[str, ...]:
+        """What `systemd-analyze verify` says about this text under this name.
+
+        The text stands alone in a folder under its final name: a path that does not exist would be
+        looked up among the installed units and pass. Unknown keys and bad values leave the exit
+        status at 0, so any line that names the unit is a complaint.
+        """
+        with tempfile.TemporaryDirectory(prefix="tunerd-verify-") as folder:
+            path = Path(folder) / unit
+            path.write_bytes(text.encode("utf-8", "surrogateescape"))
+            options = ["--man=no"]
+            if self.version() >= _FIRST_WITH_RECURSIVE_ERRORS:
+                options.append("--recursive-errors=no")
+            done = self._run("systemd-analyze", "verify", *options, str(path))
+            found = complaints(done.stderr, unit, folder)
+        if done.timed_out:
+            raise ServiceError(f"{unit} cannot be checked", cause="systemd-analyze hangs")
+        if not found and not done.is_ok:
+            return tuple(line for line in done.stderr.split("\n") if line.strip())
+        return found
+
+    def version(self) -> int:
+        """systemd's version."""
+        if self._version is None:
+            found = _VERSION.match(self._run("systemctl", "--version").stdout)
+            if found is None:
+                raise ServiceError("the version of systemd cannot be read")
+            self._version = int(found.group(1))
+        return self._version
+
+    # Changing
+
+    def check_ready(self) -> None:
+        """The manager answers."""
+        self._demand(self._systemctl("show", "--property=Version"), "systemd does not answer")
+
+    def reload(self) -> None:
+        """Make the manager read the unit files again."""
+        done = self._systemctl("daemon-reload", timeout_s=_RELOAD_TIMEOUT_S)
+        self._demand(done, "systemd cannot read its unit files again")
+
+    def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start and wait for the job."""
+        self._job("start", unit, timeout_s)
+
+    def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
+        """Stop and wait for the job."""
+        self._job("stop", unit, timeout_s)
+
+    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
+        """Stop if needed, start, and wait for the job."""
+        self._job("restart", unit, timeout_s)
+
+    def reset_failed(self, unit: str) -> None:
+        """Forget failures and start counters."""
+        done = self._systemctl("reset-failed", "--", unit)
+        if not done.is_ok and self.state(unit).has_failed:
+            self._demand(done, f"the failure of {unit} cannot be reset")
+
+    def enable(self, unit: str) -> None:
+        """Make the unit start at boot, and make that survive a power cut."""
+        done = self._systemctl("enable", "--", unit, timeout_s=_RELOAD_TIMEOUT_S)
+        self._demand(done, f"{unit} cannot be enabled")
+        if not self.state(unit).is_enabled:
+            # Without an [Install] section `enable` prints advice and succeeds.
+            raise ServiceError(
+                f"{unit} is not enabled",
+                cause=done.stderr.strip() or None,
+                hint="its [Install] section needs WantedBy=",
+            )
+        self._sync_links(unit)
+
+    def disable(self, unit: str) -> None:
+        """Make the unit not start at boot, and make that survive a power cut."""
+        done = self._systemctl("disable", "--", unit, timeout_s=_RELOAD_TIMEOUT_S)
+        if not done.is_ok and self.state(unit).is_enabled:
+            self._demand(done, f"{unit} cannot be disabled")
+        self._sync_links(unit)
+
+    def run_transient(
+        self,
+        unit: str,
+        argv: Sequence[str],
+        properties: Sequence[tuple[str, str]] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 90.0,
+    ) -> None:
+        """Start `argv` as a unit that has no file, and wait for the job."""
+        variables = [f"--setenv={name}={value}" for name, value in (environment or {}).items()]
+        done = self._systemd_run(unit, argv, properties, *variables, timeout_s=timeout_s)
+        self._demand(done, f"{unit} cannot be started")
+
+    def run_and_wait(
+        self,
+        unit: str,
+        argv: Sequence[str],
+        properties: Sequence[tuple[str, str]] = (),
+        *,
+        timeout_s: float = _QUERY_TIMEOUT_S,
+    ) -> bool:
+        """Run `argv` as a unit that has no file until it ends; whether it ended well."""
+        done = self._systemd_run(unit, argv, properties, "--wait", "--collect", timeout_s=timeout_s)
+        return done.is_ok
+
+    def transient(
+        self, unit: str, argv: Sequence[str], properties: Sequence[tuple[str, str]], *more: str
+    ) -> list[str]:
+        """The command of the system's manager that runs `argv` as a unit that has no file."""
+        words = list(argv)
+        options = ["--quiet", "--no-ask-password", f"--unit={unit}", *more]
+        options += [f"--property={name}={value}" for name, value in properties]
+        if self.version() >= _FIRST_WITH_EXPAND_ENVIRONMENT:
+            options.append("--expand-environment=no")
+        else:
+            words[1:] = [word.replace("$", "$$") for word in words[1:]]
+        return ["systemd-run", *options, "--", *words]
+
+    def start_scope(self, unit: str, pid: int, description: str) -> None:
+        """Put a process of this account into a unit of its own, which ends when the process does."""
+        properties = ["PIDs", "au", "1", str(pid), "Description", "s", description]
+        properties += ["CollectMode", "s", "inactive-or-failed"]
+        done = self._run(
+            *["busctl", "--quiet", "--allow-interactive-authorization=no", "call"],
+            *["org.freedesktop.systemd1", "/org/freedesktop/systemd1"],
+            *["org.freedesktop.systemd1.Manager", "StartTransientUnit", "ssa(sv)a(sa(sv))"],
+            *[unit, "fail", "3", *properties, "0"],
+        )
+        if not done.is_ok:
+            raise ServiceError(
+                f"{unit} cannot be started",
+                cause=_first_line(done.stderr),
+                hint="D-Bus must run; on Debian it comes with `apt install dbus`",
+            )
+
+    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
+        """Start a unit that is bound to a lease.
+
+        A plain start would pull in the lease too: a transient unit that has ended may still be
+        loaded, and would take production's place a second time.
+        """
+        self._job("start", unit, timeout_s, "--job-mode=ignore-requirements")
+
+    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
+        """Stop production and hold its place; see ServiceManager."""
+        return take_lease(self, spec, timeout_s=timeout_s)
+
+    # Below
+
+    def _systemd_run(
+        self,
+        unit: str,
+        argv: Sequence[str],
+        properties: Sequence[tuple[str, str]],
+        *more: str,
+        timeout_s: float,
+    ) -> Completed:
+        return self._run(*self.transient(unit, argv, properties, *more), timeout_s=timeout_s)
+
+    def _job(self, verb: str, unit: str, timeout_s: float, *options: str) -> None:
+        done = self._systemctl(verb, *options, "--", unit, timeout_s=timeout_s)
+        if verb == "stop" and done.returncode == _NOT_INSTALLED:
+            return
+        # The job's result has no exit status of its own; in the C locale this word is stable.
+        if not done.is_ok and not done.timed_out and "canceled" in done.stderr:
+            raise JobCanceled(
+                f"the {verb} of {unit} was cancelled",
+                cause=_first_line(done.stderr),
+                hint="somebody else started or stopped it; `systemctl list-jobs` shows what waits",
+            )
+        self._demand(done, f"{verb} of {unit} failed")
+
+    def _demand(self, done: Completed, message: str) -> None:
+        if done.is_ok:
+            return
+        if done.timed_out:
+            raise ServiceError(
+                message,
+                cause=f"`{done.argv[0]}` did not end within {done.took_s:.0f} s",
+                hint="`systemctl list-jobs` shows what systemd is waiting for",
+            )
+        hint = unreached(done.stderr, is_user=self.mode is Mode.USER)
+        raise ServiceError(
+            message,
+            cause=_first_line(done.stderr) or f"exit {done.returncode}",
+            state=None if hint is None else "nothing was changed: systemd was not reached",
+            hint=hint,
+        )
+
+    def _systemctl(self, *words: str, timeout_s: float = _QUERY_TIMEOUT_S) -> Completed:
+        options = ["--no-ask-password", "--no-pager"]
+        return self._run("systemctl", *options, *words, timeout_s=timeout_s)
+
+    def _run(
+        self,
+        program: str,
+        *words: str,
+        timeout_s: float = _QUERY_TIMEOUT_S,
+        max_output_bytes: int = 4 * 1024 * 1024,
+    ) -> Completed:
+        argv = [program, *self._scope, *words]
+        try:
+            return run(
+                argv,
+                timeout_s=timeout_s,
+                env=self._environment,
+                max_output_bytes=max_output_bytes,
+            )
+        except HostError as error:
+            raise ServiceError(error.message, cause=error.cause, hint=error.hint) from error
+
+    def _sync_links(self, unit: str) -> None:
+        """`systemctl enable` writes links without syncing their folders."""
+        folders = {self.unit_dir, *self.unit_dir.glob("*.wants"), *self.unit_dir.glob("*.requires")}
+        try:
+            for folder in folders:
+                if folder.is_dir():
+                    sync_folder(folder)
+        except OSError as error:
+            raise ServiceError(
+                f"whether {unit} starts at boot could not be made durable", cause=str(error)
+            ) from error
+
+
+def _first_line(text: str) -> str | None:
+    """The first line that says something; the later ones name commands to type."""
+    return next((line.strip() for line in text.split("\n") if line.strip()), None)
+
+
+# Best first. On a user's manager without a session, polkit denies `sleep` in block mode.
+_INHIBITORS = ("sleep", "idle")
+# It waits, and at its end reads the kernel's table of ports and asks the manager one question.
+_CONFINEMENT = (
+    ("NoNewPrivileges", "yes"),
+    ("CapabilityBoundingSet", ""),
+    ("ProtectSystem", "strict"),
+    ("ProtectHome", "yes"),
+    ("ProtectKernelTunables", "yes"),
+    ("ProtectControlGroups", "yes"),
+    ("PrivateTmp", "yes"),
+    ("PrivateDevices", "yes"),
+    ("RestrictNamespaces", "uts"),
+    ("RestrictAddressFamilies", "AF_UNIX"),
+    ("IPAddressDeny", "any"),
+    ("SystemCallArchitectures", "native"),
+    ("SystemCallFilter", "@system-service"),
+    ("MemoryMax", "64M"),
+)
+_LAST = "last"
+_STOP_MARGIN_S = 25.0
+_SCOPE_LIMIT_S = 15.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class SystemdLease:
+    """A Lease."""
+
+    spec: LeaseSpec
+    inhibits: str | None
+    manager: Systemd
+
+    def is_held(self) -> bool:
+        """Whether the lease's unit is active."""
+        return self.manager.state(self.spec.unit).is_active
+
+    def restore_when_free(self, address: tuple[str, int] | None) -> None:
+        """Write the script that the lease runs at its end."""
+        folder = _folder(self.manager, self.spec)
+        if folder.is_dir():  # else the lease is over
+            Files().write(folder / _LAST, _waiting(self.manager, address).encode())
+
+    def end(self, *, timeout_s: float = 120.0) -> None:
+        """Stop the lease's unit; systemd does the rest."""
+        self.manager.stop(self.spec.unit, timeout_s=timeout_s)
+
+
+def take_lease(manager: Systemd, spec: LeaseSpec, *, timeout_s: float) -> SystemdLease:
+    """Make the units; production is down and the lease stands when this returns.
+
+    Raises:
+        ServiceError: systemd refused, or did not answer.
+    """
+    bound_to = spec.bound_to or _enter_scope(manager, spec)
+    inhibits = _inhibitor(manager, spec)
+    last = _folder(manager, spec) / _LAST
+    argv = ["sleep", "infinity"]
+    if inhibits is not None:
+        argv = [*_inhibit(inhibits, spec.why), *argv]
+    properties = [
+        ("Description", f"tunerd measures in the place of {spec.production}: {spec.why}"),
+        ("Type", "exec"),
+        ("CollectMode", "inactive-or-failed"),
+        ("Conflicts", spec.production),
+        ("After", f"{spec.production} {bound_to}"),
+        ("BindsTo", bound_to),
+        ("RuntimeMaxSec", f"{max(1.0, spec.limit_s):.0f}"),
+        ("RuntimeDirectory", last.parent.name),
+        # A file: what systemd 252 keeps of a transient command that has a `$` is not what was said.
+        ("ExecStopPost", f"-/bin/sh {last}"),
+        ("TimeoutStopSec", f"{PORT_LIMIT_S + _STOP_MARGIN_S:.0f}"),
+        *_confinement(manager),
+    ]
+    if spec.restores:
+        properties += [("OnSuccess", spec.production), ("OnFailure", spec.production)]
+    manager.run_transient(spec.unit, argv, properties, timeout_s=timeout_s)
+    lease = SystemdLease(spec, inhibits, manager)
+    lease.restore_when_free(None)
+    if not lease.is_held():
+        raise ServiceError(
+            f"{spec.unit} ended as soon as it had begun",
+            cause=" ".join(manager.log(spec.unit, max_lines=3)) or None,
+        )
+    return lease
+
+
+def _confinement(manager: Systemd) -> tuple[tuple[str, str], ...]:
+    """None in a user's own manager, which some systems refuse namespaces."""
+    return _CONFINEMENT if manager.mode is Mode.SYSTEM else ()
+
+
+def _folder(manager: Systemd, spec: LeaseSpec) -> Path:
+    """What systemd makes for the lease and removes with it."""
+    return manager.runtime_unit_dir.parents[1] / spec.unit.removesuffix(".service")
+
+
+def _waiting(manager: Systemd, address: tuple[str, int] | None) -> str:
+    """A script that ends when the port is free, the time is over, or the machine goes down."""
+    if address is None:
+        return "# nothing to wait for\n"
+    scope = "--user " if manager.mode is Mode.USER else ""
+    return f"""\
+n=0
+while [ $n -lt {PORT_LIMIT_S:.0f} ] && grep -qsE '{table_pattern(*address)}' {" ".join(TABLES)}; do
+    [ "$(systemctl {scope}is-system-running 2>&1)" = stopping ] && exit
+    sleep 1
+    n=$((n+1))
+done
+"""
+
+
+def _enter_scope(manager: Systemd, spec: LeaseSpec) -> str:
+    """Move this process into a scope of its own, which ends with it."""
+    scope = run_scope(spec.id)
+    manager.start_scope(scope, os.getpid(), f"tunerd: {spec.why}")
+    clock = manager.clock
+    end_s = clock.monotonic_s() + _SCOPE_LIMIT_S
+    while not manager.state(scope).is_active:
+        if clock.monotonic_s() > end_s:
+            raise ServiceError(f"{scope} does not start")
+        clock.sleep(_POLL_S)
+    return scope
+
+
+def _inhibitor(manager: Systemd, spec: LeaseSpec) -> str | None:
+    """What the lease may keep the machine from; asked as a unit, for who asks decides."""
+    for number, what in enumerate(_INHIBITORS):
+        probe = f"tunerd-probe-{spec.id}-{number}.service"
+        with contextlib.suppress(ServiceError):
+            argv = [*_inhibit(what, "probe"), "true"]
+            if manager.run_and_wait(probe, argv, _confinement(manager)):
+                return what
+    return None
+
+
+def _inhibit(what: str, why: str) -> list[str]:
+    return ["systemd-inhibit", f"--what={what}", "--mode=block", "--who=tunerd", f"--why={why}"]
+
+
+# For what is said once: a manager that is busy with others for a moment must not miss it.
+_WAIT_S = 5.0
+
+
+class Notifier:
+    """Sends states to the service manager; without one every call does nothing.
+
+    Source: sd_notify(3). A send that fails is ignored, as there: readiness is the manager's wish,
+    not this program's.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        values = os.environ if environment is None else environment
+        self._address = _address(values.get("NOTIFY_SOCKET", ""))
+        self._watchdog_us = values.get("WATCHDOG_USEC", "")
+        self._watchdog_pid = values.get("WATCHDOG_PID", "")
+
+    @property
+    def watchdog_s(self) -> float | None:
+        """How often `alive` must be called at least, halved for safety; None if nobody waits."""
+        if not self._watchdog_us.isdecimal() or int(self._watchdog_us) == 0:
+            return None
+        if self._watchdog_pid and self._watchdog_pid != str(os.getpid()):
+            return None
+        return int(self._watchdog_us) / 1_000_000 / 2
+
+    def ready(self, status: str | None = None) -> None:
+        """Starting is done."""
+        self._send("READY=1", *_status(status), wait_s=_WAIT_S)
+
+    def status(self, text: str) -> None:
+        """What this process is doing, for people."""
+        self._send(*_status(text))
+
+    def alive(self) -> None:
+        """Feed the watchdog."""
+        self._send("WATCHDOG=1")
+
+    def patience(self, seconds: float | None) -> None:
+        """Let the watchdog wait so long [s] from now on; None for as long as it was set up to.
+
+        For work that cannot feed it; does nothing where there is no watchdog.
+        """
+        if self.watchdog_s is not None:
+            limit_us = self._watchdog_us if seconds is None else int(seconds * 1_000_000)
+            self._send("WATCHDOG=1", f"WATCHDOG_USEC={limit_us}", wait_s=_WAIT_S)
+
+    def stopping(self, status: str | None = None) -> None:
+        """The end has begun."""
+        self._send("STOPPING=1", *_status(status))
+
+    def _send(self, *lines: str, wait_s: float = 0.0) -> None:
+        if self._address is None:
+            return
+        data = "\n".join(lines).encode("utf-8", "replace")
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel,
+        ):
+            channel.settimeout(wait_s)  # a full queue must not hold up the caller for long
+            channel.connect(self._address)
+            channel.sendall(data)
+
+
+def _address(name: str) -> str | bytes | None:
+    """A path, or an abstract name, which begins with `@`."""
+    if name.startswith("/"):
+        return name
+    if name.startswith("@") and len(name) > 1:
+        return b"\0" + os.fsencode(name[1:])
+    return None
+
+
+def _status(text: str | None) -> tuple[str, ...]:
+    return () if text is None else ("STATUS=" + " ".join(text.split()),)

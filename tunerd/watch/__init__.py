@@ -1,0 +1,1 @@
+"""The long-running half: readings, history, guards, probation, notices, the daemon."""

@@ -1,0 +1,743 @@
+"""`tunerd daemon`: recovers, reports ready, then looks, guards and keeps times until it is told to end.
+
+It never stands in production's way: the server's unit neither waits for it nor ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import FrameType
+from typing import Any, Protocol
+
+import structlog
+from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
+from apscheduler.executors.debug import DebugExecutor
+from apscheduler.schedulers.base import BaseScheduler
+from apscheduler.triggers.date import DateTrigger
+
+from tunerd.app import Context
+from tunerd.calendar import Opening
+from tunerd.engine.server import LlamaServer
+from tunerd.errors import Busy, HostError, TunerdError
+from tunerd.machine.clock import Clock
+from tunerd.machine.files import holder_of, is_locked, lock
+from tunerd.machine.proc import is_stopped
+from tunerd.production.journal import record_path
+from tunerd.production.measurement import has_leftovers
+from tunerd.production.own import SWEEP_UNIT
+from tunerd.production.recover import Unfinished, recover
+from tunerd.settings import settings_or_last_good
+from tunerd.sweep.schedule import begin_night, next_openings
+from tunerd.units.generations import Generation, HistoryEntry, Outcome
+from tunerd.units.manager import UP
+from tunerd.units.systemd import Notifier
+from tunerd.watch.figures import Event, Pace, Reading
+from tunerd.watch.guarding import CutShortError, Guarding
+from tunerd.watch.history import HistoryKeeper, Telemetry
+from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_notices
+from tunerd.watch.probation import daemon_lock, probation_path
+from tunerd.watch.readings import Watcher
+from tunerd.watch.speed import REASON, is_raise
+
+log = structlog.get_logger()
+# A wall clock that is stepped by more would leave jobs waiting for a time that comes late or never.
+_STEP_S = 2.0
+
+
+class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
+    """Jobs at their times, one after the other, in the thread that calls `run`.
+
+    Args:
+        clock: What time it is.
+        each: Called between jobs and at least every `each_s`.
+        each_s: Longest wait without a call [s].
+        on_step: Called when somebody has set the wall clock, or the machine slept: its jobs have to be
+            given their times anew.
+    """
+
+    def __init__(
+        self, clock: Clock, each: Callable[[], None], each_s: float, on_step: Callable[[], None]
+    ) -> None:
+        super().__init__(
+            timezone=UTC,
+            executors={"default": DebugExecutor()},
+            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
+        )
+        self._clock = clock
+        self._each = each
+        self._each_s = each_s
+        self._on_step = on_step
+        self._ahead_s = clock.now_s() - clock.monotonic_s()
+        self._names: dict[str, str] = {}
+        self._n_planned = 0
+        self._woken = threading.Event()
+        self._ends = threading.Event()
+
+    def run(self) -> None:
+        """Until `end` is called."""
+        self.add_listener(_say_failure, EVENT_JOB_ERROR)
+        self.start()
+        while not self._ends.is_set():
+            self.look_at_clock()
+            wait_s = self._process_jobs()
+            self._each()
+            self._woken.wait(self._each_s if wait_s is None else min(wait_s, self._each_s))
+            self._woken.clear()
+        self.shutdown(wait=False)
+
+    def look_at_clock(self) -> None:
+        """See whether the wall clock was stepped."""
+        ahead_s = self._clock.now_s() - self._clock.monotonic_s()
+        if abs(ahead_s - self._ahead_s) > _STEP_S:
+            log.info("clock.stepped", seconds=round(ahead_s - self._ahead_s, 1))
+            self._on_step()
+        self._ahead_s = ahead_s
+
+    def end(self) -> None:
+        """Let `run` return when the job under way is done; may be called by a signal's handler."""
+        self._ends.set()
+        self._woken.set()
+
+    def shutdown(self, wait: bool = True) -> None:
+        """What `run` ends with."""
+        super().shutdown(wait)
+
+    def wakeup(self) -> None:
+        """What APScheduler calls when the jobs have changed."""
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Call `each` soon; may be called by a signal's handler."""
+        self._woken.set()
+
+    def in_s(self, name: str, seconds: float, job: Callable[[], Any]) -> None:
+        """Run a job once, so many seconds from now; it takes the place of one of the same name."""
+        before = self._names.pop(name, None)
+        if before is not None:
+            self.remove_job(before)
+        # A job that plans itself anew needs another id: APScheduler removes the one that just ran.
+        self._n_planned += 1
+        number = f"{name}-{self._n_planned}"
+        at = datetime.fromtimestamp(self._clock.now_s(), UTC) + timedelta(seconds=seconds)
+        self._names[name] = number
+        self.add_job(lambda: self._run(name, number, job), DateTrigger(at), id=number, name=name)
+
+    def _run(self, name: str, number: str, job: Callable[[], Any]) -> None:
+        if self._names.get(name) == number:
+            del self._names[name]
+        job()
+
+
+def _say_failure(event: JobExecutionEvent) -> None:
+    """A job that failed in a way that it does not know is a defect, and no reason to end."""
+    log.error("daemon.job_failed", job=event.job_id, problem=repr(event.exception),
+              trace=str(event.traceback)[-2000:])  # fmt: skip
+
+
+# After a recovery that failed: what it needs may come by itself, such as a disk or a driver.
+_FIRST_RETRY_S = 15.0
+_LAST_RETRY_S = 900.0
+_RELOAD_AND_RESTART_S = 600.0
+
+
+class Recovery:
+    """Looks for unfinished swaps and dead measurements, and mends them when nobody is at work."""
+
+    def __init__(self, ctx: Context, notifier: Notifier, tell: Callable[[Event], None]) -> None:
+        self._ctx = ctx
+        self._notifier = notifier
+        self._tell = tell
+        self._unfinished = Unfinished(ctx)
+        self._said: set[str] = set()
+        self._tried: object = None
+        self._retry_s = _FIRST_RETRY_S
+        self._not_before_s = 0.0
+
+    def take_over(self, ctx: Context) -> None:
+        """Go by other settings from now on."""
+        self._ctx = ctx
+
+    def look(self) -> None:
+        """Recover if there is something to be recovered, and it is time to try."""
+        found = self._unfinished.look() or self._left_by_a_measurement()
+        if found is None:
+            return
+        if is_locked(self._ctx.paths.lock):
+            self._look_at_the_holder()
+            return
+        if found == self._tried and self._ctx.clock.monotonic_s() < self._not_before_s:
+            return
+        self.recover()
+
+    def _look_at_the_holder(self) -> None:
+        """Tell once of a swap that somebody stopped in the middle: it holds the lock, and nobody serves."""
+        service, holder = self._ctx.settings.service, holder_of(self._ctx.paths.lock)
+        if holder is None or not is_stopped(holder):
+            return
+        try:
+            age_s = self._ctx.clock.now_s() - record_path(self._ctx).stat().st_mtime
+        except OSError:
+            return
+        text = f"a swap stands still in the middle: its process {holder} was stopped by somebody"
+        is_late = age_s > service.start_limit_s + service.generation_limit_s
+        if is_late and text not in self._said:
+            self._said.add(text)
+            hint = f"`kill -CONT {holder}` lets it go on; after `kill -KILL {holder}` it is undone"
+            self._tell(Event(self._ctx.clock.now_s(), "swap-stopped", "error", text, hint))
+
+    def _left_by_a_measurement(self) -> str | None:
+        paths = self._ctx.paths
+        if has_leftovers(self._ctx) and not is_locked(paths.measure_lock):
+            return "a measurement"
+        return None
+
+    def recover(self) -> None:
+        """Recover; what cannot be mended is said once, and tried again after longer and longer."""
+        service = self._ctx.settings.service
+        starts_s = 2 * (service.start_limit_s + service.generation_limit_s)
+        self._notifier.patience(starts_s + _RELOAD_AND_RESTART_S)
+        try:
+            self._recover()
+        except Busy:
+            return  # a swap is under way, and its own process looks after it
+        except TunerdError as problem:
+            self._put_off()
+            self._say(problem)
+        finally:
+            self._notifier.patience(None)
+
+    def _recover(self) -> None:
+        result = recover(self._ctx)
+        self._said.clear()
+        self._retry_s = _FIRST_RETRY_S
+        self._put_off()  # what is left after that, such as an ending on a full disk, can wait
+        if result.payload["found"] is not None:
+            log.warning(
+                "swap.recovered",
+                found=result.payload["found"],
+                generation=result.payload["generation"],
+                text=result.payload["text"],
+            )
+        if result.payload["cleared"]:
+            log.warning("measurement.cleared", units=result.payload["cleared"])
+
+    def _put_off(self) -> None:
+        self._tried = self._unfinished.look() or self._left_by_a_measurement()
+        self._not_before_s = self._ctx.clock.monotonic_s() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
+
+    def _say(self, problem: TunerdError) -> None:
+        if problem.message in self._said:
+            return
+        self._said.add(problem.message)
+        parts = (problem.message, problem.cause, problem.state)
+        text = f"recovery failed: {'; '.join(part for part in parts if part)}"
+        self._tell(Event(self._ctx.clock.now_s(), "recovery-failed", "error", text, problem.hint))
+
+
+class Swaps:
+    """Tells of each swap that ends while this looks, once.
+
+    Args:
+        ctx: Where.
+        tell: Takes what a person should hear once.
+    """
+
+    def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
+        self._ctx = ctx
+        self._tell = tell
+        self._newest: int | None = None
+        self._open: set[int] = set()
+        self._worse: tuple[int, str] | None = None
+        with contextlib.suppress(HostError):
+            self._begin()
+
+    def look(self) -> None:
+        """Tell of those that have ended since the last call.
+
+        Raises:
+            HostError: the generations cannot be read.
+        """
+        if self._newest is None:
+            self._begin()
+            return
+        generations = self._ctx.generations
+        numbers = generations.numbers()
+        self._open |= {one for one in numbers if one > self._newest}
+        self._newest = max(numbers, default=0)
+        for number in sorted(self._open):
+            entry = generations.find(number)
+            # The newest may be about to be written, or under way.
+            is_over = number != self._newest if entry is None else not _runs(entry)
+            if is_over:
+                self._open.discard(number)
+            if is_over and entry is not None and entry.generation.unit == self._ctx.unit:
+                self._say(entry)
+        known, self._worse = self._worse, self._stays_worse()
+        if self._worse is not None and self._worse != known:
+            number, reason = self._worse
+            text = f"generation {number} does worse and was not taken back: {reason}"
+            self._event("not-taken-back", "error", text, "`tunerd rollback`")
+
+    def _begin(self) -> None:
+        """What stands there is known; the newest may be under way."""
+        numbers = self._ctx.generations.numbers()
+        newest = self._ctx.generations.find(numbers[0]) if numbers else None
+        self._open = {numbers[0]} if newest is not None and _runs(newest) else set()
+        self._newest = max(numbers, default=0)
+        self._worse = self._stays_worse()
+
+    def _say(self, entry: HistoryEntry) -> None:
+        made, ending = entry.generation, entry.ending
+        what = f"generation {made.number} ({made.reason})"
+        why = f": {ending.cause}" if ending.cause else ""
+        hint = f"`tunerd history show {made.number}`"
+        if is_raise(made):
+            return  # the guard that did it tells of it
+        if ending.outcome is Outcome.STRANDED:
+            self._event("swap-stranded", "error", f"{what} does not serve, and what was there before "
+                        f"could not be brought back{why}", "`tunerd recover`; `tunerd status`")  # fmt: skip
+        elif ending.outcome is Outcome.ROLLED_BACK:
+            text = f"{what} did not serve, and what was there before serves again{why}"
+            self._event("swap-undone", "warning", text, hint)
+        elif ending.outcome is Outcome.ABANDONED:
+            text = f"{what} was cut short, and its unit was edited since: it is left as it stands"
+            self._event("swap-abandoned", "warning", text, hint)
+        elif made.reason == REASON:
+            text = f"the server did worse in service and was taken back, {what} serves"
+            self._event("taken-back", "warning", f"{text}{self._why_taken_back(made)}", hint)
+        elif ending.outcome is Outcome.REMOVED:
+            self._event("swap", "note", f"{what} took the unit away; nothing serves", hint)
+        else:
+            by = f", asked for by {made.requested_by}" if made.requested_by else ""
+            self._event("swap", "note", f"{what} serves{by}", hint)
+
+    def _why_taken_back(self, made: Generation) -> str:
+        """What the probation of what it replaced found; empty where that cannot be read."""
+        taken = self._ctx.generations.serving(made.unit, before=made.number)
+        if taken is None:
+            return ""
+        return f": {reason}" if (reason := self._watched(taken).get("reason")) else ""
+
+    def _stays_worse(self) -> tuple[int, str] | None:
+        """What serves although its probation found it worse, and why it was not taken back."""
+        serving = self._ctx.generations.serving(self._ctx.unit)
+        record = {} if serving is None else self._watched(serving)
+        if serving is None or record.get("state") != "worse":
+            return None
+        return serving.generation.number, str(record.get("reason"))
+
+    def _watched(self, entry: HistoryEntry) -> dict[str, Any]:
+        """The record of a probation; empty where there is none, or it cannot be read."""
+        try:
+            record = self._ctx.files.read_json(probation_path(self._ctx, entry.generation.number))
+        except TunerdError:
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def _event(self, kind: str, level: str, text: str, hint: str | None) -> None:
+        self._tell(Event(self._ctx.clock.now_s(), kind, level, text, hint))
+
+
+def _runs(entry: HistoryEntry) -> bool:
+    return entry.ending.outcome is Outcome.RUNNING
+
+
+TIDY_S = 6 * 3600.0
+
+
+class Watching:
+    """Readings into the ring and the history.
+
+    Args:
+        ctx: Where.
+        telemetry: Who keeps the readings of the last hour.
+        tell: Takes what a person should hear once.
+    """
+
+    def __init__(self, ctx: Context, telemetry: Telemetry, tell: Callable[[Event], None]) -> None:
+        self._telemetry = telemetry
+        self._tell = tell
+        self._watcher = Watcher(ctx)
+        self.keeper = HistoryKeeper(ctx)
+        self.take_over(ctx)
+
+    def take_over(self, ctx: Context) -> None:
+        """Go by other settings from now on; what was seen last is still known."""
+        settings = ctx.settings.daemon
+        self._pace = Pace(settings.every_s, settings.busy_every_s)
+        self.wait_s = settings.every_s
+
+    def begin(self) -> None:
+        """Open the history."""
+        self.keeper.begin()
+        self._hand_on()
+
+    def server(self) -> LlamaServer | None:
+        """The server as the last look reached it; None where it did not."""
+        return self._watcher.server()
+
+    def look(self) -> Reading:
+        """One look; `wait_s` is then how long to wait until the next."""
+        reading = self._watcher.look()
+        self._telemetry.add(reading)
+        self.keeper.add(reading)
+        self._hand_on()
+        self.wait_s = self._pace.next_s(self.wait_s, is_busy=reading.engine.is_busy)
+        return reading
+
+    def tidy(self) -> None:
+        """Housekeeping of the history."""
+        self.keeper.tidy()
+        self._hand_on()
+
+    def close(self) -> None:
+        """Write what was gathered."""
+        self.keeper.close()
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        for event in self.keeper.told():
+            self._tell(event)
+
+
+# Time zones and settings are looked at again at least so often.
+LONGEST_WAIT_S = 900.0
+# After what may pass by itself; sooner than an opening counts as missed.
+RETRY_S = 120.0
+_LEAST_WAIT_S = 1.0
+# While a sweep runs: how late its end is told at most.
+_RUNS_S = 60.0
+_LOG_LINES = 60
+# The line that `tunerd sweep night` prints after the sentence of its verdict.
+_COUNTED = re.compile(r"sweep \d+: \d+ configurations")
+_COMPARED = re.compile(r"run \d+: \d+ pairs in ")
+
+
+class Nights:
+    """Begins each night once.
+
+    Args:
+        ctx: Where.
+        tell: Takes what a person should hear once.
+    """
+
+    def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
+        self._ctx = ctx
+        self._tell = tell
+        self._said = ""
+        self._runs = False
+
+    def take_over(self, ctx: Context) -> None:
+        """Go by other settings from now on."""
+        self._ctx = ctx
+
+    def look(self) -> float:
+        """Begin a night that is due; how long to wait until the next look [s]."""
+        wait_s = self._look_at_window()
+        self._look_at_sweep()
+        return min(wait_s, _RUNS_S) if self._runs else wait_s
+
+    def _look_at_window(self) -> float:
+        try:
+            found = next_openings(self._ctx, most=2)
+            now_s = self._ctx.clock.now_s()
+            due = next((one for one in found if one.is_due(now_s)), None)
+            if due is not None:
+                self._begin(due)
+                return LONGEST_WAIT_S
+        except TunerdError as problem:
+            self._say_once(problem)
+            return RETRY_S
+        self._said = ""
+        following = next((one.span.begin_s for one in found if one.span.begin_s > now_s), None)
+        if following is None:
+            return LONGEST_WAIT_S
+        return min(max(following - now_s, _LEAST_WAIT_S), LONGEST_WAIT_S)
+
+    def _begin(self, due: Opening) -> None:
+        if begin_night(self._ctx, due):
+            self._said = ""
+            self._event("night", "note", f"the window is open: {SWEEP_UNIT} began", None)
+        else:
+            text = f"the window is open, and {SWEEP_UNIT} runs already: no other night begins"
+            self._event("night", "note", text, None)
+
+    def _look_at_sweep(self) -> None:
+        """A sweep that ran at the last look and does not now has ended."""
+        try:
+            state = self._ctx.services.state(SWEEP_UNIT)
+            has_run, self._runs = self._runs, state.active_state in UP
+            if has_run and not self._runs:
+                lines = self._ctx.services.log(
+                    SWEEP_UNIT, invocation_id=state.invocation_id, max_lines=_LOG_LINES
+                )
+                self._say_end(state.result, lines)
+        except TunerdError as problem:
+            self._say_once(problem)
+
+    def _say_end(self, result: str, lines: Sequence[str]) -> None:
+        if result == "success" and any(_COMPARED.match(line) for line in lines):
+            text = "the night compared the build before with the one after an upgrade"
+            self._event("sweep-over", "note", text, "`tunerd results list`")
+            return
+        if result == "success":
+            counted = [at for at, line in enumerate(lines) if at and _COUNTED.match(line)]
+            said = f": {lines[counted[-1] - 1]}" if counted else ""
+            self._event("sweep-over", "note", f"the sweep is over{said}", "`tunerd sweep report`")
+            return
+        why = next((line for line in reversed(lines) if line.startswith("error:")), result)
+        text = f"the sweep failed ({why})"
+        self._event(
+            "sweep-failed", "error", text, f"journalctl -u {SWEEP_UNIT}; `tunerd sweep status`"
+        )
+
+    def _say_once(self, problem: TunerdError) -> None:
+        if problem.message != self._said:
+            self._said = problem.message
+            cause = f": {problem.cause}" if problem.cause else ""
+            self._event("night-failed", "error", f"{problem.message}{cause}", problem.hint)
+
+    def _event(self, kind: str, level: str, text: str, hint: str | None) -> None:
+        self._tell(Event(self._ctx.clock.now_s(), kind, level, text, hint))
+
+
+RECOVERY_S = 5.0
+# Its unit starts it again, with another unit or mode to look after.
+RESTART = 75
+_FIRST_TIDY_S = 120.0
+
+
+class Part(Protocol):
+    """Something that runs beside the loop, in threads of its own, such as the API."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        ...
+
+    def take_over(self, ctx: Context) -> None:
+        """Go by other settings from now on."""
+        ...
+
+    def stop(self) -> None:
+        """End within some seconds."""
+        ...
+
+
+MakePart = Callable[[Context, Telemetry], Part]
+
+
+def run_daemon(ctx: Context, parts: Sequence[MakePart] = ()) -> int:
+    """Run until SIGTERM or SIGINT; the exit status. SIGHUP reads the settings again.
+
+    Raises:
+        Busy: another daemon looks after the same state: both would act.
+    """
+    with contextlib.ExitStack() as alone:
+        try:
+            alone.enter_context(lock(daemon_lock(ctx), purpose="daemon", since=ctx.now_text()))
+        except Busy as problem:
+            raise Busy(
+                "another tunerd daemon runs here",
+                cause=problem.cause,
+                state="this one did nothing",
+                hint="`systemctl status tunerd`; end that one first",
+            ) from problem
+        except HostError as problem:  # a disk that takes nothing is no reason not to watch
+            log.warning("daemon.not_locked", message=problem.message, cause=problem.cause)
+        return Daemon(ctx, parts).run()
+
+
+class Daemon:
+    """All that the daemon does, in one loop."""
+
+    def __init__(self, ctx: Context, parts: Sequence[MakePart] = ()) -> None:
+        self._ctx = ctx
+        self._notifier = Notifier(ctx.environment)
+        self.telemetry = Telemetry()
+        self._parts = [make(ctx, self.telemetry) for make in parts]
+        each_s = min(RECOVERY_S, self._notifier.watchdog_s or RECOVERY_S)
+        self.loop = Loop(ctx.clock, self.alive, each_s, self._plan)
+        self._recovery = Recovery(ctx, self._notifier, self.tell)
+        self._swaps = Swaps(ctx, self.tell)
+        self._watching = Watching(ctx, self.telemetry, self.tell)
+        self._nights = Nights(ctx, self.tell)
+        self._guarding = Guarding(ctx, self._notifier, self.tell, self._watching.server)
+        self._wants_reload = False
+        self._status = 0
+        self._look_problem = ""
+        self._notices_seen_s: dict[str, float] = {}
+        self._settings_changed_ns = self._settings_stamp()
+
+    def run(self) -> int:
+        """Until it is told to end."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_end)
+        signal.signal(signal.SIGHUP, self._on_reload)
+        self._recovery.recover()
+        for part in self._parts:
+            part.start()
+        self._notifier.ready(f"watching {self._ctx.unit}")
+        log.info("daemon.ready", unit=self._ctx.unit, mode=str(self._ctx.mode))
+        self._watching.begin()
+        if self._ctx.settings_problem is None:
+            self._keep_settings()
+        else:
+            self._refuse(self._ctx.settings_problem)
+        self._plan()
+        self.loop.run()
+        self._notifier.stopping()
+        for part in self._parts:
+            part.stop()
+        self._guarding.pause()
+        self._watching.close()
+        log.info("daemon.stopped")
+        return self._status
+
+    def tell(self, event: Event) -> None:
+        """Say something once: to the journal, to the history, and to whoever wants to be told."""
+        say = {"warning": log.warning, "error": log.error}.get(event.level, log.info)
+        say(f"event.{event.kind}", text=event.text, hint=event.hint)
+        self._watching.keeper.add_event(event)
+        try:
+            leave_notice(self._ctx, event)
+        except TunerdError as problem:
+            log.warning("notice.not_sent", message=problem.message, cause=problem.cause)
+
+    def _plan(self) -> None:
+        self.loop.in_s("look", 0.0, self.look)
+        self.loop.in_s("recovery", RECOVERY_S, self._recover)
+        self.loop.in_s("tidy", _FIRST_TIDY_S, self._tidy)
+        self.loop.in_s("night", 0.0, self._night)
+        self.loop.in_s("notices", 0.0, self._send_left_notices)
+
+    def look(self) -> None:
+        """One look, and what follows from it; the next is planned."""
+        try:
+            reading = self._watching.look()
+            self._guarding.after(reading)
+            self._swaps.look()
+            self._look_problem = ""
+        except TunerdError as problem:  # of a disk or a service manager; said once, not every time
+            if problem.message != self._look_problem:
+                log.warning("look.cut_short", message=problem.message, cause=problem.cause)
+            self._look_problem = problem.message
+        except CutShortError:
+            log.info("look.cut_short")
+        finally:
+            wait_s = min(self._watching.wait_s, self._guarding.longest_wait_s)
+            self.loop.in_s("look", wait_s, self.look)
+
+    def _recover(self) -> None:
+        try:
+            self._recovery.look()
+        finally:
+            self.loop.in_s("recovery", RECOVERY_S, self._recover)
+
+    def _tidy(self) -> None:
+        try:
+            self._watching.tidy()
+            forget_old_notices(self._ctx, self._notices_seen_s)
+            self._send_left_notices()
+        finally:
+            self.loop.in_s("tidy", TIDY_S, self._tidy)
+
+    def _send_left_notices(self) -> None:
+        try:
+            names = send_left_notices(self._ctx)
+        except TunerdError as problem:
+            log.warning("notice.not_sent", message=problem.message, cause=problem.cause)
+            return
+        if names:
+            log.info("notices.sent_anew", names=", ".join(names))
+
+    def _night(self) -> None:
+        wait_s = LONGEST_WAIT_S
+        try:
+            wait_s = self._nights.look()
+        finally:
+            self.loop.in_s("night", wait_s, self._night)
+
+    def alive(self) -> None:
+        """Feed the watchdog, and see whether the settings have changed."""
+        self._notifier.alive()
+        stamp = self._settings_stamp()
+        if self._wants_reload or stamp != self._settings_changed_ns:
+            self._wants_reload = False
+            self._settings_changed_ns = stamp
+            self._reload()
+
+    def _reload(self) -> None:
+        """Take over settings that changed; wrong ones change nothing.
+
+        Another unit or mode is another daemon's business: that needs a restart.
+        """
+        ctx = self._ctx
+        settings, problem = settings_or_last_good(ctx.paths, ctx.environment, ctx.settings)
+        if problem is not None:
+            self._go_by(replace(ctx, settings_problem=problem))
+            self._refuse(problem)
+            return
+        is_other = settings.service.unit != ctx.unit or settings.mode != ctx.settings.mode
+        if ctx.settings_problem is not None:
+            if is_other:  # those that it began with were none of these
+                self._status = RESTART
+                self.loop.end()
+                return
+            self._go_by(replace(ctx, settings_problem=None))
+            self.tell(Event(ctx.clock.now_s(), "settings-mended", "note",
+                            "the settings can be read again, and are in force"))  # fmt: skip
+        if settings == ctx.settings:
+            return
+        if is_other:
+            text = "another unit or mode in the settings is another daemon's business: none is taken over"
+            self.tell(Event(ctx.clock.now_s(), "settings-need-restart", "warning", text,
+                            "systemctl restart tunerd"))  # fmt: skip
+            return
+        self._go_by(replace(self._ctx, settings=settings))
+        self._keep_settings()
+        self.loop.in_s("night", 0.0, self._night)
+        log.info("settings.reloaded")
+
+    def _go_by(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._recovery.take_over(ctx)
+        self._watching.take_over(ctx)
+        self._nights.take_over(ctx)
+        self._guarding.take_over(ctx)
+        for part in self._parts:
+            part.take_over(ctx)
+
+    def _refuse(self, problem: str) -> None:
+        hint = f"correct `{self._ctx.paths.settings_file}` or the environment"
+        self.tell(Event(self._ctx.clock.now_s(), "settings-refused", "error", problem, hint))
+
+    def _keep_settings(self) -> None:
+        """For a start with wrong ones, which must not end the daemon."""
+        ctx = self._ctx
+        data = ctx.settings.model_dump(mode="json")
+        try:
+            ctx.files.make_folder(ctx.paths.state_dir)
+            ctx.files.write_json(ctx.paths.last_settings, data, mode=0o600)  # they name a webhook
+        except HostError as problem:
+            log.warning("settings.not_kept", message=problem.message, cause=problem.cause)
+
+    def _settings_stamp(self) -> int | None:
+        try:
+            return self._ctx.paths.settings_file.stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def _on_end(self, _number: int, _frame: FrameType | None) -> None:
+        self.loop.end()
+        self._guarding.cut_short()
+
+    def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
+        self._wants_reload = True
+        self.loop.wake()

@@ -1,0 +1,661 @@
+"""The history of what was watched, as `top` and the page show it: one SQLite file that may be lost without harm."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from tunerd.app import Context
+from tunerd.errors import HostError
+from tunerd.machine.files import make_private
+from tunerd.result import ActionResult, Message, warning
+from tunerd.watch.figures import (
+    COARSE_S,
+    FOLD,
+    GPU_COLUMNS,
+    KEEP_COARSE_S,
+    KEEP_EVENTS_S,
+    KEEP_MINUTES_S,
+    MINUTE_S,
+    POINT_COLUMNS,
+    Bucket,
+    Event,
+    GpuPoint,
+    Point,
+    Reading,
+    Served,
+)
+from tunerd.watch.readings import Watcher
+
+VERSION = 1
+_APPLICATION = 0x74756E64  # "tund"
+_WAIT_S = 5.0
+# A minute is written when the next reading comes, which may be two minutes later on a busy server.
+_LATE_S = 120.0
+_SIDES = ("", "-wal", "-shm")
+_TYPES = {"cpu_percent": "REAL", "power_w": "REAL", "prompt_s": "REAL", "predicted_s": "REAL",
+          "utilisation_percent": "REAL", "sm_clock_mhz": "REAL", "temperature_c": "REAL"}  # fmt: skip
+_KEYS = ("begin_s", "seconds", "index")
+# Its name is a word of SQL.
+_NAMES = {"index": "card"}
+_MOST_DAMAGED = 2
+_MOST_DAMAGED_BYTES = 64 * 1024 * 1024
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class DamagedError(Exception):
+    """The file is no history of ours, or is broken; the text says which."""
+
+
+class NewerError(DamagedError):
+    """The file is of a newer tunerd, which can read it again."""
+
+
+class TelemetryStore:
+    """One history file, for one thread.
+
+    Args:
+        path: The file; its folder exists.
+        writable: Whether to create it and write to it.
+
+    Raises:
+        DamagedError: it is broken, or belongs to another program.
+        NewerError: it is of a newer tunerd.
+        HostError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, writable: bool) -> None:
+        self.path = path
+        mode = "rwc" if writable else "ro"
+        if writable:
+            make_private(path, *(Path(f"{path}{side}") for side in _SIDES[1:]))
+        with self._translated("open"):
+            self._db = sqlite3.connect(
+                f"file:{quote(str(path))}?mode={mode}", uri=True, timeout=_WAIT_S,
+                isolation_level=None, check_same_thread=False,
+            )  # fmt: skip
+        try:
+            with self._translated("open"):
+                self._open(writable=writable)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+    def add(self, point: Point, gpus: Sequence[GpuPoint]) -> None:
+        """One stretch, all of it or nothing.
+
+        Raises:
+            HostError: it could not be written.
+            DamagedError: the file is broken.
+        """
+        with self._writing():
+            self._db.execute(_insert("points", POINT_COLUMNS), astuple(point))
+            self._db.executemany(_insert("gpus", GPU_COLUMNS), [astuple(gpu) for gpu in gpus])
+
+    def add_event(self, event: Event) -> None:
+        """Something that happened.
+
+        Raises:
+            HostError: it could not be written.
+            DamagedError: the file is broken.
+        """
+        with self._writing():
+            self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", astuple(event))
+
+    def newest_s(self) -> float | None:
+        """When the newest stretch began; None where there is none.
+
+        Raises:
+            HostError, DamagedError: it cannot be read.
+        """
+        with self._translated("read"):
+            (found,) = self._db.execute("SELECT max(begin_s) FROM points").fetchone()
+        return None if found is None else float(found)
+
+    def tidy(self, now_s: float, *, most_share: float = 1.0) -> int:
+        """Fold minutes into longer stretches, drop what is too old; how many rows went.
+
+        Args:
+            now_s: What is too old, is so by this [s since the epoch].
+            most_share: Nothing goes where more of the rows than that would.
+
+        Raises:
+            HostError: it could not be done.
+            DamagedError: the file is broken.
+        """
+        with self._writing():
+            for table, columns in (("points", POINT_COLUMNS), ("gpus", GPU_COLUMNS)):
+                self._fold(table, columns, now_s)
+            gone = self._drop(now_s) if self._share_gone(now_s) <= most_share else 0
+        with self._translated("write"):
+            # It gives back a page at each step, and `execute` makes one step alone.
+            self._db.executescript("PRAGMA incremental_vacuum")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return gone
+
+    def _share_gone(self, now_s: float) -> float:
+        """What share of the points is too old."""
+        old, total = self._db.execute(
+            "SELECT coalesce(sum((seconds = ? AND begin_s < ?) OR (seconds = ? AND begin_s < ?)), 0),"
+            " count(*) FROM points",
+            (MINUTE_S, _whole(now_s - KEEP_MINUTES_S), COARSE_S, _whole(now_s - KEEP_COARSE_S)),
+        ).fetchone()
+        return old / total if total else 0.0
+
+    def _drop(self, now_s: float) -> int:
+        gone = 0
+        for table, seconds, keep_s in (
+            ("points", MINUTE_S, KEEP_MINUTES_S), ("gpus", MINUTE_S, KEEP_MINUTES_S),
+            ("points", COARSE_S, KEEP_COARSE_S), ("gpus", COARSE_S, KEEP_COARSE_S),
+        ):  # fmt: skip
+            done = self._db.execute(
+                f"DELETE FROM {table} WHERE seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
+                (seconds, _whole(now_s - keep_s)),
+            )
+            gone += done.rowcount
+        done = self._db.execute("DELETE FROM events WHERE at_s < ?", (now_s - KEEP_EVENTS_S,))
+        return gone + done.rowcount
+
+    def take_in(self, other: Path) -> None:
+        """Add the rows of another history of the same version.
+
+        Raises:
+            HostError, DamagedError: it cannot be read, or this one not written.
+        """
+        with self._translated("read"):
+            self._db.execute("ATTACH ? AS other", (str(other),))
+        with self._writing():
+            for table in ("points", "gpus", "events"):
+                self._db.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table}")  # noqa: S608 -- ours
+
+    def check(self) -> None:
+        """Read the whole file once.
+
+        Raises:
+            DamagedError: something in it is broken.
+            HostError: it cannot be read.
+        """
+        with self._translated("read"):
+            (said,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if said != "ok":
+            raise DamagedError(str(said))
+
+    def points(self, since_s: float, until_s: float, step_s: int = MINUTE_S) -> tuple[Point, ...]:
+        """The history between two moments, oldest first, a row for each `step_s` that has any.
+
+        Minutes as far back as there are any, rows of ten minutes before; a step of less than the
+        stretch of a row shows that row.
+
+        Raises:
+            HostError, DamagedError: it cannot be read.
+        """
+        return tuple(
+            Point(*row) for row in self._rows("points", POINT_COLUMNS, since_s, until_s, step_s)
+        )
+
+    def gpus(self, since_s: float, until_s: float, step_s: int = MINUTE_S) -> tuple[GpuPoint, ...]:
+        """As `points`, for each card."""
+        return tuple(
+            GpuPoint(*row) for row in self._rows("gpus", GPU_COLUMNS, since_s, until_s, step_s)
+        )
+
+    def events(self, *, limit: int = 100) -> tuple[Event, ...]:
+        """What happened, newest first.
+
+        Raises:
+            HostError, DamagedError: it cannot be read.
+        """
+        with self._translated("read"):
+            rows = self._db.execute(
+                "SELECT at_s, kind, level, text, hint FROM events ORDER BY at_s DESC, rowid DESC LIMIT ?",
+                (limit,),
+            ).fetchall()
+        return tuple(Event(*row) for row in rows)
+
+    def _rows(
+        self, table: str, columns: Sequence[str], since_s: float, until_s: float, step_s: int
+    ) -> list[tuple[Any, ...]]:
+        shown = ", ".join(_folded(column, step_s) for column in columns)
+        card = ", card" if "index" in columns else ""
+        # Rows of ten minutes only where no minutes are left.
+        query = (
+            f"SELECT {shown} FROM {table} WHERE begin_s >= ? AND begin_s < ? AND (seconds = ?"  # noqa: S608 -- ours
+            f" OR begin_s < coalesce((SELECT min(begin_s) FROM {table} WHERE seconds = ?), ?))"
+            f" GROUP BY begin_s / {int(step_s)}{card} ORDER BY 1{card}"
+        )
+        with self._translated("read"):
+            return self._db.execute(
+                query, (since_s, until_s, MINUTE_S, MINUTE_S, until_s)
+            ).fetchall()
+
+    def _fold(self, table: str, columns: Sequence[str], now_s: float) -> None:
+        """Make rows of ten minutes of all whole ones for which there is none yet.
+
+        Rows of a time to come, which a clock that was set wrong has left, are passed over.
+        """
+        until_s = _whole(now_s - _LATE_S)
+        last = self._db.execute(
+            f"SELECT max(begin_s) FROM {table} WHERE seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
+            (COARSE_S, until_s),
+        ).fetchone()[0]
+        since_s = -1 if last is None else last + COARSE_S
+        shown = ", ".join(_folded(column, COARSE_S) for column in columns)
+        card = ", card" if "index" in columns else ""
+        self._db.execute(
+            f"INSERT INTO {table} ({_listed(columns)}) SELECT {shown} FROM {table}"  # noqa: S608 -- ours
+            f" WHERE seconds = ? AND begin_s >= ? AND begin_s < ? GROUP BY begin_s / {COARSE_S}{card}",
+            (MINUTE_S, since_s, until_s),
+        )
+
+    def _open(self, *, writable: bool) -> None:
+        (owner,) = self._db.execute("PRAGMA application_id").fetchone()
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        (n_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if n_tables and (owner, version) != (_APPLICATION, VERSION):
+            is_newer = owner == _APPLICATION and version > VERSION
+            kind = NewerError if is_newer else DamagedError
+            raise kind(f"its schema is {version}, and {VERSION} is known")
+        if not n_tables and not writable:
+            raise HostError(f"`{self.path}` has nothing in it yet")
+        if not writable:
+            return
+        if not n_tables:
+            self._db.execute("PRAGMA auto_vacuum=INCREMENTAL")  # which no later change brings in
+        self._db.execute("PRAGMA journal_mode=WAL")
+        # A power cut may cost the last minutes, never the file.
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute("PRAGMA cache_size=-512")
+        if not n_tables:
+            self._create()
+
+    def _create(self) -> None:
+        with self._writing():
+            for table, columns in (("points", POINT_COLUMNS), ("gpus", GPU_COLUMNS)):
+                typed = (f"{_name(one)} {_TYPES.get(one, 'INTEGER')}" for one in columns)
+                self._db.execute(f"CREATE TABLE {table} ({', '.join(typed)})")
+                self._db.execute(f"CREATE INDEX {table}_by_time ON {table} (seconds, begin_s)")
+            self._db.execute(
+                "CREATE TABLE events (at_s REAL, kind TEXT, level TEXT, text TEXT, hint TEXT)"
+            )
+            self._db.execute(f"PRAGMA application_id={_APPLICATION}")
+            self._db.execute(f"PRAGMA user_version={VERSION}")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._translated("write"):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _translated(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in _DAMAGE or "malformed" in str(error) or "no such" in str(error):
+                raise DamagedError(str(error)) from error
+            raise HostError(f"cannot {verb} `{self.path}`", cause=str(error)) from error
+
+
+def put_aside(path: Path, stamp: str, *, newer: bool = False) -> Path:
+    """Move a history out of the way, with what SQLite keeps beside it; where it is now.
+
+    Of damaged ones the newest two stay, within 64 MB; of a newer tunerd's all.
+
+    Raises:
+        HostError: it cannot be moved.
+    """
+    target = path.with_name(f"{path.name}.{'newer' if newer else 'damaged'}-{stamp}")
+    _move(path, target)
+    n_bytes = 0
+    for number, one in enumerate(_aside(path, "damaged")):
+        with contextlib.suppress(OSError):
+            n_bytes += one.stat().st_size
+            if number >= _MOST_DAMAGED or n_bytes > _MOST_DAMAGED_BYTES:
+                for side in _SIDES:
+                    Path(f"{one}{side}").unlink(missing_ok=True)
+    return target
+
+
+def take_back(path: Path) -> None:
+    """Put what a newer tunerd left in its place again where it can be read now, with the rows since.
+
+    Raises:
+        HostError: it cannot be read or moved.
+        DamagedError: the history of now is broken.
+    """
+    for one in _aside(path, "newer"):
+        try:
+            store = TelemetryStore(one, writable=True)
+        except DamagedError:
+            continue
+        try:
+            if path.exists():
+                store.take_in(path)
+        finally:
+            store.close()
+        for side in _SIDES[1:]:
+            Path(f"{path}{side}").unlink(missing_ok=True)
+        _move(one, path)
+
+
+def _aside(path: Path, kind: str) -> list[Path]:
+    """What was put aside, newest first."""
+    found = path.parent.glob(f"{path.name}.{kind}-*")
+    return sorted((one for one in found if not one.name.endswith(_SIDES[1:])), reverse=True)
+
+
+def _move(path: Path, target: Path) -> None:
+    for side in _SIDES:
+        source = Path(f"{path}{side}")
+        try:
+            source.replace(f"{target}{side}")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise HostError(f"cannot move `{source}`", cause=error.strerror) from error
+
+
+def _whole(at_s: float) -> int:
+    """The beginning of the ten minutes in which that is."""
+    return int(at_s // COARSE_S) * COARSE_S
+
+
+def _folded(column: str, step_s: int) -> str:
+    """A column of several rows as one."""
+    if column == "begin_s":
+        return f"(min(begin_s) / {int(step_s)}) * {int(step_s)}"
+    if column == "seconds":
+        return f"max({int(step_s)}, max(seconds))"
+    if column in _KEYS:
+        return _name(column)
+    return f"{FOLD.get(column, 'sum')}({column})"
+
+
+def _name(column: str) -> str:
+    return _NAMES.get(column, column)
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(_name(column) for column in columns)
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    marks = ", ".join("?" * len(columns))
+    return f"INSERT INTO {table} ({_listed(columns)}) VALUES ({marks})"  # noqa: S608 -- our own names
+
+
+_RETRY_S = 300.0
+# More of the history goes at once only by a clock that nobody has set for a day.
+_MOST_SHARE = 0.1
+_HELD_S = 86400.0
+_SET_S = 60.0
+
+
+class Telemetry:
+    """The newest reading, and those of the last while.
+
+    Args:
+        kept_s: How far back readings are kept [s].
+    """
+
+    def __init__(self, *, kept_s: float = 3600.0) -> None:
+        self._kept_s = kept_s
+        # Replaced as a whole, never changed: a reader in another thread sees one or the other.
+        self._readings: tuple[Reading, ...] = ()
+
+    def add(self, reading: Reading) -> None:
+        """One more reading; those that are too old, or from a time that the clock has left, go."""
+        oldest_s = reading.at_s - self._kept_s
+        kept = (one for one in self._readings if oldest_s <= one.at_s <= reading.at_s)
+        self._readings = (*kept, reading)
+
+    def latest(self) -> Reading | None:
+        """The newest reading; None before the first."""
+        found = self._readings
+        return found[-1] if found else None
+
+    def readings(self) -> tuple[Reading, ...]:
+        """All that are kept, oldest first."""
+        return self._readings
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is kept of a stretch of time; `problem` says why there is less than there should be."""
+
+    points: tuple[Point, ...] = ()
+    gpus: tuple[GpuPoint, ...] = ()
+    events: tuple[Event, ...] = ()
+    problem: str | None = None
+
+
+def history(
+    ctx: Context, since_s: float, until_s: float, *, step_s: int = MINUTE_S, events: int = 100
+) -> History:
+    """The history between two moments, a row for each `step_s`, and the newest events; never raises."""
+    if not ctx.paths.telemetry.exists():
+        return History()
+    try:
+        store = TelemetryStore(ctx.paths.telemetry, writable=False)
+    except (HostError, DamagedError) as problem:
+        return History(problem=str(problem))
+    try:
+        return History(
+            points=store.points(since_s, until_s, step_s),
+            gpus=store.gpus(since_s, until_s, step_s),
+            events=store.events(limit=events),
+        )
+    except (HostError, DamagedError) as problem:
+        return History(problem=str(problem))
+    finally:
+        store.close()
+
+
+class HistoryKeeper:
+    """Writes the history; a file that cannot be written costs rows, never the daemon.
+
+    Used by one thread. `problems` gathers what a person should be told once, until `told` takes it.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._bucket = Bucket()
+        self._store: TelemetryStore | None = None
+        self._not_before_s = 0.0
+        self._problem: str | None = None
+        self._untold: list[Event] = []
+        self._newest_s: float | None = None
+        self._begun_s = self._held_since_s = ctx.clock.monotonic_s()
+        self._ahead_s = ctx.clock.now_s() - self._begun_s
+
+    def begin(self) -> None:
+        """See that there is a history that can be written."""
+        with contextlib.suppress(HostError, DamagedError):  # which writing then deals with
+            take_back(self._ctx.paths.telemetry)
+        self._write(self._see_newest)
+
+    def _see_newest(self, store: TelemetryStore) -> None:
+        self._newest_s = store.newest_s()
+
+    def add(self, reading: Reading) -> None:
+        """Take a reading; a whole minute is written when the next begins."""
+        done = self._bucket.add(reading)
+        if done is not None:
+            self._write(lambda store: store.add(*done))
+
+    def add_event(self, event: Event) -> None:
+        """Keep something that happened."""
+        self._write(lambda store: store.add_event(event))
+
+    def tidy(self) -> None:
+        """Look for damage, fold and drop what is old."""
+        self._write(lambda store: store.check())
+        self._write(self._drop_old)
+
+    def _drop_old(self, store: TelemetryStore) -> None:
+        """No one reading of a clock takes a history away."""
+        now_s, monotonic_s = self._ctx.clock.now_s(), self._ctx.clock.monotonic_s()
+        if abs(now_s - monotonic_s - self._ahead_s) > _SET_S:
+            self._ahead_s, self._held_since_s = now_s - monotonic_s, monotonic_s
+        has_held = monotonic_s - self._held_since_s >= _HELD_S
+        if self._newest_s is not None and not has_held:
+            now_s = min(now_s, self._newest_s + monotonic_s - self._begun_s)
+        store.tidy(now_s, most_share=1.0 if has_held else _MOST_SHARE)
+
+    def close(self) -> None:
+        """Write what was gathered, and let go of the file."""
+        done = self._bucket.close()
+        if done is not None:
+            self._write(lambda store: store.add(*done))
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def told(self) -> tuple[Event, ...]:
+        """What went wrong since the last call, each state once."""
+        found, self._untold = tuple(self._untold), []
+        return found
+
+    def _write(self, act: Callable[[TelemetryStore], object]) -> None:
+        if self._ctx.clock.monotonic_s() < self._not_before_s:
+            return
+        try:
+            try:
+                act(self._opened())
+            except DamagedError as problem:
+                self._put_aside(problem)
+                act(self._opened())
+        except DamagedError as problem:
+            self._fail(HostError(f"`{self._ctx.paths.telemetry}` is damaged", cause=str(problem)))
+        except HostError as problem:
+            self._fail(problem)
+        else:
+            self._problem = None
+
+    def _opened(self) -> TelemetryStore:
+        if self._store is None:
+            self._ctx.files.make_folder(self._ctx.paths.state_dir)
+            self._store = TelemetryStore(self._ctx.paths.telemetry, writable=True)
+        return self._store
+
+    def _put_aside(self, why: DamagedError) -> None:
+        """A broken file is kept for whoever wants to look, and a new one takes its place."""
+        is_newer = isinstance(why, NewerError)
+        self._let_go()
+        stamp = datetime.fromtimestamp(self._ctx.clock.now_s(), UTC).strftime("%Y%m%dT%H%M%SZ")
+        target = put_aside(self._ctx.paths.telemetry, stamp, newer=is_newer)
+        if is_newer:
+            text = f"the history of what was watched is of a newer tunerd ({why}), so a new one was begun"
+            self._tell("history-newer", text, f"that tunerd takes `{target}` back")
+            return
+        text = f"the history of what was watched is damaged ({why}), so a new one was begun"
+        self._tell("history-damaged", text, f"the old one is `{target}`")
+
+    def _fail(self, problem: HostError) -> None:
+        self._let_go()
+        self._not_before_s = self._ctx.clock.monotonic_s() + _RETRY_S
+        if problem.message != self._problem:
+            cause = f": {problem.cause}" if problem.cause else ""
+            self._tell(
+                "history-lost", f"what is watched is not kept: {problem.message}{cause}", None
+            )
+        self._problem = problem.message
+
+    def _let_go(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    def _tell(self, kind: str, text: str, hint: str | None) -> None:
+        self._untold.append(Event(self._ctx.clock.now_s(), kind, "warning", text, hint))
+
+
+_RECENT_S = 900
+
+
+class Top:
+    """Looks, one after the other; speeds of the last quarter of an hour come from the history."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._watcher = Watcher(ctx)
+        self._last: Served | None = None
+
+    def look(self) -> ActionResult:
+        """One look.
+
+        The payload has the reading, and `speeds`: of the work between the last two looks that saw any,
+        else of the last quarter of an hour that the daemon kept, else null.
+        """
+        reading = self._watcher.look()
+        self._last = _worked((reading,)) or self._last
+        return _shown(self._ctx, reading, self._last)
+
+
+def top(ctx: Context, readings: Sequence[Reading]) -> ActionResult:
+    """The newest of the daemon's own looks, oldest first, as `Top.look` shows it; else one look."""
+    if not readings:
+        return Top(ctx).look()
+    newest = readings[-1]
+    recent = [one for one in readings if one.at_s >= newest.at_s - _RECENT_S]
+    return _shown(ctx, newest, _worked(recent))
+
+
+def _worked(readings: Sequence[Reading]) -> Served | None:
+    """The last work that was seen between two looks."""
+    found = (one.engine.served for one in reversed(readings))
+    return next((one for one in found if one is not None and one.n_predicted), None)
+
+
+def _shown(ctx: Context, reading: Reading, known: Served | None) -> ActionResult:
+    since = "between two looks"
+    if known is None:
+        since, known = "in the last 15 min", _kept(ctx, reading.at_s)
+    payload = {**reading.to_json(), "speeds": None if known is None else _speeds(known, since)}
+    return ActionResult("top", payload, _messages(reading))
+
+
+def _kept(ctx: Context, now_s: float) -> Served | None:
+    kept = history(ctx, now_s - _RECENT_S, now_s, step_s=_RECENT_S, events=0)
+    worked = [point.served for point in kept.points if point.n_predicted]
+    return worked[-1] if worked else None
+
+
+def _speeds(served: Served, since: str) -> dict[str, Any]:
+    return {
+        "since": since,
+        "decode_tok_s": served.decode_tok_s,
+        "prompt_tok_s": served.prompt_tok_s,
+        "acceptance_ratio": served.acceptance_ratio,
+        "reused_ratio": served.reused_ratio,
+        "n_predicted": served.n_predicted,
+    }
+
+
+def _messages(reading: Reading) -> tuple[Message, ...]:
+    found = []
+    if reading.gpu_problem is not None:
+        found.append(warning("gpu", reading.gpu_problem, "`tunerd doctor`"))
+    if reading.engine.active_state == "failed":
+        found.append(
+            warning("failed", f"the unit has failed ({reading.engine.result})", "`tunerd doctor`")
+        )
+    return tuple(found)

@@ -1,0 +1,261 @@
+"""Notices to a webhook: left by the daemon, which has no network, and sent by a unit of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from tunerd.app import Context
+from tunerd.errors import HostError, ServiceError, TunerdError, UsageError
+from tunerd.production.own import NOTIFY, OwnUnit, start_own_unit
+from tunerd.records import plain, read
+from tunerd.result import ActionResult
+from tunerd.settings import NotifySettings
+from tunerd.units.manager import UP
+from tunerd.watch.figures import Event
+
+LEVELS = ("note", "warning", "error")
+# Source: docs.ntfy.sh/publish, message priority (1 to 5) and tags.
+_NTFY_PRIORITY = {"note": "2", "warning": "3", "error": "4"}
+_NTFY_TAG = {"note": "information_source", "warning": "warning", "error": "rotating_light"}
+
+
+class Format(StrEnum):
+    """How a webhook wants it."""
+
+    JSON = "json"
+    NTFY = "ntfy"
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Body and headers of one request."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+def is_wanted(event: Event, least: str) -> bool:
+    """Whether it is at least as grave as that."""
+    return LEVELS.index(event.level) >= LEVELS.index(least)
+
+
+def post_of(event: Event, *, host: str, unit: str, how: Format) -> Post:
+    """The request for an event.
+
+    Args:
+        event: What happened.
+        host: Name of the machine.
+        unit: The unit that it is about.
+        how: What the receiver takes.
+    """
+    if how is Format.NTFY:
+        text = event.text if event.hint is None else f"{event.text}\n\n{event.hint}"
+        return Post(
+            text.encode("utf-8", "replace"),
+            {
+                "Content-Type": "text/plain; charset=utf-8",
+                "Title": _plain(f"{host}: {unit}: {event.kind}"),
+                "Priority": _NTFY_PRIORITY[event.level],
+                "Tags": _NTFY_TAG[event.level],
+            },
+        )
+    at = datetime.fromtimestamp(event.at_s, UTC).isoformat(timespec="seconds")
+    data = {"source": "tunerd", "host": host, "unit": unit, "at": at, **asdict(event)}
+    return Post(
+        json.dumps(data).encode(), {"Content-Type": "application/json", "User-Agent": "tunerd"}
+    )
+
+
+def _plain(text: str) -> str:
+    """Text for a header, which has one line of ASCII."""
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)[:200]
+
+
+_LIMIT_S = 15.0
+_OK = range(200, 300)
+# Of the refusals these may be over soon.
+_PASSING = frozenset({408, 425, 429})
+_CLIENT_ERRORS = range(400, 500)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How it went; `is_final` where asking again would not help."""
+
+    problem: str | None
+    is_final: bool
+
+
+def deliver(url: str, body: bytes, headers: Mapping[str, str]) -> Delivery:
+    """One attempt; never raises."""
+    import httpx
+
+    try:
+        with httpx.stream(  # the status is all that is wanted: what else it says may be without end
+            "POST", url, content=body, headers=dict(headers), timeout=_LIMIT_S
+        ) as answer:
+            status = answer.status_code
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        return Delivery(str(error) or type(error).__name__, is_final=False)
+    if status in _OK:
+        return Delivery(None, is_final=True)
+    is_refused = status in _CLIENT_ERRORS and status not in _PASSING
+    return Delivery(f"it answered with status {status}", is_final=is_refused)
+
+
+# Its unit goes on where these end.
+_WAITS_S = (0.0, 5.0, 20.0)
+_KEEP_S = 86400.0
+
+
+def leave_notice(ctx: Context, event: Event) -> str | None:
+    """Leave word, and have it sent; the name of the notice, None where nobody wants it.
+
+    Raises:
+        HostError: it cannot be written.
+        ServiceError: nothing that sends it can be started.
+    """
+    settings = ctx.settings.notify
+    if settings.webhook is None or not is_wanted(event, settings.least):
+        return None
+    name = _free_name(ctx)
+    ctx.files.make_folder(_folder(ctx), mode=0o700)
+    data = {"event": plain(event), "unit": ctx.unit, "to": settings.model_dump(mode="json")}
+    ctx.files.write_json(_path(ctx, name), data, mode=0o600)
+    _start(ctx, name)
+    return name
+
+
+def send_left_notices(ctx: Context) -> tuple[str, ...]:
+    """Have notices sent that nobody is at: of a daemon that died, from before a boot, given up.
+
+    Returns:
+        The names of those that are sent anew.
+
+    Raises:
+        ServiceError: nothing that sends them can be started.
+    """
+    with contextlib.suppress(HostError):
+        ctx.files.remove_temporaries(_folder(ctx))
+    try:
+        names = sorted(path.stem for path in _folder(ctx).glob("*.json"))
+    except OSError:
+        return ()
+    if ctx.settings.notify.webhook is None:
+        return ()
+    return tuple(name for name in names if _start(ctx, name))
+
+
+def _start(ctx: Context, name: str) -> bool:
+    """Start what sends a notice; False where that is at work, or waits to try again."""
+    unit = f"tunerd-notify-{name}.service"
+    if ctx.services.state(unit).active_state in UP:
+        return False
+    words = ["notify", "send", name]
+    start_own_unit(ctx, OwnUnit(unit, "sends a notice", words, NOTIFY, is_told=True))
+    return True
+
+
+def send_notice(ctx: Context, name: str, *, as_left: bool = False) -> ActionResult:
+    """`tunerd notify send NAME`: some attempts; the notice goes when it has arrived or was refused.
+
+    Args:
+        ctx: Where.
+        name: Which.
+        as_left: Go by the settings under which it was left: those of now are wrong, which may be the
+            very thing that it tells.
+
+    Raises:
+        UsageError: there is no such notice, or nobody takes it: it is gone.
+        HostError: it did not arrive; it stays, to be sent again.
+    """
+    data = ctx.files.read_json(_path(ctx, name)) if name.replace("-", "").isalnum() else None
+    if not isinstance(data, dict):
+        raise UsageError(f"there is no notice `{name}`")
+    settings = NotifySettings(**data["to"]) if as_left else ctx.settings.notify
+    try:
+        _send(ctx, settings, str(data["unit"]), read(Event, data["event"]))
+    except UsageError:
+        ctx.files.remove(_path(ctx, name))
+        raise
+    ctx.files.remove(_path(ctx, name))
+    return ActionResult("notify send", {"name": name}, has_acted=True)
+
+
+def try_notice(ctx: Context) -> ActionResult:
+    """`tunerd notify test`: one notice that says that it is a test, sent from here.
+
+    Raises:
+        UsageError: no webhook is set, or it refuses.
+        HostError: it did not arrive.
+    """
+    event = Event(ctx.clock.now_s(), "test", "note", "this is a test of tunerd's notices")
+    _send(ctx, ctx.settings.notify, ctx.unit, event)
+    return ActionResult("notify test", {"webhook": ctx.settings.notify.webhook})
+
+
+def forget_old_notices(ctx: Context, seen_s: dict[str, float]) -> None:
+    """Remove those that nobody took for a day.
+
+    Args:
+        ctx: Where.
+        seen_s: When each was seen first, which this keeps: the time of a file is that of a clock that
+            somebody may have set since.
+    """
+    now_s = ctx.clock.monotonic_s()
+    try:
+        for path in _folder(ctx).glob("*.json"):
+            if now_s - seen_s.setdefault(path.name, now_s) > _KEEP_S:
+                ctx.files.remove(path)
+                del seen_s[path.name]
+    except (OSError, TunerdError):
+        return
+
+
+def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event) -> None:
+    if settings.webhook is None:
+        raise UsageError("no webhook is set", hint="notify.webhook in tunerd.toml")
+    post = post_of(event, host=socket.gethostname(), unit=unit, how=Format(settings.format))
+    headers = dict(post.headers)
+    if settings.token_file is not None:
+        token = (ctx.files.read(settings.token_file) or b"").decode("ascii", "replace").strip()
+        headers["Authorization"] = f"Bearer {token}"
+    problem = None
+    for wait_s in _WAITS_S:
+        if problem is not None:
+            ctx.say(f"it did not arrive ({problem}); again in {wait_s:.0f} s")
+        ctx.clock.sleep(wait_s)
+        done = deliver(settings.webhook, post.body, headers)
+        problem = done.problem
+        if problem is None:
+            return
+        if done.is_final:
+            raise UsageError(
+                "the webhook refuses the notice", cause=problem, hint="[notify] of tunerd.toml"
+            )
+    raise HostError("the notice did not arrive", cause=problem, state="it is kept for the next try")
+
+
+def _free_name(ctx: Context) -> str:
+    """Milliseconds, with a number behind where one is taken."""
+    base = f"{ctx.clock.now_s() * 1000:.0f}"
+    names = [base, *(f"{base}-{n}" for n in range(1, 100))]
+    found = next((name for name in names if not _path(ctx, name).exists()), None)
+    if found is None:
+        raise ServiceError("too many notices at once")
+    return found
+
+
+def _folder(ctx: Context) -> Path:
+    return ctx.paths.state_dir / "notices"
+
+
+def _path(ctx: Context, name: str) -> Path:
+    return _folder(ctx) / f"{name}.json"

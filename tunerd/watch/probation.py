@@ -1,0 +1,606 @@
+"""The time after a swap in which a worse server is taken back: a state of whoever looks at the server.
+
+That is the daemon, with the same looks as its guards; where none runs, `tunerd probation run` in a
+terminal. The record of each probation is a file, so that it outlives both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tunerd.app import Context
+from tunerd.engine.serving import drop_ins_in_force, standing_text
+from tunerd.errors import (
+    Busy,
+    DeployError,
+    HostError,
+    RolledBack,
+    Stranded,
+    TunerdError,
+    UsageError,
+)
+from tunerd.machine.files import is_locked
+from tunerd.machine.proc import boot_id
+from tunerd.machine.process import Interrupts
+from tunerd.production.journal import read_record
+from tunerd.production.own import OwnUnit, probation_unit, start_own_unit
+from tunerd.production.unattended import demand_root_for
+from tunerd.records import plain, read_or_none
+from tunerd.result import ActionResult, Message, note, warning
+from tunerd.units.generations import Generation, HistoryEntry
+from tunerd.units.manager import UP
+from tunerd.watch.figures import UNKNOWN, Reading
+from tunerd.watch.guards import DRIFT, Confirmed, Policy
+from tunerd.watch.judgement import (
+    PAUSED,
+    RUNNING,
+    WENT_DOWN,
+    Basis,
+    Look,
+    begun,
+    is_long_enough,
+    is_open,
+    judge,
+    look_of,
+    went_down,
+)
+from tunerd.watch.readings import Watcher
+from tunerd.watch.speed import Speed
+from tunerd.words import format_duration, sha256
+
+_REFRESH_LOOKS = 10
+_MOST_TRIES = 3
+_EDITED = "somebody edited the unit"
+_OVERTAKEN = "something else was deployed"
+_BY_ITSELF = "goes back by itself if it dies, stops answering, leaks, runs short of VRAM or decodes slower than measured"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbationPlan:
+    """Which generation is watched, and the sweep that proved it."""
+
+    generation: int
+    sweep: int | None = None
+
+
+def begin_probation(ctx: Context, plan: ProbationPlan) -> tuple[Message, ...]:
+    """Leave word for the daemon that it is watched; what a person should know of it."""
+    settings = ctx.settings.probation
+    if not settings.enabled:
+        return (note("no-probation", "no probation: probation.enabled is false"),)
+    by_hand = f"`tunerd probation run {plan.generation}` watches it in a terminal"
+    try:
+        entry = ctx.generations.read(plan.generation)
+        backup = None if entry is None else entry.generation.replaced_backup
+        if entry is None or backup is None:
+            return ()  # there is nothing to go back to
+        before = ctx.files.read(ctx.paths.unit_dir / backup)
+        if before == standing_text(ctx):
+            return (note("no-probation", "no probation: what served before is the same"),)
+        # Whoever watches says of which boot it is: in a container systemd 252 shows what it confines
+        # the host's.
+        record = begun(
+            plan.generation, plan.sweep, now_s=ctx.clock.now_s(), left_s=settings.duration_s,
+            restarts=ctx.services.state(ctx.unit).n_restarts or 0, boot_id=None,
+        )  # fmt: skip
+        if ctx.paths.evidence.exists():
+            from tunerd.watch.guarding import basis_of  # numpy comes with it
+
+            record["basis"] = plain(basis_of(ctx, entry.generation))
+        path = probation_path(ctx, plan.generation)
+        ctx.files.make_folder(path.parent)
+        ctx.files.write_json(path, record)
+        why_root = _why_root_must(ctx, before)
+    except TunerdError as error:  # the swap is done, and this is only about what follows it
+        text = f"the probation could not be started: {error.message}"
+        return (warning("no-probation", text, by_hand),)
+    lasts = format_duration(settings.duration_s)
+    if not is_locked(daemon_lock(ctx)):
+        text = "nobody watches the new server now: no tunerd daemon runs; one that is started goes on with it"
+        return (warning("probation", text, by_hand),)
+    if why_root is not None:
+        text = f"the daemon watches it for {lasts}, but only root can take it back: {why_root}"
+        return (warning("probation", text, "should it do worse, as root: `tunerd rollback`"),)
+    text = f"the daemon watches it for {lasts} and {_BY_ITSELF}"
+    if record["basis"]["slowest_tok_s"] is not None:
+        return (note("probation", text, "`tunerd probation show`"),)
+    text += "; nothing was measured of it yet, so its speed is not judged"
+    return (note("probation", text, "`tunerd bench` measures what serves"),)
+
+
+def _why_root_must(ctx: Context, backup: bytes | None) -> str | None:
+    """Why what watches, which is not root at a keyboard, may not put a backup back."""
+    try:
+        demand_root_for(replace(ctx, is_unattended=True), backup, "what served before")
+    except DeployError as error:
+        return error.cause or error.message
+    return None
+
+
+def probation_path(ctx: Context, generation: int) -> Path:
+    """Where the record of a probation is."""
+    return ctx.paths.state_dir / "probation" / f"{generation}.json"
+
+
+def daemon_lock(ctx: Context) -> Path:
+    """What a daemon holds while it runs."""
+    return ctx.paths.state_dir / "daemon.lock"
+
+
+BasisOf = Callable[[Generation], Basis | None]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The probation of one generation, as it stands."""
+
+    entry: HistoryEntry
+    record: dict[str, Any]
+    speed: Speed
+    duration_s: float
+    left_s: float
+    restarts: int
+    basis: Basis
+    life: str | None
+    looked_s: float
+    looks: list[Look] = field(default_factory=list)
+    decided: str | None = None
+    unseen_s: float = 0.0
+    stopped_s: float = 0.0
+    tries: int = 0
+    is_being_taken: bool = False
+
+    @property
+    def generation(self) -> Generation:
+        return self.entry.generation
+
+    def begin_again(self, life: str | None) -> None:
+        self.looks.clear()
+        self.life = life
+        if self.decided != WENT_DOWN:
+            self.decided = None
+
+
+class Probation:
+    """Watches what was deployed last, where its record says so, look by look.
+
+    Each look stands for the time since the one before it; while the server is changed or measured there
+    are none, and no time passes.
+
+    Args:
+        ctx: Where.
+        basis_of: What was measured of a generation, as far as that is known now.
+        only: A generation that is watched whatever the settings and its record say.
+        duration_s: How long; None for what is left of what the settings say.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        basis_of: BasisOf,
+        only: ProbationPlan | None = None,
+        duration_s: float | None = None,
+    ) -> None:
+        self._ctx = ctx
+        self._basis_of = basis_of
+        self._only = only
+        self._duration_s = duration_s
+        self._watch: _Watch | None = None
+        self.ended: dict[str, Any] | None = None
+
+    def take_over(self, ctx: Context) -> None:
+        """Go by other settings from now on; what was seen is still known."""
+        self._ctx = ctx
+        if self._watch is not None:
+            self._watch.speed.take_over(ctx)
+
+    def is_watching(self) -> bool:
+        """Whether something is watched, so that no guard deals with its deaths."""
+        return self._watch is not None
+
+    def after(self, reading: Reading) -> str | None:
+        """Take a look into account; why the server is to be taken back, where it is."""
+        try:
+            return self._after(reading)
+        except TunerdError as problem:  # a disk, or a service manager that does not answer
+            log.warning("probation.not_seen", problem=problem.message)
+            if self._watch is not None:
+                self._not_seen(self._watch)
+            return None
+
+    def _after(self, reading: Reading) -> str | None:
+        ctx, now_s = self._ctx, self._ctx.clock.monotonic_s()
+        if is_locked(ctx.paths.lock) or _is_swapping(ctx):
+            if self._watch is not None:  # which may fail, and leave this one serving
+                self._watch.looked_s = now_s
+            return None
+        watch = self._watched(reading)
+        if watch is None or (watch.is_being_taken and not self._has_failed(watch)):
+            return None
+        why = self._why_over(watch)
+        if why is not None:
+            self._end("ended", why)
+            return None
+        if reading.measuring is not None:
+            # Production is away on purpose, and returns as another life.
+            watch.begin_again(None)
+            watch.restarts, watch.looked_s = 0, now_s
+            return None
+        if watch.decided is None:
+            watch.decided = self._slow(watch, reading) or self._judged(watch, reading)
+        return watch.decided
+
+    def pause(self) -> None:
+        """Somebody ends who looks, as a reboot does: that is no failure of what is watched."""
+        if self._watch is not None and not self._watch.is_being_taken:
+            self._write(self._watch, PAUSED, self._watch.record["reason"])
+
+    def begin_taking_back(self, reason: str) -> bool:
+        """Have it taken back by a unit of its own; whether that began."""
+        ctx, watch = self._ctx, self._watch
+        if watch is None:
+            return False
+        number = watch.generation.number
+        # A power cut now must not end the watch.
+        self._write(watch, RUNNING, reason)
+        words = ["probation", "take-back", str(number), "--reason", reason]
+        words += [] if watch.record["sweep"] is None else ["--sweep", str(watch.record["sweep"])]
+        unit = OwnUnit(
+            probation_unit(number), f"takes generation {number} back", words, is_told=True
+        )
+        log.warning("probation.takes_back", generation=number, reason=reason)
+        try:
+            start_own_unit(ctx, unit)
+        except TunerdError as problem:
+            log.warning("probation.not_started", unit=unit.name, problem=problem.message)
+            return False
+        watch.is_being_taken = True
+        return True
+
+    def _has_failed(self, watch: _Watch) -> bool:
+        """Whether what was to take it back has ended, and left it as it was."""
+        ctx, number = self._ctx, watch.generation.number
+        if ctx.services.state(probation_unit(number)).active_state in UP:
+            return False
+        record = _read(ctx, number)
+        if record is not None and not is_open(record):
+            self._watch, self.ended = None, record
+            return False
+        watch.is_being_taken, watch.tries = False, watch.tries + 1
+        if watch.tries < _MOST_TRIES or self._why_over(watch) is not None:
+            return True
+        self._end("worse", f"{watch.record['reason']}; it could not be taken back")
+        return False
+
+    def _watched(self, reading: Reading) -> _Watch | None:
+        """What is to be watched now, begun or gone on with where its record says so."""
+        ctx, only = self._ctx, self._only
+        entry = ctx.generations.serving(ctx.unit)
+        if self._watch is not None or entry is None:
+            return self._watch
+        number = entry.generation.number
+        record = _read(ctx, number)
+        if only is None and not is_open(record):
+            return None
+        if ctx.services.state(probation_unit(number)).active_state in UP:
+            return None  # what another daemon began takes it back
+        watch = self._begun(entry, record if is_open(record) else None, reading)
+        self._watch = watch
+        if watch.decided is None:  # which holds until it is dealt with
+            self._write(watch, RUNNING, "")
+        log.info("probation.watches", generation=number, left_s=round(watch.left_s))
+        return watch
+
+    def _begun(
+        self, entry: HistoryEntry, earlier: Mapping[str, Any] | None, reading: Reading
+    ) -> _Watch:
+        ctx, generation = self._ctx, entry.generation
+        duration_s = self._duration_s or ctx.settings.probation.duration_s
+        left_s, restarts = duration_s, reading.engine.n_restarts or 0
+        sweep = None if self._only is None else self._only.sweep
+        basis, decided = Basis(None, 0, 0), None
+        if earlier is not None:  # an earlier version kept less
+            restarts = int(earlier.get("restarts", restarts))
+            left_s = self._duration_s or float(earlier.get("left_s", duration_s))
+            sweep = earlier.get("sweep") if sweep is None else sweep
+            basis = read_or_none(Basis, earlier.get("basis")) or basis
+            decided = WENT_DOWN if went_down(earlier, boot_id()) else earlier["reason"] or None
+        record = begun(
+            generation.number, sweep, now_s=ctx.clock.now_s(), left_s=left_s, restarts=restarts,
+            boot_id=boot_id(),
+        )  # fmt: skip
+        return _Watch(
+            entry, record, Speed(ctx), duration_s, left_s, restarts,
+            self._basis_of(generation) or basis, reading.engine.life, ctx.clock.monotonic_s(),
+            decided=decided,
+        )  # fmt: skip
+
+    def _why_over(self, watch: _Watch) -> str | None:
+        if self._only is None and not self._ctx.settings.probation.enabled:
+            return "probation.enabled is false"
+        return _why_over(self._ctx, watch.entry)
+
+    def _slow(self, watch: _Watch, reading: Reading) -> str | None:
+        """Why its speed alone is a reason: by its counters, and borne out by its own log."""
+        basis = watch.basis
+        floor = Confirmed(basis.floor_tok_s, None, deepest_tokens=basis.deepest_tokens)
+        found = watch.speed.after(reading, floor, Policy.ADVISE, demands_log=True)
+        if found is None or found.kind != DRIFT:
+            return None
+        before = basis.previous_tok_s
+        return (
+            f"it decodes slower in service than measured: {found.evidence}; its slowest kind of text was "
+            f"measured with {basis.slowest_tok_s:.1f}"
+            + ("" if before is None else f", that of what served before with {before:.1f}")
+        )
+
+    def _passed_s(self, watch: _Watch) -> float | None:
+        """How long it was watched since the last look that counted; None where the next is not due."""
+        now_s = self._ctx.clock.monotonic_s()
+        every_s = min(self._ctx.settings.probation.every_s, watch.duration_s)
+        passed_s = now_s - watch.looked_s
+        if passed_s < every_s:
+            return None
+        watch.looked_s = now_s
+        return min(passed_s, 2 * every_s)
+
+    def _not_seen(self, watch: _Watch) -> None:
+        watch.unseen_s += self._passed_s(watch) or 0.0
+        self._end_in_time(watch)
+
+    def _judged(self, watch: _Watch, reading: Reading) -> str | None:
+        if reading.engine.active_state == UNKNOWN:  # a service manager that does not answer
+            self._not_seen(watch)
+            return None
+        passed_s = self._passed_s(watch)
+        if passed_s is None:
+            return None
+        if watch.basis.slowest_tok_s is None and len(watch.looks) % _REFRESH_LOOKS == 0:
+            # Somebody may have measured it.
+            watch.basis = self._basis_of(watch.generation) or watch.basis
+        look = look_of(reading)
+        watch.restarts = min(watch.restarts, look.n_restarts or 0)
+        watch.life = watch.life or look.life
+        if look.life != watch.life and look.is_active and not look.n_restarts:
+            watch.begin_again(look.life)  # a person restarted it
+        watch.looks.append(look)
+        if look.is_stopped:
+            watch.stopped_s += passed_s
+        else:
+            watch.left_s -= passed_s
+        if watch.left_s <= 0 and not look.is_ready:
+            watch.unseen_s += passed_s
+        reason = judge(watch.looks, watch.basis, restarts=watch.restarts)
+        if reason is None and not self._end_in_time(watch):
+            self._write(watch, RUNNING, "")
+        return reason
+
+    def _end_in_time(self, watch: _Watch) -> bool:
+        is_enough = is_long_enough(watch.looks, watch.left_s)
+        if not is_enough and max(watch.stopped_s, watch.unseen_s) < watch.duration_s:
+            return False
+        if watch.looks and watch.looks[-1].is_stopped:
+            self._end("ended", "somebody stopped it")
+        elif not is_enough:
+            self._end("ended", "it could not be seen to serve")
+        elif watch.basis.slowest_tok_s is None:
+            self._end("passed", "it served; its speed was not judged, for none was measured")
+        else:
+            self._end("passed", "nothing was worse than what was measured of it")
+        return True
+
+    def _end(self, state: str, reason: str) -> None:
+        watch = self._watch
+        if watch is not None:
+            watch.left_s = 0.0
+            self.ended = self._write(watch, state, reason)
+            self._watch = None
+
+    def _write(self, watch: _Watch, state: str, reason: str) -> dict[str, Any]:
+        ctx = self._ctx
+        watch.record |= {
+            "state": state,
+            "reason": reason,
+            "looked_s": ctx.clock.now_s(),
+            "left_s": max(0.0, watch.left_s),
+            "basis": plain(watch.basis),
+            "looks": len(watch.looks),
+            "tok_s": watch.speed.tok_s,
+            "last": plain(watch.looks[-1]) if watch.looks else None,
+        }
+        _keep(ctx, watch.record)
+        return watch.record
+
+
+def run_probation(
+    ctx: Context, number: int, *, sweep: int | None, duration_s: float | None = None
+) -> ActionResult:
+    """`tunerd probation run`: watch a generation in this terminal until there is an answer.
+
+    Args:
+        ctx: Where.
+        number: Of the generation.
+        sweep: Which proved it; None for none.
+        duration_s: How long; None for what the settings say.
+
+    Returns:
+        Exit code 3 where it was taken back, or should have been and what served before does not serve.
+
+    Raises:
+        UsageError: it does not serve, or not as it was deployed; the daemon watches it.
+        Stranded: it did worse, and neither server came back.
+    """
+    from tunerd.watch.guarding import basis_of
+
+    ctx = replace(ctx, is_unattended=True)
+    entry = ctx.generations.serving(ctx.unit)
+    if entry is None or entry.generation.number != number:
+        raise UsageError(f"generation {number} does not serve", hint="`tunerd history`")
+    if _is_edited(ctx, entry):
+        raise UsageError(_EDITED, hint="`tunerd verify` shows the difference")
+    if is_locked(daemon_lock(ctx)):
+        raise UsageError(
+            "the daemon watches what is deployed", hint="`tunerd probation show` says how it stands"
+        )
+    plan = ProbationPlan(number, sweep)
+    watch = Probation(ctx, lambda one: basis_of(ctx, one), plan, duration_s)
+    watcher = Watcher(ctx)
+    every_s = min(ctx.settings.probation.every_s, duration_s or float("inf"))
+    with Interrupts():
+        try:
+            while watch.ended is None:
+                reason = watch.after(watcher.look())
+                if reason is not None:
+                    ctx.say(f"generation {number} is taken back: {reason}")
+                    with contextlib.suppress(Busy):  # and it is tried again
+                        return take_back(ctx, number, reason, sweep=sweep)
+                if watch.ended is None:
+                    ctx.clock.sleep(every_s)
+        except (KeyboardInterrupt, SystemExit):
+            watch.pause()
+            raise
+    return ActionResult("probation run", watch.ended)
+
+
+class _Overtaken(Exception):
+    """Something else serves than what is watched."""
+
+
+def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> ActionResult:
+    """`tunerd probation take-back`: back to what served before a generation that does worse.
+
+    The arm is remembered where a sweep proved it.
+
+    Raises:
+        Busy: somebody changes the server.
+        Stranded: neither server came back.
+    """
+    from tunerd.production.rollback import rollback
+
+    ctx = replace(ctx, is_unattended=True)
+    record = _read(ctx, number) or begun(
+        number, sweep, now_s=ctx.clock.now_s(), left_s=0.0, restarts=0, boot_id=boot_id()
+    )
+    entry = ctx.generations.serving(ctx.unit)
+    if entry is None or entry.generation.number != number:
+        return _closed(ctx, record, "ended", _OVERTAKEN, 0)
+
+    def demand_still(_target: object) -> None:
+        """Asked under the lock: nobody has deployed or edited anything since the last look."""
+        if _why_over(ctx, entry) is not None:
+            raise _Overtaken
+
+    _keep(ctx, {**record, "state": RUNNING, "reason": reason})
+    state, told, exit_code = "taken back", reason, 3
+    try:
+        rollback(ctx, to=_back(ctx, entry), drain=True, confirm=demand_still, reason="guard")
+    except _Overtaken:
+        return _closed(ctx, record, "ended", _why_over(ctx, entry) or _OVERTAKEN, 0)
+    except (Busy, Stranded):
+        raise
+    except RolledBack:
+        state, told = "worse", f"{reason}; what served before does not serve either"
+    except (DeployError, UsageError) as error:
+        state, exit_code = "worse", 1
+        told = f"{reason}; it could not be taken back: {error.message}"
+    sweep = record.get("sweep") if sweep is None else sweep
+    if sweep is not None:
+        _remember(ctx, entry.generation, sweep, reason)
+    return _closed(ctx, record, state, told, exit_code)
+
+
+def _closed(
+    ctx: Context, record: Mapping[str, Any], state: str, reason: str, exit_code: int
+) -> ActionResult:
+    ended = {**record, "state": state, "reason": reason, "left_s": 0.0}
+    _keep(ctx, ended)
+    return ActionResult("probation take-back", ended, (), exit_code, has_acted=True)
+
+
+def _back(ctx: Context, entry: HistoryEntry) -> str | None:
+    """The backup of what served before, or the generation that it was where that is gone."""
+    backup = entry.generation.replaced_backup
+    if backup is None or ctx.files.read(ctx.paths.unit_dir / backup) is not None:
+        return backup
+    replaced = ctx.generations.serving(ctx.unit, before=entry.generation.number)
+    return backup if replaced is None else str(replaced.generation.number)
+
+
+def _remember(ctx: Context, generation: Generation, sweep: int, reason: str) -> None:
+    from tunerd.production.rollback import after_failure
+    from tunerd.profile.arm import arm_from_json
+    from tunerd.sweep.record import find_sweep, reading
+
+    with reading(ctx) as store:
+        found = find_sweep(store, sweep)
+    if found.verdict is None or generation.profile is None:
+        return
+    arm = arm_from_json(found.verdict.details["arm"])
+    after_failure(ctx, generation.profile, found.number, arm, generation.engine_sha256, reason)
+
+
+def _read(ctx: Context, number: int) -> dict[str, Any] | None:
+    """A record; None where there is none, or it cannot be read."""
+    try:
+        record = ctx.files.read_json(probation_path(ctx, number))
+    except HostError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _keep(ctx: Context, record: Mapping[str, Any]) -> None:
+    path = probation_path(ctx, record["generation"])
+    with contextlib.suppress(HostError):  # on a full disk it watches on
+        ctx.files.make_folder(path.parent)
+        ctx.files.write_json(path, record)
+
+
+def _why_over(ctx: Context, entry: HistoryEntry) -> str | None:
+    serving = ctx.generations.serving(ctx.unit)
+    if serving is None or serving.generation.number != entry.generation.number:
+        return _OVERTAKEN
+    return _EDITED if _is_edited(ctx, entry) else None
+
+
+def _is_edited(ctx: Context, entry: HistoryEntry) -> bool:
+    """Whether the unit's file, or what is laid over it, is another than was deployed."""
+    if sha256(standing_text(ctx)) != entry.generation.unit_sha256:
+        return True
+    known, now = entry.ending.drop_ins, drop_ins_in_force(ctx)
+    return known is not None and now is not None and not set(now) <= set(known)
+
+
+def _is_swapping(ctx: Context) -> bool:
+    try:
+        return read_record(ctx) is not None
+    except HostError:
+        return True
+
+
+def show_probation(ctx: Context) -> ActionResult:
+    """Every probation that is known, newest first."""
+    rows: list[Mapping[str, Any]] = []
+    for number in ctx.generations.numbers():
+        data = ctx.files.read_json(probation_path(ctx, number))
+        if data is not None:
+            is_cut = data["state"] == RUNNING and not _is_watched(ctx, data)
+            rows.append({**data, "state": "cut" if is_cut else data["state"]})
+    messages = () if rows else (note("no-probation", "nothing was watched yet"),)
+    return ActionResult("probation show", {"probations": rows}, messages)
+
+
+def _is_watched(ctx: Context, record: Mapping[str, Any]) -> bool:
+    """Whether somebody looks: the daemon at what serves, or a terminal that looked just now."""
+    serving = ctx.generations.serving(ctx.unit)
+    if serving is None or serving.generation.number != record["generation"]:
+        return False
+    age_s = ctx.clock.now_s() - record["looked_s"]
+    return is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s

@@ -1,0 +1,258 @@
+"""Takes readings: one look at everything that is watched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tunerd.app import Context
+from tunerd.engine.health import HttpState
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.engine.serving import address_now, read_live_unit
+from tunerd.errors import TunerdError
+from tunerd.machine.facts import Gpu
+from tunerd.machine.host import CpuSeconds, cpu_seconds, memory_of, process_cpu_s, read_memory
+from tunerd.machine.proc import descends_from
+from tunerd.measure.answer import Counters, read_counters
+from tunerd.production.measurement import read_measurement
+from tunerd.units.generations import Outcome
+from tunerd.units.manager import UnitState
+from tunerd.watch.figures import (
+    LEAST_SCRAPE_S,
+    UNKNOWN,
+    EngineNow,
+    GpuNow,
+    HostNow,
+    Reading,
+    Served,
+    gpu_now,
+    served_between,
+)
+
+_ASK_S = 2.0
+# More processor time than two questions cost, and less than a short answer.
+_QUESTIONS_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the server itself said."""
+
+    health: HttpState | None = None
+    slots_total: int | None = None
+    slots_busy: int | None = None
+    counters: Counters | None = None
+    served: Served | None = None
+    is_asleep: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where a life of the server is reached, and whether it sleeps when nobody asks."""
+
+    key: object
+    address: Address
+    sleeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Scrape:
+    """Counters as they were seen, and those to hold the next against."""
+
+    at_s: float
+    life: str | None
+    counters: Counters
+    known: Counters
+
+
+class Watcher:
+    """Looks; what grows between two looks is told in the later one.
+
+    A look never raises. It starts one process (`systemctl show`), reads files below /proc, asks NVML,
+    and puts three short questions to a server that serves. One that sleeps is asked nothing that wakes
+    it, and one that may fall asleep nothing that puts that off.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._scrape: _Scrape | None = None
+        self._cpu: CpuSeconds | None = None
+        self._worked: tuple[str, float] | None = None
+        self._found: _Found | None = None
+
+    def look(self) -> Reading:
+        """Everything now."""
+        ctx = self._ctx
+        state = self._state()
+        asked = self._ask(state)
+        gpu = ctx.gpu.read()
+        pid = None if state is None else state.main_pid
+        measurement = read_measurement(ctx)
+        return Reading(
+            at_s=ctx.clock.now_s(),
+            gpus=None if gpu.gpus is None else _gpus(gpu.gpus, pid),
+            gpu_problem=gpu.problem,
+            driver_version=gpu.driver_version,
+            host=self._host(),
+            engine=replace(_engine(ctx.unit, state, asked), is_expected=self._is_expected(state)),
+            measuring=None if measurement is None else measurement.purpose,
+        )
+
+    def server(self) -> LlamaServer | None:
+        """The server as the last look reached it; None where it did not."""
+        return None if self._found is None else LlamaServer(self._found.address, self._ctx.clock)
+
+    def _state(self) -> UnitState | None:
+        try:
+            return self._ctx.services.state(self._ctx.unit)
+        except TunerdError:
+            return None
+
+    def _is_expected(self, state: UnitState | None) -> bool:
+        if state is None or state.is_enabled:
+            return True
+        try:
+            newest = next(self._ctx.generations.entries(), None)
+        except TunerdError:
+            return True
+        return newest is not None and newest.ending.outcome is not Outcome.REMOVED
+
+    def _host(self) -> HostNow:
+        memory = read_memory()
+        before, self._cpu = self._cpu, cpu_seconds()
+        return HostNow(
+            total_mib=memory.total_mib,
+            available_mib=memory.available_mib,
+            swap_total_mib=memory.swap_total_mib,
+            swap_used_mib=memory.swap_used_mib,
+            cpu_percent=_cpu_percent(before, self._cpu),
+        )
+
+    def _ask(self, state: UnitState | None) -> _Asked:
+        if state is None or not state.is_active:
+            self._scrape = None
+            return _Asked()
+        rests = self._rests(state)
+        found = self._reached(state)
+        if found is None:
+            return _Asked()
+        server = LlamaServer(found.address, self._ctx.clock)
+        health = server.health(timeout_s=_ASK_S)
+        if health is not HttpState.READY:
+            return _Asked(health)
+        props = server.props(timeout_s=_ASK_S)
+        is_asleep = props is not None and props.is_asleep
+        total = None if props is None else props.n_slots
+        if is_asleep:
+            return _Asked(health, total, 0, self._counted(state), is_asleep=True)
+        counters, served = self._count(server, state, spare=found.sleeps and rests)
+        busy = None if counters is None else counters.n_processing
+        if (total is None or busy is None) and not found.sleeps:
+            slots = server.slots(timeout_s=_ASK_S)
+            total, busy = (total, busy) if slots is None else (slots.total, slots.busy)
+        return _Asked(health, total, busy, counters, served, False if found.sleeps else None)
+
+    def _rests(self, state: UnitState) -> bool:
+        """Whether the process has computed no more since the look before than that look cost it."""
+        life, cpu_s = _life(state), None
+        if state.main_pid is not None:
+            cpu_s = process_cpu_s(state.main_pid)
+        before, self._worked = self._worked, None if cpu_s is None else (life, cpu_s)
+        if before is None or cpu_s is None or before[0] != life:
+            return False
+        return cpu_s - before[1] <= _QUESTIONS_S
+
+    def _reached(self, state: UnitState) -> _Found | None:
+        """Where this life of the server is reached; found out once for each."""
+        ctx = self._ctx
+        key = (state.invocation_id, state.main_pid, _changed_ns(state.fragment_path))
+        if self._found is None or self._found.key != key:
+            self._found = None
+            with contextlib.suppress(TunerdError):
+                live = read_live_unit(ctx)
+                address = address_now(ctx, live, state)
+                if address is not None:
+                    self._found = _Found(key, address, live.serving.sleeps)
+        return self._found
+
+    def _counted(self, state: UnitState) -> Counters | None:
+        """The counters of this life, as they were seen last."""
+        seen = self._scrape
+        return seen.counters if seen is not None and seen.life == _life(state) else None
+
+    def _count(
+        self, server: LlamaServer, state: UnitState, *, spare: bool
+    ) -> tuple[Counters | None, Served | None]:
+        """Its counters and what they grew by.
+
+        With `spare` it is asked only where it worked when it was asked last, or never was.
+        """
+        now_s, life = self._ctx.clock.monotonic_s(), _life(state)
+        counted, before = self._counted(state), self._scrape
+        if counted is not None and before is not None:
+            is_known = spare and not counted.n_at_work
+            if is_known or now_s - before.at_s < LEAST_SCRAPE_S:
+                return counted, None
+        text = server.metrics_text(timeout_s=_ASK_S)
+        if text is None:
+            return None, None
+        counters = read_counters(text)
+        served, known = None, counters
+        if before is not None and before.life == life:
+            served, known = served_between(before.known, counters, now_s - before.at_s)
+        self._scrape = _Scrape(now_s, life, counters, known)
+        return counters, served
+
+
+def _gpus(gpus: Sequence[Gpu], server_pid: int | None) -> tuple[GpuNow, ...]:
+    """The cards, with what the server and its children hold told apart."""
+    found = []
+    for gpu in gpus:
+        pids = [process.pid for process in gpu.processes or ()]
+        mine = [pid for pid in pids if server_pid is not None and descends_from(pid, server_pid)]
+        found.append(gpu_now(gpu, mine))
+    return tuple(found)
+
+
+def _engine(unit: str, state: UnitState | None, asked: _Asked) -> EngineNow:
+    pid = None if state is None else state.main_pid
+    memory = None if pid is None else memory_of(pid)
+    return EngineNow(
+        unit=unit,
+        active_state=UNKNOWN if state is None else state.active_state,
+        sub_state=UNKNOWN if state is None else state.sub_state,
+        result=UNKNOWN if state is None else state.result,
+        n_restarts=None if state is None else state.n_restarts,
+        life=None if state is None else state.invocation_id or (None if pid is None else str(pid)),
+        since_s=None if state is None else state.active_since_s,
+        pid=pid,
+        health=asked.health,
+        slots_total=asked.slots_total,
+        slots_busy=asked.slots_busy,
+        counters=asked.counters,
+        served=asked.served,
+        is_asleep=asked.is_asleep,
+        rss_mib=None if memory is None else memory.rss_mib,
+        cpu_s=None if pid is None else process_cpu_s(pid),
+        anonymous_mib=None if memory is None else memory.anonymous_mib,
+    )
+
+
+def _life(state: UnitState) -> str:
+    return state.invocation_id or str(state.main_pid)
+
+
+def _cpu_percent(before: CpuSeconds | None, after: CpuSeconds | None) -> float | None:
+    if before is None or after is None or after.total_s <= before.total_s:
+        return None
+    share = (after.busy_s - before.busy_s) / (after.total_s - before.total_s)
+    return 100 * min(1.0, max(0.0, share))
+
+
+def _changed_ns(path: Path | None) -> int | None:
+    try:
+        return None if path is None else path.stat().st_mtime_ns
+    except OSError:
+        return None

@@ -1,0 +1,748 @@
+"""Charts and tables of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from html import escape
+from itertools import groupby
+from math import ceil, floor, log10
+
+from markupsafe import Markup
+
+from tunerd.engine.flags import argument_changes
+from tunerd.measure.answer import Sample
+from tunerd.measure.evidence import ArmRecord, RunEvidence
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.web.view import NO_BREAK, joined
+from tunerd.words import UNKNOWN
+
+# Name: (light, dark). Engines keep their colour on every chart and page.
+PALETTE: Mapping[str, tuple[str, str]] = {
+    "bg": ("#fbfaf8", "#14161a"),
+    "surface": ("#ffffff", "#1b1e24"),
+    "ink": ("#1c2026", "#e7e9ec"),
+    "muted": ("#5b636e", "#a3abb6"),
+    "rule": ("#d8dbe0", "#363c46"),
+    "grid": ("#ebedf0", "#292e36"),
+    "accent": ("#0b5cad", "#7db8f5"),
+    "band": ("#efe9dc", "#2b2a26"),
+    "good": ("#1f6f43", "#6cc796"),
+    "warn": ("#9a4a00", "#f0a860"),
+    "bad": ("#a3261d", "#f28b82"),
+    "mainline": ("#0b5cad", "#69aef2"),
+    "ik": ("#c2410c", "#f2935c"),
+    "bee": ("#7a3fb0", "#bb98ee"),
+    "other": ("#0f766e", "#4cc4b5"),
+    "prefill": ("#5f718c", "#8b9ab1"),
+    "reasoning": ("#946000", "#dfb14e"),
+    "decode": ("#2b7a57", "#56b78e"),
+    "waiting": ("#86507f", "#c394bd"),
+}
+FAMILIES = frozenset({"mainline", "ik", "bee"})
+
+
+def css_variables() -> str:
+    """The palette as custom properties: light, dark where the reader's system is, or as chosen.
+
+    What has the class `c-NAME` is drawn in that colour.
+    """
+    light = _block(0)
+    dark = _block(1)
+    colours = "".join(f".c-{name}{{--c:var(--{name})}}" for name in PALETTE)
+    return (
+        f":root{{color-scheme:light;{light}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light])"
+        f"{{color-scheme:dark;{dark}}}}}\n"
+        f":root[data-theme=dark]{{color-scheme:dark;{dark}}}\n"
+        f"{colours}\n"
+    )
+
+
+def colour_of(family: str | None) -> str:
+    """The name of an engine's colour."""
+    return family if family in FAMILIES and family is not None else "other"
+
+
+def _block(side: int) -> str:
+    return "".join(f"--{name}:{colours[side]};" for name, colours in PALETTE.items())
+
+
+_LETTERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One configuration.
+
+    `colour` names an engine's colour, `shade` counts configurations of that engine (0 is the strongest).
+    `speculates` is None where no sample tells.
+    """
+
+    label: str
+    arm: ArmRecord
+    names: tuple[str, ...]
+    runs: tuple[int, ...]
+    samples: tuple[Sample, ...]
+    colour: str
+    shade: int
+    speculates: bool | None
+
+    def of_suite(self, *suites: str) -> tuple[Sample, ...]:
+        """Its samples of these suites, warm-ups and failures included."""
+        return tuple(sample for sample in self.samples if sample.suite in suites)
+
+    def has_name(self, run: int, name: str) -> bool:
+        """Whether this is what a run called by this name."""
+        return run in self.runs and name in self.names
+
+
+@dataclass
+class _Group:
+    """Arms that are one configuration, while they are collected."""
+
+    arm: ArmRecord
+    names: list[str]
+    runs: list[int]
+    samples: list[Sample]
+
+
+def series_of(evidence: Sequence[RunEvidence]) -> tuple[Series, ...]:
+    """The configurations of some runs, in the order of first appearance, drafting ones first.
+
+    Two arms are one configuration where their fingerprints agree but for workload and tunerd; arms
+    without known arguments are never taken together.
+    """
+    groups: dict[object, _Group] = {}
+    for one in evidence:
+        for arm in one.run.record.arms:
+            group = groups.setdefault(_key(one.run.number, arm), _Group(arm, [], [], []))
+            if arm.name not in group.names:
+                group.names.append(arm.name)
+            group.runs.append(one.run.number)
+            group.samples.extend(one.samples.get(arm.name, ()))
+    ordered = sorted(groups.values(), key=lambda group: _speculates(group.samples) is False)
+    labels = _labels(ordered)
+    shades: dict[str, int] = {}
+    found = []
+    for group, label in zip(ordered, labels, strict=True):
+        colour = colour_of(group.arm.family)
+        shade = shades.get(colour, 0)
+        shades[colour] = shade + 1
+        found.append(
+            Series(
+                label=label,
+                arm=group.arm,
+                names=tuple(group.names),
+                runs=tuple(group.runs),
+                samples=tuple(group.samples),
+                colour=colour,
+                shade=shade,
+                speculates=_speculates(group.samples),
+            )
+        )
+    return tuple(found)
+
+
+def differences(series: Sequence[Series]) -> dict[str, tuple[str, ...]]:
+    """By label, in what each configuration differs from the first: engine, and arguments."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in series:
+        first = series[0].arm
+        texts: list[str] = []
+        if None not in {first.engine, one.arm.engine} and first.engine != one.arm.engine:
+            texts.append(f"engine {first.engine} -> {one.arm.engine}")
+        if first.argv is not None and one.arm.argv is not None:
+            texts += argument_changes(first.argv, one.arm.argv)
+        found[one.label] = tuple(texts)
+    return found
+
+
+def _key(run: int, arm: ArmRecord) -> object:
+    same = replace(arm.fingerprint, workload_sha256=None, tunerd_version=None)
+    if arm.argv is None or same == Fingerprint():
+        return (run, arm.name)
+    return same.sha256
+
+
+def _speculates(samples: Iterable[Sample]) -> bool | None:
+    """Whether it ever drafted; None where no sample has an answer to tell."""
+    told = [sample.timings for sample in samples if sample.timings is not None]
+    if not told:
+        return None
+    return any(timings.draft_n for timings in told)
+
+
+def _labels(groups: Sequence[_Group]) -> list[str]:
+    """A name for each that no other has."""
+    labels = [_label(group) for group in groups]
+    labels = _told_apart(labels, [group.names[0] for group in groups])
+    labels = _told_apart(labels, [group.arm.engine for group in groups])
+    return _told_apart(labels, [f"run {group.runs[0]}" for group in groups])
+
+
+def _told_apart(labels: Sequence[str], extras: Sequence[str | None]) -> list[str]:
+    """Labels that stand more than once get something more."""
+    return [
+        f"{label}, {extra}" if extra not in {None, label} and labels.count(label) > 1 else label
+        for label, extra in zip(labels, extras, strict=True)
+    ]
+
+
+def _label(group: _Group) -> str:
+    """The name that says most: the one given to it unless that is a mere letter, else the engine."""
+    telling = [name for name in group.names if len(name) > _LETTERS and name != "live"]
+    if telling:
+        return telling[0]
+    return group.arm.engine or group.arm.fingerprint.short
+
+
+_TOP, _BOTTOM, _NO_TITLE = 26, 44, 18
+_LETTER_PX = 7.0
+# Room for a plot on a phone, and in a window where everything is shown.
+_NARROW_PX, _WIDE_PX = 250.0, 560.0
+_MOST_TICKS = 6
+_MOST_DOTS = 120
+_LONGEST = 46
+_BAR_PX, _ROW_PX, _CELL_PX = 15, 21, 30
+_DAY_S = 86400
+_TIMES_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, _DAY_S, 2 * _DAY_S,
+            7 * _DAY_S, 14 * _DAY_S, 28 * _DAY_S)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A figure, None where there is none, with the bounds of its spread, where there are some."""
+
+    x: float
+    y: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points of one colour; `mark` says how: joined by a line, as dots alone, or as crosses."""
+
+    label: str
+    colour: str
+    points: tuple[Point, ...]
+    shade: int = 0
+    mark: str = "line"
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where two lines cross, with its interval."""
+
+    x: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines over an axis from zero, over `x_range`, or over time (seconds since the epoch)."""
+
+    lines: tuple[Line, ...]
+    unit: str
+    x_title: str = ""
+    height: int = 280
+    is_ratio: bool = False
+    is_time: bool = False
+    x_ticks: tuple[float, ...] | None = None
+    x_range: tuple[float, float] | None = None
+    crossing: Crossing | None = None
+
+    @property
+    def axis(self) -> str:
+        """Where figures stand: beside the lines."""
+        return "lines"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a bar; None is missing."""
+
+    label: str
+    colour: str
+    value: float | None
+    shade: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Parts in a row; `total` is None where one of them is missing. The spread stands around its end."""
+
+    label: str
+    parts: tuple[Part, ...]
+    total: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Horizontal bars below the name of their group; stacked ones have their label above."""
+
+    groups: tuple[tuple[str, tuple[Bar, ...]], ...]
+    unit: str
+    is_stacked: bool = False
+    digits: int = 1
+
+    @property
+    def axis(self) -> str:
+        """Where names stand: above the bars."""
+        return "bars"
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A cell for each row and column, the darker the larger; what was not measured stays empty."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    x_title: str
+    y_title: str
+    unit: str
+
+    @property
+    def axis(self) -> str:
+        """Where names stand."""
+        return "lines"
+
+
+Plot = Lines | Bars | Heat
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One entry of a legend: a label, and the colour and shade by which it is drawn."""
+
+    label: str
+    colour: str
+    shade: int = 0
+    is_line: bool = False
+
+
+def legend(plot: Plot, title: str) -> tuple[Key, ...]:
+    """Which colour is what, but for what the title names."""
+    keys: list[Key] = []
+    if isinstance(plot, Lines):
+        keys = [Key(one.label, one.colour, one.shade, one.mark == "line") for one in plot.lines]
+    elif isinstance(plot, Bars):
+        parts = (part for _, bars in plot.groups for bar in bars for part in bar.parts)
+        keys = [Key(part.label, part.colour, part.shade) for part in parts]
+    return tuple(key for key in dict.fromkeys(keys) if key.label != title)
+
+
+def in_words(plot: Plot, title: str) -> str:
+    """What a chart shows, for who does not see it."""
+    if isinstance(plot, Heat):
+        cells = [(value, plot.rows[at], plot.columns[across])
+                 for at, row in enumerate(plot.values) for across, value in enumerate(row)
+                 if value is not None]  # fmt: skip
+        if not cells:
+            return f"{title}: nothing was measured."
+        least, row, column = min(cells)
+        place = f"{plot.y_title} {row} and {plot.x_title} {column}"
+        return f"{title}: the least is {least:.3f} {plot.unit} at {place}."
+    found: dict[str, list[float | None]] = {}
+    said = []
+    if isinstance(plot, Lines):
+        for line in plot.lines:
+            if line.mark == "crosses":
+                said += [f"{line.label} at {point.x:,g}" for point in line.points]
+            else:
+                found[line.label] = [point.y for point in line.points]
+    else:
+        for _, bars in plot.groups:
+            for bar in bars:
+                found.setdefault(bar.label, []).append(bar.total)
+    said += [f"{label} {_span(plot, values)}" for label, values in found.items()]
+    return f"{title}: {', '.join(said)}; the table has every figure."
+
+
+def _span(plot: Lines | Bars, values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return UNKNOWN
+    low, high = min(known), max(known)
+    if isinstance(plot, Lines) and plot.is_ratio:
+        return f"{100 * low:.1f} to {100 * high:.1f}{NO_BREAK}%"
+    return f"{low:,.1f} {'' if low == high else f'to {high:,.1f} '}{plot.unit}"
+
+
+def draw(plot: Plot, title: str) -> Markup:
+    """The chart."""
+    if isinstance(plot, Lines):
+        height, pieces = _lines(plot)
+    elif isinstance(plot, Bars):
+        height, pieces = _bars(plot)
+    else:
+        height, pieces = _heat(plot)
+    # All that comes from outside went through `_said`, or is a number.
+    return Markup(  # noqa: S704
+        f'<svg height="{height:.0f}" role="img" aria-label="{_said(in_words(plot, title))}">'
+        f"{''.join(pieces)}</svg>"
+    )
+
+
+# Axes
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A scale from `low` to `high`."""
+
+    low: float
+    high: float
+
+    def share(self, value: float) -> float:
+        """Where a value stands on it: 0 is its beginning, 1 its end."""
+        return (value - self.low) / (self.high - self.low)
+
+    def x(self, value: float) -> str:
+        """The same as a coordinate."""
+        return f"{100 * self.share(value):.2f}%"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tick:
+    value: float
+    text: str
+
+
+def _ticks(axis: _Axis, *, is_ratio: bool = False) -> list[_Tick]:
+    """Round numbers on an axis."""
+    rough = (axis.high - axis.low) / _MOST_TICKS
+    power = 10.0 ** floor(log10(rough))
+    step = next(power * many for many in (1, 2, 5, 10) if power * many >= rough * 0.999)
+    digits = max(0, -floor(log10(step) + 1e-9))
+    found = []
+    for at in range(ceil(axis.low / step - 1e-9), floor(axis.high / step + 1e-9) + 1):
+        value = at * step
+        text = f"{100 * value:.0f}{NO_BREAK}%" if is_ratio else f"{value:,.{digits}f}"
+        found.append(_Tick(value, text))
+    return found
+
+
+def _time_ticks(axis: _Axis) -> list[_Tick]:
+    """Round times of a clock in UTC; midnight is told by its day."""
+    rough = (axis.high - axis.low) / _MOST_TICKS
+    step = next((one for one in _TIMES_S if one >= rough), _TIMES_S[-1])
+    return [
+        _Tick(value, _moment(value, "%-d %b" if value % _DAY_S == 0 else "%H:%M"))
+        for value in range(ceil(axis.low / step) * step, floor(axis.high) + 1, step)
+    ]
+
+
+def _moment(at_s: float, form: str = "%-d %b %H:%M") -> str:
+    return datetime.fromtimestamp(at_s, UTC).strftime(form)
+
+
+def _not_beside(axis: _Axis, ticks: Iterable[_Tick], width_px: float) -> set[_Tick]:
+    """The ticks whose labels do not touch each other where a plot is that wide."""
+    kept, end_px = set(), float("-inf")
+    for tick in ticks:
+        middle, half = axis.share(tick.value) * width_px, len(tick.text) * _LETTER_PX / 2
+        if middle - half >= end_px:
+            kept.add(tick)
+            end_px = middle + half + _LETTER_PX
+    return kept
+
+
+def _x_axis(axis: _Axis, ticks: Sequence[_Tick], bottom: float, title: str) -> Iterator[str]:
+    narrow, wide = (_not_beside(axis, ticks, width) for width in (_NARROW_PX, _WIDE_PX))
+    for tick in ticks:
+        yield _rule("tick", (axis.x(tick.value), bottom), (axis.x(tick.value), bottom + 4))
+        if tick in wide:
+            css = "" if tick in narrow else "wide"
+            yield _text(axis.x(tick.value), bottom + 18, tick.text, css)
+    if title:
+        yield _text("50%", bottom + 38, title, "title")
+
+
+def _y_axis(axis: _Axis, ticks: Sequence[_Tick], y: _Upwards, title: str) -> Iterator[str]:
+    for tick in ticks:
+        css = "rule" if tick.value == axis.low else "grid"
+        yield _rule(css, ("0", y.at(tick.value)), ("100%", y.at(tick.value)))
+        yield _text("-8", y.at(tick.value) + 4, tick.text, "end")
+    if title:
+        yield _text("-8", 11, title, "title end")
+
+
+@dataclass(frozen=True, slots=True)
+class _Upwards:
+    """An axis that stands between two heights."""
+
+    axis: _Axis
+    top: float
+    bottom: float
+
+    def at(self, value: float) -> float:
+        """The height of a value."""
+        return self.bottom - self.axis.share(value) * (self.bottom - self.top)
+
+
+# Lines
+
+
+def _lines(plot: Lines) -> tuple[float, Iterator[str]]:
+    known = [p for line in plot.lines for p in line.points if p.y is not None]
+    if not known:
+        return 30, iter([_text("0", 20, "no figures", "start")])
+    return plot.height, _drawn_lines(plot, known)
+
+
+def _drawn_lines(plot: Lines, known: Sequence[Point]) -> Iterator[str]:
+    x = _across(plot, known)
+    most = max(value for p in known for value in (p.y, p.high) if value is not None)
+    y_axis = _Axis(0.0, 1.0 if plot.is_ratio else most * 1.06 if most > 0 else 1.0)
+    bottom = plot.height - (_BOTTOM if plot.x_title else _NO_TITLE) - 4
+    y = _Upwards(y_axis, _TOP, bottom)
+    yield from _y_axis(y_axis, _ticks(y_axis, is_ratio=plot.is_ratio), y, plot.unit)
+    yield from _x_axis(x, _across_ticks(plot, x), bottom, plot.x_title)
+    if plot.crossing is not None:
+        yield from _mark(plot.crossing, x, y)
+    for line in plot.lines:
+        yield f'<g class="c-{line.colour} shade-{line.shade % 3}">'
+        if line.mark == "line":
+            yield from _joined(line.points, x, y)
+        yield from _marks(plot, line, x, y)
+        yield "</g>"
+
+
+def _across(plot: Lines, known: Sequence[Point]) -> _Axis:
+    xs = [p.x for p in known]
+    low, high = plot.x_range or (min(xs) if plot.is_time else min(0.0, *xs), max(xs))
+    if low == high:
+        room = 60.0 if plot.is_time else 1.0
+        low, high = low - room, high + room
+    return _Axis(low, high)
+
+
+def _across_ticks(plot: Lines, axis: _Axis) -> list[_Tick]:
+    if plot.is_time:
+        return _time_ticks(axis)
+    if plot.x_ticks is not None:
+        return [_Tick(value, f"{value:,g}") for value in plot.x_ticks]
+    return _ticks(axis)
+
+
+def _joined(points: Sequence[Point], x: _Axis, y: _Upwards) -> Iterator[str]:
+    """What is known without a gap, joined: in a box of its own, which is stretched to the width."""
+    height = y.bottom - y.top
+    yield (
+        f'<svg y="{y.top}" height="{height}" viewBox="0 0 1000 {height}" preserveAspectRatio="none">'
+    )
+    for is_known, run in groupby(points, lambda point: point.y is not None):
+        shown = [f"{1000 * x.share(p.x):.1f},{y.at(p.y or 0.0) - y.top:.1f}" for p in run]
+        if is_known and len(shown) > 1:
+            yield f'<polyline points="{" ".join(shown)}"/>'
+    yield "</svg>"
+
+
+def _marks(plot: Lines, line: Line, x: _Axis, y: _Upwards) -> Iterator[str]:
+    """A dot for each figure with its words; of many only some, and those that nothing joins."""
+    step = -(-len(line.points) // _MOST_DOTS)
+    for at, point in enumerate(line.points):
+        around = (line.points[at - 1] if at else None, *line.points[at + 1 : at + 2])
+        is_alone = all(one is None or one.y is None for one in around)
+        if point.y is None or (at % step and not is_alone):
+            continue
+        place, height = x.x(point.x), y.at(point.y)
+        yield f"<g><title>{_said(_point_words(plot, line, point))}</title>"
+        if point.low is not None and point.high is not None:
+            yield from _whisker(place, y.at(point.low), y.at(point.high))
+        if line.mark == "crosses":
+            yield _text(place, height + 6, "✕", "cross")
+        else:
+            size = 1.8 if step > 1 or plot.is_time else 4
+            yield f'<circle cx="{place}" cy="{height:.1f}" r="{size}"/>'
+        yield f'<circle class="near" cx="{place}" cy="{height:.1f}" r="9"/></g>'
+
+
+def _point_words(plot: Lines, line: Line, point: Point) -> str:
+    where = _moment(point.x) if plot.is_time else f"{point.x:,g}"
+    if line.mark == "crosses":
+        return f"{where}: {line.label}"
+    value = point.y or 0.0
+    shown = f"{100 * value:.1f}{NO_BREAK}%" if plot.is_ratio else f"{value:,.1f} {plot.unit}"
+    spread = "" if point.low is None else f" ({point.low:,.1f} to {point.high:,.1f})"
+    return f"{line.label}, {where}: {shown}{spread}"
+
+
+def _whisker(place: str, low: float, high: float) -> Iterator[str]:
+    yield _rule("whisker", (place, low), (place, high))
+
+
+def _mark(crossing: Crossing, x: _Axis, y: _Upwards) -> Iterator[str]:
+    """A line where two lines cross, and a band for its interval."""
+    if crossing.low is not None and crossing.high is not None:
+        low, high = (min(x.high, max(x.low, one)) for one in (crossing.low, crossing.high))
+        width = 100 * (x.share(high) - x.share(low))
+        yield (
+            f'<rect class="band" x="{x.x(low)}" width="{width:.2f}%" y="{y.top}" '
+            f'height="{y.bottom - y.top}"/>'
+        )
+    place = x.x(crossing.x)
+    yield _rule("crossing", (place, y.top), (place, y.bottom))
+    yield _text(place, y.top - 6, f"{crossing.x:,.0f}", "name")
+
+
+# Bars
+
+
+def _bars(plot: Bars) -> tuple[float, Iterator[str]]:
+    sizes = [_size(bar) for _, bars in plot.groups for bar in bars]
+    highs = [bar.high for _, bars in plot.groups for bar in bars if bar.high is not None]
+    most = max([*sizes, *highs, 0.0]) or 1.0
+    # A figure stands behind the end of its bar.
+    axis = _Axis(0.0, most if plot.is_stacked else most * 1.12)
+    row_px = _BAR_PX + 4 + (_ROW_PX if plot.is_stacked else 0)
+    heights = [_ROW_PX + len(bars) * row_px + 10 for _, bars in plot.groups]
+    bottom = sum(heights)
+    return bottom + _BOTTOM, _drawn_bars(plot, axis, heights, row_px)
+
+
+def _drawn_bars(plot: Bars, axis: _Axis, heights: Sequence[int], row_px: int) -> Iterator[str]:
+    bottom = sum(heights)
+    ticks = _ticks(axis)
+    for tick in ticks:
+        css = "rule" if tick.value == 0 else "grid"
+        yield _rule(css, (axis.x(tick.value), 0), (axis.x(tick.value), bottom))
+    top = 0
+    for (name, bars), height in zip(plot.groups, heights, strict=True):
+        yield _text("0", top + 15, name, "name start")
+        for at, bar in enumerate(bars):
+            label = "" if bar.label == name else f"{_shortened(bar.label)}: "
+            yield from _bar(plot, bar, label, axis, top + _ROW_PX + at * row_px)
+        top += height
+    yield from _x_axis(axis, ticks, bottom, plot.unit)
+
+
+def _bar(plot: Bars, bar: Bar, label: str, axis: _Axis, top: float) -> Iterator[str]:
+    if plot.is_stacked:
+        yield _text("0", top + 13, label + total_words(plot, bar), "start")
+        top += _ROW_PX
+    begin = 0.0
+    for part in bar.parts:
+        size = part.value or 0.0
+        words = UNKNOWN if part.value is None else f"{size:,.{plot.digits}f} {plot.unit}"
+        spread = "" if bar.low is None else f" ({bar.low:,.1f} to {bar.high:,.1f})"
+        yield (
+            f'<g class="c-{part.colour} shade-{part.shade % 3}">'
+            f"<title>{_said(f'{part.label}: {words}{spread}')}</title>"
+            f'<rect class="bar" x="{axis.x(begin)}" y="{top:.0f}" width="{axis.x(size)}" '
+            f'height="{_BAR_PX}"/></g>'
+        )
+        text = f"{size:,.{plot.digits}f}"
+        room = axis.share(size)
+        if plot.is_stacked and room * _WIDE_PX > (len(text) + 1) * _LETTER_PX:
+            is_tight = room * _NARROW_PX <= (len(text) + 1) * _LETTER_PX
+            yield _text(axis.x(begin + size / 2), top + 12, text, "in wide" if is_tight else "in")
+        begin += size
+    end = begin if bar.high is None else max(begin, bar.high)
+    if bar.low is not None and bar.high is not None:
+        middle = top + _BAR_PX / 2
+        yield _rule("whisker", (axis.x(bar.low), middle), (axis.x(bar.high), middle))
+    if not plot.is_stacked:
+        yield _text(axis.x(end), top + 12, total_words(plot, bar), "after start", dx=6)
+
+
+def _size(bar: Bar) -> float:
+    return sum(part.value or 0.0 for part in bar.parts)
+
+
+def total_words(plot: Bars, bar: Bar) -> str:
+    """The whole, or what of it is missing."""
+    if bar.total is not None:
+        total = f"{bar.total:,.{plot.digits}f}"
+        return f"{total} {plot.unit}" if plot.is_stacked else total
+    lacking = [part.label.lower() for part in bar.parts if part.value is None]
+    return f"{joined(lacking)} {UNKNOWN}" if plot.is_stacked else UNKNOWN
+
+
+# Cells
+
+
+def _heat(plot: Heat) -> tuple[float, Iterator[str]]:
+    bottom = _TOP + len(plot.rows) * _CELL_PX
+    return bottom + _BOTTOM, _drawn_heat(plot, bottom)
+
+
+def _drawn_heat(plot: Heat, bottom: float) -> Iterator[str]:
+    known = [value for row in plot.values for value in row if value is not None]
+    low, most = (min(known), max(known)) if known else (0.0, 0.0)
+    axis = _Axis(0.0, float(max(1, len(plot.columns))))
+    for at, (name, row) in enumerate(zip(plot.rows, plot.values, strict=True)):
+        top = _TOP + at * _CELL_PX
+        yield _text("-8", top + 19, name, "end")
+        for column, value in enumerate(row):
+            if value is None:
+                continue
+            depth = (value - low) / (most - low) if most > low else 0.5
+            text = f"{value:.3f}"
+            words = (
+                f"{plot.y_title} {name}, {plot.x_title} {plot.columns[column]}: {text} {plot.unit}"
+            )
+            is_tight = axis.share(1) * _NARROW_PX < (len(text) + 1) * _LETTER_PX
+            yield (
+                f"<g><title>{_said(words)}</title>"
+                f'<rect class="cell" x="{axis.x(column)}" y="{top}" width="{axis.x(1)}" '
+                f'height="{_CELL_PX}" fill-opacity="{0.1 + 0.5 * depth:.2f}"/>'
+                f"{_text(axis.x(column + 0.5), top + 19, text, 'on wide' if is_tight else 'on')}</g>"
+            )
+    yield _text("-8", 11, plot.y_title, "title end")
+    ticks = [_Tick(at + 0.5, name) for at, name in enumerate(plot.columns)]
+    yield from _x_axis(axis, ticks, bottom, plot.x_title)
+
+
+# Pieces
+
+
+def _rule(css: str, begin: tuple[str, float], end: tuple[str, float]) -> str:
+    return (
+        f'<line class="{css}" x1="{begin[0]}" y1="{begin[1]:.1f}" x2="{end[0]}" y2="{end[1]:.1f}"/>'
+    )
+
+
+def _text(x: str, y: float, text: str, css: str = "", *, dx: int = 0) -> str:
+    moved = f' dx="{dx}"' if dx else ""
+    named = f' class="{css}"' if css else ""
+    return f'<text{named} x="{x}" y="{y:.1f}"{moved}>{_said(_shortened(text))}</text>'
+
+
+def _shortened(text: str) -> str:
+    """A name on a chart must leave room for the rest; tables have it whole."""
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _said(text: str) -> str:
+    return escape(text, quote=True)
+
+
+WHISKERS = " Whiskers: slowest and fastest request."
+
+
+def usable(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The samples that may enter a figure."""
+    return tuple(sample for sample in samples if sample.is_usable)
+
+
+def line_of(one: Series, points: Iterable[Point]) -> Line:
+    """The line of a configuration on a chart."""
+    return Line(one.label, one.colour, tuple(points), one.shade)
+
+
+def distinct(values: Iterable[str]) -> list[str]:
+    """Each value once, in the order of first appearance."""
+    return list(dict.fromkeys(values))
+
+
+def as_words(kind: str) -> str:
+    """The name of a kind of text as people write it."""
+    return kind.replace("_", " ")

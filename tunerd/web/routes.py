@@ -1,0 +1,410 @@
+"""The OpenAPI description of the local API, made of its paths and of what the commands behind them take."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tunerd import __version__
+from tunerd.app import Context
+from tunerd.errors import HostError, TunerdError, UsageError
+from tunerd.jobs import job_news, read_job
+from tunerd.machine.process import own_command, run
+from tunerd.operations import (
+    MAY,
+    MOST_NUMBER,
+    Asked,
+    Asking,
+    Lane,
+    command_of,
+    has_question,
+    schema_of,
+    takes,
+)
+from tunerd.result import ActionResult, error_json
+from tunerd.watch.history import Telemetry, history
+
+# GET. Parts of a path are arguments of the command, the query has the rest.
+READS: Mapping[str, str] = {
+    "/api/status": "status",
+    "/api/top": "top",
+    "/api/history": "history",
+    "/api/history/{number}": "history show",
+    "/api/history/{one}/diff/{other}": "history diff",
+    "/api/rollback": "rollback --list",
+    "/api/rollback/preview": "rollback --dry-run",
+    "/api/plan/{profile}": "plan",
+    "/api/verify": "verify",
+    "/api/doctor": "doctor",
+    "/api/profiles": "profiles list",
+    "/api/profiles/{profile}": "profiles show",
+    "/api/engines": "engines",
+    "/api/detect": "detect",
+    "/api/results": "results list",
+    "/api/results/{run}": "results show",
+    "/api/stale": "results stale",
+    "/api/export": "results export",
+    "/api/report": "report",
+    "/api/sweeps": "sweep list",
+    "/api/sweeps/{sweep}": "sweep show",
+    "/api/sweep": "sweep status",
+    "/api/verdict": "verdict",
+    "/api/verdict/{sweep}": "verdict",
+    "/api/workloads": "workload list",
+    "/api/workloads/{workload}": "workload show",
+    "/api/schedule": "schedule show",
+    "/api/guards": "guard show",
+    "/api/guards/check": "guard check",
+    "/api/probations": "probation show",
+    "/api/jobs": "jobs",
+}
+# POST: each begins a job.
+BEGINS: Mapping[str, str] = {
+    f"/api/{kind.replace(' --', '/').replace(' ', '/')}": kind
+    for kind, lane in MAY.items()
+    if lane.is_job and kind not in READS.values()
+}
+RUN = "/api/run"
+_NUMBER = {"type": "integer", "minimum": 0, "maximum": MOST_NUMBER}
+_BRIEF = "of all but the newest only time, speed, acceptance and VRAM"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Something that no command says; without a path it is for the web part itself."""
+
+    summary: str
+    takes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    path: str | None = None
+
+
+LOOKS: Mapping[str, Look] = {
+    "facts": Look("What the page shows everywhere, and where it listens"),
+    "metrics": Look("The newest reading for Prometheus"),
+    "news": Look("What a job told since", {"number": _NUMBER, "offset": _NUMBER}),
+    "job": Look("One job", {"number": _NUMBER}, "/api/jobs/{number}"),
+    "readings": Look(
+        "What was watched in the last hour",
+        {"brief": {"type": "boolean", "description": _BRIEF}},
+        "/api/readings",
+    ),
+    "telemetry": Look(
+        "What was watched, by day and week",
+        {"hours": {"type": "number", "minimum": 0.1, "maximum": 9600.0,
+                   "description": "the last so many hours"}},
+        "/api/telemetry",
+    ),
+}  # fmt: skip
+LOOK_PATHS: Mapping[str, str] = {one.path: name for name, one in LOOKS.items() if one.path}
+
+
+def is_slow(kind: str) -> bool:
+    """Whether it takes a process of its own."""
+    return MAY[kind] is not Lane.HERE
+
+
+_PARTS = re.compile(r"{(\w+)}")
+_READ_ERRORS = {404: "there is none", 409: "not possible as things are", 422: "a file is wrong",
+                503: "the machine lacks something"}  # fmt: skip
+_GATE_ERRORS = {400: "a parameter or the body is wrong", 403: "not allowed",
+                421: "another host name"}  # fmt: skip
+_JOB_ERRORS = {404: "there is none", 409: "another job runs", 413: "the body is too large",
+               415: "the body is no JSON", 422: "a file is wrong", 503: "the job cannot be started"}  # fmt: skip
+_ASK = "only as far as the question that a person is asked: nothing is stopped or changed"
+_HEADER = {
+    "name": "X-Tunerd",
+    "in": "header",
+    "required": True,
+    "description": "proves that no foreign page sent the request",
+    "schema": {"const": "1"},
+}
+Schema = dict[str, Any]
+
+
+def describe_api() -> Schema:
+    """The whole description."""
+    paths: dict[str, Schema] = {}
+    for path, kind in READS.items():
+        schemas = {name: schema_of(one) for name, one in takes(kind).items()}
+        needed = {name for name, one in takes(kind).items() if one.required}
+        answer = "Jobs" if kind == "jobs" else "Envelope"
+        paths[path] = {"get": _reading(path, _summary(kind), schemas, needed, answer)}
+    for path, name in LOOK_PATHS.items():
+        look = LOOKS[name]
+        answer = "Job" if name == "job" else "Envelope"
+        paths[path] = {"get": _reading(path, look.summary, look.takes, set(), answer)}
+    for path, kind in BEGINS.items():
+        paths.setdefault(path, {})["post"] = _beginning(path, kind)
+    paths[RUN] = {"post": _running()}
+    paths["/api/jobs/{number}/events"] = {"get": _events()}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "tunerd's local API",
+            "version": __version__,
+            "description": "The JSON of the reading commands, and jobs for what changes something. "
+            "On a Unix socket for root and members of group tunerd.",
+        },
+        "paths": paths,
+        "components": {"schemas": _schemas()},
+    }
+
+
+def _summary(kind: str) -> str:
+    return command_of(kind).get_short_help_str(100)
+
+
+def _reading(
+    path: str, summary: str, schemas: Mapping[str, Any], needed: set[str], answer: str
+) -> Schema:
+    parts = _PARTS.findall(path)
+    return {
+        "operationId": _name(path, "get"),
+        "summary": summary,
+        "parameters": [
+            {
+                "name": name,
+                "in": "path" if name in parts else "query",
+                "required": name in parts or name in needed,
+                "description": schema.get("description", ""),
+                "schema": {key: value for key, value in schema.items() if key != "description"},
+            }
+            for name, schema in schemas.items()
+        ],
+        "responses": {
+            "200": _answer("what the command prints with --json", answer),
+            **_errors(_GATE_ERRORS | _READ_ERRORS),
+        },
+    }
+
+
+def _beginning(path: str, kind: str) -> Schema:
+    known = takes(kind)
+    body: Schema = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {name: schema_of(one) for name, one in known.items()},
+        "required": [name for name, one in known.items() if one.required],
+    }
+    if MAY[kind].is_job and has_question(kind):
+        body["properties"]["ask"] = {"type": "boolean", "description": _ASK}
+    return _posting(_name(path, "post"), _summary(kind), body, {})
+
+
+def _running() -> Schema:
+    words = {"type": "array", "items": {"type": "string"}, "description": "as they are typed"}
+    body = {"type": "object", "additionalProperties": False, "properties": {"argv": words},
+            "required": ["argv"]}  # fmt: skip
+    read = {"200": _answer("what a command that only reads prints with --json", "Envelope")}
+    return _posting("post_run", "Any of these commands by its words", body, read)
+
+
+def _posting(name: str, summary: str, body: Schema, more: Schema) -> Schema:
+    return {
+        "operationId": name,
+        "summary": summary,
+        "parameters": [_HEADER],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {
+            "202": _answer("the job that was begun", "Job"),
+            **more,
+            **_errors(_GATE_ERRORS | _JOB_ERRORS),
+        },
+    }
+
+
+def _events() -> Schema:
+    path = "/api/jobs/{number}/events"
+    described = _reading(path, "What a job does, until it ends", LOOKS["job"].takes, set(), "Job")
+    stream = {
+        "description": "events `begun`, `progress` and `end`",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+    errors = _errors(_GATE_ERRORS | {404: "there is none"})
+    return {**described, "operationId": "get_job_events", "responses": {"200": stream, **errors}}
+
+
+def _name(path: str, method: str) -> str:
+    words = [part for part in re.split(r"[/{}]+", path) if part and part != "api"]
+    return "_".join((method, *words))
+
+
+def _answer(text: str, schema: str) -> Schema:
+    content = {"application/json": {"schema": _reference(schema)}}
+    return {"description": text, "content": content}
+
+
+def _errors(texts: Mapping[int, str]) -> Schema:
+    return {str(status): _answer(text, "Error") for status, text in texts.items()}
+
+
+def _reference(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _object(**properties: Any) -> Schema:
+    """An object with these keys, each of them there; others may be beside them."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _schemas() -> Mapping[str, Schema]:
+    text, maybe = {"type": "string"}, {"type": ["string", "null"]}
+    message = _object(level=text, code=text, text=text, hint=maybe)
+    envelope = {
+        "schema": {"type": "integer"},
+        "command": text,
+        "ok": {"type": "boolean"},
+        "messages": {"type": "array", "items": message},
+    }
+    anything = {"type": ["object", "null"]}
+    job = _object(
+        job={"type": "integer"}, kind=text, argv={"type": "array", "items": text}, asked_by=text,
+        asked_s={"type": "number"}, state=text, progress=anything,
+        exit_code={"type": ["integer", "null"]}, result=anything,
+    )  # fmt: skip
+    error = _object(code=text, message=text, cause=maybe, state=maybe, hint=maybe)
+    return {
+        "Envelope": _object(**envelope),
+        "Error": _object(**envelope, error=error),
+        "Job": _object(**envelope, job=job),
+        "Jobs": _object(**envelope, jobs={"type": "array", "items": job}),
+    }
+
+
+_LIMIT_S = 180.0
+_POLL_S = 0.1
+_MAX_BYTES = 32 * 1024 * 1024
+_STEPS_S = (60, 600, 3600, 21600)
+_MOST_POINTS = 300
+_HOURS = 24.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An envelope, the exit code that the command would have had, and an HTTP status where it tells more."""
+
+    envelope: Mapping[str, Any]
+    exit_code: int = 0
+    status: int | None = None
+
+    @property
+    def is_error(self) -> bool:
+        """Whether there is no payload."""
+        return "error" in self.envelope
+
+    def to_line(self) -> bytes:
+        """As it goes from the daemon to the web part."""
+        return json.dumps([self.envelope, self.exit_code, self.status]).encode()
+
+
+def answer_of(line: bytes) -> Answer:
+    """The answer that `to_line` wrote."""
+    return Answer(*json.loads(line))
+
+
+def bad_request(message: str, cause: str | None = None) -> Answer:
+    """400 with the places that are wrong."""
+    error = UsageError(message, cause=cause, state="nothing was touched", hint="/api/openapi.json")
+    return Answer(error_json(error, "api"), 2, 400)
+
+
+def refused(status: int, message: str, hint: str | None = None) -> Answer:
+    """A refusal as an envelope."""
+    error = UsageError(message, state="nothing was touched", hint=hint)
+    return Answer(error_json(error, "api", code="refused"), 2, status)
+
+
+class Reads:
+    """Asks for one thing after another; it blocks, so whoever has an event loop asks in a thread."""
+
+    def __init__(self, ctx: Context, telemetry: Telemetry) -> None:
+        self._ctx = ctx
+        self._telemetry = telemetry
+
+    def here(self, words: Asked) -> Answer:
+        """In this process."""
+        readings = self._telemetry.readings() if words.kind == "top" else ()
+        return self._said(lambda ctx: words.act(Asking(ctx, readings=readings)), words.kind)
+
+    def apart(self, argv: Sequence[str]) -> Answer:
+        """In a process of its own."""
+        words = own_command(self._ctx.mode, "look", "--", *argv)
+        try:
+            done = run(
+                words, timeout_s=_LIMIT_S, env=self._ctx.environment, max_output_bytes=_MAX_BYTES
+            )
+            envelope = json.loads(done.stdout)
+        except TunerdError as error:
+            return Answer(error_json(error, argv[0]), 1)
+        except ValueError:
+            lost = HostError(f"`tunerd {argv[0]}` gave no answer", cause=done.stderr[-500:] or None)
+            return Answer(error_json(lost, argv[0]), 1)
+        return Answer(envelope, done.returncode if done.returncode is not None else 1)
+
+    def of_job(self, number: int, kind: str) -> Answer:
+        """What a job that only looks comes to; waits for it."""
+        clock = self._ctx.clock
+        end_s = clock.monotonic_s() + _LIMIT_S
+        try:
+            while not (job := read_job(self._ctx, number)).state.is_over:
+                if clock.monotonic_s() > end_s:
+                    raise HostError(f"job {number} takes too long", hint=f"/api/jobs/{number}")
+                clock.sleep(_POLL_S)
+        except TunerdError as error:
+            return Answer(error_json(error, kind), error.exit_code)
+        if job.end is None:
+            lost = HostError(f"job {number} ended without an answer", hint="journalctl says why")
+            return Answer(error_json(lost, kind), 1)
+        return Answer(job.end["result"], int(job.end["exit_code"]))
+
+    def look(self, name: str, given: Mapping[str, Any]) -> Answer:
+        """What no command says, with checked values."""
+        looks: Mapping[str, Callable[[Context], ActionResult]] = {
+            "facts": self._facts,
+            "metrics": lambda _ctx: self._metrics(),
+            "news": lambda ctx: self._news(ctx, given),
+            "job": lambda ctx: ActionResult(
+                "job", {"job": read_job(ctx, given["number"]).to_json()}
+            ),
+            "readings": lambda _ctx: self._readings(is_brief=given.get("brief", False)),
+            "telemetry": lambda ctx: _history(ctx, given.get("hours", _HOURS)),
+        }
+        return self._said(looks[name], name)
+
+    def _said(self, read: Callable[[Context], ActionResult], command: str) -> Answer:
+        try:
+            result = read(self._ctx)
+        except TunerdError as error:
+            return Answer(error_json(error, command), error.exit_code)
+        return Answer(result.to_json(), result.exit_code)
+
+    def _facts(self, ctx: Context) -> ActionResult:
+        page = ctx.settings.page
+        facts = {"unit": ctx.unit, "every_s": ctx.settings.daemon.every_s, "listen": page.listen,
+                 "hosts": list(page.hosts)}  # fmt: skip
+        return ActionResult("facts", facts)
+
+    def _metrics(self) -> ActionResult:
+        from tunerd.web.metrics import exposition
+
+        return ActionResult("metrics", {"text": exposition(self._telemetry.latest()).decode()})
+
+    def _news(self, ctx: Context, given: Mapping[str, Any]) -> ActionResult:
+        return ActionResult("events", asdict(job_news(ctx, given["number"], given["offset"])))
+
+    def _readings(self, *, is_brief: bool) -> ActionResult:
+        found = self._telemetry.readings()
+        rows = [one.to_brief_json() if is_brief else one.to_json() for one in found]
+        latest = found[-1].to_json() if found else None
+        return ActionResult("readings", {"watched": True, "latest": latest, "readings": rows})
+
+
+def _history(ctx: Context, hours: float) -> ActionResult:
+    now_s = ctx.clock.now_s()
+    # Some hundred points, whatever the stretch; rows of a minute and of ten are kept.
+    fitting = (step for step in _STEPS_S if hours * 3600 / step <= _MOST_POINTS)
+    found = history(ctx, now_s - hours * 3600, now_s, step_s=next(fitting, _STEPS_S[-1]))
+    return ActionResult("telemetry", asdict(found))
