@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FUSE = "tests/unit/test_swap_fuse.py"
+FUSE = "tests/unit/production/test_swap_fuse.py"
 POINTS = "tests/e2e/test_crash_points.py"
 _PROBLEM = re.compile(r"^E\s+(?:AssertionError: )?(\d+ \(|killed |cut |edited |Ctrl-C |\d+ )")
 

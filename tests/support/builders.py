@@ -13,7 +13,7 @@ from tunerd.words import Problem
 
 ROOT = Path(__file__).parents[2]
 PROFILES = ROOT / "profiles"
-HELP = ROOT / "tests" / "unit" / "data" / "help"
+HELP = ROOT / "tests" / "data" / "help"
 
 # Dialect of `engines.md` to the text that its `--help` prints.
 HELP_OF = {

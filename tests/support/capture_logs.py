@@ -1,7 +1,7 @@
 """Captures how real engines fail: `python -m tests.support.capture_logs`, by hand.
 
 Runs every program in TUNERD_TEST_ENGINES and the embedded server into each failure that a machine
-without a GPU can show, and writes what they said to tests/unit/data/logs/ENGINE/CASE.txt: a first line
+without a GPU can show, and writes what they said to tests/data/logs/ENGINE/CASE.txt: a first line
 with the way it ended, then its lines without those that say nothing about the failure.
 """
 
@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.folders import DATA
 from tests.support.real_server import free_port
 from tunerd.engine.health import classify
 from tunerd.engine.help import Capabilities, SpecStyle, parse_help, read_capabilities
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.words import Family
 
-LOGS = Path(__file__).parents[1] / "unit" / "data" / "logs"
+LOGS = DATA / "logs"
 _LIMIT_S = 25.0
 _SAYS_NOTHING = re.compile(
     r"^(?:\S+ I )?(?:llama_model_loader: - |print_info:|load: |llm_load_print_meta|load_tensors: layer"

@@ -1,6 +1,6 @@
 """How often a fuzzer tries: a sample that is the same each time, or as often as is asked for, at random.
 
-`TUNERD_TEST_EXAMPLES=20000 pytest tests/integration/test_fuzz.py` tries so many of each.
+`TUNERD_TEST_EXAMPLES=20000 pytest tests/integration/engine/test_fuzz.py` tries so many of each.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tests.support.builders import HELP_OF
+from tests.support.folders import DATA
 
-FOLDER = Path(__file__).parents[1] / "unit/golden/cmdline"
+FOLDER = DATA / "golden/cmdline"
 NO_MODEL = "/nonexistent/none.gguf"
 
 _NO_MTP = dict.fromkeys(

@@ -1,6 +1,6 @@
 """A box that replays what others published of theirs, with the noise that starts and requests have.
 
-A surface is a table of cells, one for each arm that its author measured; `tests/unit/data/surfaces` has them
+A surface is a table of cells, one for each arm that its author measured; `tests/data/surfaces` has them
 with their sources. Where an arm is not in the table, the box does not start it.
 """
 
@@ -12,16 +12,16 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.simulator.box import Noise
+from tests.support.folders import DATA
 from tunerd.profile.arm import Arm, Boot, Family, Refused, Request, ServerDied, Space
 from tunerd.profile.workload import RequestClass, Workload
 
-_FOLDER = Path(__file__).parents[1] / "unit/data/surfaces"
+_FOLDER = DATA / "surfaces"
 _CONTEXT_TOKENS = 49152
 _LOAD_S = (26.0, 38.0)
 _REFUSED_S = 1.5

@@ -11,7 +11,7 @@ from typing import Any
 
 _TESTS = Path(__file__).parents[1]
 _PROGRAM = Path(__file__).with_name("fake_llama_server.py")
-_HELP = _TESTS / "unit/data/help"
+_HELP = _TESTS / "data/help"
 _HELP_OF_DIALECT = {
     "main-old": "mainline-2026-04-26.txt",
     "main-pr": "synthetic-main-pr.txt",

@@ -1,0 +1,260 @@
+"""Whatever engines answer, write into their logs, and whatever NVML says: an answer or a plain no, no crash."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import nvml_stub
+from tests.support.fake_gpu import rtx_4070_super
+from tests.support.folders import DATA
+from tests.support.fuzz import ODD_NUMBERS, often, torn
+from tests.support.needs import missing
+from tests.support.nvml_world import StubWorld, loading
+from tests.support.readings import a_reading, an_engine
+from tunerd.doctor.facts import read_server_log
+from tunerd.engine.health import HttpState, classify
+from tunerd.engine.log import read_requests
+from tunerd.engine.server import Address, LlamaServer
+from tunerd.machine.clock import SystemClock
+from tunerd.measure.answer import Counters, read_counters
+from tunerd.measure.learned import learn
+from tunerd.model.report import parse_report
+from tunerd.watch.figures import Reading, gpu_now, served_between, summarise
+from tunerd.watch.history import TelemetryStore
+from tunerd.web.metrics import exposition
+
+pytestmark = pytest.mark.xdist_group("fuzz")
+LOGS = tuple(
+    line
+    for path in sorted([*DATA.glob("logs/*/*.txt"), *DATA.glob("memory/*.txt"), *DATA.glob("requests/*.log")])
+    for line in path.read_text(errors="replace").splitlines()
+)  # fmt: skip
+KEYS = st.sampled_from(
+    ["status", "data", "id", "content", "timings", "predicted_n", "draft_n", "is_processing", "state",
+     "speculative", "error", "message", "tokens_predicted", "choices", "delta", "usage", "stop"]
+) | st.text(max_size=6)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=12,
+)
+METRICS = st.lists(
+    st.builds(
+        "{}{} {}".format,
+        st.sampled_from(["llamacpp:", "", "# HELP llamacpp:"]),
+        st.sampled_from(
+            ["prompt_tokens_total", "tokens_predicted_total", "requests_processing",
+             "prompt_seconds_total", "tokens_predicted_seconds_total", "n_decode_total",
+             'spec_decode_num_accepted_tokens_per_pos_total{position="0"}',
+             'spec_decode_num_accepted_tokens_per_pos_total{position="999"}',
+             "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"]
+        ),
+        st.sampled_from(ODD_NUMBERS) | st.integers().map(str) | st.floats().map(str),
+    )
+    | st.text(max_size=40),
+    max_size=12,
+).map("\n".join)  # fmt: skip
+
+
+@dataclass
+class Liar:
+    """A server on a port that says what a test wants it to say."""
+
+    port: int = 0
+    status: int = 200
+    kind: str = "application/json"
+    body: bytes = b""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@pytest.fixture(scope="module")
+def liar() -> Iterator[Liar]:
+    told = Liar()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(told.status)
+            self.send_header("Content-Type", told.kind)
+            self.send_header("Content-Length", str(len(told.body)))
+            self.end_headers()
+            self.wfile.write(told.body)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.do_GET()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    told.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield told
+    server.shutdown()
+    server.server_close()
+
+
+STATUS = st.sampled_from([200, 200, 200, 400, 404, 500, 501, 503])
+BODIES = JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=200)
+
+
+@often(60)
+@given(status=STATUS, body=BODIES)
+def test_any_reply_of_a_server_is_an_answer_or_none(liar: Liar, status: int, body: bytes) -> None:
+    liar.status, liar.kind, liar.body = status, "application/json", body
+    server = LlamaServer(Address("127.0.0.1", liar.port), SystemClock())
+
+    assert server.health() in HttpState
+    alias = server.alias()
+    assert alias is None or isinstance(alias, str)
+    slots = server.slots()
+    assert slots is None or 0 <= slots.busy <= slots.total
+    done = server.complete("x", n_predict=1, timeout_s=30.0)
+    assert done.problem is not None or isinstance(done.text, str)
+    assert done.n_predicted is None or isinstance(done.n_predicted, int)
+
+
+EVENTS = st.lists(
+    st.sampled_from(
+        [b"data: ", b"data:", b"\n", b"\n\n", b"data: [DONE]\n\n", b": x\n", b"error: "]
+    )
+    | JSON.map(lambda value: b"data: " + json.dumps(value).encode() + b"\n\n")
+    | st.binary(max_size=30),
+    max_size=12,
+).map(b"".join)
+
+
+@often(40)
+@given(
+    status=STATUS, kind=st.sampled_from(["text/event-stream", "application/json", ""]), body=EVENTS
+)
+def test_any_stream_of_a_server_ends_in_events_or_a_problem(
+    liar: Liar, status: int, kind: str, body: bytes
+) -> None:
+    liar.status, liar.kind, liar.body = status, kind, body
+    server = LlamaServer(Address("127.0.0.1", liar.port), SystemClock())
+
+    said = server.stream("/completion", {"prompt": "x"}, timeout_s=30.0)
+
+    assert said.problem is not None or said.events or status == 200
+    assert all(isinstance(event, dict) for _, event in said.events)
+
+
+@often(200)
+@given(before=METRICS, after=METRICS, seconds=st.floats(0.001, 1e6))
+def test_any_counters_give_numbers_that_can_be_shown(
+    before: str, after: str, seconds: float
+) -> None:
+    one, other = read_counters(before), read_counters(after)
+    assert _is_sound(one)
+    assert _is_sound(other)
+    served, _ = served_between(one, other, seconds)
+    reading = a_reading(counters=other, served=served)
+    json.dumps(reading.to_json(), allow_nan=False)
+    exposition(reading)
+
+
+def _is_sound(counters: Counters) -> bool:
+    values = (counters.n_prompt, counters.n_predicted, counters.prompt_s, counters.predicted_s)
+    return all(value is None or (math.isfinite(value) and value >= 0) for value in values)
+
+
+@often(200)
+@given(lines=st.lists(torn(LOGS), max_size=60))
+def test_any_log_is_read_to_its_end(lines: Sequence[str]) -> None:
+    failure = classify(lines, exit_kind="exited", exit_status=1)
+    assert failure.words
+    report = parse_report(lines)
+    assert all(buffer.mib >= 0 for buffer in report.buffers)
+    found = read_requests(lines)
+    for one in found.requests:
+        assert min(one.prompt_n, one.predicted_n, one.prompt_ms, one.predicted_ms) >= 0
+    learned = learn(found.requests, name="x", description="", source="")
+    if learned is not None:
+        json.dumps(learned.to_json(), allow_nan=False)
+    read_server_log(lines)
+
+
+NUMBER = st.sampled_from(
+    [*ODD_NUMBERS[:5], "-", "4294967295", "18446744073709551615"]
+) | st.integers(0, 2**64 - 1).map(str)
+NVML_LINES = st.lists(
+    st.builds("memory {} {} {}".format, NUMBER, NUMBER, NUMBER)
+    | st.builds("now {} {} {} {} {}".format, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
+    | st.builds("power {} {} {} {}".format, NUMBER, NUMBER, NUMBER, NUMBER)
+    | st.builds("pcie {} {} {} {}".format, NUMBER, NUMBER, NUMBER, NUMBER)
+    | st.builds("process {} {} {} {}".format, st.sampled_from(["compute", "graphics"]), NUMBER, NUMBER, NUMBER)
+    | st.builds("{} {}".format, st.sampled_from(["bar1", "pstate", "throttle", "display", "mig"]), NUMBER)
+    | st.builds("name {}".format, st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=30))
+    | st.just("used_includes_reserved"),
+    max_size=12,
+)  # fmt: skip
+FAILURES = st.lists(
+    st.builds(
+        "{} {}".format,
+        st.sampled_from(["*", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetName", "nvmlDeviceGetUUID",
+                         "nvmlDeviceGetCount_v2", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperatureV"]),
+        st.sampled_from([1, 3, 4, 7, 13, 15, 16, 17, 18, 999, 12345]),
+    ),
+    max_size=2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubWorld]:
+    if nvml_stub.compiler() is None:
+        missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
+    library = nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+    with loading() as load:
+        yield StubWorld(tmp_path_factory.mktemp("world"), library, load)
+
+
+@often(60)
+@given(lines=NVML_LINES, failures=FAILURES)
+def test_any_reading_of_a_card_is_shown_kept_and_counted(
+    card: StubWorld, lines: list[str], failures: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    card.nvml.show(rtx_4070_super(), extra=lines)
+    card.nvml.failures = failures
+    card.nvml.write()
+
+    found = card.reader.read()
+
+    assert (found.gpus is None) == (found.problem is not None)
+    for gpu in found.gpus or ():
+        sizes = [gpu.total_mib, gpu.used_mib, gpu.free_mib, gpu.reserved_mib]
+        assert all(size is None or size >= 0 for size in sizes), gpu
+        if gpu.total_mib is not None and gpu.used_mib is not None:
+            assert gpu.used_mib <= gpu.total_mib + 1, gpu  # one is rounded up, the other down
+    reading = _of_cards([gpu_now(gpu, [4242]) for gpu in found.gpus or ()])
+    json.dumps(reading.to_json(), allow_nan=False)
+    json.dumps(reading.to_brief_json(), allow_nan=False)
+    exposition(reading)
+    point, gpus = summarise([reading], begin_s=0, seconds=60)
+    path = tmp_path_factory.getbasetemp() / "fuzz-telemetry.db"
+    store = TelemetryStore(path, writable=True)
+    try:
+        store.add(point, gpus)
+        assert store.gpus(0, 120) or not gpus
+    finally:
+        store.close()
+        path.unlink()
+
+
+def _of_cards(gpus: Sequence[Any]) -> Reading:
+    usual = a_reading()
+    return Reading(
+        at_s=30.0, gpus=tuple(gpus), gpu_problem=None, driver_version=usual.driver_version,
+        host=usual.host, engine=an_engine(), measuring=None,
+    )  # fmt: skip

@@ -1,0 +1,514 @@
+"""Durable files and the lock: whole or untouched, whatever happens on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.folders import ROOT
+from tests.support.programs import ProgramFailed, program
+from tunerd.errors import Busy, HostError
+from tunerd.machine.files import MAX_READ_BYTES, Files, Look, is_full, is_locked, lock, make_private
+
+IS_ROOT = os.geteuid() == 0
+only_root = pytest.mark.skipif(not IS_ROOT, reason="not root; run `sudo ./tests/run`")
+
+
+class FuseBlown(Exception):
+    """The test's own end of the world."""
+
+
+def fused(at: int) -> tuple[Files, list[str]]:
+    """Files that raise before step number `at`, and the steps that were announced."""
+    steps: list[str] = []
+
+    def before(step: str) -> None:
+        steps.append(step)
+        if len(steps) == at:
+            raise FuseBlown(step)
+
+    return Files(before), steps
+
+
+def steps_of(act: Callable[[Files], None]) -> list[str]:
+    steps: list[str] = []
+    act(Files(steps.append))
+    return steps
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# Writing.
+
+
+def test_a_file_is_written_with_its_mode_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        Files().write(tmp_path / "a", b"x")
+        Files().write(tmp_path / "b", b"x", mode=0o600)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o600
+    assert names(tmp_path) == ["a", "b"]
+
+
+@only_root
+def test_a_copy_keeps_mode_owner_and_content(tmp_path: Path) -> None:
+    source, target = tmp_path / "u.service", tmp_path / "u.service.pre-x"
+    source.write_bytes(b"[Unit]\n\xff\x00")
+    source.chmod(0o640)
+    os.chown(source, 1234, 5678)
+    Files().copy(source, target)
+    status = target.stat()
+    assert target.read_bytes() == b"[Unit]\n\xff\x00"
+    assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o640, 1234, 5678)
+    assert source.stat().st_ino != status.st_ino  # a link would follow an edit by hand
+
+
+@only_root
+def test_a_replaced_file_takes_over_what_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    Files().write(path, b"x", like=Look(0o604, 12, 34))
+    assert Files().look(path) == Look(0o604, 12, 34)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody")
+def test_a_file_is_written_though_its_owner_may_not_be_restored(tmp_path: Path) -> None:
+    path = tmp_path / "x.service"
+    path.write_text("before")
+    os.chown(path, 0, 4321)
+    path.chmod(0o640)
+    script = (
+        "import sys; from pathlib import Path; from tunerd.machine.files import Files; "
+        "p = Path(sys.argv[1]); Files().write(p, b'after', like=Files().look(p))"
+    )
+    confined = ["setpriv", "--inh-caps=-chown", "--bounding-set=-chown", "--no-new-privs"]
+    subprocess.run([*confined, sys.executable, "-c", script, str(path)], check=True)
+
+    assert path.read_text() == "after"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert path.stat().st_gid == 0
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_write_that_is_cut_short_leaves_old_or_new_and_nothing_else(
+    at: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    files, steps = fused(at)
+    with pytest.raises(FuseBlown):
+        files.write(path, b"new")
+    assert len(steps) == at
+    assert path.read_bytes() == (b"old" if at < 4 else b"new")
+    assert names(tmp_path) == ["a"]
+
+
+def test_those_are_all_the_steps_of_a_write(tmp_path: Path) -> None:
+    steps = steps_of(lambda files: files.write(tmp_path / "a", b"x"))
+    assert steps == [
+        "create temporary for a",
+        "sync temporary for a",
+        "rename to a",
+        "sync folder of a",
+    ]
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_process_that_dies_in_a_write_leaves_old_or_new(at: int, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom tunerd.machine.files import Files\n"
+        "steps = []\n"
+        "def before(step):\n    steps.append(step)\n"
+        f"    if len(steps) == {at}: os.kill(os.getpid(), 9)\n"
+        "Files(before).write(Path(sys.argv[1]), b'new')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_bytes() == (b"old" if at < 4 else b"new")
+    left = [name for name in names(tmp_path) if name != "a"]
+    assert len(left) == (1 if at in {2, 3} else 0)
+    assert all(name.startswith(".a.") and name.endswith(".tmp") for name in left)
+    Files().remove_temporaries(tmp_path, "a")
+    assert names(tmp_path) == ["a"]
+
+
+def test_only_leftovers_of_that_file_are_removed(tmp_path: Path) -> None:
+    for name in (".a.xyz.tmp", ".b.xyz.tmp", ".a.xyz", "a.tmp", ".hidden"):
+        (tmp_path / name).touch()
+    (tmp_path / ".a.folder.tmp").mkdir()
+    Files().remove_temporaries(tmp_path, "a")
+    assert names(tmp_path) == [".a.folder.tmp", ".a.xyz", ".b.xyz.tmp", ".hidden", "a.tmp"]
+    Files().remove_temporaries(tmp_path / "missing")
+
+
+def test_a_last_check_may_stop_a_write_and_a_removal(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def check() -> None:
+        assert path.read_bytes() == b"old"
+        raise FuseBlown
+
+    with pytest.raises(FuseBlown):
+        Files().write(path, b"new", check=check)
+    with pytest.raises(FuseBlown):
+        Files().remove(path, check=check)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_removal_is_complete_or_not_begun(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for at, stands in ((1, True), (2, False)):
+        path.write_bytes(b"x")
+        with pytest.raises(FuseBlown):
+            fused(at)[0].remove(path)
+        assert path.exists() is stands
+    Files().remove(path)
+
+
+def test_folders_are_made_with_their_parents(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "c"
+    before = os.umask(0o077)
+    try:
+        Files().make_folder(path, mode=0o711)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o711
+    Files().make_folder(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o711
+    assert len(steps_of(lambda files: files.make_folder(path / "d" / "e"))) == 2
+
+
+def test_a_rename_replaces_and_needs_no_space(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("new")
+    (tmp_path / "b").write_text("old")
+    Files().rename(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "new"
+    with pytest.raises(HostError, match="cannot rename"):
+        Files().rename(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda files, folder: files.write(folder / "missing" / "a", b"x"),
+        lambda files, folder: files.write(folder / "folder", b"x"),
+        lambda files, folder: files.write(folder / "file" / "a", b"x"),
+        lambda files, folder: files.write(folder / ("n" * 300), b"x"),
+        lambda files, folder: files.remove(folder / "folder"),
+        lambda files, folder: files.make_folder(folder / "file" / "a"),
+        lambda files, folder: files.copy(folder / "missing", folder / "a"),
+        lambda files, folder: files.copy(folder / "folder", folder / "a"),
+    ],
+)
+def test_what_cannot_be_done_is_an_error_of_ours_and_leaves_nothing(
+    act: Callable[[Files, Path], None], tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError):
+        act(Files(), tmp_path)
+    assert names(tmp_path) == ["file", "folder"]
+
+
+# Reading.
+
+
+def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
+    files = Files()
+    assert files.read(tmp_path / "missing") is None
+    assert files.look(tmp_path / "missing") is None
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(MAX_READ_BYTES + 1)
+    n_open = len(list(Path("/proc/self/fd").iterdir()))
+    for name in ("folder", "fifo", "large"):
+        with pytest.raises(HostError):
+            files.read(tmp_path / name)
+    for special in ("/dev/zero", "/dev/null", "/"):
+        with pytest.raises(HostError, match="not a regular file"):
+            files.read(Path(special))
+    assert len(list(Path("/proc/self/fd").iterdir())) == n_open
+    with (tmp_path / "large").open("wb") as large:
+        large.truncate(MAX_READ_BYTES)
+    assert len(files.read(tmp_path / "large") or b"") == MAX_READ_BYTES
+
+
+@pytest.mark.parametrize("text", ["", "{", "nul", "[" * 100_000, "\xff", "9" * 5000])
+def test_json_that_is_none_is_an_error_of_ours(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(text.encode("latin-1"))
+    with pytest.raises(HostError, match="not valid JSON"):
+        Files().read_json(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"a": [1, 2.5, None, True, "é"]},
+        {"path": os.fsdecode(b"/models/\xff.gguf")},
+        {"odd": "\ud800"},
+    ],
+)
+def test_json_is_read_as_it_was_written(data: Any, tmp_path: Path) -> None:
+    """Paths that are not UTF-8 hold surrogates."""
+    Files().write_json(tmp_path / "a", data)
+    assert Files().read_json(tmp_path / "a") == data
+
+
+# A disk that is full, or may not be written.
+
+
+@contextmanager
+def tmpfs(options: str) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="tunerd-test-"))
+    try:
+        program("mount", "-t", "tmpfs", "-o", options, "tmpfs", folder)
+    except ProgramFailed:
+        folder.rmdir()
+        pytest.skip("no right to mount; run it as root, outside of a restricted container")
+    try:
+        yield folder
+    finally:
+        program("umount", "--lazy", folder)
+        folder.rmdir()
+
+
+def fill(folder: Path) -> None:
+    descriptor = os.open(folder / "filling", os.O_WRONLY | os.O_CREAT)
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                os.write(descriptor, b"x" * 4096)
+    finally:
+        os.close(descriptor)
+
+
+ACTS: dict[str, Callable[[Files, Path], None]] = {
+    "write": lambda files, folder: files.write(folder / "a", b"new" * 5000),
+    "write_json": lambda files, folder: files.write_json(folder / "a", ["new"] * 5000),
+    "copy": lambda files, folder: files.copy(folder / "old", folder / "a"),
+    "set_aside": lambda files, folder: files.set_aside(folder / "aside", 1024 * 1024),
+}
+
+
+@only_root
+@pytest.mark.parametrize("name", ACTS)
+def test_a_full_disk_is_said_and_what_stood_stands(name: str) -> None:
+    with tmpfs("size=256k") as folder:
+        (folder / "a").write_bytes(b"old")
+        (folder / "old").write_bytes(b"y" * 20_000)
+        fill(folder)
+        with pytest.raises(HostError) as caught:
+            ACTS[name](Files(), folder)
+        assert is_full(caught.value)
+        assert "No space left" in (caught.value.cause or "")
+        assert "free some space" in (caught.value.hint or "")
+        assert (folder / "a").read_bytes() == b"old"
+        assert names(folder) == ["a", "filling", "old"]
+
+
+@only_root
+def test_space_that_was_set_aside_is_there_when_the_disk_is_full() -> None:
+    with tmpfs("size=256k") as folder:
+        Files().set_aside(folder / "aside", 65536)
+        fill(folder)
+        with pytest.raises(HostError):
+            Files().write(folder / "a", b"x" * 20_000)
+        Files().remove(folder / "aside")
+        Files().write(folder / "a", b"x" * 20_000)
+
+
+@only_root
+@pytest.mark.parametrize("name", ["write", "write_json", "copy", "remove", "make_folder", "rename"])
+def test_a_read_only_disk_is_said(name: str) -> None:
+    acts: dict[str, Callable[[Files, Path], None]] = {
+        **ACTS,
+        "remove": lambda files, folder: files.remove(folder / "a"),
+        "make_folder": lambda files, folder: files.make_folder(folder / "b"),
+        "rename": lambda files, folder: files.rename(folder / "a", folder / "b"),
+    }
+    with tmpfs("size=256k") as folder:
+        (folder / "a").write_bytes(b"old")
+        (folder / "old").write_bytes(b"y")
+        program("mount", "-o", "remount,ro", folder)
+        with pytest.raises(HostError) as caught:
+            acts[name](Files(), folder)
+        assert "read-only" in (caught.value.hint or "")
+        assert names(folder) == ["a", "old"]
+        with (
+            pytest.raises(HostError, match="cannot open the lock"),
+            lock(folder / "lock", purpose="x", since="now"),
+        ):
+            pass
+
+
+def test_a_limit_on_file_sizes_is_said_and_what_stood_stands(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(HostError, match="cannot write"):
+            Files().write(path, b"x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+# The lock.
+
+
+HOLD = (
+    "import sys\nfrom pathlib import Path\nfrom tunerd.machine.files import lock\n"
+    "with lock(Path(sys.argv[1]), purpose='apply rtx', since='2026-05-16 12:00:00 UTC'):\n"
+    "    print('held', flush=True)\n    sys.stdin.read()\n"
+)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds the lock for as long as the block lasts."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process
+
+
+def test_a_second_caller_is_told_who_holds_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "lock"
+    assert not is_locked(path)
+    with held(path) as process:
+        assert is_locked(path)
+        began = time.monotonic()
+        with pytest.raises(Busy) as caught, lock(path, purpose="second", since="now"):
+            raise AssertionError
+        assert time.monotonic() - began < 2
+        cause = caught.value.cause or ""
+        assert f"tunerd `apply rtx` (process {process.pid}) since 2026-05-16 12:00:00 UTC" in cause
+        assert caught.value.exit_code == 75
+    assert not is_locked(path)
+    with lock(path, purpose="third", since="now"):
+        assert json.loads(path.read_text())["purpose"] == "third"
+
+
+def test_the_lock_ends_with_its_process_whatever_happens_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with held(path) as process:
+        process.kill()
+        process.wait(30)
+        assert not is_locked(path)
+        with lock(path, purpose="next", since="now"):
+            assert is_locked(path)
+
+
+def test_a_program_that_was_started_under_the_lock_does_not_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with lock(path, purpose="x", since="now"):
+        child = subprocess.Popen(["/bin/sleep", "30"])
+    try:
+        assert not is_locked(path)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_two_locks_in_one_process_exclude_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with (
+        lock(path, purpose="one", since="now"),
+        pytest.raises(Busy),
+        lock(path, purpose="two", since="now"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", "5", "[" * 4000, '{"pid": 1}', "\x00" * 100])
+def test_a_lock_whose_note_is_odd_is_held_all_the_same(note: str, tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with lock(path, purpose="one", since="now"):
+        path.write_text(note)
+        with pytest.raises(Busy) as caught, lock(path, purpose="two", since="now"):
+            pass
+        assert "another tunerd holds the lock" in (caught.value.cause or "")
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "target").touch()
+    (tmp_path / "lock").symlink_to(tmp_path / "target")
+    with (
+        pytest.raises(HostError, match="cannot open the lock"),
+        lock(tmp_path / "lock", purpose="x", since="now"),
+    ):
+        pass
+
+
+def test_only_one_of_many_gets_the_lock(tmp_path: Path) -> None:
+    """Each adds one to a number that it reads, waits and writes: nothing may be lost."""
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom tunerd.errors import Busy\n"
+        "from tunerd.machine.files import lock\n"
+        "folder = Path(sys.argv[1])\nleft = 5\n"
+        "while left:\n"
+        "    try:\n"
+        "        with lock(folder / 'lock', purpose='x', since='y'):\n"
+        "            number = int((folder / 'n').read_text())\n"
+        "            time.sleep(0.005)\n"
+        "            (folder / 'n').write_text(str(number + 1))\n"
+        "            left -= 1\n"
+        "    except Busy:\n        time.sleep(0.01)\n"
+    )
+    (tmp_path / "n").write_text("0")
+    workers = [
+        subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT) for _ in range(3)
+    ]
+    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
+    assert (tmp_path / "n").read_text() == "15"
+
+
+def test_nobody_else_can_hold_what_this_tunerd_locks(tmp_path: Path) -> None:
+    lock_file, store = tmp_path / "lock", tmp_path / "store.db"
+    lock_file.touch(mode=0o644)
+    lock_file.chmod(0o644)
+    with lock(lock_file, purpose="a test", since="now"):
+        assert stat.S_IMODE(lock_file.stat().st_mode) == 0o600
+    with lock(tmp_path / "new", purpose="a test", since="now"):
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
+    log = tmp_path / "store.db-wal"
+    make_private(store, log)
+    assert stat.S_IMODE(store.stat().st_mode) == 0o600
+    assert not log.exists()
+    store.write_text("kept")
+    for path in (store, log):
+        path.touch()
+        path.chmod(0o644)
+    make_private(store, log)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (store, log)] == [0o600] * 2
+    assert store.read_text() == "kept"

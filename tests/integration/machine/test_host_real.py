@@ -1,0 +1,189 @@
+"""This machine and real processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.fake_gpu import FakeGpuReader
+from tests.support.folders import ROOT
+from tests.support.needs import missing
+from tunerd.machine.host import memlock_limit_of, memory_of, process_facts, read_cpu, read_host
+from tunerd.machine.proc import boot_id
+
+LOCKER = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+buffer = ctypes.create_string_buffer(b"x" * (3 << 20), 3 << 20)
+failed = libc.mlock(buffer, ctypes.c_size_t(3 << 20))
+print("failed" if failed else "locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def python(script: str, *arguments: str, before: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A Python process that runs until its standard input is closed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", before + script, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.communicate(timeout=20)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_this_machine_agrees_with_other_ways_to_ask() -> None:
+    host = read_host(FakeGpuReader())
+
+    assert host.cpu.logical_cores == len(os.sched_getaffinity(0))
+    assert host.memory.total_mib is not None
+    assert host.memory.total_mib <= psutil.virtual_memory().total >> 20
+    assert host.memory.available_mib is not None
+    assert 0 < host.memory.available_mib <= host.memory.total_mib
+    assert host.kernel == os.uname().release
+    assert host.hostname == os.uname().nodename
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    assert host.memory.memlock_unlimited is (soft == resource.RLIM_INFINITY)
+    assert boot_id()
+
+
+def test_physical_cores_agree_with_psutil_where_all_may_be_used() -> None:
+    if len(os.sched_getaffinity(0)) != psutil.cpu_count():
+        pytest.skip("this process may not use all processors; run it without a cpuset")
+
+    assert read_cpu().physical_cores == psutil.cpu_count(logical=False)
+
+
+def test_a_process_that_is_pinned_counts_only_its_processor() -> None:
+    script = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
+        "from tunerd.machine.host import read_cpu; cpu = read_cpu();"
+        "print(cpu.physical_cores, cpu.logical_cores)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.stdout.split() == ["1", "1"]
+
+
+def test_a_running_process_is_described() -> None:
+    began_s = time.time()
+    with python("import sys; print(1, flush=True); sys.stdin.read()", "an argument") as process:
+        first_line(process)
+
+        facts = process_facts(process.pid)
+
+        assert facts is not None
+        assert facts.exe == Path(os.path.realpath(sys.executable))
+        assert facts.cmdline is not None
+        assert facts.cmdline[-1] == "an argument"
+        assert facts.uid == os.getuid()
+        assert facts.rss_mib is not None
+        assert facts.rss_mib > 2
+        assert facts.started_s == pytest.approx(began_s, abs=5)
+        assert facts.read_bytes is not None
+
+
+def test_two_processes_started_one_after_the_other_differ_in_start_ticks() -> None:
+    script = "import sys; print(1, flush=True); sys.stdin.read()"
+    with python(script) as first:
+        first_line(first)
+        time.sleep(0.05)
+        with python(script) as second:
+            one, other = process_facts(first.pid), process_facts(second.pid)
+
+    assert one is not None
+    assert other is not None
+    assert one.start_ticks is not None
+    assert other.start_ticks is not None
+    assert one.start_ticks < other.start_ticks
+
+
+def test_locked_memory_shows() -> None:
+    with python(LOCKER) as process:
+        if first_line(process) != "locked":
+            missing("mlock", "3 MiB cannot be locked here", "raise RLIMIT_MEMLOCK (ulimit -l)")
+
+        memory = memory_of(process.pid)
+        facts = process_facts(process.pid)
+
+        assert memory is not None
+        assert memory.locked_mib == 3
+        assert facts is not None
+        assert facts.locked_mib == 3
+
+
+def test_the_memlock_limit_of_a_running_process_is_read_from_outside() -> None:
+    lowered = "import resource; resource.setrlimit(resource.RLIMIT_MEMLOCK, (2 << 20, 2 << 20))\n"
+    with python("import sys; print(1, flush=True); sys.stdin.read()", before=lowered) as process:
+        first_line(process)
+
+        limit = memlock_limit_of(process.pid)
+
+        assert limit is not None
+        assert (limit.mib, limit.is_unlimited) == (2, False)
+
+
+def test_a_process_that_has_ended_but_was_not_reaped_is_known_without_its_insides() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+        facts = process_facts(process.pid)
+        memory = memory_of(process.pid)
+
+        assert facts is not None
+        assert facts.start_ticks is not None
+        assert (facts.exe, facts.cmdline, facts.rss_mib) == (None, None, None)
+        assert memory is not None
+        assert memory.rss_mib is None
+    finally:
+        process.wait(timeout=10)
+
+    assert process_facts(process.pid) is None
+
+
+def test_what_another_user_may_not_see_is_unknown() -> None:
+    if os.geteuid() != 0:
+        missing("root", "needs root to become somebody else", "run as root")
+    script = (
+        "import os, sys; target = os.getppid(); sys.path.insert(0, sys.argv[1]);"
+        "from tunerd.machine.host import process_facts; process_facts(target); os.setuid(65534);"
+        "facts = process_facts(target);"
+        "print(facts.read_bytes, facts.exe, facts.uid, facts.start_ticks is not None)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(ROOT)],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.stdout.split() == ["None", "None", "0", "True"]

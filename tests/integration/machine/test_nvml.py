@@ -1,0 +1,452 @@
+"""The real pynvml over the C stub of NVIDIA's library."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from tests.contracts.gpu import GpuReaderContract, assert_plausible
+from tests.support import nvml_stub
+from tests.support.fake_gpu import a_card, rtx_3090_ti, rtx_4070_super
+from tests.support.folders import ROOT
+from tests.support.needs import missing
+from tests.support.nvml_world import StubWorld, add_pci_device, loading
+from tunerd.machine.gpu import NvmlReader
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stub library, compiled once."""
+    if nvml_stub.compiler() is None:
+        missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
+    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def load() -> Iterator[Callable[[Path], None]]:
+    """Makes pynvml use this library file."""
+    with loading() as use:
+        yield use
+
+
+@pytest.fixture
+def world(tmp_path: Path, built: Path, load: Callable[[Path], None]) -> StubWorld:
+    return StubWorld(tmp_path, built, load)
+
+
+class TestNvmlReader(GpuReaderContract):
+    """The contract, over the fixture `world` above."""
+
+
+def _read_in_a_new_process(folder: Path, *, root: Path = Path("/")) -> dict[str, object]:
+    """`problem` and card names as a program sees them that loads the library by its name."""
+    script = (
+        "import json, pathlib, sys; from tunerd.machine.gpu import NvmlReader;"
+        "reading = NvmlReader(root=pathlib.Path(sys.argv[1])).read();"
+        "print(json.dumps({'problem': reading.problem,"
+        " 'names': reading.gpus and [gpu.name for gpu in reading.gpus]}))"
+    )
+    environment = os.environ | {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(root)],
+        env=environment,
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def broken_library(tmp_path: Path) -> Path:
+    """A folder whose library cannot be loaded, on machines with a driver too."""
+    (tmp_path / nvml_stub.SONAME).write_text("not a library")
+    return tmp_path
+
+
+def test_the_library_is_found_by_its_name(tmp_path: Path, built: Path) -> None:
+    shutil.copy(built, tmp_path)
+    nvml_stub.NvmlWorld(tmp_path).show(rtx_3090_ti())
+
+    found = _read_in_a_new_process(tmp_path)
+
+    assert found == {"problem": None, "names": ["NVIDIA GeForce RTX 3090 Ti"]}
+
+
+def test_a_process_that_used_the_stub_finds_the_machines_own_library_afterwards(
+    tmp_path: Path, built: Path
+) -> None:
+    with loading() as use:
+        world = StubWorld(tmp_path, built, use)
+        world.show(rtx_3090_ti())
+        assert world.reader.read().gpus
+
+    reading = NvmlReader().read()
+
+    names = None if reading.gpus is None else [gpu.name for gpu in reading.gpus]
+    nowhere = tmp_path / "nothing"
+    assert _read_in_a_new_process(nowhere) == {"problem": reading.problem, "names": names}
+
+
+def test_without_a_library_and_without_a_bus_nothing_is_known(broken_library: Path) -> None:
+    found = _read_in_a_new_process(broken_library, root=broken_library / "root")
+
+    words = "the NVIDIA driver's library libnvidia-ml.so.1 was not found"
+    assert found == {"problem": words, "names": None}
+
+
+def test_without_a_library_and_without_a_card_on_the_bus_there_is_none(
+    broken_library: Path,
+) -> None:
+    root = broken_library / "root"
+    add_pci_device(root, "0000:00:02.0", "0x8086")
+    add_pci_device(root, "0000:00:03.0", "0x10de", pci_class="0x0c0330")
+
+    found = _read_in_a_new_process(broken_library, root=root)
+
+    assert found == {"problem": None, "names": []}
+
+
+def test_in_wsl_a_bus_without_a_card_proves_nothing(broken_library: Path) -> None:
+    root = broken_library / "root"
+    add_pci_device(root, "0000:00:02.0", "0x1414")
+    (root / "dev").mkdir()
+    (root / "dev/dxg").touch()
+
+    assert _read_in_a_new_process(broken_library, root=root)["names"] is None
+
+
+def test_a_card_on_the_bus_without_a_driver_is_named(world: StubWorld) -> None:
+    world.hide()
+
+    reading = world.reader.read()
+
+    assert reading.gpus is None
+    assert reading.problem == (
+        "the NVIDIA kernel driver is not loaded, "
+        "though an NVIDIA GPU is on the PCI bus at 0000:01:00.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (nvml_stub.LIB_RM_VERSION_MISMATCH, "differ in version"),
+        (nvml_stub.NO_PERMISSION, "no permission"),
+        (nvml_stub.UNKNOWN, "error 999"),
+        (12345, "error 12345"),
+    ],
+)
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
+def test_a_driver_that_refuses_is_explained(
+    world: StubWorld, function: str, code: int, words: str
+) -> None:
+    world.show(rtx_4070_super())
+    world.nvml.fail(function, code)
+
+    reading = world.reader.read()
+
+    assert reading.gpus is None
+    assert words in (reading.problem or "")
+
+
+def test_a_refusal_is_not_remembered(world: StubWorld) -> None:
+    world.show(rtx_4070_super())
+    world.nvml.fail("nvmlInitWithFlags", nvml_stub.LIB_RM_VERSION_MISMATCH)
+    world.reader.read()
+    world.show(rtx_4070_super())
+
+    assert world.reader.read().gpus == (rtx_4070_super(),)
+
+
+def test_a_reloaded_driver_is_read_at_once(world: StubWorld) -> None:
+    world.show(rtx_4070_super())
+    world.reader.read()
+    world.nvml.reload_driver()
+
+    reading = world.reader.read()
+
+    assert reading.gpus == (rtx_4070_super(),)
+
+
+def test_a_card_that_is_lost_between_two_questions_is_not_half_read(world: StubWorld) -> None:
+    world.show(rtx_4070_super(index=0), rtx_3090_ti(index=1))
+    world.nvml.fail("nvmlDeviceGetPowerManagementDefaultLimit", nvml_stub.GPU_IS_LOST, 1)
+
+    reading = world.reader.read()
+
+    assert reading.gpus == (rtx_4070_super(index=0),)
+    assert reading.problem == "GPU 1: the GPU is lost: it has fallen off the bus"
+
+
+def test_a_closed_reader_opens_again(world: StubWorld) -> None:
+    world.show(rtx_4070_super())
+    world.reader.read()
+    world.reader.close()
+    world.reader.close()
+
+    assert world.reader.read().gpus == (rtx_4070_super(),)
+
+
+ALL_FUNCTIONS = (
+    *("DeviceGetHandleByIndex_v2", "DeviceIsMigDeviceHandle", "DeviceGetName", "DeviceGetUUID"),
+    *("DeviceGetMemoryInfo_v2", "DeviceGetDisplayActive"),
+    *("DeviceGetComputeRunningProcesses_v3", "DeviceGetGraphicsRunningProcesses_v3"),
+    *("DeviceGetPowerManagementLimit", "DeviceGetEnforcedPowerLimit", "DeviceGetMigMode"),
+    *("DeviceGetPowerManagementDefaultLimit", "DeviceGetPowerManagementLimitConstraints"),
+    *("DeviceGetCurrPcieLinkGeneration", "DeviceGetMaxPcieLinkGeneration"),
+    *("DeviceGetCurrPcieLinkWidth", "DeviceGetMaxPcieLinkWidth"),
+    "DeviceGetCurrentClocksEventReasons",
+    *("DeviceGetCudaComputeCapability", "SystemGetDriverVersion"),
+    "SystemGetCudaDriverVersion_v2",
+)
+
+
+@pytest.mark.parametrize("code", [1, 3, 4, 9, 13, 15, 18, 999, 424242])
+@pytest.mark.parametrize("function", ALL_FUNCTIONS)
+def test_no_failure_of_any_function_raises(world: StubWorld, function: str, code: int) -> None:
+    world.show(rtx_4070_super())
+    world.nvml.fail(f"nvml{function}", code)
+
+    assert_plausible(world.reader.read())
+
+
+@pytest.mark.parametrize("code", [3, 4, 13, 999])
+def test_one_function_that_fails_costs_one_value(world: StubWorld, code: int) -> None:
+    world.show(rtx_4070_super())
+    world.nvml.fail("nvmlDeviceGetPowerManagementDefaultLimit", code)
+
+    assert world.reader.read().gpus == (replace(rtx_4070_super(), power_default_w=None),)
+
+
+def test_a_driver_whose_used_contains_the_reserve_reads_the_same(world: StubWorld) -> None:
+    world.show(rtx_4070_super(used_mib=1000), extra=("used_includes_reserved",))
+
+    assert world.reader.read().gpus == (rtx_4070_super(used_mib=1000),)
+
+
+def test_what_is_there_rounds_down_and_what_is_taken_rounds_up(world: StubWorld) -> None:
+    world.show(a_card(), extra=("memory 10485759 1 1",))
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    gpu = reading.gpus[0]
+    assert (gpu.total_mib, gpu.reserved_mib, gpu.used_mib, gpu.free_mib) == (9, 1, 1, 9)
+
+
+def test_a_laptop_without_a_settable_limit_shows_the_enforced_one(world: StubWorld) -> None:
+    world.show(a_card(), extra=("power - 95000 - -",))
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert (reading.gpus[0].power_limit_w, reading.gpus[0].power_max_w) == (95.0, None)
+
+
+@pytest.mark.parametrize("number", ["0", "4294967295"])
+def test_impossible_numbers_are_unknown(world: StubWorld, number: str) -> None:
+    world.show(
+        a_card(),
+        extra=(f"power {number} {number} {number} {number}", f"pcie {number} 4 {number} 16"),
+    )
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    gpu = reading.gpus[0]
+    assert (gpu.power_limit_w, gpu.power_default_w, gpu.power_max_w) == (None, None, None)
+    assert (gpu.pcie_generation, gpu.pcie_width, gpu.pcie_width_max) == (None, None, 16)
+
+
+def test_a_process_in_both_lists_is_counted_once(world: StubWorld) -> None:
+    world.add_process(77, comm=b"blender", cgroup="0::/user.slice/user-1000.slice/session-2.scope")
+    world.show(
+        a_card(used_mib=900),
+        extra=(
+            nvml_stub.process_line("compute", 77, 600 << 20),
+            nvml_stub.process_line("graphics", 77, 600 << 20),
+        ),
+    )
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert reading.gpus[0].processes is not None
+    (process,) = reading.gpus[0].processes
+    assert (process.used_mib, process.kind, process.name) == (600, "compute+graphics", "blender")
+    assert reading.gpus[0].unattributed_mib == 300
+
+
+def test_a_size_known_to_one_list_only_is_used(world: StubWorld) -> None:
+    world.show(
+        a_card(used_mib=900),
+        extra=(
+            nvml_stub.process_line("compute", 77, None),
+            nvml_stub.process_line("graphics", 77, 600 << 20),
+        ),
+    )
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert [process.used_mib for process in reading.gpus[0].processes or ()] == [600]
+
+
+def test_a_process_in_two_mig_instances_is_summed(world: StubWorld) -> None:
+    world.show(
+        a_card(used_mib=900),
+        extra=(
+            nvml_stub.process_line("compute", 77, 100 << 20, instance=1),
+            nvml_stub.process_line("compute", 77, 200 << 20, instance=2),
+            nvml_stub.process_line("compute", 78, 100 << 20, instance=1),
+            nvml_stub.process_line("compute", 78, None, instance=2),
+        ),
+    )
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert [process.used_mib for process in reading.gpus[0].processes or ()] == [300, None]
+
+
+def test_a_process_of_no_size_is_of_unknown_size(world: StubWorld) -> None:
+    world.show(a_card(used_mib=900), extra=(nvml_stub.process_line("compute", 77, 0),))
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert [process.used_mib for process in reading.gpus[0].processes or ()] == [None]
+    assert reading.gpus[0].unattributed_mib is None
+
+
+@pytest.mark.parametrize("namespace", ["pid:[4026532211]", None])
+def test_in_another_pid_namespace_names_are_not_trusted(
+    world: StubWorld, namespace: str | None
+) -> None:
+    world.add_process(77, comm=b"Xorg", cgroup="0::/system.slice/display-manager.service")
+    world.show(a_card(used_mib=900), extra=(nvml_stub.process_line("graphics", 77, 600 << 20),))
+    if namespace is None:
+        (world.root / "proc/self/ns/pid").unlink()
+    else:
+        world.set_pid_namespace(namespace)
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert reading.gpus[0].processes is not None
+    (process,) = reading.gpus[0].processes
+    assert (process.pid, process.used_mib) == (77, 600)
+    assert (process.name, process.unit, process.is_display_server) == (None, None, False)
+
+
+def test_a_hostile_process_name_cannot_steer_a_terminal(world: StubWorld) -> None:
+    world.add_process(77, comm=b"\x1b[2Jevil\xff\x07", cgroup="0::/x/\x1b[2J.service\n")
+    world.show(a_card(used_mib=900), extra=(nvml_stub.process_line("compute", 77, 600 << 20),))
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert reading.gpus[0].processes is not None
+    (process,) = reading.gpus[0].processes
+    assert process.name is not None
+    assert process.name.isprintable()
+    assert "evil" in process.name
+    assert process.unit is None
+
+
+def test_a_process_that_has_ended_keeps_its_memory_without_a_name(world: StubWorld) -> None:
+    world.show(a_card(used_mib=900), extra=(nvml_stub.process_line("compute", 77, 600 << 20),))
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert [(process.used_mib, process.name) for process in reading.gpus[0].processes or ()] == [
+        (600, None)
+    ]
+
+
+def test_a_mig_device_is_not_a_card(world: StubWorld) -> None:
+    world.show(rtx_4070_super(index=0), rtx_3090_ti(index=1), extra=("mig_device",))
+
+    assert world.reader.read().gpus == (rtx_4070_super(index=0),)
+
+
+def test_a_list_of_processes_that_is_refused_makes_all_of_them_unknown(world: StubWorld) -> None:
+    world.show(rtx_4070_super())
+    for version in ("v2", "v3"):
+        world.nvml.fail(f"nvmlDeviceGetGraphicsRunningProcesses_{version}", nvml_stub.NO_PERMISSION)
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert reading.gpus[0].processes is None
+    assert reading.gpus[0].unattributed_mib is None
+
+
+def test_a_name_that_is_no_text_is_unknown(world: StubWorld) -> None:
+    world.show(rtx_4070_super())
+    state = world.root.parent / nvml_stub.STATE_NAME
+    state.write_bytes(state.read_bytes().replace(b"NVIDIA GeForce", b"NVIDIA\xff\xfe"))
+
+    reading = world.reader.read()
+
+    assert reading.gpus
+    assert reading.gpus[0].name == "unknown"
+    assert reading.gpus[0].total_mib == 12282
+
+
+def test_what_a_card_does_now_is_unknown_where_it_does_not_say(world: StubWorld) -> None:
+    asleep = replace(
+        rtx_4070_super(),
+        utilisation_percent=None,
+        power_w=None,
+        sm_clock_mhz=None,
+        memory_clock_mhz=None,
+        temperature_c=None,
+    )
+    world.show(asleep)
+    assert world.reader.read().gpus == (asleep,)
+
+    at_work = replace(asleep, utilisation_percent=0, power_w=215.5, temperature_c=71)
+    world.show(at_work)
+    assert world.reader.read().gpus == (at_work,)
+
+
+def test_a_window_and_a_state_that_the_driver_does_not_give_are_unknown(world: StubWorld) -> None:
+    world.show(replace(rtx_4070_super(), bar1_mib=None, performance_state=None))
+    silent = world.reader.read()
+    world.show(replace(rtx_4070_super(), performance_state=pynvml.NVML_PSTATE_UNKNOWN))
+    odd = world.reader.read()
+
+    assert silent.gpus
+    assert (silent.gpus[0].bar1_mib, silent.gpus[0].performance_state) == (None, None)
+    assert odd.gpus
+    assert (odd.gpus[0].bar1_mib, odd.gpus[0].performance_state) == (16384, None)
+
+
+@pytest.mark.gpu
+def test_a_real_card_reads_plausibly() -> None:
+    if not Path("/dev/nvidiactl").exists():
+        missing("gpu", "no NVIDIA GPU here", "run on a machine that has one")
+    reader = NvmlReader()
+
+    first, second = reader.read(), reader.read()
+    reader.close()
+
+    assert first.gpus, first.problem
+    assert_plausible(first)
+    assert [gpu.uuid for gpu in first.gpus] == [gpu.uuid for gpu in second.gpus or ()]
+    assert all(gpu.total_mib and gpu.compute_capability for gpu in first.gpus)
+    assert first.driver_version
+    assert first.cuda_version

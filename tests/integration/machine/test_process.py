@@ -1,0 +1,403 @@
+"""Programs are run and started for real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.folders import ROOT
+from tunerd.errors import HostError
+from tunerd.machine.proc import members, process_stat, session_members
+from tunerd.machine.process import (
+    MINIMAL_ENVIRONMENT,
+    UNLIMITED,
+    Limits,
+    Setting,
+    User,
+    own_command,
+    run,
+    start,
+)
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can become another user: run as root"
+)
+FACTS = """
+import ctypes, json, os, resource, signal, sys
+print(json.dumps({
+    "env": dict(os.environ), "cwd": os.getcwd(), "ids": [*os.getresuid(), *os.getresgid()],
+    "groups": os.getgroups(), "umask": os.umask(0), "argv": sys.argv[1:],
+    "limits": {n: resource.getrlimit(getattr(resource, "RLIMIT_" + n))
+               for n in ("CPU", "DATA", "FSIZE", "NOFILE", "CORE", "MEMLOCK")},
+    "no_new_privs": [l.split()[1] for l in open("/proc/self/status") if l.startswith("NoNewPrivs")],
+    "session": os.getsid(0), "pid": os.getpid(),
+    "fds": sorted(int(n) for n in os.listdir("/proc/self/fd")),
+}))
+"""
+PYTHON = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
+
+
+def is_alive(pid: int) -> bool:
+    stat = process_stat(pid)
+    return stat is not None and stat.is_alive
+
+
+def wait_until_dead(pids: list[int]) -> None:
+    deadline = time.monotonic() + 5
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still alive: {pids}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def stray() -> Iterator[list[int]]:
+    """Pids that a test expects to be gone; whatever happens they are not left behind."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_program_runs_with_a_minimal_environment_and_no_shell() -> None:
+    done = run([PYTHON, "-c", FACTS, "a b", "$HOME", "*", "äö\udcff"], timeout_s=20)
+
+    facts = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert done.signal is None
+    environment = {k: v for k, v in facts["env"].items() if k != "LC_CTYPE"}
+    assert environment == dict(MINIMAL_ENVIRONMENT)
+    assert facts["argv"] == ["a b", "$HOME", "*", "äö\udcff"]
+    assert facts["session"] == facts["pid"]
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(HostError, match="no such program: no-such-program"):
+        run(["no-such-program"], timeout_s=5)
+    with pytest.raises(HostError, match="cannot run /no/such/program"):
+        run(["/no/such/program"], timeout_s=5)
+
+
+def test_a_confined_program_that_cannot_be_executed_says_why() -> None:
+    with pytest.raises(HostError) as caught:
+        run(["/etc/passwd"], timeout_s=5, limits=Limits())
+
+    assert caught.value.cause == "Permission denied"
+
+
+def test_input_goes_in_and_both_outputs_come_out() -> None:
+    text = "ä" * 300_000
+
+    done = run(["sh", "-c", "cat; echo bad >&2; exit 3"], timeout_s=20, input=text)
+
+    assert (done.stdout, done.stderr, done.returncode) == (text, "bad\n", 3)
+    assert not done.is_ok
+
+
+def test_a_program_that_does_not_read_its_input_is_no_error() -> None:
+    assert run(["true"], timeout_s=20, input="x" * 1_000_000).is_ok
+
+
+def test_a_signal_is_told_from_a_status() -> None:
+    done = run(["sh", "-c", "kill -SEGV $$"], timeout_s=20)
+
+    assert (done.returncode, done.signal) == (None, signal.SIGSEGV)
+
+
+def test_a_program_that_prints_for_ever_is_cut_off_and_eats_no_memory() -> None:
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    done = run(["sh", "-c", "yes; true"], timeout_s=1.0, max_output_bytes=10_000)
+
+    after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert done.timed_out
+    assert done.truncated
+    assert len(done.stdout) == 10_000
+    assert after_kib - before_kib < 20_000
+
+
+def test_output_that_just_fits_is_not_called_truncated() -> None:
+    done = run(["printf", "0123456789"], timeout_s=10, max_output_bytes=10)
+
+    assert (done.stdout, done.truncated) == ("0123456789", False)
+
+
+def test_a_timeout_kills_children_and_grandchildren_in_other_groups(
+    tmp_path: Path, stray: list[int]
+) -> None:
+    pids = tmp_path / "pids"
+    script = (
+        "trap '' TERM; echo $$ >> pids;"
+        " setsid_like() { python3 -c 'import os,time; os.setpgid(0,0);"
+        ' open("pids","a").write("%d\\n" % os.getpid()); time.sleep(60)\'; };'
+        " setsid_like & (sleep 60 & echo $! >> pids; sleep 60) & sleep 60"
+    )
+
+    done = run(["bash", "-c", script], timeout_s=1.5, cwd=tmp_path)
+
+    stray += [int(pid) for pid in pids.read_text().split()]
+    assert done.timed_out
+    assert done.took_s < 4
+    assert len(stray) == 3
+    wait_until_dead(stray)
+
+
+def test_what_was_printed_just_before_the_end_is_not_lost() -> None:
+    for _ in range(30):
+        done = run(["sh", "-c", "printf '%060000d' 7; exit 1"], timeout_s=20)
+        assert len(done.stdout) == 60_000
+
+
+def test_a_child_left_behind_with_the_output_open_delays_nothing(stray: list[int]) -> None:
+    done = run(["sh", "-c", "echo hello; sleep 60 & echo $!"], timeout_s=30)
+
+    word, pid = done.stdout.split()
+    stray.append(int(pid))
+    assert word == "hello"
+    assert not done.timed_out
+    assert done.took_s < 5
+    wait_until_dead(stray)
+
+
+def test_limits_hold_and_signals_are_as_by_default() -> None:
+    limits = Limits(cpu_s=7, data_mib=512, file_mib=1, n_files=50, memlock_bytes=65536)
+
+    facts = json.loads(run([PYTHON, "-c", FACTS], timeout_s=20, limits=limits).stdout)
+
+    assert facts["limits"] == {
+        "CPU": [7, 7],
+        "DATA": [512 * 2**20, 512 * 2**20],
+        "FSIZE": [2**20, 2**20],
+        "NOFILE": [50, 50],
+        "CORE": [0, 0],
+        "MEMLOCK": [65536, 65536],
+    }
+    signals = run(["grep", "Sig[BI]", "/proc/self/status"], timeout_s=20, limits=limits).stdout
+    assert {int(line.split()[1], 16) for line in signals.splitlines()} == {0}
+    assert facts["fds"] == [0, 1, 2, 3]  # 3 is the listing itself
+
+
+def test_a_memory_limit_ends_a_greedy_program() -> None:
+    done = run(
+        [PYTHON, "-c", "x = bytearray(400 * 2**20); print(len(x))"],
+        timeout_s=20,
+        limits=Limits(data_mib=200),
+    )
+
+    assert done.returncode == 1
+    assert "MemoryError" in done.stderr
+
+
+def test_a_processor_limit_ends_a_busy_program() -> None:
+    done = run(["sh", "-c", "while :; do :; done"], timeout_s=20, limits=Limits(cpu_s=1))
+
+    assert done.signal in {signal.SIGXCPU, signal.SIGKILL}
+    assert not done.timed_out
+
+
+def test_a_limit_that_may_not_be_raised_stays_as_it_is() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+
+    done = run(["sh", "-c", "ulimit -l"], timeout_s=20, limits=Limits(memlock_bytes=UNLIMITED))
+
+    assert done.stdout.strip() in {"unlimited", str(hard // 1024)}
+
+
+@needs_root
+def test_another_user_has_its_groups_and_no_way_back() -> None:
+    nobody = User.named("nobody")
+    user = User(nobody.uid, nobody.gid, (nobody.gid, 12345))
+
+    done = run([PYTHON, "-c", FACTS], timeout_s=20, user=user)
+
+    facts = json.loads(done.stdout)
+    assert facts["ids"] == [user.uid] * 3 + [user.gid] * 3
+    assert set(facts["groups"]) == {user.gid, 12345}
+    assert facts["no_new_privs"] == ["1"]
+
+
+@needs_root
+def test_a_folder_that_the_other_user_may_not_enter_is_an_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+
+    with pytest.raises(HostError) as caught:
+        run(["true"], timeout_s=20, user=User.named("nobody"), cwd=tmp_path)
+
+    assert "cannot change directory" in str(caught.value.cause)
+
+
+def test_an_unknown_user_is_named() -> None:
+    with pytest.raises(HostError, match="no such account: no-such-user-here"):
+        User.named("no-such-user-here")
+
+
+def test_the_environment_and_umask_that_were_asked_for_arrive() -> None:
+    with start([PYTHON, "-c", FACTS], Setting(env={"A": "ä\udcff="}, umask=0o077)) as child:
+        assert child.wait(20) is not None
+        facts = json.loads(child.log_tail())
+
+    assert facts["env"]["A"] == "ä\udcff="
+    assert facts["umask"] == 0o077
+
+
+def test_a_server_is_asked_to_end_and_then_killed(stray: list[int]) -> None:
+    with start(["sh", "-c", "trap '' TERM; sleep 60 & echo $!; wait; sleep 60"]) as child:
+        while not child.log_tail():
+            time.sleep(0.01)
+        stray.append(int(child.log_tail()))
+        ended = child.terminate(grace_s=0.3)
+
+    assert ended.signal == signal.SIGKILL
+    assert not is_alive(child.pid)
+    wait_until_dead(stray)
+
+
+def test_a_server_that_obeys_ends_within_its_grace() -> None:
+    with start(["sh", "-c", "trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done"]) as child:
+        while not child.log_tail():
+            time.sleep(0.01)
+        ended = child.terminate(grace_s=10)
+
+    assert (ended.code, ended.signal) == (5, None)
+
+
+def test_leaving_the_block_kills_a_server_and_what_it_started(stray: list[int]) -> None:
+    with start(["sh", "-c", "sleep 60 & echo $!; wait"]) as child:
+        while not child.log_tail():
+            time.sleep(0.01)
+        stray += [child.pid, int(child.log_tail())]
+
+    wait_until_dead(stray)
+    assert session_members(child.pid) == ()
+
+
+FLED = "setsid sh -c 'sleep 60 & echo $!; wait' & echo up; "
+
+
+@pytest.mark.parametrize("after", ["sleep 0.3; kill -SEGV $$", "sleep 0.3; exit 5", "sleep 60"])
+def test_what_fled_the_session_ends_with_a_program_that_keeps_together(
+    stray: list[int], after: str
+) -> None:
+    done = run(["sh", "-c", FLED + after], timeout_s=1.0, keeps_together=True)
+
+    stray += [int(line) for line in done.stdout.split() if line != "up"]
+    assert len(stray) == 1
+    wait_until_dead(stray)
+    ends = {"SEGV": (None, signal.SIGSEGV), "exit": (5, None), "60": (None, signal.SIGKILL)}
+    expected = next(end for word, end in ends.items() if word in after)
+    assert (done.returncode, done.signal) == expected
+
+
+def test_what_fled_the_session_ends_with_a_server_that_keeps_together(stray: list[int]) -> None:
+    with start(["sh", "-c", FLED + "sleep 60"], Setting(keeps_together=True)) as child:
+        while len(child.log_tail().split()) < 2:
+            time.sleep(0.01)
+        stray += [int(word) for word in child.log_tail().split() if word != "up"]
+        assert is_alive(stray[0])
+
+    wait_until_dead([child.pid, *stray])
+
+
+def test_the_end_of_a_servers_output_is_kept() -> None:
+    with start(["sh", "-c", "seq 1 100000"]) as child:
+        child.wait(20)
+        tail = child.log_tail(max_bytes=20)
+
+    assert tail == "8\n99999\n100000\n"[-20:] or tail.endswith("99999\n100000\n")
+    assert len(tail) == 20
+
+
+def test_output_can_go_to_a_file_of_the_callers(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("ab") as log, start(["echo", "hi"], log=log.fileno()) as child:
+        child.wait(20)
+
+    assert (tmp_path / "log").read_text() == "hi\n"
+
+
+def test_a_program_is_not_executed_if_it_could_not_be_recorded(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def refuse(pid: int) -> None:
+        seen.append(pid)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(HostError, match="cannot run"):
+        start(["touch", str(tmp_path / "ran")], Setting(on_spawn=refuse))
+
+    wait_until_dead(seen)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_knows_its_pid_before_it_is_executed() -> None:
+    seen: list[int] = []
+    with start(["sh", "-c", "echo $$"], Setting(on_spawn=seen.append)) as child:
+        child.wait(20)
+        assert int(child.log_tail()) == child.pid == seen[0]
+
+
+def test_a_program_is_not_executed_if_its_parent_dies_before_recording_it(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[1]);"
+        "from tunerd.machine.process import start, Setting\n"
+        "def die(pid):\n  print(pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "start(['touch', sys.argv[2]], Setting(on_spawn=die))"
+    )
+    root = str(ROOT)
+
+    done = run([sys.executable, "-c", code, root, str(tmp_path / "ran")], timeout_s=20)
+
+    assert done.signal == signal.SIGKILL
+    wait_until_dead([int(done.stdout)])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_may_be_bound_to_the_life_of_its_parent(stray: list[int]) -> None:
+    code = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[1]);"
+        "from tunerd.machine.process import start, Setting\n"
+        "child = start(['sleep', '60'], Setting(keeps_together=True))\n"
+        "print(child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+
+    done = run([sys.executable, "-c", code, str(ROOT)], timeout_s=20)
+
+    stray.append(int(done.stdout))
+    wait_until_dead(stray)
+
+
+def test_a_process_that_fled_its_session_is_still_found_by_what_it_was_started_with(
+    stray: list[int],
+) -> None:
+    script = "setsid sh -c 'echo $$; exec sleep 60' & sleep 60"
+    with start(["sh", "-c", script], Setting(env={"INVOCATION_ID": "ab" * 16})) as child:
+        while not child.log_tail():
+            time.sleep(0.01)
+        stray.append(int(child.log_tail()))
+
+        found = members(
+            session=child.pid, ancestor=child.pid, variable=("INVOCATION_ID", "ab" * 16)
+        )
+
+    assert {child.pid, stray[0]} <= set(found)
+    assert os.getpid() not in found
+
+
+def test_tunerds_own_command_takes_no_module_from_the_folder_that_it_runs_in(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tunerd").mkdir()
+    (tmp_path / "tunerd/__init__.py").write_text("print('not tunerd')")
+    (tmp_path / "tunerd/__main__.py").write_text("")
+
+    done = run(own_command("local", "--version"), timeout_s=60, cwd=tmp_path, env=dict(os.environ))
+
+    assert done.stdout.startswith("tunerd ")

@@ -1,0 +1,284 @@
+"""The evidence store: what goes in comes out, in one process and in two."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+from tests.support.folders import ROOT
+from tests.support.synthetic_runs import MadeRun, made_runs
+from tunerd.errors import HostError
+from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord, VerdictRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.store import METADATA, EvidenceStore
+
+PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
+ARM = ArmRecord(name="live", fingerprint=PRINT)
+RUN = RunRecord(kind="bench", suites=("mtp",), started_s=10.0, target="live unit", arms=(ARM,))
+SAMPLE = Sample(
+    suite="mtp",
+    case="code",
+    kind="code",
+    prompt_id="code-1",
+    process="life-1",
+    position=3,
+    at_s=1_795_000_000.25,
+    n_predict=192,
+    concurrency=1,
+    timings=None,
+    client=None,
+)
+
+COUNTS = st.none() | st.integers(0, 2**31 - 1)
+TIMES = st.none() | st.floats(0, 1e9)
+TIMINGS = st.builds(
+    Timings,
+    cache_n=COUNTS,
+    prompt_n=COUNTS,
+    prompt_ms=TIMES,
+    predicted_n=COUNTS,
+    predicted_ms=TIMES,
+    draft_n=COUNTS,
+    draft_n_accepted=COUNTS,
+    accepted_by_position=st.none() | st.lists(st.integers(0, 1000), max_size=4).map(tuple),
+)
+SAMPLES = st.builds(
+    replace,
+    st.just(SAMPLE),
+    timings=st.none() | TIMINGS,
+    client=st.none() | st.builds(ClientTimes, st.floats(0, 1e9), TIMES),
+    vram_free_min_mib=COUNTS,
+    marks=st.lists(st.sampled_from(Mark), max_size=3, unique=True).map(tuple),
+    problem=st.none() | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    details=st.dictionaries(
+        st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=20)
+    ),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[EvidenceStore]:
+    with EvidenceStore(tmp_path / "state" / "evidence.db") as opened:
+        yield opened
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(measured=st.lists(SAMPLES, min_size=1, max_size=5))
+def test_samples_come_back_as_they_were_measured(
+    store: EvidenceStore, measured: list[Sample]
+) -> None:
+    run = store.add_run(RUN)
+    store.add_samples(run, measured)
+    assert list(store.samples(run)) == measured
+
+
+def test_every_field_of_a_sample_is_kept(store: EvidenceStore) -> None:
+    """A field that the store does not know would be lost without a word."""
+    timings = Timings(1, 2, 3.5, 4, 5.5, 6, 7, (8, 9))
+    full = replace(SAMPLE, timings=timings, client=ClientTimes(10.5, 11.5), vram_free_min_mib=12,
+                   marks=(Mark.THROTTLED,), problem="slow", details={"depth": 13})  # fmt: skip
+    for value in (full, full.timings, full.client):
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]
+        assert [f.name for f in fields if getattr(value, f.name) is None] == []
+    run = store.add_run(RUN)
+    store.add_samples(run, [full])
+    assert store.samples(run) == (full,)
+
+
+def test_nobody_else_can_hold_a_lock_on_it(store: EvidenceStore, tmp_path: Path) -> None:
+    assert store.runs() == ()
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "state").glob("evidence.db*")}
+    assert modes == {0o600}
+
+
+def test_what_is_missing_is_null_in_the_file(store: EvidenceStore, tmp_path: Path) -> None:
+    run = store.add_run(RUN)
+    store.add_samples(run, [replace(SAMPLE, timings=Timings(predicted_n=0, draft_n=None))])
+    with sqlite3.connect(tmp_path / "state" / "evidence.db") as plain:
+        (body,) = plain.execute("select body from entry where kind = 'sample'").fetchone()
+    plain.close()
+    timings = json.loads(body)["timings"]
+    assert (timings["predicted_n"], timings["draft_n"], timings["cache_n"]) == (0, None, None)
+
+
+def test_a_number_that_is_none_is_missing(store: EvidenceStore) -> None:
+    run = store.add_run(RUN)
+    odd = replace(SAMPLE, timings=Timings(prompt_ms=float("nan"), predicted_ms=float("inf")),
+                  details={"ratio": float("nan")})  # fmt: skip
+    store.add_samples(run, [odd])
+    (back,) = store.samples(run)
+    assert back.timings == Timings()
+    assert back.details == {"ratio": None}
+
+
+def test_no_long_text_is_kept(store: EvidenceStore) -> None:
+    secret = "the answer of the model, word for word. " * 10
+    run = store.add_run(RUN)
+    store.add_samples(run, [replace(SAMPLE, details={"answer": secret, "tool": "ls"})])
+    store.add_summary(run, SummaryRecord("quality", "prose", None, {"texts": [secret]}))
+    (back,) = store.samples(run)
+    assert back.details == {"answer": f"[{len(secret)} letters left out]", "tool": "ls"}
+    assert secret[:20] not in str(store.summaries(run))
+
+
+def test_a_run_comes_back_with_its_arms_and_how_it_ended(store: EvidenceStore) -> None:
+    made = made_runs(repeats=1)[0]
+    number = made.put(store)
+    run = store.run(number)
+    assert run is not None
+    assert run.record == made.record
+    assert (run.outcome, run.reason) == (RunOutcome.DONE, None)
+    assert store.summaries(number) == tuple(made.summaries)
+    assert store.verdicts(number) == tuple(made.verdicts)
+    assert {name for name, _ in store.arm_samples(number)} == {"A", "B"}
+
+
+def test_runs_are_listed_newest_first_with_their_counts(store: EvidenceStore) -> None:
+    made: list[MadeRun] = list(made_runs(repeats=1))
+    numbers = [run.put(store) for run in made]
+    newest = sorted(zip(numbers, made, strict=True), key=lambda pair: -pair[1].record.started_s)
+    listed = store.runs()
+    assert [run.number for run in listed] == [number for number, _ in newest]
+    for run, (_, original) in zip(listed, newest, strict=True):
+        samples = [sample for arm in original.samples.values() for sample in arm]
+        assert run.n_samples == len(samples)
+        assert run.n_unusable == sum(not sample.is_usable for sample in samples)
+    assert [run.number for run in store.runs(limit=2)] == [number for number, _ in newest[:2]]
+    assert {run.record.kind for run in store.runs(kind="compare")} == {"compare"}
+    assert store.count_runs() == len(made)
+
+
+def test_an_unended_run_says_so(store: EvidenceStore) -> None:
+    number = store.add_run(RUN)
+    run = store.run(number)
+    assert run is not None
+    assert (run.outcome, run.ended_s) == (None, None)
+    assert store.run(number + 1) is None
+    assert store.run(2**70) is None
+
+
+def test_arms_may_be_added_to_a_run_and_samples_need_one(store: EvidenceStore) -> None:
+    number = store.add_run(replace(RUN, arms=()))
+    with pytest.raises(ValueError, match="no single arm"):
+        store.add_samples(number, [SAMPLE])
+    store.add_arm(number, ARM)
+    store.add_samples(number, [SAMPLE])
+    store.add_arm(number, replace(ARM, name="other"))
+    with pytest.raises(ValueError, match="no single arm"):
+        store.add_samples(number, [SAMPLE])
+    store.add_samples(number, [SAMPLE, SAMPLE], arm="other")
+    assert len(store.samples(number, arm="other")) == 2
+    assert len(store.samples(number)) == 3
+
+
+def test_texts_that_are_no_text_come_back_as_they_were(store: EvidenceStore) -> None:
+    odd = replace(ARM, name="odd", program="/opt/\udcff/llama", argv=("/opt/\udcff/llama", "-c"))
+    record = replace(RUN, target="nul \0 byte", arms=(odd,))
+    number = store.add_run(record)
+    store.end_run(number, RunOutcome.FAILED, ended_s=1.0, reason="no \udcff such \0 thing")
+    run = store.run(number)
+    assert run is not None
+    assert run.record == record
+    assert run.reason == "no \ufffd such \ufffd thing"
+
+
+def test_no_secret_reaches_the_file(store: EvidenceStore, tmp_path: Path) -> None:
+    arm = replace(ARM, argv=("p", "--api-key", "hush-1"), environment={"TOKEN": "hush-2"},
+                  origins=(("--api-key hush-3", "extra_args", "--set"),))  # fmt: skip
+    store.add_run(replace(RUN, arms=(arm,)))
+    store.close()
+    files = [path.read_bytes() for path in (tmp_path / "state").iterdir()]
+    assert files
+    assert not any(b"hush" in content for content in files)
+
+
+def test_a_failed_call_leaves_nothing_behind(store: EvidenceStore) -> None:
+    with pytest.raises(HostError, match="has an arm `live` already"):
+        store.add_run(replace(RUN, arms=(ARM, ARM)))
+    assert store.runs() == ()
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from tests.integration.measure.test_store import RUN, SAMPLE
+from tunerd.measure.store import EvidenceStore
+with EvidenceStore(Path(sys.argv[1])) as store:
+    run = store.add_run(RUN)
+    for _ in range(int(sys.argv[2])):
+        store.add_samples(run, [SAMPLE])
+print(run)
+"""
+
+
+def test_several_processes_make_and_fill_one_store(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.db"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(path), "25"],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    ends = [(writer.communicate(timeout=120), writer.returncode) for writer in writers]
+    assert [code for _, code in ends] == [0] * 4, [said for (_, said), _ in ends]
+    with EvidenceStore(path, writable=False) as store:
+        assert {run.number for run in store.runs()} == {int(said) for (said, _), _ in ends}
+        assert [run.n_samples for run in store.runs()] == [25] * 4
+
+
+def test_a_reader_sees_what_a_writer_has_stored_and_does_not_wait_for_it(
+    store: EvidenceStore, tmp_path: Path
+) -> None:
+    number = store.add_run(RUN)
+    with (
+        EvidenceStore(tmp_path / "state" / "evidence.db", writable=False) as reader,
+        store._file.writing() as connection,
+    ):
+        connection.execute(sa.text("update run set outcome = 'failed'"))
+        run = reader.run(number)
+        assert run is not None
+        assert run.outcome is None
+
+
+def test_every_query_and_table_is_understood_by_postgresql(store: EvidenceStore) -> None:
+    """Compiled for it, not run on it: nothing of SQLite's own is in them."""
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    for table in METADATA.sorted_tables:
+        assert "CREATE TABLE" in str(CreateTable(table).compile(dialect=dialect))
+    said: list[str] = []
+
+    def compiles(_connection: object, clause: sa.ClauseElement, *_rest: object) -> None:
+        if not isinstance(clause, sa.TextClause):
+            said.append(str(clause.compile(dialect=dialect)))
+
+    sa.event.listen(store._file.engine, "before_execute", compiles)
+    for made in made_runs(repeats=1):
+        number = made.put(store)
+        store.samples(number)
+    store.runs(limit=3, kind="bench")
+    store.count_runs()
+    assert {"SELECT", "INSERT", "UPDATE"} <= {word.split()[0] for word in said}
+
+
+def test_a_verdict_without_numbers_is_a_verdict(store: EvidenceStore) -> None:
+    number = store.add_run(RUN)
+    verdict = VerdictRecord(outcome="inconclusive", sentence="No difference can be told.")
+    store.add_verdict(number, verdict)
+    assert store.verdicts(number) == (verdict,)

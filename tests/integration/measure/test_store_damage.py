@@ -1,0 +1,368 @@
+"""The evidence store when the world is against it: kills, full disks, damage, other owners."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.support.folders import DATA, ROOT
+from tests.support.lossy_disk import LossyDisk
+from tests.support.programs import ProgramFailed, program
+from tests.support.synthetic_runs import made_runs
+from tunerd.errors import Busy, HostError
+from tunerd.measure.answer import Sample
+from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.store import METADATA, VERSION, EvidenceStore, open_to_read
+
+OLD_STORE = DATA / "evidence-version-1.sql"
+KILLS = 30
+PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
+RUN = RunRecord(kind="bench", suites=("mtp",), started_s=10.0, target="live unit",
+                arms=(ArmRecord(name="live", fingerprint=PRINT),))  # fmt: skip
+SAMPLE = Sample(suite="mtp", case="code", kind="code", prompt_id="p", process="life", position=0,
+                at_s=1.0, n_predict=192, concurrency=1, timings=None, client=None,
+                details={"filler": list(range(300))})  # fmt: skip
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="mounts a file system: run as root, `sudo ./tests/run integration`"
+)
+
+# Says `run N` when run N is stored, and `N K` when it holds K samples.
+_WRITER = """
+import sys
+from pathlib import Path
+from tests.integration.measure.test_store_damage import RUN, SAMPLE
+from tunerd.measure.store import EvidenceStore
+store = EvidenceStore(Path(sys.argv[1]))
+while True:
+    run, n = store.add_run(RUN), 0
+    print(run, n, flush=True)
+    for batch in (1, 7, 1, 40):
+        store.add_samples(run, [SAMPLE] * batch)
+        n += batch
+        print(run, n, flush=True)
+"""
+
+
+def _start_writer(path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _acknowledged(said: str) -> dict[int, int]:
+    """How many samples of each run the writer was told to be stored; the last line may be cut."""
+    found: dict[int, int] = {}
+    for line in said.splitlines()[: -1 if not said.endswith("\n") else None]:
+        run, n = line.split()
+        found[int(run)] = int(n)
+    return found
+
+
+def test_nothing_that_was_acknowledged_is_lost_by_thirty_kills(tmp_path: Path) -> None:
+    path, chance = tmp_path / "evidence.db", random.Random(3)
+    expected: dict[int, int] = {}
+    for _ in range(KILLS):
+        writer = _start_writer(path)
+        assert writer.stdout is not None
+        first = writer.stdout.readline()
+        time.sleep(chance.uniform(0, 0.15))
+        writer.send_signal(signal.SIGKILL)
+        expected |= _acknowledged(first + writer.communicate(timeout=30)[0])
+        with EvidenceStore(path) as store:  # its quick check finds damage
+            stored = {run.number: run.n_samples for run in store.runs()}
+        for run, n in expected.items():
+            # What was under way may be there or not, but only as a whole.
+            assert stored[run] in {n, n + 1, n + 7, n + 40}, run
+    assert len(expected) >= KILLS
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    try:
+        program("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder)
+    except ProgramFailed as error:
+        pytest.skip(f"cannot mount a tmpfs here: {error}")
+    yield folder
+    program("umount", folder)
+
+
+@needs_root
+def test_a_full_disk_is_said_and_what_was_stored_can_still_be_read(tiny_disk: Path) -> None:
+    path, n = tiny_disk / "evidence.db", 0
+    with EvidenceStore(path) as store:
+        run = store.add_run(RUN)
+        with pytest.raises(HostError) as caught:  # noqa: PT012  which call it is, is open
+            for _ in range(100):
+                store.add_samples(run, [SAMPLE] * 40)
+                n += 40
+        assert "the disk is full" in caught.value.message
+        assert caught.value.hint is not None
+        assert str(tiny_disk) in caught.value.hint
+        assert 0 < n < 4000
+        assert len(store.samples(run)) == n
+    with EvidenceStore(path, writable=False) as reader:
+        assert len(reader.samples(run)) == n
+
+
+@needs_root
+def test_no_room_for_a_new_store_is_said(tiny_disk: Path) -> None:
+    with pytest.raises(ProgramFailed):
+        program("dd", "if=/dev/zero", f"of={tiny_disk / 'filler'}", "bs=64k")
+    with pytest.raises(HostError, match="the disk is full"):
+        EvidenceStore(tiny_disk / "evidence.db")
+
+
+@needs_root
+def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
+    disk = LossyDisk(tmp_path, size_mib=64)
+    try:
+        disk.create()
+    except ProgramFailed as error:
+        pytest.skip(f"cannot mount a disk here: {error}")
+    try:
+        path = disk.mount_point / "evidence.db"
+        with EvidenceStore(path):
+            program("sync", "--file-system", disk.mount_point)  # the file itself is made once
+        writer = _start_writer(path)
+        assert writer.stdout is not None
+        said = "".join(writer.stdout.readline() for _ in range(12))
+        writer.send_signal(signal.SIGKILL)
+        said += writer.communicate(timeout=30)[0]
+        disk.cut()
+        with EvidenceStore(path) as store:
+            stored = {run.number: run.n_samples for run in store.runs()}
+        for run, n in _acknowledged(said).items():
+            assert stored[run] in {n, n + 1, n + 7, n + 40}, run
+    finally:
+        disk.remove()
+
+
+@needs_root
+def test_a_store_on_a_read_only_disk_can_be_read_and_not_written(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with EvidenceStore(folder / "evidence.db") as store:
+        store.add_run(RUN)
+    program("mount", "--bind", folder, folder)
+    try:
+        program("mount", "-o", "remount,bind,ro", folder)
+        with EvidenceStore(folder / "evidence.db", writable=False) as reader:
+            assert reader.count_runs() == 1
+        with pytest.raises(HostError, match="cannot open the evidence store"):
+            EvidenceStore(folder / "evidence.db")
+    finally:
+        program("umount", folder)
+
+
+def _store_with_runs(path: Path) -> Path:
+    with EvidenceStore(path) as store:
+        for made in made_runs(repeats=1):
+            made.put(store)
+    return path
+
+
+def test_a_reader_changes_nothing(tmp_path: Path) -> None:
+    path = _store_with_runs(tmp_path / "evidence.db")
+    before = path.read_bytes()
+    with EvidenceStore(path, writable=False) as reader:
+        assert reader.count_runs() > 0
+        with pytest.raises(HostError, match="cannot write the evidence store"):
+            reader.end_run(1, RunOutcome.DONE, ended_s=1.0)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["no database", "overwritten pages", "cut in half"])
+def test_a_damaged_store_is_refused_with_a_way_out_that_works(tmp_path: Path, kind: str) -> None:
+    path = _store_with_runs(tmp_path / "evidence.db")
+    whole = path.read_bytes()
+    if kind == "no database":
+        path.write_bytes(b"This is no database, " * 1000)
+    elif kind == "overwritten pages":
+        path.write_bytes(whole[:8192] + os.urandom(16384) + whole[24576:])
+    else:
+        path.write_bytes(whole[: len(whole) // 2])
+    for writable in (True, False):
+        with pytest.raises(HostError) as caught:
+            EvidenceStore(path, writable=writable)
+        assert caught.value.message == f"the evidence store is damaged: `{path}`"
+    command = (caught.value.hint or "").splitlines()[-1]
+    subprocess.run(["sh", "-euc", command], check=True)  # noqa: S607  what a person would type
+    with EvidenceStore(path) as store:
+        assert store.count_runs() == 0
+    assert (tmp_path / "damaged-evidence.db" / "evidence.db").exists()
+
+
+def test_a_log_of_another_store_is_not_taken_over_with_the_way_out(tmp_path: Path) -> None:
+    """What a killed writer left beside a damaged file is moved aside with it."""
+    path = _store_with_runs(tmp_path / "evidence.db")
+    whole = path.read_bytes()
+    writer = _start_writer(path)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate(timeout=30)
+    assert path.with_name("evidence.db-wal").stat().st_size > 0
+    path.write_bytes(whole[:4096] + b"damaged " * ((len(whole) - 4096) // 8))
+    with pytest.raises(HostError) as caught:
+        EvidenceStore(path)
+    subprocess.run(["sh", "-euc", (caught.value.hint or "").splitlines()[-1]], check=True)  # noqa: S607
+    assert list(tmp_path.iterdir()) == [tmp_path / "damaged-evidence.db"]
+    with EvidenceStore(path) as store:
+        assert store.count_runs() == 0
+
+
+def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.db"
+    with sqlite3.connect(path) as other:
+        other.execute("create table bookmarks (url text)")
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(HostError, match="of another program"):
+        EvidenceStore(path)
+    with sqlite3.connect(path) as other:
+        assert other.execute("select name from sqlite_master").fetchall() == [("bookmarks",)]
+    other.close()
+    assert len(path.read_bytes()) == len(before)
+
+
+def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
+    path = _store_with_runs(tmp_path / "evidence.db")
+    with sqlite3.connect(path) as plain:
+        plain.execute("insert into schema_versions values (?, 'tunerd 9.9')", (VERSION + 1,))
+    plain.close()
+    for writable in (True, False):
+        with pytest.raises(HostError, match="written by a newer tunerd"):
+            EvidenceStore(path, writable=writable)
+
+
+def test_a_missing_store_is_not_made_by_a_reader(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="cannot open the evidence store"):
+        EvidenceStore(tmp_path / "evidence.db", writable=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_stays_busy_is_named_as_the_reason(tmp_path: Path) -> None:
+    path = _store_with_runs(tmp_path / "evidence.db")
+    with (
+        EvidenceStore(path, wait_s=0.2) as store,
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
+        other.execute("begin immediate")
+        with pytest.raises(Busy, match="another process keeps it locked"):
+            store.add_run(RUN)
+        assert store.count_runs() > 0
+        other.execute("rollback")
+        assert store.add_run(RUN) > 0
+
+
+def _tables(path: Path) -> dict[str, object]:
+    """Columns, indexes and links of every table, as the file itself describes them."""
+    engine = sa.create_engine(f"sqlite:///{path}")
+    inspector = sa.inspect(engine)
+    found: dict[str, object] = {
+        name: (
+            [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(name)],
+            sorted((i["name"], i["column_names"]) for i in inspector.get_indexes(name)),
+            sorted((k["name"], k["constrained_columns"], k["referred_table"])
+                   for k in inspector.get_foreign_keys(name)),
+        )
+        for name in inspector.get_table_names()
+    }  # fmt: skip
+    engine.dispose()
+    return found
+
+
+def _old_store(path: Path) -> Path:
+    with sqlite3.connect(path) as plain:
+        plain.executescript(OLD_STORE.read_text())
+    plain.close()
+    return path
+
+
+def test_an_older_store_becomes_one_of_today_with_all_that_it_held(tmp_path: Path) -> None:
+    path = _old_store(tmp_path / "old.db")
+    with EvidenceStore(path) as store:
+        runs = store.runs()
+        assert [(run.number, run.n_samples, run.n_unusable) for run in runs] == [
+            (1, 14, 3),
+            (2, 3, 0),
+        ]
+        assert runs[0].record.arms[0].fingerprint.gpu_names == ("NVIDIA GeForce RTX 3090 Ti",)
+        assert [verdict.outcome for verdict in store.verdicts(2)] == ["B is faster"]
+    with EvidenceStore(tmp_path / "new.db"):
+        pass
+    assert _tables(path) == _tables(tmp_path / "new.db")
+    assert set(_tables(path)) == set(METADATA.tables)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("runs SET started_s = 'abc'", "runs"),
+        ("runs SET host = x'ff'", "runs"),
+        ("arms SET argv = '{bad'", "arms"),
+        ("samples SET marks = '[5]', is_usable = 'x'", "samples"),
+        ("samples SET at_s = 9e999", "samples"),
+        ("verdicts SET details = 'null'", "verdicts"),
+    ],
+)
+def test_a_damaged_row_of_an_older_store_is_told_and_hides_no_other(
+    tmp_path: Path, change: str, told: str
+) -> None:
+    path = _old_store(tmp_path / "old.db")
+    table = change.partition(" ")[0]
+    with sqlite3.connect(path) as plain:
+        plain.execute(f"UPDATE {change} WHERE id = (SELECT min(id) FROM {table})")  # noqa: S608
+    plain.close()
+    with EvidenceStore(path) as store:
+        runs = store.runs()
+        for run in runs:
+            store.samples(run.number)
+            store.verdicts(run.number)
+        assert [(one.table, one.n_rows) for one in store.damage] == [(told, 1)]
+        assert len(runs) == (1 if told == "runs" else 2)
+
+
+def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) -> None:
+    path = _old_store(tmp_path / "old.db")
+    openers = [_start_writer(path) for _ in range(3)]
+    for opener in openers:
+        assert opener.stdout is not None
+        assert opener.stdout.readline()
+        opener.send_signal(signal.SIGKILL)
+        opener.communicate(timeout=30)
+    with sqlite3.connect(path) as plain:
+        versions = plain.execute("select version from schema_versions order by 1").fetchall()
+    plain.close()
+    assert versions == [(1,), (VERSION,)]
+
+
+def test_an_older_store_that_may_only_be_read_says_who_can_help(tmp_path: Path) -> None:
+    path = _old_store(tmp_path / "old.db")
+    with pytest.raises(HostError, match="of an older tunerd"):
+        EvidenceStore(path, writable=False)
+
+
+def test_a_reader_who_may_write_brings_an_older_store_up_to_date(tmp_path: Path) -> None:
+    reader = open_to_read(_old_store(tmp_path / "old.db"))
+    assert reader is not None
+    assert reader.count_runs() == 2
+    reader.close()
+    assert open_to_read(tmp_path / "none.db") is None

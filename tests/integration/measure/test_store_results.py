@@ -1,0 +1,359 @@
+"""`tunerd results` and fingerprints of this machine, on a real store, program and model file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from tests.fault.world import a_generation
+from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti
+from tests.support.fakes import FakeClock, FakeServiceManager
+from tests.support.folders import DATA
+from tests.support.synthetic_runs import MadeRun, made_runs
+from tunerd import __version__
+from tunerd.app import Context
+from tunerd.cli.evidence import render_csv, render_list, render_show, render_stale
+from tunerd.errors import UsageError
+from tunerd.machine.files import Files
+from tunerd.measure.conditions import FingerprintReader, current_fingerprint
+from tunerd.measure.evidence import ArmRecord, RunRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.learn import find_workload
+from tunerd.measure.results import export, results, show, stale
+from tunerd.measure.store import EvidenceStore
+from tunerd.paths import Paths
+from tunerd.result import ignore_progress
+from tunerd.settings import Settings
+from tunerd.units.generations import Ending, Generation, Generations, Outcome
+from tunerd.words import Mode
+
+HELP = DATA / "help" / "mainline-0.7.0.txt"
+
+
+@dataclass
+class Bench:
+    """A machine with a store, one engine and one model, readable for the account that probes."""
+
+    folder: Path
+    gpu: FakeGpuReader = field(default_factory=lambda: FakeGpuReader(rtx_3090_ti()))
+
+    def __post_init__(self) -> None:
+        self.program = self.folder / "bin" / "llama-server"
+        self.model = self.folder / "model.gguf"
+        self.program.parent.mkdir(mode=0o755)
+        self.write_engine("first")
+        write_model(self.model, "{{ messages }}")
+        self.paths = Paths(*(self.folder / name for name in ("config", "state", "run", "units",
+                                                             "runtime-units")))  # fmt: skip
+        self.paths.state_dir.mkdir()
+
+    def write_engine(self, version: str) -> None:
+        """A program that is probed like a llama-server and does nothing else."""
+        self.program.write_text(
+            f"#!/bin/sh\n# {version}\ncase $1 in\n--help) cat <<'HELP'\n{HELP.read_text()}\nHELP\n;;\n"
+            "--version) echo 'version: 7 (abcdef12)' >&2 ;;\n*) exit 1 ;;\nesac\n"
+        )
+        self.program.chmod(0o755)
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return (str(self.program), "--model", str(self.model), "--port", "8080", "--ctx-size",
+                "4096")  # fmt: skip
+
+    def context(self) -> Context:
+        clock, files = FakeClock(), Files()
+        return Context(
+            mode=Mode.LOCAL,
+            paths=self.paths,
+            settings=Settings(),
+            environment={"HOME": str(self.folder)},
+            data_dir=self.folder,
+            clock=clock,
+            gpu=self.gpu,
+            services=FakeServiceManager(self.folder, clock, {}),
+            files=files,
+            generations=Generations(self.paths.generations_dir, files),
+            progress=ignore_progress,
+        )
+
+    def deploy(self, argv: tuple[str, ...]) -> Generation:
+        """A generation that serves; its unit sets one variable."""
+        generation = replace(
+            a_generation(reason="apply", unit_sha256="s"), number=1, argv=argv,
+            engine="mainline-7", unit="llama-server.service",
+        )  # fmt: skip
+        generations = self.context().generations
+        generations.create(generation, b"[Service]\nEnvironment=GGML_TEST=1\nExecStart=/bin/true\n")
+        generations.end(1, Ending(Outcome.SERVING, 2.0, 1.0, None, None))
+        return generation
+
+    def measured(self, arm: ArmRecord, workload: str | None = None) -> int:
+        """A run of this arm, stored."""
+        record = RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live",
+                           arms=(arm,), workload=workload)  # fmt: skip
+        with EvidenceStore(self.paths.evidence) as store:
+            return store.add_run(record)
+
+    def store(self, *runs: MadeRun) -> list[int]:
+        with EvidenceStore(self.paths.evidence) as store:
+            return [run.put(store) for run in runs]
+
+    def staleness(self) -> dict[str, Any]:
+        """What `results stale` says of the only arm that was measured."""
+        (row,) = stale(self.context()).payload["results"]
+        return dict(row)
+
+
+def write_model(path: Path, template: str) -> None:
+    """A file with a model's header."""
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(32)
+    writer.add_head_count(1)
+    writer.add_chat_template(template)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    folder = Path(tempfile.mkdtemp(prefix="tunerd-results-"))
+    folder.chmod(0o755)  # who probes as root's deputy must get in
+    try:
+        yield Bench(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def an_arm(bench: Bench, **changes: Any) -> ArmRecord:
+    fingerprint = FingerprintReader(bench.context()).of(bench.argv).fingerprint
+    values = {"name": "live", "fingerprint": fingerprint, "argv": bench.argv}
+    return ArmRecord(**{**values, **changes})
+
+
+def test_a_fingerprint_names_every_part_of_this_machine(bench: Bench) -> None:
+    found = FingerprintReader(bench.context()).of(bench.argv, workload_sha256="w")
+    assert found.problems == ()
+    data = found.fingerprint.to_json()
+    cpu = data.pop("cpu_model")
+    assert cpu is None or cpu  # some processors have no name
+    assert [name for name, value in data.items() if value is None] == []
+    assert data["gpu_names"] == ["NVIDIA GeForce RTX 3090 Ti"]
+    assert data["power_limits_w"] == [450.0]
+    assert data["driver_version"] == "580.95.05"
+    assert data["tunerd_version"] == __version__
+
+
+def test_evidence_holds_on_the_machine_on_which_it_was_taken(bench: Bench) -> None:
+    bench.measured(an_arm(bench))
+    row = bench.staleness()
+    assert (row["state"], row["changes"], row["remarks"]) == ("holds", [], [])
+    assert row["differs_from_live"] is None
+
+
+def _new_driver_limit(bench: Bench) -> None:
+    bench.gpu.show(replace(rtx_3090_ti(), power_limit_w=350.0))
+
+
+def _new_card(bench: Bench) -> None:
+    bench.gpu.show(replace(rtx_3090_ti(), name="NVIDIA GeForce RTX 5090"))
+
+
+def _new_engine(bench: Bench) -> None:
+    bench.write_engine("second")
+
+
+def _new_model(bench: Bench) -> None:
+    stamp = bench.model.stat()
+    os.utime(bench.model, ns=(stamp.st_atime_ns, stamp.st_mtime_ns + 1))
+
+
+def _new_template(bench: Bench) -> None:
+    write_model(bench.model, "{{ other }}")
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (_new_driver_limit, ["power limit"]),
+        (_new_card, ["GPU"]),
+        (_new_engine, ["engine"]),
+        (_new_model, ["model"]),
+        (_new_template, ["model", "chat template"]),
+    ],
+)
+def test_a_change_of_the_machine_makes_evidence_stale_and_is_named(
+    bench: Bench, change: Any, parts: list[str]
+) -> None:
+    bench.measured(an_arm(bench))
+    change(bench)
+    row = bench.staleness()
+    assert row["state"] == "stale"
+    assert [text.partition(" changed: ")[0] for text in row["changes"]] == parts
+
+
+def write_workload(bench: Bench, answer_tokens: int) -> Path:
+    folder = bench.paths.site_profiles / "workloads"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "office.toml"
+    path.write_text(
+        f"[[classes]]\nprompt_tokens = 500\nanswer_tokens = {answer_tokens}\nkind = 'chat'\n"
+    )
+    return path
+
+
+def test_a_workload_that_changed_or_is_gone_makes_evidence_stale_and_is_named(
+    bench: Bench,
+) -> None:
+    path = write_workload(bench, 100)
+    arm = an_arm(bench)
+    of_it = find_workload(bench.context(), "office").shape.sha256
+    bench.measured(
+        replace(arm, fingerprint=replace(arm.fingerprint, workload_sha256=of_it)), "office"
+    )
+    assert bench.staleness()["state"] == "holds"
+
+    write_workload(bench, 200)
+    row = bench.staleness()
+    assert row["state"] == "stale"
+    assert [text.partition(" changed: ")[0] for text in row["changes"]] == ["workload"]
+
+    path.write_text("nothing = [")
+    assert bench.staleness()["state"] == "unknown"
+
+    path.unlink()
+    row = bench.staleness()
+    assert row["state"] == "stale"
+    assert row["changes"] == [f"workload changed: {of_it[:12]} -> not there"]
+
+
+def test_what_cannot_be_read_now_is_no_proof_of_a_change(bench: Bench) -> None:
+    bench.measured(an_arm(bench))
+    bench.gpu.hide("driver and library do not match")
+    row = bench.staleness()
+    assert row["state"] == "unknown"
+    assert "GPU cannot be told now; it was NVIDIA GeForce RTX 3090 Ti" in row["changes"]
+    assert "GPUs cannot be read: driver and library do not match" in row["changes"]
+
+
+def test_an_engine_and_a_model_that_are_gone_are_named(bench: Bench) -> None:
+    bench.measured(an_arm(bench))
+    bench.program.unlink()
+    bench.model.unlink()
+    row = bench.staleness()
+    assert row["state"] == "unknown"
+    assert any(text.startswith("engine cannot be told: ") for text in row["changes"])
+    assert f"no such model file: `{bench.model}`" in row["changes"]
+
+
+def test_what_was_measured_by_its_address_alone_cannot_be_checked(bench: Bench) -> None:
+    bench.measured(an_arm(bench, argv=None, fingerprint=Fingerprint()))
+    row = bench.staleness()
+    assert row["state"] == "unknown"
+    assert "by its address alone" in row["changes"][0]
+
+
+def test_evidence_of_another_tunerd_holds_with_a_remark(bench: Bench) -> None:
+    arm = an_arm(bench)
+    older = replace(arm.fingerprint, tunerd_version="0.0.1")
+    bench.measured(replace(arm, fingerprint=older))
+    row = bench.staleness()
+    assert row["state"] == "holds"
+    assert row["remarks"] == [f"tunerd changed: 0.0.1 -> {__version__}"]
+
+
+def test_what_serves_is_compared_with_what_was_measured(bench: Bench) -> None:
+    bench.measured(an_arm(bench))
+    bench.deploy((*bench.argv[:-1], "8192", "--port", "9000", "--no-mmap"))
+    row = bench.staleness()
+    assert row["state"] == "holds"
+    assert row["differs_from_live"] == ["--ctx-size 4096 -> 8192", "--no-mmap added"]
+
+
+def test_the_fingerprint_of_a_generation_counts_its_units_variables(bench: Bench) -> None:
+    generation = bench.deploy(bench.argv)
+    now = current_fingerprint(bench.context(), generation).fingerprint
+    plain = FingerprintReader(bench.context()).of(bench.argv).fingerprint
+    assert now.arguments_sha256 != plain.arguments_sha256
+    assert replace(now, arguments_sha256=plain.arguments_sha256) == plain
+
+
+def test_without_a_store_nothing_was_measured_and_nothing_is_made(bench: Bench) -> None:
+    for result in (results(bench.context()), stale(bench.context())):
+        assert result.ok
+        assert result.payload["results"] == []
+        assert [message.code for message in result.messages] == ["nothing-measured"]
+    with pytest.raises(UsageError, match="there is no run 1"):
+        show(bench.context(), 1)
+    assert not bench.paths.evidence.exists()
+
+
+def test_runs_are_listed_with_what_was_left_out(bench: Bench) -> None:
+    bench.store(*made_runs(repeats=1))
+    payload = results(bench.context(), limit=4).payload
+    assert payload["total"] == 5
+    lines = list(render_list(payload))
+    assert lines[0].split()[:3] == ["run", "when", "kind"]
+    assert lines[-1] == "1 older ones: --all"
+    (mtp,) = [row for row in payload["results"] if row["suites"] == ["mtp"]]
+    assert (mtp["samples"], mtp["left_out"]) == (23, 5)
+
+
+def test_a_run_is_shown_with_missing_figures_as_missing(bench: Bench) -> None:
+    numbers = bench.store(*made_runs(repeats=1))
+    payload = show(bench.context(), numbers[2]).payload
+    off = [row for row in payload["figures"] if row["arm"] == "speculation off"]
+    assert {row["case"] for row in off} == {row["case"] for row in payload["figures"]} - {"warm-up"}
+    assert {row["n_drafted"] for row in off} == {None}
+    left_out = {(row["arm"], row["reason"]): row["samples"] for row in payload["left_out"]}
+    assert left_out == {
+        ("speculation on", "warm-up"): 1,
+        ("speculation on", "throttled"): 1,
+        ("speculation on", "foreign traffic"): 1,
+        ("speculation on", "server and client clocks disagree"): 1,
+        ("speculation on", "no answer"): 1,
+        ("speculation off", "warm-up"): 1,
+    }
+    text = "\n".join(render_show(payload))
+    assert "left out of speculation on: 1 (throttled)" in text
+    compare = "\n".join(render_show(show(bench.context(), numbers[0]).payload))
+    assert "B is 4.1 % faster on chat" in compare
+    assert "unknown" in "\n".join(render_show(show(bench.context(), numbers[4]).payload))
+
+
+def test_an_export_holds_every_sample_and_says_null_where_nothing_is_known(bench: Bench) -> None:
+    made = made_runs(repeats=1)
+    numbers = bench.store(*made)
+    payload = export(bench.context(), numbers).payload
+    for run, original in zip(payload["runs"], made, strict=True):
+        assert len(run["samples"]) == sum(len(samples) for samples in original.samples.values())
+    off = [s for s in payload["runs"][2]["samples"] if s["arm"] == "speculation off"]
+    assert {sample["timings"]["draft_n"] for sample in off} == {None}
+    rows = list(csv.DictReader(io.StringIO("\n".join(render_csv(payload)))))
+    assert len(rows) == sum(len(run["samples"]) for run in payload["runs"])
+    assert {row["draft_n"] for row in rows if row["arm"] == "speculation off"} == {""}
+    failed = [row for row in rows if row["problem"]]
+    assert [(row["wall_ms"], row["predicted_n"]) for row in failed] == [("", "")]
+
+
+def test_what_is_stale_is_told_in_words(bench: Bench) -> None:
+    bench.measured(an_arm(bench))
+    _new_driver_limit(bench)
+    lines = list(render_stale(stale(bench.context()).payload))
+    assert lines[0].endswith("): stale")
+    assert lines[1] == "  power limit changed: 450 W -> 350 W"

@@ -1,0 +1,204 @@
+"""A store that SQLite finds whole, in which a column holds what no tunerd wrote there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.integration.measure.test_store_results import Bench
+from tests.support.synthetic_runs import made_runs
+from tunerd.cli.evidence import render_csv, render_list, render_show, render_stale
+from tunerd.errors import HostError, TunerdError
+from tunerd.measure.answer import Sample
+from tunerd.measure.evidence import (
+    ArmRecord,
+    Damage,
+    RunEvidence,
+    RunRecord,
+    SummaryRecord,
+    VerdictRecord,
+)
+from tunerd.measure.results import export, results, show, stale
+from tunerd.measure.store import EvidenceStore
+from tunerd.web.report import ReportData, check_validity, gather_evidence, render_report
+
+# Columns of a run, and fields of the documents of each kind, with one that is not there.
+COLUMNS = [
+    *(f"runs.{name}" for name in ("kind", "started_s", "ended_s", "outcome", "reason", "head")),
+    *(f"{kind}.{name}" for kind in ("arms", "samples", "summaries", "verdicts")
+      for name in ("kind", "name", "is_usable", "body")),
+    *(f"runs.{name.name}" for name in fields(RunRecord)),
+    *(f"arms.{name.name}" for name in fields(ArmRecord)),
+    *(f"samples.{name.name}" for name in fields(Sample)),
+    *(f"summaries.{name.name}" for name in fields(SummaryRecord)),
+    *(f"verdicts.{name.name}" for name in fields(VerdictRecord)),
+]  # fmt: skip
+_KINDS = {"arms": "arm", "samples": "sample", "summaries": "summary", "verdicts": "verdict"}
+HOSTILE: list[Any] = [
+    "{bad", "[1]", "[1,2]", "[3]", "abc", "x", 1e300, -1e300, float("inf"), "", "null", "{}", "[]",
+    '{"a": NaN}', '{"a": 1e999}', b"\xff\xfe", 2**63 - 1, -1, '"text"', "[[1, 2, 3]]",
+    "[" * 5000, '{"schema": 9}',
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of several runs with everything in it."""
+    path = tmp_path_factory.mktemp("sound") / "evidence.db"
+    with EvidenceStore(path) as store:
+        for made in made_runs():
+            made.put(store)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return path
+
+
+def damage(sound: Path, target: Path, column: str, value: Any, *, first_only: bool) -> None:
+    """A copy in which a column holds this value."""
+    target.unlink(missing_ok=True)
+    for side in ("-wal", "-shm"):
+        target.with_name(target.name + side).unlink(missing_ok=True)
+    shutil.copy(sound, target)
+    what, name = column.split(".")
+    table, document = ("run", "head") if what == "runs" else ("entry", "body")
+    kind = f" WHERE kind = '{_KINDS[what]}'" if what in _KINDS else ""
+    where = f" WHERE id = (SELECT min(id) FROM {table}{kind})" if first_only else kind  # noqa: S608
+    connection = sqlite3.connect(target)
+    try:
+        columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+        values: tuple[Any, ...] = (value,)
+        if name not in columns:
+            new = f"json_set({document}, '$.{name}', json(?))"
+            is_valid = connection.execute("SELECT json_valid(?)", (value,)).fetchone()[0]
+            is_whole = isinstance(value, str) and is_valid
+            values = (value if is_whole else json.dumps(str(value)),)
+            name = document
+        else:
+            new = "?"
+        connection.execute(f"UPDATE OR IGNORE {table} SET {name} = {new}{where}", values)  # noqa: S608
+        connection.commit()
+    except sqlite3.IntegrityError:
+        pass  # the file itself refuses that one
+    finally:
+        connection.close()
+
+
+def everything_read(path: Path) -> tuple[list[RunEvidence], tuple[Damage, ...]]:
+    """All of a store."""
+    with EvidenceStore(path, writable=False) as store:
+        found = []
+        for run in store.runs():
+            by_arm: dict[str, list[Any]] = {arm.name: [] for arm in run.record.arms}
+            for arm, sample in store.arm_samples(run.number):
+                by_arm[arm].append(sample)
+            found.append(
+                RunEvidence(
+                    run,
+                    {arm: tuple(samples) for arm, samples in by_arm.items()},
+                    store.summaries(run.number),
+                    store.verdicts(run.number),
+                )
+            )
+        return found, store.damage
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("samples.body", "{bad"),
+        ("samples.details", "[1]"),
+        ("samples.position", "abc"),
+        ("summaries.figures", "[3]"),
+        ("verdicts.ratio", "x"),
+    ],
+)
+def test_one_damaged_row_is_left_out_counted_and_named_and_the_rest_is_there(
+    sound: Path, tmp_path: Path, column: str, value: Any
+) -> None:
+    whole, none = everything_read(sound)
+    damage(sound, tmp_path / "evidence.db", column, value, first_only=True)
+
+    found, left_out = everything_read(tmp_path / "evidence.db")
+
+    table = column.split(".", maxsplit=1)[0]
+    assert none == ()
+    assert [(one.table, one.n_rows) for one in left_out] == [(table, 1)]
+    assert column.endswith(".body") or column.split(".")[1] in left_out[0].text
+    assert left_out[0].run is not None
+    assert rows_of(found, table) == rows_of(whole, table) - 1
+    assert [one.run.number for one in found] == [one.run.number for one in whole]
+
+
+def rows_of(evidence: list[RunEvidence], table: str) -> int:
+    counts = {
+        "samples": lambda one: sum(len(rows) for rows in one.samples.values()),
+        "summaries": lambda one: len(one.summaries),
+        "verdicts": lambda one: len(one.verdicts),
+    }
+    return sum(counts[table](one) for one in evidence)
+
+
+def test_a_damaged_run_or_arm_hides_no_other(sound: Path, tmp_path: Path) -> None:
+    path = tmp_path / "evidence.db"
+    whole, _ = everything_read(sound)
+    damage(sound, path, "runs.started_s", 1e300, first_only=True)
+    found, left_out = everything_read(path)
+    assert len(found) == len(whole) - 1
+    assert [(one.table, one.n_rows) for one in left_out] == [("runs", 1)]
+
+    damage(sound, path, "arms.argv", "[1,2]", first_only=True)
+    found, left_out = everything_read(path)
+    assert len(found) == len(whole)
+    assert sum(len(one.run.record.arms) for one in found) == (
+        sum(len(one.run.record.arms) for one in whole) - 1
+    )
+    assert [(one.table, one.n_rows) for one in left_out] == [("arms", 1)]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(column=st.sampled_from(COLUMNS), value=st.sampled_from(HOSTILE), first_only=st.booleans())
+def test_whatever_a_column_holds_results_and_report_show_the_rest(
+    sound: Path, bench: Bench, column: str, value: Any, first_only: bool
+) -> None:
+    context = bench.context()
+    damage(sound, context.paths.evidence, column, value, first_only=first_only)
+
+    listed = results(context)
+    json.dumps(dict(listed.payload), allow_nan=False)
+    list(render_list(listed.payload))
+    list(render_stale(stale(context).payload))
+    for row in listed.payload["results"]:
+        shown = show(context, row["run"])
+        list(render_show(shown.payload))
+        list(render_csv(export(context, [row["run"]]).payload))
+    try:
+        evidence, _ = gather_evidence(context, ())
+    except TunerdError:
+        return
+    render_report(ReportData(evidence, check_validity(context, evidence), 1_795_000_000.0))
+
+
+def test_a_run_whose_own_row_is_damaged_is_named_instead_of_denied(
+    sound: Path, bench: Bench
+) -> None:
+    context = bench.context()
+    damage(sound, context.paths.evidence, "runs.started_s", 1e300, first_only=True)
+
+    with pytest.raises(HostError, match="run 1 cannot be read"):
+        show(context, 1)
+    listed = results(context)
+    assert [message.code for message in listed.messages] == ["damaged-rows"]
+    assert listed.payload["total"] == len(listed.payload["results"])

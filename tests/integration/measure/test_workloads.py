@@ -1,0 +1,248 @@
+"""Workloads on disk: whose file counts, and what `learn` makes of the log of a supervised server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.builders import resolved as shipped
+from tests.support.fakes import FakeClock
+from tests.support.folders import DATA
+from tunerd.app import Context, build_context
+from tunerd.engine.log import read_requests
+from tunerd.errors import ConfigError, UsageError
+from tunerd.measure.answer import Sample, Timings
+from tunerd.measure.evidence import ArmRecord, RunRecord
+from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.learn import (
+    find_workload,
+    learn_workload,
+    list_workloads,
+    show_workload,
+    workload_for,
+)
+from tunerd.measure.store import EvidenceStore
+from tunerd.tryout.local_state import UnitLog
+
+LOGS = DATA / "requests"
+OWN = "[[classes]]\nprompt_tokens = 77\nanswer_tokens = 7\n"
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    environment = {
+        "HOME": str(tmp_path),
+        "TUNERD_STATE_DIR": str(tmp_path / "state"),
+        "TUNERD_CONFIG_DIR": str(tmp_path / "config"),
+        "TUNERD_RUNTIME_DIR": str(tmp_path / "run"),
+    }
+    return build_context(mode="local", environment=environment)
+
+
+def served(context: Context, name: str, times: int) -> None:
+    """The log of a server that answered the requests of a captured log so many times."""
+    log = context.paths.log_dir / f"{context.unit}.log"
+    log.parent.mkdir(parents=True)
+    log.write_text((LOGS / f"{name}.log").read_text() * times)
+
+
+def write(folder: Path, name: str, text: str = OWN) -> None:
+    (folder / "workloads").mkdir(parents=True, exist_ok=True)
+    (folder / "workloads" / f"{name}.toml").write_text(text)
+
+
+@pytest.mark.parametrize("name", ["mainline-2026-08-18", "ik-2026-08"])
+def test_a_workload_is_learned_from_the_servers_own_log(context: Context, name: str) -> None:
+    served(context, name, times=20)
+    result = learn_workload(context)
+    (only,) = result.payload["classes"]
+    learned = result.payload["learned"]
+    assert learned["requests"] == 60
+    assert learned["lives"] == 20
+    assert only["cached_share"] == pytest.approx(116 / 330, abs=0.01)
+    assert find_workload(context, "learned").shape.classes[0].prompt.median == 120
+    assert workload_for(context, None, None)[0].name == "learned"
+
+
+@pytest.mark.parametrize("name", ["mainline-2026-08-18", "ik-2026-08"])
+def test_what_was_measured_is_left_out_and_said(context: Context, name: str) -> None:
+    served(context, name, times=20)
+    logged = read_requests(context.services.log(context.unit, max_lines=10_000)).requests
+    own = [
+        Timings(prompt_n=one.prompt_n, prompt_ms=one.prompt_ms + 0.004,
+                predicted_n=one.predicted_n, predicted_ms=one.predicted_ms - 0.004)
+        for one in logged[:15]
+    ]  # fmt: skip
+    keep(context, [*own, None])
+
+    result = learn_workload(context)
+
+    assert result.payload["learned"]["requests"] == 45
+    assert result.payload["learned"]["own"] == 15
+    said = {message.code: message.text for message in result.messages}
+    assert said["own-requests"] == "left out: 15 requests of tunerd's own"
+    assert said["own-requests-unknown"].startswith("1 requests of tunerd's own have no counts")
+
+
+def keep(context: Context, measured: Sequence[Timings | None]) -> None:
+    """A run of these requests, stored."""
+    with EvidenceStore(context.paths.evidence) as store:
+        arm = ArmRecord(name="live", fingerprint=Fingerprint())
+        run = store.add_run(
+            RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live", arms=(arm,))
+        )
+        store.add_samples(
+            run,
+            [
+                Sample(suite="mtp", case="code", kind="code", prompt_id="p", process="1", position=n,
+                       at_s=0.0, n_predict=9, concurrency=1, timings=one, client=None)
+                for n, one in enumerate(measured)
+            ],
+        )  # fmt: skip
+
+
+def test_nothing_but_numbers_and_names_is_kept_of_a_log(context: Context) -> None:
+    served(context, "ik-2026-08", times=20)
+    learn_workload(context)
+    kept = (context.paths.state_dir / "workloads" / "learned.toml").read_text()
+    words_of_prompts = "photo birthday hey go sell"
+    assert words_of_prompts in (LOGS / "ik-2026-08.log").read_text()
+    assert not re.search(r"photo|birthday|JJJJ", kept)
+
+
+def test_learning_for_show_writes_nothing(context: Context) -> None:
+    served(context, "mainline-2026-08-18", times=20)
+    learn_workload(context, write=False)
+    assert not (context.paths.state_dir / "workloads").exists()
+
+
+def test_a_log_of_few_requests_is_refused_with_what_is_missing(context: Context) -> None:
+    served(context, "mainline-2026-08-18", times=3)
+    with pytest.raises(ConfigError, match="9 requests; 30"):
+        learn_workload(context)
+
+
+def test_a_name_that_is_taken_or_no_file_name_is_refused(context: Context) -> None:
+    served(context, "mainline-2026-08-18", times=20)
+    for name in ("chat", "../x", ""):
+        with pytest.raises(UsageError):
+            learn_workload(context, name=name)
+
+
+def test_the_site_wins_over_what_was_learned_and_that_over_what_is_shipped(
+    context: Context,
+) -> None:
+    write(context.paths.state_dir, "rag")
+    assert find_workload(context, "rag").layer == "learned"
+    write(context.paths.site_profiles, "rag", OWN.replace("77", "78"))
+    file = find_workload(context, "rag")
+    assert (file.layer, file.shape.classes[0].prompt.median) == ("site", 78)
+
+
+def test_a_wrong_file_is_listed_as_wrong_and_the_others_still(context: Context) -> None:
+    write(context.paths.site_profiles, "mine", "classes = 3\n")
+    result = list_workloads(context)
+    assert [row["name"] for row in result.payload["workloads"]] == [
+        "chat", "coding-agent", "long-generation", "rag",
+    ]  # fmt: skip
+    assert "mine.toml" in result.messages[0].text
+
+
+def test_a_workload_that_does_not_exist_names_the_nearest(context: Context) -> None:
+    with pytest.raises(ConfigError) as caught:
+        show_workload(context, "coding-agnet")
+    assert "coding-agent" in (caught.value.hint or "")
+
+
+def test_turn_times_are_shown_at_the_speed_of_the_log_and_unknown_without_one(
+    context: Context,
+) -> None:
+    assert show_workload(context, "chat").payload["turn"] is None
+    served(context, "mainline-2026-08-18", times=1)
+    shown = show_workload(context, "chat").payload
+    assert shown["rates"]["prompt_tok_s"] == pytest.approx(214 / 80.71 * 1000, rel=1e-3)
+    assert shown["turn"]["total_s"] > 0
+
+
+DAY_S = 86400
+
+
+def lived(context: Context, *days_ago: float, name: str = "mainline-2026-08-18") -> None:
+    """The log of servers that were started so many days ago, twenty requests-logs each."""
+    log = UnitLog(context.paths, context.unit)
+    for number, days in enumerate(days_ago):
+        clock = FakeClock(now_s=context.clock.now_s() - days * DAY_S)
+        log.note(clock, f"{number:032x}", "Started")
+        with log.path.open("a") as file:
+            file.write((LOGS / f"{name}.log").read_text() * 20)
+
+
+def test_so_many_days_are_read_and_no_more(context: Context) -> None:
+    lived(context, 20, 8, 2)
+    week = learn_workload(context, days=7)
+    assert week.payload["learned"]["requests"] == 120, "what ran a week ago counts whole"
+    assert week.payload["learned"]["asked_days"] == 7
+    assert "of the last 7 days" in week.payload["description"]
+    assert learn_workload(context, days=1).payload["learned"]["requests"] == 60
+    assert learn_workload(context, days=15).payload["learned"]["requests"] == 180
+    assert "fewer-days" not in {message.code for message in week.messages}
+
+
+def test_days_that_the_log_does_not_reach_are_said(context: Context) -> None:
+    lived(context, 2)
+    result = learn_workload(context, days=30)
+    said = {message.code: message.text for message in result.messages}
+    assert "30 days were asked for" in said["fewer-days"]
+    assert "the last 48 h" in said["fewer-days"]
+    assert result.payload["learned"]["reach_s"] == pytest.approx(2 * DAY_S, abs=120)
+
+
+@pytest.mark.parametrize("days", [0, -1, 100_000])
+def test_days_that_nobody_can_read_are_refused(context: Context, days: int) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        learn_workload(context, days=days)
+
+
+def test_what_was_measured_says_nothing_of_the_speed_that_people_had(context: Context) -> None:
+    served(context, "mainline-2026-08-18", times=1)
+    logged = read_requests(context.services.log(context.unit, max_lines=10_000)).requests
+    own, *theirs = [
+        Timings(prompt_n=one.prompt_n, prompt_ms=one.prompt_ms,
+                predicted_n=one.predicted_n, predicted_ms=one.predicted_ms)
+        for one in logged
+    ]  # fmt: skip
+    keep(context, [own])
+
+    shown = show_workload(context, "chat")
+
+    prompts = sum(one.prompt_n or 0 for one in theirs)
+    prompt_ms = sum(one.prompt_ms or 0 for one in theirs)
+    assert shown.payload["rates"]["prompt_tok_s"] == pytest.approx(prompts / prompt_ms * 1000)
+    assert {message.code for message in shown.messages} == {"own-requests"}
+    keep(context, theirs)
+    assert show_workload(context, "chat").payload["turn"] is None, "nobody else asked"
+
+
+@pytest.mark.parametrize(
+    ("profile", "workload"),
+    [
+        ("rtx-3090-ti-24gb", "coding-agent"),
+        ("rtx-3090-ti-24gb-dflash", "coding-agent"),
+        ("rtx-4070-super-12gb", "chat"),
+        ("rtx-5060-ti-16gb", "coding-agent"),
+    ],
+)
+def test_a_card_is_tuned_for_what_its_write_up_served_until_something_was_learned(
+    context: Context, profile: str, workload: str
+) -> None:
+    resolved = shipped(profile)
+    shape, told = workload_for(context, None, resolved)
+    assert shape.name == workload
+    assert told.text == f"workload `{workload}`, as the profile says"
+    write(context.paths.state_dir, "learned")
+    shape, told = workload_for(context, None, resolved)
+    assert shape.name == "learned"
+    assert told.text == f"workload `learned`, before the shipped profile's `{workload}`"

@@ -1,0 +1,291 @@
+"""What is measured in production's place, on real processes: it comes back whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_box import Box, deployed
+from tests.support.supervised import is_alive, supervisor_pid
+from tunerd.app import Context, build_context
+from tunerd.engine.builds import PlanRequest
+from tunerd.engine.health import Reason
+from tunerd.engine.server import LlamaServer
+from tunerd.errors import Busy, DeployError, Preempted
+from tunerd.machine.net import free_port
+from tunerd.production.lease import Held, hold, outlook
+from tunerd.production.measurement import read_measurement
+from tunerd.production.plan import Plan, make_plan
+from tunerd.production.recover import recover
+from tunerd.production.status import status
+from tunerd.production.verify import verify
+from tunerd.units.manager import is_candidate
+
+pytestmark = pytest.mark.llama
+BUDGET_S = 300.0
+_PATIENCE_S = 60.0
+_HOLD = """
+import sys, time
+from tunerd.app import build_context
+from tunerd.production.lease import hold
+from tests.integration.production.test_lease_processes import a_plan
+ctx = build_context(start_supervisor=True)
+plan = a_plan(ctx, int(sys.argv[1]))
+with hold(ctx, purpose="a test", budget_s=300) as held:
+    with held.serve(plan) as candidate:
+        print("serving" if candidate.ok else candidate.fault, flush=True)
+        time.sleep(300)
+"""
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Box]:
+    with deployed(tmp_path_factory.mktemp("box"), port) as box:
+        yield box
+
+
+@pytest.fixture
+def ctx(box: Box) -> Iterator[Context]:
+    made = build_context(environment=box.environment, start_supervisor=True)
+    yield made
+    eventually(lambda: made.services.state(made.unit).is_active, "production is not back")
+    wait_until_ready(made)
+    eventually(lambda: as_before(made), "production is not as it was")
+
+
+def a_plan(ctx: Context, port: int, **changes: object) -> Plan:
+    """The deployed server with another context size."""
+    options = {
+        "model.path": str(ctx.paths.config_dir.parent / "tiny.gguf"),
+        "serving.threads": 1,
+        "serving.threads_batch": 1,
+        "serving.port": port,
+        "serving.ctx_size": 512,
+        "serving.alias": "measured",
+        "speculation.type": "off",
+        **{name.replace("__", "."): value for name, value in changes.items()},
+    }
+    return make_plan(ctx, PlanRequest("cpu-embedded", options))
+
+
+def as_before(ctx: Context) -> bool:
+    """Production serves as deployed, and nothing of a measurement is left."""
+    left = [unit for unit in ctx.services.service_units() if is_candidate(unit)]
+    return verify(ctx).exit_code == 0 and not left and not ctx.paths.measurement.exists()
+
+
+def wait_until_ready(ctx: Context) -> None:
+    eventually(lambda: bool(status(ctx).payload["healthy"]), "production does not answer")
+
+
+def eventually(holds: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.05)
+
+
+@contextmanager
+def held(ctx: Context, *, start_after: bool = False) -> Iterator[Held]:
+    with hold(ctx, purpose="a test", budget_s=BUDGET_S, start_after=start_after) as found:
+        yield found
+
+
+def test_a_candidate_is_what_would_be_deployed_and_production_comes_back(
+    ctx: Context, port: int
+) -> None:
+    plan = a_plan(ctx, port)
+    with held(ctx) as lease, lease.serve(plan) as candidate:
+        assert candidate.ok, candidate.fault
+        assert candidate.boot_s is not None
+        assert 0 < candidate.boot_s < _PATIENCE_S
+        assert candidate.vram_free_mib is None
+        assert any("model" in line for line in candidate.lines)
+        server = LlamaServer(candidate.address, ctx.clock)
+        assert server.alias() == "measured"
+        pid = ctx.services.state(candidate.unit).main_pid
+        assert pid is not None
+        command_line = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+        words = tuple(command_line.strip("\0").split("\0"))
+        assert words[-len(plan.command.argv) + 1 :] == plan.command.argv[1:]
+        text = (ctx.paths.runtime_unit_dir / candidate.unit).read_text()
+        command = text[text.index("ExecStart=") : text.index("Restart=")]
+        assert command in plan.unit_text
+        assert not ctx.services.state(ctx.unit).is_active
+    assert lease.without_service_s is not None
+    assert lease.without_service_s > candidate.boot_s
+    assert not is_alive(pid)
+
+
+def test_while_something_is_measured_status_and_verify_say_so_and_see_no_drift(
+    ctx: Context, port: int
+) -> None:
+    with held(ctx) as lease, lease.serve(a_plan(ctx, port)):
+        seen, checked = status(ctx), verify(ctx)
+        assert a_plan(ctx, port).is_refused is False  # the port is taken by the candidate
+    assert seen.payload["measurement"]["purpose"] == "a test"
+    assert seen.payload["drift"] == []
+    assert checked.exit_code == 0
+    for found in (seen, checked):
+        (message,) = [m for m in found.messages if m.code == "measuring"]
+        assert "serves again" in message.text
+    assert status(ctx).payload["measurement"] is None
+
+
+def test_one_measurement_at_a_time(ctx: Context) -> None:
+    with held(ctx), pytest.raises(Busy, match="another measurement"), held(ctx):
+        pass
+
+
+def test_a_refused_plan_is_a_result_and_nothing_starts(ctx: Context, port: int) -> None:
+    plan = a_plan(ctx, port, speculation__type="mtp", speculation__n_max=1, speculation__n_min=9)
+    assert plan.is_refused
+    with held(ctx) as lease, lease.serve(plan) as candidate:
+        assert candidate.fault is not None
+        assert candidate.fault.reason is Reason.REFUSED
+        assert "n_min" in candidate.fault.words
+        assert lease.left_s > 0
+        lease.check()
+
+
+def test_a_candidate_that_is_killed_is_a_crash_and_the_next_one_serves(
+    ctx: Context, port: int
+) -> None:
+    plan = a_plan(ctx, port)
+    with held(ctx) as lease:
+        with lease.serve(plan) as first:
+            assert lease.look(first) is None
+            pid = ctx.services.state(first.unit).main_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSEGV)
+            eventually(lambda: not ctx.services.state(first.unit).is_active, "it lives")
+            fault = lease.look(first)
+        with lease.serve(plan) as second:
+            assert second.ok
+    assert fault is not None
+    assert fault.reason is Reason.CRASH
+    assert second.unit != first.unit
+
+
+def preempted(
+    ctx: Context, happens: Callable[[Held], None], budget_s: float = BUDGET_S
+) -> Preempted:
+    """What the one who measures learns when this happens."""
+    try:
+        with hold(ctx, purpose="a test", budget_s=budget_s) as lease:
+            happens(lease)
+            lease.check()
+    except Preempted as learned:
+        return learned
+    raise AssertionError("the lease still stood")
+
+
+def test_whoever_starts_production_wins_and_the_measurement_learns_it(
+    ctx: Context, port: int
+) -> None:
+    def start(lease: Held) -> None:
+        with lease.serve(a_plan(ctx, port)) as candidate:
+            ctx.services.start(ctx.unit)
+            assert not ctx.services.state(candidate.unit).is_active
+
+    assert "started llama-server.service" in (preempted(ctx, start).cause or "")
+
+
+def test_a_lease_lasts_no_longer_than_its_budget(ctx: Context) -> None:
+    def wait(lease: Held) -> None:
+        eventually(lambda: lease.left_s <= 0, "time stands still")
+        eventually(lambda: read_measurement(ctx) is None, "the lease stands")
+
+    assert "ran out" in (preempted(ctx, wait, budget_s=1.0).cause or "")
+
+
+def test_an_apply_ends_the_measurement_first_and_both_say_so(
+    box: Box, ctx: Context, port: int
+) -> None:
+    words = ["--set", f"serving.port={port}", "--set", f"model.path={box.model}"]
+    words += ["--set", "serving.threads=1", "--set", "serving.ctx_size=768"]
+
+    def apply(lease: Held) -> None:
+        with lease.serve(a_plan(ctx, port)):
+            done = box.call("apply", "cpu-embedded", "--yes", *words)
+            assert done.returncode == 0, done.stderr
+            assert "was ended for this" in done.stderr
+
+    assert preempted(ctx, apply).cause == "`tunerd apply` ended it"
+
+
+def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(ctx: Context) -> None:
+    ctx.services.stop(ctx.unit)
+    told = outlook(ctx, measuring_s=60)
+    with held(ctx) as lease:
+        assert not lease.restores
+    assert not ctx.services.state(ctx.unit).is_active
+    assert "--start-after" in told.text
+    assert told.without_service_s is None
+
+    with held(ctx, start_after=True):
+        pass
+
+    assert ctx.services.state(ctx.unit).is_active
+
+
+def test_nothing_is_measured_where_production_does_not_start_at_boot(ctx: Context) -> None:
+    ctx.services.disable(ctx.unit)
+    try:
+        with pytest.raises(DeployError, match="does not start at boot"), held(ctx):
+            pass
+        with pytest.raises(DeployError):
+            outlook(ctx, measuring_s=60)
+        assert ctx.services.state(ctx.unit).is_active
+    finally:
+        ctx.services.enable(ctx.unit)
+
+
+def test_the_time_without_service_is_told_from_the_last_swap(ctx: Context) -> None:
+    told = outlook(ctx, measuring_s=600)
+
+    last = next(iter(ctx.generations.entries())).ending.without_service_s
+    assert told.load_s == last
+    expected_s = None if last is None else 600 + last
+    assert told.without_service_s == expected_s
+
+
+@pytest.mark.parametrize("victims", ["command", "supervisor", "both"])
+def test_production_comes_back_whoever_is_killed(
+    box: Box, ctx: Context, port: int, victims: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=box.environment,
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "serving\n"
+        if victims != "command":
+            pid = supervisor_pid(ctx.paths)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        if victims == "supervisor":
+            command.send_signal(signal.SIGINT)  # its sleep; in use it notices between requests
+        else:
+            command.kill()
+        command.communicate()
+    if victims == "both":  # nobody is left who could: the next call of tunerd is
+        assert not ctx.services.state(ctx.unit).is_active
+    recover(ctx)
+    wait_until_ready(ctx)
+    assert status(ctx).payload["alias"] != "measured"

@@ -1,0 +1,93 @@
+"""tunerd's own supervisor keeps the contract of a service manager, with real processes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.lease import LeaseContract
+from tests.contracts.service_manager import UNIT, SlowJobsContract
+from tests.support.folders import SUPPORT
+from tests.support.supervised import supervised, supervisor_pid
+from tunerd.machine.clock import SystemClock
+from tunerd.tryout.local import Local
+from tunerd.tryout.local_state import SOCKET_NAME
+from tunerd.units.manager import ServiceManager
+
+TOY = SUPPORT / "toy_service.sh"
+
+
+@pytest.fixture
+def clock() -> SystemClock:
+    return SystemClock()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Local]:
+    with supervised(tmp_path) as paths:
+        yield Local(paths, may_start=True)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> str:
+    """A copy, so that what is left of it after a test can be told by its path."""
+    return str(shutil.copy(TOY, tmp_path / "toy"))
+
+
+class TestLeasesOfLocal(LeaseContract):
+    pass
+
+
+class TestLocal(SlowJobsContract):
+    @pytest.fixture
+    def kill_main(self, manager: Local) -> Callable[[int], None]:
+        def kill(number: int) -> None:
+            pid = manager.state(UNIT).main_pid
+            assert pid is not None
+            os.kill(pid, number)
+
+        return kill
+
+    def _pause(self) -> None:
+        time.sleep(0.02)
+
+    def _restart_while_another_stops(self, manager: ServiceManager) -> None:
+        stopper = threading.Timer(0.5, manager.stop, [UNIT])
+        stopper.start()
+        try:
+            manager.restart(UNIT)
+        finally:
+            stopper.join()
+
+
+def test_a_stranger_who_locks_the_state_folder_keeps_no_supervisor_from_starting(
+    tmp_path: Path,
+) -> None:
+    with supervised(tmp_path) as paths:
+        paths.state_dir.mkdir(parents=True)
+        folder = os.open(paths.state_dir, os.O_RDONLY)  # as everybody may, for it is readable
+        try:
+            fcntl.flock(folder, fcntl.LOCK_SH)
+            Local(paths, may_start=True).reload()
+        finally:
+            os.close(folder)
+        assert (paths.state_dir / "supervise.lock").stat().st_mode & 0o077 == 0
+
+
+def test_a_request_that_is_nested_too_deeply_is_refused_and_no_more(tmp_path: Path) -> None:
+    with supervised(tmp_path) as paths:
+        Local(paths, may_start=True).reload()
+        pid = supervisor_pid(paths)
+        with socket.socket(socket.AF_UNIX) as channel:
+            channel.connect(str(paths.runtime_dir / SOCKET_NAME))
+            channel.sendall(b'{"version":1,"op":"ping","x":' + b"[" * 60_000 + b"\n")
+            assert b"not a request" in channel.recv(4096)
+        assert supervisor_pid(paths) == pid

@@ -1,0 +1,405 @@
+"""Whatever dies, there is one server, and it is found again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.folders import ROOT, SUPPORT
+from tests.support.supervised import (
+    end_supervisor,
+    is_alive,
+    processes_with,
+    supervised,
+    supervisor_pid,
+    wait_until_gone,
+)
+from tunerd.errors import Busy, NoSupervisor, ServiceError
+from tunerd.paths import Paths
+from tunerd.tryout.local import Local, paths_to_json
+from tunerd.tryout.supervisor import Supervisor
+from tunerd.units.manager import UnitState
+
+UNIT = "server.service"
+TOY = SUPPORT / "toy_service.sh"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Iterator[Paths]:
+    with supervised(tmp_path) as paths:
+        yield paths
+
+
+@pytest.fixture
+def manager(paths: Paths) -> Local:
+    return Local(paths, may_start=True)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> str:
+    return str(shutil.copy(TOY, tmp_path / "toy"))
+
+
+def put(manager: Local, toy: str, options: str = "", service: str = "") -> None:
+    manager.unit_dir.mkdir(parents=True, exist_ok=True)
+    (manager.unit_dir / UNIT).write_text(
+        f"[Service]\nType=exec\nExecStart={toy} {options}\n{service}\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    )
+    manager.reload()
+
+
+def eventually(manager: Local, holds: Callable[[UnitState], bool]) -> UnitState:
+    deadline = time.monotonic() + 20
+    while not holds(state := manager.state(UNIT)):
+        assert time.monotonic() < deadline, state
+        time.sleep(0.02)
+    return state
+
+
+def pid_of(manager: Local) -> int:
+    pid = manager.state(UNIT).main_pid
+    assert pid is not None
+    return pid
+
+
+def kill_supervisor(paths: Paths) -> None:
+    end_supervisor(paths, signal.SIGKILL)
+
+
+def test_a_server_outlives_a_killed_supervisor_and_is_taken_over(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy, "--print up", "Restart=on-failure\nRestartSec=0.1")
+    manager.start(UNIT)
+    before = manager.state(UNIT)
+
+    kill_supervisor(paths)
+
+    alone = manager.state(UNIT)
+    assert alone.is_active
+    assert (alone.main_pid, alone.invocation_id) == (before.main_pid, before.invocation_id)
+    manager.ensure_supervisor()
+    after = manager.state(UNIT)
+    assert after.is_active
+    assert (after.main_pid, after.invocation_id) == (before.main_pid, before.invocation_id)
+    assert after.active_since_s is not None
+    assert before.active_since_s is not None
+    assert abs(after.active_since_s - before.active_since_s) < 2
+    assert "up" in manager.log(UNIT, invocation_id=before.invocation_id)
+
+
+def test_starting_a_server_that_was_taken_over_starts_no_second_one(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy)
+    manager.start(UNIT)
+    pid = pid_of(manager)
+    kill_supervisor(paths)
+
+    manager.start(UNIT)
+
+    assert pid_of(manager) == pid
+    assert len({p for p in processes_with(toy) if p != pid}) == 0
+
+
+def test_a_server_that_was_taken_over_is_stopped_cleanly(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy, service="Restart=always")
+    manager.start(UNIT)
+    pid = pid_of(manager)
+    kill_supervisor(paths)
+
+    manager.stop(UNIT)
+
+    state = manager.state(UNIT)
+    assert (state.active_state, state.result) == ("inactive", "success")
+    wait_until_gone(pid)
+
+
+def test_a_server_that_was_taken_over_and_dies_is_started_again(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy, service="Restart=on-failure\nRestartSec=0.1")
+    manager.start(UNIT)
+    pid = pid_of(manager)
+    kill_supervisor(paths)
+    manager.ensure_supervisor()
+
+    os.kill(pid, signal.SIGKILL)
+
+    after = eventually(manager, lambda state: state.is_active and state.main_pid != pid)
+    assert after.n_restarts == 1
+
+
+def test_a_server_that_was_taken_over_and_ignores_signals_is_killed(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy, "--print up --ignore-term", "TimeoutStopSec=0.5")
+    manager.start(UNIT)
+    pid = pid_of(manager)
+    while "up" not in manager.log(UNIT):
+        time.sleep(0.01)
+    kill_supervisor(paths)
+
+    manager.stop(UNIT)
+
+    assert manager.state(UNIT).result == "timeout"
+    wait_until_gone(pid)
+
+
+@pytest.mark.parametrize(("restart", "comes_back"), [("on-failure", True), ("no", False)])
+def test_a_server_that_died_while_nobody_watched_is_treated_as_failed(
+    manager: Local, paths: Paths, toy: str, restart: str, comes_back: bool
+) -> None:
+    put(manager, toy, service=f"Restart={restart}")
+    manager.start(UNIT)
+    pid = pid_of(manager)
+    kill_supervisor(paths)
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone(pid)
+    assert not manager.state(UNIT).is_active
+
+    manager.ensure_supervisor()
+
+    state = eventually(manager, lambda state: state.is_active is comes_back)
+    assert state.main_pid != pid
+
+
+def test_what_a_dead_server_left_is_swept_before_it_is_started_again(
+    manager: Local, paths: Paths, tmp_path: Path
+) -> None:
+    probe = shutil.copy(Path(TOY).with_name("probe_service.py"), tmp_path / "probe.py")
+    out = tmp_path / "out.json"
+    text = f"[Service]\nExecStart={sys.executable} -IS {probe} {out} --flee\n"
+    text += "Restart=always\nTimeoutStopSec=0.5\n"
+    manager.unit_dir.mkdir(parents=True)
+    (manager.unit_dir / UNIT).write_text(text)
+    manager.start(UNIT)
+    first = wait_for_json(out)
+    kill_supervisor(paths)
+    os.kill(first["pid"], signal.SIGKILL)
+    assert is_alive(first["fled"])
+    out.unlink()
+
+    manager.ensure_supervisor()
+
+    second = wait_for_json(out)
+    assert second["pid"] != first["pid"]
+    wait_until_gone(first["pid"], first["fled"])
+
+
+def wait_for_json(path: Path) -> dict[str, int]:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    facts: dict[str, int] = json.loads(path.read_text())
+    return facts
+
+
+def test_a_supervisor_that_is_asked_to_end_stops_its_units_first(
+    manager: Local, paths: Paths, toy: str
+) -> None:
+    put(manager, toy, "--slow-term 0.5", "Restart=always")
+    manager.start(UNIT)
+    pid = pid_of(manager)
+
+    end_supervisor(paths, signal.SIGTERM)
+
+    assert not is_alive(pid)
+    assert not (paths.runtime_dir / "supervise.sock").exists()
+    assert not (paths.runtime_dir / "supervise.pid").exists()
+    state = manager.state(UNIT)
+    assert (state.active_state, state.main_pid) == ("inactive", None)
+
+
+def test_enabled_units_start_with_the_supervisor(manager: Local, paths: Paths, toy: str) -> None:
+    put(manager, toy)
+    manager.enable(UNIT)
+    end_supervisor(paths)
+    assert not manager.state(UNIT).is_active
+    assert manager.state(UNIT).is_enabled
+
+    manager.ensure_supervisor()
+
+    eventually(manager, lambda state: state.is_active)
+
+
+def test_a_second_supervisor_is_refused_even_with_another_runtime_folder(
+    manager: Local, paths: Paths, tmp_path: Path
+) -> None:
+    manager.ensure_supervisor()
+    other = Paths(
+        paths.config_dir,
+        paths.state_dir,
+        tmp_path / "other",
+        paths.unit_dir,
+        paths.runtime_unit_dir,
+    )
+
+    with pytest.raises(Busy):
+        Supervisor(other, {})
+    with pytest.raises(ServiceError) as caught:
+        Local(other, may_start=True).reload()
+
+    assert "already runs" in (caught.value.cause or "")
+
+
+def test_many_callers_at_once_start_one_supervisor(manager: Local, paths: Paths) -> None:
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            manager.ensure_supervisor()
+        except ServiceError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    pid = supervisor_pid(paths)
+    assert pid is not None
+    assert (paths.runtime_dir / "supervise.pid").read_text() == f"{pid}\n"
+    assert processes_with("tunerd.tryout.supervisor") & processes_with(str(paths.state_dir)) == {
+        pid
+    }
+
+
+def test_without_a_supervisor_nothing_is_changed_and_the_way_out_is_said(paths: Paths) -> None:
+    manager = Local(paths, may_start=False)
+
+    assert manager.state(UNIT).load_state == "not-found"
+    assert manager.service_units() == ()
+    changes = (manager.reload, lambda: manager.start(UNIT), lambda: manager.stop(UNIT))
+    for change in (manager.check_ready, *changes):
+        with pytest.raises(NoSupervisor) as caught:
+            change()
+        assert "tunerd supervise" in (caught.value.hint or "")
+    assert supervisor_pid(paths) is None
+
+
+def test_without_a_folder_for_its_socket_it_is_said_before_anything_starts(paths: Paths) -> None:
+    homeless = replace(paths, runtime_dir=Path("/proc/self/nope/tunerd"))
+
+    with pytest.raises(ServiceError) as caught:
+        Local(homeless, may_start=True).check_ready()
+
+    assert "/proc/self/nope" in (caught.value.cause or "")
+    assert "XDG_RUNTIME_DIR" in (caught.value.hint or "")
+    assert not homeless.log_dir.exists()
+
+
+@pytest.mark.parametrize("policy", ["always", "no"])
+def test_supervisors_killed_at_any_moment_never_leave_two_servers_or_none(
+    manager: Local, paths: Paths, toy: str, policy: str
+) -> None:
+    """Each round kills the supervisor while a restart is under way, at a moment of its own."""
+    chance = random.Random(7)
+    put(manager, toy, service=f"Restart={policy}\nRestartSec=0.1")
+    (manager.unit_dir / UNIT).write_text(
+        (manager.unit_dir / UNIT).read_text() + "[Unit]\nStartLimitIntervalSec=0\n"
+    )
+    manager.start(UNIT)
+    for _ in range(25):
+        pid = supervisor_pid(paths)
+        assert pid is not None
+        caller = threading.Thread(target=lambda: restart(manager))
+        caller.start()
+        time.sleep(chance.uniform(0, 0.15))
+        os.kill(pid, signal.SIGKILL)
+        caller.join()
+        wait_until_gone(pid)
+
+        manager.ensure_supervisor()
+        state = eventually(manager, lambda state: state.is_active)
+
+        deadline = time.monotonic() + 10
+        # The toy waits in `sleep`, whose command line does not name it.
+        while processes_with(toy) != {state.main_pid}:
+            assert time.monotonic() < deadline, (processes_with(toy), state)
+            time.sleep(0.02)
+            state = manager.state(UNIT)
+
+
+def restart(manager: Local) -> None:
+    with contextlib.suppress(ServiceError):  # the supervisor was killed under it
+        manager.restart(UNIT)
+
+
+def test_a_supervisor_that_cannot_start_says_why(paths: Paths, tmp_path: Path) -> None:
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    other = Paths(
+        paths.config_dir, paths.state_dir, open_folder, paths.unit_dir, paths.runtime_unit_dir
+    )
+
+    with pytest.raises(ServiceError) as caught:
+        Local(other, may_start=True).reload()
+
+    assert "not a private folder" in (caught.value.cause or "")
+
+
+def test_the_supervisor_needs_little(manager: Local, paths: Paths, toy: str) -> None:
+    put(manager, toy)
+    manager.start(UNIT)
+    pid = supervisor_pid(paths)
+    ticks = cpu_ticks(pid)
+
+    time.sleep(2)
+
+    assert cpu_ticks(pid) - ticks <= 4  # of 10 ms each
+    status = Path(f"/proc/{pid}/status").read_text()
+    rss_kib = int(next(line.split()[1] for line in status.split("\n") if line.startswith("VmRSS")))
+    assert rss_kib < 40 * 1024
+
+
+def cpu_ticks(pid: int | None) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_path: Path) -> None:
+    code = (
+        "import json, os, sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path\n"
+        "from tunerd.paths import Paths; from tunerd.tryout.supervisor import supervise\n"
+        "supervise(Paths(**{k: Path(v) for k, v in json.loads(sys.argv[1]).items()}), os.environ)\n"
+    )
+    manager = Local(paths)
+    manager.unit_dir.mkdir(parents=True)
+    (manager.unit_dir / UNIT).write_text(
+        f"[Service]\nExecStart={toy}\n[Install]\nWantedBy=a.target\n"
+    )
+    manager.enable(UNIT)
+    with (tmp_path / "err").open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, paths_to_json(paths), str(ROOT)],
+            stderr=errors,
+        )
+    try:
+        eventually(manager, lambda state: state.is_active)
+        server = pid_of(manager)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    wait_until_gone(server)
+    assert "supervisor ended" in (tmp_path / "err").read_text()

@@ -1,0 +1,410 @@
+"""`tunerd report`: its figures, what is missing from them, and the file, from a real store."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.support.folders import ROOT
+from tests.support.reports import evidence_of, page_of
+from tests.support.synthetic_runs import PROFILES, START_S, Box, MadeRun, made_runs, published_runs
+from tunerd.measure.answer import Mark, Sample, Timings
+from tunerd.measure.evidence import (
+    AcceptanceByPosition,
+    Crossover,
+    RunRecord,
+    SummaryRecord,
+    Validity,
+)
+from tunerd.measure.findings import Depth
+from tunerd.measure.store import EvidenceStore
+from tunerd.web.charts import Crossing, Lines, draw, in_words
+from tunerd.web.report import ReportData, render_report, report_of
+from tunerd.web.view import Chart, Report, Table
+
+BOX = Box("only", "mainline", 3)
+
+
+def report_on(folder: Path, *runs: MadeRun) -> Report:
+    return report_of(ReportData(evidence_of(folder, runs), {}, START_S))
+
+
+def a_run(*samples: Sample, suite: str = "mtp") -> MadeRun:
+    record = RunRecord(kind="bench", suites=(suite,), started_s=START_S, target="made up, not measured",
+                       arms=(BOX.arm(),))  # fmt: skip
+    return MadeRun(record, {BOX.name: samples})
+
+
+def a_sample(timings: Timings | None, *, kind: str = "translation", suite: str = "mtp",
+             marks: tuple[Mark, ...] = (), problem: str | None = None) -> Sample:  # fmt: skip
+    return Sample(
+        suite=suite,
+        case=kind,
+        kind=kind,
+        prompt_id="p",
+        process="one",
+        position=1,
+        at_s=START_S,
+        n_predict=192,
+        concurrency=1,
+        timings=timings,
+        client=None,
+        marks=marks,
+        problem=problem,
+    )
+
+
+def table(report: Report, caption: str) -> Table:
+    found = [one for section in report.all_sections for one in section.tables]
+    (chosen,) = (one for one in found if one.caption.startswith(caption))
+    return chosen
+
+
+def row(found: Table, name: str) -> dict[str, str | None]:
+    (cells,) = (cells for cells in (*found.rows, *found.foot) if cells[0] == name)
+    return dict(zip((column.title for column in found.columns), cells, strict=True))
+
+
+def shares(chart: Chart) -> list[float | None]:
+    assert isinstance(chart.plot, Lines)
+    return [point.y for point in chart.plot.lines[0].points]
+
+
+class Words(HTMLParser):
+    """The visible text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self._hidden = 0
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        del attrs
+        self._hidden += tag in {"script", "style"}
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in {"script", "style"}
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._hidden else data
+
+
+def test_speed_of_a_kind_is_all_tokens_over_all_time_and_marked_requests_are_out(
+    tmp_path: Path,
+) -> None:
+    report = report_on(
+        tmp_path,
+        a_run(
+            a_sample(Timings(predicted_n=101, predicted_ms=1000, draft_n=60, draft_n_accepted=30)),
+            a_sample(Timings(predicted_n=101, predicted_ms=4000, draft_n=40, draft_n_accepted=40)),
+            a_sample(Timings(predicted_n=101, predicted_ms=1), marks=(Mark.THROTTLED,)),
+            a_sample(None, problem="no answer within 60 s"),
+        ),
+    )
+
+    figures = row(table(report, "only: by kind"), "translation")
+
+    assert figures["requests"] == "2"
+    assert figures["tok/s"] == "40.0"  # 200 tokens in 5 s; the mean of 100 and 25 would be 62.5
+    assert figures["slowest to fastest"] == "25.0 to 100.0"
+    assert (figures["drafted"], figures["accepted"]) == ("100", "70")
+    reasons = {cells[0]: cells[2] for cells in table(report, "Left out, by reason").rows}
+    assert reasons == {"throttled": "1", "no answer": "1"}
+
+
+def test_what_is_missing_is_said_and_never_zero(tmp_path: Path) -> None:
+    report = report_on(tmp_path, a_run(a_sample(None), a_sample(Timings(predicted_n=50))))
+
+    figures = row(table(report, "only: by kind"), "translation")
+
+    assert figures["tok/s"] is None
+    assert figures["wall [s]"] is None
+    missing = {cells[0]: (cells[2], cells[3]) for cells in table(report, "Figures that used").rows}
+    assert missing["decode rate"] == ("2", "2")
+    assert missing["free VRAM"] == ("2", "2")
+    chart = next(one for one in report.charts if one.name == "speed-by-kind")
+    assert ">unknown<" in draw(chart.plot, chart.title), (
+        "a missing figure is not only a bar of length zero"
+    )
+    assert "only unknown" in in_words(chart.plot, chart.title)
+
+
+def test_a_run_without_samples_makes_a_page_that_says_so(tmp_path: Path) -> None:
+    words = Words(page_of(tmp_path, [a_run()]).read_text()).text
+
+    assert "made up, not measured" in words
+    assert not re.search(r"\b(nan|None|inf)\b", words)
+
+
+def test_every_made_up_figure_reaches_the_page_as_words(tmp_path: Path) -> None:
+    words = Words(page_of(tmp_path, made_runs()).read_text()).text
+
+    for wanted in (
+        "B is 4.1 % faster on chat, 95 % interval 2.0 to 6.2 %",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "450 W",
+        "driver 570.86.16 -> 580.10",
+        "no answer",
+        "--spec-draft-n-max",
+        "tuned, 12 November",
+    ):
+        assert wanted in words, wanted
+    assert not re.search(r"\b(nan|None|inf)\b", words)
+
+
+def test_the_crossing_is_drawn_where_it_was_found_with_its_interval(tmp_path: Path) -> None:
+    runs = made_runs()
+    (found,) = (Crossover.from_record(one) for run in runs for one in run.summaries
+                if one.name == Crossover.NAME)  # fmt: skip
+    assert found is not None
+
+    report = report_on(tmp_path, *runs)
+
+    chart = next(one for one in report.charts if one.name == "crossover")
+    assert isinstance(chart.plot, Lines)
+    assert chart.plot.crossing == Crossing(found.n_tokens or 0, found.low, found.high)
+    assert f">{found.n_tokens:,.0f}<" in draw(chart.plot, chart.title)
+
+
+def test_published_figures_stand_in_the_table_as_their_profile_prints_them(tmp_path: Path) -> None:
+    report = report_on(tmp_path, *published_runs("rtx-3090-ti-24gb"))
+
+    walls = next(one for one in report.sections if one.name == "crossover").tables[0]
+
+    published = tomllib.loads((PROFILES / "rtx-3090-ti-24gb.toml").read_text())["published"]
+    for length, figures in published["by_length"].items():
+        shown = row(walls, f"{int(length):,}")
+        assert f"{figures['wall_ms'] / 1000:.2f}" in {cell for cell in shown.values() if cell}
+
+
+def test_acceptance_by_position_is_over_all_passes_of_all_requests(tmp_path: Path) -> None:
+    # 60 accepted drafts in 40 passes, then 15 in 10.
+    one = Timings(predicted_n=101, predicted_ms=900, draft_n=80, draft_n_accepted=60,
+                  accepted_by_position=(40, 20))  # fmt: skip
+    two = Timings(predicted_n=26, predicted_ms=400, draft_n=20, draft_n_accepted=15,
+                  accepted_by_position=(10, 5))  # fmt: skip
+
+    report = report_on(tmp_path, a_run(a_sample(one), a_sample(two)))
+
+    chart = next(one for one in report.charts if one.name == "acceptance")
+    assert shares(chart) == [1.0, 0.5]
+
+
+def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_it(
+    tmp_path: Path,
+) -> None:
+    drafted = Timings(predicted_n=50, predicted_ms=900, draft_n=40, draft_n_accepted=20)
+    counted = AcceptanceByPosition(BOX.name, (0.75, 0.5, 0.25)).to_record("mtp")
+    run = replace(a_run(a_sample(drafted)), summaries=(counted,))
+
+    report = report_on(tmp_path, run)
+
+    chart = next(one for one in report.charts if one.name == "acceptance")
+    assert shares(chart) == [0.75, 0.5, 0.25]
+    missing = {cells[0] for cells in table(report, "Figures that used").rows}
+    assert "time to first token" in missing
+    assert "acceptance by position" not in missing
+
+
+def test_a_build_that_tells_no_positions_is_named_in_place_of_an_empty_chart(
+    tmp_path: Path,
+) -> None:
+    drafted = Timings(predicted_n=50, predicted_ms=900, draft_n=40, draft_n_accepted=20)
+
+    report = report_on(tmp_path, a_run(a_sample(drafted)))
+
+    assert "acceptance" not in {one.name for one in report.charts}
+    section = next(one for one in report.sections if one.name == "acceptance")
+    assert "told nothing of positions" in section.text
+    assert "serving.metrics = true" in section.text
+    plain = Timings(predicted_n=50, predicted_ms=900)
+    without = report_on(tmp_path, a_run(a_sample(plain)))
+    assert "acceptance" not in {one.name for one in without.sections}, "nothing was drafted"
+
+
+def test_requests_of_other_suites_tell_positions_where_no_kinds_were_measured(
+    tmp_path: Path,
+) -> None:
+    told = Timings(predicted_n=101, predicted_ms=900, draft_n=80, draft_n_accepted=60,
+                   accepted_by_position=(40, 20))  # fmt: skip
+    report = report_on(tmp_path, a_run(replace(a_sample(told), suite="workload")))
+
+    chart = next(one for one in report.charts if one.name == "acceptance")
+    assert shares(chart) == [1.0, 0.5]
+
+
+def test_what_a_suite_found_becomes_a_table_with_units_in_its_head(tmp_path: Path) -> None:
+    streams = {
+        "case": "4 streams",
+        "n_groups": 3,
+        "together_tok_s": 167.54,
+        "ttft_ms": None,
+        "arm": "A",
+    }
+    kinds = [{"case": "short", "n_same": 12, "n": 12, "drift_ratio": None},
+             {"case": "prose", "n_same": 3, "n": 12, "drift_ratio": 0.031}]  # fmt: skip
+    quality = {"passes": True, "reasons": [], "cases": kinds}
+    records = (SummaryRecord("concurrency", "streams", BOX.name, streams),
+               SummaryRecord("quality", "quality", BOX.name, quality))  # fmt: skip
+    run = replace(a_run(a_sample(None)), summaries=records)
+
+    report = report_on(tmp_path, run)
+
+    assert row(table(report, "Several requests at once: streams"), "4 streams") == {
+        "case": "4 streams",
+        "configuration": "only",
+        "groups": "3",
+        "together [tok/s]": "168",
+        "TTFT [ms]": None,
+    }
+    assert row(table(report, "Quality, cases"), "prose")["drift [share]"] == "0.031"
+    (whole,) = (one for one in report.sections[-1].tables if one.caption == "Quality")
+    assert row(whole, "only")["passes"] == "yes"
+
+
+def test_how_far_the_context_could_be_filled_is_said_in_words(tmp_path: Path) -> None:
+    deep = next(run for run in made_runs() if run.record.suites == ("deep",))
+    (arm,) = deep.samples
+    spilled = Depth(90000, 81920, 98304, 12, "40% slower than the depths before").to_record(arm)
+
+    report = report_on(tmp_path, replace(deep, summaries=(spilled,)))
+
+    text = next(one for one in report.sections if one.name == "depth").text
+    assert (
+        "filled up to 90,000 tokens, spills from 81,920 tokens on and no answer at 98,304" in text
+    )
+    assert "(40% slower than the depths before)" in text
+
+
+def test_kinds_stand_in_the_order_of_the_published_tables(tmp_path: Path) -> None:
+    timings = Timings(predicted_n=50, predicted_ms=900)
+    kinds = ("long_code_review", "my own", "code_python", "translation")
+
+    report = report_on(tmp_path, a_run(*(a_sample(timings, kind=kind) for kind in kinds)))
+
+    shown = [cells[0] for cells in table(report, "only: by kind").rows]
+    assert shown == ["code python", "translation", "long code review", "my own"]
+
+
+def test_a_state_is_shown_for_what_was_checked_only(tmp_path: Path) -> None:
+    evidence = evidence_of(tmp_path, [a_run()])
+    holds = {(1, "only"): Validity(holds=True)}
+
+    checked = Words(render_report(ReportData(evidence, holds, START_S))).text
+    unchecked = Words(render_report(ReportData(evidence, {}, START_S))).text
+
+    assert "Checked when this report was made" in checked
+    assert "Checked when this report was made" not in unchecked
+
+
+class TestCommand:
+    """The command, in a process of its own."""
+
+    @pytest.fixture
+    def environment(self, tmp_path: Path) -> dict[str, str]:
+        folders = {
+            f"TUNERD_{name}_DIR": str(tmp_path / name.lower())
+            for name in ("CONFIG", "STATE", "RUNTIME", "UNIT")
+        }
+        (tmp_path / "state").mkdir()
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "TUNERD_MODE": "local",
+            **folders,
+        }
+
+    def call(
+        self, environment: dict[str, str], *words: str, expect: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "tunerd", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            cwd=environment["HOME"],
+        )
+        assert done.returncode == expect, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    def store(self, environment: dict[str, str], *runs: MadeRun) -> None:
+        with EvidenceStore(Path(environment["TUNERD_STATE_DIR"]) / "evidence.db") as store:
+            for run in runs:
+                run.put(store)
+
+    def test_nothing_measured_is_an_error_with_the_way_out(
+        self, environment: dict[str, str]
+    ) -> None:
+        done = self.call(environment, "report", "--json", expect=2)
+
+        error = json.loads(done.stdout)["error"]
+        assert error["message"] == "nothing was measured yet"
+        assert error["hint"] == "tunerd bench"
+        assert not (Path(environment["HOME"]) / "tunerd-report.html").exists()
+        assert (
+            json.loads(self.call(environment, "results", "list", "--json").stdout)["results"] == []
+        )
+
+    def test_the_newest_runs_of_every_suite_are_in_it(self, environment: dict[str, str]) -> None:
+        old = next(run for run in made_runs() if run.record.suites == ("mtp",))
+        old = replace(old, record=replace(old.record, started_s=START_S - 9000))
+        self.store(environment, old, *made_runs())
+
+        told = json.loads(self.call(environment, "report", "--json").stdout)
+
+        path = Path(environment["HOME"]) / "tunerd-report.html"
+        assert told["ok"] is True
+        assert told["path"] == str(path)
+        assert told["bytes"] == path.stat().st_size <= 400_000, "it is mailed"
+        assert sorted(told["runs"]) == [2, 3, 4, 5, 6], "run 1 has only a suite that is newer in 4"
+        assert "Checked when this report was made" in Words(path.read_text()).text
+
+    def test_named_runs_alone_are_in_it_and_an_unknown_one_is_refused(
+        self, environment: dict[str, str]
+    ) -> None:
+        self.store(environment, *made_runs())
+
+        done = self.call(environment, "report", "3", "--output", "-", "--no-check")
+        refused = self.call(environment, "report", "99", expect=2)
+
+        words = Words(done.stdout).text
+        assert "Speed by kind of text" in words
+        assert "Time of a turn" not in words
+        assert "there is no run 99" in refused.stderr
+
+    def test_a_folder_that_is_not_there_is_an_error_and_nothing_is_written(
+        self, environment: dict[str, str]
+    ) -> None:
+        self.store(environment, *made_runs())
+
+        done = self.call(environment, "report", "--output", "no/where.html", expect=1)
+
+        assert "no such folder" in done.stderr
+
+    def test_results_are_listed_shown_exported_and_told_stale(
+        self, environment: dict[str, str]
+    ) -> None:
+        self.store(environment, *made_runs())
+
+        rows = json.loads(self.call(environment, "results", "list", "--json").stdout)["results"]
+        shown = self.call(environment, "results", "show", "3").stdout
+        lines = self.call(environment, "results", "export", "3", "--format", "csv").stdout
+        stale = json.loads(self.call(environment, "results", "stale", "--json").stdout)["results"]
+
+        assert len(rows) == 5
+        assert "translation" in shown
+        assert len(lines.splitlines()) == 1 + next(r["samples"] for r in rows if r["run"] == 3)
+        assert {one["state"] for one in stale} == {"stale"}
+        assert all(one["changes"] for one in stale)

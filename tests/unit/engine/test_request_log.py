@@ -1,0 +1,119 @@
+"""What servers log of their requests: the shapes of mainline and ik, and what a damaged log gives."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.folders import DATA
+from tunerd.engine.log import read_requests
+
+LOGS = DATA / "requests"
+MAINLINE = ("mainline-2026-05-16", "mainline-2026-08-18", "mainline-2026-08-18-lv4")
+IK = ("ik-2026-06-02", "ik-2026-08")
+
+
+def lines_of(name: str) -> list[str]:
+    return (LOGS / f"{name}.log").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", MAINLINE)
+def test_mainline_tells_length_reuse_and_drafts_of_every_request(name: str) -> None:
+    found = read_requests(lines_of(name)).requests
+    assert [(one.prompt_n, one.cached_n, one.predicted_n) for one in found] == [
+        (120, 0, 24),
+        (34, 116, 16),
+        (60, 0, 8),
+    ]
+    assert [(one.drafted_n, one.accepted_n) for one in found] == [(26, 13), (19, 8), (6, 4)]
+    assert [one.prompt_total_n for one in found] == [120, 150, 60]
+
+
+@pytest.mark.parametrize("name", IK)
+def test_ik_tells_them_too_though_it_never_names_what_was_cached(name: str) -> None:
+    found = read_requests(lines_of(name)).requests
+    assert [(one.prompt_n, one.cached_n, one.predicted_n) for one in found] == [
+        (120, 0, 24),
+        (35, 115, 16),
+        (60, 0, 8),
+    ]
+    assert [(one.drafted_n, one.accepted_n) for one in found] == [(16, 13), (13, 7), (4, 4)]
+
+
+def test_times_are_those_of_the_log() -> None:
+    first = read_requests(lines_of("mainline-2026-08-18")).requests[0]
+    assert (first.prompt_ms, first.predicted_ms) == (49.54, 26.60)
+
+
+def test_a_life_without_drafts_says_nothing_of_them() -> None:
+    lines = [line for line in lines_of("ik-2026-08") if "draft acceptance" not in line]
+    assert {one.drafted_n for one in read_requests(lines).requests} == {None}
+
+
+def test_a_request_whose_end_is_lost_has_no_known_prompt() -> None:
+    lines = [line for line in lines_of("mainline-2026-08-18") if "stop processing" not in line]
+    found = read_requests(lines).requests
+    assert [one.prompt_n for one in found] == [120, 34, 60]
+    assert {one.prompt_total_n for one in found} == {None}
+
+
+def test_a_context_that_was_shifted_hides_the_length_of_the_prompt() -> None:
+    lines = [line.replace("truncated = 0", "truncated = 1") for line in lines_of(MAINLINE[1])]
+    assert {one.cached_n for one in read_requests(lines).requests} == {None}
+
+
+def test_task_numbers_begin_anew_with_every_start_of_the_server() -> None:
+    lines = [*lines_of("mainline-2026-08-18"), *lines_of("ik-2026-08")]
+    log = read_requests(lines)
+    assert len(log.requests) == 6
+    assert log.lives == 2
+
+
+def test_requests_under_way_together_are_counted() -> None:
+    lines = [
+        "slot launch_slot_: id  0 | task 1 | processing task, is_child = 0",
+        "slot launch_slot_: id  1 | task 2 | processing task, is_child = 0",
+        *[
+            line
+            for task in (1, 2)
+            for line in (
+                f"slot print_timing: id  {task} | task {task} | prompt eval time = 9.0 ms / 90 tokens (",
+                f"slot print_timing: id  {task} | task {task} |        eval time = 9.0 ms / 9 tokens (",
+                f"slot      release: id  {task} | task {task} | stop processing: n_tokens = 98, truncated = 0",
+            )
+        ],
+    ]
+    assert [one.concurrency for one in read_requests(lines).requests] == [1, 2]
+
+
+def test_the_log_covers_the_time_between_first_and_last_line_of_each_life() -> None:
+    covered_s = read_requests([*lines_of(MAINLINE[0]), *lines_of(MAINLINE[1])]).covered_s
+    assert covered_s == pytest.approx((0.258072 - 0.049968) + (0.268490 - 0.069091))
+    assert read_requests(["eval time = 3 ms / 3 tokens"]).covered_s is None
+
+
+def test_lives_of_both_families_in_one_log_are_added_up_each_by_its_own_clock() -> None:
+    ik = lines_of(IK[1])
+    later = [line.replace("timestamp=17", "timestamp=18") for line in ik]
+    alone_s = [read_requests(lines).covered_s or 0.0 for lines in (lines_of(MAINLINE[0]), ik)]
+    together = [*lines_of(MAINLINE[0]), *ik, *lines_of(MAINLINE[0]), *later]
+    assert alone_s[0] + alone_s[1] < 60
+    assert read_requests(together).covered_s == pytest.approx(2 * sum(alone_s))
+
+
+@pytest.mark.parametrize("name", [*MAINLINE, *IK])
+@given(seed=st.integers(0, 2**32))
+def test_lost_lines_lose_requests_and_invent_none(name: str, seed: int) -> None:
+    lines = lines_of(name)
+    whole = set(read_requests(lines).requests)
+    rng = random.Random(seed)
+    kept = [line for line in lines if rng.random() > 0.15]
+    for one in read_requests(kept).requests:
+        same = [other for other in whole if other.prompt_ms == one.prompt_ms]
+        assert any(
+            (other.prompt_n, other.predicted_n) == (one.prompt_n, one.predicted_n) for other in same
+        )
+        assert one.cached_n in {None, *(other.cached_n for other in same)}

@@ -1,0 +1,102 @@
+"""What servers say about their memory, from logs that real builds wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.folders import DATA
+from tests.support.memory_tables import planned_mib
+from tunerd.model.memory import Device
+from tunerd.model.report import BufferKind, MemoryReport, parse_report
+
+LOGS = DATA / "memory"
+GPU, HOST = Device.GPU, Device.HOST
+
+
+def report(name: str) -> MemoryReport:
+    return parse_report(lines_of(name))
+
+
+def lines_of(name: str) -> list[str]:
+    return (LOGS / f"{name}.txt").read_text().splitlines()
+
+
+def test_a_dry_run_is_the_target_and_what_drafts_with_the_model_once() -> None:
+    plan = lines_of("mainline-0.7.0-vulkan-mtp-plan")
+
+    assert planned_mib(plan, GPU) == 486 + 32 + 38
+    assert planned_mib(plan, HOST) == 286 + 20
+    assert parse_report(plan).allocated_mib(GPU) is None
+
+
+def test_builds_that_measure_the_draft_first_are_understood() -> None:
+    assert planned_mib(lines_of("mainline-2026-08-18-cpu-mtp"), HOST) == 707 + 563 - 495
+
+
+def test_the_table_at_exit_is_no_plan() -> None:
+    ended = lines_of("mainline-0.7.0-vulkan-mtp-exit")
+
+    assert planned_mib(ended, GPU) is None
+    found = parse_report(ended)
+    assert found.allocated_mib(GPU) == pytest.approx(427.38 + 32 + 37.69 + 37.07 + 8 + 32.02)
+    assert (found.n_layers_on_gpu, found.n_layers_to_place, found.n_ctx) == (18, 18, 4096)
+
+
+def test_a_compute_buffer_that_is_planned_again_counts_once() -> None:
+    ended = report("mainline-0.7.0-vulkan-mtp-exit")
+
+    compute = [one for one in ended.buffers if one.kind is BufferKind.COMPUTE]
+    assert [(one.label, one.mib, one.context) for one in compute] == [
+        ("Vulkan0", 37.07, 1),
+        ("Vulkan_Host", 12.02, 1),
+        ("Vulkan0", 32.02, 2),
+        ("Vulkan_Host", 8.02, 2),
+    ]
+
+
+def test_buffers_of_a_dry_run_are_not_those_of_the_load() -> None:
+    loaded = report("mainline-2026-05-16-cpu-mtp")
+
+    assert loaded.allocated_mib(HOST, BufferKind.MODEL) == pytest.approx(495.38)
+    assert loaded.allocated_mib(HOST, BufferKind.KV) == pytest.approx(128 + 32)
+    assert loaded.allocated_mib(HOST, BufferKind.STATE) == pytest.approx(37.69)
+    assert loaded.allocated_mib(HOST, BufferKind.COMPUTE) == pytest.approx(132 + 132)
+    assert loaded.allocated_mib(GPU) == 0
+
+
+def test_ik_says_all_its_buffers_in_other_words() -> None:
+    loaded = report("ik-2026-08-cpu-mtp")
+
+    assert loaded.allocated_mib(HOST, BufferKind.MODEL) == pytest.approx(495.38)
+    assert loaded.allocated_mib(HOST, BufferKind.KV) == pytest.approx(172.56 + 32)
+    assert loaded.allocated_mib(HOST, BufferKind.STATE) == pytest.approx(25.69 + 0.56)
+    assert loaded.n_ctx == 16384
+
+
+def test_weights_repacked_from_a_mapped_file_count_once() -> None:
+    lines = [
+        "load_tensors:   CPU_Mapped model buffer size =   300.00 MiB",
+        "load_tensors:   CPU_REPACK model buffer size =   200.00 MiB",
+    ]
+    unmapped = [lines[0].replace("CPU_Mapped", "CPU"), lines[1]]
+
+    assert parse_report(lines).allocated_mib(HOST) == 300
+    assert parse_report(unmapped).allocated_mib(HOST) == 500
+
+
+def test_pinned_memory_is_the_hosts() -> None:
+    lines = [
+        "load_tensors:    CUDA_Host model buffer size =   100.00 MiB",
+        "load_tensors:        CUDA0 model buffer size =  8053.00 MiB",
+    ]
+
+    loaded = parse_report(lines)
+
+    assert loaded.allocated_mib(HOST) == 100
+    assert loaded.allocated_mib(GPU) == 8053
+
+
+def test_a_log_without_a_word_on_memory_says_nothing() -> None:
+    silent = parse_report(["hello", "", "x" * 1_000_000])
+
+    assert silent == MemoryReport((), None, None, None)

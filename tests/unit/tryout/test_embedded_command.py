@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.support.folders import DATA
+from tunerd.engine.help import FitStyle, SpecStyle, parse_help, read_capabilities
+from tunerd.tryout.embedded import (
+    OPTIONS,
+    BadCommandLineError,
+    CommandLine,
+    Member,
+    help_text,
+    margins,
+    option_text,
+    parse_command,
+)
+from tunerd.words import Family
+
+GOLDEN = DATA / "golden" / "cmdline" / "main-0x"
+
+
+def _parse(*arguments: str) -> CommandLine:
+    return parse_command(arguments)
+
+
+def _refusal(*arguments: str) -> str:
+    with pytest.raises(BadCommandLineError) as caught:
+        _parse(*arguments)
+    return str(caught.value)
+
+
+def test_probing_reads_the_help_as_that_of_a_mainline_build_since_september_2026() -> None:
+    capabilities = read_capabilities(parse_help(help_text()))
+
+    assert capabilities.family is Family.MAINLINE
+    assert capabilities.dialect == "main-0x"
+    assert capabilities.spec_style is SpecStyle.SPLIT
+    assert "draft-mtp" in capabilities.spec_types
+    assert capabilities.kv_types[:4] == ("f32", "f16", "bf16", "q8_0")
+    assert capabilities.fit is FitStyle.ON_OFF
+    assert capabilities.has_load_mode
+    assert (capabilities.default_n_max, capabilities.default_p_min) == (3, 0.0)
+    assert capabilities.default_port == 8080
+
+
+def test_the_help_lists_every_spelling_once() -> None:
+    spellings = [
+        spelling for option in OPTIONS for spelling in (*option.spellings, *option.negations)
+    ]
+
+    assert len(spellings) == len(set(spellings))
+    assert parse_help(help_text()).live_spellings == set(spellings)
+
+
+def test_every_line_of_the_help_fits_110_columns() -> None:
+    lines = [line for line in help_text().splitlines() if "ngram-map-k,ngram-map-k4v" not in line]
+
+    assert max(len(line) for line in lines) <= 110
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("cpu-embedded*.txt")), ids=lambda path: path.stem
+)
+def test_what_the_embedded_profiles_render_is_accepted(path: Path) -> None:
+    arguments = [
+        word
+        for line in path.read_text().splitlines()
+        if not line.startswith("#")
+        for word in shlex.split(line)
+    ]
+
+    command = _parse(*arguments)
+
+    assert ("model.path", arguments[arguments.index("--model") + 1]) in command.settings
+
+
+# What a build of August 2026 printed, without the usage excerpt.
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nope"], "error: invalid argument: --nope"),
+        (["positional"], "error: invalid argument: positional"),
+        (["--mlock"], "error: invalid argument: --mlock"),
+        (["--no-mmap"], "error: invalid argument: --no-mmap"),
+        (["--no_ctx_size"], "error: invalid argument: --no-ctx-size"),
+        (["-c"], 'error while handling argument "-c": expected value for argument'),
+        (["-c", "abc"], 'error while handling argument "-c": stoi'),
+        (["-c", "99999999999"], 'error while handling argument "-c": stoi'),
+        (["--ctx_size", "abc"], 'error while handling argument "--ctx-size": stoi'),
+        (["--temp", "abc"], 'error while handling argument "--temp": stof'),
+        (["-ctk", "foo"], 'error while handling argument "-ctk": Unsupported cache type: foo'),
+        (
+            ["--spec-type", "mtp"],
+            'error while handling argument "--spec-type": unknown speculative type: mtp',
+        ),
+        (
+            ["-np", "0"],
+            'error while handling argument "-np": error: invalid value for n_parallel\n',
+        ),
+        (
+            ["--flash-attn", "maybe"],
+            (
+                'error while handling argument "--flash-attn":'
+                " error: unknown value for --flash-attn: 'maybe'\n"
+            ),
+        ),
+        (
+            ["-fit", "maybe"],
+            "error while handling argument \"-fit\": error: unknown value for --fit: 'maybe'\n",
+        ),
+        (["-lm", "foo"], 'error while handling argument "-lm": invalid value'),
+        (
+            ["--reasoning-format", "foo"],
+            'error while handling argument "--reasoning-format": Unknown reasoning format: foo',
+        ),
+        (["-ngl", "foo"], 'error while handling argument "-ngl": stoi'),
+        (
+            ["--api-key-file", "/nope"],
+            (
+                'error while handling argument "--api-key-file":'
+                " error: failed to open file '/nope'\n"
+            ),
+        ),
+    ],
+)
+def test_a_bad_argument_is_refused_in_llama_servers_words(arguments: list[str], words: str) -> None:
+    refusal = _refusal("-m", "model.gguf", *arguments)
+
+    if words.startswith("error: "):
+        assert refusal == words
+        return
+    flag = arguments[0].replace("_", "-")
+    option = next(option for option in OPTIONS if flag in option.spellings)
+    excerpt = f"\n\nusage:\n{option_text(option)}\n\nto show complete usage, run with -h"
+    assert refusal == words + excerpt
+
+
+def test_the_first_bad_argument_is_the_one_that_is_named() -> None:
+    assert _refusal("--first", "-c", "abc") == "error: invalid argument: --first"
+
+
+def test_the_version_is_printed_whatever_follows() -> None:
+    assert _parse("--version", "--nope").wants_version
+    assert "--nope" in _refusal("--help", "--nope")
+
+
+def test_of_an_option_given_twice_the_last_one_counts() -> None:
+    assert _parse("--port", "1", "--port", "2").settings == (("port", 1), ("port", 2))
+
+
+def test_kinds_of_speculation_add_up() -> None:
+    settings = _parse("--spec-type", "ngram-mod", "--spec-type", "draft-mtp,ngram-simple").settings
+
+    assert [field for field, _ in settings] == ["+speculative.types"] * 2
+    names = [member.name for _, value in settings for member in value]
+    assert names == [
+        "COMMON_SPECULATIVE_TYPE_NGRAM_MOD",
+        "COMMON_SPECULATIVE_TYPE_DRAFT_MTP",
+        "COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE",
+    ]
+
+
+def test_words_become_members_of_the_librarys_enumerations() -> None:
+    assert _parse("-lm", "mmap+mlock", "--reasoning-format", "deepseek-legacy").settings == (
+        ("load_mode", Member("llama_load_mode", "LLAMA_LOAD_MODE_MMAP_MLOCK")),
+        (
+            "reasoning_format",
+            Member("common_reasoning_format", "COMMON_REASONING_FORMAT_DEEPSEEK_LEGACY"),
+        ),
+    )
+
+
+def test_keys_are_read_from_a_file_without_its_comments(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\none\n\ntwo\n")
+
+    settings = _parse("--api-key-file", str(keys), "--api-key", "three").settings
+
+    assert settings == (("+api_keys", ("one", "two")), ("+api_keys", ("three",)))
+
+
+def test_a_switch_and_its_negation_set_the_same_field() -> None:
+    settings = _parse("--jinja", "--no-jinja").settings
+
+    assert settings == (("use_jinja", True), ("use_jinja", False))
+
+
+def test_thinking_is_switched_for_the_parser_and_for_the_template() -> None:
+    assert _parse("--reasoning", "off").settings == (
+        ("enable_reasoning", 0),
+        ("+default_template_kwargs", {"enable_thinking": "false"}),
+    )
+    assert len(_parse("--reasoning", "auto").settings) == 1
+
+
+def test_one_margin_is_for_every_device() -> None:
+    assert margins("512") == (512 * 1024 * 1024,) * 16
+    assert margins("1,2,3")[:4] == tuple(n * 1024 * 1024 for n in (1, 2, 3, 3))

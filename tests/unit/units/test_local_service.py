@@ -1,0 +1,185 @@
+"""What the supervisor takes from a unit, and what an end means."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.support.folders import ROOT
+from tunerd.calendar import parse_time_span
+from tunerd.errors import ConfigError
+from tunerd.tryout.local_service import (
+    Ending,
+    StartLimit,
+    complaints_about,
+    read_service,
+    result_of,
+    should_restart,
+)
+from tunerd.units.manager import log_lines, mark
+from tunerd.units.text import UnitSpec, parse_unit, render_unit, transient_text
+from tunerd.words import Mode
+
+UNIT = "llama-server.service"
+
+
+def service(text: str) -> str:
+    return f"[Service]\nExecStart=/bin/true\n{text}\n"
+
+
+def test_a_unit_without_settings_has_systemds_defaults() -> None:
+    spec = read_service(UNIT, parse_unit(service("")))
+
+    assert (spec.program, spec.argv, spec.work_dir) == ("/bin/true", ("/bin/true",), "/")
+    assert (spec.restart, spec.restart_s, spec.timeout_stop_s) == ("no", 0.1, 90)
+    assert (spec.start_limit_interval_s, spec.start_limit_burst) == (10, 5)
+    assert (spec.n_files, spec.memlock_bytes, spec.umask) == (None, None, 0o022)
+    assert not spec.no_new_privileges
+    assert not spec.can_be_enabled
+    assert spec.bound_to is None
+
+
+def test_what_tunerd_writes_is_what_is_run() -> None:
+    argv = [
+        "/opt/a b/llama-server",
+        "-m",
+        "/m/100% $HOME.gguf",
+        "--api-key-file",
+        "/etc/a key",
+        "-x",
+    ]
+    template = (ROOT / "units/llama-server.service.in").read_text()
+    text = render_unit(
+        template,
+        UnitSpec(
+            UNIT, Mode.LOCAL, "night", "main", argv, {"A": 'b "c" 5%'}, user="llama",
+            api_key_file="/etc/a key", work_dir="/var/log/5%", wants_mlock=True, stop_timeout_s=40,
+            unit_directives=[("BindsTo", "lease.service")], wanted_by="default.target",
+        ),
+    )  # fmt: skip
+
+    spec = read_service(UNIT, parse_unit(text))
+
+    assert complaints_about(UNIT, text) == ()
+    assert (spec.program, spec.argv) == (argv[0], tuple(argv))
+    assert spec.environment == {"GGML_NO_BACKTRACE": "1", "A": 'b "c" 5%'}
+    assert (spec.work_dir, spec.user, spec.bound_to) == ("/var/log/5%", "llama", "lease.service")
+    assert (spec.start_limit_interval_s, spec.start_limit_burst) == (900, 16)
+    assert (spec.restart, spec.restart_s, spec.timeout_stop_s) == ("on-failure", 5, 40)
+    assert (spec.n_files, spec.memlock_bytes, spec.umask) == (65536, -1, 0o077)
+    assert spec.no_new_privileges
+    assert spec.can_be_enabled
+
+
+def test_a_command_of_tunerds_own_is_what_is_run() -> None:
+    text = transient_text(["/bin/py", "-m", "50% $A"], [("TimeoutStopSec", "1900")], {"A": "b c"})
+
+    spec = read_service(UNIT, parse_unit(text))
+
+    assert spec.argv == ("/bin/py", "-m", "50% $A")
+    assert (spec.environment, spec.timeout_stop_s) == ({"A": "b c"}, 1900)
+
+
+def test_a_unit_of_version_0_1_reads_its_key_where_the_key_is() -> None:
+    text = service("LoadCredential=api-key:/etc/5%%/key").replace("true", "true --k %d/api-key")
+
+    assert read_service(UNIT, parse_unit(text)).argv == ("/bin/true", "--k", "/etc/5%/key")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[Service]\nType=exec\n",
+        "[Service]\nExecStart=/bin/a\nExecStart=/bin/b\n",
+        "[Service]\nExecStart=./a\n",
+        '[Service]\nExecStart=/bin/a "b\n',
+        "[Service\nExecStart=/bin/a\n",
+    ],
+)
+def test_a_unit_that_systemd_does_not_load_is_not_loaded(text: str) -> None:
+    with pytest.raises(ConfigError):
+        read_service(UNIT, parse_unit(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("1min 30s", 90),
+        ("1min30s", 90),
+        ("250ms", 0.25),
+        ("1.5h", 5400),
+        ("0", 0),
+        ("infinity", float("inf")),
+        ("", None),
+        ("soon", None),
+        ("5 parsecs", None),
+        ("-1", None),
+    ],
+)
+def test_durations(text: str, seconds: float | None) -> None:
+    assert parse_time_span(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("ending", "timed_out", "result"),
+    [
+        (Ending(code=0), False, "success"),
+        (Ending(code=1), False, "exit-code"),
+        (Ending(signal=signal.SIGTERM), False, "success"),
+        (Ending(signal=signal.SIGKILL), False, "signal"),
+        (Ending(signal=signal.SIGKILL), True, "timeout"),
+        (Ending(), False, "exit-code"),
+    ],
+)
+def test_the_result_of_an_end(ending: Ending, timed_out: bool, result: str) -> None:
+    assert result_of(ending, timed_out=timed_out) == result
+
+
+@pytest.mark.parametrize(
+    ("restart", "restarted"),
+    [
+        ("no", set()),
+        ("always", {"success", "exit-code", "signal", "timeout"}),
+        ("on-failure", {"exit-code", "signal", "timeout"}),
+    ],
+)
+def test_which_ends_lead_to_a_restart(restart: str, restarted: set[str]) -> None:
+    results = {"success", "exit-code", "signal", "timeout"}
+
+    assert {result for result in results if should_restart(restart, result)} == restarted
+
+
+def test_the_start_limit_refuses_what_is_too_much_in_its_window() -> None:
+    limit = StartLimit()
+    allowed = []
+    for now_s in (0.0, 1.0, 2.0, 3.0, 10.0, 10.5):
+        limit, is_allowed = limit.after_start(now_s, interval_s=10, burst=3)
+        allowed.append(is_allowed)
+
+    assert allowed == [True, True, True, False, False, True]
+
+
+def test_a_start_limit_of_zero_is_none() -> None:
+    limit = StartLimit()
+    for now_s in range(20):
+        limit, is_allowed = limit.after_start(now_s, interval_s=0, burst=3)
+        assert is_allowed
+
+
+def test_a_log_is_told_apart_by_start() -> None:
+    one, two = "1" * 32, "2" * 32
+    text = (
+        "cut off\n"
+        + mark("t", one, "Started, pid 1")
+        + "hello\n"
+        + mark("t", two, "Started,\npid 2")
+        + "again\nlast"
+    )
+
+    assert log_lines(text, unit="u", invocation_id=one) == ("u: Started, pid 1", "hello")
+    assert log_lines(text, unit="u", invocation_id=two) == ("u: Started, pid 2", "again", "last")
+    assert len(log_lines(text, unit="u")) == 6
+    assert log_lines("", unit="u") == ()
