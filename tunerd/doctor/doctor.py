@@ -24,12 +24,12 @@ from tunerd.doctor.facts import (
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.builds import dry_arguments, engine_of, find_programs, prober, refusal
 from tunerd.engine.flags import arguments_sha256, compared_arguments, owner_of
-from tunerd.engine.help import Capabilities, Engine, HelpText, OffloadDevice, parse_help
+from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.importer import import_command_line, unlisted_flags
 from tunerd.engine.probe import Found
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit
-from tunerd.errors import EngineError, ModelFileError, TunerdError
+from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.gpu import read_driver_files
 from tunerd.machine.host import (
@@ -52,7 +52,7 @@ from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
 from tunerd.production.plan import settings_of
-from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Layer, LayerFile, Resolved, resolve
+from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.live import LiveUnit
 from tunerd.units.manager import UnitState
@@ -123,16 +123,16 @@ def _with_build(
     facts = replace(facts, engine=engine)
     if engine.capabilities is None:
         return ServerReading(replace(facts, settings_problem=engine.problem), live, None)
-    help_text = parse_help(prober(ctx).probe(found).help_text)
     facts = replace(
         facts,
-        foreign_flags=_foreign(ctx, found, argv, help_text, engine.capabilities),
+        foreign_flags=_foreign(ctx, found, argv, engine.capabilities),
         devices=_devices(ctx, found, engine.capabilities, live),
     )
-    imported = import_command_line(argv[1:], live.environment, help_text, engine.capabilities)
-    resolved = resolve(live.unit, (LayerFile(Layer.SITE, live.unit, imported.data),))
-    if not isinstance(resolved, Resolved):
-        return ServerReading(replace(facts, settings_problem=str(resolved[0])), live, None)
+    try:
+        imported = import_command_line(argv[1:], live.environment, engine.capabilities)
+    except ConfigError as error:
+        return ServerReading(replace(facts, settings_problem=error.words), live, None)
+    resolved = imported.resolved
     facts = replace(facts, settings=resolved.profile)
     return ServerReading(_with_model(ctx, host, facts, engine, resolved), live, resolved)
 
@@ -168,11 +168,10 @@ def _foreign(
     ctx: Context,
     found: Found,
     argv: Sequence[str],
-    help_text: HelpText,
     capabilities: Capabilities,
 ) -> tuple[str, ...]:
     """Flags that the build neither lists nor takes: a dry run has the last word."""
-    unlisted = unlisted_flags(argv[1:], help_text, capabilities)
+    unlisted = unlisted_flags(argv[1:], capabilities)
     if not unlisted:
         return ()
     try:

@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tunerd.engine.flags import (
-    CONTEXT_SHIFT,
+    DEPTH_FLAGS,
     DRAFT_FLAGS,
     DRAFT_GPU_FLAGS,
     GPU_FLAGS,
     PLACEMENT_FLAGS,
     SECRET_FLAGS,
     SERVING_FLAGS,
-    OnOffFlag,
     SwitchFlag,
     ValueFlag,
+    ngram_flags,
     normal_spelling,
     number,
     owner_of,
@@ -94,6 +94,7 @@ class RenderContext:
         return value
 
 
+NO_FLAG_NEEDED = "this is what the engine does without a flag"
 OURS = Origin(Layer.TUNERD, "tunerd")
 
 
@@ -121,10 +122,13 @@ def plain(
         return
     spellings = row.on if setting.value else row.off
     flag = capabilities.first_of(*spellings)
-    if flag is not None:
+    word = capabilities.first_of(*row.on)
+    if word in capabilities.on_off_flags:
+        yield Argument(word, "on" if setting.value else "off", row.key, setting.origin)
+    elif flag is not None:
         yield Argument(flag, None, row.key, setting.origin)
     elif row.default is bool(setting.value) or _only_this_way(row, setting.value, capabilities):
-        yield Note(row.key, "this is what the engine does without a flag")
+        yield Note(row.key, NO_FLAG_NEEDED)
     else:
         yield missing(row.key, setting.value, setting.origin, spellings, capabilities)
 
@@ -154,23 +158,9 @@ def _only_this_way(row: SwitchFlag, value: object, capabilities: Capabilities) -
     return row.default is None and capabilities.first_of(*opposite) is not None
 
 
-def on_off(row: OnOffFlag, resolved: Resolved, capabilities: Capabilities) -> Iterator[Part]:
-    """The flag of a boolean that some builds spell as a word with `on` or `off` behind it."""
-    setting = resolved.settings.get(row.key)
-    if setting is None:
-        return
-    if row.word not in capabilities.flags:
-        yield missing(row.key, setting.value, setting.origin, (row.word,), capabilities)
-    elif row.word in capabilities.on_off_flags:
-        yield Argument(row.word, "on" if setting.value else "off", row.key, setting.origin)
-    else:
-        flag = row.word if setting.value else row.off_switch
-        yield Argument(flag, None, row.key, setting.origin)
-
-
 # Before `--load-mode` these switches had the same meaning. Order matters to builds that have
 # both: the last one wins there (ggml-org/llama.cpp#26133).
-_LEGACY_LOAD: dict[str, tuple[str, ...]] = {
+LEGACY_LOAD: dict[str, tuple[str, ...]] = {
     "auto": (),
     "mmap": (),
     "none": ("--no-mmap",),
@@ -191,14 +181,14 @@ def load_mode(resolved: Resolved, capabilities: Capabilities) -> Iterator[Part]:
     if capabilities.has_load_mode:
         yield Argument("--load-mode", mode, setting.key, setting.origin)
         return
-    switches = _LEGACY_LOAD[mode]
+    switches = LEGACY_LOAD[mode]
     lacking = [switch for switch in switches if switch not in capabilities.flags]
     if lacking:
         yield Refusal(setting.key, mode, setting.origin,
                       f"this build ({capabilities.dialect}) has neither `--load-mode` nor `{lacking[0]}`",
                       "choose another load mode or another engine")  # fmt: skip
     elif not switches:
-        yield Note(setting.key, "this is what the engine does without a flag")
+        yield Note(setting.key, NO_FLAG_NEEDED)
     for switch in switches if not lacking else ():
         yield Argument(switch, None, setting.key, setting.origin)
 
@@ -236,41 +226,44 @@ def _places(key: str, resolved: Resolved) -> bool:
 
 
 def _fit(resolved: Resolved, capabilities: Capabilities) -> Iterator[Part]:
-    switch = resolved.settings.get("memory.fit")
+    switch, target = (resolved.settings.get(f"memory.{name}") for name in ("fit", "fit_mib"))
+    is_on_off = capabilities.fit is FitStyle.ON_OFF
     if switch is not None and not switch.value:
-        if capabilities.fit is FitStyle.ON_OFF:
+        if is_on_off:
             yield Argument("--fit", "off", switch.key, switch.origin)
         else:
-            yield Note(switch.key, "this is what the engine does without a flag")
+            yield Note(switch.key, NO_FLAG_NEEDED)
+        if target is not None and target.origin.layer is not Layer.TUNERD:
+            yield Note(target.key, "left out: no effect without --fit")
         return
-    value = "on" if capabilities.fit is FitStyle.ON_OFF else None
     if switch is not None and capabilities.fit is FitStyle.NONE:
         yield missing(switch.key, switch.value, switch.origin, ("--fit",), capabilities)
         return
-    setting = resolved.settings.get("memory.fit_mib")
-    if setting is None:
-        if switch is not None:
-            yield Argument("--fit", value, switch.key, switch.origin)
+    spellings = ("--fit-target", "--fit-margin")
+    margin = capabilities.first_of(*spellings)
+    if target is not None and (capabilities.fit is FitStyle.NONE or margin is None):
+        yield missing(target.key, target.value, target.origin, spellings, capabilities)
         return
-    margin = capabilities.first_of("--fit-target", "--fit-margin")
-    if capabilities.fit is FitStyle.NONE or margin is None:
-        spellings = ("--fit-target", "--fit-margin")
-        yield missing(setting.key, setting.value, setting.origin, spellings, capabilities)
-        return
-    owner = switch or setting
-    yield Argument("--fit", value, owner.key, owner.origin)
-    yield Argument(margin, str(setting.value), setting.key, setting.origin)
+    owner = switch or target
+    if owner is not None:
+        yield Argument("--fit", "on" if is_on_off else None, owner.key, owner.origin)
+    if target is not None and margin is not None:
+        yield Argument(margin, str(target.value), target.key, target.origin)
 
 
 def _explicit(
     resolved: Resolved, capabilities: Capabilities, context: RenderContext, explicit: list[str]
 ) -> Iterator[Part]:
+    switch, target = (resolved.settings.get(f"memory.{name}") for name in ("fit", "fit_mib"))
     if capabilities.fit is FitStyle.ON_OFF:
-        origin = resolved.settings[explicit[0]].origin
-        yield Argument("--fit", "off", explicit[0], origin)
-    fit = resolved.settings.get("memory.fit_mib")
-    if fit is not None and fit.origin.layer is not Layer.TUNERD:
-        yield Note(fit.key, f"left out: {', '.join(explicit)} place the model by hand")
+        owner = (
+            switch if switch is not None and not switch.value else resolved.settings[explicit[0]]
+        )
+        yield Argument("--fit", "off", owner.key, owner.origin)
+    for setting in (switch, target):
+        is_on = setting is not None and setting.value is not False
+        if setting is not None and is_on and setting.origin.layer is not Layer.TUNERD:
+            yield Note(setting.key, f"left out: {', '.join(explicit)} place the model by hand")
     for row in PLACEMENT_FLAGS:
         if _places(row.key, resolved):
             yield from plain(row, resolved, capabilities, context)
@@ -306,7 +299,7 @@ def speculation(
         yield Refusal(setting.key, kind, setting.origin, f"{kind} needs a draft model",
                       "set speculation.draft_model")  # fmt: skip
         return
-    yield from _kind(resolved, capabilities, kind, word)
+    yield from _kind(resolved, capabilities, context, kind, word)
     if drafts_with_probability(wanted.kinds):
         for row in DRAFT_FLAGS:
             if row.key != "speculation.draft_model" or needs_file:
@@ -324,7 +317,9 @@ def drafts_with_probability(kinds: Collection[str]) -> bool:
     return any(kind in KINDS_WITH_PROBABILITY or kind.startswith(_DRAFTS) for kind in kinds)
 
 
-def _kind(resolved: Resolved, capabilities: Capabilities, kind: str, word: str) -> Iterator[Part]:
+def _kind(
+    resolved: Resolved, capabilities: Capabilities, context: RenderContext, kind: str, word: str
+) -> Iterator[Part]:
     if capabilities.spec_style is SpecStyle.STAGE:
         yield from _stage(resolved, kind, word)
         return
@@ -336,38 +331,9 @@ def _kind(resolved: Resolved, capabilities: Capabilities, kind: str, word: str) 
     else:
         yield Argument("--spec-type", word, setting.key, setting.origin)
     kinds = resolved.profile.speculation.kinds
-    rows = _DRAFT_ROWS if drafts_with_probability(kinds) else _ngram_rows(kind)
-    for key, spellings in rows:
-        value = resolved.settings.get(key)
-        flag = capabilities.first_of(*spellings)
-        if value is not None and flag is not None:
-            yield Argument(flag, number(value.value), key, value.origin)
-        elif value is not None:
-            yield missing(key, value.value, value.origin, spellings, capabilities)
+    for row in DEPTH_FLAGS if drafts_with_probability(kinds) else ngram_flags(kind):
+        yield from plain(row, resolved, capabilities, context)
     yield from _adaptive(resolved, capabilities)
-
-
-_DRAFT_ROWS = (
-    ("speculation.n_max", ("--spec-draft-n-max", "--draft-max")),
-    ("speculation.n_min", ("--spec-draft-n-min", "--draft-min")),
-    ("speculation.p_min", ("--spec-draft-p-min", "--draft-p-min")),
-    ("speculation.cross_ctx", ("--spec-dflash-cross-ctx",)),
-)
-
-
-def _ngram_rows(kind: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Sizes of an n-gram kind; the older builds have one set of flags for all of them."""
-    if kind == "ngram-mod":
-        return (
-            ("speculation.n_max", ("--spec-ngram-mod-n-max", "--draft-max")),
-            ("speculation.n_min", ("--spec-ngram-mod-n-min", "--draft-min")),
-            ("speculation.ngram_size_n", ("--spec-ngram-mod-n-match", "--spec-ngram-size-n")),
-        )
-    return (
-        ("speculation.ngram_size_n", (f"--spec-{kind}-size-n", "--spec-ngram-size-n")),
-        ("speculation.ngram_size_m", (f"--spec-{kind}-size-m", "--spec-ngram-size-m")),
-        ("speculation.ngram_min_hits", (f"--spec-{kind}-min-hits", "--spec-ngram-min-hits")),
-    )
 
 
 def _adaptive(resolved: Resolved, capabilities: Capabilities) -> Iterator[Part]:
@@ -388,21 +354,23 @@ def _adaptive(resolved: Resolved, capabilities: Capabilities) -> Iterator[Part]:
                       "set speculation.adaptive = false")  # fmt: skip
 
 
+_IN_STAGES = (
+    "n_max", "n_min", "p_min", "cross_ctx", "ngram_size_n", "ngram_size_m", "ngram_min_hits",
+)  # fmt: skip
+
+
 def _stage(resolved: Resolved, kind: str, word: str) -> Iterator[Part]:
     """Ik since June 2026: everything about a stage is inside one value."""
-    names = {
-        "speculation.n_max": "n_max",
-        "speculation.n_min": "n_min",
-        "speculation.p_min": "p_min",
-        "speculation.cross_ctx": "cross_ctx",
-        "speculation.ngram_size_n": "ngram_size_n",
-        "speculation.ngram_size_m": "ngram_size_m",
-        "speculation.ngram_min_hits": "ngram_min_hits",
+    present = [
+        key
+        for key in (f"speculation.{name}" for name in _IN_STAGES)
+        if key in resolved.settings
+        and (key != "speculation.p_min" or kind in KINDS_WITH_PROBABILITY)
+    ]
+    words = {
+        key: f"{key.removeprefix('speculation.')}={number(resolved.settings[key].value)}"
+        for key in present
     }
-    if kind not in KINDS_WITH_PROBABILITY:
-        del names["speculation.p_min"]
-    present = [key for key in names if key in resolved.settings]
-    words = {key: f"{names[key]}={number(resolved.settings[key].value)}" for key in present}
     pairs = ",".join(words.values())
     origins = [resolved.settings[key].origin for key in ("speculation.type", *present)]
     strongest = max(origins, key=lambda origin: _WEAKEST_FIRST.index(origin.layer))
@@ -464,8 +432,6 @@ def _parts(
         yield from plain(row, resolved, capabilities, context)
         if row.key == "serving.threads_http":
             yield from load_mode(resolved, capabilities)
-        if row.key == "serving.cache_reuse":
-            yield from on_off(CONTEXT_SHIFT, resolved, capabilities)
     yield from placement(resolved, capabilities, context)
     yield from speculation(resolved, capabilities, context)
 

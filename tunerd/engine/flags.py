@@ -2,7 +2,8 @@
 
 A row names the spellings in order of preference; the first that the build takes is used, so an
 unknown build is served by its flags and never by its name. What needs more than a spelling
-(load mode, fit, speculation) is in `cmdline_memory` and `cmdline_speculation`.
+(load mode, fit, the kind of speculation) is in `commandline`; the same rows are read backwards by
+`importer`. A flag that needs nothing but a spelling is one row here and one key of the schema.
 
 Source: captured help texts of seven builds, and a dry run of each flag on each of them.
 """
@@ -53,7 +54,8 @@ class SwitchFlag:
     """A boolean key: spellings that switch it on, spellings that switch it off.
 
     `default` is what every known build does without any flag; None where builds differ, so that a
-    missing spelling is an error and not an assumption. The rest is as in `ValueFlag`.
+    missing spelling is an error and not an assumption. Where a build wants `on` or `off` behind the first
+    spelling, that is what it gets. The rest is as in `ValueFlag`.
     """
 
     key: str
@@ -68,15 +70,6 @@ class SwitchFlag:
     def spellings(self) -> tuple[str, ...]:
         """All of them."""
         return (*self.on, *self.off)
-
-
-@dataclass(frozen=True, slots=True)
-class OnOffFlag:
-    """A boolean key that some builds spell as `--x on|off` and others as two switches."""
-
-    key: str
-    word: str
-    off_switch: str
 
 
 def number(value: object) -> str:
@@ -147,6 +140,7 @@ SERVING_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
     ),
     _value("serving.cache_ram_mib", "--cache-ram -cram"),
     _value("serving.cache_reuse", "--cache-reuse"),
+    _switch("serving.context_shift", on="--context-shift", off="--no-context-shift", default=None),
     _switch("serving.cache_prompt", on="--cache-prompt", off="--no-cache-prompt", default=True),
     _switch("serving.warmup", on="--warmup", off="--no-warmup", default=True),
     _switch("serving.jinja", on="--jinja", off="--no-jinja", default=None, reach=Reach.TEXT),
@@ -172,8 +166,6 @@ SERVING_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
     _switch("serving.slots", on="--slots", off="--no-slots", default=True),
     _value("serving.log_verbosity", "--log-verbosity -lv --verbosity"),
 )
-
-CONTEXT_SHIFT = OnOffFlag("serving.context_shift", "--context-shift", "--no-context-shift")
 
 PLACEMENT_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
     _value("memory.n_gpu_layers", "--n-gpu-layers -ngl", "--gpu-layers"),
@@ -213,18 +205,37 @@ DRAFT_GPU_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
     ),
 )
 
-# Flags that other code renders, by the key that owns them: `extra_args` may not repeat them.
+# How deep a drafter goes; where a build has a flag for it at all.
+DEPTH_FLAGS: tuple[ValueFlag, ...] = (
+    _value("speculation.n_max", "--spec-draft-n-max", "--draft-max --draft --draft-n", show=number),
+    _value("speculation.n_min", "--spec-draft-n-min", "--draft-min --draft-n-min", show=number),
+    _value("speculation.p_min", "--spec-draft-p-min", "--draft-p-min", show=number),
+    _value("speculation.cross_ctx", "--spec-dflash-cross-ctx", show=number),
+)
+
+
+def ngram_flags(kind: str) -> tuple[ValueFlag, ...]:
+    """Sizes of an n-gram kind; the older builds have one set of flags for all of them."""
+    if kind == "ngram-mod":
+        return (
+            _value("speculation.n_max", "--spec-ngram-mod-n-max", "--draft-max"),
+            _value("speculation.n_min", "--spec-ngram-mod-n-min", "--draft-min"),
+            _value("speculation.ngram_size_n", "--spec-ngram-mod-n-match", "--spec-ngram-size-n"),
+        )
+    return tuple(
+        _value(f"speculation.ngram_{name}", f"--spec-{kind}-{word}", f"--spec-ngram-{word}")
+        for name, word in (("size_n", "size-n"), ("size_m", "size-m"), ("min_hits", "min-hits"))
+    )
+
+
+# Flags that need more than a spelling, by the key that owns them: `extra_args` may not repeat them.
 _RENDERED_ELSEWHERE: Mapping[str, str] = {
     "model.path": "-m --model",
     "serving.load_mode": "-lm --load-mode --mlock --mmap --no-mmap -dio --direct-io -ndio --no-direct-io",
-    "memory.fit_mib": "-fit --fit -fitt --fit-target --fit-margin",
+    "memory.fit": "-fit --fit",
+    "memory.fit_mib": "-fitt --fit-target --fit-margin",
     "speculation.type": "--spec-type -mtp --multi-token-prediction -no-mtp --no-multi-token-prediction",
-    "speculation.n_max": "--spec-draft-n-max --draft-max --draft --draft-n",
-    "speculation.n_min": "--spec-draft-n-min --draft-min --draft-n-min",
-    "speculation.p_min": "--spec-draft-p-min --draft-p-min",
-    "speculation.cross_ctx": "--spec-dflash-cross-ctx",
     "speculation.adaptive": "--spec-dm-adaptive --no-spec-dm-adaptive",
-    "serving.context_shift": "--context-shift --no-context-shift",
     "serving.api_key_file": "--api-key",
 }
 
@@ -235,10 +246,11 @@ ALL_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
     *DRAFT_FLAGS,
     *DRAFT_GPU_FLAGS,
 )
-_SHORT = {short: long for row in ALL_FLAGS for short, long in row.shorts}
+_ROWS = (*ALL_FLAGS, *DEPTH_FLAGS)
+_SHORT = {short: long for row in _ROWS for short, long in row.shorts}
 _OWNERS = {
     **{word: key for key, words in _RENDERED_ELSEWHERE.items() for word in words.split()},
-    **{word: row.key for row in ALL_FLAGS for word in (*row.spellings, *dict(row.shorts))},
+    **{word: row.key for row in _ROWS for word in (*row.spellings, *dict(row.shorts))},
 }
 _SPELLINGS = {row.key: frozenset(row.spellings) for row in ALL_FLAGS}
 _MODEL = "model.path"

@@ -242,6 +242,7 @@ class Capabilities:
 
     family: Family
     dialect: str
+    help: HelpText
     flags: frozenset[str]
     value_flags: frozenset[str]
     on_off_flags: frozenset[str]
@@ -409,6 +410,7 @@ def read_capabilities(help_text: HelpText) -> Capabilities:
     return Capabilities(
         family=family,
         dialect=_dialect(help_text, flags, family, spec_types),
+        help=help_text,
         flags=flags,
         value_flags=frozenset(
             spelling

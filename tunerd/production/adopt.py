@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import engine_of, named_by_files, prober
-from tunerd.engine.commandline import CommandLine, RenderContext, render
-from tunerd.engine.help import Engine, HelpText, parse_help
-from tunerd.engine.importer import Flag, Imported, flag_changes, import_command_line
+from tunerd.engine.builds import engine_of, named_by_files
+from tunerd.engine.help import Engine
+from tunerd.engine.importer import Imported, import_command_line
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, EngineError, UsageError
@@ -21,7 +21,7 @@ from tunerd.model.files import ModelFiles
 from tunerd.production.checks import lost_lines
 from tunerd.production.plan import service_user, unit_spec, unit_template
 from tunerd.profile.files import config_error, load_profile, load_sources, read_profile
-from tunerd.profile.layers import Layer, LayerFile, Resolved, layers_of, resolve
+from tunerd.profile.layers import Layer, Resolved, layers_of, resolve
 from tunerd.profile.schema import check_file
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
@@ -231,9 +231,7 @@ def _from_unit(
     engine = engine_of(ctx, Found(Path(live.program), f"unit {unit}", allow_writable=False))
     if engine.capabilities is None:
         raise EngineError(f"the program of {unit} cannot be probed", cause=engine.problem)
-    found = Found(engine.program, engine.found_by, None, tuple(engine.environment.items()))
-    help_text = parse_help(prober(ctx).probe(found).help_text)
-    imported = import_command_line(live.argv[1:], live.environment, help_text, engine.capabilities)
+    imported = import_command_line(live.argv[1:], live.environment, engine.capabilities)
     data: dict[str, Any] = {
         "description": f"what {unit} served when this was written",
         "engine": {"prefer": [live.program]},
@@ -247,50 +245,22 @@ def _from_unit(
         note("overridden", f"{name} is set in the environment, but the command line wins")
         for name in imported.overridden
     ]
-    messages += _compare(ctx, engine, live, imported, help_text)
+    if imported.added:
+        messages.append(note("added", f"new on the command line: {', '.join(imported.added)}"))
+    elif not imported.unplaced:
+        messages.append(note("same", "the profile renders to the same flags as the unit has now"))
+    messages += _lost(ctx, engine, live, imported)
     unplaced = [{"words": list(u.words), "reason": u.reason} for u in imported.unplaced]
     return data, tuple(messages), unplaced
 
 
-def _compare(
-    ctx: Context, engine: Engine, live: LiveUnit, imported: Imported, help_text: HelpText
-) -> list[Message]:
-    """Whether the new profile gives what serves today: the command flag by flag, the unit by line."""
-    if engine.capabilities is None or live.argv is None:
-        return []
-    resolved = resolve("new", (LayerFile(Layer.SITE, "new", imported.data),))
-    if not isinstance(resolved, Resolved):
-        return [error("import", str(problem)) for problem in resolved]
-    model = resolved.profile.model.path or ""
-    draft = resolved.profile.speculation.draft_model
-    paths = {"speculation.draft_model": draft} if draft else {}
-    context = RenderContext(
-        str(engine.program), model, has_gpu=True, physical_cores=None, paths=paths
-    )
-    command = render(resolved, engine.capabilities, context)
-    if not isinstance(command, CommandLine):
-        return [error("import", str(refusal)) for refusal in command]
-    lost, added = flag_changes(
-        live.argv[1:], command.argv[1:], help_text, engine.capabilities.on_off_flags
-    )
-    messages = []
-    if added:
-        messages.append(note("added", f"new on the command line: {_words(added)}"))
-    from_environment = {name for name in live.environment if name.startswith("LLAMA_ARG_")}
-    if lost and not from_environment:
-        messages.append(warning("lost", f"not on the new command line: {_words(lost)}"))
-    if not lost and not added:
-        messages.append(note("same", "the profile renders to the same flags as the unit has now"))
-    return messages + _lost(ctx, engine, live, resolved, command)
-
-
-def _lost(
-    ctx: Context, engine: Engine, live: LiveUnit, resolved: Resolved, command: CommandLine
-) -> list[Message]:
+def _lost(ctx: Context, engine: Engine, live: LiveUnit, imported: Imported) -> list[Message]:
     """What of the unit a unit of the new profile would not hold."""
     user = service_user(ctx, live)
+    command = replace(imported.command, program=str(engine.program))
     try:
-        planned = render_unit(unit_template(ctx), unit_spec(ctx, resolved, engine, command, user))
+        spec = unit_spec(ctx, imported.resolved, engine, command, user)
+        planned = render_unit(unit_template(ctx), spec)
     except ConfigError:  # which `plan` says with its reason; then all lines are shown
         planned = ""
     lost = lost_lines(live, planned, command.argv)
@@ -298,7 +268,3 @@ def _lost(
         return []
     text = f"lines of the unit that no profile holds: {'; '.join(lost)}"
     return [warning("foreign-directives", text, "put what you want to keep into a drop-in")]
-
-
-def _words(flags: Sequence[Flag]) -> str:
-    return ", ".join(" ".join(flag.words) for flag in flags)

@@ -54,7 +54,7 @@ def weights(shape_name: str) -> ModelFacts:
 
 def settings_of(printed: str, dialect: str) -> ProfileFile:
     """What the printed command line means on a build."""
-    imported = import_command_line(printed.split(), {}, help_of(dialect), capabilities_of(dialect))
+    imported = import_command_line(printed.split(), {}, capabilities_of(dialect))
     resolved = resolve("printed", (LayerFile(Layer.SITE, "printed", imported.data),))
     assert isinstance(resolved, Resolved), resolved
     return resolved.profile
@@ -93,9 +93,7 @@ def box(
         model=facts,
         estimate=needed,
         n_slots=None,
-        foreign_flags=unlisted_flags(
-            writeup.printed.split(), help_of(dialect), capabilities_of(dialect)
-        ),
+        foreign_flags=unlisted_flags(writeup.printed.split(), capabilities_of(dialect)),
         log=LogFacts(
             has_cuda=True, cuda_architectures=(86, 89, 120), has_all_kv_pairs=False, traffic=traffic
         ),
@@ -204,9 +202,9 @@ def test_todays_builds_would_not_start_with_their_flags(
     writeup = WRITE_UPS[name]
     arguments = writeup.printed.split()
     own = capabilities_of(writeup.dialect)
-    assert unlisted_flags(arguments, help_of(writeup.dialect), own) == ()
+    assert unlisted_flags(arguments, own) == ()
 
-    foreign = unlisted_flags(arguments, help_of(dialect), capabilities_of(dialect))
+    foreign = unlisted_flags(arguments, capabilities_of(dialect))
     facts = replace(a_box(), server=a_server(engine=engine(dialect), foreign_flags=foreign))
     assert flags in said(facts)["flags-removed"]
     assert told(facts).exit_code == 7
