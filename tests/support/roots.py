@@ -13,6 +13,7 @@ went into them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -49,7 +50,7 @@ USERS = ("alice", "bob")
 _FORMAT = "2"  # change it when the building of layers changes
 _KEEP = 4  # of each kind, beside those in use or new
 _KEEP_S = 1800
-_kept: list[IO[str]] = []
+_kept: dict[Path, IO[str]] = {}
 _SID_PACKAGES = (
     "ca-certificates",
     "curl",
@@ -204,8 +205,9 @@ def _cached(kind: str, key: str, what: str, build: Callable[[Path], None]) -> Pa
     shelf = cache_folder() / kind
     shelf.mkdir(exist_ok=True)
     target = shelf / key
-    lock = (shelf / f".{key}.lock").open("w")
-    _kept.append(lock)
+    if target in _kept:
+        return target
+    lock = _kept[target] = (shelf / f".{key}.lock").open("w")
     while not _locked(lock, fcntl.LOCK_SH) or not target.exists():
         fcntl.flock(lock, fcntl.LOCK_UN)
         if not _locked(lock, fcntl.LOCK_EX):
@@ -219,13 +221,19 @@ def _cached(kind: str, key: str, what: str, build: Callable[[Path], None]) -> Pa
             try:
                 build(unfinished)
             except BaseException:
-                fcntl.flock(lock, fcntl.LOCK_UN)
+                _kept.pop(target).close()
                 raise
             unfinished.rename(target)
             say(f"built {what} in {time.monotonic() - started_s:.0f} s")
     os.utime(target)
     _forget_old(shelf)
     return target
+
+
+@atexit.register
+def _let_go() -> None:
+    for lock in _kept.values():
+        lock.close()
 
 
 def _locked(lock: IO[str], how: int) -> bool:
