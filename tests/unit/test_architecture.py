@@ -26,7 +26,6 @@ ORDER = (
 # Imports that point up all the same. Each is a debt: none may come to them.
 UPWARD = {
     ("app", "tryout/local"),
-    ("model/memory", "engine/help"),
     ("production/apply", "watch/probation"),
     ("production/plan", "measure/conditions"),
     ("production/rollback", "sweep/record"),

@@ -17,21 +17,22 @@ from tunerd.engine.flags import ALL_FLAGS, SwitchFlag, normal_spelling
 from tunerd.engine.health import argument_error
 from tunerd.engine.help import (
     ALWAYS,
-    SHORT,
     Capabilities,
     Effect,
     Engine,
     EngineIdentity,
     OffloadDevice,
     SpecStyle,
-    unknown_names,
+    engine_words,
 )
 from tunerd.engine.probe import (
+    KEPT_RECORD,
     EngineProber,
     Found,
     build_folders,
     distinct,
     is_own_server,
+    kept_folder,
     own_server,
     path_folders,
     programs_in,
@@ -54,7 +55,7 @@ from tunerd.machine.process import account_homes, probe_account
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import FoundModel, ModelFiles, find_models, the_one
 from tunerd.profile.files import load_profile, load_sources
-from tunerd.profile.layers import LayerFile, Resolved, layers_of, set_layer
+from tunerd.profile.layers import Resolved, layers_of, set_layer
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Generation
@@ -206,11 +207,8 @@ def _kept(ctx: Context) -> Iterator[Found]:
 
 
 def _name(engine: Engine, family: Family) -> str:
-    version = engine.version
-    if version is not None and version.semantic is not None:
-        return f"{family}-{version.semantic}"
-    if version is not None and version.build:
-        return f"{family}-b{version.build}"
+    if engine.version is not None and engine.version.label is not None:
+        return f"{family}-{engine.version.label}"
     identity = engine.identity.sha256[:8] if engine.identity is not None else "unknown"
     return f"{family}-{identity}"
 
@@ -314,11 +312,6 @@ def lacks(capabilities: Capabilities) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def named(found: Sequence[Engine], name: str) -> Engine | None:
-    """The engine of this name or path."""
-    return next((e for e in found if name in {e.name, str(e.program)}), None)
-
-
 def _untried(engine: Engine) -> bool:
     return engine.capabilities is not None and engine.proof("mtp").effect is Effect.UNTRIED
 
@@ -339,23 +332,23 @@ def named_by_plan(ctx: Context, request: PlanRequest) -> list[Message]:
     """Warnings about the layers of a profile and about what was given with `--set`."""
     sources, _ = load_sources(ctx)
     layers = layers_of(request.profile, sources, with_tuned=request.with_tuned)
-    files: list[LayerFile] = [] if isinstance(layers, Problem) else list(layers)
-    if request.options:
-        files.append(set_layer(request.options))
+    files = () if isinstance(layers, Problem) else (*layers, set_layer(request.options))
     return named_by_files(ctx, ((file.source, file.data) for file in files))
 
 
 def named_by_files(ctx: Context, files: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Message]:
-    """Warnings about files, each with where it stands; engines are only looked for if need be."""
-    read = list(files)
-    known: list[str] = list(ctx.settings.engines)
-    if any(unknown_names(source, data, known) for source, data in read):
-        known += [engine.name for engine in find_engines(ctx)]
-    return [
-        warning("unknown-engine", str(problem), _HINT)
-        for source, data in read
-        for problem in unknown_names(source, data, known)
-    ]
+    """Warnings about names in files that are no engine's, each file with where it stands."""
+    named = [(source, key, word) for source, data in files for key, word in engine_words(data)]
+    known = (*ALWAYS, *ctx.settings.engines)
+    if any(word not in known for _, _, word in named):
+        known = (*known, *(engine.name for engine in find_engines(ctx)))
+    found = (
+        Problem(source, key, f"`{word}`, which is no engine here", ", ".join(dict.fromkeys(known)),
+                nearest_name(word, known))
+        for source, key, word in named
+        if word not in known
+    )  # fmt: skip
+    return [warning("unknown-engine", str(problem), _HINT) for problem in found]
 
 
 # Of the C library and the loader the machine has one; a copy beside another would break.
@@ -369,7 +362,6 @@ _SYSTEM_LIBRARIES = (
     "libresolv.so",
     "libnss_",
 )
-_RECORD = "identity.json"
 _BACKEND = re.compile(r"libggml-(?!base)[a-z0-9_-]+\.so")
 
 
@@ -393,7 +385,7 @@ def keep(ctx: Context, name: str) -> ActionResult:
         HostError: the copy cannot be written.
         Busy: another change is under way.
     """
-    engine = named(find_engines(ctx), name)
+    engine = next(iter(candidates(find_engines(ctx), name)), None)
     if engine is None:
         raise UsageError(f"no such engine: `{name}`", hint="`tunerd engines` lists them")
     if engine.is_embedded:
@@ -414,12 +406,6 @@ def keep(ctx: Context, name: str) -> ActionResult:
     return ActionResult("engines keep", payload, has_acted=True)
 
 
-def kept_folder(ctx: Context, sha256: str) -> Path | None:
-    """Where a copy of the build of this identity is kept; None where there is none."""
-    folder = ctx.paths.engines_dir / sha256[:SHORT]
-    return folder if (folder / _RECORD).exists() else None
-
-
 def keep_program(ctx: Context, program: str) -> Kept:
     """Copy a program and what it maps below STATE; a copy that is there already stays.
 
@@ -432,14 +418,14 @@ def keep_program(ctx: Context, program: str) -> Kept:
     folder = ctx.paths.engines_dir / identity.short
     target = folder / "bin" / Path(program).name
     n_bytes = sum(component.size for component in identity.components)
-    if (folder / _RECORD).exists():
+    if kept_folder(ctx.paths.engines_dir, identity.sha256):
         return Kept(folder, target, len(identity.components), n_bytes, is_new=False)
     ctx.files.make_folder(ctx.paths.engines_dir)
     unfinished = ctx.paths.engines_dir / f".{identity.short}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         _copy(engines, identity, Path(program), unfinished)
-        ctx.files.write_json(unfinished / _RECORD, plain(identity))
+        ctx.files.write_json(unfinished / KEPT_RECORD, plain(identity))
         unfinished.rename(folder)
         sync_folder(ctx.paths.engines_dir)
     except (OSError, EngineError) as error:

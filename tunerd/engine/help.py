@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from tunerd.model.memory import (
+    IK,
+    MAINLINE_NOW,
+    MAINLINE_SPRING_2026,
+    MAINLINE_SUMMER_2026,
+    EngineLaws,
+)
 from tunerd.profile.schema import flatten, flatten_pins
-from tunerd.words import Family, MiB, Problem, nearest_name
+from tunerd.words import Family, MiB
 
 # The text comes from a program that is not trusted yet. Real builds print up to 60,000 characters,
 # lines of up to 216 and descriptions of up to 993.
@@ -48,9 +55,7 @@ class Option:
     def allowed_values(self) -> tuple[str, ...]:
         """The values after `allowed values:`; empty where the text lists none."""
         found = _ALLOWED.search(self.description)
-        if found is None:
-            return ()
-        return tuple(value for value in re.split(r"[,\s]+", found.group(1)) if value)
+        return () if found is None else tuple(re.findall(r"[^,\s]+", found[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +70,15 @@ class HelpText:
         found = [option for option in self.options if spelling in option.spellings]
         return min(found, key=lambda option: option.is_removed, default=None)
 
+    def spellings(self, fits: Callable[[Option], bool]) -> frozenset[str]:
+        """Every spelling of the options that fit."""
+        options = (option for option in self.options if fits(option))
+        return frozenset(spelling for option in options for spelling in option.spellings)
+
     @property
     def live_spellings(self) -> frozenset[str]:
         """Every spelling that some entry lists as working."""
-        return frozenset(
-            spelling
-            for option in self.options
-            if not option.is_removed
-            for spelling in option.spellings
-        )
+        return self.spellings(lambda option: not option.is_removed)
 
 
 def parse_help(text: str) -> HelpText:
@@ -161,8 +166,7 @@ _DEVICE = re.compile(
 # Every repetition is bounded: the text comes from a program that is not trusted yet.
 _VERSION = re.compile(
     r"^version: (?:(?P<semantic>\d{1,9}\.\d{1,9}\.\d{1,9}[^\s(]{0,80}) "
-    r"\(build (?P<build>\d{1,10}), commit (?P<commit>[^\s)]{1,80})\)"
-    r"|(?P<count>\d{1,10}) \((?P<hash>[^\s)]{1,80})\))",
+    r"\(build \d{1,10}, commit [^\s)]{1,80}\)|(?P<count>\d{1,10}) \([^\s)]{1,80}\))",
     re.MULTILINE,
 )
 
@@ -172,7 +176,7 @@ SHORT = 12
 # for the CPU. Source: builds of June and August 2026, each flag tried with a missing model file
 # (tests/integration/test_dialects.py tries them again).
 IK_HIDDEN_FLAGS = frozenset(
-    {
+    [
         "-a",
         "--alias",
         "--n-predict",
@@ -193,8 +197,10 @@ IK_HIDDEN_FLAGS = frozenset(
         "--device",
         "-devd",
         "--device-draft",
-    }
+    ]
 )
+# ik's help names no types. Source: its parser's list, tried one by one.
+_IK_KV_TYPES = "f32,f16,bf16,q8_0,q4_0,q4_1,iq4_nl,q5_0,q5_1,q6_0,q8_KV"
 
 
 class SpecStyle(StrEnum):
@@ -222,12 +228,10 @@ class FitStyle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What `--version` printed; numbers of different families cannot be compared."""
+    """What `--version` printed, and a short form for names; numbers of different families cannot be compared."""
 
     text: str
-    semantic: str | None
-    build: int | None
-    commit: str | None
+    label: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,10 +364,17 @@ class Engine:
 
     def proof(self, feature: str) -> Proof:
         """The proof of this feature, UNTRIED if there is none."""
-        for proof in self.proofs:
-            if proof.feature == feature:
-                return proof
-        return Proof(feature, Effect.UNTRIED, "not tried on this build yet")
+        untried = Proof(feature, Effect.UNTRIED, "not tried on this build yet")
+        return next((proof for proof in self.proofs if proof.feature == feature), untried)
+
+
+def laws_of(capabilities: Capabilities) -> EngineLaws:
+    """What such a build allocates, told by what its help shows; of others those that take the most memory."""
+    if capabilities.family is Family.IK:
+        return IK
+    if not capabilities.has_load_mode:
+        return MAINLINE_SPRING_2026
+    return MAINLINE_SUMMER_2026 if "--mlock" in capabilities.flags else MAINLINE_NOW
 
 
 def parse_version(text: str) -> Version | None:
@@ -375,13 +386,9 @@ def parse_version(text: str) -> Version | None:
     found = _VERSION.search(text)
     if found is None:
         return None
-    build = found["build"] or found["count"]
-    return Version(
-        text=found.group().removeprefix("version: "),
-        semantic=found["semantic"],
-        build=int(build),
-        commit=found["commit"] or found["hash"],
-    )
+    count = int(found["count"] or 0)
+    label = found["semantic"] or (f"b{count}" if count else None)
+    return Version(found.group().removeprefix("version: "), label)
 
 
 def parse_devices(text: str) -> tuple[OffloadDevice, ...]:
@@ -405,36 +412,25 @@ def read_capabilities(help_text: HelpText) -> Capabilities:
         flags |= IK_HIDDEN_FLAGS
     spec_types = _spec_types(help_text.option("--spec-type"))
     spec_style = _spec_style(flags, family)
-    fit_option = help_text.option("--fit")
-    fit = _fit_style(flags, fit_option)
+    fit, fit_default_on = _fit(flags, help_text.option("--fit"))
     return Capabilities(
         family=family,
         dialect=_dialect(help_text, flags, family, spec_types),
         help=help_text,
         flags=flags,
-        value_flags=frozenset(
-            spelling
-            for option in help_text.options
-            if option.argument and not option.is_removed
-            for spelling in option.spellings
-        ),
-        on_off_flags=frozenset(
-            spelling
-            for option in help_text.options
-            if _names_on_off(option.argument)
-            for spelling in option.spellings
-        ),
+        value_flags=help_text.spellings(lambda one: bool(one.argument) and not one.is_removed),
+        on_off_flags=help_text.spellings(lambda one: _names_on_off(one.argument)),
         spec_style=spec_style,
         spec_types=spec_types,
         takes_chains=_is_plain_list(help_text.option("--spec-type")),
         kv_types=_kv_types(help_text, family),
         fit=fit,
-        fit_default_on=_fit_default(fit, fit_option),
+        fit_default_on=fit_default_on,
         has_load_mode="--load-mode" in flags,
         lists_gpu_flags="--n-gpu-layers" in help_text.live_spellings,
-        default_n_max=_whole(_default(help_text, "--spec-draft-n-max", "--draft-max")),
-        default_p_min=_real(_default(help_text, "--spec-draft-p-min", "--draft-p-min")),
-        default_port=_whole(_default(help_text, "--port")),
+        default_n_max=_whole(_number(help_text, "--spec-draft-n-max", "--draft-max")),
+        default_p_min=_number(help_text, "--spec-draft-p-min", "--draft-p-min"),
+        default_port=_whole(_number(help_text, "--port")),
     )
 
 
@@ -513,21 +509,14 @@ def _spec_types(option: Option | None) -> tuple[str, ...]:
     return tuple(word.strip() for word in words if word.strip())
 
 
-def _fit_style(flags: frozenset[str], option: Option | None) -> FitStyle:
+def _fit(flags: frozenset[str], option: Option | None) -> tuple[FitStyle, bool | None]:
+    """How fit is asked for, and whether it is on without being asked."""
     if option is None or "--fit" not in flags:
-        return FitStyle.NONE
-    return FitStyle.ON_OFF if "on" in option.argument else FitStyle.SWITCH
-
-
-def _fit_default(style: FitStyle, option: Option | None) -> bool | None:
-    match style:
-        case FitStyle.NONE:
-            return None
-        case FitStyle.SWITCH:
-            return False
-        case FitStyle.ON_OFF:
-            default = option.default if option is not None else None
-            return None if default is None else "on" in default.strip("'\"")
+        return FitStyle.NONE, None
+    if "on" not in option.argument:
+        return FitStyle.SWITCH, False
+    is_on = None if option.default is None else "on" in option.default.strip("'\"")
+    return FitStyle.ON_OFF, is_on
 
 
 def _kv_types(help_text: HelpText, family: Family) -> tuple[str, ...]:
@@ -536,74 +525,34 @@ def _kv_types(help_text: HelpText, family: Family) -> tuple[str, ...]:
         return ()
     if option.allowed_values:
         return option.allowed_values
-    if family is Family.IK:
-        # ik's help names no values. Source: its parser's list, tried one by one.
-        return (
-            "f32",
-            "f16",
-            "bf16",
-            "q8_0",
-            "q4_0",
-            "q4_1",
-            "iq4_nl",
-            "q5_0",
-            "q5_1",
-            "q6_0",
-            "q8_KV",
-        )
-    return ()
+    return tuple(_IK_KV_TYPES.split(",")) if family is Family.IK else ()
 
 
-def _default(help_text: HelpText, *spellings: str) -> str | None:
-    for spelling in spellings:
-        option = help_text.option(spelling)
-        if option is not None and not option.is_removed:
-            return option.default
-    return None
-
-
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and re.fullmatch(r"-?\d{1,10}", text) else None
-
-
-def _real(text: str | None) -> float | None:
+def _number(help_text: HelpText, *spellings: str) -> float | None:
+    """The default of the first of these options that works, where it is a number."""
+    found = (help_text.option(spelling) for spelling in spellings)
+    live = next((option for option in found if option is not None and not option.is_removed), None)
+    text = live.default if live is not None else None
     is_number = text is not None and re.fullmatch(r"-?\d{1,10}(\.\d{1,20})?", text)
     return float(text) if text is not None and is_number else None
 
 
-EMBEDDED = "embedded"
-ALWAYS = (*(str(family) for family in Family), EMBEDDED)
+def _whole(value: float | None) -> int | None:
+    return int(value) if value is not None and value.is_integer() else None
+
+
+ALWAYS = (*(str(family) for family in Family), "embedded")
 """Names that a profile may use whether or not such an engine is here."""
 
 
-def unknown_names(
-    source: str, data: Mapping[str, Any], known: Collection[str]
-) -> tuple[Problem, ...]:
-    """Every name of an engine in a profile file that is no family, no path and none of `known`."""
-    names = (*ALWAYS, *known)
-    return tuple(
-        Problem(
-            source,
-            key,
-            f"`{word}`, which is no engine here",
-            ", ".join(dict.fromkeys(names)),
-            nearest_name(word, names),
-        )
-        for key, word in _words(data)
-        if word not in names and "/" not in word
-    )
-
-
-def _words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where engines are named, and how; data need not be checked before."""
+def engine_words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where a profile file names engines otherwise than by path, and how; it need not be checked before."""
     engines, pins = data.get("engines", {}), data.get("pin", {})
     for name in engines if isinstance(engines, Mapping) else ():
         yield f"engines.{name}", name
     pinned = flatten_pins(pins) if isinstance(pins, Mapping) else {}
-    for key, wanted in (
-        ("engine.prefer", flatten(data).get("engine.prefer")),
-        ("pin.engine.prefer", pinned.get("engine.prefer")),
-    ):
+    for prefix, keys in (("", flatten(data)), ("pin.", pinned)):
+        wanted = keys.get("engine.prefer")
         for word in wanted if isinstance(wanted, list | tuple) else ():
-            if isinstance(word, str):
-                yield key, word
+            if isinstance(word, str) and "/" not in word:
+                yield f"{prefix}engine.prefer", word

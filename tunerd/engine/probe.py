@@ -14,11 +14,13 @@ import re
 import stat
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tunerd.engine.help import (
+    SHORT,
     Capabilities,
     Component,
     EngineIdentity,
@@ -37,6 +39,8 @@ from tunerd.machine.process import Completed, Limits, User, is_alone_in, may_rea
 from tunerd.records import plain, read_or_none
 from tunerd.units.sandbox import Sandbox
 
+T = TypeVar("T")
+KEPT_RECORD = "identity.json"
 EMBEDDED_PROGRAM = "tunerd-llama-server"
 PROGRAM_NAME = "llama-server"
 _BUILD_FOLDERS = (
@@ -229,7 +233,6 @@ class ProbeResult:
     identity: EngineIdentity
     version: Version | None
     capabilities: Capabilities
-    help_text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +292,6 @@ class EngineProber:
             identity=self.identity(found),
             version=parse_version(version_run.stderr + "\n" + version_run.stdout),
             capabilities=capabilities,
-            help_text=help_text,
         )
         self._remember(quick, result)
         return result
@@ -335,11 +337,8 @@ class EngineProber:
             _opened(component.path, self._sandbox.reader(program)) as (source, status),
             os.fdopen(os.open(target, _NEW_FILE, 0o600), "wb") as copy,
         ):
-            digest = hashlib.sha256()
-            for piece in _pieces(source, min(status.st_size, component.size)):
-                digest.update(piece)
-                copy.write(piece)
-            if digest.hexdigest() != component.sha256:
+            n_bytes = min(status.st_size, component.size)
+            if _hashed(source, n_bytes, copy.write) != component.sha256:
                 raise EngineError(f"`{component.path}` changed while it was copied")
             os.fchmod(copy.fileno(), 0o755 if status.st_mode & stat.S_IXUSR else 0o644)
 
@@ -416,22 +415,19 @@ class EngineProber:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _remembered(self, quick: str) -> ProbeResult | None:
-        try:
-            data = self._files.read_json(self._cache_dir / f"probe-{quick[:32]}.json")
-        except HostError:
-            return None
-        known = read_or_none(_Probed, data, schema=PROBE_SCHEMA)
+        path = self._cache_dir / f"probe-{quick[:32]}.json"
+        known = _cached(path, self._files, _Probed, PROBE_SCHEMA)
         if known is None or not _unchanged(known.identity):
             return None
         # From the text again, so that a newer tunerd reads more from it.
         capabilities = read_capabilities(parse_help(known.help_text))
-        return ProbeResult(known.identity, known.version, capabilities, known.help_text)
+        return ProbeResult(known.identity, known.version, capabilities)
 
     def _remember(self, quick: str, result: ProbeResult) -> None:
         """Where it cannot be written (a full disk) the next caller probes again."""
         with contextlib.suppress(HostError):
             self._files.make_folder(self._cache_dir)
-            probed = _Probed(result.identity, result.version, result.help_text)
+            probed = _Probed(result.identity, result.version, result.capabilities.help.text)
             data = plain(probed, schema=PROBE_SCHEMA)
             self._files.write_json(self._cache_dir / f"probe-{quick[:32]}.json", data)
 
@@ -459,16 +455,15 @@ def _identity(paths: Sequence[Path], reader: User | None) -> EngineIdentity:
     if len(paths) > _MAX_COMPONENTS:
         raise EngineError(f"`{paths[0]}` maps {len(paths)} files, more than {_MAX_COMPONENTS}")
     left = _MAX_HASHED_BYTES
-    hashed: list[Component] = []
+    components: list[Component] = []
     for path in paths:
-        hashed.append(_component(path, reader, at_most=left))
-        left -= hashed[-1].size
-    components = tuple(hashed)
+        components.append(_component(path, reader, at_most=left))
+        left -= components[-1].size
     whole = hashlib.sha256()
     # By name and content, not by place: a kept copy is the same engine.
     for name, digest in sorted({(c.path.name, c.sha256) for c in components}):
         whole.update(f"{name}\0{digest}\n".encode())
-    return EngineIdentity(whole.hexdigest(), components)
+    return EngineIdentity(whole.hexdigest(), tuple(components))
 
 
 def _is_same(path: Path, sha256: str) -> bool:
@@ -479,14 +474,14 @@ def _is_same(path: Path, sha256: str) -> bool:
 
 
 def _unchanged(identity: EngineIdentity) -> bool:
-    for component in identity.components:
-        try:
-            status = component.path.stat()
-        except OSError:
-            return False
-        if (status.st_size, status.st_mtime_ns) != (component.size, component.mtime_ns):
-            return False
-    return True
+    try:
+        stands = [component.path.stat() for component in identity.components]
+    except OSError:
+        return False
+    return all(
+        (now.st_size, now.st_mtime_ns) == (component.size, component.mtime_ns)
+        for component, now in zip(identity.components, stands, strict=True)
+    )
 
 
 def _component(
@@ -499,13 +494,11 @@ def _component(
     with _opened(path, reader) as (descriptor, status):
         if status.st_size > at_most:
             raise EngineError(f"too large to be a part of an engine: `{path}`")
-        digest = hashlib.sha256()
         try:
-            for piece in _pieces(descriptor, status.st_size):
-                digest.update(piece)
+            digest = _hashed(descriptor, status.st_size)
         except OSError as error:
             raise EngineError(f"cannot read `{path}`", cause=error.strerror) from error
-    return Component(path, status.st_size, status.st_mtime_ns, digest.hexdigest())
+    return Component(path, status.st_size, status.st_mtime_ns, digest)
 
 
 @contextlib.contextmanager
@@ -535,35 +528,37 @@ def _opened(path: Path, reader: User | None) -> Iterator[tuple[int, os.stat_resu
         yield descriptor, status
 
 
-def _pieces(descriptor: int, n_bytes: int) -> Iterator[bytes]:
+def _hashed(
+    descriptor: int, n_bytes: int, keep: Callable[[bytes], object] = lambda _piece: None
+) -> str:
+    digest = hashlib.sha256()
     while n_bytes > 0 and (piece := os.read(descriptor, min(n_bytes, _CHUNK_BYTES))):
         n_bytes -= len(piece)
-        yield piece
+        digest.update(piece)
+        keep(piece)
+    return digest.hexdigest()
 
 
 def changed_files(components: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """What of a recorded engine (paths with hashes) is no longer the file that it was, in words."""
-    changes: list[str] = []
-    for path, digest in components:
-        if not Path(path).exists():
-            changes.append(f"{path} is gone")
-        elif not _is_same(Path(path), digest):
-            changes.append(f"{path} was replaced")
-    return tuple(changes)
+    return tuple(
+        f"{path} was replaced" if Path(path).exists() else f"{path} is gone"
+        for path, digest in components
+        if not _is_same(Path(path), digest)
+    )
 
 
-def kept_folder(engines_dir: Path, sha256: str | None, files: Files) -> Path | None:
-    """The kept copy of an engine by its identity; None if there is none."""
-    if sha256 is None or not engines_dir.is_dir():
+def _cached(path: Path, files: Files, kind: type[T], schema: int) -> T | None:
+    try:
+        return read_or_none(kind, files.read_json(path), schema=schema)
+    except HostError:
         return None
-    for folder in sorted(engines_dir.iterdir()):
-        try:
-            data = files.read_json(folder / "identity.json")
-        except HostError:
-            continue
-        if isinstance(data, dict) and data.get("sha256") == sha256:
-            return folder
-    return None
+
+
+def kept_folder(engines_dir: Path, sha256: str | None) -> Path | None:
+    """The kept copy of an engine by its identity; None if there is none."""
+    folder = engines_dir / (sha256 or "")[:SHORT]
+    return folder if sha256 and (folder / KEPT_RECORD).exists() else None
 
 
 PROOF_SCHEMA = 1
@@ -577,11 +572,7 @@ class _Remembered:
 
 def read_proofs(cache_dir: Path, files: Files, identity: EngineIdentity) -> tuple[Proof, ...]:
     """The remembered proofs of a build; empty if there are none, or they cannot be read."""
-    try:
-        data = files.read_json(_path(cache_dir, identity))
-    except HostError:
-        return ()
-    found = read_or_none(_Remembered, data, schema=PROOF_SCHEMA)
+    found = _cached(_path(cache_dir, identity), files, _Remembered, PROOF_SCHEMA)
     return found.proofs if found is not None and found.identity == identity.sha256 else ()
 
 

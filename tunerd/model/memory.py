@@ -9,10 +9,9 @@ from functools import cached_property
 from math import ceil
 from types import MappingProxyType
 
-from tunerd.engine.help import Capabilities
 from tunerd.model.facts import Block, ModelFacts
 from tunerd.model.gguf import TYPES_BY_NAME
-from tunerd.words import BYTES_PER_MIB, Family, MiB, have_mib, need_mib
+from tunerd.words import BYTES_PER_MIB, MiB, have_mib, need_mib
 
 F32_BYTES = 4
 F16_BYTES = 2
@@ -90,15 +89,6 @@ IK = EngineLaws(
     repacks=False,
     reserves_converted_kv=False,
 )
-
-
-def laws_of(capabilities: Capabilities) -> EngineLaws:
-    """The laws of a build, told by what its help shows; of others those that take the most memory."""
-    if capabilities.family is Family.IK:
-        return IK
-    if not capabilities.has_load_mode:
-        return MAINLINE_SPRING_2026
-    return MAINLINE_SUMMER_2026 if "--mlock" in capabilities.flags else MAINLINE_NOW
 
 
 @dataclass(frozen=True, slots=True)

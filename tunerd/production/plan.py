@@ -24,7 +24,7 @@ from tunerd.engine.builds import (
 )
 from tunerd.engine.commandline import KINDS_WITH_PROBABILITY, CommandLine
 from tunerd.engine.health import Expectation
-from tunerd.engine.help import Effect, Engine, OffloadDevice
+from tunerd.engine.help import Effect, Engine, OffloadDevice, laws_of
 from tunerd.engine.server import Address
 from tunerd.engine.serving import (
     read_key,
@@ -48,7 +48,7 @@ from tunerd.machine.net import (
 from tunerd.machine.proc import process_name
 from tunerd.machine.process import SERVICE_ACCOUNT, account, may_read
 from tunerd.model.facts import ModelFacts
-from tunerd.model.memory import Backend, Device, MemorySettings, estimate, laws_of
+from tunerd.model.memory import Backend, Device, MemorySettings, estimate
 from tunerd.model.report import MemoryCorrection, corrected, parse_report, taken
 from tunerd.model.verdict import Free, MemoryPlan, judge_memory
 from tunerd.production.checks import (

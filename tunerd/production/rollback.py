@@ -320,7 +320,7 @@ def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
     if model is not None and not Path(model).exists():  # without it a kept engine is no help
         return f"put the model back to `{model}`; `tunerd rollback --list` shows what else there is"
     if made_by is not None:
-        kept = kept_folder(ctx.paths.engines_dir, made_by.engine_sha256, ctx.files)
+        kept = kept_folder(ctx.paths.engines_dir, made_by.engine_sha256)
         if kept is not None:
             engine = f'engine.prefer=["kept-{kept.name}"]'
             return f"a copy of its engine was kept: tunerd apply {made_by.profile} --set '{engine}'"

@@ -16,7 +16,7 @@ from tunerd.calendar import Deadline, open_span
 from tunerd.engine.builds import PlanRequest, draft_facts, find_engines, locate, request_again
 from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE, by_hand
 from tunerd.engine.commandline import by_hand as keys_by_hand
-from tunerd.engine.help import Effect, Engine, FitStyle
+from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.measure.bench import rates_seen
@@ -24,7 +24,6 @@ from tunerd.measure.learn import workload_for
 from tunerd.measure.sides import LIVE, SideRequest, plan_side
 from tunerd.measure.store import open_to_read
 from tunerd.model.files import ModelFiles
-from tunerd.model.memory import laws_of
 from tunerd.operations import SHORT_KEYS
 from tunerd.production.lease import Outlook, beside_others, outlook
 from tunerd.production.measurement import wait_for_dead_measurement

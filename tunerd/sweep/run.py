@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import find_engines, kept_folder
+from tunerd.engine.builds import find_engines
 from tunerd.engine.help import SHORT
+from tunerd.engine.probe import kept_folder
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import Busy, HostError, Stranded, TunerdError, UsageError
@@ -93,7 +94,7 @@ def builds_of(ctx: Context, generation: Generation, identity_now: str) -> Builds
     if before is None or before == identity_now:
         return None
     found = find_engines(ctx)
-    folder = kept_folder(ctx, before)
+    folder = kept_folder(ctx.paths.engines_dir, before)
     kept = next(
         (one for one in found if folder is not None and one.program.is_relative_to(folder)), None
     )

@@ -100,9 +100,7 @@ def test_the_version_has_mainlines_shape_and_goes_to_stderr() -> None:
     version = parse_version(done.stderr)
     assert (done.returncode, done.stdout) == (0, "")
     assert version is not None
-    assert version.semantic is not None
-    assert version.build is not None
-    assert version.build > 10_000
+    assert version.label is not None
     assert "built with " in done.stderr
 
 

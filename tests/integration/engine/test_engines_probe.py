@@ -133,7 +133,7 @@ def test_a_probe_finds_capabilities_version_and_identity(
     result = prober.probe(good(folder))
     assert result.capabilities == capabilities_of("main-0x")
     assert result.version is not None
-    assert result.version.build == 7
+    assert result.version.label == "b7"
     assert result.identity.components[0].path == folder / "llama-server"
     assert len(result.identity.sha256) == 64
 

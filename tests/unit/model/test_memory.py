@@ -17,6 +17,7 @@ from tests.support.model_headers import (
     small,
 )
 from tests.support.shapes import PlainShape
+from tunerd.engine.help import laws_of
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import (
     COMPUTE,
@@ -34,7 +35,6 @@ from tunerd.model.memory import (
     Server,
     checkpoint_bytes,
     estimate,
-    laws_of,
     place,
     row_bytes,
 )
