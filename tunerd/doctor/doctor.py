@@ -20,6 +20,7 @@ from tunerd.doctor.facts import (
     diagnose,
     lacking,
     read_server_log,
+    with_stages,
 )
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.builds import dry_arguments, engine_of, find_programs, prober, refusal
@@ -132,7 +133,8 @@ def _with_build(
         imported = import_command_line(argv[1:], live.environment, engine.capabilities)
     except ConfigError as error:
         return ServerReading(replace(facts, settings_problem=error.words), live, None)
-    resolved = imported.resolved
+    profile = with_stages(imported.resolved.profile, argv)
+    resolved = replace(imported.resolved, profile=profile)
     facts = replace(facts, settings=resolved.profile)
     return ServerReading(_with_model(ctx, host, facts, engine, resolved), live, resolved)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from tunerd.engine.flags import normal_spelling
+from tunerd.engine.commandline import drafts_with_probability
+from tunerd.engine.flags import normal_spelling, owner_of
 from tunerd.engine.help import SPEC_WORDS, Capabilities, Engine, OffloadDevice
 from tunerd.engine.log import read_requests
 from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
@@ -595,6 +597,9 @@ NO_UNIT = "a unit that serves"
 # Of a card's memory; more is too full. Source: the 12 GB write-up, checklist point 2.
 FULL_SHARE = 0.95
 _MTP_SWITCHES = frozenset({"-mtp", "--multi-token-prediction"})
+_STAGE_FLAGS = frozenset({"--spec-type", "--spec-stage"})
+_OF_A_STAGE = ("n_max", "n_min", "p_min")
+_KIND_OF_WORD = {word: kind for kind, words in SPEC_WORDS.items() for word in words}
 
 
 def server_of(facts: Facts) -> ServerFacts:
@@ -660,17 +665,38 @@ def cache_types(settings: ProfileFile) -> tuple[str, str]:
     return serving.cache_type_k or DEFAULT_KV_TYPE, serving.cache_type_v or DEFAULT_KV_TYPE
 
 
-def asks_for_mtp(server: ServerFacts) -> bool:
-    """Whether the words of the command line ask for MTP, known to the build or not."""
-    for word, value in itertools.pairwise((*server.argv, "")):
+def stages_of(argv: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The kinds of speculation that a command line names, known to the build or not, with their own values.
+
+    ik takes several, each in a flag of its own; mainline a list in one flag.
+    """
+    for word, value in itertools.pairwise((*argv, "")):
         flag = normal_spelling(word)
         if flag in _MTP_SWITCHES:
-            return True
-        if flag == "--spec-type" and not {*SPEC_WORDS[MTP]}.isdisjoint(
-            value.partition(":")[0].split(",")
-        ):
-            return True
-    return False
+            yield MTP, {}
+        elif flag in _STAGE_FLAGS:
+            kinds, _, pairs = value.partition(":")
+            values = dict(pair.split("=", 1) for pair in pairs.split(",") if "=" in pair)
+            yield from ((_KIND_OF_WORD.get(kind, kind), values) for kind in kinds.split(","))
+
+
+def with_stages(settings: ProfileFile, argv: Sequence[str]) -> ProfileFile:
+    """The same with the stages of speculation that a profile has no word for, and so leaves to the engine."""
+    stages = [(kind, values) for kind, values in stages_of(argv) if kind != "none"]
+    if speculates(settings) or not stages:
+        return settings
+    words = {owner_of(word): value for word, value in itertools.pairwise(argv)}
+    texts = {
+        key: words[f"speculation.{key}"] for key in _OF_A_STAGE if f"speculation.{key}" in words
+    }
+    for kind, values in stages:
+        if drafts_with_probability({kind}):
+            texts |= {key: values[key] for key in _OF_A_STAGE if key in values}
+    found: dict[str, object] = {"type": ",".join(kind for kind, _ in stages)}
+    with contextlib.suppress(ValueError):  # which the engine refuses
+        found |= {key: (float if key == "p_min" else int)(text) for key, text in texts.items()}
+    speculation = settings.speculation.model_copy(update=found)
+    return settings.model_copy(update={"speculation": speculation})
 
 
 def experts_by_hand(settings: ProfileFile) -> bool:

@@ -19,7 +19,6 @@ from tunerd.doctor.facts import (
     Rule,
     Seen,
     Traffic,
-    asks_for_mtp,
     cache_types,
     capabilities_of,
     card_of,
@@ -34,6 +33,7 @@ from tunerd.doctor.facts import (
     server_of,
     settings_of,
     speculates,
+    stages_of,
     traffic_of,
 )
 from tunerd.engine.commandline import drafts_with_probability
@@ -516,7 +516,8 @@ def _engine_without(facts: Facts) -> Iterator[Seen | Missing]:
     engine = server_of(facts).engine
     has_word = capabilities_of(facts).spec_word(MTP) is not None
     name = engine.name if engine is not None else "the build"
-    if not has_word and asks_for_mtp(server_of(facts)):
+    asks = any(kind == MTP for kind, _ in stages_of(server_of(facts).argv))
+    if not has_word and asks:
         yield Seen(Level.ERROR, f"MTP is asked for, and {name} knows no such kind of speculation",
                    "serve it with a newer build: tunerd engines lists what is here")  # fmt: skip
         return

@@ -26,7 +26,17 @@ from tests.support.doctor_facts import (
 from tests.support.fake_gpu import rtx_3090_ti, rtx_4070_super, rtx_5060_ti
 from tests.support.model_headers import QWEN36_27B, QWEN36_35B_A3B, facts_of_shape
 from tests.unit.engine.test_writeups import WRITE_UPS
-from tunerd.doctor.facts import BreakEven, Diagnosis, Facts, LogFacts, Traffic, break_even, diagnose
+from tunerd.doctor.facts import (
+    BreakEven,
+    Diagnosis,
+    Facts,
+    LogFacts,
+    Traffic,
+    break_even,
+    diagnose,
+    speculates,
+    with_stages,
+)
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.commandline import KINDS_WITH_PROBABILITY
 from tunerd.engine.help import Effect, HelpText, Proof, parse_help
@@ -35,7 +45,6 @@ from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.measure.answer import Sample, Timings
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import MemorySettings, estimate
-from tunerd.profile.layers import Layer, LayerFile, Resolved, resolve
 from tunerd.profile.schema import ProfileFile
 from tunerd.words import MiB
 
@@ -54,10 +63,31 @@ def weights(shape_name: str) -> ModelFacts:
 
 def settings_of(printed: str, dialect: str) -> ProfileFile:
     """What the printed command line means on a build."""
-    imported = import_command_line(printed.split(), {}, capabilities_of(dialect))
-    resolved = resolve("printed", (LayerFile(Layer.SITE, "printed", imported.data),))
-    assert isinstance(resolved, Resolved), resolved
-    return resolved.profile
+    words = printed.split()
+    imported = import_command_line(words, {}, capabilities_of(dialect))
+    return with_stages(imported.resolved.profile, words)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "printed", "kinds", "p_min"),
+    [
+        ("ik-now", "--spec-type ngram-mod:n_max=64,n_min=2 --spec-type mtp:n_max=2,p_min=0.0",
+         {"ngram-mod", "mtp"}, 0.0),
+        ("ik-may", "--spec-stage ngram-mod:n_max=64 --spec-stage mtp:n_max=2,p_min=0.6",
+         {"ngram-mod", "mtp"}, 0.6),
+        ("ik-may", "--spec-stage mtp:n_max=2 --draft-p-min 0.3", {"mtp"}, 0.3),
+        ("ik-now", "--spec-type mtp:n_max=2,p_min=0.6", {"mtp"}, 0.6),
+        ("ik-may", "--spec-stage none", set(), None),
+        ("ik-now", "", set(), None),
+    ],
+)  # fmt: skip
+def test_stages_of_ik_are_speculation_though_no_profile_can_say_two_of_them(
+    dialect: str, printed: str, kinds: set[str], p_min: float | None
+) -> None:
+    settings = settings_of(printed, dialect)
+    assert settings.speculation.kinds == kinds
+    assert settings.speculation.p_min == p_min
+    assert speculates(settings) is bool(kinds)
 
 
 def box(
