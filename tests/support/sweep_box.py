@@ -26,8 +26,8 @@ from tunerd.engine.builds import find_engines
 from tunerd.engine.help import Effect, Proof
 from tunerd.engine.probe import remember_proofs
 from tunerd.machine.files import is_locked
+from tunerd.production.probation import daemon_lock
 from tunerd.tryout.designed import SHAPES, design, write
-from tunerd.watch.probation import daemon_lock
 
 _LIMIT_S = 90.0
 _SYSTEM_PYTHON = "/usr/bin/python3"

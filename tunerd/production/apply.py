@@ -23,6 +23,7 @@ from tunerd.production.plan import (
     plan_json,
     remember_load,
 )
+from tunerd.production.probation import begin_probation
 from tunerd.production.recover import recover_locked
 from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for_plan
@@ -30,7 +31,6 @@ from tunerd.records import plain
 from tunerd.result import ActionResult, Level, Message, note, warning
 from tunerd.units.generations import Generation
 from tunerd.units.text import demand_as_shown
-from tunerd.watch.probation import ProbationPlan, begin_probation
 from tunerd.words import sha256
 
 Confirm = Callable[[Plan], None]
@@ -86,7 +86,7 @@ def apply(
     messages += [message for message in made.messages if message.level is Level.WARNING]
     messages += [*(note("swap", text) for text in done.notes), *remarks]
     if probation:
-        messages += begin_probation(ctx, ProbationPlan(done.generation))
+        messages += begin_probation(ctx, done.generation)
     return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
 
 

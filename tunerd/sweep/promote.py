@@ -13,6 +13,7 @@ from tunerd.errors import BenchError, DeployError, Interrupted, Stranded, Tunerd
 from tunerd.measure.results import StalenessCheck
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan
+from tunerd.production.probation import begin_probation
 from tunerd.production.rollback import TAKEN_BACK, after_failure, rollback
 from tunerd.profile.arm import LEFT_TO_FIT, Arm, arm_from_json, plain
 from tunerd.profile.files import TunedRecord, forget_failure, read_tuned, write_tuned
@@ -25,7 +26,6 @@ from tunerd.sweep.record import StoredSweep, decide, find_sweep, reading
 from tunerd.sweep.space import changes
 from tunerd.sweep.tuner import changed
 from tunerd.units.generations import Generation
-from tunerd.watch.probation import ProbationPlan, begin_probation
 
 Confirm = Callable[[Plan], None]
 PROMOTED, DECLINED = "promoted", "declined"
@@ -80,7 +80,7 @@ def promote(
     _keep(ctx, proposal, untried, generation)
     messages = list(done.messages)
     if with_probation:
-        messages += begin_probation(ctx, ProbationPlan(generation, sweep.number))
+        messages += begin_probation(ctx, generation, sweep.number)
     verdict = _measured_again(ctx, proposal)
     payload: dict[str, Any] = {
         **done.payload,

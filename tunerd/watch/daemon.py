@@ -11,15 +11,10 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Any, Protocol
 
 import structlog
-from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
-from apscheduler.executors.debug import DebugExecutor
-from apscheduler.schedulers.base import BaseScheduler
-from apscheduler.triggers.date import DateTrigger
 
 from tunerd.app import Context
 from tunerd.calendar import Opening
@@ -31,6 +26,7 @@ from tunerd.machine.proc import is_stopped
 from tunerd.production.journal import record_path
 from tunerd.production.measurement import has_leftovers
 from tunerd.production.own import SWEEP_UNIT
+from tunerd.production.probation import daemon_lock, read_probation
 from tunerd.production.recover import Unfinished, recover
 from tunerd.settings import settings_or_last_good
 from tunerd.sweep.schedule import begin_night, next_openings
@@ -41,55 +37,60 @@ from tunerd.watch.figures import Event, Pace, Reading
 from tunerd.watch.guarding import CutShortError, Guarding
 from tunerd.watch.history import HistoryKeeper, Telemetry
 from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_notices
-from tunerd.watch.probation import daemon_lock, probation_path
 from tunerd.watch.readings import Watcher
 from tunerd.watch.speed import REASON, is_raise
 
 log = structlog.get_logger()
-# A wall clock that is stepped by more would leave jobs waiting for a time that comes late or never.
+# A wall clock that is stepped by more may have reached a night, or left one.
 _STEP_S = 2.0
 
 
-class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
+class Loop:
     """Jobs at their times, one after the other, in the thread that calls `run`.
+
+    A job that fails in a way that it does not know is a defect, and no reason to end.
 
     Args:
         clock: What time it is.
         each: Called between jobs and at least every `each_s`.
         each_s: Longest wait without a call [s].
-        on_step: Called when somebody has set the wall clock, or the machine slept: its jobs have to be
-            given their times anew.
+        on_step: Called when somebody has set the wall clock, or the machine slept.
     """
 
     def __init__(
         self, clock: Clock, each: Callable[[], None], each_s: float, on_step: Callable[[], None]
     ) -> None:
-        super().__init__(
-            timezone=UTC,
-            executors={"default": DebugExecutor()},
-            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
-        )
         self._clock = clock
         self._each = each
         self._each_s = each_s
         self._on_step = on_step
         self._ahead_s = clock.now_s() - clock.monotonic_s()
-        self._names: dict[str, str] = {}
-        self._n_planned = 0
+        self._jobs: dict[str, tuple[float, Callable[[], Any]]] = {}
         self._woken = threading.Event()
         self._ends = threading.Event()
 
     def run(self) -> None:
         """Until `end` is called."""
-        self.add_listener(_say_failure, EVENT_JOB_ERROR)
-        self.start()
         while not self._ends.is_set():
             self.look_at_clock()
-            wait_s = self._process_jobs()
+            self._run_next()
             self._each()
-            self._woken.wait(self._each_s if wait_s is None else min(wait_s, self._each_s))
+            next_s = min((due_s for due_s, _ in self._jobs.values()), default=float("inf"))
+            self._woken.wait(max(0.0, min(next_s - self._clock.monotonic_s(), self._each_s)))
             self._woken.clear()
-        self.shutdown(wait=False)
+
+    def _run_next(self) -> None:
+        """The job that has been due for longest, if one is."""
+        now_s = self._clock.monotonic_s()
+        due = [(due_s, name) for name, (due_s, _) in self._jobs.items() if due_s <= now_s]
+        if not due:
+            return
+        name = min(due)[1]
+        _, job = self._jobs.pop(name)
+        try:
+            job()
+        except Exception as problem:
+            log.exception("daemon.job_failed", job=name, problem=repr(problem))
 
     def look_at_clock(self) -> None:
         """See whether the wall clock was stepped."""
@@ -104,40 +105,13 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
         self._ends.set()
         self._woken.set()
 
-    def shutdown(self, wait: bool = True) -> None:
-        """What `run` ends with."""
-        super().shutdown(wait)
-
-    def wakeup(self) -> None:
-        """What APScheduler calls when the jobs have changed."""
-        self._woken.set()
-
     def wake(self) -> None:
         """Call `each` soon; may be called by a signal's handler."""
         self._woken.set()
 
     def in_s(self, name: str, seconds: float, job: Callable[[], Any]) -> None:
         """Run a job once, so many seconds from now; it takes the place of one of the same name."""
-        before = self._names.pop(name, None)
-        if before is not None:
-            self.remove_job(before)
-        # A job that plans itself anew needs another id: APScheduler removes the one that just ran.
-        self._n_planned += 1
-        number = f"{name}-{self._n_planned}"
-        at = datetime.fromtimestamp(self._clock.now_s(), UTC) + timedelta(seconds=seconds)
-        self._names[name] = number
-        self.add_job(lambda: self._run(name, number, job), DateTrigger(at), id=number, name=name)
-
-    def _run(self, name: str, number: str, job: Callable[[], Any]) -> None:
-        if self._names.get(name) == number:
-            del self._names[name]
-        job()
-
-
-def _say_failure(event: JobExecutionEvent) -> None:
-    """A job that failed in a way that it does not know is a defect, and no reason to end."""
-    log.error("daemon.job_failed", job=event.job_id, problem=repr(event.exception),
-              trace=str(event.traceback)[-2000:])  # fmt: skip
+        self._jobs[name] = (self._clock.monotonic_s() + seconds, job)
 
 
 # After a recovery that failed: what it needs may come by itself, such as a disk or a driver.
@@ -321,25 +295,19 @@ class Swaps:
     def _why_taken_back(self, made: Generation) -> str:
         """What the probation of what it replaced found; empty where that cannot be read."""
         taken = self._ctx.generations.serving(made.unit, before=made.number)
-        if taken is None:
-            return ""
-        return f": {reason}" if (reason := self._watched(taken).get("reason")) else ""
+        record = None if taken is None else read_probation(self._ctx, taken.generation.number)
+        return f": {record['reason']}" if record is not None and record.get("reason") else ""
 
     def _stays_worse(self) -> tuple[int, str] | None:
         """What serves although its probation found it worse, and why it was not taken back."""
         serving = self._ctx.generations.serving(self._ctx.unit)
-        record = {} if serving is None else self._watched(serving)
-        if serving is None or record.get("state") != "worse":
+        if serving is None:
             return None
-        return serving.generation.number, str(record.get("reason"))
-
-    def _watched(self, entry: HistoryEntry) -> dict[str, Any]:
-        """The record of a probation; empty where there is none, or it cannot be read."""
-        try:
-            record = self._ctx.files.read_json(probation_path(self._ctx, entry.generation.number))
-        except TunerdError:
-            return {}
-        return record if isinstance(record, dict) else {}
+        number = serving.generation.number
+        record = read_probation(self._ctx, number)
+        return (
+            (number, str(record["reason"])) if record and record.get("state") == "worse" else None
+        )
 
     def _event(self, kind: str, level: str, text: str, hint: str | None) -> None:
         self._tell(Event(self._ctx.clock.now_s(), kind, level, text, hint))

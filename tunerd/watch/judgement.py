@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeGuard
 
 from tunerd.engine.log import LoggedRequest
-from tunerd.records import plain
 from tunerd.watch.figures import Reading
 
-# In the record: PAUSED is what a clean end leaves, such as that of a reboot.
-RUNNING, PAUSED = "running", "paused"
 WENT_DOWN = "the machine went down while it was watched"
 # Three times the spread between restarts, 3 %; where nothing is known of what served before, going back
 # may not help, and speeds of kinds of text that nobody measured differ by a quarter.
@@ -66,9 +62,9 @@ class Basis:
     known, or no limit, and not judged.
     """
 
-    slowest_tok_s: float | None
-    deepest_tokens: int
-    n_samples: int
+    slowest_tok_s: float | None = None
+    deepest_tokens: int = 0
+    n_samples: int = 0
     previous_tok_s: float | None = None
     headroom_mib: int | None = None
     cache_ram_mib: int | None = _CACHE_RAM_MIB
@@ -81,45 +77,6 @@ class Basis:
         if self.previous_tok_s is None:
             return self.slowest_tok_s * (1 - _TOLERANCE_ALONE)
         return min(self.slowest_tok_s, self.previous_tok_s) * (1 - _TOLERANCE)
-
-
-def begun(
-    generation: int,
-    sweep: int | None,
-    *,
-    now_s: float,
-    left_s: float,
-    restarts: int,
-    boot_id: str | None,
-) -> dict[str, Any]:
-    """The record of a probation before its first look; `restarts` as for `judge`."""
-    return {
-        "generation": generation,
-        "sweep": sweep,
-        "state": RUNNING,
-        "reason": "",
-        "began_s": now_s,
-        "looked_s": now_s,
-        "left_s": left_s,
-        "restarts": restarts,
-        "boot_id": boot_id,
-        "basis": plain(Basis(None, 0, 0)),
-        "looks": 0,
-        "tok_s": None,
-        "last": None,
-    }
-
-
-def is_open(record: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    """Whether it was begun and has no end, so that somebody must go on with it."""
-    return isinstance(record, Mapping) and record.get("state") in {RUNNING, PAUSED}
-
-
-def went_down(record: Mapping[str, Any] | None, boot_id: str | None) -> bool:
-    """Whether the machine did, without an order to, while it was watched."""
-    if not is_open(record) or record["state"] != RUNNING or boot_id is None:
-        return False
-    return record.get("boot_id") not in {None, boot_id}
 
 
 def comparable(requests: Iterable[LoggedRequest], basis: Basis) -> tuple[int, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -30,109 +29,41 @@ from tunerd.machine.proc import boot_id
 from tunerd.machine.process import Interrupts
 from tunerd.production.journal import read_record
 from tunerd.production.own import OwnUnit, probation_unit, start_own_unit
-from tunerd.production.unattended import demand_root_for
+from tunerd.production.probation import (
+    PAUSED,
+    RUNNING,
+    daemon_lock,
+    is_open,
+    keep_probation,
+    new_record,
+    read_probation,
+    record_path,
+    went_down,
+)
 from tunerd.records import plain, read_or_none
-from tunerd.result import ActionResult, Message, note, warning
+from tunerd.result import ActionResult, note
 from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import UP
 from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.watch.guards import DRIFT, Confirmed, Policy
 from tunerd.watch.judgement import (
-    PAUSED,
-    RUNNING,
     WENT_DOWN,
     Basis,
     Look,
-    begun,
     is_long_enough,
-    is_open,
     judge,
     look_of,
-    went_down,
 )
 from tunerd.watch.readings import Watcher
 from tunerd.watch.speed import Speed
-from tunerd.words import format_duration, sha256
+from tunerd.words import sha256
 
 _REFRESH_LOOKS = 10
 _MOST_TRIES = 3
 _EDITED = "somebody edited the unit"
 _OVERTAKEN = "something else was deployed"
-_BY_ITSELF = "goes back by itself if it dies, stops answering, leaks, runs short of VRAM or decodes slower than measured"
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class ProbationPlan:
-    """Which generation is watched, and the sweep that proved it."""
-
-    generation: int
-    sweep: int | None = None
-
-
-def begin_probation(ctx: Context, plan: ProbationPlan) -> tuple[Message, ...]:
-    """Leave word for the daemon that it is watched; what a person should know of it."""
-    settings = ctx.settings.probation
-    if not settings.enabled:
-        return (note("no-probation", "no probation: probation.enabled is false"),)
-    by_hand = f"`tunerd probation run {plan.generation}` watches it in a terminal"
-    try:
-        entry = ctx.generations.read(plan.generation)
-        backup = None if entry is None else entry.generation.replaced_backup
-        if entry is None or backup is None:
-            return ()  # there is nothing to go back to
-        before = ctx.files.read(ctx.paths.unit_dir / backup)
-        if before == standing_text(ctx):
-            return (note("no-probation", "no probation: what served before is the same"),)
-        # Whoever watches says of which boot it is: in a container systemd 252 shows what it confines
-        # the host's.
-        record = begun(
-            plan.generation, plan.sweep, now_s=ctx.clock.now_s(), left_s=settings.duration_s,
-            restarts=ctx.services.state(ctx.unit).n_restarts or 0, boot_id=None,
-        )  # fmt: skip
-        if ctx.paths.evidence.exists():
-            from tunerd.watch.guarding import basis_of  # numpy comes with it
-
-            record["basis"] = plain(basis_of(ctx, entry.generation))
-        path = probation_path(ctx, plan.generation)
-        ctx.files.make_folder(path.parent)
-        ctx.files.write_json(path, record)
-        why_root = _why_root_must(ctx, before)
-    except TunerdError as error:  # the swap is done, and this is only about what follows it
-        text = f"the probation could not be started: {error.message}"
-        return (warning("no-probation", text, by_hand),)
-    lasts = format_duration(settings.duration_s)
-    if not is_locked(daemon_lock(ctx)):
-        text = "nobody watches the new server now: no tunerd daemon runs; one that is started goes on with it"
-        return (warning("probation", text, by_hand),)
-    if why_root is not None:
-        text = f"the daemon watches it for {lasts}, but only root can take it back: {why_root}"
-        return (warning("probation", text, "should it do worse, as root: `tunerd rollback`"),)
-    text = f"the daemon watches it for {lasts} and {_BY_ITSELF}"
-    if record["basis"]["slowest_tok_s"] is not None:
-        return (note("probation", text, "`tunerd probation show`"),)
-    text += "; nothing was measured of it yet, so its speed is not judged"
-    return (note("probation", text, "`tunerd bench` measures what serves"),)
-
-
-def _why_root_must(ctx: Context, backup: bytes | None) -> str | None:
-    """Why what watches, which is not root at a keyboard, may not put a backup back."""
-    try:
-        demand_root_for(replace(ctx, is_unattended=True), backup, "what served before")
-    except DeployError as error:
-        return error.cause or error.message
-    return None
-
-
-def probation_path(ctx: Context, generation: int) -> Path:
-    """Where the record of a probation is."""
-    return ctx.paths.state_dir / "probation" / f"{generation}.json"
-
-
-def daemon_lock(ctx: Context) -> Path:
-    """What a daemon holds while it runs."""
-    return ctx.paths.state_dir / "daemon.lock"
 
 
 BasisOf = Callable[[Generation], Basis | None]
@@ -157,6 +88,7 @@ class _Watch:
     stopped_s: float = 0.0
     tries: int = 0
     is_being_taken: bool = False
+    is_basis_known: bool = False
 
     @property
     def generation(self) -> Generation:
@@ -179,6 +111,7 @@ class Probation:
         ctx: Where.
         basis_of: What was measured of a generation, as far as that is known now.
         only: A generation that is watched whatever the settings and its record say.
+        sweep: That proved it.
         duration_s: How long; None for what is left of what the settings say.
     """
 
@@ -186,12 +119,14 @@ class Probation:
         self,
         ctx: Context,
         basis_of: BasisOf,
-        only: ProbationPlan | None = None,
+        only: int | None = None,
+        sweep: int | None = None,
         duration_s: float | None = None,
     ) -> None:
         self._ctx = ctx
         self._basis_of = basis_of
         self._only = only
+        self._sweep = sweep
         self._duration_s = duration_s
         self._watch: _Watch | None = None
         self.ended: dict[str, Any] | None = None
@@ -270,7 +205,7 @@ class Probation:
         ctx, number = self._ctx, watch.generation.number
         if ctx.services.state(probation_unit(number)).active_state in UP:
             return False
-        record = _read(ctx, number)
+        record = read_probation(ctx, number)
         if record is not None and not is_open(record):
             self._watch, self.ended = None, record
             return False
@@ -287,7 +222,7 @@ class Probation:
         if self._watch is not None or entry is None:
             return self._watch
         number = entry.generation.number
-        record = _read(ctx, number)
+        record = read_probation(ctx, number)
         if only is None and not is_open(record):
             return None
         if ctx.services.state(probation_unit(number)).active_state in UP:
@@ -305,23 +240,28 @@ class Probation:
         ctx, generation = self._ctx, entry.generation
         duration_s = self._duration_s or ctx.settings.probation.duration_s
         left_s, restarts = duration_s, reading.engine.n_restarts or 0
-        sweep = None if self._only is None else self._only.sweep
-        basis, decided = Basis(None, 0, 0), None
+        sweep, basis, decided = self._sweep, Basis(), None
         if earlier is not None:  # an earlier version kept less
             restarts = int(earlier.get("restarts", restarts))
             left_s = self._duration_s or float(earlier.get("left_s", duration_s))
             sweep = earlier.get("sweep") if sweep is None else sweep
             basis = read_or_none(Basis, earlier.get("basis")) or basis
             decided = WENT_DOWN if went_down(earlier, boot_id()) else earlier["reason"] or None
-        record = begun(
+        record = new_record(
             generation.number, sweep, now_s=ctx.clock.now_s(), left_s=left_s, restarts=restarts,
             boot_id=boot_id(),
         )  # fmt: skip
-        return _Watch(
-            entry, record, Speed(ctx), duration_s, left_s, restarts,
-            self._basis_of(generation) or basis, reading.engine.life, ctx.clock.monotonic_s(),
-            decided=decided,
+        watch = _Watch(
+            entry, record, Speed(ctx), duration_s, left_s, restarts, basis, reading.engine.life,
+            ctx.clock.monotonic_s(), decided=decided,
         )  # fmt: skip
+        self._find_basis(watch)
+        return watch
+
+    def _find_basis(self, watch: _Watch) -> None:
+        found = self._basis_of(watch.generation)
+        watch.basis = found or watch.basis
+        watch.is_basis_known = found is not None
 
     def _why_over(self, watch: _Watch) -> str | None:
         if self._only is None and not self._ctx.settings.probation.enabled:
@@ -363,9 +303,9 @@ class Probation:
         passed_s = self._passed_s(watch)
         if passed_s is None:
             return None
-        if watch.basis.slowest_tok_s is None and len(watch.looks) % _REFRESH_LOOKS == 0:
-            # Somebody may have measured it.
-            watch.basis = self._basis_of(watch.generation) or watch.basis
+        is_due = watch.basis.slowest_tok_s is None and len(watch.looks) % _REFRESH_LOOKS == 0
+        if is_due or not watch.is_basis_known:  # somebody may have measured it
+            self._find_basis(watch)
         look = look_of(reading)
         watch.restarts = min(watch.restarts, look.n_restarts or 0)
         watch.life = watch.life or look.life
@@ -416,7 +356,7 @@ class Probation:
             "tok_s": watch.speed.tok_s,
             "last": plain(watch.looks[-1]) if watch.looks else None,
         }
-        _keep(ctx, watch.record)
+        keep_probation(ctx, watch.record)
         return watch.record
 
 
@@ -450,8 +390,7 @@ def run_probation(
         raise UsageError(
             "the daemon watches what is deployed", hint="`tunerd probation show` says how it stands"
         )
-    plan = ProbationPlan(number, sweep)
-    watch = Probation(ctx, lambda one: basis_of(ctx, one), plan, duration_s)
+    watch = Probation(ctx, lambda one: basis_of(ctx, one), number, sweep, duration_s)
     watcher = Watcher(ctx)
     every_s = min(ctx.settings.probation.every_s, duration_s or float("inf"))
     with Interrupts():
@@ -486,7 +425,7 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
     from tunerd.production.rollback import rollback
 
     ctx = replace(ctx, is_unattended=True)
-    record = _read(ctx, number) or begun(
+    record = read_probation(ctx, number) or new_record(
         number, sweep, now_s=ctx.clock.now_s(), left_s=0.0, restarts=0, boot_id=boot_id()
     )
     entry = ctx.generations.serving(ctx.unit)
@@ -498,7 +437,7 @@ def take_back(ctx: Context, number: int, reason: str, *, sweep: int | None) -> A
         if _why_over(ctx, entry) is not None:
             raise _Overtaken
 
-    _keep(ctx, {**record, "state": RUNNING, "reason": reason})
+    keep_probation(ctx, {**record, "state": RUNNING, "reason": reason})
     state, told, exit_code = "taken back", reason, 3
     try:
         rollback(ctx, to=_back(ctx, entry), drain=True, confirm=demand_still, reason="guard")
@@ -521,7 +460,7 @@ def _closed(
     ctx: Context, record: Mapping[str, Any], state: str, reason: str, exit_code: int
 ) -> ActionResult:
     ended = {**record, "state": state, "reason": reason, "left_s": 0.0}
-    _keep(ctx, ended)
+    keep_probation(ctx, ended)
     return ActionResult("probation take-back", ended, (), exit_code, has_acted=True)
 
 
@@ -545,22 +484,6 @@ def _remember(ctx: Context, generation: Generation, sweep: int, reason: str) -> 
         return
     arm = arm_from_json(found.verdict.details["arm"])
     after_failure(ctx, generation.profile, found.number, arm, generation.engine_sha256, reason)
-
-
-def _read(ctx: Context, number: int) -> dict[str, Any] | None:
-    """A record; None where there is none, or it cannot be read."""
-    try:
-        record = ctx.files.read_json(probation_path(ctx, number))
-    except HostError:
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _keep(ctx: Context, record: Mapping[str, Any]) -> None:
-    path = probation_path(ctx, record["generation"])
-    with contextlib.suppress(HostError):  # on a full disk it watches on
-        ctx.files.make_folder(path.parent)
-        ctx.files.write_json(path, record)
 
 
 def _why_over(ctx: Context, entry: HistoryEntry) -> str | None:
@@ -589,7 +512,7 @@ def show_probation(ctx: Context) -> ActionResult:
     """Every probation that is known, newest first."""
     rows: list[Mapping[str, Any]] = []
     for number in ctx.generations.numbers():
-        data = ctx.files.read_json(probation_path(ctx, number))
+        data = ctx.files.read_json(record_path(ctx, number))
         if data is not None:
             is_cut = data["state"] == RUNNING and not _is_watched(ctx, data)
             rows.append({**data, "state": "cut" if is_cut else data["state"]})

@@ -18,6 +18,7 @@ from tunerd.app import Context
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import lock
 from tunerd.machine.net import free_port
+from tunerd.production.probation import new_record
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Ending as Ended
 from tunerd.units.generations import Outcome
@@ -26,7 +27,6 @@ from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import Event
 from tunerd.watch.guarding import CHECK_UNIT, Guarding
 from tunerd.watch.history import HistoryKeeper, history
-from tunerd.watch.judgement import begun
 from tunerd.watch.readings import Watcher
 from tunerd.watch.speed import KEY
 from tunerd.words import sha256
@@ -259,7 +259,7 @@ def watched(world: World, **changed: Any) -> Path:
     generation = replace(a_generation(reason="apply", unit_sha256=sha256(text)), number=3)
     world.ctx.generations.create(generation, None)
     world.ctx.generations.end(3, Ended(Outcome.SERVING, 1.0, 1.0, None, None))
-    record = begun(3, 7, now_s=0.0, left_s=900.0, restarts=0, boot_id=None) | changed
+    record = new_record(3, 7, now_s=0.0, left_s=900.0, restarts=0, boot_id=None) | changed
     path = world.ctx.paths.state_dir / "probation" / "3.json"
     path.parent.mkdir()
     path.write_text(json.dumps(record))

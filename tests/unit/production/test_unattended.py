@@ -29,6 +29,7 @@ from tunerd.measure.bench import BenchRequest, Session
 from tunerd.measure.store import EvidenceStore
 from tunerd.production.lease import hold
 from tunerd.production.plan import Plan, service_user, unit_spec, unit_template
+from tunerd.production.probation import begin_probation, daemon_lock
 from tunerd.production.rollback import preview, rollback
 from tunerd.production.unattended import Named, is_shell, named_by, why_root_must
 from tunerd.result import Level
@@ -36,7 +37,7 @@ from tunerd.tryout.local_service import Ending
 from tunerd.units.text import parse_unit, render_unit
 from tunerd.watch.daemon import Swaps
 from tunerd.watch.figures import Event
-from tunerd.watch.probation import ProbationPlan, begin_probation, daemon_lock, run_probation
+from tunerd.watch.probation import run_probation
 
 ALICE = 54321
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="the rule is about root's files")
@@ -309,7 +310,7 @@ def test_a_watch_that_may_not_go_back_promises_nothing_and_is_told_of_when_it_wo
     _alices_root_unit(world, tmp_path)
     ctx = replace(world.context(), data_dir=data_dir())
     with lock(daemon_lock(ctx), purpose="daemon", since="now"):
-        (said,) = begin_probation(ctx, ProbationPlan(1))
+        (said,) = begin_probation(ctx, 1)
     assert (said.level, said.code) == (Level.WARNING, "probation")
     assert "only root can take it back: it would run as root" in said.text
     assert "by itself" not in said.text

@@ -22,15 +22,13 @@ from tunerd.errors import UsageError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
 from tunerd.production.measurement import write_measurement
+from tunerd.production.probation import begin_probation, daemon_lock
 from tunerd.production.swap import swap
 from tunerd.result import Level
 from tunerd.tryout.local_service import Ending as Killed
 from tunerd.units.manager import LeaseRecord, LeaseSpec
 from tunerd.watch.probation import (
     Probation,
-    ProbationPlan,
-    begin_probation,
-    daemon_lock,
     run_probation,
     show_probation,
     take_back,
@@ -115,7 +113,7 @@ def shipped(world: World) -> Context:
 def begun(world: World, **changed: Any) -> None:
     """Generation 2 is watched since a boot that is over."""
     world.manager.programs[sys.executable] = lambda _start: Life()
-    begin_probation(shipped(world), ProbationPlan(2, sweep=None))
+    begin_probation(shipped(world), 2)
     path = world.paths.state_dir / "probation" / "2.json"
     record = json.loads(path.read_text())
     assert (record["state"], record["boot_id"]) == ("running", None), "before the first look"
@@ -219,13 +217,13 @@ def test_a_signal_pauses_it_in_a_terminal_too(world: World) -> None:
 
 
 def test_apply_says_whether_anybody_watches(world: World) -> None:
-    (said,) = begin_probation(shipped(world), ProbationPlan(2))
+    (said,) = begin_probation(shipped(world), 2)
     assert (said.level, said.code) == (Level.WARNING, "probation")
     assert "no tunerd daemon runs" in said.text
     assert said.hint == "`tunerd probation run 2` watches it in a terminal"
     ctx = shipped(world)
     with lock(daemon_lock(ctx), purpose="daemon", since="now"):
-        (said,) = begin_probation(ctx, ProbationPlan(2))
+        (said,) = begin_probation(ctx, 2)
         assert "the daemon watches it for 1 h 00 min and goes back by itself if" in said.text
         with pytest.raises(UsageError, match="the daemon watches"):
             run_probation(ctx, 2, sweep=None)
@@ -246,7 +244,7 @@ def test_a_death_while_nobody_watched_counts_and_one_before_the_watch_does_not(
         world.clock.advance(5.0)
 
     def begin() -> None:
-        begin_probation(shipped(world), ProbationPlan(3, sweep=None))
+        begin_probation(shipped(world), 3)
 
     for step in (die, begin) if dies_first else (begin, die):
         step()
@@ -266,7 +264,7 @@ def test_who_watches_says_of_which_boot_it_is_before_its_first_look(world: World
 
 
 def test_a_record_of_an_earlier_version_is_gone_on_with(world: World) -> None:
-    begin_probation(shipped(world), ProbationPlan(2, sweep=None))
+    begin_probation(shipped(world), 2)
     path = world.paths.state_dir / "probation" / "2.json"
     record = json.loads(path.read_text())
     for key in ("restarts", "left_s", "boot_id"):
@@ -280,9 +278,9 @@ def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so
     world: World,
 ) -> None:
     deploy(world.context(), world, "new")
-    (said,) = begin_probation(shipped(world), ProbationPlan(3))
+    (said,) = begin_probation(shipped(world), 3)
     assert said.text == "no probation: what served before is the same"
-    (said,) = begin_probation(unwatched(world), ProbationPlan(2))
+    (said,) = begin_probation(unwatched(world), 2)
     assert said.text == "no probation: probation.enabled is false"
     assert show_probation(world.context()).payload["probations"] == []
 
