@@ -19,6 +19,7 @@ from tunerd.errors import HostError, ServiceError
 from tunerd.machine.net import free_port
 from tunerd.machine.process import Child, Limits
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
+from tunerd.profile.schema import nest
 from tunerd.units.manager import cut_lines
 from tunerd.units.sandbox import Sandbox
 from tunerd.words import Family
@@ -38,7 +39,7 @@ class Trial:
     problem: str | None
 
 
-# What each trial is for; the keys name the settings that it ran with.
+# What each trial is for; the words name the settings that it ran with.
 PLAIN = "n_max 3, p_min 0"
 GATED = "n_max 3, p_min 0.75"
 SHALLOW = "n_max 1, p_min 0"
@@ -59,58 +60,54 @@ _CHANGES = (
 def judge_trials(trials: Mapping[str, Trial], expected_text: str) -> tuple[Proof, ...]:
     """The proofs that a set of trials gives; a feature whose trial is missing stays untried."""
     proofs = []
-    base = trials.get(PLAIN) or trials.get(OFF)
+    plain = trials.get(PLAIN)
+    base = plain or trials.get(OFF)
     if base is not None:
-        proofs.append(_text(base, expected_text))
-    if PLAIN in trials:
-        proofs.append(_mtp(trials[PLAIN]))
-    if PLAIN in trials and trials[PLAIN].n_drafted:
+        proofs.append(Proof("text", *_text(base, expected_text)))
+    if plain is not None:
+        proofs.append(Proof("mtp", *_mtp(plain)))
+    if plain is not None and plain.n_drafted:
         proofs += [
-            _differs(feature, trials[PLAIN], trials[name], change)
+            Proof(feature, *_differs(plain, trials[name], change))
             for feature, name, change in _CHANGES
             if name in trials
         ]
         if NATIVE in trials:
-            proofs.append(_counts(trials[NATIVE]))
+            counts = bool(trials[NATIVE].n_drafted)
+            text = (
+                "the native route counts drafts"
+                if counts
+                else "only the OpenAI routes count drafts"
+            )
+            proofs.append(Proof("counts", Effect.PROVED if counts else Effect.NO_EFFECT, text))
     return tuple(proofs)
 
 
-def _text(trial: Trial, expected: str) -> Proof:
+def _text(trial: Trial, expected: str) -> tuple[Effect, str]:
     if trial.problem is not None:
-        return Proof("text", Effect.FAILED, trial.problem)
+        return Effect.FAILED, trial.problem
     written = (trial.text or "").rstrip()
     # ik with MTP may leave out the last one or two tokens that it counts.
     if len(written) * 2 < len(expected):
-        return Proof(
-            "text", Effect.FAILED, f"it writes {len(written)} characters of {len(expected)}"
-        )
+        return Effect.FAILED, f"it writes {len(written)} characters of {len(expected)}"
     if not expected.startswith(written[: len(expected)]):
-        return Proof("text", Effect.FAILED, "it writes something else than the model's known text")
-    return Proof("text", Effect.PROVED, f"{len(written)} characters as the model must write them")
+        return Effect.FAILED, "it writes something else than the model's known text"
+    return Effect.PROVED, f"{len(written)} characters as the model must write them"
 
 
-def _mtp(trial: Trial) -> Proof:
+def _mtp(trial: Trial) -> tuple[Effect, str]:
     if trial.problem is not None:
-        return Proof("mtp", Effect.FAILED, f"it does not serve a model with MTP: {trial.problem}")
+        return Effect.FAILED, f"it does not serve a model with MTP: {trial.problem}"
     if not trial.n_drafted:
-        return Proof("mtp", Effect.NO_EFFECT, "it drafted nothing")
-    return Proof(
-        "mtp", Effect.PROVED, f"{trial.n_drafted} drafted, {trial.n_accepted} accepted at {PLAIN}"
-    )
+        return Effect.NO_EFFECT, "it drafted nothing"
+    return Effect.PROVED, f"{trial.n_drafted} drafted, {trial.n_accepted} accepted at {PLAIN}"
 
 
-def _differs(feature: str, before: Trial, after: Trial, change: str) -> Proof:
+def _differs(before: Trial, after: Trial, change: str) -> tuple[Effect, str]:
     if after.problem is not None:
-        return Proof(feature, Effect.FAILED, after.problem)
+        return Effect.FAILED, after.problem
     counts = f"{before.n_drafted} drafted, with {change} {after.n_drafted or 0}"
-    effect = Effect.PROVED if after.n_drafted != before.n_drafted else Effect.NO_EFFECT
-    return Proof(feature, effect, counts)
-
-
-def _counts(trial: Trial) -> Proof:
-    if trial.n_drafted:
-        return Proof("counts", Effect.PROVED, "the native route counts drafts")
-    return Proof("counts", Effect.NO_EFFECT, "only the OpenAI routes count drafts")
+    return Effect.PROVED if after.n_drafted != before.n_drafted else Effect.NO_EFFECT, counts
 
 
 _REGION = "creative"
@@ -205,28 +202,17 @@ def _command(engine: Engine, model: Path, options: Mapping[str, Any]) -> tuple[s
         "serving.log_verbosity": "default",
         **options,
     }
-    layer = LayerFile(Layer.TUNERD, "trial", _nested(keys))
-    resolved = resolve("trial", (default_layer(), layer))
-    if not isinstance(resolved, Resolved) or engine.capabilities is None:
-        raise HostError(f"a trial of {engine.name} cannot be set up", cause=str(resolved))
+    layer = LayerFile(Layer.TUNERD, "trial", nest(keys))
+    made: object = resolve("trial", (default_layer(), layer))
+    capabilities = engine.capabilities
     context = RenderContext(str(engine.program), str(model), has_gpu=False, physical_cores=1)
-    command = render(resolved, engine.capabilities, context)
-    if not isinstance(command, CommandLine):
-        raise HostError(
-            f"a trial of {engine.name} cannot be set up",
-            cause="; ".join(str(refusal) for refusal in command),
-        )
+    if isinstance(made, Resolved) and capabilities is not None:
+        made = render(made, capabilities, context)
+    if not isinstance(made, CommandLine):
+        raise HostError(f"a trial of {engine.name} cannot be set up", cause=str(made))
     # With a GPU hidden, ik would still ask for layers on it.
-    hidden = ("--n-gpu-layers", "0") if engine.capabilities.family is Family.IK else ()
-    return (*command.argv, *hidden)
-
-
-def _nested(keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    nested: dict[str, dict[str, Any]] = {}
-    for key, value in keys.items():
-        section, _, name = key.partition(".")
-        nested.setdefault(section, {})[name] = value
-    return nested
+    is_ik = capabilities is not None and capabilities.family is Family.IK
+    return (*made.argv, *(("--n-gpu-layers", "0") if is_ik else ()))
 
 
 def _wait(ctx: Context, server: LlamaServer, child: Child) -> str | None:
@@ -235,9 +221,11 @@ def _wait(ctx: Context, server: LlamaServer, child: Child) -> str | None:
     while ctx.clock.monotonic_s() < end_s:
         ended = child.poll()
         if ended is not None:
-            kind = "killed" if ended.signal is not None else "exited"
-            status = ended.signal if ended.signal is not None else ended.code
-            failure = classify(cut_lines(child.log_tail()), exit_kind=kind, exit_status=status)
+            lines = cut_lines(child.log_tail())
+            if ended.signal is not None:
+                failure = classify(lines, exit_kind="killed", exit_status=ended.signal)
+            else:
+                failure = classify(lines, exit_kind="exited", exit_status=ended.code)
             return f"{failure.kind}: {failure.words}"
         if server.health(timeout_s=1.0) is HttpState.READY:
             return None

@@ -93,14 +93,6 @@ def read_events(
     return tuple(found), problem
 
 
-def read_plain(arrivals: Arrivals, status: int) -> tuple[dict[str, Any] | None, str | None]:
-    """The object that came instead of a stream, or what it says of an error."""
-    event = _object(arrivals.body)
-    if event is None:
-        return None, f"status {status} without valid JSON"
-    return (None, f"status {status}: {_told(event)}") if "error" in event else (event, None)
-
-
 def _object(payload: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(payload)
@@ -298,22 +290,25 @@ class LlamaServer:
             **(options or {}),
         }
         reply = self.post("/completion", body, timeout_s=timeout_s)
-        if reply.timed_out:
-            problem = f"no answer within {timeout_s:.0f} s"
-            return Completion(None, None, None, problem, timed_out=True)
-        is_refused = reply.status in _REFUSALS
-        wants_key = reply.status in _WANTS_KEY and not reply.had_key
-        if reply.problem is not None:
-            return Completion(None, None, None, reply.problem, False, is_refused, wants_key)
-        if reply.status != _OK or not isinstance(reply.body, dict):
-            return Completion(None, None, None, _error_text(reply), False, is_refused, wants_key)
-        timings = reply.body.get("timings")
+        answer = reply.body if isinstance(reply.body, dict) and reply.status == _OK else None
+        if answer is None:
+            told = f": {_told(reply.body)}" if _tells_error(reply.body) else ""
+            problem = f"no answer within {timeout_s:.0f} s" if reply.timed_out else reply.problem
+            return Completion(
+                text=None,
+                n_predicted=None,
+                n_drafted=None,
+                problem=problem or f"status {reply.status}{told}",
+                timed_out=reply.timed_out,
+                is_refused=reply.status in _REFUSALS,
+                wants_key=reply.status in _WANTS_KEY and not reply.had_key,
+            )
+        timings = answer.get("timings")
         timings = timings if isinstance(timings, dict) else {}
-        text = reply.body.get("content")
-        n_predicted = timings.get("predicted_n", reply.body.get("tokens_predicted"))
+        text = answer.get("content")
         return Completion(
             text=text if isinstance(text, str) else None,
-            n_predicted=n_predicted if isinstance(n_predicted, int) else None,
+            n_predicted=_whole(timings.get("predicted_n", answer.get("tokens_predicted"))),
             n_drafted=_whole(timings.get("draft_n")),
             problem=None if isinstance(text, str) else "the answer is no completion",
         )
@@ -377,7 +372,10 @@ class LlamaServer:
             problem, timed_out = _NOT_IN_TIME, True
         except NoAnswerError as error:
             problem = str(error)
-        return _streamed(status, arrivals, elapsed_ms(), problem, timed_out, is_events)
+        if status is not None and problem is None:
+            return _streamed(status, arrivals, elapsed_ms(), is_events=is_events)
+        events = read_events(arrivals)[0] if is_events else ()
+        return Streamed(status, events, elapsed_ms(), False, problem, timed_out)
 
     def hang_up(self) -> None:
         """End the requests that other threads have under way."""
@@ -421,22 +419,18 @@ class LlamaServer:
 
 
 def _streamed(
-    status: int | None,
-    arrivals: Arrivals,
-    wall_ms: float,
-    problem: str | None,
-    timed_out: bool,
-    is_events: bool,
+    status: int | None, arrivals: Arrivals, wall_ms: float, *, is_events: bool
 ) -> Streamed:
-    if status is None or problem is not None:
-        events = read_events(arrivals)[0] if is_events else ()
-        return Streamed(status, events, wall_ms, False, problem, timed_out)
+    """An answer whose end was seen."""
     if is_events and status == _OK:
         events, problem = read_events(arrivals)
         return Streamed(status, events, wall_ms, problem is None, problem)
-    event, problem = read_plain(arrivals, status)
-    if event is None or status != _OK:
-        return Streamed(status, (), wall_ms, False, problem or f"status {status}")
+    event = _object(arrivals.body)
+    if event is None:
+        return Streamed(status, (), wall_ms, False, f"status {status} without valid JSON")
+    if "error" in event or status != _OK:
+        told = f": {_told(event)}" if "error" in event else ""
+        return Streamed(status, (), wall_ms, False, f"status {status}{told}")
     return Streamed(status, ((wall_ms, event),), wall_ms, True)
 
 
@@ -475,13 +469,9 @@ def _is_busy(slot: Mapping[str, Any]) -> bool:
     return slot.get("state", 0) not in (0, None)  # of any type
 
 
-def _error_text(reply: Reply) -> str:
-    message = None
-    if isinstance(reply.body, dict) and isinstance(reply.body.get("error"), dict):
-        message = reply.body["error"].get("message")
-    if isinstance(message, str):
-        return f"status {reply.status}: {message[:300]}"
-    return f"status {reply.status}"
+def _tells_error(body: object) -> bool:
+    error = body.get("error") if isinstance(body, dict) else None
+    return isinstance(error, dict) and isinstance(error.get("message"), str)
 
 
 def _whole(value: object) -> int | None:

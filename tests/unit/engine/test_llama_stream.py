@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunerd.engine.server import MAX_STREAM_BYTES, Arrivals, read_events, read_plain
+from tunerd.engine.server import MAX_STREAM_BYTES, Arrivals, read_events
 
 
 def arrived(*pieces: bytes) -> Arrivals:
@@ -69,13 +69,6 @@ def test_an_error_in_the_stream_is_told_in_the_servers_words(piece: bytes) -> No
 def test_an_event_that_is_no_object_is_a_problem() -> None:
     assert read_events(arrived(b"data: [1]\n\n"))[1] is not None
     assert read_events(arrived(b"data: {x\n\n"))[1] is not None
-
-
-def test_an_answer_in_one_piece_is_read_and_an_error_told() -> None:
-    assert read_plain(arrived(b'{"content":', b'"a"}'), 200) == ({"content": "a"}, None)
-    refused = b'{"error": {"message": "too long", "code": 400}}'
-    assert read_plain(arrived(refused), 400) == (None, "status 400: too long")
-    assert read_plain(arrived(b"<html>"), 502) == (None, "status 502 without valid JSON")
 
 
 def test_a_stream_without_end_is_noticed() -> None:
