@@ -8,7 +8,15 @@ from pathlib import Path
 
 from tunerd.engine.commandline import RenderContext
 from tunerd.engine.help import Capabilities, parse_help, read_capabilities
-from tunerd.profile.layers import Layer, ProfileSources, Resolved, layers_of, resolve, set_layer
+from tunerd.profile.layers import (
+    Layer,
+    LayerFile,
+    ProfileSources,
+    Resolved,
+    layers_of,
+    resolve,
+    set_layer,
+)
 from tunerd.words import Problem
 
 ROOT = Path(__file__).parents[2]
@@ -37,9 +45,11 @@ def capabilities_of(dialect: str) -> Capabilities:
 
 @functools.cache
 def shipped_sources() -> ProfileSources:
-    shipped = {path.stem: tomllib.loads(path.read_text()) for path in PROFILES.glob("*.toml")}
-    paths = {(Layer.SHIPPED, name): f"{name}.toml" for name in shipped}
-    return ProfileSources(shipped=shipped, site={}, tuned={}, paths=paths)
+    found = {}
+    for path in PROFILES.glob("*.toml"):
+        data = tomllib.loads(path.read_text())
+        found[Layer.SHIPPED, path.stem] = LayerFile(Layer.SHIPPED, path.name, data)
+    return ProfileSources(found)
 
 
 def resolved(name: str, *engine_names: str, **options: object) -> Resolved:

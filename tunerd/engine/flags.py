@@ -370,18 +370,14 @@ def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
 def argument_changes(then: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
     """What differs between the arguments of two command lines, in words: `--ctx-size 8192 -> 16384`."""
     old, new = _by_flag(then), _by_flag(now)
-    found = []
-    for flag in sorted({*old, *new}):
-        before, after = old.get(flag), new.get(flag)
-        if before == after:
-            continue
-        if before is None:
-            found.append(f"{flag} {after}".strip() + " added")
-        elif after is None:
-            found.append(f"{flag} {before}".strip() + " removed")
-        else:
-            found.append(f"{flag} {before} -> {after}")
-    return tuple(found)
+    return tuple(
+        f"{flag} {old[flag]} -> {new[flag]}"
+        if flag in old and flag in new
+        else f"{flag} {(old.get(flag) or new.get(flag, ''))}".strip()
+        + (" added" if flag in new else " removed")
+        for flag in sorted({*old, *new})
+        if old.get(flag) != new.get(flag)
+    )
 
 
 def _is_flag(word: str) -> bool:

@@ -48,85 +48,73 @@ class Failure:
 
 
 # First match wins; within the log the most specific message decides, not the last.
-_TEXTS: tuple[tuple[FailureKind, str], ...] = (
-    (
-        FailureKind.PORT_TAKEN,
-        r"couldn't bind (HTTP server|to server) socket|[Aa]ddress already in use",
-    ),
-    (
-        FailureKind.BAD_ARGUMENT,
+_PATTERNS = tuple(
+    (kind, re.compile("|".join(texts)))
+    for kind, *texts in (
         (
-            r"error: invalid argument|error: unknown argument|error while handling argument"
-            r"|error while handling environment variable|invalid parameter for argument"
-            r"|legacy speculative option|unknown speculative|expected value for argument"
-            r"|Unsupported cache type|Invalid cache type|requires flash_attn"
-            r"|cannot be used without flash attention|^sto(i|f|d|l|ul)$"
-            r"|limited to a single server slot|cannot be used with --fit"
-            r"|recompile with -DGGML_IQK_FA_ALL_QUANTS"
+            FailureKind.PORT_TAKEN,
+            r"couldn't bind (HTTP server|to server) socket|[Aa]ddress already in use",
         ),
-    ),
-    (
-        FailureKind.OUT_OF_VRAM,
         (
-            r"cudaMalloc failed|CUDA error: out of memory|OutOfDeviceMemory|ErrorOutOfDeviceMemory"
-            r"|unable to allocate (CUDA|Vulkan|ROCm)\S* buffer"
-            r"|failed to allocate (CUDA|Vulkan|ROCm)\S* buffer|Unable to auto-fit model"
-            r"|(CUDA|Vulkan|ROCm).{0,99}out of memory|cuMemCreate|Requested buffer size exceeds device"
+            FailureKind.BAD_ARGUMENT,
+            r"error: invalid argument|error: unknown argument|error while handling argument",
+            r"error while handling environment variable|invalid parameter for argument",
+            r"legacy speculative option|unknown speculative|expected value for argument",
+            r"Unsupported cache type|Invalid cache type|requires flash_attn",
+            r"cannot be used without flash attention|^sto(i|f|d|l|ul)$",
+            r"limited to a single server slot|cannot be used with --fit",
+            r"recompile with -DGGML_IQK_FA_ALL_QUANTS",
         ),
-    ),
-    (
-        FailureKind.OUT_OF_MEMORY,
         (
-            r"std::bad_alloc|Cannot allocate memory|failed to allocate (\w+ )?(buffer|compute|graph)"
-            r"|unable to allocate \S+ buffer|insufficient memory|out of memory"
-            r"|failed to allocate buffer for (kv|rs) cache|what\(\): +Resource temporarily unavailable"
-            r"|GGML_ASSERT\((ctx->)?mem_buffer != NULL\)"
+            FailureKind.OUT_OF_VRAM,
+            r"cudaMalloc failed|CUDA error: out of memory|OutOfDeviceMemory|ErrorOutOfDeviceMemory",
+            r"unable to allocate (CUDA|Vulkan|ROCm)\S* buffer",
+            r"failed to allocate (CUDA|Vulkan|ROCm)\S* buffer|Unable to auto-fit model",
+            r"(CUDA|Vulkan|ROCm).{0,99}out of memory|cuMemCreate|Requested buffer size exceeds device",
         ),
-    ),
-    (
-        FailureKind.NO_MTP_BLOCK,
-        r"doesn't contain MTP layers|failed to create MTP context|not a complete embedded MTP model",
-    ),
-    (
-        FailureKind.MODEL_UNSUPPORTED,
         (
-            r"unknown model architecture|wrong number of tensors|missing tensor|Oops: got unknown"
-            r"|key not found in model|unknown pre-tokenizer type|vocabs are not compatible(?! - )"
+            FailureKind.OUT_OF_MEMORY,
+            r"std::bad_alloc|Cannot allocate memory|failed to allocate (\w+ )?(buffer|compute|graph)",
+            r"unable to allocate \S+ buffer|insufficient memory|out of memory",
+            r"failed to allocate buffer for (kv|rs) cache|what\(\): +Resource temporarily unavailable",
+            r"GGML_ASSERT\((ctx->)?mem_buffer != NULL\)",
         ),
-    ),
-    (
-        FailureKind.MODEL_UNREADABLE,
-        r"failed to open .{0,999}Permission denied",
-    ),
-    (
-        FailureKind.MODEL_MISSING,
+        (
+            FailureKind.NO_MTP_BLOCK,
+            r"doesn't contain MTP layers|failed to create MTP context",
+            r"not a complete embedded MTP model",
+        ),
+        (
+            FailureKind.MODEL_UNSUPPORTED,
+            r"unknown model architecture|wrong number of tensors|missing tensor|Oops: got unknown",
+            r"key not found in model|unknown pre-tokenizer type|vocabs are not compatible(?! - )",
+        ),
+        (FailureKind.MODEL_UNREADABLE, r"failed to open .{0,999}Permission denied"),
         # What the model's loader says; a backtrace and a missing library lack files too.
-        r"failed to open GGUF file|gguf_init_from_file: failed to open|loading model: failed to open",
-    ),
-    (
-        FailureKind.MODEL_DAMAGED,
         (
-            r"invalid magic|failed to read magic|not within the file bounds|corrupted or incomplete"
-            r"|failed to read (tensor|key-value pairs)|invalid GGUF"
+            FailureKind.MODEL_MISSING,
+            r"failed to open GGUF file|gguf_init_from_file: failed to open",
+            r"loading model: failed to open",
         ),
-    ),
-    (
-        FailureKind.DRIVER,
         (
-            r"CUDA error: |no kernel image is available|CUDA driver version"
-            r"|failed to initialize CUDA|GPU is lost"
+            FailureKind.MODEL_DAMAGED,
+            r"invalid magic|failed to read magic|not within the file bounds|corrupted or incomplete",
+            r"failed to read (tensor|key-value pairs)|invalid GGUF",
         ),
-    ),
+        (
+            FailureKind.DRIVER,
+            r"CUDA error: |no kernel image is available|CUDA driver version",
+            r"failed to initialize CUDA|GPU is lost",
+        ),
+    )
 )
-_PATTERNS = tuple((kind, re.compile(text)) for kind, text in _TEXTS)
 _ERROR_LINE = re.compile(
     r"\berror\b|failed|fatal|abort|terminate|assert|exception|exiting", re.IGNORECASE
 )
 _WARNING = re.compile(r"warning: failed to mlock|RLIMIT_MEMLOCK")
 _USAGE = re.compile(r"usage:")
-_PORT_TAKEN = next(pattern for kind, pattern in _PATTERNS if kind is FailureKind.PORT_TAKEN)
+_PORT_TAKEN, _BAD_ARGUMENT = (pattern for _, pattern in _PATTERNS[:2])
 _MAX_LOOKED_AT = 2000
-_BAD_ARGUMENT = next(pattern for kind, pattern in _PATTERNS if kind is FailureKind.BAD_ARGUMENT)
 # How programs in general speak of an argument; a line of an engine's log is none of that.
 _ARGUMENT_ERROR = re.compile(
     r"^(\x1b\[[0-9;]*m)*error: |invalid value for|(unknown|unrecogni[sz]ed) (option|argument)"
@@ -482,22 +470,12 @@ _REASONS = {
     FailureKind.OUT_OF_VRAM: Reason.OOM,
     FailureKind.OUT_OF_MEMORY: Reason.OOM,
     FailureKind.HANG: Reason.HANG,
-    **dict.fromkeys(
-        (
-            FailureKind.BAD_ARGUMENT,
-            FailureKind.MODEL_MISSING,
-            FailureKind.MODEL_UNREADABLE,
-            FailureKind.MODEL_DAMAGED,
-            FailureKind.MODEL_UNSUPPORTED,
-            FailureKind.NO_MTP_BLOCK,
-            FailureKind.PORT_TAKEN,
-            FailureKind.CANNOT_START,
-            FailureKind.GARBAGE,
-            FailureKind.WRONG_MODEL,
-            FailureKind.NO_SPECULATION,
-        ),
-        Reason.REFUSED,
-    ),
+    FailureKind.DRIVER: Reason.CRASH,
+    FailureKind.CRASH: Reason.CRASH,
+    FailureKind.STOPPED: Reason.CRASH,
+    FailureKind.EDITED: Reason.CRASH,
+    FailureKind.INTERRUPTED: Reason.CRASH,
+    FailureKind.UNKNOWN: Reason.CRASH,
 }
 
 
@@ -512,6 +490,6 @@ class Fault:
 
 
 def fault_of(failure: Failure) -> Fault:
-    """What a failure means for whoever tries candidates; what is not known counts as a crash."""
-    reason = _REASONS.get(failure.kind, Reason.CRASH)
+    """What a failure means for whoever tries candidates; what is not known counts as a crash, what the server said no to as refused."""
+    reason = _REASONS.get(failure.kind, Reason.REFUSED)
     return Fault(reason, failure.kind, failure.words, failure.hint)

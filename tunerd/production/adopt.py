@@ -36,20 +36,13 @@ def list_profiles(ctx: Context) -> ActionResult:
     sources, unparsed = load_sources(ctx)
     rows = []
     for name in sources.names:
-        in_layers = [
-            str(layer)
-            for layer, files in (
-                (Layer.SHIPPED, sources.shipped),
-                (Layer.SITE, sources.site),
-                (Layer.TUNED, sources.tuned),
-            )
-            if name in files
-        ]
-        data = {**sources.shipped.get(name, {}), **sources.site.get(name, {})}
+        files = sources.of(name, Layer.SHIPPED, Layer.SITE, Layer.TUNED)
+        own = (file.data for file in files if file.layer is not Layer.TUNED)
+        data = {key: value for one in own for key, value in one.items()}
         rows.append(
             {
                 "name": name,
-                "layers": in_layers,
+                "layers": [str(file.layer) for file in files],
                 "description": data.get("description"),
                 "gpu": data.get("match", {}).get("gpu") if isinstance(data.get("match"), Mapping)
                 else None,

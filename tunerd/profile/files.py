@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tunerd import records
 from tunerd.app import Context
-from tunerd.errors import ConfigError, HostError, UsageError
+from tunerd.errors import ConfigError, HostError
 from tunerd.machine.files import Files
 from tunerd.profile.layers import (
     SET_SOURCE,
     Layer,
+    LayerFile,
     ProfileSources,
     Resolved,
     chain_of,
@@ -23,7 +24,6 @@ from tunerd.profile.layers import (
     parse_set,
     resolve,
     set_layer,
-    with_tuned_layer,
 )
 from tunerd.profile.schema import nest
 from tunerd.words import Problem, is_name
@@ -53,33 +53,27 @@ def read_profile(path: Path, files: Files) -> Mapping[str, Any] | Problem:
         return Problem(str(path), "file", str(error), "valid TOML in UTF-8")
 
 
-def read_sources(
-    *, shipped: Path, site: Path, tuned: Path, files: Files
-) -> tuple[ProfileSources, tuple[Problem, ...]]:
-    """Every profile file that can be parsed, and a problem for each that cannot.
+def load_sources(ctx: Context) -> tuple[ProfileSources, tuple[Problem, ...]]:
+    """Every profile file of this machine, and a problem for each that cannot be parsed.
 
     Raises:
         HostError: a folder cannot be read.
     """
-    found: dict[Layer, dict[str, Mapping[str, Any]]] = {}
-    paths: dict[tuple[Layer, str], str] = {}
+    found: dict[tuple[Layer, str], LayerFile] = {}
     problems: list[Problem] = []
-    for layer, folder in ((Layer.SHIPPED, shipped), (Layer.SITE, site), (Layer.TUNED, tuned)):
-        found[layer] = {}
+    for layer, folder in (
+        (Layer.SHIPPED, ctx.data_dir / "profiles"),
+        (Layer.SITE, ctx.paths.site_profiles),
+        (Layer.TUNED, ctx.paths.tuned_dir),
+    ):
         for path in _profile_files(folder):
-            data = read_profile(path, files)
+            data = read_profile(path, ctx.files)
             if isinstance(data, Problem):
                 problems.append(data)
             else:
-                found[layer][path.stem] = data
-                paths[layer, path.stem] = path.name if layer is Layer.SHIPPED else str(path)
-    sources = ProfileSources(
-        shipped=found[Layer.SHIPPED],
-        site=found[Layer.SITE],
-        tuned=found[Layer.TUNED],
-        paths=paths,
-    )
-    return sources, tuple(problems)
+                source = path.name if layer is Layer.SHIPPED else str(path)
+                found[layer, path.stem] = LayerFile(layer, source, data)
+    return ProfileSources(found), tuple(problems)
 
 
 def _profile_files(folder: Path) -> list[Path]:
@@ -94,16 +88,6 @@ def _profile_files(folder: Path) -> list[Path]:
         for name in names
         if name.endswith(_SUFFIX) and is_name(name.removesuffix(_SUFFIX))
     ]
-
-
-def load_sources(ctx: Context) -> tuple[ProfileSources, tuple[Problem, ...]]:
-    """Every profile file of this machine, and those that cannot be parsed."""
-    return read_sources(
-        shipped=ctx.data_dir / "profiles",
-        site=ctx.paths.site_profiles,
-        tuned=ctx.paths.tuned_dir,
-        files=ctx.files,
-    )
 
 
 def load_profile(
@@ -130,7 +114,8 @@ def load_profile(
     """
     sources, unparsed = load_sources(ctx)
     if tuned is not None:
-        sources = with_tuned_layer(sources, name, tuned, ctx.paths.tuned_dir / f"{name}.toml")
+        layer = LayerFile(Layer.TUNED, str(tuned_path(ctx, name)), tuned)
+        sources = ProfileSources({**sources.files, (Layer.TUNED, name): layer})
     chain = chain_of(name, sources)
     related = tuple(
         problem
@@ -164,16 +149,7 @@ def parse_options(options: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: one of them is not `key=value`.
     """
-    parsed: dict[str, Any] = {}
-    for option in options:
-        try:
-            key, value = parse_set(option)
-        except ValueError as error:
-            raise UsageError(
-                f"--set {option}: {error}", hint="for example --set speculation.n_max=2"
-            ) from error
-        parsed[key] = value
-    return parsed
+    return dict(parse_set(option) for option in options)
 
 
 def config_error(name: str, problems: Sequence[Problem]) -> ConfigError:
@@ -269,10 +245,7 @@ def tuned_path(ctx: Context, profile: str) -> Path:
 
 def read_tuned(ctx: Context, profile: str) -> TunedRecord | None:
     """Where the tuned layer of a profile comes from; None where there is none that says so."""
-    if not tuned_path(ctx, profile).exists():
-        return None
-    data = ctx.files.read_json(_record_path(ctx, profile))
-    return records.read_or_none(TunedRecord, data, schema=SCHEMA)
+    return _read(ctx, profile, "evidence") if tuned_path(ctx, profile).exists() else None
 
 
 def write_tuned(ctx: Context, record: TunedRecord) -> None:
@@ -284,12 +257,10 @@ def write_tuned(ctx: Context, record: TunedRecord) -> None:
     ctx.files.make_folder(ctx.paths.tuned_dir)
     before = read_tuned(ctx, record.profile)
     if before is not None and before.sweep != record.sweep:
-        ctx.files.write_json(
-            _previous_path(ctx, record.profile), records.plain(before, schema=SCHEMA)
-        )
-    ctx.files.write_json(_record_path(ctx, record.profile), records.plain(record, schema=SCHEMA))
+        _write(ctx, before, "previous")
+    _write(ctx, record, "evidence")
     ctx.files.write(tuned_path(ctx, record.profile), _toml(record).encode())
-    ctx.files.remove(_declined_path(ctx, record.profile))
+    ctx.files.remove(_beside(ctx, record.profile, "declined"))
 
 
 def take_out_tuned(ctx: Context, record: TunedRecord, *, by_hand: bool) -> None:
@@ -300,33 +271,20 @@ def take_out_tuned(ctx: Context, record: TunedRecord, *, by_hand: bool) -> None:
     Raises:
         HostError: it cannot be written.
     """
-    data = ctx.files.read_json(_previous_path(ctx, record.profile))
-    before = records.read_or_none(TunedRecord, data, schema=SCHEMA)
-    put_back_tuned(ctx, record.profile, before)
-    ctx.files.remove(_previous_path(ctx, record.profile))
+    before = _read(ctx, record.profile, "previous")
+    if before is not None:
+        write_tuned(ctx, before)
+    else:
+        ctx.files.remove(tuned_path(ctx, record.profile))
+        ctx.files.remove(_beside(ctx, record.profile, "evidence"))
+    ctx.files.remove(_beside(ctx, record.profile, "previous"))
     if by_hand:
-        ctx.files.write_json(
-            _declined_path(ctx, record.profile), records.plain(record, schema=SCHEMA)
-        )
+        _write(ctx, record, "declined")
 
 
 def read_declined(ctx: Context, profile: str) -> TunedRecord | None:
     """The layer that a person took out of force last; None where there is none."""
-    data = ctx.files.read_json(_declined_path(ctx, profile))
-    return records.read_or_none(TunedRecord, data, schema=SCHEMA)
-
-
-def put_back_tuned(ctx: Context, profile: str, before: TunedRecord | None) -> None:
-    """Make the tuned layer what it was before a promotion that did not last.
-
-    Raises:
-        HostError: it cannot be written.
-    """
-    if before is not None:
-        write_tuned(ctx, before)
-        return
-    ctx.files.remove(tuned_path(ctx, profile))
-    ctx.files.remove(_record_path(ctx, profile))
+    return _read(ctx, profile, "declined")
 
 
 def failed_arms(
@@ -351,9 +309,9 @@ def forget_failure(ctx: Context, profile: str, arm: Arm) -> None:
     from tunerd.profile.arm import plain
 
     known = _failures(ctx, profile)
-    rows = [records.plain(one) for one in known if one.arm != plain(arm.canonical())]
-    if len(rows) < len(known):
-        ctx.files.write_json(_failed_path(ctx, profile), {"failed": rows})
+    kept = [one for one in known if one.arm != plain(arm.canonical())]
+    if len(kept) < len(known):
+        _keep_failures(ctx, profile, kept)
 
 
 def remember_failure(
@@ -375,29 +333,31 @@ def remember_failure(
     failed = FailedArm(plain(arm.canonical()), engine_sha256, reason, ctx.clock.now_s(), sweep)
     known = [one for one in _failures(ctx, profile) if one.arm != failed.arm]
     ctx.files.make_folder(ctx.paths.tuned_dir)
-    rows = [records.plain(one) for one in (*known, failed)]
-    ctx.files.write_json(_failed_path(ctx, profile), {"failed": rows})
+    _keep_failures(ctx, profile, [*known, failed])
 
 
 def _failures(ctx: Context, profile: str) -> list[FailedArm]:
-    data = ctx.files.read_json(_failed_path(ctx, profile)) or {}
+    data = ctx.files.read_json(_beside(ctx, profile, "failed")) or {}
     return [records.read(FailedArm, row) for row in data.get("failed", [])]
 
 
-def _record_path(ctx: Context, profile: str) -> Path:
-    return ctx.paths.tuned_dir / f"{profile}.evidence.json"
+def _keep_failures(ctx: Context, profile: str, failures: Sequence[FailedArm]) -> None:
+    rows = [records.plain(one) for one in failures]
+    ctx.files.write_json(_beside(ctx, profile, "failed"), {"failed": rows})
 
 
-def _previous_path(ctx: Context, profile: str) -> Path:
-    return ctx.paths.tuned_dir / f"{profile}.previous.json"
+def _read(ctx: Context, profile: str, what: str) -> TunedRecord | None:
+    data = ctx.files.read_json(_beside(ctx, profile, what))
+    return records.read_or_none(TunedRecord, data, schema=SCHEMA)
 
 
-def _declined_path(ctx: Context, profile: str) -> Path:
-    return ctx.paths.tuned_dir / f"{profile}.declined.json"
+def _write(ctx: Context, record: TunedRecord, what: str) -> None:
+    data = records.plain(record, schema=SCHEMA)
+    ctx.files.write_json(_beside(ctx, record.profile, what), data)
 
 
-def _failed_path(ctx: Context, profile: str) -> Path:
-    return ctx.paths.tuned_dir / f"{profile}.failed.json"
+def _beside(ctx: Context, profile: str, what: str) -> Path:
+    return ctx.paths.tuned_dir / f"{profile}.{what}.json"
 
 
 def _toml(record: TunedRecord) -> str:

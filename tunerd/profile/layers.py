@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from tunerd.errors import UsageError
 from tunerd.profile.schema import (
     ProfileFile,
     check_file,
@@ -98,13 +99,14 @@ def parse_set(option: str) -> tuple[str, Any]:
     """`key=value` as typed: the value as TOML where it parses and the key takes it, else as text.
 
     Raises:
-        ValueError: there is no `=` or no key.
+        UsageError: there is no `=` or no key.
     """
     key, equals, text = option.partition("=")
     key = key.strip()
     if not equals or not key:
-        message = "expected key=value"
-        raise ValueError(message)
+        raise UsageError(
+            f"--set {option}: expected key=value", hint="for example --set speculation.n_max=2"
+        )
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):  # tomllib lets both of Python's limits through
@@ -206,6 +208,8 @@ def _pinned(layers: Iterable[LayerFile]) -> Iterator[str]:
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
 
+# Depth and gate are always passed where something drafts: defaults of builds moved between (16, 0.75), (16, 0.0)
+# and (3, 0.0).
 _DEFAULTS: dict[str, tuple[object, str]] = {
     "serving.host": (DEFAULT_HOST, "nobody else is let in unless a profile says so"),
     "serving.port": (DEFAULT_PORT, "builds differ (8080, 9931), so it is always passed"),
@@ -217,11 +221,6 @@ _DEFAULTS: dict[str, tuple[object, str]] = {
     "serving.log_verbosity": (4, "memory and placement lines are at level 4 since May 2026"),
     "speculation.type": ("off", "speculation is a choice"),
     "memory.fit_mib": (1024, "the engines' own margin, stated because builds differ"),
-}
-
-# Only where the profile asks for speculation with a probability: defaults of builds moved between
-# (16, 0.75), (16, 0.0) and (3, 0.0), so both numbers are always passed.
-_DRAFT_DEFAULTS: dict[str, tuple[object, str]] = {
     "speculation.n_max": (3, "today's mainline default, stated because builds differ"),
     "speculation.p_min": (0.0, "today's mainline default, stated because builds differ"),
 }
@@ -229,12 +228,11 @@ _DRAFT_DEFAULTS: dict[str, tuple[object, str]] = {
 
 def default_layer() -> LayerFile:
     """Tunerd's own defaults, with the reason for each."""
-    chosen = {**_DEFAULTS, **_DRAFT_DEFAULTS}
     return LayerFile(
         layer=Layer.TUNERD,
         source="tunerd",
-        data=nest({key: value for key, (value, _) in chosen.items()}),
-        reasons={key: reason for key, (_, reason) in chosen.items()},
+        data=nest({key: value for key, (value, _) in _DEFAULTS.items()}),
+        reasons={key: reason for key, (_, reason) in _DEFAULTS.items()},
     )
 
 
@@ -245,28 +243,18 @@ _OWN = ("description", "published", "extends", "pin")
 
 @dataclass(frozen=True, slots=True)
 class ProfileSources:
-    """Every profile file that was found, parsed, by name; `paths` names them for people."""
+    """Every profile file that was found, parsed, by layer and name."""
 
-    shipped: Mapping[str, Mapping[str, Any]]
-    site: Mapping[str, Mapping[str, Any]]
-    tuned: Mapping[str, Mapping[str, Any]]
-    paths: Mapping[tuple[Layer, str], str]
+    files: Mapping[tuple[Layer, str], LayerFile]
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names, sorted."""
-        return tuple(sorted({*self.shipped, *self.site}))
+        return tuple(sorted({name for layer, name in self.files if layer is not Layer.TUNED}))
 
-
-def with_tuned_layer(
-    sources: ProfileSources, name: str, data: Mapping[str, Any], path: object
-) -> ProfileSources:
-    """The same files with another tuned layer for one profile."""
-    return replace(
-        sources,
-        tuned={**sources.tuned, name: data},
-        paths={**sources.paths, (Layer.TUNED, name): str(path)},
-    )
+    def of(self, name: str, *layers: Layer) -> tuple[LayerFile, ...]:
+        """The files of this name in these layers, in their order."""
+        return tuple(self.files[layer, name] for layer in layers if (layer, name) in self.files)
 
 
 def layers_of(
@@ -277,18 +265,13 @@ def layers_of(
     if isinstance(chain, Problem):
         return chain
     layers = [default_layer()]
-    for ancestor in chain:
-        for layer, files in ((Layer.SHIPPED, sources.shipped), (Layer.SITE, sources.site)):
-            data = files.get(ancestor)
-            if data is None:
-                continue
-            if ancestor != name:
-                data = {key: value for key, value in data.items() if key not in _OWN}
-            layers.append(LayerFile(layer, sources.paths[layer, ancestor], data))
-    tuned = sources.tuned.get(name) if with_tuned else None
-    if tuned is not None:
-        layers.append(LayerFile(Layer.TUNED, sources.paths[Layer.TUNED, name], tuned))
-    return tuple(layers)
+    for ancestor in chain[:-1]:
+        layers += [
+            replace(file, data={key: value for key, value in file.data.items() if key not in _OWN})
+            for file in sources.of(ancestor, Layer.SHIPPED, Layer.SITE)
+        ]
+    own = (Layer.SHIPPED, Layer.SITE, *((Layer.TUNED,) if with_tuned else ()))
+    return (*layers, *sources.of(name, *own))
 
 
 def chain_of(name: str, sources: ProfileSources) -> list[str] | Problem:
@@ -311,8 +294,8 @@ def chain_of(name: str, sources: ProfileSources) -> list[str] | Problem:
         chain.append(current)
         if len(chain) > MAX_EXTENDS:
             return Problem(where, "extends", f"{len(chain)} levels", f"at most {MAX_EXTENDS}")
-        parents = [files[current].get("extends") for files in (sources.site, sources.shipped)
-                   if current in files]  # fmt: skip
+        own = sources.of(current, Layer.SITE, Layer.SHIPPED)
+        parents = (file.data.get("extends") for file in own)
         found = next((parent for parent in parents if parent is not None), None)
         if found is not None and not isinstance(found, str):
             return Problem(where, "extends", repr(found), "the name of a profile")

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from tests.support.builders import shipped_sources
-from tunerd.profile.layers import MAX_EXTENDS, Layer, ProfileSources, Resolved, layers_of, resolve
+from tunerd.profile.layers import (
+    MAX_EXTENDS,
+    Layer,
+    LayerFile,
+    ProfileSources,
+    Resolved,
+    layers_of,
+    resolve,
+)
 from tunerd.words import Problem
 
 Files = dict[str, dict[str, Any]]
@@ -16,13 +24,14 @@ Files = dict[str, dict[str, Any]]
 def sources(
     shipped: Files, site: Files | None = None, tuned: Files | None = None
 ) -> ProfileSources:
-    site, tuned = site or {}, tuned or {}
-    paths = {
-        (layer, name): f"{layer}/{name}.toml"
-        for layer, files in ((Layer.SHIPPED, shipped), (Layer.SITE, site), (Layer.TUNED, tuned))
-        for name in files
-    }
-    return ProfileSources(shipped=shipped, site=site, tuned=tuned, paths=paths)
+    layers = ((Layer.SHIPPED, shipped), (Layer.SITE, site or {}), (Layer.TUNED, tuned or {}))
+    return ProfileSources(
+        {
+            (layer, name): LayerFile(layer, f"{layer}/{name}.toml", data)
+            for layer, files in layers
+            for name, data in files.items()
+        }
+    )
 
 
 def order(name: str, found: ProfileSources, *, with_tuned: bool = True) -> list[str]:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import resolved, shipped_sources
+from tunerd.errors import UsageError
 from tunerd.profile.layers import (
     Layer,
     LayerFile,
@@ -180,7 +181,7 @@ def test_an_option_is_read_as_typed(option: str, key: str, value: object) -> Non
 
 @pytest.mark.parametrize("option", ["", "=", "=1", "serving.port", "  =1"])
 def test_an_option_without_key_or_value_is_refused(option: str) -> None:
-    with pytest.raises(ValueError, match="expected key=value"):
+    with pytest.raises(UsageError, match="expected key=value"):
         parse_set(option)
 
 
