@@ -479,7 +479,9 @@ def _values(flag: Flag, spelling: str) -> Iterator[object]:
 def _read(text: str) -> Iterator[object]:
     """What a word may mean: a number or JSON, text, or one of the words for on and off."""
     with contextlib.suppress(ValueError, RecursionError):
-        yield json.loads(re.sub(r"^(-?)\.", r"\g<1>0.", text))
+        found = json.loads(re.sub(r"^(-?)\.", r"\g<1>0.", text))
+        if found is not None and not isinstance(found, str):
+            yield found
     yield text
     if text.lower() in TRUE | FALSE:
         yield text.lower() in TRUE

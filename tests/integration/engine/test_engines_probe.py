@@ -18,7 +18,6 @@ from tests.support import needs
 from tests.support.builders import HELP, HELP_OF, capabilities_of
 from tests.support.local_box import Box
 from tunerd.engine.builds import refusal
-from tunerd.engine.help import EngineIdentity
 from tunerd.engine.probe import (
     EMBEDDED_PROGRAM,
     EngineProber,
@@ -34,7 +33,6 @@ from tunerd.engine.probe import (
 from tunerd.errors import EngineError
 from tunerd.machine.files import Files
 from tunerd.machine.process import User
-from tunerd.records import plain, read
 from tunerd.units.sandbox import Sandbox
 from tunerd.words import Family
 
@@ -159,15 +157,6 @@ def test_a_changed_program_is_probed_again(folder: Path, prober: EngineProber) -
     assert len(note.read_text().splitlines()) == 2 * runs
 
 
-def test_a_changed_environment_is_another_engine(folder: Path, prober: EngineProber) -> None:
-    note = folder / "note"
-    found = good(folder, note=note)
-    prober.probe(found)
-    runs = len(note.read_text().splitlines())
-    prober.probe(replace(found, environment=(("LD_LIBRARY_PATH", "/opt"),)))
-    assert len(note.read_text().splitlines()) == 2 * runs
-
-
 def test_a_library_beside_it_is_part_of_it(folder: Path, prober: EngineProber) -> None:
     found = good(folder)
     library = folder / "libggml-cpu-haswell.so"
@@ -202,11 +191,6 @@ def test_a_remembered_probe_that_is_damaged_is_made_again(
     for text in ("", "[", "[]", "{}", '{"schema": 2}', "[" * 100_000, '"x"'):
         kept.write_text(text)
         assert prober.probe(found) == first
-
-
-def test_an_identity_survives_the_disk(folder: Path, prober: EngineProber) -> None:
-    identity = prober.identity(good(folder))
-    assert read(EngineIdentity, plain(identity)) == identity
 
 
 def test_what_was_recorded_is_compared_by_content(folder: Path) -> None:
@@ -250,23 +234,6 @@ def test_a_program_that_is_no_server_is_refused_in_bounded_time(
         prober.probe(found)
     assert time.monotonic() - began < 3 * TIMEOUT_S + 15
     assert str(found.program) in caught.value.message
-
-
-def test_nothing_that_a_program_started_outlives_it(folder: Path, prober: EngineProber) -> None:
-    pids = folder / "pids"
-    pids.touch()
-    pids.chmod(0o666)
-    started = (
-        f"sleep 600 & echo $! >> {pids}; (sleep 600 & echo $! >> {pids}); "
-        f"setsid sh -c 'sleep 600 & echo $! >> {pids}' & sleep 600"
-    )
-    with pytest.raises(EngineError, match="did not end"):
-        prober.probe(script(folder, started))
-    for pid in pids.read_text().split():
-        give_up = time.monotonic() + 5
-        while Path(f"/proc/{pid}").exists() and time.monotonic() < give_up:
-            time.sleep(0.02)
-        assert not Path(f"/proc/{pid}").exists()
 
 
 CLAIMS = ["/dev/zero", "/proc/kcore", "/usr", "/nonexistent/lib.so"]

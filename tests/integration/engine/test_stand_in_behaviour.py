@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,22 +83,6 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(FAILURES))
-def test_each_failure_ends_as_it_says(begin: Serve, name: str) -> None:
-    failure = FAILURES[name]
-    server = begin(fail=name)
-    if failure.at == "request":
-        server.wait_ready()
-        with pytest.raises(httpx.HTTPError):
-            complete(server)
-    if failure.ends is None:
-        server.wait_ready()
-    else:
-        assert server.wait_ended() == failure.ends
-    last = [line.partition(" ")[2] for line in failure.lines if line[:2] in {"E ", "W "}]
-    assert all(line.split("{")[0] in server.log_text() for line in last)
-
-
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_each_failure_is_recognised_from_its_log_and_its_end(begin: Serve, name: str) -> None:
     server = begin(fail=name)
@@ -114,13 +96,6 @@ def test_each_failure_is_recognised_from_its_log_and_its_end(begin: Serve, name:
     found = classify(server.log_text().splitlines(), exit_kind=kind, exit_status=abs(status))
 
     assert found.kind is KINDS[name]
-
-
-def test_it_can_end_without_its_last_words(begin: Serve) -> None:
-    server = begin(fail="oom-kv", loses_last_words=True)
-
-    assert server.wait_ended() == 1
-    assert "kv cache" not in server.log_text()
 
 
 def test_a_failure_can_pass_with_the_loads(begin: Serve) -> None:
@@ -151,13 +126,6 @@ def test_it_ends_after_some_time(begin: Serve, behaviour: dict[str, int], status
 
     assert complete(server).status_code == 200
     assert server.wait_ended() == status
-
-
-def test_it_ends_after_some_requests(begin: Serve) -> None:
-    server = begin(exit_after_requests=2, exit_signal=signal.SIGSEGV).wait_ready()
-
-    assert [complete(server).status_code for _ in range(2)] == [200, 200]
-    assert server.wait_ended() == -signal.SIGSEGV
 
 
 # Loading.
@@ -195,39 +163,7 @@ def test_ik_is_silent_while_it_loads(tmp_path: Path) -> None:
         assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
 
 
-def test_a_load_that_never_ends_stays_at_503(begin: Serve) -> None:
-    server = begin(load_never_ends=True)
-    time.sleep(0.6)
-
-    assert httpx.get(f"{server.url}/health").status_code == 503
-    server.terminate()
-    assert server.wait_ended() == -signal.SIGTERM, "a load is not ended orderly"
-
-
-def test_a_load_grows_the_memory_of_the_process(begin: Serve) -> None:
-    server = begin(load_rss_mib=64).wait_ready()
-
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    rss_kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
-    assert int(rss_kib) > 64 * 1024
-
-
-def test_health_can_follow_a_script(begin: Serve) -> None:
-    server = begin(health=[503, 500, 200, 503]).wait_ready()
-
-    answers = [httpx.get(f"{server.url}/health").status_code for _ in range(2)]
-    assert answers == [503, 503], "three were used up by waiting, the last repeats"
-
-
 # Wrong answers.
-
-
-def test_a_hang_never_answers_though_health_is_ok(begin: Serve) -> None:
-    server = begin(reply="hang").wait_ready()
-
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/completion", json=request(4, prompt(4)), timeout=0.5)
-    assert httpx.get(f"{server.url}/health").status_code == 200
 
 
 def test_replies_can_go_wrong_one_after_the_other(begin: Serve) -> None:
@@ -246,64 +182,10 @@ def test_replies_can_go_wrong_one_after_the_other(begin: Serve) -> None:
     assert complete(server).status_code == 200
 
 
-def test_it_can_answer_under_another_name(begin: Serve) -> None:
-    server = begin(alias="somebody-else").wait_ready()
-
-    models = httpx.get(f"{server.url}/v1/models").json()
-    assert models["data"][0]["id"] == "somebody-else"
-
-
 # Ending.
 
 
-def test_it_can_ignore_sigterm(begin: Serve) -> None:
-    server = begin(ignore_sigterm=True).wait_ready()
-    server.terminate()
-    time.sleep(0.3)
-
-    assert server.process.poll() is None
-    assert complete(server).status_code == 200
-
-
-def test_it_can_take_long_to_stop(begin: Serve) -> None:
-    server = begin(stop_s=0.5).wait_ready()
-    began_s = time.monotonic()
-    server.terminate()
-
-    assert server.wait_ended() == 0
-    assert time.monotonic() - began_s >= 0.5
-
-
-def test_it_can_leave_a_child_behind(begin: Serve, made: StandIn) -> None:
-    server = begin(leave_child=True).wait_ready()
-    (child,) = made.events("child")
-    try:
-        server.terminate()
-        server.wait_ended()
-
-        assert Path(f"/proc/{child['pid']}").exists()
-    finally:
-        os.kill(child["pid"], signal.SIGKILL)
-
-
 # Speed.
-
-
-def test_rates_are_those_of_the_settings(begin: Serve) -> None:
-    found = timings(begin(tg_tok_s=40.0, pp_tok_s=500.0).wait_ready())
-
-    assert found["predicted_ms"] == pytest.approx(31 / 40 * 1000)
-    assert found["prompt_ms"] == pytest.approx(20 / 500 * 1000)
-
-
-def test_simulated_time_passes_at_the_scale_of_the_settings(begin: Serve) -> None:
-    server = begin(tg_tok_s=31.0, time_scale=0.5).wait_ready()
-    began_s = time.monotonic()
-
-    found = timings(server)
-
-    assert found["predicted_ms"] == pytest.approx(1000)
-    assert 0.5 <= time.monotonic() - began_s < 0.9
 
 
 def test_speculation_speeds_decoding_up_and_taxes_the_prompt(begin: Serve) -> None:
@@ -329,13 +211,6 @@ def test_a_gate_drafts_less_and_accepts_more_of_it(begin: Serve) -> None:
     assert drafted_ignored == drafted_open
 
 
-def test_speculation_can_fail_to_start_without_a_word(begin: Serve) -> None:
-    server = begin(*MTP, speculation_works=False).wait_ready()
-
-    assert "draft_n" not in timings(server)
-    assert httpx.get(f"{server.url}/slots").json()[0]["speculative"] is False
-
-
 def test_ik_takes_the_depth_of_a_request_up_to_that_of_its_start(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     made = install(tmp_path, dialect="ik-now")
@@ -350,24 +225,6 @@ def test_ik_takes_the_depth_of_a_request_up_to_that_of_its_start(tmp_path: Path)
     assert nine.status_code == 400
 
 
-def test_a_run_repeats_itself_but_noise_does_not(begin: Serve) -> None:
-    steady = begin().wait_ready()
-    noisy = begin(noise=0.05).wait_ready()
-
-    assert len({timings(steady)["predicted_ms"] for _ in range(3)}) == 1
-    assert len({timings(noisy)["predicted_ms"] for _ in range(3)}) == 3
-
-
-def test_it_can_get_slower_and_begin_slowly(begin: Serve) -> None:
-    server = begin(decay_per_request=0.1, first_request_slowdown=5.0).wait_ready()
-
-    first, second, third = (timings(server)["predicted_ms"] for _ in range(3))
-
-    assert first == pytest.approx(31 * 20 * 5)
-    assert second == pytest.approx(31 * 20 * 1.1)
-    assert third == pytest.approx(31 * 20 * 1.2)
-
-
 def test_rules_make_a_response_surface(begin: Serve) -> None:
     rules = [
         {"when": {"n_ubatch": 512}, "set": {"pp_tok_s": 2000.0}},
@@ -380,14 +237,6 @@ def test_rules_make_a_response_surface(begin: Serve) -> None:
     assert slow["prompt_per_second"] == pytest.approx(1000)
     assert fast["prompt_per_second"] == pytest.approx(2000)
     assert fast["predicted_ms"] == pytest.approx(31 / 80 * 1000)
-
-
-def test_an_answer_may_end_by_itself(begin: Serve) -> None:
-    server = begin(answer_tok=7).wait_ready()
-
-    body = complete(server, ignore_eos=False).json()
-    assert (body["tokens_predicted"], body["stop_type"]) == (7, "eos")
-    assert complete(server).json()["tokens_predicted"] == 32
 
 
 # Records and settings.
@@ -410,23 +259,6 @@ def test_a_setting_that_does_not_exist_ends_it(begin: Serve) -> None:
 
     assert server.wait_ended() == 1
     assert "unknown fields" in server.log_text()
-
-
-def test_the_help_is_that_of_the_captured_build(made: StandIn, begin: Serve) -> None:
-    server = begin("--help")
-
-    help_file = json.loads(made.settings.read_text())["help_file"]
-    assert server.wait_ended() == 0
-    assert server.log_text() == Path(help_file).read_text()
-
-
-def test_a_removed_flag_is_refused_with_its_way_out(begin: Serve) -> None:
-    server = begin("--draft-max", "3")
-
-    assert server.wait_ended() == 1
-    assert 'error while handling argument "--draft-max": the argument has been removed' in (
-        server.log_text()
-    )
 
 
 @pytest.mark.parametrize("dialect", HELP_OF)

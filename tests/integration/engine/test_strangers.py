@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -94,14 +93,6 @@ def test_the_server_itself_is_asked_where_it_listens_and_not_where_its_name_lead
         assert stranger.log_tail().strip() == "listens"
         told = server.log_tail()
         assert told.count("Bearer secret") == 1, "health is asked without it"
-
-
-def test_a_server_that_ended_is_asked_nowhere() -> None:
-    port = free_port()
-    with running(SERVER) as server:
-        pass
-    with closing(socket.create_server(("127.0.0.1", port))):
-        assert own_host(server.pid, port) is None
 
 
 @pytest.mark.parametrize(

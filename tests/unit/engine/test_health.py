@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.folders import DATA
 from tunerd.engine.health import (
     Completion,
     Expectation,
+    Failure,
     FailureKind,
     HttpState,
     Lost,
@@ -19,10 +23,14 @@ from tunerd.engine.health import (
     Patience,
     Ready,
     Starting,
+    argument_error,
+    classify,
+    clean_line,
     judge_generation,
     judge_settled,
     judge_speculation,
     judge_start,
+    last_words,
     load_progress,
 )
 from tunerd.units.manager import UnitState
@@ -72,25 +80,19 @@ def lost(result: Starting | Ready | Lost) -> Lost:
 
 def test_its_own_process_with_the_right_name_is_ready() -> None:
     assert judged(NOW) == Ready()
+    assert judged(replace(NOW, listener_pid=None)) == Ready()  # who listens could not be told
+    fresh = replace(EXPECTED, old_invocation=None)
+    assert judged(unit(invocation_id=None), expected=fresh) == Ready()
 
 
 def test_the_old_invocation_still_answers_and_is_not_taken_for_the_new_one() -> None:
     assert isinstance(judged(unit(invocation_id="old")), Starting)
 
 
-def test_any_invocation_is_new_where_none_served_before() -> None:
-    fresh = replace(EXPECTED, old_invocation=None)
-    assert judged(unit(invocation_id=None), expected=fresh) == Ready()
-
-
 def test_another_process_on_the_port_is_another_server() -> None:
     result = lost(judged(replace(NOW, listener_pid=99)))
     assert result.kind is FailureKind.PORT_TAKEN
     assert "99" in result.text
-
-
-def test_a_listener_that_could_not_be_told_is_no_reason_to_doubt() -> None:
-    assert judged(replace(NOW, listener_pid=None)) == Ready()
 
 
 @pytest.mark.parametrize("alias", ["qwen", None])
@@ -242,3 +244,258 @@ def test_any_text_is_judged(text: str, n_predicted: int, wanted: int) -> None:
     result = judge_generation(Completion(text, n_predicted, None, None), wanted=wanted)
     if result is None:
         assert n_predicted != 0
+
+
+# Why an engine failed, from what real builds wrote when they did.
+
+LOGS = DATA / "logs"
+
+# Case to kind and a part of the line that tells it.
+CAUSES: dict[str, tuple[FailureKind, str]] = {
+    "missing-file": (FailureKind.MODEL_MISSING, "No such file or directory"),
+    "folder-as-file": (FailureKind.MODEL_DAMAGED, "magic"),
+    "unreadable-file": (FailureKind.MODEL_UNREADABLE, "Permission denied"),
+    "wrong-magic": (FailureKind.MODEL_DAMAGED, "FUGG"),
+    "empty-file": (FailureKind.MODEL_DAMAGED, "magic"),
+    "truncated-data": (FailureKind.MODEL_DAMAGED, "not within the file bounds"),
+    "truncated-header": (FailureKind.MODEL_DAMAGED, "failed to read key-value pairs"),
+    "unknown-architecture": (FailureKind.MODEL_UNSUPPORTED, "qwen99"),
+    "no-mtp-block": (FailureKind.NO_MTP_BLOCK, "MTP"),
+    "mtp-file-without-mtp-engine": (FailureKind.MODEL_UNSUPPORTED, "tensor"),
+    "port-taken": (FailureKind.PORT_TAKEN, "couldn't bind"),
+    "bad-host": (FailureKind.PORT_TAKEN, "203.0.113.7"),
+    "unknown-flag": (FailureKind.BAD_ARGUMENT, "--no-such-flag"),
+    "removed-flag": (FailureKind.BAD_ARGUMENT, "-"),
+    "bad-number": (FailureKind.BAD_ARGUMENT, "stoi"),
+    "missing-value": (FailureKind.BAD_ARGUMENT, ""),
+    "bad-kv-type": (FailureKind.BAD_ARGUMENT, "q9_9"),
+    "unknown-speculation": (FailureKind.BAD_ARGUMENT, "unknown speculative"),
+    "quantised-v-without-flash-attention": (FailureKind.BAD_ARGUMENT, "flash"),
+    "two-slots-with-mtp": (FailureKind.BAD_ARGUMENT, "single server slot"),
+    "out-of-memory": (FailureKind.OUT_OF_MEMORY, "allocate"),
+    "out-of-threads": (FailureKind.OUT_OF_MEMORY, ""),
+    "mlock-refused-and-no-mtp-block": (FailureKind.NO_MTP_BLOCK, "MTP"),
+    "fit-without-gpu-moe": (FailureKind.OUT_OF_VRAM, "Unable to auto-fit model"),
+    "fit-without-gpu-dense": (FailureKind.CRASH, "double free or corruption"),
+    "cuda-weights": (FailureKind.OUT_OF_VRAM, "allocating 8053.00 MiB"),
+    "cuda-kv-cache": (FailureKind.OUT_OF_VRAM, "allocating 1360.00 MiB"),
+    "cuda-compute-buffer": (FailureKind.OUT_OF_VRAM, "allocating 497.00 MiB"),
+    "cuda-compute-buffer-at-first-request": (FailureKind.OUT_OF_VRAM, "CUDA0 buffer of size"),
+    "cuda-pool-vmm": (FailureKind.OUT_OF_VRAM, "CUDA error: out of memory"),
+    "cuda-pool-legacy": (FailureKind.OUT_OF_VRAM, "CUDA error: out of memory"),
+    "cuda-illegal-access": (FailureKind.DRIVER, "illegal memory access"),
+    "cuda-launch-failure": (FailureKind.DRIVER, "unspecified launch failure"),
+    "cuda-no-kernel-image": (FailureKind.DRIVER, "no kernel image"),
+    "mlock-refused-then-illegal-access": (FailureKind.DRIVER, "illegal memory access"),
+    "vulkan-weights": (FailureKind.OUT_OF_VRAM, "OutOfDeviceMemory"),
+    "ik-cuda-weights": (FailureKind.OUT_OF_VRAM, "allocating 9216.00 MiB"),
+    "killed-by-the-kernel": (FailureKind.OUT_OF_MEMORY, "loading model"),
+}
+# What a build did differently, for good reasons of its own.
+EXCEPTIONS = {
+    # It aborts without a word about threads or memory.
+    ("ik-2026-08", "out-of-threads"): (FailureKind.CRASH, "terminate called"),
+}
+FILES = sorted(LOGS.rglob("*.txt"))
+
+
+def read(path: Path) -> tuple[str, int, list[str]]:
+    ended, *lines = path.read_text(encoding="utf-8").splitlines()
+    kind, _, status = ended.partition(" ")
+    return kind, int(status), lines
+
+
+def found(path: Path) -> Failure:
+    kind, status, lines = read(path)
+    return classify(lines, exit_kind=kind, exit_status=status)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_real_failure_is_told_by_its_telling_line(path: Path) -> None:
+    default = CAUSES[path.stem]
+    kind, words = EXCEPTIONS.get((path.parent.name, path.stem), default)
+    failure = found(path)
+    assert failure.kind is kind, failure
+    assert words in failure.words
+    _, status, lines = read(path)
+    told = failure.words.removeprefix(f"signal {status}; ")
+    assert any(told in clean_line(line) for line in lines)
+    assert not told.startswith("0.")  # mainline's time stamp says nothing
+    assert failure.hint or failure.kind is FailureKind.CRASH
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_journal_around_it_changes_nothing(path: Path) -> None:
+    kind, status, lines = read(path)
+    before = ["Starting llama-server.service...", "Started llama-server.service."]
+    after = [
+        "llama-server.service: Main process exited, code=exited, status=1/FAILURE",
+        "llama-server.service: Failed with result 'exit-code'.",
+        "llama-server.service: Scheduled restart job, restart counter is at 1.",
+    ]
+    around = classify([*before, *lines, *after], exit_kind=kind, exit_status=status)
+    assert (around.kind, around.words) == (found(path).kind, found(path).words)
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind", "words"),
+    [
+        ({"exit_kind": "killed", "exit_status": 9}, FailureKind.OUT_OF_MEMORY, "last line"),
+        ({"exit_kind": "killed", "exit_status": 9, "result": "oom-kill"}, FailureKind.OUT_OF_MEMORY,
+         "killed by the kernel"),
+        ({"exit_kind": "dumped", "exit_status": 11}, FailureKind.CRASH, "signal 11"),
+        ({"exit_kind": "killed", "exit_status": 6}, FailureKind.CRASH, "signal 6; last line"),
+        ({"exit_kind": "exited", "exit_status": 203}, FailureKind.CANNOT_START, "last line"),
+        ({"exit_kind": "exited", "exit_status": 217}, FailureKind.CANNOT_START, "last line"),
+        ({"exit_kind": "exited", "exit_status": 1}, FailureKind.UNKNOWN, "last line"),
+        ({"exit_kind": "exited", "exit_status": 126}, FailureKind.CANNOT_START, "last line"),
+        ({"exit_kind": "exited", "exit_status": 127}, FailureKind.CANNOT_START, "last line"),
+        ({}, FailureKind.UNKNOWN, "last line"),
+    ],
+)  # fmt: skip
+def test_where_the_log_tells_nothing_the_ending_does(
+    ending: dict[str, object], kind: FailureKind, words: str
+) -> None:
+    failure = classify(["first line", "last line"], **ending)  # type: ignore[arg-type]
+    assert failure.kind is kind
+    assert words in failure.words
+
+
+BACKTRACE = "30\t../sysdeps/unix/sysv/linux/wait4.c: No such file or directory."
+NO_BACKEND = (
+    "ggml_backend_load: failed to load libggml-cuda.so: libcudart.so.12: cannot open shared object "
+    "file: No such file or directory"
+)
+NO_LIBRARY = (
+    "/srv/llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared "
+    "object file: No such file or directory"
+)
+ABORTED = {"exit_kind": "dumped", "exit_status": 6}
+
+
+@pytest.mark.parametrize(
+    ("lines", "ending", "kind", "words"),
+    [
+        (["CUDA error: an illegal memory access", BACKTRACE], ABORTED, FailureKind.DRIVER, "illegal"),
+        (["GGML_ASSERT(n > 0) failed", BACKTRACE], ABORTED, FailureKind.CRASH, "GGML_ASSERT"),
+        ([NO_BACKEND, "CUDA error: an illegal memory access"], ABORTED, FailureKind.DRIVER, "illegal"),
+        (["CUDA error: out of memory", BACKTRACE], ABORTED, FailureKind.OUT_OF_VRAM, "out of memory"),
+        ([NO_LIBRARY], {"exit_kind": "exited", "exit_status": 127}, FailureKind.CANNOT_START,
+         "libcudart.so.12"),
+        (["To enable q4_0, q4_1, and iq4_nl KV cache types, recompile with -DGGML_IQK_FA_ALL_QUANTS=ON",
+          BACKTRACE], ABORTED, FailureKind.BAD_ARGUMENT, "KV cache types"),
+        (["llama_model_load: error loading model: key not found in model: qwen35.block_count"],
+         {"exit_kind": "exited", "exit_status": 1}, FailureKind.MODEL_UNSUPPORTED, "block_count"),
+        (["the target and draft vocabs are not compatible - tokens will be translated between the two",
+          "last line"], {"exit_kind": "exited", "exit_status": 1}, FailureKind.UNKNOWN, "last line"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_missing_elsewhere_is_not_the_models(
+    lines: list[str], ending: dict[str, object], kind: FailureKind, words: str
+) -> None:
+    failure = classify(lines, **ending)  # type: ignore[arg-type]
+    assert failure.kind is kind
+    assert words in failure.words
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 521142272",
+        "alloc_tensor_range: failed to allocate Vulkan0 buffer of size 1",
+        "llama_kv_cache: unable to allocate CUDA0 buffer",
+        "CUDA error: out of memory",
+        "ROCm error: out of memory",
+        "CUDA0: device 0 is out of memory",
+    ],
+)
+def test_memory_of_a_card_is_not_taken_for_the_machines_or_for_a_fault(line: str) -> None:
+    assert classify([line]).kind is FailureKind.OUT_OF_VRAM
+    after = ["CUDA error: an illegal memory access was encountered", "std::bad_alloc"]
+    assert classify([*after, line]).kind is FailureKind.OUT_OF_VRAM
+
+
+def test_a_server_that_said_nothing_is_said_so() -> None:
+    assert classify([], exit_kind="exited", exit_status=1).words == "it said nothing"
+    assert classify(["", "  "]).words == "it said nothing"
+
+
+def test_words_are_bounded_and_printable() -> None:
+    line = "error: " + "\x1b[31m\x00\u202e" * 500
+    words = last_words([line])
+    assert len(words) <= 400
+    assert words.isprintable()
+
+
+def test_the_last_error_is_more_telling_than_what_follows_it() -> None:
+    lines = ["one", "E load: failed to do it", "cleaning up", "usage: llama-server", "  -e  error"]
+    assert last_words(lines) == "E load: failed to do it"
+
+
+# Dry runs.
+
+
+def output(engine: str, case: str) -> tuple[int, str]:
+    kind, status, lines = read(LOGS / engine / f"{case}.txt")
+    return (status if kind == "exited" else -status), "\n".join(lines)
+
+
+ENGINES = sorted(p.name for p in LOGS.iterdir() if p.is_dir() and p.name != "synthetic")
+
+
+@pytest.mark.parametrize(
+    "case", ["unknown-flag", "bad-number", "bad-kv-type", "unknown-speculation"]
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bad_arguments_are_named(engine: str, case: str) -> None:
+    words = argument_error(*output(engine, case))
+    assert words is not None
+    assert CAUSES[case][1] in words
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_good_arguments_are_good_wherever_the_log_was_cut(engine: str) -> None:
+    status, text = output(engine, "missing-file")
+    refused = {cut: argument_error(status, text[:cut]) for cut in range(len(text) + 1)}
+    assert {cut: words for cut, words in refused.items() if words is not None} == {}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "error: invalid value for n_parallel",
+        "Available buffer types:\n  CPU",
+        "cannot do that\nusage: llama-server [options]",
+        "\x1b[0merror: either --embedding or --reranking can be specified, but not both",
+    ],
+)
+def test_other_ways_of_refusing_an_argument_are_known(said: str) -> None:
+    assert argument_error(1, said) is not None
+
+
+def test_what_a_log_says_of_arguments_is_no_refusal() -> None:
+    assert argument_error(1, "0.00.014.560 W srv  mlock: Invalid argument") is None
+    assert argument_error(1, "warning: failed to mlock: Invalid argument") is None
+
+
+def test_a_dry_run_that_crashed_is_no_good_one() -> None:
+    assert argument_error(None, "double free or corruption") == "double free or corruption"
+    assert argument_error(0, "") is None
+
+
+ANY_LOG = st.lists(
+    st.one_of(
+        st.text(max_size=80),
+        st.sampled_from(["error", "out of memory", "CUDA error: x", "couldn't bind to server socket"]),
+    ),
+    max_size=20,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANY_LOG, st.sampled_from([None, "exited", "killed", "dumped"]), st.integers(0, 255))
+def test_any_log_has_some_cause(lines: Sequence[str], kind: str | None, status: int) -> None:
+    failure = classify(lines, exit_kind=kind, exit_status=status)
+    assert failure.words
+    assert len(failure.words) <= 420
+    argument_error(status, "\n".join(lines))

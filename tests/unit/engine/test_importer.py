@@ -77,6 +77,7 @@ def test_a_shipped_profile_comes_back_from_its_command_line(name: str, dialect: 
 @settings(max_examples=150, deadline=None)
 @given(PROFILE_DATA, st.sampled_from(DIALECTS))
 @example({"serving.reasoning_budget_message": " "}, "ik-now")
+@example({"model.chat_template_file": '" "', "serving.alias": "null"}, "bee-01")
 def test_a_random_profile_comes_back_from_its_command_line(
     data: dict[str, Any], dialect: str
 ) -> None:
@@ -265,12 +266,6 @@ def test_on_mainline_the_command_line_wins_over_the_environment() -> None:
     assert found.overridden == ("LLAMA_ARG_CTX_SIZE",)
 
 
-def test_on_ik_the_environment_wins_over_the_command_line() -> None:
-    found = imported("-c 1024", "ik-now", {"LLAMA_ARG_CTX_SIZE": "2048"})
-    assert value(found, "serving.ctx_size") == 2048
-    assert found.overridden == ()
-
-
 @pytest.mark.parametrize(
     ("name", "text", "key", "expected"),
     [
@@ -349,34 +344,13 @@ def test_a_kind_that_only_the_build_knows_keeps_its_word() -> None:
     assert found.unplaced == ()
 
 
-def test_a_chain_that_a_build_cannot_serve_is_refused_with_what_it_has() -> None:
-    resolved = resolve(
-        "x", (LayerFile(Layer.SITE, "x", {"speculation": {"type": "mtp,ngram-mod"}}),)
-    )
-    assert isinstance(resolved, Resolved)
-
-    refused = render(resolved, capabilities_of("ik-now"), context(has_gpu=True))
-
-    assert not isinstance(refused, CommandLine)
-    assert "cannot speculate with mtp,ngram-mod; it has: draft, dflash" in refused[0].reason
-
-
 def test_the_ready_made_speculation_of_a_build_is_left_to_it() -> None:
     found = imported("--spec-default", "main-0x")
     assert value(found, "speculation.type") == "default"
     assert found.data["extra_args"] == ["--spec-default"]
 
 
-@pytest.mark.parametrize(
-    ("written", "kinds"),
-    [
-        ("draft-mtp", {"mtp"}),
-        ("draft-mtp,ngram-mod", {"mtp", "ngram-mod"}),
-        ("draft-simple", {"draft"}),
-    ],
-)
-def test_what_a_build_calls_a_kind_of_ours_is_ours(written: str, kinds: set[str]) -> None:
-    speculation = {"type": written, "draft_model": "d.gguf"}
-    found = resolve("x", (LayerFile(Layer.SITE, "x", {"speculation": speculation}),))
-    assert isinstance(found, Resolved)
-    assert found.profile.speculation.kinds == kinds
+def test_on_ik_the_environment_wins_over_the_command_line() -> None:
+    found = imported("-c 1024", "ik-now", {"LLAMA_ARG_CTX_SIZE": "2048"})
+    assert value(found, "serving.ctx_size") == 2048
+    assert found.overridden == ()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.support.builders import shipped_sources
+from tests.support.builders import resolved, shipped_sources
+from tunerd.errors import UsageError
 from tunerd.profile.layers import (
     MAX_EXTENDS,
     Layer,
@@ -14,8 +17,11 @@ from tunerd.profile.layers import (
     ProfileSources,
     Resolved,
     layers_of,
+    parse_set,
     resolve,
+    set_layer,
 )
+from tunerd.profile.schema import nest
 from tunerd.words import Problem
 
 Files = dict[str, dict[str, Any]]
@@ -115,10 +121,190 @@ def test_a_chain_that_is_too_long_is_refused() -> None:
     assert len(order(f"p{6}", sources(files))) == MAX_EXTENDS + 1
 
 
-@pytest.mark.parametrize("value", [5, ["a"], {"a": 1}, True])
-def test_a_parent_that_is_no_name_is_a_problem(value: object) -> None:
-    assert problem("a", sources({"a": {"extends": value}})).key == "extends"
+# How they are merged: per key, and every value knows who set it.
+
+FILES = [Layer.TUNERD, Layer.SHIPPED, Layer.SITE, Layer.TUNED]
 
 
-def test_without_any_profile_that_is_said() -> None:
-    assert problem("a", sources({})).allowed == "no profile is installed"
+def merged(*layers: LayerFile, engines: tuple[str, ...] = ()) -> Resolved:
+    result = resolve("p", layers, engines)
+    assert isinstance(result, Resolved), [str(problem) for problem in result]
+    return result
+
+
+def refused(*layers: LayerFile) -> tuple[Problem, ...]:
+    result = resolve("p", layers)
+    assert not isinstance(result, Resolved)
+    return result
+
+
+def file(layer: Layer, **data: Any) -> LayerFile:
+    return LayerFile(
+        layer, f"{layer}.toml", nest({k.replace("__", "."): v for k, v in data.items()})
+    )
+
+
+def test_the_last_layer_wins_and_what_it_replaced_is_kept() -> None:
+    result = merged(
+        file(Layer.TUNERD, serving__port=1),
+        file(Layer.SHIPPED, serving__port=2, serving__alias="a"),
+        file(Layer.SITE, serving__port=3),
+        file(Layer.TUNED, serving__port=4),
+        set_layer({"serving.port": 5}),
+    )
+    setting = result.settings["serving.port"]
+    assert result.profile.serving.port == setting.value == 5
+    assert setting.origin.layer is Layer.SET
+    assert [(origin.layer, value) for origin, value in setting.replaced] == [
+        (Layer.TUNERD, 1), (Layer.SHIPPED, 2), (Layer.SITE, 3), (Layer.TUNED, 4),
+    ]  # fmt: skip
+    assert str(result.origin("serving.alias")) == "shipped.toml"
+    assert result.origin("serving.host") is None
+
+
+def test_a_pin_beats_the_tuned_layer_and_gives_way_to_set() -> None:
+    site = LayerFile(
+        Layer.SITE, "site", {"speculation": {"n_max": 2}, "pin": {"speculation": {"n_max": 4}}}
+    )
+    tuned = file(Layer.TUNED, speculation__n_max=6, speculation__p_min=0.5)
+    result = merged(site, tuned)
+    assert result.profile.speculation.n_max == 4
+    assert str(result.origin("speculation.n_max")) == "site [pin]"
+    assert result.pins == {"speculation.n_max"}
+    over = merged(site, tuned, set_layer({"speculation.n_max": 1}))
+    assert over.profile.speculation.n_max == 1
+    assert over.profile.speculation.p_min == 0.5
+
+
+@pytest.mark.parametrize(
+    "pins", [{"serving.port": 9}, {"serving": {"port": 9}}], ids=["quoted", "nested"]
+)
+def test_a_pin_may_be_written_in_both_ways(pins: dict[str, Any]) -> None:
+    assert merged(LayerFile(Layer.SITE, "site", {"pin": pins})).profile.serving.port == 9
+
+
+def test_the_table_of_an_engine_wins_over_the_general_value_of_its_file_alone() -> None:
+    shipped = LayerFile(
+        Layer.SHIPPED,
+        "shipped",
+        {
+            "memory": {"fit_mib": 1},
+            "engines": {"ik": {"memory": {"fit_mib": 2}}, "mine": {"memory": {"fit_mib": 3}}},
+        },
+    )
+    site = file(Layer.SITE, memory__fit_mib=4)
+    assert merged(shipped).profile.memory.fit_mib == 1
+    assert merged(shipped, engines=("ik",)).profile.memory.fit_mib == 2
+    assert merged(shipped, engines=("ik", "mine")).profile.memory.fit_mib == 3
+    assert merged(shipped, site, engines=("ik", "mine")).profile.memory.fit_mib == 4
+    assert str(merged(shipped, engines=("ik",)).origin("memory.fit_mib")) == "shipped [engines.ik]"
+
+
+def test_problems_of_every_layer_are_reported_together() -> None:
+    found = refused(
+        file(Layer.SHIPPED, serving__prot=1),
+        file(Layer.SITE, speculation__typ="mtp"),
+        set_layer({"memory.fit_mb": 1}),
+    )
+    assert [(problem.source, problem.key, problem.nearest) for problem in found] == [
+        ("shipped.toml", "serving.prot", "port"),
+        ("site.toml", "speculation.typ", "type"),
+        ("--set", "memory.fit_mb", "fit_mib"),
+    ]
+
+
+def test_set_cannot_say_what_a_profile_extends() -> None:
+    (problem,) = refused(set_layer({"extends": "other"}))
+    assert problem.key == "extends"
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "value"),
+    [
+        ("speculation.n_max=2", "speculation.n_max", 2),
+        ("speculation.p_min=0.75", "speculation.p_min", 0.75),
+        (" serving.jinja = true", "serving.jinja", True),
+        ("serving.threads=physical", "serving.threads", "physical"),
+        ("serving.threads=8", "serving.threads", 8),
+        ("model.path=/models/a b=c.gguf", "model.path", "/models/a b=c.gguf"),
+        ('serving.alias="quoted"', "serving.alias", "quoted"),
+        ("serving.alias=123", "serving.alias", "123"),
+        ("environment.CUDA_VISIBLE_DEVICES=0", "environment.CUDA_VISIBLE_DEVICES", "0"),
+        ("serving.ctx_size=default", "serving.ctx_size", "default"),
+        ("memory.override_tensor=['a=CPU']", "memory.override_tensor", ["a=CPU"]),
+        ("serving.n_predict=-1", "serving.n_predict", -1),
+        ("serving.alias=", "serving.alias", ""),
+        ("serving.alias=1\nserving.port=2", "serving.alias", "1\nserving.port=2"),
+    ],
+)
+def test_an_option_is_read_as_typed(option: str, key: str, value: object) -> None:
+    assert parse_set(option) == (key, value)
+
+
+@pytest.mark.parametrize("option", ["", "=", "=1", "serving.port", "  =1"])
+def test_an_option_without_key_or_value_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match="expected key=value"):
+        parse_set(option)
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000, "{" * 5000, "[1,", "'", "\0", "1e999"])
+def test_an_absurd_value_is_text_and_no_crash(value: str) -> None:
+    key, found = parse_set(f"serving.alias={value}")
+    assert (key, found) == ("serving.alias", value)
+
+
+LAYERED = st.dictionaries(
+    st.sampled_from(["serving.port", "speculation.n_max", "memory.fit_mib", "serving.top_k"]),
+    st.one_of(st.integers(1, 60), st.just("default")),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(LAYERED, min_size=len(FILES), max_size=len(FILES)), LAYERED, LAYERED)
+def test_the_value_is_that_of_the_last_layer_that_has_the_key(
+    files: list[dict[str, Any]], pins: dict[str, Any], options: dict[str, Any]
+) -> None:
+    layers = [
+        LayerFile(layer, str(layer), nest(data)) for layer, data in zip(FILES, files, strict=True)
+    ]
+    layers[2] = LayerFile(Layer.SITE, "site", {**nest(files[2]), "pin": pins})
+    result = merged(*layers, set_layer(options))
+    order = [*zip(FILES, files, strict=True), (Layer.PIN, pins), (Layer.SET, options)]
+    for key in {key for _, data in order for key in data}:
+        said = [(layer, data[key]) for layer, data in order if key in data]
+        layer, value = said[-1]
+        if value == "default":
+            assert result.left_to_engine[key].layer is layer
+            assert key not in result.settings
+        else:
+            setting = result.settings[key]
+            assert (setting.origin.layer, setting.value) == (layer, value)
+            assert [(o.layer, v) for o, v in setting.replaced] == said[:-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(categories=["Ll"]), min_size=1, max_size=10))
+def test_a_misspelt_key_of_set_is_always_reported(name: str) -> None:
+    result = resolve("p", (set_layer({f"speculation.{name}": 1}),))
+    if not isinstance(result, Resolved):
+        assert result[0].key == f"speculation.{name}"
+    else:
+        assert result.settings[f"speculation.{name}"].value == 1
+
+
+@pytest.mark.parametrize("name", shipped_sources().names)
+def test_every_value_of_a_shipped_profile_has_an_origin(name: str) -> None:
+    for setting in resolved(name, "mainline").settings.values():
+        assert setting.origin.source
+        assert setting.origin.layer in {Layer.TUNERD, Layer.SHIPPED, Layer.SET}
+        if setting.origin.layer is Layer.TUNERD:
+            assert setting.origin.reason, f"tunerd sets {setting.key} without saying why"
+
+
+def test_environments_are_merged_by_variable() -> None:
+    result = merged(
+        LayerFile(Layer.SHIPPED, "a", {"environment": {"A": "1", "B": "1"}}),
+        LayerFile(Layer.SITE, "b", {"environment": {"B": "2"}}),
+    )
+    assert result.profile.environment == {"A": "1", "B": "2"}
+    assert str(result.origin("environment.B")) == "b"

@@ -34,12 +34,6 @@ def test_a_broken_site_file_is_an_error_although_the_shipped_profile_is_whole(ct
     assert str(path) in (caught.value.cause or "")
 
 
-def test_a_broken_file_of_an_ancestor_is_an_error_too(ctx: Context) -> None:
-    (ctx.paths.site_profiles / "cpu-embedded.toml").write_text(BROKEN)
-    with pytest.raises(ConfigError):
-        load_profile(ctx, "cpu-embedded-baseline", options={})
-
-
 def test_a_broken_tuned_layer_is_an_error_unless_it_is_left_out(ctx: Context) -> None:
     (ctx.paths.tuned_dir / "cpu-embedded.toml").write_text(BROKEN)
     with pytest.raises(ConfigError):

@@ -61,10 +61,6 @@ def test_a_flag_that_is_parsed_and_ignored_has_no_effect() -> None:
     assert found["n-max"] is Effect.PROVED
 
 
-def test_a_gate_that_lets_nothing_through_has_an_effect() -> None:
-    assert effects({**ALL, GATED: trial(None)})["p-min"] is Effect.PROVED
-
-
 def test_a_build_that_drafts_nothing_is_not_proved_and_says_nothing_of_the_rest() -> None:
     found = effects({**ALL, PLAIN: trial(0)})
     assert found == {"text": Effect.PROVED, "mtp": Effect.NO_EFFECT}

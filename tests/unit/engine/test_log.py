@@ -43,16 +43,6 @@ def test_ik_tells_them_too_though_it_never_names_what_was_cached(name: str) -> N
     assert [(one.drafted_n, one.accepted_n) for one in found] == [(16, 13), (13, 7), (4, 4)]
 
 
-def test_times_are_those_of_the_log() -> None:
-    first = read_requests(lines_of("mainline-2026-08-18")).requests[0]
-    assert (first.prompt_ms, first.predicted_ms) == (49.54, 26.60)
-
-
-def test_a_life_without_drafts_says_nothing_of_them() -> None:
-    lines = [line for line in lines_of("ik-2026-08") if "draft acceptance" not in line]
-    assert {one.drafted_n for one in read_requests(lines).requests} == {None}
-
-
 def test_a_request_whose_end_is_lost_has_no_known_prompt() -> None:
     lines = [line for line in lines_of("mainline-2026-08-18") if "stop processing" not in line]
     found = read_requests(lines).requests

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 import tomllib
 from typing import Any
@@ -17,9 +16,7 @@ from tunerd.profile.schema import (
     Serving,
     all_keys,
     check_file,
-    flatten,
     is_left_to_engine,
-    nest,
 )
 from tunerd.words import NAME_PATTERN, Problem
 
@@ -113,29 +110,11 @@ def test_a_problem_says_file_key_found_and_allowed() -> None:
     assert str(problem) == "f.toml: serving.port: found 70000; allowed: less than or equal to 65535"
 
 
-def test_every_branch_of_a_choice_is_named() -> None:
-    problem = only("[serving]\nthreads = 'all'")
-    assert problem.allowed == "a whole number, or 'physical'"
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-@pytest.mark.parametrize("key", ["serving.temp", "serving.top_p", "speculation.p_min"])
-def test_a_number_that_is_none_is_refused(key: str, value: str) -> None:
-    table, _, name = key.partition(".")
-    assert only(f"[{table}]\n{name} = {value}").key == key
-
-
 @pytest.mark.parametrize("text", ['"a\\nb"', '"a\\u0000b"', '"a\\u007fb"', '"a\\tb"', '""'])
 @pytest.mark.parametrize("key", ["serving.alias", "model.path", "serving.chat_template"])
 def test_a_text_with_control_characters_is_refused(key: str, text: str) -> None:
     table, _, name = key.partition(".")
     assert only(f"[{table}]\n{name} = {text}").key == key
-
-
-def test_template_arguments_are_what_json_knows() -> None:
-    assert problems("[serving.chat_template_kwargs]\na = {b = [1, 2.5, true, 'x']}") == {}
-    assert only("[serving.chat_template_kwargs]\na = 2026-05-01").allowed.startswith("values that")
-    assert only("[serving.chat_template_kwargs]\na = nan").key == "serving.chat_template_kwargs"
 
 
 def test_a_key_may_be_left_to_the_engine_in_every_table() -> None:
@@ -206,27 +185,12 @@ def test_an_unknown_key_is_always_reported(name: str, key: str) -> None:
         assert [(p.key, p.found) for p in found] == [(f"{section}.{name}", "an unknown key")]
 
 
-def test_flatten_and_nest_are_inverse() -> None:
-    data = {
-        "serving": {"port": 1, "alias": "x"},
-        "environment": {"A": "b"},
-        "extra_args": ["--x"],
-        "sweep": {"serving.threads": [1]},
-    }
-    assert nest(flatten(data)) == data
-    assert flatten(data)["environment.A"] == "b"
-
-
-def test_a_date_is_shown_and_not_raised() -> None:
-    (problem,) = check_file("f", {"serving": {"port": dt.date(2026, 5, 1)}})
-    assert problem.found == "datetime.date(2026, 5, 1)"
-
-
 @pytest.mark.parametrize(
     ("data", "key", "allowed"),
     [
         ({"engine": {"prefer": "ik-1"}}, "engine.prefer", 'a list, such as ["ik-1"]'),
         ({"engine": "x"}, "engine", "a table of keys: engine.prefer"),
+        ({"serving": {"threads": "all"}}, "serving.threads", "a whole number, or 'physical'"),
         ({"engine": {"prefer": []}}, "engine.prefer", "at least 1 item"),
         ({"serving": {"jinja": 3}}, "serving.jinja", "true or false"),
         ({"serving": {"alias": ""}}, "serving.alias", "at least 1 character"),
@@ -242,3 +206,16 @@ def test_what_is_allowed_is_said_in_words_for_people(
     assert problem.key == key
     assert problem.allowed.startswith(allowed)
     assert not re.search(r"tuple|dictionary|instance|constrained", str(problem))
+
+
+def test_template_arguments_are_what_json_knows() -> None:
+    assert problems("[serving.chat_template_kwargs]\na = {b = [1, 2.5, true, 'x']}") == {}
+    assert only("[serving.chat_template_kwargs]\na = 2026-05-01").allowed.startswith("values that")
+    assert only("[serving.chat_template_kwargs]\na = nan").key == "serving.chat_template_kwargs"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("key", ["serving.temp", "serving.top_p", "speculation.p_min"])
+def test_a_number_that_is_none_is_refused(key: str, value: str) -> None:
+    table, _, name = key.partition(".")
+    assert only(f"[{table}]\n{name} = {value}").key == key
