@@ -8,6 +8,7 @@ from typing import Any
 from tests.support.fake_gpu import DRIVER_VERSION, rtx_4070_super
 from tunerd.engine.health import HttpState
 from tunerd.watch.figures import EngineNow, HostNow, Reading, Served, gpu_now
+from tunerd.words import MiB
 
 
 def an_engine(**changed: Any) -> EngineNow:
@@ -53,7 +54,7 @@ def a_reading(
         gpus=(gpu_now(rtx_4070_super(used_mib=8000), [4242]),),
         gpu_problem=None,
         driver_version=DRIVER_VERSION,
-        host=HostNow(32000, 24000, 0, 0, 3.0),
+        host=HostNow(MiB(32000), MiB(24000), MiB(0), MiB(0), None, None, cpu_percent=3.0),
         engine=an_engine(**engine),
         measuring=measuring,
     )

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from tunerd.engine.health import HttpState
-from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
+from tunerd.machine.facts import POWER_CAP, Gpu, HostMemory
 from tunerd.measure.answer import Counters, step_of
 
 # Of a unit of which the service manager says nothing.
@@ -24,32 +24,15 @@ _LEAST_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class GpuNow:
-    """One GPU at one moment.
+class GpuNow(Gpu):
+    """One GPU at one moment, with what the watched server holds of it told apart.
 
-    `server_mib` is what the watched server holds of its memory, `others_mib` what everybody else does,
-    what no process accounts for included. `utilisation_percent` is the share of the driver's last
-    sampling period in which it worked. `throttle_reasons` say what holds its clocks down; empty where
-    nothing does. With `is_mig` the card is split, and its figures are of the whole.
+    `server_mib` is what the server holds of its memory, `others_mib` what everybody else does, what no
+    process accounts for included. With `is_mig` the card is split, and its figures are of the whole.
     """
 
-    index: int
-    name: str
-    uuid: str | None
-    total_mib: int | None
-    used_mib: int | None
-    free_mib: int | None
-    server_mib: int | None
-    others_mib: int | None
-    utilisation_percent: float | None
-    power_w: float | None
-    power_limit_w: float | None
-    sm_clock_mhz: int | None
-    memory_clock_mhz: int | None
-    temperature_c: int | None
-    throttle_reasons: tuple[str, ...] | None
-    processes: tuple[GpuProcess, ...] | None
-    is_mig: bool | None = None
+    server_mib: int | None = None
+    others_mib: int | None = None
 
     @property
     def is_throttled(self) -> bool | None:
@@ -60,14 +43,10 @@ class GpuNow:
 
 
 @dataclass(frozen=True, slots=True)
-class HostNow:
+class HostNow(HostMemory):
     """The machine at one moment; `cpu_percent` is of all cores together since the look before."""
 
-    total_mib: int | None
-    available_mib: int | None
-    swap_total_mib: int | None
-    swap_used_mib: int | None
-    cpu_percent: float | None
+    cpu_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,34 +91,42 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineNow:
+class Answers:
+    """What the server itself said; None where it was not asked, or does not say.
+
+    `health` is None while the unit is not active, or where nobody knows the address. `served` is None
+    where it counts nothing, was not asked this time, or began anew since the look before. `is_asleep` is
+    None for one that keeps its model whatever happens; of one that sleeps the counters are those of before.
+    """
+
+    health: HttpState | None = None
+    slots_total: int | None = None
+    slots_busy: int | None = None
+    counters: Counters | None = None
+    served: Served | None = None
+    is_asleep: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNow(Answers):
     """The deployed unit and its server at one moment.
 
     `life` names this run of the process, `n_restarts` counts how often the manager started it by
-    itself. `health` is None while the unit is not active, or where nobody knows the address. `cpu_s`
-    is the processor time that the process has used since it began. `served` is None where it counts
-    nothing, was not asked this time, or began anew since the look before. `is_asleep` is None for one
-    that keeps its model whatever happens; of one that sleeps the counters are those of before.
-    `is_expected` is False where nothing was deployed, and nothing is started at boot. `anonymous_mib` is
-    its memory without mapped files.
+    itself. `cpu_s` is the processor time that the process has used since it began. `is_expected` is False
+    where nothing was deployed, and nothing is started at boot. `anonymous_mib` is its memory without
+    mapped files.
     """
 
     unit: str
-    active_state: str
-    sub_state: str
-    result: str
-    n_restarts: int | None
-    life: str | None
-    since_s: float | None
-    pid: int | None
-    health: HttpState | None
-    slots_total: int | None
-    slots_busy: int | None
-    counters: Counters | None
-    served: Served | None
-    rss_mib: int | None
-    cpu_s: float | None
-    is_asleep: bool | None = None
+    active_state: str = UNKNOWN
+    sub_state: str = UNKNOWN
+    result: str = UNKNOWN
+    n_restarts: int | None = None
+    life: str | None = None
+    since_s: float | None = None
+    pid: int | None = None
+    rss_mib: int | None = None
+    cpu_s: float | None = None
     is_expected: bool = True
     anonymous_mib: int | None = None
 
@@ -257,24 +244,15 @@ def gpu_now(gpu: Gpu, server_pids: Sequence[int]) -> GpuNow:
     server_mib = _server_mib(gpu, server_pids)
     known = gpu.used_mib is not None and server_mib is not None
     return GpuNow(
-        index=gpu.index,
-        name=gpu.name,
-        uuid=gpu.uuid,
-        total_mib=gpu.total_mib,
-        used_mib=gpu.used_mib,
-        free_mib=gpu.free_mib,
+        **values_of(gpu),
         server_mib=server_mib,
         others_mib=max(0, (gpu.used_mib or 0) - (server_mib or 0)) if known else None,
-        utilisation_percent=gpu.utilisation_percent,
-        power_w=gpu.power_w,
-        power_limit_w=gpu.power_limit_w,
-        sm_clock_mhz=gpu.sm_clock_mhz,
-        memory_clock_mhz=gpu.memory_clock_mhz,
-        temperature_c=gpu.temperature_c,
-        throttle_reasons=gpu.throttle_reasons,
-        processes=gpu.processes,
-        is_mig=gpu.is_mig,
     )
+
+
+def values_of(record: Any) -> dict[str, Any]:
+    """The fields of a record, for one that is made of it and says more."""
+    return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
 def _server_mib(gpu: Gpu, pids: Sequence[int]) -> int | None:
@@ -437,15 +415,7 @@ _RULES: Mapping[str, Callable[[list[float]], float]] = {
     "min": min,
     "avg": lambda known: round(fmean(known), 1),
 }
-_SERVED = (
-    "n_prompt",
-    "prompt_s",
-    "n_cached",
-    "n_predicted",
-    "predicted_s",
-    "n_drafted",
-    "n_accepted",
-)
+_SERVED = tuple(name for names in _TOGETHER for name in names)
 _HOST = ("available_mib", "swap_used_mib", "cpu_percent")
 _CARD = ("used_mib", "free_mib", "server_mib", "others_mib", "utilisation_percent", "power_w",
          "sm_clock_mhz", "temperature_c")  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tunerd.app import Context
@@ -21,7 +21,7 @@ from tunerd.units.generations import Outcome
 from tunerd.units.manager import UnitState
 from tunerd.watch.figures import (
     LEAST_SCRAPE_S,
-    UNKNOWN,
+    Answers,
     EngineNow,
     GpuNow,
     HostNow,
@@ -29,23 +29,12 @@ from tunerd.watch.figures import (
     Served,
     gpu_now,
     served_between,
+    values_of,
 )
 
 _ASK_S = 2.0
 # More processor time than two questions cost, and less than a short answer.
 _QUESTIONS_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the server itself said."""
-
-    health: HttpState | None = None
-    slots_total: int | None = None
-    slots_busy: int | None = None
-    counters: Counters | None = None
-    served: Served | None = None
-    is_asleep: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +85,7 @@ class Watcher:
             gpu_problem=gpu.problem,
             driver_version=gpu.driver_version,
             host=self._host(),
-            engine=replace(_engine(ctx.unit, state, asked), is_expected=self._is_expected(state)),
+            engine=_engine(ctx.unit, state, asked, is_expected=self._is_expected(state)),
             measuring=None if measurement is None else measurement.purpose,
         )
 
@@ -122,37 +111,31 @@ class Watcher:
     def _host(self) -> HostNow:
         memory = read_memory()
         before, self._cpu = self._cpu, cpu_seconds()
-        return HostNow(
-            total_mib=memory.total_mib,
-            available_mib=memory.available_mib,
-            swap_total_mib=memory.swap_total_mib,
-            swap_used_mib=memory.swap_used_mib,
-            cpu_percent=_cpu_percent(before, self._cpu),
-        )
+        return HostNow(**values_of(memory), cpu_percent=_cpu_percent(before, self._cpu))
 
-    def _ask(self, state: UnitState | None) -> _Asked:
+    def _ask(self, state: UnitState | None) -> Answers:
         if state is None or not state.is_active:
             self._scrape = None
-            return _Asked()
+            return Answers()
         rests = self._rests(state)
         found = self._reached(state)
         if found is None:
-            return _Asked()
+            return Answers()
         server = LlamaServer(found.address, self._ctx.clock)
         health = server.health(timeout_s=_ASK_S)
         if health is not HttpState.READY:
-            return _Asked(health)
+            return Answers(health)
         props = server.props(timeout_s=_ASK_S)
         is_asleep = props is not None and props.is_asleep
         total = None if props is None else props.n_slots
         if is_asleep:
-            return _Asked(health, total, 0, self._counted(state), is_asleep=True)
+            return Answers(health, total, 0, self._counted(state), is_asleep=True)
         counters, served = self._count(server, state, spare=found.sleeps and rests)
         busy = None if counters is None else counters.n_processing
         if (total is None or busy is None) and not found.sleeps:
             slots = server.slots(timeout_s=_ASK_S)
             total, busy = (total, busy) if slots is None else (slots.total, slots.busy)
-        return _Asked(health, total, busy, counters, served, False if found.sleeps else None)
+        return Answers(health, total, busy, counters, served, False if found.sleeps else None)
 
     def _rests(self, state: UnitState) -> bool:
         """Whether the process has computed no more since the look before than that look cost it."""
@@ -216,26 +199,25 @@ def _gpus(gpus: Sequence[Gpu], server_pid: int | None) -> tuple[GpuNow, ...]:
     return tuple(found)
 
 
-def _engine(unit: str, state: UnitState | None, asked: _Asked) -> EngineNow:
-    pid = None if state is None else state.main_pid
+def _engine(unit: str, state: UnitState | None, asked: Answers, *, is_expected: bool) -> EngineNow:
+    said = values_of(asked)
+    if state is None:
+        return EngineNow(unit=unit, **said, is_expected=is_expected)
+    pid = state.main_pid
     memory = None if pid is None else memory_of(pid)
     return EngineNow(
         unit=unit,
-        active_state=UNKNOWN if state is None else state.active_state,
-        sub_state=UNKNOWN if state is None else state.sub_state,
-        result=UNKNOWN if state is None else state.result,
-        n_restarts=None if state is None else state.n_restarts,
-        life=None if state is None else state.invocation_id or (None if pid is None else str(pid)),
-        since_s=None if state is None else state.active_since_s,
+        **said,
+        active_state=state.active_state,
+        sub_state=state.sub_state,
+        result=state.result,
+        n_restarts=state.n_restarts,
+        life=state.invocation_id or (None if pid is None else str(pid)),
+        since_s=state.active_since_s,
         pid=pid,
-        health=asked.health,
-        slots_total=asked.slots_total,
-        slots_busy=asked.slots_busy,
-        counters=asked.counters,
-        served=asked.served,
-        is_asleep=asked.is_asleep,
         rss_mib=None if memory is None else memory.rss_mib,
         cpu_s=None if pid is None else process_cpu_s(pid),
+        is_expected=is_expected,
         anonymous_mib=None if memory is None else memory.anonymous_mib,
     )
 
