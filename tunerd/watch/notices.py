@@ -6,9 +6,8 @@ import contextlib
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 
 from tunerd.app import Context
@@ -26,56 +25,22 @@ _NTFY_PRIORITY = {"note": "2", "warning": "3", "error": "4"}
 _NTFY_TAG = {"note": "information_source", "warning": "warning", "error": "rotating_light"}
 
 
-class Format(StrEnum):
-    """How a webhook wants it."""
-
-    JSON = "json"
-    NTFY = "ntfy"
-
-
-@dataclass(frozen=True, slots=True)
-class Post:
-    """Body and headers of one request."""
-
-    body: bytes
-    headers: Mapping[str, str]
-
-
-def is_wanted(event: Event, least: str) -> bool:
-    """Whether it is at least as grave as that."""
-    return LEVELS.index(event.level) >= LEVELS.index(least)
-
-
-def post_of(event: Event, *, host: str, unit: str, how: Format) -> Post:
-    """The request for an event.
-
-    Args:
-        event: What happened.
-        host: Name of the machine.
-        unit: The unit that it is about.
-        how: What the receiver takes.
-    """
-    if how is Format.NTFY:
+def _request_of(event: Event, settings: NotifySettings, unit: str) -> tuple[bytes, dict[str, str]]:
+    """Body and headers that tell of an event, as the receiver takes them."""
+    host = socket.gethostname()
+    if settings.format == "ntfy":
         text = event.text if event.hint is None else f"{event.text}\n\n{event.hint}"
-        return Post(
-            text.encode("utf-8", "replace"),
-            {
-                "Content-Type": "text/plain; charset=utf-8",
-                "Title": _plain(f"{host}: {unit}: {event.kind}"),
-                "Priority": _NTFY_PRIORITY[event.level],
-                "Tags": _NTFY_TAG[event.level],
-            },
-        )
+        title = f"{host}: {unit}: {event.kind}"
+        return text.encode("utf-8", "replace"), {
+            "Content-Type": "text/plain; charset=utf-8",
+            # A header has one line of ASCII.
+            "Title": "".join(letter if " " <= letter <= "~" else "?" for letter in title)[:200],
+            "Priority": _NTFY_PRIORITY[event.level],
+            "Tags": _NTFY_TAG[event.level],
+        }
     at = datetime.fromtimestamp(event.at_s, UTC).isoformat(timespec="seconds")
     data = {"source": "tunerd", "host": host, "unit": unit, "at": at, **asdict(event)}
-    return Post(
-        json.dumps(data).encode(), {"Content-Type": "application/json", "User-Agent": "tunerd"}
-    )
-
-
-def _plain(text: str) -> str:
-    """Text for a header, which has one line of ASCII."""
-    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)[:200]
+    return json.dumps(data).encode(), {"Content-Type": "application/json", "User-Agent": "tunerd"}
 
 
 _LIMIT_S = 15.0
@@ -85,16 +50,8 @@ _PASSING = frozenset({408, 425, 429})
 _CLIENT_ERRORS = range(400, 500)
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """How it went; `is_final` where asking again would not help."""
-
-    problem: str | None
-    is_final: bool
-
-
-def deliver(url: str, body: bytes, headers: Mapping[str, str]) -> Delivery:
-    """One attempt; never raises."""
+def _deliver(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[str | None, bool]:
+    """One attempt: why it failed, None where it arrived, and whether asking again would not help."""
     import httpx
 
     try:
@@ -103,11 +60,10 @@ def deliver(url: str, body: bytes, headers: Mapping[str, str]) -> Delivery:
         ) as answer:
             status = answer.status_code
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return Delivery(str(error) or type(error).__name__, is_final=False)
+        return str(error) or type(error).__name__, False
     if status in _OK:
-        return Delivery(None, is_final=True)
-    is_refused = status in _CLIENT_ERRORS and status not in _PASSING
-    return Delivery(f"it answered with status {status}", is_final=is_refused)
+        return None, True
+    return f"it answered with status {status}", status in _CLIENT_ERRORS and status not in _PASSING
 
 
 # Its unit goes on where these end.
@@ -123,7 +79,8 @@ def leave_notice(ctx: Context, event: Event) -> str | None:
         ServiceError: nothing that sends it can be started.
     """
     settings = ctx.settings.notify
-    if settings.webhook is None or not is_wanted(event, settings.least):
+    is_grave = LEVELS.index(event.level) >= LEVELS.index(settings.least)
+    if settings.webhook is None or not is_grave:
         return None
     name = _free_name(ctx)
     ctx.files.make_folder(_folder(ctx), mode=0o700)
@@ -222,8 +179,7 @@ def forget_old_notices(ctx: Context, seen_s: dict[str, float]) -> None:
 def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event) -> None:
     if settings.webhook is None:
         raise UsageError("no webhook is set", hint="notify.webhook in tunerd.toml")
-    post = post_of(event, host=socket.gethostname(), unit=unit, how=Format(settings.format))
-    headers = dict(post.headers)
+    body, headers = _request_of(event, settings, unit)
     if settings.token_file is not None:
         token = (ctx.files.read(settings.token_file) or b"").decode("ascii", "replace").strip()
         headers["Authorization"] = f"Bearer {token}"
@@ -232,11 +188,10 @@ def _send(ctx: Context, settings: NotifySettings, unit: str, event: Event) -> No
         if problem is not None:
             ctx.say(f"it did not arrive ({problem}); again in {wait_s:.0f} s")
         ctx.clock.sleep(wait_s)
-        done = deliver(settings.webhook, post.body, headers)
-        problem = done.problem
+        problem, is_final = _deliver(settings.webhook, body, headers)
         if problem is None:
             return
-        if done.is_final:
+        if is_final:
             raise UsageError(
                 "the webhook refuses the notice", cause=problem, hint="[notify] of tunerd.toml"
             )
