@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from tunerd.doctor.facts import (
     CARD_12_GB,
@@ -63,14 +64,407 @@ _MAPPED_MODES = frozenset({None, "auto", "mmap"})
 _SERVER_SWAP_MIB = 64
 
 
+_notes, _warns, _errs = (partial(Seen, level) for level in (Level.NOTE, Level.WARNING, Level.ERROR))
+_RULES: list[Rule] = []
+_Check = Callable[[Facts], Iterator[Seen | Missing]]
+
+
+def _rule(code: str, looks_for: str, why: str, source: str) -> Callable[[_Check], _Check]:
+    """Makes a rule of what checks it; rules are asked in the order in which they stand here."""
+
+    def keep(check: _Check) -> _Check:
+        _RULES.append(Rule(code, looks_for, why, source, check))
+        return check
+
+    return keep
+
+
+_LOOK = (
+    "`journalctl -k` has the driver's own words (NVRM, Xid); a lost card mostly needs the machine off "
+    "and on, a driver that was updated a reboot"
+)
+
+
+@_rule(
+    "gpu-unreadable",
+    "a card or a driver that cannot be read",
+    "what cannot be read cannot compute either: a server that loses its card ends, or falls back to RAM",
+    f"{NVML}, nvmlReturn_t",
+)
+def _unreadable(facts: Facts) -> Iterator[Seen | Missing]:
+    problem = facts.host.gpu_problem
+    if problem is None:
+        cards_of(facts)
+        return
+    driver = need(facts.driver, f"the driver's files, and the GPUs ({problem})")
+    if driver.pci_addresses is None and driver.module_version is None and not driver.is_wsl:
+        yield Missing(f"whether there is a GPU at all ({problem})")
+        return
+    yield _errs(problem, _LOOK)
+
+
+@_rule(
+    "gpu-mig",
+    "a card that is split by MIG",
+    "a program gets one part of it, so that memory that is free on the card may not be free to a server",
+    f"{NVML}, nvmlDeviceGetMigMode; NVIDIA Multi-Instance GPU User Guide",
+)
+def _mig(facts: Facts) -> Iterator[Seen | Missing]:
+    for gpu in cards_of(facts):
+        if gpu.is_mig is None:
+            yield Missing(f"whether GPU {gpu.index} is split by MIG")
+        elif gpu.is_mig:
+            yield _warns(
+                f"GPU {gpu.index} is split by MIG, and what is told of its memory is of the whole card",
+                f"make it whole: nvidia-smi -i {gpu.index} -mig 0; or size the profile by its part",
+            )
+
+
+@_rule(
+    "gpu-throttled",
+    "heat or a power brake that holds a card's clocks down",
+    "the server is slower than it was measured to be, and so is whatever is measured now",
+    f"{NVML}, nvmlDeviceGetCurrentClocksEventReasons",
+)
+def _throttled(facts: Facts) -> Iterator[Seen | Missing]:
+    for gpu in cards_of(facts):
+        if gpu.throttle_reasons is None:
+            yield Missing(f"what holds the clocks of GPU {gpu.index} down")
+            continue
+        reasons = [reason for reason in gpu.throttle_reasons if reason != POWER_CAP]
+        if reasons:
+            heat = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
+            yield _warns(
+                f"GPU {gpu.index}: its clocks are held down by {', '.join(reasons)}{heat}",
+                "look at fans, dust and the air in the case, and at the cables of its power; "
+                f"less power is less heat: nvidia-smi -i {gpu.index} -pl WATTS",
+            )
+
+
+# P0 to P2 are the states of a card at work; CUDA runs many consumer cards in P2.
+_LAST_WORKING_STATE = 2
+_HALF_A_WATT = 0.5
+# With these drivers the processor itself chooses its clock, and `powersave` does not hold it down.
+_OWN_CHOICE = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
+_SAVING = frozenset({"power", "balance_power"})
+
+
+@_rule(
+    "uvm-missing",
+    "/dev/nvidia-uvm missing after boot",
+    "the first CUDA program makes it with a setuid helper, which a unit with NoNewPrivileges= may "
+    "not use; then the server finds no GPU",
+    "NVIDIA Linux driver README, device files; systemd.exec(5), NoNewPrivileges=",
+)
+def _uvm(facts: Facts) -> Iterator[Seen | Missing]:
+    driver = need(facts.driver, "the driver's files")
+    if driver.is_wsl or driver.has_uvm_device:
+        return
+    if not facts.host.gpus and need(driver.pci_addresses, "the PCI bus") == ():
+        return
+    yield _warns(
+        "there is an NVIDIA GPU and no /dev/nvidia-uvm",
+        "nvidia-modprobe -u -c=0; for each boot: echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf",
+    )
+
+
+@_rule(
+    "driver-mismatch",
+    "kernel module and library of the driver differ",
+    "after an update without a reboot no new CUDA program can start",
+    f"{NVML}, NVML_ERROR_LIB_RM_VERSION_MISMATCH; /proc/driver/nvidia/version",
+)
+def _versions(facts: Facts) -> Iterator[Seen | Missing]:
+    driver = need(facts.driver, "the driver's files")
+    if driver.is_wsl:
+        return
+    is_silent = not facts.host.gpus and driver.module_version is None
+    if is_silent and (facts.host.gpus == () or need(driver.pci_addresses, "the PCI bus") == ()):
+        return
+    module = need(driver.module_version, "the version of the loaded kernel module")
+    library = need(driver.library_version, "the version of the driver's library")
+    if module != library:
+        yield _errs(
+            f"the loaded kernel module is {module}, the driver's library {library}",
+            "reboot, so that the module of the installed driver is loaded",
+        )
+
+
+@_rule(
+    "pcie-link",
+    "a PCIe link narrower or slower than it could be",
+    "prompts with experts on the CPU, and every load, go through it",
+    f"{NVML}, nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetCurrPcieLinkGeneration",
+)
+def _pcie(facts: Facts) -> Iterator[Seen | Missing]:
+    for gpu in cards_of(facts):
+        width, most = gpu.pcie_width, gpu.pcie_width_max
+        if width is None or most is None:
+            yield Missing(f"the PCIe link of GPU {gpu.index}")
+            continue
+        if width < most:
+            yield _warns(
+                f"GPU {gpu.index}: PCIe x{width}, and x{most} is possible",
+                "seat the card anew, or in the slot next to the processor; lspci -vv shows LnkSta",
+            )
+        yield from _generation(gpu)
+
+
+def _generation(gpu: Gpu) -> Iterator[Seen | Missing]:
+    now, most, state = gpu.pcie_generation, gpu.pcie_generation_max, gpu.performance_state
+    if now is None or most is None:
+        yield Missing(f"the PCIe generation of GPU {gpu.index}")
+    elif now < most and (state is None or state > _LAST_WORKING_STATE):
+        yield Missing(
+            f"the PCIe generation of GPU {gpu.index} at work (it idles at {now} of {most})"
+        )
+    elif now < most:
+        yield _warns(
+            f"GPU {gpu.index}: PCIe generation {now} at work, and {most} is possible",
+            "look for a fixed generation in the firmware's settings, and for a riser cable",
+        )
+
+
+@_rule(
+    "power-limit",
+    "a power limit below the card's default",
+    "prompts are processed at lower clocks; often it is meant",
+    f"{NVML}, nvmlDeviceGetPowerManagementDefaultLimit",
+)
+def _power(facts: Facts) -> Iterator[Seen | Missing]:
+    for gpu in cards_of(facts):
+        limit, default = gpu.power_limit_w, gpu.power_default_w
+        if limit is None or default is None:
+            yield Missing(f"the power limit of GPU {gpu.index}")
+        elif limit < default - _HALF_A_WATT:
+            yield _notes(
+                f"GPU {gpu.index}: the power limit is {limit:.0f} W, and {default:.0f} W by default",
+                f"if that is not meant: nvidia-smi -i {gpu.index} -pl {default:.0f}",
+            )
+
+
+@_rule(
+    "resizable-bar",
+    "Resizable BAR switched off",
+    "copies between RAM and VRAM go through a small window",
+    f"{NVML}, nvmlDeviceGetBAR1MemoryInfo",
+)
+def _rebar(facts: Facts) -> Iterator[Seen | Missing]:
+    for gpu in cards_of(facts):
+        if gpu.bar1_mib is None or gpu.total_mib is None:
+            yield Missing(f"the BAR1 window of GPU {gpu.index}")
+        elif gpu.bar1_mib < gpu.total_mib:
+            yield _notes(
+                f"GPU {gpu.index}: the processor reaches {format_mib(gpu.bar1_mib)} of "
+                f"{format_mib(gpu.total_mib)} at a time (no Resizable BAR)",
+                'switch on "Above 4G Decoding" and "Resizable BAR" in the firmware\'s settings',
+            )
+
+
+@_rule(
+    "cpu-governor",
+    "a frequency governor that holds the processor down",
+    "experts on the CPU, sampling and launching kernels wait for a core at low clock",
+    "Linux admin-guide/pm/cpufreq and admin-guide/pm/intel_pstate",
+)
+def _governor(facts: Facts) -> Iterator[Seen | Missing]:
+    frequency = need(facts.frequency, "the processor's frequency governor (the kernel shows none)")
+    governors = set(frequency.governors)
+    if frequency.driver in _OWN_CHOICE:
+        saving = sorted(_SAVING & set(frequency.preferences))
+        if saving and "performance" not in governors:
+            yield _notes(
+                f"the processor's energy preference is {', '.join(saving)}",
+                "cpupower set --epp balance_performance, or powerprofilesctl set performance",
+            )
+    elif slow := sorted(governors & {"powersave", "conservative"}):
+        yield _warns(
+            f"the frequency governor is {', '.join(slow)} ({frequency.driver or 'unknown driver'})",
+            "cpupower frequency-set -g performance",
+        )
+
+
+@_rule(
+    "threads",
+    "more threads than physical cores",
+    "two threads of a core share its vector units and memory, and wait for each other at every layer",
+    f"{CARD_12_GB} (8 threads on 8 cores); llama.cpp's own default",
+)
+def _threads(facts: Facts) -> Iterator[Seen | Missing]:
+    serving = settings_of(facts).serving
+    cores = need(facts.host.cpu.physical_cores, "the number of physical cores")
+    for name, threads, level in (
+        ("threads", serving.threads, Level.WARNING),
+        ("threads_batch", serving.threads_batch, Level.NOTE),
+    ):
+        if isinstance(threads, int) and threads > cores:
+            yield Seen(
+                level,
+                f"serving.{name} is {threads}, and there are {cores} physical cores",
+                f"tunerd plan PROFILE --set serving.{name}=physical",
+            )
+
+
+_LOAD_FLAGS = frozenset(
+    {"--mlock", "--mmap", "--no-mmap", "-dio", "--direct-io", "-ndio", "--no-direct-io"}
+)
+
+
+@_rule(
+    "flags-removed",
+    "flags on the unit's command line that its build does not take",
+    "the server ends at its next start; mainline dropped the old load-mode flags in September 2026",
+    issue(20834, 28334),
+)
+def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
+    capabilities = capabilities_of(facts)
+    server = server_of(facts)
+    foreign = server.foreign_flags
+    load = [flag for flag in foreign if flag in _LOAD_FLAGS]
+    rest = [flag for flag in foreign if flag not in _LOAD_FLAGS]
+    if load:
+        way = (
+            'use `--load-mode`; `--no-mmap --mlock` is now "mlock"'
+            if capabilities.has_load_mode
+            else ""
+        )
+        yield _errs(
+            f"this build does not take {', '.join(load)}: {server.unit} cannot start with it",
+            f"{way or 'leave it out'}: tunerd profiles new NAME --from-unit {server.unit}, then apply it",
+        )
+    if rest:
+        yield _errs(
+            f"this build does not take {', '.join(rest)}: {server.unit} cannot start with it",
+            f"tunerd profiles new NAME --from-unit {server.unit} says what takes its place",
+        )
+
+
+@_rule(
+    "engine-architecture",
+    "a build without code for the card",
+    "the driver then compiles for minutes at the first start, or the first request ends the server",
+    "NVIDIA CUDA Compatibility Guide, binary compatibility; the build's own `system_info` line",
+)
+def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
+    card = card_of(facts)
+    if card is None:
+        return
+    server = server_of(facts)
+    log = server.log
+    if log is not None and log.lacks_kernels:
+        yield _errs(
+            "the log says that there is no kernel image for this card in the build",
+            _rebuild(card.compute_capability),
+        )
+        return
+    is_cpu_build = server.devices == () or (
+        server.devices is None and log is not None and log.has_cuda is False
+    )
+    if is_cpu_build:
+        yield _warns(
+            f"there is a {card.name}, and this build sees no device to offload to",
+            "serve with a build for the card: tunerd engines lists what is here",
+        )
+        return
+    if log is not None and log.has_cuda is False:
+        return  # another backend, which compiles for the card when it starts
+    built = need(
+        log_of(facts).cuda_architectures, "the card's architectures that the build has (ARCHS)"
+    )
+    capability = need(card.compute_capability, f"the compute capability of GPU {card.index}")
+    own = capability[0] * 10 + capability[1]
+    # Code for X.y runs on X.z with z >= y.
+    if any(one // 10 == own // 10 and one <= own for one in built):
+        return
+    is_newer = any(one < own for one in built)
+    yield Seen(
+        Level.WARNING if is_newer else Level.ERROR,
+        f"the build has code for {', '.join(_dotted(one) for one in built)}, and the card is {_dotted(own)}",
+        _rebuild(capability),
+    )
+
+
+def _dotted(architecture: int) -> str:
+    return f"{architecture // 10}.{architecture % 10}"
+
+
+def _rebuild(capability: tuple[int, int] | None) -> str:
+    wanted = "native" if capability is None else f"{capability[0]}{capability[1]}"
+    return f"build with -DCMAKE_CUDA_ARCHITECTURES={wanted}, or take a package made for this card"
+
+
+@_rule(
+    "cuda-graphs",
+    "CUDA graphs that are captured anew in every step (only a comparison tells)",
+    "drafts of changing length change the graph; capturing it each time costs more than it saves",
+    f"{CARD_12_GB}, checklist point 3; {issue(28549, 23957)}",
+)
+def _graphs(facts: Facts) -> Iterator[Seen | Missing]:
+    if served_card(facts) is None:
+        return
+    if NO_GRAPHS not in server_of(facts).environment:
+        yield Missing(f"a comparison: tunerd compare --set 'environment.{NO_GRAPHS}=\"1\"'")
+
+
+@_rule(
+    "port-clash",
+    "another program on the server's port, or a port that is left to the build",
+    "the second server cannot start, or (ik_llama.cpp shares its port) answers half of the requests; "
+    "builds have different ports of their own",
+    "help texts: 8080 in ik_llama.cpp and in mainline until August 2026, 9931 since then (ggml-org/llama.cpp#26508)",
+)
+def _port(facts: Facts) -> Iterator[Seen | Missing]:
+    port = need(facts.port, "the port of the server")
+    if port.others:
+        is_active = facts.server is not None and facts.server.is_active
+        who = ", ".join(port.others)
+        both = (
+            "listens there too, and clients reach either" if is_active else "listens there already"
+        )
+        level = Level.ERROR if facts.server is not None else Level.NOTE
+        yield Seen(level, f"port {port.port}: {who} {both}",
+                   "end it, or tunerd plan PROFILE --set serving.port=PORT")  # fmt: skip
+    if facts.server is not None and settings_of(facts).serving.port is None:
+        yield _notes(
+            f"the command line names no port, so it is the build's own ({port.port})",
+            f"tunerd plan PROFILE --set serving.port={port.port}",
+        )
+
+
+@_rule(
+    "evidence-stale",
+    "measurements of what serves that do not hold any more",
+    "a driver, build or power limit that changed may have changed what is fastest",
+    "fingerprints of stored runs",
+)
+def _stale(facts: Facts) -> Iterator[Seen | Missing]:
+    evidence = need(facts.evidence, "stored measurements")
+    if evidence.newest_run is None:
+        yield Missing("a stored run of what serves")
+    elif evidence.holds is None:
+        reasons = "; ".join(evidence.changes) or "parts of its conditions are unknown"
+        yield Missing(f"whether run {evidence.newest_run} still holds: {reasons}")
+    elif not evidence.holds:
+        yield _warns(
+            f"run {evidence.newest_run}, the newest of what serves, does not hold any more: "
+            f"{'; '.join(evidence.changes)}",
+            "tunerd bench",
+        )
+
+
+@_rule(
+    "vram-full",
+    "more than 95 % of a card's memory in use",
+    "the next long prompt may end the server, or push memory into slower places",
+    f"{CARD_12_GB}, checklist point 2",
+)
 def _vram_full(facts: Facts) -> Iterator[Seen | Missing]:
     for gpu in cards_of(facts):
         share = _share_used(gpu)
         if share is None:
             yield Missing(f"memory in use of GPU {gpu.index}")
         elif share > FULL_SHARE and not _is_as_meant(facts, gpu):
-            yield Seen(
-                Level.WARNING,
+            yield _warns(
                 f"GPU {gpu.index}: {gpu.used_mib} MiB in use of {gpu.total_mib} MiB ({share:.0%})",
                 "raise memory.fit_mib by a step of 128 MiB, or lower serving.ctx_size or "
                 "speculation.n_max: tunerd plan PROFILE --set memory.fit_mib=MIB",
@@ -94,27 +488,30 @@ def _share_used(gpu: Gpu) -> float | None:
     return gpu.used_mib / (gpu.total_mib - (gpu.reserved_mib or 0))
 
 
+@_rule(
+    "vram-spill",
+    "memory of the card that lives in RAM",
+    "a card with 448 GB/s then waits for 32 GB/s: speed collapses instead of an error",
+    f"{CARD_16_GB} (at 43k tokens); CUDA Programming Guide, unified memory; {issue(27162)}",
+)
 def _spill(facts: Facts) -> Iterator[Seen | Missing]:
     card = card_of(facts)
     if card is None:
         return
     server = server_of(facts)
     if _UNIFIED in server.environment:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"{_UNIFIED} is set in {server.unit}: memory that does not fit the card goes to RAM",
             f"remove it from the unit: systemctl edit --full {server.unit}",
         )
     if server.log is not None and server.log.has_misplaced_layers:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             "the log says that a layer's parts are on different devices, as happens where VRAM ran out",
             "raise memory.fit_mib by a step of 128 MiB",
         )
     share = _share_used(card)
     if need(facts.driver, "the driver's files").is_wsl and share is not None and share > FULL_SHARE:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"Windows' driver moves VRAM to RAM without a word, and the card is {share:.0%} full",
             'set "CUDA - Sysmem Fallback Policy" to "Prefer No Sysmem Fallback", or raise memory.fit_mib',
         )
@@ -122,6 +519,12 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
         yield Missing("the log of the running server")
 
 
+@_rule(
+    "display-vram",
+    "a display server holds VRAM",
+    "on a starved card each MiB of a desktop is an expert on the CPU; the write-up got 0.9 GB back",
+    f"{CARD_12_GB}, VRAM tactics",
+)
 def _display(facts: Facts) -> Iterator[Seen | Missing]:
     for gpu in cards_of(facts):
         if gpu.processes is None:
@@ -134,7 +537,7 @@ def _display(facts: Facts) -> Iterator[Seen | Missing]:
         names = ", ".join(sorted({process.name or "" for process in shown}))
         has_other = facts.driver.has_other_graphics if facts.driver is not None else None
         amount = f"{held} MiB of VRAM" if held else "VRAM, how much the driver does not say"
-        yield Seen(Level.WARNING, f"GPU {gpu.index}: {names} holds {amount}", _way_out(has_other))
+        yield _warns(f"GPU {gpu.index}: {names} holds {amount}", _way_out(has_other))
 
 
 def _way_out(has_other: bool | None) -> str:
@@ -147,6 +550,12 @@ def _way_out(has_other: bool | None) -> str:
     return headless
 
 
+@_rule(
+    "kv-plain",
+    "an unquantised KV cache on a small card",
+    "f16 takes nearly twice what q8_0 takes, and weights leave the card for it",
+    f"{CARD_12_GB}, VRAM tactics",
+)
 def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
     card, settings = served_card(facts), settings_of(facts)
     if card is None or not PLAIN_TYPES & set(cache_types(settings)):
@@ -185,6 +594,12 @@ def _cache_mib(facts: Facts) -> float | None:
     return n_bytes / 1024**2 if n_bytes else None
 
 
+@_rule(
+    "kv-pair",
+    "a pair of KV types that the build has no kernel for",
+    "attention then runs on the CPU, very slowly and without a word",
+    "ggml-cuda of llama.cpp, fattn.cu: pairs without GGML_CUDA_FA_ALL_QUANTS",
+)
 def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
     settings = settings_of(facts)
     k, v = cache_types(settings)
@@ -201,21 +616,25 @@ def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
     if log.has_cuda is False:
         return
     if not need(log.has_all_kv_pairs, "the build's FA_ALL_QUANTS: its log does not reach that far"):
-        yield Seen(
-            Level.ERROR,
+        yield _errs(
             f"the KV cache is {k}/{v}, for which this build has no CUDA kernel (FA_ALL_QUANTS is off)",
             "tunerd plan PROFILE --set serving.cache_type_k=q8_0 --set serving.cache_type_v=q8_0, or "
             "build with -DGGML_CUDA_FA_ALL_QUANTS=ON",
         )
 
 
+@_rule(
+    "context-not-fillable",
+    "a context that cannot be filled",
+    "requests beyond it fail, lose their beginning or run out of memory",
+    f"{CARD_16_GB} (131k after an out-of-memory at 65k); the model's own context_length",
+)
 def _context(facts: Facts) -> Iterator[Seen | Missing]:
     server, settings = server_of(facts), settings_of(facts)
     asked = settings.serving.ctx_size
     report = server.log.report if server.log is not None else None
     if asked and report is not None and report.n_ctx is not None and report.n_ctx < asked:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"{asked} tokens of context were asked for, and the engine made {report.n_ctx}",
             "lower serving.ctx_size to that, or make room: a smaller memory.fit_mib, a quantised cache",
         )
@@ -224,8 +643,7 @@ def _context(facts: Facts) -> Iterator[Seen | Missing]:
     trained = model.context_length
     # Engines round a context up to whole cells of 256 tokens.
     if slot is not None and trained is not None and slot >= trained + 256:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"a slot has {slot} tokens of context, and the model was trained for {trained}",
             f"tunerd plan PROFILE --set serving.ctx_size={trained}",
         )
@@ -233,14 +651,19 @@ def _context(facts: Facts) -> Iterator[Seen | Missing]:
     ram = need(facts.host.memory.total_mib, "how much RAM there is")
     worst = estimate.worst_mib(Device.HOST)
     if worst > ram >= estimate.start_mib(Device.HOST):
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"with a full context, snapshots and prompt cache may grow to {format_mib(worst)} of RAM, and "
             f"there are {format_mib(ram)}",
             "lower serving.ctx_checkpoints or serving.cache_ram_mib",
         )
 
 
+@_rule(
+    "memlock",
+    "mlock without the right to lock",
+    "the refusal is only a warning in the log: the server runs unlocked and can be swapped out",
+    "llama.cpp's warning `failed to mlock`; systemd.exec(5), LimitMEMLOCK=",
+)
 def _memlock(facts: Facts) -> Iterator[Seen | Missing]:
     server = server_of(facts)
     if settings_of(facts).serving.load_mode not in _LOCKED_MODES:
@@ -263,33 +686,43 @@ def _memlock(facts: Facts) -> Iterator[Seen | Missing]:
     )
     if was_refused or has_none or is_short:
         seen = "nothing is locked" if has_none else "not everything could be locked"
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"mlock is asked for, and {seen}; the server's limit is {limit}",
             f"systemctl edit {server.unit}, with LimitMEMLOCK=infinity below [Service]; a unit of a "
             "user needs it in a drop-in of user@.service too",
         )
 
 
+@_rule(
+    "swap",
+    "swap in use",
+    "weights or caches that were swapped out come back from disk in the middle of an answer",
+    "/proc/PID/status (VmSwap), /proc/meminfo",
+)
 def _swap(facts: Facts) -> Iterator[Seen | Missing]:
     server = facts.server
     swapped = server.swapped_mib if server is not None else None
     if swapped is not None and swapped >= _SERVER_SWAP_MIB:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"{format_mib(swapped)} of the server itself are in swap",
             "lock it: tunerd plan PROFILE --set serving.load_mode=mlock, or free RAM",
         )
         return
     used = need(facts.host.memory.swap_used_mib, "how much swap is in use")
     if used >= _SERVER_SWAP_MIB:
-        yield Seen(
-            Level.NOTE,
+        yield _notes(
             f"{format_mib(used)} of swap are in use",
             "free RAM, then swapoff --all && swapon --all; `tunerd plan PROFILE` shows what is needed",
         )
 
 
+@_rule(
+    "mapped-experts",
+    "experts on the CPU from a mapped file",
+    "mapped pages can be dropped and read from disk again, and are not repacked for the CPU",
+    "llama.cpp's warning `tensor overrides to CPU are used with mmap enabled`; all three write-ups "
+    "with experts on the CPU load without mmap",
+)
 def _mapped_experts(facts: Facts) -> Iterator[Seen | Missing]:
     if served_card(facts) is None:
         return
@@ -300,79 +733,10 @@ def _mapped_experts(facts: Facts) -> Iterator[Seen | Missing]:
     is_known = said or experts_by_hand(settings)
     if not is_known and not (model_of(facts).is_moe and is_starved(facts)):
         return
-    yield Seen(
-        Level.WARNING,
+    yield _warns(
         "experts are on the CPU, and the file is mapped",
         "tunerd plan PROFILE --set serving.load_mode=mlock, or =none",
     )
-
-
-MEMORY_RULES = (
-    Rule(
-        "vram-full",
-        "more than 95 % of a card's memory in use",
-        "the next long prompt may end the server, or push memory into slower places",
-        f"{CARD_12_GB}, checklist point 2",
-        _vram_full,
-    ),
-    Rule(
-        "vram-spill",
-        "memory of the card that lives in RAM",
-        "a card with 448 GB/s then waits for 32 GB/s: speed collapses instead of an error",
-        f"{CARD_16_GB} (at 43k tokens); CUDA Programming Guide, unified memory; {issue(27162)}",
-        _spill,
-    ),
-    Rule(
-        "display-vram",
-        "a display server holds VRAM",
-        "on a starved card each MiB of a desktop is an expert on the CPU; the write-up got 0.9 GB back",
-        f"{CARD_12_GB}, VRAM tactics",
-        _display,
-    ),
-    Rule(
-        "kv-plain",
-        "an unquantised KV cache on a small card",
-        "f16 takes nearly twice what q8_0 takes, and weights leave the card for it",
-        f"{CARD_12_GB}, VRAM tactics",
-        _plain_cache,
-    ),
-    Rule(
-        "kv-pair",
-        "a pair of KV types that the build has no kernel for",
-        "attention then runs on the CPU, very slowly and without a word",
-        "ggml-cuda of llama.cpp, fattn.cu: pairs without GGML_CUDA_FA_ALL_QUANTS",
-        _cache_pair,
-    ),
-    Rule(
-        "context-not-fillable",
-        "a context that cannot be filled",
-        "requests beyond it fail, lose their beginning or run out of memory",
-        f"{CARD_16_GB} (131k after an out-of-memory at 65k); the model's own context_length",
-        _context,
-    ),
-    Rule(
-        "memlock",
-        "mlock without the right to lock",
-        "the refusal is only a warning in the log: the server runs unlocked and can be swapped out",
-        "llama.cpp's warning `failed to mlock`; systemd.exec(5), LimitMEMLOCK=",
-        _memlock,
-    ),
-    Rule(
-        "swap",
-        "swap in use",
-        "weights or caches that were swapped out come back from disk in the middle of an answer",
-        "/proc/PID/status (VmSwap), /proc/meminfo",
-        _swap,
-    ),
-    Rule(
-        "mapped-experts",
-        "experts on the CPU from a mapped file",
-        "mapped pages can be dropped and read from disk again, and are not repacked for the CPU",
-        "llama.cpp's warning `tensor overrides to CPU are used with mmap enabled`; all three write-ups "
-        "with experts on the CPU load without mmap",
-        _mapped_experts,
-    ),
-)
 
 
 # So many drafted tokens tell an acceptance to about three hundredths (one standard deviation).
@@ -381,6 +745,13 @@ _ENOUGH_DRAFTS = 300
 _SMALL_BITS = 5.0
 
 
+@_rule(
+    "mtp-does-not-pay",
+    "drafts are accepted too rarely to pay for themselves on this box",
+    "a rejected draft costs time and gives nothing; from which acceptance on it pays depends on "
+    "this box's step time and prompt speed, not on a fixed share",
+    f"{CARD_12_GB}, checklist point 1 (60 %); crossover of {CARD_24_GB}",
+)
 def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
     log = server_of(facts).log
     # What the log counted is drafted, whatever the command line was understood to say.
@@ -389,16 +760,14 @@ def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
         return
     traffic = traffic_of(facts)
     if not traffic.n_drafted:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"speculation is asked for, and {traffic.n_requests} requests drafted nothing",
             "tunerd engines --prove",
         )
         return
     ratio, wanted = _acceptance(facts, traffic)
     if ratio < wanted:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"{ratio:.0%} of {traffic.n_drafted} drafted tokens were accepted, and on this box, with "
             f"this traffic, {_needs(wanted)}{_measured_at(facts)}",
             "tunerd plan PROFILE --set speculation.type=off, or a higher speculation.p_min or lower "
@@ -436,6 +805,12 @@ def _measured_at(facts: Facts) -> str:
     )
 
 
+@_rule(
+    "mtp-head-quant",
+    "a small quant of the MTP block drafts badly",
+    "some MTP heads bear fewer bits worse than the rest of the weights do",
+    f"{CARD_12_GB}, checklist point 5",
+)
 def _head_quant(facts: Facts) -> Iterator[Seen | Missing]:
     if MTP not in settings_of(facts).speculation.kinds:
         return
@@ -447,8 +822,7 @@ def _head_quant(facts: Facts) -> Iterator[Seen | Missing]:
         return
     ratio, wanted = _acceptance(facts, traffic_of(facts))
     if ratio < wanted:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"the MTP block has {bits:.1f} bits per weight ({model.mtp_types[0][0]}), and only "
             f"{ratio:.0%} of what it drafts is accepted",
             "try a file whose MTP block has 6 or 8 bits; `tunerd plan PROFILE --set model.path=FILE`",
@@ -467,6 +841,13 @@ def _bits(types: tuple[tuple[str, int], ...]) -> float | None:
     return n_bytes * 8 / n_values if n_values else None
 
 
+@_rule(
+    "p-min-zero",
+    "p-min is 0 while weights are on the CPU",
+    "each unsure draft still costs a verification, which is slow where experts are on the CPU; "
+    "0.75 raised throughput on two of three cards",
+    f"{CARD_12_GB}, checklist point 4; {CARD_24_GB}, phase 9",
+)
 def _p_min(facts: Facts) -> Iterator[Seen | Missing]:
     speculation = settings_of(facts).speculation
     if not drafts_with_probability(speculation.kinds):
@@ -476,13 +857,18 @@ def _p_min(facts: Facts) -> Iterator[Seen | Missing]:
         p_min = need(capabilities_of(facts).default_p_min, "the build's default for p-min")
     if p_min > 0 or not is_starved(facts):
         return
-    yield Seen(
-        Level.WARNING,
+    yield _warns(
         "p-min is 0, so every draft is verified however unsure, and weights are on the CPU",
         "tunerd plan PROFILE --set speculation.p_min=0.75",
     )
 
 
+@_rule(
+    "mtp-slots",
+    "more than one slot with MTP",
+    "drafts of one slot can leak into another, a hybrid model can abort, and the gain is gone",
+    issue(28286, 28019, 27537),
+)
 def _slots(facts: Facts) -> Iterator[Seen | Missing]:
     settings, server = settings_of(facts), server_of(facts)
     if MTP not in settings.speculation.kinds:
@@ -491,13 +877,18 @@ def _slots(facts: Facts) -> Iterator[Seen | Missing]:
     known = (server.n_slots, from_log, settings.serving.n_parallel)
     n_slots = need(next((n for n in known if n is not None), None), "the number of slots")
     if n_slots > 1:
-        yield Seen(
-            Level.WARNING,
+        yield _warns(
             f"{n_slots} slots with MTP",
             "tunerd plan PROFILE --set serving.n_parallel=1",
         )
 
 
+@_rule(
+    "model-without-mtp",
+    "MTP is asked of a model that has no MTP block",
+    "the heads come from training; a server that is asked for them without ends at its start",
+    f"{CARD_16_GB}; messages of mainline and ik_llama.cpp of 2026",
+)
 def _model_without(facts: Facts) -> Iterator[Seen | Missing]:
     speculation = settings_of(facts).speculation
     if MTP not in speculation.kinds or speculation.draft_model is not None:
@@ -505,505 +896,39 @@ def _model_without(facts: Facts) -> Iterator[Seen | Missing]:
     model = model_of(facts)
     if not model.has_mtp:
         why = model.mtp_problem or "it has no MTP block"
-        yield Seen(
-            Level.ERROR,
+        yield _errs(
             f"MTP is asked for, and the model cannot draft: {why}",
             "serve the MTP variant of the model, or tunerd plan PROFILE --set speculation.type=off",
         )
 
 
+@_rule(
+    "engine-without-mtp",
+    "the build cannot draft with MTP",
+    "a flag in a help text is no proof: builds of May 2026 took it without effect, and older "
+    "ones have no MTP at all",
+    issue(22673, 23549),
+)
 def _engine_without(facts: Facts) -> Iterator[Seen | Missing]:
     engine = server_of(facts).engine
     has_word = capabilities_of(facts).spec_word(MTP) is not None
     name = engine.name if engine is not None else "the build"
     asks = any(kind == MTP for kind, _ in stages_of(server_of(facts).argv))
     if not has_word and asks:
-        yield Seen(Level.ERROR, f"MTP is asked for, and {name} knows no such kind of speculation",
+        yield _errs(f"MTP is asked for, and {name} knows no such kind of speculation",
                    "serve it with a newer build: tunerd engines lists what is here")  # fmt: skip
         return
     if MTP in settings_of(facts).speculation.kinds:
         proof = engine.proof(MTP) if engine is not None else None
         if proof is not None and proof.effect in {Effect.NO_EFFECT, Effect.FAILED}:
-            yield Seen(Level.ERROR, f"{name} takes the flags for MTP, but {proof.detail}",
+            yield _errs(f"{name} takes the flags for MTP, but {proof.detail}",
                        "tunerd engines")  # fmt: skip
         return
     if not has_word and model_of(facts).has_mtp:
-        yield Seen(
-            Level.NOTE,
+        yield _notes(
             f"the model can draft for itself, and {name} knows no MTP",
             "serve it with a newer build: tunerd engines lists what is here",
         )
 
 
-SPECULATION_RULES = (
-    Rule(
-        "mtp-does-not-pay",
-        "drafts are accepted too rarely to pay for themselves on this box",
-        "a rejected draft costs time and gives nothing; from which acceptance on it pays depends on "
-        "this box's step time and prompt speed, not on a fixed share",
-        f"{CARD_12_GB}, checklist point 1 (60 %); crossover of {CARD_24_GB}",
-        _does_not_pay,
-    ),
-    Rule(
-        "mtp-head-quant",
-        "a small quant of the MTP block drafts badly",
-        "some MTP heads bear fewer bits worse than the rest of the weights do",
-        f"{CARD_12_GB}, checklist point 5",
-        _head_quant,
-    ),
-    Rule(
-        "p-min-zero",
-        "p-min is 0 while weights are on the CPU",
-        "each unsure draft still costs a verification, which is slow where experts are on the CPU; "
-        "0.75 raised throughput on two of three cards",
-        f"{CARD_12_GB}, checklist point 4; {CARD_24_GB}, phase 9",
-        _p_min,
-    ),
-    Rule(
-        "mtp-slots",
-        "more than one slot with MTP",
-        "drafts of one slot can leak into another, a hybrid model can abort, and the gain is gone",
-        issue(28286, 28019, 27537),
-        _slots,
-    ),
-    Rule(
-        "model-without-mtp",
-        "MTP is asked of a model that has no MTP block",
-        "the heads come from training; a server that is asked for them without ends at its start",
-        f"{CARD_16_GB}; messages of mainline and ik_llama.cpp of 2026",
-        _model_without,
-    ),
-    Rule(
-        "engine-without-mtp",
-        "the build cannot draft with MTP",
-        "a flag in a help text is no proof: builds of May 2026 took it without effect, and older "
-        "ones have no MTP at all",
-        issue(22673, 23549),
-        _engine_without,
-    ),
-)
-
-
-_LOOK = (
-    "`journalctl -k` has the driver's own words (NVRM, Xid); a lost card mostly needs the machine off "
-    "and on, a driver that was updated a reboot"
-)
-
-
-def _unreadable(facts: Facts) -> Iterator[Seen | Missing]:
-    problem = facts.host.gpu_problem
-    if problem is None:
-        cards_of(facts)
-        return
-    driver = need(facts.driver, f"the driver's files, and the GPUs ({problem})")
-    if driver.pci_addresses is None and driver.module_version is None and not driver.is_wsl:
-        yield Missing(f"whether there is a GPU at all ({problem})")
-        return
-    yield Seen(Level.ERROR, problem, _LOOK)
-
-
-def _mig(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        if gpu.is_mig is None:
-            yield Missing(f"whether GPU {gpu.index} is split by MIG")
-        elif gpu.is_mig:
-            yield Seen(
-                Level.WARNING,
-                f"GPU {gpu.index} is split by MIG, and what is told of its memory is of the whole card",
-                f"make it whole: nvidia-smi -i {gpu.index} -mig 0; or size the profile by its part",
-            )
-
-
-def _throttled(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        if gpu.throttle_reasons is None:
-            yield Missing(f"what holds the clocks of GPU {gpu.index} down")
-            continue
-        reasons = [reason for reason in gpu.throttle_reasons if reason != POWER_CAP]
-        if reasons:
-            heat = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
-            yield Seen(
-                Level.WARNING,
-                f"GPU {gpu.index}: its clocks are held down by {', '.join(reasons)}{heat}",
-                "look at fans, dust and the air in the case, and at the cables of its power; "
-                f"less power is less heat: nvidia-smi -i {gpu.index} -pl WATTS",
-            )
-
-
-_CARD_RULES = (
-    Rule(
-        "gpu-unreadable",
-        "a card or a driver that cannot be read",
-        "what cannot be read cannot compute either: a server that loses its card ends, or falls back to RAM",
-        f"{NVML}, nvmlReturn_t",
-        _unreadable,
-    ),
-    Rule(
-        "gpu-mig",
-        "a card that is split by MIG",
-        "a program gets one part of it, so that memory that is free on the card may not be free to a server",
-        f"{NVML}, nvmlDeviceGetMigMode; NVIDIA Multi-Instance GPU User Guide",
-        _mig,
-    ),
-    Rule(
-        "gpu-throttled",
-        "heat or a power brake that holds a card's clocks down",
-        "the server is slower than it was measured to be, and so is whatever is measured now",
-        f"{NVML}, nvmlDeviceGetCurrentClocksEventReasons",
-        _throttled,
-    ),
-)
-
-
-# P0 to P2 are the states of a card at work; CUDA runs many consumer cards in P2.
-_LAST_WORKING_STATE = 2
-_HALF_A_WATT = 0.5
-# With these drivers the processor itself chooses its clock, and `powersave` does not hold it down.
-_OWN_CHOICE = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
-_SAVING = frozenset({"power", "balance_power"})
-
-
-def _uvm(facts: Facts) -> Iterator[Seen | Missing]:
-    driver = need(facts.driver, "the driver's files")
-    if driver.is_wsl or driver.has_uvm_device:
-        return
-    if not facts.host.gpus and need(driver.pci_addresses, "the PCI bus") == ():
-        return
-    yield Seen(
-        Level.WARNING,
-        "there is an NVIDIA GPU and no /dev/nvidia-uvm",
-        "nvidia-modprobe -u -c=0; for each boot: echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf",
-    )
-
-
-def _versions(facts: Facts) -> Iterator[Seen | Missing]:
-    driver = need(facts.driver, "the driver's files")
-    if driver.is_wsl:
-        return
-    is_silent = not facts.host.gpus and driver.module_version is None
-    if is_silent and (facts.host.gpus == () or need(driver.pci_addresses, "the PCI bus") == ()):
-        return
-    module = need(driver.module_version, "the version of the loaded kernel module")
-    library = need(driver.library_version, "the version of the driver's library")
-    if module != library:
-        yield Seen(
-            Level.ERROR,
-            f"the loaded kernel module is {module}, the driver's library {library}",
-            "reboot, so that the module of the installed driver is loaded",
-        )
-
-
-def _pcie(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        width, most = gpu.pcie_width, gpu.pcie_width_max
-        if width is None or most is None:
-            yield Missing(f"the PCIe link of GPU {gpu.index}")
-            continue
-        if width < most:
-            yield Seen(
-                Level.WARNING,
-                f"GPU {gpu.index}: PCIe x{width}, and x{most} is possible",
-                "seat the card anew, or in the slot next to the processor; lspci -vv shows LnkSta",
-            )
-        yield from _generation(gpu)
-
-
-def _generation(gpu: Gpu) -> Iterator[Seen | Missing]:
-    now, most, state = gpu.pcie_generation, gpu.pcie_generation_max, gpu.performance_state
-    if now is None or most is None:
-        yield Missing(f"the PCIe generation of GPU {gpu.index}")
-    elif now < most and (state is None or state > _LAST_WORKING_STATE):
-        yield Missing(
-            f"the PCIe generation of GPU {gpu.index} at work (it idles at {now} of {most})"
-        )
-    elif now < most:
-        yield Seen(
-            Level.WARNING,
-            f"GPU {gpu.index}: PCIe generation {now} at work, and {most} is possible",
-            "look for a fixed generation in the firmware's settings, and for a riser cable",
-        )
-
-
-def _power(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        limit, default = gpu.power_limit_w, gpu.power_default_w
-        if limit is None or default is None:
-            yield Missing(f"the power limit of GPU {gpu.index}")
-        elif limit < default - _HALF_A_WATT:
-            yield Seen(
-                Level.NOTE,
-                f"GPU {gpu.index}: the power limit is {limit:.0f} W, and {default:.0f} W by default",
-                f"if that is not meant: nvidia-smi -i {gpu.index} -pl {default:.0f}",
-            )
-
-
-def _rebar(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        if gpu.bar1_mib is None or gpu.total_mib is None:
-            yield Missing(f"the BAR1 window of GPU {gpu.index}")
-        elif gpu.bar1_mib < gpu.total_mib:
-            yield Seen(
-                Level.NOTE,
-                f"GPU {gpu.index}: the processor reaches {format_mib(gpu.bar1_mib)} of "
-                f"{format_mib(gpu.total_mib)} at a time (no Resizable BAR)",
-                'switch on "Above 4G Decoding" and "Resizable BAR" in the firmware\'s settings',
-            )
-
-
-def _governor(facts: Facts) -> Iterator[Seen | Missing]:
-    frequency = need(facts.frequency, "the processor's frequency governor (the kernel shows none)")
-    governors = set(frequency.governors)
-    if frequency.driver in _OWN_CHOICE:
-        saving = sorted(_SAVING & set(frequency.preferences))
-        if saving and "performance" not in governors:
-            yield Seen(
-                Level.NOTE,
-                f"the processor's energy preference is {', '.join(saving)}",
-                "cpupower set --epp balance_performance, or powerprofilesctl set performance",
-            )
-    elif slow := sorted(governors & {"powersave", "conservative"}):
-        yield Seen(
-            Level.WARNING,
-            f"the frequency governor is {', '.join(slow)} ({frequency.driver or 'unknown driver'})",
-            "cpupower frequency-set -g performance",
-        )
-
-
-def _threads(facts: Facts) -> Iterator[Seen | Missing]:
-    serving = settings_of(facts).serving
-    cores = need(facts.host.cpu.physical_cores, "the number of physical cores")
-    for name, threads, level in (
-        ("threads", serving.threads, Level.WARNING),
-        ("threads_batch", serving.threads_batch, Level.NOTE),
-    ):
-        if isinstance(threads, int) and threads > cores:
-            yield Seen(
-                level,
-                f"serving.{name} is {threads}, and there are {cores} physical cores",
-                f"tunerd plan PROFILE --set serving.{name}=physical",
-            )
-
-
-_HOST_RULES = (
-    Rule(
-        "uvm-missing",
-        "/dev/nvidia-uvm missing after boot",
-        "the first CUDA program makes it with a setuid helper, which a unit with NoNewPrivileges= may "
-        "not use; then the server finds no GPU",
-        "NVIDIA Linux driver README, device files; systemd.exec(5), NoNewPrivileges=",
-        _uvm,
-    ),
-    Rule(
-        "driver-mismatch",
-        "kernel module and library of the driver differ",
-        "after an update without a reboot no new CUDA program can start",
-        f"{NVML}, NVML_ERROR_LIB_RM_VERSION_MISMATCH; /proc/driver/nvidia/version",
-        _versions,
-    ),
-    Rule(
-        "pcie-link",
-        "a PCIe link narrower or slower than it could be",
-        "prompts with experts on the CPU, and every load, go through it",
-        f"{NVML}, nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetCurrPcieLinkGeneration",
-        _pcie,
-    ),
-    Rule(
-        "power-limit",
-        "a power limit below the card's default",
-        "prompts are processed at lower clocks; often it is meant",
-        f"{NVML}, nvmlDeviceGetPowerManagementDefaultLimit",
-        _power,
-    ),
-    Rule(
-        "resizable-bar",
-        "Resizable BAR switched off",
-        "copies between RAM and VRAM go through a small window",
-        f"{NVML}, nvmlDeviceGetBAR1MemoryInfo",
-        _rebar,
-    ),
-    Rule(
-        "cpu-governor",
-        "a frequency governor that holds the processor down",
-        "experts on the CPU, sampling and launching kernels wait for a core at low clock",
-        "Linux admin-guide/pm/cpufreq and admin-guide/pm/intel_pstate",
-        _governor,
-    ),
-    Rule(
-        "threads",
-        "more threads than physical cores",
-        "two threads of a core share its vector units and memory, and wait for each other at every layer",
-        f"{CARD_12_GB} (8 threads on 8 cores); llama.cpp's own default",
-        _threads,
-    ),
-)
-
-
-_LOAD_FLAGS = frozenset(
-    {"--mlock", "--mmap", "--no-mmap", "-dio", "--direct-io", "-ndio", "--no-direct-io"}
-)
-
-
-def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
-    capabilities = capabilities_of(facts)
-    server = server_of(facts)
-    foreign = server.foreign_flags
-    load = [flag for flag in foreign if flag in _LOAD_FLAGS]
-    rest = [flag for flag in foreign if flag not in _LOAD_FLAGS]
-    if load:
-        way = (
-            'use `--load-mode`; `--no-mmap --mlock` is now "mlock"'
-            if capabilities.has_load_mode
-            else ""
-        )
-        yield Seen(
-            Level.ERROR,
-            f"this build does not take {', '.join(load)}: {server.unit} cannot start with it",
-            f"{way or 'leave it out'}: tunerd profiles new NAME --from-unit {server.unit}, then apply it",
-        )
-    if rest:
-        yield Seen(
-            Level.ERROR,
-            f"this build does not take {', '.join(rest)}: {server.unit} cannot start with it",
-            f"tunerd profiles new NAME --from-unit {server.unit} says what takes its place",
-        )
-
-
-def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
-    card = card_of(facts)
-    if card is None:
-        return
-    server = server_of(facts)
-    log = server.log
-    if log is not None and log.lacks_kernels:
-        yield Seen(
-            Level.ERROR,
-            "the log says that there is no kernel image for this card in the build",
-            _rebuild(card.compute_capability),
-        )
-        return
-    is_cpu_build = server.devices == () or (
-        server.devices is None and log is not None and log.has_cuda is False
-    )
-    if is_cpu_build:
-        yield Seen(
-            Level.WARNING,
-            f"there is a {card.name}, and this build sees no device to offload to",
-            "serve with a build for the card: tunerd engines lists what is here",
-        )
-        return
-    if log is not None and log.has_cuda is False:
-        return  # another backend, which compiles for the card when it starts
-    built = need(
-        log_of(facts).cuda_architectures, "the card's architectures that the build has (ARCHS)"
-    )
-    capability = need(card.compute_capability, f"the compute capability of GPU {card.index}")
-    own = capability[0] * 10 + capability[1]
-    # Code for X.y runs on X.z with z >= y.
-    if any(one // 10 == own // 10 and one <= own for one in built):
-        return
-    is_newer = any(one < own for one in built)
-    yield Seen(
-        Level.WARNING if is_newer else Level.ERROR,
-        f"the build has code for {', '.join(_dotted(one) for one in built)}, and the card is {_dotted(own)}",
-        _rebuild(capability),
-    )
-
-
-def _dotted(architecture: int) -> str:
-    return f"{architecture // 10}.{architecture % 10}"
-
-
-def _rebuild(capability: tuple[int, int] | None) -> str:
-    wanted = "native" if capability is None else f"{capability[0]}{capability[1]}"
-    return f"build with -DCMAKE_CUDA_ARCHITECTURES={wanted}, or take a package made for this card"
-
-
-def _graphs(facts: Facts) -> Iterator[Seen | Missing]:
-    if served_card(facts) is None:
-        return
-    if NO_GRAPHS not in server_of(facts).environment:
-        yield Missing(f"a comparison: tunerd compare --set 'environment.{NO_GRAPHS}=\"1\"'")
-
-
-def _port(facts: Facts) -> Iterator[Seen | Missing]:
-    port = need(facts.port, "the port of the server")
-    if port.others:
-        is_active = facts.server is not None and facts.server.is_active
-        who = ", ".join(port.others)
-        both = (
-            "listens there too, and clients reach either" if is_active else "listens there already"
-        )
-        level = Level.ERROR if facts.server is not None else Level.NOTE
-        yield Seen(level, f"port {port.port}: {who} {both}",
-                   "end it, or tunerd plan PROFILE --set serving.port=PORT")  # fmt: skip
-    if facts.server is not None and settings_of(facts).serving.port is None:
-        yield Seen(
-            Level.NOTE,
-            f"the command line names no port, so it is the build's own ({port.port})",
-            f"tunerd plan PROFILE --set serving.port={port.port}",
-        )
-
-
-def _stale(facts: Facts) -> Iterator[Seen | Missing]:
-    evidence = need(facts.evidence, "stored measurements")
-    if evidence.newest_run is None:
-        yield Missing("a stored run of what serves")
-    elif evidence.holds is None:
-        reasons = "; ".join(evidence.changes) or "parts of its conditions are unknown"
-        yield Missing(f"whether run {evidence.newest_run} still holds: {reasons}")
-    elif not evidence.holds:
-        yield Seen(
-            Level.WARNING,
-            f"run {evidence.newest_run}, the newest of what serves, does not hold any more: "
-            f"{'; '.join(evidence.changes)}",
-            "tunerd bench",
-        )
-
-
-_ENGINE_RULES = (
-    Rule(
-        "flags-removed",
-        "flags on the unit's command line that its build does not take",
-        "the server ends at its next start; mainline dropped the old load-mode flags in September 2026",
-        issue(20834, 28334),
-        _removed_flags,
-    ),
-    Rule(
-        "engine-architecture",
-        "a build without code for the card",
-        "the driver then compiles for minutes at the first start, or the first request ends the server",
-        "NVIDIA CUDA Compatibility Guide, binary compatibility; the build's own `system_info` line",
-        _architecture,
-    ),
-    Rule(
-        "cuda-graphs",
-        "CUDA graphs that are captured anew in every step (only a comparison tells)",
-        "drafts of changing length change the graph; capturing it each time costs more than it saves",
-        f"{CARD_12_GB}, checklist point 3; {issue(28549, 23957)}",
-        _graphs,
-    ),
-    Rule(
-        "port-clash",
-        "another program on the server's port, or a port that is left to the build",
-        "the second server cannot start, or (ik_llama.cpp shares its port) answers half of the requests; "
-        "builds have different ports of their own",
-        "help texts: 8080 in ik_llama.cpp and in mainline until August 2026, 9931 since then (ggml-org/llama.cpp#26508)",
-        _port,
-    ),
-    Rule(
-        "evidence-stale",
-        "measurements of what serves that do not hold any more",
-        "a driver, build or power limit that changed may have changed what is fastest",
-        "fingerprints of stored runs",
-        _stale,
-    ),
-)
-
-
-ALL_RULES: tuple[Rule, ...] = (
-    *_CARD_RULES,
-    *_HOST_RULES,
-    *_ENGINE_RULES,
-    *MEMORY_RULES,
-    *SPECULATION_RULES,
-)
+ALL_RULES = tuple(_RULES)
