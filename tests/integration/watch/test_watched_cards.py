@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,15 +17,12 @@ from tests.support.fake_gpu import rtx_3090_ti, rtx_4070_super
 from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
 from tests.support.local_box import Box
 from tests.support.needs import missing
-from tests.support.nvml_world import StubWorld, add_pci_device, loading
-from tunerd.cli.client import ApiClient
+from tests.support.nvml_world import StubWorld, loading
 from tunerd.doctor.doctor import doctor
-from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
+from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import GpuNow, Reading
 from tunerd.watch.history import History, history
-from tunerd.web.page_view import cards_table
-from tunerd.web.run import SOCKET
 from tunerd.words import MiB
 
 UNIT = "llama-server.service"
@@ -38,7 +30,6 @@ SERVER = "[Service]\nExecStart=/bin/server\n"
 BEGIN_S = 1_790_000_040.0  # a whole minute
 LOOK_S = 10.0
 MINUTE = 6  # looks
-LIMIT_S = 60.0
 MIB = 1024 * 1024
 SERVER_MIB, DESKTOP_MIB = 8000, 900
 
@@ -172,16 +163,11 @@ LISTS = tuple(
 @pytest.mark.parametrize(
     ("functions", "fields", "metric"),
     [
-        (("nvmlDeviceGetUtilizationRates",), ("utilisation_percent",), "utilization_ratio"),
-        (("nvmlDeviceGetPowerUsage",), ("power_w",), "power_watts"),
-        (("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"), ("temperature_c",),
-         "temperature_celsius"),
-        (("nvmlDeviceGetClockInfo",), ("sm_clock_mhz",), "sm_clock_hertz"),
         (("nvmlDeviceGetCurrentClocksEventReasons",), ("n_throttled",), "throttled"),
         (MEMORY, ("used_mib", "free_mib", "others_mib"), "memory_used_bytes"),
         (LISTS, ("server_mib", "others_mib"), "memory_others_bytes"),
     ],
-    ids=["utilisation", "power", "temperature", "clock", "throttling", "memory", "processes"],
+    ids=["throttling", "memory", "processes"],
 )  # fmt: skip
 def test_what_a_card_does_not_support_is_unknown_and_never_zero(
     box: CardBox, functions: tuple[str, ...], fields: tuple[str, ...], metric: str
@@ -194,16 +180,13 @@ def test_what_a_card_does_not_support_is_unknown_and_never_zero(
     (row,) = box.kept.gpus
     unknown = {name for name in GPU_VALUES if getattr(row, name) is None}
     assert unknown == set(fields)
-    n_shown = 0 if "sm_clock_mhz" in fields else len(fields)  # the page has no clocks
+    n_shown = len(fields)
     with box.shown() as api:
         told = metrics_of(api)
         assert f'tunerd_gpu_{metric}{{gpu="0"}}' not in told
         assert told["tunerd_gpus"] == 1
         cards = page_of(api).partition('aria-label="Cards now"')[2].partition("</table>")[0]
         assert cards.count('<span class="missing">unknown<') == n_shown
-    cells = cards_table({"latest": box.latest.to_json()})
-    assert cells is not None
-    assert cells.rows[0].count(None) == n_shown
     assert box.told == []
 
 
@@ -296,93 +279,3 @@ def test_of_two_cards_the_one_that_is_left_is_told_of(box: CardBox) -> None:
         told = metrics_of(api)
         assert (told["tunerd_gpus"], told["tunerd_gpu_problem"]) == (1, 1)
         assert "GPU 1: the GPU is lost" in page_of(api)
-
-
-def test_heat_is_counted_and_named_and_the_owners_limit_is_no_heat(box: CardBox) -> None:
-    hot = ("hardware thermal slowdown", POWER_CAP)
-    box.cards.show(box.card(throttle_reasons=hot, temperature_c=93, power_limit_w=150.0))
-    box.look(MINUTE)
-    found = findings(box)
-    assert (
-        found["gpu-throttled"]
-        == "GPU 0: its clocks are held down by hardware thermal slowdown, at 93 °C"
-    )
-    assert "150 W, and 220 W" in found["power-limit"]
-    with box.shown() as api:
-        told = metrics_of(api)
-        assert told['tunerd_gpu_throttled{gpu="0"}'] == 1
-        for reason in hot:
-            assert told[f'tunerd_gpu_throttle_reason{{gpu="0",reason="{reason}"}}'] == 1
-        assert f">{POWER_CAP}, hardware thermal slowdown<" in page_of(api)
-
-    box.cards.show(box.card(throttle_reasons=(POWER_CAP,), power_limit_w=150.0))
-    box.look(MINUTE + 1)
-    assert [row.n_throttled for row in box.kept.gpus] == [6, 0]
-    assert "gpu-throttled" not in findings(box)
-    assert box.told == [], "heat comes and goes; a server that is slower for it is told as drift"
-
-
-def test_a_card_that_is_split_is_said_to_be(box: CardBox) -> None:
-    box.cards.show(box.card(is_mig=True))
-    box.look(1)
-    assert box.only.is_mig is True
-    assert "split by MIG" in findings(box)["gpu-mig"]
-    with box.shown() as api:
-        assert "RTX 4070 SUPER, split by MIG" in page_of(api)
-
-
-def test_no_card_at_all_is_no_problem(box: CardBox) -> None:
-    shutil.rmtree(box.cards.root / "sys/bus/pci/devices/0000:01:00.0")
-    add_pci_device(box.cards.root, "0000:00:02.0", "0x8086")
-    box.cards.hide()
-    box.look(MINUTE + 1)
-    assert (box.latest.gpus, box.latest.gpu_problem) == ((), None)
-    assert (box.told, box.kept.gpus) == ([], ())
-    assert "gpu-unreadable" not in findings(box)
-    with box.shown() as api:
-        told = metrics_of(api)
-        assert (told["tunerd_gpus"], told["tunerd_gpu_problem"]) == (0, 0)
-        assert "no GPU" in page_of(api)
-
-
-def test_a_running_daemon_outlives_its_card_and_reads_it_again(tmp_path: Path, built: Path) -> None:
-    shutil.copy(built, tmp_path / nvml_stub.SONAME)
-    nvml = nvml_stub.NvmlWorld(tmp_path)
-    box = Box(tmp_path, {"LD_LIBRARY_PATH": str(tmp_path), "TUNERD_DAEMON__EVERY_S": "1"})
-    nvml.show(rtx_4070_super(used_mib=SERVER_MIB))
-    log = tmp_path / "log"
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tunerd", "daemon"], stderr=said, env=box.environment
-        )
-    client = ApiClient(box.folder / "run" / SOCKET)
-
-    def latest() -> dict[str, Any]:
-        found: dict[str, Any] = client.get("/api/readings?brief=true").envelope["latest"] or {}
-        return found
-
-    try:
-        until(lambda: b"api.ready" in log.read_bytes(), "the API answers")
-        until(lambda: bool(latest().get("gpus")), "the card is read")
-        nvml.fail("*", nvml_stub.GPU_IS_LOST, 0)
-        until(lambda: "is lost" in (latest()["gpu_problem"] or ""), "the card is lost")
-        done = box.call("status")
-        assert "warning: GPU 0: the GPU is lost: it has fallen off the bus" in done.stderr
-        nvml.reload_driver()
-        nvml.show(rtx_4070_super(used_mib=SERVER_MIB))
-        until(lambda: bool(latest()["gpus"]), "the card is read again")
-        assert latest()["gpus"][0]["used_mib"] == SERVER_MIB
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=LIMIT_S) == 0
-    finally:
-        process.kill()
-        process.wait(timeout=LIMIT_S)
-    text = log.read_text()
-    assert (text.count("event.gpu "), text.count("event.gpu-back ")) == (1, 1), text
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end_s, f"never came true: {what}"
-        time.sleep(0.1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -341,15 +340,9 @@ def test_24_gb_dflash_of_its_fork_is_judged_by_the_same_break_even() -> None:
     assert "speculation pays from" in said(facts)["mtp-does-not-pay"]
 
 
-def test_every_write_up_is_asked() -> None:
-    text = Path(__file__).read_text(encoding="utf-8")
-    assert [name for name in WRITE_UPS if f'"{name}"' not in text] == []
-
-
 def test_the_types_of_the_mtp_block_are_told_apart_from_the_trunks() -> None:
     facts = weights("35B")
 
     assert sum(size for _, size in facts.mtp_types) == sum(b.n_bytes for b in facts.mtp_blocks)
     assert facts.mtp_types[0][0] == "q8_0"
-    plain = facts_of_shape(replace(QWEN36_27B, has_mtp=False))
-    assert plain.mtp_types == ()
+    assert facts_of_shape(replace(QWEN36_27B, has_mtp=False)).mtp_types == ()

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from tests.support.readings import served
 from tunerd.engine.health import FailureKind
+from tunerd.engine.log import LoggedRequest
 from tunerd.watch.figures import Event
 from tunerd.watch.guards import (
     Act,
     Confirmed,
     Death,
+    DeathsState,
     Decision,
     DriftLook,
     DriftState,
@@ -29,11 +31,18 @@ from tunerd.watch.guards import (
     Policy,
     Replanned,
     Seen,
+    Stretch,
     UpgradeState,
+    alike,
     answered,
+    deaths_recalled,
     decide,
     hang_recalled,
+    is_of_speed,
+    look_at_deaths,
     look_at_oom,
+    look_closer,
+    look_for_deaths,
     look_for_drift,
     look_for_hang,
     look_for_upgrade,
@@ -86,21 +95,22 @@ def test_another_cause_raises_nothing() -> None:
         assert deaths(0.0, 1.0, 2.0, kind=kind, gave_up=True) == []
 
 
-def test_after_the_last_step_it_only_says_so_and_says_it_once() -> None:
-    (decision,) = deaths(0.0, 1.0, 2.0, 3.0, margin=Margin(2048, 2, is_pinned=False))
+@pytest.mark.parametrize(
+    ("margin", "words"),
+    [
+        (Margin(2048, 2, is_pinned=False), "raised 2 times"),
+        (replace(MARGIN, is_pinned=True), "which is pinned and so is left alone"),
+        (
+            replace(MARGIN, left_alone="its unit was edited by hand"),
+            "left alone: its unit was edited",
+        ),
+        (Margin(None, 0, is_pinned=False), "no fit margin is set"),
+    ],
+)
+def test_a_margin_that_must_not_be_raised_is_told_of_once(margin: Margin, words: str) -> None:
+    (decision,) = deaths(0.0, 1.0, 2.0, 3.0, margin=margin)
     assert (decision.act, decision.level) == (Act.NOTHING, "error")
-    assert "raised 2 times" in decision.text
-
-
-def test_what_a_person_pinned_is_left_alone() -> None:
-    (decision,) = deaths(0.0, 1.0, 2.0, margin=replace(MARGIN, is_pinned=True))
-    assert decision.act is Act.NOTHING
-    assert "memory.fit_mib=1792" in (decision.hint or "")
-
-
-def test_without_a_margin_there_is_nothing_to_raise() -> None:
-    (decision,) = deaths(0.0, 1.0, margin=Margin(None, 0, is_pinned=False))
-    assert decision.act is Act.NOTHING
+    assert words in decision.text
 
 
 def test_advice_only_where_that_is_all_that_is_wanted() -> None:
@@ -191,23 +201,21 @@ def test_a_server_that_generates_for_others_is_not_asked() -> None:
         at_s += 10.0
 
 
-def test_a_busy_server_is_not_asked_however_long_it_works() -> None:
-    _, asked = rest(20_000.0, HangState(), 0.0, is_busy=True)
-    assert asked == []
-
-
-def test_a_server_that_does_not_say_is_asked_when_it_does_nothing_at_all() -> None:
-    _, asked = rest(2000.0, HangState(), 0.0, is_busy=None, cores=0.0)
-    assert asked[0] == 900.0
-    _, asked = rest(2000.0, HangState(), 0.0, is_busy=None, cores=0.9)
-    assert asked == []
-    _, asked = rest(2000.0, HangState(), 0.0, is_busy=None, cores=None)
-    assert asked == []
-
-
-def test_a_server_that_loads_or_died_is_another_matter() -> None:
-    _, asked = rest(2000.0, HangState(), 0.0, is_ready=False)
-    assert asked == []
+@pytest.mark.parametrize(
+    ("seen", "first_s"),
+    [
+        ({"is_busy": True}, None),  # however long it works
+        ({"is_busy": None, "cores": 0.0}, 900.0),  # it does not say, and does nothing at all
+        ({"is_busy": None, "cores": 0.9}, None),
+        ({"is_busy": None, "cores": None}, None),
+        ({"is_ready": False}, None),  # it loads or died, which is another matter
+    ],
+)
+def test_a_server_that_works_or_may_work_is_not_asked(
+    seen: dict[str, Any], first_s: float | None
+) -> None:
+    _, asked = rest(20_000.0, HangState(), 0.0, **seen)
+    assert asked[:1] == ([] if first_s is None else [first_s])
 
 
 def silence(
@@ -310,10 +318,6 @@ def test_short_answers_add_up_before_they_count() -> None:
     assert len(state.stretches) == 50 * 32 // 512
 
 
-def test_several_requests_at_once_share_the_speed_and_tell_nothing() -> None:
-    assert live(10, 10, 10, 10, is_alone=False)[1] == []
-
-
 def test_drafts_that_are_wrong_more_often_are_a_drift_of_their_own() -> None:
     _, (decision,) = live(50, 50, 50, acceptance=0.5)
     assert "0.50, 0.50, 0.50 of the drafts accepted" in decision.evidence
@@ -349,6 +353,116 @@ def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None
     state, (_,) = live(30, 30, 30)
     state, found = live(50, 50, 50, 50, 50, state=state, life="life-2")
     assert [one.kind for one in found] == ["drift-over"]
+
+
+# What is held against no server: speeds that requests shared, and those of deep conversations
+
+FLOOR = Confirmed(40.0, None)
+
+
+def looks(*seen: tuple[float | None, int]) -> DriftState:
+    """What is kept of looks that saw this speed counted, and so many requests under way."""
+    state = DriftState()
+    for speed, n_busy in seen:
+        work = None if speed is None else served(600, speed)
+        look = DriftLook(0.0, "life-1", work, is_alone=n_busy <= 1, is_idle=n_busy == 0)
+        state, decision = look_for_drift(state, look, FLOOR, Policy.ADVISE)
+        assert decision is None
+    return state
+
+
+def test_what_several_requests_did_is_counted_when_they_end_and_is_left_out() -> None:
+    state = looks((50, 0), (None, 3), (20, 0), (50, 0))
+    assert [one.tok_s for one in state.stretches] == [50, 50]
+    assert len(looks((50, 1), (50, 0), (50, 1), (50, 1)).stretches) == 4, "one after the other"
+
+
+def test_while_one_of_several_goes_on_nothing_of_it_counts() -> None:
+    state = looks((None, 2), (20, 1), (20, 1), (20, 0), (50, 0), (50, 1))
+    assert [one.tok_s for one in state.stretches] == [50, 50]
+
+
+def test_a_new_life_has_shared_nothing() -> None:
+    state = looks((None, 3))
+    look = DriftLook(0.0, "life-2", served(600, 50.0), is_alone=True)
+    state, _ = look_for_drift(state, look, FLOOR, Policy.ADVISE)
+    assert len(state.stretches) == 1
+
+
+# Depth
+
+DEEP = replace(FLOOR, deepest_tokens=4000)
+DECAY = Decision("drift", Act.RESTART, "warning", "it decays", "30 tok/s")
+
+
+def request(depth: int, tok_s: float, *, n: int = 400, concurrency: int = 1) -> LoggedRequest:
+    ms = (n - 1) / tok_s * 1000
+    return LoggedRequest(depth, 100.0, n, ms, 0, None, None, concurrency)
+
+
+def closer(*requests: LoggedRequest) -> Decision | None:
+    state = DriftState(life="life-1", has_drifted=True)
+    state, decision = look_closer(state, DECAY, alike(requests, DEEP), DEEP)
+    assert state.has_drifted is (decision is not None)
+    return decision
+
+
+def test_a_conversation_that_grew_deep_is_slower_for_reasons_of_its_own() -> None:
+    grown = [request(depth, 60 - depth / 1000) for depth in range(6000, 40_000, 2000)]
+    assert closer(*grown) is None
+    assert closer(request(3000, 50), request(3000, 50), *grown) is None, "the like ones are fast"
+    assert closer(request(3000, 20), request(3000, 20), *grown) is not None
+
+
+def test_the_newest_requests_that_are_alike_count() -> None:
+    slow = [request(3000, 20)] * 4
+    fast = [request(3000, 60)] * 20
+    decision = closer(*fast, *slow)
+    assert decision is not None
+    assert decision.act is Act.RESTART
+    assert decision.evidence.endswith("no deeper than those: 20.0 tok/s")
+    assert closer(*slow, *fast) is None
+
+
+def test_requests_that_ran_together_or_were_short_are_not_alike() -> None:
+    assert closer(*[request(3000, 20, concurrency=2)] * 10) is None
+    assert closer(request(3000, 20)) is None
+
+
+def test_where_no_depth_is_known_it_is_only_told() -> None:
+    unknown = replace(request(3000, 20), cached_n=None)
+    decision = closer(unknown, unknown)
+    assert decision is not None
+    assert decision.act is Act.NOTHING
+    assert "is not known" in decision.evidence
+
+
+def test_what_is_short_anyway_is_like_whatever_was_measured() -> None:
+    shallow = replace(DEEP, deepest_tokens=250)
+    found = alike([request(600, 20)] * 4, shallow)
+    assert found.tok_s is not None
+    assert alike([request(6000, 20)] * 4, shallow).tok_s is None
+
+
+def test_only_a_drift_of_speed_needs_a_closer_look() -> None:
+    slow = Stretch(600, 20.0, 300, 250)
+    fast = Stretch(600, 10.0, 300, 250)
+    assert is_of_speed(DriftState(stretches=(fast, slow, slow, slow)), FLOOR)
+    assert not is_of_speed(DriftState(stretches=(slow, fast, fast, fast)), FLOOR)
+
+
+def test_a_stretch_whose_counters_were_told_late_began_when_they_were_told_last() -> None:
+    held = replace(served(1, 1.0), n_predicted=None, predicted_s=None, seconds=10.0)
+    state = DriftState()
+    for at_s, work in (
+        (110.0, held),
+        (120.0, held),
+        (130.0, replace(served(900, 30.0), seconds=10.0)),
+    ):
+        look = DriftLook(at_s, "life-1", work, is_alone=True)
+        state, _ = look_for_drift(state, look, FLOOR, Policy.ADVISE)
+    assert [one.since_s for one in state.stretches] == [100.0]
+    assert state.held_since_s is None
 
 
 # Upgrade
@@ -427,3 +541,84 @@ def test_without_a_copy_of_the_build_before_it_says_that_nothing_can_be_compared
     assert alone is not None
     assert "no copy of the old build was kept" in alone.text
     assert "swap.keep_engine" in str(alone.hint)
+
+
+# Deaths
+
+DEATH = Death(0.0, FailureKind.CRASH, "GGML_ASSERT(ok) failed", has_given_up=False)
+
+
+class Told:
+    """Deaths and looks one after the other, and what was told of them."""
+
+    def __init__(self) -> None:
+        self.state = DeathsState()
+        self.found: list[Decision] = []
+
+    def died(self, at_s: float, *, gave_up: bool = False) -> None:
+        death = replace(DEATH, at_s=at_s, has_given_up=gave_up)
+        self.state, decision = look_at_deaths(self.state, death)
+        self.found += [] if decision is None else [decision]
+
+    def looked(self, at_s: float, *, is_ready: bool = True) -> None:
+        self.state, decision = look_for_deaths(self.state, at_s, is_ready=is_ready)
+        self.found += [] if decision is None else [decision]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [one.kind for one in self.found]
+
+
+def test_one_death_after_which_it_serves_again_is_no_news() -> None:
+    told = Told()
+    told.died(0.0)
+    told.looked(60.0)
+    for n in range(1, 5):  # nor are some that are far apart
+        told.died(7200.0 * n)
+    assert told.kinds == []
+
+
+def test_a_loop_of_deaths_is_told_once_and_its_end_when_it_has_lasted() -> None:
+    told = Told()
+    for n in range(6):
+        told.died(60.0 * n)
+        told.looked(60.0 * n + 30)
+    assert told.kinds == ["server-dies"]
+    assert "GGML_ASSERT" in told.found[0].evidence
+    told.looked(300.0 + 1700)
+    assert told.kinds == ["server-dies"]
+    told.looked(300.0 + 1900)
+    told.looked(300.0 + 2000)
+    assert told.kinds == ["server-dies", "server-back"]
+
+
+def test_a_server_that_is_given_up_is_an_error_at_once_and_its_return_too() -> None:
+    told = Told()
+    told.died(0.0, gave_up=True)
+    told.died(10.0, gave_up=True)
+    told.looked(20.0, is_ready=False)
+    told.looked(30.0)
+    assert [(one.kind, one.level) for one in told.found] == [
+        ("server-failed", "error"),
+        ("server-back", "note"),
+    ]
+
+
+def test_a_loop_that_ends_with_giving_up_is_told_as_both() -> None:
+    told = Told()
+    told.died(0.0)
+    told.died(10.0)
+    told.died(20.0, gave_up=True)
+    assert told.kinds == ["server-dies", "server-failed"]
+
+
+def test_a_daemon_that_takes_over_repeats_nothing_and_tells_the_end() -> None:
+    event = Event(100.0, "server-failed", "error", "it died")
+    told = Told()
+    told.state = deaths_recalled([Event(200.0, "hang", "warning", "x"), event])
+    told.died(150.0, gave_up=True)
+    told.looked(160.0)
+    assert told.kinds == ["server-back"]
+    over = Event(300.0, "server-back", "note", "it serves again")
+    assert deaths_recalled([over, event]) == DeathsState()
+    assert deaths_recalled([]) == DeathsState()
