@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,13 @@ import pytest
 from tests.fault.world import a_generation
 from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
 from tests.support.local_box import Box
-from tests.support.readings import a_reading, an_engine
+from tests.support.readings import a_reading, an_engine, served
 from tunerd.app import Context
+from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import lock
 from tunerd.machine.net import free_port
+from tunerd.measure.answer import Counters
 from tunerd.production.probation import new_record
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Ending as Ended
@@ -105,47 +111,37 @@ def test_a_server_without_vram_is_told_of_once_where_no_margin_can_be_raised(wor
     assert "cudaMalloc failed" in world.told[0].text
 
 
-def test_what_was_said_long_before_the_death_is_no_cause_of_it(world: World) -> None:
-    world.look()
-    for _ in range(3):
-        world.die(OOM, *["srv update_slots: all slots are idle"] * 150)
-        world.look()
-    assert "oom" not in world.kinds
+ASSERTS = ["GGML_ASSERT(ok) failed"]
 
 
-def test_a_server_that_dies_of_something_else_is_no_business_of_the_margin(world: World) -> None:
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        [ASSERTS] * 5,
+        [[OOM, *["srv update_slots: all slots are idle"] * 150]] * 3,  # said long before the death
+        [[OOM], *[ASSERTS] * 4],  # said in an earlier life
+    ],
+)
+def test_a_server_that_dies_of_something_else_is_no_business_of_the_margin(
+    world: World, deaths: list[list[str]]
+) -> None:
     world.look()
-    for _ in range(5):
-        world.die("GGML_ASSERT(ok) failed")
-        world.look()
-    assert world.kinds == ["server-dies"]
-
-
-def test_words_of_an_earlier_life_are_not_held_against_a_later_one(world: World) -> None:
-    world.look()
-    world.die(OOM)
-    world.look()
-    for _ in range(4):
-        world.die("GGML_ASSERT(ok) failed")
+    for words in deaths:
+        world.die(*words)
         world.look()
     assert world.kinds == ["server-dies"]
 
 
-def test_while_somebody_changes_the_unit_nothing_is_counted(world: World) -> None:
+@pytest.mark.parametrize("measuring", [None, "sweep 3"])
+def test_while_somebody_changes_or_measures_nothing_is_counted(
+    world: World, measuring: str | None
+) -> None:
     world.look()
-    with lock(world.ctx.paths.lock, purpose="apply", since="now"):
+    held = lock(world.ctx.paths.lock, purpose="apply", since="now")
+    with contextlib.nullcontext() if measuring else held:
         for _ in range(3):
             world.die(OOM)
-            world.look()
-    world.look()
-    assert world.kinds == []
-
-
-def test_while_something_is_measured_nothing_is_counted(world: World) -> None:
-    world.look()
-    for _ in range(3):
-        world.die(OOM)
-        world.look(measuring="sweep 3")
+            world.look(measuring=measuring)
     world.look()
     assert world.kinds == []
 
@@ -308,3 +304,216 @@ def test_a_server_is_expected_where_it_was_deployed_or_starts_at_boot(world: Wor
     world.ctx.generations.create(taken, None)
     world.ctx.generations.end(2, Ended(Outcome.REMOVED, world.clock.now_s(), 1.0, None, None))
     assert not is_expected()
+
+
+# What it answers: refusals, a deaf service manager, a clock that is set
+
+
+def looked(world: World, port: int, looks: int) -> None:
+    server = LlamaServer(Address("127.0.0.1", port), world.clock)
+    world.guards = Guarding(world.ctx, Notifier({}), world.told.append, lambda: server)
+    for _ in range(looks):
+        world.look()
+
+
+@contextlib.contextmanager
+def answering(status: int) -> Iterator[tuple[int, list[str]]]:
+    """A server that answers each question so; its port, and what it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
+            body = json.dumps({"error": {"message": "no", "code": status}}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_port, asked
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("status", [401, 501])
+def test_a_server_that_does_not_do_that_is_no_server_that_hangs(world: World, status: int) -> None:
+    before = world.manager.state(UNIT).invocation_id
+    with answering(status) as (port, asked):
+        looked(world, port, 200)  # two thousand seconds
+        assert 1 <= len(asked) <= 2, "and it is not asked oftener for that"
+    assert world.kinds == []
+    assert world.manager.state(UNIT).invocation_id == before
+
+
+def test_a_server_that_fails_at_each_question_is_restarted(world: World) -> None:
+    before = world.manager.state(UNIT).invocation_id
+    with answering(500) as (port, _asked):
+        looked(world, port, 100)
+    assert world.kinds == ["hang"]
+    assert world.manager.state(UNIT).invocation_id != before
+
+
+def test_a_hang_that_was_told_of_is_asked_about_seldom(world: World) -> None:
+    guards = world.ctx.settings.guards.model_copy(update={"hang": "advise"})
+    settings = world.ctx.settings.model_copy(update={"guards": guards})
+    world.ctx = replace(world.ctx, settings=settings)
+    with answering(500) as (port, asked):
+        looked(world, port, 1000)  # ten thousand seconds
+        assert len(asked) < 20
+    assert world.kinds == ["hang"]
+
+
+def test_a_clock_that_is_set_back_does_not_put_the_guard_to_sleep(world: World) -> None:
+    with answering(500) as (port, asked):
+        looked(world, port, 5)
+        world.clock.set_wall(world.clock.now_s() - 86_400)
+        for _ in range(120):
+            world.look()
+        assert len(asked) >= 2
+    assert world.kinds == ["hang"]
+
+
+def test_a_death_is_counted_once_though_the_service_manager_was_deaf_meanwhile(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.look()
+    gone = an_engine(
+        active_state="failed", sub_state="failed", result="exit-code", health=None, life=None
+    )
+    for engine in (gone, gone, replace(gone, active_state="unknown", result="unknown"), gone):
+        world.look(engine=engine)
+    assert world.kinds == ["server-failed"]
+    assert "".join(capfd.readouterr()).count("server.died") == 1
+
+
+# Drift: counters find it, the server's own log decides, restarts are few
+
+DECAYS = (60.0, 58.0, 55.0, 39.0, 34.0, 30.0)
+CONFIRMED = {"floor_tok_s": 40.0, "floor_acceptance": None, "deepest_tokens": 2000}
+
+
+class Counting(World):
+    """Its server counts what it generates in each of its lives."""
+
+    life: str | None = None
+    total = Tally(0, 0.0)
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Counting:
+    made = Counting(tmp_path)
+    guards = made.ctx.settings.guards.model_copy(update={"drift": "act"})
+    made.ctx = replace(made.ctx, settings=made.ctx.settings.model_copy(update={"guards": guards}))
+    findings = {"confirmed": CONFIRMED, "replanned": None, "engine_sha256": None}
+    (made.ctx.paths.state_dir / "guards.json").write_text(json.dumps(findings))
+    made.guards = Guarding(made.ctx, Notifier({}), made.told.append, lambda: None)
+    return made
+
+
+def work(world: Counting, depth: int, *speeds: float, forged: int = 0) -> None:
+    """Requests one after the other, each logged and counted at the look after it.
+
+    At each look somebody has written the lines of so many more.
+    """
+    for task, tok_s in enumerate(speeds):
+        head = f"slot print_timing: id  0 | task {task} | "
+        for line in (
+            f"slot launch_slot_: id  0 | task {task} | processing task, is_child = 0",
+            f"{head}prompt eval time = 30.00 ms / {depth} tokens (0.1 ms per token, 8000.00 tokens per second)",
+            f"{head}       eval time = {600_000 / tok_s:.2f} ms / 600 tokens (1 ms per token, 1 tokens per second)",
+            f"slot release: id  0 | task {task} | stop processing: n_tokens = {depth + 599}, truncated = 0",
+        ):
+            for _ in range(1 + forged):
+                world.manager.print_line(UNIT, line)
+        life = world.manager.state(UNIT).invocation_id
+        if world.life != life:
+            world.life, world.total = life, Tally(0, 0.0)
+        world.total = Tally(world.total.n + 600, world.total.seconds + 600 / tok_s)
+        counters = Counters(None, world.total.n, 0, 0, predicted_s=world.total.seconds)
+        world.look(
+            engine=an_engine(life=life, served=served(600, tok_s, seconds=10.0), counters=counters)
+        )
+
+
+def life(world: Counting) -> str | None:
+    return world.manager.state(UNIT).invocation_id
+
+
+def test_a_server_that_decays_is_restarted(counting: Counting) -> None:
+    before = life(counting)
+    work(counting, 200, *DECAYS)
+    assert counting.kinds == ["drift"]
+    assert "no deeper than those: 33.9 tok/s" in counting.told[0].text
+    assert life(counting) != before
+
+
+def test_lines_that_somebody_else_wrote_restart_nothing(counting: Counting) -> None:
+    before = life(counting)
+    work(counting, 200, *DECAYS, forged=1)
+    assert (counting.kinds, life(counting)) == (["drift"], before)
+    assert "is not known" in counting.told[0].text
+
+
+def test_a_conversation_that_grows_deep_is_left_alone(counting: Counting) -> None:
+    before = life(counting)
+    work(counting, 20_000, *DECAYS)
+    assert (counting.kinds, life(counting)) == ([], before)
+
+
+def test_one_that_decays_again_and_again_is_restarted_no_oftener_than_one_that_hangs(
+    counting: Counting,
+) -> None:
+    lives = {life(counting)}
+    for _ in range(5):
+        work(counting, 200, *DECAYS)
+        lives.add(life(counting))
+    assert len(lives) == 1 + counting.ctx.settings.guards.hang_restarts_per_hour
+    counting.clock.advance(3600.0)
+    work(counting, 200, 30.0)
+    assert life(counting) not in lives, "an hour later"
+
+
+BASIS = {"slowest_tok_s": 50.0, "deepest_tokens": 2000, "n_samples": 9, "previous_tok_s": None}
+
+
+@pytest.mark.parametrize(
+    ("depth", "speeds", "forged", "is_taken"),
+    [
+        (200, (30.0,) * 4, 0, True),
+        (200, (30.0,) * 2, 0, False),  # two stretches are not enough
+        (200, (40.0,) * 6, 0, False),  # a quarter less is let pass
+        (20_000, (30.0,) * 6, 0, False),  # deep conversations are slower for reasons of their own
+        (200, (30.0,) * 6, 1, False),  # lines that the counters do not bear out
+    ],
+)
+def test_a_new_server_that_is_slower_than_measured_is_taken_back(
+    counting: Counting, depth: int, speeds: tuple[float, ...], forged: int, is_taken: bool
+) -> None:
+    path = watched(counting)
+    findings = {"generation": 3, "basis": BASIS, "confirmed": None, "replanned": None,
+                "engine_sha256": None}  # fmt: skip
+    (counting.ctx.paths.state_dir / "guards.json").write_text(json.dumps(findings))
+    counting.look()
+    work(counting, depth, *speeds, forged=forged)
+    reason = json.loads(path.read_text())["reason"]
+    assert bool(reason) is is_taken
+    assert (counting.manager.runtime_unit_dir / TAKES_BACK).exists() is is_taken
+    if is_taken:
+        assert "slower in service than measured: 30.0, 30.0, 30.0 tok/s" in reason
+        assert "measured with 50.0" in reason
+
+
+def test_a_new_server_of_which_nothing_was_measured_is_not_judged_by_its_speed(
+    counting: Counting,
+) -> None:
+    path = watched(counting)
+    counting.look()
+    work(counting, 200, *(1.0,) * 6)
+    assert json.loads(path.read_text())["reason"] == ""

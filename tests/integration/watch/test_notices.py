@@ -120,10 +120,11 @@ def test_a_receiver_that_is_down_is_asked_again(tmp_path: Path, receiver: Receiv
     assert ctx.clock.monotonic_s() - began_s == 25.0
 
 
+@pytest.mark.parametrize("status", [500, 302])  # no redirect is followed
 def test_one_that_stays_down_leaves_the_notice_for_the_next_try(
-    tmp_path: Path, receiver: Receiver
+    tmp_path: Path, receiver: Receiver, status: int
 ) -> None:
-    receiver.statuses = [500]
+    receiver.statuses = [status]
     ctx = context(tmp_path, receiver.url)
     name = left(ctx)
     with pytest.raises(HostError, match="did not arrive"):
@@ -149,13 +150,6 @@ def test_of_an_answer_only_the_status_is_read(tmp_path: Path, receiver: Receiver
     ctx = context(tmp_path, receiver.url)
     send_notice(ctx, left(ctx))
     assert receiver.was_cut
-
-
-def test_a_redirect_is_not_followed(tmp_path: Path, receiver: Receiver) -> None:
-    receiver.statuses = [302]
-    ctx = context(tmp_path, receiver.url)
-    with pytest.raises(HostError):
-        send_notice(ctx, left(ctx))
 
 
 def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path, receiver: Receiver) -> None:
