@@ -54,24 +54,20 @@ class Behaviour:
     # Life.
     needs_model: bool = True
     load_s: float = 0.0
-    load_rss_mib: int = 0
     load_never_ends: bool = False
     health: list[int] | None = None
     drips: bool = False
     never_binds: bool = False
     fail: str | list[str | None] | None = None
-    exit_after_s: float | None = None
     exit_after_requests: int | None = None
     exit_status: int = 1
     exit_signal: int | None = None
     ignore_sigterm: bool = False
     leave_child: bool = False
     loses_last_words: bool = False
-    stop_s: float = 0.0
     # What it says.
     alias: str | None = None
     reply: str | list[str] = "normal"
-    answer_tok: int | None = None
     default_n_predict: int = 64
     device: dict[str, Any] | None = None
     # How fast it is.
@@ -86,7 +82,6 @@ class Behaviour:
     has_mtp: bool = True
     is_recurrent: bool = True
     speculation_works: bool = True
-    p_min_ignored: bool = False
     acceptance: float = 0.75
     confidence_slope: float = 0.8
     draft_cost: float = 0.08

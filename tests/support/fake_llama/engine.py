@@ -175,10 +175,6 @@ class Engine:
         served = self.arguments.whole("n_predict", -1)
         n_predict = limit if isinstance(limit, int) and limit >= 0 else served
         n_predict = n_predict if n_predict >= 0 else self.behaviour.default_n_predict
-        stop_type = "limit"
-        answer_tok = self.behaviour.answer_tok
-        if answer_tok is not None and not body.get("ignore_eos") and answer_tok <= n_predict:
-            n_predict, stop_type = answer_tok, "eos"
         if self.behaviour.ends_at_tok is not None:
             n_predict = min(n_predict, self.behaviour.ends_at_tok)
         n_predict = min(n_predict, self.n_ctx - len(tokens))
@@ -198,7 +194,7 @@ class Engine:
             p_min=p_min,
             slowdown=slowdown,
             seed=seed + (n_earlier if self.behaviour.noise else 0),
-            stop_type=stop_type,
+            stop_type="limit",
         )
         known = (self.behaviour.by_length or {}).get(str(n_predict))
         if known is not None:

@@ -47,7 +47,6 @@ class Program:
         self._stop = threading.Event()
         self._n_at_work = 0
         self._work_lock = threading.Lock()
-        self._ballast: list[bytearray] = []
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -205,14 +204,8 @@ class Program:
         return not self.behaviour.needs_model or (model is not None and Path(model).is_file())
 
     def _spend_load_time(self) -> None:
-        """Wait as long as the load takes, growing as an engine grows that reads its weights."""
-        n_parts = 20
-        for _ in range(n_parts):
-            mib = self.behaviour.load_rss_mib / n_parts
-            if mib:
-                self._ballast.append(bytearray(os.urandom(1) * int(mib * 1024 * 1024)))
-            if self.behaviour.load_s:
-                time.sleep(self.behaviour.load_s / n_parts)
+        """Wait as long as the load takes."""
+        time.sleep(self.behaviour.load_s)
         while self.behaviour.load_never_ends:
             time.sleep(3600)
 
@@ -238,15 +231,12 @@ class Program:
         log_ready(self.log, self.api.engine)
         self.api.is_loaded = True
         self.record.add("ready")
-        if self.behaviour.exit_after_s is not None:
-            threading.Timer(self.behaviour.exit_after_s, self._die_as_told).start()
         self._stop.wait()
         # shutdown() wakes the thread in accept(), which close() alone would leave there.
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         while self._n_at_work:
             time.sleep(POLL_S)
-        time.sleep(self.behaviour.stop_s)
         if not self.behaviour.is_ik:
             self.log("I srv    operator(): operator(): cleaning up before exit...")
             log_memory_table(self.log, self.behaviour)

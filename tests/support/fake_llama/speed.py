@@ -63,7 +63,7 @@ def simulate(
         for _ in range(min(n_max, n_predict - produced - 1)):
             confidence = rng.random() ** 0.25
             n_tried += 1
-            if confidence < p_min and not behaviour.p_min_ignored:
+            if confidence < p_min:
                 break
             confidences.append(confidence)
         confidences = confidences if len(confidences) >= n_min else []
