@@ -8,6 +8,7 @@ All have a designed model in /srv/models and, where TUNERD_TEST_ENGINES names so
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from tests.support import needs, roots, run_folder
 from tests.support.machine import Machine
 from tests.support.overlay import Root
+from tests.support.places import VARIABLE
 from tests.support.roots import Tunerd
 from tunerd.tryout.designed import SHAPES, design, write
 
@@ -43,11 +45,28 @@ class Machines(Protocol):
         ...
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark them, and take one root of two: where no places are asked for, there is time for one.
+
+    Each test has its own, always the same; `both_roots` marks those that depend on what differs.
+    """
     here = Path(__file__).parent
+    left_out = []
     for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.e2e)
+        if not item.path.is_relative_to(here):
+            continue
+        item.add_marker(pytest.mark.e2e)
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        roots_asked = {"bare_root", "installed_root", "any_root"} & set(params)
+        if VARIABLE in os.environ or not roots_asked or item.get_closest_marker("both_roots"):
+            continue
+        name, _, _ = item.nodeid.partition("[")
+        taken = ("host", "sid")[zlib.crc32(name.encode()) % 2]
+        if params[roots_asked.pop()] != taken:
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(scope="session")

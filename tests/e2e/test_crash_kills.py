@@ -12,10 +12,11 @@ import pytest
 from tests.fault.victim import Victim
 from tests.support.machine import Machine
 
-KILLS = 4
+KILLS = 3
 SEED = 20261121
 
 
+@pytest.mark.both_roots
 @pytest.mark.timeout(600)
 def test_after_a_kill_of_a_swap_recover_leaves_a_whole_unit_that_serves(machine: Machine) -> None:
     victim = Victim(machine)

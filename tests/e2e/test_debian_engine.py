@@ -205,7 +205,7 @@ def test_debians_engine_is_let_sleep_while_the_daemon_watches_it(machine: Machin
         f"[Service]\nExecStart=/usr/bin/llama-server -m /srv/models/tiny.gguf {words}\n",
     )
     machine.systemctl("daemon-reload")
-    machine.systemctl("start", UNIT)
+    machine.systemctl("restart", UNIT)  # a server of another test may run
     asleep = "curl --silent localhost:8080/props | grep -q '\"is_sleeping\":true'"
     daemon = f"{PREFIX}/bin/tunerd --system daemon"
     machine.sh(f"systemd-run --unit=watcher --setenv=TUNERD_DAEMON__EVERY_S=1 {daemon}")

@@ -10,6 +10,7 @@ import pytest
 from tests.support.deployment import Deployment
 from tests.support.machine import Machine
 from tests.support.overlay import Root
+from tests.support.places import places
 from tests.support.roots import PREFIX
 
 pytestmark = pytest.mark.xdist_group("foreign-engines")  # one machine for all
@@ -37,9 +38,9 @@ with open("/run/heard", "w", buffering=1) as file:
 """
 
 
-@pytest.fixture(scope="module", params=["host", "sid"])
+@pytest.fixture(scope="module", params=places(of="system"), ids=str)
 def box(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Deployment]:
-    root: Root = request.getfixturevalue(f"{request.param}_root")
+    root: Root = request.getfixturevalue(f"{request.param.root}_root")
     with Machine(root, binds={"/srv/models": model_folder}) as machine:
         made = Deployment(machine, settings=f'[engines.foreign]\npath = "{PROGRAM}"\n')
         made.stand_ins(good={})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.conftest import Machines
 from tests.support.machine import Machine
 from tests.support.overlay import Root
@@ -45,6 +47,7 @@ def serve(machine: Machine, program: str) -> None:
     machine.systemctl("enable", "--now", "llama-server")
 
 
+@pytest.mark.both_roots
 def test_root_installs_for_the_machine(bare_machine: Machine) -> None:
     said = install(bare_machine).stdout
 
@@ -146,6 +149,7 @@ def test_settings_that_nobody_changed_follow_the_shipped_ones(installed_machine:
     assert f"would write {SETTINGS}\n" not in install(installed_machine, "--dry-run").stdout
 
 
+@pytest.mark.both_roots
 def test_uninstalling_keeps_the_server_its_backups_and_history(installed_machine: Machine) -> None:
     serve(installed_machine, "/bin/sh -c 'sleep infinity' ")
     installed_machine.write("/var/lib/tunerd/generations/000001/unit", "x")

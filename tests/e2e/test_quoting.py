@@ -94,6 +94,7 @@ def _seen(line: str) -> Seen:
     return Seen(words["argv"], dict(word.split("=", 1) for word in words["environ"]))
 
 
+@pytest.mark.both_roots
 def test_every_argument_list_arrives_unchanged(machine: Machine) -> None:
     lists = [[PYTHON, "-IS", DUMP, *words] for words in argument_lists(N_LISTS, SEED)]
 
@@ -146,6 +147,7 @@ def test_long_arguments_and_lines_arrive_unchanged(machine: Machine) -> None:
     assert [one.argv for one in seen] == lists
 
 
+@pytest.mark.both_roots
 def test_every_environment_value_arrives_unchanged(machine: Machine) -> None:
     values: list[str] = []
     for text in (*NASTY, *(word for words in argument_lists(200, SEED + 2) for word in words)):
@@ -167,6 +169,7 @@ def test_every_environment_value_arrives_unchanged(machine: Machine) -> None:
     assert len(values) > 200
 
 
+@pytest.mark.both_roots
 def test_a_hand_written_command_line_is_read_as_systemd_reads_it(machine: Machine) -> None:
     environment = {"A": 'one "two three" fo\\ur', "B": "", "AB": "x  y"}
     more = [f"Environment={quote_environment(name, value)}" for name, value in environment.items()]
@@ -203,6 +206,7 @@ def test_a_hand_written_command_line_is_read_as_systemd_reads_it(machine: Machin
     assert refused
 
 
+@pytest.mark.both_roots
 def test_an_environment_file_is_read_as_systemd_reads_it(machine: Machine) -> None:
     texts = environment_texts(60, SEED)
     units: list[str] = []

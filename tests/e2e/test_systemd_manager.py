@@ -7,6 +7,7 @@ import pytest
 from tests.e2e.conftest import Machines
 from tests.support.machine import Machine
 from tests.support.overlay import Root
+from tests.support.places import PLACES, Place
 from tests.support.roots import PREFIX
 
 _ENABLE = """
@@ -23,22 +24,19 @@ manager.CALL("durable.service")
 """
 
 
-@pytest.mark.parametrize("user", [None, "alice"], ids=["system", "user"])
-def test_systemd_keeps_the_contract(machine: Machine, user: str | None) -> None:
-    mode = "system" if user is None else "user"
-    # Leases take long: root's on this host, a user's on Debian sid; test_crash_lease has the others.
-    has_leases = (user is None) == (machine.root.name == "host")
+@pytest.mark.parametrize("place", [PLACES["host"], PLACES["sid-user"]], ids=str)
+def test_systemd_keeps_the_contract(place: Place, request: pytest.FixtureRequest) -> None:
+    machine: Machine = request.getfixturevalue(f"{place.root}_machine")
 
     done = machine.pytest(
         "tests/e2e/inside/test_systemd_contract.py",
-        *("-q", "--timeout=120", "-k", "" if has_leases else "not Leases"),
+        *("-q", "--timeout=120"),
         *("-p", "no:hypothesispytest"),  # it wants to write where alice may not
-        user=user,
-        env={"TUNERD_TEST_MANAGER": mode},
+        user=place.user,
+        env={"TUNERD_TEST_MANAGER": "system" if place.user is None else "user"},
     )
 
     assert " passed" in done.stdout
-    assert ("deselected" in done.stdout) is not has_leases
     assert "skipped" not in done.stdout
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.support.deployment import UNIT, Deployment, Said, profile
 from tests.support.machine import Machine
 from tests.support.overlay import Root
+from tests.support.places import places
 
 pytestmark = pytest.mark.xdist_group("two-at-once")  # one machine for all
 
@@ -31,10 +32,10 @@ path = "/srv/slow/llama-server"
 """
 
 
-@pytest.fixture(scope="module", params=["host", "sid"])
+@pytest.fixture(scope="module", params=places(of="system"), ids=str)
 def box(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Deployment]:
     """A machine for the whole file: `slow` loads its model for seconds, `good` serves."""
-    root: Root = request.getfixturevalue(f"{request.param}_root")
+    root: Root = request.getfixturevalue(f"{request.param.root}_root")
     with Machine(root, binds={"/srv/models": model_folder}) as machine:
         box = Deployment(machine, settings=ENGINES, profiles=PROFILES)
         box.stand_ins(good={}, slow={"load_s": SLOW_S})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.machine import Machine
 from tests.support.roots import SOURCES_INSIDE
 
@@ -9,6 +11,7 @@ UNITS = SOURCES_INSIDE / "units"
 NAMES = ("tunerd", "tunerd-sweep", "tunerd-notify")
 
 
+@pytest.mark.both_roots
 def test_systemd_has_nothing_to_say_about_the_units(machine: Machine) -> None:
     program = "/opt/tunerd/bin/tunerd"
     for name in NAMES:

@@ -599,14 +599,21 @@ def _told_of_sleep(lease: Lease) -> tuple[str, ...]:
     return ("nothing keeps the machine from going to sleep meanwhile",)
 
 
-def _take(ctx: Context, spec: LeaseSpec) -> Lease:
+def _take(ctx: Context, spec: LeaseSpec, before: UnitState) -> Lease:
     """Take the place; where that fails half-way, production is started again."""
     try:
         return ctx.services.lease(spec)
-    except BaseException:
-        if spec.restores and not ctx.services.state(ctx.unit).is_active:
+    except BaseException as error:
+        now = ctx.services.state(ctx.unit)
+        if spec.restores and not now.is_active:
             ctx.services.reset_failed(ctx.unit)  # starts before this one must not refuse it
             ctx.services.start(ctx.unit)
+        elif isinstance(error, ServiceError) and now.invocation_id != before.invocation_id:
+            raise Preempted(
+                "the measurement was ended before it began",
+                cause=f"somebody started {ctx.unit}",
+                state=f"{ctx.unit} is back in its place",
+            ) from error
         raise
 
 
@@ -619,7 +626,7 @@ def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str, *, dr
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()
         address = address_of_production(ctx, before)
-        lease = _take(ctx, spec)
+        lease = _take(ctx, spec, before)
         notes += _told_of_sleep(lease)
         held = Held(
             ctx,

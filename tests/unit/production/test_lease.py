@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import SupportsIndex
 
 import pytest
 
 from tests.fault.world import ENGINE, UNIT, World, a_world
 from tests.support.fakes import Life
 from tunerd.engine.health import Failure, FailureKind, Reason, fault_of
-from tunerd.errors import Busy, DeployError, ServiceError, Stranded
+from tunerd.errors import Busy, DeployError, Preempted, ServiceError, Stranded
 from tunerd.machine.files import lock
 from tunerd.production.lease import demand_return_at_boot, hold, outlook
 from tunerd.production.measurement import (
@@ -239,6 +240,26 @@ def test_a_lease_that_fails_half_way_starts_production_again(world: World) -> No
     ):
         pass
 
+    assert world.serving_alias() == "one"
+
+
+def test_somebody_who_starts_production_while_its_place_is_taken_is_named(world: World) -> None:
+    class Person(list[ServiceError]):
+        """Starts production when the lease has just stopped it: systemd then drops the lease."""
+
+        def pop(self, at: SupportsIndex = -1) -> ServiceError:
+            world.manager.reset_failed(UNIT)
+            world.manager.start(UNIT)
+            return super().pop(at)
+
+    world.manager.errors["lease taken"] = Person([ServiceError("tunerd-lease-x: exit 1")])
+    with (
+        pytest.raises(Preempted) as told,
+        hold(world.context(), purpose="bench x", budget_s=60),
+    ):
+        pass
+
+    assert "somebody started" in (told.value.cause or "")
     assert world.serving_alias() == "one"
 
 
