@@ -25,9 +25,10 @@ from tests.support.local_box import deployed
 from tunerd.app import Context
 from tunerd.machine.net import free_port
 from tunerd.units.systemd import Notifier
-from tunerd.watch.daemon import Watching
 from tunerd.watch.figures import Event
 from tunerd.watch.guarding import Guarding
+from tunerd.watch.history import HistoryKeeper
+from tunerd.watch.readings import Watcher
 
 TIDY_EVERY = 2160
 ASK_EVERY = 500
@@ -56,9 +57,15 @@ class Daemon:
 
     def begin(self) -> None:
         """As at its start, and when settings have changed."""
-        self.watching = Watching(self._ctx, self._api.telemetry, self._told.append)
-        self.guarding = Guarding(self._ctx, Notifier({}), self._told.append, self.watching.server)
-        self.watching.begin()
+        self.watcher, self.keeper = Watcher(self._ctx), HistoryKeeper(self._ctx)
+        self.guarding = Guarding(self._ctx, Notifier({}), self._told.append, self.watcher.server)
+        self.keeper.begin()
+
+    def look(self) -> None:
+        reading = self.watcher.look()
+        self._api.telemetry.add(reading)
+        self.keeper.add(reading)
+        self.guarding.after(reading)
 
     def visit(self) -> None:
         """Somebody looks at metrics, API and page."""
@@ -70,19 +77,19 @@ def soak(ctx: Context, clock: FakeClock, daemon: Daemon, looks: int) -> None:
     """All looks, with a line every thousand."""
     begin_s = time.monotonic()
     for n in range(1, looks + 1):
-        daemon.guarding.after(daemon.watching.look())
+        daemon.look()
         clock.advance(10.0)
-        server = daemon.watching.server()
+        server = daemon.watcher.server()
         if n % ASK_EVERY == 0 and server is not None:
             server.complete("please go on with code", n_predict=32, timeout_s=60)
         if n % RESTART_EVERY == 0:
             ctx.services.restart(ctx.unit)
         if n % TIDY_EVERY == 0:
-            daemon.watching.tidy()
+            daemon.keeper.tidy()
         if n % VISIT_EVERY == 0:
             daemon.visit()
         if n % RELOAD_EVERY == 0:
-            daemon.watching.close()
+            daemon.keeper.close()
             daemon.begin()
         if n % SHOW_EVERY == 0:
             took_ms = 1000 * (time.monotonic() - begin_s) / n
@@ -106,7 +113,7 @@ def main() -> None:
         ctx = replace(box.context, clock=clock)
         daemon = Daemon(ctx, api, told)
         soak(ctx, clock, daemon, looks)
-        daemon.watching.close()
+        daemon.keeper.close()
         size = box.context.paths.telemetry.stat().st_size
     print(f"told: {[event.kind for event in told]}; telemetry.db has {size / 1e6:.2f} MB")
 

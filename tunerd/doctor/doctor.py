@@ -70,7 +70,6 @@ class ServerReading:
 
     facts: ServerFacts
     live: LiveUnit
-    resolved: Resolved | None
 
 
 def read_server(ctx: Context, host: Host) -> ServerReading | None:
@@ -101,7 +100,7 @@ def read_server(ctx: Context, host: Host) -> ServerReading | None:
         settings_problem=live.problem,
     )
     if live.argv is None or live.program is None:
-        return ServerReading(facts, live, None)
+        return ServerReading(facts, live)
     return _with_build(ctx, host, facts, live, live.argv)
 
 
@@ -123,7 +122,7 @@ def _with_build(
     engine = engine_of(ctx, found)
     facts = replace(facts, engine=engine)
     if engine.capabilities is None:
-        return ServerReading(replace(facts, settings_problem=engine.problem), live, None)
+        return ServerReading(replace(facts, settings_problem=engine.problem), live)
     facts = replace(
         facts,
         foreign_flags=_foreign(ctx, found, argv, engine.capabilities),
@@ -132,11 +131,11 @@ def _with_build(
     try:
         imported = import_command_line(argv[1:], live.environment, engine.capabilities)
     except ConfigError as error:
-        return ServerReading(replace(facts, settings_problem=error.words), live, None)
+        return ServerReading(replace(facts, settings_problem=error.words), live)
     profile = with_stages(imported.resolved.profile, argv)
     resolved = replace(imported.resolved, profile=profile)
     facts = replace(facts, settings=resolved.profile)
-    return ServerReading(_with_model(ctx, host, facts, engine, resolved), live, resolved)
+    return ServerReading(_with_model(ctx, host, facts, engine, resolved), live)
 
 
 def _with_model(

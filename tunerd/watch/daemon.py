@@ -18,7 +18,6 @@ import structlog
 
 from tunerd.app import Context
 from tunerd.calendar import Opening
-from tunerd.engine.server import LlamaServer
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import Clock
 from tunerd.machine.files import holder_of, is_locked, lock
@@ -33,7 +32,7 @@ from tunerd.sweep.schedule import begin_night, next_openings
 from tunerd.units.generations import Generation, HistoryEntry, Outcome
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
-from tunerd.watch.figures import Event, Pace, Reading
+from tunerd.watch.figures import Event, Pace
 from tunerd.watch.guarding import CutShortError, Guarding
 from tunerd.watch.history import HistoryKeeper, Telemetry
 from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_notices
@@ -320,61 +319,6 @@ def _runs(entry: HistoryEntry) -> bool:
 TIDY_S = 6 * 3600.0
 
 
-class Watching:
-    """Readings into the ring and the history.
-
-    Args:
-        ctx: Where.
-        telemetry: Who keeps the readings of the last hour.
-        tell: Takes what a person should hear once.
-    """
-
-    def __init__(self, ctx: Context, telemetry: Telemetry, tell: Callable[[Event], None]) -> None:
-        self._telemetry = telemetry
-        self._tell = tell
-        self._watcher = Watcher(ctx)
-        self.keeper = HistoryKeeper(ctx)
-        self.take_over(ctx)
-
-    def take_over(self, ctx: Context) -> None:
-        """Go by other settings from now on; what was seen last is still known."""
-        settings = ctx.settings.daemon
-        self._pace = Pace(settings.every_s, settings.busy_every_s)
-        self.wait_s = settings.every_s
-
-    def begin(self) -> None:
-        """Open the history."""
-        self.keeper.begin()
-        self._hand_on()
-
-    def server(self) -> LlamaServer | None:
-        """The server as the last look reached it; None where it did not."""
-        return self._watcher.server()
-
-    def look(self) -> Reading:
-        """One look; `wait_s` is then how long to wait until the next."""
-        reading = self._watcher.look()
-        self._telemetry.add(reading)
-        self.keeper.add(reading)
-        self._hand_on()
-        self.wait_s = self._pace.next_s(self.wait_s, is_busy=reading.engine.is_busy)
-        return reading
-
-    def tidy(self) -> None:
-        """Housekeeping of the history."""
-        self.keeper.tidy()
-        self._hand_on()
-
-    def close(self) -> None:
-        """Write what was gathered."""
-        self.keeper.close()
-        self._hand_on()
-
-    def _hand_on(self) -> None:
-        for event in self.keeper.told():
-            self._tell(event)
-
-
 # Time zones and settings are looked at again at least so often.
 LONGEST_WAIT_S = 900.0
 # After what may pass by itself; sooner than an opening counts as missed.
@@ -534,9 +478,11 @@ class Daemon:
         self.loop = Loop(ctx.clock, self.alive, each_s, self._plan)
         self._recovery = Recovery(ctx, self._notifier, self.tell)
         self._swaps = Swaps(ctx, self.tell)
-        self._watching = Watching(ctx, self.telemetry, self.tell)
+        self._watcher = Watcher(ctx)
+        self._keeper = HistoryKeeper(ctx)
+        self._wait_s = ctx.settings.daemon.every_s
         self._nights = Nights(ctx, self.tell)
-        self._guarding = Guarding(ctx, self._notifier, self.tell, self._watching.server)
+        self._guarding = Guarding(ctx, self._notifier, self.tell, self._watcher.server)
         self._wants_reload = False
         self._status = 0
         self._look_problem = ""
@@ -553,7 +499,8 @@ class Daemon:
             part.start()
         self._notifier.ready(f"watching {self._ctx.unit}")
         log.info("daemon.ready", unit=self._ctx.unit, mode=str(self._ctx.mode))
-        self._watching.begin()
+        self._keeper.begin()
+        self._tell_of_history()
         if self._ctx.settings_problem is None:
             self._keep_settings()
         else:
@@ -564,7 +511,8 @@ class Daemon:
         for part in self._parts:
             part.stop()
         self._guarding.pause()
-        self._watching.close()
+        self._keeper.close()
+        self._tell_of_history()
         log.info("daemon.stopped")
         return self._status
 
@@ -572,11 +520,15 @@ class Daemon:
         """Say something once: to the journal, to the history, and to whoever wants to be told."""
         say = {"warning": log.warning, "error": log.error}.get(event.level, log.info)
         say(f"event.{event.kind}", text=event.text, hint=event.hint)
-        self._watching.keeper.add_event(event)
+        self._keeper.add_event(event)
         try:
             leave_notice(self._ctx, event)
         except TunerdError as problem:
             log.warning("notice.not_sent", message=problem.message, cause=problem.cause)
+
+    def _tell_of_history(self) -> None:
+        for event in self._keeper.told():
+            self.tell(event)
 
     def _plan(self) -> None:
         self.loop.in_s("look", 0.0, self.look)
@@ -588,7 +540,12 @@ class Daemon:
     def look(self) -> None:
         """One look, and what follows from it; the next is planned."""
         try:
-            reading = self._watching.look()
+            reading = self._watcher.look()
+            self.telemetry.add(reading)
+            self._keeper.add(reading)
+            self._tell_of_history()
+            pace = Pace(self._ctx.settings.daemon.every_s, self._ctx.settings.daemon.busy_every_s)
+            self._wait_s = pace.next_s(self._wait_s, is_busy=reading.engine.is_busy)
             self._guarding.after(reading)
             self._swaps.look()
             self._look_problem = ""
@@ -599,7 +556,7 @@ class Daemon:
         except CutShortError:
             log.info("look.cut_short")
         finally:
-            wait_s = min(self._watching.wait_s, self._guarding.longest_wait_s)
+            wait_s = min(self._wait_s, self._guarding.longest_wait_s)
             self.loop.in_s("look", wait_s, self.look)
 
     def _recover(self) -> None:
@@ -610,7 +567,8 @@ class Daemon:
 
     def _tidy(self) -> None:
         try:
-            self._watching.tidy()
+            self._keeper.tidy()
+            self._tell_of_history()
             forget_old_notices(self._ctx, self._notices_seen_s)
             self._send_left_notices()
         finally:
@@ -676,7 +634,7 @@ class Daemon:
     def _go_by(self, ctx: Context) -> None:
         self._ctx = ctx
         self._recovery.take_over(ctx)
-        self._watching.take_over(ctx)
+        self._wait_s = ctx.settings.daemon.every_s
         self._nights.take_over(ctx)
         self._guarding.take_over(ctx)
         for part in self._parts:

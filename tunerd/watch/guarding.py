@@ -22,6 +22,7 @@ from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.measure.answer import Sample
 from tunerd.measure.conditions import FingerprintReader
+from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.fingerprint import Fingerprint, holds
 from tunerd.production.apply import apply
 from tunerd.production.own import OwnUnit, start_own_unit
@@ -141,7 +142,7 @@ class Guarding:
         self._checked: object = None
         self._checked_s: float | None = None
         self._upgrade_said = ""
-        self._acts: str | None = None
+        self._raises = False
         self._restart_when_idle = False
         self._waits = False
         self._raise_failed: int | None = None
@@ -181,7 +182,7 @@ class Guarding:
             return  # the service manager does not answer: what was seen before still holds
         self._look_for_deaths(reading)
         self._before = reading
-        if self._acts is not None:
+        if self._raises:
             return
         self._look_for_hang(reading)
         self._look_for_drift(reading)
@@ -210,7 +211,7 @@ class Guarding:
         self._deaths = deaths_recalled(told)
         newest = next((event for event in told if event.kind in _OF_A_RAISE), None)
         if newest is not None and newest.kind == "oom" and self._has_raised_since(newest.at_s):
-            self._acts = _RAISES
+            self._raises = True
 
     def _has_raised_since(self, at_s: float) -> bool:
         """Whether a raise that was told of then has begun, and nobody has told how it ended."""
@@ -225,19 +226,19 @@ class Guarding:
 
     def _is_under_way(self) -> bool:
         """Whether someone changes the unit; says how an own action ended, when it has."""
-        if self._acts is not None:
+        if self._raises:
             state = self._ctx.services.state(ACT_UNIT)
             if state.active_state in UP:
                 return True
-            what, self._acts = self._acts, None
-            self._say_end(what, state.result)
+            self._raises = False
+            self._say_end(state.result)
         return is_locked(self._ctx.paths.lock)
 
-    def _say_end(self, what: str, result: str) -> None:
+    def _say_end(self, result: str) -> None:
         entry = self._ctx.generations.serving(self._ctx.unit)
         if result == "success" and entry is not None and is_raise(entry.generation):
             number = entry.generation.number
-            self._event("guard-acted", "note", f"{what}: generation {number} serves", None)
+            self._event("guard-acted", "note", f"{_RAISES}: generation {number} serves", None)
             return
         try:
             lines = self._ctx.services.log(ACT_UNIT, max_lines=20)
@@ -246,7 +247,7 @@ class Guarding:
         self._raise_failed = None if entry is None else entry.generation.number
         why = next((line for line in reversed(lines) if line.startswith("error:")), result)
         self._event(
-            "guard-failed", "error", f"{what}: it failed ({why})", f"journalctl -u {ACT_UNIT}"
+            "guard-failed", "error", f"{_RAISES}: it failed ({why})", f"journalctl -u {ACT_UNIT}"
         )
 
     def _look_at_cards(self, reading: Reading) -> None:
@@ -444,7 +445,7 @@ class Guarding:
         elif decision.act is Act.RAISE_MARGIN:
             words = ["guard", "raise-margin"]
             if self._begin(ACT_UNIT, "raises the fit margin", words):
-                self._acts = _RAISES
+                self._raises = True
             else:
                 text = "the fit margin could not be raised: its unit does not start"
                 self._event("guard-failed", "error", text, "`tunerd guard raise-margin`")
@@ -544,20 +545,30 @@ def _confirmed(ctx: Context, now: Fingerprint) -> Confirmed | None:
     """What was measured of exactly this server, on whatever driver and build; the newest of them."""
     if now.arguments_sha256 is None:
         return None
+    then: list[Fingerprint] = []
+
+    def counts(arm: ArmRecord) -> bool:
+        if not _is_of(arm.fingerprint, now):
+            return False
+        then.append(arm.fingerprint)
+        return _alike(arm.fingerprint, then[0])
+
+    found = _samples(ctx, counts)
+    return confirmed_by(found, then[0]) if then else None
+
+
+def _samples(ctx: Context, counts: Callable[[ArmRecord], bool]) -> list[Sample]:
+    """Those of the arms that count, the newest run first; none where the store cannot be read."""
     found: list[Sample] = []
-    then: Fingerprint | None = None
     try:
         with reading(ctx) as store:
             for run in () if store is None else store.runs(limit=_LOOK_BACK):
                 for arm in run.record.arms:
-                    if not _is_of(arm.fingerprint, now):
-                        continue
-                    then = then or arm.fingerprint
-                    if store is not None and _alike(arm.fingerprint, then):
+                    if store is not None and counts(arm):
                         found += store.samples(run.number, arm=arm.name)
     except TunerdError:
-        return None
-    return None if then is None else confirmed_by(found, then)
+        return []
+    return found
 
 
 def basis_of(ctx: Context, generation: Generation) -> Basis:
@@ -570,21 +581,15 @@ def basis_of(ctx: Context, generation: Generation) -> Basis:
 
 
 def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> Basis:
-    own: list[Sample] = []
-    previous: list[Sample] = []
     replaced = ctx.generations.serving(generation.unit, before=generation.number)
     # As it is kept with what was measured of it; one that was made by hand has none.
     before = None if replaced is None else without_secrets(replaced.generation.argv) or None
-    try:
-        with reading(ctx) as store:
-            for run in () if store is None else store.runs(limit=_LOOK_BACK):
-                for arm in run.record.arms:
-                    if store is not None and _is_same(arm.fingerprint, now):
-                        own += store.samples(run.number, arm=arm.name)
-                    elif store is not None and before is not None and arm.argv == before:
-                        previous += store.samples(run.number, arm=arm.name)
-    except TunerdError:
-        own, previous = [], []
+    own = _samples(ctx, lambda arm: _is_same(arm.fingerprint, now))
+
+    def is_before(arm: ArmRecord) -> bool:
+        return arm.argv == before and not _is_same(arm.fingerprint, now)
+
+    previous = [] if before is None else _samples(ctx, is_before)
     has_gpu = bool(ctx.gpu.read().gpus)
     return Basis(
         slowest_tok_s=slowest_tok_s(own),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,6 @@ _WAIT_S = 5.0
 # A minute is written when the next reading comes, which may be two minutes later on a busy server.
 _LATE_S = 120.0
 _SIDES = ("", "-wal", "-shm")
-_TYPES = {"cpu_percent": "REAL", "power_w": "REAL", "prompt_s": "REAL", "predicted_s": "REAL",
-          "utilisation_percent": "REAL", "sm_clock_mhz": "REAL", "temperature_c": "REAL"}  # fmt: skip
 _KEYS = ("begin_s", "seconds", "index")
 # Its name is a word of SQL.
 _NAMES = {"index": "card"}
@@ -53,10 +51,6 @@ class DamagedError(Exception):
     """The file is no history of ours, or is broken; the text says which."""
 
 
-class NewerError(DamagedError):
-    """The file is of a newer tunerd, which can read it again."""
-
-
 class TelemetryStore:
     """One history file, for one thread.
 
@@ -65,8 +59,7 @@ class TelemetryStore:
         writable: Whether to create it and write to it.
 
     Raises:
-        DamagedError: it is broken, or belongs to another program.
-        NewerError: it is of a newer tunerd.
+        DamagedError: it is broken, or of another program or version.
         HostError: it cannot be opened.
     """
 
@@ -167,18 +160,6 @@ class TelemetryStore:
         done = self._db.execute("DELETE FROM events WHERE at_s < ?", (now_s - KEEP_EVENTS_S,))
         return gone + done.rowcount
 
-    def take_in(self, other: Path) -> None:
-        """Add the rows of another history of the same version.
-
-        Raises:
-            HostError, DamagedError: it cannot be read, or this one not written.
-        """
-        with self._translated("read"):
-            self._db.execute("ATTACH ? AS other", (str(other),))
-        with self._writing():
-            for table in ("points", "gpus", "events"):
-                self._db.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table}")  # noqa: S608 -- ours
-
     def check(self) -> None:
         """Read the whole file once.
 
@@ -263,9 +244,7 @@ class TelemetryStore:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         (n_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if n_tables and (owner, version) != (_APPLICATION, VERSION):
-            is_newer = owner == _APPLICATION and version > VERSION
-            kind = NewerError if is_newer else DamagedError
-            raise kind(f"its schema is {version}, and {VERSION} is known")
+            raise DamagedError(f"its schema is {version}, and {VERSION} is known")
         if not n_tables and not writable:
             raise HostError(f"`{self.path}` has nothing in it yet")
         if not writable:
@@ -281,8 +260,11 @@ class TelemetryStore:
 
     def _create(self) -> None:
         with self._writing():
-            for table, columns in (("points", POINT_COLUMNS), ("gpus", GPU_COLUMNS)):
-                typed = (f"{_name(one)} {_TYPES.get(one, 'INTEGER')}" for one in columns)
+            for table, kind in (("points", Point), ("gpus", GpuPoint)):
+                typed = (
+                    f"{_name(one.name)} {'REAL' if 'float' in str(one.type) else 'INTEGER'}"
+                    for one in fields(kind)
+                )
                 self._db.execute(f"CREATE TABLE {table} ({', '.join(typed)})")
                 self._db.execute(f"CREATE INDEX {table}_by_time ON {table} (seconds, begin_s)")
             self._db.execute(
@@ -314,52 +296,26 @@ class TelemetryStore:
             raise HostError(f"cannot {verb} `{self.path}`", cause=str(error)) from error
 
 
-def put_aside(path: Path, stamp: str, *, newer: bool = False) -> Path:
+def put_aside(path: Path, stamp: str) -> Path:
     """Move a history out of the way, with what SQLite keeps beside it; where it is now.
 
-    Of damaged ones the newest two stay, within 64 MB; of a newer tunerd's all.
+    The newest stays, and the one before it where both are within 64 MB.
 
     Raises:
         HostError: it cannot be moved.
     """
-    target = path.with_name(f"{path.name}.{'newer' if newer else 'damaged'}-{stamp}")
+    target = path.with_name(f"{path.name}.damaged-{stamp}")
     _move(path, target)
+    found = path.parent.glob(f"{path.name}.damaged-*")
+    aside = sorted((one for one in found if not one.name.endswith(_SIDES[1:])), reverse=True)
     n_bytes = 0
-    for number, one in enumerate(_aside(path, "damaged")):
+    for number, one in enumerate(aside):
         with contextlib.suppress(OSError):
             n_bytes += one.stat().st_size
-            if number >= _MOST_DAMAGED or n_bytes > _MOST_DAMAGED_BYTES:
+            if number and (number >= _MOST_DAMAGED or n_bytes > _MOST_DAMAGED_BYTES):
                 for side in _SIDES:
                     Path(f"{one}{side}").unlink(missing_ok=True)
     return target
-
-
-def take_back(path: Path) -> None:
-    """Put what a newer tunerd left in its place again where it can be read now, with the rows since.
-
-    Raises:
-        HostError: it cannot be read or moved.
-        DamagedError: the history of now is broken.
-    """
-    for one in _aside(path, "newer"):
-        try:
-            store = TelemetryStore(one, writable=True)
-        except DamagedError:
-            continue
-        try:
-            if path.exists():
-                store.take_in(path)
-        finally:
-            store.close()
-        for side in _SIDES[1:]:
-            Path(f"{path}{side}").unlink(missing_ok=True)
-        _move(one, path)
-
-
-def _aside(path: Path, kind: str) -> list[Path]:
-    """What was put aside, newest first."""
-    found = path.parent.glob(f"{path.name}.{kind}-*")
-    return sorted((one for one in found if not one.name.endswith(_SIDES[1:])), reverse=True)
 
 
 def _move(path: Path, target: Path) -> None:
@@ -488,8 +444,6 @@ class HistoryKeeper:
 
     def begin(self) -> None:
         """See that there is a history that can be written."""
-        with contextlib.suppress(HostError, DamagedError):  # which writing then deals with
-            take_back(self._ctx.paths.telemetry)
         self._write(self._see_newest)
 
     def _see_newest(self, store: TelemetryStore) -> None:
@@ -558,15 +512,10 @@ class HistoryKeeper:
 
     def _put_aside(self, why: DamagedError) -> None:
         """A broken file is kept for whoever wants to look, and a new one takes its place."""
-        is_newer = isinstance(why, NewerError)
         self._let_go()
         stamp = datetime.fromtimestamp(self._ctx.clock.now_s(), UTC).strftime("%Y%m%dT%H%M%SZ")
-        target = put_aside(self._ctx.paths.telemetry, stamp, newer=is_newer)
-        if is_newer:
-            text = f"the history of what was watched is of a newer tunerd ({why}), so a new one was begun"
-            self._tell("history-newer", text, f"that tunerd takes `{target}` back")
-            return
-        text = f"the history of what was watched is damaged ({why}), so a new one was begun"
+        target = put_aside(self._ctx.paths.telemetry, stamp)
+        text = f"the history of what was watched cannot be read ({why}), so a new one was begun"
         self._tell("history-damaged", text, f"the old one is `{target}`")
 
     def _fail(self, problem: HostError) -> None:

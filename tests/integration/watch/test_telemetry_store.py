@@ -238,34 +238,6 @@ def test_nobody_else_can_hold_a_lock_on_the_history(store: TelemetryStore) -> No
     assert set(found.values()) == {0o600}
 
 
-def kept(tmp_path: Path, *events: str) -> list[str]:
-    """What a daemon tells of its history when it begins, and events that it keeps then."""
-    keeper = HistoryKeeper(Box(tmp_path).context)
-    keeper.begin()
-    for name in events:
-        keeper.add_event(Event(BEGIN_S, name, "note", name))
-    keeper.close()
-    return [event.kind for event in keeper.told()]
-
-
-def test_the_history_of_a_newer_tunerd_is_set_aside_and_taken_back_by_it(tmp_path: Path) -> None:
-    def set_version(path: Path, version: int) -> None:
-        with sqlite3.connect(path) as db:
-            db.execute(f"PRAGMA user_version={version}")
-        db.close()
-
-    ctx = Box(tmp_path).context
-    assert kept(tmp_path, "before") == []
-    set_version(ctx.paths.telemetry, 2)
-    assert kept(tmp_path, "since") == ["history-newer"]
-    assert kept(tmp_path) == []
-    (aside,) = ctx.paths.state_dir.glob("telemetry.db.newer-*")
-    set_version(aside, 1)
-    assert kept(tmp_path) == []
-    assert {event.kind for event in history(ctx, 0.0, 0.0).events} == {"before", "since"}
-    assert not list(ctx.paths.state_dir.glob("telemetry.db.*"))
-
-
 def test_of_damaged_histories_the_newest_two_stay(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.db"
     for day in range(1, 5):
@@ -275,7 +247,8 @@ def test_of_damaged_histories_the_newest_two_stay(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(65 * 1024 * 1024)
     put_aside(path, "20261109T000000Z")
-    assert list(tmp_path.iterdir()) == [], "more than 64 MB in all"
+    (last,) = tmp_path.iterdir()
+    assert last.name.endswith("20261109T000000Z"), "more than 64 MB in all"
 
 
 def test_a_clock_that_is_set_years_ahead_drops_nothing_until_it_held_for_a_day(
