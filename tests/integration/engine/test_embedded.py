@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,9 +15,7 @@ import httpx
 import pytest
 
 from tests.support import needs
-from tests.support.designed import Truth, encode, read_truth
 from tests.support.real_server import RealServer, ServerEndedError
-from tunerd.engine.help import parse_version
 from tunerd.tryout.designed import SHAPES, design, vocabulary, write
 from tunerd.tryout.embedded import OPTIONS, Option, apply_setting, parse_command
 
@@ -71,11 +67,6 @@ def model(folder: Path) -> Path:
     return write(design(SHAPES["tiny"]), folder / "tiny.gguf").path
 
 
-@pytest.fixture(scope="module")
-def truth(model: Path) -> Truth:
-    return read_truth(model)
-
-
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PROGRAM, *arguments],
@@ -94,16 +85,6 @@ def _server(model: Path, folder: Path, *options: str, **keywords: Any) -> RealSe
     )  # fmt: skip
 
 
-def test_the_version_has_mainlines_shape_and_goes_to_stderr() -> None:
-    done = _run("--version")
-
-    version = parse_version(done.stderr)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert version is not None
-    assert version.label is not None
-    assert "built with " in done.stderr
-
-
 def test_the_help_goes_to_stdout_and_does_not_load_the_engine() -> None:
     script = (
         "import sys; from tunerd.tryout.embedded import main; status = main(['--help']);"
@@ -115,13 +96,6 @@ def test_the_help_goes_to_stdout_and_does_not_load_the_engine() -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("----- common params -----\n\n-h,    --help, --usage")
-
-
-def test_a_refusal_is_one_line_on_stderr_before_any_file_is_looked_at() -> None:
-    done = _run("-m", "/nowhere/model.gguf", "--nope")
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: invalid argument: --nope\n"
 
 
 def test_without_the_library_the_way_to_get_it_is_named(tmp_path: Path) -> None:
@@ -139,16 +113,6 @@ def test_without_a_model_it_does_not_become_a_router() -> None:
     assert "no model to serve" in done.stderr
 
 
-def test_a_missing_model_ends_in_mainlines_last_words() -> None:
-    done = _run("-m", "/nowhere/model.gguf", "-t", "1", "--port", "0")
-
-    assert done.returncode == 1
-    assert "failed to open GGUF file '/nowhere/model.gguf'" in done.stderr
-    assert "failed to load model, '/nowhere/model.gguf'" in done.stderr
-    assert done.stderr.rstrip().endswith("exiting due to model loading error")
-    assert "Traceback" not in done.stderr
-
-
 def test_speculation_that_the_model_cannot_do_ends_the_start(folder: Path) -> None:
     bare = write(design(SHAPES["tiny-nomtp"]), folder / "bare.gguf").path
 
@@ -158,16 +122,6 @@ def test_speculation_that_the_model_cannot_do_ends_the_start(folder: Path) -> No
     ):
         pass
     assert caught.value.status == 1
-
-
-def test_a_taken_port_is_noticed_before_the_model_is_looked_at() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = _run("-m", "/nowhere/model.gguf", "--port", str(port))
-
-    assert done.returncode == 1
-    assert f"couldn't bind HTTP server socket, hostname: 127.0.0.1, port: {port}" in done.stderr
-    assert "GGUF" not in done.stderr
 
 
 def test_it_says_that_it_loads_and_a_signal_then_ends_it(folder: Path) -> None:
@@ -184,97 +138,6 @@ def test_it_says_that_it_loads_and_a_signal_then_ends_it(folder: Path) -> None:
     assert answers[0].status_code == 503
     assert answers[0].json()["error"]["message"] == "Loading model"
     assert server.stop() == -signal.SIGTERM
-
-
-def _wait_until_signals_are_caught(server: RealServer) -> None:
-    """The engine says that it is ready a moment before the program takes signals over."""
-    status = Path(f"/proc/{server.process.pid}/status")
-    give_up = time.monotonic() + 10
-    while time.monotonic() < give_up:
-        caught = next(line for line in status.read_text().splitlines() if "SigCgt" in line)
-        if int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1:
-            return
-        time.sleep(0.01)
-    raise TimeoutError
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_an_idle_server_cleanly_within_a_second(
-    number: signal.Signals, model: Path, folder: Path
-) -> None:
-    with _server(model, folder) as server:
-        server.client.close()
-        _wait_until_signals_are_caught(server)
-        began = time.monotonic()
-        server.process.send_signal(number)
-        status = server.process.wait(10)
-        took_s = time.monotonic() - began
-
-    assert (status, took_s < 1) == (0, True)
-    assert "cleaning up before exit" in server.log
-
-
-def test_a_second_signal_does_not_wait_for_a_client(model: Path, folder: Path) -> None:
-    # Enough candidates with each token to fill the buffers of a connection soon.
-    asked = {"prompt": "code", "n_predict": 1500, "n_probs": 100, "stream": True}
-    body = json.dumps(asked).encode()
-    head = f"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    with (
-        _server(model, folder, "-c", "2048") as server,
-        socket.socket() as client,
-    ):
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", server.port))
-        client.sendall(head.encode() + body)
-        client.recv(100)
-        _wait_until_signals_are_caught(server)
-        _wait_until_sending_stalls(server)
-        server.process.terminate()
-        with pytest.raises(subprocess.TimeoutExpired):
-            server.process.wait(0.5)
-        server.process.terminate()
-        status = server.process.wait(5)
-
-    assert status == -signal.SIGTERM
-
-
-def _wait_until_sending_stalls(server: RealServer) -> None:
-    """The client reads no more; when the answer is done, the rest waits in the server."""
-    give_up = time.monotonic() + 60
-    while time.monotonic() < give_up:
-        if "stop processing" in server.log:
-            return
-        time.sleep(0.05)
-    raise TimeoutError
-
-
-def test_it_serves_the_routes_of_llama_server(model: Path, folder: Path, truth: Truth) -> None:
-    expected = truth.text(encode("code")[0], 30)
-    with _server(
-        model, folder, "--metrics", "--alias", "designed", "--spec-type", "draft-mtp"
-    ) as server:
-        assert server.get("/health") == {"status": "ok"}
-        assert server.get("/v1/health") == {"status": "ok"}
-        answer = server.post("/completion", {"prompt": "code", "n_predict": 30, "temperature": 0})
-        slots, props = server.get("/slots"), server.get("/props")
-        models = server.get("/v1/models")
-        metrics = server.client.get("/metrics").text
-        tools = server.post("/v1/chat/completions", {
-            "messages": [{"role": "user", "content": "what time is it"}],
-            "tools": [{"type": "function", "function": {
-                "name": "now", "parameters": {"type": "object", "properties": {}}}}],
-            "max_tokens": 8,
-        })  # fmt: skip
-        headers = server.client.get("/health").headers
-
-    assert answer["content"] == expected
-    assert answer["timings"]["draft_n"] > 0
-    assert (slots[0]["speculative"], slots[0]["n_ctx"]) == (True, 1024)
-    assert (props["model_alias"], props["total_slots"]) == ("designed", 1)
-    assert models["data"][0]["id"] == "designed"
-    assert "llamacpp:tokens_predicted_total 30" in metrics
-    assert tools["object"] == "chat.completion"
-    assert headers["server"] == "llama.cpp"
 
 
 MANY_OPTIONS = """
@@ -379,16 +242,6 @@ def test_thinking_is_limited_and_shown_as_asked(
     assert len(message["content"].split()) == answer
 
 
-def test_the_template_gets_its_arguments(model: Path, folder: Path) -> None:
-    with _server(
-        model, folder, "--chat-template", THINKING_TEMPLATE,
-        "--chat-template-kwargs", '{"note": "N.B."}', "--reasoning", "off",
-    ) as server:  # fmt: skip
-        prompt = server.post("/apply-template", {"messages": [{"role": "user", "content": "a"}]})
-
-    assert "N.B.<|im_start|>assistant\n<think>\n\n</think>" in prompt["prompt"]
-
-
 def test_what_was_not_given_is_as_in_llama_server(model: Path, folder: Path) -> None:
     """Four slots over one KV buffer, batch threads like threads, context of the model."""
     environment = {"LLAMA_ARG_CTX_SIZE": "512", "LLAMA_API_KEY": "secret", "LLAMA_ARG_TOP_K": "3"}
@@ -403,24 +256,6 @@ def test_what_was_not_given_is_as_in_llama_server(model: Path, folder: Path) -> 
     assert "kv_unified = 'true'" in server.log
     assert "n_threads = 1 (n_threads_batch = 1)" in server.log
     assert "warming up the model" in server.log
-
-
-def test_threads_that_are_not_given_are_all_that_the_process_may_use(
-    model: Path, folder: Path
-) -> None:
-    with RealServer(
-        ("taskset", "-c", "0", *PROGRAM), "-m", str(model), "-c", "256", "-lv", "4", folder=folder
-    ) as server:
-        pass
-
-    assert "n_threads = 1 (n_threads_batch = 1)" in server.log
-
-
-def test_it_listens_on_every_address_it_was_given(model: Path, folder: Path) -> None:
-    with _server(model, folder, "--host", "127.0.0.1,127.0.0.2") as server:
-        reply = httpx.get(f"http://127.0.0.2:{server.port}/health", timeout=5)
-
-    assert reply.status_code == 200
 
 
 @pytest.mark.parametrize("option", OPTIONS[2:], ids=lambda option: option.spellings[-1])

@@ -24,7 +24,6 @@ from tunerd.engine.probe import (
     Found,
     build_folders,
     changed_files,
-    distinct,
     is_own_server,
     path_folders,
     programs_in,
@@ -176,12 +175,6 @@ def test_a_library_beside_it_is_part_of_it(folder: Path, prober: EngineProber) -
     }
 
 
-def test_a_link_to_nothing_beside_it_is_no_obstacle(folder: Path, prober: EngineProber) -> None:
-    (folder / "libggml-cuda.so").symlink_to("/nonexistent/libggml-cuda.so")
-    names = [part.path.name for part in prober.probe(good(folder)).identity.components]
-    assert "libggml-cuda.so" not in names
-
-
 def test_a_remembered_probe_that_is_damaged_is_made_again(
     folder: Path, prober: EngineProber, tmp_path: Path
 ) -> None:
@@ -209,14 +202,9 @@ def test_what_was_recorded_is_compared_by_content(folder: Path) -> None:
 
 HOSTILE = {
     "nonsense": "echo hello",
-    "nothing": "true",
-    "an error": "exit 3",
-    "a crash": "kill -SEGV $$",
     "sleep": "sleep 600",
     "endless output": "yes --ctx-size",
-    "endless output on both streams": "yes a >&2 & yes b",
     "a huge help": "head -c 50000000 /dev/zero | tr '\\0' '-'",
-    "blank lines": "yes '' | head -c 50000000",
     "children that stay": "for n in 1 2 3 4 5; do sleep 600 & done; setsid sleep 600 & exit 0",
     "a closed door": "exec >&- 2>&-; sleep 600",
     "memory": "a=$(head -c 500000000 /dev/zero | tr '\\0' x); echo ${#a}",
@@ -329,9 +317,7 @@ def test_a_program_that_claims_to_be_made_of_many_files_is_refused(
         prober.probe(found)
 
 
-@pytest.mark.parametrize(
-    "kind", ["missing", "folder", "fifo", "not executable", "no interpreter", "empty"]
-)
+@pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "no interpreter"])
 def test_what_cannot_be_run_is_refused(kind: str, folder: Path, prober: EngineProber) -> None:
     path = folder / "llama-server"
     match kind:
@@ -339,13 +325,8 @@ def test_what_cannot_be_run_is_refused(kind: str, folder: Path, prober: EnginePr
             path.mkdir()
         case "fifo":
             os.mkfifo(path)
-        case "not executable":
-            path.write_text("#!/bin/sh\n")
         case "no interpreter":
             path.write_text("#!/nonexistent/sh\n")
-            path.chmod(0o755)
-        case "empty":
-            path.touch()
             path.chmod(0o755)
         case _:
             assert not path.exists()
@@ -398,10 +379,6 @@ def test_a_folder_above_counts_and_a_link_counts_for_its_target(folder: Path) ->
     assert "user 54321" in (writable_by_others(program) or "")
 
 
-def test_a_program_that_is_not_there_is_not_safe() -> None:
-    assert "cannot be read" in (writable_by_others(Path("/nonexistent/x")) or "")
-
-
 # Where programs are looked for.
 
 
@@ -414,13 +391,6 @@ def test_programs_are_found_by_name_and_only_if_they_can_run(folder: Path) -> No
     assert [f.program for f in programs_in((folder, other, missing), "test")] == [
         folder / "llama-server"
     ]
-
-
-def test_the_same_program_is_found_once(folder: Path) -> None:
-    found = good(folder)
-    link = folder / "link"
-    link.symlink_to(found.program)
-    assert distinct((found, Found(link, "link"))) == (found,)
 
 
 def test_relative_folders_of_path_are_left_out() -> None:

@@ -250,16 +250,6 @@ def test_a_variable_is_the_option_that_it_stands_for(
     assert "environment" not in found.data
 
 
-def test_a_variable_of_another_name_is_an_option_where_the_help_says_so() -> None:
-    found = imported("", "main-mid", {"LLAMA_LOG_VERBOSITY": "2", "LLAMA_CACHE": "/c"})
-    assert value(found, "serving.log_verbosity") == 2
-    assert found.data["environment"] == {"LLAMA_CACHE": "/c"}
-
-
-def test_a_switch_with_one_side_is_taken_over() -> None:
-    assert imported("", "main-0x", {"LLAMA_ARG_NO_HOST": "1"}).data["extra_args"] == ["--no-host"]
-
-
 def test_on_mainline_the_command_line_wins_over_the_environment() -> None:
     found = imported("-c 1024", "main-0x", {"LLAMA_ARG_CTX_SIZE": "2048"})
     assert value(found, "serving.ctx_size") == 1024
@@ -284,6 +274,15 @@ def test_iks_switches_know_one_and_true_alone(
     found = imported("", "ik-now", {f"LLAMA_ARG_{name}": text})
     assert value(found, key) == expected
     assert found.unplaced == ()
+
+
+def test_other_variables_are_options_where_the_help_says_so() -> None:
+    found = imported("", "main-mid", {"LLAMA_LOG_VERBOSITY": "2", "LLAMA_CACHE": "/c", "_X": "1"})
+    assert value(found, "serving.log_verbosity") == 2
+    assert found.data["environment"] == {"LLAMA_CACHE": "/c"}
+    assert "no such name" in reasons(found)["_X=1"]
+    one_side = imported("", "main-0x", {"LLAMA_ARG_NO_HOST": "1"})
+    assert one_side.data["extra_args"] == ["--no-host"]
 
 
 def test_a_variable_that_no_engine_reads_is_named() -> None:
