@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +111,6 @@ def engine_of(ctx: Context, found: Found) -> Engine:
         name=found.name or ("embedded" if is_embedded else found.program.name),
         program=found.program,
         found_by=found.found_by,
-        identity=None,
-        version=None,
-        capabilities=None,
-        proofs=(),
-        problem=None,
         is_embedded=is_embedded,
         environment=dict(found.environment),
     )
@@ -255,47 +251,40 @@ def engines(ctx: Context, *, prove: bool = False) -> ActionResult:
 
 def engine_json(engine: Engine) -> dict[str, Any]:
     """An engine as scripts read it."""
-    capabilities = engine.capabilities
-    version = engine.version
+    identity, capabilities = engine.identity, engine.capabilities
+    components = () if identity is None else identity.components
+    hashes = [{"path": str(part.path), "sha256": part.sha256} for part in components]
     return {
         "name": engine.name,
         "path": str(engine.program),
         "found_by": engine.found_by,
         "problem": engine.problem,
-        "version": None if version is None else version.text,
-        "identity": None if engine.identity is None else engine.identity.sha256,
-        "components": None
-        if engine.identity is None
-        else [{"path": str(c.path), "sha256": c.sha256} for c in engine.identity.components],
+        "version": None if engine.version is None else engine.version.text,
+        "identity": None if identity is None else identity.sha256,
+        "components": None if identity is None else hashes,
         "family": None if capabilities is None else str(capabilities.family),
         "dialect": None if capabilities is None else capabilities.dialect,
-        "capabilities": None if capabilities is None else capabilities_json(capabilities),
-        "lacks": None if capabilities is None else list(lacks(capabilities)),
-        "proofs": [
-            {"feature": p.feature, "effect": str(p.effect), "detail": p.detail}
-            for p in engine.proofs
-        ],
+        "capabilities": None if capabilities is None else _capabilities_json(capabilities),
+        "lacks": None if capabilities is None else list(_lacks(capabilities)),
+        "proofs": [plain(proof) for proof in engine.proofs],
         "per_request_speculation": _per_request(engine),
         "embedded": engine.is_embedded,
     }
 
 
-def capabilities_json(capabilities: Capabilities) -> dict[str, Any]:
-    """What matters of a build's capabilities."""
+def _capabilities_json(capabilities: Capabilities) -> dict[str, Any]:
+    same = ("fit_default_on", "default_n_max", "default_p_min", "default_port")
     return {
         "spec_types": list(capabilities.spec_types),
         "spec_style": str(capabilities.spec_style),
         "kv_types": list(capabilities.kv_types),
         "fit": str(capabilities.fit),
-        "fit_default_on": capabilities.fit_default_on,
         "load_mode": capabilities.has_load_mode,
-        "default_n_max": capabilities.default_n_max,
-        "default_p_min": capabilities.default_p_min,
-        "default_port": capabilities.default_port,
+        **{name: getattr(capabilities, name) for name in same},
     }
 
 
-def lacks(capabilities: Capabilities) -> tuple[str, ...]:
+def _lacks(capabilities: Capabilities) -> tuple[str, ...]:
     """Profile keys and kinds of speculation that this build cannot serve."""
     missing = [
         row.key
@@ -365,17 +354,6 @@ _SYSTEM_LIBRARIES = (
 _BACKEND = re.compile(r"libggml-(?!base)[a-z0-9_-]+\.so")
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A copy: its folder, its program, and how much it holds."""
-
-    folder: Path
-    program: Path
-    n_files: int
-    n_bytes: int
-    is_new: bool
-
-
 def keep(ctx: Context, name: str) -> ActionResult:
     """Keep an engine by name or path.
 
@@ -394,20 +372,23 @@ def keep(ctx: Context, name: str) -> ActionResult:
             hint="pin its version with pip to keep it",
         )
     with lock(ctx.paths.lock, purpose=f"engines keep {name}", since=ctx.now_text()):
-        kept = keep_program(ctx, str(engine.program))
+        identity, program, is_new = keep_program(ctx, str(engine.program))
     payload = {
         "engine": engine.name,
-        "folder": str(kept.folder),
-        "program": str(kept.program),
-        "files": kept.n_files,
-        "mib": have_mib(kept.n_bytes),
-        "new": kept.is_new,
+        "folder": str(program.parents[1]),
+        "program": str(program),
+        "files": len(identity.components),
+        "mib": have_mib(sum(component.size for component in identity.components)),
+        "new": is_new,
     }
     return ActionResult("engines keep", payload, has_acted=True)
 
 
-def keep_program(ctx: Context, program: str) -> Kept:
+def keep_program(ctx: Context, program: str) -> tuple[EngineIdentity, Path, bool]:
     """Copy a program and what it maps below STATE; a copy that is there already stays.
+
+    Returns:
+        What it consists of, the copy of the program, and whether it is new.
 
     Raises:
         EngineError: it cannot be probed or read.
@@ -417,9 +398,8 @@ def keep_program(ctx: Context, program: str) -> Kept:
     identity = engines.identity(Found(Path(program), "kept"))
     folder = ctx.paths.engines_dir / identity.short
     target = folder / "bin" / Path(program).name
-    n_bytes = sum(component.size for component in identity.components)
     if kept_folder(ctx.paths.engines_dir, identity.sha256):
-        return Kept(folder, target, len(identity.components), n_bytes, is_new=False)
+        return identity, target, False
     ctx.files.make_folder(ctx.paths.engines_dir)
     unfinished = ctx.paths.engines_dir / f".{identity.short}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -435,7 +415,7 @@ def keep_program(ctx: Context, program: str) -> Kept:
         raise HostError(
             f"cannot keep `{program}`", cause=error.strerror or str(error), state="nothing was kept"
         ) from error
-    return Kept(folder, target, len(identity.components), n_bytes, is_new=True)
+    return identity, target, True
 
 
 def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder: Path) -> None:
@@ -513,12 +493,11 @@ def find_weights(ctx: Context, resolved: Resolved) -> tuple[Path, ModelFacts]:
             hint="--set model.path=FILE",
             state="nothing was touched",
         )
-    models = ModelFiles(ctx.paths.cache_dir, ctx.files)
-    path = locate(ctx, models, wanted, resolved)
-    return path, models.read_facts(path)
+    path = locate(ctx, wanted, resolved)
+    return path, ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(path)
 
 
-def locate(ctx: Context, models: ModelFiles, wanted: str | None, resolved: Resolved) -> Path:
+def locate(ctx: Context, wanted: str | None, resolved: Resolved) -> Path:
     """A file named by a profile: an absolute path, or a name or glob below `models.dirs`.
 
     Where no file has that name, the one whose metadata fits `model.name` is taken, if there is
@@ -533,6 +512,7 @@ def locate(ctx: Context, models: ModelFiles, wanted: str | None, resolved: Resol
                 hint=_fetch_hint(ctx, resolved),
             )
         return path
+    models = ModelFiles(ctx.paths.cache_dir, ctx.files)
     folders, name = ctx.settings.models.dirs, resolved.profile.model.name
     needs_mtp = "mtp" in resolved.profile.speculation.kinds
 
@@ -643,7 +623,15 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
         EngineError: none can; what stands against each is in the cause.
     """
     engines = find_engines(ctx)
-    general = _load(ctx, request, ())
+    load = partial(
+        load_profile,
+        ctx,
+        request.profile,
+        options=request.options,
+        with_tuned=request.with_tuned,
+        tuned=request.tuned,
+    )
+    general = load()
     find_weights(ctx, general)  # a missing model is the same on every engine: say so first
     passed_over: list[tuple[str, str]] = []
     for word in general.profile.engine.prefer or _ANY:
@@ -651,7 +639,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
         if not found and word != Family.UNKNOWN:
             passed_over.append((word, _why_not_here(ctx, engines, word)))
         for engine in found:
-            choice = _try(ctx, request, host, engine)
+            choice = _try(ctx, load, host, engine)
             if isinstance(choice, Choice):
                 return replace(choice, passed_over=tuple(passed_over))
             passed_over.append((engine.name, choice))
@@ -682,23 +670,12 @@ def _why_not_here(ctx: Context, engines: Sequence[Engine], word: str) -> str:
     return f"no such engine (did you mean `{nearest}`?)" if nearest else "no such engine here"
 
 
-def _load(ctx: Context, request: PlanRequest, engine_names: Sequence[str]) -> Resolved:
-    return load_profile(
-        ctx,
-        request.profile,
-        options=request.options,
-        engine_names=engine_names,
-        with_tuned=request.with_tuned,
-        tuned=request.tuned,
-    )
-
-
-def _try(ctx: Context, request: PlanRequest, host: Host, engine: Engine) -> Choice | str:
+def _try(ctx: Context, load: Callable[..., Resolved], host: Host, engine: Engine) -> Choice | str:
     """The profile on one engine, or why that engine cannot serve it."""
     if engine.capabilities is None:
         return engine.problem or "cannot be probed"
     names = tuple(dict.fromkeys((str(engine.capabilities.family), engine.name)))
-    resolved = _load(ctx, request, names)
+    resolved = load(engine_names=names)
     model_path, facts = find_weights(ctx, resolved)
     devices, has_gpu = _devices(ctx, engine, resolved, host)
     context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)
@@ -736,18 +713,11 @@ def _render_context(
     *,
     has_gpu: bool,
 ) -> RenderContext:
-    paths: dict[str, str] = {}
-    models = ModelFiles(ctx.paths.cache_dir, ctx.files)
-    speculation = resolved.profile.speculation
+    model, speculation = resolved.profile.model, resolved.profile.speculation
+    named = {"model.mmproj": model.mmproj, "model.chat_template_file": model.chat_template_file}
+    paths = {key: str(Path(path).expanduser()) for key, path in named.items() if path is not None}
     if speculation.draft_model is not None and speculation.kinds & KINDS_WITH_DRAFT_FILE:
-        draft = locate(ctx, models, speculation.draft_model, resolved)
-        paths["speculation.draft_model"] = str(draft)
-    for key, value in (
-        ("model.mmproj", resolved.profile.model.mmproj),
-        ("model.chat_template_file", resolved.profile.model.chat_template_file),
-    ):
-        if value is not None:
-            paths[key] = str(Path(value).expanduser())
+        paths["speculation.draft_model"] = str(locate(ctx, speculation.draft_model, resolved))
     if resolved.profile.serving.api_key_file is not None and ctx.mode is not Mode.LOCAL:
         paths["serving.api_key_file"] = CREDENTIAL_PATH
     return RenderContext(

@@ -354,11 +354,11 @@ class Engine:
     name: str
     program: Path
     found_by: str
-    identity: EngineIdentity | None
-    version: Version | None
-    capabilities: Capabilities | None
-    proofs: tuple[Proof, ...]
-    problem: str | None
+    identity: EngineIdentity | None = None
+    version: Version | None = None
+    capabilities: Capabilities | None = None
+    proofs: tuple[Proof, ...] = ()
+    problem: str | None = None
     is_embedded: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -129,7 +129,7 @@ def _fitting(ctx: Context, base: Plan, name: str) -> tuple[str | None, str | Non
     """Why a file cannot draft for the model, or None and its identity."""
     models = ModelFiles(ctx.paths.cache_dir, ctx.files)
     try:
-        path = locate(ctx, models, name, base.resolved)
+        path = locate(ctx, name, base.resolved)
         facts = models.read_facts(path)
         apart = models.why_vocabularies_differ(_model_path(base), path)
     except ModelFileError as error:
