@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tunerd.engine.commandline import drafts_with_probability
 from tunerd.engine.flags import normal_spelling, owner_of
-from tunerd.engine.help import SPEC_WORDS, Capabilities, Engine, OffloadDevice
+from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.log import read_requests
 from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
 from tunerd.measure.answer import Sample, Timings
@@ -21,7 +21,7 @@ from tunerd.measure.trust import of_others
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate
 from tunerd.model.report import MemoryReport, parse_report
-from tunerd.profile.schema import ProfileFile
+from tunerd.profile.schema import ProfileFile, own_kinds
 from tunerd.result import Level
 from tunerd.words import MiB
 
@@ -599,7 +599,6 @@ FULL_SHARE = 0.95
 _MTP_SWITCHES = frozenset({"-mtp", "--multi-token-prediction"})
 _STAGE_FLAGS = frozenset({"--spec-type", "--spec-stage"})
 _OF_A_STAGE = ("n_max", "n_min", "p_min")
-_KIND_OF_WORD = {word: kind for kind, words in SPEC_WORDS.items() for word in words}
 
 
 def server_of(facts: Facts) -> ServerFacts:
@@ -677,7 +676,7 @@ def stages_of(argv: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
         elif flag in _STAGE_FLAGS:
             kinds, _, pairs = value.partition(":")
             values = dict(pair.split("=", 1) for pair in pairs.split(",") if "=" in pair)
-            yield from ((_KIND_OF_WORD.get(kind, kind), values) for kind in kinds.split(","))
+            yield from ((own_kinds(kind), values) for kind in kinds.split(","))
 
 
 def with_stages(settings: ProfileFile, argv: Sequence[str]) -> ProfileFile:

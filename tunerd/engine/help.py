@@ -16,7 +16,7 @@ from tunerd.model.memory import (
     MAINLINE_SUMMER_2026,
     EngineLaws,
 )
-from tunerd.profile.schema import flatten, flatten_pins
+from tunerd.profile.schema import SPEC_WORDS, flatten
 from tunerd.words import Family, MiB
 
 # The text comes from a program that is not trusted yet. Real builds print up to 60,000 characters,
@@ -283,14 +283,6 @@ class Capabilities:
 
 _DRAFT_BY_MODEL = frozenset({SpecStyle.LEGACY, SpecStyle.IK_LEGACY})
 
-SPEC_WORDS: Mapping[str, tuple[str, ...]] = {
-    "mtp": ("draft-mtp", "mtp"),
-    "dflash": ("draft-dflash", "dflash"),
-    "eagle3": ("draft-eagle3", "eagle3"),
-    "dspark": ("draft-dspark", "dspark"),
-    "draft": ("draft-simple", "draft"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class OffloadDevice:
@@ -550,7 +542,7 @@ def engine_words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     engines, pins = data.get("engines", {}), data.get("pin", {})
     for name in engines if isinstance(engines, Mapping) else ():
         yield f"engines.{name}", name
-    pinned = flatten_pins(pins) if isinstance(pins, Mapping) else {}
+    pinned = flatten(pins) if isinstance(pins, Mapping) else {}
     for prefix, keys in (("", flatten(data)), ("pin.", pinned)):
         wanted = keys.get("engine.prefer")
         for word in wanted if isinstance(wanted, list | tuple) else ():

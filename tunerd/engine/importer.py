@@ -23,10 +23,10 @@ from tunerd.engine.commandline import (
     render,
 )
 from tunerd.engine.flags import SECRET_FLAGS, is_secret_variable, normal_spelling, owner_of
-from tunerd.engine.help import SPEC_WORDS, Capabilities, FitStyle, Option, SpecStyle
+from tunerd.engine.help import Capabilities, FitStyle, Option, SpecStyle
 from tunerd.errors import ConfigError
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
-from tunerd.profile.schema import LEAVE_TO_ENGINE, flatten, nest, validate
+from tunerd.profile.schema import LEAVE_TO_ENGINE, flatten, nest, own_kinds, validate
 from tunerd.words import Family, is_name
 
 # They take a value, but ik's help shows no placeholder.
@@ -186,7 +186,6 @@ def _sides(option: Option) -> tuple[str | None, str | None]:
     return on, off
 
 
-_KIND_OF_WORD = {word: kind for kind, words in SPEC_WORDS.items() for word in words}
 _STAGE_KEYS = tuple(f"speculation.{name}" for name in ("type", "n_max", "n_min", "p_min"))
 _LOAD_MODE, _FIT, _MARGIN = "serving.load_mode", "memory.fit", "memory.fit_mib"
 _TYPE, _TENSORS = "speculation.type", "memory.override_tensor"
@@ -346,7 +345,7 @@ class _Import:
             word, _, pairs = flag.values[0].partition(":")
         else:
             word, pairs = "none" if "-no-" in flag.word else "mtp", ""
-        kind = ",".join(_KIND_OF_WORD.get(link, link) for link in word.split(","))
+        kind = own_kinds(word)
         keys: dict[str, Any] = {_TYPE: "off" if kind == "none" else kind}
         for pair in filter(None, pairs.split(",")):
             name, _, text = pair.partition("=")

@@ -19,7 +19,6 @@ from tunerd.profile.schema import (
     ProfileFile,
     check_file,
     flatten,
-    flatten_pins,
     is_left_to_engine,
     nest,
     validate,
@@ -179,7 +178,7 @@ def _assignments(
         if file.layer is not Layer.SET:
             yield from _assignments_of(file, engine_names)
     for file in layers:
-        for key, value in flatten_pins(file.data.get("pin", {})).items():
+        for key, value in flatten(file.data.get("pin", {})).items():
             yield key, value, Origin(Layer.PIN, file.source, "pin")
     for file in layers:
         if file.layer is Layer.SET:
@@ -200,7 +199,7 @@ def _assignments_of(
 
 def _pinned(layers: Iterable[LayerFile]) -> Iterator[str]:
     for file in layers:
-        yield from flatten_pins(file.data.get("pin", {}))
+        yield from flatten(file.data.get("pin", {}))
         if file.layer is Layer.SET:
             yield from flatten(file.data)
 

@@ -29,25 +29,27 @@ Text = Annotated[
 ]
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 KvType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,20}$")]
-_NAMES_OF_BUILDS = {
-    "draft-mtp": "mtp",
-    "draft-dflash": "dflash",
-    "draft-eagle3": "eagle3",
-    "draft-dspark": "dspark",
-    "draft-simple": "draft",
+# Kinds of speculation that builds call by several words, the newest first; a new kind is a row here.
+SPEC_WORDS: Mapping[str, tuple[str, ...]] = {
+    "mtp": ("draft-mtp", "mtp"),
+    "dflash": ("draft-dflash", "dflash"),
+    "eagle3": ("draft-eagle3", "eagle3"),
+    "dspark": ("draft-dspark", "dspark"),
+    "draft": ("draft-simple", "draft"),
 }
+_KIND_OF_WORD = {word: kind for kind, words in SPEC_WORDS.items() for word in words}
 
 
-def _own_names(words: str) -> str:
+def own_kinds(words: str) -> str:
     """One name for one thing: what a build calls a kind of ours is ours."""
-    return ",".join(_NAMES_OF_BUILDS.get(word, word) for word in words.split(","))
+    return ",".join(_KIND_OF_WORD.get(word, word) for word in words.split(","))
 
 
 # A chain of kinds, or a kind that only the build knows: its own words, separated by commas.
 BuildsWords = Annotated[
     str,
     StringConstraints(max_length=200, pattern=r"^[a-z0-9]+(?:[-,][a-z0-9]+)+$"),
-    AfterValidator(_own_names),
+    AfterValidator(own_kinds),
 ]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -369,7 +371,7 @@ def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
     pins = data.get("pin", {})
     if not isinstance(pins, Mapping):
         return (*problems, Problem(source, "pin", shown(pins), "a table of keys"))
-    flat = flatten_pins(pins)
+    flat = flatten(pins)
     known = {key: value for key, value in flat.items() if key.partition(".")[0] in SECTIONS}
     problems.extend(_unknown_keys(source, "pin", [key for key in flat if key not in known]))
     problems.extend(
@@ -428,7 +430,10 @@ def is_left_to_engine(key: str, value: object) -> bool:
 
 
 def flatten(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys of the sections and of the environment; everything else under its own name."""
+    """Dotted keys of the sections and of the environment; everything else under its own name.
+
+    A `[pin]` table may be written in both ways: nested, or with quoted dotted keys.
+    """
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if key in {*SECTIONS, "environment"} and isinstance(value, Mapping):
@@ -448,17 +453,6 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
         else:
             nested[key] = value
     return nested
-
-
-def flatten_pins(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys of a `[pin]` table, which may be written nested or with quoted dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping) and "." not in key:
-            flat.update({f"{key}.{inner}": inner_value for inner, inner_value in value.items()})
-        else:
-            flat[key] = value
-    return flat
 
 
 def all_keys() -> tuple[str, ...]:
