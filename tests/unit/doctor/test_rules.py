@@ -74,8 +74,6 @@ class Fires:
 
 FIRES = [
     Fires("gpu-unreadable", unreadable_cards(), Level.ERROR, "no driver"),
-    Fires("gpu-unreadable", with_host(a_box(), gpu_problem="GPU 1: the GPU is lost"), Level.ERROR,
-          "GPU 1: the GPU is lost"),
     Fires("gpu-mig", with_card(is_mig=True), Level.WARNING, "GPU 0 is split by MIG"),
     Fires("gpu-throttled", with_card(throttle_reasons=(POWER_CAP, "power brake"), temperature_c=93),
           Level.WARNING, "held down by power brake, at 93 °C"),
@@ -123,8 +121,6 @@ FIRES = [
     Fires("kv-plain", with_server(with_settings(SMALL_CARD, **PLAIN), estimate=None), Level.NOTE,
           "f16/f16"),
     Fires("kv-pair", with_settings(serving__cache_type_v="q4_0"), Level.ERROR, "q8_0/q4_0"),
-    Fires("kv-pair", with_settings(serving__cache_type_k="q5_1", serving__cache_type_v="q5_1"),
-          Level.ERROR, "q5_1/q5_1"),
     Fires("context-not-fillable", with_log(report=report(n_ctx=16384)), Level.WARNING,
           "32768 tokens of context were asked for, and the engine made 16384"),
     Fires("context-not-fillable", with_server(estimate=estimated(524288)), Level.WARNING,
@@ -170,22 +166,17 @@ FIRES = [
     Fires("engine-without-mtp", with_settings(with_server(engine=engine("main-old")),
           speculation__type="off"), Level.NOTE, "knows no MTP"),
     Fires("engine-without-mtp", with_settings(with_server(engine=engine("main-old"),
-          argv=("llama-server", "--spec-type", "draft-mtp")), speculation__type="off"), Level.ERROR,
-          "knows no such kind"),
-    Fires("engine-without-mtp", with_settings(with_server(engine=engine("main-old"),
           argv=("llama-server", "-mtp")), speculation__type="off"), Level.ERROR, "knows no such kind"),
 ]  # fmt: skip
 
 SILENT = [
     ("gpu-unreadable", without_cards()),
-    ("gpu-mig", without_cards()),
     ("gpu-throttled", with_card(throttle_reasons=(POWER_CAP,))),
     ("uvm-missing", without_cards()),
     ("uvm-missing", replace(a_box(), driver=replace(DRIVER, has_uvm_device=False, is_wsl=True))),
     ("driver-mismatch", without_cards()),
     ("driver-mismatch", replace(unreadable_cards(), driver=replace(
         DRIVER, module_version=None, library_version=None, pci_addresses=()))),
-    ("pcie-link", without_cards()),
     ("power-limit", with_card(power_limit_w=240.0)),
     ("resizable-bar", with_card(bar1_mib=MiB(65536))),
     ("cpu-governor", replace(a_box(), frequency=CpuFrequency("acpi-cpufreq", ("schedutil",), ()))),
@@ -204,8 +195,6 @@ SILENT = [
     ("kv-pair", with_log(with_settings(serving__cache_type_v="q4_0"), has_all_kv_pairs=True)),
     ("kv-pair", with_settings(serving__cache_type_v="q4_0", serving__flash_attn="off")),
     ("kv-pair", with_server(with_settings(serving__cache_type_v="q4_0"), devices=())),
-    ("kv-plain", with_server(with_settings(SMALL_CARD, **PLAIN), devices=())),
-    ("cuda-graphs", with_server(a_box(), devices=())),
     ("p-min-zero", with_server(with_settings(SMALL_CARD, speculation__p_min=0.0), devices=())),
     ("kv-pair", with_settings(serving__cache_type_k="turbo3", serving__cache_type_v="turbo3")),
     ("context-not-fillable", with_log(report=report(n_ctx=32768))),
@@ -214,7 +203,6 @@ SILENT = [
     ("mapped-experts", with_settings(serving__load_mode="mmap")),
     ("mtp-does-not-pay", with_log(with_settings(speculation__type="off"),
                                   traffic=replace(TRAFFIC, n_drafted=0, n_accepted=0))),
-    ("mtp-does-not-pay", with_log(with_settings(speculation__type="off"), traffic=None)),
     ("mtp-head-quant", with_server(model=IQ4_HEAD)),
     ("mtp-head-quant", with_server(model=replace(model(), n_nextn=0))),
     ("p-min-zero", with_settings(speculation__p_min=0.0)),
@@ -236,8 +224,6 @@ UNKNOWN = [
     ("driver-mismatch", replace(a_box(), driver=replace(DRIVER, library_version=None)), "library"),
     ("driver-mismatch", replace(unreadable_cards(), driver=replace(
         DRIVER, module_version=None)), "kernel module"),
-    ("driver-mismatch", replace(a_box(), driver=replace(
-        DRIVER, module_version=None, pci_addresses=())), "kernel module"),
     ("driver-mismatch", replace(unreadable_cards(), driver=replace(
         DRIVER, module_version=None, pci_addresses=None)), "PCI bus"),
     ("pcie-link", with_card(pcie_width=None), "PCIe link of GPU 0"),
@@ -249,7 +235,6 @@ UNKNOWN = [
     ("threads", with_host(a_box(), cpu=replace(HOST.cpu, physical_cores=None)), "physical cores"),
     ("flags-removed", with_server(engine=None), "accepts"),
     ("engine-architecture", with_log(cuda_architectures=None, has_cuda=None), "ARCHS"),
-    ("engine-architecture", with_card(compute_capability=None), "compute capability"),
     ("cuda-graphs", a_box(), "tunerd compare --set"),
     ("port-clash", replace(a_box(), port=None), "the port"),
     ("evidence-stale", replace(a_box(), evidence=None), "stored measurements"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support.folders import DATA
@@ -29,81 +31,44 @@ def log_of(name: str) -> list[str]:
     return (DATA / name).read_text(encoding="utf-8", errors="replace").splitlines()
 
 
+MISPLACED = (
+    "0.01.2 W layer 0 is assigned to device CPU but the fused Gated Delta Net tensor is assigned "
+    "to device CUDA0 (usually due to missing support)"
+)
+CASES: list[tuple[list[str], dict[str, Any]]] = [
+    ([CUDA_INFO], {"has_cuda": True, "cuda_architectures": (86, 89), "has_all_kv_pairs": True}),
+    ([CUDA_INFO.replace("FA_ALL_QUANTS = 1 | ", "").replace("860,890", "1200")],
+     {"cuda_architectures": (120,), "has_all_kv_pairs": False}),
+    (log_of("logs/mainline-2026-04-26/out-of-memory.txt"),
+     {"has_cuda": False, "cuda_architectures": None, "has_all_kv_pairs": None}),
+    # It does not reach back to the start.
+    (MAINLINE_REQUESTS, {"has_cuda": None, "has_all_kv_pairs": None, "n_slots": None,
+                         "traffic": Traffic(2, 300, 51, 61, 17)}),
+    (log_of("memory/mainline-2026-08-18-cpu-mtp.txt"), {"traffic": None}),
+    (log_of("logs/ik-2026-08/mlock-refused-and-no-mtp-block.txt"), {"mlock_refused": True}),
+    (log_of("logs/synthetic/mlock-refused-then-illegal-access.txt"), {"mlock_refused": True}),
+    (log_of("logs/mainline-2026-08-18/mlock-refused-and-no-mtp-block.txt"), {"mlock_refused": True}),
+    (log_of("logs/synthetic/cuda-no-kernel-image.txt"),
+     {"lacks_kernels": True, "mlock_refused": False}),
+    ([MISPLACED], {"has_misplaced_layers": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "expected"), CASES)
+def test_what_the_log_of_a_life_says(lines: list[str], expected: dict[str, Any]) -> None:
+    log = read_server_log(lines)
+    assert {name: getattr(log, name) for name in expected} == expected
+
+
 def test_no_lines_are_no_log() -> None:
     assert read_server_log([]) is None
 
 
-def test_a_cuda_build_names_its_architectures_and_whether_it_has_all_pairs() -> None:
-    log = read_server_log([CUDA_INFO])
-
-    assert log is not None
-    assert log.has_cuda is True
-    assert log.cuda_architectures == (86, 89)
-    assert log.has_all_kv_pairs is True
-
-
-def test_a_cuda_build_without_all_pairs_does_not_name_them() -> None:
-    log = read_server_log(
-        [CUDA_INFO.replace("FA_ALL_QUANTS = 1 | ", "").replace("860,890", "1200")]
-    )
-
-    assert log is not None
-    assert (log.cuda_architectures, log.has_all_kv_pairs) == ((120,), False)
-
-
-def test_a_build_for_the_processor_has_no_cuda() -> None:
-    log = read_server_log(log_of("logs/mainline-2026-04-26/out-of-memory.txt"))
-
-    assert log is not None
-    assert log.has_cuda is False
-    assert log.cuda_architectures is None
-    assert log.has_all_kv_pairs is None
-
-
-def test_a_log_that_does_not_reach_back_to_the_start_says_nothing_of_the_build() -> None:
-    log = read_server_log(MAINLINE_REQUESTS)
-
-    assert log is not None
-    assert (log.has_cuda, log.has_all_kv_pairs, log.n_slots) == (None, None, None)
-
-
-def test_requests_are_summed() -> None:
-    log = read_server_log(MAINLINE_REQUESTS)
-
-    assert log is not None
-    assert log.traffic == Traffic(
-        n_requests=2, n_prompt=300, n_predicted=51, n_drafted=61, n_accepted=17
-    )
-    assert log.traffic.n_steps == 32
-    assert log.traffic.acceptance_ratio == pytest.approx(17 / 61)
-    assert log.traffic.drafted_per_step == pytest.approx(61 / 32)
-
-
-def test_a_server_without_requests_has_no_traffic() -> None:
-    log = read_server_log(log_of("memory/mainline-2026-08-18-cpu-mtp.txt"))
-
-    assert log is not None
-    assert log.traffic is None
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["ik-2026-08/mlock-refused-and-no-mtp-block.txt", "synthetic/mlock-refused-then-illegal-access.txt",
-     "mainline-2026-08-18/mlock-refused-and-no-mtp-block.txt"],
-)  # fmt: skip
-def test_a_refused_lock_is_seen(name: str) -> None:
-    log = read_server_log(log_of(f"logs/{name}"))
-
-    assert log is not None
-    assert log.mlock_refused
-
-
-def test_a_missing_kernel_is_seen() -> None:
-    log = read_server_log(log_of("logs/synthetic/cuda-no-kernel-image.txt"))
-
-    assert log is not None
-    assert log.lacks_kernels
-    assert not log.mlock_refused
+def test_steps_are_what_was_generated_less_the_first_and_the_accepted() -> None:
+    seen = Traffic(n_requests=2, n_prompt=300, n_predicted=51, n_drafted=61, n_accepted=17)
+    assert seen.n_steps == 32
+    assert seen.acceptance_ratio == pytest.approx(17 / 61)
+    assert seen.drafted_per_step == pytest.approx(61 / 32)
 
 
 def test_real_logs_of_a_load_tell_buffers_slots_and_no_trouble() -> None:
@@ -113,14 +78,3 @@ def test_real_logs_of_a_load_tell_buffers_slots_and_no_trouble() -> None:
         assert log.report is not None
         trouble = (log.mlock_refused, log.lacks_kernels, log.has_misplaced_layers)
         assert trouble == (False, False, False), path
-
-
-def test_a_layer_in_two_places_is_seen() -> None:
-    line = (
-        "0.01.2 W layer 0 is assigned to device CPU but the fused Gated Delta Net tensor is assigned "
-        "to device CUDA0 (usually due to missing support)"
-    )
-    log = read_server_log([line])
-
-    assert log is not None
-    assert log.has_misplaced_layers

@@ -192,29 +192,11 @@ def test_12_gb_with_the_margin_that_its_command_line_asks_for_is_not_too_full() 
     assert "97%" in said(box("12 GB, mainline", fuller, "35B", traffic=BENCH_12))["vram-full"]
 
 
-def test_12_gb_with_the_monitor_on_the_processors_graphics_nothing_is_left_to_say() -> None:
-    card = replace(CARD_12, processes=(LLAMA,), used_mib=MiB(10_700))
-
-    assert set(said(box("12 GB, mainline", card, "35B", traffic=BENCH_12))) == {"port-clash"}
-
-
 def test_12_gb_what_only_a_run_could_tell_is_not_claimed() -> None:
     """Its 20 % regression: CUDA graphs and the speed without speculation were never printed."""
     facts = box("12 GB, mainline", CARD_12, "35B", traffic=BENCH_12)
 
     assert {"cuda-graphs", "mtp-does-not-pay", "evidence-stale"} <= unchecked(facts)
-
-
-def test_12_gb_p_min_0_is_what_its_checklist_warns_of() -> None:
-    facts = box("12 GB, mainline", CARD_12, "35B", traffic=BENCH_12)
-    server = facts.server
-    assert server is not None
-    assert server.settings is not None
-    speculation = server.settings.speculation.model_copy(update={"p_min": 0.0})
-    changed = server.settings.model_copy(update={"speculation": speculation})
-
-    found = said(replace(facts, server=replace(server, settings=changed)))
-    assert "speculation.p_min=0.75" in found["p-min-zero"]
 
 
 @pytest.mark.parametrize(
