@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ from tunerd.engine.flags import (
     owner_of,
 )
 from tunerd.engine.help import Capabilities, FitStyle, SpecStyle
-from tunerd.profile.layers import Layer, Origin, Resolved
+from tunerd.profile.layers import Layer, Origin, Resolved, Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,69 +96,7 @@ class RenderContext:
 
 
 NO_FLAG_NEEDED = "this is what the engine does without a flag"
-OURS = Origin(Layer.TUNERD, "tunerd")
-
-
-def plain(
-    row: ValueFlag | SwitchFlag,
-    resolved: Resolved,
-    capabilities: Capabilities,
-    context: RenderContext,
-) -> Iterator[Part]:
-    """The flag of a key that needs nothing but a spelling."""
-    setting = resolved.settings.get(row.key)
-    if setting is None:
-        return
-    if isinstance(row, ValueFlag):
-        flag = capabilities.first_of(*row.spellings)
-        value = context.substitute(row.key, setting.value)
-        if flag is None:
-            yield missing(row.key, setting.value, setting.origin, row.spellings, capabilities)
-        elif value is None:
-            yield Refusal(row.key, str(setting.value), setting.origin,
-                          "the number of physical cores could not be told",
-                          f"set {row.key} to a number")  # fmt: skip
-        else:
-            yield Argument(flag, row.show(value), row.key, setting.origin)
-        return
-    spellings = row.on if setting.value else row.off
-    flag = capabilities.first_of(*spellings)
-    word = capabilities.first_of(*row.on)
-    if word in capabilities.on_off_flags:
-        yield Argument(word, "on" if setting.value else "off", row.key, setting.origin)
-    elif flag is not None:
-        yield Argument(flag, None, row.key, setting.origin)
-    elif row.default is bool(setting.value) or _only_this_way(row, setting.value, capabilities):
-        yield Note(row.key, NO_FLAG_NEEDED)
-    else:
-        yield missing(row.key, setting.value, setting.origin, spellings, capabilities)
-
-
-def missing(
-    key: str, value: object, origin: Origin, spellings: Sequence[str], capabilities: Capabilities
-) -> Part:
-    """A refusal for what somebody asked for, a note for what only tunerd suggested."""
-    wanted = " or ".join(f"`{spelling}`" for spelling in spellings) or "a flag for it"
-    if origin.layer is Layer.TUNERD:
-        return Note(key, f"left out: {capabilities.dialect} has no {wanted}")
-    return Refusal(
-        key=key,
-        value=str(value),
-        origin=origin,
-        reason=f"this build ({capabilities.dialect}) has no {wanted}",
-        hint=(
-            f'set {key} = "default" (in [engines.{capabilities.family}], or with --set), '
-            "or choose another engine"
-        ),
-    )
-
-
-def _only_this_way(row: SwitchFlag, value: object, capabilities: Capabilities) -> bool:
-    """Whether the build has only the opposite switch, so that without it this value holds."""
-    opposite = row.off if value else row.on
-    return row.default is None and capabilities.first_of(*opposite) is not None
-
-
+_NEVER_CHANGES = "this build never changes the depth by itself"
 # Before `--load-mode` these switches had the same meaning. Order matters to builds that have
 # both: the last one wins there (ggml-org/llama.cpp#26133).
 LEGACY_LOAD: dict[str, tuple[str, ...]] = {
@@ -168,145 +107,16 @@ LEGACY_LOAD: dict[str, tuple[str, ...]] = {
     "mmap+mlock": ("--mlock",),
     "dio": ("--direct-io",),
 }
-_PLACEMENT_KEYS = tuple(row.key for row in PLACEMENT_FLAGS)
-_GPU_KEYS = tuple(row.key for row in GPU_FLAGS)
-
-
-def load_mode(resolved: Resolved, capabilities: Capabilities) -> Iterator[Part]:
-    """How weights come into memory: `--load-mode`, or the switches that it replaced."""
-    setting = resolved.settings.get("serving.load_mode")
-    if setting is None:
-        return
-    mode = str(setting.value)
-    if capabilities.has_load_mode:
-        yield Argument("--load-mode", mode, setting.key, setting.origin)
-        return
-    switches = LEGACY_LOAD[mode]
-    lacking = [switch for switch in switches if switch not in capabilities.flags]
-    if lacking:
-        yield Refusal(setting.key, mode, setting.origin,
-                      f"this build ({capabilities.dialect}) has neither `--load-mode` nor `{lacking[0]}`",
-                      "choose another load mode or another engine")  # fmt: skip
-    elif not switches:
-        yield Note(setting.key, NO_FLAG_NEEDED)
-    for switch in switches if not lacking else ():
-        yield Argument(switch, None, setting.key, setting.origin)
-
-
-def placement(
-    resolved: Resolved, capabilities: Capabilities, context: RenderContext
-) -> Iterator[Part]:
-    """Fit, or explicit layers; nothing at all where no GPU can be used.
-
-    A GPU flag on a machine without one is at best ignored; ik's `--fit` crashes there.
-    """
-    if not context.has_gpu:
-        for key in (*_PLACEMENT_KEYS, *_GPU_KEYS, "memory.fit", "memory.fit_mib"):
-            if key in resolved.settings:
-                yield Note(key, "left out: no usable GPU")
-        return
-    for row in GPU_FLAGS:
-        yield from plain(row, resolved, capabilities, context)
-    explicit = by_hand(resolved)
-    if explicit:
-        yield from _explicit(resolved, capabilities, context, explicit)
-    else:
-        yield from _fit(resolved, capabilities)
-
-
-def by_hand(resolved: Resolved) -> list[str]:
-    """The keys that place the model by hand, where a margin means nothing; empty where fit does."""
-    return [key for key in _PLACEMENT_KEYS if _places(key, resolved)]
-
-
-def _places(key: str, resolved: Resolved) -> bool:
-    """Whether a key places something by hand; `cpu_moe = false` and an empty list place nothing."""
-    setting = resolved.settings.get(key)
-    return setting is not None and setting.value is not False and setting.value != []
-
-
-def _fit(resolved: Resolved, capabilities: Capabilities) -> Iterator[Part]:
-    switch, target = (resolved.settings.get(f"memory.{name}") for name in ("fit", "fit_mib"))
-    is_on_off = capabilities.fit is FitStyle.ON_OFF
-    if switch is not None and not switch.value:
-        if is_on_off:
-            yield Argument("--fit", "off", switch.key, switch.origin)
-        else:
-            yield Note(switch.key, NO_FLAG_NEEDED)
-        if target is not None and target.origin.layer is not Layer.TUNERD:
-            yield Note(target.key, "left out: no effect without --fit")
-        return
-    if switch is not None and capabilities.fit is FitStyle.NONE:
-        yield missing(switch.key, switch.value, switch.origin, ("--fit",), capabilities)
-        return
-    spellings = ("--fit-target", "--fit-margin")
-    margin = capabilities.first_of(*spellings)
-    if target is not None and (capabilities.fit is FitStyle.NONE or margin is None):
-        yield missing(target.key, target.value, target.origin, spellings, capabilities)
-        return
-    owner = switch or target
-    if owner is not None:
-        yield Argument("--fit", "on" if is_on_off else None, owner.key, owner.origin)
-    if target is not None and margin is not None:
-        yield Argument(margin, str(target.value), target.key, target.origin)
-
-
-def _explicit(
-    resolved: Resolved, capabilities: Capabilities, context: RenderContext, explicit: list[str]
-) -> Iterator[Part]:
-    switch, target = (resolved.settings.get(f"memory.{name}") for name in ("fit", "fit_mib"))
-    if capabilities.fit is FitStyle.ON_OFF:
-        owner = (
-            switch if switch is not None and not switch.value else resolved.settings[explicit[0]]
-        )
-        yield Argument("--fit", "off", owner.key, owner.origin)
-    for setting in (switch, target):
-        is_on = setting is not None and setting.value is not False
-        if setting is not None and is_on and setting.origin.layer is not Layer.TUNERD:
-            yield Note(setting.key, f"left out: {', '.join(explicit)} place the model by hand")
-    for row in PLACEMENT_FLAGS:
-        if _places(row.key, resolved):
-            yield from plain(row, resolved, capabilities, context)
-
-
 KINDS_WITH_DRAFT_FILE = frozenset({"dflash", "dspark", "eagle3", "draft"})
 KINDS_WITH_PROBABILITY = KINDS_WITH_DRAFT_FILE | {"mtp"}
-_DEFAULT_TYPE = "off"
+_TYPE = "speculation.type"
 _DRAFTS = "draft-"
 _WEAKEST_FIRST = tuple(Layer)
-
-
-def speculation(
-    resolved: Resolved, capabilities: Capabilities, context: RenderContext
-) -> Iterator[Part]:
-    """All flags of the kind of speculation that the profile wants, or a refusal."""
-    wanted = resolved.profile.speculation
-    kind = wanted.type or _DEFAULT_TYPE
-    if kind == "off":
-        said = "off: no flag" if wanted.type else "no flag of its own"
-        yield Note("speculation.type", f"{said}, since every build is off without one")
-        return
-    word = capabilities.spec_word(kind)
-    setting = resolved.settings["speculation.type"]
-    if word is None:
-        types = ", ".join(word for word in capabilities.spec_types if word != "none") or "none"
-        yield Refusal(setting.key, kind, setting.origin,
-                      f"this build ({capabilities.dialect}) cannot speculate with {kind}; it has: {types}",
-                      'choose another engine, or set speculation.type = "off"')  # fmt: skip
-        return
-    needs_file = bool(wanted.kinds & KINDS_WITH_DRAFT_FILE)
-    if needs_file and wanted.draft_model is None:
-        yield Refusal(setting.key, kind, setting.origin, f"{kind} needs a draft model",
-                      "set speculation.draft_model")  # fmt: skip
-        return
-    yield from _kind(resolved, capabilities, context, kind, word)
-    if drafts_with_probability(wanted.kinds):
-        for row in DRAFT_FLAGS:
-            if row.key != "speculation.draft_model" or needs_file:
-                yield from plain(row, resolved, capabilities, context)
-        if context.has_gpu:
-            for row in DRAFT_GPU_FLAGS:
-                yield from plain(row, resolved, capabilities, context)
+_IN_STAGES = (
+    "n_max", "n_min", "p_min", "cross_ctx", "ngram_size_n", "ngram_size_m", "ngram_min_hits",
+)  # fmt: skip
+# Where a file comes from, for people.
+_NO_FLAG = frozenset({"speculation.draft_hf_repo"})
 
 
 def drafts_with_probability(kinds: Collection[str]) -> bool:
@@ -317,79 +127,13 @@ def drafts_with_probability(kinds: Collection[str]) -> bool:
     return any(kind in KINDS_WITH_PROBABILITY or kind.startswith(_DRAFTS) for kind in kinds)
 
 
-def _kind(
-    resolved: Resolved, capabilities: Capabilities, context: RenderContext, kind: str, word: str
-) -> Iterator[Part]:
-    if capabilities.spec_style is SpecStyle.STAGE:
-        yield from _stage(resolved, kind, word)
-        return
-    setting = resolved.settings["speculation.type"]
-    if capabilities.spec_style is SpecStyle.IK_LEGACY and kind == "mtp":
-        yield Argument("--multi-token-prediction", None, setting.key, setting.origin)
-    elif kind == "draft" and "draft" not in capabilities.spec_types and word == "draft":
-        yield Note(setting.key, "the draft model alone switches it on")
-    else:
-        yield Argument("--spec-type", word, setting.key, setting.origin)
-    kinds = resolved.profile.speculation.kinds
-    for row in DEPTH_FLAGS if drafts_with_probability(kinds) else ngram_flags(kind):
-        yield from plain(row, resolved, capabilities, context)
-    yield from _adaptive(resolved, capabilities)
+def by_hand(resolved: Resolved) -> list[str]:
+    """The keys that place the model by hand, where a margin means nothing; empty where fit does.
 
-
-def _adaptive(resolved: Resolved, capabilities: Capabilities) -> Iterator[Part]:
-    setting = resolved.settings.get("speculation.adaptive")
-    if setting is None:
-        return
-    flag = capabilities.first_of("--spec-dm-adaptive" if setting.value else "--no-spec-dm-adaptive")
-    if flag is not None:
-        yield Argument(flag, None, setting.key, setting.origin)
-    elif "--spec-dm-controller" in capabilities.flags:
-        mode = "profit" if setting.value else "off"
-        yield Argument("--spec-dm-controller", mode, setting.key, setting.origin)
-    elif not setting.value:
-        yield Note(setting.key, "this build never changes the depth by itself")
-    else:
-        yield Refusal(setting.key, "true", setting.origin,
-                      f"this build ({capabilities.dialect}) has no adaptive depth",
-                      "set speculation.adaptive = false")  # fmt: skip
-
-
-_IN_STAGES = (
-    "n_max", "n_min", "p_min", "cross_ctx", "ngram_size_n", "ngram_size_m", "ngram_min_hits",
-)  # fmt: skip
-
-
-def _stage(resolved: Resolved, kind: str, word: str) -> Iterator[Part]:
-    """Ik since June 2026: everything about a stage is inside one value."""
-    present = [
-        key
-        for key in (f"speculation.{name}" for name in _IN_STAGES)
-        if key in resolved.settings
-        and (key != "speculation.p_min" or kind in KINDS_WITH_PROBABILITY)
-    ]
-    words = {
-        key: f"{key.removeprefix('speculation.')}={number(resolved.settings[key].value)}"
-        for key in present
-    }
-    pairs = ",".join(words.values())
-    origins = [resolved.settings[key].origin for key in ("speculation.type", *present)]
-    strongest = max(origins, key=lambda origin: _WEAKEST_FIRST.index(origin.layer))
-    yield Argument(
-        "--spec-type",
-        f"{word}:{pairs}" if pairs else word,
-        "speculation.type",
-        strongest,
-    )
-    for key, pair in words.items():
-        yield Note(key, f"`{pair}` inside `--spec-type`")
-    adaptive = resolved.settings.get("speculation.adaptive")
-    if adaptive is not None and not adaptive.value:
-        yield Note(adaptive.key, "this build never changes the depth by itself")
-
-
-_FLAG_STARTS = "-"
-# Where a file comes from, for people.
-_NO_FLAG = frozenset({"speculation.draft_hf_repo"})
+    `cpu_moe = false` and an empty list place nothing.
+    """
+    settings = (resolved.settings.get(row.key) for row in PLACEMENT_FLAGS)
+    return [one.key for one in settings if one and one.value is not False and one.value != []]
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,9 +154,10 @@ def render(
     resolved: Resolved, capabilities: Capabilities, context: RenderContext
 ) -> CommandLine | tuple[Refusal, ...]:
     """The command line, or everything that stands against it."""
-    parts = list(_parts(resolved, capabilities, context))
-    parts += list(_extra(resolved, capabilities, parts))
-    parts += _without_trace(resolved, {part.key for part in parts})
+    renderer = _Renderer(resolved, capabilities, context)
+    parts = list(renderer.parts())
+    parts += list(renderer.own_arguments(parts))
+    parts += renderer.without_trace({part.key for part in parts})
     refusals = tuple(part for part in parts if isinstance(part, Refusal))
     if refusals:
         return refusals
@@ -423,67 +168,268 @@ def render(
     )
 
 
-def _parts(
-    resolved: Resolved, capabilities: Capabilities, context: RenderContext
-) -> Iterator[Part]:
-    model_origin = resolved.origin("model.path") or resolved.origin("model.hf_repo")
-    yield Argument("--model", context.model_path, "model.path", model_origin or OURS)
-    for row in SERVING_FLAGS:
-        yield from plain(row, resolved, capabilities, context)
-        if row.key == "serving.threads_http":
-            yield from load_mode(resolved, capabilities)
-    yield from placement(resolved, capabilities, context)
-    yield from speculation(resolved, capabilities, context)
+def _said(setting: Setting, flag: str, value: str | None = None) -> Argument:
+    return Argument(flag, value, setting.key, setting.origin)
 
 
-def _without_trace(resolved: Resolved, seen: Collection[str]) -> Iterator[Note]:
-    """A note for each key that somebody set and that changes nothing."""
-    kind = resolved.profile.speculation.type or "off"
-    for key, setting in resolved.settings.items():
-        section = key.partition(".")[0]
-        if key in seen or key in _NO_FLAG or setting.origin.layer is Layer.TUNERD:
-            continue
-        if section == "speculation":
-            yield Note(key, f"left out: no effect with speculation.type = {kind}")
-        elif section in {"serving", "memory"}:
-            yield Note(key, "left out: no effect here")
+def _refused(setting: Setting, reason: str, hint: str) -> Refusal:
+    value = str(setting.value)
+    shown = value.lower() if isinstance(setting.value, bool) else value
+    return Refusal(setting.key, shown, setting.origin, reason, hint)
 
 
-def _extra(
-    resolved: Resolved, capabilities: Capabilities, rendered: Sequence[Part]
-) -> Iterator[Part]:
-    setting = resolved.settings.get("extra_args")
-    if setting is None:
-        return
-    owners = {part.flag: part.key for part in rendered if isinstance(part, Argument)}
-    for before, word in itertools.pairwise(("", *setting.value)):
-        is_value = normal_spelling(before) in capabilities.value_flags
-        is_flag = word.startswith(_FLAG_STARTS)
-        owner = owner_of(word, capabilities.flags) or owners.get(word) if is_flag else None
-        if owner == "speculation.type" and "speculation.type" not in resolved.settings:
-            owner = None
-        if any(ord(letter) < ord(" ") or letter == "\x7f" for letter in word):
-            yield Refusal("extra_args", repr(word), setting.origin, "it has a control character",
-                          "write the text into a file and pass the file")  # fmt: skip
-        elif normal_spelling(word) in SECRET_FLAGS:
-            yield Refusal("extra_args", word, setting.origin,
-                          "its value would stand in the unit and in the process list",
-                          "serving.api_key_file keeps keys in a file")  # fmt: skip
-        elif owner is not None:
-            yield Refusal("extra_args", word, setting.origin, f"the key {owner} renders this flag",
-                          f"set {owner} instead")  # fmt: skip
-        elif (
-            _looks_like_flag(word)
-            and not is_value
-            and capabilities.flags.isdisjoint((word, normal_spelling(word)))
-        ):
-            yield Refusal("extra_args", word, setting.origin,
-                          f"this build ({capabilities.dialect}) does not list this flag",
-                          "`tunerd engines` shows which builds there are")  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _Renderer:
+    """One profile on one build; every method yields what its keys become."""
+
+    resolved: Resolved
+    capabilities: Capabilities
+    context: RenderContext
+
+    @property
+    def build(self) -> str:
+        return f"this build ({self.capabilities.dialect})"
+
+    def setting(self, key: str) -> Setting | None:
+        return self.resolved.settings.get(key)
+
+    def parts(self) -> Iterator[Part]:
+        resolved = self.resolved
+        origin = resolved.origin("model.path") or resolved.origin("model.hf_repo")
+        ours = Origin(Layer.TUNERD, "tunerd")
+        yield Argument("--model", self.context.model_path, "model.path", origin or ours)
+        for row in SERVING_FLAGS:
+            yield from self.row(row)
+            if row.key == "serving.threads_http":
+                yield from self.load_mode()
+        yield from self.placement()
+        yield from self.speculation()
+
+    def row(self, row: ValueFlag | SwitchFlag) -> Iterator[Part]:
+        """The flag of a key that needs nothing but a spelling."""
+        setting = self.setting(row.key)
+        if setting is None:
+            return
+        flags = self.capabilities
+        if isinstance(row, ValueFlag):
+            flag, value = flags.first_of(*row.spellings), setting.value
+            value = self.context.substitute(row.key, value)
+            if flag is None:
+                yield self.missing(setting, row.spellings)
+            elif value is None:
+                why = "the number of physical cores could not be told"
+                yield _refused(setting, why, f"set {row.key} to a number")
+            else:
+                yield _said(setting, flag, row.show(value))
+            return
+        spellings, opposite = (row.on, row.off) if setting.value else (row.off, row.on)
+        flag, word = flags.first_of(*spellings), flags.first_of(*row.on)
+        # Without its opposite switch, where there is only that, this value holds.
+        is_only_way = row.default is None and flags.first_of(*opposite) is not None
+        if word in flags.on_off_flags:
+            yield _said(setting, word, "on" if setting.value else "off")
+        elif flag is not None:
+            yield _said(setting, flag)
+        elif row.default is bool(setting.value) or is_only_way:
+            yield Note(row.key, NO_FLAG_NEEDED)
         else:
-            yield Argument(word, None, "extra_args", setting.origin)
+            yield self.missing(setting, spellings)
 
+    def missing(self, setting: Setting, spellings: Sequence[str]) -> Part:
+        """A refusal for what somebody asked for, a note for what only tunerd suggested."""
+        wanted = " or ".join(f"`{spelling}`" for spelling in spellings) or "a flag for it"
+        if setting.origin.layer is Layer.TUNERD:
+            return Note(setting.key, f"left out: {self.capabilities.dialect} has no {wanted}")
+        where = f"(in [engines.{self.capabilities.family}], or with --set)"
+        hint = f'set {setting.key} = "default" {where}, or choose another engine'
+        return _refused(setting, f"{self.build} has no {wanted}", hint)
 
-def _looks_like_flag(word: str) -> bool:
-    rest = word.lstrip("-")
-    return word.startswith("-") and bool(rest) and rest[0].isalpha()
+    def load_mode(self) -> Iterator[Part]:
+        """How weights come into memory: `--load-mode`, or the switches that it replaced."""
+        setting = self.setting("serving.load_mode")
+        if setting is None:
+            return
+        if self.capabilities.has_load_mode:
+            yield _said(setting, "--load-mode", str(setting.value))
+            return
+        switches = LEGACY_LOAD[str(setting.value)]
+        lacking = [switch for switch in switches if switch not in self.capabilities.flags]
+        if lacking:
+            why = f"{self.build} has neither `--load-mode` nor `{lacking[0]}`"
+            yield _refused(setting, why, "choose another load mode or another engine")
+            return
+        if not switches:
+            yield Note(setting.key, NO_FLAG_NEEDED)
+        for switch in switches:
+            yield _said(setting, switch)
+
+    def placement(self) -> Iterator[Part]:
+        """Fit, or explicit layers; nothing at all where no GPU can be used.
+
+        A GPU flag on a machine without one is at best ignored; ik's `--fit` crashes there.
+        """
+        if not self.context.has_gpu:
+            rows = (*PLACEMENT_FLAGS, *GPU_FLAGS)
+            for key in (*(row.key for row in rows), "memory.fit", "memory.fit_mib"):
+                if self.setting(key) is not None:
+                    yield Note(key, "left out: no usable GPU")
+            return
+        for row in GPU_FLAGS:
+            yield from self.row(row)
+        switch, target = self.setting("memory.fit"), self.setting("memory.fit_mib")
+        placing = by_hand(self.resolved)
+        yield from self.explicit(switch, target, placing) if placing else self.fit(switch, target)
+
+    def fit(self, switch: Setting | None, target: Setting | None) -> Iterator[Part]:
+        style = self.capabilities.fit
+        if switch is not None and not switch.value:
+            is_said = style is FitStyle.ON_OFF
+            yield _said(switch, "--fit", "off") if is_said else Note(switch.key, NO_FLAG_NEEDED)
+            if target is not None and target.origin.layer is not Layer.TUNERD:
+                yield Note(target.key, "left out: no effect without --fit")
+            return
+        if switch is not None and style is FitStyle.NONE:
+            yield self.missing(switch, ("--fit",))
+            return
+        spellings = ("--fit-target", "--fit-margin")
+        margin = self.capabilities.first_of(*spellings)
+        if target is not None and (style is FitStyle.NONE or margin is None):
+            yield self.missing(target, spellings)
+            return
+        owner = switch or target
+        if owner is not None:
+            yield _said(owner, "--fit", "on" if style is FitStyle.ON_OFF else None)
+        if target is not None and margin is not None:
+            yield _said(target, margin, str(target.value))
+
+    def explicit(
+        self, switch: Setting | None, target: Setting | None, placing: Sequence[str]
+    ) -> Iterator[Part]:
+        if self.capabilities.fit is FitStyle.ON_OFF:
+            is_off = switch is not None and not switch.value
+            owner = switch if switch is not None and is_off else self.resolved.settings[placing[0]]
+            yield _said(owner, "--fit", "off")
+        for setting in (switch, target):
+            is_on = setting is not None and setting.value is not False
+            if setting is not None and is_on and setting.origin.layer is not Layer.TUNERD:
+                yield Note(setting.key, f"left out: {', '.join(placing)} place the model by hand")
+        for row in PLACEMENT_FLAGS:
+            if row.key in placing:
+                yield from self.row(row)
+
+    def speculation(self) -> Iterator[Part]:
+        """All flags of the kind of speculation that the profile wants, or a refusal."""
+        wanted, capabilities = self.resolved.profile.speculation, self.capabilities
+        setting = self.setting(_TYPE)
+        if setting is None or wanted.type is None or wanted.type == "off":
+            said = "off: no flag" if wanted.type else "no flag of its own"
+            yield Note(_TYPE, f"{said}, since every build is off without one")
+            return
+        word = capabilities.spec_word(wanted.type)
+        if word is None:
+            types = ", ".join(word for word in capabilities.spec_types if word != "none") or "none"
+            why = f"{self.build} cannot speculate with {wanted.type}; it has: {types}"
+            yield _refused(setting, why, 'choose another engine, or set speculation.type = "off"')
+            return
+        needs_file = bool(wanted.kinds & KINDS_WITH_DRAFT_FILE)
+        if needs_file and wanted.draft_model is None:
+            why = f"{wanted.type} needs a draft model"
+            yield _refused(setting, why, "set speculation.draft_model")
+            return
+        by_model = drafts_with_probability(wanted.kinds)
+        if capabilities.spec_style is SpecStyle.STAGE:
+            yield from self.stage(setting, wanted.type, word)
+        else:
+            yield self.kind(setting, wanted.type, word)
+            for row in DEPTH_FLAGS if by_model else ngram_flags(wanted.type):
+                yield from self.row(row)
+            yield from self.adaptive()
+        on_gpu = DRAFT_GPU_FLAGS if self.context.has_gpu else ()
+        for draft_row in (*DRAFT_FLAGS, *on_gpu) if by_model else ():
+            if draft_row.key != "speculation.draft_model" or needs_file:
+                yield from self.row(draft_row)
+
+    def kind(self, setting: Setting, kind: str, word: str) -> Part:
+        if self.capabilities.spec_style is SpecStyle.IK_LEGACY and kind == "mtp":
+            return _said(setting, "--multi-token-prediction")
+        if kind == "draft" and "draft" not in self.capabilities.spec_types and word == "draft":
+            return Note(setting.key, "the draft model alone switches it on")
+        return _said(setting, "--spec-type", word)
+
+    def adaptive(self) -> Iterator[Part]:
+        setting = self.setting("speculation.adaptive")
+        if setting is None:
+            return
+        spelling = "--spec-dm-adaptive" if setting.value else "--no-spec-dm-adaptive"
+        if spelling in self.capabilities.flags:
+            yield _said(setting, spelling)
+        elif "--spec-dm-controller" in self.capabilities.flags:
+            yield _said(setting, "--spec-dm-controller", "profit" if setting.value else "off")
+        elif not setting.value:
+            yield Note(setting.key, _NEVER_CHANGES)
+        else:
+            why = f"{self.build} has no adaptive depth"
+            yield _refused(setting, why, "set speculation.adaptive = false")
+
+    def stage(self, setting: Setting, kind: str, word: str) -> Iterator[Part]:
+        """Ik since June 2026: everything about a stage is inside one value."""
+        names = [name for name in _IN_STAGES if name != "p_min" or kind in KINDS_WITH_PROBABILITY]
+        found = {name: self.setting(f"speculation.{name}") for name in names}
+        given = {name: one for name, one in found.items() if one is not None}
+        words = {name: f"{name}={number(one.value)}" for name, one in given.items()}
+        origins = [one.origin for one in (setting, *given.values())]
+        strongest = max(origins, key=lambda origin: _WEAKEST_FIRST.index(origin.layer))
+        value = f"{word}:{','.join(words.values())}" if words else word
+        yield Argument("--spec-type", value, _TYPE, strongest)
+        for name, pair in words.items():
+            yield Note(given[name].key, f"`{pair}` inside `--spec-type`")
+        adaptive = self.setting("speculation.adaptive")
+        if adaptive is not None and not adaptive.value:
+            yield Note(adaptive.key, _NEVER_CHANGES)
+
+    def without_trace(self, seen: Collection[str]) -> Iterator[Note]:
+        """A note for each key that somebody set and that changes nothing."""
+        kind = self.resolved.profile.speculation.type or "off"
+        for key, setting in self.resolved.settings.items():
+            section = key.partition(".")[0]
+            if key in seen or key in _NO_FLAG or setting.origin.layer is Layer.TUNERD:
+                continue
+            if section == "speculation":
+                yield Note(key, f"left out: no effect with speculation.type = {kind}")
+            elif section in {"serving", "memory"}:
+                yield Note(key, "left out: no effect here")
+
+    def own_arguments(self, rendered: Sequence[Part]) -> Iterator[Part]:
+        """The user's own arguments, which may repeat nothing and hide nothing."""
+        setting = self.setting("extra_args")
+        owners = {part.flag: part.key for part in rendered if isinstance(part, Argument)}
+        flags, takes_value = self.capabilities.flags, self.capabilities.value_flags
+        words = () if setting is None else setting.value
+        for before, word in itertools.pairwise(("", *words)):
+            owner = None
+            if word.startswith("-"):
+                owner = owner_of(word, flags) or owners.get(word)
+            if owner == _TYPE and self.setting(_TYPE) is None:
+                owner = None
+            is_unlisted = (
+                re.match(r"-+[^\W\d_]", word) is not None
+                and normal_spelling(before) not in takes_value
+                and flags.isdisjoint((word, normal_spelling(word)))
+            )
+            why, hint, shown = None, "", word
+            if any(ord(letter) < ord(" ") or letter == "\x7f" for letter in word):
+                why, shown = "it has a control character", repr(word)
+                hint = "write the text into a file and pass the file"
+            elif normal_spelling(word) in SECRET_FLAGS:
+                why = "its value would stand in the unit and in the process list"
+                hint = "serving.api_key_file keeps keys in a file"
+            elif owner is not None:
+                why, hint = f"the key {owner} renders this flag", f"set {owner} instead"
+            elif is_unlisted:
+                why = f"{self.build} does not list this flag"
+                hint = "`tunerd engines` shows which builds there are"
+            origin = self.resolved.settings["extra_args"].origin
+            if why is None:
+                yield Argument(word, None, "extra_args", origin)
+            else:
+                yield Refusal("extra_args", shown, origin, why, hint)
