@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tunerd import errors
 from tunerd.cli.main import cli
 from tunerd.doctor.rules import ALL_RULES
-from tunerd.engine.flags import ALL_FLAGS, CONTEXT_SHIFT, SwitchFlag
+from tunerd.engine.flags import ALL_FLAGS, SwitchFlag
 from tunerd.profile.layers import default_layer
 from tunerd.profile.schema import SECTIONS, ProfileFile, flatten
 from tunerd.profile.workload import ClassTable, WorkloadTable
@@ -91,7 +91,6 @@ def profiles_page() -> Iterator[str]:
         for key, value in flatten(default_layer().data).items()
     }
     flags = {row.key: _spellings(row) for row in ALL_FLAGS}
-    flags[CONTEXT_SHIFT.key] = f"`{CONTEXT_SHIFT.word}`"
     for section in SECTIONS:
         table = ProfileFile.model_fields[section].annotation
         if not (isinstance(table, type) and issubclass(table, BaseModel)):
