@@ -176,7 +176,7 @@ OWNERS = {
     "pydantic_settings": {"settings"},
     "resource": {"machine/keeper", "machine/process"},
     "multiprocessing": set(),
-    "asyncio": {"tryout/local_unit", "tryout/supervisor"},
+    "asyncio": {"tryout/supervisor"},
 }
 
 # Modules and calls whose use is an effect: files, clock, network, environment, logger, processes.
