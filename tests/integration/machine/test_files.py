@@ -108,30 +108,6 @@ def test_a_file_is_written_though_its_owner_may_not_be_restored(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("at", range(1, 5))
-def test_a_write_that_is_cut_short_leaves_old_or_new_and_nothing_else(
-    at: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-    files, steps = fused(at)
-    with pytest.raises(FuseBlown):
-        files.write(path, b"new")
-    assert len(steps) == at
-    assert path.read_bytes() == (b"old" if at < 4 else b"new")
-    assert names(tmp_path) == ["a"]
-
-
-def test_those_are_all_the_steps_of_a_write(tmp_path: Path) -> None:
-    steps = steps_of(lambda files: files.write(tmp_path / "a", b"x"))
-    assert steps == [
-        "create temporary for a",
-        "sync temporary for a",
-        "rename to a",
-        "sync folder of a",
-    ]
-
-
-@pytest.mark.parametrize("at", range(1, 5))
 def test_a_process_that_dies_in_a_write_leaves_old_or_new(at: int, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
@@ -438,16 +414,6 @@ def test_a_program_that_was_started_under_the_lock_does_not_hold_it(tmp_path: Pa
     finally:
         child.kill()
         child.wait()
-
-
-def test_two_locks_in_one_process_exclude_each_other(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with (
-        lock(path, purpose="one", since="now"),
-        pytest.raises(Busy),
-        lock(path, purpose="two", since="now"),
-    ):
-        pass
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", "5", "[" * 4000, '{"pid": 1}', "\x00" * 100])

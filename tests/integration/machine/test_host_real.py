@@ -109,21 +109,6 @@ def test_a_running_process_is_described() -> None:
         assert facts.read_bytes is not None
 
 
-def test_two_processes_started_one_after_the_other_differ_in_start_ticks() -> None:
-    script = "import sys; print(1, flush=True); sys.stdin.read()"
-    with python(script) as first:
-        first_line(first)
-        time.sleep(0.05)
-        with python(script) as second:
-            one, other = process_facts(first.pid), process_facts(second.pid)
-
-    assert one is not None
-    assert other is not None
-    assert one.start_ticks is not None
-    assert other.start_ticks is not None
-    assert one.start_ticks < other.start_ticks
-
-
 def test_locked_memory_shows() -> None:
     with python(LOCKER) as process:
         if first_line(process) != "locked":

@@ -50,30 +50,6 @@ def test_nobody_listens_on_a_free_port() -> None:
     assert listening_pid(port) is None
 
 
-@pytest.mark.parametrize(
-    ("bound", "asked", "is_found"),
-    [
-        ("127.0.0.1", "127.0.0.1", True),
-        ("0.0.0.0", "127.0.0.1", True),  # noqa: S104
-        ("::", "127.0.0.1", True),
-        ("::", "::1", True),
-        ("::1", "::1", True),
-        ("::1", "127.0.0.1", False),
-        ("127.0.0.2", "127.0.0.1", False),
-        ("127.0.0.1", "0.0.0.0", True),  # noqa: S104
-        ("127.0.0.1", "localhost", True),
-    ],
-)
-def test_the_address_counts(bound: str, asked: str, is_found: bool) -> None:
-    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.bind((bound, 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-
-        assert listening_pid(port, asked) == (os.getpid() if is_found else None)
-
-
 def test_a_socket_for_one_address_wins_over_one_for_all(other: tuple[Child, int]) -> None:
     child, port = other
     with socket.socket() as listener:
@@ -96,31 +72,6 @@ def lines_of(host: str, port: int) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("bound", "asked", "is_found"),
-    [
-        ("127.0.0.1", "127.0.0.1", True),
-        ("127.0.0.1", "0.0.0.0", True),  # noqa: S104
-        ("127.0.0.1", "localhost", True),
-        ("0.0.0.0", "127.0.0.1", True),  # noqa: S104
-        ("::", "127.0.0.1", True),
-        ("::1", "::1", True),
-        ("127.0.0.2", "127.0.0.1", False),
-        ("::1", "127.0.0.1", False),
-    ],
-)
-def test_whatever_takes_an_address_is_found_in_the_kernels_tables(
-    bound: str, asked: str, *, is_found: bool
-) -> None:
-    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.bind((bound, 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        assert bool(lines_of(asked, port)) is is_found
-    assert lines_of(asked, port) == []
-
-
 def test_a_connection_that_its_server_closed_is_found_for_a_while() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -130,3 +81,31 @@ def test_a_connection_that_its_server_closed_is_found_for_a_while() -> None:
             listener.accept()[0].close()
             client.recv(1)
     assert len(lines_of("127.0.0.1", port)) == 1
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "is_found"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("0.0.0.0", "127.0.0.1", True),  # noqa: S104
+        ("::", "127.0.0.1", True),
+        ("::", "::1", True),
+        ("::1", "::1", True),
+        ("::1", "127.0.0.1", False),
+        ("127.0.0.2", "127.0.0.1", False),
+        ("127.0.0.1", "0.0.0.0", True),  # noqa: S104
+        ("127.0.0.1", "localhost", True),
+    ],
+)
+def test_whoever_takes_an_address_is_found_and_so_is_its_line_in_the_kernels_tables(
+    bound: str, asked: str, is_found: bool
+) -> None:
+    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((bound, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+
+        assert listening_pid(port, asked) == (os.getpid() if is_found else None)
+        assert bool(lines_of(asked, port)) is is_found
+    assert lines_of(asked, port) == []

@@ -250,32 +250,3 @@ def test_an_engine_drafts_and_accepts_as_many_tokens_as_the_truth_says(
                 accepted = tuple(depth["draft_n_accepted"] for depth in depths)
                 assert drafted == expected.drafted_by_position[: len(depths)]
                 assert accepted == expected.accepted_by_position[: len(depths)]
-
-
-@pytest.mark.llama
-def test_what_the_metrics_count_by_position_is_what_the_truth_says(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
-    build = _build(EMBEDDED)
-    last = WORDS.region("factual").first
-    expected = read_truth(models["tiny"]).speculate(last, N_PREDICT, 3, 0.0)
-
-    with _serve(build, models["tiny"], tmp_path, *build.speculation(3, 0.0)) as server:
-        server.post(
-            "/completion",
-            {"prompt": WORDS.decode([last]), "n_predict": N_PREDICT, "temperature": 0},
-        )
-        metrics = server.client.get("/metrics").text
-
-    values = {
-        line.rsplit(" ", 1)[0].removeprefix("llamacpp:"): float(line.rsplit(" ", 1)[1])
-        for line in metrics.splitlines()
-        if line.startswith("llamacpp:spec_decode")
-    }
-    name = 'spec_decode_num_accepted_tokens_per_pos_total{{position="{}"}}'
-    assert values["spec_decode_num_draft_tokens_total"] == expected.drafted
-    assert values["spec_decode_num_accepted_tokens_total"] == expected.accepted
-    assert values["spec_decode_num_drafts_total"] == expected.drafts
-    assert tuple(values[name.format(position)] for position in range(3)) == (
-        expected.accepted_by_position
-    )

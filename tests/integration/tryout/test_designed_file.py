@@ -103,21 +103,16 @@ def test_an_existing_file_is_left_alone_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_text("precious")
     made = design(SHAPES["tiny-nomtp"])
+    truth_path_of(tmp_path / "other.gguf").write_text("precious")
 
     with pytest.raises(UsageError, match="already there"):
         write(made, path)
+    with pytest.raises(UsageError, match=r"other\.gguf\.truth\.json"):
+        write(made, tmp_path / "other.gguf")
     assert path.read_text() == "precious"
 
     write(made, path, force=True)
     assert read_truth(path).guess is None
-
-
-def test_an_existing_truth_is_left_alone_too(tmp_path: Path) -> None:
-    truth_path_of(tmp_path / "model.gguf").write_text("precious")
-
-    with pytest.raises(UsageError, match=r"model\.gguf\.truth\.json"):
-        write(design(SHAPES["tiny-nomtp"]), tmp_path / "model.gguf")
-    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf.truth.json"]
 
 
 def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path: Path) -> None:

@@ -100,35 +100,14 @@ def test_a_server_outlives_a_killed_supervisor_and_is_taken_over(
     assert before.active_since_s is not None
     assert abs(after.active_since_s - before.active_since_s) < 2
     assert "up" in manager.log(UNIT, invocation_id=before.invocation_id)
-
-
-def test_starting_a_server_that_was_taken_over_starts_no_second_one(
-    manager: Local, paths: Paths, toy: str
-) -> None:
-    put(manager, toy)
     manager.start(UNIT)
-    pid = pid_of(manager)
-    kill_supervisor(paths)
-
-    manager.start(UNIT)
-
-    assert pid_of(manager) == pid
-    assert len({p for p in processes_with(toy) if p != pid}) == 0
-
-
-def test_a_server_that_was_taken_over_is_stopped_cleanly(
-    manager: Local, paths: Paths, toy: str
-) -> None:
-    put(manager, toy, service="Restart=always")
-    manager.start(UNIT)
-    pid = pid_of(manager)
-    kill_supervisor(paths)
+    assert processes_with(toy) - {before.main_pid} == set()
 
     manager.stop(UNIT)
 
     state = manager.state(UNIT)
     assert (state.active_state, state.result) == ("inactive", "success")
-    wait_until_gone(pid)
+    assert processes_with(toy) == set()
 
 
 def test_a_server_that_was_taken_over_and_dies_is_started_again(
@@ -319,7 +298,7 @@ def test_supervisors_killed_at_any_moment_never_leave_two_servers_or_none(
         (manager.unit_dir / UNIT).read_text() + "[Unit]\nStartLimitIntervalSec=0\n"
     )
     manager.start(UNIT)
-    for _ in range(25):
+    for _ in range(12):
         pid = supervisor_pid(paths)
         assert pid is not None
         caller = threading.Thread(target=lambda: restart(manager))
@@ -357,25 +336,6 @@ def test_a_supervisor_that_cannot_start_says_why(paths: Paths, tmp_path: Path) -
         Local(other, may_start=True).reload()
 
     assert "not a private folder" in (caught.value.cause or "")
-
-
-def test_the_supervisor_needs_little(manager: Local, paths: Paths, toy: str) -> None:
-    put(manager, toy)
-    manager.start(UNIT)
-    pid = supervisor_pid(paths)
-    ticks = cpu_ticks(pid)
-
-    time.sleep(2)
-
-    assert cpu_ticks(pid) - ticks <= 4  # of 10 ms each
-    status = Path(f"/proc/{pid}/status").read_text()
-    rss_kib = int(next(line.split()[1] for line in status.split("\n") if line.startswith("VmRSS")))
-    assert rss_kib < 40 * 1024
-
-
-def cpu_ticks(pid: int | None) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def test_a_supervisor_can_be_run_in_the_foreground(paths: Paths, toy: str, tmp_path: Path) -> None:

@@ -84,18 +84,6 @@ def test_weights_repacked_from_a_mapped_file_count_once() -> None:
     assert parse_report(unmapped).allocated_mib(HOST) == 500
 
 
-def test_pinned_memory_is_the_hosts() -> None:
-    lines = [
-        "load_tensors:    CUDA_Host model buffer size =   100.00 MiB",
-        "load_tensors:        CUDA0 model buffer size =  8053.00 MiB",
-    ]
-
-    loaded = parse_report(lines)
-
-    assert loaded.allocated_mib(HOST) == 100
-    assert loaded.allocated_mib(GPU) == 8053
-
-
 def test_a_log_without_a_word_on_memory_says_nothing() -> None:
     silent = parse_report(["hello", "", "x" * 1_000_000])
 

@@ -16,7 +16,6 @@ from tunerd.tryout.designed import (
     SPECIAL,
     Design,
     design,
-    metadata,
     vocabulary,
 )
 
@@ -102,23 +101,9 @@ def test_each_region_has_the_mistakes_and_doubts_of_its_mix(tiny: Design) -> Non
         assert +found == +Counter({**mix, (1.0, True): 32 - sum(mix.values())})
 
 
-def test_code_is_guessed_best_and_creative_text_worst() -> None:
-    mistakes = {name: sum(mix[3:]) for name, mix in REGION_MIX.items()}
-
-    assert min(mistakes, key=lambda name: mistakes[name]) == "code"
-    assert max(mistakes, key=lambda name: mistakes[name]) == "creative"
-
-
 def test_another_seed_is_another_text_and_the_shape_changes_none(tiny: Design) -> None:
     last = WORDS.region("code").first
 
     assert design(SHAPES["tiny"]) == tiny
     assert design(SHAPES["tiny"], seed=1).text(last, 50) != tiny.text(last, 50)
     assert design(SHAPES["medium"]).text(last, 50) == tiny.text(last, 50)
-
-
-def test_metadata_names_the_mtp_block_only_where_there_is_one() -> None:
-    assert metadata(SHAPES["tiny"])["nextn_predict_layers"] == 1
-    assert metadata(SHAPES["tiny"])["block_count"] == 5
-    assert "nextn_predict_layers" not in metadata(SHAPES["tiny-nomtp"])
-    assert metadata(SHAPES["tiny-moe"])["expert_count"] == 8
