@@ -39,7 +39,14 @@ def test_the_listener_is_found(other: tuple[Child, int]) -> None:
     with start([sys.executable, "-c", LISTEN, "127.0.0.1"]) as stranger:
         assert listening_pid(port, likely=stranger.pid) == child.pid
     assert listening_ports(child.pid) == frozenset({port})
-    assert listening_ports(os.getpid()) == frozenset({port}), "those of what it started"
+
+
+def test_a_process_that_listens_on_nothing_has_the_ports_of_what_it_started() -> None:
+    script = '"$0" -c "$1" 127.0.0.1; exit'  # the shell stays, and waits
+    with start(["sh", "-c", script, sys.executable, LISTEN]) as shell:
+        while not shell.log_tail():
+            time.sleep(0.01)
+        assert listening_ports(shell.pid) == frozenset({int(shell.log_tail())})
 
 
 def test_nobody_listens_on_a_free_port() -> None:
