@@ -31,7 +31,7 @@ from tunerd.sweep.tuner import tune
 
 HOURS = 8.0
 SETS = ("12G agent", "16G chat", "24G deep")
-OURS = ("physics", "tpe")
+OURS = "physics"
 # The incumbent of a night in which nothing may be promoted: the best arm that has room to spare.
 _SPARE_MIB = 160.0
 
@@ -62,8 +62,8 @@ def row(strategy: str, one: Task, best_ms: float, seed: int, hours: float) -> di
     box = one.box(seed)
     rng = np.random.default_rng([seed, 17])
     begin = time.process_time()
-    if strategy in OURS:
-        found = _ours(strategy, judge, box, rng, hours)
+    if strategy == OURS:
+        found = _ours(judge, box, rng, hours)
     else:
         found = _peer(strategy, judge, box, rng, hours)
     return {
@@ -73,12 +73,10 @@ def row(strategy: str, one: Task, best_ms: float, seed: int, hours: float) -> di
 
 
 def _ours(
-    strategy: str, judge: Judge, box: SimulatedBox, rng: np.random.Generator, hours: float
+    judge: Judge, box: SimulatedBox, rng: np.random.Generator, hours: float
 ) -> dict[str, Any]:
     one = judge.one
-    outcome = tune(
-        box, one.space, one.workload, one.incumbent, hours * 3600, rng, strategy=strategy
-    )
+    outcome = tune(box, one.space, one.workload, one.incumbent, hours * 3600, rng)
     path = [judge.point(at.seconds, at.restarts, replace(at.arm)) for at in outcome.evidence.path]
     arm = as_arm(outcome.arm)
     return {

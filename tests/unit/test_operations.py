@@ -40,7 +40,7 @@ EVIL = (
     "apply x --set speculation.n_max=[1]", "apply x --set speculation.type=/bin/sh",
     "sweep run --space model.path=/etc/shadow", "sweep run --space engine=/home/alice/evil",
     "sweep run --space engine.prefer=ik,../evil", "sweep run --space extra_args=--x",
-    "sweep run --space speculation.n_max", "sweep run --budget inf", "sweep run --strategy ../x",
+    "sweep run --space speculation.n_max", "sweep run --budget inf",
     "sweep start --window 01:00-06:30;rm", "compare /home/alice/evil", "compare ../x",
     "compare engine.prefer=evil", "compare serving.chat_template=x", "compare a b c d /bin/sh",
     "rollback --to /etc/shadow", "rollback --to ../llama-server.service.pre-x", "promote -- -1",

@@ -61,9 +61,6 @@ def _request_options(function: Any) -> Any:
                      help="Values to try for a key, over those of the profile's [sweep] table."),
         click.option("--seed", type=SEED, help="Of texts and order."),
         click.option("--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."),
-        click.option("--strategy", type=click.Choice(["physics", "tpe"]), default="physics",
-                     show_default=True,
-                     help="Who proposes: fitted laws of speculation and memory, or Optuna's TPE."),
         click.option("--window", type=TIMES, metavar="HH:MM-HH:MM",
                      help="Only between these times of day; the unit serves again by the end."),
     )  # fmt: skip

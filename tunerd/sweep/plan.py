@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,6 @@ from tunerd.profile.schema import Range
 from tunerd.profile.workload import Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.schedule import closed_text, deadline_of, window_of
-from tunerd.sweep.search import REQUIREMENT, TPE
 from tunerd.sweep.space import (
     ARM_KEYS,
     ENGINE,
@@ -69,7 +66,7 @@ from tunerd.sweep.space import (
     spec_of,
     values_of,
 )
-from tunerd.sweep.tuner import PHYSICS, STRATEGIES, Forecast, forecast
+from tunerd.sweep.tuner import Forecast, forecast
 from tunerd.units.generations import Generation
 from tunerd.words import digest, format_duration
 
@@ -499,8 +496,7 @@ _DISK_BYTES_S = 200e6
 class SweepRequest:
     """What is asked for; `space` are `KEY=VALUES` as typed, `seed` None is a fresh one.
 
-    `window` are times of day such as `01:00-06:30`: production serves again by its end. `strategy` is
-    who proposes: "physics" or "tpe".
+    `window` are times of day such as `01:00-06:30`: production serves again by its end.
     """
 
     budget_s: float
@@ -510,7 +506,6 @@ class SweepRequest:
     seed: int | None = None
     start_after: bool = False
     window: str | None = None
-    strategy: str = PHYSICS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,18 +549,6 @@ class PreparedSweep:
         )
 
 
-def _check_strategy(request: SweepRequest) -> None:
-    if request.strategy not in STRATEGIES:
-        raise UsageError(
-            f"there is no strategy {request.strategy!r}", hint=f"one of {', '.join(STRATEGIES)}"
-        )
-    if request.strategy == TPE and find_spec("optuna") is None:
-        raise UsageError(
-            "strategy tpe needs Optuna, which is not installed",
-            hint=f"`{sys.executable} -m pip install '{REQUIREMENT}'`, or leave --strategy out",
-        )
-
-
 def prepare(
     ctx: Context, request: SweepRequest, *, proves: bool, for_resume: bool = False
 ) -> PreparedSweep:
@@ -576,7 +559,6 @@ def prepare(
         ConfigError: the profile's [sweep] table is wrong.
         DeployError: production would not come back by itself, or is no longer what was deployed.
     """
-    _check_strategy(request)
     generation = _serving(ctx)
     _check_budget(ctx, request)
     if not is_locked(ctx.paths.measure_lock):

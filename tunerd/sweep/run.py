@@ -478,7 +478,6 @@ class _Run:
                         box, prepared.space.space, prepared.workload, prepared.base.arm, left_s,
                         np.random.default_rng([prepared.seed, len(known)]), history=known,
                         policy=prepared.policy, on_sample=on_sample,
-                        strategy=prepared.request.strategy,
                     )  # fmt: skip
             finally:
                 box.close()

@@ -33,7 +33,7 @@ from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_jso
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin
 from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
-from tunerd.sweep.search import TPE, Finalist, MarginStep, Search, TpeSearch, load_optuna
+from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
 from tunerd.words import format_duration
 
@@ -219,8 +219,6 @@ _MOST_RESERVED = 0.6
 _TOOL_CALL_S = 1.5
 _CHALLENGES = 6
 _NOT_FASTER = "challenged, and not faster by enough"
-PHYSICS = "physics"
-STRATEGIES = (PHYSICS, TPE)
 
 
 def tune(
@@ -233,7 +231,6 @@ def tune(
     *,
     history: Iterable[Any] = (),
     policy: Policy | None = None,
-    strategy: str = PHYSICS,
     on_sample: Callable[[Sample], object] | None = None,
 ) -> Outcome:
     """Searches for a better arm within a budget and says whether it should replace the incumbent.
@@ -247,21 +244,15 @@ def tune(
         rng: The only source of chance.
         history: Samples of earlier nights, or of this one before it was cut.
         policy: What counts as a gain and what may be given for it.
-        strategy: Who proposes: "physics", the fitted laws, or "tpe", Optuna.
         on_sample: Called with every sample as it comes.
 
     Returns:
         promote, keep or inconclusive, with the evidence; `Preempted` ends it as inconclusive.
 
     Raises:
-        ValueError: The strategy is not known or Optuna is not installed, or the workload has no
-            classes.
+        ValueError: The workload has no classes.
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"there is no strategy {strategy!r}; choose {' or '.join(STRATEGIES)}")
-    if strategy == TPE:
-        load_optuna()
-    sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample, strategy)
+    sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample)
     sweep.recall(as_samples(history))
     return sweep.run()
 
@@ -272,7 +263,7 @@ class _Sweep:
     def __init__(
         self, box: Box, space: Space, workload: Workload, incumbent: ArmLike, budget_s: float,
         rng: np.random.Generator, policy: Policy | None,
-        on_sample: Callable[[Sample], object] | None, strategy: str,
+        on_sample: Callable[[Sample], object] | None,
     ) -> None:  # fmt: skip
         self.given = incumbent
         self.incumbent = as_arm(incumbent)
@@ -284,8 +275,7 @@ class _Sweep:
         self.learner = Learner(self.grid, self.workload, context)
         self.night = Night(box, self.workload, self.learner, budget_s, rng, on_sample)
         self.limits = Limits(self.learner, self.grid, self.policy, self.incumbent)
-        searching = TpeSearch if strategy == TPE else Search
-        self.search = searching(self.night, self.grid, self.limits, self.policy, self.incumbent)
+        self.search = Search(self.night, self.grid, self.limits, self.policy, self.incumbent)
         for arm, reason in self.policy.rejected:
             self.limits.reject(as_arm(arm), reason)
         self.challenges: list[Result] = []

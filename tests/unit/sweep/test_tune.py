@@ -164,12 +164,6 @@ def test_a_pin_of_the_user_is_never_overridden() -> None:
     assert {arm.n_max for arm in started if arm.drafts} == {3}
 
 
-def test_a_strategy_that_does_not_exist_is_refused() -> None:
-    one = task("12G", "agent", 1)
-    with pytest.raises(ValueError, match="strategy"):
-        tune(one.box(), one.space, one.workload, one.incumbent, 60.0, rng(), strategy="luck")
-
-
 def test_prompts_that_are_longer_than_asked_for_are_predicted_as_long_as_they_are() -> None:
     one = task("12G", "agent", 1)
     box = Wordy(one.card)
