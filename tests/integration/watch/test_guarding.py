@@ -499,8 +499,8 @@ def test_a_new_server_that_is_slower_than_measured_is_taken_back(
     path = watched(counting)
     findings = {"generation": 3, "basis": BASIS, "confirmed": None, "replanned": None,
                 "engine_sha256": None}  # fmt: skip
+    counting.look()  # what was measured is found out while it is watched
     (counting.ctx.paths.state_dir / "guards.json").write_text(json.dumps(findings))
-    counting.look()
     work(counting, depth, *speeds, forged=forged)
     reason = json.loads(path.read_text())["reason"]
     assert bool(reason) is is_taken
