@@ -43,7 +43,6 @@ from tunerd.watch.guards import (
     Death,
     DeathsState,
     Decision,
-    HangLook,
     HangRules,
     HangState,
     Margin,
@@ -148,7 +147,7 @@ class Guarding:
         self._raise_failed: int | None = None
         self._deaths = DeathsState()
         self._has_recalled = False
-        self._gpu_problem: str | None = self._gpu_problem_told()
+        self._gpu_problem: str | None = None
 
     def take_over(self, ctx: Context) -> None:
         """Go by other settings from now on; what was seen and done is still known."""
@@ -167,10 +166,10 @@ class Guarding:
 
     def after(self, reading: Reading) -> None:
         """What follows from a look. While something is changed or measured, nothing does."""
-        self._look_at_cards(reading)
         if not self._has_recalled:
             self._recall()
             self._has_recalled = True
+        self._look_at_cards(reading)
         worse = self._probation.after(reading)
         if worse is not None:
             self._probation.begin_taking_back(worse)
@@ -209,6 +208,8 @@ class Guarding:
         told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
         self._hang = hang_recalled(told, self._ctx.clock.now_s())
         self._deaths = deaths_recalled(told)
+        card = next((event for event in told if event.kind in (_GPU, _GPU_BACK)), None)
+        self._gpu_problem = card.text if card is not None and card.kind == _GPU else None
         newest = next((event for event in told if event.kind in _OF_A_RAISE), None)
         if newest is not None and newest.kind == "oom" and self._has_raised_since(newest.at_s):
             self._raises = True
@@ -257,12 +258,6 @@ class Guarding:
             self._event(_GPU, "error", reading.gpu_problem, "`tunerd doctor`; `journalctl -k`")
         elif reading.gpu_problem is None and before is not None:
             self._event(_GPU_BACK, "note", f"the cards can be read again; before: {before}", None)
-
-    def _gpu_problem_told(self) -> str | None:
-        """What was told last of cards, be it by a daemon before this one; None if all was well then."""
-        told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
-        newest = next((event for event in told if event.kind in (_GPU, _GPU_BACK)), None)
-        return newest.text if newest is not None and newest.kind == _GPU else None
 
     # Out of memory
 
@@ -322,17 +317,8 @@ class Guarding:
     # Hang
 
     def _look_for_hang(self, reading: Reading) -> None:
-        engine = reading.engine
-        counters = engine.counters
-        seen = HangLook(
-            at_s=reading.at_s,
-            life=engine.life,
-            is_ready=engine.is_ready is True and engine.is_asleep is None,
-            is_busy=engine.is_busy,
-            n_predicted=None if counters is None else counters.n_predicted,
-            cores=self._cores(reading),
-        )
-        self._hang, is_due = look_for_hang(self._hang, seen, self._hang_rules)
+        cores = self._cores(reading)
+        self._hang, is_due = look_for_hang(self._hang, reading, cores, self._hang_rules)
         server = self._server() if is_due else None
         if server is None:
             return

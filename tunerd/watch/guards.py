@@ -13,7 +13,7 @@ from tunerd.engine.health import FailureKind
 from tunerd.engine.log import LoggedRequest, Tally
 from tunerd.measure.answer import Sample
 from tunerd.measure.fingerprint import Fingerprint
-from tunerd.watch.figures import Event, Served
+from tunerd.watch.figures import Event, Reading, Served
 from tunerd.watch.judgement import Basis, comparable
 
 
@@ -368,22 +368,6 @@ class HangRules:
 
 
 @dataclass(frozen=True, slots=True)
-class HangLook:
-    """The server at one moment.
-
-    `is_busy` is None where its slots cannot be told, `cores` how many processors it kept busy since the
-    look before. `n_predicted` is its counter, which shows that it generates.
-    """
-
-    at_s: float
-    life: str | None
-    is_ready: bool
-    is_busy: bool | None
-    n_predicted: int | None
-    cores: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class HangState:
     """Since when nothing was generated, how many questions went unanswered, and past restarts."""
 
@@ -414,23 +398,33 @@ def hang_recalled(told: Iterable[Event], now_s: float) -> HangState:
     )
 
 
-def look_for_hang(state: HangState, seen: HangLook, rules: HangRules) -> tuple[HangState, bool]:
-    """The state after a look, and whether to ask for a tiny generation now."""
-    if rules.policy is Policy.OFF or not seen.is_ready:
+def look_for_hang(
+    state: HangState, seen: Reading, cores: float | None, rules: HangRules
+) -> tuple[HangState, bool]:
+    """The state after a look, and whether to ask for a tiny generation now.
+
+    Args:
+        state: Of before.
+        seen: Now; its counter of tokens shows that it generates.
+        cores: How many processors it kept busy since the look before.
+        rules: How often it may be asked.
+    """
+    engine = seen.engine
+    if rules.policy is Policy.OFF or engine.is_ready is not True or engine.is_asleep is not None:
         return HangState(restarts_s=state.restarts_s, has_given_up=state.has_given_up), False
-    has_generated = (
-        seen.n_predicted is not None
-        and state.n_predicted is not None
-        and seen.n_predicted > state.n_predicted
-    )
-    if seen.life != state.life:
-        state = HangState(seen.life, seen.n_predicted, seen.at_s, restarts_s=state.restarts_s,
+    n_predicted = None if engine.counters is None else engine.counters.n_predicted
+    before = state.n_predicted
+    has_generated = n_predicted is not None and before is not None and n_predicted > before
+    if engine.life != state.life:
+        state = HangState(engine.life, n_predicted, seen.at_s, restarts_s=state.restarts_s,
                           has_given_up=state.has_given_up)  # fmt: skip
     elif has_generated or state.good_s is None:
         state = replace(state, good_s=seen.at_s, failures=0, has_given_up=False)
-    state = _before_now(replace(state, n_predicted=seen.n_predicted), seen.at_s)
-    state = replace(state, silent_since_s=_silent_since(state, seen))
-    return state, _is_due(state, seen, rules)
+    state = _before_now(replace(state, n_predicted=n_predicted), seen.at_s)
+    is_silent = engine.is_busy is None and cores is not None and cores <= _IDLE_CORES
+    since_s = seen.at_s if state.silent_since_s is None else state.silent_since_s
+    state = replace(state, silent_since_s=since_s if is_silent else None)
+    return state, _is_due(state, seen, cores, rules)
 
 
 def _before_now(state: HangState, at_s: float) -> HangState:
@@ -440,33 +434,20 @@ def _before_now(state: HangState, at_s: float) -> HangState:
     return replace(state, good_s=at_s, asked_s=None, silent_since_s=None)
 
 
-def _silent_since(state: HangState, seen: HangLook) -> float | None:
-    """Since when it has said nothing of its slots while it does nothing either."""
-    if seen.is_busy is not None or seen.cores is None or seen.cores > _IDLE_CORES:
-        return None
-    return seen.at_s if state.silent_since_s is None else state.silent_since_s
-
-
-def _is_due(state: HangState, seen: HangLook, rules: HangRules) -> bool:
+def _is_due(state: HangState, seen: Reading, cores: float | None, rules: HangRules) -> bool:
+    is_busy = seen.engine.is_busy
     if state.failures:
         # What was told of already is asked seldom: each question waits in a server that hangs.
         again_s = rules.every_s if state.has_given_up else min(_ASK_AGAIN_S, rules.every_s)
-        return seen.at_s - (state.asked_s or 0.0) >= again_s and _does_nothing(seen)
+        # It rests, or is only busy with the question that it did not answer. Where it computes, somebody
+        # else may have begun to wait for an answer: a restart would cut that.
+        does_nothing = is_busy is False or (cores is not None and cores <= _IDLE_CORES)
+        return seen.at_s - (state.asked_s or 0.0) >= again_s and does_nothing
     is_stuck = state.silent_since_s is not None and seen.at_s - state.silent_since_s >= _SILENT_S
-    if seen.is_busy is not False and not is_stuck:
+    if is_busy is not False and not is_stuck:
         return False
     newest_s = max(state.good_s or 0.0, state.asked_s or 0.0)
     return seen.at_s - newest_s >= rules.every_s
-
-
-def _does_nothing(seen: HangLook) -> bool:
-    """Whether it rests, or is only busy with the question that it did not answer.
-
-    Where it computes, somebody else may have begun to wait for an answer: a restart would cut that.
-    """
-    if seen.is_busy is False:
-        return True
-    return seen.cores is not None and seen.cores <= _IDLE_CORES
 
 
 def answered(state: HangState, at_s: float) -> HangState:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.readings import served
-from tunerd.engine.health import FailureKind
+from tests.support.readings import a_reading, served
+from tunerd.engine.health import FailureKind, HttpState
 from tunerd.engine.log import LoggedRequest
-from tunerd.watch.figures import Event
+from tunerd.measure.answer import Counters
+from tunerd.watch.figures import Event, Reading
 from tunerd.watch.guards import (
     Act,
     Confirmed,
@@ -22,7 +23,6 @@ from tunerd.watch.guards import (
     DriftLook,
     DriftState,
     EngineSeen,
-    HangLook,
     HangRules,
     HangState,
     Margin,
@@ -169,17 +169,28 @@ def test_the_least_that_was_free_is_that_of_one_life() -> None:
 # Hang
 
 HANGS = HangRules(Policy.ACT, every_s=900.0, restarts_per_hour=2)
-RESTS = HangLook(0.0, "life-1", True, False, 100, 0.0)
+
+
+def rests(
+    at_s: float, *, is_ready: bool = True, is_busy: bool | None = False, n_predicted: int = 100
+) -> Reading:
+    """A server that rests, or says of itself what is given."""
+    says = is_busy is not None
+    return a_reading(
+        at_s,
+        health=HttpState.READY if is_ready else HttpState.LOADING,
+        slots_busy=int(bool(is_busy)) if says else None,
+        counters=Counters(None, n_predicted, 0, 0) if says else None,
+    )
 
 
 def rest(
-    until_s: float, state: HangState, begin_s: float, **changed: Any
+    until_s: float, state: HangState, begin_s: float, cores: float | None = 0.0, **changed: Any
 ) -> tuple[HangState, list[float]]:
     """Look every 10 s; when it wanted to ask."""
     asked, at_s = [], begin_s
     while at_s <= until_s:
-        look = replace(RESTS, at_s=at_s, **changed)
-        state, is_due = look_for_hang(state, look, HANGS)
+        state, is_due = look_for_hang(state, rests(at_s, **changed), cores, HANGS)
         if is_due:
             asked.append(at_s)
             state = answered(state, at_s)
@@ -195,8 +206,8 @@ def test_a_server_that_rests_is_asked_seldom() -> None:
 def test_a_server_that_generates_for_others_is_not_asked() -> None:
     state, at_s = HangState(), 0.0
     for n in range(400):
-        look = replace(RESTS, at_s=at_s, n_predicted=100 + n // 50)
-        state, is_due = look_for_hang(state, look, HANGS)
+        look = rests(at_s, n_predicted=100 + n // 50)
+        state, is_due = look_for_hang(state, look, 0.0, HANGS)
         assert not is_due
         at_s += 10.0
 
@@ -238,10 +249,9 @@ def test_the_second_question_comes_soon_but_not_while_somebody_else_may_wait() -
     state, _ = rest(900.0, HangState(), 0.0)
     state, _ = unanswered(state, 930.0, "no answer", HANGS)
     for cores, is_busy, due in ((1.0, True, False), (0.0, True, True), (1.0, False, True)):
-        look = replace(RESTS, at_s=946.0, is_busy=is_busy, cores=cores)
-        assert look_for_hang(state, look, HANGS)[1] is due
-    early = replace(RESTS, at_s=935.0)
-    assert look_for_hang(state, early, HANGS)[1] is False
+        look = rests(946.0, is_busy=is_busy)
+        assert look_for_hang(state, look, cores, HANGS)[1] is due
+    assert look_for_hang(state, rests(935.0), 0.0, HANGS)[1] is False
 
 
 def test_a_server_that_hangs_again_and_again_is_left_alone_and_that_is_said_once() -> None:
