@@ -158,6 +158,18 @@ class EngineNow(Answers):
             return self.slots_busy > 0
         return None if self.counters is None else self.counters.n_at_work > 0
 
+    @property
+    def n_at_work(self) -> int:
+        """Requests under way; two where it does not tell, for nothing is known then."""
+        counters = self.counters
+        n = (
+            self.slots_busy
+            if counters is None or self.slots_busy is not None
+            else counters.n_processing
+        )
+        waiting = (counters.n_deferred or 0) if counters is not None else 0
+        return 2 if n is None else n + waiting
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:

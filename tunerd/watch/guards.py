@@ -82,26 +82,6 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class DriftLook:
-    """What happened since the look before, and the conditions now; None is not known.
-
-    `counted` is what it generated in all.
-    `is_alone`: at most one request was under way, for more of them share the speed; `is_idle`: none is.
-    """
-
-    at_s: float
-    life: str | None
-    served: Served | None
-    is_alone: bool
-    driver_version: str | None = None
-    engine_sha256: str | None = None
-    others_mib: int | None = None
-    is_throttled: bool | None = None
-    is_idle: bool = True
-    counted: Tally | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Stretch:
     """Work of at least `LEAST_TOKENS`, in one life; `before` was counted when it began, at `since_s`."""
 
@@ -145,25 +125,30 @@ class DriftState:
 
 
 def look_for_drift(
-    state: DriftState, seen: DriftLook, confirmed: Confirmed, policy: Policy
+    state: DriftState,
+    seen: Reading,
+    confirmed: Confirmed,
+    policy: Policy,
+    engine_sha256: str | None = None,
 ) -> tuple[DriftState, Decision | None]:
     """Take a look into account.
 
     Args:
         state: Of before.
-        seen: Now.
+        seen: Now. Of more than one request under way nothing counts, for they share the speed.
         confirmed: What was measured of this server.
         policy: `act` restarts a server that has decayed; anything else is only said.
+        engine_sha256: Of its build now; None is not known.
     """
     if policy is Policy.OFF:
         return DriftState(), None
-    if seen.life != state.life:
-        state = DriftState(life=seen.life, has_drifted=state.has_drifted)
-    if state.is_shared or not seen.is_alone:
-        counted = None if seen.served is None else seen.served.n_predicted
-        is_over = seen.is_alone and seen.is_idle and counted is not None
-        return replace(state, is_shared=not is_over), None
-    served, held_since_s = seen.served, state.held_since_s
+    life, served, n_at_work = seen.engine.life, seen.engine.served, seen.engine.n_at_work
+    if life != state.life:
+        state = DriftState(life=life, has_drifted=state.has_drifted)
+    if state.is_shared or n_at_work > 1:
+        counted = None if served is None else served.n_predicted
+        return replace(state, is_shared=n_at_work > 0 or counted is None), None
+    held_since_s = state.held_since_s
     if served is not None and served.n_predicted is None:
         since_s = seen.at_s - served.seconds if held_since_s is None else held_since_s
         return replace(state, held_since_s=since_s), None
@@ -184,12 +169,13 @@ def look_for_drift(
         return replace(state, growing=grown), None
     stretches = (*state.stretches, grown)[-_MOST_STRETCHES:]
     state = replace(state, stretches=stretches, growing=_EMPTY)
-    return _judge(state, seen, confirmed, policy)
+    return _judge(state, seen, confirmed, policy, engine_sha256)
 
 
-def _begun(seen: DriftLook, served: Served, held_since_s: float | None) -> Stretch:
+def _begun(seen: Reading, served: Served, held_since_s: float | None) -> Stretch:
     """A stretch that begins at the look before this one, or where the counters were told last."""
-    now, n, seconds = seen.counted, served.n_predicted or 0, served.predicted_s or 0.0
+    counters, n, seconds = seen.engine.counters, served.n_predicted or 0, served.predicted_s or 0.0
+    now = None if counters is None else counters.generated
     before = None if now is None else Tally(now.n - n, now.seconds - seconds)
     since_s = seen.at_s - served.seconds if held_since_s is None else held_since_s
     return replace(_EMPTY, since_s=since_s, before=before)
@@ -201,7 +187,11 @@ def last_stretches_began(state: DriftState) -> Stretch:
 
 
 def _judge(
-    state: DriftState, seen: DriftLook, confirmed: Confirmed, policy: Policy
+    state: DriftState,
+    seen: Reading,
+    confirmed: Confirmed,
+    policy: Policy,
+    engine_sha256: str | None,
 ) -> tuple[DriftState, Decision | None]:
     last = state.stretches[-_STRETCHES:]
     evidence = _evidence(last, confirmed)
@@ -215,7 +205,7 @@ def _judge(
         return state, None
     if state.has_drifted:
         return state, None
-    cause, decays = _cause(state, last, seen, confirmed)
+    cause, decays = _cause(state, last, seen, confirmed, engine_sha256)
     act = Act.RESTART if decays and policy is Policy.ACT else Act.NOTHING
     text = f"the server does not do any more what was measured of it: {cause}"
     hint = (
@@ -320,12 +310,16 @@ def _told(last: Sequence[Stretch]) -> str:
 
 
 def _cause(
-    state: DriftState, last: Sequence[Stretch], seen: DriftLook, confirmed: Confirmed
+    state: DriftState,
+    last: Sequence[Stretch],
+    seen: Reading,
+    confirmed: Confirmed,
+    engine_sha256: str | None,
 ) -> tuple[str, bool]:
     """The likely cause, the surest first, and whether it is a decay that a restart ends."""
     if _differ(confirmed.driver_version, seen.driver_version):
         return f"the driver was {confirmed.driver_version} and is {seen.driver_version}", False
-    if _differ(confirmed.engine_sha256, seen.engine_sha256):
+    if _differ(confirmed.engine_sha256, engine_sha256):
         return "the engine is another build than the one that was measured", False
     throttled, looks = sum(one.throttled for one in last), sum(one.looks for one in last)
     if throttled * 2 > looks:

@@ -18,13 +18,12 @@ from tunerd.records import read_or_none
 from tunerd.result import ActionResult
 from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import LogSpan
-from tunerd.watch.figures import EngineNow, Reading
+from tunerd.watch.figures import Reading
 from tunerd.watch.guards import (
     DRIFT,
     Alike,
     Confirmed,
     Decision,
-    DriftLook,
     DriftState,
     EngineSeen,
     Margin,
@@ -142,21 +141,8 @@ class Speed:
         if self._others_mib[0] != engine.life or self._others_mib[1] is None:
             self._others_mib = (engine.life, reading.others_mib)
         counted = None if engine.counters is None else engine.counters.generated
-        n_at_work = _n_at_work(engine)
-        seen = DriftLook(
-            at_s=reading.at_s,
-            life=engine.life,
-            served=engine.served,
-            is_alone=n_at_work <= 1,
-            counted=counted,
-            driver_version=reading.driver_version,
-            engine_sha256=engine_sha256,
-            others_mib=reading.others_mib,
-            is_throttled=reading.is_throttled,
-            is_idle=n_at_work == 0,
-        )
         known = replace(confirmed, others_mib=self._others_mib[1])
-        self._state, decision = look_for_drift(self._state, seen, known, policy)
+        self._state, decision = look_for_drift(self._state, reading, known, policy, engine_sha256)
         if decision is None or decision.kind != DRIFT:
             return decision
         if not is_of_speed(self._state, known):
@@ -185,17 +171,6 @@ class Speed:
         if not tally_of(span.lines).agrees_with(before, counted):
             return Alike(None, is_known=False)
         return alike(read_requests(span.lines).requests, confirmed)
-
-
-def _n_at_work(engine: EngineNow) -> int:
-    """Requests under way, as far as the server tells; two where it does not, for nothing is known then."""
-    counters = engine.counters
-    waiting = (counters.n_deferred or 0) if counters is not None else 0
-    if engine.slots_busy is not None:
-        return engine.slots_busy + waiting
-    if counters is None or counters.n_processing is None:
-        return 2
-    return counters.n_processing + waiting
 
 
 def margin_now(ctx: Context) -> Margin:

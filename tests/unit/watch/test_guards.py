@@ -13,14 +13,13 @@ from tests.support.readings import a_reading, served
 from tunerd.engine.health import FailureKind, HttpState
 from tunerd.engine.log import LoggedRequest
 from tunerd.measure.answer import Counters
-from tunerd.watch.figures import Event, Reading
+from tunerd.watch.figures import Event, Reading, Served
 from tunerd.watch.guards import (
     Act,
     Confirmed,
     Death,
     DeathsState,
     Decision,
-    DriftLook,
     DriftState,
     EngineSeen,
     HangRules,
@@ -291,7 +290,24 @@ def test_restarts_count_that_a_daemon_before_this_one_told() -> None:
 # Drift
 
 CONFIRMED = Confirmed(40.0, 0.6, "580.95", "aaa", 500)
-SEEN = DriftLook(0.0, "life-1", None, True, "580.95", "aaa", 500, False)
+
+
+def drift_look(
+    work: Served | None,
+    *,
+    at_s: float = 0.0,
+    life: str = "life-1",
+    n_at_work: int = 0,
+    driver_version: str | None = "580.95",
+    others_mib: int | None = 500,
+    is_throttled: bool = False,
+) -> Reading:
+    """What happened since the look before, and the conditions now."""
+    found = a_reading(at_s, life=life, served=work, slots_busy=n_at_work)
+    (card,) = found.gpus or ()
+    heat = ("power brake",) if is_throttled else ()
+    card = replace(card, others_mib=others_mib, throttle_reasons=heat)
+    return replace(found, gpus=(card,), driver_version=driver_version)
 
 
 def live(
@@ -299,13 +315,14 @@ def live(
     state: DriftState | None = None,
     policy: Policy = Policy.ADVISE,
     acceptance: float = 0.7,
+    engine_sha256: str | None = "aaa",
     **changed: Any,
 ) -> tuple[DriftState, list[Decision]]:
     state, found = state or DriftState(), []
     for speed in speeds:
         work = served(600, speed, n_drafted=400, n_accepted=round(400 * acceptance))
-        look = replace(SEEN, served=work, **changed)
-        state, decision = look_for_drift(state, look, CONFIRMED, policy)
+        look = drift_look(work, **changed)
+        state, decision = look_for_drift(state, look, CONFIRMED, policy, engine_sha256)
         found += [] if decision is None else [decision]
     return state, found
 
@@ -321,7 +338,7 @@ def test_one_slow_answer_is_no_drift_and_three_in_a_row_are() -> None:
 def test_short_answers_add_up_before_they_count() -> None:
     state, found = DriftState(), []
     for _ in range(50):
-        look = replace(SEEN, served=served(32, 20.0))
+        look = drift_look(served(32, 20.0))
         state, decision = look_for_drift(state, look, CONFIRMED, Policy.ADVISE)
         found += [] if decision is None else [decision]
     assert len(found) == 1
@@ -375,7 +392,7 @@ def looks(*seen: tuple[float | None, int]) -> DriftState:
     state = DriftState()
     for speed, n_busy in seen:
         work = None if speed is None else served(600, speed)
-        look = DriftLook(0.0, "life-1", work, is_alone=n_busy <= 1, is_idle=n_busy == 0)
+        look = drift_look(work, n_at_work=n_busy)
         state, decision = look_for_drift(state, look, FLOOR, Policy.ADVISE)
         assert decision is None
     return state
@@ -394,7 +411,7 @@ def test_while_one_of_several_goes_on_nothing_of_it_counts() -> None:
 
 def test_a_new_life_has_shared_nothing() -> None:
     state = looks((None, 3))
-    look = DriftLook(0.0, "life-2", served(600, 50.0), is_alone=True)
+    look = drift_look(served(600, 50.0), life="life-2")
     state, _ = look_for_drift(state, look, FLOOR, Policy.ADVISE)
     assert len(state.stretches) == 1
 
@@ -469,7 +486,7 @@ def test_a_stretch_whose_counters_were_told_late_began_when_they_were_told_last(
         (120.0, held),
         (130.0, replace(served(900, 30.0), seconds=10.0)),
     ):
-        look = DriftLook(at_s, "life-1", work, is_alone=True)
+        look = drift_look(work, at_s=at_s)
         state, _ = look_for_drift(state, look, FLOOR, Policy.ADVISE)
     assert [one.since_s for one in state.stretches] == [100.0]
     assert state.held_since_s is None
