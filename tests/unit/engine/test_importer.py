@@ -224,56 +224,46 @@ def test_what_tunerd_would_set_is_left_to_the_engine_where_the_line_does_not() -
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "key", "expected"),
+    ("dialect", "variable", "key", "expected"),
     [
-        ("CTX_SIZE", "4096", "serving.ctx_size", 4096),
-        ("ALIAS", "x", "serving.alias", "x"),
-        ("FLASH_ATTN", "on", "serving.flash_attn", "on"),
-        ("JINJA", "1", "serving.jinja", True),
-        ("JINJA", "disabled", "serving.jinja", False),
-        ("NO_JINJA", "whatever", "serving.jinja", False),
-        ("ENDPOINT_METRICS", "true", "serving.metrics", True),
-        ("ENDPOINT_SLOTS", "0", "serving.slots", False),
-        ("SPEC_TYPE", "draft-mtp", "speculation.type", "mtp"),
-        ("LOAD_MODE", "mlock", "serving.load_mode", "mlock"),
-        ("MODEL", "/m.gguf", "model.path", "/m.gguf"),
-        ("CACHE_TYPE_K", "q8_0", "serving.cache_type_k", "q8_0"),
-        ("FIT_TARGET", "512", "memory.fit_mib", 512),
-        ("NO_HOST", "1", "serving.host", "default"),
+        ("main-0x", "CTX_SIZE=4096", "serving.ctx_size", 4096),
+        ("main-0x", "ALIAS=x", "serving.alias", "x"),
+        ("main-0x", "FLASH_ATTN=on", "serving.flash_attn", "on"),
+        ("main-0x", "JINJA=1", "serving.jinja", True),
+        ("main-0x", "JINJA=disabled", "serving.jinja", False),
+        ("main-0x", "NO_JINJA=whatever", "serving.jinja", False),
+        ("main-0x", "ENDPOINT_METRICS=true", "serving.metrics", True),
+        ("main-0x", "ENDPOINT_SLOTS=0", "serving.slots", False),
+        ("main-0x", "SPEC_TYPE=draft-mtp", "speculation.type", "mtp"),
+        ("main-0x", "LOAD_MODE=mlock", "serving.load_mode", "mlock"),
+        ("main-0x", "MODEL=/m.gguf", "model.path", "/m.gguf"),
+        ("main-0x", "CACHE_TYPE_K=q8_0", "serving.cache_type_k", "q8_0"),
+        ("main-0x", "FIT_TARGET=512", "memory.fit_mib", 512),
+        ("main-0x", "NO_HOST=1", "serving.host", "default"),
+        # ik's switches know `1` and `true` alone.
+        ("ik-now", "FLASH_ATTN=1", "serving.flash_attn", "on"),
+        ("ik-now", "FLASH_ATTN=on", "serving.flash_attn", "off"),
+        ("ik-now", "ENDPOINT_SLOTS=no", "serving.slots", False),
+        ("ik-now", "ENDPOINT_METRICS=true", "serving.metrics", True),
+        ("ik-now", "MODEL_ALIAS=x", "serving.alias", "x"),
+        ("ik-now", "MLOCK=1", "serving.load_mode", "mmap+mlock"),
+        ("ik-now", "MLOCK=on", "serving.load_mode", None),
     ],
 )
 def test_a_variable_is_the_option_that_it_stands_for(
-    name: str, text: str, key: str, expected: object
+    dialect: str, variable: str, key: str, expected: object
 ) -> None:
-    found = imported("", "main-0x", {f"LLAMA_ARG_{name}": text})
+    name, _, text = variable.partition("=")
+    found = imported("", dialect, {f"LLAMA_ARG_{name}": text})
     assert value(found, key) == expected
     assert "environment" not in found.data
+    assert found.unplaced == ()
 
 
 def test_on_mainline_the_command_line_wins_over_the_environment() -> None:
     found = imported("-c 1024", "main-0x", {"LLAMA_ARG_CTX_SIZE": "2048"})
     assert value(found, "serving.ctx_size") == 1024
     assert found.overridden == ("LLAMA_ARG_CTX_SIZE",)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "key", "expected"),
-    [
-        ("FLASH_ATTN", "1", "serving.flash_attn", "on"),
-        ("FLASH_ATTN", "on", "serving.flash_attn", "off"),
-        ("ENDPOINT_SLOTS", "no", "serving.slots", False),
-        ("ENDPOINT_METRICS", "true", "serving.metrics", True),
-        ("MODEL_ALIAS", "x", "serving.alias", "x"),
-        ("MLOCK", "1", "serving.load_mode", "mmap+mlock"),
-        ("MLOCK", "on", "serving.load_mode", None),
-    ],
-)
-def test_iks_switches_know_one_and_true_alone(
-    name: str, text: str, key: str, expected: object
-) -> None:
-    found = imported("", "ik-now", {f"LLAMA_ARG_{name}": text})
-    assert value(found, key) == expected
-    assert found.unplaced == ()
 
 
 def test_other_variables_are_options_where_the_help_says_so() -> None:

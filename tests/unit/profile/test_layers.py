@@ -144,24 +144,6 @@ def file(layer: Layer, **data: Any) -> LayerFile:
     )
 
 
-def test_the_last_layer_wins_and_what_it_replaced_is_kept() -> None:
-    result = merged(
-        file(Layer.TUNERD, serving__port=1),
-        file(Layer.SHIPPED, serving__port=2, serving__alias="a"),
-        file(Layer.SITE, serving__port=3),
-        file(Layer.TUNED, serving__port=4),
-        set_layer({"serving.port": 5}),
-    )
-    setting = result.settings["serving.port"]
-    assert result.profile.serving.port == setting.value == 5
-    assert setting.origin.layer is Layer.SET
-    assert [(origin.layer, value) for origin, value in setting.replaced] == [
-        (Layer.TUNERD, 1), (Layer.SHIPPED, 2), (Layer.SITE, 3), (Layer.TUNED, 4),
-    ]  # fmt: skip
-    assert str(result.origin("serving.alias")) == "shipped.toml"
-    assert result.origin("serving.host") is None
-
-
 def test_a_pin_beats_the_tuned_layer_and_gives_way_to_set() -> None:
     site = LayerFile(
         Layer.SITE, "site", {"speculation": {"n_max": 2}, "pin": {"speculation": {"n_max": 4}}}
@@ -280,16 +262,6 @@ def test_the_value_is_that_of_the_last_layer_that_has_the_key(
             setting = result.settings[key]
             assert (setting.origin.layer, setting.value) == (layer, value)
             assert [(o.layer, v) for o, v in setting.replaced] == said[:-1]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.text(st.characters(categories=["Ll"]), min_size=1, max_size=10))
-def test_a_misspelt_key_of_set_is_always_reported(name: str) -> None:
-    result = resolve("p", (set_layer({f"speculation.{name}": 1}),))
-    if not isinstance(result, Resolved):
-        assert result[0].key == f"speculation.{name}"
-    else:
-        assert result.settings[f"speculation.{name}"].value == 1
 
 
 @pytest.mark.parametrize("name", shipped_sources().names)
