@@ -54,24 +54,19 @@ class Files:
         Raises:
             HostError: it is no regular file, too large, or cannot be read.
         """
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _cannot("read", path, error) from error
-        try:
+        with (
+            _told("read", path),
+            contextlib.suppress(FileNotFoundError),
+            _opened(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor,
+        ):
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise HostError(f"not a regular file: `{path}`")
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 content = file.read(MAX_READ_BYTES + 1)
-        except OSError as error:
-            raise _cannot("read", path, error) from error
-        finally:
-            os.close(descriptor)
-        if len(content) > MAX_READ_BYTES:
-            raise HostError(f"file is larger than {MAX_READ_BYTES} bytes: `{path}`")
-        return content
+            if len(content) > MAX_READ_BYTES:
+                raise HostError(f"file is larger than {MAX_READ_BYTES} bytes: `{path}`")
+            return content
+        return None
 
     def read_json(self, path: Path) -> Any:
         """The parsed content, None if there is no such file.
@@ -89,13 +84,10 @@ class Files:
 
     def look(self, path: Path) -> Look | None:
         """Mode and owner of a file, None if there is no such file."""
-        try:
+        with _told("look at", path), contextlib.suppress(FileNotFoundError):
             status = path.stat()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _cannot("look at", path, error) from error
-        return Look(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+            return Look(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+        return None
 
     def write(
         self,
@@ -162,7 +154,7 @@ class Files:
             HostError: it could not be made; the file stands.
         """
         temporary = path.with_name(f".{path.name}.link.tmp")
-        try:
+        with _told("link", path):
             self._before(f"link {path.name}")
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(target)
@@ -170,8 +162,6 @@ class Files:
             temporary.rename(path)
             self._before(f"sync folder of {path.name}")
             sync_folder(path.parent)
-        except OSError as error:
-            raise _cannot("link", path, error) from error
 
     def write_json(self, path: Path, data: Any, *, mode: int = 0o644) -> None:
         """Write a JSON file durably.
@@ -192,15 +182,10 @@ class Files:
         content, look = self.read(source), self.look(source)
         if content is None or look is None:
             raise HostError(f"file is gone: `{source}`")
-        try:
+        with _told("sync", source):
             self._before(f"sync {source.name}")
-            descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with _opened(source, os.O_RDONLY) as descriptor:
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise _cannot("sync", source, error) from error
         self.write(target, content, like=look)
 
     def rename(self, source: Path, target: Path) -> None:
@@ -209,13 +194,11 @@ class Files:
         Raises:
             HostError: it could not be renamed.
         """
-        try:
+        with _told("rename", source):
             self._before(f"rename {source.name} to {target.name}")
             source.rename(target)
             self._before(f"sync folder of {target.name}")
             sync_folder(target.parent)
-        except OSError as error:
-            raise _cannot("rename", source, error) from error
 
     def set_aside(self, path: Path, n_bytes: int) -> None:
         """A file that only takes space, so that removing it gives some; one that is there is kept.
@@ -225,11 +208,8 @@ class Files:
         """
         try:
             self._before(f"set aside {path.name}")
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
+            with _opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
                 os.posix_fallocate(descriptor, 0, n_bytes)
-            finally:
-                os.close(descriptor)
         except OSError as error:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -245,14 +225,12 @@ class Files:
         Raises:
             HostError: it could not be removed.
         """
-        try:
+        with _told("remove", path):
             self._before(f"remove {path.name}")
             check()
             path.unlink(missing_ok=True)
             self._before(f"sync folder after removing {path.name}")
             sync_folder(path.parent)
-        except OSError as error:
-            raise _cannot("remove", path, error) from error
 
     def make_folder(self, path: Path, *, mode: int = 0o755) -> None:
         """Create a folder and its parents durably; one that is there is no error.
@@ -260,22 +238,14 @@ class Files:
         Raises:
             HostError: it could not be created.
         """
-        missing = []
-        folder = path
-        try:
-            while not folder.exists():
-                missing.append(folder)
-                folder = folder.parent
-        except OSError as error:
-            raise _cannot("look at", folder, error) from error
+        with _told("look at", path):
+            missing = [one for one in (path, *path.parents) if not one.exists()]
         for folder in reversed(missing):
-            try:
+            with _told("create", folder):
                 self._before(f"make folder {folder.name}")
                 folder.mkdir(mode=mode, exist_ok=True)
                 folder.chmod(mode)
                 sync_folder(folder.parent)
-            except OSError as error:
-                raise _cannot("create", folder, error) from error
 
     def remove_temporaries(self, folder: Path, name: str = "") -> None:
         """Remove what a write left that was cut short, of one file or of all in the folder.
@@ -284,10 +254,8 @@ class Files:
             HostError: the folder could not be read, or a file not removed.
         """
         prefix = f".{name}." if name else "."
-        try:
+        with _told("read", folder):
             found = list(folder.iterdir()) if folder.is_dir() else []
-        except OSError as error:
-            raise _cannot("read", folder, error) from error
         for path in found:
             if path.name.startswith(prefix) and path.name.endswith(".tmp") and path.is_file():
                 self.remove(path)
@@ -295,11 +263,26 @@ class Files:
 
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _told(verb: str, path: Path) -> Iterator[None]:
+    """The errors of the system as ours."""
+    try:
+        yield
+    except OSError as error:
+        raise _cannot(verb, path, error) from error
 
 
 @contextlib.contextmanager
@@ -317,11 +300,9 @@ def lock(path: Path, *, purpose: str, since: str) -> Iterator[None]:
         Busy: another process holds it.
         HostError: the lock file cannot be opened.
     """
-    try:
+    with _told("open the lock", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise _cannot("open the lock", path, error) from error
     try:
         with contextlib.suppress(OSError):  # one of an earlier version, which all could read
             os.fchmod(descriptor, 0o600)
@@ -388,16 +369,14 @@ def is_full(error: BaseException | None) -> bool:
 
 def is_locked(path: Path) -> bool:
     """Whether some process holds the lock now."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
+    with (
+        contextlib.suppress(OSError),
+        _opened(path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor,
+    ):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False
 
 

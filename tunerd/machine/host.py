@@ -126,9 +126,6 @@ def _simd(rows: list[dict[str, str]]) -> tuple[str, ...] | None:
     return tuple(_NAMES.get(flag, flag) for flag in _SIMD if flag in common)
 
 
-_FOLDER = "sys/devices/system/cpu"
-
-
 def read_cpu_frequency(root: Path = Path("/")) -> CpuFrequency | None:
     """The frequency settings over all CPUs; None where the kernel sets none (most virtual machines)."""
     governors = _values(root, "scaling_governor")
@@ -144,7 +141,7 @@ def read_cpu_frequency(root: Path = Path("/")) -> CpuFrequency | None:
 
 def _values(root: Path, name: str) -> tuple[str, ...]:
     """What the CPUs have in this file, each value once."""
-    paths = sorted((root / _FOLDER).glob(f"cpu[0-9]*/cpufreq/{name}"))
+    paths = sorted((root / _CPU_FOLDER).glob(f"cpu[0-9]*/cpufreq/{name}"))
     return tuple(sorted({line for path in paths if (line := read_line(path)) is not None}))
 
 

@@ -39,6 +39,11 @@ class TcpSocket:
     uid: int
 
     @property
+    def name(self) -> str:
+        """As a process that has it open shows it."""
+        return f"socket:[{self.inode}]"
+
+    @property
     def address(self) -> IpAddress:
         """Its own."""
         return self.local[0]
@@ -59,14 +64,9 @@ def listening_pid(port: int, host: str = "127.0.0.1", *, likely: int | None = No
         None where nobody listens, or the listener belongs to somebody whose processes cannot be
         looked into from here.
     """
-    wanted = _address(host)
-    matches = [
-        listener
-        for listener in _listeners("self")
-        if listener.port == port and _takes(listener.address, wanted)
-    ]
-    exact = [listener for listener in matches if listener.address == wanted]
-    inodes = {f"socket:[{listener.inode}]" for listener in exact or matches}
+    matches = _takers(port, host)
+    exact = [listener for listener in matches if listener.address == _address(host)]
+    inodes = {listener.name for listener in exact or matches}
     if not inodes:
         return None
     if likely is not None and inodes & _sockets(likely):
@@ -80,11 +80,7 @@ def listening_pid(port: int, host: str = "127.0.0.1", *, likely: int | None = No
 
 def is_listened_on(port: int, host: str = "127.0.0.1") -> bool:
     """Whether anybody listens there, one whose processes cannot be looked into included."""
-    wanted = _address(host)
-    return any(
-        listener.port == port and _takes(listener.address, wanted)
-        for listener in _listeners("self")
-    )
+    return bool(_takers(port, host))
 
 
 def n_connections(port: int, host: str = "127.0.0.1") -> int:
@@ -105,12 +101,7 @@ def other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
     ik_llama.cpp shares its port (SO_REUSEPORT): two of its servers listen at once, and the kernel
     spreads clients over both. Processes that cannot be looked into from here are not seen.
     """
-    wanted = _address(host)
-    inodes = {
-        f"socket:[{listener.inode}]"
-        for listener in _listeners("self")
-        if listener.port == port and _takes(listener.address, wanted)
-    } - _sockets(own)
+    inodes = {listener.name for listener in _takers(port, host)} - _sockets(own)
     return tuple(pid for pid in _owners(inodes) if not descends_from(pid, own))
 
 
@@ -164,7 +155,7 @@ def own_host(pid: int, port: int) -> str | None:
     listeners = [one for one in _listeners(str(pid)) if one.port == port]
     found = _of_account(pid, listeners, 0)
     sockets = _sockets(pid)
-    own = [one.address for one in found if f"socket:[{one.inode}]" in sockets]
+    own = [one.address for one in found if one.name in sockets]
     hosts = own or [one.address for one in found]
     if not hosts:
         return None
@@ -200,7 +191,7 @@ def _account(pid: int) -> int | None:
 
 
 def _ports(listeners: Iterable[TcpSocket], sockets: set[str]) -> frozenset[int]:
-    return frozenset(one.port for one in listeners if f"socket:[{one.inode}]" in sockets)
+    return frozenset(one.port for one in listeners if one.name in sockets)
 
 
 def _listeners(process: str) -> Iterator[TcpSocket]:
@@ -247,10 +238,14 @@ def _address(host: str) -> IpAddress:
         return ipaddress.ip_address("127.0.0.1")
 
 
-def _takes(
-    bound: IpAddress,
-    wanted: IpAddress,
-) -> bool:
+def _takers(port: int, host: str) -> list[TcpSocket]:
+    """Who gets connections to this address."""
+    wanted = _address(host)
+    ours = (one for one in _listeners("self") if one.port == port)
+    return [one for one in ours if _takes(one.address, wanted)]
+
+
+def _takes(bound: IpAddress, wanted: IpAddress) -> bool:
     """Whether a socket bound to `bound` gets connections to `wanted`."""
     if bound == wanted or wanted.is_unspecified:
         return True

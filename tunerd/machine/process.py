@@ -71,8 +71,7 @@ class Limits:
     """What a program may use; None leaves a limit as it is, UNLIMITED lifts it as far as allowed.
 
     `data_mib` is RLIMIT_DATA: private writable memory. RLIMIT_AS would also count the address space
-    that CUDA reserves (hundreds of GiB) and never uses, so it is set where a unit asks for it alone
-    (`address_space_bytes`). `file_mib` bounds each file that is written,
+    that CUDA reserves (hundreds of GiB) and never uses. `file_mib` bounds each file that is written,
     `n_procs` counts all threads of the account, not only the program's own. Core dumps are off.
     """
 
@@ -82,8 +81,6 @@ class Limits:
     n_files: int | None = None
     n_procs: int | None = None
     memlock_bytes: int | None = None
-    core_bytes: int = 0
-    address_space_bytes: int | None = None
 
     def to_rlimits(self) -> dict[str, int]:
         """Values by the name behind `RLIMIT_`."""
@@ -94,8 +91,7 @@ class Limits:
             "NOFILE": self.n_files,
             "NPROC": self.n_procs,
             "MEMLOCK": self.memlock_bytes,
-            "CORE": self.core_bytes,
-            "AS": self.address_space_bytes,
+            "CORE": 0,
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -549,7 +545,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _end_together(pid: int) -> None:
-    """Let launch.py, which watches over a program as this child, end all that came of the program."""
+    """Let keeper.py, which watches over a program as this child, end all that came of the program."""
     if not _has_ended(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGHUP)

@@ -45,17 +45,6 @@ _POLL_S = 0.05
 _PER_SECOND = 1_000_000
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
-# Of the caller's environment for the supervisor: of the account, and what it passes on to servers.
-_KEPT = (
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "XDG_RUNTIME_DIR",
-    "LD_LIBRARY_PATH",
-    "NVIDIA_",
-    "CUDA_",
-)
 
 
 class Local:
