@@ -38,6 +38,28 @@ class FailureKind(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Reason(StrEnum):
+    """Why a candidate did not come up, as the search tells such starts apart."""
+
+    OOM = "oom"
+    HANG = "hang"
+    CRASH = "crash"
+    REFUSED = "refused"
+
+
+_REASONS = {
+    FailureKind.OUT_OF_VRAM: Reason.OOM,
+    FailureKind.OUT_OF_MEMORY: Reason.OOM,
+    FailureKind.HANG: Reason.HANG,
+    FailureKind.DRIVER: Reason.CRASH,
+    FailureKind.CRASH: Reason.CRASH,
+    FailureKind.STOPPED: Reason.CRASH,
+    FailureKind.EDITED: Reason.CRASH,
+    FailureKind.INTERRUPTED: Reason.CRASH,
+    FailureKind.UNKNOWN: Reason.CRASH,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A classified failure: what it was, the engine's own words for it, and what to do."""
@@ -45,6 +67,11 @@ class Failure:
     kind: FailureKind
     words: str
     hint: str | None
+
+    @property
+    def reason(self) -> Reason:
+        """What it means for whoever tries candidates; what is not known counts as a crash."""
+        return _REASONS.get(self.kind, Reason.REFUSED)
 
 
 # First match wins; within the log the most specific message decides, not the last.
@@ -455,41 +482,3 @@ def load_progress(parts: Mapping[str, int | None]) -> int | None:
     """One number that grows while a model is loaded; None if nothing could be read."""
     known = [value for value in parts.values() if value is not None]
     return sum(known) if known else None
-
-
-class Reason(StrEnum):
-    """Why a candidate did not come up, as the search tells such starts apart."""
-
-    OOM = "oom"
-    HANG = "hang"
-    CRASH = "crash"
-    REFUSED = "refused"
-
-
-_REASONS = {
-    FailureKind.OUT_OF_VRAM: Reason.OOM,
-    FailureKind.OUT_OF_MEMORY: Reason.OOM,
-    FailureKind.HANG: Reason.HANG,
-    FailureKind.DRIVER: Reason.CRASH,
-    FailureKind.CRASH: Reason.CRASH,
-    FailureKind.STOPPED: Reason.CRASH,
-    FailureKind.EDITED: Reason.CRASH,
-    FailureKind.INTERRUPTED: Reason.CRASH,
-    FailureKind.UNKNOWN: Reason.CRASH,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A candidate's failure: the reason, and the engine's own words for it."""
-
-    reason: Reason
-    kind: FailureKind
-    words: str
-    hint: str | None = None
-
-
-def fault_of(failure: Failure) -> Fault:
-    """What a failure means for whoever tries candidates; what is not known counts as a crash, what the server said no to as refused."""
-    reason = _REASONS.get(failure.kind, Reason.REFUSED)
-    return Fault(reason, failure.kind, failure.words, failure.hint)

@@ -21,7 +21,7 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.flags import arguments_sha256
-from tunerd.engine.health import FailureKind, Fault, Reason, fault_of
+from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit, specifiers_of
 from tunerd.errors import (
@@ -111,7 +111,7 @@ class Candidate:
     address: Address
     boot_s: float | None
     serving: Serving | None
-    fault: Fault | None
+    fault: Failure | None
     lines: tuple[str, ...]
     vram_free_mib: int | None
 
@@ -125,14 +125,14 @@ class Candidate:
         """Where it answers."""
         return self.address.url
 
-    def look(self, ctx: Context) -> Fault | None:
+    def look(self, ctx: Context) -> Failure | None:
         """Why it ended since; None while the process that answered first still runs."""
         if self.serving is None:
             return self.fault
         state = ctx.services.state(self.unit)
         if state.is_active and state.main_pid == self.serving.pid:
             return None
-        return fault_of(why_it_ended(ctx, self.unit).failure)
+        return why_it_ended(ctx, self.unit).failure
 
 
 def start_candidate(
@@ -161,7 +161,7 @@ def start_candidate(
         model_bytes=plan.facts.file_bytes,
     )
     if isinstance(found, NotServing):
-        return _judged(ctx, unit, plan, address, fault=fault_of(found.failure))
+        return _judged(ctx, unit, plan, address, fault=found.failure)
     boot_s = found.answered_at_s - began_s
     candidate = _judged(ctx, unit, plan, address, serving=found, boot_s=boot_s)
     remember_load(ctx, plan.command.argv, plan.unit_text, candidate.lines)
@@ -251,11 +251,11 @@ def _refused_start(ctx: Context, unit: str) -> NotServing | None:
     return None
 
 
-def _refusal(plan: Plan) -> Fault:
+def _refusal(plan: Plan) -> Failure:
     errors = [message for message in plan.messages if message.level is Level.ERROR]
     words = "; ".join(message.text for message in errors)
     hint = next((message.hint for message in errors if message.hint), None)
-    return Fault(Reason.REFUSED, FailureKind.BAD_ARGUMENT, words, hint)
+    return Failure(FailureKind.BAD_ARGUMENT, words, hint)
 
 
 def _judged(
@@ -266,7 +266,7 @@ def _judged(
     *,
     serving: Serving | None = None,
     boot_s: float | None = None,
-    fault: Fault | None = None,
+    fault: Failure | None = None,
 ) -> Candidate:
     lines = ctx.services.log(unit, max_lines=_LINES) if not plan.is_refused else ()
     # By production's own text and name: a candidate's differs in neither.
@@ -388,7 +388,7 @@ class Held:
             where = (self._address.reachable_host, self._address.port)
             self._lease.restore_when_free(None if is_same else where)
 
-    def look(self, candidate: Candidate) -> Fault | None:
+    def look(self, candidate: Candidate) -> Failure | None:
         """Why the candidate died since it started; None while it runs. For requests that failed.
 
         Raises:
