@@ -168,13 +168,19 @@ def trunk_compute(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> Compu
     if facts.n_embd is None:
         return None
     widest = max(stages(facts, size, laws), key=lambda stage: stage.n_values)
-    masks = _masks(size, laws)
-    layers = masks + round(widest.n_values) * size.n_ubatch * F32_BYTES
-    logits = _logits(facts, size, laws)
     text = (
         f"masks over {size.n_kv + size.n_window} cells + {round(widest.n_values)} values"
         f" ({widest.name}) x {size.n_ubatch} tokens x 4 B"
     )
+    return _compute(facts, size, laws, widest.n_values, text)
+
+
+def _compute(
+    facts: ModelFacts, size: GraphSize, laws: EngineLaws, n_values: float, text: str
+) -> ComputeSize:
+    """The masks and so many values for each token, or the logits where they are larger."""
+    masks, logits = _masks(size, laws), _logits(facts, size, laws)
+    layers = masks + round(n_values) * size.n_ubatch * F32_BYTES
     if logits > layers:
         text = f"logits of {facts.n_vocab} tokens for all {size.n_ubatch} rows of a ubatch"
     return ComputeSize(max(layers, logits), masks, text)
@@ -188,23 +194,17 @@ def mtp_compute(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> Compute
     """
     if facts.n_embd is None:
         return None
-    masks = _masks(size, laws)
-    row = size.n_ubatch * F32_BYTES
     attending = attention(facts, size).n_values - 3 * facts.n_embd
-    reused = masks / row
-    pieces = _pieces(facts, laws)
+    reused = _masks(size, laws) / (size.n_ubatch * F32_BYTES)
+    pieces = _expert_pieces(facts, laws) if facts.is_moe else _dense_pieces(facts, laws)
     if facts.is_moe:
         forward = max(0.0, sum(pieces) - reused)
     else:
         fitting = int(reused // pieces[0]) if pieces and pieces[0] else 0
         forward = sum(pieces[fitting:])
     widest = max(attending, 3 * facts.n_embd + forward)
-    logits = _logits(facts, size, laws)
-    layers = masks + round(widest) * row
     text = f"mask over {size.n_kv} cells + {round(widest)} values x {size.n_ubatch} tokens x 4 B"
-    if logits > layers:
-        text = f"logits of {facts.n_vocab} tokens for all {size.n_ubatch} rows of a ubatch"
-    return ComputeSize(max(layers, logits), masks, text)
+    return _compute(facts, size, laws, widest, text)
 
 
 def attention(facts: ModelFacts, size: GraphSize) -> Stage:
@@ -232,10 +232,6 @@ def _feed_forward(facts: ModelFacts, laws: EngineLaws) -> list[Stage]:
     if not facts.is_moe or any(block.feed_forward_bytes for block in facts.trunk):
         found.append(Stage("feed-forward", base + sum(_dense_pieces(facts, laws))))
     return found
-
-
-def _pieces(facts: ModelFacts, laws: EngineLaws) -> list[int]:
-    return _expert_pieces(facts, laws) if facts.is_moe else _dense_pieces(facts, laws)
 
 
 def _dense_pieces(facts: ModelFacts, laws: EngineLaws) -> list[int]:
@@ -390,13 +386,7 @@ class Estimate:
 
         Compute buffers and what a draft model needs stay on the GPU.
         """
-        kinds = (
-            PartKind.WEIGHTS,
-            PartKind.MTP_WEIGHTS,
-            PartKind.KV,
-            PartKind.STATE,
-            PartKind.MTP_KV,
-        )
+        kinds = (*WEIGHTS - {PartKind.DRAFT_WEIGHTS}, PartKind.KV, PartKind.STATE, PartKind.MTP_KV)
         return have_mib(self.bytes_of(Device.GPU, kinds))
 
     def fit_needed_mib(self, free_mib: MiB, margin_mib: int) -> MiB:
@@ -539,9 +529,6 @@ class Placement:
     def cpu_bytes(self, block: Block) -> int:
         """Bytes of a block's weights in RAM."""
         return block.n_bytes - self.gpu_bytes(block)
-
-
-NOTHING = Placement(frozenset(), frozenset(), frozenset(), has_head=False)
 
 
 def place(
@@ -697,7 +684,7 @@ class Server:
         """Where blocks are."""
         settings = self.settings
         if not settings.has_gpu:
-            return NOTHING
+            return Placement(frozenset(), frozenset(), frozenset(), has_head=False)
         return place(
             self.facts,
             settings.laws,
@@ -909,7 +896,10 @@ def mtp_work(server: Server) -> Iterator[Part]:
     if not server.has_mtp:
         return
     facts, settings = server.facts, server.settings
-    size = None if server.graph is None else _mtp_graph(server, server.graph)
+    size = server.graph
+    if size is not None:
+        n_ubatch = min(settings.draft_n_ubatch or size.n_ubatch, size.n_ubatch)
+        size = replace(size, n_ubatch=n_ubatch, n_outputs=settings.n_parallel)
     compute = None if size is None else mtp_compute(facts, size, server.laws)
     if size is None or compute is None:
         text = "the context or embedding length is unknown"
@@ -927,11 +917,6 @@ def mtp_work(server: Server) -> Iterator[Part]:
         host = input_bytes(facts, size, server.laws, width=2)
         text = "inputs: attention mask, embeddings and hidden states of a ubatch"
         yield Part(PartKind.MTP_COMPUTE, Device.HOST, host, text)
-
-
-def _mtp_graph(server: Server, size: GraphSize) -> GraphSize:
-    n_ubatch = min(server.settings.draft_n_ubatch or size.n_ubatch, size.n_ubatch)
-    return replace(size, n_ubatch=n_ubatch, n_outputs=server.settings.n_parallel)
 
 
 def _borrows(server: Server) -> bool:
