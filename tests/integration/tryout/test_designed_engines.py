@@ -28,10 +28,8 @@ DRAFTED_REGIONS = ("code", "chat", "creative")
 IGNORES_P_MIN = {"mainline-2026-05-16"}
 
 SETTINGS = [
-    ("tiny", 1, 0.0),
     ("tiny", 2, 0.75),
     ("tiny", 3, 0.0),
-    ("tiny", 3, 0.5),
     ("tiny", 6, 0.75),
     ("tiny-moe", 3, 0.75),
 ]

@@ -138,103 +138,6 @@ def test_the_memlock_limit_of_another_process_is_its_own(tmp_path: Path) -> None
     assert memlock_limit_of(78, root=tmp_path) is None
 
 
-def test_a_container_limit_bounds_total_and_available(tmp_path: Path) -> None:
-    mib = 1024 * 1024
-    plant(
-        tmp_path,
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/memory.max": f"{8000 * mib}\n",
-            "sys/fs/cgroup/memory.current": f"{5000 * mib}\n",
-            "sys/fs/cgroup/memory.stat": f"anon 1\nactive_file 3\ninactive_file {1000 * mib}\n",
-        },
-    )
-
-    memory = read_memory(tmp_path)
-
-    assert (memory.total_mib, memory.available_mib) == (8000, 4000)
-
-
-def test_a_limit_above_the_machine_changes_nothing(tmp_path: Path) -> None:
-    plant(
-        tmp_path,
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/memory.max": f"{1 << 50}\n",
-            "sys/fs/cgroup/memory.current": "0\n",
-        },
-    )
-
-    memory = read_memory(tmp_path)
-
-    assert (memory.total_mib, memory.available_mib) == (32000, 20000)
-
-
-def test_the_limit_of_our_own_service_is_not_that_of_the_server(tmp_path: Path) -> None:
-    gib = 1 << 30
-    group = "sys/fs/cgroup/system.slice"
-    plant(
-        tmp_path,
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/system.slice/tunerd.service/worker\n",
-            f"{group}/memory.max": f"{16 * gib}\n",
-            f"{group}/memory.current": f"{2 * gib}\n",
-            f"{group}/tunerd.service/memory.max": "100000000\n",
-            f"{group}/tunerd.service/memory.current": "70000000\n",
-            f"{group}/tunerd.service/worker/memory.max": "50000000\n",
-        },
-    )
-
-    memory = read_memory(tmp_path)
-
-    assert (memory.total_mib, memory.available_mib) == (16 * 1024, 14 * 1024)
-
-
-def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:
-    gib = 1 << 30
-    user = "sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service"
-    plant(
-        tmp_path,
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::"
-            "/user.slice/user-1000.slice/user@1000.service/app.slice/tunerd.service\n",
-            "sys/fs/cgroup/user.slice/memory.max": f"{20 * gib}\n",
-            "sys/fs/cgroup/user.slice/memory.current": f"{18 * gib}\n",
-            f"{user}/memory.max": f"{8 * gib}\n",
-            f"{user}/memory.current": f"{1 * gib}\n",
-            f"{user}/app.slice/memory.max": "max\n",
-        },
-    )
-
-    memory = read_memory(tmp_path)
-
-    assert (memory.total_mib, memory.available_mib) == (8 * 1024, 2 * 1024)
-
-
-@pytest.mark.parametrize("outer_is_known", [False, True])
-def test_a_limit_whose_usage_is_hidden_leaves_available_unknown(
-    tmp_path: Path, outer_is_known: bool
-) -> None:
-    outer = {"sys/fs/cgroup/memory.max": f"{16 << 30}\n", "sys/fs/cgroup/memory.current": "0\n"}
-    plant(
-        tmp_path,
-        {
-            "proc/meminfo": MEMINFO,
-            "proc/self/cgroup": "0::/inner\n",
-            "sys/fs/cgroup/inner/memory.max": f"{8 << 30}\n",
-            **(outer if outer_is_known else {}),
-        },
-    )
-
-    memory = read_memory(tmp_path)
-
-    assert (memory.total_mib, memory.available_mib) == (8192, None)
-
-
 def test_threads_of_one_core_count_once(tmp_path: Path) -> None:
     plant(
         tmp_path,
@@ -413,3 +316,57 @@ def test_memory_of_a_process_tells_locked_from_mapped(tmp_path: Path) -> None:
     assert memory is not None
     assert (memory.rss_mib, memory.anonymous_mib, memory.file_mib) == (489, 87, 402)
     assert (memory.locked_mib, memory.swapped_mib) == (402, 1)
+
+
+GIB = 1 << 30
+OWN = "/user.slice/user-1000.slice/user@1000.service"
+
+
+@pytest.mark.parametrize(
+    ("group", "limits", "expected_mib"),
+    [
+        # Of a container; old file pages are given back.
+        ("/", {"": (8 * GIB, 5 * GIB, GIB)}, (8 << 10, 4 << 10)),
+        ("/", {"": (1 << 50, 0, 0)}, (32000, 20000)),
+        # What our own service may use says nothing of the server's.
+        (
+            "/system.slice/tunerd.service/worker",
+            {
+                "system.slice": (16 * GIB, 2 * GIB, 0),
+                "system.slice/tunerd.service": (10**8, 7 * 10**7, 0),
+                "system.slice/tunerd.service/worker": (5 * 10**7, None, 0),
+            },
+            (16 << 10, 14 << 10),
+        ),
+        # The tightest of nested groups counts, each by what is left of it.
+        (
+            f"{OWN}/app.slice/tunerd.service",
+            {
+                "user.slice": (20 * GIB, 18 * GIB, 0),
+                OWN[1:]: (8 * GIB, GIB, 0),
+                f"{OWN[1:]}/app.slice": ("max", None, 0),
+            },
+            (8 << 10, 2 << 10),
+        ),
+        # Where the usage of one is hidden nobody knows what is left.
+        ("/inner", {"inner": (8 * GIB, None, 0)}, (8192, None)),
+        ("/inner", {"": (16 * GIB, 0, 0), "inner": (8 * GIB, None, 0)}, (8192, None)),
+    ],
+)
+def test_memory_is_what_the_groups_around_a_server_leave_to_it(
+    tmp_path: Path,
+    group: str,
+    limits: dict[str, tuple[int | str, int | None, int]],
+    expected_mib: tuple[int, int | None],
+) -> None:
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": f"0::{group}\n"}
+    for folder, (most, used, old) in limits.items():
+        files[f"sys/fs/cgroup/{folder}/memory.max"] = f"{most}\n"
+        if used is not None:
+            files[f"sys/fs/cgroup/{folder}/memory.current"] = f"{used}\n"
+        files[f"sys/fs/cgroup/{folder}/memory.stat"] = f"anon 1\ninactive_file {old}\n"
+    plant(tmp_path, files)
+
+    memory = read_memory(tmp_path)
+
+    assert (memory.total_mib, memory.available_mib) == expected_mib

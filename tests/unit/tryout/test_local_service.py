@@ -162,13 +162,6 @@ def test_the_start_limit_refuses_what_is_too_much_in_its_window() -> None:
     assert allowed == [True, True, True, False, False, True]
 
 
-def test_a_start_limit_of_zero_is_none() -> None:
-    limit = StartLimit()
-    for now_s in range(20):
-        limit, is_allowed = limit.after_start(now_s, interval_s=0, burst=3)
-        assert is_allowed
-
-
 def test_a_log_is_told_apart_by_start() -> None:
     one, two = "1" * 32, "2" * 32
     text = (
