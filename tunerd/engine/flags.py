@@ -288,19 +288,11 @@ def owner_of(word: str, flags: Collection[str] | None = None) -> str | None:
     return key if spellings is None or not spellings.isdisjoint(flags) else None
 
 
-_VARIABLES_NOT_COMPARED = frozenset(
-    {
-        "GGML_NO_BACKTRACE",
-        "LLAMA_ARG_HOST",
-        "LLAMA_ARG_PORT",
-        "LLAMA_ARG_ALIAS",
-        "LLAMA_ARG_MODEL_ALIAS",
-        "LLAMA_ARG_MODEL",
-        "LLAMA_ARG_API_KEY",
-        "LLAMA_API_KEY",
-        "HF_TOKEN",
-    }
-)
+_HOW_REACHED = frozenset(
+    {"LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_ALIAS", "LLAMA_ARG_MODEL_ALIAS",
+     "LLAMA_ARG_API_KEY", "LLAMA_API_KEY"}
+)  # fmt: skip
+_VARIABLES_NOT_COMPARED = _HOW_REACHED | {"GGML_NO_BACKTRACE", "LLAMA_ARG_MODEL", "HF_TOKEN"}
 # Variables that engines, their libraries and drivers read; only these are kept as they are.
 _ENGINE_VARIABLES = ("CUDA_", "GGML_", "GOMP_", "HIP_", "KMP_", "LLAMA_", "OMP_", "VK_")
 _HASHED = "sha256:"
@@ -402,10 +394,6 @@ _SAMPLING_FLAGS = (
 _DRAFT_FLAGS = ("--draft-", "--spec-")
 # By its name a variable of an engine may stand for any flag.
 _VARIABLE = "LLAMA_"
-_HOW_REACHED = frozenset(
-    {"LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_ALIAS", "LLAMA_ARG_MODEL_ALIAS",
-     "LLAMA_ARG_API_KEY", "LLAMA_API_KEY"}
-)  # fmt: skip
 _SWITCHES = frozenset(row.key for row in SERVING_FLAGS if isinstance(row, SwitchFlag))
 
 
