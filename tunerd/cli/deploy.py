@@ -33,7 +33,7 @@ set_option = click.option(
     type=SETTING,
     metavar="KEY=VALUE",
     shell_complete=keys,
-    help="Pin a key for this and later sweeps, such as speculation.n_max=2.",
+    help="A value over those of all layers, such as speculation.n_max=2; deployed with it, it is pinned.",
 )
 untuned_option = click.option(
     "--untuned", is_flag=True, help="Leave out what the last promotion found."

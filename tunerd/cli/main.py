@@ -30,7 +30,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("measure", "Which of two is faster on your kind of work."),
     "sweep": ("sweep", "Find better settings on this box, or see that there are none."),
     "schedule": ("sweep", "When sweeps begin by themselves."),
-    "verdict": ("sweep", "What a sweep came to, with the numbers behind it."),
     "promote": ("deploy", "Deploy what a sweep proved, and watch it."),
     "decline": ("deploy", "Turn down what a sweep proposes."),
     "plan": ("deploy", "What apply would do: command line, unit, memory, warnings."),

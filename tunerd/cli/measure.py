@@ -308,13 +308,10 @@ _SUITES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
 }
 
 
-SUITES = ("mtp", "lengths", "cache", "deep", "quality", "concurrency", "workload")
-
-
 @click.command(name="bench", short_help="How fast a server is, measured honestly.")
 @click.argument("profile", required=False, type=PROFILE, shell_complete=names_of("profiles"))
 @click.option("--url", help="A server by its address: http://HOST:PORT.")
-@click.option("--suite", type=click.Choice(SUITES), default="mtp", show_default=True,
+@click.option("--suite", type=click.Choice(list(_SUITES)), default="mtp", show_default=True,
               help="What to look at.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1, 1000), help="How often each case is measured.")
 @click.option("--depth", type=click.IntRange(16, 10_000_000),

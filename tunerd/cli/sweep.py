@@ -1,8 +1,7 @@
-"""Commands of nights: sweep, verdict, schedule."""
+"""Commands of nights: sweep and schedule."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -218,22 +217,14 @@ def list_(call: Call) -> ActionResult:
 @click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
 @operation("render_show")
 def show_sweep(call: Call, sweep: int | None) -> ActionResult:
-    """One sweep with every configuration that was measured, and why others were not."""
-    from tunerd.sweep.record import show_sweep
+    """What a sweep came to (the newest without ID), the numbers behind it, and every configuration.
 
-    return show_sweep(call.context(), sweep)
-
-
-@sweep_command.command(name="report")
-@click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
-@operation("render_show")
-def report(call: Call, sweep: int | None) -> ActionResult:
-    """The verdict and why, on one page; `tunerd report` writes it as HTML too.
+    Exit code 0 whatever the verdict. `tunerd report` writes the same as HTML.
 
     \b
     Example:
-      tunerd sweep report
-      tunerd sweep report 12
+      tunerd sweep show
+      tunerd sweep show 12 --json | jq .verdict
     """  # noqa: D301
     from tunerd.sweep.record import show_sweep
 
@@ -300,7 +291,7 @@ def render_end(payload: Mapping[str, Any]) -> Iterator[str]:
         f"sweep {payload['sweep']}: {payload['arms_measured']} configurations, "
         f"{payload['restarts']} starts in {format_duration(payload['elapsed_s'])}{away}"
     )
-    yield f"`tunerd sweep report {payload['sweep']}` shows why"
+    yield f"`tunerd sweep show {payload['sweep']}` shows why"
 
 
 def render_night(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -353,43 +344,24 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     yield f"starts from: {payload['plan'].get('incumbent_text', UNKNOWN)}"
     yield payload["sentence"] or f"no verdict: {payload['reason'] or 'it did not come to its end'}"
     yield from (f"  {reason}" for reason in payload["reasons"])
+    for one in payload["challenges"]:
+        yield from _challenge(one)
+    if payload["decided"]:
+        yield f"then: {payload['decided']['text']}"
     yield from section_lines(sweep_section(payload["sweep"], payload["page"], payload))
 
 
-@click.command(name="verdict", short_help="What a sweep came to, with the numbers behind it.")
-@click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
-@operation("render_verdict")
-def verdict_command(call: Call, sweep: int | None) -> ActionResult:
-    """What a sweep came to (the newest without ID): promote, keep or inconclusive, and why.
-
-    Exit code 0 whatever the verdict.
-
-    \b
-    Example:
-      tunerd verdict
-      tunerd verdict 12 --json | jq .outcome
-    """  # noqa: D301
-    from tunerd.sweep.record import verdict
-
-    return verdict(call.context(), sweep)
-
-
-def render_verdict(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield payload["sentence"]
-    for one in payload["challenges"]:
-        decision, gain = one["decision"], one["gain"]
-        ratios = ", ".join(f"{math.expm1(pair['log_ratio']):+.1%}" for pair in one["pairs"])
-        yield f"  challenge {one['number']}, {one['outcome']}: {ratios or 'no pairs'}"
-        yield (
-            f"    evidence {decision['e_value']:.3g} of {decision['needed']:.0f} needed; by betting, "
-            f"which assumes less, {decision['betting_e_value']:.3g}"
-        )
-        if gain is not None and gain["lower"] is not None and gain["upper"] is not None:
-            yield f"    95 % interval {gain['lower']:+.1%} to {gain['upper']:+.1%}"
-        yield from (f"    {reason}" for reason in one["reasons"])
-    if payload["decision"]:
-        yield f"then: {payload['decision']['text']}"
+def _challenge(one: Mapping[str, Any]) -> Iterator[str]:
+    """How far a candidate was proved; `page` has its pairs."""
+    decision, gain = one["decision"], one["gain"]
+    yield f"  challenge {one['number']}, {one['outcome']} after {len(one['pairs'])} pairs"
+    yield (
+        f"    evidence {decision['e_value']:.3g} of {decision['needed']:.0f} needed; by betting, "
+        f"which assumes less, {decision['betting_e_value']:.3g}"
+    )
+    if gain is not None and gain["lower"] is not None and gain["upper"] is not None:
+        yield f"    95 % interval {gain['lower']:+.1%} to {gain['upper']:+.1%}"
+    yield from (f"    {reason}" for reason in one["reasons"])
 
 
 @click.group(name="schedule", short_help="When sweeps begin by themselves.")

@@ -317,7 +317,7 @@ def _take_back(
     after_failure(ctx, profile, number, proposal.arm, identity, verdict.text)
     messages.append(
         warning("taken-back", f"the winner was not as good in service and was taken back: {verdict.text}",
-                f"`tunerd sweep report {number}`")
+                f"`tunerd sweep show {number}`")
     )  # fmt: skip
     told = {**payload, "summary": back.payload["summary"], "generation": back.payload["generation"]}
     return ActionResult("promote", told, tuple(messages), 3, has_acted=True)

@@ -276,30 +276,6 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
     return ActionResult("sweep show", sweep_json(ctx, sweep, page))
 
 
-def verdict(ctx: Context, number: int | None) -> ActionResult:
-    """What a sweep came to, with the numbers behind it.
-
-    Raises:
-        UsageError: there is none, or it reached no verdict.
-    """
-    with reading(ctx) as store:
-        sweep = find_sweep(store, number)
-    if sweep.verdict is None:
-        raise UsageError(
-            f"sweep {sweep.number} reached no verdict: {sweep.run.reason or sweep.state}",
-            hint=f"`tunerd sweep resume {sweep.number}`",
-        )
-    evidence = sweep.evidence or {}
-    payload = {
-        "sweep": sweep.number,
-        **asdict(sweep.verdict),
-        "reasons": list(sweep.verdict.reasons),
-        "decision": sweep.decision,
-        "challenges": evidence.get("challenges", []),
-    }
-    return ActionResult("verdict", payload)
-
-
 def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dict[str, Any]:
     """A sweep as scripts read it, with what a page about it draws."""
     evidence = sweep.evidence or {}

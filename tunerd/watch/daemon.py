@@ -402,7 +402,7 @@ class Nights:
         if result == "success":
             counted = [at for at, line in enumerate(lines) if at and _COUNTED.match(line)]
             said = f": {lines[counted[-1] - 1]}" if counted else ""
-            self._event("sweep-over", "note", f"the sweep is over{said}", "`tunerd sweep report`")
+            self._event("sweep-over", "note", f"the sweep is over{said}", "`tunerd sweep show`")
             return
         why = next((line for line in reversed(lines) if line.startswith("error:")), result)
         text = f"the sweep failed ({why})"

@@ -51,8 +51,6 @@ READS: Mapping[str, str] = {
     "/api/sweeps": "sweep list",
     "/api/sweeps/{sweep}": "sweep show",
     "/api/sweep": "sweep status",
-    "/api/verdict": "verdict",
-    "/api/verdict/{sweep}": "verdict",
     "/api/workloads": "workload list",
     "/api/workloads/{workload}": "workload show",
     "/api/schedule": "schedule show",

@@ -91,10 +91,10 @@ def test_what_makes_no_sense_is_refused_before_anything_stops(box: SweepBox) -> 
 def test_a_true_winner_is_proved_and_proposed(box: SweepBox, found: dict[str, Any]) -> None:
     assert found["verdict"] == "promote", found
     assert found["changes"].startswith("spec mtp -> off")
-    verdict = box.json("verdict")
-    decision = verdict["challenges"][-1]["decision"]
+    shown = box.json("sweep", "show")
+    decision = shown["challenges"][-1]["decision"]
     assert decision["e_value"] > decision["needed"]
-    assert verdict["n_pairs"] >= 3
+    assert shown["verdict_record"]["n_pairs"] >= 3
     assert box.serves
     assert box.leftovers() == []
 
@@ -107,8 +107,8 @@ def test_the_incumbent_was_started_exactly_as_it_serves(
 
 
 def test_the_page_has_every_part(box: SweepBox, found: dict[str, Any]) -> None:
-    page = box.call("sweep", "report", str(found["sweep"])).stdout
-    for part in ("promote: on small", "Paired differences", "Wall time by kind",
+    page = box.call("sweep", "show", str(found["sweep"])).stdout
+    for part in ("promote: on small", "evidence", "by betting", "Paired differences", "Wall time by kind",
                  "Turn time by n-max", "Where the time went", "Not tried, or given up"):  # fmt: skip
         assert part in page
     html = box.call("report", str(found["sweep"]), "-o", "-").stdout

@@ -44,7 +44,7 @@ def remote(api: ApiBox, told: list[Progress] | None = None) -> Remote:
     "words",
     [
         "schedule show", "guard show", "verify", "probation show", "results list --all",
-        "profiles show cpu-embedded --set serving.ctx_size=512", "sweep report", "history show 7",
+        "profiles show cpu-embedded --set serving.ctx_size=512", "sweep show", "history show 7",
     ],
 )  # fmt: skip
 def test_a_member_is_told_what_the_command_says(api: ApiBox, words: str) -> None:
