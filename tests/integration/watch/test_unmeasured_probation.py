@@ -92,7 +92,7 @@ def test_an_apply_that_fails_does_not_end_the_watch(box: SweepBox) -> None:
     beside = threading.Thread(  # so that looks fall into the middle of the swap
         target=lambda: box.call("apply", "night", *words, code=3)
     )
-    result = run(box, beside.start, duration_s=15.0)
+    result = run(box, beside.start, duration_s=8.0)
     beside.join()
     assert result.payload["state"] == "passed"
 
@@ -103,5 +103,5 @@ def test_what_is_measured_meanwhile_is_judged_by(box: SweepBox) -> None:
     def measure() -> None:
         box.call("bench", "--suite", "workload", "--workload", "small", "--yes")
 
-    result = run(box, measure, duration_s=20.0)
+    result = run(box, measure, duration_s=5.0)
     assert result.payload["basis"]["slowest_tok_s"] is not None
