@@ -14,7 +14,7 @@ from tunerd.engine.log import LoggedRequest, Tally
 from tunerd.measure.answer import Sample
 from tunerd.measure.fingerprint import Fingerprint
 from tunerd.watch.figures import Event, Reading, Served
-from tunerd.watch.judgement import Basis, comparable
+from tunerd.watch.judgement import IDLE_CORES, LEAST_ANSWER, Basis, comparable
 
 
 class Policy(StrEnum):
@@ -345,8 +345,6 @@ _HOUR_S = 3600.0
 # One answer that is late may be the machine's fault.
 _LEAST_FAILURES = 2
 _ASK_AGAIN_S = 15.0
-# A process that works on something uses more; one that waits for a lock that never comes does not.
-_IDLE_CORES = 0.05
 _SILENT_S = 60.0
 # What is told of a restart, and of having given up.
 _RESTARTED, _GAVE_UP = "warning", "error"
@@ -415,7 +413,7 @@ def look_for_hang(
     elif has_generated or state.good_s is None:
         state = replace(state, good_s=seen.at_s, failures=0, has_given_up=False)
     state = _before_now(replace(state, n_predicted=n_predicted), seen.at_s)
-    is_silent = engine.is_busy is None and cores is not None and cores <= _IDLE_CORES
+    is_silent = engine.is_busy is None and cores is not None and cores <= IDLE_CORES
     since_s = seen.at_s if state.silent_since_s is None else state.silent_since_s
     state = replace(state, silent_since_s=since_s if is_silent else None)
     return state, _is_due(state, seen, cores, rules)
@@ -435,7 +433,7 @@ def _is_due(state: HangState, seen: Reading, cores: float | None, rules: HangRul
         again_s = rules.every_s if state.has_given_up else min(_ASK_AGAIN_S, rules.every_s)
         # It rests, or is only busy with the question that it did not answer. Where it computes, somebody
         # else may have begun to wait for an answer: a restart would cut that.
-        does_nothing = is_busy is False or (cores is not None and cores <= _IDLE_CORES)
+        does_nothing = is_busy is False or (cores is not None and cores <= IDLE_CORES)
         return seen.at_s - (state.asked_s or 0.0) >= again_s and does_nothing
     is_stuck = state.silent_since_s is not None and seen.at_s - state.silent_since_s >= _SILENT_S
     if is_busy is not False and not is_stuck:
@@ -484,7 +482,6 @@ def unanswered(
 
 
 _LEAST_SAMPLES = 3
-_LEAST_ANSWER = 16
 # Between restarts the same server differs by some 3 %; a figure may differ by three times that.
 _BETWEEN_LIVES = 0.10
 # Of single answers: half the width of a 99 % interval for their mean, few as they are.
@@ -518,7 +515,7 @@ def usable(samples: Iterable[Sample]) -> list[Sample]:
     return [
         one
         for one in samples
-        if one.is_usable and one.concurrency == 1 and (one.n_predicted or 0) >= _LEAST_ANSWER
+        if one.is_usable and one.concurrency == 1 and (one.n_predicted or 0) >= LEAST_ANSWER
     ]
 
 

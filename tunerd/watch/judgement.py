@@ -16,10 +16,11 @@ _TOLERANCE = 0.10
 _TOLERANCE_ALONE = 0.25
 # Deeper than what was measured by so much decodes slower for reasons of its own.
 _DEPTH_RATIO = 1.25
-_LEAST_ANSWER = 16
+LEAST_ANSWER = 16
 _SICK_LOOKS = 3
-# A process that works on something uses more; ik says nothing of its health while it reads a long prompt.
-_IDLE_CORES = 0.05
+# A process that works on something uses more, one that waits for a lock that never comes does not; ik says
+# nothing of its health while it reads a long prompt.
+IDLE_CORES = 0.05
 # What grows on beyond the prompt cache's limit and what checkpoints may take (dozens of up to 150 MiB) is
 # a leak. llama-server keeps 8192 MiB of prompts where it is told nothing else.
 _GROWTH_RATIO = 1.5
@@ -84,7 +85,7 @@ def comparable(requests: Iterable[LoggedRequest], basis: Basis) -> tuple[int, fl
     tokens, ms = 0, 0.0
     for one in requests:
         depth = one.prompt_total_n
-        if depth is None or one.concurrency > 1 or one.predicted_n < _LEAST_ANSWER:
+        if depth is None or one.concurrency > 1 or one.predicted_n < LEAST_ANSWER:
             continue
         if depth + one.predicted_n <= basis.deepest_tokens * _DEPTH_RATIO:
             tokens += one.predicted_n - 1
@@ -163,7 +164,7 @@ def _sick(looks: Sequence[Look]) -> str | None:
     if first.cpu_s is None or last.cpu_s is None:
         works = False
     else:
-        works = last.cpu_s - first.cpu_s > _IDLE_CORES * (last.at_s - first.at_s)
+        works = last.cpu_s - first.cpu_s > IDLE_CORES * (last.at_s - first.at_s)
     return None if works else f"it did not answer {n} times in a row"
 
 
