@@ -120,11 +120,6 @@ class Candidate:
         """Whether it serves."""
         return self.fault is None
 
-    @property
-    def base_url(self) -> str:
-        """Where it answers."""
-        return self.address.url
-
     def look(self, ctx: Context) -> Failure | None:
         """Why it ended since; None while the process that answered first still runs."""
         if self.serving is None:

@@ -76,12 +76,6 @@ class Planes:
         found.sort(key=lambda one: (-round(one.improvement, 5), simplicity(one.belief.arm)))
         return found
 
-    def best_of_family(self, family: FamilyGrid) -> Belief | None:
-        """The point of a family that is believed to be fastest, measured or not."""
-        arms, _ = self._plane(family, family.home)
-        beliefs = [one for one in self._learner.beliefs(arms[:_PER_FAMILY]) if one is not None]
-        return min(beliefs, key=lambda one: one.mean) if beliefs else None
-
     def _candidates(self, leader: Arm, limit: int) -> list[Arm]:
         found: list[tuple[float, Arm]] = []
         for family in self._grid.families.values():
