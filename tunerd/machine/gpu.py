@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,14 +89,6 @@ class _SessionError(_UnreadableError):
 
 class _GpuError(_UnreadableError):
     """This GPU does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    total_mib: MiB | None = None
-    used_mib: MiB | None = None
-    reserved_mib: MiB | None = None
-    free_mib: MiB | None = None
 
 
 class NvmlReader:
@@ -191,7 +182,7 @@ class NvmlReader:
         handle = _handle(index)
         if _ask(lambda: pynvml.nvmlDeviceIsMigDeviceHandle(handle).value):
             return None
-        memory = _memory(handle)
+        total_mib, used_mib, reserved_mib, free_mib = _memory(handle)
         capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         display = _ask(pynvml.nvmlDeviceGetDisplayActive, handle)
         limits = _ask(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, handle)
@@ -199,10 +190,10 @@ class NvmlReader:
             index=index,
             name=_text(pynvml.nvmlDeviceGetName, handle) or "unknown",
             uuid=_text(pynvml.nvmlDeviceGetUUID, handle),
-            total_mib=memory.total_mib,
-            used_mib=memory.used_mib,
-            reserved_mib=memory.reserved_mib,
-            free_mib=memory.free_mib,
+            total_mib=total_mib,
+            used_mib=used_mib,
+            reserved_mib=reserved_mib,
+            free_mib=free_mib,
             processes=self._processes(handle),
             display_active=None if display is None else display == pynvml.NVML_FEATURE_ENABLED,
             # On laptops only the enforced limit is known.
@@ -318,7 +309,7 @@ def _cuda_version() -> str | None:
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
 
 
-def _memory(handle: Any) -> _Memory:
+def _memory(handle: Any) -> tuple[MiB | None, MiB | None, MiB | None, MiB | None]:
     """Total, used by programs, reserved by the driver, and free.
 
     Whether the driver's `used` contains the reserve changed between drivers, so used is what neither
@@ -330,13 +321,9 @@ def _memory(handle: Any) -> _Memory:
     """
     told = _ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
     if told is None or not _are_sizes(told.total, told.reserved, told.free):
-        return _Memory()
-    return _Memory(
-        total_mib=have_mib(told.total),
-        used_mib=need_mib(max(0, told.total - told.reserved - told.free)),
-        reserved_mib=need_mib(told.reserved),
-        free_mib=have_mib(told.free),
-    )
+        return None, None, None, None
+    used_mib = need_mib(max(0, told.total - told.reserved - told.free))
+    return have_mib(told.total), used_mib, need_mib(told.reserved), have_mib(told.free)
 
 
 def _are_sizes(total: int, *parts: int) -> bool:

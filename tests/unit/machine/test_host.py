@@ -52,12 +52,15 @@ def cpuinfo(n_cpus: int, *, flags: str = "fpu pni avx avx2 fma f16c", name: str 
     return "".join(block.format(cpu, name, cpu // 2, flags) for cpu in range(n_cpus))
 
 
-def topology(siblings: list[str], *, file: str = "core_cpus_list") -> dict[str, str]:
+def topology(siblings: list[str]) -> dict[str, str]:
     """`siblings[n]`: the list file of CPU n."""
     folder = "sys/devices/system/cpu"
     return {
         f"{folder}/online": f"0-{len(siblings) - 1}\n",
-        **{f"{folder}/cpu{cpu}/topology/{file}": text + "\n" for cpu, text in enumerate(siblings)},
+        **{
+            f"{folder}/cpu{cpu}/topology/core_cpus_list": text + "\n"
+            for cpu, text in enumerate(siblings)
+        },
     }
 
 
@@ -138,72 +141,22 @@ def test_the_memlock_limit_of_another_process_is_its_own(tmp_path: Path) -> None
     assert memlock_limit_of(78, root=tmp_path) is None
 
 
-def test_threads_of_one_core_count_once(tmp_path: Path) -> None:
-    plant(
-        tmp_path,
-        {"proc/cpuinfo": cpuinfo(8), **topology(["0,4", "1,5", "2,6", "3,7"] * 2)},
-    )
+@pytest.mark.parametrize(
+    ("siblings", "n_cores"),
+    [
+        (["0,4", "1,5", "2,6", "3,7"] * 2, 4),
+        # Performance and efficiency cores are all cores.
+        (["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"], 6),
+        # Without a topology cpuinfo tells them.
+        ([], 4),
+    ],
+)
+def test_threads_of_one_core_count_once(tmp_path: Path, siblings: list[str], n_cores: int) -> None:
+    plant(tmp_path, {"proc/cpuinfo": cpuinfo(8), **(topology(siblings) if siblings else {})})
 
     cpu = read_cpu(tmp_path)
 
-    assert (cpu.model, cpu.physical_cores, cpu.logical_cores) == ("Ryzen", 4, 8)
-
-
-def test_a_cpuset_leaves_only_its_cores(tmp_path: Path) -> None:
-    plant(
-        tmp_path,
-        {
-            "proc/cpuinfo": cpuinfo(8),
-            "proc/self/status": "Name:\tpython\nCpus_allowed:\t23\nCpus_allowed_list:\t0-1,5\n",
-            **topology(["0,4", "1,5", "2,6", "3,7"] * 2),
-        },
-    )
-
-    cpu = read_cpu(tmp_path)
-
-    assert (cpu.physical_cores, cpu.logical_cores) == (2, 3)
-
-
-def test_cores_that_could_be_plugged_in_are_not_there(tmp_path: Path) -> None:
-    plant(
-        tmp_path,
-        {
-            "proc/cpuinfo": cpuinfo(2),
-            "proc/self/status": "Cpus_allowed_list:\t0-127\n",
-            **topology(["0", "1"]),
-        },
-    )
-
-    cpu = read_cpu(tmp_path)
-
-    assert (cpu.physical_cores, cpu.logical_cores) == (2, 2)
-
-
-def test_performance_and_efficiency_cores_are_all_cores(tmp_path: Path) -> None:
-    siblings = ["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"]
-    plant(tmp_path, {"proc/cpuinfo": cpuinfo(8), **topology(siblings)})
-
-    assert read_cpu(tmp_path).physical_cores == 6
-
-
-def test_kernels_before_5_3_name_the_topology_otherwise(tmp_path: Path) -> None:
-    plant(
-        tmp_path,
-        {
-            "proc/cpuinfo": cpuinfo(4),
-            **topology(["0-1", "0-1", "2-3", "2-3"], file="thread_siblings_list"),
-        },
-    )
-
-    assert read_cpu(tmp_path).physical_cores == 2
-
-
-def test_without_a_topology_cpuinfo_tells_the_cores(tmp_path: Path) -> None:
-    plant(tmp_path, {"proc/cpuinfo": cpuinfo(8)})
-
-    cpu = read_cpu(tmp_path)
-
-    assert (cpu.physical_cores, cpu.logical_cores) == (4, 8)
+    assert (cpu.model, cpu.physical_cores, cpu.logical_cores) == ("Ryzen", n_cores, 8)
 
 
 def test_a_hidden_topology_is_unknown_and_not_a_guess(tmp_path: Path) -> None:
