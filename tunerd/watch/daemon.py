@@ -11,10 +11,15 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Any, Protocol
 
 import structlog
+from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
+from apscheduler.executors.debug import DebugExecutor
+from apscheduler.schedulers.base import BaseScheduler
+from apscheduler.triggers.date import DateTrigger
 
 from tunerd.app import Context
 from tunerd.calendar import Opening
@@ -40,56 +45,50 @@ from tunerd.watch.readings import Watcher
 from tunerd.watch.speed import REASON, is_raise
 
 log = structlog.get_logger()
-# A wall clock that is stepped by more may have reached a night, or left one.
+# A wall clock that is stepped by more would leave jobs waiting for a time that comes late or never.
 _STEP_S = 2.0
 
 
-class Loop:
+class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
     """Jobs at their times, one after the other, in the thread that calls `run`.
-
-    A job that fails in a way that it does not know is a defect, and no reason to end.
 
     Args:
         clock: What time it is.
         each: Called between jobs and at least every `each_s`.
         each_s: Longest wait without a call [s].
-        on_step: Called when somebody has set the wall clock, or the machine slept.
+        on_step: Called when somebody has set the wall clock, or the machine slept: its jobs have to be
+            given their times anew.
     """
 
     def __init__(
         self, clock: Clock, each: Callable[[], None], each_s: float, on_step: Callable[[], None]
     ) -> None:
+        super().__init__(
+            timezone=UTC,
+            executors={"default": DebugExecutor()},
+            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
+        )
         self._clock = clock
         self._each = each
         self._each_s = each_s
         self._on_step = on_step
         self._ahead_s = clock.now_s() - clock.monotonic_s()
-        self._jobs: dict[str, tuple[float, Callable[[], Any]]] = {}
+        self._names: dict[str, str] = {}
+        self._n_planned = 0
         self._woken = threading.Event()
         self._ends = threading.Event()
 
     def run(self) -> None:
         """Until `end` is called."""
+        self.add_listener(_say_failure, EVENT_JOB_ERROR)
+        self.start()
         while not self._ends.is_set():
             self.look_at_clock()
-            self._run_next()
+            wait_s = self._process_jobs()
             self._each()
-            next_s = min((due_s for due_s, _ in self._jobs.values()), default=float("inf"))
-            self._woken.wait(max(0.0, min(next_s - self._clock.monotonic_s(), self._each_s)))
+            self._woken.wait(self._each_s if wait_s is None else min(wait_s, self._each_s))
             self._woken.clear()
-
-    def _run_next(self) -> None:
-        """The job that has been due for longest, if one is."""
-        now_s = self._clock.monotonic_s()
-        due = [(due_s, name) for name, (due_s, _) in self._jobs.items() if due_s <= now_s]
-        if not due:
-            return
-        name = min(due)[1]
-        _, job = self._jobs.pop(name)
-        try:
-            job()
-        except Exception as problem:
-            log.exception("daemon.job_failed", job=name, problem=repr(problem))
+        self.shutdown(wait=False)
 
     def look_at_clock(self) -> None:
         """See whether the wall clock was stepped."""
@@ -104,13 +103,40 @@ class Loop:
         self._ends.set()
         self._woken.set()
 
+    def shutdown(self, wait: bool = True) -> None:
+        """What `run` ends with."""
+        super().shutdown(wait)
+
+    def wakeup(self) -> None:
+        """What APScheduler calls when the jobs have changed."""
+        self._woken.set()
+
     def wake(self) -> None:
         """Call `each` soon; may be called by a signal's handler."""
         self._woken.set()
 
     def in_s(self, name: str, seconds: float, job: Callable[[], Any]) -> None:
         """Run a job once, so many seconds from now; it takes the place of one of the same name."""
-        self._jobs[name] = (self._clock.monotonic_s() + seconds, job)
+        before = self._names.pop(name, None)
+        if before is not None:
+            self.remove_job(before)
+        # A job that plans itself anew needs another id: APScheduler removes the one that just ran.
+        self._n_planned += 1
+        number = f"{name}-{self._n_planned}"
+        at = datetime.fromtimestamp(self._clock.now_s(), UTC) + timedelta(seconds=seconds)
+        self._names[name] = number
+        self.add_job(lambda: self._run(name, number, job), DateTrigger(at), id=number, name=name)
+
+    def _run(self, name: str, number: str, job: Callable[[], Any]) -> None:
+        if self._names.get(name) == number:
+            del self._names[name]
+        job()
+
+
+def _say_failure(event: JobExecutionEvent) -> None:
+    """A job that failed in a way that it does not know is a defect, and no reason to end."""
+    log.error("daemon.job_failed", job=event.job_id, problem=repr(event.exception),
+              trace=str(event.traceback)[-2000:])  # fmt: skip
 
 
 # After a recovery that failed: what it needs may come by itself, such as a disk or a driver.
