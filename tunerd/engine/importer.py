@@ -394,6 +394,8 @@ class _Import:
             given.discard(_UNDOES.get(flag.word, ""))
             if flag.word not in _UNDOES:
                 given.add("--direct-io" if flag.word == "-dio" else flag.word)
+        if "--direct-io" in given:
+            given.discard("--no-mmap")  # which it implies
         modes = {" ".join(sorted(switches)): mode for mode, switches in LEGACY_LOAD.items()}
         mode = modes.get(" ".join(sorted(given)))
         if mode is None:

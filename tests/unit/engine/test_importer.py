@@ -142,6 +142,7 @@ def test_every_word_of_any_command_line_is_placed_or_named(case: tuple[str, list
         ("main-mid", "--mlock", "serving.load_mode", "mmap+mlock"),
         ("main-mid", "--no-mmap --mmap", "serving.load_mode", "mmap"),
         ("main-mid", "-dio", "serving.load_mode", "dio"),
+        ("main-mid", "--no-mmap -dio", "serving.load_mode", "dio"),
         ("main-lm", "--no-mmap --mlock", "serving.load_mode", "mlock"),
         ("main-lm", "--mlock --no-mmap", "serving.load_mode", "none"),
         ("main-lm", "--mlock", "serving.load_mode", "mlock"),
