@@ -110,6 +110,10 @@ class StoreIsOld(HostError):
     """The store has to be brought up to date, and was opened to be read only."""
 
 
+class StoreIsEmpty(HostError):
+    """Nothing was stored, not even of what form the store is."""
+
+
 class StoreFile:
     """One evidence file.
 
@@ -268,7 +272,7 @@ class StoreFile:
 
     def _check_version(self, version: int | None) -> None:
         if version is None:
-            raise HostError(
+            raise StoreIsEmpty(
                 f"the evidence store is empty: `{self.path}`",
                 hint="`tunerd bench` fills it",
             )
@@ -661,7 +665,7 @@ class EvidenceStore:
 
 
 def open_to_read(path: Path) -> EvidenceStore | None:
-    """The store for reading; None where nothing was ever stored.
+    """The store for reading; None where nothing was ever stored, or somebody is just making it.
 
     A store of an older tunerd is brought up to date first, by whoever may write it.
 
@@ -672,6 +676,8 @@ def open_to_read(path: Path) -> EvidenceStore | None:
         return None
     try:
         return EvidenceStore(path, writable=False)
+    except StoreIsEmpty:
+        return None
     except StoreIsOld:
         if not all(os.access(place, os.W_OK) for place in (path, path.parent)):
             raise

@@ -366,3 +366,6 @@ def test_a_reader_who_may_write_brings_an_older_store_up_to_date(tmp_path: Path)
     assert reader.count_runs() == 2
     reader.close()
     assert open_to_read(tmp_path / "none.db") is None
+    # What a reader meets who comes while it is made.
+    (tmp_path / "empty.db").touch()
+    assert open_to_read(tmp_path / "empty.db") is None
