@@ -100,7 +100,7 @@ FACES = {
     "sweep": {"laws", "plan", "promote", "record", "run", "schedule"},
     "watch": {"daemon", "figures", "guarding", "history", "notices", "probation", "speed"},
     "doctor": {"doctor"},
-    "web": {"charts", "part", "production_view", "report", "run", "view", "workload_view"},
+    "web": {"charts", "part", "report", "run", "view"},
 }
 
 # Decisions: values in, values out. These import pure modules alone, so they cannot act at all.
@@ -158,7 +158,6 @@ PURE = {
     "web/charts",
     "web/metrics",
     "web/view",
-    "web/workload_view",
     "words",
 }
 

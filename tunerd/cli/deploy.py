@@ -11,7 +11,7 @@ from tunerd.cli.complete import keys, names_of
 from tunerd.cli.output import columns, facts_lines, table_lines
 from tunerd.operations import HASH, LINE, NUMBER, PROFILE, SETTING, SPAN, TARGET, Call, operation
 from tunerd.result import ActionResult
-from tunerd.web.production_view import (
+from tunerd.web.view import (
     backups_table,
     flags_table,
     generation_facts,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tunerd.cli.output import columns, finish, print_message
+from tunerd.cli.output import columns, finish, print_message, sections_lines
 from tunerd.operations import NUMBER, Call, operation
 from tunerd.result import ActionResult
-from tunerd.words import UNKNOWN, format_duration, when
+from tunerd.words import when
 
 _KEPT_APART = ("timings", "client", "details")
 
@@ -125,50 +125,13 @@ def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    run = payload["run"]
-    took_s = None if run["ended_s"] is None else run["ended_s"] - run["started_s"]
-    yield from columns(
-        [
-            ("run", f"{run['run']}, {run['kind']} of {run['target']}"),
-            ("when", f"{when(run['started_s'])}, took {format_duration(took_s)}"),
-            ("profile", run["profile"] or "-"),
-            ("model", run["model"] or "unknown"),
-            ("suites", ", ".join(run["suites"]) or "-"),
-            ("workload", run["workload"] or "-"),
-            ("samples", f"{run['samples']}, of which {run['left_out']} left out"),
-            ("seed", "unknown" if run["seed"] is None else str(run["seed"])),
-            ("ended", _ending(run)),
-        ]
-    )
-    for verdict in payload["verdicts"]:
-        yield ""
-        yield verdict["sentence"]
-        yield from (f"  {reason}" for reason in verdict["reasons"])
-    for arm in payload["arms"]:
-        yield ""
-        yield f"{arm['name']}: {arm['engine'] or 'unknown engine'}"
-        yield f"  fingerprint {arm['fingerprint']['sha256'][:12]}"
-    yield ""
-    yield from _figures(payload["figures"])
-    for row in payload["left_out"]:
-        yield f"left out of {row['arm']}: {row['samples']} ({row['reason']})"
-        yield from (f"  {n} x {problem}" for problem, n in row["problems"].items())
-    for summary in payload["summaries"]:
-        if summary["name"] == "quality" and "cases" in summary["figures"]:
-            yield from _gate(summary)
-            continue
-        shown = ", ".join(f"{key} {_shown(value)}" for key, value in summary["figures"].items())
-        yield f"{summary['name']}{' of ' + summary['arm'] if summary['arm'] else ''}: {shown}"
+    """For people: what a report says of the run, but for every flag."""
+    from tunerd.web.report import FLAGS, evidence_of, sections_of
 
-
-def _gate(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Answers held against those of another arm; runs of before do not name it."""
-    from tunerd.cli.measure import quality_lines
-
-    figures = summary["figures"]
-    yield ""
-    yield from quality_lines(figures, summary["arm"], figures.get("reference", "the other arm"))
+    run = evidence_of({**payload, **payload["run"], "samples": payload["samples"]})
+    shown = (section for section in sections_of([run], {}) if section.name != FLAGS)
+    yield f"run {run.run.number}"
+    yield from sections_lines(shown)
 
 
 def render_stale(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -211,31 +174,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return " | ".join(str(one) for one in value)
     return "" if value is None else value
-
-
-def _figures(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    rows = [
-        (
-            row["arm"],
-            row["suite"],
-            row["case"],
-            str(row["n"]),
-            _shown(row["decode"]["tok_s"]),
-            _shown(row["prompt"]["tok_s"]),
-            _shown(row["ttft_ms"]["median"], 0),
-            _shown(row["wall_ms"]["median"], 0),
-            "-" if row["n_drafted"] is None else _shown(row["acceptance_ratio"], 3),
-        )
-        for row in figures
-    ]
-    heads = ("arm", "suite", "case", "n", "tok/s", "prompt tok/s", "TTFT ms", "wall ms", "accepted")
-    yield from columns(rows, heads) if rows else ["no samples"]
-
-
-def _shown(value: Any, digits: int = 1) -> str:
-    if value is None:
-        return UNKNOWN
-    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
 def _ending(run: Mapping[str, Any]) -> str:

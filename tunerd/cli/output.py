@@ -34,7 +34,6 @@ from tunerd.result import (
 from tunerd.words import UNKNOWN, format_duration
 
 if TYPE_CHECKING:
-    from tunerd.web.charts import Bars, Heat
     from tunerd.web.view import Facts, Section, Table
 
 
@@ -44,7 +43,6 @@ _COLOURS = {Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "red"}
 # Each part has a mark of its own, so that colour says nothing alone.
 _BAR_MARKS = (("█", "cyan"), ("▒", "magenta"), ("░", "yellow"), ("▓", "green"))
 _BAR_WIDTH = 40
-_SHADES = " ░▒▓█"
 _INDENT = "        "
 # Control characters, marks that turn the direction of writing or end a line, bytes that are no UTF-8.
 _HIGH = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
@@ -212,84 +210,58 @@ def facts_lines(facts: Facts) -> Iterable[str]:
 
 
 def section_lines(section: Section) -> Iterable[str]:
-    """A section of a view: what is drawn where a terminal can, then its tables."""
-    from tunerd.web import charts
+    """A section of a view: bars of several parts are drawn, all else that is drawn has its table."""
+    from tunerd.web.charts import legend, total_words
+    from tunerd.web.view import Bars
 
     if section.text:
         yield section.text
+    yield from (f"  {remark}" for remark in section.remarks)
     yield from facts_lines(section.facts)
     for chart in section.charts:
-        if isinstance(chart.plot, charts.Bars):
+        if isinstance(chart.plot, Bars) and chart.plot.is_stacked:
+            keys = [key.label for key in legend(chart.plot, chart.title)]
+            marks = (
+                f"{paint(mark, colour, sys.stdout)} {key}"
+                for key, (mark, colour) in zip(keys, _BAR_MARKS, strict=False)
+            )
             yield ""
-            yield f"{chart.title}   {legend([key.label for key in charts.legend(chart.plot, chart.title)])}"
-            yield from _bar_lines(chart.plot)
-        elif isinstance(chart.plot, charts.Heat):
-            yield ""
-            yield f"{chart.title} [{chart.plot.unit}]"
-            yield from _heat_lines(chart.plot)
+            yield f"{chart.title}   {'  '.join(marks)}"
+            rows = [
+                (name if len(bars) == 1 else f"{name}, {one.label}", one)
+                for name, bars in chart.plot.groups
+                for one in bars
+            ]
+            largest = max(sum(part.value or 0.0 for part in one.parts) for _, one in rows)
+            width = max(len(name) for name, _ in rows)
+            for name, one in rows:
+                drawn = _bar([part.value or 0.0 for part in one.parts], largest=largest)
+                yield f"  {name.ljust(width)}  {drawn}  {total_words(chart.plot, one)}"
     for table in section.tables:
         yield ""
         yield table.caption
         yield from table_lines(table)
 
 
-def _bar_lines(plot: Bars) -> Iterable[str]:
-    from tunerd.web.charts import total_words
-
-    rows = [
-        (name if len(bars) == 1 else f"{name}, {one.label}", one)
-        for name, bars in plot.groups
-        for one in bars
-    ]
-    largest = max(sum(part.value or 0.0 for part in one.parts) for _, one in rows)
-    width = max(len(name) for name, _ in rows)
-    for name, one in rows:
-        parts = [(part.label, part.value or 0.0) for part in one.parts]
-        drawn = bar(parts, largest=largest)
-        yield f"  {name.ljust(width)}  {drawn}  {total_words(plot, one)}"
+def sections_lines(sections: Iterable[Section]) -> Iterable[str]:
+    """Sections of a view below each other, each under its title."""
+    for section in sections:
+        yield ""
+        yield section.title.upper()
+        yield from section_lines(section)
 
 
-def _heat_lines(plot: Heat) -> Iterable[str]:
-    known = [value for row in plot.values for value in row if value is not None]
-    low, high = min(known), max(known)
-
-    def cell(value: float | None) -> str:
-        if value is None:
-            return "."
-        share = (value - low) / (high - low) if high > low else 0.0
-        return f"{value:.3f} {_SHADES[round(share * (len(_SHADES) - 1))]}"
-
-    rows = [
-        (f"  {name}", *map(cell, row)) for name, row in zip(plot.rows, plot.values, strict=True)
-    ]
-    return columns(rows, (f"  {plot.y_title} / {plot.x_title}", *plot.columns))
-
-
-def bar(parts: Sequence[tuple[str, float]], *, largest: float, width: int = _BAR_WIDTH) -> str:
-    """A bar of named sizes, each with a mark of its own; `largest` is the size that fills the width."""
-    edges = [0.0, *accumulate(size for _, size in parts)]
-    scale = width / largest if largest > 0 else 0.0
+def _bar(parts: Sequence[float], *, largest: float) -> str:
+    """A bar of sizes, each with a mark of its own; `largest` is the size that fills the width."""
+    edges = [0.0, *accumulate(parts)]
+    scale = _BAR_WIDTH / largest if largest > 0 else 0.0
     sizes = [round(end * scale) - round(begin * scale) for begin, end in pairwise(edges)]
     drawn = "".join(
         paint(mark * size, colour, sys.stdout)
         for (mark, colour), size in zip(_BAR_MARKS, sizes, strict=False)
         if size
     )
-    return drawn + " " * (width - sum(sizes[: len(_BAR_MARKS)]))
-
-
-def legend(names: Sequence[str]) -> str:
-    """Which mark of a bar is which part."""
-    pairs = zip(names, _BAR_MARKS, strict=False)
-    return "  ".join(f"{paint(mark, colour, sys.stdout)} {name}" for name, (mark, colour) in pairs)
-
-
-def histogram(counts: Sequence[tuple[str, int]]) -> Iterable[str]:
-    """A line for each bin."""
-    most = max((count for _, count in counts), default=0)
-    label = max((len(name) for name, _ in counts), default=0)
-    for name, count in counts:
-        yield f"{name.rjust(label)}  {bar([(name, count)], largest=most)}  {count}"
+    return drawn + " " * (_BAR_WIDTH - sum(sizes[: len(_BAR_MARKS)]))
 
 
 class Declined(click.Abort):

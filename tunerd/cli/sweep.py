@@ -338,7 +338,7 @@ def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
 
 def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     """What a sweep came to, and why."""
-    from tunerd.web.report import sweep_facts, sweep_section
+    from tunerd.web.view import sweep_facts, sweep_section
 
     yield from facts_lines((("sweep", str(payload["sweep"])), *sweep_facts(payload)))
     yield f"starts from: {payload['plan'].get('incumbent_text', UNKNOWN)}"

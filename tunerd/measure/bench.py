@@ -1073,6 +1073,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
                                                for one in beside],
         "samples": [{"arm": arm.name, **sample_json(sample)}
                     for arm in arms for sample in arm.samples],
+        "summaries": [asdict(one) for one in found.records],
     }  # fmt: skip
     return ActionResult("bench", payload, tuple(messages), 0 if has_any else 1, has_acted=True)
 

@@ -52,6 +52,9 @@ def show(ctx: Context, number: int) -> ActionResult:
         payload = {
             "run": run_json(run),
             "arms": [arm_json(arm) for arm in run.record.arms],
+            "samples": [
+                {"arm": arm, **sample_json(one)} for arm, found in by_arm.items() for one in found
+            ],
             "figures": figures,
             "left_out": _left_out(by_arm),
             "summaries": [asdict(one) for one in store.summaries(number)] if store else [],

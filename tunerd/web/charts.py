@@ -1,9 +1,9 @@
-"""Charts and tables of the report."""
+"""Charts as SVG: lines, bars and bands, in the colours of page and report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from itertools import groupby
@@ -11,11 +11,7 @@ from math import ceil, floor, log10
 
 from markupsafe import Markup
 
-from tunerd.engine.flags import argument_changes
-from tunerd.measure.answer import Sample
-from tunerd.measure.evidence import ArmRecord, RunEvidence
-from tunerd.measure.fingerprint import Fingerprint
-from tunerd.web.view import NO_BREAK, joined
+from tunerd.web.view import Bar, Bars, Crossing, Line, Lines, Plot, Point, joined, percent
 from tunerd.words import UNKNOWN
 
 # Name: (light, dark). Engines keep their colour on every chart and page.
@@ -69,135 +65,6 @@ def _block(side: int) -> str:
     return "".join(f"--{name}:{colours[side]};" for name, colours in PALETTE.items())
 
 
-_LETTERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One configuration.
-
-    `colour` names an engine's colour, `shade` counts configurations of that engine (0 is the strongest).
-    `speculates` is None where no sample tells.
-    """
-
-    label: str
-    arm: ArmRecord
-    names: tuple[str, ...]
-    runs: tuple[int, ...]
-    samples: tuple[Sample, ...]
-    colour: str
-    shade: int
-    speculates: bool | None
-
-    def of_suite(self, *suites: str) -> tuple[Sample, ...]:
-        """Its samples of these suites, warm-ups and failures included."""
-        return tuple(sample for sample in self.samples if sample.suite in suites)
-
-    def has_name(self, run: int, name: str) -> bool:
-        """Whether this is what a run called by this name."""
-        return run in self.runs and name in self.names
-
-
-@dataclass
-class _Group:
-    """Arms that are one configuration, while they are collected."""
-
-    arm: ArmRecord
-    names: list[str]
-    runs: list[int]
-    samples: list[Sample]
-
-
-def series_of(evidence: Sequence[RunEvidence]) -> tuple[Series, ...]:
-    """The configurations of some runs, in the order of first appearance, drafting ones first.
-
-    Two arms are one configuration where their fingerprints agree but for workload and tunerd; arms
-    without known arguments are never taken together.
-    """
-    groups: dict[object, _Group] = {}
-    for one in evidence:
-        for arm in one.run.record.arms:
-            group = groups.setdefault(_key(one.run.number, arm), _Group(arm, [], [], []))
-            if arm.name not in group.names:
-                group.names.append(arm.name)
-            group.runs.append(one.run.number)
-            group.samples.extend(one.samples.get(arm.name, ()))
-    ordered = sorted(groups.values(), key=lambda group: _speculates(group.samples) is False)
-    labels = _labels(ordered)
-    shades: dict[str, int] = {}
-    found = []
-    for group, label in zip(ordered, labels, strict=True):
-        colour = colour_of(group.arm.family)
-        shade = shades.get(colour, 0)
-        shades[colour] = shade + 1
-        found.append(
-            Series(
-                label=label,
-                arm=group.arm,
-                names=tuple(group.names),
-                runs=tuple(group.runs),
-                samples=tuple(group.samples),
-                colour=colour,
-                shade=shade,
-                speculates=_speculates(group.samples),
-            )
-        )
-    return tuple(found)
-
-
-def differences(series: Sequence[Series]) -> dict[str, tuple[str, ...]]:
-    """By label, in what each configuration differs from the first: engine, and arguments."""
-    found: dict[str, tuple[str, ...]] = {}
-    for one in series:
-        first = series[0].arm
-        texts: list[str] = []
-        if None not in {first.engine, one.arm.engine} and first.engine != one.arm.engine:
-            texts.append(f"engine {first.engine} -> {one.arm.engine}")
-        if first.argv is not None and one.arm.argv is not None:
-            texts += argument_changes(first.argv, one.arm.argv)
-        found[one.label] = tuple(texts)
-    return found
-
-
-def _key(run: int, arm: ArmRecord) -> object:
-    same = replace(arm.fingerprint, workload_sha256=None, tunerd_version=None)
-    if arm.argv is None or same == Fingerprint():
-        return (run, arm.name)
-    return same.sha256
-
-
-def _speculates(samples: Iterable[Sample]) -> bool | None:
-    """Whether it ever drafted; None where no sample has an answer to tell."""
-    told = [sample.timings for sample in samples if sample.timings is not None]
-    if not told:
-        return None
-    return any(timings.draft_n for timings in told)
-
-
-def _labels(groups: Sequence[_Group]) -> list[str]:
-    """A name for each that no other has."""
-    labels = [_label(group) for group in groups]
-    labels = _told_apart(labels, [group.names[0] for group in groups])
-    labels = _told_apart(labels, [group.arm.engine for group in groups])
-    return _told_apart(labels, [f"run {group.runs[0]}" for group in groups])
-
-
-def _told_apart(labels: Sequence[str], extras: Sequence[str | None]) -> list[str]:
-    """Labels that stand more than once get something more."""
-    return [
-        f"{label}, {extra}" if extra not in {None, label} and labels.count(label) > 1 else label
-        for label, extra in zip(labels, extras, strict=True)
-    ]
-
-
-def _label(group: _Group) -> str:
-    """The name that says most: the one given to it unless that is a mere letter, else the engine."""
-    telling = [name for name in group.names if len(name) > _LETTERS and name != "live"]
-    if telling:
-        return telling[0]
-    return group.arm.engine or group.arm.fingerprint.short
-
-
 _TOP, _BOTTOM, _NO_TITLE = 26, 44, 18
 _LETTER_PX = 7.0
 # Room for a plot on a phone, and in a window where everything is shown.
@@ -205,116 +72,10 @@ _NARROW_PX, _WIDE_PX = 250.0, 560.0
 _MOST_TICKS = 6
 _MOST_DOTS = 120
 _LONGEST = 46
-_BAR_PX, _ROW_PX, _CELL_PX = 15, 21, 30
+_BAR_PX, _ROW_PX = 15, 21
 _DAY_S = 86400
 _TIMES_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, _DAY_S, 2 * _DAY_S,
             7 * _DAY_S, 14 * _DAY_S, 28 * _DAY_S)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A figure, None where there is none, with the bounds of its spread, where there are some."""
-
-    x: float
-    y: float | None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Points of one colour; `mark` says how: joined by a line, as dots alone, or as crosses."""
-
-    label: str
-    colour: str
-    points: tuple[Point, ...]
-    shade: int = 0
-    mark: str = "line"
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Where two lines cross, with its interval."""
-
-    x: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """Lines over an axis from zero, over `x_range`, or over time (seconds since the epoch)."""
-
-    lines: tuple[Line, ...]
-    unit: str
-    x_title: str = ""
-    height: int = 280
-    is_ratio: bool = False
-    is_time: bool = False
-    x_ticks: tuple[float, ...] | None = None
-    x_range: tuple[float, float] | None = None
-    crossing: Crossing | None = None
-
-    @property
-    def axis(self) -> str:
-        """Where figures stand: beside the lines."""
-        return "lines"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a bar; None is missing."""
-
-    label: str
-    colour: str
-    value: float | None
-    shade: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """Parts in a row; `total` is None where one of them is missing. The spread stands around its end."""
-
-    label: str
-    parts: tuple[Part, ...]
-    total: float | None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """Horizontal bars below the name of their group; stacked ones have their label above."""
-
-    groups: tuple[tuple[str, tuple[Bar, ...]], ...]
-    unit: str
-    is_stacked: bool = False
-    digits: int = 1
-
-    @property
-    def axis(self) -> str:
-        """Where names stand: above the bars."""
-        return "bars"
-
-
-@dataclass(frozen=True, slots=True)
-class Heat:
-    """A cell for each row and column, the darker the larger; what was not measured stays empty."""
-
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    values: tuple[tuple[float | None, ...], ...]
-    x_title: str
-    y_title: str
-    unit: str
-
-    @property
-    def axis(self) -> str:
-        """Where names stand."""
-        return "lines"
-
-
-Plot = Lines | Bars | Heat
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +90,9 @@ class Key:
 
 def legend(plot: Plot, title: str) -> tuple[Key, ...]:
     """Which colour is what, but for what the title names."""
-    keys: list[Key] = []
     if isinstance(plot, Lines):
-        keys = [Key(one.label, one.colour, one.shade, one.mark == "line") for one in plot.lines]
-    elif isinstance(plot, Bars):
+        keys = [Key(one.label, one.colour, one.shade, is_line=True) for one in plot.lines]
+    else:
         parts = (part for _, bars in plot.groups for bar in bars for part in bar.parts)
         keys = [Key(part.label, part.colour, part.shade) for part in parts]
     return tuple(key for key in dict.fromkeys(keys) if key.label != title)
@@ -340,49 +100,30 @@ def legend(plot: Plot, title: str) -> tuple[Key, ...]:
 
 def in_words(plot: Plot, title: str) -> str:
     """What a chart shows, for who does not see it."""
-    if isinstance(plot, Heat):
-        cells = [(value, plot.rows[at], plot.columns[across])
-                 for at, row in enumerate(plot.values) for across, value in enumerate(row)
-                 if value is not None]  # fmt: skip
-        if not cells:
-            return f"{title}: nothing was measured."
-        least, row, column = min(cells)
-        place = f"{plot.y_title} {row} and {plot.x_title} {column}"
-        return f"{title}: the least is {least:.3f} {plot.unit} at {place}."
     found: dict[str, list[float | None]] = {}
-    said = []
     if isinstance(plot, Lines):
-        for line in plot.lines:
-            if line.mark == "crosses":
-                said += [f"{line.label} at {point.x:,g}" for point in line.points]
-            else:
-                found[line.label] = [point.y for point in line.points]
+        found = {line.label: [point.y for point in line.points] for line in plot.lines}
     else:
         for _, bars in plot.groups:
             for bar in bars:
                 found.setdefault(bar.label, []).append(bar.total)
-    said += [f"{label} {_span(plot, values)}" for label, values in found.items()]
+    said = [f"{label} {_span(plot, values)}" for label, values in found.items()]
     return f"{title}: {', '.join(said)}; the table has every figure."
 
 
-def _span(plot: Lines | Bars, values: Sequence[float | None]) -> str:
+def _span(plot: Plot, values: Sequence[float | None]) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return UNKNOWN
     low, high = min(known), max(known)
     if isinstance(plot, Lines) and plot.is_ratio:
-        return f"{100 * low:.1f} to {100 * high:.1f}{NO_BREAK}%"
+        return f"{100 * low:.1f} to {percent(high)}"
     return f"{low:,.1f} {'' if low == high else f'to {high:,.1f} '}{plot.unit}"
 
 
 def draw(plot: Plot, title: str) -> Markup:
     """The chart."""
-    if isinstance(plot, Lines):
-        height, pieces = _lines(plot)
-    elif isinstance(plot, Bars):
-        height, pieces = _bars(plot)
-    else:
-        height, pieces = _heat(plot)
+    height, pieces = _lines(plot) if isinstance(plot, Lines) else _bars(plot)
     # All that comes from outside went through `_said`, or is a number.
     return Markup(  # noqa: S704
         f'<svg height="{height:.0f}" role="img" aria-label="{_said(in_words(plot, title))}">'
@@ -424,8 +165,8 @@ def _ticks(axis: _Axis, *, is_ratio: bool = False) -> list[_Tick]:
     found = []
     for at in range(ceil(axis.low / step - 1e-9), floor(axis.high / step + 1e-9) + 1):
         value = at * step
-        text = f"{100 * value:.0f}{NO_BREAK}%" if is_ratio else f"{value:,.{digits}f}"
-        found.append(_Tick(value, text))
+        text = percent(value, 0) if is_ratio else f"{value:,.{digits}f}"
+        found.append(_Tick(value, text or ""))
     return found
 
 
@@ -509,8 +250,7 @@ def _drawn_lines(plot: Lines, known: Sequence[Point]) -> Iterator[str]:
         yield from _mark(plot.crossing, x, y)
     for line in plot.lines:
         yield f'<g class="c-{line.colour} shade-{line.shade % 3}">'
-        if line.mark == "line":
-            yield from _joined(line.points, x, y)
+        yield from _joined(line.points, x, y)
         yield from _marks(plot, line, x, y)
         yield "</g>"
 
@@ -556,27 +296,18 @@ def _marks(plot: Lines, line: Line, x: _Axis, y: _Upwards) -> Iterator[str]:
         place, height = x.x(point.x), y.at(point.y)
         yield f"<g><title>{_said(_point_words(plot, line, point))}</title>"
         if point.low is not None and point.high is not None:
-            yield from _whisker(place, y.at(point.low), y.at(point.high))
-        if line.mark == "crosses":
-            yield _text(place, height + 6, "✕", "cross")
-        else:
-            size = 1.8 if step > 1 or plot.is_time else 4
-            yield f'<circle cx="{place}" cy="{height:.1f}" r="{size}"/>'
+            yield _rule("whisker", (place, y.at(point.low)), (place, y.at(point.high)))
+        size = 1.8 if step > 1 or plot.is_time else 4
+        yield f'<circle cx="{place}" cy="{height:.1f}" r="{size}"/>'
         yield f'<circle class="near" cx="{place}" cy="{height:.1f}" r="9"/></g>'
 
 
 def _point_words(plot: Lines, line: Line, point: Point) -> str:
     where = _moment(point.x) if plot.is_time else f"{point.x:,g}"
-    if line.mark == "crosses":
-        return f"{where}: {line.label}"
     value = point.y or 0.0
-    shown = f"{100 * value:.1f}{NO_BREAK}%" if plot.is_ratio else f"{value:,.1f} {plot.unit}"
+    shown = percent(value) if plot.is_ratio else f"{value:,.1f} {plot.unit}"
     spread = "" if point.low is None else f" ({point.low:,.1f} to {point.high:,.1f})"
     return f"{line.label}, {where}: {shown}{spread}"
-
-
-def _whisker(place: str, low: float, high: float) -> Iterator[str]:
-    yield _rule("whisker", (place, low), (place, high))
 
 
 def _mark(crossing: Crossing, x: _Axis, y: _Upwards) -> Iterator[str]:
@@ -597,15 +328,13 @@ def _mark(crossing: Crossing, x: _Axis, y: _Upwards) -> Iterator[str]:
 
 
 def _bars(plot: Bars) -> tuple[float, Iterator[str]]:
-    sizes = [_size(bar) for _, bars in plot.groups for bar in bars]
-    highs = [bar.high for _, bars in plot.groups for bar in bars if bar.high is not None]
-    most = max([*sizes, *highs, 0.0]) or 1.0
+    known = [bar for _, bars in plot.groups for bar in bars]
+    most = max([*map(_size, known), *(bar.high or 0.0 for bar in known), 0.0]) or 1.0
     # A figure stands behind the end of its bar.
     axis = _Axis(0.0, most if plot.is_stacked else most * 1.12)
     row_px = _BAR_PX + 4 + (_ROW_PX if plot.is_stacked else 0)
     heights = [_ROW_PX + len(bars) * row_px + 10 for _, bars in plot.groups]
-    bottom = sum(heights)
-    return bottom + _BOTTOM, _drawn_bars(plot, axis, heights, row_px)
+    return sum(heights) + _BOTTOM, _drawn_bars(plot, axis, heights, row_px)
 
 
 def _drawn_bars(plot: Bars, axis: _Axis, heights: Sequence[int], row_px: int) -> Iterator[str]:
@@ -618,16 +347,17 @@ def _drawn_bars(plot: Bars, axis: _Axis, heights: Sequence[int], row_px: int) ->
     for (name, bars), height in zip(plot.groups, heights, strict=True):
         yield _text("0", top + 15, name, "name start")
         for at, bar in enumerate(bars):
-            label = "" if bar.label == name else f"{_shortened(bar.label)}: "
-            yield from _bar(plot, bar, label, axis, top + _ROW_PX + at * row_px)
+            place = top + _ROW_PX + at * row_px
+            if plot.is_stacked:
+                label = "" if bar.label == name else f"{_shortened(bar.label)}: "
+                yield _text("0", place + 13, label + total_words(plot, bar), "start")
+                place += _ROW_PX
+            yield from _bar(plot, bar, axis, place)
         top += height
     yield from _x_axis(axis, ticks, bottom, plot.unit)
 
 
-def _bar(plot: Bars, bar: Bar, label: str, axis: _Axis, top: float) -> Iterator[str]:
-    if plot.is_stacked:
-        yield _text("0", top + 13, label + total_words(plot, bar), "start")
-        top += _ROW_PX
+def _bar(plot: Bars, bar: Bar, axis: _Axis, top: float) -> Iterator[str]:
     begin = 0.0
     for part in bar.parts:
         size = part.value or 0.0
@@ -639,18 +369,13 @@ def _bar(plot: Bars, bar: Bar, label: str, axis: _Axis, top: float) -> Iterator[
             f'<rect class="bar" x="{axis.x(begin)}" y="{top:.0f}" width="{axis.x(size)}" '
             f'height="{_BAR_PX}"/></g>'
         )
-        text = f"{size:,.{plot.digits}f}"
-        room = axis.share(size)
-        if plot.is_stacked and room * _WIDE_PX > (len(text) + 1) * _LETTER_PX:
-            is_tight = room * _NARROW_PX <= (len(text) + 1) * _LETTER_PX
-            yield _text(axis.x(begin + size / 2), top + 12, text, "in wide" if is_tight else "in")
         begin += size
-    end = begin if bar.high is None else max(begin, bar.high)
     if bar.low is not None and bar.high is not None:
         middle = top + _BAR_PX / 2
         yield _rule("whisker", (axis.x(bar.low), middle), (axis.x(bar.high), middle))
     if not plot.is_stacked:
-        yield _text(axis.x(end), top + 12, total_words(plot, bar), "after start", dx=6)
+        end = axis.x(max(begin, bar.high or 0.0))
+        yield _text(end, top + 12, total_words(plot, bar), "after start", dx=6)
 
 
 def _size(bar: Bar) -> float:
@@ -664,41 +389,6 @@ def total_words(plot: Bars, bar: Bar) -> str:
         return f"{total} {plot.unit}" if plot.is_stacked else total
     lacking = [part.label.lower() for part in bar.parts if part.value is None]
     return f"{joined(lacking)} {UNKNOWN}" if plot.is_stacked else UNKNOWN
-
-
-# Cells
-
-
-def _heat(plot: Heat) -> tuple[float, Iterator[str]]:
-    bottom = _TOP + len(plot.rows) * _CELL_PX
-    return bottom + _BOTTOM, _drawn_heat(plot, bottom)
-
-
-def _drawn_heat(plot: Heat, bottom: float) -> Iterator[str]:
-    known = [value for row in plot.values for value in row if value is not None]
-    low, most = (min(known), max(known)) if known else (0.0, 0.0)
-    axis = _Axis(0.0, float(max(1, len(plot.columns))))
-    for at, (name, row) in enumerate(zip(plot.rows, plot.values, strict=True)):
-        top = _TOP + at * _CELL_PX
-        yield _text("-8", top + 19, name, "end")
-        for column, value in enumerate(row):
-            if value is None:
-                continue
-            depth = (value - low) / (most - low) if most > low else 0.5
-            text = f"{value:.3f}"
-            words = (
-                f"{plot.y_title} {name}, {plot.x_title} {plot.columns[column]}: {text} {plot.unit}"
-            )
-            is_tight = axis.share(1) * _NARROW_PX < (len(text) + 1) * _LETTER_PX
-            yield (
-                f"<g><title>{_said(words)}</title>"
-                f'<rect class="cell" x="{axis.x(column)}" y="{top}" width="{axis.x(1)}" '
-                f'height="{_CELL_PX}" fill-opacity="{0.1 + 0.5 * depth:.2f}"/>'
-                f"{_text(axis.x(column + 0.5), top + 19, text, 'on wide' if is_tight else 'on')}</g>"
-            )
-    yield _text("-8", 11, plot.y_title, "title end")
-    ticks = [_Tick(at + 0.5, name) for at, name in enumerate(plot.columns)]
-    yield from _x_axis(axis, ticks, bottom, plot.x_title)
 
 
 # Pieces
@@ -723,26 +413,3 @@ def _shortened(text: str) -> str:
 
 def _said(text: str) -> str:
     return escape(text, quote=True)
-
-
-WHISKERS = " Whiskers: slowest and fastest request."
-
-
-def usable(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """The samples that may enter a figure."""
-    return tuple(sample for sample in samples if sample.is_usable)
-
-
-def line_of(one: Series, points: Iterable[Point]) -> Line:
-    """The line of a configuration on a chart."""
-    return Line(one.label, one.colour, tuple(points), one.shade)
-
-
-def distinct(values: Iterable[str]) -> list[str]:
-    """Each value once, in the order of first appearance."""
-    return list(dict.fromkeys(values))
-
-
-def as_words(kind: str) -> str:
-    """The name of a kind of text as people write it."""
-    return kind.replace("_", " ")

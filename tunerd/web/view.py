@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
-if TYPE_CHECKING:
-    from tunerd.web.charts import Plot
-
+from tunerd.words import UNKNOWN, Mode, format_duration, format_mib, when
 
 Cell = str | None
 """A text; None is a figure that is missing, and is shown as such."""
@@ -41,6 +41,86 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """A figure, None where there is none, with the bounds of its spread, where there are some."""
+
+    x: float
+    y: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points of one colour."""
+
+    label: str
+    colour: str
+    points: tuple[Point, ...]
+    shade: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where two lines cross, with its interval."""
+
+    x: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines over an axis from zero, over `x_range`, or over time (seconds since the epoch)."""
+
+    lines: tuple[Line, ...]
+    unit: str
+    x_title: str = ""
+    height: int = 280
+    is_ratio: bool = False
+    is_time: bool = False
+    x_ticks: tuple[float, ...] | None = None
+    x_range: tuple[float, float] | None = None
+    crossing: Crossing | None = None
+    axis: ClassVar[str] = "lines"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a bar; None is missing."""
+
+    label: str
+    colour: str
+    value: float | None
+    shade: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Parts in a row; `total` is None where one of them is missing. The spread stands around its end."""
+
+    label: str
+    parts: tuple[Part, ...]
+    total: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Horizontal bars below the name of their group; stacked ones have their label above."""
+
+    groups: tuple[tuple[str, tuple[Bar, ...]], ...]
+    unit: str
+    is_stacked: bool = False
+    digits: int = 1
+    axis: ClassVar[str] = "bars"
+
+
+Plot = Lines | Bars
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """A chart under its title."""
 
@@ -52,7 +132,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One question and its answer; `name` is its anchor."""
+    """One question and its answer; `name` is its anchor, `remarks` stand below its text."""
 
     name: str
     title: str
@@ -60,6 +140,7 @@ class Section:
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
     facts: Facts = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,57 +150,6 @@ class KeyFigure:
     value: str
     unit: str
     label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A sentence that a comparison ended with, what its letters mean, and what else spoke for it."""
-
-    sentence: str
-    names: tuple[tuple[str, str], ...]
-    reasons: tuple[str, ...]
-    basis: str
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Under which conditions one configuration was measured."""
-
-    label: str
-    colour: str
-    shade: int
-    state: str | None
-    state_texts: tuple[str, ...]
-    facts: tuple[tuple[str, Cell], ...]
-    differences: tuple[str, ...]
-    flags: Table | None
-    command: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The whole report."""
-
-    title: str
-    subtitle: str
-    made: str
-    verdicts: tuple[Verdict, ...]
-    sentences: tuple[str, ...]
-    figures: tuple[KeyFigure, ...]
-    sections: tuple[Section, ...]
-    conditions: tuple[Conditions, ...]
-    left_out: Section
-    runs: Table
-
-    @property
-    def all_sections(self) -> tuple[Section, ...]:
-        """The questions, and what was left out of their answers."""
-        return (*self.sections, self.left_out)
-
-    @property
-    def charts(self) -> Sequence[Chart]:
-        """Every chart, in order."""
-        return [chart for section in self.sections for chart in section.charts]
 
 
 NO_BREAK = "\u00a0"
@@ -174,3 +204,339 @@ def sentence(parts: Sequence[str]) -> str:
     is_word = text.split(" ", 1)[0].rstrip(":,").isalpha()
     begin = text[:1].upper() if is_word else text[:1]
     return begin + text[1:] + ("" if text.endswith((".", "?")) else ".")
+
+
+# What serves, what served, and what would
+
+_NONE = "-"
+
+
+def status_facts(status: Mapping[str, Any]) -> Facts:
+    """What serves now, since when, from which generation."""
+    is_absent = not status["exists"] and status["active"] == "inactive"
+    since = f", since {when(status['since_s'])}" if status["since_s"] else ""
+    unit = "there is none" if is_absent else f"{status['active']} ({status['sub_state']}){since}"
+    serves = f"{status['alias'] or UNKNOWN} at {status['address'] or UNKNOWN}"
+    health = status["health"] or (UNKNOWN if status["active"] == "active" else "not running")
+    at = "with tunerd's supervisor" if status["mode"] == Mode.LOCAL else "at boot"
+    boot = {True: f"starts {at}", False: f"does not start {at}", None: UNKNOWN}[status["enabled"]]
+    measurement, last = status["measurement"], status["last_swap"]
+    facts = [
+        ("unit", f"{status['unit']}: {unit}"),
+        ("health", health),
+        ("serves", "nothing" if is_absent else serves),
+        ("boot", "nothing to start" if is_absent and status["enabled"] is None else boot),
+        ("generation", _generation(status)),
+    ]
+    if measurement is not None:
+        until = when(measurement["until_s"])
+        facts.append(("measures", f"{measurement['purpose']}, until {until} at the latest"))
+    if last is not None:
+        said = f"generation {last['number']} by {last['reason']}: {_outcome(last)}"
+        facts.append(("last swap", said))
+    return tuple(facts)
+
+
+def _generation(status: Mapping[str, Any]) -> str:
+    if status["generation"] is None:
+        return "none by tunerd"
+    profile, engine = status["profile"], status["engine"]
+    what = f"profile {profile}, engine {engine}" if profile else "not by a profile"
+    if status["outcome"] == "removed":
+        what = "went back to where there was none"
+    return f"{status['generation']} ({what})"
+
+
+def _outcome(one: Mapping[str, Any]) -> str:
+    return f"{one['outcome']}: {one['cause']}" if one["cause"] else str(one["outcome"])
+
+
+def generations_table(generations: Sequence[Mapping[str, Any]]) -> Table:
+    """Every swap, newest first."""
+    rows = tuple(
+        (
+            str(one["number"]),
+            when(one["created_s"]),
+            one["reason"],
+            one["profile"] or _NONE,
+            one["engine"] or _NONE,
+            _outcome(one),
+            _NONE
+            if one["without_service_s"] is None
+            else format_duration(one["without_service_s"]),
+        )
+        for one in generations
+    )
+    columns = heads("~no", "~when", "~reason", "~profile", "~engine", "~outcome", "without service")
+    links = tuple(f"/generations/{one['number']}" for one in generations)
+    return Table("Every swap, newest first", columns, rows, links=links)
+
+
+def generation_facts(kept: Mapping[str, Any]) -> Facts:
+    """Everything that is kept of one generation but its flags and its unit."""
+    one, ending = kept["generation"], kept["ending"]
+    return (
+        ("generation", str(one["number"])),
+        ("when", when(one["created_s"])),
+        ("reason", one["reason"]),
+        ("by", one["requested_by"]),
+        ("profile", one["profile"] or _NONE),
+        ("engine", f"{one['engine'] or _NONE} {(one['engine_sha256'] or '')[:16]}"),
+        ("model", one["model_path"] or _NONE),
+        ("outcome", ending["outcome"]),
+        ("cause", ending["cause"] or _NONE),
+        ("detail", ending["detail"] or _NONE),
+        ("replaced", one["replaced_backup"] or "no unit file"),
+        ("pins", json.dumps(one["pins"]) if one["pins"] else _NONE),
+    )
+
+
+def backups_table(backups: Sequence[Mapping[str, Any]]) -> Table:
+    """What one can go back to; where each leads."""
+    rows = tuple(
+        (
+            one["name"],
+            when(one["changed_s"]),
+            "by hand" if one["generation"] is None else str(one["generation"]),
+            one["profile"] or _NONE,
+            "is live" if one["is_live"] else "",
+        )
+        for one in backups
+    )
+    columns = heads("~backup", "~kept", "~before generation", "~profile", "~")
+    links = tuple(None if one["is_live"] else f"/rollback?to={one['name']}" for one in backups)
+    return Table("What was replaced, as files beside the unit", columns, rows, links=links)
+
+
+def flags_table(origins: Sequence[Sequence[str]]) -> Table:
+    """Every flag, and who set it."""
+    rows = tuple((flag, key or "", origin) for flag, key, origin in origins)
+    return Table("Flags, and who set them", heads("~flag", "~key", "~set by"), rows)
+
+
+def plan_facts(plan: Mapping[str, Any]) -> Facts:
+    """What a profile becomes on this machine."""
+    engine, model = plan["engine"], plan["model"]
+    size = format_mib(model["file_bytes"] // 1024**2)
+    return (
+        ("profile", f"{plan['profile']} ({', '.join(plan['layers'])})"),
+        ("engine", f"{engine['name']} ({engine['dialect']}), {engine['path']}"),
+        ("model", f"{model['path']} ({model['architecture']}, {model['quant']}, {size})"),
+        *(("passed over", f"{one['engine']}: {one['reason']}") for one in plan["passed_over"]),
+    )
+
+
+# A workload: the mean request of each class, and the time that it takes
+
+_TOKENS = (("cached_tokens", "cached prompt", "waiting"), ("new_tokens", "new prompt", "prefill"),
+           ("reasoning_tokens", "reasoning", "reasoning"), ("answer_tokens", "answer", "decode"))  # fmt: skip
+_TIMES = (("prefill_s", "prefill", "prefill"), ("reasoning_s", "reasoning", "reasoning"),
+          ("decode_s", "decode", "decode"))  # fmt: skip
+_LEARNED = (("prompt_tokens", "prompts, tokens from"), ("new_prompt_tokens", "of them new, tokens from"),
+            ("answer_tokens", "answers, tokens from"), ("concurrency", "requests at once"))  # fmt: skip
+
+
+def workload_section(workload: Mapping[str, Any]) -> Section:
+    """Its classes; with the speed that the live server had, what their turns take; what it was learned from."""
+    classes, rates, learned = workload["classes"], workload["rates"], workload["learned"] or {}
+    means = [(one["name"], one["mean"]) for one in classes]
+    charts = [Chart("tokens", "Tokens of one request", _of_classes(_TOKENS, "tokens", 0, means))]
+    text = ""
+    if workload["turn"] is not None:
+        title = (
+            f"Turn time at {rates['prompt_tok_s']:.0f} tok/s of prompt and "
+            f"{rates['decode_tok_s']:.1f} tok/s of answer"
+        )
+        turns = [*((one["name"], one["turn"]) for one in classes), ("expected", workload["turn"])]
+        charts.append(Chart("turns", title, _of_classes(_TIMES, "seconds", 1, turns)))
+    else:
+        text = "turn times: unknown, since no log shows how fast the live server is"
+    seen = tuple(
+        (f"{name} {begin}", f"{n:,}")
+        for key, name in _LEARNED
+        for begin, n in learned.get(key, {}).items()
+    )
+    tables = (_classes(workload), Table("What it was learned from", heads("~", "requests"), seen))
+    accepted = percent(learned.get("acceptance_ratio"))
+    return Section(
+        "workload",
+        workload["name"],
+        text,
+        tuple(charts),
+        tuple(table for table in tables if table.rows),
+        facts=(("drafts accepted", accepted),) if accepted else (),
+    )
+
+
+def _of_classes(
+    parts: Iterable[tuple[str, str, str]],
+    unit: str,
+    digits: int,
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+) -> Bars:
+    """A bar for each class; what a workload does not have takes nothing: it is not missing."""
+    groups = []
+    for name, sizes in rows:
+        found = tuple(Part(label, colour, float(sizes[key] or 0)) for key, label, colour in parts)
+        groups.append((name, (Bar(name, found, sum(part.value or 0.0 for part in found)),)))
+    return Bars(tuple(groups), unit, is_stacked=True, digits=digits)
+
+
+def _classes(workload: Mapping[str, Any]) -> Table:
+    columns = heads("~class", "share", "~kind", "cached [tok]", "new [tok]", "reasoning [tok]",
+                    "answer [tok]", "at once")  # fmt: skip
+    rows = tuple(
+        (
+            one["name"],
+            percent(one["share"], 0),
+            one["kind"],
+            tokens(one["mean"]["cached_tokens"]),
+            tokens(one["mean"]["new_tokens"]),
+            "in the answer"
+            if one["mean"]["reasoning_tokens"] is None
+            else tokens(one["mean"]["reasoning_tokens"]),
+            tokens(one["mean"]["answer_tokens"]),
+            str(one["concurrency"]),
+        )
+        for one in workload["classes"]
+    )
+    return Table("Mean request of each class", columns, rows)
+
+
+# A sweep
+
+_MOST_ARMS = 30
+_MOST_OF_A_KIND = 5
+
+
+def sweep_facts(sweep: Mapping[str, Any]) -> Facts:
+    """When, of what, and what became of it."""
+    text = (sweep["decided"] or {}).get("text")
+    then = ": ".join(one for one in (sweep["decision"], text) if one)
+    return (
+        ("begun", when(sweep["started_s"])),
+        ("state", sweep["state"]),
+        ("profile", sweep["profile"]),
+        ("workload", sweep["workload"]),
+        ("verdict", sweep["verdict"] or "none"),
+        ("then", then or "nothing yet"),
+    )
+
+
+def sweep_section(number: int, page: Mapping[str, Any], evidence: Mapping[str, Any]) -> Section:
+    """One sweep, by what `sweep/tuner` gathered and what it came to."""
+    untried = evidence.get("best_untried")
+    text = f"{page['n_starts']} starts and {page['n_requests']} requests."
+    if untried is not None:
+        text += f" What was not tried is believed to gain {untried:.1%} at most."
+    tables = (*_tried(page), *_depths(page), *_left(evidence))
+    return Section(
+        name=f"sweep-{number}",
+        title=f"Sweep {number}: what was tried, and why it came out so",
+        text=text,
+        charts=_cliff(number, page),
+        tables=tuple(table for table in tables if table.rows),
+    )
+
+
+def _cliff(number: int, page: Mapping[str, Any]) -> tuple[Chart, ...]:
+    """VRAM left by margin: nothing where it ran out."""
+    steps = sorted(page["margins"], key=lambda one: one["fit_mib"])
+    if len({one["fit_mib"] for one in steps}) < 2:  # noqa: PLR2004 -- a curve needs two
+        return ()
+    lines = tuple(
+        Line(label, colour, tuple(Point(one["fit_mib"], 0 if is_out else one["free_mib"])
+                                  for one in steps if one["oom"] is is_out))
+        for label, colour, is_out in (("left", "mainline", False), ("out of memory", "bad", True))
+    )  # fmt: skip
+    room = (steps[-1]["fit_mib"] - steps[0]["fit_mib"]) * 0.04
+    plot = Lines(
+        lines,
+        unit="MiB left",
+        x_title="margin (fit_mib)",
+        x_range=(steps[0]["fit_mib"] - room, steps[-1]["fit_mib"] + room),
+    )
+    title = "VRAM left with the context full, by margin"
+    return (Chart(f"sweep-{number}-margins", title, plot),)
+
+
+def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
+    """Configurations, the pairs by which they were held against what serves, and what they failed by."""
+    left = len(page["arms"]) - _MOST_ARMS
+    yield Table(
+        "Turn time by configuration [s]" + (f", without {left} slower ones" if left > 0 else ""),
+        heads("~Configuration", "Starts", "Measured", "Predicted", "Believed", "~Not recommended because"),
+        tuple(
+            (one["text"], str(one["n_processes"]), figure(one["measured_s"], 3),
+             figure(one["predicted_s"], 3), figure(one["believed_s"], 3), one["reason"])
+            for one in page["arms"][:_MOST_ARMS]
+        ),
+    )  # fmt: skip
+    yield Table(
+        "Paired differences from what serves, 95 % interval",
+        heads("~Challenger", "~Text", "Faster by", "From", "To", "Pair by pair"),
+        tuple(
+            (one["candidate"], name, f"{gain['estimate']:+.1%}", _bound(gain["lower"]),
+             _bound(gain["upper"]), ", ".join(f"{math.expm1(ratio):+.1%}" for ratio in ratios))
+            for one in page["pairs"]
+            for name, gain, ratios in [
+                *([("all", one["gain"], one["log_ratios"])] if one["gain"] else []),
+                *((kind["kind"], kind["gain"], []) for kind in one["by_kind"]),
+            ]
+        ),
+    )  # fmt: skip
+    rows = tuple((one["arm"], one["failure"], str(one["n"])) for one in page["failures"])
+    yield Table("Failures", heads("~Configuration", "~Failure", "Times"), rows)
+
+
+def _depths(page: Mapping[str, Any]) -> Iterable[Table]:
+    """Turn time by depth and gate of drafts, VRAM by margin, and wall time by kind of text."""
+    grids: dict[tuple[str, str], dict[int, dict[float, float | None]]] = {}
+    for one in page["heat"]:
+        if one["spec"] != "off":
+            grid = grids.setdefault((one["engine"], one["spec"]), {})
+            grid.setdefault(one["n_max"], {})[one["p_min"]] = one["believed_s"]
+    for (engine, spec), grid in grids.items():
+        gates = sorted({p_min for row in grid.values() for p_min in row})
+        yield Table(
+            f"Turn time by n-max and p-min [s]: {engine}, {spec}",
+            heads("~n-max", *(f"p-min {p_min:g}" for p_min in gates)),
+            tuple(
+                (str(n_max), *(figure(row[p], 3) if p in row else NOT_ASKED for p in gates))
+                for n_max, row in sorted(grid.items())
+            ),
+        )
+    steps = sorted(page["margins"], key=lambda one: one["fit_mib"])
+    yield Table(
+        "VRAM left with the context full [MiB]",
+        heads("~Margin", "Left"),
+        tuple(
+            (str(one["fit_mib"]), "out of memory" if one["oom"] else f"{one['free_mib']:.0f}")
+            for one in steps
+        ),
+    )
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for one in sorted(page["classes"], key=lambda one: one["wall_s"]):
+        by_kind.setdefault(one["kind"], []).append(one)
+    yield Table(
+        "Wall time by kind of request, the fastest of each [s]",
+        heads("~Configuration", "~Text", "Wall time", "Requests"),
+        tuple(
+            (one["arm"], kind, figure(one["wall_s"], 3), str(one["n"]))
+            for kind in sorted(by_kind)
+            for one in by_kind[kind][:_MOST_OF_A_KIND]
+        ),
+    )
+
+
+def _left(evidence: Mapping[str, Any]) -> Iterable[Table]:
+    """Where the time went, and what was not tried."""
+    spent = sorted(evidence.get("time_s", {}).items(), key=lambda one: -one[1])
+    rows = tuple((name, f"{s:.0f}") for name, s in spent)
+    yield Table("Where the time went", heads("~For", "Seconds"), rows)
+    untried = tuple((one["what"], one["reason"]) for one in evidence.get("left_out", []))
+    yield Table("Not tried, or given up", heads("~What", "~Why"), untried)
+
+
+def _bound(value: float | None) -> str | None:
+    return None if value is None else f"{value:+.1%}"

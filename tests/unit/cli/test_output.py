@@ -21,8 +21,7 @@ from tunerd.cli.output import (
 )
 from tunerd.errors import EngineError
 from tunerd.result import ActionResult, warning
-from tunerd.web.charts import Bar, Bars, Heat, Part
-from tunerd.web.view import Chart, Section, Table, heads
+from tunerd.web.view import Bar, Bars, Chart, Part, Section, Table, heads
 
 EVIL = "a\n\x1b[31mEVIL\x9b2J\u202e\r\udcff\x07"
 SHOWN = r"a\n\x1b[31mEVIL\x9b2J\u202e\r\udcff\x07"
@@ -92,19 +91,15 @@ def test_data_for_programs_is_exact_where_no_terminal_is(
     assert capsys.readouterr().out == "a\x1bb\nc\rd\n"
 
 
-def test_a_terminal_draws_bars_and_heat_of_a_view_and_says_what_is_unknown() -> None:
+def test_a_terminal_draws_bars_of_a_view_and_says_what_is_unknown() -> None:
     bar = Bar("chat", (Part("prefill", "prefill", 1.0), Part("decode", "decode", 3.0)), 4.0)
-    heat = Heat(("3", "6"), ("0.5",), ((2.0,), (None,)), "p-min", "n-max", "s")
     section = Section(
         "workload", "chat", "said first",
-        charts=(Chart("turns", "Turn time", Bars((("chat", (bar,)),), "seconds", is_stacked=True)),
-                Chart("heat", "By n-max", heat)),
+        charts=(Chart("turns", "Turn time", Bars((("chat", (bar,)),), "seconds", is_stacked=True)),),
         tables=(Table("Figures", heads("~class", "wall [s]"), (("chat", None),)),),
     )  # fmt: skip
 
     assert list(section_lines(section)) == [
         "said first", "", "Turn time   █ prefill  ▒ decode",
-        "  chat  " + "█" * 10 + "▒" * 30 + "  4.0 seconds", "", "By n-max [s]",
-        "  n-max / p-min  0.5", "  3              2.000", "  6              .",
-        "", "Figures", "class  wall [s]", "chat   unknown",
+        "  chat  " + "█" * 10 + "▒" * 30 + "  4.0 seconds", "", "Figures", "class  wall [s]", "chat   unknown",
     ]  # fmt: skip

@@ -7,7 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tunerd.web.charts import Bar, Bars, Crossing, Heat, Line, Lines, Part, Plot, Point, draw
+from tunerd.web.charts import draw
+from tunerd.web.view import Bar, Bars, Crossing, Line, Lines, Part, Plot, Point
 
 HOSTILE = "</title><script>alert(1)</script>\"'&"
 NOON_S = 1_795_003_200.0
@@ -32,13 +33,11 @@ def texts(plot: Plot) -> list[str]:
         Lines((), "tok/s"),
         Lines((line(None, None),), "tok/s"),
         Bars((), "tok/s"),
-        Heat((), (), (), "p-min", "n-max", "s"),
         Lines((line(5.0),), "tok/s"),
         Lines((line(5.0, begin=NOON_S),), "tok/s", is_time=True),
         Lines((line(0.0, 0.0),), "tok/s", x_title="tokens"),
         Lines((line(1.0, None, 0.5),), "", is_ratio=True, crossing=Crossing(1.0, None, 4.0)),
         Bars((("code", (Bar("on", (Part("on", "ik", None),), None),)),), "tok/s"),
-        Heat(("3",), ("0.75",), ((None,),), "p-min", "n-max", "s"),
     ],
 )
 def test_no_figures_one_figure_and_gaps_make_a_whole_chart(plot: Plot) -> None:
@@ -53,7 +52,6 @@ def test_names_are_text_and_never_markup() -> None:
     plots: tuple[Plot, ...] = (
         Lines((Line(HOSTILE, "ik", (Point(1, 2),)),), HOSTILE, HOSTILE),
         Bars(((HOSTILE, (bar,)),), HOSTILE, is_stacked=True),
-        Heat((HOSTILE,), (HOSTILE,), ((1.0,),), HOSTILE, HOSTILE, HOSTILE),
     )
     for plot in plots:
         assert not [one for one in parts(plot, HOSTILE).iter() if one.tag == "script"]

@@ -10,10 +10,9 @@ import pytest
 from tests.support.fake_gpu import a_card
 from tests.support.readings import a_reading, served
 from tunerd.watch.figures import gpu_now
-from tunerd.web.charts import Lines, draw, in_words
-from tunerd.web.page_view import cards_table, diff_lines, health_of, overview
-from tunerd.web.report import sweep_section
-from tunerd.web.view import Chart
+from tunerd.web.charts import draw, in_words
+from tunerd.web.page import cards_table, diff_lines, health_of, overview
+from tunerd.web.view import Chart, Lines, sweep_section
 
 
 def drawn(chart: Chart) -> list[list[float | None]]:
@@ -159,5 +158,4 @@ def test_the_margin_at_which_memory_ran_out_is_marked_and_said() -> None:
     assert isinstance(chart.plot, Lines)
     left, out = ([(point.x, point.y) for point in line.points] for line in chart.plot.lines)
     assert (left, out) == ([(1664, 90)], [(1536, 0)])
-    assert "1,536: out of memory" in draw(chart.plot, chart.title)
-    assert "out of memory at 1,536" in in_words(chart.plot, chart.title)
+    assert "out of memory, 1,536: 0.0 MiB left" in draw(chart.plot, chart.title)
