@@ -378,6 +378,8 @@ ABORTED = {"exit_kind": "dumped", "exit_status": 6}
     [
         (["CUDA error: an illegal memory access", BACKTRACE], ABORTED, FailureKind.DRIVER, "illegal"),
         (["GGML_ASSERT(n > 0) failed", BACKTRACE], ABORTED, FailureKind.CRASH, "GGML_ASSERT"),
+        (["GGML_ASSERT(ctx->mem_buffer != NULL) failed", BACKTRACE], ABORTED,
+         FailureKind.OUT_OF_MEMORY, "mem_buffer"),
         ([NO_BACKEND, "CUDA error: an illegal memory access"], ABORTED, FailureKind.DRIVER, "illegal"),
         (["CUDA error: out of memory", BACKTRACE], ABORTED, FailureKind.OUT_OF_VRAM, "out of memory"),
         ([NO_LIBRARY], {"exit_kind": "exited", "exit_status": 127}, FailureKind.CANNOT_START,
