@@ -25,12 +25,10 @@ from tunerd.app import Context
 from tunerd.jobs import running_jobs
 from tunerd.machine.peers import tcp_socket, unix_socket
 from tunerd.watch.history import Telemetry
-from tunerd.web.app import ApiServer, Limits
-from tunerd.web.asking import Answering
-from tunerd.web.desk import Desk
-from tunerd.web.front import Front, read_facts
+from tunerd.web.app import ApiServer, Front, Limits, read_facts
 from tunerd.web.gate import Gate
 from tunerd.web.page import build_site
+from tunerd.web.part import Answering, Desk
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="not root, so it cannot become others: run `sudo ./tests/run`"

@@ -464,7 +464,7 @@ def test_nothing_catches_every_exception_but_the_outermost_handler() -> None:
     # A swap that fails in any way, a bug included, must still go back.
     # A question of the web part that meets one is answered, as every other is; a job of the daemon is
     # told of, and the others go on.
-    allowed = {"cli/main", "production/swap", "watch/daemon", "web/desk"}
+    allowed = {"cli/main", "production/swap", "watch/daemon", "web/part"}
     assert [
         where for file, where, node in nodes() if file not in allowed and catches_everything(node)
     ] == []

@@ -1,14 +1,20 @@
-"""The application: the gate before everything, the routes of the API, the metrics, and the page."""
+"""The application: the gate before everything, the routes of the API, the metrics, and the page.
+
+It can do nothing itself: whatever it is asked for, it asks the daemon.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,24 +23,26 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tunerd.errors import Busy, HostError
 from tunerd.machine.peers import peer_of
-from tunerd.web.front import Front
-from tunerd.web.gate import MAX_BODY_BYTES, PEER, GateMiddleware, Visitor
+from tunerd.operations import WrongError, argv_of
+from tunerd.result import error_json
+from tunerd.web.gate import MAX_BODY_BYTES, PEER, Gate, GateMiddleware, Visitor
 from tunerd.web.routes import (
     BEGINS,
     LOOK_PATHS,
     READS,
     RUN,
     Answer,
+    answer_of,
     bad_request,
     describe_api,
+    is_slow,
     refused,
 )
 from tunerd.words import generation_number
 
 if TYPE_CHECKING:
-    import socket
-
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from tunerd.machine.peers import Peer
@@ -53,18 +61,153 @@ _BODY_S = 20.0
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass(frozen=True, slots=True)
-class PageRoute:
-    """A route of the page."""
+# Longer than two that look for something take, one after the other.
+_LIMIT_S = 600.0
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_SLOW_AT_ONCE = 2
+_OF_ONE_AT_ONCE = 2
+_MOST_WAITING = 32
 
-    path: str
-    handle: Handler
-    methods: tuple[str, ...] = ("GET",)
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the page needs to know of the daemon's settings."""
+
+    unit: str
+    every_s: float
+    listen: str | None
+    hosts: tuple[str, ...]
+
+
+def read_facts(path: Path) -> Facts:
+    """Ask a daemon for them.
+
+    Raises:
+        HostError: it does not answer.
+    """
+    answer = _asked(path, {"uid": 0, "look": "facts"})
+    found = answer.envelope
+    if answer.is_error:
+        raise HostError("tunerd's daemon does not answer", cause=found["error"]["message"])
+    return Facts(found["unit"], found["every_s"], found["listen"], tuple(found["hosts"]))
+
+
+def ask(path: Path, question: bytes) -> bytes:
+    """The answer to a question of one line; what may be asked for is checked at the other end.
+
+    Raises:
+        HostError: nobody answers.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as channel:
+            channel.settimeout(_LIMIT_S)
+            channel.connect(str(path))
+            channel.sendall(question + b"\n")
+            with channel.makefile("rb") as told:
+                line = told.readline(_MAX_ANSWER_BYTES)
+    except OSError as error:
+        raise _silent(path, error.strerror or str(error)) from error
+    if not line.endswith(b"\n"):
+        raise _silent(path, "the other end said no whole line")
+    return line[:-1]
+
+
+def _silent(path: Path, why: str) -> HostError:
+    return HostError(
+        "tunerd's daemon does not answer",
+        cause=f"`{path}`: {why}",
+        hint="`systemctl status tunerd` says more",
+    )
+
+
+def _asked(path: Path, question: Mapping[str, Any]) -> Answer:
+    try:
+        return answer_of(ask(path, json.dumps(question).encode()))
+    except HostError as problem:
+        return Answer(error_json(problem, "api"), problem.exit_code)
+
+
+@dataclass
+class Front:
+    """Asks the daemon for everything, and holds each account to its share; `path` is where it is asked."""
+
+    path: Path
+    gate: Gate
+    facts: Facts
+    _shares: dict[str, anyio.CapacityLimiter] = field(default_factory=dict)
+    _slow: anyio.CapacityLimiter | None = None
+
+    async def read(
+        self,
+        path: str,
+        visitor: Visitor,
+        parts: Mapping[str, str] | None = None,
+        query: Mapping[str, str | list[str]] | None = None,
+    ) -> Answer:
+        """What a path of the API says; slow ones wait for each other, and hold up nobody else."""
+        given = {**(query or {}), **(parts or {})}
+        if path in LOOK_PATHS:
+            return await self.look(LOOK_PATHS[path], visitor, given)
+        kind = READS[path]
+        try:
+            argv = argv_of(kind, given, is_text=True)
+        except WrongError as error:
+            if str(error).partition(":")[0] in (parts or {}):
+                return refused(404, "there is nothing of that name", "/api/openapi.json")
+            return bad_request("a parameter is wrong", str(error))
+        if not is_slow(kind):
+            return await self._ask(visitor, argv=argv)
+        return await self.wait(argv, visitor)
+
+    async def look(self, name: str, visitor: Visitor, given: Mapping[str, Any]) -> Answer:
+        """What no command says."""
+        return await self._ask(visitor, look=name, given=given)
+
+    async def wait(self, argv: Sequence[str], visitor: Visitor) -> Answer:
+        """What a slow look comes to."""
+        self._slow = self._slow or anyio.CapacityLimiter(_SLOW_AT_ONCE)
+        return await self._in_turn(visitor, self._slow, argv=list(argv), waits=True)
+
+    async def run(self, argv: Sequence[str], visitor: Visitor) -> Answer:
+        """What these words come to: a job that was begun, or what was read."""
+        return await self._in_turn(visitor, None, argv=list(argv))
+
+    async def begin(
+        self, kind: str, given: Mapping[str, Any], visitor: Visitor, *, is_text: bool = False
+    ) -> Answer:
+        """Begin a job with these values of its operation."""
+        try:
+            argv = argv_of(kind, given, is_text=is_text)
+        except WrongError as error:
+            return bad_request("the body is wrong", str(error))
+        return await self.run(argv, visitor)
+
+    async def _in_turn(
+        self, visitor: Visitor, limiter: anyio.CapacityLimiter | None, **what: Any
+    ) -> Answer:
+        """Ask; what one account asks for waits for each other, and not what others ask for."""
+        share = self._shares.setdefault(visitor.key, anyio.CapacityLimiter(_OF_ONE_AT_ONCE))
+        if share.statistics().tasks_waiting >= _MOST_WAITING:
+            problem = Busy(
+                "too much that you asked for waits",
+                cause=f"{_MOST_WAITING} requests of {visitor.name}",
+                state="nothing was touched",
+                hint="try again when they are answered",
+            )
+            return Answer(error_json(problem, "api"), problem.exit_code)
+        async with share:
+            return await self._ask(visitor, limiter, **what)
+
+    async def _ask(
+        self, visitor: Visitor, limiter: anyio.CapacityLimiter | None = None, **what: Any
+    ) -> Answer:
+        question = {"uid": visitor.peer.uid, **what}
+        return await anyio.to_thread.run_sync(_asked, self.path, question, limiter=limiter)
 
 
 def build_app(
     front: Front,
-    pages: Sequence[PageRoute] = (),
+    pages: Sequence[Route] = (),
     page_error: Callable[[Request, int, str], Response] | None = None,
 ) -> GateMiddleware:
     """The application, behind its gate; `page_error` shows a status and its words to a browser."""
@@ -89,38 +232,18 @@ def build_app(
         Route("/api/jobs/{number}/events", _events(front), methods=["GET"]),
         Route("/api/openapi.json", _openapi, methods=["GET"]),
         Route("/metrics", _metrics(front), methods=["GET"]),
-        *(Route(one.path, one.handle, methods=list(one.methods)) for one in pages),
+        *pages,
     ]
-    app = Starlette(
-        routes=_joined(routes), exception_handlers={HTTPException: failed, Exception: failed}
-    )
+    app = Starlette(routes=routes, exception_handlers={HTTPException: failed, Exception: failed})
     app.router.redirect_slashes = False
     return GateMiddleware(app, front.gate)
 
 
-def _joined(routes: list[Route]) -> list[Route]:
-    """Routes of one path as one, so that another method is refused with all that are allowed."""
-    by_path: dict[str, dict[str, Handler]] = {}
-    for route in routes:
-        for method in (route.methods or set()) - {"HEAD"}:
-            by_path.setdefault(route.path, {})[method] = route.endpoint
-    return [_one_path(path, handlers) for path, handlers in by_path.items()]
-
-
-def _one_path(path: str, handlers: Mapping[str, Handler]) -> Route:
-    async def handle(request: Request) -> Response:
-        method = "GET" if request.method == "HEAD" else request.method
-        return await handlers[method](request)
-
-    return Route(path, handle, methods=sorted(handlers))
-
-
 def _reading(front: Front, path: str) -> Handler:
     async def handle(request: Request) -> Response:
-        query: dict[str, str | list[str]] = {}
-        for key in request.query_params:
-            values = request.query_params.getlist(key)
-            query[key] = values if len(values) > 1 else values[0]
+        asked = request.query_params
+        several = {key: asked.getlist(key) for key in asked}
+        query = {key: found if len(found) > 1 else found[0] for key, found in several.items()}
         return respond(await front.read(path, _visitor(request), request.path_params, query))
 
     return handle

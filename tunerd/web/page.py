@@ -17,14 +17,14 @@ from starlette.responses import (
     RedirectResponse,
     Response,
 )
+from starlette.routing import Route
 
 from tunerd import __version__
 from tunerd.machine.clock import SystemClock
 from tunerd.operations import JobState
 from tunerd.units.text import shown_hash
-from tunerd.web.app import PageRoute, build_app, read_body
+from tunerd.web.app import Front, build_app, read_body
 from tunerd.web.charts import css_variables
-from tunerd.web.front import Front
 from tunerd.web.gate import GateMiddleware, Visitor
 from tunerd.web.report import environment
 from tunerd.web.view import (
@@ -159,7 +159,7 @@ def build_site(front: Front) -> GateMiddleware:
     return build_app(front, page_routes(front), page_error)
 
 
-def page_routes(front: Front) -> list[PageRoute]:
+def page_routes(front: Front) -> list[Route]:
     """Every route of the page."""
     pages = Pages(front)
     shown: dict[str, Page] = {
@@ -181,12 +181,12 @@ def page_routes(front: Front) -> list[PageRoute]:
         "/jobs/{number}": _job,
     }
     return [
-        *(PageRoute(path, pages.handler(page)) for path, page in shown.items()),
+        *(Route(path, pages.handler(page)) for path, page in shown.items()),
         *(
-            PageRoute(f"/do/{name}", pages.handler(_doing(kind)), ("POST",))
+            Route(f"/do/{name}", pages.handler(_doing(kind)), methods=["POST"])
             for name, kind in FORMS.items()
         ),
-        PageRoute("/static/{name}", static_file),
+        Route("/static/{name}", static_file),
     ]
 
 

@@ -1,42 +1,312 @@
-"""The daemon's side of the API and the page: it answers the web part, which is a process of its own.
+"""The daemon's end of API and page: answers what the web part asks, which may be anything, and keeps that part running.
 
-Under systemd that is `tunerd-web.service`, of an account that can do nothing by itself. Elsewhere there
-is no such account, and the daemon starts it, and starts it again where it ends.
+Under systemd the web part is `tunerd-web.service`, of an account that can do nothing by itself. Elsewhere
+there is no such account, and the daemon starts it, and starts it again where it ends. Every word that it
+says is checked here, whatever was checked before; nothing can be asked for that a member of the group may
+not ask for, whoever the web part says that it speaks for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
+import socketserver
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tunerd.app import Context
-from tunerd.errors import ConfigError, HostError, TunerdError
+from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
+from tunerd.jobs import demand_lane, job_news, read_job, running_jobs, start_job
 from tunerd.machine.peers import (
     DAEMON_SOCKET,
     account_number,
+    account_text,
     inherited_sockets,
+    peer_of,
     say_not_served,
     unix_socket,
 )
-from tunerd.machine.process import Child, Setting, own_command, start
+from tunerd.machine.process import Child, Setting, own_command, run, start
+from tunerd.operations import Asked, Asking, JobRequest, Lane, asked, json_of, word_of
 from tunerd.paths import FROM_ELSEWHERE
-from tunerd.watch.history import Telemetry
-from tunerd.web.asking import Answering
-from tunerd.web.desk import Desk
+from tunerd.profile.files import load_profile, parse_options
+from tunerd.result import ActionResult, error_json, ignore_progress
+from tunerd.watch.history import Telemetry, history
+from tunerd.web.routes import LOOKS, MAX_QUESTION_BYTES, Answer, bad_request, refused
 from tunerd.words import Mode
 
 # The only one that is heard.
 ACCOUNT = "tunerd-web"
 UNIT = "tunerd-web.service"
 _AGAIN_S = 5.0
+_AT_ONCE = 16
+_READ_S = 10.0
+_WRITE_S = 60.0
+_SLOW_AT_ONCE = 2
+_MOST_WORDS = 300
+_LIMIT_S = 180.0
+_POLL_S = 0.1
+_MAX_BYTES = 32 * 1024 * 1024
+_STEPS_S = (60, 600, 3600, 21600)
+_MOST_POINTS = 300
+_HOURS = 24.0
 
 log = structlog.get_logger()
+
+
+class Question(BaseModel):
+    """What the web part asks; `uid` is the account that it speaks for.
+
+    Either the words of an operation, or the name of a look with its values as texts. With `waits` the
+    answer of a job that only looks is waited for.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    uid: int = Field(ge=0)
+    argv: list[str] = Field(default_factory=list, max_length=_MOST_WORDS)
+    look: str = ""
+    given: dict[str, str] = Field(default_factory=dict)
+    waits: bool = False
+
+
+class Desk:
+    """Answers questions; any thread may ask."""
+
+    def __init__(self, ctx: Context, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._slow = threading.BoundedSemaphore(_SLOW_AT_ONCE)
+        self._starting = threading.Lock()
+        self.take_over(ctx)
+
+    def take_over(self, ctx: Context) -> None:
+        """Answer by these settings from now on."""
+        self._ctx = replace(ctx, progress=ignore_progress)
+
+    def answer(self, line: bytes) -> bytes:
+        """One question and its answer, as they go over the wire."""
+        try:
+            question = Question.model_validate_json(line)
+            answer = self._look(question) if question.look else self._answer(question)
+        except ValidationError:
+            answer = bad_request("that is no question")
+        except Exception:
+            log.exception("asked.failed")
+            failed = HostError("tunerd itself failed; its log says how")
+            answer = Answer(error_json(failed, "api", code="internal"), 1, 500)
+        return answer.to_line()
+
+    def _answer(self, question: Question) -> Answer:
+        argv = question.argv
+        try:
+            words = asked(argv)
+        except UsageError as error:
+            return Answer(error_json(error, "api"), error.exit_code, 400)
+        if words.lane is Lane.HERE:
+            return _said(words.kind, lambda: self._here(words))
+        if words.lane is Lane.APART:
+            with self._slow:
+                return _said(words.kind, lambda: self._apart(argv))
+        if not (question.waits and words.lane is Lane.LOOK):
+            return _said(words.kind, lambda: self._begin(words, argv, question.uid)[1])
+        with self._slow:
+            return _said(words.kind, lambda: self._waited(words, argv, question.uid))
+
+    def _here(self, words: Asked) -> Answer:
+        """In this process."""
+        readings = self._telemetry.readings() if words.kind == "top" else ()
+        return Answer.of(words.act(Asking(self._ctx, readings=readings)))
+
+    def _apart(self, argv: Sequence[str]) -> Answer:
+        """In a process of its own."""
+        words = own_command(self._ctx.mode, "look", "--", *argv)
+        done = run(
+            words, timeout_s=_LIMIT_S, env=self._ctx.environment, max_output_bytes=_MAX_BYTES
+        )
+        try:
+            envelope = json.loads(done.stdout)
+        except ValueError as error:
+            cause = done.stderr[-500:] or None
+            raise HostError(f"`tunerd {argv[0]}` gave no answer", cause=cause) from error
+        return Answer(envelope, done.returncode if done.returncode is not None else 1)
+
+    def _begin(self, words: Asked, argv: Sequence[str], uid: int) -> tuple[int, Answer]:
+        """Begin a job, if no other one changes something."""
+        name = account_text(uid)
+        request = JobRequest(words.kind, tuple(argv), words.lane, name, self._ctx.clock.now_s())
+        if words.params.get("profile"):  # one that is not there is told at once, not by a job
+            options = parse_options(words.params.get("options", ()))
+            load_profile(self._ctx, words.params["profile"], options=options)
+        with self._starting:
+            number = self._start(request)
+        log.info("job.begun", job=number, kind=words.kind, by=name, uid=uid)
+        begun = {"job": read_job(self._ctx, number).to_json()}
+        return number, Answer(ActionResult("job", begun).to_json(), 0, 202)
+
+    def _start(self, request: JobRequest) -> int:
+        if request.kind == "sweep watch":  # all who watch are told the same
+            found = [one for one in running_jobs(self._ctx) if one.request.kind == request.kind]
+            if found:
+                return found[0].number
+        demand_lane(self._ctx, request)
+        return start_job(self._ctx, request)
+
+    def _waited(self, words: Asked, argv: Sequence[str], uid: int) -> Answer:
+        """What a job that only looks comes to."""
+        number, _ = self._begin(words, argv, uid)
+        clock = self._ctx.clock
+        end_s = clock.monotonic_s() + _LIMIT_S
+        while not (job := read_job(self._ctx, number)).state.is_over:
+            if clock.monotonic_s() > end_s:
+                raise HostError(f"job {number} takes too long", hint=f"/api/jobs/{number}")
+            clock.sleep(_POLL_S)
+        if job.end is None:
+            raise HostError(f"job {number} ended without an answer", hint="journalctl says why")
+        return Answer(job.end["result"], int(job.end["exit_code"]))
+
+    def _look(self, question: Question) -> Answer:
+        """What no command says."""
+        look = LOOKS.get(question.look)
+        if look is None:
+            return refused(404, "there is nothing of that name", "/api/openapi.json")
+        given = {}
+        try:
+            for name, text in question.given.items():
+                given[name] = json_of(look.takes[name], text)
+                word_of(look.takes[name], given[name])
+        except (KeyError, ValueError) as error:
+            if name == "number" and look.path:
+                return refused(404, "there is nothing of that number", "/api/openapi.json")
+            return bad_request("a parameter is wrong", str(error))
+        looks: Mapping[str, Callable[..., Mapping[str, Any]]] = {
+            "facts": self._facts,
+            "metrics": self._metrics,
+            "news": lambda number, offset: asdict(job_news(self._ctx, number, offset)),
+            "job": lambda number: {"job": read_job(self._ctx, number).to_json()},
+            "readings": self._readings,
+            "telemetry": self._history,
+        }
+        act = looks[question.look]
+        return _said(
+            question.look, lambda: Answer.of(ActionResult(question.look, dict(act(**given))))
+        )
+
+    def _facts(self) -> Mapping[str, Any]:
+        page, settings = self._ctx.settings.page, self._ctx.settings
+        return {"unit": self._ctx.unit, "every_s": settings.daemon.every_s, "listen": page.listen,
+                "hosts": list(page.hosts)}  # fmt: skip
+
+    def _metrics(self) -> Mapping[str, Any]:
+        from tunerd.web.metrics import exposition
+
+        return {"text": exposition(self._telemetry.latest()).decode()}
+
+    def _readings(self, *, brief: bool = False) -> Mapping[str, Any]:
+        found = self._telemetry.readings()
+        rows = [one.to_brief_json() if brief else one.to_json() for one in found]
+        latest = found[-1].to_json() if found else None
+        return {"watched": True, "latest": latest, "readings": rows}
+
+    def _history(self, hours: float = _HOURS) -> Mapping[str, Any]:
+        now_s = self._ctx.clock.now_s()
+        # Some hundred points, whatever the stretch; rows of a minute and of ten are kept.
+        fitting = (step for step in _STEPS_S if hours * 3600 / step <= _MOST_POINTS)
+        step_s = next(fitting, _STEPS_S[-1])
+        return asdict(history(self._ctx, now_s - hours * 3600, now_s, step_s=step_s))
+
+
+def _said(command: str, read: Callable[[], Answer]) -> Answer:
+    try:
+        return read()
+    except TunerdError as error:
+        return Answer(error_json(error, command), error.exit_code)
+
+
+class Answering(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """Answers on a listening socket, a line for a line, in threads, from `start` until `stop`.
+
+    Args:
+        listener: Its connections.
+        uid: The one account that is heard; None for nobody.
+        answer: Makes a line of a line.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, listener: socket.socket, uid: int | None, answer: Callable[[bytes], bytes]
+    ) -> None:
+        super().__init__("", _Line, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.answer = answer
+        self._uid = uid
+        self._places = threading.BoundedSemaphore(_AT_ONCE)
+        self._thread = threading.Thread(target=self.serve_forever, name="asked", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on; who came before waits in the socket."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more questions."""
+        self.shutdown()
+        self.server_close()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """A connection; where no descriptor is left, there may be later."""
+        try:
+            return super().get_request()
+        except OSError:
+            threading.Event().wait(_POLL_S)
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether it is the account that is heard."""
+        del client_address
+        return peer_of(request).uid == self._uid
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """As usual, but so many at once."""
+        self._places.acquire()
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread left
+            self._places.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for the next one."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever went away needs no answer, and no line in the log."""
+
+
+class _Line(socketserver.StreamRequestHandler):
+    timeout = _READ_S
+    server: Answering
+
+    def handle(self) -> None:
+        line = self.rfile.readline(MAX_QUESTION_BYTES)
+        if line.endswith(b"\n"):
+            answer = self.server.answer(line[:-1])
+            self.connection.settimeout(_WRITE_S)
+            with contextlib.suppress(OSError):
+                self.wfile.write(answer + b"\n")
 
 
 class ApiPart:

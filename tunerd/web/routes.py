@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from tunerd import __version__
-from tunerd.app import Context
-from tunerd.errors import HostError, TunerdError, UsageError
-from tunerd.jobs import job_news, read_job
-from tunerd.machine.process import own_command, run
+from tunerd.errors import UsageError
 from tunerd.operations import (
     MAY,
     MOST_NUMBER,
-    Asked,
-    Asking,
     Lane,
     command_of,
     has_question,
@@ -25,7 +20,6 @@ from tunerd.operations import (
     takes,
 )
 from tunerd.result import ActionResult, error_json
-from tunerd.watch.history import Telemetry, history
 
 # GET. Parts of a path are arguments of the command, the query has the rest.
 READS: Mapping[str, str] = {
@@ -66,6 +60,8 @@ BEGINS: Mapping[str, str] = {
     if lane.is_job and kind not in READS.values()
 }
 RUN = "/api/run"
+# A body of 64 KiB whose every byte is escaped.
+MAX_QUESTION_BYTES = 512 * 1024
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": MOST_NUMBER}
 _BRIEF = "of all but the newest only time, speed, acceptance and VRAM"
 
@@ -105,12 +101,6 @@ def is_slow(kind: str) -> bool:
 
 
 _PARTS = re.compile(r"{(\w+)}")
-_READ_ERRORS = {404: "there is none", 409: "not possible as things are", 422: "a file is wrong",
-                503: "the machine lacks something"}  # fmt: skip
-_GATE_ERRORS = {400: "a parameter or the body is wrong", 403: "not allowed",
-                421: "another host name"}  # fmt: skip
-_JOB_ERRORS = {404: "there is none", 409: "another job runs", 413: "the body is too large",
-               415: "the body is no JSON", 422: "a file is wrong", 503: "the job cannot be started"}  # fmt: skip
 _ASK = "only as far as the question that a person is asked: nothing is stopped or changed"
 _HEADER = {
     "name": "X-Tunerd",
@@ -174,7 +164,7 @@ def _reading(
         ],
         "responses": {
             "200": _answer("what the command prints with --json", answer),
-            **_errors(_GATE_ERRORS | _READ_ERRORS),
+            **_ELSE,
         },
     }
 
@@ -209,7 +199,7 @@ def _posting(name: str, summary: str, body: Schema, more: Schema) -> Schema:
         "responses": {
             "202": _answer("the job that was begun", "Job"),
             **more,
-            **_errors(_GATE_ERRORS | _JOB_ERRORS),
+            **_ELSE,
         },
     }
 
@@ -221,8 +211,7 @@ def _events() -> Schema:
         "description": "events `begun`, `progress` and `end`",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
-    errors = _errors(_GATE_ERRORS | {404: "there is none"})
-    return {**described, "operationId": "get_job_events", "responses": {"200": stream, **errors}}
+    return {**described, "operationId": "get_job_events", "responses": {"200": stream, **_ELSE}}
 
 
 def _name(path: str, method: str) -> str:
@@ -231,16 +220,12 @@ def _name(path: str, method: str) -> str:
 
 
 def _answer(text: str, schema: str) -> Schema:
-    content = {"application/json": {"schema": _reference(schema)}}
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {"description": text, "content": content}
 
 
-def _errors(texts: Mapping[int, str]) -> Schema:
-    return {str(status): _answer(text, "Error") for status, text in texts.items()}
-
-
-def _reference(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+_ELSE = {"default": _answer("what is wrong: 400 and 415 what was sent, 403 and 421 by whom, 404 and 409 as "
+                            "things are, 413 its size, 422 a file, 503 the machine", "Error")}  # fmt: skip
 
 
 def _object(**properties: Any) -> Schema:
@@ -272,14 +257,6 @@ def _schemas() -> Mapping[str, Schema]:
     }
 
 
-_LIMIT_S = 180.0
-_POLL_S = 0.1
-_MAX_BYTES = 32 * 1024 * 1024
-_STEPS_S = (60, 600, 3600, 21600)
-_MOST_POINTS = 300
-_HOURS = 24.0
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An envelope, the exit code that the command would have had, and an HTTP status where it tells more."""
@@ -292,6 +269,11 @@ class Answer:
     def is_error(self) -> bool:
         """Whether there is no payload."""
         return "error" in self.envelope
+
+    @classmethod
+    def of(cls, result: ActionResult) -> Self:
+        """What an operation came to."""
+        return cls(result.to_json(), result.exit_code)
 
     def to_line(self) -> bytes:
         """As it goes from the daemon to the web part."""
@@ -313,96 +295,3 @@ def refused(status: int, message: str, hint: str | None = None) -> Answer:
     """A refusal as an envelope."""
     error = UsageError(message, state="nothing was touched", hint=hint)
     return Answer(error_json(error, "api", code="refused"), 2, status)
-
-
-class Reads:
-    """Asks for one thing after another; it blocks, so whoever has an event loop asks in a thread."""
-
-    def __init__(self, ctx: Context, telemetry: Telemetry) -> None:
-        self._ctx = ctx
-        self._telemetry = telemetry
-
-    def here(self, words: Asked) -> Answer:
-        """In this process."""
-        readings = self._telemetry.readings() if words.kind == "top" else ()
-        return self._said(lambda ctx: words.act(Asking(ctx, readings=readings)), words.kind)
-
-    def apart(self, argv: Sequence[str]) -> Answer:
-        """In a process of its own."""
-        words = own_command(self._ctx.mode, "look", "--", *argv)
-        try:
-            done = run(
-                words, timeout_s=_LIMIT_S, env=self._ctx.environment, max_output_bytes=_MAX_BYTES
-            )
-            envelope = json.loads(done.stdout)
-        except TunerdError as error:
-            return Answer(error_json(error, argv[0]), 1)
-        except ValueError:
-            lost = HostError(f"`tunerd {argv[0]}` gave no answer", cause=done.stderr[-500:] or None)
-            return Answer(error_json(lost, argv[0]), 1)
-        return Answer(envelope, done.returncode if done.returncode is not None else 1)
-
-    def of_job(self, number: int, kind: str) -> Answer:
-        """What a job that only looks comes to; waits for it."""
-        clock = self._ctx.clock
-        end_s = clock.monotonic_s() + _LIMIT_S
-        try:
-            while not (job := read_job(self._ctx, number)).state.is_over:
-                if clock.monotonic_s() > end_s:
-                    raise HostError(f"job {number} takes too long", hint=f"/api/jobs/{number}")
-                clock.sleep(_POLL_S)
-        except TunerdError as error:
-            return Answer(error_json(error, kind), error.exit_code)
-        if job.end is None:
-            lost = HostError(f"job {number} ended without an answer", hint="journalctl says why")
-            return Answer(error_json(lost, kind), 1)
-        return Answer(job.end["result"], int(job.end["exit_code"]))
-
-    def look(self, name: str, given: Mapping[str, Any]) -> Answer:
-        """What no command says, with checked values."""
-        looks: Mapping[str, Callable[[Context], ActionResult]] = {
-            "facts": self._facts,
-            "metrics": lambda _ctx: self._metrics(),
-            "news": lambda ctx: self._news(ctx, given),
-            "job": lambda ctx: ActionResult(
-                "job", {"job": read_job(ctx, given["number"]).to_json()}
-            ),
-            "readings": lambda _ctx: self._readings(is_brief=given.get("brief", False)),
-            "telemetry": lambda ctx: _history(ctx, given.get("hours", _HOURS)),
-        }
-        return self._said(looks[name], name)
-
-    def _said(self, read: Callable[[Context], ActionResult], command: str) -> Answer:
-        try:
-            result = read(self._ctx)
-        except TunerdError as error:
-            return Answer(error_json(error, command), error.exit_code)
-        return Answer(result.to_json(), result.exit_code)
-
-    def _facts(self, ctx: Context) -> ActionResult:
-        page = ctx.settings.page
-        facts = {"unit": ctx.unit, "every_s": ctx.settings.daemon.every_s, "listen": page.listen,
-                 "hosts": list(page.hosts)}  # fmt: skip
-        return ActionResult("facts", facts)
-
-    def _metrics(self) -> ActionResult:
-        from tunerd.web.metrics import exposition
-
-        return ActionResult("metrics", {"text": exposition(self._telemetry.latest()).decode()})
-
-    def _news(self, ctx: Context, given: Mapping[str, Any]) -> ActionResult:
-        return ActionResult("events", asdict(job_news(ctx, given["number"], given["offset"])))
-
-    def _readings(self, *, is_brief: bool) -> ActionResult:
-        found = self._telemetry.readings()
-        rows = [one.to_brief_json() if is_brief else one.to_json() for one in found]
-        latest = found[-1].to_json() if found else None
-        return ActionResult("readings", {"watched": True, "latest": latest, "readings": rows})
-
-
-def _history(ctx: Context, hours: float) -> ActionResult:
-    now_s = ctx.clock.now_s()
-    # Some hundred points, whatever the stretch; rows of a minute and of ten are kept.
-    fitting = (step for step in _STEPS_S if hours * 3600 / step <= _MOST_POINTS)
-    found = history(ctx, now_s - hours * 3600, now_s, step_s=next(fitting, _STEPS_S[-1]))
-    return ActionResult("telemetry", asdict(found))

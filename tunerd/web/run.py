@@ -19,8 +19,7 @@ from tunerd.machine.peers import (
     unix_socket,
 )
 from tunerd.paths import FROM_ELSEWHERE, parse_listen, paths_for
-from tunerd.web.app import ApiServer
-from tunerd.web.front import Front, read_facts
+from tunerd.web.app import ApiServer, Front, read_facts
 from tunerd.web.gate import GROUP, Gate
 from tunerd.web.page import build_site
 from tunerd.words import Mode

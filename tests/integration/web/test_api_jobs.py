@@ -21,9 +21,9 @@ from tunerd.machine.peers import Peer, Via, unix_socket
 from tunerd.operations import JobRequest, Lane
 from tunerd.records import plain
 from tunerd.result import Progress
-from tunerd.web.asking import Answering
-from tunerd.web.front import Facts, Front
+from tunerd.web.app import Facts, Front
 from tunerd.web.gate import Gate, Visitor
+from tunerd.web.part import Answering
 from tunerd.web.routes import Answer
 
 pytestmark = pytest.mark.xdist_group("api-jobs")
