@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
@@ -44,6 +46,7 @@ from tunerd.web.view import (
     generation_facts,
     generations_table,
     heads,
+    needs_facts,
     percent,
     plan_facts,
     status_facts,
@@ -51,7 +54,7 @@ from tunerd.web.view import (
     sweep_section,
     workload_section,
 )
-from tunerd.words import UNKNOWN, format_duration, format_mib, generation_number, is_name, when
+from tunerd.words import UNKNOWN, format_duration, when
 
 _MOST_FIELDS = 20
 
@@ -141,9 +144,38 @@ def _static_text(name: str) -> str:
 PLACES = (("/", "Overview"), ("/generations", "Generations"), ("/deploy", "Deploy"),
           ("/sweeps", "Sweeps"), ("/workloads", "Workload"), ("/doctor", "Doctor"), ("/jobs", "Jobs"))  # fmt: skip
 _SPANS = ((1, "1 hour"), (24, "1 day"), (168, "1 week"), (720, "1 month"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A page that shows what the API says, by the names of its template.
+
+    Parts of the API's paths are those of the page's own; of its query goes on what `passes` names.
+    """
+
+    template: str
+    here: str
+    asks: Mapping[str, str]
+    passes: tuple[str, ...] = ()
+
+
+_LOOKS: Mapping[str, _Look] = {
+    "/generations": _Look("generations", "/generations",
+                          {"found": "/api/history?limit=100", "targets": "/api/rollback"}),
+    "/rollback": _Look("rollback", "/generations", {"plan": "/api/rollback/preview"}, ("to",)),
+    "/deploy": _Look("deploy", "/deploy", {"found": "/api/profiles", "status": "/api/status"}),
+    "/deploy/{profile}": _Look("plan", "/deploy", {"plan": "/api/plan/{profile}?explain=true"}),
+    "/sweeps": _Look("sweeps", "/sweeps", {"found": "/api/sweeps"}),
+    "/sweeps/{sweep}": _Look("sweep", "/sweeps", {"sweep": "/api/sweeps/{sweep}"}),
+    "/workloads": _Look("workloads", "/workloads", {"found": "/api/workloads"}),
+    "/workloads/{workload}": _Look("workloads", "/workloads", {
+        "found": "/api/workloads", "shown": "/api/workloads/{workload}"}),
+    "/doctor": _Look("doctor", "/doctor", {"found": "/api/doctor"}),
+    "/jobs": _Look("jobs", "/jobs", {"found": "/api/jobs"}),
+    "/jobs/{number}": _Look("job", "/jobs", {"found": "/api/jobs/{number}"}),
+}  # fmt: skip
 LIVE_PARTS = ("health", "now", "days")
 _LEAST_LIVE_S = 2.0
-_SWEEPS_A_PAGE = 50
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING})
 Page = Callable[["Pages", Request, Visitor], Awaitable[Response]]
 
@@ -163,22 +195,12 @@ def page_routes(front: Front) -> list[Route]:
     """Every route of the page."""
     pages = Pages(front)
     shown: dict[str, Page] = {
+        **{path: _looking(place) for path, place in _LOOKS.items()},
         "/": _overview,
         "/live": _live,
-        "/generations": _generations,
         "/generations/{number}": _generation,
-        "/rollback": _rollback,
-        "/deploy": _deploy,
-        "/deploy/{profile}": _plan,
-        "/sweeps": _sweeps,
-        "/sweeps/{number}": _sweep,
-        "/sweeps/{number}/promote": _promotion,
-        "/sweeps/{number}/decline": _declining,
-        "/workloads": _workloads,
-        "/workloads/{workload}": _workload,
-        "/doctor": _doctor,
-        "/jobs": _jobs,
-        "/jobs/{number}": _job,
+        "/sweeps/{sweep}/promote": _promotion,
+        "/sweeps/{sweep}/decline": _declining,
     }
     return [
         *(Route(path, pages.handler(page)) for path, page in shown.items()),
@@ -223,7 +245,7 @@ class Pages:
             raise NotShownError(answer.envelope["error"], answer.status or status)
         return dict(answer.envelope)
 
-    def show(self, template: str, visitor: Visitor | None, here: str, status: int = 200,
+    def show(self, template: str, visitor: Visitor | None, here: str, code: int = 200, /,
              **values: Any) -> Response:  # fmt: skip
         """A page from its template."""
         text = self.fill(
@@ -236,32 +258,58 @@ class Pages:
             places=PLACES,
             here=here,
         )
-        return HTMLResponse(text, status)
+        return HTMLResponse(text, code)
 
     def fill(self, template: str, **values: Any) -> str:
         """A template with its values."""
-        return environment().get_template(f"page/{template}.html").render(**values)
+        return _templates().get_template(f"page/{template}.html").render(**values)
+
+
+@cache
+def _templates() -> Environment:
+    """With the views that they show what the API says by."""
+    found = environment()
+    views = (backups_table, counted, diff_lines, explained, flags_table, format_duration, generation_facts,
+             generations_table, needs_facts, plan_facts, shown_hash, sweep_facts, sweep_section, typed, when,
+             workload_section)  # fmt: skip
+    found.globals |= {one.__name__: one for one in views}
+    return found
+
+
+def explained(plan: Mapping[str, Any]) -> Table:
+    """Who set each flag of a plan."""
+    return flags_table([(one["flag"], one["key"], one["origin"]) for one in plan["explain"]])
+
+
+def typed(argv: Sequence[str]) -> str:
+    """The words of a job as one would type them."""
+    return " ".join(word for word in argv if "--shown" not in word)
 
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _number(request: Request) -> int:
-    number = generation_number(request.path_params["number"])
-    if number is None:
-        raise NotShownError(wrong("there is nothing of that number"), 404)
-    return number
-
-
-def _name(request: Request, key: str) -> str:
-    name: str = request.path_params[key]
-    if not is_name(name):
-        raise NotShownError(wrong("there is nothing of that name"), 404)
-    return name
-
-
 # Looking
+
+
+def _looking(look: _Look) -> Page:
+    async def handle(pages: Pages, request: Request, visitor: Visitor) -> Response:
+        found: dict[str, Any] = {}
+        given = {
+            name: request.query_params[name]
+            for name in look.passes
+            if request.query_params.get(name)
+        }
+        for name, asked in look.asks.items():
+            path, _, query = asked.partition("?")
+            parts = {key: text for key, text in request.path_params.items() if f"{{{key}}}" in path}
+            found[name] = await pages.ask(
+                path, visitor, {**dict(parse_qsl(query)), **given}, **parts
+            )
+        return pages.show(look.template, visitor, look.here, query=request.query_params, **found)
+
+    return handle
 
 
 async def _overview(pages: Pages, request: Request, visitor: Visitor) -> Response:
@@ -305,169 +353,31 @@ async def _watched(
     }
 
 
-async def _generations(pages: Pages, _request: Request, visitor: Visitor) -> Response:
-    found = await pages.ask("/api/history", visitor, {"limit": 100})
-    targets = await pages.ask("/api/rollback", visitor)
-    shown = found["generations"]
-    return pages.show(
-        "generations", visitor, "/generations", generations=generations_table(shown),
-        hidden=found["total"] - len(shown), backups=backups_table(targets["backups"]),
-    )  # fmt: skip
-
-
 async def _generation(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    number = _number(request)
+    number = request.path_params["number"]
     kept = await pages.ask("/api/history/{number}", visitor, number=number)
     status = await pages.ask("/api/status", visitor)
-    lines: list[tuple[str, str]] = []
-    if number > 1:
-        try:
-            path = "/api/history/{one}/diff/{other}"
-            found = await pages.ask(path, visitor, one=number - 1, other=number)
-            lines = diff_lines(found["diff"])
-        except NotShownError:  # the one before was damaged, or is not kept any more
-            number_before = 0
-        else:
-            number_before = number - 1
-    else:
-        number_before = 0
-    return pages.show(
-        "generation", visitor, "/generations", number=number, rows=generation_facts(kept), lines=lines,
-        before=number_before, flags=flags_table(kept["generation"]["origins"]),
-        text=kept["unit"] or "The unit file was removed.", is_live=number == status["generation"],
-    )  # fmt: skip
-
-
-async def _rollback(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    to = request.query_params.get("to")
-    target = await pages.ask("/api/rollback/preview", visitor, {"to": to} if to else {})
-    return pages.show(
-        "rollback", visitor, "/generations", target=target, to=to or "",
-        messages=target["messages"], lines=diff_lines(target["diff"]),
-        shown=shown_hash(target["diff"]),
-    )  # fmt: skip
-
-
-async def _deploy(pages: Pages, _request: Request, visitor: Visitor) -> Response:
-    found = await pages.ask("/api/profiles", visitor)
-    status = await pages.ask("/api/status", visitor)
-    return pages.show(
-        "deploy", visitor, "/deploy", profiles=found["profiles"], live=status["profile"],
-        messages=found["messages"],
-    )  # fmt: skip
-
-
-async def _plan(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    profile = _name(request, "profile")
-    plan = await pages.ask("/api/plan/{profile}", visitor, {"explain": True}, profile=profile)
-    memory = plan["memory"]
-    needs = ((one["name"], f"{format_mib(one['worst_mib'])} of {format_mib(one['free_mib'])} free")
-             for one in memory["devices"])  # fmt: skip
-    rows = (*plan_facts(plan), ("memory", memory["verdict"]), *needs)
-    flags = [(one["flag"], one["key"], one["origin"]) for one in plan["explain"]]
-    return pages.show(
-        "plan", visitor, "/deploy", plan=plan, rows=rows, messages=plan["messages"],
-        lines=diff_lines(plan["diff"]), flags=flags_table(flags),
-        shown=shown_hash(plan["diff"]),
-    )  # fmt: skip
-
-
-async def _sweeps(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    found = await pages.ask("/api/sweeps", visitor)
-    begin = generation_number(request.query_params.get("from", "")) or 0
-    end = begin + _SWEEPS_A_PAGE
-    return pages.show(
-        "sweeps", visitor, "/sweeps", sweeps=found["sweeps"][begin:end],
-        messages=found["messages"], begin=begin, older=end if len(found["sweeps"]) > end else None,
-    )  # fmt: skip
-
-
-async def _sweep(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    found = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=_number(request))
-    section = sweep_section(found["sweep"], found["page"], found) if found["arms"] else None
-    return pages.show(
-        "sweep", visitor, "/sweeps", sweep=found, rows=sweep_facts(found), section=section,
-        is_open=_is_open(found),
-    )  # fmt: skip
-
-
-def _is_open(sweep: Mapping[str, Any]) -> bool:
-    """Whether it proposes something of which nobody has decided yet."""
-    return sweep["verdict"] == "promote" and sweep["decision"] is None
+    one, diff = kept["generation"]["number"] - 1, None
+    with suppress(NotShownError):  # the one before was damaged, or is not kept any more
+        found = await pages.ask("/api/history/{one}/diff/{other}", visitor, one=one, other=number)
+        diff = found["diff"]
+    return pages.show("generation", visitor, "/generations", kept=kept, status=status, diff=diff)
 
 
 async def _promotion(pages: Pages, request: Request, visitor: Visitor) -> Response:
     """What promoting would change, and whether to."""
-    number = _number(request)
-    sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=number)
-    answer = await pages.front.wait(["promote", str(number)], visitor)
+    sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
+    answer = await pages.front.wait(["promote", str(sweep["sweep"])], visitor)
     if answer.is_error:
         raise NotShownError(answer.envelope["error"], 409)
-    plan = answer.envelope
-    return pages.show(
-        "promotion", visitor, "/sweeps", sweep=sweep, messages=plan["messages"],
-        lines=diff_lines(plan["diff"]), shown=shown_hash(plan["diff"]),
-    )  # fmt: skip
+    return pages.show("promotion", visitor, "/sweeps", sweep=sweep, plan=answer.envelope)
 
 
 async def _declining(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=_number(request))
-    if not _is_open(sweep):
+    sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
+    if sweep["verdict"] != "promote" or sweep["decision"] is not None:
         raise NotShownError(wrong("this sweep proposes nothing, or was decided already"), 409)
     return pages.show("declining", visitor, "/sweeps", sweep=sweep)
-
-
-async def _workloads(pages: Pages, _request: Request, visitor: Visitor) -> Response:
-    found = await pages.ask("/api/workloads", visitor)
-    return pages.show(
-        "workloads", visitor, "/workloads", workloads=found["workloads"], shown=None, section=None,
-        messages=found["messages"],
-    )  # fmt: skip
-
-
-async def _workload(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    name = _name(request, "workload")
-    shown = await pages.ask("/api/workloads/{workload}", visitor, workload=name)
-    found = await pages.ask("/api/workloads", visitor)
-    return pages.show(
-        "workloads", visitor, "/workloads", workloads=found["workloads"], shown=shown,
-        section=workload_section(shown), messages=shown["messages"],
-    )  # fmt: skip
-
-
-async def _doctor(pages: Pages, _request: Request, visitor: Visitor) -> Response:
-    found = await pages.ask("/api/doctor", visitor)
-    n = len(found["findings"])
-    return pages.show(
-        "doctor", visitor, "/doctor", messages=found["messages"], findings=found["findings"],
-        passed=found["passed"], not_checked=found["not_checked"],
-        sentence="Nothing was found to be wrong" if n == 0 else f"{counted(n, 'finding')}",
-    )  # fmt: skip
-
-
-async def _jobs(pages: Pages, _request: Request, visitor: Visitor) -> Response:
-    found = await pages.ask("/api/jobs", visitor)
-    return pages.show("jobs", visitor, "/jobs", jobs=found["jobs"])
-
-
-async def _job(pages: Pages, request: Request, visitor: Visitor) -> Response:
-    found = await pages.ask("/api/jobs/{number}", visitor, number=_number(request))
-    job = found["job"]
-    is_over = job["state"] not in _UNDER_WAY
-    result = job["result"] or {}
-    progress = job["progress"]
-    left_s = progress["left_s"] if progress is not None else None
-    left = f", about {format_duration(left_s)} left" if left_s is not None else ""
-    rows = [
-        ("Asked for by", job["asked_by"]), ("When", when(job["asked_s"])), ("State", job["state"]),
-        ("Command", " ".join(["tunerd", *(one for one in job["argv"] if "--shown" not in one)])),
-    ]  # fmt: skip
-    ended = "It is done" if job["exit_code"] == 0 else "It ended without a word"
-    return pages.show(
-        "job", visitor, "/jobs", job=job, is_over=is_over, rows=rows,
-        summary=result.get("summary") or result.get("text") or ended,
-        progress="waiting for its turn" if progress is None else progress["text"] + left,
-    )  # fmt: skip
 
 
 # Changing

@@ -326,6 +326,16 @@ def plan_facts(plan: Mapping[str, Any]) -> Facts:
     )
 
 
+def needs_facts(plan: Mapping[str, Any]) -> Facts:
+    """Whether its memory suffices, and by how much on each card."""
+    memory = plan["memory"]
+    return (
+        ("memory", memory["verdict"]),
+        *((one["name"], f"{format_mib(one['worst_mib'])} of {format_mib(one['free_mib'])} free")
+          for one in memory["devices"]),
+    )  # fmt: skip
+
+
 # A workload: the mean request of each class, and the time that it takes
 
 _TOKENS = (("cached_tokens", "cached prompt", "waiting"), ("new_tokens", "new prompt", "prefill"),
