@@ -192,7 +192,6 @@ MAY: Mapping[str, Lane] = {
     "jobs": Lane.HERE,
     "doctor": Lane.APART,
     "results list": Lane.APART,
-    "results stale": Lane.APART,
     "results show": Lane.APART,
     "results export": Lane.APART,
     "report": Lane.APART,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tunerd.cli.complete import keys, names_of
-from tunerd.cli.output import columns, facts_lines, table_lines
+from tunerd.cli.output import columns, facts_lines, line, table_lines
 from tunerd.operations import HASH, LINE, NUMBER, PROFILE, SETTING, SPAN, TARGET, Call, operation
 from tunerd.result import ActionResult
 from tunerd.web.view import (
@@ -398,7 +398,7 @@ def show_command(call: Call, number: int) -> ActionResult:
 @history_command.command(name="diff", short_help="How two generations differ.")
 @click.argument("one", type=NUMBER, shell_complete=names_of("generations"))
 @click.argument("other", type=NUMBER, shell_complete=names_of("generations"))
-@operation("render_diff")
+@operation(lambda payload: payload["diff"].splitlines() or ["no difference"])
 def diff_command(call: Call, one: int, other: int) -> ActionResult:
     """How the units of two generations differ.
 
@@ -431,11 +431,6 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
     yield from (payload["unit"] or "the unit file was removed").splitlines()
 
 
-def render_diff(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield from payload["diff"].splitlines() or ["no difference"]
-
-
 @click.group(name="probation", short_help="How a new server is watched after a swap.")
 def probation_command() -> None:
     """After a swap a new server is watched, and taken back if it does worse."""
@@ -459,7 +454,7 @@ def show(call: Call) -> ActionResult:
 @click.argument("generation", type=int)
 @click.option("--sweep", type=int, help="The sweep that proved it.")
 @click.option("--for", "duration", type=SPAN, help="How long [default: probation.duration_s].")
-@operation("render_probation")
+@operation(line("generation {generation}: {state}: {reason}"))
 def run(call: Call, generation: int, sweep: int | None, duration: float | None) -> ActionResult:
     """Watch a generation where no daemon does. Exit code 3 if it was taken back.
 
@@ -478,7 +473,7 @@ def run(call: Call, generation: int, sweep: int | None, duration: float | None) 
 @click.argument("generation", type=int)
 @click.option("--reason", required=True, help="What was seen of it.")
 @click.option("--sweep", type=int, help="The sweep that proved it.")
-@operation("render_probation")
+@operation(line("generation {generation}: {state}: {reason}"))
 def take_back_(call: Call, generation: int, reason: str, sweep: int | None) -> ActionResult:
     """Back to what served before, if the generation still serves; what the daemon has a unit do.
 
@@ -489,11 +484,6 @@ def take_back_(call: Call, generation: int, reason: str, sweep: int | None) -> A
     from tunerd.watch.probation import take_back
 
     return take_back(call.context(acts=True), generation, reason, sweep=sweep)
-
-
-def render_probation(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield f"generation {payload['generation']}: {payload['state']}: {payload['reason']}"
 
 
 def render_probations(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -556,7 +546,7 @@ def render_promote(payload: Mapping[str, Any]) -> Iterator[str]:
 @click.command(name="decline", short_help="Turn down what a sweep proposes.")
 @click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
 @click.option("--why", type=LINE, help="Kept with the sweep.")
-@operation("render_decline")
+@operation(line("sweep {sweep}: {text}"))
 def decline_command(call: Call, sweep: int | None, why: str | None) -> ActionResult:
     """Turn down the winner of a sweep (the newest without ID); its samples stay.
 
@@ -567,8 +557,3 @@ def decline_command(call: Call, sweep: int | None, why: str | None) -> ActionRes
     from tunerd.sweep.promote import decline
 
     return decline(call.context(), sweep, why=why)
-
-
-def render_decline(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield f"sweep {payload['sweep']}: {payload['text']}"

@@ -22,9 +22,9 @@ from tunerd.errors import TunerdError, UsageError
 
 # Name: module of this package, and the line that `tunerd --help` shows.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "detect": ("box", "What is here: GPUs, memory, service manager, engines."),
-    "engines": ("box", "Each engine: version, dialect, what it can do; keep a copy."),
-    "profiles": ("box", "List, show, check and write profiles."),
+    "detect": ("setup", "What is here: GPUs, memory, service manager, engines."),
+    "engines": ("setup", "Each engine: version, dialect, what it can do; keep a copy."),
+    "profiles": ("setup", "List, show, check and write profiles."),
     "workload": ("measure", "The mix of requests that the server is tuned for."),
     "bench": ("measure", "How fast a server is, measured honestly."),
     "compare": ("measure", "Which of two is faster on your kind of work."),
@@ -42,16 +42,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("watch", "Server, GPU and host as they are, again and again."),
     "history": ("deploy", "Every swap: when, what, why, how it ended."),
     "verify": ("deploy", "Is the machine what was deployed?"),
-    "doctor": ("box", "What may be wrong on this box, and what to do."),
-    "results": ("evidence", "What was measured, and whether it still holds."),
-    "report": ("evidence", "One HTML file with conditions, tables and charts."),
+    "doctor": ("setup", "What may be wrong on this box, and what to do."),
+    "results": ("measure", "What was measured, and whether it still holds."),
+    "report": ("measure", "One HTML file with conditions, tables and charts."),
     "jobs": ("watch", "What the daemon does for members of group tunerd."),
     "recover": ("deploy", "Finish or undo what an interrupted swap left."),
-    "model": ("box", "Write a small designed model whose answers are known."),
-    "settings": ("box", "Every setting, its value, and where it comes from."),
+    "model": ("setup", "Write a small designed model whose answers are known."),
+    "settings": ("setup", "Every setting, its value, and where it comes from."),
     "daemon": ("watch", "The long-running half, started by systemd."),
     "supervise": ("watch", "Run units on a machine without a service manager."),
-    "completion": ("box", "Print the completion script of a shell."),
+    "completion": ("setup", "Print the completion script of a shell."),
 }
 
 # Started by tunerd itself; nobody types them.

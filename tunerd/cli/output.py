@@ -50,6 +50,16 @@ _UNSAFE = re.compile(f"[\x00-\x08\n-\x1f{_HIGH}]")
 _UNSAFE_IN_JSON = re.compile(f"[{_HIGH}]")  # which escapes the others itself
 
 
+def line(form: str) -> Render:
+    """Renders one line: the keys of a payload in a form."""
+    return lambda payload: [form.format_map(payload)]
+
+
+def changed(payload: Mapping[str, Any]) -> Iterable[str]:
+    """Settings that were written."""
+    return [f"{key} = {value}" for key, value in payload["changed"].items()]
+
+
 def json_option(function: Any) -> Any:
     """The option `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)

@@ -12,7 +12,7 @@ import click
 
 from tunerd.calendar import Missed
 from tunerd.cli.complete import keys, names_of
-from tunerd.cli.output import columns, facts_lines, section_lines
+from tunerd.cli.output import changed, columns, facts_lines, line, section_lines
 from tunerd.operations import (
     DAYS,
     NUMBER,
@@ -158,7 +158,7 @@ def night(call: Call, at_once: bool, bound_to: str | None, yes: bool) -> ActionR
 @sweep_command.command(name="start")
 @_request_options
 @yes_option
-@operation("render_begun")
+@operation(line("{unit} runs"))
 def start(call: Call, yes: bool, **given: Any) -> ActionResult:
     """Sweep as a job (`tunerd jobs`), which outlives this terminal.
 
@@ -175,7 +175,7 @@ def start(call: Call, yes: bool, **given: Any) -> ActionResult:
 
 
 @sweep_command.command(name="stop")
-@operation("render_stopped")
+@operation(line("{unit} is stopped"))
 def stop(call: Call) -> ActionResult:
     """End the sweep that `start` began; its samples are kept, and the server comes back."""
     from tunerd.sweep.run import stop_sweep
@@ -193,14 +193,14 @@ def status(call: Call) -> ActionResult:
 
 
 @sweep_command.command(name="watch")
-@operation("render_watched", tells_lines=True)
+@operation(lambda _payload: (), tells_lines=True)
 def watch(call: Call) -> ActionResult:
     """Every start and request as it comes, until the sweep ends."""
     from tunerd.sweep.run import watch_sweep
 
     ctx = call.context(tells=True)
-    for line in watch_sweep(ctx):
-        ctx.say(line)
+    for said in watch_sweep(ctx):
+        ctx.say(said)
     return ActionResult("sweep watch", {})
 
 
@@ -262,21 +262,6 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
 def _option(pairs: Sequence[Sequence[Any]]) -> str:
     """One alternative of other keys."""
     return " ".join(f"{key}={value}" for key, value in pairs) or "as it is"
-
-
-def render_watched(_payload: Mapping[str, Any]) -> tuple[str, ...]:
-    """Nothing: what it told is all that it has to say."""
-    return ()
-
-
-def render_begun(payload: Mapping[str, Any]) -> Iterator[str]:
-    """That it was begun."""
-    yield f"{payload['unit']} runs"
-
-
-def render_stopped(payload: Mapping[str, Any]) -> Iterator[str]:
-    """That it was ended."""
-    yield f"{payload['unit']} is stopped"
 
 
 def render_end(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -394,7 +379,7 @@ def show_schedule(call: Call) -> ActionResult:
 @click.option("--missed", type=click.Choice([str(one) for one in Missed]),
               help="A night whose beginning was missed: begin late, or skip it.")  # fmt: skip
 @click.option("--on/--off", "enabled", default=None, help="Whether nights begin by themselves.")
-@operation("render_changed")
+@operation(changed)
 def set_(call: Call, **given: Any) -> ActionResult:
     """Write the schedule into tunerd.toml; everything else in it stays as it is.
 
@@ -405,8 +390,8 @@ def set_(call: Call, **given: Any) -> ActionResult:
     """  # noqa: D301
     from tunerd.sweep.schedule import KEYS, set_schedule
 
-    changed = {KEYS[name]: value for name, value in given.items() if value is not None}
-    return set_schedule(call.context(), changed)
+    values = {KEYS[name]: value for name, value in given.items() if value is not None}
+    return set_schedule(call.context(), values)
 
 
 @schedule_command.command(name="skip-tonight", short_help="Leave the next night out.")
@@ -426,7 +411,7 @@ def skip(call: Call, undo: bool) -> ActionResult:
 
 @schedule_command.command(name="run-now", short_help="Begin a night at once.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@operation("render_night_begun")
+@operation(line("{unit} runs"))
 def run_now(call: Call, yes: bool) -> ActionResult:
     """Begin what a night would do, at once and whatever the window says, as tunerd-sweep.service.
 
@@ -442,22 +427,12 @@ def run_now(call: Call, yes: bool) -> ActionResult:
     )
 
 
-def render_changed(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield from (f"{key} = {value}" for key, value in payload["changed"].items())
-
-
 def render_skipped(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     span = payload["skipped"]
     yield (
         "the next night is had" if span is None else f"skipped: {_times(span, payload['timezone'])}"
     )
-
-
-def render_night_begun(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield f"{payload['unit']} runs"
 
 
 def render_schedule(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tunerd.cli.output import columns, finish, harmless_lines, json_option, progress_sink
+from tunerd.cli.output import (
+    changed,
+    columns,
+    finish,
+    harmless_lines,
+    json_option,
+    line,
+    progress_sink,
+)
 from tunerd.operations import Asking, Call, Question, asked, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_duration, format_mib, when
@@ -193,7 +201,7 @@ def show(call: Call) -> ActionResult:
 @guard_command.command(name="set", short_help="What a guard may do.")
 @click.argument("guard", type=click.Choice(["oom", "hang", "drift", "upgrade"]))
 @click.argument("policy", type=click.Choice(["act", "advise", "off"]))
-@operation("render_changed")
+@operation(changed)
 def set_(call: Call, guard: str, policy: str) -> ActionResult:
     """Write a guard's switch into tunerd.toml: act by itself, only advise, or off.
 
@@ -225,7 +233,7 @@ def check(call: Call) -> ActionResult:
 @guard_command.command(
     name="raise-margin", short_help="Deploy what serves with the next larger margin."
 )
-@operation("render_raised")
+@operation(line("{summary}"))
 def raise_margin(call: Call) -> ActionResult:
     """Deploy what serves with memory.fit_mib one step larger; never a smaller one.
 
@@ -238,16 +246,6 @@ def raise_margin(call: Call) -> ActionResult:
     from tunerd.watch.guarding import raise_margin
 
     return raise_margin(call.context(acts=True))
-
-
-def render_changed(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield from (f"{key} = {value}" for key, value in payload["changed"].items())
-
-
-def render_raised(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield payload["summary"]
 
 
 def render_guard(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -292,7 +290,7 @@ def notify_command() -> None:
 
 
 @notify_command.command(name="test", short_help="Send a notice that says it is a test.")
-@operation("render_notify")
+@operation(line("it arrived"))
 def test(call: Call) -> ActionResult:
     """Send a notice to notify.webhook, from here and now.
 
@@ -307,7 +305,7 @@ def test(call: Call) -> ActionResult:
 
 @notify_command.command(name="send", short_help="Send a notice that was left, as its unit does.")
 @click.argument("name")
-@operation("render_notify")
+@operation(line("it arrived"))
 def send(call: Call, name: str) -> ActionResult:
     """Send a notice that the daemon left; what tunerd-notify-NAME.service runs.
 
@@ -319,11 +317,6 @@ def send(call: Call, name: str) -> ActionResult:
 
     context = call.context(tells=True, needs_settings=False)
     return send_notice(context, name, as_left=context.settings_problem is not None)
-
-
-def render_notify(_payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield "it arrived"
 
 
 @click.group(
@@ -374,7 +367,7 @@ def watch(terminal: Terminal, number: int, as_json: bool) -> None:
 
 @jobs_command.command(name="stop", short_help="End a job that measures.")
 @click.argument("job", metavar="NUMBER", type=click.IntRange(1))
-@operation("render_stopped")
+@operation(line("job {job}, {kind}, is ended"))
 def stop(call: Call, job: int) -> ActionResult:
     """End a job that measures or looks; the server comes back, and what was measured is kept.
 
@@ -404,11 +397,6 @@ def _lines(argv: Sequence[str], number: int, payload: Mapping[str, Any]) -> Iter
         return (f"job {number}, {words.kind}, is done",)
     lines: Iterable[str] = words.operation.named(words.operation.render)(payload)
     return lines
-
-
-def render_stopped(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield f"job {payload['job']}, {payload['kind']}, is ended"
 
 
 def render_jobs(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -244,11 +244,6 @@ class Validity:
     remarks: tuple[str, ...] = ()
     differs_from_live: tuple[str, ...] | None = None
 
-    @property
-    def word(self) -> str:
-        """In one word."""
-        return {True: "holds", False: "stale", None: "unknown"}[self.holds]
-
 
 def number(figures: Mapping[str, Any], key: str) -> float | None:
     """A number among figures; None where it is missing or no number."""

@@ -26,13 +26,14 @@ _NOTHING = note("nothing-measured", "nothing was measured yet", "tunerd bench")
 
 
 def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
-    """Runs, newest first; `limit` None for all of them."""
+    """Runs, newest first, and whether they still hold on this machine; `limit` None for all of them."""
     with _evidence(ctx) as store:
         if store is None:
             return ActionResult("results list", {"results": [], "total": 0}, (_NOTHING,))
-        rows = [run_json(run) for run in store.runs(limit=limit)]
+        check = StalenessCheck(ctx)
+        rows = [{**run_json(run), "arms": check.rows(run)} for run in store.runs(limit=limit)]
         payload = {"results": rows, "total": _readable(store)}
-        return ActionResult("results list", payload, damage_messages(store))
+        return ActionResult("results list", payload, (*damage_messages(store), *check.messages))
 
 
 def show(ctx: Context, number: int) -> ActionResult:
@@ -57,6 +58,7 @@ def show(ctx: Context, number: int) -> ActionResult:
             ],
             "figures": figures,
             "left_out": _left_out(by_arm),
+            "validity": StalenessCheck(ctx).rows(run),
             "summaries": [asdict(one) for one in store.summaries(number)] if store else [],
             "verdicts": [asdict(one) for one in store.verdicts(number)] if store else [],
         }
@@ -89,28 +91,6 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
             )
         messages = damage_messages(store)
     return ActionResult("results export", {"runs": runs}, messages)
-
-
-def stale(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
-    """For each arm of each run, whether it still holds on this machine, and what changed."""
-    with _evidence(ctx) as store:
-        if store is None:
-            return ActionResult("results stale", {"results": [], "total": 0}, (_NOTHING,))
-        runs, total = store.runs(limit=limit), _readable(store)
-        damage = damage_messages(store)
-    check = StalenessCheck(ctx)
-    rows = []
-    for run in runs:
-        for arm in run.record.arms:
-            found = check.of(arm, run.record)
-            rows.append({"run": run.number, "arm": arm.name, "kind": run.record.kind,
-                         "started_s": run.record.started_s, "state": found.word,
-                         "changes": list(found.texts), "remarks": list(found.remarks),
-                         "differs_from_live": None if found.differs_from_live is None
-                         else list(found.differs_from_live)})  # fmt: skip
-    return ActionResult(
-        "results stale", {"results": rows, "total": total}, (*damage, *check.messages)
-    )
 
 
 class StalenessCheck:
@@ -149,6 +129,10 @@ class StalenessCheck:
             remarks=tuple(one.text for one in found if one.is_remark),
             differs_from_live=self._differences(arm),
         )
+
+    def rows(self, run: StoredRun) -> list[dict[str, Any]]:
+        """The same of each arm of a run, as scripts read it."""
+        return [{"arm": arm.name, **plain(self.of(arm, run.record))} for arm in run.record.arms]
 
     def _differences(self, arm: ArmRecord) -> tuple[str, ...] | None:
         """What the serving command line has otherwise; empty where it is the very same server."""

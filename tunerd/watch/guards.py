@@ -887,7 +887,7 @@ def decide(found: Replanned, policy: Policy, *, has_nights: bool) -> Decision | 
         "warning",
         f"{what}: what was measured before is stale, and the deployed profile still plans well{then}",
         _builds(found),
-        f"`tunerd results stale` lists it; {hint}",
+        f"`tunerd results list` tells which; {hint}",
     )
 
 

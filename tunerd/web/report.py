@@ -1005,6 +1005,9 @@ def _facts(
     if validity is not None:
         said = (_STATES[validity.holds], *validity.texts, *validity.remarks)
         yield "Checked when this report was made", "; ".join(said)
+        if validity.differs_from_live is not None:
+            beside = "; ".join(validity.differs_from_live)
+            yield "What serves now differs in", beside or "nothing: it is the same server"
 
 
 def _validity(one: Series, validities: Validities) -> Validity | None:

@@ -39,7 +39,6 @@ READS: Mapping[str, str] = {
     "/api/detect": "detect",
     "/api/results": "results list",
     "/api/results/{run}": "results show",
-    "/api/stale": "results stale",
     "/api/export": "results export",
     "/api/report": "report",
     "/api/sweeps": "sweep list",

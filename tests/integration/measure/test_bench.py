@@ -168,8 +168,9 @@ def test_the_live_unit_is_measured_with_its_fingerprint_and_left_as_it_is(box: B
     assert "long_code_review" not in {row["case"] for row in found["summary"]}
     assert any("long_code_review" in message["text"] for message in found["messages"]), found
     assert since_s(box) == before
-    stale = json.loads(box.call("results", "stale", "--json").stdout)["results"][0]
-    assert (stale["run"], stale["state"], stale["differs_from_live"]) == (found["run"], "holds", [])
+    run = json.loads(box.call("results", "list", "--json").stdout)["results"][0]
+    assert run["run"] == found["run"]
+    assert [(one["holds"], one["differs_from_live"]) for one in run["arms"]] == [(True, [])]
 
 
 def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serves(

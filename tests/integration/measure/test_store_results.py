@@ -24,14 +24,14 @@ from tests.support.folders import DATA
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd import __version__
 from tunerd.app import Context
-from tunerd.cli.evidence import render_csv, render_list, render_show, render_stale
+from tunerd.cli.measure import render_csv, render_list, render_show
 from tunerd.errors import UsageError
 from tunerd.machine.files import Files
 from tunerd.measure.conditions import FingerprintReader, current_fingerprint
 from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.fingerprint import Fingerprint
 from tunerd.measure.learn import find_workload
-from tunerd.measure.results import export, results, show, stale
+from tunerd.measure.results import export, results, show
 from tunerd.measure.store import EvidenceStore
 from tunerd.paths import Paths
 from tunerd.result import ignore_progress
@@ -111,8 +111,9 @@ class Bench:
             return [run.put(store) for run in runs]
 
     def staleness(self) -> dict[str, Any]:
-        """What `results stale` says of the only arm that was measured."""
-        (row,) = stale(self.context()).payload["results"]
+        """What `results list` says of the only arm that was measured."""
+        (run,) = results(self.context()).payload["results"]
+        (row,) = run["arms"]
         return dict(row)
 
 
@@ -163,7 +164,7 @@ def test_a_fingerprint_names_every_part_of_this_machine(bench: Bench) -> None:
 def test_evidence_holds_on_the_machine_on_which_it_was_taken(bench: Bench) -> None:
     bench.measured(an_arm(bench))
     row = bench.staleness()
-    assert (row["state"], row["changes"], row["remarks"]) == ("holds", [], [])
+    assert (row["holds"], row["texts"], row["remarks"]) == (True, [], [])
     assert row["differs_from_live"] is None
 
 
@@ -204,8 +205,8 @@ def test_a_change_of_the_machine_makes_evidence_stale_and_is_named(
     bench.measured(an_arm(bench))
     change(bench)
     row = bench.staleness()
-    assert row["state"] == "stale"
-    assert [text.partition(" changed: ")[0] for text in row["changes"]] == parts
+    assert row["holds"] is False
+    assert [text.partition(" changed: ")[0] for text in row["texts"]] == parts
 
 
 def write_workload(bench: Bench, answer_tokens: int) -> Path:
@@ -227,29 +228,29 @@ def test_a_workload_that_changed_or_is_gone_makes_evidence_stale_and_is_named(
     bench.measured(
         replace(arm, fingerprint=replace(arm.fingerprint, workload_sha256=of_it)), "office"
     )
-    assert bench.staleness()["state"] == "holds"
+    assert bench.staleness()["holds"] is True
 
     write_workload(bench, 200)
     row = bench.staleness()
-    assert row["state"] == "stale"
-    assert [text.partition(" changed: ")[0] for text in row["changes"]] == ["workload"]
+    assert row["holds"] is False
+    assert [text.partition(" changed: ")[0] for text in row["texts"]] == ["workload"]
 
     path.write_text("nothing = [")
-    assert bench.staleness()["state"] == "unknown"
+    assert bench.staleness()["holds"] is None
 
     path.unlink()
     row = bench.staleness()
-    assert row["state"] == "stale"
-    assert row["changes"] == [f"workload changed: {of_it[:12]} -> not there"]
+    assert row["holds"] is False
+    assert row["texts"] == [f"workload changed: {of_it[:12]} -> not there"]
 
 
 def test_what_cannot_be_read_now_is_no_proof_of_a_change(bench: Bench) -> None:
     bench.measured(an_arm(bench))
     bench.gpu.hide("driver and library do not match")
     row = bench.staleness()
-    assert row["state"] == "unknown"
-    assert "GPU cannot be told now; it was NVIDIA GeForce RTX 3090 Ti" in row["changes"]
-    assert "GPUs cannot be read: driver and library do not match" in row["changes"]
+    assert row["holds"] is None
+    assert "GPU cannot be told now; it was NVIDIA GeForce RTX 3090 Ti" in row["texts"]
+    assert "GPUs cannot be read: driver and library do not match" in row["texts"]
 
 
 def test_an_engine_and_a_model_that_are_gone_are_named(bench: Bench) -> None:
@@ -257,16 +258,16 @@ def test_an_engine_and_a_model_that_are_gone_are_named(bench: Bench) -> None:
     bench.program.unlink()
     bench.model.unlink()
     row = bench.staleness()
-    assert row["state"] == "unknown"
-    assert any(text.startswith("engine cannot be told: ") for text in row["changes"])
-    assert f"no such model file: `{bench.model}`" in row["changes"]
+    assert row["holds"] is None
+    assert any(text.startswith("engine cannot be told: ") for text in row["texts"])
+    assert f"no such model file: `{bench.model}`" in row["texts"]
 
 
 def test_what_was_measured_by_its_address_alone_cannot_be_checked(bench: Bench) -> None:
     bench.measured(an_arm(bench, argv=None, fingerprint=Fingerprint()))
     row = bench.staleness()
-    assert row["state"] == "unknown"
-    assert "by its address alone" in row["changes"][0]
+    assert row["holds"] is None
+    assert "by its address alone" in row["texts"][0]
 
 
 def test_evidence_of_another_tunerd_holds_with_a_remark(bench: Bench) -> None:
@@ -274,7 +275,7 @@ def test_evidence_of_another_tunerd_holds_with_a_remark(bench: Bench) -> None:
     older = replace(arm.fingerprint, tunerd_version="0.0.1")
     bench.measured(replace(arm, fingerprint=older))
     row = bench.staleness()
-    assert row["state"] == "holds"
+    assert row["holds"] is True
     assert row["remarks"] == [f"tunerd changed: 0.0.1 -> {__version__}"]
 
 
@@ -282,7 +283,7 @@ def test_what_serves_is_compared_with_what_was_measured(bench: Bench) -> None:
     bench.measured(an_arm(bench))
     bench.deploy((*bench.argv[:-1], "8192", "--port", "9000", "--no-mmap"))
     row = bench.staleness()
-    assert row["state"] == "holds"
+    assert row["holds"] is True
     assert row["differs_from_live"] == ["--ctx-size 4096 -> 8192", "--no-mmap added"]
 
 
@@ -295,10 +296,10 @@ def test_the_fingerprint_of_a_generation_counts_its_units_variables(bench: Bench
 
 
 def test_without_a_store_nothing_was_measured_and_nothing_is_made(bench: Bench) -> None:
-    for result in (results(bench.context()), stale(bench.context())):
-        assert result.ok
-        assert result.payload["results"] == []
-        assert [message.code for message in result.messages] == ["nothing-measured"]
+    result = results(bench.context())
+    assert result.ok
+    assert result.payload["results"] == []
+    assert [message.code for message in result.messages] == ["nothing-measured"]
     with pytest.raises(UsageError, match="there is no run 1"):
         show(bench.context(), 1)
     assert not bench.paths.evidence.exists()
@@ -355,6 +356,7 @@ def test_an_export_holds_every_sample_and_says_null_where_nothing_is_known(bench
 def test_what_is_stale_is_told_in_words(bench: Bench) -> None:
     bench.measured(an_arm(bench))
     _new_driver_limit(bench)
-    lines = list(render_stale(stale(bench.context()).payload))
-    assert lines[0].endswith("): stale")
-    assert lines[1] == "  power limit changed: 450 W -> 350 W"
+    (line,) = list(render_list(results(bench.context()).payload))[1:]
+    assert " no " in line
+    text = "\n".join(render_show(show(bench.context(), 1).payload))
+    assert "power limit changed: 450 W -> 350 W" in text

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.integration.measure.test_store_results import Bench
 from tests.support.synthetic_runs import made_runs
-from tunerd.cli.evidence import render_csv, render_list, render_show, render_stale
+from tunerd.cli.measure import render_csv, render_list, render_show
 from tunerd.errors import HostError, TunerdError
 from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import (
@@ -26,7 +26,7 @@ from tunerd.measure.evidence import (
     SummaryRecord,
     VerdictRecord,
 )
-from tunerd.measure.results import export, results, show, stale
+from tunerd.measure.results import export, results, show
 from tunerd.measure.store import EvidenceStore
 from tunerd.web.report import ReportData, check_validity, gather_evidence, render_report
 
@@ -179,7 +179,6 @@ def test_whatever_a_column_holds_results_and_report_show_the_rest(
     listed = results(context)
     json.dumps(dict(listed.payload), allow_nan=False)
     list(render_list(listed.payload))
-    list(render_stale(stale(context).payload))
     for row in listed.payload["results"]:
         shown = show(context, row["run"])
         list(render_show(shown.payload))

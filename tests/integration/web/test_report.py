@@ -410,10 +410,10 @@ class TestCommand:
         rows = json.loads(self.call(environment, "results", "list", "--json").stdout)["results"]
         shown = self.call(environment, "results", "show", "3").stdout
         lines = self.call(environment, "results", "export", "3", "--format", "csv").stdout
-        stale = json.loads(self.call(environment, "results", "stale", "--json").stdout)["results"]
 
         assert len(rows) == 5
         assert "translation" in shown
         assert len(lines.splitlines()) == 1 + next(r["samples"] for r in rows if r["run"] == 3)
-        assert {one["state"] for one in stale} == {"stale"}
-        assert all(one["changes"] for one in stale)
+        arms = [arm for row in rows for arm in row["arms"]]
+        assert {one["holds"] for one in arms} == {False}
+        assert all(one["texts"] for one in arms)

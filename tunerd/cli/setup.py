@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 
 from tunerd.cli.complete import names_of, shapes
 from tunerd.cli.deploy import set_option
-from tunerd.cli.output import columns
+from tunerd.cli.output import columns, line
 from tunerd.operations import PROFILE, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_mib, need_mib
@@ -272,7 +272,7 @@ def check_command(call: Call, profile_or_file: str) -> ActionResult:
 @click.option("--from-unit", metavar="UNIT", shell_complete=names_of("units"),
               help="Take over what this unit serves today.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite a profile of this name.")
-@operation("render_new")
+@operation(line("wrote {path}"))
 def new_profile_command(
     call: Call, name: str, model: str | None, from_unit: str | None, force: bool
 ) -> ActionResult:
@@ -318,11 +318,6 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
     if not payload["problems"]:
         found = "no problems but what is warned about" if payload["warnings"] else "no problems"
         yield f"{payload['checked']}: {found}"
-
-
-def render_new(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield f"wrote {payload['path']}"
 
 
 _HEADS = {"error": "errors", "warning": "warnings", "note": "notes"}
