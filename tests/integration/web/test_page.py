@@ -116,6 +116,8 @@ def test_with_scripts_a_job_is_followed_until_its_end(chromium: Chromium, page: 
     shown.inner.goto(f"{page.url}/sweeps/1")
     assert "declined" in " ".join(shown.texts(".facts"))
     assert shown.inner.locator("text=Promote it").count() == 0
+    again = page.ask("/sweeps/1/decline", tcp=True)
+    assert (again.status, "decided already" in again.text) == (409, True)
     shown.close()
 
 

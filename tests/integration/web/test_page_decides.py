@@ -33,45 +33,6 @@ def page(box: SweepBox) -> Iterator[ApiBox]:
         yield api
 
 
-def test_a_proposal_is_turned_down_with_a_reason_and_the_server_stays(
-    chromium: Chromium, box: SweepBox, page: ApiBox
-) -> None:
-    number = put_proposal(box.box.context)
-    served = len(box.engine.served())
-    shown = chromium.open(f"{page.url}/sweeps/{number}", allow=page.url)
-    shown.inner.click("text=Decline it")
-    shown.inner.wait_for_selector("h1:has-text('Decline what sweep')")
-    assert page.ask("/api/jobs").json["jobs"] == [], "so far nothing was asked for"
-    shown.inner.click("text=Leave it")
-    shown.inner.click("text=Decline it")
-    shown.inner.fill("#why", "not tonight")
-    shown.inner.click("button:has-text('Decline it')")
-    shown.inner.wait_for_selector("h1:has-text('not tonight')")
-
-    shown.inner.goto(f"{page.url}/sweeps/{number}")
-    assert "declined" in " ".join(shown.texts(".facts"))
-    assert shown.inner.locator("text=Promote it").count() == 0
-    assert len(box.engine.served()) == served
-    again = page.ask(f"/sweeps/{number}/decline", tcp=True)
-    assert (again.status, "decided already" in again.text) == (409, True)
-    assert shown.complaints() == []
-    shown.close()
-
-
-def test_what_changed_since_it_was_shown_is_not_deployed(box: SweepBox, page: ApiBox) -> None:
-    number = put_proposal(box.box.context)
-    text = page.ask(f"/sweeps/{number}/promote", tcp=True).text
-    token = text.partition('name="token" value="')[2][:64]
-    served = len(box.engine.served())
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
-    said = page.post(
-        "/do/promote", f"token={token}&sweep={number}&shown={'0' * 64}", tcp=True, headers=form
-    )
-    ended = page.events(int(said.headers["location"].rpartition("/")[2]))[-1]["result"]
-    assert ended["error"]["message"] == "what would change is no longer what was shown"
-    assert len(box.engine.served()) == served
-
-
 def test_a_proposal_is_shown_then_deployed_with_one_click_and_taken_back_with_another(
     chromium: Chromium, box: SweepBox, page: ApiBox
 ) -> None:

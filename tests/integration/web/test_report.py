@@ -144,17 +144,11 @@ def test_what_is_missing_is_said_and_never_zero(tmp_path: Path) -> None:
     assert "only unknown" in in_words(chart.plot, chart.title)
 
 
-def test_a_run_without_samples_makes_a_page_that_says_so(tmp_path: Path) -> None:
-    words = Words(page_of(tmp_path, [a_run()]).read_text()).text
-
-    assert "made up, not measured" in words
-    assert not re.search(r"\b(nan|None|inf)\b", words)
-
-
 def test_every_made_up_figure_reaches_the_page_as_words(tmp_path: Path) -> None:
-    words = Words(page_of(tmp_path, made_runs()).read_text()).text
+    words = Words(page_of(tmp_path, [*made_runs(), a_run()]).read_text()).text
 
     for wanted in (
+        "made up, not measured",
         "B is 4.1 % faster on chat, 95 % interval 2.0 to 6.2 %",
         "NVIDIA GeForce RTX 3090 Ti",
         "450 W",
@@ -192,14 +186,17 @@ def test_published_figures_stand_in_the_table_as_their_profile_prints_them(tmp_p
         assert f"{figures['wall_ms'] / 1000:.2f}" in {cell for cell in shown.values() if cell}
 
 
-def test_acceptance_by_position_is_over_all_passes_of_all_requests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suite", ["mtp", "workload"])
+def test_acceptance_by_position_is_over_all_passes_of_all_requests(
+    tmp_path: Path, suite: str
+) -> None:
     # 60 accepted drafts in 40 passes, then 15 in 10.
     one = Timings(predicted_n=101, predicted_ms=900, draft_n=80, draft_n_accepted=60,
                   accepted_by_position=(40, 20))  # fmt: skip
     two = Timings(predicted_n=26, predicted_ms=400, draft_n=20, draft_n_accepted=15,
                   accepted_by_position=(10, 5))  # fmt: skip
 
-    report = report_on(tmp_path, a_run(a_sample(one), a_sample(two)))
+    report = report_on(tmp_path, a_run(*(a_sample(told, suite=suite) for told in (one, two))))
 
     chart = chart_of(report, "acceptance")
     assert shares(chart) == [1.0, 0.5]
@@ -235,17 +232,6 @@ def test_a_build_that_tells_no_positions_is_named_in_place_of_an_empty_chart(
     plain = Timings(predicted_n=50, predicted_ms=900)
     without = report_on(tmp_path, a_run(a_sample(plain)))
     assert "acceptance" not in {one.name for one in without}, "nothing was drafted"
-
-
-def test_requests_of_other_suites_tell_positions_where_no_kinds_were_measured(
-    tmp_path: Path,
-) -> None:
-    told = Timings(predicted_n=101, predicted_ms=900, draft_n=80, draft_n_accepted=60,
-                   accepted_by_position=(40, 20))  # fmt: skip
-    report = report_on(tmp_path, a_run(replace(a_sample(told), suite="workload")))
-
-    chart = chart_of(report, "acceptance")
-    assert shares(chart) == [1.0, 0.5]
 
 
 def test_what_a_suite_found_becomes_a_table_with_units_in_its_head(tmp_path: Path) -> None:
@@ -387,20 +373,13 @@ class TestCommand:
 
         done = self.call(environment, "report", "3", "--output", "-", "--no-check")
         refused = self.call(environment, "report", "99", expect=2)
+        nowhere = self.call(environment, "report", "--output", "no/where.html", expect=1)
 
         words = Words(done.stdout).text
         assert "Speed by kind of text" in words
         assert "Time of a turn" not in words
         assert "there is no run 99" in refused.stderr
-
-    def test_a_folder_that_is_not_there_is_an_error_and_nothing_is_written(
-        self, environment: dict[str, str]
-    ) -> None:
-        self.store(environment, *made_runs())
-
-        done = self.call(environment, "report", "--output", "no/where.html", expect=1)
-
-        assert "no such folder" in done.stderr
+        assert "no such folder" in nowhere.stderr
 
     def test_results_are_listed_shown_exported_and_told_stale(
         self, environment: dict[str, str]
