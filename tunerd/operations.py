@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -361,11 +362,24 @@ def operation(render: Named = "render", **more: Any) -> Callable[[Any], Any]:
             if ctx.invoked_subcommand is None:
                 ctx.find_root().obj.run(ctx)
 
-        _OPERATIONS[run] = Operation(act, render, **more)
+        _OPERATIONS[run] = Operation(_without_yes(act), render, **more)
         as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
         return as_json(run)
 
     return made
+
+
+def _without_yes(act: Callable[..., ActionResult]) -> Callable[..., ActionResult]:
+    """Most leave the answer to `Call.ask`, and need not take it."""
+    if "yes" in inspect.signature(act).parameters:
+        return act
+
+    @functools.wraps(act)
+    def run(call: Call, *, yes: bool = False, **given: Any) -> ActionResult:
+        del yes
+        return act(call, **given)
+
+    return run
 
 
 def operation_of(command: click.Command) -> Operation:

@@ -40,6 +40,11 @@ untuned_option = click.option(
 )
 
 
+start_after_option = click.option(
+    "--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."
+)
+
+
 @click.command(name="plan", short_help="What apply would do.")
 @click.argument("profile", type=PROFILE, shell_complete=names_of("profiles"))
 @set_option

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tunerd.cli.complete import keys, names_of
-from tunerd.cli.deploy import set_option
+from tunerd.cli.deploy import set_option, start_after_option, yes_option
 from tunerd.cli.output import (
     columns,
     finish,
@@ -65,10 +65,8 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1),
               help="Of texts and order, to repeat a bench.")  # fmt: skip
 @set_option
-@click.option(
-    "--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."
-)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@start_after_option
+@yes_option
 @operation("render_bench", asks=lambda given: given["profile"] is not None)
 def bench_command(
     call: Call,
@@ -82,7 +80,6 @@ def bench_command(
     seed: int | None,
     options: tuple[str, ...],
     start_after: bool,
-    yes: bool,
 ) -> ActionResult:
     """Measure the unit that serves, a PROFILE in its place, or a server by its address.
 
@@ -104,7 +101,6 @@ def bench_command(
     from tunerd.measure.request import Suite
     from tunerd.profile.files import parse_options
 
-    del yes  # `call.ask` knows it
     _check(profile, url, suite, options, depth, workload, start_after=start_after)
     asked = BenchRequest(
         suite=Suite(suite),
@@ -164,10 +160,8 @@ def _check(
 @click.option("--tolerance", type=click.FloatRange(0.1, 50.0), default=1.5, show_default=True,
               help="A difference in percent that does not matter.")  # fmt: skip
 @click.option("--seed", type=SEED, help="Of texts and order, to repeat a comparison.")
-@click.option(
-    "--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."
-)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@start_after_option
+@yes_option
 @operation("render_compare")
 def compare_command(  # one option each
     call: Call,
@@ -180,7 +174,6 @@ def compare_command(  # one option each
     tolerance: float,
     seed: int | None,
     start_after: bool,
-    yes: bool,
 ) -> ActionResult:
     """Which of two is faster: pairs of fresh servers, asked the same, until it is sure or time is up.
 
@@ -200,7 +193,6 @@ def compare_command(  # one option each
     """  # noqa: D301
     from tunerd.measure.compare import CompareRequest, check_limits, run_compare
 
-    del yes  # `call.ask` knows it
     if len(sides) > 2:  # noqa: PLR2004 -- A and B
         raise click.UsageError("two sides can be compared, not more")
     request = CompareRequest(

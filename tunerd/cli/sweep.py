@@ -12,6 +12,7 @@ import click
 
 from tunerd.calendar import Missed
 from tunerd.cli.complete import keys, names_of
+from tunerd.cli.deploy import start_after_option, yes_option
 from tunerd.cli.output import changed, columns, facts_lines, line, section_lines
 from tunerd.operations import (
     DAYS,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 _MOST_VALUES = 12
 
-yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-
 
 @click.group(
     name="sweep", short_help="Find better settings on this box, or see that there are none."
@@ -59,7 +58,7 @@ def _request_options(function: Any) -> Any:
         click.option("--space", type=SPACE, multiple=True, metavar="KEY=VALUE,...", shell_complete=keys,
                      help="Values to try for a key, over those of the profile's [sweep] table."),
         click.option("--seed", type=SEED, help="Of texts and order."),
-        click.option("--start-after", is_flag=True, help="Start the unit afterwards, even if it is down now."),
+        start_after_option,
         click.option("--window", type=TIMES, metavar="HH:MM-HH:MM",
                      help="Only between these times of day; the unit serves again by the end."),
     )  # fmt: skip
@@ -87,7 +86,7 @@ def _acted(result: ActionResult) -> ActionResult:
 )
 @yes_option
 @operation("render_end")
-def run(call: Call, dry_run: bool, yes: bool, **given: Any) -> ActionResult:
+def run(call: Call, dry_run: bool, **given: Any) -> ActionResult:
     """Sweep now, in this terminal.
 
     Exit code 0 whatever the verdict, 1 if nothing could be measured.
@@ -100,7 +99,6 @@ def run(call: Call, dry_run: bool, yes: bool, **given: Any) -> ActionResult:
     """  # noqa: D301
     from tunerd.sweep.run import run_sweep, sweep_plan
 
-    del yes  # `call.ask` knows it
     ctx = call.context(acts=not dry_run, tells=True)
     if dry_run:
         return sweep_plan(ctx, _request(given))
@@ -115,7 +113,7 @@ def _asking(call: Call) -> Callable[[PreparedSweep], None]:
 @click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
 @yes_option
 @operation("render_end")
-def resume(call: Call, sweep: int | None, yes: bool) -> ActionResult:
+def resume(call: Call, sweep: int | None) -> ActionResult:
     """Go on with a sweep that was stopped, killed or cut, from its samples.
 
     \b
@@ -125,7 +123,6 @@ def resume(call: Call, sweep: int | None, yes: bool) -> ActionResult:
     """  # noqa: D301
     from tunerd.sweep.run import resume_sweep
 
-    del yes  # `call.ask` knows it
     return _acted(resume_sweep(call.context(acts=True), sweep, confirm=_asking(call)))
 
 
@@ -134,7 +131,7 @@ def resume(call: Call, sweep: int | None, yes: bool) -> ActionResult:
 @click.option("--bound-to", hidden=True, help="The unit that this process is.")
 @yes_option
 @operation("render_night")
-def night(call: Call, at_once: bool, bound_to: str | None, yes: bool) -> ActionResult:
+def night(call: Call, at_once: bool, bound_to: str | None) -> ActionResult:
     """Sweep as [sweep] of the settings says; what tunerd-sweep.service runs.
 
     Within sweep.window the unit serves again by its end. A sweep that asked for the same and did not come
@@ -148,7 +145,6 @@ def night(call: Call, at_once: bool, bound_to: str | None, yes: bool) -> ActionR
     """  # noqa: D301
     from tunerd.sweep.run import run_night
 
-    del yes  # `call.ask` knows it
     ctx = call.context(acts=True)
     if bound_to is not None:
         ctx = replace(ctx, own_unit=bound_to)
@@ -159,7 +155,7 @@ def night(call: Call, at_once: bool, bound_to: str | None, yes: bool) -> ActionR
 @_request_options
 @yes_option
 @operation(line("{unit} runs"))
-def start(call: Call, yes: bool, **given: Any) -> ActionResult:
+def start(call: Call, **given: Any) -> ActionResult:
     """Sweep as a job (`tunerd jobs`), which outlives this terminal.
 
     \b
@@ -169,7 +165,6 @@ def start(call: Call, yes: bool, **given: Any) -> ActionResult:
     """  # noqa: D301
     from tunerd.sweep.run import start_sweep
 
-    del yes  # `call.ask` knows it
     ctx, argv = call.context(acts=True), argv_with("sweep run", {**given, "yes": True})
     return _acted(start_sweep(ctx, _request(given), argv, confirm=_asking(call)))
 
@@ -410,9 +405,9 @@ def skip(call: Call, undo: bool) -> ActionResult:
 
 
 @schedule_command.command(name="run-now", short_help="Begin a night at once.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @operation(line("{unit} runs"))
-def run_now(call: Call, yes: bool) -> ActionResult:
+def run_now(call: Call) -> ActionResult:
     """Begin what a night would do, at once and whatever the window says, as tunerd-sweep.service.
 
     \b
@@ -421,7 +416,6 @@ def run_now(call: Call, yes: bool) -> ActionResult:
     """  # noqa: D301
     from tunerd.sweep.schedule import begin_now
 
-    del yes  # `call.ask` knows it
     return begin_now(
         call.context(acts=True), confirm=lambda one: call.ask(one.question, one.messages)
     )

@@ -349,7 +349,6 @@ async def _watched(
     return status, {
         "view": made,
         "hours": float(hours),
-        "watched": readings["watched"],
     }
 
 

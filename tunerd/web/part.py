@@ -249,6 +249,7 @@ class Answering(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         super().__init__("", _Line, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
+        self.socket.setblocking(False)  # whoever went away before it is accepted holds up nobody
         self.answer = answer
         self._uid = uid
         self._places = threading.BoundedSemaphore(_AT_ONCE)

@@ -6,14 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-import threading
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.folders import ROOT
 from tests.support.needs import missing
 from tests.support.readings import a_reading
-from tunerd.machine.net import free_port
 from tunerd.measure.answer import Counters
 from tunerd.watch.figures import Reading
 from tunerd.web.metrics import exposition
@@ -94,82 +86,20 @@ def test_rules_and_dashboard_ask_for_what_there_is() -> None:
     assert len(names) > 20
 
 
-def test_promtool_is_content_with_the_rules() -> None:
+def test_promtool_is_content_with_rules_and_dashboard(tmp_path: Path) -> None:
     tool = shutil.which("promtool")
     if tool is None:
         missing("prometheus", "no promtool", "apt-get install prometheus")
-    for words in (("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")):
+    asked = [{"record": f"panel:{at}", "expr": one.replace("$instance", ".*")}
+             for at, one in enumerate(expressions())]  # fmt: skip
+    panels = tmp_path / "panels.yml"
+    panels.write_text(json.dumps({"groups": [{"name": "panels", "rules": asked}]}))
+    for words in (
+        ("check", "rules", "alerts.yml"),
+        ("check", "rules", str(panels)),
+        ("test", "rules", "alerts_test.yml"),
+    ):
         done = subprocess.run(
             [tool, *words], cwd=FOLDER, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[str]:
-    """A Prometheus that reads two readings of a box again and again; its address."""
-    program = shutil.which("prometheus")
-    if program is None:
-        missing("prometheus", "no Prometheus", "apt-get install prometheus")
-    count = iter(range(1_000_000))
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            n = next(count)
-            grown = replace(
-                COUNTERS,
-                n_prompt=1000 + 90 * n,
-                n_predicted=500 + 50 * n,
-                n_drafted=300 + 60 * n,
-                n_accepted=200 + 40 * n,
-                n_cached=50 + 10 * n,
-                prompt_s=2.0 + n,
-                predicted_s=10.0 + n,
-            )
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(exposition(a_reading(at_s=time.time(), counters=grown)))
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    port = free_port()
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        target = f"127.0.0.1:{server.server_port}"
-        config = f"global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}\nscrape_configs: [{{job_name: t, static_configs: [{{targets: ['{target}']}}]}}]\n"
-        (tmp_path / "prometheus.yml").write_text(config)
-        words = [
-            f"--config.file={tmp_path}/prometheus.yml",
-            f"--storage.tsdb.path={tmp_path}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ]
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen([program, *words], stdout=log, stderr=log)
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(timeout=LIMIT_S)
-            server.shutdown()
-
-
-def ask(address: str, expression: str) -> list[Any]:
-    """What a question gives now; empty while Prometheus starts."""
-    query = urllib.parse.urlencode({"query": expression})
-    try:
-        url = f"{address}/api/v1/query?{query}"
-        with urllib.request.urlopen(url, timeout=10) as reply:  # noqa: S310 -- ours
-            found: list[Any] = json.load(reply)["data"]["result"]
-            return found
-    except (ConnectionError, urllib.error.URLError):
-        return []
-
-
-def test_every_question_of_the_dashboard_has_an_answer(prometheus: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    left = [one.replace("$instance", ".*") for one in expressions()]
-    while left:
-        assert time.monotonic() < end_s, f"no answer: {left}"
-        left = [one for one in left if not ask(prometheus, one)]
-        time.sleep(0.3)
