@@ -13,8 +13,7 @@ from benchmarks.simulator.tasks import Task, task
 from tests.support.local_box import Box
 from tunerd.app import Context
 from tunerd.measure.answer import ClientTimes, Sample, Timings
-from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord
-from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord, SummaryRecord
 from tunerd.measure.life import arm_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.arm import Arm, Boot, Request

@@ -19,13 +19,13 @@ from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
 from tunerd.measure.evidence import (
     ArmRecord,
     Crossover,
+    Fingerprint,
     RunOutcome,
     RunRecord,
     SummaryRecord,
     TurnTime,
     VerdictRecord,
 )
-from tunerd.measure.fingerprint import Fingerprint
 from tunerd.measure.store import EvidenceStore
 
 PROFILES = Path(__file__).parents[2] / "profiles"

@@ -44,8 +44,7 @@ from tunerd.machine.net import listening_pid, other_listeners
 from tunerd.machine.proc import process_name
 from tunerd.measure.answer import Sample, Timings
 from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import ArmRecord, StoredRun
-from tunerd.measure.fingerprint import Fingerprint, changes, holds
+from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, changes, holds
 from tunerd.measure.learn import workload_sha256_now
 from tunerd.measure.life import own_requests
 from tunerd.measure.store import EvidenceStore, open_to_read

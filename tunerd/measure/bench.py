@@ -16,7 +16,7 @@ from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, Preempted, TunerdError, UsageError
 from tunerd.machine.host import read_host
-from tunerd.measure.answer import Answer, Mark, Sample, count_problems, summarise
+from tunerd.measure.answer import Mark, Sample, count_problems, summarise
 from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
 from tunerd.measure.findings import (
     SERVING,
@@ -93,30 +93,6 @@ Keep = Callable[[str, Sequence[Sample]], None]
 Texts = Sequence[tuple[Prompt, ...]]
 
 
-@dataclass
-class Measured:
-    """What was measured of one arm.
-
-    `answers` are by number of the step and id of the text, of repeated steps with every text; `walls_ms` how long the requests of a parallel step took
-    together, by case; `accepted` counts drafts by position over `n_steps` verification passes, from the
-    server's own counters.
-    """
-
-    samples: list[Sample] = field(default_factory=list)
-    answers: dict[int, dict[str, Answer | None]] = field(default_factory=dict)
-    walls_ms: list[tuple[str, float, tuple[Sample, ...]]] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    n_steps: int = 0
-    traffic_seen: bool = True
-
-    @property
-    def acceptance_by_position(self) -> tuple[float, ...] | None:
-        """The share of verification passes in which each position of a draft was accepted."""
-        if not self.n_steps or not self.accepted:
-            return None
-        return tuple(count / self.n_steps for count in self.accepted)
-
-
 @dataclass(frozen=True, slots=True)
 class _Item:
     """A step that is still to be taken on one arm; `prompts` are its texts."""
@@ -153,13 +129,13 @@ class BenchRun:
         self._pending: list[_Pending] = []
         self._was_busy = False
         self._n_busy = 0
-        self.measured: dict[str, Measured] = {}
+        self.measured: dict[str, ArmData] = {}
         if targets[0].life() is None:
             raise BenchError("the server does not run")
         self._life = Life(ctx, targets[0])
         self._watch = self._life.traffic
 
-    def run(self, plan: Plan, texts: Mapping[str, Texts]) -> Mapping[str, Measured]:
+    def run(self, plan: Plan, texts: Mapping[str, Texts]) -> Mapping[str, ArmData]:
         """Every step of a plan on every arm, in the plan's order.
 
         Args:
@@ -236,7 +212,7 @@ class BenchRun:
     def _warm_up(self, plan: Plan) -> None:
         self._ctx.say("warming up")
         for target in self._targets:
-            self.measured[target.name] = Measured(traffic_seen=self._watch.counts)
+            self.measured[target.name] = ArmData(target.name, traffic_seen=self._watch.counts)
         self._targets = [self._proved(plan, target) for target in self._targets]
 
     def _proved(self, plan: Plan, target: Target) -> Target:
@@ -379,7 +355,7 @@ class BenchRun:
             answers |= {asked.prompt.prompt_id: asked.answer for asked in one.asked}
             if one.wall_ms is not None:
                 case = one.item.step.requests[0].case
-                measured.walls_ms.append((case, one.wall_ms, tuple(samples)))
+                measured.groups.append((case, one.wall_ms, tuple(samples)))
 
 
 def _is_to_be_repeated(pending: _Pending) -> bool:
@@ -452,7 +428,7 @@ def fitting_plan(
     most_tokens: int | None = None,
     letters_per_token: float | None = None,
 ) -> tuple[Plan, tuple[Message, ...]]:
-    """`suite_plan` without what the context cannot hold.
+    """The plan of a suite for a server, without what its context cannot hold.
 
     Args:
         asked: The suite.
@@ -467,9 +443,7 @@ def fitting_plan(
     Raises:
         BenchError: this server cannot have the suite.
     """
-    plan, told = suite_plan(
-        asked, seed, shape, n_ctx=n_ctx, n_slots=n_slots, most_tokens=most_tokens
-    )
+    plan, told = _suite_plan(asked, seed, shape, n_ctx, n_slots, most_tokens)
     more = list(told)
     if asked.suite is Suite.LENGTHS:
         shorter = with_short_question(plan, book, n_ctx, letters_per_token)
@@ -488,20 +462,15 @@ def fitting_plan(
     return plan, tuple(more)
 
 
-def suite_plan(
+def _suite_plan(
     asked: BenchRequest,
     seed: int,
     shape: WorkloadShape | None,
-    *,
     n_ctx: int | None,
-    n_slots: int | None = None,
-    most_tokens: int | None = None,
+    n_slots: int | None,
+    most_tokens: int | None,
 ) -> tuple[Plan, tuple[Message, ...]]:
-    """The plan of a suite for a server, and what had to be left out of it.
-
-    Raises:
-        BenchError: this server cannot have the suite.
-    """
+    """The plan of a suite for a server, and what had to be left out of it."""
     repeats = asked.repeats or _REPEATS[asked.suite]
     if asked.suite is Suite.MTP:
         return mtp_plan(seed, repeats=repeats), ()
@@ -675,8 +644,7 @@ class Session:
     shape: WorkloadShape | None = None
     opened: list[Opened] = field(default_factory=list)
     arms: list[ArmRecord] = field(default_factory=list)
-    measured: dict[str, Measured] = field(default_factory=dict)
-    planned_free_mib: dict[str, int | None] = field(default_factory=dict)
+    measured: dict[str, ArmData] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -732,12 +700,13 @@ class Session:
                     opened = open_candidate(self.ctx, candidate, name)
                     if name == OFF:
                         opened = _meant(opened, Speculation(drafts=False))
-                    self.planned_free_mib[name] = _planned_free(candidate)
+                    planned_free_mib = _planned_free(candidate)
                     try:
                         self.on_arm(opened, f"profile {profile}")
                     except BenchError:
                         held.check()  # a lease that is gone explains a server that is
                         raise
+                    self.measured[name].planned_free_mib = planned_free_mib
                     held.check()
         if held.without_service_s is not None:
             text = f"{self.ctx.unit} did not serve for {held.without_service_s:.0f} s"
@@ -1046,7 +1015,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
     """What the samples came to; figures beside them are stored too."""
     if session.plan is None or session.run is None:
         raise BenchError("nothing was measured")
-    arms = [_arm_data(session, name, one) for name, one in session.measured.items()]
+    arms = list(session.measured.values())
     found = findings(session.plan, arms, session.shape)
     for record in found.records:
         session.store.add_summary(session.run, record)
@@ -1076,17 +1045,6 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         "summaries": [asdict(one) for one in found.records],
     }  # fmt: skip
     return ActionResult("bench", payload, tuple(messages), 0 if has_any else 1, has_acted=True)
-
-
-def _arm_data(session: Session, name: str, measured: Measured) -> ArmData:
-    return ArmData(
-        name=name,
-        samples=measured.samples,
-        answers=measured.answers,
-        groups=measured.walls_ms,
-        by_position=measured.acceptance_by_position,
-        planned_free_mib=session.planned_free_mib.get(name),
-    )
 
 
 def _unwatched(session: Session) -> list[Message]:

@@ -24,7 +24,7 @@ from tunerd.measure.evidence import (
     TurnTime,
     VerdictRecord,
 )
-from tunerd.measure.findings import Quality, Replies, ended_in_thought, judge_quality, pair
+from tunerd.measure.findings import Quality, Replies, ended_in_thought, judge_quality, mix, pair
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import Asked as Answered
 from tunerd.measure.life import Life, Target, Texts, is_warm_class, open_candidate, prompt_book
@@ -755,7 +755,7 @@ def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
     """
     rows = []
     for side in SIDES:
-        parts = []
+        turns = []
         for at, (one, share) in enumerate(zip(shape.classes, shape.shares, strict=True)):
             prefill_s, decode_s, whole_s = (
                 found.seconds(side, name, at) for name in ("prefill", "decode", "turn")
@@ -764,20 +764,9 @@ def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
                 return []
             thoughts = one.reasoning_share
             reasoning_s = None if thoughts is None else thoughts * decode_s
-            parts.append((share, prefill_s, reasoning_s, decode_s - (reasoning_s or 0.0)))
-            rows.append(TurnTime(side, one.name, prefill_s, reasoning_s, parts[-1][3], share,
-                                 whole_s=whole_s))  # fmt: skip
-        reasoning = [share * part for share, _, part, _ in parts if part is not None]
-        rows.append(
-            TurnTime(
-                arm=side,
-                request_class=None,
-                prefill_s=sum(share * part for share, part, _, _ in parts),
-                reasoning_s=sum(reasoning) if len(reasoning) == len(parts) else None,
-                decode_s=sum(share * part for share, _, _, part in parts),
-                whole_s=found.seconds(side, "turn"),
-            )
-        )
+            turns.append(TurnTime(side, one.name, prefill_s, reasoning_s,
+                                  decode_s - (reasoning_s or 0.0), share, whole_s=whole_s))  # fmt: skip
+        rows += [*turns, mix(side, turns)]
     return rows
 
 

@@ -16,7 +16,7 @@ from tunerd.engine.probe import Found
 from tunerd.engine.serving import specifiers_of
 from tunerd.errors import HostError, ModelFileError
 from tunerd.machine.host import read_host
-from tunerd.measure.fingerprint import Fingerprint, models_sha256
+from tunerd.measure.evidence import Fingerprint, models_sha256
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.units.generations import Generation

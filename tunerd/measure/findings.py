@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -411,7 +411,7 @@ def turn_times(arm: str, samples: Sequence[Sample], shape: WorkloadShape) -> lis
         _turn(arm, one.name, parts, one.reasoning_share, share)
         for one, parts, share in zip(shape.classes, found, shape.shares, strict=True)
     ]
-    return [*turns, _mix(arm, turns)]
+    return [*turns, mix(arm, turns)]
 
 
 def _turn(
@@ -431,8 +431,8 @@ def _turn(
     )
 
 
-def _mix(arm: str, turns: Sequence[TurnTime]) -> TurnTime:
-    """Thoughts count as part of the answer where any class hides them."""
+def mix(arm: str, turns: Sequence[TurnTime]) -> TurnTime:
+    """The expected turn of all classes; thoughts count as part of the answer where any class hides them."""
     reasoning, generation = _expected(turns, "reasoning_s"), _expected(turns, "decode_s")
     if reasoning is None and generation is not None:
         generation += sum((one.weight or 0.0) * (one.reasoning_s or 0.0) for one in turns)
@@ -700,21 +700,30 @@ SERVING = "what serves"
 _PAIR = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class ArmData:
     """What was measured of one arm.
 
-    `answers` are by number of the step and id of the text; `groups` are parallel steps: case, wall [ms], samples.
-    `by_position` is the share of verification passes in which each position of a draft was accepted,
-    by the server's own counters; None where it has none.
+    `answers` are by number of the step and id of the text, of repeated steps with every text; `groups` are
+    parallel steps: case, how long its requests took together [ms], samples. `accepted` counts drafts by
+    position over `n_steps` verification passes, from the server's own counters.
     """
 
     name: str
-    samples: Sequence[Sample]
-    answers: Mapping[int, Replies]
-    groups: Sequence[tuple[str, float, Sequence[Sample]]] = ()
-    by_position: tuple[float, ...] | None = None
+    samples: list[Sample] = field(default_factory=list)
+    answers: dict[int, dict[str, Answer | None]] = field(default_factory=dict)
+    groups: list[tuple[str, float, tuple[Sample, ...]]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    n_steps: int = 0
+    traffic_seen: bool = True
     planned_free_mib: int | None = None
+
+    @property
+    def by_position(self) -> tuple[float, ...] | None:
+        """The share of verification passes in which each position of a draft was accepted."""
+        if not self.n_steps or not self.accepted:
+            return None
+        return tuple(count / self.n_steps for count in self.accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -843,10 +852,10 @@ def _concurrency(arms: Sequence[ArmData]) -> Findings:
 def _streams(arm: ArmData) -> list[dict[str, Any]]:
     """By number of streams: what all of them got together, and what each of them got."""
     cases: dict[str, list[tuple[float, Sequence[Sample]]]] = {}
-    for case, wall_ms, samples in arm.groups:
+    for case, wall_ms, together in arm.groups:
         groups = cases.setdefault(case, [])
-        if all(sample.is_usable for sample in samples):
-            groups.append((wall_ms, samples))
+        if all(sample.is_usable for sample in together):
+            groups.append((wall_ms, together))
     rows = []
     for case, groups in sorted(cases.items()):
         samples = [sample for _, found in groups for sample in found]

@@ -39,8 +39,7 @@ from tunerd.measure.answer import (
 from tunerd.measure.conditions import (
     FingerprintReader,
 )
-from tunerd.measure.evidence import ArmRecord
-from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.evidence import ArmRecord, Fingerprint
 from tunerd.measure.request import (
     TOOL_KINDS,
     USUAL_LETTERS_PER_TOKEN,

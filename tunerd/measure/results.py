@@ -11,8 +11,15 @@ from tunerd.app import Context
 from tunerd.engine.flags import argument_changes
 from tunerd.errors import HostError, UsageError
 from tunerd.measure.answer import Sample, count_problems, summarise
-from tunerd.measure.evidence import ArmRecord, RunRecord, StoredRun, Validity
-from tunerd.measure.fingerprint import Fingerprint, changes, holds
+from tunerd.measure.evidence import (
+    ArmRecord,
+    Fingerprint,
+    RunRecord,
+    StoredRun,
+    Validity,
+    changes,
+    holds,
+)
 from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 

@@ -22,8 +22,7 @@ from tunerd.errors import Busy, DeployError, TunerdError, UsageError
 from tunerd.machine.files import is_locked
 from tunerd.measure.answer import Sample
 from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import ArmRecord
-from tunerd.measure.fingerprint import Fingerprint, holds
+from tunerd.measure.evidence import ArmRecord, Fingerprint, holds
 from tunerd.production.apply import apply
 from tunerd.production.own import OwnUnit, start_own_unit
 from tunerd.production.plan import Plan, make_plan

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from tunerd.engine.health import FailureKind
 from tunerd.engine.log import LoggedRequest, Tally
 from tunerd.measure.answer import Sample
-from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.evidence import Fingerprint
 from tunerd.watch.figures import Event, Reading, Served
 from tunerd.watch.judgement import IDLE_CORES, LEAST_ANSWER, Basis, comparable
 

@@ -25,6 +25,7 @@ from tunerd.measure.evidence import (
     AcceptanceByPosition,
     ArmRecord,
     Crossover,
+    Fingerprint,
     RunEvidence,
     RunRecord,
     StoredRun,
@@ -35,7 +36,6 @@ from tunerd.measure.evidence import (
     number,
 )
 from tunerd.measure.findings import Depth, missing_kinds
-from tunerd.measure.fingerprint import Fingerprint
 from tunerd.measure.request import MTP_KINDS
 from tunerd.measure.results import damage_messages, run_of
 from tunerd.measure.store import EvidenceStore, open_to_read

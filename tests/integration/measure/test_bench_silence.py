@@ -26,8 +26,7 @@ from tunerd.machine.host import process_cpu_s
 from tunerd.machine.proc import family_of
 from tunerd.machine.process import start
 from tunerd.measure.bench import BenchRequest, Session
-from tunerd.measure.evidence import ArmRecord
-from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.evidence import ArmRecord, Fingerprint
 from tunerd.measure.life import Life, Silence, Target, open_url
 from tunerd.measure.request import Prompt, Request, Suite
 from tunerd.measure.store import EvidenceStore

@@ -22,8 +22,14 @@ from tests.support.folders import ROOT
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd.errors import HostError
 from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
-from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord, SummaryRecord, VerdictRecord
-from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.evidence import (
+    ArmRecord,
+    Fingerprint,
+    RunOutcome,
+    RunRecord,
+    SummaryRecord,
+    VerdictRecord,
+)
 from tunerd.measure.store import METADATA, EvidenceStore
 
 PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")

@@ -22,8 +22,7 @@ from tests.support.programs import ProgramFailed, program
 from tests.support.synthetic_runs import made_runs
 from tunerd.errors import Busy, HostError
 from tunerd.measure.answer import Sample
-from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
-from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord
 from tunerd.measure.store import METADATA, VERSION, EvidenceStore, open_to_read
 
 OLD_STORE = DATA / "evidence-version-1.sql"

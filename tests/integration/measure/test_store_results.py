@@ -28,8 +28,7 @@ from tunerd.cli.measure import render_csv, render_list, render_show
 from tunerd.errors import UsageError
 from tunerd.machine.files import Files
 from tunerd.measure.conditions import FingerprintReader, current_fingerprint
-from tunerd.measure.evidence import ArmRecord, RunRecord
-from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
 from tunerd.measure.learn import find_workload
 from tunerd.measure.results import export, results, show
 from tunerd.measure.store import EvidenceStore

@@ -15,8 +15,7 @@ from tunerd.app import Context, build_context
 from tunerd.engine.log import read_requests
 from tunerd.errors import ConfigError, UsageError
 from tunerd.measure.answer import Sample, Timings
-from tunerd.measure.evidence import ArmRecord, RunRecord
-from tunerd.measure.fingerprint import Fingerprint
+from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
 from tunerd.measure.learn import (
     find_workload,
     learn_workload,

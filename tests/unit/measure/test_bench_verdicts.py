@@ -415,7 +415,7 @@ def test_what_other_servers_reuse_is_told_by_their_usage() -> None:
 
 def test_each_of_several_clients_has_a_speed_without_timings() -> None:
     samples = [a_foreign_sample(details={"client_tok_s": rate}) for rate in (20.0, 30.0)]
-    arm = ArmData("live", samples, {}, [("2 streams", 4000.0, samples)])
+    arm = ArmData("live", samples, groups=[("2 streams", 4000.0, tuple(samples))])
     plan = concurrency_plan(1, repeats=1)
 
     row = findings(plan, [arm]).payload["streams"][0]

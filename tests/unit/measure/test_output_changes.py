@@ -146,8 +146,10 @@ def arm(name: str, plan: Plan, text: str, own_text: str | None = None) -> ArmDat
         return Answer(shown, "", (ToolCall("convert", "{}"),), None, None, None, None, None, None,
                       "stop", is_cut=False)  # fmt: skip
 
-    answers = {at: {"p": said(step.requests[0])} for at, step in enumerate(plan.steps)}
-    return ArmData(name, (), answers)
+    answers: dict[int, dict[str, Answer | None]] = {
+        at: {"p": said(step.requests[0])} for at, step in enumerate(plan.steps)
+    }
+    return ArmData(name, answers=answers)
 
 
 def test_speculation_is_judged_exactly_and_what_serves_by_its_own_sampling_too() -> None:

@@ -17,7 +17,7 @@ from tunerd.engine.flags import (
     compared_environment,
     without_secrets,
 )
-from tunerd.measure.fingerprint import (
+from tunerd.measure.evidence import (
     SCHEMA,
     Fingerprint,
     changes,
