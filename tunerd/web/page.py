@@ -420,21 +420,9 @@ class _Row:
     cards: Mapping[int, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """What was watched in a span of time, oldest first."""
-
-    rows: tuple[_Row, ...]
-
-    @property
-    def cards(self) -> tuple[int, ...]:
-        """The indexes of all cards that were seen."""
-        return tuple(sorted({index for row in self.rows for index in row.cards}))
-
-
 def watched(
     telemetry: Mapping[str, Any], readings: Mapping[str, Any], *, live: bool = False
-) -> Watched:
+) -> tuple[_Row, ...]:
     """The rows of `/api/telemetry`; with `live` the looks of `/api/readings` from where they begin."""
     cards: dict[float, dict[int, Mapping[str, Any]]] = {}
     for one in telemetry.get("gpus", ()):
@@ -446,7 +434,7 @@ def watched(
         for one in telemetry.get("points", ())
         if begin_s is None or one["begin_s"] + one["seconds"] <= begin_s
     ]
-    return Watched((*kept, *looks))
+    return (*kept, *looks)
 
 
 def _of_point(one: Mapping[str, Any], cards: Mapping[int, Mapping[str, Any]]) -> _Row:
@@ -547,21 +535,22 @@ def _card(gpu: Mapping[str, Any]) -> tuple[Cell, ...]:
 # Over time
 
 
-def charts_of(seen: Watched) -> tuple[Chart, ...]:
+def _cards_of(seen: Sequence[_Row]) -> list[int]:
+    """The indexes of all cards that were seen."""
+    return sorted({index for row in seen for index in row.cards})
+
+
+def charts_of(seen: Sequence[_Row]) -> Iterator[Chart]:
     """Speed, acceptance and VRAM over time; what nobody saw a figure of has no chart."""
-    if len(seen.rows) < 2:  # noqa: PLR2004 -- a line needs two
-        return ()
-    return tuple(_charts(seen))
-
-
-def _charts(seen: Watched) -> Iterator[Chart]:
-    speed = tuple(Point(row.at_s, row.decode_tok_s) for row in seen.rows)
-    taken = tuple(Point(row.at_s, row.acceptance_ratio) for row in seen.rows)
+    if len(seen) < 2:  # noqa: PLR2004 -- a line needs two
+        return
+    speed = tuple(Point(row.at_s, row.decode_tok_s) for row in seen)
+    taken = tuple(Point(row.at_s, row.acceptance_ratio) for row in seen)
     if any(point.y is not None for point in speed):
         yield _chart("speed", "Generation", speed, "decode", "tok/s")
     if any(point.y is not None for point in taken):
         yield _chart("acceptance", "Drafts accepted", taken, "ik", "")
-    if seen.cards:
+    if _cards_of(seen):
         yield _vram_chart(seen)
 
 
@@ -571,10 +560,10 @@ def _chart(name: str, title: str, points: tuple[Point, ...], colour: str, unit: 
     return Chart(name, title, plot, "Gaps: the server was idle or away." if has_gaps else None)
 
 
-def _vram_chart(seen: Watched) -> Chart:
+def _vram_chart(seen: Sequence[_Row]) -> Chart:
     """What is in use of each card, and what others than the server hold of it."""
     lines: list[Line] = []
-    for at, index in enumerate(seen.cards):
+    for at, index in enumerate(_cards_of(seen)):
         colour = _COLOURS[at % len(_COLOURS)]
         lines.append(Line(f"GPU {index}", colour, _gib_points(seen, index, "used_mib")))
         others = _gib_points(seen, index, "others_mib")
@@ -589,27 +578,27 @@ def _over_time(lines: tuple[Line, ...], unit: str, *, is_ratio: bool = False) ->
     return Lines(lines, unit, x_title="UTC", height=240, is_ratio=is_ratio, is_time=True)
 
 
-def _gib_points(seen: Watched, index: int, key: str) -> tuple[Point, ...]:
-    values = ((row.at_s, row.cards.get(index, {}).get(key)) for row in seen.rows)
+def _gib_points(seen: Sequence[_Row], index: int, key: str) -> tuple[Point, ...]:
+    values = ((row.at_s, row.cards.get(index, {}).get(key)) for row in seen)
     return tuple(Point(at_s, None if mib is None else mib / _MIB_PER_GIB) for at_s, mib in values)
 
 
-def tables_of(seen: Watched) -> tuple[Table, ...]:
+def tables_of(seen: Sequence[_Row]) -> tuple[Table, ...]:
     """The same in figures, newest first."""
-    if not seen.rows:
+    if not seen:
         return ()
     columns = heads("~From", "Generation [tok/s]", "Drafts accepted", "Serving",
-                    *(f"VRAM of GPU {index} [GiB]" for index in seen.cards))  # fmt: skip
-    step = -(-len(seen.rows) // _MOST_ROWS)
+                    *(f"VRAM of GPU {index} [GiB]" for index in _cards_of(seen)))  # fmt: skip
+    step = -(-len(seen) // _MOST_ROWS)
     rows = tuple(
         (
             when(row.at_s),
             figure(row.decode_tok_s),
             percent(row.acceptance_ratio),
             percent(row.ready_ratio, 0),
-            *(_gib(row.cards.get(index, {}).get("used_mib")) for index in seen.cards),
+            *(_gib(row.cards.get(index, {}).get("used_mib")) for index in _cards_of(seen)),
         )
-        for row in seen.rows[::-1][::step]
+        for row in seen[::-1][::step]
     )
     left_out = "" if step == 1 else f"; one of every {step} stretches"
     return (Table(f"What was watched, newest first{left_out}", columns, rows),)
@@ -668,7 +657,7 @@ def overview(
         cards=cards_table(readings),
         facts=status_facts(status),
         remarks=tuple(remarks),
-        charts=charts_of(seen),
+        charts=tuple(charts_of(seen)),
         tables=tables_of(seen),
     )
 

@@ -41,7 +41,7 @@ from tunerd.measure.results import damage_messages, run_of
 from tunerd.measure.store import EvidenceStore, open_to_read
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, warning
-from tunerd.web.charts import FAMILIES, css_variables, draw, legend
+from tunerd.web.charts import colour_of, css_variables, draw, legend
 from tunerd.web.view import (
     NOT_ASKED,
     Bar,
@@ -255,12 +255,12 @@ def series_of(evidence: Sequence[RunEvidence]) -> tuple[Series, ...]:
     shades: dict[str, int] = {}
     found = []
     for group, label in zip(ordered, _labels(ordered), strict=True):
-        colour = group.arm.family if group.arm.family in FAMILIES else "other"
-        shade = shades.get(colour or "", 0)
-        shades[colour or ""] = shade + 1
+        colour = colour_of(group.arm.family)
+        shade = shades.get(colour, 0)
+        shades[colour] = shade + 1
         names, runs = tuple(group.names), tuple(group.runs)
         samples = tuple(group.samples)
-        found.append(Series(label, group.arm, names, runs, samples, colour or "", shade))
+        found.append(Series(label, group.arm, names, runs, samples, colour, shade))
     return tuple(found)
 
 

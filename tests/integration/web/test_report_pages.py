@@ -43,8 +43,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page_of(tmp_path_factory.mktemp("report"), made_runs())
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [375, 1440])
+@pytest.mark.parametrize(("width", "dark"), [(375, True), (1440, False)], ids=["phone", "desk"])
 def test_a_report_is_readable_on_any_screen_and_asks_for_nothing(
     chromium: Chromium, report: Path, width: int, dark: bool
 ) -> None:
