@@ -42,18 +42,6 @@ def test_a_reading_command_and_its_route_say_the_same(api: ApiBox) -> None:
     assert by_route.headers["x-tunerd-exit-code"] == "0"
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "/api/history", "/api/history?limit=3", "/api/rollback", "/api/profiles", "/api/workloads",
-        "/api/profiles/cpu-embedded", "/api/workloads/chat", "/api/results", "/api/jobs",
-        "/api/readings", "/api/telemetry?hours=48", "/api/openapi.json",
-    ],
-)  # fmt: skip
-def test_what_can_be_read_is_there_on_a_fresh_machine(api: ApiBox, url: str) -> None:
-    assert api.ask(url).status == 200
-
-
 def test_what_needs_a_process_of_its_own_is_read_all_the_same(api: ApiBox) -> None:
     assert api.ask("/api/sweeps").json["sweeps"] == []
     found = api.ask("/api/doctor")

@@ -230,28 +230,18 @@ def test_the_web_part_cannot_ask_for_what_is_roots(tmp_path: Path, key: str) -> 
     assert list_jobs(ctx) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "port", "is_loopback"),
-    [
-        ("127.0.0.1:8765", "127.0.0.1", 8765, True),
+def test_an_address_to_listen_on_is_read_as_written_or_refused() -> None:
+    for text, host, port, is_loopback in (
         ("localhost:1", "127.0.0.1", 1, True),
         ("[::1]:8765", "::1", 8765, True),
         ("[2001:db8::1]:80", "2001:db8::1", 80, False),
         ("192.168.1.5:65535", "192.168.1.5", 65535, False),
-    ],
-)
-def test_an_address_to_listen_on_is_read_as_written(
-    text: str, host: str, port: int, is_loopback: bool
-) -> None:
-    found = parse_listen(text)
-    assert (found.host, found.port, found.is_loopback) == (host, port, is_loopback)
-
-
-@pytest.mark.parametrize("text", ["", "8765", "127.0.0.1", "127.0.0.1:0", "box:80", "127.0.0.1:99999",
-                                  "127.0.0.1:8x", "::1:80:"])  # fmt: skip
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="ADDRESS:PORT"):
-        parse_listen(text)
+    ):
+        found = parse_listen(text)
+        assert (found.host, found.port, found.is_loopback) == (host, port, is_loopback)
+    for text in ("", "8765", "127.0.0.1", "127.0.0.1:0", "box:80", "127.0.0.1:99999", "::1:80:"):
+        with pytest.raises(ValueError, match="ADDRESS:PORT"):
+            parse_listen(text)
 
 
 def test_sockets_of_another_process_are_not_taken() -> None:
