@@ -109,13 +109,3 @@ def test_a_side_with_figures_that_cannot_be_cannot_be_compared(box: SweepBox) ->
     assert "B: it is meant to draft, and drafted nothing" in found["problem"]
     assert "figures that cannot be" in found["problem"]
     assert box.serves
-
-
-def test_the_live_unit_with_such_figures_is_not_measured_either(box: SweepBox) -> None:
-    box.call("apply", "night", "--yes", "--set", "speculation.n_max=2",
-             "--set", "serving.metrics=false")  # fmt: skip
-    done = box.call("bench", "--suite", "cache", "--repeats", "1", "--json", code=1)
-
-    found = strict(done.stdout)
-    assert found["error"]["code"] == "bench"
-    assert "drafted nothing" in found["error"]["message"]

@@ -83,21 +83,16 @@ def over_after(folder: Path, target: Target, *passed_s: float) -> list[bool]:
     return found
 
 
-def test_a_server_that_does_nothing_is_given_up_after_a_minute(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("slowest_s", "silent_s"), [(0.0, 58), (40.0, 118)])
+def test_a_server_that_does_nothing_is_given_up_after_a_minute_or_thrice_its_slowest(
+    tmp_path: Path, slowest_s: float, silent_s: int
+) -> None:
     with start([sys.executable, "-c", SLEEPS]) as server:
         while not server.log_tail():
             time.sleep(0.01)
         target = target_at(free_port(), server.pid)
-        assert over_after(tmp_path, target, 0, 58, 4, 4) == [False, False, False, True]
-
-
-def test_a_server_that_was_ever_slower_is_given_three_times_as_long(tmp_path: Path) -> None:
-    with start([sys.executable, "-c", SLEEPS]) as server:
-        while not server.log_tail():
-            time.sleep(0.01)
-        target = target_at(free_port(), server.pid)
-        target.server.slowest_s = 40.0
-        assert over_after(tmp_path, target, 0, 118, 4, 4) == [False, False, False, True]
+        target.server.slowest_s = slowest_s
+        assert over_after(tmp_path, target, 0, silent_s, 4, 4) == [False, False, False, True]
 
 
 def test_a_server_whose_processes_are_not_known_is_waited_for(tmp_path: Path) -> None:
@@ -114,10 +109,9 @@ def test_a_server_whose_counters_move_works(tmp_path: Path) -> None:
         assert not any(over_after(tmp_path, target_at(port, server.pid), 0, 100, 10, 10))
 
 
-@pytest.mark.parametrize("program", [WORKS, STARTS], ids=["itself", "what it started"])
-def test_a_server_that_uses_the_processor_works(tmp_path: Path, program: str) -> None:
+def test_a_server_whose_child_uses_the_processor_works(tmp_path: Path) -> None:
     clock = FakeClock()
-    with start([sys.executable, "-c", program]) as server:
+    with start([sys.executable, "-c", STARTS]) as server:
         silence = Silence(
             BenchBox(tmp_path, clock=clock).context(), target_at(free_port(), server.pid)
         )

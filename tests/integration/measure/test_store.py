@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +12,6 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateTable
 
 from tests.support.folders import ROOT
 from tests.support.synthetic_runs import MadeRun, made_runs
@@ -28,9 +23,8 @@ from tunerd.measure.evidence import (
     RunOutcome,
     RunRecord,
     SummaryRecord,
-    VerdictRecord,
 )
-from tunerd.measure.store import METADATA, EvidenceStore
+from tunerd.measure.store import EvidenceStore
 
 PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
 ARM = ArmRecord(name="live", fingerprint=PRINT)
@@ -94,33 +88,10 @@ def test_samples_come_back_as_they_were_measured(
     assert list(store.samples(run)) == measured
 
 
-def test_every_field_of_a_sample_is_kept(store: EvidenceStore) -> None:
-    """A field that the store does not know would be lost without a word."""
-    timings = Timings(1, 2, 3.5, 4, 5.5, 6, 7, (8, 9))
-    full = replace(SAMPLE, timings=timings, client=ClientTimes(10.5, 11.5), vram_free_min_mib=12,
-                   marks=(Mark.THROTTLED,), problem="slow", details={"depth": 13})  # fmt: skip
-    for value in (full, full.timings, full.client):
-        fields = dataclasses.fields(value)  # type: ignore[arg-type]
-        assert [f.name for f in fields if getattr(value, f.name) is None] == []
-    run = store.add_run(RUN)
-    store.add_samples(run, [full])
-    assert store.samples(run) == (full,)
-
-
 def test_nobody_else_can_hold_a_lock_on_it(store: EvidenceStore, tmp_path: Path) -> None:
     assert store.runs() == ()
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "state").glob("evidence.db*")}
     assert modes == {0o600}
-
-
-def test_what_is_missing_is_null_in_the_file(store: EvidenceStore, tmp_path: Path) -> None:
-    run = store.add_run(RUN)
-    store.add_samples(run, [replace(SAMPLE, timings=Timings(predicted_n=0, draft_n=None))])
-    with sqlite3.connect(tmp_path / "state" / "evidence.db") as plain:
-        (body,) = plain.execute("select body from entry where kind = 'sample'").fetchone()
-    plain.close()
-    timings = json.loads(body)["timings"]
-    assert (timings["predicted_n"], timings["draft_n"], timings["cache_n"]) == (0, None, None)
 
 
 def test_a_number_that_is_none_is_missing(store: EvidenceStore) -> None:
@@ -261,30 +232,3 @@ def test_a_reader_sees_what_a_writer_has_stored_and_does_not_wait_for_it(
         run = reader.run(number)
         assert run is not None
         assert run.outcome is None
-
-
-def test_every_query_and_table_is_understood_by_postgresql(store: EvidenceStore) -> None:
-    """Compiled for it, not run on it: nothing of SQLite's own is in them."""
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-    for table in METADATA.sorted_tables:
-        assert "CREATE TABLE" in str(CreateTable(table).compile(dialect=dialect))
-    said: list[str] = []
-
-    def compiles(_connection: object, clause: sa.ClauseElement, *_rest: object) -> None:
-        if not isinstance(clause, sa.TextClause):
-            said.append(str(clause.compile(dialect=dialect)))
-
-    sa.event.listen(store._file.engine, "before_execute", compiles)
-    for made in made_runs(repeats=1):
-        number = made.put(store)
-        store.samples(number)
-    store.runs(limit=3, kind="bench")
-    store.count_runs()
-    assert {"SELECT", "INSERT", "UPDATE"} <= {word.split()[0] for word in said}
-
-
-def test_a_verdict_without_numbers_is_a_verdict(store: EvidenceStore) -> None:
-    number = store.add_run(RUN)
-    verdict = VerdictRecord(outcome="inconclusive", sentence="No difference can be told.")
-    store.add_verdict(number, verdict)
-    assert store.verdicts(number) == (verdict,)

@@ -26,7 +26,7 @@ from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecor
 from tunerd.measure.store import METADATA, VERSION, EvidenceStore, open_to_read
 
 OLD_STORE = DATA / "evidence-version-1.sql"
-KILLS = 30
+KILLS = 12
 PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
 RUN = RunRecord(kind="bench", suites=("mtp",), started_s=10.0, target="live unit",
                 arms=(ArmRecord(name="live", fingerprint=PRINT),))  # fmt: skip
@@ -73,7 +73,7 @@ def _acknowledged(said: str) -> dict[int, int]:
     return found
 
 
-def test_nothing_that_was_acknowledged_is_lost_by_thirty_kills(tmp_path: Path) -> None:
+def test_nothing_that_was_acknowledged_is_lost_by_kills(tmp_path: Path) -> None:
     path, chance = tmp_path / "evidence.db", random.Random(3)
     expected: dict[int, int] = {}
     for _ in range(KILLS):
@@ -119,14 +119,6 @@ def test_a_full_disk_is_said_and_what_was_stored_can_still_be_read(tiny_disk: Pa
         assert len(store.samples(run)) == n
     with EvidenceStore(path, writable=False) as reader:
         assert len(reader.samples(run)) == n
-
-
-@needs_root
-def test_no_room_for_a_new_store_is_said(tiny_disk: Path) -> None:
-    with pytest.raises(ProgramFailed):
-        program("dd", "if=/dev/zero", f"of={tiny_disk / 'filler'}", "bs=64k")
-    with pytest.raises(HostError, match="the disk is full"):
-        EvidenceStore(tiny_disk / "evidence.db")
 
 
 @needs_root

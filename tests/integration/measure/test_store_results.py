@@ -269,15 +269,6 @@ def test_what_was_measured_by_its_address_alone_cannot_be_checked(bench: Bench) 
     assert "by its address alone" in row["texts"][0]
 
 
-def test_evidence_of_another_tunerd_holds_with_a_remark(bench: Bench) -> None:
-    arm = an_arm(bench)
-    older = replace(arm.fingerprint, tunerd_version="0.0.1")
-    bench.measured(replace(arm, fingerprint=older))
-    row = bench.staleness()
-    assert row["holds"] is True
-    assert row["remarks"] == [f"tunerd changed: 0.0.1 -> {__version__}"]
-
-
 def test_what_serves_is_compared_with_what_was_measured(bench: Bench) -> None:
     bench.measured(an_arm(bench))
     bench.deploy((*bench.argv[:-1], "8192", "--port", "9000", "--no-mmap"))

@@ -112,12 +112,6 @@ def test_nothing_but_numbers_and_names_is_kept_of_a_log(context: Context) -> Non
     assert not re.search(r"photo|birthday|JJJJ", kept)
 
 
-def test_learning_for_show_writes_nothing(context: Context) -> None:
-    served(context, "mainline-2026-08-18", times=20)
-    learn_workload(context, write=False)
-    assert not (context.paths.state_dir / "workloads").exists()
-
-
 def test_a_log_of_few_requests_is_refused_with_what_is_missing(context: Context) -> None:
     served(context, "mainline-2026-08-18", times=3)
     with pytest.raises(ConfigError, match="9 requests; 30"):

@@ -10,7 +10,7 @@ import pytest
 from tunerd.engine.flags import Answering, OutputChange, Reach, changes_sampling, output_changes
 from tunerd.measure.answer import Answer, ToolCall
 from tunerd.measure.findings import SERVING, ArmData, Quality, findings
-from tunerd.measure.pairs import NOT_RECOMMENDED, Standing, advise
+from tunerd.measure.pairs import Standing, advise
 from tunerd.measure.request import Plan, Prompt, Request, Route, Suite, body_of, quality_plan
 
 ARGV = ("/bin/server", "--model", "m.gguf", "--port", "8080", "--cache-type-k", "q8_0", "--jinja",
@@ -128,18 +128,6 @@ def test_b_is_recommended_only_where_it_is_faster_and_passed(
         assert "short answers: 1 of 3 differ" in advice.remark
 
 
-def test_a_faster_b_that_could_not_be_judged_is_not_recommended_and_why_is_said() -> None:
-    for judged, why in ((UNKNOWN, "nothing could be compared"), (None, "not asked")):
-        advice = advise(Standing.B_FASTER, CHANGES, judged)
-        assert advice.outcome == NOT_RECOMMENDED
-        assert why in (advice.remark or "")
-
-
-def test_where_nothing_may_change_answers_speed_alone_decides() -> None:
-    assert advise(Standing.B_FASTER, (), None).recommended == "B"
-    assert advise(Standing.NO_DIFFERENCE, (), None).recommended is None
-
-
 def arm(name: str, plan: Plan, text: str, own_text: str | None = None) -> ArmData:
     def said(request: Request) -> Answer:
         shown = own_text if request.has_own_sampling and own_text is not None else text
@@ -169,3 +157,8 @@ def test_a_profile_without_speculation_is_judged_against_what_serves_alone() -> 
 
     assert found["quality"] is None
     assert found["against_serving"]["passes"] is True
+
+
+def test_where_nothing_may_change_answers_speed_alone_decides() -> None:
+    assert advise(Standing.B_FASTER, (), None).recommended == "B"
+    assert advise(Standing.NO_DIFFERENCE, (), None).recommended is None

@@ -1,12 +1,27 @@
-"""Events of a stream as an answer: every build spells its figures otherwise."""
+"""What a server said: figures of one request, of several, and how they are read."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tunerd.measure.answer import Answer, ToolCall, gained, read_answer, read_counters
+from tests.support.bench_samples import sample, timings
+from tunerd.measure.answer import (
+    Answer,
+    Mark,
+    Timings,
+    ToolCall,
+    decode_rate,
+    gained,
+    prompt_rate,
+    read_answer,
+    read_counters,
+    spread,
+    summarise,
+)
 
 TIMINGS = {"prompt_n": 30, "prompt_ms": 12.5, "predicted_n": 3, "predicted_ms": 40.0}
 
@@ -263,3 +278,119 @@ def test_other_servers_say_in_their_usage_what_was_cached(usage: dict[str, Any])
 @pytest.mark.parametrize("choices", [5, {"a": 1}, [{"delta": {"tool_calls": 3}}]])
 def test_choices_of_another_shape_give_nothing(choices: Any) -> None:
     assert read_answer([(1.0, {"choices": choices})], is_whole=True).first_ms is None
+
+
+def test_speed_over_several_requests_is_all_tokens_over_all_time() -> None:
+    short = sample(timings=timings(predicted_n=11, predicted_ms=1000.0))
+    long = sample(timings=timings(predicted_n=1001, predicted_ms=10_000.0))
+
+    rate = decode_rate([short, long])
+
+    assert rate.tok_s == pytest.approx(1010 / 11)
+    assert (rate.n_tokens, rate.total_ms, rate.n, rate.n_missing) == (1010, 11_000.0, 2, 0)
+
+
+def test_a_request_without_figures_is_counted_and_in_neither_sum() -> None:
+    rate = decode_rate([sample(), sample(timings=None), sample(timings=timings(predicted_ms=None))])
+
+    assert rate.tok_s == pytest.approx(50.0)
+    assert (rate.n, rate.n_missing) == (1, 2)
+
+
+def test_the_spread_counts_what_is_missing() -> None:
+    found = spread([4.0, None, 1.0, 2.0, 3.0, None])
+
+    assert (found.n, found.n_missing) == (4, 2)
+    assert (found.median, found.least, found.most) == (2.5, 1.0, 4.0)
+
+
+@given(st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=2))
+def test_quartiles_enclose_the_median_within_what_was_seen(values: list[float]) -> None:
+    found = spread(values)
+
+    assert found.lower_quartile is not None
+    assert found.upper_quartile is not None
+    assert found.median is not None
+    assert found.lower_quartile <= found.median + 1e-6
+    assert found.median <= found.upper_quartile + 1e-6
+
+
+def test_marked_and_failed_samples_are_counted_and_in_no_figure() -> None:
+    slow = timings(predicted_ms=99_000.0)
+    found = summarise(
+        [sample(), sample(timings=slow, marks=(Mark.THROTTLED,)), sample(timings=slow, problem="x")]
+    )
+
+    assert (found.n, found.n_unusable) == (1, 2)
+    assert found.decode.tok_s == pytest.approx(50.0)
+
+
+def test_acceptance_is_accepted_over_drafted_of_all_requests() -> None:
+    found = summarise(
+        [
+            sample(timings=timings(draft_n=100, draft_n_accepted=90)),
+            sample(timings=timings(draft_n=300, draft_n_accepted=30)),
+        ]
+    )
+
+    assert found.acceptance_ratio == pytest.approx(0.3)
+    assert (found.n_drafted, found.n_accepted) == (400, 120)
+
+
+def test_tokens_per_step_are_totals_over_totals() -> None:
+    found = summarise(
+        [
+            sample(timings=timings(predicted_n=41, draft_n=61, draft_n_accepted=18)),
+            sample(timings=timings(predicted_n=11, draft_n=3, draft_n_accepted=0)),
+        ]
+    )
+
+    assert found.tokens_per_step == pytest.approx(50 / 32)
+
+
+def test_acceptance_by_position_is_over_all_steps_and_as_deep_as_the_deepest_draft() -> None:
+    one = timings(predicted_n=21, draft_n=30, draft_n_accepted=10, accepted_by_position=(7, 3))
+    two = timings(predicted_n=16, draft_n=9, draft_n_accepted=5, accepted_by_position=(5,))
+
+    found = summarise([sample(timings=one), sample(timings=two)])
+
+    assert found.acceptance_by_position == pytest.approx((12 / 20, 3 / 20))
+
+
+def test_no_request_with_a_figure_gives_none_and_not_zero() -> None:
+    rate = prompt_rate([sample(timings=timings(prompt_n=0, prompt_ms=0.0))])
+
+    assert (rate.tok_s, rate.n, rate.n_missing) == (None, 0, 1)
+
+
+def test_decode_speed_leaves_out_the_first_token_which_the_time_does_not_cover() -> None:
+    assert timings(predicted_n=193, predicted_ms=2000.0).decode_tok_s == pytest.approx(96.0)
+
+
+def test_prompt_speed_counts_processed_tokens_alone() -> None:
+    assert timings(cache_n=900, prompt_n=100, prompt_ms=50.0).prompt_tok_s == pytest.approx(2000.0)
+
+
+def test_each_step_yields_its_accepted_drafts_and_one_token_more() -> None:
+    # A captured request of mainline 0.7.0: 40 tokens, 61 drafted, 17 accepted, 22 steps.
+    found = timings(predicted_n=40, draft_n=61, draft_n_accepted=17, predicted_ms=440.0)
+
+    assert found.steps == 22
+    assert found.step_ms == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("figure", ["decode_tok_s", "prompt_tok_s", "steps", "step_ms"])
+def test_a_figure_that_a_server_did_not_report_is_none(figure: str) -> None:
+    assert getattr(Timings(), figure) is None
+
+
+def test_one_token_has_no_speed() -> None:
+    one = timings(predicted_n=1, predicted_ms=0.001)
+
+    assert (one.decode_tok_s, one.steps, one.step_ms) == (None, 0, None)
+
+
+def test_a_sample_with_a_mark_or_a_problem_enters_no_average() -> None:
+    assert sample().is_usable
+    assert not sample(marks=(Mark.THROTTLED,)).is_usable
+    assert not sample(problem="no answer within 60 s").is_usable

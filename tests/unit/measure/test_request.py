@@ -1,4 +1,4 @@
-"""The texts that are sent: never one twice, always of their kind."""
+"""Texts that never come twice, suites, and what a context cannot hold."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.bench_samples import the_book
 from tests.support.designed import encode
 from tunerd.errors import BenchError, ConfigError
+from tunerd.measure.bench import BenchRequest, fitting_plan
 from tunerd.measure.request import (
     CHANGED_TAIL,
     COLD,
@@ -26,6 +27,7 @@ from tunerd.measure.request import (
     body_of,
     cache_plan,
     deep_plan,
+    fitting,
     lengths_plan,
     mtp_plan,
     read_prompts,
@@ -128,24 +130,12 @@ def test_the_number_that_makes_a_prompt_unique_stands_in_its_first_words() -> No
     assert prompt.text.startswith(f"Reference {prompt.prompt_id[-8:]}.\n\n")
 
 
-def test_the_same_seed_gives_the_same_texts() -> None:
-    assert [stock(3).take(kind) for kind in MTP_KINDS] == [
-        stock(3).take(kind) for kind in MTP_KINDS
-    ]
-
-
 def test_a_long_prompt_is_about_as_long_as_wanted_and_ends_in_its_question() -> None:
     taken = stock()
     prompt = taken.take_long("long_code_review", 20_000)
 
     assert len(prompt.text) == pytest.approx(20_000, rel=0.02)
     assert prompt.text.endswith("give the corrected code")
-
-
-def test_filler_does_not_repeat_itself() -> None:
-    sentences = stock().filler(200_000).split(". ")
-
-    assert len(set(sentences)) > 0.98 * len(sentences)
 
 
 def test_a_workload_may_name_its_kinds_otherwise() -> None:
@@ -244,3 +234,41 @@ def test_a_server_of_another_kind_gets_no_keys_that_only_llama_knows() -> None:
 
     assert set(body) == {"stream", "temperature", "seed", "messages", "max_tokens",
                          "stream_options", "model"}  # fmt: skip
+
+
+def test_a_question_that_the_context_cannot_hold_is_left_out_and_named() -> None:
+    plan, lost = fitting(mtp_plan(1, repeats=2), the_book(), 512)
+
+    assert lost == ("long_code_review",)
+    assert len(plan.steps) == 2 * 8
+
+
+def test_a_vocabulary_with_short_tokens_makes_questions_longer() -> None:
+    assert fitting(mtp_plan(1, repeats=1), the_book(), 2048)[1] == ()
+    assert fitting(mtp_plan(1, repeats=1), the_book(), 2048, 1.2)[1] == ("long_code_review",)
+
+
+def test_where_nothing_fits_it_is_refused() -> None:
+    with pytest.raises(BenchError, match="no room"):
+        fitting(mtp_plan(1, repeats=1), the_book(), 128)
+
+
+def test_a_small_context_is_asked_a_short_question_about_the_same_depth() -> None:
+    """A vocabulary of short tokens: the long review alone has more of them than the context."""
+    asked = BenchRequest(suite=Suite.LENGTHS)
+    book = the_book()
+    plan, told = fitting_plan(asked, 1, None, book, n_ctx=2048, letters_per_token=1.2)
+    usual, _ = fitting_plan(asked, 1, None, book, n_ctx=2048)
+
+    assert {one.kind for one in plan.requests} == {"code_python"}
+    assert {one.kind for one in usual.requests} == {"long_code_review"}
+    assert {one.n_predict for one in plan.requests} == {100, 500, 1000}
+    assert {one.depth_tokens for one in plan.requests} == {776}
+    assert "short-question" in {one.code for one in told}
+
+
+def test_a_depth_below_the_question_tells_the_real_one() -> None:
+    asked = BenchRequest(suite=Suite.LENGTHS, depth=16)
+    _, told = fitting_plan(asked, 1, None, the_book(), n_ctx=8192)
+
+    assert any("has 640 tokens" in one.text and "not 16" in one.text for one in told)

@@ -1,4 +1,4 @@
-"""Each way in which a benchmark lies, and the mark that catches it."""
+"""Each way in which a benchmark of a server lies, and what a server was meant to do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.bench_samples import sample, timings
 from tests.support.fake_gpu import rtx_3090_ti
+from tunerd.engine.log import LoggedRequest
 from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, read_counters
 from tunerd.measure.request import Prefix, Request, Suite
@@ -19,10 +20,14 @@ from tunerd.measure.trust import (
     Speculation,
     count_marks,
     is_processor_taken,
+    is_same_command,
     judge_traffic,
     look_at,
     marks_of,
+    not_as_meant,
+    of_others,
     quiet_from,
+    speculation_of,
 )
 from tunerd.words import MiB
 
@@ -65,10 +70,6 @@ def marks(
         quiet=quiet or Quiet(),
         speculation=speculation or Speculation(None),
     )
-
-
-def test_a_quiet_sample_has_no_mark() -> None:
-    assert marks(looks=(NOTHING,)) == ()
 
 
 def test_a_cold_prompt_that_was_found_in_the_cache_is_marked() -> None:
@@ -267,3 +268,78 @@ def test_counters_in_six_digits_tell_of_nobody_else(served: int) -> None:
         assert judge_traffic(before, after, own).is_foreign is not True
     more = printed(served + 900 + served // 10, served + 576)
     assert judge_traffic(printed(served, served), more, own).is_foreign
+
+
+@pytest.mark.parametrize(
+    ("words", "drafts", "always"),
+    [
+        ("-m x.gguf", None, False),
+        ("--spec-type none", False, False),
+        ("--spec-type draft-mtp --spec-draft-n-max 3 --spec-draft-p-min 0", True, True),
+        ("--spec-type draft-mtp --spec-draft-n-max 3 --spec-draft-p-min 0.75", True, False),
+        ("--spec-type draft-mtp --spec-draft-n-max 0", False, False),
+        ("--spec-type mtp:n_max=3,p_min=0.0", True, True),
+        ("--spec-type mtp:n_max=3,p_min=0.5", True, False),
+        ("-mtp --draft-max 3 --draft-p-min 0", True, True),
+        ("-no-mtp", False, False),
+        ("--model-draft small.gguf", True, False),
+    ],
+)
+def test_whether_it_drafts_is_told_from_every_dialects_flags(
+    words: str, drafts: bool | None, always: bool
+) -> None:
+    assert speculation_of(["llama-server", *words.split()]) == Speculation(drafts, always)
+
+
+def test_a_process_behind_its_interpreter_runs_the_same_command() -> None:
+    argv = ("/usr/bin/llama-server", "-c", "4096")
+
+    assert is_same_command(argv, ("python3", "/x/llama-server", "-c", "4096")) is True
+    assert is_same_command(argv, ("/usr/bin/llama-server", "-c", "8192")) is False
+    assert is_same_command(argv, ("llama-server", "-c", "4096", "--verbose")) is False
+    assert is_same_command(argv, None) is None
+
+
+@pytest.mark.parametrize(
+    ("drafts", "drafted", "is_as_meant"),
+    [
+        (True, [0, None, 7], True),
+        (True, [0, 0, None], False),
+        (True, [], False),
+        (False, [0, None], True),
+        (False, [0, 3], False),
+        (None, [0], True),
+        (None, [3], True),
+    ],
+)
+def test_a_process_that_drafts_otherwise_than_its_side_does_not_count(
+    drafts: bool | None, drafted: list[int | None], *, is_as_meant: bool
+) -> None:
+    assert (not_as_meant(drafts, drafted) is None) is is_as_meant
+
+
+REQUEST = LoggedRequest(
+    prompt_n=812,
+    prompt_ms=410.37,
+    predicted_n=192,
+    predicted_ms=3051.22,
+    cached_n=0,
+    drafted_n=None,
+    accepted_n=None,
+    concurrency=1,
+)
+OWN = Timings(prompt_n=812, prompt_ms=410.3659, predicted_n=192, predicted_ms=3051.2241)
+
+
+def test_a_request_that_was_measured_is_found_by_its_counts_and_times() -> None:
+    user = replace(REQUEST, predicted_ms=3050.9)
+    assert of_others([REQUEST, user], [OWN]) == (user,)
+
+
+def test_one_measurement_stands_for_one_request() -> None:
+    assert of_others([REQUEST, REQUEST], [OWN]) == (REQUEST,)
+
+
+def test_a_measurement_without_times_takes_nobodys_request_away() -> None:
+    unknown = replace(OWN, predicted_ms=None)
+    assert of_others([REQUEST], [unknown]) == (REQUEST,)

@@ -1,19 +1,20 @@
-"""What samples come to: crossover, cache, depth, quality, and the community's table."""
+"""What the suites come to: crossings, reuse, depth, the gate, tables, and turns by the client's wall."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.bench_samples import sample, timings
 from tunerd.measure.answer import Answer, ClientTimes, Mark, Sample, ToolCall, count_problems
+from tunerd.measure.evidence import TurnTime
 from tunerd.measure.findings import (
     ArmData,
     Asked,
     beside_published,
-    drift,
     find_crossover,
     findings,
     judge_depth,
@@ -22,6 +23,7 @@ from tunerd.measure.findings import (
     lengths_beside_published,
     mtp_table,
     pair,
+    turn_times,
     winners,
 )
 from tunerd.measure.request import (
@@ -36,6 +38,7 @@ from tunerd.measure.request import (
     concurrency_plan,
 )
 from tunerd.profile.schema import Published
+from tunerd.profile.workload import ClassShape, Tokens, WorkloadShape
 
 # "Three months of speed-up experiments on a 3090 Ti": prefill at 43k tokens [ms], and tok/s by length.
 PLAIN_PREFILL_MS, MTP_PREFILL_MS = 37_500.0, 49_000.0
@@ -107,14 +110,6 @@ def test_a_gain_that_noise_may_hide_has_no_upper_bound() -> None:
     assert found.high is None
 
 
-def test_without_figures_there_is_no_crossing() -> None:
-    one = [a_length(100, 1.0, 1.0)]
-    marked = [a_length(n, 1.0, 1.0, marks=(Mark.THROTTLED,)) for n in LENGTHS]
-
-    assert find_crossover("on", one, "off", an_arm(1, PLAIN_TOK_S), seed=1) is None
-    assert find_crossover("on", marked, "off", an_arm(1, PLAIN_TOK_S), seed=1) is None
-
-
 def test_the_winner_at_each_length_is_that_of_the_medians_and_close_ones_tie() -> None:
     on = [a_length(100, 50.0, 45.0), a_length(1000, 50.0, 45.0), a_length(2000, 50.0, 45.0)]
     off = [a_length(100, 10.0, 45.0), a_length(1000, 10.0, 45.0), a_length(2000, 10.0, 30.0)]
@@ -123,13 +118,6 @@ def test_the_winner_at_each_length_is_that_of_the_medians_and_close_ones_tie() -
 
     assert [(one.n_tokens, one.arm) for one in found] == [(100, "off"), (1000, None), (2000, "on")]
     assert found[0].lead_ms == pytest.approx(40.0)
-
-
-def test_the_warm_up_is_no_length() -> None:
-    warm_up = a_length(64, 1.0, 1.0, marks=(Mark.WARM_UP,))
-    one = a_length(100, 1.0, 1.0)
-
-    assert [w.n_tokens for w in winners({"on": [warm_up, one], "off": [one]})] == [100]
 
 
 def test_a_length_that_one_arm_has_not_measured_has_no_winner() -> None:
@@ -313,17 +301,6 @@ def test_answers_that_are_all_thought_and_no_text_are_not_the_same_answer() -> N
     assert judge_quality([Asked(SHORT, "p", said("8"), silent)]).passes is False
 
 
-def test_lengths_of_reasoning_are_told_for_both_arms() -> None:
-    pairs = [Asked(SHORT, "p", said("8", reasoning="x" * n), said("8", reasoning="x" * 2 * n))
-             for n in (10, 30, 50)]  # fmt: skip
-
-    assert judge_quality(pairs).cases[0].reasoning_letters == (30, 60)
-
-
-def test_drift_is_the_number_of_letters_to_change() -> None:
-    assert drift("flaw", "lawn") == 2
-
-
 def test_the_table_has_each_kind_as_the_mean_of_its_requests() -> None:
     one = timings(predicted_n=192, draft_n=100, draft_n_accepted=90, predicted_ms=1910.0)
     two = timings(predicted_n=192, draft_n=200, draft_n_accepted=60, predicted_ms=3820.0)
@@ -399,20 +376,6 @@ def test_a_figure_over_all_kinds_says_which_are_missing() -> None:
     assert mtp_table(lacking).missing == (MTP_KINDS[-1],)
 
 
-def test_what_other_servers_reuse_is_told_by_their_usage() -> None:
-    samples = [
-        a_foreign_sample(suite="cache", case=case, client=ClientTimes(ms + 9, ms),
-                         details={"cached": cached, "shared_ratio": 0.95})
-        for case, cached, ms in ((COLD, 0, 1000.0), (IDENTICAL, 990, 10.0), (CHANGED_TAIL, 0, 990.0))
-    ]  # fmt: skip
-
-    identical, changed = judge_reuse(samples)
-
-    assert (identical.works, identical.reused_ratio) == (True, 0.99)
-    assert identical.prompt_ratio == pytest.approx(0.01)
-    assert changed.works is False
-
-
 def test_each_of_several_clients_has_a_speed_without_timings() -> None:
     samples = [a_foreign_sample(details={"client_tok_s": rate}) for rate in (20.0, 30.0)]
     arm = ArmData("live", samples, groups=[("2 streams", 4000.0, tuple(samples))])
@@ -431,3 +394,84 @@ def test_requests_without_an_answer_are_counted_by_their_reason() -> None:
     reason = next(iter(found))
     assert reason.startswith("status 400: the request exceeds the context")
     assert len(reason) < 200
+
+
+def test_what_other_servers_reuse_is_told_by_their_usage() -> None:
+    samples = [
+        a_foreign_sample(suite="cache", case=case, client=ClientTimes(ms + 9, ms),
+                         details={"cached": cached, "shared_ratio": 0.95})
+        for case, cached, ms in ((COLD, 0, 1000.0), (IDENTICAL, 990, 10.0), (CHANGED_TAIL, 0, 990.0))
+    ]  # fmt: skip
+
+    identical, changed = judge_reuse(samples)
+
+    assert (identical.works, identical.reused_ratio) == (True, 0.99)
+    assert identical.prompt_ratio == pytest.approx(0.01)
+    assert changed.works is False
+
+
+def a_class(name: str = "chat", *, reasoning: int | None = None, weight: float = 1.0) -> ClassShape:
+    return ClassShape(
+        name=name, weight=weight, kind="chat", prompt=Tokens.fixed(100), cached_share=0.0,
+        reasoning=None if reasoning is None else Tokens.fixed(reasoning), answer=Tokens.fixed(75),
+    )  # fmt: skip
+
+
+def a_turn(wall_ms: float, *, number: int = 0, **values: Any) -> Sample:
+    usual: dict[str, Any] = {"timings": timings(prompt_ms=100.0, predicted_ms=300.0)}
+    return sample(suite="workload", client=ClientTimes(wall_ms, 150.0),
+                  details={"class": number}, **usual | values)  # fmt: skip
+
+
+def turns(*samples: Sample, classes: tuple[ClassShape, ...] = (a_class(),)) -> list[TurnTime]:
+    return turn_times("live", samples, WorkloadShape(name="x", classes=classes))
+
+
+def test_four_clients_of_one_slot_wait_and_the_turn_says_so() -> None:
+    one = turns(*(a_turn(400.0 * n) for n in (1, 2, 3, 4)))[0]
+
+    assert one.total_s == pytest.approx(1.0)
+    assert [one.prefill_s, one.decode_s] == pytest.approx([0.1, 0.3])
+    assert one.waiting_s == pytest.approx(0.6)
+
+
+def test_the_parts_never_come_to_more_than_the_whole() -> None:
+    one = turns(a_turn(390.0))[0]
+
+    assert one.total_s == pytest.approx(0.39)
+    assert [one.decode_s, one.waiting_s] == pytest.approx([0.29, 0.0])
+
+
+def test_without_times_of_the_server_the_wall_is_split_at_the_first_token() -> None:
+    one = turns(a_turn(400.0, timings=None), a_turn(400.0))[0]
+
+    assert [one.prefill_s, one.decode_s] == pytest.approx([0.15, 0.25])
+    assert one.waiting_s is None
+    assert one.total_s == pytest.approx(0.4)
+
+
+def test_thoughts_that_cannot_be_told_apart_stay_unknown_and_the_turn_is_known() -> None:
+    hidden, shown = a_class(), a_class("agent", reasoning=25, weight=3.0)
+    one, other, mix = turns(a_turn(400.0), a_turn(800.0, number=1), classes=(hidden, shown))
+
+    assert one.reasoning_s is None
+    assert one.decode_s == pytest.approx(0.3)
+    assert [other.reasoning_s, other.decode_s] == pytest.approx([0.075, 0.225])
+    assert mix.reasoning_s is None
+    assert mix.decode_s == pytest.approx(0.3)
+    assert mix.total_s == pytest.approx(0.7)
+
+
+def test_a_class_without_a_usable_turn_leaves_the_mix_unknown() -> None:
+    classes = (a_class(), a_class("agent"))
+    one, other, mix = turns(a_turn(400.0), classes=classes)
+
+    assert one.total_s == pytest.approx(0.4)
+    assert (other.total_s, mix.total_s, mix.prefill_s) == (None, None, None)
+
+
+def test_a_turn_is_kept_with_its_whole_and_what_was_waited() -> None:
+    one = turns(a_turn(800.0))[0]
+
+    assert TurnTime.from_record(one.to_record("workload")) == one
+    assert replace(one, whole_s=None).total_s is None, "a part of it is not known"
