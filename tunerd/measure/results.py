@@ -49,27 +49,27 @@ def show(ctx: Context, number: int) -> ActionResult:
     Raises:
         UsageError: there is no such run.
     """
-    with _evidence(ctx) as store:
-        run = run_of(store, number)
-        by_arm = _by_arm(store, run) if store is not None else {}
-        figures = [
-            {"arm": arm, "suite": suite, "case": case, **asdict(summarise(samples))}
-            for arm, measured in by_arm.items()
-            for (suite, case), samples in _by_case(measured).items()
-        ]
-        payload = {
-            "run": run_json(run),
-            "arms": [arm_json(arm) for arm in run.record.arms],
-            "samples": [
-                {"arm": arm, **sample_json(one)} for arm, found in by_arm.items() for one in found
-            ],
-            "figures": figures,
-            "left_out": _left_out(by_arm),
-            "validity": StalenessCheck(ctx).rows(run),
-            "summaries": [asdict(one) for one in store.summaries(number)] if store else [],
-            "verdicts": [asdict(one) for one in store.verdicts(number)] if store else [],
-        }
+    with _opened(ctx, number) as store:
+        found = store.evidence(run_of(store, number))
         messages = damage_messages(store)
+    run = found.run
+    figures = [
+        {"arm": arm, "suite": suite, "case": case, **asdict(summarise(samples))}
+        for arm, measured in found.samples.items()
+        for (suite, case), samples in _by_case(measured).items()
+    ]
+    payload = {
+        "run": run_json(run),
+        "arms": [arm_json(arm) for arm in run.record.arms],
+        "samples": [
+            {"arm": arm, **sample_json(one)} for arm, of in found.samples.items() for one in of
+        ],
+        "figures": figures,
+        "left_out": _left_out(found.samples),
+        "validity": StalenessCheck(ctx).rows(run),
+        "summaries": [asdict(one) for one in found.summaries],
+        "verdicts": [asdict(one) for one in found.verdicts],
+    }
     return ActionResult("results show", payload, messages)
 
 
@@ -80,7 +80,7 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
         UsageError: there is no such run.
     """
     runs = []
-    with _evidence(ctx) as store:
+    with _opened(ctx, next(iter(numbers), 0)) as store:
         for number in numbers:
             run = run_of(store, number)
             runs.append(
@@ -90,10 +90,10 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
                     "arms": [arm_json(arm) for arm in run.record.arms],
                     "samples": [
                         {"arm": arm, **sample_json(sample)}
-                        for arm, sample in (store.arm_samples(number) if store else ())
+                        for arm, sample in store.arm_samples(number)
                     ],
-                    "summaries": [asdict(one) for one in store.summaries(number)] if store else [],
-                    "verdicts": [asdict(one) for one in store.verdicts(number)] if store else [],
+                    "summaries": [asdict(one) for one in store.summaries(number)],
+                    "verdicts": [asdict(one) for one in store.verdicts(number)],
                 }
             )
         messages = damage_messages(store)
@@ -208,45 +208,47 @@ def _evidence(ctx: Context) -> Iterator[EvidenceStore | None]:
             store.close()
 
 
-def damage_messages(store: EvidenceStore | None) -> tuple[Message, ...]:
+@contextmanager
+def _opened(ctx: Context, number: int) -> Iterator[EvidenceStore]:
+    """The store for this run, which cannot be there without one."""
+    with _evidence(ctx) as store:
+        if store is None:
+            raise _unknown(number)
+        yield store
+
+
+def damage_messages(store: EvidenceStore) -> tuple[Message, ...]:
     """One warning for each kind of row that was left out so far as damaged."""
-    damage = store.damage if store is not None else ()
-    return tuple(warning("damaged-rows", one.text) for one in damage)
+    return tuple(warning("damaged-rows", one.text) for one in store.damage)
 
 
-def run_of(store: EvidenceStore | None, number: int) -> StoredRun:
+def run_of(store: EvidenceStore, number: int) -> StoredRun:
     """The run of this number.
 
     Raises:
         UsageError: there is none.
         HostError: its own row is damaged.
     """
-    run = store.run(number) if store is not None else None
-    if run is None and store is not None:
-        damage = [one for one in store.damage if one.table == "runs" and one.run == number]
-        if damage:
+    run = store.run(number)
+    if run is not None:
+        return run
+    for one in store.damage:
+        if one.table == "runs" and one.run == number:
             raise HostError(
-                f"run {number} cannot be read", cause=damage[0].text,
+                f"run {number} cannot be read", cause=one.text,
                 state="nothing was changed; the other runs can be read",
                 hint="`tunerd results list` lists them",
             )  # fmt: skip
-    if run is None:
-        raise UsageError(
-            f"there is no run {number}", hint="`tunerd results list` lists what there is"
-        )
-    return run
+    raise _unknown(number)
+
+
+def _unknown(number: int) -> UsageError:
+    return UsageError(f"there is no run {number}", hint="`tunerd results list` lists what there is")
 
 
 def _readable(store: EvidenceStore) -> int:
     """How many runs there are without those that were found damaged."""
     return store.count_runs() - sum(one.n_rows for one in store.damage if one.table == "runs")
-
-
-def _by_arm(store: EvidenceStore, run: StoredRun) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {arm.name: [] for arm in run.record.arms}
-    for arm, sample in store.arm_samples(run.number):
-        found[arm].append(sample)
-    return found
 
 
 def _by_case(measured: Sequence[Sample]) -> dict[tuple[str, str], list[Sample]]:

@@ -29,6 +29,7 @@ from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import (
     ArmRecord,
     Damage,
+    RunEvidence,
     RunOutcome,
     RunRecord,
     StoredRun,
@@ -585,6 +586,18 @@ class EvidenceStore:
             sample = self._take(_SAMPLE, Sample, row) if row["name"] in names else None
             if sample is not None:
                 yield row["name"], sample
+
+    def evidence(self, run: StoredRun) -> RunEvidence:
+        """A run with all that was stored of it."""
+        by_arm: dict[str, list[Sample]] = {arm.name: [] for arm in run.record.arms}
+        for arm, sample in self.arm_samples(run.number):
+            by_arm[arm].append(sample)
+        return RunEvidence(
+            run=run,
+            samples={arm: tuple(samples) for arm, samples in by_arm.items()},
+            summaries=self.summaries(run.number),
+            verdicts=self.verdicts(run.number),
+        )
 
     def summaries(
         self, number: int, *, names: Collection[str] | None = None

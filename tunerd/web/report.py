@@ -91,7 +91,7 @@ def gather_evidence(
         runs = _named_arms(store, numbers) if numbers else _newest(store)
         if not runs:
             raise UsageError("nothing was measured yet", hint="tunerd bench")
-        found = [_evidence(store, run) for run in runs]
+        found = [store.evidence(run) for run in runs]
         damage = damage_messages(store)
     return tuple(sorted(found, key=lambda one: one.run.record.started_s)), damage
 
@@ -174,18 +174,6 @@ def _newest(store: EvidenceStore) -> list[StoredRun]:
             covered |= suites
             chosen.append(run)
     return chosen
-
-
-def _evidence(store: EvidenceStore, run: StoredRun) -> RunEvidence:
-    by_arm: dict[str, list[Sample]] = {arm.name: [] for arm in run.record.arms}
-    for arm, sample in store.arm_samples(run.number):
-        by_arm[arm].append(sample)
-    return RunEvidence(
-        run=run,
-        samples={arm: tuple(samples) for arm, samples in by_arm.items()},
-        summaries=store.summaries(run.number),
-        verdicts=store.verdicts(run.number),
-    )
 
 
 # Configurations

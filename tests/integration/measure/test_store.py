@@ -12,6 +12,8 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
 
 from tests.support.folders import ROOT
 from tests.support.synthetic_runs import MadeRun, made_runs
@@ -24,7 +26,7 @@ from tunerd.measure.evidence import (
     RunRecord,
     SummaryRecord,
 )
-from tunerd.measure.store import EvidenceStore
+from tunerd.measure.store import METADATA, EvidenceStore
 
 PRINT = Fingerprint(engine_sha256="e", gpu_names=(), model_sha256="m", arguments_sha256="a")
 ARM = ArmRecord(name="live", fingerprint=PRINT)
@@ -232,3 +234,23 @@ def test_a_reader_sees_what_a_writer_has_stored_and_does_not_wait_for_it(
         run = reader.run(number)
         assert run is not None
         assert run.outcome is None
+
+
+def test_every_query_and_table_is_understood_by_postgresql(store: EvidenceStore) -> None:
+    """Compiled for it, not run on it: nothing of SQLite's own is in them."""
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    for table in METADATA.sorted_tables:
+        assert "CREATE TABLE" in str(CreateTable(table).compile(dialect=dialect))
+    said: list[str] = []
+
+    def compiles(_connection: object, clause: sa.ClauseElement, *_rest: object) -> None:
+        if not isinstance(clause, sa.TextClause):
+            said.append(str(clause.compile(dialect=dialect)))
+
+    sa.event.listen(store._file.engine, "before_execute", compiles)
+    for made in made_runs(repeats=1):
+        number = made.put(store)
+        store.samples(number)
+    store.runs(limit=3, kind="bench")
+    store.count_runs()
+    assert {"SELECT", "INSERT", "UPDATE"} <= {word.split()[0] for word in said}

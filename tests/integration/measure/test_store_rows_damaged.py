@@ -94,19 +94,7 @@ def damage(sound: Path, target: Path, column: str, value: Any, *, first_only: bo
 def everything_read(path: Path) -> tuple[list[RunEvidence], tuple[Damage, ...]]:
     """All of a store."""
     with EvidenceStore(path, writable=False) as store:
-        found = []
-        for run in store.runs():
-            by_arm: dict[str, list[Any]] = {arm.name: [] for arm in run.record.arms}
-            for arm, sample in store.arm_samples(run.number):
-                by_arm[arm].append(sample)
-            found.append(
-                RunEvidence(
-                    run,
-                    {arm: tuple(samples) for arm, samples in by_arm.items()},
-                    store.summaries(run.number),
-                    store.verdicts(run.number),
-                )
-            )
+        found = [store.evidence(run) for run in store.runs()]
         return found, store.damage
 
 
