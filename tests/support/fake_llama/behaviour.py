@@ -32,7 +32,7 @@ class Behaviour:
     the lines about a GPU: name, description, total_mib, free_mib, model_mib, context_mib,
     compute_mib, and n_layers, offloaded, and of those by the fit overflowing.
 
-    Traps for whoever measures: `finds_all_cached` reuses prompts although a request forbids it, `forgets` never reuses any,
+    Traps for whoever measures: `finds_all_cached` reuses prompts although a request forbids it,
     `ends_at_tok` ends every answer there whatever the request says, `reported_time_factor` scales the
     times that are reported, `ignores_overrides` takes settings of speculation with a request and does
     nothing with them, `openai_only` is another kind of server: OpenAI routes alone, without timings.
@@ -90,7 +90,6 @@ class Behaviour:
     by_length: dict[str, list[float]] | None = None
     # Traps.
     finds_all_cached: bool = False
-    forgets: bool = False
     ends_at_tok: int | None = None
     reported_time_factor: float = 1.0
     ignores_overrides: bool = False

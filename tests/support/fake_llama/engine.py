@@ -203,8 +203,6 @@ class Engine:
 
     def _n_cached(self, body: dict[str, Any], tokens: list[int], slot: Slot) -> int:
         """Tokens of the common beginning; at least one is always processed again."""
-        if self.behaviour.forgets:
-            return 0
         if body.get("cache_prompt", True) is False and not self.behaviour.finds_all_cached:
             return 0
         n_common = 0
