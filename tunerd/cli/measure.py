@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,14 @@ from tunerd.words import UNKNOWN, format_duration, when
 SUITES = ("mtp", "lengths", "cache", "deep", "quality", "concurrency", "workload")
 
 
+# The last line of the community's mtp-bench, for whoever puts his own beside it, and where its figures stand in a table.
+_AGGREGATE = {
+    "n_requests": "n_requests", "total_predicted": "predicted", "total_draft": "drafted",
+    "total_draft_accepted": "accepted", "aggregate_accept_rate": "acceptance_ratio",
+    "wall_s_total": "wall_s",
+}  # fmt: skip
+
+
 def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people: what a report says of the run, and the published numbers."""
     from tunerd.web.report import evidence_of, figures_of, left_out, series_of
@@ -39,6 +48,8 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
     series = series_of(evidence)
     yield f"run {payload['run']}: {payload['suite']} of {payload['target']}, seed {payload['seed']}"
     yield from sections_lines((*figures_of(evidence, series), left_out(series, evidence)))
+    for table in payload.get("tables", {}).values():
+        yield "Aggregate: " + json.dumps({name: table[key] for name, key in _AGGREGATE.items()})
     if payload["against"] is not None:
         yield ""
         yield "beside the published numbers:"

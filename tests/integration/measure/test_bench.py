@@ -19,6 +19,7 @@ from tests.support.designed import Truth, encode, read_truth
 from tests.support.local_box import Box, deployed, settings
 from tests.support.real_server import RealServer
 from tunerd.cli.main import cli
+from tunerd.cli.measure import render_bench
 from tunerd.errors import UsageError
 from tunerd.machine.net import free_port
 from tunerd.measure.request import Suite
@@ -70,6 +71,8 @@ def test_acceptance_by_kind_is_the_known_one_but_for_the_last_step(
         # The last step may draft up to n-max tokens more or less.
         assert abs(row["drafted"] - drafted) <= N_MAX, row
         assert abs(row["accepted"] - accepted) <= N_MAX, row
+    (last,) = (line for line in render_bench(result.payload) if line.startswith("Aggregate: "))
+    assert json.loads(last.removeprefix("Aggregate: "))["total_draft"] == table["drafted"]
     marks = {mark for row in result.payload["samples"] for mark in row["marks"]}
     assert "foreign traffic" not in marks, "own requests add up to what the server counted"
 
