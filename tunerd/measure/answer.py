@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -384,7 +385,8 @@ class Answer:
     `timings` is None where the server reports none. `n_cached` are prompt tokens that were not read
     again, as reported or as the difference of what the build does report; `n_completion` is the
     length by the OpenAI `usage`. `is_cut` says that the last event did not come, `has_impossible` that
-    a figure cannot be and was taken for missing.
+    a figure cannot be and was taken for missing. `steps` are its verification steps as (ms, drafted, accepted)
+    where timings came with every token; None where they did not, or do not account for every token.
     """
 
     text: str
@@ -399,6 +401,7 @@ class Answer:
     finish: str | None
     is_cut: bool
     has_impossible: bool = False
+    steps: tuple[tuple[float, int, int], ...] | None = None
 
 
 Event = tuple[float, Mapping[str, Any]]
@@ -432,7 +435,13 @@ def read_answer(events: Sequence[Event], *, is_whole: bool) -> Answer:
         finish=found.finish,
         is_cut=not is_whole or not found.has_ended,
         has_impossible=read.has_impossible,
+        steps=found.steps(timings),
     )
+
+
+# Steps that came in one event (a letter in several tokens) look like one that took as long as both.
+_MOST_MERGED = 0.02
+_ENDLESS_MS = 1e12
 
 
 class _Collected:
@@ -449,6 +458,7 @@ class _Collected:
         self.last_ms: float | None = None
         self.finish: str | None = None
         self.has_ended = False
+        self._so_far: list[tuple[float, int, int]] = []
         self._calls: dict[int, list[str]] = {}
 
     def add(self, at_ms: float, event: Mapping[str, Any]) -> None:
@@ -460,10 +470,38 @@ class _Collected:
             value = event.get(key)
             if isinstance(value, Mapping) and value:
                 setattr(self, into, value)
+        self._note_progress(event.get("timings"))
         if event.get("stop") is True:
             self.has_ended = True
             self.finish = _finish(event)
             self.n_evaluated = self.read.count(event, "tokens_evaluated")
+
+    def _note_progress(self, timings: Any) -> None:
+        """The sums so far: time of decoding, tokens drafted, and accepted."""
+        if not isinstance(timings, Mapping):
+            return
+        ms = timings.get("predicted_ms")
+        counts = (timings.get("draft_n") or 0, timings.get("draft_n_accepted") or 0)
+        if not isinstance(ms, (int, float)) or not 0 <= ms < _ENDLESS_MS:
+            return
+        if not all(isinstance(one, int) for one in counts):
+            return
+        if not self._so_far or self._so_far[-1][0] != ms:
+            self._so_far.append((float(ms), *counts))
+
+    def steps(self, timings: Timings | None) -> tuple[tuple[float, int, int], ...] | None:
+        """The verification steps: what the sums gained from one event to the next."""
+        found = []
+        for before, now in pairwise(self._so_far):
+            ms, drafted, accepted = (two - one for one, two in zip(before, now, strict=True))
+            if not (math.isfinite(ms) and ms > 0 and 0 <= accepted <= drafted):
+                return None
+            found.append((ms, int(drafted), int(accepted)))
+        n_predicted = timings.predicted_n if timings is not None else None
+        if not found or n_predicted is None:
+            return None
+        missing = n_predicted - 1 - sum(1 + accepted for _, _, accepted in found)
+        return tuple(found) if abs(missing) <= _MOST_MERGED * len(found) + 1 else None
 
     def _content(self, event: Mapping[str, Any]) -> bool:
         """Take what was generated; whether there was anything."""

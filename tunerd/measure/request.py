@@ -248,6 +248,7 @@ class Request:
         has_tools: Whether tools are offered with it.
         has_own_sampling: Whether the server chooses tokens by its own settings instead of at temperature 0.
         seed: Of the sampler.
+        tells_steps: Whether every event is to tell the timings so far, for single verification steps.
         is_measured: False for requests that only prepare others.
         details: What else is to be kept with the sample.
     """
@@ -267,6 +268,7 @@ class Request:
     has_tools: bool = False
     has_own_sampling: bool = False
     seed: int = 42
+    tells_steps: bool = False
     is_measured: bool = True
     details: Mapping[str, Any] | None = None
 
@@ -467,6 +469,7 @@ def body_of(
     if is_llama:
         body["cache_prompt"] = request.prefix is Prefix.WARM
         body |= {"ignore_eos": True} if request.is_fixed_length else {}
+        body |= {"timings_per_token": True} if request.tells_steps else {}
     if request.has_tools:
         body |= {"tools": list(TOOL_KINDS), "tool_choice": "auto"}
     return body | dict(overrides or {})

@@ -366,7 +366,7 @@ class Box(Protocol):
         """Asks once and returns llama-server's `timings` keys and what else was seen.
 
         `wall_ms`, `vram_free_min_mib`, for kind tool `tool_ok`, and where the build has them
-        `accepted_per_pos`, `verify_steps`, `spill_mib`; `n_void` where it had to ask again, behind the
+        `steps`, `accepted_per_pos`, `spill_mib`; `n_void` where it had to ask again, behind the
         bare prefix of a warm request.
 
         Raises:
@@ -393,11 +393,25 @@ class Box(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StepsSeen:
+    """Verification steps of one answer that drafted the same number of tokens.
+
+    `ms` is their time in all, `accepted` how many of them accepted at least 1, 2, ... tokens.
+    """
+
+    n_drafted: int
+    n_steps: int
+    ms: float
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """One answer; None is what the box did not say.
 
     `n_drafted` and `n_accepted` are 0 where nothing was drafted: llama-server then leaves the keys
-    out. `accepted_by_position` are counts. `n_void` is how often it was asked before in vain.
+    out. `accepted_by_position` are counts. `n_void` is how often it was asked before in vain. `steps` are
+    its verification steps, where the build tells each of them.
     """
 
     prompt_n: int | None
@@ -414,6 +428,7 @@ class Reading:
     spill_mib: float | None
     tool_ok: bool | None
     n_void: int
+    steps: tuple[StepsSeen, ...] | None = None
 
     @property
     def turn_ms(self) -> float | None:
@@ -442,9 +457,14 @@ def read(answer: Mapping[str, Any]) -> Reading:
     predicted_n = _count(answer, "predicted_n")
     n_drafted = _count(answer, "draft_n") or 0
     n_accepted = min(_count(answer, "draft_n_accepted") or 0, n_drafted)
-    steps = _count(answer, "verify_steps")
-    if not steps and predicted_n is not None:
-        steps = max(1, predicted_n - 1 - n_accepted)  # the first token comes of the prompt
+    seen = _steps_seen(answer.get(_BY_DRAFTED)) or _steps_seen(_by_drafted(answer.get(_STEPS)))
+    steps = None
+    if seen:
+        steps = sum(one.n_steps for one in seen)
+    elif (
+        predicted_n is not None
+    ):  # each step gives a token beside those accepted, the prompt the first
+        steps = max(1, predicted_n - 1 - n_accepted)
     tool_ok = answer.get("tool_ok")
     return Reading(
         prompt_n=_count(answer, "prompt_n"),
@@ -456,11 +476,53 @@ def read(answer: Mapping[str, Any]) -> Reading:
         n_accepted=n_accepted,
         n_steps=steps,
         accepted_by_position=_positions(answer.get("accepted_per_pos"), n_accepted, steps),
+        steps=seen,
         wall_ms=_positive(answer, "wall_ms"),
         vram_free_min_mib=_number(answer, "vram_free_min_mib", least=-math.inf),
         spill_mib=_number(answer, "spill_mib"),
         tool_ok=None if tool_ok is None else bool(tool_ok),
         n_void=_count(answer, "n_void") or 0,
+    )
+
+
+def as_kept(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer without its single steps, which are added up by how many tokens they drafted."""
+    kept = {key: value for key, value in answer.items() if key != _STEPS}
+    table = _by_drafted(answer.get(_STEPS))
+    return kept if table is None else {**kept, _BY_DRAFTED: table}
+
+
+_STEPS, _BY_DRAFTED = "steps", "by_drafted"
+_MOST_DRAFTED = 64
+
+
+def _by_drafted(steps: Any) -> list[list[Any]] | None:
+    """[drafted, steps, ms, [accepted at least 1, 2, ...]] of steps given as (ms, drafted, accepted)."""
+    found: dict[int, list[Any]] = {}
+    for step in steps if isinstance(steps, (list, tuple)) else ():
+        if not isinstance(step, (list, tuple)) or len(step) != _STEP_PARTS:
+            return None
+        ms, drafted, accepted = (float(part) for part in step)
+        if not (math.isfinite(ms) and ms >= 0 and 0 <= accepted <= drafted <= _MOST_DRAFTED):
+            return None
+        row = found.setdefault(int(drafted), [int(drafted), 0, 0.0, [0] * int(drafted)])
+        row[1] += 1
+        row[2] = round(row[2] + ms, 3)
+        for position in range(int(accepted)):
+            row[3][position] += 1
+    return [found[drafted] for drafted in sorted(found)] or None
+
+
+_STEP_PARTS = 3
+
+
+def _steps_seen(table: Any) -> tuple[StepsSeen, ...] | None:
+    """Of the table that `as_kept` made; None where there is none."""
+    if not isinstance(table, (list, tuple)):
+        return None
+    return tuple(
+        StepsSeen(int(drafted), int(n_steps), float(ms), tuple(int(one) for one in accepted))
+        for drafted, n_steps, ms, accepted in table
     )
 
 

@@ -80,6 +80,7 @@ class SweepTexts(Texts):
             is_fixed_length=wanted.ignore_eos,
             is_chat=is_call,
             has_tools=is_call,
+            tells_steps=wanted.concurrency == 1 and wanted.new_tokens > 0 and not is_call,
             details={"prompt": wanted.prompt_id, "attempt": attempt},
         )
 
@@ -293,7 +294,9 @@ class LeaseBox:
                 lambda kind: self.texts.warm_up(kind, f"{life.name} {life.position}"),
                 drafts=arm.drafts,
                 known=known,
-                routes=(target.route, Route.TEXT) if arm.drafts else (target.route,),
+                routes=(Route.TEXT, target.route)
+                if arm.drafts
+                else (Route.TEXT,),  # ik tells steps there
                 must_draft=target.speculation.always,  # a gate may keep every draft back
             )
         finally:
@@ -370,6 +373,8 @@ class LeaseBox:
         accepted = process.life.accepted if told is None else told
         if len(found) == 1 and accepted is not None:
             answer["accepted_per_pos"] = list(accepted)
+        if len(found) == 1 and found[0].answer is not None and process.arm.drafts:
+            answer["steps"] = found[0].answer.steps
         if request.kind == "tool" and not request.ignore_eos:
             answer["tool_ok"] = self._tool_ok(found[0])
         return {key: value for key, value in answer.items() if value is not None}
@@ -524,13 +529,12 @@ class LiveAsked:
 
 
 def expected_turns(evidence: Mapping[str, Any], workload: Workload) -> tuple[float, float] | None:
-    """Mean turn of the incumbent and of the winner over the pairs that proved it [s]."""
+    """Mean turn of what served and of the last winner, each over the pairs that it was proved in [s]."""
     won = [one for one in evidence.get("challenges", []) if one["outcome"] == "promote"]
-    pairs = won[-1]["pairs"] if won else []
-    if not pairs:
+    if not won or not all(one["pairs"] for one in won):
         return None
     before, after = (
-        fmean(workload.turn_time_s([ms / 1000 for ms in pair[name]]) for pair in pairs)
-        for name in ("incumbent_ms", "candidate_ms")
+        fmean(workload.turn_time_s([ms / 1000 for ms in pair[name]]) for pair in one["pairs"])
+        for one, name in ((won[0], "incumbent_ms"), (won[-1], "candidate_ms"))
     )
     return before, after

@@ -20,6 +20,7 @@ from tunerd.profile.arm import (
     Request,
     Sample,
     ServerDied,
+    as_kept,
 )
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep import observations
@@ -91,6 +92,8 @@ class Night:
         self.failures: dict[Arm, list[str]] = defaultdict(list)
         # Engines that read a shared prefix anew each time, and whether of several requests at once.
         self.broken_caches: set[tuple[str, bool]] = set()
+        # Whether its builds tell every verification step; None before any drafted.
+        self.tells_steps: bool | None = None
         self._clock = box.now
         self._on_sample = on_sample
         self._begin = self._clock()
@@ -263,10 +266,12 @@ class Night:
         sample = Sample(
             event=REQUEST, process=process, arm=arm, purpose=purpose, at_s=self._clock(),
             seconds=seconds, failure=failure, request=request, n_max=draft[0], p_min=draft[1],
-            block=block, answer=None if answer is None else dict(answer), pair=pair,
+            block=block, answer=None if answer is None else as_kept(answer), pair=pair,
         )  # fmt: skip
         self.spent_s[purpose] += seconds
         self._note_rates(sample.reading)
+        if sample.reading is not None and sample.reading.n_drafted:
+            self.tells_steps = sample.reading.steps is not None
         if failure and failure != "refused":
             self.failures[arm.canonical()].append(failure)
         self._file(sample)
