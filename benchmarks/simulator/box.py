@@ -93,6 +93,7 @@ class SimulatedBox:
     noise: Noise = field(default_factory=Noise)
     seed: int = 0
     tells_positions: bool = True
+    tells_steps: bool = True
     takes_overrides: bool = True
     hang_s: float = 180.0
 
@@ -201,7 +202,10 @@ class SimulatedBox:
         if drafted:
             answer |= {"draft_n": drafted, "draft_n_accepted": accepted}
             if self.tells_positions:
-                answer |= {"accepted_per_pos": positions, "verify_steps": steps}
+                answer["accepted_per_pos"] = positions
+            if self.tells_steps:
+                factor = predicted_ms / sum(ms for ms, _, _ in steps)
+                answer["steps"] = [(ms * factor, *counts) for ms, *counts in steps]
         if self.card.spills_mib:
             answer["spill_mib"] = spill
         if request.kind == "tool":
@@ -216,13 +220,14 @@ class SimulatedBox:
 
     def _decode(
         self, request: Request, arm: Arm, text: float, life: Life
-    ) -> tuple[int, int, list[int], int, float]:
+    ) -> tuple[int, int, list[int], list[tuple[float, int, int]], float]:
+        """Tokens drafted and accepted, accepted by position, each step, and the time of all [ms]."""
         truth = self.truth
         depth = (request.cached_tokens + request.new_tokens + request.n_predict / 2) / 1000
         by_length = truth.step_ms(arm, life.arm, depth)
         n_left = max(request.n_predict - 1, 1)  # the first token comes of the prompt
         if not arm.drafts:
-            return 0, 0, [], n_left, float(by_length[0]) * n_left
+            return 0, 0, [], [], float(by_length[0]) * n_left
         drafter = truth.spec(arm).drafter
         n_steps = min(n_left, _STEPS_SIMULATED)
         tired = drafter.fatigue * min(request.n_predict, 2000) / 2000
@@ -242,7 +247,10 @@ class SimulatedBox:
         ]
         time = float(by_length[drafted[:used]].sum()) * scale
         n_accepted = max(n_left - steps, 0)
-        return round(float(drafted[:used].sum()) * scale), n_accepted, positions, steps, time
+        each = list(zip(by_length[drafted[:used]].tolist(), drafted[:used].tolist(),
+                        accepted[:used].tolist(), strict=True))  # fmt: skip
+        told = (each * math.ceil(steps / used))[:steps]
+        return round(float(drafted[:used].sum()) * scale), n_accepted, positions, told, time
 
 
 class Truth:

@@ -220,25 +220,21 @@ def break_even(
     Returns:
         None where there is no depth at which either side has three samples that count.
     """
-    from tunerd.sweep.laws import (
-        StepRow,
-        fit_steps,
-    )
+    import numpy as np
+
+    from tunerd.sweep.laws import fit_line
 
     all_on, all_off = _sides(drafting, plain)
     depth = _common_depth(all_on, all_off)
     if depth is None:
         return None
     on, off = ([one for one in side if _alike(one.depth, depth)] for side in (all_on, all_off))
-    rows = [
-        StepRow(one.step_ms, one.steps, one.drafted / one.steps, (0.0, 0.0), 0.0, 0.0) for one in on
-    ]
-    law = fit_steps(rows)
-    if law is None:
+    if not on:
         return None
+    steps = np.array([(one.step_ms, one.steps, one.drafted / one.steps) for one in on])
     on_prompts, off_prompts = _like_prompts(all_on, all_off), _like_prompts(all_off, all_on)
     return BreakEven(
-        step_ms=(float(law[0]), float(law[1])),
+        step_ms=fit_line(*steps.T),
         token_ms=sum(one.step_ms * one.steps for one in off) / sum(one.steps for one in off),
         prompt_ms=_prompt_law(on_prompts, n_ubatch),
         plain_prompt_ms=_prompt_law(off_prompts, n_ubatch),

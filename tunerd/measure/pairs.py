@@ -115,7 +115,7 @@ def run_pairs(
 # Effect sizes, in standard deviations of a pair, over which the likelihood ratio is mixed. The last
 # one finds gains of 20 % and more in three to four pairs instead of four to five.
 EFFECTS = (0.4, 0.8, 1.2, 2.0, 3.0, 6.0)
-_LEAST_PAIRS = 3
+LEAST_PAIRS = 3
 _PAIRS_BEFORE_FUTILITY = 4
 _FUTILITY_SD = 1.3
 _FUTILITY_SLACK = 0.005
@@ -135,7 +135,7 @@ def e_value(log_ratios: Sequence[float], least_gain: float) -> float:
     Expects pairs that are about normal. 1 below three pairs.
     """
     n = len(log_ratios)
-    if n < _LEAST_PAIRS:
+    if n < LEAST_PAIRS:
         return 1.0
     values = np.asarray(log_ratios, float) - least_gain
     t = math.sqrt(n) * float(values.mean()) / max(float(values.std(ddof=1)), _LEAST_SD)
@@ -309,7 +309,7 @@ def pairs_needed(gain: float, pair_sd: float, *, margin: float, alpha: float) ->
     # Half the squared distance is what one pair adds to the log e-value; the rest pays for not
     # knowing the standard deviation and for mixing.
     evidence = math.log(1.0 / alpha) + math.log(len(EFFECTS))
-    return math.ceil(_LEAST_PAIRS + evidence * (1.0 + 2.0 / distance**2) / 5.0)
+    return math.ceil(LEAST_PAIRS + evidence * (1.0 + 2.0 / distance**2) / 5.0)
 
 
 # Which side is faster

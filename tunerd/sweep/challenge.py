@@ -214,7 +214,7 @@ class Challenge:
         if headroom is None:
             return
         if not self._limits.is_safe(self._candidate) or (
-            headroom.free_mib < self._limits.headroom_mib - headroom.sd_mib
+            headroom.free_mib < self._limits.headroom_mib
         ):
             raise _Ended(
                 "failed",

@@ -28,7 +28,6 @@ from tunerd.sweep.observations import (
     prompt_row,
     step_row,
     terms_of_prompt,
-    terms_of_step,
 )
 from tunerd.sweep.space import Variant
 
@@ -86,7 +85,9 @@ class _Seen:
         """The row as it would be in the variant with level 0."""
         ms = self.ms * math.exp(-level)
         if isinstance(self.row, StepRow):
-            return replace(self.row, step_ms=ms)
+            scale = math.exp(-level)
+            table = tuple((drafted, n, one * scale) for drafted, n, one in self.row.table)
+            return replace(self.row, step_ms=ms, table=table)
         return replace(self.row, prompt_ms=ms)
 
 
@@ -139,7 +140,7 @@ def _steps(answers: Sequence[tuple[Variant, Answer]], acceptance: Acceptance | N
     for variant, answer in answers:
         if is_timed(answer):
             row = step_row(answer, acceptance)
-            terms = terms_of_step(row)
+            terms = row.terms
             found.append(_Seen(row, row.step_ms, terms, answer.text, variant, answer.process))
     return found
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -42,6 +43,7 @@ class Counts:
     drafted: float
     accepted: float
     accepted_by_position: tuple[float, ...] | None = None
+    drafted_by_position: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,6 @@ class Drafts:
     def per_step(self, n_max: int) -> tuple[Array, Array]:
         """Mean tokens drafted and accepted in one verification step, by text."""
         return self.drafted[:, :n_max].sum(axis=1), self.accepted[:, :n_max].sum(axis=1)
-
-    def beyond(self, n_max: int, kink: int) -> Array:
-        """Mean drafted tokens beyond a batch size, by text."""
-        return np.asarray(self.drafted[:, kink:n_max].sum(axis=1), float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +135,19 @@ class _Data:
         share = _TEXT_SD / np.sqrt(prompts)
         self.drafted_sd = np.hypot(noise, share * (self.drafted + 0.2))
         self.accepted_sd = np.hypot(noise, share * (self.accepted + 0.2))
-        rows, columns, values, spreads = [], [], [], []
+        # Of each position: row, place in (accepted, drafted), column, share of steps, its spread.
+        seen: list[tuple[int, int, int, float, float]] = []
         for row, count in enumerate(counts):
-            for column, accepted in enumerate((count.accepted_by_position or ())[: count.n_max]):
-                rows.append(row)
-                columns.append(column)
-                values.append(accepted / count.n_steps)
-                spreads.append(float(np.hypot(0.7 / np.sqrt(count.n_steps), 1.2 * share[row])))
-        self.rows, self.columns = np.array(rows, int), np.array(columns, int)
-        self.values, self.value_sd = np.array(values), np.array(spreads)
+            told = (count.accepted_by_position, count.drafted_by_position)
+            for which, by_position in enumerate(told):
+                for column, n_steps in enumerate((by_position or ())[: count.n_max]):
+                    spread = float(np.hypot(0.7 / np.sqrt(count.n_steps), 1.2 * share[row]))
+                    seen.append((row, which, column, n_steps / count.n_steps, spread))
+        self.at = tuple(
+            np.array(part, int) for part in zip(*(one[:3] for one in seen), strict=True)
+        )
+        self.values = np.array([one[3] for one in seen])
+        self.value_sd = np.array([one[4] for one in seen])
         self.mask = np.arange(self.n_positions) < self.n_max[:, None]
 
     def residuals(
@@ -164,8 +166,10 @@ class _Data:
             ((drafted * self.mask).sum(axis=1) - self.drafted) / self.drafted_sd,
             ((accepted * self.mask).sum(axis=1) - self.accepted) / self.accepted_sd,
         ]
-        if len(self.rows):
-            parts.append((accepted[self.rows, self.columns] - self.values) / self.value_sd)
+        if len(self.values):
+            row, which, column = self.at
+            modelled = np.stack([accepted, drafted])[which, row, column]
+            parts.append((modelled - self.values) / self.value_sd)
         return np.concatenate(parts)
 
 
@@ -245,19 +249,33 @@ def _drafts(
     return Drafts(np.cumprod(passes, axis=1), np.cumprod(passes_right, axis=1))
 
 
-KINKS = (4, 8)
-STEP_TERMS = 6
+# Positions of a draft that a step's law tells apart; whatever lies beyond costs as the last of them.
+POSITIONS = 16
 PROMPT_TERMS = 4
 
-# Prior of a step's terms, as shares of the mean step: mean, spread.
-_STEP_PRIOR = np.array([0.75, 0.06, 0.0, 0.0, 0.003, 0.04])
-_STEP_SPREAD = np.array([0.50, 0.06, 0.03, 0.04, 0.004, 0.04])
+# Prior of a step's time, as shares of the mean step: without a draft, for each drafted token, by how much
+# more or less a position takes than the one before it (kernels change with the batch, experts are
+# shared), for a draft that was cut short, per 1,000 tokens of depth, per GiB left free, and per 2,048 tokens
+# of a physical batch, whose buffers take VRAM from the weights.
+_BASE, _BASE_SPREAD = 0.75, 0.50
+_TOKEN, _TOKEN_SPREAD = 0.06, 0.06
+# The first token takes what speculation takes at all: up to as much as a step without (docs/benchmarks.md, Steps).
+_FIRST_SPREAD = 0.15
+_BEND_SPREAD = 0.06
+_SECOND = 2
+_STEP_PRIOR = np.array([0.02, 0.003, 0.04, 0.02])
+_STEP_SPREAD = np.array([0.03, 0.004, 0.04, 0.04])
+_N_STEP_TERMS = 1 + POSITIONS + len(_STEP_PRIOR)
+WIDTH = 2048.0
 # Prior of a prompt's terms, as shares of the mean time per token; the first two times the batch.
 _PROMPT_PRIOR = np.array([0.25, 0.02, 0.70, 0.004])
 _PROMPT_SPREAD = np.array([0.35, 0.04, 0.40, 0.008])
 _TYPICAL_UBATCH = 512
 _STEP_RELATIVE_SPREAD = 0.25
 _NOISE = 0.035
+# Relative errors of a mean step: of all of them, and of each. Steps that drafted as much differ little, and share
+# the luck of their answer with those of other lengths.
+_OF_ANSWER, _OF_LENGTH = (_NOISE, 0.2), (0.015, 0.05)
 _PROMPT_NOISE_MS = 15.0
 # VRAM that a drafted token takes from the experts where the fit sees it.
 _MIB_PER_DRAFT = 30.0
@@ -275,16 +293,48 @@ def room_gib(arm: Arm, n_max: int | None = None) -> float:
     return (arm.fit_mib + _MIB_PER_DRAFT * drafts) / _MIB_PER_GIB
 
 
+def by_length(share: Array) -> Array:
+    """Shares of steps that draft each position, (..., n) to (..., POSITIONS): the last holds all beyond."""
+    found = np.zeros((*share.shape[:-1], POSITIONS))
+    n = min(share.shape[-1], POSITIONS)
+    found[..., :n] = share[..., :n]
+    found[..., -1] += share[..., POSITIONS:].sum(axis=-1)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def spread_drafted(mean: float) -> Array:
+    """The same for drafts that are all about as long as their mean."""
+    return by_length(np.clip(mean - np.arange(max(math.ceil(mean), 1)), 0.0, 1.0))
+
+
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One answer's decoding: mean step time, what it drafted, where, with which margin."""
+    """One answer's decoding: mean step time, shares of steps that drafted each position, with which margin.
+
+    `refused` is the share of steps whose draft ended before n-max. `table` has (drafted, steps, ms) by
+    length of the draft, where the build tells single steps.
+    """
 
     step_ms: float
     n_steps: float
-    drafted: float
-    beyond: tuple[float, float]
+    drafted: Array
+    refused: float
     depth_k: float
     room_gib: float
+    ubatch: int = 512
+    n_max: int = 0
+    table: tuple[tuple[int, int, float], ...] = ()
+
+    @property
+    def terms(self) -> Array:
+        """What the coefficients of `fit_steps` are multiplied with."""
+        return self.terms_with(self.drafted, self.refused)
+
+    def terms_with(self, drafted: Array, refused: float) -> Array:
+        """The same of steps that draft otherwise."""
+        rest = (refused, self.depth_k, self.room_gib, self.ubatch / WIDTH)
+        return np.array([1.0, *drafted, *rest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +348,10 @@ class PromptRow:
     room_gib: float
 
 
-def step_terms(drafted: Array, beyond: Sequence[Array], depth_k: Array, room: Array) -> Array:
-    """The terms of a step's time, shape (6, ...)."""
-    parts = np.broadcast_arrays(1.0, drafted, *beyond, depth_k, room)
+def step_terms(drafted: Array, refused: Array, depth_k: Array, room: Array, ubatch: Array) -> Array:
+    """The terms of a step's time, shape (21, ...); `drafted` has the shape (..., POSITIONS)."""
+    width = ubatch / WIDTH
+    parts = np.broadcast_arrays(1.0, *np.moveaxis(drafted, -1, 0), refused, depth_k, room, width)
     return np.stack([np.asarray(part, float) for part in parts])
 
 
@@ -315,20 +366,56 @@ def fit_steps(rows: Sequence[StepRow], relative: Array | None = None) -> Array |
     """Coefficients of a step [ms]; the relative's own without rows, None without either."""
     if not rows:
         return relative
-    times = np.array([row.step_ms for row in rows])
-    terms = step_terms(
-        np.array([row.drafted for row in rows]),
-        [np.array([row.beyond[at] for row in rows]) for at in range(len(KINKS))],
-        np.array([row.depth_k for row in rows]),
-        np.array([row.room_gib for row in rows]),
-    ).T
-    mean = float(np.average(times))
-    prior, spread = mean * _STEP_PRIOR, mean * _STEP_SPREAD
+    seen = [one for row in rows for one in _steps_of(row)]
+    times = np.array([ms for ms, _, _ in seen])
+    n_steps = np.array([n for _, n, _ in seen])
+    terms = np.array([term for _, _, term in seen])
+    mean = float(np.average(times, weights=n_steps))
+    spreads = np.array(
+        [_OF_LENGTH if row.table else _OF_ANSWER for row in rows for _ in _steps_of(row)]
+    )
+    noise = times * np.hypot(spreads[:, 0], spreads[:, 1] / np.sqrt(n_steps))
+    return _solve(terms, times, noise, *_steps_prior(mean, terms, times, relative))
+
+
+def fit_line(step_ms: Array, n_steps: Array, drafted: Array) -> tuple[float, float]:
+    """Time of a step without a draft, and of each token drafted in it on average [ms]."""
+    mean = float(step_ms.mean())
+    rows = np.diag([1 / _BASE_SPREAD, 1 / _TOKEN_SPREAD]) / mean
+    values = np.array([_BASE / _BASE_SPREAD, _TOKEN / _TOKEN_SPREAD])
+    terms = np.stack([np.ones_like(drafted), drafted], axis=1)
+    noise = step_ms * np.hypot(_OF_ANSWER[0], _OF_ANSWER[1] / np.sqrt(n_steps))
+    base, per_token = _solve(terms, step_ms, noise, rows, values).tolist()
+    return base, per_token
+
+
+def _steps_of(row: StepRow) -> Iterator[tuple[float, float, Array]]:
+    """Mean time, number and terms of the steps of one answer, by the length of their drafts."""
+    if not row.table:
+        yield row.step_ms, row.n_steps, row.terms
+    for n_drafted, n_steps, ms in row.table:
+        terms = row.terms_with(spread_drafted(n_drafted), float(n_drafted < row.n_max))
+        yield max(ms / n_steps, 1e-3), float(n_steps), terms
+
+
+def _steps_prior(
+    mean: float, terms: Array, times: Array, relative: Array | None
+) -> tuple[Array, Array]:
+    """Rows and values that hold the law where nothing was seen, each in standard deviations."""
     if relative is not None:
-        prior, spread = _scaled(relative, terms, times, spread)
-    steps = np.array([row.n_steps for row in rows])
-    noise = times * np.hypot(_NOISE, 0.2 / np.sqrt(steps))
-    return _solve(terms, times, noise, prior, spread)
+        usual = mean * np.array([_BASE_SPREAD, *[_TOKEN_SPREAD] * POSITIONS, *_STEP_SPREAD])
+        prior, spread = _scaled(relative, terms, times, usual)
+        return np.diag(1.0 / spread), prior / spread
+    rows, values = np.zeros((_N_STEP_TERMS, _N_STEP_TERMS)), np.zeros(_N_STEP_TERMS)
+    rows[0, 0], values[0] = 1 / (_BASE_SPREAD * mean), _BASE / _BASE_SPREAD
+    rows[1, 1], values[1] = 1 / (_FIRST_SPREAD * mean), _TOKEN / _FIRST_SPREAD
+    for position in range(2, POSITIONS + 1):  # each about as dear as the one before it
+        bend = mean * (_FIRST_SPREAD if position == _SECOND else _BEND_SPREAD)
+        rows[position, position], rows[position, position - 1] = 1 / bend, -1 / bend
+    for at, (usual, spread_of) in enumerate(zip(_STEP_PRIOR, _STEP_SPREAD, strict=True)):
+        rows[POSITIONS + 1 + at, POSITIONS + 1 + at] = 1 / (spread_of * mean)
+        values[POSITIONS + 1 + at] = usual / spread_of
+    return rows, values
 
 
 def fit_prompts(rows: Sequence[PromptRow], relative: Array | None = None) -> Array | None:
@@ -349,7 +436,8 @@ def fit_prompts(rows: Sequence[PromptRow], relative: Array | None = None) -> Arr
     prior, spread = typical * _PROMPT_PRIOR, typical * _PROMPT_SPREAD
     if relative is not None:
         prior, spread = _scaled(relative, terms, times, spread)
-    return _solve(terms, times, times * _NOISE + _PROMPT_NOISE_MS, prior, spread)
+    noise = times * _NOISE + _PROMPT_NOISE_MS
+    return _solve(terms, times, noise, np.diag(1.0 / spread), prior / spread)
 
 
 def _scaled(relative: Array, terms: Array, times: Array, spread: Array) -> tuple[Array, Array]:
@@ -360,9 +448,11 @@ def _scaled(relative: Array, terms: Array, times: Array, spread: Array) -> tuple
     return prior, np.minimum(_STEP_RELATIVE_SPREAD * prior + 0.15 * spread, spread)
 
 
-def _solve(terms: Array, times: Array, noise: Array, prior: Array, spread: Array) -> Array:
-    rows = np.vstack([terms / noise[:, None], np.diag(1.0 / spread)])
-    target = np.concatenate([times / noise, prior / spread])
+def _solve(
+    terms: Array, times: Array, noise: Array, prior_rows: Array, prior_values: Array
+) -> Array:
+    rows = np.vstack([terms / noise[:, None], prior_rows])
+    target = np.concatenate([times / noise, prior_values])
     try:
         solution, _ = nnls(rows, target)
     except RuntimeError:  # it gives up after so many rounds
@@ -373,8 +463,8 @@ def _solve(terms: Array, times: Array, noise: Array, prior: Array, spread: Array
 # Parts of a turn by which predictions may be off together; each is a share of the turn time, or how
 # the turn time answers to it.
 PARTS = (
-    "per batch", "per prompt token", "base step", "draft", "kink", "depth", "margin", "accepted",
-    "accepted late", "free step",
+    "per batch", "per prompt token", "base step", "draft", "late draft", "depth", "margin", "accepted",
+    "accepted late", "free step", "width",
 )  # fmt: skip
 _LATE = 4
 
@@ -421,7 +511,7 @@ def predict(
     prompt = prompt_terms(points.new, points.ubatch, points.prompt_depth, points.room)
     prompt = prompt * costs.prompt[:, None, None] * costs.prompt_factors[:, None]
     prompt = prompt * np.exp(levels[:, 1])
-    step = step_terms(points.drafted, points.beyond, points.depth, points.room)
+    step = step_terms(points.drafted, points.refused, points.depth, points.room, points.ubatch)
     step = step * costs.step[:, None, None] * costs.step_factors[:, None]
     step = step * points.steps * np.exp(levels[:, 0])
     prefill, decode = prompt.sum(axis=0), step.sum(axis=0)
@@ -436,9 +526,10 @@ def predict(
     late = decode * points.accepted_late / (1.0 + points.accepted)
     parts = [
         share(prompt[0] + prompt[1]), share(prompt[2] + prompt[3]), share(step[0]),
-        share(step[1]), share(step[3] + 0.1 * points.late_drafted * decode), share(step[4]),
-        share(prompt[1] + step[5]) + 0.01 * np.array([room_gib(arm) for arm in arms]),
+        share(step[1 : _LATE + 1].sum(axis=0)), share(step[_LATE + 1 : POSITIONS + 2].sum(axis=0)),
+        share(step[-3]), share(prompt[1] + step[-2]) + 0.01 * np.array([room_gib(arm) for arm in arms]),
         share(gained), share(late), share(decode) * np.array([not arm.drafts for arm in arms]),
+        share(step[-1]) + 0.02 * points.ubatch / WIDTH,
     ]  # fmt: skip
     return Prediction(np.log(turn), np.stack(parts, axis=1), class_ms, prefill)
 
@@ -458,9 +549,8 @@ class _Points:
         self.prompt_depth = (cached + self.new / 2) / 1000
         self.depth = (cached + self.new + predicted / 2) / 1000
         shape = (len(classes), len(arms))
-        self.drafted, self.accepted = np.zeros(shape), np.zeros(shape)
-        self.accepted_late, self.late_drafted = np.zeros(shape), np.zeros(shape)
-        self.beyond = [np.zeros(shape) for _ in KINKS]
+        self.drafted, self.refused = np.zeros((*shape, POSITIONS)), np.zeros(shape)
+        self.accepted, self.accepted_late = np.zeros(shape), np.zeros(shape)
         if acceptance is not None:
             self._draft(arms, acceptance)
         self.steps = (predicted - 1.0) / (1.0 + self.accepted)
@@ -468,24 +558,18 @@ class _Points:
     def _draft(self, arms: Sequence[Arm], acceptance: Acceptance) -> None:
         drafting = [at for at, arm in enumerate(arms) if arm.drafts and arm.n_max > 0]
         n_positions = max((arms[at].n_max for at in drafting), default=0)
-        cumulated: dict[float, tuple[Array, Array]] = {}
+        known: dict[float, tuple[Array, Array]] = {}
         for at in drafting:
             arm = arms[at]
-            if arm.p_min not in cumulated:
+            if arm.p_min not in known:
                 drafts = acceptance.drafts(n_positions, arm.p_min)
-                cumulated[arm.p_min] = (
-                    np.cumsum(drafts.drafted, axis=1), np.cumsum(drafts.accepted, axis=1)
-                )  # fmt: skip
-            drafted, accepted = cumulated[arm.p_min]
-            last = arm.n_max - 1
-            self.drafted[:, at] = drafted[:, last]
-            self.accepted[:, at] = accepted[:, last]
+                known[arm.p_min] = drafts.drafted, np.cumsum(drafts.accepted, axis=1)
+            drafted, accepted = known[arm.p_min]
+            self.drafted[:, at] = by_length(drafted[:, : arm.n_max])
+            self.refused[:, at] = 1.0 - drafted[:, arm.n_max - 1]
+            self.accepted[:, at] = accepted[:, arm.n_max - 1]
             if arm.n_max > _LATE:
-                self.accepted_late[:, at] = accepted[:, last] - accepted[:, _LATE - 1]
-                self.late_drafted[:, at] = drafted[:, last] - drafted[:, _LATE - 1]
-            for beyond, kink in zip(self.beyond, KINKS, strict=True):
-                if arm.n_max > kink:
-                    beyond[:, at] = drafted[:, last] - drafted[:, kink - 1]
+                self.accepted_late[:, at] = self.accepted[:, at] - accepted[:, _LATE - 1]
 
 
 _STEPS = (0.7, 1.0, 1.5)

@@ -18,6 +18,7 @@ from tunerd.sweep.costs import Elsewhere, FamilyCosts, FamilyKey, Level, fit_cos
 from tunerd.sweep.laws import (
     PARTS,
     USUAL,
+    WIDTH,
     Acceptance,
     Costs,
     MemoryLaw,
@@ -29,6 +30,7 @@ from tunerd.sweep.laws import (
     jitter_of,
     predict,
     room_gib,
+    spread_drafted,
 )
 from tunerd.sweep.observations import (
     PREFIX,
@@ -43,7 +45,6 @@ from tunerd.sweep.observations import (
     prompt_row,
     step_row,
     terms_of_prompt,
-    terms_of_step,
     variants_of,
 )
 from tunerd.sweep.space import Grid, Variant, variant_of
@@ -52,13 +53,14 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 # Relative errors of the parts of a prediction (turn.PARTS), in the same order.
-_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.50, 0.30, 0.50, 0.08, 0.25, 0.05])
+_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.50, 0.30, 0.50, 0.08, 0.25, 0.05, 0.50])
 _LEVEL_SD = 0.04  # of a family
 _SMOOTH_SD = 0.02
 # Of one shape of batches, which other kernels serve, and of one configuration.
 _SHAPE_SD = 0.012
 _QUIRK_SD = 0.008
 _THREADS_SD = 0.06
+_OWN_THREADS_SD = 0.02  # one core less than all of them may be better than either neighbour
 _KV_SD = 0.03
 _BATCH_SD = 0.01
 _EXTRA_SD = 0.03
@@ -186,6 +188,7 @@ def _kernel(left: Points, right: Points) -> Array:
     )
     across = (
         _THREADS_SD**2 * np.exp(-(differ("threads") ** 2) / 2)
+        + _OWN_THREADS_SD**2 * same("threads")
         + _KV_SD**2 * same("kv")
         + _BATCH_SD**2 * np.exp(-(differ("batch") ** 2) / 2)
         + _EXTRA_SD**2 * same("extra")
@@ -195,7 +198,7 @@ def _kernel(left: Points, right: Points) -> Array:
 
 def _prior_variance(points: Points) -> Array:
     within = _LEVEL_SD**2 + _SMOOTH_SD**2 + _VARIANT_SD**2 + _SHAPE_SD**2 + _QUIRK_SD**2
-    across = _THREADS_SD**2 + _KV_SD**2 + _BATCH_SD**2 + _EXTRA_SD**2
+    across = _THREADS_SD**2 + _OWN_THREADS_SD**2 + _KV_SD**2 + _BATCH_SD**2 + _EXTRA_SD**2
     return np.asarray(within + across + (points.parts**2) @ _PART_SD**2, float)
 
 
@@ -313,12 +316,10 @@ class _Luck:
         usual_drafted = weight * drafted / steps + (1 - weight) * float(by_text[0][text])
         usual_accepted = weight * accepted / steps + (1 - weight) * float(by_text[1][text])
         row = step_row(answer, acceptance)
-        scale = usual_drafted / max(row.drafted, 1e-6)
-        usual_row = replace(
-            row, drafted=usual_drafted, beyond=(row.beyond[0] * scale, row.beyond[1] * scale)
-        )
-        own = float(terms_of_step(row) @ costs.step)
-        usual = float(terms_of_step(usual_row) @ costs.step)
+        scale = usual_drafted / max(float(row.drafted.sum()), 1e-6)
+        usual_row = replace(row, drafted=np.minimum(row.drafted * scale, 1.0))
+        own = float(row.terms @ costs.step)
+        usual = float(usual_row.terms @ costs.step)
         rate = reading.n_accepted / (reading.n_steps or 1)
         factor = (1 + rate) / (1 + usual_accepted) * usual / max(own, 1e-9)
         factor = min(max(factor, 1 / _MOST_LUCK), _MOST_LUCK)
@@ -523,7 +524,7 @@ class Learner:
             by_text = model.acceptance.drafts(arm.n_max, arm.p_min).per_step(arm.n_max)
             drafted, accepted = (float(tokens.mean()) for tokens in by_text)
         depth += request.new_tokens / 2000
-        step = np.array([1.0, drafted, 0.0, 0.0, depth, room])
+        step = np.array([1.0, *spread_drafted(drafted), 0.0, depth, room, arm.ubatch / WIDTH])
         factor = 1.0
         if request.concurrency > 1:
             factor = float(costs.step_factors.max())

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from tunerd.profile.arm import Arm, Extra, Policy, shape_of
 from tunerd.profile.workload import Workload
@@ -15,7 +16,7 @@ from tunerd.sweep.observations import Process
 from tunerd.sweep.space import Grid, Left, Variant, variant_of
 
 _SAFE_SDS = 1.64
-_EXTRA_HEADROOM_MIB = 32.0
+_EXTRA_HEADROOM_MIB = 48.0
 _TRIES = 2
 _FAMILY_TRIES = 3
 _READING_SD = 12.0
@@ -47,6 +48,9 @@ class _Seen:
     def __init__(self, processes: Iterable[Process], context: int, workload: Workload) -> None:
         self.knows_memory = False
         self.prompts_ms: dict[Arm, list[float]] = defaultdict(list)
+        self.loads: dict[Arm, list[float]] = defaultdict(list)
+        # By how much less was free with the context full than after the same load.
+        self.growths: dict[Arm, list[float]] = defaultdict(list)
         self.filled: dict[Arm, list[float]] = defaultdict(list)
         self.spilled: set[Arm] = set()
         self.failures: dict[Arm, list[str]] = defaultdict(list)
@@ -88,10 +92,19 @@ class _Seen:
                     judged[1] += not answer.reading.tool_ok
             if free is not None and answer.depth_end >= observations.FILLED_SHARE * context:
                 deep.append(free)
-        if deep:
-            self.filled[memory_of(arm)].append(min(deep))
+        self._add_memory(process, memory_of(arm), deep)
         if process.failure or process.died_of:
             self._add_failure(process, arm)
+
+    def _add_memory(self, process: Process, need: Arm, deep: Sequence[float]) -> None:
+        """What was free after the load, and with the context full."""
+        loaded = process.vram_free_mib if process.is_up else None
+        if loaded is not None:
+            self.loads[need].append(loaded)
+        if deep:
+            self.filled[need].append(min(deep))
+        if deep and loaded is not None:
+            self.growths[need].append(loaded - min(deep))
 
     def _add_failure(self, process: Process, arm: Arm) -> None:
         failure = process.failure or process.died_of
@@ -145,11 +158,19 @@ class Limits:
         """Of an arm, from its own filled contexts, else from the law; None if nobody knows."""
         if not self.knows_memory:
             return None
-        filled = self._seen.filled.get(memory_of(arm.canonical()))
+        key = memory_of(arm.canonical())
+        filled, growths, loads = (
+            of.get(key) for of in (self._seen.filled, self._seen.growths, self._seen.loads)
+        )
         jitter = self._learner.headroom_mib / 3.0
+        if growths and loads:  # every load of it says how lucky those were that were filled
+            error = math.hypot(
+                jitter / math.sqrt(len(loads)), _READING_SD / math.sqrt(len(growths))
+            )
+            return Headroom(fmean(loads) - fmean(growths), error, was_filled=True)
         if filled:
             error = math.hypot(jitter / math.sqrt(len(filled)), _READING_SD)
-            return Headroom(sum(filled) / len(filled), error, was_filled=True)
+            return Headroom(fmean(filled), error, was_filled=True)
         free, error = self._learner.memory_of(arm).free_mib(arm)
         return Headroom(free, error, was_filled=False)
 
@@ -320,12 +341,6 @@ class Limits:
         output = output_of(arm)
         if output != output_of(self._incumbent):
             rows.append(self.tool_calls(arm))
-        if self.changes_output(arm):  # what breaks one kind of speculation breaks them all
-            rows += [
-                (judged, broken)
-                for other, (judged, broken) in self._seen.tools.items()
-                if other[1:] == output[1:]
-            ]
         for judged, broken in rows:
             if _breaks_more(judged, broken, *usual):
                 return f"{broken} of {judged} tool calls broke"
@@ -335,6 +350,11 @@ class Limits:
         """Every arm and family that was given up, and why."""
         found = [Left(str(arm), reason) for arm, reason in self.rejected.items()]
         found += [Left(str(arm), ", ".join(kinds)) for arm, kinds in self._seen.failures.items()]
+        found += [
+            Left(str(arm), broken)
+            for arm in self._learner.measured()
+            if arm not in self.rejected and (broken := self.breaks_tools(arm)) is not None
+        ]
         found += [Left(str(arm), "memory spilled off the card") for arm in self._seen.spilled]
         for family in self._grid.families:
             reason = self.family_fails(family)

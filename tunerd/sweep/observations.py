@@ -6,14 +6,24 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunerd.profile.arm import BOOT, Arm, Reading, Request, Sample
+from tunerd.profile.arm import BOOT, Arm, Reading, Request, Sample, StepsSeen
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep.laws import KINKS, Acceptance, Counts, Free, PromptRow, StepRow, room_gib
+from tunerd.sweep.laws import (
+    Acceptance,
+    Counts,
+    Free,
+    PromptRow,
+    StepRow,
+    by_length,
+    room_gib,
+    spread_drafted,
+)
 from tunerd.sweep.space import Variant, variant_of
 
 WARM_UP = "warm-up"
@@ -216,7 +226,7 @@ def is_prompt_timed(answer: Answer) -> bool:
     """Whether enough prompt was read to speak of its speed."""
     reading = answer.reading
     return (
-        answer.purpose != WARM_UP
+        answer.purpose not in {WARM_UP, TOOL}
         and reading.prompt_ms is not None
         and (reading.prompt_n or 0) >= _LEAST_PROMPT
     )
@@ -289,6 +299,13 @@ def pool(answers: Iterable[Answer]) -> list[Counts]:
             if one is not None:
                 total[: len(one)] += one
         steps = float(sum(reading.n_steps or 0 for reading in readings))
+        told = [reading.steps for reading in readings]
+        drafted = None
+        if all(told):
+            drafted, total = _by_position(tuple(one for table in told for one in table or ()))
+            width = len(total)
+            steps = float(sum(one.n_steps for table in told for one in table or ()))
+            positions = [()]
         pooled.append(
             Counts(
                 text=text,
@@ -301,40 +318,62 @@ def pool(answers: Iterable[Answer]) -> list[Counts]:
                 accepted_by_position=(
                     tuple(total) if width and all(one is not None for one in positions) else None
                 ),
+                drafted_by_position=None if drafted is None else tuple(drafted),
             )
         )
     return pooled
 
 
+@lru_cache(maxsize=4096)
+def _by_position(steps: tuple[StepsSeen, ...]) -> tuple[Array, Array]:
+    """How many steps drafted, and accepted, at least 1, 2, ... tokens."""
+    drafted = np.zeros(max((row.n_drafted for row in steps), default=0))
+    accepted = np.zeros_like(drafted)
+    for row in steps:
+        drafted[: row.n_drafted] += row.n_steps
+        accepted[: len(row.accepted)] += row.accepted
+    return drafted, accepted
+
+
 def step_row(answer: Answer, acceptance: Acceptance | None) -> StepRow:
     """An answer's decoding, as the step law takes it."""
     reading, arm = answer.reading, answer.arm
-    steps = float(reading.n_steps or 1)
-    drafted = reading.n_drafted / steps
-    beyond = (0.0, 0.0)
-    if acceptance is not None and arm.drafts and drafted > 0 and arm.n_max > KINKS[0]:
-        beyond = _beyond(acceptance, answer, drafted)
     depth = answer.depth_start + (reading.prompt_n or 0) + (reading.predicted_n or 0) / 2
+    drafted, refused, table = _drafting(answer, acceptance)
     return StepRow(
         step_ms=reading.step_ms or 0.0,
-        n_steps=steps,
+        n_steps=float(reading.n_steps or 1),
         drafted=drafted,
-        beyond=beyond,
+        refused=refused,
         depth_k=depth / 1000,
         room_gib=room_gib(answer.started),
+        ubatch=max(arm.ubatch, 1),
+        n_max=arm.n_max if arm.drafts else 0,
+        table=table,
     )
 
 
-def _beyond(acceptance: Acceptance, answer: Answer, drafted: float) -> tuple[float, float]:
-    """Tokens drafted beyond each kink: the model's share of what was really drafted."""
-    arm = answer.arm
-    drafts = acceptance.drafts(arm.n_max, arm.p_min)
-    rows = drafts.drafted if answer.text is None else drafts.drafted[answer.text : answer.text + 1]
-    total = float(rows.sum()) / len(rows)
-    first, second = (
-        float(rows[:, kink:].sum()) / len(rows) * drafted / max(total, 1e-6) for kink in KINKS
-    )
-    return first, second
+def _drafting(
+    answer: Answer, acceptance: Acceptance | None
+) -> tuple[Array, float, tuple[tuple[int, int, float], ...]]:
+    """Share of steps by position drafted, share whose draft was cut short, and the steps by length."""
+    reading, arm = answer.reading, answer.arm
+    if not arm.drafts or not arm.n_max:
+        return spread_drafted(0.0), 0.0, ()
+    if reading.steps:
+        n_steps = sum(one.n_steps for one in reading.steps)
+        by_position, _ = _by_position(reading.steps)
+        cut = sum(one.n_steps for one in reading.steps if one.n_drafted < arm.n_max)
+        table = tuple((one.n_drafted, one.n_steps, one.ms) for one in reading.steps)
+        return by_length(by_position / n_steps), cut / n_steps, table
+    mean = reading.n_drafted / (reading.n_steps or 1)
+    if acceptance is None:
+        return spread_drafted(mean), 0.0, ()
+    drafts = acceptance.drafts(arm.n_max, arm.p_min).drafted
+    rows = drafts if answer.text is None else drafts[answer.text : answer.text + 1]
+    expected = rows.mean(axis=0)
+    share = np.minimum(expected * mean / max(float(expected.sum()), 1e-6), 1.0)
+    return by_length(share), 1.0 - float(share[-1]), ()
 
 
 def prompt_row(answer: Answer) -> PromptRow:
@@ -348,11 +387,6 @@ def prompt_row(answer: Answer) -> PromptRow:
         depth_k=(answer.depth_start + n_tokens / 2) / 1000,
         room_gib=room_gib(answer.started),
     )
-
-
-def terms_of_step(row: StepRow) -> Array:
-    """What the coefficients of `step_time.fit_steps` are multiplied with."""
-    return np.array([1.0, row.drafted, *row.beyond, row.depth_k, row.room_gib])
 
 
 def terms_of_prompt(row: PromptRow) -> Array:

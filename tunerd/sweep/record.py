@@ -136,8 +136,8 @@ def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
     from tunerd.sweep.tuner import sentence_of
 
     evidence = outcome.evidence
-    last = evidence.challenges[-1] if evidence.challenges else None
-    gain = last.gain if last is not None else None
+    decisive = evidence.won or evidence.challenges[-1:]
+    gain = evidence.gain
     ratio = None if gain is None else 1 / (1 + gain.estimate)
     low = None if gain is None or gain.upper is None else 1 / (1 + gain.upper)
     high = None if gain is None or gain.lower is None else 1 / (1 + gain.lower)
@@ -145,12 +145,12 @@ def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
         outcome=outcome.verdict,
         sentence=sentence_of(outcome, incumbent, workload),
         arm_a=str(incumbent),
-        arm_b=None if last is None else str(last.candidate),
+        arm_b=str(decisive[-1].candidate) if decisive else None,
         what=f"turn time on {workload}",
         ratio=ratio,
         ratio_low=low,
         ratio_high=high,
-        n_pairs=None if last is None else len(last.pairs),
+        n_pairs=sum(len(one.pairs) for one in decisive) if decisive else None,
         reasons=evidence.reasons,
         details={"arm": plain(outcome.arm), "elapsed_s": evidence.elapsed_s,
                  "restarts": evidence.restarts},

@@ -386,16 +386,18 @@ class _Run:
             "known_before": len(self.known),
             "without_service_s": away_s,
         }
-        why = ended if is_over else None
-        messages = [*self.prepared.messages, *self.notes, *self._next_steps(verdict, why)]
+        messages = [*self.prepared.messages, *self.notes, *self._next_steps(verdict, ended)]
         return ActionResult(self.command, payload, tuple(messages), 0 if measured else 1)
 
     def _next_steps(self, verdict: VerdictRecord, ended: str | None) -> list[Message]:
         number = self.keeper.number
+        if verdict.outcome == "promote" and ended is not None:  # somebody wants the machine now
+            return [note("proposal", f"a winner was proved, and nothing was deployed, since the sweep was ended: {ended}",
+                         f"`tunerd promote {number}`, or `tunerd decline {number}`")]  # fmt: skip
         if verdict.outcome == "promote":
             return list(follow_policy(self.ctx, number, deadline=self.prepared.deadline,
                                       load_s=self.prepared.load_s))  # fmt: skip
-        if ended is not None:
+        if ended is not None and verdict.outcome == "inconclusive":
             return [warning("stopped", f"the sweep ended before its time: {ended}; its samples are kept",
                             f"`tunerd sweep resume {number}`")]  # fmt: skip
         return []

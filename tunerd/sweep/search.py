@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from tunerd.profile.arm import OFF, Arm, Policy, ServerDied, placement_of, simplicity, wording_of
+from tunerd.profile.arm import (
+    OFF,
+    Arm,
+    Policy,
+    Request,
+    ServerDied,
+    placement_of,
+    simplicity,
+    wording_of,
+)
 from tunerd.sweep.learner import Belief, Learner
 from tunerd.sweep.limits import Limits, without_margin
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
@@ -33,6 +42,7 @@ _PLANE_WORTH = 0.002
 # Processes after which an arm would be known: one alone says little, since a start has its luck.
 _PROCESSES = 3
 _EXPLORING_SDS = 1.0
+_TRUST = 4.0  # surprises' worth of belief that beliefs are as good as they say
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,22 @@ class Planes:
         self._grid = grid
         self._limits = limits
         self._kept: dict[tuple[tuple[str, str], Variant], tuple[object, list[Arm], Array]] = {}
+        self._off: list[float] = []
+
+    @property
+    def surprise(self) -> float:
+        """How many times its own error beliefs were off on this box, 1 or more."""
+        squares = _TRUST + sum(z * z for z in self._off)
+        return max(1.0, math.sqrt(squares / (_TRUST + len(self._off))))
+
+    def note_surprise(self, expected: Belief | None, process: str) -> None:
+        """What a process measured of an arm against what was believed of it before."""
+        seen = [one.log_turn for one in self._learner.observed if one.process == process]
+        if expected is None or not seen:
+            return
+        noise = self._learner.noise
+        sd = math.sqrt(expected.sd**2 + noise.process**2 + (noise.block**2 + noise.answer**2))
+        self._off.append((seen[0] - expected.mean) / sd)
 
     def proposals(self, leader: Belief, *, limit: int = 400) -> list[Proposal]:
         """Points that were not measured, the most promising first."""
@@ -65,7 +91,9 @@ class Planes:
         beliefs = [one for one in self._learner.beliefs(arms) if one is not None]
         if not beliefs:
             return []
-        spread = self._learner.differences_sd([one.arm for one in beliefs], leader.arm)
+        spread = self.surprise * self._learner.differences_sd(
+            [one.arm for one in beliefs], leader.arm
+        )
         known = self._learner.noise
         noise = (known.process**2 + known.answer**2) / _PROCESSES
         found = []
@@ -176,6 +204,10 @@ def expected_improvement(gain: float, sd: float) -> float:
 
 _PROBE_N_MAX = 8
 _PROBE_P_MIN = 0.75
+_TELLING_P_MIN = 0.4
+# Of the night for a first look at every family; those that are left come when nothing better is known.
+_PROBING_SHARE = 0.2
+_LOOKUPS = ("ngram",)
 # Positions that a family was seen to draft, and filters seen at work, before predictions are trusted.
 _SEEN_DRAFT = 6
 _SEEN_FILTER = 0.5
@@ -184,12 +216,12 @@ _PROBE_SDS = 2.0
 _PROBE_MARGIN_STEPS = 3
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process.
-_STOP = 0.0002
+_STOP = 0.0003
 _RACE = "race"
 _RACERS = 5
 _RACE_ROUNDS = 6
 _RACE_LEAD = 0.02
-_INNER_STOP = 0.001
+_INNER_STOP = 0.0003
 _INNER = 3
 _TIE = 0.002
 _CONTENDERS = 12
@@ -197,7 +229,9 @@ _CONTENDERS = 12
 _UNSURE_MIB = 70.0
 # Tool calls are asked of an arm that is no further behind the leader than this (log ratio).
 _WORTH_SCREENING = 0.01
+_FEW_CALLS = 16
 _NEAR_LEADER = 0.02
+_FILL_SHARE = 0.05  # of the time that is left, for a fill that nothing rests on yet
 
 
 class Search:
@@ -220,6 +254,7 @@ class Search:
         self.left_out: list[Left] = []
         self.is_exhausted = False
         self._is_fill_refused = False
+        self._probed: set[tuple[tuple[str, str], int, float]] = set()
         self._has_asked_usual_tools = False
         self._contenders: tuple[tuple[int, int], list[Belief]] | None = None
 
@@ -239,10 +274,12 @@ class Search:
         self.is_exhausted = False
         try:
             self._measure_incumbent()
-            self._probe_families(reserve_s)
+            self._probe_families(reserve_s, _PROBING_SHARE * self.night.budget_s)
             self._measure_seeds(reserve_s)
             while self._has_time(reserve_s):
-                if not self._improve(reserve_s) and not self._race(reserve_s):
+                if self._improve(reserve_s) or self._probe_families(reserve_s):
+                    continue
+                if not self._race(reserve_s):
                     self.is_exhausted = True
                     break
         except TimeUp:
@@ -271,8 +308,11 @@ class Search:
         return self._contenders[1]
 
     def _find_contenders(self) -> list[Belief]:
-        measured = [arm for arm in self.learner.measured() if self._is_allowed(arm)]
-        known = [belief for belief in self.learner.beliefs(measured) if belief is not None]
+        measured = [
+            self._with_room(arm) for arm in self.learner.measured() if self._is_allowed(arm)
+        ]
+        beliefs = self.learner.beliefs(list(dict.fromkeys(measured)))
+        known = [belief for belief in beliefs if belief is not None]
         # Only the fast ones are looked at closely; that the list is short is no statement.
         known.sort(key=lambda belief: belief.mean)
         found: list[Belief] = []
@@ -281,6 +321,13 @@ class Search:
             if is_incumbent or (len(found) < _CONTENDERS and self._may_lead(belief.arm)):
                 found.append(belief)
         return found
+
+    def _with_room(self, arm: Arm) -> Arm:
+        """An arm that may run out of memory, at the margin at which it will not."""
+        if arm == self.incumbent.canonical() or arm.is_placed or self.limits.is_safe(arm):
+            return arm
+        margin = self.limits.margin_for(arm, _EXPLORING_SDS)
+        return arm if margin is None else arm.with_margin(max(margin, arm.fit_mib))
 
     def _may_lead(self, arm: Arm) -> bool:
         if arm == self.incumbent.canonical():
@@ -306,10 +353,19 @@ class Search:
                 return
             self.measure(self.incumbent, "incumbent")
 
-    def _probe_families(self, reserve_s: Callable[[], float]) -> None:
+    def _probe_families(self, reserve_s: Callable[[], float], until_s: float = math.inf) -> bool:
+        """A process of each family that has had none, the likeliest first; whether there was any."""
+        is_any = False
         for family in self._by_cost():
             for n_max, p_min in self._unseen_drafts(family):
-                self._probe(family, n_max, p_min, reserve_s)
+                if (
+                    self.night.elapsed_s < until_s
+                    and (family.key, n_max, p_min) not in self._probed
+                ):
+                    self._probed.add((family.key, n_max, p_min))
+                    self._probe(family, n_max, p_min, reserve_s)
+                    is_any = True
+        return is_any
 
     def _unseen_drafts(self, family: FamilyGrid) -> list[tuple[int, float]]:
         """Settings of the draft without which a family's plane is a guess; one if it drafts nothing."""
@@ -318,6 +374,13 @@ class Search:
         if family.spec == OFF:
             return [] if measured else [(most, family.p_min[0])]
         found = []
+        if self.night.tells_steps and family.spec not in _LOOKUPS:
+            # Single steps tell the time of every length and all positions, of what is confident enough.
+            if max((arm.n_max for arm in measured if arm.p_min <= _SEEN_FILTER), default=0) < min(
+                most, _SEEN_DRAFT
+            ):
+                found.append((most, min(family.p_min, key=lambda p: abs(p - _TELLING_P_MIN))))
+            return found
         if max((arm.n_max for arm in measured), default=0) < min(most, _SEEN_DRAFT):
             found.append((most, family.p_min[0]))
         filtered = min(family.p_min, key=lambda p: abs(p - _PROBE_P_MIN))
@@ -337,10 +400,11 @@ class Search:
     def _by_cost(self) -> list[FamilyGrid]:
         """Families, those most like the incumbent first: what is learned there helps the others."""
 
-        def distance(family: FamilyGrid) -> tuple[bool, bool, bool]:
+        def distance(family: FamilyGrid) -> tuple[bool, bool, bool, bool]:
             same_engine = family.engine == self.incumbent.engine
             same_spec = family.spec == self.incumbent.spec
-            return not (same_engine and same_spec), family.spec == "ngram", not same_engine
+            is_lookup = family.spec in _LOOKUPS
+            return not (same_engine and same_spec), is_lookup, family.spec == OFF, not same_engine
 
         return sorted(self.grid.families.values(), key=distance)
 
@@ -435,7 +499,7 @@ class Search:
         racers = [
             belief
             for belief in beliefs
-            if belief.mean < beliefs[0].mean + _RACE_LEAD / belief.n_processes**0.5
+            if belief.mean < beliefs[0].mean + _RACE_LEAD / max(belief.n_processes, 1) ** 0.5
             and belief.n_processes < _RACE_ROUNDS
             and belief.arm != self.incumbent.canonical()
         ]
@@ -467,15 +531,18 @@ class Search:
             TimeUp: There is no time for it.
         """
         self.night.require(self.night.process_s(arm))
+        (expected,) = self.learner.beliefs([arm])
         try:
             server = self.start(arm, purpose)
             server.block(self._race_block(arm) if purpose == _RACE else None)
             self.learner.refresh()
+            self.planes.note_surprise(expected, server.name)
             if self.learner.observations.processes[server.name].has_spilled:
                 return False
             self._inner(server, purpose)
             self._screen_output(server)
-            self._fill_if_unsure(server)
+            if purpose in {"explore", _RACE}:
+                self._fill_if_unsure(server)
         except (CannotStart, ServerDied):
             self.learner.refresh()
             return False
@@ -520,6 +587,8 @@ class Search:
         arm = server.arm
         if arm.engine not in self.night.box.per_request or not arm.drafts or purpose == _RACE:
             return
+        if self.night.tells_steps:
+            return  # they say what other settings of the draft would do
         if purpose == "probe":
             for draft in self._probe_drafts(arm):
                 server.block(draft=draft)
@@ -563,16 +632,21 @@ class Search:
         return arm.n_max, arm.p_min
 
     def _screen_output(self, server: Server) -> None:
-        """Tool calls for an arm that is good enough to lead but may change the output."""
+        """Tool calls for an arm that is good enough to lead: all it needs where its output may differ, a few else.
+
+        A build may break them with one kind of speculation and not with another.
+        """
         arm = server.arm
-        if not self.limits.changes_output(arm) or self.limits.fails(arm) is not None:
+        if self.limits.fails(arm) is not None:
             return
         judged, _ = self.limits.tool_calls(arm)
         leader, belief = self.leader(), self.learner.beliefs([arm])[0]
-        if judged >= self.policy.tool_calls or leader is None or belief is None:
+        missing = self.policy.tool_calls - judged
+        if missing <= 0 or leader is None or belief is None or arm == self.incumbent.canonical():
             return
         if belief.mean < leader.mean + _WORTH_SCREENING:
-            server.tool_calls(self.policy.tool_calls - judged)
+            n_calls = missing if self.limits.changes_output(arm) else min(missing, _FEW_CALLS)
+            server.tool_calls(n_calls)
 
     # Memory
 
@@ -588,7 +662,10 @@ class Search:
         headroom = self.limits.headroom(arm)
         if headroom is None or headroom.was_filled or headroom.sd_mib < _UNSURE_MIB:
             return
-        if beliefs[0].mean < best + _NEAR_LEADER and arm != self.incumbent.canonical():
+        fill = Request("", "", 0, self.learner.context, 1)
+        is_cheap = self.night.request_s(arm, fill) < _FILL_SHARE * self.night.remaining_s
+        is_leader = beliefs[0].mean < best + _NEAR_LEADER and arm != self.incumbent.canonical()
+        if is_leader and is_cheap:
             self.fill(server)
 
     def fill(self, server: Server) -> float | None:
@@ -632,6 +709,7 @@ class Search:
 _STEPS = 4
 # A smaller margin is worth another start if it is predicted to save so much (log ratio).
 _FINALIST_WORTH = 0.003
+_FINALIST_PRICE = 0.1
 _STEP_UP_MIB = 256.0
 _TRIES = 2
 
@@ -685,7 +763,7 @@ class Finalist:
                 continue
             if self._is_broken(arm):
                 return None
-            if not step.failure and self._is_enough(step):
+            if not step.failure and self._is_enough(arm, step):
                 good = arm
             following = None if family is None else self._next(arm, step, good, family)
             if following is None or following in tried or len(self.steps) >= _STEPS:
@@ -700,7 +778,6 @@ class Finalist:
         night.require(night.process_s(arm))
         try:
             server = self._search.start(arm, "finalist")
-            server.block()
             self._ask_tools(server)
             free = self._search.fill(server)
         except CannotStart as failed:
@@ -729,19 +806,20 @@ class Finalist:
             self._limits.reject(arm, reason)
         return reason is not None
 
-    def _is_enough(self, step: MarginStep) -> bool:
-        if (
-            step.free_mib is None
-        ):  # where memory is told, a context that was not seen full proves nothing
+    def _is_enough(self, arm: Arm, step: MarginStep) -> bool:
+        """Whether room is left with the context full, by every load of the arm that was seen."""
+        headroom = self._limits.headroom(arm)
+        # Where memory is told, a context that was not seen full proves nothing.
+        if step.free_mib is None or headroom is None:
             return not self._limits.knows_memory
-        return step.free_mib >= self._limits.headroom_mib
+        return headroom.free_mib - headroom.sd_mib >= self._limits.headroom_mib
 
     def _next(self, arm: Arm, step: MarginStep, good: Arm | None, family: FamilyGrid) -> int | None:
         """Margin to try next; None to stop."""
         if arm.is_placed:
             return None
         target = self._limits.target_mib
-        if step.failure == "oom" or (step.free_mib is not None and not self._is_enough(step)):
+        if step.failure == "oom" or (step.free_mib is not None and not self._is_enough(arm, step)):
             if good is not None:  # half way back
                 middle = family.margin_at_least((arm.fit_mib + good.fit_mib) / 2)
                 return middle if middle is not None and middle < good.fit_mib else None
@@ -750,9 +828,15 @@ class Finalist:
         if step.free_mib is None or not self._search.learner.memory(arm.family).is_binding:
             return None
         lower = family.margin_at_least(arm.fit_mib - (step.free_mib - target))
-        if lower is None or lower >= arm.fit_mib or self._saves(arm, lower) < _FINALIST_WORTH:
+        if lower is None or lower >= arm.fit_mib or self._saves(arm, lower) < self._worth(arm):
             return None
         return lower
+
+    def _worth(self, arm: Arm) -> float:
+        """What another step has to save: the more, the more of the night it takes."""
+        fill = Request("", "", 0, self._search.learner.context, 1)
+        step_s = self._night.process_s(arm) + self._night.request_s(arm, fill)
+        return max(_FINALIST_WORTH, _FINALIST_PRICE * step_s / max(self._night.remaining_s, 1.0))
 
     def _saves(self, arm: Arm, margin: int) -> float:
         log_turn, _ = self._search.learner.predictions([arm, arm.with_margin(margin)])

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from tunerd.measure.pairs import Pair, Step, challenge_alpha, judge_challenge, pairs_needed
+from tunerd.measure.pairs import (
+    LEAST_PAIRS,
+    Gain,
+    Pair,
+    Step,
+    challenge_alpha,
+    judge_challenge,
+    pairs_needed,
+)
 from tunerd.profile.arm import (
     BOOT,
     Arm,
@@ -174,6 +182,32 @@ class Evidence:
     n_history: int
     reasons: tuple[str, ...]
 
+    @property
+    def won(self) -> tuple[Result, ...]:
+        """Challenges that were won, each against the winner before it."""
+        return tuple(one for one in self.challenges if one.outcome == PROMOTE)
+
+    @property
+    def gain(self) -> Gain | None:
+        """Of the winner over what serves: of all that were won on the way, the product; else of the last tried."""
+        gains = [one.gain for one in self.won or self.challenges[-1:]]
+        known = [one for one in gains if one is not None]
+        if len(known) < len(gains) or not known:
+            return None
+
+        def product(of: Callable[[Gain], float | None]) -> float | None:
+            ratios = [of(one) for one in known]
+            return (
+                math.prod(1 + one for one in ratios if one is not None) - 1
+                if None not in ratios
+                else None
+            )
+
+        return Gain(
+            product(lambda one: one.estimate) or 0.0, product(lambda one: one.lower),
+            product(lambda one: one.upper), sum(one.n_pairs for one in known),
+        )  # fmt: skip
+
     def to_json(self, *, with_samples: bool = True) -> dict[str, Any]:
         """JSON values only."""
         found = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
@@ -282,24 +316,52 @@ class _Sweep:
         self.margins: list[tuple[MarginStep, ...]] = []
         self.n_history = 0
         self._next_challenge = 1
+        self._won: list[Result] = []
+        self._history: tuple[Sample, ...] = ()
         self._cut_short: list[Carried] = []
 
     def recall(self, history: tuple[Sample, ...]) -> None:
         """Starts from what is known already."""
-        self.n_history = len(history)
+        self.n_history, self._history = len(history), history
         self.night.recall(history)
         own = [one.pair[0] for one in history if one.pair and not one.is_earlier]
         self._next_challenge += max(own, default=0)
-        for one in carried(history, self.incumbent, self.workload):
+        self._recall_challenges()
+
+    def _recall_challenges(self) -> None:
+        """Those of the incumbent of now; what won in this sweep before it was cut is the next incumbent."""
+        self._cut_short = []
+        for one in carried(self._history, self.incumbent, self.workload):
             self._recall_challenge(one)
         self.learner.refresh()
+        for one in tuple(self._cut_short):
+            if one in self._cut_short and self._has_won(one) and self._is_sound(one.candidate):
+                result = self._challenge(one.candidate)  # its pairs have decided already
+                if result.outcome == PROMOTE:
+                    self._crown(result)
+                return
 
-    def _recall_challenge(self, one: Carried) -> None:
-        """What had no decision goes on; what this sweep has decided is not decided again."""
-        standing = judge_challenge(
+    def _standing(self, one: Carried) -> Step:
+        return judge_challenge(
             [pair.log_ratio for pair in one.pairs], margin=self.policy.min_gain,
             alpha=challenge_alpha(self.policy.alpha, one.number), max_pairs=self.policy.max_pairs,
         ).standing  # fmt: skip
+
+    def _has_won(self, one: Carried) -> bool:
+        return not one.is_earlier and self._standing(one) is Step.PROMOTE
+
+    def _is_sound(self, arm: Arm) -> bool:
+        """Whether nothing that was seen keeps an arm from being deployed."""
+        return (
+            self.grid.contains(arm)
+            and self.limits.fails(arm) is None
+            and self.limits.is_safe(arm)
+            and self.limits.is_output_proven(arm)
+        )
+
+    def _recall_challenge(self, one: Carried) -> None:
+        """What had no decision goes on; what this sweep has decided is not decided again."""
+        standing = self._standing(one)
         if standing is Step.GO_ON or (standing is Step.PROMOTE and not one.is_earlier):
             self._cut_short.append(one)
         elif not one.is_earlier:
@@ -309,41 +371,64 @@ class _Sweep:
         """The whole night."""
         self.night.recommend(self.incumbent)
         try:
-            verdict, arm, reasons = self._decide()
+            verdict, reasons = self._decide()
         except Preempted:
-            verdict, arm, reasons = INCONCLUSIVE, None, ["the user wanted the machine"]
+            verdict, reasons = INCONCLUSIVE, ["the user wanted the machine"]
+        if self._won:  # what was proved stays so, whatever became of the search for more
+            first, *then = map(_in_words, self._won)
+            reasons = [first, *(f"then {one}" for one in then), *reasons]
+            verdict = PROMOTE
         if verdict != INCONCLUSIVE:
-            self.night.recommend(self.incumbent if arm is None else arm)
-        return Outcome(verdict, self.given if arm is None else arm, self._evidence(reasons))
+            self.night.recommend(self.incumbent)
+        return Outcome(
+            verdict, self.incumbent if self._won else self.given, self._evidence(reasons)
+        )
 
     # Search and verdict in turns
 
-    def _decide(self) -> tuple[str, Arm | None, list[str]]:
+    def _decide(self) -> tuple[str, list[str]]:
+        """Why there is no further winner; those that there were are in `_won`."""
         for _ in range(_CHALLENGES):
             if self._to_go_on() is None:
                 self.search.run(self._reserve_s)
             leader = self.search.leader()
             if leader is None or not self.learner.n_processes(self.incumbent):
-                return INCONCLUSIVE, None, [self._nothing_to_compare_with()]
+                return INCONCLUSIVE, [self._nothing_to_compare_with()]
             if leader.arm == self.incumbent.canonical() or self._gain() < self.policy.min_gain:
                 return self._nothing_better()
             try:
                 finalist = self._to_go_on() or self._finalist(leader.arm)
             except TimeUp:
-                return INCONCLUSIVE, None, [self._no_time_to_prove(leader.arm)]
+                return INCONCLUSIVE, [self._no_time_to_prove(leader.arm)]
             if finalist is None:
                 continue
             if finalist.canonical() == self.incumbent.canonical():
                 self.limits.reject(leader.arm, "at the margin that it needs it is what serves")
                 continue
             self.night.recommend(finalist)
+            if not self._has_time_for_pairs(finalist):
+                return INCONCLUSIVE, [self._no_time_to_prove(finalist)]
             result = self._challenge(finalist)
-            if result.outcome == PROMOTE:
-                return PROMOTE, finalist, [_in_words(result)]
             if result.outcome == "open":
-                return INCONCLUSIVE, None, list(result.reasons)
-            self._learn_from(result)
+                return INCONCLUSIVE, list(result.reasons)
+            if result.outcome == PROMOTE:
+                self._crown(result)
+            else:
+                self._learn_from(result)
         return self._nothing_better()
+
+    def _has_time_for_pairs(self, finalist: Arm) -> bool:
+        """Whether so many pairs fit that they could decide, with those from before it was cut short."""
+        known = [one for one in self._cut_short if one.candidate == finalist.canonical()]
+        n_pairs = LEAST_PAIRS - sum(len(one.pairs) for one in known)
+        pair_s = sum(self.night.process_s(one, exact=True) for one in (self.incumbent, finalist))
+        return n_pairs * pair_s <= self.night.remaining_s
+
+    def _crown(self, result: Result) -> None:
+        """The winner is what the next one has to beat; limits stay those of what serves."""
+        self._won.append(result)
+        self.incumbent = self.search.incumbent = result.candidate
+        self._recall_challenges()
 
     def _to_go_on(self) -> Arm | None:
         """The candidate of a challenge that was cut short, where it is what would be challenged with."""
@@ -353,13 +438,7 @@ class _Sweep:
         wanted = without_margin(leader.arm)
         for one in self._cut_short:
             arm = one.candidate
-            if (
-                without_margin(arm) == wanted
-                and self.grid.contains(arm)
-                and self.limits.fails(arm) is None
-                and self.limits.is_safe(arm)
-                and self.limits.is_output_proven(arm)
-            ):
+            if without_margin(arm) == wanted and self._is_sound(arm):
                 return arm
         return None
 
@@ -419,14 +498,19 @@ class _Sweep:
             return "what serves did not answer every class of the workload in this time"
         return "nothing could be measured in this time"
 
-    def _nothing_better(self) -> tuple[str, Arm | None, list[str]]:
+    def _nothing_better(self) -> tuple[str, list[str]]:
         most = self._most_missed()
+        lost = (
+            self.challenges[self.challenges.index(self._won[-1]) + 1 :]
+            if self._won
+            else self.challenges
+        )
         if self.search.is_exhausted and (most is not None or self.challenges):
             bound = 0.0 if most is None else most
-            for result in self.challenges:
+            for result in lost:
                 if result.gain is not None and result.gain.upper is not None:
                     bound = max(bound, result.gain.upper)
-            return KEEP, None, [f"no arm is believed to be more than {max(bound, 0.0):.1%} faster"]
+            return KEEP, [f"no arm is believed to be more than {max(bound, 0.0):.1%} faster"]
         reason = "the time ended before everything promising was tried"
         left_s = self.night.remaining_s
         if left_s > self.night.process_s(self.incumbent):
@@ -436,7 +520,7 @@ class _Sweep:
             )
         if most is not None:
             reason += f"; up to {max(most, 0.0):.1%} may be missed"
-        return INCONCLUSIVE, None, [reason]
+        return INCONCLUSIVE, [reason]
 
     # Planning
 
@@ -481,8 +565,8 @@ class _Sweep:
 
     def _no_time_to_prove(self, leader: Arm) -> str:
         return (
-            f"{leader} is believed to be {self._gain():.1%} faster, but there was no time to prove "
-            f"it: finalist and verdict take about {self._reserve_s():.0f} s"
+            f"{leader} is believed to be {self._gain():.1%} faster, and some {format_duration(self._reserve_s())} "
+            "would be needed to prove a winner"
         )
 
     # Evidence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from benchmarks.simulator.box import SimulatedBox
 from benchmarks.simulator.tasks import Task, task
 from tunerd.measure.pairs import challenge_alpha, class_ms
-from tunerd.profile.arm import Arm, Preempted, Request, Sample
+from tunerd.profile.arm import Arm, Preempted, Request, Sample, Space
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.challenge import Carried, carried
 from tunerd.sweep.tuner import Outcome, tune
@@ -218,3 +219,49 @@ def test_with_another_incumbent_the_pairs_of_a_challenge_say_nothing(cut: Outcom
     outcome = night(Wanted(one.card, seed=5), other, cut.evidence.samples)
     assert all(result.n_carried == 0 for result in outcome.evidence.challenges)
     assert all(result.number > 1 for result in outcome.evidence.challenges)
+
+
+# Winners of one sweep
+
+
+def test_the_search_goes_on_from_a_winner_and_proves_the_next_against_it() -> None:
+    one = task("16G", "chat", 1)
+    few = {key: family for key, family in one.space.families.items() if key[0] == "mainline"}
+    begun = tune(
+        one.box(), Space(few), one.workload, one.incumbent, HOUR_S, np.random.default_rng(1)
+    )
+    (first,) = begun.evidence.won
+
+    outcome = tune(
+        one.box(), one.space, one.workload, one.incumbent, 2 * HOUR_S, np.random.default_rng(2),
+        history=begun.evidence.samples,
+    )  # fmt: skip
+
+    again, then = outcome.evidence.won
+    assert again.candidate == first.candidate
+    assert (outcome.verdict, outcome.arm) == ("promote", then.candidate)
+    asked = [row for row in outcome.evidence.samples if row.pair and row.pair[0] == then.number]
+    assert {row.arm.canonical() for row in asked} == {again.candidate, then.candidate}
+    gain, gains = outcome.evidence.gain, [one.gain for one in outcome.evidence.won]
+    assert gain is not None
+    expected = math.prod(1 + each.estimate for each in gains if each is not None)
+    assert 1 + gain.estimate == pytest.approx(expected)
+    assert outcome.evidence.reasons[1].startswith("then ")
+
+
+def test_a_winner_stays_one_though_the_search_for_more_is_cut_short() -> None:
+    one = task("16G", "chat", 1)
+    whole = tune(
+        one.box(), one.space, one.workload, one.incumbent, 2 * HOUR_S, np.random.default_rng(1)
+    )
+    first = whole.evidence.won[0]
+    samples = whole.evidence.samples
+    last = max(at for at, row in enumerate(samples) if row.pair and row.pair[0] == first.number)
+
+    again = tune(
+        one.box(), one.space, one.workload, one.incumbent, 60.0, np.random.default_rng(2),
+        history=samples[: last + 1],
+    )  # fmt: skip
+
+    assert (again.verdict, again.arm) == ("promote", first.candidate)
+    assert not again.evidence.restarts

@@ -167,7 +167,7 @@ def test_a_pin_of_the_user_is_never_overridden() -> None:
 def test_prompts_that_are_longer_than_asked_for_are_predicted_as_long_as_they_are() -> None:
     one = task("12G", "agent", 1)
     box = Wordy(one.card)
-    outcome = tune(box, narrow(one), one.workload, one.incumbent, HOUR_S / 3, rng())
+    outcome = tune(box, narrow(one), one.workload, one.incumbent, HOUR_S / 2, rng())
     pairs = [
         (arm.predicted_s, arm.measured_s)
         for arm in outcome.evidence.arms

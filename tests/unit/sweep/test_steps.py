@@ -1,0 +1,120 @@
+"""Single verification steps: read from a stream, kept small, and what a law makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.sweep.test_carried import WORKLOAD
+from tunerd.measure.answer import read_answer
+from tunerd.profile.arm import Arm, Request, Sample, as_kept, read
+from tunerd.sweep.laws import StepRow, fit_steps, spread_drafted
+from tunerd.sweep.observations import Observations, pool
+
+STEPS = [(20.0, 0, 0), (31.0, 2, 2), (29.0, 2, 0), (25.0, 1, 1)]
+MTP = Arm("it", "mtp", 2, 0.5, 1024, "q8_0", 512, 2048, 8)
+
+
+def stream(*sums: tuple[float, int, int], n_predicted: int, **last: Any) -> list[Any]:
+    """Events with the sums so far, as servers send them with every token."""
+    keys = ("predicted_ms", "draft_n", "draft_n_accepted")
+    events: list[dict[str, Any]] = [
+        {"choices": [{"text": "x"}], "timings": dict(zip(keys, one, strict=True))} for one in sums
+    ]
+    events[-1]["timings"]["predicted_n"] = n_predicted
+    events[-1]["choices"][0]["finish_reason"] = "length"
+    return [(float(at), event | last) for at, event in enumerate(events)]
+
+
+def test_steps_are_what_the_sums_gain_from_one_event_to_the_next() -> None:
+    told = stream((5.0, 0, 0), (25.0, 3, 3), (25.0, 3, 3), (35.0, 5, 3), n_predicted=6)
+    assert read_answer(told, is_whole=True).steps == ((20.0, 3, 3), (10.0, 2, 0))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        stream((5.0, 0, 0), n_predicted=1),
+        stream((5.0, 0, 0), (25.0, 3, 4), n_predicted=6),
+        stream((5.0, 4, 0), (25.0, 3, 0), n_predicted=2),
+        stream((5.0, 0, 0), (float("inf"), 1, 0), n_predicted=2),
+        stream(*((float(at), 0, 0) for at in range(1, 60)), n_predicted=90),
+    ],
+    ids=["no step", "more accepted than drafted", "less than before", "endless", "steps that came together"],
+)  # fmt: skip
+def test_steps_that_cannot_be_are_no_steps(told: list[Any]) -> None:
+    assert read_answer(told, is_whole=True).steps is None
+
+
+def test_an_answer_is_kept_with_its_steps_added_up_and_read_again_the_same() -> None:
+    answer = {
+        "predicted_n": 8,
+        "predicted_ms": 105.0,
+        "draft_n": 5,
+        "draft_n_accepted": 3,
+        "steps": STEPS,
+    }
+    kept = as_kept(answer)
+    assert "steps" not in kept
+    assert read(kept) == read(answer)
+    seen = read(answer).steps
+    assert seen is not None
+    assert [(one.n_drafted, one.n_steps, one.ms, one.accepted) for one in seen] == [
+        (0, 1, 20.0, ()), (1, 1, 25.0, (1,)), (2, 2, 60.0, (1, 1)),
+    ]  # fmt: skip
+    assert read(answer).n_steps == 4
+
+
+@pytest.mark.parametrize(
+    "steps", [None, "x", 3, [], [(1.0, 1)], [(1.0, 1, 2)], [(-1.0, 1, 0)], [(1.0, 10**9, 0)]]
+)
+def test_steps_that_no_box_can_mean_are_passed_over(steps: Any) -> None:
+    answer = {
+        "predicted_n": 8,
+        "predicted_ms": 105.0,
+        "draft_n": 5,
+        "draft_n_accepted": 3,
+        "steps": steps,
+    }
+    assert read(answer).steps is None
+    assert read(answer).n_steps == 4
+    assert "by_drafted" not in as_kept(answer)
+
+
+def test_what_was_drafted_and_accepted_by_position_comes_from_the_steps() -> None:
+    found = Observations(WORKLOAD)
+    one = WORKLOAD.classes[0]
+    request = Request(one.kind, "b-0", 0, one.new_tokens, one.n_predict)
+    answer = {
+        "predicted_n": 108,
+        "predicted_ms": 2100.0,
+        "draft_n": 100,
+        "draft_n_accepted": 60,
+        "steps": STEPS * 20,
+    }
+    found.add(Sample(event="request", process="a/1", arm=MTP, purpose="block", at_s=0.0, seconds=1.0,
+                     request=request, n_max=2, p_min=0.5, block="b", answer=as_kept(answer)))  # fmt: skip
+    (counts,) = pool(found.processes["a/1"].answers)
+    assert counts.n_steps == 80
+    assert counts.drafted_by_position == (60, 40)
+    assert counts.accepted_by_position == (40, 20)
+
+
+@pytest.mark.parametrize("shape", ["straight", "a dearer kernel from the sixth on", "ever cheaper"])
+def test_the_time_of_every_length_is_read_from_one_answer_whatever_its_shape(shape: str) -> None:
+    drafted = np.arange(9)
+    extra = {"straight": 3.0 * drafted, "ever cheaper": 12.0 * np.sqrt(drafted)}.get(
+        shape, 2.0 * drafted + 9.0 * (drafted >= 6)
+    )
+    times = 20.0 + extra
+    table = tuple((int(d), 30, float(30 * ms)) for d, ms in zip(drafted, times, strict=True))
+    row = StepRow(
+        float(times.mean()), 270.0, spread_drafted(4.0), 0.0, 0.0, 1.0, n_max=8, table=table
+    )
+    law = fit_steps([row])
+    assert law is not None
+    for n_drafted, ms in zip(drafted, times, strict=True):
+        terms = row.terms_with(spread_drafted(int(n_drafted)), float(n_drafted < 8))
+        assert float(terms @ law) == pytest.approx(ms, rel=0.05)
