@@ -252,6 +252,8 @@ _OWNERS = {
     **{word: key for key, words in _RENDERED_ELSEWHERE.items() for word in words.split()},
     **{word: row.key for row in _ROWS for word in (*row.spellings, *dict(row.shorts))},
 }
+# Known for what they mean, and compared as they stand, as evidence of units that have them was.
+_AS_THEY_STAND = frozenset({"--draft", "--draft-n", "--draft-n-min"})
 _SPELLINGS = {row.key: frozenset(row.spellings) for row in ALL_FLAGS}
 _MODEL = "model.path"
 REACHES = {_MODEL: Reach.TEXT, **{row.key: row.reach for row in ALL_FLAGS if row.reach}}
@@ -333,7 +335,7 @@ def argument_groups(argv: Sequence[str]) -> list[list[str]]:
     groups: list[list[str]] = []
     for word in argv[1:]:
         if _is_flag(word) or not groups:
-            groups.append([normal_spelling(word)])
+            groups.append([word if word in _AS_THEY_STAND else normal_spelling(word)])
         else:
             groups[-1].append(word)
     return groups

@@ -63,7 +63,9 @@ def split_flags(arguments: Sequence[str], capabilities: Capabilities) -> Iterato
         option = _option(word, capabilities)
         least = _n_values(word, option)
         # There are no positional arguments, and ik's help leaves some placeholders out.
-        most = least if option is not None and owner_of(word) is not None else len(arguments)
+        most = len(arguments)
+        if owner_of(word) is not None:
+            most = least if option is not None else max(least, 1)
         position += 1
         end = position + least
         while end < min(position + most, len(arguments)) and not _is_flag(arguments[end]):
@@ -229,7 +231,9 @@ def import_command_line(
     placed = [flag for flag in draft.in_effect(flags) if draft.place(flag)]
     draft.finish()
     resolved, command = draft.settle(placed)
-    given = {owner_of(flag.word, capabilities.flags) for flag in flags}
+    refused = {one.words for one in draft.unplaced}
+    kept = [flag for flag in placed if (flag.word, *flag.values) not in refused]
+    given = {owner_of(flag.word, capabilities.flags) for flag in kept}
     added = (
         " ".join(argument.words)
         for argument in command.arguments
@@ -310,6 +314,13 @@ class _Import:
                 yield flag
             else:  # on and off spellings of one switch share the key, values of one key too
                 last[owner] = flag
+        typed = [flag for flag in flags if self.owner(flag) == _TYPE and flag.values]
+        if (
+            self.capabilities.takes_chains and len(typed) > 1
+        ):  # there each adds its kinds, and "none" nothing
+            kinds = dict.fromkeys(kind for flag in typed for kind in flag.values[0].split(","))
+            kinds.pop("none", None)
+            last[_TYPE] = Flag(typed[-1].word, (",".join(kinds) or "none",))
         yield from last.values()
 
     def place(self, flag: Flag) -> bool:
@@ -334,8 +345,10 @@ class _Import:
             if owner == _TENSORS:
                 values = [[*self.keys.get(owner, ()), *flag.values[0].split(",")]]
             found = [list(validate("", nest({owner: value}))) for value in values]
-            if [] not in found:
-                return self.refuse(flag, f"allowed: {found[-1][0].allowed}")
+            if [] not in found and owner == _MARGIN and "," in flag.values[0]:
+                return self.refuse(flag, "a profile has one margin for all devices")
+            if [] not in found:  # of the likeliest reading
+                return self.refuse(flag, f"allowed: {found[0][0].allowed}")
             self.keys[owner] = values[found.index([])]
         return True
 
@@ -467,6 +480,7 @@ class _Import:
 
 
 _DEFAULT_KEYS = frozenset(flatten(default_layer().data))
+_LOOSE_NUMBER = re.compile(r"\+?-?0*[0-9]{1,18}\.?|\+[0-9]{1,9}\.[0-9]{1,9}", re.ASCII)
 
 
 def _values(flag: Flag, spelling: str) -> Iterator[object]:
@@ -483,6 +497,8 @@ def _read(text: str) -> Iterator[object]:
         found = json.loads(re.sub(r"^(-?)\.", r"\g<1>0.", text))
         if found is not None and not isinstance(found, str):
             yield found
+    if _LOOSE_NUMBER.fullmatch(text):  # which engines read, and JSON does not: 08, +5, 1.
+        yield float(text) if "." in text else int(text)
     yield text
     if text.lower() in TRUE | FALSE:
         yield text.lower() in TRUE

@@ -209,7 +209,8 @@ def _command(engine: Engine, model: Path, options: Mapping[str, Any]) -> tuple[s
     if isinstance(made, Resolved) and capabilities is not None:
         made = render(made, capabilities, context)
     if not isinstance(made, CommandLine):
-        raise HostError(f"a trial of {engine.name} cannot be set up", cause=str(made))
+        why = "; ".join(map(str, made)) if isinstance(made, tuple) else str(made)
+        raise HostError(f"a trial of {engine.name} cannot be set up", cause=why)
     # With a GPU hidden, ik would still ask for layers on it.
     is_ik = capabilities is not None and capabilities.family is Family.IK
     return (*made.argv, *(("--n-gpu-layers", "0") if is_ik else ()))

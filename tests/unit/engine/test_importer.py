@@ -15,6 +15,7 @@ from tests.support.builders import HELP, HELP_OF, capabilities_of, shipped_sourc
 from tests.support.builders import resolved as shipped
 from tests.support.profiles import PROFILE_DATA, context, profile_of
 from tunerd.engine.commandline import CommandLine, RenderContext, render
+from tunerd.engine.flags import arguments_sha256
 from tunerd.engine.help import HelpText, parse_help, read_capabilities
 from tunerd.engine.importer import Imported, import_command_line, split_flags
 from tunerd.profile.layers import Layer, LayerFile, Resolved, resolve
@@ -161,7 +162,11 @@ def test_every_word_of_any_command_line_is_placed_or_named(case: tuple[str, list
         ("main-0x", "--spec-type draft-mtp", "speculation.type", "mtp"),
         ("main-0x", "--spec-type none", "speculation.type", "off"),
         ("main-0x", "--spec-type draft-mtp,ngram-mod", "speculation.type", "mtp,ngram-mod"),
-        ("main-0x", "--spec-type draft-mtp --spec-type ngram-mod", "speculation.type", "ngram-mod"),
+        # Both were seen at work on the build of August 2026.
+        ("main-0x", "--spec-type draft-mtp --spec-type ngram-mod", "speculation.type", "mtp,ngram-mod"),
+        ("main-0x", "--spec-type draft-mtp --spec-type none", "speculation.type", "mtp"),
+        ("main-0x", "-c 032768", "serving.ctx_size", 32768),
+        ("main-0x", "-fitt +512", "memory.fit_mib", 512),
         ("ik-may", "-mtp", "speculation.type", "mtp"),
         ("ik-may", "-mtp -no-mtp", "speculation.type", "mtp"),
         ("ik-now", "--spec-type mtp:p_min=0.75,n_max=3", "speculation.p_min", 0.75),
@@ -184,7 +189,9 @@ def test_a_flag_becomes_its_key(dialect: str, line: str, key: str, expected: obj
         ("main-0x", "-c many", "-c many", "a whole number"),
         ("main-0x", f"-c {'9' * 5000}", f"-c {'9' * 5000}", "allowed"),
         ("main-0x", "--temp nan", "--temp nan", "allowed"),
-        ("main-0x", "-fitt 512,1024", "-fitt 512,1024", "a whole number"),
+        ("main-0x", "-fitt 512,1024", "-fitt 512,1024", "one margin for all devices"),
+        ("main-0x", "-t -1", "-t -1", "greater than or equal to 1"),
+        ("main-0x", "--port 0", "--port 0", "greater than or equal to 1"),
         ("main-0x", "--fit off -fitt 512", "-fitt 512", "without --fit"),
         ("ik-now", "--fit-margin 1664", "--fit-margin 1664", "without --fit"),
         ("main-0x", "-ngl 9 -fitt 512", "-fitt 512", "by hand"),
@@ -303,6 +310,7 @@ def test_every_variable_of_a_help_text_is_taken_or_named(dialect: str) -> None:
 def test_flags_that_the_line_did_not_have_are_told() -> None:
     assert imported("-c 4096 --temp .5 -fa 1 -ot a=CPU --fit off", "main-0x").added == ()
     assert imported("-ngl 9", "main-0x").added == ("--fit off",)
+    assert imported("-ngl 9 --fit on", "main-0x").added == ("--fit off",), "though fit was given"
     assert imported("", "main-0x", {"LLAMA_ARG_CTX_SIZE": "512"}).added == ()
 
 
@@ -344,3 +352,19 @@ def test_on_ik_the_environment_wins_over_the_command_line() -> None:
     found = imported("-c 1024", "ik-now", {"LLAMA_ARG_CTX_SIZE": "2048"})
     assert value(found, "serving.ctx_size") == 2048
     assert found.overridden == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("-m a.gguf --draft 16 -c 4096 --port 1", "2c5710649b81"),
+        ("--draft-n 16 --draft-n-min 2 -ngl 99", "36c97859f3cd"),
+        ("-m a.gguf --draft-max 16 -fa on --temp 0.6 -ctk q8_0 -np 1 --spec-type draft-mtp", "cde38c2ae4a7"),
+    ],
+)  # fmt: skip
+def test_the_hash_of_arguments_never_changes_for_evidence_names_it(
+    line: str, expected: str
+) -> None:
+    found = arguments_sha256(["llama-server", *shlex.split(line)])
+    assert found is not None
+    assert found.startswith(expected)
