@@ -43,6 +43,7 @@ class Work:
         body = task.body | ({"n_predict": 0} if self._kind == "no-tokens" else {})
         self._run = engine.plan(body, task.tokens, task.slot)
         self._pieces = self._words()
+        self._due_s: float | None = None
 
     def _words(self) -> list[str]:
         n_tokens = self._run.n_predicted
@@ -58,7 +59,7 @@ class Work:
     def reply(self) -> Reply:
         """The answer, or the stream of events; the time of the prompt passes here."""
         while self._kind == "hang":
-            self._pause(3600.0)
+            self._pause_until(time.monotonic() + 3600.0)
         if self._kind == "error":
             raise HttpError(500, "server_error", "Compute error.")
         if self._kind == "closed":
@@ -76,11 +77,13 @@ class Work:
         return json_answer(found, is_cut_short=self._kind == "truncated")
 
     def _spend(self, simulated_ms: float) -> None:
-        self._pause(simulated_ms / 1000 * self._engine.behaviour.time_scale)
+        """Let what was planned pass; a sleep that took longer is made up for by the next ones."""
+        start_s = time.monotonic() if self._due_s is None else self._due_s
+        self._due_s = start_s + simulated_ms / 1000 * self._engine.behaviour.time_scale
+        self._pause_until(self._due_s)
 
-    def _pause(self, seconds: float) -> None:
+    def _pause_until(self, until_s: float) -> None:
         """Let wall-clock time pass, unless the client goes away."""
-        until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0 or self._is_frozen:
             time.sleep(min(max(left_s, 0.0) or POLL_S, POLL_S))
             if self._task.is_gone():
