@@ -13,7 +13,6 @@ from tests.support.fake_gpu import (
     a_card,
     rtx_3090_ti,
     rtx_4070_super,
-    with_used,
 )
 from tunerd.machine.facts import Gpu, GpuProcess, GpuReader, GpuReading
 from tunerd.words import MiB
@@ -73,13 +72,6 @@ class GpuReaderContract:
         assert (reading.driver_version, reading.cuda_version) == (DRIVER_VERSION, CUDA_VERSION)
         assert_plausible(reading)
 
-    def test_two_cards_are_read_in_order(self, world: GpuWorld) -> None:
-        world.show(rtx_4070_super(index=0), rtx_3090_ti(index=1))
-
-        reading = world.reader.read()
-
-        assert reading.gpus == (rtx_4070_super(index=0), rtx_3090_ti(index=1))
-
     def test_no_card_with_a_driver_is_certainly_none(self, world: GpuWorld) -> None:
         world.show()
 
@@ -117,16 +109,6 @@ class GpuReaderContract:
         assert "GPU 0" in (reading.problem or "")
         assert "lost" in (reading.problem or "")
 
-    def test_when_the_only_card_is_lost_nothing_can_be_told(self, world: GpuWorld) -> None:
-        world.show(rtx_4070_super())
-        world.reader.read()
-        world.lose(0)
-
-        reading = world.reader.read()
-
-        assert reading.gpus is None
-        assert "lost" in (reading.problem or "")
-
     def test_a_lost_card_that_comes_back_is_read_again(self, world: GpuWorld) -> None:
         world.show(rtx_4070_super())
         world.lose(0)
@@ -134,17 +116,6 @@ class GpuReaderContract:
         world.show(rtx_4070_super())
 
         assert world.reader.read().gpus == (rtx_4070_super(),)
-
-    def test_memory_that_is_taken_shows_at_the_next_reading(self, world: GpuWorld) -> None:
-        world.show(rtx_4070_super(used_mib=0))
-        before = world.reader.read().gpus
-        world.show(with_used(rtx_4070_super(), 9000))
-
-        after = world.reader.read().gpus
-
-        assert before
-        assert after
-        assert (before[0].free_mib, after[0].free_mib) == (11902, 2902)
 
     @pytest.mark.parametrize(
         "unknown",
@@ -194,27 +165,6 @@ class GpuReaderContract:
         assert reading.gpus[0].processes == (desktop, server)
         assert [process.is_display_server for process in reading.gpus[0].processes] == [True, False]
         assert reading.gpus[0].unattributed_mib == 0
-
-    def test_a_process_of_unknown_size_makes_the_rest_unattributable(self, world: GpuWorld) -> None:
-        unknown = GpuProcess(pid=812, used_mib=None, kind="graphics", name="sway", unit=None)
-        card = a_card(processes=[unknown], used_mib=700)
-        world.show(card)
-
-        reading = world.reader.read()
-
-        assert reading.gpus == (card,)
-        assert reading.gpus[0].unattributed_mib is None
-
-    def test_memory_that_no_process_accounts_for_is_told_apart(self, world: GpuWorld) -> None:
-        known = GpuProcess(
-            pid=4711, used_mib=MiB(500), kind="compute+graphics", name="obs", unit=None
-        )
-        world.show(a_card(processes=[known], used_mib=1200))
-
-        reading = world.reader.read()
-
-        assert reading.gpus
-        assert reading.gpus[0].unattributed_mib == 700
 
     @pytest.mark.parametrize(
         "reasons",

@@ -188,23 +188,6 @@ class LeaseContract:
         assert not manager.state(unit).is_active
         self.is_back(manager, clock, production)
 
-    def test_a_restart_of_the_unit_ends_the_lease_too(
-        self,
-        take: Take,
-        manager: ServiceManager,
-        clock: Clock,
-        toy: str,
-        production: UnitState,
-    ) -> None:
-        lease = take(spec(restores=False))
-        unit = self.candidate(manager, lease, toy)
-
-        manager.restart(UNIT)
-
-        assert not lease.is_held()
-        assert not manager.state(unit).is_active
-        self.is_back(manager, clock, production)
-
     def test_whoever_stops_the_unit_of_the_lease_ends_it(
         self,
         take: Take,

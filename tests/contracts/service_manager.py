@@ -175,13 +175,6 @@ class ServiceManagerContract:
         assert after.invocation_id != before.invocation_id
         assert after.n_restarts == 0
 
-    def test_restarting_a_stopped_unit_starts_it(self, manager: ServiceManager, toy: str) -> None:
-        self.put(manager, self.text(toy))
-
-        manager.restart(UNIT)
-
-        assert manager.state(UNIT).is_active
-
     def test_a_stopped_unit_is_inactive_and_stopping_it_again_is_no_error(
         self, manager: ServiceManager, toy: str
     ) -> None:
@@ -198,19 +191,6 @@ class ServiceManagerContract:
         )
         assert state.main_pid is None
         manager.stop(UNIT)
-
-    def test_a_program_that_ends_with_an_error_when_stopped_has_failed(
-        self, manager: ServiceManager, toy: str
-    ) -> None:
-        self.put(manager, self.text(toy, "--print up --term-status 5"))
-        manager.start(UNIT)
-        self._let_it_print(manager, "up")
-
-        manager.stop(UNIT)
-
-        state = manager.state(UNIT)
-        assert (state.active_state, state.result) == ("failed", "exit-code")
-        assert (state.exit_kind, state.exit_status) == ("exited", 5)
 
     def test_a_program_that_ignores_the_signal_is_killed_in_time(
         self, manager: ServiceManager, clock: Clock, toy: str
@@ -241,22 +221,6 @@ class ServiceManagerContract:
 
         assert manager.state(UNIT).active_state == "deactivating"
         self.eventually(manager, clock, lambda state: state.active_state == "inactive")
-
-    def test_a_restart_waits_for_a_slow_stop(
-        self, manager: ServiceManager, clock: Clock, toy: str
-    ) -> None:
-        self.put(manager, self.text(toy, "--print up --slow-term 1"))
-        manager.start(UNIT)
-        self._let_it_print(manager, "up")
-        before = manager.state(UNIT)
-        began_s = clock.monotonic_s()
-
-        manager.restart(UNIT)
-
-        after = manager.state(UNIT)
-        assert clock.monotonic_s() - began_s > 0.9
-        assert after.is_active
-        assert after.main_pid != before.main_pid
 
     # Ends that nobody asked for
 
@@ -342,22 +306,6 @@ class ServiceManagerContract:
 
         clock.sleep(2)
         assert manager.state(UNIT).active_state in {"inactive", "failed"}
-
-    def test_starting_a_unit_that_waits_for_its_restart_waits_too(
-        self,
-        manager: ServiceManager,
-        clock: Clock,
-        toy: str,
-        kill_main: Callable[[int], None],
-    ) -> None:
-        self.put(manager, self.text(toy, service="Restart=always\nRestartSec=1"))
-        manager.start(UNIT)
-        kill_main(signal.SIGKILL)
-        self.eventually(manager, clock, _is_waiting)
-
-        manager.start(UNIT)
-
-        assert manager.state(UNIT).is_active
 
     def test_a_crash_loop_ends_at_the_start_limit_until_reset(
         self, manager: ServiceManager, clock: Clock, toy: str
@@ -535,17 +483,6 @@ class ServiceManagerContract:
 
         assert manager.verify(UNIT, text)
 
-    def test_an_empty_unit_is_complained_about(self, manager: ServiceManager) -> None:
-        assert manager.verify(UNIT, "")
-
-    def test_a_check_does_not_look_at_the_installed_unit(
-        self, manager: ServiceManager, toy: str
-    ) -> None:
-        self.put(manager, self.text(toy))
-
-        assert manager.verify(UNIT, self.text("/nonexistent"))
-        assert manager.state(UNIT).load_state == "loaded"
-
     # Who ended it
 
     @pytest.mark.parametrize("words", ["Stopping server...", "Stopping"])
@@ -646,23 +583,6 @@ class ServiceManagerContract:
         assert late.begins_s >= whole.begins_s
         assert (len(last.lines), last.is_cut) == (1, True)
 
-    def test_the_log_is_bounded_and_keeps_its_end(
-        self, manager: ServiceManager, clock: Clock, toy: str
-    ) -> None:
-        self.put(manager, self.text(toy, "--print only-line"))
-        manager.start(UNIT)
-        invocation_id = manager.state(UNIT).invocation_id
-        self.eventually_logs(manager, clock, "only-line", invocation_id)
-
-        for _ in range(100):  # what the manager says of the start may come meanwhile
-            all_lines = manager.log(UNIT, invocation_id=invocation_id)
-            last = manager.log(UNIT, invocation_id=invocation_id, max_lines=1)
-            if manager.log(UNIT, invocation_id=invocation_id) == all_lines:
-                break
-
-        assert "only-line" in all_lines
-        assert last == all_lines[-1:]
-
     def test_no_line_of_the_log_is_longer_than_is_looked_at(
         self, manager: ServiceManager, clock: Clock, toy: str
     ) -> None:
@@ -677,16 +597,6 @@ class ServiceManagerContract:
         assert shown in manager.log_since(UNIT, began_s - 60, max_lines=100).lines
 
     # The rest
-
-    def test_properties_that_are_not_known_are_left_out(
-        self, manager: ServiceManager, toy: str
-    ) -> None:
-        self.put(manager, self.text(toy))
-        manager.start(UNIT)
-
-        shown = manager.properties(UNIT, "ActiveState", "NRestarts", "NoSuchProperty")
-
-        assert shown == {"ActiveState": "active", "NRestarts": "0"}
 
     def _let_it_print(self, manager: ServiceManager, line: str) -> None:
         """Wait until the toy has set what it does about signals."""

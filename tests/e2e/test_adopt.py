@@ -167,17 +167,6 @@ def test_where_nothing_was_going_back_leaves_nothing(tunerd: Deployment) -> None
     assert tunerd.show("UnitFileState") == "enabled"
 
 
-def test_a_first_apply_that_fails_leaves_nothing(tunerd: Deployment) -> None:
-    before = tunerd.tree(tunerd.units)
-
-    said = tunerd.apply("bad", expect=3)
-
-    assert "machine is as before" in said["error"]["state"]
-    assert tunerd.tree(tunerd.units) == before
-    assert tunerd.show("LoadState") == "not-found"
-    assert tunerd.json("status")["last_swap"]["outcome"] == "rolled back"
-
-
 # A packaged unit
 
 
@@ -212,33 +201,6 @@ def test_a_packaged_unit_serves_again_after_going_back(tunerd: Deployment) -> No
 
     tunerd.json("rollback")
     assert tunerd.alias() == "plain"
-
-
-def test_a_packaged_unit_serves_on_when_an_apply_over_it_fails(tunerd: Deployment) -> None:
-    start_packaged(tunerd)
-    before = tunerd.tree(tunerd.units)
-
-    said = tunerd.apply("bad", expect=3)
-
-    assert "serves again" in said["error"]["state"], said
-    assert tunerd.tree(tunerd.units) == before
-    assert tunerd.alias(port=DEBIAN_PORT) == "packaged"
-    assert tunerd.generate(port=DEBIAN_PORT)["content"]
-
-
-def test_a_packaged_unit_that_did_not_run_does_not_run_after_going_back(
-    tunerd: Deployment,
-) -> None:
-    start_packaged(tunerd)
-    tunerd.systemctl("disable", "--now", UNIT)
-
-    tunerd.apply("plain")
-    assert tunerd.show("UnitFileState") == "enabled"
-    tunerd.json("rollback")
-
-    assert tunerd.show("ActiveState") == "inactive"
-    assert tunerd.show("UnitFileState") == "disabled"
-    assert tunerd.show("FragmentPath") == f"/usr/lib/systemd/system/{UNIT}"
 
 
 def test_a_packaged_unit_becomes_a_profile_with_the_same_flags(tunerd: Deployment) -> None:

@@ -5,10 +5,8 @@ A machine lives for the whole file; every test starts from what it deploys itsel
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -267,22 +265,6 @@ def test_verify_names_each_thing_that_changed(box: Deployment) -> None:
     assert box.alias() == "plain", "nothing was stopped"
 
 
-def test_only_one_change_at_a_time(box: Deployment) -> None:
-    box.apply("plain")
-    holder = box.machine.start("flock", f"{box.state}/lock", "sleep", "30")
-    try:
-        box.machine.sh(f"until ! flock --nonblock {box.state}/lock true; do sleep 0.05; done")
-        busy = box.json("apply", "drafting", "--yes", expect=75)
-        assert busy["error"]["code"] == "busy"
-        box("rollback", expect=75)
-        assert box.json("status")["change_under_way"] is True
-        assert box("plan", "drafting").code == 0, "reading needs no lock"
-    finally:
-        box.machine.sh("kill $(pgrep -x -f 'sleep 30')")
-        holder.communicate(timeout=10)
-    assert box.alias() == "plain"
-
-
 def test_without_a_terminal_apply_asks_for_yes(box: Deployment) -> None:
     box("plan", "drafting")  # remembers what the engine said of itself
     before = box.tree()
@@ -292,31 +274,6 @@ def test_without_a_terminal_apply_asks_for_yes(box: Deployment) -> None:
     assert "--yes" in said.err, str(said)
     changed = set(box.tree().splitlines()) ^ set(before.splitlines())
     assert not [line for line in changed if "/cache/" not in line and "/lock" not in line]
-
-
-def test_every_reading_command_prints_one_json_object(box: Deployment) -> None:
-    box.apply("plain")
-    calls: list[tuple[str, ...]] = [
-        ("detect",),
-        ("engines",),
-        ("profiles", "list"),
-        ("profiles", "show", "plain"),
-        ("profiles", "check", "plain"),
-        ("plan", "plain"),
-        ("status",),
-        ("history",),
-        ("history", "show", "1"),
-        ("verify",),
-        ("recover",),
-        ("rollback", "--list"),
-        ("settings",),
-    ]
-    for call in calls:
-        found: dict[str, Any] = box.json(*call)
-        assert found["ok"] is True, call
-        assert isinstance(found["messages"], list), call
-        assert " ".join(call).startswith(found["command"]), (call, found["command"])
-        assert json.loads(json.dumps(found)) == found
 
 
 @pytest.mark.engine

@@ -177,25 +177,6 @@ def test_after_any_failure_the_old_server_is_back(
     assert_as_before(tunerd, before)
 
 
-def test_who_stops_the_server_in_the_middle_finds_it_stopped(
-    tunerd: Deployment, before: Before
-) -> None:
-    tunerd.behave("bad", load_never_ends=True)
-    call = tunerd.start("apply", "bad", "--yes", env={"TUNERD_SERVICE__STALL_S": "30"})
-    assert call.stderr is not None
-    while b"waiting for the model" not in call.stderr.readline():
-        assert call.poll() is None
-
-    tunerd.systemctl("stop", UNIT)
-    _, err = call.communicate(timeout=60)
-
-    assert call.returncode == 3, err
-    assert "as somebody asked meanwhile" in err.decode()
-    assert tunerd.unit() == before.unit
-    assert tunerd.show("ActiveState") == "inactive"
-    tunerd.systemctl("start", UNIT)
-
-
 def meanwhile(tunerd: Deployment, words: tuple[str, ...], action: Callable[[], object]) -> Said:
     """Call tunerd, and do something after it has planned and before it swaps: while it drains."""
     with tunerd.stream() as stream:
@@ -401,16 +382,6 @@ def test_where_even_the_old_server_cannot_come_back_it_is_said_and_mended_later(
 
     assert recovered["serving"] is True, recovered
     assert_as_before(tunerd, before)
-
-
-def test_after_all_that_the_machine_is_as_deployed(tunerd: Deployment, before: Before) -> None:
-    found = tunerd.json("verify")
-
-    assert (found["as_deployed"], found["generation"], found["drift"]) == (True, 1, [])
-    outcomes = [row["outcome"] for row in tunerd.json("history", "--all")["generations"]]
-    assert outcomes[-1] == "serving"
-    assert set(outcomes[:-1]) <= {"rolled back", "abandoned"}, outcomes
-    assert len(tunerd.backups()) >= before.generation - 2
 
 
 def test_a_server_that_dies_in_its_first_minutes_is_taken_back_by_what_watches_it(

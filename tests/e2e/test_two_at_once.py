@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Iterator
@@ -95,34 +94,6 @@ def test_the_second_is_told_who_is_at_work(tunerd: Deployment) -> None:
     nothing_is_left(tunerd)
 
 
-def test_of_many_at_the_same_moment_each_wins_or_is_told(tunerd: Deployment) -> None:
-    assert (
-        tunerd("apply", "slow", "--yes").code == 0
-    )  # or a rollback would lead to no server at all
-    calls = [["apply", "good", "--yes"], ["apply", "also-good", "--yes"], ["rollback"], ["recover"]]
-    running = [tunerd.start(*words) for words in (*calls, *calls)]
-
-    codes = [end(process).code for process in running]
-
-    assert 0 in codes
-    assert set(codes) <= {0, 1, 75}, codes  # 1: a rollback to what is live by then
-    assert tunerd.alias() in {"good", "also-good", "slow"}  # a rollback may lead to any of them
-    assert tunerd("verify").code == 0
-    nothing_is_left(tunerd)
-
-
-def test_the_lock_ends_with_its_holder(tunerd: Deployment) -> None:
-    first = tunerd.start("apply", "slow", "--yes")
-    until_it_loads(tunerd)
-    tunerd.machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
-    first.communicate(timeout=30)
-
-    tunerd("apply", "good", "--yes")
-
-    assert tunerd.alias() == "good"
-    nothing_is_left(tunerd)
-
-
 def test_a_stop_by_hand_in_the_middle_is_respected(tunerd: Deployment) -> None:
     before = tunerd.unit()
     process = tunerd.start("apply", "slow", "--yes")
@@ -138,18 +109,6 @@ def test_a_stop_by_hand_in_the_middle_is_respected(tunerd: Deployment) -> None:
     nothing_is_left(tunerd)
     tunerd.systemctl("start", UNIT)
     assert wait_for_alias(tunerd, "good")
-
-
-def test_a_restart_by_hand_in_the_middle_is_lived_with(tunerd: Deployment) -> None:
-    process = tunerd.start("apply", "slow", "--yes")
-    until_it_loads(tunerd)
-
-    tunerd.systemctl("restart", UNIT)
-    said = end(process)
-
-    assert said.code == 0, str(said)
-    assert tunerd.alias() == "slow"
-    nothing_is_left(tunerd)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -173,19 +132,6 @@ def test_an_edit_by_hand_in_the_middle_stays(tunerd: Deployment, fails: bool) ->
     assert tunerd.unit() == edited
     tunerd("rollback")
     assert tunerd.alias() == "good"
-
-
-def test_an_edit_between_plan_and_swap_is_refused(tunerd: Deployment) -> None:
-    path = f"{tunerd.units}/{UNIT}"
-    tunerd.machine.sh(f"printf '{EDIT}' >> {path}")
-    tunerd.systemctl("daemon-reload")
-
-    assert tunerd("verify", expect=6).out.startswith("1 difference")
-    said = tunerd("apply", "also-good", "--yes", "--now")
-
-    assert tunerd.alias() == "also-good"
-    kept = json.loads(json.dumps(tunerd.backups()))[-1]
-    assert "EDITED=yes" in tunerd.machine.read(f"{tunerd.units}/{kept}"), str(said)
 
 
 def wait_for_alias(tunerd: Deployment, alias: str) -> bool:

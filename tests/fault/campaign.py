@@ -5,7 +5,6 @@
     python -m tests.fault.campaign cuts-in-recovery --root host --count 5
     python -m tests.fault.campaign effects --root sid [--strict] [--verb rollback] [--every 3]
     python -m tests.fault.campaign leases --root sid --count 30 [--fault COMMAND] [--cuts 5]
-    python -m tests.fault.campaign local-leases --count 10
     python -m tests.fault.campaign sweeps --root host --count 20 [--fault COMMAND]
     python -m tests.fault.campaign ports --root host [--production DEPLOYED] [--end COMMAND]
     python -m tests.fault.campaign daemon --root host --count 6 [--fault RAISE]
@@ -29,7 +28,6 @@ from pathlib import Path
 from tests.fault.daemon_victim import DaemonFault, DaemonVictim
 from tests.fault.die_at import DIED
 from tests.fault.lease_victim import Fault, LeaseVictim
-from tests.fault.local_lease import LocalFault, a_local_victim
 from tests.fault.port_victim import End, PortVictim, Production
 from tests.fault.sweep_victim import SweepFault, SweepVictim
 from tests.fault.victim import Victim
@@ -225,22 +223,6 @@ def leases(args: argparse.Namespace) -> int:
     return status
 
 
-def local_leases(args: argparse.Namespace) -> int:
-    """The same without systemd: the supervisor plays PID 1's part, and may be killed itself."""
-    rng, status = random.Random(args.seed), 0
-    with tempfile.TemporaryDirectory() as name, a_local_victim(Path(name)) as victim:
-        for fault in LocalFault:
-            count = Count()
-            for _ in range(args.count):
-                with count.case(str(fault)) as ends:
-                    phase = victim.befall(fault, rng)
-                    victim.check()
-                    ends.append(phase)
-            say(f"local, {fault}")
-            status |= count.close()
-    return status
-
-
 def ports(args: argparse.Namespace) -> int:
     """Every way in which a measurement of ik in mainline's place ends, for every kind of unit."""
     productions = [Production[args.production]] if args.production else list(Production)
@@ -312,7 +294,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     campaigns = {
         "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery, "effects": effects,
-        "leases": leases, "local-leases": local_leases, "ports": ports, "sweeps": sweeps,
+        "leases": leases, "ports": ports, "sweeps": sweeps,
         "daemon": daemon,
     }  # fmt: skip
     parser.add_argument("campaign", choices=campaigns)

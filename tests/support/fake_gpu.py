@@ -81,14 +81,6 @@ def rtx_3090_ti(*, index: int = 0, used_mib: int = 0) -> Gpu:
     )
 
 
-def with_used(gpu: Gpu, used_mib: int) -> Gpu:
-    """The same card with another amount in use; free follows."""
-    if gpu.total_mib is None:
-        raise ValueError("a card of unknown size cannot be filled")
-    free = gpu.total_mib - used_mib - (gpu.reserved_mib or 0)
-    return replace(gpu, used_mib=MiB(used_mib), free_mib=MiB(free))
-
-
 class FakeGpuReader:
     """Answers with what was last shown; each reading is counted.
 

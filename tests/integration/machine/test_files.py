@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import stat
 import subprocess
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,18 +28,6 @@ only_root = pytest.mark.skipif(not IS_ROOT, reason="not root; run `sudo ./tests/
 
 class FuseBlown(Exception):
     """The test's own end of the world."""
-
-
-def fused(at: int) -> tuple[Files, list[str]]:
-    """Files that raise before step number `at`, and the steps that were announced."""
-    steps: list[str] = []
-
-    def before(step: str) -> None:
-        steps.append(step)
-        if len(steps) == at:
-            raise FuseBlown(step)
-
-    return Files(before), steps
 
 
 def steps_of(act: Callable[[Files], None]) -> list[str]:
@@ -128,15 +114,6 @@ def test_a_process_that_dies_in_a_write_leaves_old_or_new(at: int, tmp_path: Pat
     assert names(tmp_path) == ["a"]
 
 
-def test_only_leftovers_of_that_file_are_removed(tmp_path: Path) -> None:
-    for name in (".a.xyz.tmp", ".b.xyz.tmp", ".a.xyz", "a.tmp", ".hidden"):
-        (tmp_path / name).touch()
-    (tmp_path / ".a.folder.tmp").mkdir()
-    Files().remove_temporaries(tmp_path, "a")
-    assert names(tmp_path) == [".a.folder.tmp", ".a.xyz", ".b.xyz.tmp", ".hidden", "a.tmp"]
-    Files().remove_temporaries(tmp_path / "missing")
-
-
 def test_a_last_check_may_stop_a_write_and_a_removal(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
@@ -153,16 +130,6 @@ def test_a_last_check_may_stop_a_write_and_a_removal(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-def test_a_removal_is_complete_or_not_begun(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    for at, stands in ((1, True), (2, False)):
-        path.write_bytes(b"x")
-        with pytest.raises(FuseBlown):
-            fused(at)[0].remove(path)
-        assert path.exists() is stands
-    Files().remove(path)
-
-
 def test_folders_are_made_with_their_parents(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "c"
     before = os.umask(0o077)
@@ -174,15 +141,6 @@ def test_folders_are_made_with_their_parents(tmp_path: Path) -> None:
     Files().make_folder(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o711
     assert len(steps_of(lambda files: files.make_folder(path / "d" / "e"))) == 2
-
-
-def test_a_rename_replaces_and_needs_no_space(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("new")
-    (tmp_path / "b").write_text("old")
-    Files().rename(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "b").read_text() == "new"
-    with pytest.raises(HostError, match="cannot rename"):
-        Files().rename(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -237,20 +195,6 @@ def test_json_that_is_none_is_an_error_of_ours(text: str, tmp_path: Path) -> Non
     (tmp_path / "a").write_bytes(text.encode("latin-1"))
     with pytest.raises(HostError, match="not valid JSON"):
         Files().read_json(tmp_path / "a")
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"a": [1, 2.5, None, True, "é"]},
-        {"path": os.fsdecode(b"/models/\xff.gguf")},
-        {"odd": "\ud800"},
-    ],
-)
-def test_json_is_read_as_it_was_written(data: Any, tmp_path: Path) -> None:
-    """Paths that are not UTF-8 hold surrogates."""
-    Files().write_json(tmp_path / "a", data)
-    assert Files().read_json(tmp_path / "a") == data
 
 
 # A disk that is full, or may not be written.
@@ -314,44 +258,6 @@ def test_space_that_was_set_aside_is_there_when_the_disk_is_full() -> None:
             Files().write(folder / "a", b"x" * 20_000)
         Files().remove(folder / "aside")
         Files().write(folder / "a", b"x" * 20_000)
-
-
-@only_root
-@pytest.mark.parametrize("name", ["write", "write_json", "copy", "remove", "make_folder", "rename"])
-def test_a_read_only_disk_is_said(name: str) -> None:
-    acts: dict[str, Callable[[Files, Path], None]] = {
-        **ACTS,
-        "remove": lambda files, folder: files.remove(folder / "a"),
-        "make_folder": lambda files, folder: files.make_folder(folder / "b"),
-        "rename": lambda files, folder: files.rename(folder / "a", folder / "b"),
-    }
-    with tmpfs("size=256k") as folder:
-        (folder / "a").write_bytes(b"old")
-        (folder / "old").write_bytes(b"y")
-        program("mount", "-o", "remount,ro", folder)
-        with pytest.raises(HostError) as caught:
-            acts[name](Files(), folder)
-        assert "read-only" in (caught.value.hint or "")
-        assert names(folder) == ["a", "old"]
-        with (
-            pytest.raises(HostError, match="cannot open the lock"),
-            lock(folder / "lock", purpose="x", since="now"),
-        ):
-            pass
-
-
-def test_a_limit_on_file_sizes_is_said_and_what_stood_stands(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with pytest.raises(HostError, match="cannot write"):
-            Files().write(path, b"x" * 5000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["a"]
 
 
 # The lock.

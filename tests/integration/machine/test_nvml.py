@@ -82,21 +82,6 @@ def test_the_library_is_found_by_its_name(tmp_path: Path, built: Path) -> None:
     assert found == {"problem": None, "names": ["NVIDIA GeForce RTX 3090 Ti"]}
 
 
-def test_a_process_that_used_the_stub_finds_the_machines_own_library_afterwards(
-    tmp_path: Path, built: Path
-) -> None:
-    with loading() as use:
-        world = StubWorld(tmp_path, built, use)
-        world.show(rtx_3090_ti())
-        assert world.reader.read().gpus
-
-    reading = NvmlReader().read()
-
-    names = None if reading.gpus is None else [gpu.name for gpu in reading.gpus]
-    nowhere = tmp_path / "nothing"
-    assert _read_in_a_new_process(nowhere) == {"problem": reading.problem, "names": names}
-
-
 def test_without_a_library_and_without_a_bus_nothing_is_known(broken_library: Path) -> None:
     found = _read_in_a_new_process(broken_library, root=broken_library / "root")
 
@@ -159,25 +144,6 @@ def test_a_driver_that_refuses_is_explained(
     assert words in (reading.problem or "")
 
 
-def test_a_refusal_is_not_remembered(world: StubWorld) -> None:
-    world.show(rtx_4070_super())
-    world.nvml.fail("nvmlInitWithFlags", nvml_stub.LIB_RM_VERSION_MISMATCH)
-    world.reader.read()
-    world.show(rtx_4070_super())
-
-    assert world.reader.read().gpus == (rtx_4070_super(),)
-
-
-def test_a_reloaded_driver_is_read_at_once(world: StubWorld) -> None:
-    world.show(rtx_4070_super())
-    world.reader.read()
-    world.nvml.reload_driver()
-
-    reading = world.reader.read()
-
-    assert reading.gpus == (rtx_4070_super(),)
-
-
 def test_a_card_that_is_lost_between_two_questions_is_not_half_read(world: StubWorld) -> None:
     world.show(rtx_4070_super(index=0), rtx_3090_ti(index=1))
     world.nvml.fail("nvmlDeviceGetPowerManagementDefaultLimit", nvml_stub.GPU_IS_LOST, 1)
@@ -186,15 +152,6 @@ def test_a_card_that_is_lost_between_two_questions_is_not_half_read(world: StubW
 
     assert reading.gpus == (rtx_4070_super(index=0),)
     assert reading.problem == "GPU 1: the GPU is lost: it has fallen off the bus"
-
-
-def test_a_closed_reader_opens_again(world: StubWorld) -> None:
-    world.show(rtx_4070_super())
-    world.reader.read()
-    world.reader.close()
-    world.reader.close()
-
-    assert world.reader.read().gpus == (rtx_4070_super(),)
 
 
 ALL_FUNCTIONS = (
@@ -341,18 +298,6 @@ def test_a_mig_device_is_not_a_card(world: StubWorld) -> None:
     world.show(rtx_4070_super(index=0), rtx_3090_ti(index=1), extra=("mig_device",))
 
     assert world.reader.read().gpus == (rtx_4070_super(index=0),)
-
-
-def test_a_list_of_processes_that_is_refused_makes_all_of_them_unknown(world: StubWorld) -> None:
-    world.show(rtx_4070_super())
-    for version in ("v2", "v3"):
-        world.nvml.fail(f"nvmlDeviceGetGraphicsRunningProcesses_{version}", nvml_stub.NO_PERMISSION)
-
-    reading = world.reader.read()
-
-    assert reading.gpus
-    assert reading.gpus[0].processes is None
-    assert reading.gpus[0].unattributed_mib is None
 
 
 def test_a_name_that_is_no_text_is_unknown(world: StubWorld) -> None:

@@ -146,22 +146,6 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
         disk.remove()
 
 
-@needs_root
-def test_a_store_on_a_read_only_disk_can_be_read_and_not_written(tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    with EvidenceStore(folder / "evidence.db") as store:
-        store.add_run(RUN)
-    program("mount", "--bind", folder, folder)
-    try:
-        program("mount", "-o", "remount,bind,ro", folder)
-        with EvidenceStore(folder / "evidence.db", writable=False) as reader:
-            assert reader.count_runs() == 1
-        with pytest.raises(HostError, match="cannot open the evidence store"):
-            EvidenceStore(folder / "evidence.db")
-    finally:
-        program("umount", folder)
-
-
 def _store_with_runs(path: Path) -> Path:
     with EvidenceStore(path) as store:
         for made in made_runs(repeats=1):
@@ -243,12 +227,6 @@ def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
             EvidenceStore(path, writable=writable)
 
 
-def test_a_missing_store_is_not_made_by_a_reader(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="cannot open the evidence store"):
-        EvidenceStore(tmp_path / "evidence.db", writable=False)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_writer_that_stays_busy_is_named_as_the_reason(tmp_path: Path) -> None:
     path = _store_with_runs(tmp_path / "evidence.db")
     with (
@@ -301,34 +279,6 @@ def test_an_older_store_becomes_one_of_today_with_all_that_it_held(tmp_path: Pat
         pass
     assert _tables(path) == _tables(tmp_path / "new.db")
     assert set(_tables(path)) == set(METADATA.tables)
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ("runs SET started_s = 'abc'", "runs"),
-        ("runs SET host = x'ff'", "runs"),
-        ("arms SET argv = '{bad'", "arms"),
-        ("samples SET marks = '[5]', is_usable = 'x'", "samples"),
-        ("samples SET at_s = 9e999", "samples"),
-        ("verdicts SET details = 'null'", "verdicts"),
-    ],
-)
-def test_a_damaged_row_of_an_older_store_is_told_and_hides_no_other(
-    tmp_path: Path, change: str, told: str
-) -> None:
-    path = _old_store(tmp_path / "old.db")
-    table = change.partition(" ")[0]
-    with sqlite3.connect(path) as plain:
-        plain.execute(f"UPDATE {change} WHERE id = (SELECT min(id) FROM {table})")  # noqa: S608
-    plain.close()
-    with EvidenceStore(path) as store:
-        runs = store.runs()
-        for run in runs:
-            store.samples(run.number)
-            store.verdicts(run.number)
-        assert [(one.table, one.n_rows) for one in store.damage] == [(told, 1)]
-        assert len(runs) == (1 if told == "runs" else 2)
 
 
 def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.integration.measure.test_store_results import Bench
 from tests.support.synthetic_runs import made_runs
 from tunerd.cli.measure import render_csv, render_list, render_show
-from tunerd.errors import HostError, TunerdError
+from tunerd.errors import TunerdError
 from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -134,23 +134,6 @@ def rows_of(evidence: list[RunEvidence], table: str) -> int:
     return sum(counts[table](one) for one in evidence)
 
 
-def test_a_damaged_run_or_arm_hides_no_other(sound: Path, tmp_path: Path) -> None:
-    path = tmp_path / "evidence.db"
-    whole, _ = everything_read(sound)
-    damage(sound, path, "runs.started_s", 1e300, first_only=True)
-    found, left_out = everything_read(path)
-    assert len(found) == len(whole) - 1
-    assert [(one.table, one.n_rows) for one in left_out] == [("runs", 1)]
-
-    damage(sound, path, "arms.argv", "[1,2]", first_only=True)
-    found, left_out = everything_read(path)
-    assert len(found) == len(whole)
-    assert sum(len(one.run.record.arms) for one in found) == (
-        sum(len(one.run.record.arms) for one in whole) - 1
-    )
-    assert [(one.table, one.n_rows) for one in left_out] == [("arms", 1)]
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("bench"))
@@ -176,16 +159,3 @@ def test_whatever_a_column_holds_results_and_report_show_the_rest(
     except TunerdError:
         return
     render_report(ReportData(evidence, check_validity(context, evidence), 1_795_000_000.0))
-
-
-def test_a_run_whose_own_row_is_damaged_is_named_instead_of_denied(
-    sound: Path, bench: Bench
-) -> None:
-    context = bench.context()
-    damage(sound, context.paths.evidence, "runs.started_s", 1e300, first_only=True)
-
-    with pytest.raises(HostError, match="run 1 cannot be read"):
-        show(context, 1)
-    listed = results(context)
-    assert [message.code for message in listed.messages] == ["damaged-rows"]
-    assert listed.payload["total"] == len(listed.payload["results"])

@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from tests.support.builders import HELP, HELP_OF, capabilities_of
 from tests.support.profiles import SPECULATION_TYPES
 from tunerd.engine.help import (
-    Effect,
-    Engine,
     FitStyle,
     Option,
-    Proof,
     SpecStyle,
     parse_devices,
     parse_help,
@@ -116,13 +113,6 @@ def test_what_ik_hides_is_known_only_of_ik() -> None:
     assert not capabilities_of("ik-now").lists_gpu_flags
 
 
-def test_kv_types_are_those_of_the_build() -> None:
-    assert "turbo4" in capabilities_of("bee-01").kv_types
-    assert "kvarn8" in capabilities_of("bee-04").kv_types
-    assert "q8_KV" in capabilities_of("ik-now").kv_types
-    assert "q8_KV" not in capabilities_of("main-0x").kv_types
-
-
 @pytest.mark.parametrize(
     ("text", "label"),
     [
@@ -138,11 +128,6 @@ def test_a_version_is_read_wherever_it_stands(text: str, label: str | None) -> N
     assert found is not None
     assert found.label == label
     assert found.text.endswith(")")
-
-
-@pytest.mark.parametrize("text", ["", "no version", "version: x", "the version: 1 (x)", "\n" * 99])
-def test_a_text_without_a_version_has_none(text: str) -> None:
-    assert parse_version(text) is None
 
 
 def test_devices_are_read_with_their_memory() -> None:
@@ -187,25 +172,6 @@ def test_a_hostile_version_or_list_of_devices_is_read_in_no_time(text: str) -> N
     assert all(device.total_mib is None for device in devices)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(text_of("main-lm").splitlines() + text_of("ik-now").splitlines())))
-def test_any_mixture_of_lines_has_some_capabilities(lines: list[str]) -> None:
-    found = read_capabilities(parse_help("\n".join(lines)))
-    for kind in SPECULATION_TYPES:
-        word = found.spec_word(kind)
-        assert word is None or word in {"mtp", "draft"} or word in found.spec_types
-
-
-def test_a_feature_without_a_proof_is_untried() -> None:
-    proof = Proof("mtp", Effect.PROVED, "12 drafted")
-    engine = Engine(
-        "x", HELP, "test", identity=None, version=None, capabilities=None, proofs=(proof,),
-        problem=None,
-    )  # fmt: skip
-    assert engine.proof("mtp") is proof
-    assert engine.proof("p-min").effect is Effect.UNTRIED
-
-
 # Help texts of real builds, and of hostile ones.
 
 
@@ -223,23 +189,6 @@ def test_an_option_of_mainline_is_read_whole() -> None:
     assert found.env == "LLAMA_ARG_CACHE_TYPE_K"
     assert not found.is_removed
     assert found.allowed_values[:4] == ("f32", "f16", "bf16", "q8_0")
-
-
-def test_an_option_of_ik_is_read_whole() -> None:
-    found = option("ik-now", "--ctx-size")
-    assert found.spellings == ("-c", "--ctx-size")
-    assert (found.argument, found.default, found.env) == ("N", "0, 0 = loaded from model", None)
-
-
-def test_a_placeholder_between_two_spellings_is_no_third_one() -> None:
-    found = option("ik-now", "-ctx-ckpt")
-    assert found.spellings == ("-ctx-ckpt", "--ctx-checkpoints")
-    assert (found.argument, found.default) == ("N", "32")
-
-
-def test_a_comma_before_a_description_is_not_part_of_it() -> None:
-    assert option("ik-may", "--merge-qkv").description == "merge Q,K,V (default: 0)"
-    assert option("ik-may", "--merge-qkv").argument == ""
 
 
 def test_a_removed_option_is_listed_but_not_live() -> None:

@@ -94,14 +94,6 @@ def test_an_arm_that_is_slower_per_token_is_faster_at_no_length() -> None:
     assert (found.n_tokens, found.low, found.high) == (None, None, None)
 
 
-def test_an_arm_without_tax_is_faster_at_every_length() -> None:
-    found = find_crossover("on", an_arm(30_000.0, MTP_TOK_S, noise=0.01), "off",
-                           an_arm(37_500.0, PLAIN_TOK_S, noise=0.01), seed=1)  # fmt: skip
-
-    assert found is not None
-    assert (found.n_tokens, found.low, found.high) == (0, 0, 0)
-
-
 def test_a_gain_that_noise_may_hide_has_no_upper_bound() -> None:
     found = find_crossover("on", an_arm(40_000.0, dict.fromkeys(LENGTHS, 29.3), noise=0.03), "off",
                            an_arm(37_500.0, PLAIN_TOK_S, noise=0.03), seed=1)  # fmt: skip
@@ -118,13 +110,6 @@ def test_the_winner_at_each_length_is_that_of_the_medians_and_close_ones_tie() -
 
     assert [(one.n_tokens, one.arm) for one in found] == [(100, "off"), (1000, None), (2000, "on")]
     assert found[0].lead_ms == pytest.approx(40.0)
-
-
-def test_a_length_that_one_arm_has_not_measured_has_no_winner() -> None:
-    found = winners({"on": [a_length(100, 1.0, 1.0)], "off": [a_length(500, 1.0, 1.0)]})
-
-    assert [one.arm for one in found] == [None, None]
-    assert found[0].walls_ms["off"] is None
 
 
 def a_cache_sample(case: str, cached: int | None, prompt_n: int, prompt_ms: float) -> Sample:
@@ -321,12 +306,6 @@ def test_the_table_has_each_kind_as_the_mean_of_its_requests() -> None:
     assert table.wall_s is None, "eight kinds are missing in a round"
 
 
-def test_without_drafts_the_rate_is_missing() -> None:
-    row = mtp_table([sample()]).rows[0]
-
-    assert (row.drafted, row.accepted, row.acceptance_ratio) == (None, None, None)
-
-
 def test_the_wall_of_a_round_is_the_sum_over_the_kinds_of_their_mean() -> None:
     samples = [sample(case=kind, kind=kind, client=ClientTimes(ms)) for kind in MTP_KINDS
                for ms in (1000.0, 3000.0)]  # fmt: skip
@@ -366,14 +345,6 @@ def test_the_table_counts_tokens_of_servers_without_timings_by_their_usage() -> 
     table = mtp_table([a_foreign_sample(), a_foreign_sample()])
 
     assert (table.rows[0].predicted, table.predicted) == (192, 384)
-
-
-def test_a_figure_over_all_kinds_says_which_are_missing() -> None:
-    every = [sample(case=kind, kind=kind) for kind in MTP_KINDS]
-
-    assert mtp_table(every).missing == ()
-    lacking = [*every[:-1], sample(case=MTP_KINDS[-1], problem="too long")]
-    assert mtp_table(lacking).missing == (MTP_KINDS[-1],)
 
 
 def test_each_of_several_clients_has_a_speed_without_timings() -> None:

@@ -32,7 +32,6 @@ from tunerd.measure.request import (
     mtp_plan,
     read_prompts,
 )
-from tunerd.profile.workload import KINDS
 from tunerd.tryout.designed import vocabulary
 
 BOOK = the_book()
@@ -79,18 +78,6 @@ def test_the_stated_token_counts_are_plausible_for_the_texts(kind: str) -> None:
     # English prose and code have 2.5 to 7 letters a token in common vocabularies.
     assert 2.5 <= min(letters) / form.least_tokens <= 7
     assert 2.5 <= max(letters) / form.most_tokens <= 7
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_which_workloads_speak_has_a_text(kind: str) -> None:
-    assert stock(1).take(kind).text
-
-
-def test_all_texts_differ_and_no_word_is_left_open() -> None:
-    texts = [text for form in BOOK.forms.values() for text in form.variants()]
-
-    assert len(set(texts)) == len(texts)
-    assert not any("{name}" in text or "{topic}" in text for text in texts)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(MTP_KINDS))
@@ -162,14 +149,6 @@ def test_the_cache_suite_sends_the_same_twice_and_then_another_end() -> None:
         at for at, pair in enumerate(zip(cold, changed, strict=False)) if pair[0] != pair[1]
     )
     assert 0.9 < common / len(cold) < 0.99
-
-
-def test_two_rounds_of_the_cache_suite_share_nothing() -> None:
-    composer = Composer(stock())
-    colds = [composer.compose(r).text for r in cache_plan(1, repeats=2, n_ctx=4096).requests
-             if r.case == COLD]  # fmt: skip
-
-    assert colds[0][:30] != colds[1][:30]
 
 
 @pytest.mark.parametrize(
@@ -246,11 +225,6 @@ def test_a_question_that_the_context_cannot_hold_is_left_out_and_named() -> None
 def test_a_vocabulary_with_short_tokens_makes_questions_longer() -> None:
     assert fitting(mtp_plan(1, repeats=1), the_book(), 2048)[1] == ()
     assert fitting(mtp_plan(1, repeats=1), the_book(), 2048, 1.2)[1] == ("long_code_review",)
-
-
-def test_where_nothing_fits_it_is_refused() -> None:
-    with pytest.raises(BenchError, match="no room"):
-        fitting(mtp_plan(1, repeats=1), the_book(), 128)
 
 
 def test_a_small_context_is_asked_a_short_question_about_the_same_depth() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.bench_samples import sample, timings
+from tests.support.bench_samples import timings
 from tests.support.fake_gpu import rtx_3090_ti
 from tunerd.engine.log import LoggedRequest
 from tunerd.machine.facts import POWER_CAP, GpuProcess
@@ -18,7 +18,6 @@ from tunerd.measure.trust import (
     ProcessorLook,
     Quiet,
     Speculation,
-    count_marks,
     is_processor_taken,
     is_same_command,
     judge_traffic,
@@ -134,10 +133,6 @@ def test_what_a_busy_machine_adds_between_two_tokens_is_no_mark(over_ms: float) 
     assert marks(busy, wall_ms=2200.0) == ()
 
 
-def test_figures_that_cannot_be_mark_a_sample() -> None:
-    assert marks(an_answer(has_impossible=True)) == (Mark.IMPOSSIBLE,)
-
-
 def test_of_several_clients_at_once_only_the_impossible_is_marked() -> None:
     several = a_request(streams=4)
 
@@ -219,17 +214,6 @@ def test_traffic_cannot_be_told_without_counters_or_after_a_restart() -> None:
     assert judge_traffic(counters(None, None), counters(9, 9), [timings()]).is_foreign is None
     assert judge_traffic(counters(10, 10), counters(1, 1), []).is_foreign is None
     assert judge_traffic(counters(1, 1), counters(500, 500), [None]).is_foreign is None
-
-
-def test_reasons_are_counted_without_the_warm_up() -> None:
-    samples = [
-        sample(marks=(Mark.WARM_UP,)),
-        sample(marks=(Mark.THROTTLED, Mark.NOT_COLD)),
-        sample(marks=(Mark.THROTTLED,)),
-        sample(problem="closed"),
-    ]
-
-    assert count_marks(samples) == {"throttled": 2, "prompt was cached": 1, "no answer": 1}
 
 
 def test_a_machine_that_works_for_others_meanwhile_is_told_from_one_that_works_for_the_server() -> (

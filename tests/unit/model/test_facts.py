@@ -19,7 +19,6 @@ from tests.support.shapes import PlainShape
 from tunerd.errors import ModelFileError
 from tunerd.model.facts import why_apart
 from tunerd.model.gguf import ValueType
-from tunerd.tryout.designed import Shape
 
 MTP = "blk.2.nextn.eh_proj.weight"
 
@@ -90,13 +89,6 @@ def test_a_claim_of_mtp_without_its_tensors_is_explained() -> None:
     assert MTP in facts.mtp_problem
 
 
-def test_a_model_without_mtp_has_no_problem_with_it() -> None:
-    facts = facts_of_bytes(small("llama", {"block_count": 2}))
-
-    assert not facts.has_mtp
-    assert facts.mtp_problem is None
-
-
 def test_a_file_with_the_mtp_block_alone_is_a_companion() -> None:
     keys = {"block_count": 3, "nextn_predict_layers": 1}
     alone = facts_of_bytes(small("qwen35", keys, [(MTP, (8, 4))]))
@@ -125,10 +117,6 @@ def test_an_unknown_architecture_still_has_facts() -> None:
     assert facts.blocks[1].k_values is None
     assert facts.blocks[1].dense_bytes == 32
     assert facts.other_bytes == 12
-
-
-def test_a_file_without_an_architecture_has_facts_too() -> None:
-    assert facts_of_bytes(small("", {})).architecture == "unknown"
 
 
 def test_kv_heads_may_differ_by_layer() -> None:
@@ -243,23 +231,6 @@ def test_parts_and_counts_that_cannot_be_are_refused(shards: list[bytes], proble
         facts_of_bytes(*shards)
 
 
-def test_values_of_the_wrong_type_are_unknown() -> None:
-    facts = facts_of_bytes(
-        small(extra=[text("llama.context_length", "long"), number("tokenizer.chat_template", 1)])
-    )
-
-    assert facts.context_length is None
-    assert not facts.has_chat_template
-
-
-def test_a_template_is_known_by_its_hash() -> None:
-    plain = facts_of_bytes(small(extra=[text("tokenizer.chat_template", "{{ a }}")]))
-    other = facts_of_bytes(small(extra=[text("tokenizer.chat_template", "{{ b }}")]))
-
-    assert plain.has_chat_template
-    assert plain.chat_template_sha256 != other.chat_template_sha256
-
-
 def test_identity_changes_with_size_time_and_header() -> None:
     one = facts_of_bytes(small()).identity
     file = one.files[0]
@@ -272,17 +243,6 @@ def test_identity_changes_with_size_time_and_header() -> None:
     assert len({one.sha256, *(other.sha256 for other in others)}) == 4
     assert moved.sha256 == one.sha256
     assert one.sha256.startswith(one.short)
-
-
-def test_a_designed_moe_model_is_what_its_shape_says() -> None:
-    shape = Shape(is_moe=True, n_expert=8, n_expert_used=2)
-    facts = facts_of_shape(shape)
-
-    assert facts.architecture == "qwen35moe"
-    assert facts.n_layer == shape.n_layer
-    assert facts.n_ff_shared == shape.n_ff_shared
-    assert facts.recurrent is not None
-    assert facts.recurrent.inner_width == shape.ssm_inner_size
 
 
 # Which models speak the same tokens.

@@ -13,7 +13,7 @@ from tests.support.gguf_bytes import number
 from tests.support.model_headers import small
 from tunerd.errors import ModelFileError
 from tunerd.machine.files import Files
-from tunerd.model.files import ModelFiles, find_models, parts_of, the_one
+from tunerd.model.files import ModelFiles, find_models, the_one
 
 MTP = [("blk.0.attn_q.weight", (8, 2)), ("blk.1.nextn.eh_proj.weight", (8, 2))]
 
@@ -106,26 +106,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     assert facts.architecture == "llama"
 
 
-def test_a_renamed_file_is_remembered_under_its_new_path(
-    tmp_path: Path, models: ModelFiles
-) -> None:
-    path = made(tmp_path / "a.gguf")
-    models.read_facts(path)
-
-    moved = path.rename(tmp_path / "b.gguf")
-
-    assert models.read_facts(moved).identity.files[0].path == moved
-    assert len(entries(tmp_path)) == 1
-
-
-def test_a_link_is_followed_and_the_real_path_reported(tmp_path: Path, models: ModelFiles) -> None:
-    real = made(tmp_path / "blobs" / "a.gguf")
-    link = tmp_path / "link.gguf"
-    link.symlink_to(real)
-
-    assert models.read_facts(link).identity.files[0].path == real
-
-
 def test_what_is_no_regular_file_is_refused_without_waiting(
     tmp_path: Path, models: ModelFiles
 ) -> None:
@@ -165,23 +145,11 @@ def test_all_parts_are_read_whichever_is_given(tmp_path: Path, models: ModelFile
     assert len(entries(tmp_path)) == 1
 
 
-def test_a_missing_part_is_named(tmp_path: Path, models: ModelFiles) -> None:
-    path = part(tmp_path / "big-00001-of-00002.gguf", 0, 2)
-
-    with pytest.raises(ModelFileError, match=r"no such model file.*00002-of-00002"):
-        models.read_facts(path)
-
-
 def test_a_part_under_another_name_is_refused(tmp_path: Path, models: ModelFiles) -> None:
     path = part(tmp_path / "renamed.gguf", 0, 2)
 
     with pytest.raises(ModelFileError, match="model has 2 parts, 1 were given"):
         models.read_facts(path)
-
-
-def test_names_that_only_look_like_parts_stand_alone() -> None:
-    for name in ("a-00001-of-00000.gguf", "a-00003-of-00002.gguf", "a-00001-of-99999.gguf", "a"):
-        assert parts_of(Path(name)) == (Path(name),)
 
 
 def test_a_model_is_found_by_name_whatever_the_case(tmp_path: Path, models: ModelFiles) -> None:
@@ -260,13 +228,6 @@ def test_none_and_several_are_errors_that_say_where_and_which(
     assert "`models.dirs` is empty" in (nowhere.value.cause or "")
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, models: ModelFiles) -> None:
-    found = find_models([tmp_path / "gone"], models)
-
-    assert found.paths == ()
-    assert "gone" in found.problems[0]
-
-
 def test_projectors_are_no_models(tmp_path: Path, models: ModelFiles) -> None:
     made(tmp_path / "m" / "mmproj-a.gguf")
     wanted = made(tmp_path / "m" / "a.gguf")
@@ -285,12 +246,3 @@ def test_nothing_is_told_of_the_content_of_what_is_no_model(
         models.read_facts(path)
 
     assert "root" not in str(vars(caught.value)).replace(str(path), "")
-
-
-def test_a_path_that_cannot_be_read_is_refused(tmp_path: Path, models: ModelFiles) -> None:
-    circle = tmp_path / "a.gguf"
-    circle.symlink_to(circle)
-
-    for path in (circle, Path("/\x00.gguf")):
-        with pytest.raises(ModelFileError, match="cannot read model file"):
-            models.read_facts(path)
