@@ -5,7 +5,6 @@ The stand-in and real engines pass it alike. Where families differ, `EngineUnder
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import signal
@@ -211,21 +210,6 @@ class LlamaServerContract:
         assert (timings["prompt_n"], timings["predicted_n"]) == (20, 32)
         assert (body["tokens_evaluated"], body["tokens_predicted"]) == (20, 32)
 
-    def test_the_rate_is_of_all_tokens_or_of_all_but_the_first(self, client: httpx.Client) -> None:
-        timings = client.post("/completion", json=request(32, prompt(20))).json()["timings"]
-
-        n_counted = timings["predicted_per_second"] * timings["predicted_ms"] / 1000
-        assert min(abs(n_counted - 32), abs(n_counted - 31)) < 0.01
-        prompt_rate = 1000 * timings["prompt_n"] / timings["prompt_ms"]
-        assert timings["prompt_per_second"] == pytest.approx(prompt_rate)
-
-    def test_the_limit_is_named_as_the_reason_to_stop(
-        self, client: httpx.Client, engine: EngineUnderTest
-    ) -> None:
-        body = client.post("/completion", json=request(8, prompt(20))).json()
-
-        assert body["stopped_limit"] is True if engine.is_ik else body["stop_type"] == "limit"
-
     def test_drafted_and_accepted_tokens_are_counted(
         self, client: httpx.Client, engine: EngineUnderTest
     ) -> None:
@@ -239,14 +223,6 @@ class LlamaServerContract:
             depths = timings["draft_by_depth"]
             assert sum(depth["draft_n"] for depth in depths) == timings["draft_n"]
             assert [depth["depth"] for depth in depths] == [1, 2, 3]
-
-    def test_the_same_request_again_gives_the_same_text(self, client: httpx.Client) -> None:
-        first, second = (
-            client.post("/completion", json=request(16, prompt(24))).json()["content"]
-            for _ in range(2)
-        )
-
-        assert first == second
 
     def test_without_the_cache_the_whole_prompt_is_processed_again(
         self, client: httpx.Client, engine: EngineUnderTest
@@ -350,30 +326,6 @@ class LlamaServerContract:
         self._wait_until(lambda: not self._is_busy(client), "the slot stays busy")
 
         assert client.post("/completion", json=request(4, prompt(20))).status_code == 200
-
-    def test_requests_at_the_same_time_take_turns(self, server: Server) -> None:
-        spans: list[tuple[float, float]] = []
-
-        def one(first: int) -> None:
-            body = request(200, prompt(20, first=first), stream=True)
-            with (
-                httpx.Client(base_url=server.url, timeout=60.0) as client,
-                client.stream("POST", "/completion", json=body) as answer,
-            ):
-                times = [time.monotonic() for _ in events(answer)]
-            spans.append((times[0], times[-1]))
-
-        threads = [threading.Thread(target=one, args=(300 + 50 * n,)) for n in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-
-        ordered = sorted(spans)
-        assert len(ordered) == 3
-        for before, after in itertools.pairwise(ordered):
-            overlap_s = before[1] - after[0]
-            assert overlap_s < 0.5 * (after[1] - after[0]), "a slot works on one request at a time"
 
     # Counters.
 
@@ -600,31 +552,6 @@ class LlamaServerContract:
             server.terminate()
             assert server.wait_ended() == engine.forced_status
         client.join(60.0)
-
-    def test_after_sigterm_ik_still_answers_and_mainline_does_not(
-        self, engine: EngineUnderTest, tmp_path: Path
-    ) -> None:
-        """Mainline stops working at once, yet waits until the client gives up."""
-        outcomes: list[str] = []
-        patience_s = 30.0 if engine.is_ik else 2.0
-
-        def ask(url: str) -> None:
-            body = request(1500, prompt(20))
-            try:
-                answer = httpx.post(f"{url}/completion", json=body, timeout=patience_s)
-                outcomes.append(str(answer.status_code))
-            except httpx.ReadTimeout:
-                outcomes.append("no answer")
-
-        with serving(engine.command(), tmp_path / "log") as server:
-            client = threading.Thread(target=ask, args=(server.url,))
-            client.start()
-            self._wait_until(lambda: self._works(server), "the request is not begun")
-            server.terminate()
-            client.join(60.0)
-
-            assert outcomes == ["200" if engine.is_ik else "no answer"]
-            assert server.wait_ended() == 0
 
     def test_its_port_is_free_when_it_has_ended(
         self, engine: EngineUnderTest, tmp_path: Path

@@ -24,7 +24,7 @@ FOREIGN = {"tunerd-candidate"}
 SEEN = {"tunerd", "tunerd-job", "tunerd-guard-check", "tunerd-notify",
         "tunerd-lease", "tunerd-probe", "tunerd-web"}  # fmt: skip
 WATCH = """
-while :; do systemd-analyze security --no-pager --json=short >>/run/looks; echo >>/run/looks; sleep 0.2; done
+while :; do systemd-analyze security --no-pager --json=short >>/run/looks; echo >>/run/looks; done
 """
 OPERATIONS = (
     ("plan", "night"),
@@ -36,12 +36,14 @@ OPERATIONS = (
     ("rollback", "--yes"),
     ("recover",),
     ("bench", "--repeats", "1", "--yes"),
-    ("compare", "--set", "serving.n_batch=256", "--budget", "30s", "--yes"),
+    ("compare", "--set", "serving.n_batch=256", "--pairs", "3", "--budget", "60s", "--yes"),
     ("sweep", "run", "--dry-run"),
     ("notify", "test"),
     ("guard", "raise-margin"),
     ("engines", "--prove"),
 )
+# What lives for a second may end between two looks of a busy machine.
+AGAIN = 3 * (("guard", "check"), ("notify", "test"), ("engines", "--prove"))
 
 
 @pytest.fixture(params=places(of="system"), ids=str)
@@ -82,6 +84,10 @@ def test_every_operation_of_a_member_works_in_its_sandbox_and_no_unit_is_exposed
         done = machine.run("tunerd", *words, user="alice", check=False, limit_s=300)
         if done.returncode:
             failed[words] = (done.returncode, done.stdout[-300:], done.stderr[-900:])
+    for words in AGAIN:
+        if set(most_exposed(machine)) >= SEEN:
+            break
+        machine.run("tunerd", *words, user="alice", limit_s=300)
 
     scores = most_exposed(machine)
     assert failed == {}

@@ -115,12 +115,6 @@ def test_an_upgrade_waits_for_a_change_and_one_that_fails_leaves_the_daemon_runn
     assert installed_machine.run("tunerd", "status").returncode == 0
 
 
-def test_tunerd_is_up_after_a_boot(installed_machine: Machine) -> None:
-    assert installed_machine.boot_state == "running"
-    assert installed_machine.systemctl("is-active", "tunerd.service") == "active"
-    assert installed_machine.show("tunerd.service", "NRestarts") == "0"
-
-
 def test_the_servers_account_cannot_write_what_tunerd_knows(installed_machine: Machine) -> None:
     stat = installed_machine.run(
         "stat", "-c", "%a %U %G", "/var/lib/tunerd", "/var/lib/llama-server"
@@ -173,27 +167,6 @@ def test_uninstalling_keeps_the_server_its_backups_and_history(installed_machine
     install(installed_machine, "--uninstall")
 
 
-def test_uninstalling_ends_what_takes_a_new_server_back(installed_machine: Machine) -> None:
-    """It could only fail without the program that it runs."""
-    watch = "tunerd-probation-7.service"
-    installed_machine.run("systemd-run", f"--unit={watch}", "sleep", "infinity")
-
-    install(installed_machine, "--uninstall")
-
-    assert installed_machine.show(watch, "ActiveState") == "inactive"
-
-
-def test_uninstalling_shows_no_names_of_others_as_they_are(installed_machine: Machine) -> None:
-    folder = "/home/bob/.config/systemd/user"
-    script = f"mkdir -p {folder}; echo 'ExecStart=/opt/tunerd/bin/x' > {folder}/$(printf 'a\\033]0;b').service"
-    installed_machine.sh(script, user="bob")
-
-    said = install(installed_machine, "--uninstall").stdout
-
-    assert f"{folder}/a?]0;b.service" in said
-    assert "\033" not in said
-
-
 def test_uninstalling_keeps_the_engine_that_serves(installed_machine: Machine) -> None:
     serve(installed_machine, "/opt/tunerd/bin/tunerd-llama-server")
 
@@ -215,18 +188,6 @@ def test_uninstalling_is_refused_in_the_middle_of_a_swap(installed_machine: Mach
     assert refused.returncode == 1
     assert "tunerd recover" in refused.stderr
     assert installed_machine.exists("/opt/tunerd/bin/tunerd")
-
-
-def test_a_dry_run_does_nothing(bare_machine: Machine) -> None:
-    before = files_of(bare_machine)
-
-    for arguments in ((), ("--user",), ("--uninstall",), ("--try", "/home/alice/try")):
-        user = "alice" if "--user" in arguments else None
-        said = install(bare_machine, *arguments, "--dry-run", user=user).stdout
-        assert "would" in said
-        assert said.endswith("nothing was done\n")
-
-    assert files_of(bare_machine) == before
 
 
 def test_files_staged_below_destdir_work_where_they_belong(
@@ -265,18 +226,6 @@ def test_a_user_installs_and_uninstalls_without_root(bare_machine: Machine) -> N
     assert bare_machine.show("tunerd.service", "LoadState", user="alice") == "not-found"
     left = bare_machine.sh("cd ~ && find . -name '*tunerd*' -not -type d", user="alice")
     assert left.stdout.split() == ["./.config/tunerd/tunerd.toml"]
-
-
-def test_root_and_user_are_not_mixed_up(bare_machine: Machine) -> None:
-    for arguments, user, hint in (
-        ((), "alice", "--user"),
-        (("--system",), "alice", "sudo"),
-        (("--user",), None, "leave --user out"),
-        (("--wrong",), None, "usage"),
-    ):
-        refused = install(bare_machine, *arguments, user=user, check=False)
-        assert refused.returncode in {1, 2}
-        assert hint in refused.stderr
 
 
 def test_a_python_without_venv_is_told_how_to_get_it(machines: Machines, bare_root: Root) -> None:

@@ -39,31 +39,6 @@ def test_systemd_has_nothing_to_say_about_the_units(machine: Machine) -> None:
             assert said.stdout + said.stderr == ""
 
 
-def test_tunerds_own_service_is_confined(machine: Machine) -> None:
-    for name, most in (("tunerd.service", 21), ("tunerd-web.service", 12)):
-        machine.run(
-            *("systemd-analyze", "security", "--no-pager", "--offline=true"),
-            *(f"--threshold={most}", f"{UNITS}/{name}"),
-        )
-    # A sweep sees of any account's server that the port is its own, and reads models in closed homes.
-    machine.run(
-        *("systemd-analyze", "security", "--no-pager", "--offline=true", "--threshold=28"),
-        f"{UNITS}/tunerd-sweep.service",
-    )
-
-
-def test_there_is_no_order_between_tunerd_and_the_server(machine: Machine) -> None:
-    server = "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
-    machine.write("/etc/systemd/system/llama-server.service", server)
-    machine.sh(f"cp {UNITS}/tunerd.service /etc/systemd/system/")
-
-    machine.systemctl("daemon-reload")
-
-    for name in ("Before", "After", "Requires", "Wants", "BindsTo", "PartOf", "Conflicts"):
-        assert "llama-server" not in machine.show("tunerd.service", name)
-        assert "tunerd" not in machine.show("llama-server.service", name)
-
-
 MAY = {
     "writes units": "touch /etc/systemd/system/x.service; rm /etc/systemd/system/x.service",
     "writes transient units": "touch /run/systemd/system/y.service",

@@ -600,16 +600,25 @@ def _take(ctx: Context, spec: LeaseSpec, before: UnitState) -> Lease:
         return ctx.services.lease(spec)
     except BaseException as error:
         now = ctx.services.state(ctx.unit)
+        is_begun = _is_begun(ctx, now, before)
         if spec.restores and not now.is_active:
             ctx.services.reset_failed(ctx.unit)  # starts before this one must not refuse it
             ctx.services.start(ctx.unit)
-        elif isinstance(error, ServiceError) and now.invocation_id != before.invocation_id:
+        if isinstance(error, ServiceError) and is_begun:
             raise Preempted(
                 "the measurement was ended before it began",
                 cause=f"somebody started {ctx.unit}",
                 state=f"{ctx.unit} is back in its place",
             ) from error
         raise
+
+
+def _is_begun(ctx: Context, now: UnitState, before: UnitState) -> bool:
+    """Whether somebody has production started: it is up again, on its way, or about to be."""
+    is_another = now.invocation_id != before.invocation_id
+    if is_another and (now.is_active or now.active_state == "activating"):
+        return True
+    return bool(ctx.services.properties(ctx.unit, "Job").get("Job"))
 
 
 def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str, *, drains: bool) -> Held:

@@ -12,12 +12,10 @@ import pytest
 
 from tests.support import needs
 from tests.support.build_box import build_box
-from tests.support.server_process import serving
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.net import can_bind, free_port
-from tunerd.tryout.designed import SHAPES, design, write
 
 IK = "ik-2026-08"
 MAINLINE = "mainline-2026-08-18"
@@ -66,20 +64,6 @@ def test_a_server_that_closes_first_leaves_its_port_to_any_other() -> None:
         assert asked.health(timeout_s=_LIMIT_S) is HttpState.LOADING
         server.join(_LIMIT_S)
     assert becomes_free(port)
-
-
-@pytest.mark.engine
-def test_ik_leaves_its_port_to_another_build_after_streams(tmp_path: Path) -> None:
-    program = needs.engine(IK)
-    model = tmp_path / "tiny.gguf"
-    write(design(SHAPES["tiny"]), model)
-    argv = (str(program), "-m", str(model), "-c", "512", "-t", "1")
-    with serving(argv, tmp_path / "log") as server:
-        asked = LlamaServer(Address("127.0.0.1", server.port), SystemClock())
-        for _ in range(3):
-            body = {"prompt": "go on", "n_predict": 8, "stream": True}
-            assert asked.stream("/completion", body, timeout_s=60.0).is_whole
-    assert becomes_free(server.port)
 
 
 def kept_by_kernel(port: int) -> list[str]:

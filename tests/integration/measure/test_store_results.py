@@ -24,7 +24,7 @@ from tests.support.folders import DATA
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd import __version__
 from tunerd.app import Context
-from tunerd.cli.measure import render_csv, render_list, render_show
+from tunerd.cli.measure import render_csv, render_show
 from tunerd.errors import UsageError
 from tunerd.machine.files import Files
 from tunerd.measure.conditions import FingerprintReader, current_fingerprint
@@ -252,16 +252,6 @@ def test_what_cannot_be_read_now_is_no_proof_of_a_change(bench: Bench) -> None:
     assert "GPUs cannot be read: driver and library do not match" in row["texts"]
 
 
-def test_an_engine_and_a_model_that_are_gone_are_named(bench: Bench) -> None:
-    bench.measured(an_arm(bench))
-    bench.program.unlink()
-    bench.model.unlink()
-    row = bench.staleness()
-    assert row["holds"] is None
-    assert any(text.startswith("engine cannot be told: ") for text in row["texts"])
-    assert f"no such model file: `{bench.model}`" in row["texts"]
-
-
 def test_what_was_measured_by_its_address_alone_cannot_be_checked(bench: Bench) -> None:
     bench.measured(an_arm(bench, argv=None, fingerprint=Fingerprint()))
     row = bench.staleness()
@@ -293,17 +283,6 @@ def test_without_a_store_nothing_was_measured_and_nothing_is_made(bench: Bench) 
     with pytest.raises(UsageError, match="there is no run 1"):
         show(bench.context(), 1)
     assert not bench.paths.evidence.exists()
-
-
-def test_runs_are_listed_with_what_was_left_out(bench: Bench) -> None:
-    bench.store(*made_runs(repeats=1))
-    payload = results(bench.context(), limit=4).payload
-    assert payload["total"] == 5
-    lines = list(render_list(payload))
-    assert lines[0].split()[:3] == ["run", "when", "kind"]
-    assert lines[-1] == "1 older ones: --all"
-    (mtp,) = [row for row in payload["results"] if row["suites"] == ["mtp"]]
-    assert (mtp["samples"], mtp["left_out"]) == (23, 5)
 
 
 def test_a_run_is_shown_with_missing_figures_as_missing(bench: Bench) -> None:
@@ -341,12 +320,3 @@ def test_an_export_holds_every_sample_and_says_null_where_nothing_is_known(bench
     assert {row["draft_n"] for row in rows if row["arm"] == "speculation off"} == {""}
     failed = [row for row in rows if row["problem"]]
     assert [(row["wall_ms"], row["predicted_n"]) for row in failed] == [("", "")]
-
-
-def test_what_is_stale_is_told_in_words(bench: Bench) -> None:
-    bench.measured(an_arm(bench))
-    _new_driver_limit(bench)
-    (line,) = list(render_list(results(bench.context()).payload))[1:]
-    assert " no " in line
-    text = "\n".join(render_show(show(bench.context(), 1).payload))
-    assert "power limit changed: 450 W -> 350 W" in text

@@ -71,7 +71,7 @@ class Real:
 
 BUILDS = (
     Real("mainline-2026-04-26", "main-old", drafts=False, crashes=True),
-    Real("mainline-2026-05-16", "main-mid", ignores_p_min=True),
+    Real("mainline-2026-05-16", "main-mid", ignores_p_min=True, crashes=True),
     Real("mainline-2026-08-18", "main-lm"),
     Real("ik-2026-06-02", "ik-may", is_ik=True, checks_flash=True),
     Real("ik-2026-08", "ik-now", is_ik=True, checks_flash=True),

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.builders import HELP, HELP_OF, capabilities_of
+from tests.support.builders import capabilities_of
 from tests.support.doctor_facts import (
     DRIVER,
     EVIDENCE,
@@ -38,7 +38,7 @@ from tunerd.doctor.facts import (
 )
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.commandline import KINDS_WITH_PROBABILITY
-from tunerd.engine.help import Effect, HelpText, Proof, parse_help
+from tunerd.engine.help import Effect, Proof
 from tunerd.engine.importer import import_command_line, unlisted_flags
 from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.measure.answer import Sample, Timings
@@ -48,11 +48,6 @@ from tunerd.profile.schema import ProfileFile
 from tunerd.words import MiB
 
 UNMEASURED = replace(EVIDENCE, newest_run=None, holds=None, break_even=None)
-
-
-@functools.cache
-def help_of(dialect: str) -> HelpText:
-    return parse_help((HELP / f"{HELP_OF[dialect]}.txt").read_text())
 
 
 @functools.cache
@@ -192,13 +187,6 @@ def test_12_gb_with_the_margin_that_its_command_line_asks_for_is_not_too_full() 
     assert "97%" in said(box("12 GB, mainline", fuller, "35B", traffic=BENCH_12))["vram-full"]
 
 
-def test_12_gb_what_only_a_run_could_tell_is_not_claimed() -> None:
-    """Its 20 % regression: CUDA graphs and the speed without speculation were never printed."""
-    facts = box("12 GB, mainline", CARD_12, "35B", traffic=BENCH_12)
-
-    assert {"cuda-graphs", "mtp-does-not-pay", "evidence-stale"} <= unchecked(facts)
-
-
 @pytest.mark.parametrize(
     ("name", "dialect", "flags"),
     [
@@ -262,15 +250,6 @@ def test_16_gb_the_spill_into_shared_memory_has_a_name() -> None:
     assert "vram-spill" not in said(roomy)
 
 
-def test_16_gb_the_same_line_on_a_later_build_drafts_without_a_filter() -> None:
-    """It gives no p-min: 0.75 in the build of that week, 0 in later ones."""
-    then = box("16 GB", rtx_5060_ti(used_mib=14_000), "35B")
-    later = box("16 GB", rtx_5060_ti(used_mib=14_000), "35B", dialect="main-lm")
-
-    assert "p-min-zero" not in said(then)
-    assert "p-min is 0" in said(later)["p-min-zero"]
-
-
 # 24 GB: prompts of 43k tokens; 37.5 s and 29 tok/s without MTP, 49 s and 39 to 49 tok/s with.
 PROMPT_24 = 43_241
 COST_24 = break_even(
@@ -303,28 +282,3 @@ def test_24_gb_the_rest_of_its_box_is_in_order() -> None:
 
     assert set(said(facts)) == {"port-clash"}
     assert "mtp-slots" in unchecked(facts)  # it names no number, and its log was not printed
-
-
-def test_24_gb_dflash_of_its_fork_is_judged_by_the_same_break_even() -> None:
-    """Decode fell to 30 tok/s at 2000 tokens while prompts took 44 instead of 37.5 s.
-
-    The drafter's file was not printed, and nothing is needed of it: the log counts drafts.
-    """
-    cost = break_even(
-        [sample((PROMPT_24, 44_153.0), n, 30.1, 4.0, 0.2) for n in (1000, 1500, 2000)],
-        [sample((PROMPT_24, 37_498.0), n, 29.0, 0.0, 0.0) for n in (1000, 1500, 2000)],
-        256,
-    )
-    steps = 1111
-    seen = Traffic(20, 20 * PROMPT_24, 20 * 2001, 20 * 4 * steps, 20 * (2000 - steps))
-    facts = box("24 GB, DFlash", rtx_3090_ti(used_mib=20_372), "27B", traffic=seen, cost=cost)
-
-    assert "speculation pays from" in said(facts)["mtp-does-not-pay"]
-
-
-def test_the_types_of_the_mtp_block_are_told_apart_from_the_trunks() -> None:
-    facts = weights("35B")
-
-    assert sum(size for _, size in facts.mtp_types) == sum(b.n_bytes for b in facts.mtp_blocks)
-    assert facts.mtp_types[0][0] == "q8_0"
-    assert facts_of_shape(replace(QWEN36_27B, has_mtp=False)).mtp_types == ()

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import (
-    HELP,
     HELP_OF,
     capabilities_of,
     recorded_context,
@@ -20,8 +19,7 @@ from tests.support.builders import (
 from tests.support.folders import DATA
 from tests.support.profiles import KEYS, PROFILE_DATA, context, profile_of
 from tunerd.engine.commandline import CommandLine, Refusal, render
-from tunerd.engine.flags import ALL_FLAGS, SwitchFlag, ValueFlag, owner_of
-from tunerd.engine.help import parse_help
+from tunerd.engine.flags import ALL_FLAGS, SwitchFlag, ValueFlag
 from tunerd.profile.layers import Layer
 from tunerd.profile.schema import all_keys
 
@@ -213,11 +211,6 @@ def test_extra_arguments_are_passed_and_marked() -> None:
     assert {a.key for a in command.arguments[-3:]} == {"extra_args"}
 
 
-@pytest.mark.parametrize("words", [["--no_perf"], ["--grammar", "-x"], ["--lora", "-a b.gguf"]])
-def test_an_extra_argument_may_be_whatever_the_build_takes(words: list[str]) -> None:
-    assert line("main-0x", extra_args=words).argv[-len(words) :] == tuple(words)
-
-
 @pytest.mark.parametrize("words", [["--no-perf", "-x"], ["--grammar", "-c"], ["--grammar=x"]])
 def test_what_stands_behind_a_flag_is_not_always_its_value(words: list[str]) -> None:
     assert not isinstance(rendered("main-0x", extra_args=words), CommandLine)
@@ -277,18 +270,6 @@ def test_a_flag_of_the_same_name_is_the_users_own_where_the_key_has_no_flag() ->
     """ik's `--verbosity` is another scale than `--log-verbosity`, which ik has not."""
     assert line("ik-now", extra_args=["--verbosity", "1"]).argv[-2:] == ("--verbosity", "1")
     assert not isinstance(rendered("main-0x", extra_args=["--verbosity", "1"]), CommandLine)
-
-
-@pytest.mark.parametrize("dialect", HELP_OF)
-def test_all_spellings_of_an_owned_option_have_the_same_owner(dialect: str) -> None:
-    """Else one of them could be given twice, once by a key and once by an extra argument."""
-    capabilities = capabilities_of(dialect)
-    text = (HELP / f"{HELP_OF[dialect]}.txt").read_text()
-    for option in parse_help(text).options:
-        if option.is_removed:
-            continue
-        owners = {owner_of(spelling, capabilities.flags) for spelling in option.spellings}
-        assert len(owners) == 1, f"{option.spellings}: {owners}"
 
 
 def test_every_row_of_the_flag_table_is_a_profile_key() -> None:
@@ -359,8 +340,3 @@ def test_a_shipped_profile_renders_to_its_golden_line(profile_name: str, dialect
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()
-
-
-def test_there_is_no_golden_file_without_a_profile_and_a_dialect() -> None:
-    expected = {f"{dialect}/{name}.txt" for dialect in HELP_OF for name in shipped_sources().names}
-    assert {str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*.txt")} == expected

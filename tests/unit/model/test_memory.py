@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -527,32 +529,25 @@ def test_every_weight_is_in_one_place(facts: ModelFacts, asked: MemorySettings) 
     assert weights == loaded + (facts.head_bytes if facts.is_tied and has_head else 0)
 
 
+@pytest.mark.parametrize(
+    ("least", "more"),
+    [
+        ({}, lambda one: {"ctx_size": one.ctx_size + 77_777}),
+        ({"speculation": "mtp"}, lambda one: {"n_max": one.n_max + 1}),
+        ({"cache_type_k": "q8_0", "cache_type_v": "q8_0", "backend": Backend.VULKAN},
+         lambda _: {"cache_type_k": "f16", "cache_type_v": "f16"}),
+    ],
+    ids=["a larger context", "a deeper draft", "a wider cache"],
+)  # fmt: skip
 @_often
-@given(_shapes, _settings, st.integers(1, 100_000))
-def test_a_larger_context_never_needs_less(
-    facts: ModelFacts, asked: MemorySettings, more: int
-) -> None:
-    larger = replace(asked, ctx_size=asked.ctx_size + more)
+@given(facts=_shapes, asked=_settings)
+def test_more_of_something_never_needs_less(
+    least: dict[str, Any], more: Callable[[MemorySettings], dict[str, Any]], facts: ModelFacts,
+    asked: MemorySettings,
+) -> None:  # fmt: skip
+    plain = replace(asked, **least)
 
-    assert total(estimate(facts, larger)) >= total(estimate(facts, asked))
-
-
-@_often
-@given(_shapes, _settings)
-def test_a_deeper_draft_never_needs_less(facts: ModelFacts, asked: MemorySettings) -> None:
-    asked = replace(asked, speculation="mtp")
-    deeper = replace(asked, n_max=asked.n_max + 1)
-
-    assert total(estimate(facts, deeper)) >= total(estimate(facts, asked))
-
-
-@_often
-@given(_shapes, _settings)
-def test_a_wider_cache_never_needs_less(facts: ModelFacts, asked: MemorySettings) -> None:
-    plain = replace(asked, cache_type_k="q8_0", cache_type_v="q8_0", backend=Backend.VULKAN)
-    wider = replace(plain, cache_type_k="f16", cache_type_v="f16")
-
-    assert total(estimate(facts, wider)) >= total(estimate(facts, plain))
+    assert total(estimate(facts, replace(plain, **more(plain)))) >= total(estimate(facts, plain))
 
 
 @_often

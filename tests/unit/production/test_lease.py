@@ -241,11 +241,19 @@ def test_a_lease_that_fails_half_way_starts_production_again(world: World) -> No
     assert world.serving_alias() == "one"
 
 
-def test_somebody_who_starts_production_while_its_place_is_taken_is_named(world: World) -> None:
+@pytest.mark.parametrize("is_up", [True, False])
+def test_somebody_who_starts_production_while_its_place_is_taken_is_named(
+    world: World, is_up: bool
+) -> None:
+    serve = world.manager.programs[ENGINE]
+    world.put(world.text("one").replace(b"Type=exec", b"Restart=on-failure\nRestartSec=30"))
+
     class Person(list[ServiceError]):
         """Starts production when the lease has just stopped it: systemd then drops the lease."""
 
         def pop(self, at: SupportsIndex = -1) -> ServiceError:
+            fails = [] if is_up else [Life(ends_after_s=0.0, ending=Ending(code=1))]
+            world.manager.programs[ENGINE] = lambda one: fails.pop() if fails else serve(one)
             world.manager.reset_failed(UNIT)
             world.manager.start(UNIT)
             return super().pop(at)

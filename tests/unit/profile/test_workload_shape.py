@@ -14,9 +14,7 @@ from pydantic import ValidationError
 from tests.support.folders import ROOT
 from tunerd.engine.log import LoggedRequest
 from tunerd.measure.learned import LEAST_REQUESTS, learn
-from tunerd.profile.schema import check_file
 from tunerd.profile.workload import (
-    ClassShape,
     Rates,
     RequestClass,
     Tokens,
@@ -90,21 +88,6 @@ def test_what_is_no_length_is_refused_with_what_may_stand_there(value: object) -
         WorkloadTable.model_validate({"classes": [{"prompt_tokens": 5, "answer_tokens": value}]})
 
 
-def test_an_unknown_kind_of_text_is_refused_with_the_known_ones() -> None:
-    row = {"prompt_tokens": 5, "answer_tokens": 5, "kind": "poetry"}
-    with pytest.raises(ValidationError, match="code, chat, tool"):
-        WorkloadTable.model_validate({"classes": [row]})
-
-
-def test_a_profile_takes_a_workload_by_name_or_as_a_table() -> None:
-    table = {"classes": [{"prompt_tokens": 5, "answer_tokens": {"p50": 5}}]}
-    assert check_file("mine.toml", {"workload": "rag"}) == ()
-    assert check_file("mine.toml", {"workload": table}) == ()
-    wrong = {"classes": [{"prompt_tokens": "long", "answer_tokens": 5}]}
-    problems = check_file("mine.toml", {"workload": wrong})
-    assert any("percentiles such as" in str(problem) for problem in problems)
-
-
 def test_what_is_written_is_read_back_as_it_was() -> None:
     for name in NAMES:
         shape = shipped(name)
@@ -112,20 +95,6 @@ def test_what_is_written_is_read_back_as_it_was() -> None:
         table = WorkloadTable.model_validate(data)
         assert shape_of(name, table) == shape
         assert table.learned == {"requests": 3, "prompt_tokens": {"64": 3}}
-
-
-def test_thoughts_that_cannot_be_told_from_answers_stay_unknown_in_the_file() -> None:
-    one = ClassShape(
-        name="x", weight=1.0, kind="mixed", prompt=Tokens.fixed(50), cached_share=0.0,
-        reasoning=None, answer=Tokens.fixed(9),
-    )  # fmt: skip
-    shape = WorkloadShape(name="x", classes=(one,))
-    read = shape_of("x", WorkloadTable.model_validate(tomllib.loads(to_toml(shape))))
-    assert read.classes[0].reasoning is None
-    parts = expected_parts(read, Rates(100.0, 10.0))
-    assert parts is not None
-    assert parts[0].reasoning_s is None
-    assert parts[0].total_s == pytest.approx(0.5 + 0.9)
 
 
 def test_the_hash_is_of_what_is_measured() -> None:
@@ -212,10 +181,6 @@ def test_the_mean_of_lognormal_lengths_comes_from_three_percentiles(sigma: float
         for share in (0.1, 0.5, 0.9)
     )
     assert Tokens(points).mean == pytest.approx(5000 * math.exp(sigma**2 / 2), rel=0.02)
-
-
-def test_percentiles_with_no_length_at_their_lower_end_have_a_mean_within_them() -> None:
-    assert 0 < Tokens(((0.1, 0), (0.5, 0), (0.9, 400))).mean < 400
 
 
 def test_the_mean_that_was_observed_is_kept_in_the_file() -> None:

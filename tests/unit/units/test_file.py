@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,28 +32,29 @@ def test_a_continued_line_is_joined_by_a_space_and_keeps_its_first_line_number()
     ]
 
 
-def test_a_comment_inside_a_continued_line_is_left_out() -> None:
-    unit = parse_unit("[Service]\nExecStart=/bin/a \\\n# why\n  ; and why\n  --one\n")
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[Service]\nExecStart=/bin/a \\\n# why\n  ; and why\n  --one\n",
+         {"ExecStart": "/bin/a    --one"}),
+        ("[Service]\nExecStart=/bin/a \\\n\nType=exec\n", {"ExecStart": "/bin/a", "Type": "exec"}),
+        ("[Service]\nExecStart=/bin/a \\\\\nType=exec\n",
+         {"ExecStart": "/bin/a \\\\", "Type": "exec"}),
+        ("[Service]\nExecStart=/bin/a \\", {"ExecStart": "/bin/a"}),
+        ("[Service]\nUser=a\nUser=b\n", {"User": "b"}),
+        ("[Service]\nUser=a\nUser=\n", {"User": None}),
+        ("[Service]\nType=exec\n[Unit]\nAfter=a\n[Service]\nUser=x\n", {"Type": "exec", "User": "x"}),
+        ("[Service]\nUser=a\u2028b\x85c\x0cd\n", {"User": "a\u2028b\x85c\x0cd"}),
+        ("\ufeff[Service]\nUser=x\n", {"User": "x"}),
+    ],
+    ids=["comments in a continued line", "an empty line ends it", "two backslashes continue nothing",
+         "continued at the end of the file", "the last assignment", "an empty one takes it away",
+         "a section again", "separators of Unicode", "a byte order mark"],
+)  # fmt: skip
+def test_what_a_text_assigns(text: str, values: dict[str, str | None]) -> None:
+    unit = parse_unit(text)
 
-    assert unit.value("Service", "ExecStart") == "/bin/a    --one"
-
-
-def test_an_empty_line_ends_a_continued_line() -> None:
-    unit = parse_unit("[Service]\nExecStart=/bin/a \\\n\nType=exec\n")
-
-    assert unit.value("Service", "ExecStart") == "/bin/a"
-    assert unit.value("Service", "Type") == "exec"
-
-
-def test_an_even_number_of_backslashes_at_the_end_continues_nothing() -> None:
-    unit = parse_unit("[Service]\nExecStart=/bin/a \\\\\nType=exec\n")
-
-    assert unit.value("Service", "ExecStart") == "/bin/a \\\\"
-    assert unit.value("Service", "Type") == "exec"
-
-
-def test_a_continuation_at_the_end_of_the_file_still_counts() -> None:
-    assert parse_unit("[Service]\nExecStart=/bin/a \\").value("Service", "ExecStart") == "/bin/a"
+    assert {name: unit.value("Service", name) for name in values} == values
 
 
 def test_an_empty_assignment_resets_a_list() -> None:
@@ -61,11 +63,6 @@ def test_an_empty_assignment_resets_a_list() -> None:
     )
 
     assert [d.value for d in unit.values("Service", "Environment")] == ["B=2", "C=3"]
-
-
-def test_the_last_assignment_of_a_single_value_counts_and_an_empty_one_takes_it_away() -> None:
-    assert parse_unit("[Service]\nUser=a\nUser=b\n").value("Service", "User") == "b"
-    assert parse_unit("[Service]\nUser=a\nUser=\n").value("Service", "User") is None
 
 
 def test_a_drop_in_comes_after_the_unit_and_can_reset_it() -> None:
@@ -78,13 +75,6 @@ def test_a_drop_in_comes_after_the_unit_and_can_reset_it() -> None:
     assert both.value("Service", "User") == "x"
 
 
-def test_the_same_section_may_come_again() -> None:
-    unit = parse_unit("[Service]\nType=exec\n[Unit]\nAfter=a\n[Service]\nUser=x\n")
-
-    assert unit.value("Service", "Type") == "exec"
-    assert unit.value("Service", "User") == "x"
-
-
 def test_lines_end_with_carriage_returns_and_nul_too() -> None:
     unit = parse_unit("[Service]\r\nType=exec\r\nUser=a\rGroup=b\0Nice=3\n\nUMask=1")
 
@@ -95,16 +85,6 @@ def test_lines_end_with_carriage_returns_and_nul_too() -> None:
         ("Nice", "3", 5),
         ("UMask", "1", 7),
     ]
-
-
-def test_unicode_line_separators_end_no_line() -> None:
-    unit = parse_unit("[Unit]\nDescription=a\u2028b\x85c\x0cd\n")
-
-    assert unit.value("Unit", "Description") == "a\u2028b\x85c\x0cd"
-
-
-def test_a_byte_order_mark_is_skipped() -> None:
-    assert parse_unit("\ufeff[Unit]\nDescription=x\n").value("Unit", "Description") == "x"
 
 
 def test_what_systemd_would_ignore_is_named_with_its_line() -> None:

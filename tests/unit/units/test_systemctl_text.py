@@ -102,12 +102,6 @@ def test_only_what_starts_at_boot_is_enabled(said: str, starts: bool) -> None:
     assert to_unit_state("x.service", {"UnitFileState": said}, boot_s=0).is_enabled is starts
 
 
-def test_values_may_hold_equals_signs_and_go_over_lines() -> None:
-    shown = parse_show("Environment=A=b C=d\nText=one\ntwo=2\nOther=x\n", ["Environment", "Text"])
-
-    assert shown == {"Environment": "A=b C=d", "Text": "one\ntwo=2\nOther=x"}
-
-
 def test_journal_entries_of_every_shape() -> None:
     text = """\
 {"MESSAGE":"one line"}
@@ -176,7 +170,3 @@ def test_where_no_manager_was_reached_it_is_said_what_to_do(
     stderr: str, is_user: bool, expected: str
 ) -> None:
     assert expected in (unreached(stderr, is_user=is_user) or "")
-
-
-def test_any_other_complaint_is_left_as_it_is() -> None:
-    assert unreached("Failed to start x.service: Unit x.service not found.", is_user=True) is None

@@ -86,11 +86,6 @@ def test_no_place_of_the_template_is_left_open() -> None:
         assert "\n\n\n" not in text
 
 
-def test_an_empty_place_leaves_no_empty_line() -> None:
-    bare = UnitSpec("u.service", Mode.USER, "p", "e", ("/bin/x",))
-    assert "ExecStart=/bin/x\nRestart=on-failure\n" in render_unit(TEMPLATE, bare)
-
-
 def test_the_system_unit_is_hardened_and_the_users_is_not() -> None:
     assert value(PLAIN, "ProtectSystem") == "strict"
     assert value(PLAIN, "User") == "llama"
@@ -122,11 +117,6 @@ def test_what_cuda_needs_is_not_taken_away() -> None:
         assert value(PLAIN, name) is None, name
 
 
-def test_a_unit_that_is_never_enabled_has_no_install_section() -> None:
-    assert value(PLAIN, "WantedBy", "Install") == "multi-user.target"
-    assert "[Install]" not in render_unit(TEMPLATE, replace(PLAIN, wanted_by=None))
-
-
 def test_the_environment_of_the_profile_wins_over_that_of_the_template() -> None:
     assert environment(PLAIN)["HOME"] == "/var/lib/llama-server"
     mine = replace(PLAIN, environment={"HOME": "/mine", "LLAMA_CACHE": "/c"})
@@ -144,18 +134,6 @@ def test_no_crash_waits_for_a_backtrace_unless_the_profile_wants_one(mode: Mode)
     assert environment(wanted)["GGML_NO_BACKTRACE"] == "0"
 
 
-def test_a_hand_written_unit_that_says_so_too_loses_nothing() -> None:
-    live = read_live(
-        unit=PLAIN.unit,
-        path=None,
-        text="[Service]\nEnvironment=GGML_NO_BACKTRACE=1\nExecStart=/bin/x\n",
-        drop_ins=(),
-        file_environment={},
-        specifiers=SPECIFIERS,
-    )
-    assert lost_lines(live, render_unit(TEMPLATE, PLAIN), PLAIN.argv) == ()
-
-
 def test_a_secret_is_a_credential_and_not_in_the_unit() -> None:
     argv = (*PLAIN.argv, "--api-key-file", CREDENTIAL_PATH)
     spec = replace(PLAIN, argv=argv, api_key_file="/etc/tunerd/api-key")
@@ -167,11 +145,6 @@ def test_a_secret_is_a_credential_and_not_in_the_unit() -> None:
 def test_a_credential_that_systemd_would_read_otherwise_is_refused(path: str) -> None:
     with pytest.raises(ConfigError):
         render_unit(TEMPLATE, replace(PLAIN, api_key_file=path))
-
-
-def test_a_percent_sign_in_a_credentials_path_is_one() -> None:
-    spec = replace(PLAIN, api_key_file="/a%d")
-    assert value(spec, "LoadCredential") == "api-key:/a%%d"
 
 
 @pytest.mark.parametrize(
