@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from benchmarks.simulator.stand import CHAT, SCENES, Scene, SimulatedStand
+from benchmarks.simulator.stand import CHAT, QUIET, SCENES, Scene, SimulatedStand
 from tunerd.measure.pairs import SIDES, Asked, Side, Step, challenge_alpha, judge_challenge
 
 MARGIN = 0.01
@@ -54,7 +54,10 @@ def main() -> None:
     print(f"{nights} challenges each, margin {MARGIN:.0%}, alpha {ALPHA} / 2, {MAX_PAIRS} pairs")
     print("| scene | true gain | promoted | pairs |")
     print("|---|---|---|---|")
-    scenes = [replace(SCENES[0], gain=gain) for gain in GAINS] + list(SCENES[1:])
+    scenes = [replace(SCENES[0], gain=gain) for gain in GAINS]
+    scenes += [replace(one, gain=gain) for one in SCENES[1:] for gain in (0.0, MARGIN)]
+    quiet = replace(SCENES[0], name="a quiet box", noise=QUIET)
+    scenes += [replace(quiet, gain=gain) for gain in GAINS[2:]]
     with multiprocessing.Pool(processes) as pool:
         for scene in scenes:
             found = pool.map(night, [(scene, seed) for seed in range(nights)], chunksize=20)

@@ -30,7 +30,9 @@ class Scene:
 
     `gain`: by how much B is faster. `first_life_slow`: a share by which the very first process is
     slower (cold files, cold card). `trend`: what the box loses an hour. `regimes`: a share by which the
-    box is slower half of the time, in stretches of `regime_s`.
+    box is slower half of the time, in stretches of `regime_s`. `slow_starts`: a share of B's starts that
+    are 15 % slower than its others; the gain is of their mean. `lasts`: how much of the luck of a start the
+    next start of the same side has.
     """
 
     name: str
@@ -41,9 +43,13 @@ class Scene:
     regimes: float = 0.0
     regime_s: float = 900.0
     student_tails: bool = False
+    slow_starts: float = 0.0
+    lasts: float = 0.0
 
 
+_SLOW = 1.15
 USUAL = Noise(text=0.035)
+QUIET = replace(USUAL, process=0.007, request=0.005, pairing=0.005, tail=0.0)
 SCENES = (
     Scene("usual noise", USUAL),
     Scene("restarts twice as noisy", replace(USUAL, process=0.054)),
@@ -55,6 +61,9 @@ SCENES = (
     Scene("drift: 5 % slower each hour", USUAL, trend=0.05),
     Scene("heat of 8 %, and a slow first process", replace(USUAL, heat=0.08), first_life_slow=0.15),
     Scene("two regimes, 10 % apart, 15 minutes each", USUAL, regimes=0.10),
+    Scene("luck of a start that lasts by half", USUAL, lasts=0.5),
+    Scene("a quiet box, one start of ten 15 % slow", QUIET, slow_starts=0.10),
+    Scene("a quiet box, three starts of ten 15 % slow", QUIET, slow_starts=0.30),
 )
 
 
@@ -72,6 +81,7 @@ class SimulatedStand:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng([self.seed, 4711])
+        self._luck: dict[Side, float] = {}
         self._phase = float(self.rng.uniform(0, 2 * math.pi))
         self._regime_at = float(self.rng.uniform(0, 2 * self.scene.regime_s))
 
@@ -84,11 +94,17 @@ class SimulatedStand:
         if self.fails.get(side, 0) > 0:
             self.fails[side] -= 1
             raise BootFailed("out of memory")
-        noise = self.scene.noise
-        luck = float(
-            self.rng.standard_t(3) / math.sqrt(3) if self.scene.student_tails else self.rng.normal()
+        noise, scene = self.scene.noise, self.scene
+        fresh = float(
+            self.rng.standard_t(3) / math.sqrt(3) if scene.student_tails else self.rng.normal()
         )
+        before = self._luck.get(side, fresh)
+        luck = scene.lasts * before + math.sqrt(1 - scene.lasts**2) * fresh
+        self._luck[side] = luck
         factor = math.exp(noise.process * luck)
+        if side == "B" and scene.slow_starts:
+            is_slow = self.rng.random() < scene.slow_starts
+            factor *= math.pow(_SLOW, is_slow - scene.slow_starts)
         if self.n_boots == 1:
             factor *= 1 + self.scene.first_life_slow
         return SimulatedLife(self, side, factor)

@@ -334,10 +334,12 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
 def _challenge(one: Mapping[str, Any]) -> Iterator[str]:
     """How far a candidate was proved; `page` has its pairs."""
     decision, gain = one["decision"], one["gain"]
+    needed = decision.get("betting_needed")
+    of_needed = "" if needed is None else f" of {needed:.0f}"
     yield f"  challenge {one['number']}, {one['outcome']} after {len(one['pairs'])} pairs"
     yield (
         f"    evidence {decision['e_value']:.3g} of {decision['needed']:.0f} needed; by betting, "
-        f"which assumes less, {decision['betting_e_value']:.3g}"
+        f"which assumes less, {decision['betting_e_value']:.3g}{of_needed}"
     )
     if gain is not None and gain["lower"] is not None and gain["upper"] is not None:
         yield f"    95 % interval {gain['lower']:+.1%} to {gain['upper']:+.1%}"

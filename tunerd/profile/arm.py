@@ -316,7 +316,7 @@ class Policy:
 
     Attributes:
         min_gain: Least gain in turn time that is worth a swap (ratio).
-        alpha: Chance of promoting an arm without that gain, over a whole night.
+        alpha: Chance of promoting an arm without that gain, over all nights of a generation.
         max_pairs: Pairs of one challenge at most.
         headroom_mib: Least VRAM that must stay free with the context full [MiB].
         max_prefill_loss: How much slower the prompt of the deepest class may get (ratio), where that is
@@ -583,7 +583,7 @@ class Sample:
         block: Name of the block of prompts that the request belongs to.
         answer: What the box returned.
         pair: Of a verdict: (challenge, pair), both from 1; None elsewhere.
-        is_earlier: Of a sweep before this one, which spent an alpha of its own.
+        is_earlier: Of a sweep before this one, whose decisions were acted on.
     """
 
     event: str

@@ -252,8 +252,8 @@ class Challenge:
         verdict = self._verdict
         return (
             f"the budget ended after {len(self._pairs)} pairs; the evidence is "
-            f"{verdict.e_value:.3g} of {verdict.needed:.0f}, and one more pair takes about "
-            f"{self.pair_s():.0f} s"
+            f"{verdict.e_value:.3g} of {verdict.needed:.0f}, by betting {verdict.betting_e_value:.3g} of "
+            f"{verdict.betting_needed:.0f}, and one more pair takes about {self.pair_s():.0f} s"
         )
 
     def _result(self, outcome: str, *reasons: str, is_short_of_memory: bool = False) -> Result:
@@ -291,7 +291,7 @@ class Carried:
 
     Attributes:
         candidate: What challenged.
-        number: Its number in the sweep in which it began: what share of alpha it has.
+        number: Which challenge of the generation it is: what share of alpha it has.
         pairs: All whole pairs, in order.
         is_earlier: Whether it began in a sweep before this one.
     """

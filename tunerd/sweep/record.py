@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.errors import UsageError
-from tunerd.measure.answer import Sample
+from tunerd.measure.answer import Sample, Seconds
 from tunerd.measure.evidence import (
     ArmRecord,
     RunOutcome,
@@ -209,13 +209,21 @@ def decide(ctx: Context, number: int, decision: Mapping[str, Any]) -> None:
         store.add_summary(number, SummaryRecord(KIND, _DECISION, None, dict(decision)))
 
 
-def history_of(store: EvidenceStore, basis: str, *, but: int | None) -> list[dict[str, Any]]:
-    """Samples of earlier sweeps with the same basis, oldest first."""
+def history_of(
+    store: EvidenceStore, basis: str, since_s: Seconds, *, but: int | None = None
+) -> list[dict[str, Any]]:
+    """Samples of earlier sweeps with the same basis, oldest first.
+
+    Those of before `since_s`, when what serves was deployed, are of no challenge any more: a generation
+    has an alpha of its own.
+    """
     found: list[list[dict[str, Any]]] = []
     for sweep in sweeps_in_brief(store, limit=_LOOK_BACK):
         if sweep.number == but or sweep.plan.get("basis") != basis:
             continue
-        found.append([{**event, "is_earlier": True} for event in store.sweep_events(sweep.number)])
+        spent = {} if sweep.run.record.started_s >= since_s else {"pair": None}
+        events = store.sweep_events(sweep.number)
+        found.append([{**event, "is_earlier": True, **spent} for event in events])
         if sum(map(len, found)) > _MOST_HISTORY:
             break
     return [event for events in reversed(found) for event in events]

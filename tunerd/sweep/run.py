@@ -250,7 +250,7 @@ def run_sweep(ctx: Context, request: SweepRequest, *, confirm: Confirm) -> Actio
     confirm(prepared)
     ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
-        known = history_of(store, prepared.basis, but=None)
+        known = history_of(store, prepared.basis, prepared.generation.created_s)
         keeper = SweepKeeper.begin(ctx, store, prepared)
         return _Run(ctx, prepared, keeper, known, "sweep run", house).go()
 
@@ -335,7 +335,8 @@ def resume_sweep(
         confirm(prepared)
         store.reopen_run(sweep.number)
         keeper = SweepKeeper(ctx, store, sweep.number)
-        known = [*history_of(store, prepared.basis, but=sweep.number), *own]
+        since_s = prepared.generation.created_s
+        known = [*history_of(store, prepared.basis, since_s, but=sweep.number), *own]
         return _Run(ctx, prepared, keeper, known, "sweep resume", house).go()
 
 

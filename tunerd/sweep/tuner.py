@@ -324,8 +324,7 @@ class _Sweep:
         """Starts from what is known already."""
         self.n_history, self._history = len(history), history
         self.night.recall(history)
-        own = [one.pair[0] for one in history if one.pair and not one.is_earlier]
-        self._next_challenge += max(own, default=0)
+        self._next_challenge += max((one.pair[0] for one in history if one.pair), default=0)
         self._recall_challenges()
 
     def _recall_challenges(self) -> None:

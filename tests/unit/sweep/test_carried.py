@@ -197,7 +197,7 @@ def test_a_night_that_was_cut_in_its_verdict_goes_on_with_its_pairs(
 
 
 def test_what_was_decided_is_spent(cut: Outcome) -> None:
-    """A proposal that was declined is proved anew by a later sweep, and costs it a challenge of its own."""
+    """A proposal that was declined is proved anew by a later sweep, with the next share of alpha."""
     one = small()
     first = night(Wanted(one.card, seed=5), one, cut.evidence.samples)
     history = [
@@ -206,7 +206,7 @@ def test_what_was_decided_is_spent(cut: Outcome) -> None:
     ]
     later = night(Wanted(one.card, seed=6), one, history)
     assert [result.n_carried for result in later.evidence.challenges] == [0]
-    assert later.evidence.challenges[0].number == 1
+    assert later.evidence.challenges[0].number == first.evidence.challenges[-1].number + 1
     again = night(Wanted(one.card, seed=7), one, [*cut.evidence.samples, *first.evidence.samples])
     assert [result.n_carried for result in again.evidence.challenges] == [
         len(first.evidence.challenges[0].pairs)
