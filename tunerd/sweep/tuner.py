@@ -38,6 +38,7 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.workload import Rates, RequestClass, Workload
 from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_json
+from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin
 from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
@@ -538,7 +539,8 @@ class _Sweep:
         if gain < self.policy.min_gain:
             gain = _UNKNOWN_GAIN
         alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
-        pairs = pairs_needed(gain, _PAIR_SD, margin=self.policy.min_gain, alpha=alpha)
+        pair_sd = _PAIR_SD * self.learner.noise.process / USUAL.process
+        pairs = pairs_needed(gain, pair_sd, margin=self.policy.min_gain, alpha=alpha)
         pair_s = sum(self.night.process_s(one, exact=True) for one in (self.incumbent, arm))
         fill = Request("", "", 0, self.learner.context, 1)
         finalist = 2 * (self.night.process_s(arm) + self.night.request_s(arm, fill))

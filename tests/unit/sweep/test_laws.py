@@ -30,24 +30,25 @@ def known(**levels: float) -> FamilyCosts:
     return FamilyCosts(law, found, dict.fromkeys(found, 3))
 
 
-def residuals(process_sd: float, answer_sd: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Forty processes of three answers each, and which observations share one."""
+def residuals(process_sd: float, answer_sd: float, seed: int) -> tuple[np.ndarray, ...]:
+    """Forty processes that answered the same three blocks, and which observations share one of either."""
     rng = np.random.default_rng(seed)
-    process = np.repeat(np.arange(40), 3)
+    process, block = np.repeat(np.arange(40), 3), np.tile(np.arange(3), 40)
     luck = rng.normal(0.0, process_sd, 40)[process] + rng.normal(0.0, answer_sd, 120)
-    return luck, np.equal(process[:, None], process).astype(float)
+    return luck, *(np.equal(one[:, None], one).astype(float) for one in (process, block))
 
 
-def test_noise_of_processes_is_told_from_that_of_answers() -> None:
-    none, alone = np.full((120, 120), 1e-8), np.eye(120)
-    luck, same = residuals(0.045, 0.012, 1)
-    found = fit_noise(none, luck, same, alone)
-    assert found.process > USUAL.process
-    assert found.answer < USUAL.answer
-    luck, same = residuals(0.0, 0.04, 2)
-    found = fit_noise(none, luck, same, alone)
-    assert found.process < USUAL.process
-    assert found.answer > USUAL.answer
+@pytest.mark.parametrize(
+    ("process_sd", "answer_sd"), [(0.045, 0.012), (0.02, 0.05), (0.008, 0.003), (0.09, 0.05)]
+)
+def test_noise_of_processes_is_told_from_that_of_answers_over_a_decade_and_a_half(
+    process_sd: float, answer_sd: float
+) -> None:
+    none = np.full((120, 120), 1e-8)
+    found = fit_noise(none, *residuals(process_sd, answer_sd, 1))
+    assert found.process == pytest.approx(process_sd, rel=0.4)
+    assert found.answer == pytest.approx(answer_sd, rel=0.4)
+    assert found.block < USUAL.block
 
 
 def test_what_a_cache_type_did_elsewhere_is_expected_here() -> None:
