@@ -258,6 +258,19 @@ class LlamaServerContract:
         back = client.post("/detokenize", json={"tokens": tokens}).json()["content"]
         assert back.strip() == text.strip()
 
+    def test_what_the_template_gives_is_what_a_conversation_sends(
+        self, client: httpx.Client
+    ) -> None:
+        body = {"messages": [{"role": "user", "content": " stay read song eat"}], "max_tokens": 4}
+        chat = client.post("/v1/chat/completions", json=body | {"cache_prompt": False}).json()
+        text = client.post("/apply-template", json=body).json()["prompt"]
+
+        assert text.count("stay read song eat") == 1
+        alike = request(4, prompt(1), cache_prompt=False) | {"prompt": text}
+        for path, length in (("/completion", "n_predict"), ("/v1/completions", "max_tokens")):
+            found = client.post(path, json=alike | {length: 4}).json()["timings"]
+            assert found["prompt_n"] == chat["timings"]["prompt_n"]
+
     # Streams.
 
     def test_a_stream_ends_with_timings_and_no_done(self, client: httpx.Client) -> None:
@@ -271,6 +284,23 @@ class LlamaServerContract:
         assert [event["stop"] for event in received] == [False] * (len(received) - 1) + [True]
         assert "".join(event["content"] for event in received) == whole
         assert received[-1]["timings"]["predicted_n"] == 16
+
+    def test_the_timings_of_every_piece_of_a_text_lead_up_to_those_of_the_whole(
+        self, client: httpx.Client
+    ) -> None:
+        body = {"prompt": prompt(20), "max_tokens": 24, "ignore_eos": True, "stream": True}
+        told = {"timings_per_token": True, "stream_options": {"include_usage": True}}
+        with client.stream("POST", "/v1/completions", json=body | told) as answer:
+            *received, end = list(events(answer))
+
+        assert end == "[DONE]"
+        pieces = [json.loads(event) for event in received]
+        assert {piece["object"] for piece in pieces} == {"text_completion"}
+        seen = [piece["timings"] for piece in pieces]
+        for name in ("predicted_n", "predicted_ms"):
+            values = [timings[name] for timings in seen]
+            assert values == sorted(values)
+        assert seen[-1]["predicted_n"] == pieces[-1]["usage"]["completion_tokens"] == 24
 
     def test_a_chat_answers_with_usage_and_timings(
         self, client: httpx.Client, engine: EngineUnderTest

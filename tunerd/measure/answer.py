@@ -87,6 +87,10 @@ class Timings:
         return self.predicted_ms / steps
 
 
+# Fewer tokens say nothing of the rate of more.
+_LEAST_RATED = 2
+
+
 @dataclass(frozen=True, slots=True)
 class ClientTimes:
     """What the client's own clock saw of a request [ms]; `ttft_ms` only where it was streamed."""
@@ -130,6 +134,27 @@ class Sample:
     def n_predicted(self) -> int | None:
         """Generated tokens, from the server's report."""
         return self.timings.predicted_n if self.timings is not None else None
+
+    @property
+    def decode_left_ms(self) -> float:
+        """What generation would have taken longer had the answer not ended before `n_predict` tokens.
+
+        Decoding is linear in tokens over the length of an answer; 0 where the server tells no times.
+        """
+        timings = self.timings
+        if (
+            timings is None
+            or timings.predicted_ms is None
+            or (timings.predicted_n or 0) < _LEAST_RATED
+        ):
+            return 0.0
+        n = timings.predicted_n or 0
+        return timings.predicted_ms * max(self.n_predict - n, 0) / (n - 1)
+
+    @property
+    def turn_ms(self) -> float | None:
+        """Wall time of a request whose answer has `n_predict` tokens; None without a client's clock."""
+        return None if self.client is None else self.client.wall_ms + self.decode_left_ms
 
 
 _QUARTILES = 4

@@ -339,7 +339,8 @@ class BenchRun:
     def _again(self, item: _Item) -> _Item:
         prompts = tuple(self._composer.compose_again(request, f"{item.number} {item.n_tries}")
                         for request in item.step.requests)  # fmt: skip
-        return replace(item, prompts=prompts, n_tries=item.n_tries + 1)
+        step = replace(item.step, requests=tuple(one.held for one in item.step.requests))
+        return replace(item, step=step, prompts=prompts, n_tries=item.n_tries + 1)
 
     def _put_aside(self) -> None:
         """Keep what is pending."""

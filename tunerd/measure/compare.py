@@ -7,6 +7,7 @@ import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from tunerd import __version__
@@ -463,6 +464,7 @@ class CandidateLife:
         requests, prompts = self._texts.of_class(
             one,
             f"{asked.block} {asked.class_index} {asked.attempt}",
+            is_held=asked.attempt > 0,
             case=f"class {asked.class_index + 1}",
             details={"block": asked.block, "attempt": asked.attempt},
         )
@@ -533,14 +535,13 @@ class CandidateLife:
         marks = [str(mark) for sample in samples for mark in sample.marks]
         if marks:
             raise Unusable(", ".join(sorted(set(marks))))
-        clients = [sample.client for sample in samples if sample.client is not None]
-        firsts = [client.ttft_ms for client in clients]
-        if not clients or None in firsts:
+        turns = [sample.turn_ms for sample in samples]
+        firsts = [sample.client.ttft_ms if sample.client else None for sample in samples]
+        if not turns or None in turns or None in firsts:
             raise Unusable("the first token was not seen")
-        n = len(clients)
         return Turn(
-            wall_ms=sum(client.wall_ms for client in clients) / n,
-            prefill_ms=sum(first for first in firsts if first is not None) / n,
+            wall_ms=fmean(turn for turn in turns if turn is not None),
+            prefill_ms=fmean(first for first in firsts if first is not None),
         )
 
     def _note(self, samples: Sequence[Sample], one: RequestClass) -> None:

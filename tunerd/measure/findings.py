@@ -483,7 +483,9 @@ def _by_server(sample: Sample) -> _Parts | None:
     prefill_ms = min(timings.prompt_ms, client.wall_ms)
     generation_ms = min(timings.predicted_ms, client.wall_ms - prefill_ms)
     waiting_ms = client.wall_ms - prefill_ms - generation_ms
-    return _Parts(client.wall_ms / 1000, prefill_ms / 1000, generation_ms / 1000, waiting_ms / 1000)
+    generation_ms += sample.decode_left_ms
+    whole_ms = prefill_ms + generation_ms + waiting_ms
+    return _Parts(whole_ms / 1000, prefill_ms / 1000, generation_ms / 1000, waiting_ms / 1000)
 
 
 def _by_client(sample: Sample) -> _Parts | None:

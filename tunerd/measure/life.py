@@ -44,6 +44,7 @@ from tunerd.measure.request import (
     TOOL_KINDS,
     USUAL_LETTERS_PER_TOKEN,
     Composer,
+    Frame,
     Prefix,
     Prompt,
     PromptBook,
@@ -51,6 +52,7 @@ from tunerd.measure.request import (
     Request,
     Route,
     Suite,
+    as_served,
     body_of,
     read_prompts,
 )
@@ -158,6 +160,8 @@ _ASK_S = 10.0
 # What a server says of itself is believed within these: no context is larger (the longest of models
 # is 10 million tokens), and no vocabulary cuts common text into such pieces.
 _MOST_CONTEXT = 1 << 24
+_SAID = "what-a-user-says"
+_MOST_FRAME = 1 << 16  # letters; a template that says more is none
 _LETTERS_PER_TOKEN = (0.5, 50.0)
 _OK = 200
 _UNKNOWN = Speculation(None)
@@ -181,6 +185,7 @@ class Target:
         most_tokens: The longest answer that it gives; None for no limit, or where it does not say.
         speculation: What it is meant to do.
         overrides: What is sent with each request beside the usual.
+        frame: What its template puts around what a user says; None where it does not tell.
     """
 
     arm: ArmRecord
@@ -196,6 +201,7 @@ class Target:
     most_tokens: int | None = None
     speculation: Speculation = _UNKNOWN
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    frame: Frame | None = None
 
     @property
     def name(self) -> str:
@@ -362,7 +368,19 @@ def _asked(server: LlamaServer) -> dict[str, Any]:
         "n_ctx": next((n for n in sizes if _is_size(n)), None),
         "n_slots": n_slots if _is_size(n_slots) else None,
         "most_tokens": _most_tokens(settings),
+        "frame": _frame_of(server),
     }
+
+
+def _frame_of(server: LlamaServer) -> Frame | None:
+    """The template, with whatever the server's own settings make of it; None where it cannot be told."""
+    message = {"role": "user", "content": _SAID}
+    reply = server.post("/apply-template", {"messages": [message]}, timeout_s=_ASK_S)
+    text = reply.body.get("prompt") if isinstance(reply.body, dict) else None
+    if not isinstance(text, str) or text.count(_SAID) != 1 or len(text) > _MOST_FRAME:
+        return None
+    head, _, tail = text.partition(_SAID)
+    return Frame(head, tail)
 
 
 def _is_size(value: Any) -> bool:
@@ -699,7 +717,7 @@ class Life:
             first: The request of a kind of text.
             drafts: Whether it is meant to draft; None where nobody knows.
             known: The route by which another process of the same kind counted them: one request is enough.
-            routes: What is tried otherwise; those after the first may give no answer.
+            routes: What is tried otherwise, in turn; one of them must give an answer.
             must_draft: Whether one that is meant to draft must do so in these few answers already.
             target: The arm, where this life has several.
 
@@ -716,7 +734,7 @@ class Life:
             for kind in PROOF_KINDS if drafts and known is None else PROOF_KINDS[:1]:
                 asked = self.ask(*first(kind), target=one, mark=Mark.WARM_UP)
                 if asked.sample.problem is not None:
-                    if known is None and route is not routes[0]:
+                    if known is None and (seen or route is not routes[-1]):
                         self.asked.pop()  # a server without this route has not failed
                         break
                     raise BenchError("the server gave no answer", cause=asked.sample.problem)
@@ -803,6 +821,7 @@ class Life:
                 prompt,
                 route,
                 model=target.model,
+                frame=target.frame,
                 overrides=target.overrides,
                 is_llama=target.is_llama,
             ),
@@ -961,13 +980,15 @@ class Texts:
         return request, self.stock(f"warm-up {name}").take(kind)
 
     def of_class(
-        self, one: RequestClass, name: str, **told: Any
+        self, one: RequestClass, name: str, *, is_held: bool = False, **told: Any
     ) -> tuple[tuple[Request, ...], tuple[Prompt, ...]]:
-        """Requests of a class, as many as run at once, each with a text of its own.
+        """Requests of a class as production gets them, as many as run at once, each with a text of its own.
 
         Args:
             one: The class; without new tokens its prefix alone.
             name: Of the texts.
+            is_held: Whether generation goes on to the class's length whatever the model says; a prefix
+                always is.
             told: What else the request has.
         """
         depth, is_warm = one.cached_tokens + one.new_tokens, is_warm_class(one)
@@ -982,8 +1003,10 @@ class Texts:
             shared_ratio=one.cached_tokens / depth if depth else 1.0,
             streams=one.concurrency,
             has_question=one.new_tokens > 0,
-            **told,
+            case="",
         )
+        held = is_held or not one.new_tokens
+        request = replace(as_served(request, name), is_fixed_length=held, **told)
         composer = self._prepared(one.cached_tokens if is_warm else 0)
         composer.stock = self.stock(name)
         requests = (request,) * one.concurrency

@@ -247,6 +247,7 @@ class Request:
         is_chat: Whether it is asked as a conversation, with the model's template.
         has_tools: Whether tools are offered with it.
         has_own_sampling: Whether the server chooses tokens by its own settings instead of at temperature 0.
+        is_framed: Whether a text route gets it as a conversation would: within the model's template.
         seed: Of the sampler.
         tells_steps: Whether every event is to tell the timings so far, for single verification steps.
         is_measured: False for requests that only prepare others.
@@ -267,10 +268,21 @@ class Request:
     is_chat: bool = False
     has_tools: bool = False
     has_own_sampling: bool = False
+    is_framed: bool = False
     seed: int = 42
     tells_steps: bool = False
     is_measured: bool = True
     details: Mapping[str, Any] | None = None
+
+    @property
+    def least_tokens(self) -> int:
+        """With fewer an answer of free length says too little of the pace of a longer one."""
+        return min(self.n_predict, _FEW_TOKENS) if self.is_framed else 0
+
+    @property
+    def held(self) -> Request:
+        """The same, generated to its length whatever the model says, where its pace is what is asked for."""
+        return replace(self, is_fixed_length=True) if self.is_framed else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +362,8 @@ def with_streams(request: Request, n_streams: int) -> Step:
 # From what is wanted to what is sent: the text of each request, and the body of its HTTP call.
 
 TEMPERATURE = 0.0
+_SEEDS = 1 << 31
+_FEW_TOKENS = 32
 # Before a server has said how it cuts text: what common vocabularies do to English prose.
 USUAL_LETTERS_PER_TOKEN = 4.0
 
@@ -435,12 +449,28 @@ class _Shared:
         return self._text[:n_letters].rstrip()
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a server's template puts before and after what a user says; thinking that it begins included."""
+
+    head: str
+    tail: str
+
+    def around(self, text: str, *, is_whole: bool) -> str:
+        """A user's message as the model reads it; one that is not whole may go on otherwise."""
+        return f"{self.head}{text}{self.tail if is_whole else ''}"
+
+
+_NO_FRAME = Frame("", "")
+
+
 def body_of(
     request: Request,
     prompt: Prompt,
     route: Route,
     *,
     model: str | None = None,
+    frame: Frame | None = None,
     overrides: Mapping[str, Any] | None = None,
     is_llama: bool = True,
 ) -> dict[str, Any]:
@@ -451,15 +481,18 @@ def body_of(
         prompt: Its text.
         route: How the server is asked.
         model: The name to ask for on OpenAI routes; None where the server has only one.
+        frame: What the server's template adds; None where it is not known.
         overrides: Settings of speculation for this request alone, where they were proved.
         is_llama: False for servers that would refuse llama.cpp's own keys.
     """
     body: dict[str, Any] = {"stream": True, "seed": request.seed}
     body |= {} if request.has_own_sampling else {"temperature": TEMPERATURE}
+    used = (frame if request.is_framed else None) or _NO_FRAME
+    text = used.around(prompt.text, is_whole=request.has_question)
     if route is Route.NATIVE:
-        body |= {"prompt": prompt.text, "n_predict": request.n_predict}
+        body |= {"prompt": text, "n_predict": request.n_predict}
     elif route is Route.TEXT:
-        body |= {"prompt": prompt.text, "max_tokens": request.n_predict}
+        body |= {"prompt": text, "max_tokens": request.n_predict}
     else:
         message = {"role": "user", "content": prompt.text}
         body |= {"messages": [message], "max_tokens": request.n_predict}
@@ -690,6 +723,16 @@ def concurrency_plan(seed: int, *, repeats: int, streams: Sequence[int] = STREAM
     return _plan(Suite.CONCURRENCY, seed, [block] * repeats)
 
 
+def as_served(request: Request, name: str) -> Request:
+    """A request as production gets it: in the model's template, by the server's own sampling, of free length.
+
+    `name` is that of its text, for a seed that is as fixed as the text is. What a class generates on average
+    is the most that is generated here; a turn is that long by `Sample.turn_ms`.
+    """
+    seed = random.Random(name).randrange(_SEEDS)  # noqa: S311 -- no secret
+    return replace(request, is_framed=True, has_own_sampling=True, is_fixed_length=False, seed=seed)
+
+
 def workload_plan(seed: int, shape: WorkloadShape, mix: Workload, *, repeats: int) -> Plan:
     """Each class of a mix: first what the server would still hold, then the turn itself.
 
@@ -721,6 +764,7 @@ def _turn(number: int, name: str, one: RequestClass, turn: int) -> Step:
         shared_ratio=one.cached_tokens / whole,
         details={"class": number},
     )
+    measured = as_served(measured, f"{number} {turn}")
     if one.concurrency > 1:
         # What one slot holds is of no use to the others: nothing is cached here, and is not said to be.
         return with_streams(measured, one.concurrency)
@@ -733,6 +777,7 @@ def _turn(number: int, name: str, one: RequestClass, turn: int) -> Step:
         depth_tokens=one.cached_tokens,
         shared_ratio=1.0,
         has_question=False,
+        is_fixed_length=True,
         is_measured=False,
         details=None,
     )

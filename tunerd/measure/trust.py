@@ -163,7 +163,8 @@ def _answer_marks(
     if timings is None:
         return
     n_predicted = timings.predicted_n
-    if request.is_fixed_length and n_predicted is not None and n_predicted < request.n_predict:
+    least = request.n_predict if request.is_fixed_length else request.least_tokens
+    if n_predicted is not None and n_predicted < least:
         yield Mark.SHORT
     if speculation.drafts is False and timings.draft_n:
         yield Mark.DRAFTED

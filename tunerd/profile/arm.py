@@ -365,7 +365,8 @@ class Box(Protocol):
     def measure(self, request: Request, /, arm: Arm | None = None) -> Mapping[str, Any]:
         """Asks once and returns llama-server's `timings` keys and what else was seen.
 
-        `wall_ms`, `vram_free_min_mib`, for kind tool `tool_ok`, and where the build has them
+        `wall_ms`, `vram_free_min_mib`, for kind tool `tool_ok`, of an answer that ended by itself
+        `decode_left_ms` that its length would have taken more, and where the build has them
         `steps`, `accepted_per_pos`, `spill_mib`; `n_void` where it had to ask again, behind the
         bare prefix of a warm request.
 
@@ -424,6 +425,7 @@ class Reading:
     n_steps: int | None
     accepted_by_position: tuple[float, ...] | None
     wall_ms: float | None
+    decode_left_ms: float
     vram_free_min_mib: float | None
     spill_mib: float | None
     tool_ok: bool | None
@@ -432,12 +434,15 @@ class Reading:
 
     @property
     def turn_ms(self) -> float | None:
-        """Wall time of the request: the client's clock, else the server's two phases."""
+        """Time of the request with an answer of the length that was asked for.
+
+        By the client's clock, else the server's two phases.
+        """
         if self.wall_ms is not None:
-            return self.wall_ms
+            return self.wall_ms + self.decode_left_ms
         if self.prompt_ms is None or self.predicted_ms is None:
             return None
-        return self.prompt_ms + self.predicted_ms
+        return self.prompt_ms + self.predicted_ms + self.decode_left_ms
 
     @property
     def step_ms(self) -> float | None:
@@ -478,6 +483,7 @@ def read(answer: Mapping[str, Any]) -> Reading:
         accepted_by_position=_positions(answer.get("accepted_per_pos"), n_accepted, steps),
         steps=seen,
         wall_ms=_positive(answer, "wall_ms"),
+        decode_left_ms=_positive(answer, "decode_left_ms") or 0.0,
         vram_free_min_mib=_number(answer, "vram_free_min_mib", least=-math.inf),
         spill_mib=_number(answer, "spill_mib"),
         tool_ok=None if tool_ok is None else bool(tool_ok),

@@ -65,9 +65,9 @@ class SweepTexts(Texts):
     """Makes requests of a bench from those of the search."""
 
     def compose(
-        self, wanted: Request, attempt: int
+        self, wanted: Request, attempt: int, *, is_held: bool = False
     ) -> tuple[tuple[BenchRequest, ...], tuple[Prompt, ...]]:
-        """The requests, as many as run at once, each with a text of its own."""
+        """The requests, as many as run at once, each with a text of its own; held to their length or free."""
         name = wanted.prompt_id if not attempt else f"{wanted.prompt_id} again {attempt}"
         is_call = wanted.kind == "tool" and not wanted.ignore_eos
         n_predict = max(wanted.n_predict, _TOOL_TOKENS) if is_call else wanted.n_predict
@@ -77,7 +77,9 @@ class SweepTexts(Texts):
             one,
             name,
             case="tool call" if is_call else wanted.kind if wanted.new_tokens else "prefix",
-            is_fixed_length=wanted.ignore_eos,
+            is_held=is_held,
+            is_framed=not is_call,
+            has_own_sampling=not is_call,
             is_chat=is_call,
             has_tools=is_call,
             tells_steps=wanted.concurrency == 1 and wanted.new_tokens > 0 and not is_call,
@@ -122,6 +124,8 @@ class LeaseBox:
     _routes: dict[tuple[str, str], Route] = field(default_factory=dict)
     _reader: FingerprintReader | None = None
     _calls_tools: bool = False
+    # Kinds of text that this model answers too briefly to tell its pace: they are held to their length.
+    _ends_early: set[str] = field(default_factory=set)
 
     # The protocol
 
@@ -204,6 +208,8 @@ class LeaseBox:
                 found, marks = self._ask(process, target, request, attempt)
                 if not marks:
                     return self._answer(process, request, found, attempt)
+            if Mark.SHORT in marks:
+                self._ends_early.add(request.kind)
             attempt += 1
             disturbed = marks & _WATCHED
             words = ", ".join(sorted(marks))
@@ -294,9 +300,7 @@ class LeaseBox:
                 lambda kind: self.texts.warm_up(kind, f"{life.name} {life.position}"),
                 drafts=arm.drafts,
                 known=known,
-                routes=(Route.TEXT, target.route)
-                if arm.drafts
-                else (Route.TEXT,),  # ik tells steps there
+                routes=(Route.TEXT, target.route),  # ik tells steps on the first alone
                 must_draft=target.speculation.always,  # a gate may keep every draft back
             )
         finally:
@@ -323,7 +327,8 @@ class LeaseBox:
         """One attempt: the answers, and what speaks against them."""
         life = process.life
         is_busy = life.traffic.is_busy()
-        composed, prompts = self.texts.compose(request, attempt)
+        is_held = request.kind in self._ends_early
+        composed, prompts = self.texts.compose(request, attempt, is_held=is_held)
         _demand_room(target, composed[0], prompts[0])
         asked, _ = life.ask_all(composed, prompts, target=target)
         problem = next((one.sample.problem for one in asked if one.sample.problem), None)
@@ -413,6 +418,7 @@ def _row(asked: Asked) -> dict[str, Any]:
         "draft_n": timings.draft_n,
         "draft_n_accepted": timings.draft_n_accepted,
         "wall_ms": sample.client.wall_ms if sample.client is not None else None,
+        "decode_left_ms": sample.decode_left_ms or None,
         "vram_free_min_mib": sample.vram_free_min_mib,
     }
 
@@ -500,18 +506,19 @@ class LiveAsked:
         return workload.turn_time_s(known) if len(known) == len(walls) else None
 
     def one(self, request: Request, attempt: int = 0) -> tuple[float, Sequence[Mark]]:
-        """Wall time of one request, of several at once their mean [s], and what speaks against it.
+        """Turn time of one request, of several at once their mean [s], and what speaks against it.
 
         Raises:
             NoAnswer: there is none.
         """
-        found, _ = self.life.ask_all(*self.texts.compose(request, attempt))
+        composed = self.texts.compose(request, attempt, is_held=attempt > 0)
+        found, _ = self.life.ask_all(*composed)
         samples = [one.sample for one in found]
         for sample in samples:
             if sample.problem is not None or sample.client is None:
                 raise NoAnswer("the unit that serves gave no answer", cause=sample.problem)
-        wall_ms = fmean(one.client.wall_ms for one in samples if one.client is not None)
-        return wall_ms / 1000, tuple(mark for one in samples for mark in one.marks)
+        turn_ms = fmean(one.turn_ms for one in samples if one.turn_ms is not None)
+        return turn_ms / 1000, tuple(mark for one in samples for mark in one.marks)
 
     def wall_s(self, request: Request) -> float | None:
         """The same, asked again where something disturbed it; None if it always did.

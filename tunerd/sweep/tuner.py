@@ -776,14 +776,15 @@ def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _classes(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mean wall time of each kind of request by arm [s], of what was measured alone."""
+    """Mean turn time of each kind of request by arm [s], of what was measured alone."""
     walls: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in events:
         answer = event.get("answer") or {}
         if event.get("purpose") == "block" and answer.get("wall_ms"):
             arm = {**event["arm"], "n_max": event["n_max"], "p_min": event["p_min"]}
             name = arm_text(arm)
-            walls[name, event["request"]["kind"]].append(answer["wall_ms"] / 1000)
+            turn_ms = answer["wall_ms"] + (answer.get("decode_left_ms") or 0.0)
+            walls[name, event["request"]["kind"]].append(turn_ms / 1000)
     return [
         {"arm": arm, "kind": kind, "wall_s": fmean(values), "n": len(values)}
         for (arm, kind), values in walls.items()

@@ -212,11 +212,11 @@ class Heating(SweepTexts):
 
     gpu: FakeGpuReader
 
-    def compose(self, wanted: Request, attempt: int) -> Any:
+    def compose(self, wanted: Request, attempt: int, *, is_held: bool = False) -> Any:
         is_hot = wanted.new_tokens and not attempt
         reasons = ("software thermal slowdown",) if is_hot else ()
         self.gpu.show(replace(a_card(), throttle_reasons=reasons))
-        return super().compose(wanted, attempt)
+        return super().compose(wanted, attempt, is_held=is_held)
 
 
 def test_a_promoted_winner_that_was_disturbed_finds_the_prefix_when_it_is_asked_again(

@@ -213,11 +213,13 @@ class Api:
         return "\n".join(lines) + "\n"
 
     def _post(self, path: str, body: dict[str, Any], gone: Callable[[], bool]) -> Reply:
-        if path in {"/completion", "/completions"}:
+        if path in {"/completion", "/completions", "/v1/completions"}:
             if "prompt" not in body:
                 text = "[json.exception.out_of_range.403] key 'prompt' not found"
                 raise HttpError(400, "invalid_request_error", text)
-            return self._complete(body, self._prompt_tokens(body["prompt"]), gone, is_chat=False)
+            tokens = self._prompt_tokens(body["prompt"])
+            is_text = path.startswith("/v1/")
+            return self._complete(body, tokens, gone, is_chat=False, is_text=is_text)
         if path in {"/v1/chat/completions", "/chat/completions"}:
             tokens = self.engine.tokenize(self._chat_prompt(body))
             return self._complete(body, tokens, gone, is_chat=True)
@@ -251,6 +253,7 @@ class Api:
         gone: Callable[[], bool],
         *,
         is_chat: bool,
+        is_text: bool = False,
     ) -> Reply:
         engine = self.engine
         self._check_length(len(tokens))
@@ -259,7 +262,7 @@ class Api:
             self._log_launch(slot, number)
             if self.failure_at_request is not None:
                 self._die(self.failure_at_request)
-            return Work(engine, Task(number, slot, body, tokens, gone, is_chat)).reply()
+            return Work(engine, Task(number, slot, body, tokens, gone, is_chat, is_text)).reply()
         except BaseException:
             engine.free_slot(slot)
             raise

@@ -198,7 +198,9 @@ class Engine:
         )
         known = (self.behaviour.by_length or {}).get(str(n_predict))
         if known is not None:
-            run.prompt_ms, run.predicted_ms = known[0], (n_predict - 1) / known[1] * 1000
+            wanted_ms = (n_predict - 1) / known[1] * 1000
+            run.steps = [(ms * wanted_ms / run.predicted_ms, n) for ms, n in run.steps]
+            run.prompt_ms, run.predicted_ms = known[0], wanted_ms
         return run
 
     def _n_cached(self, body: dict[str, Any], tokens: list[int], slot: Slot) -> int:

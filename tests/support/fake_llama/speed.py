@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.support.fake_llama.behaviour import Behaviour
 
@@ -22,6 +22,19 @@ class Run:
     accepted_at: list[int]
     bursts: list[int]
     stop_type: str
+    steps: list[tuple[float, int]]  # time [ms] and drafted tokens of each burst after the first
+
+    def until(self, n_bursts: int) -> Run:
+        """What it was after so many bursts."""
+        bursts, steps = self.bursts[:n_bursts], self.steps[: max(n_bursts - 1, 0)]
+        taken = [burst - 1 for burst in bursts[1:]]
+        positions = range(len(self.drafted_at))
+        return replace(
+            self, bursts=bursts, steps=steps, n_steps=len(steps), n_predicted=sum(bursts),
+            predicted_ms=max(sum(ms for ms, _ in steps), 0.001),
+            drafted_at=[sum(at < drafted for _, drafted in steps) for at in positions],
+            accepted_at=[sum(at < one for one in taken) for at in positions],
+        )  # fmt: skip
 
     @property
     def n_drafted(self) -> int:
@@ -56,7 +69,8 @@ def simulate(
     is_on = n_max > 0
     pp_tok_s = behaviour.pp_tok_s * ((1.0 - behaviour.prefill_tax) if is_on else 1.0)
     drafted_at, accepted_at = [0] * n_max, [0] * n_max
-    bursts, spent_ms, produced = ([1] if n_predict else []), 0.0, min(1, n_predict)
+    bursts, produced = ([1] if n_predict else []), min(1, n_predict)
+    steps: list[tuple[float, int]] = []
     while produced < n_predict:
         confidences: list[float] = []
         n_tried = 0
@@ -77,7 +91,8 @@ def simulate(
             drafted_at[position] += 1
             accepted_at[position] += position < n_taken
         cost = 1.0 + behaviour.draft_cost * n_tried + behaviour.verify_cost * len(confidences)
-        spent_ms += step_ms * cost * max(0.05, 1.0 + behaviour.noise * rng.gauss(0.0, 1.0))
+        spent_ms = step_ms * cost * max(0.05, 1.0 + behaviour.noise * rng.gauss(0.0, 1.0))
+        steps.append((spent_ms, len(confidences)))
         bursts.append(n_taken + 1)
         produced += n_taken + 1
     return Run(
@@ -85,10 +100,11 @@ def simulate(
         n_cached=n_cached,
         n_predicted=produced,
         prompt_ms=1000.0 * (n_prompt - n_cached) / pp_tok_s * slowdown,
-        predicted_ms=max(spent_ms, 0.001),
+        predicted_ms=max(sum(ms for ms, _ in steps), 0.001),
         n_steps=len(bursts) - 1,
         drafted_at=drafted_at,
         accepted_at=accepted_at,
         bursts=bursts,
         stop_type=stop_type,
+        steps=steps,
     )

@@ -30,6 +30,7 @@ class Task:
     tokens: list[int]
     is_gone: Callable[[], bool]
     is_chat: bool
+    is_text: bool
 
 
 class Work:
@@ -73,8 +74,12 @@ class Work:
         self._spend(self._run.predicted_ms)
         self._finish()
         text = "".join(self._pieces)
-        found = self._chat(text) if self._task.is_chat else self._result(text)
+        found = self._openai(text) if self._is_openai else self._result(text)
         return json_answer(found, is_cut_short=self._kind == "truncated")
+
+    @property
+    def _is_openai(self) -> bool:
+        return self._task.is_chat or self._task.is_text
 
     def _spend(self, simulated_ms: float) -> None:
         """Let what was planned pass; a sleep that took longer is made up for by the next ones."""
@@ -111,15 +116,18 @@ class Work:
             n_sent = 0
             for index, burst in enumerate(self._run.bursts):
                 if index:
-                    self._spend(self._run.predicted_ms / self._run.n_steps)
+                    self._spend(self._run.steps[index - 1][0])
+                seen = self._timings_so_far(index + 1)
                 for piece in self._pieces[n_sent : n_sent + burst]:
                     n_sent += 1
                     if not piece:
                         continue
-                    chat = self._task.is_chat
-                    yield _event(
-                        self._chunk({"content": piece}) if chat else self._piece(piece, n_sent)
+                    found = (
+                        self._chunk({"content": piece})
+                        if self._is_openai
+                        else self._piece(piece, n_sent)
                     )
+                    yield _event(found | seen)
             self._finish()
             is_finished = True
             yield from self._last_events()
@@ -127,6 +135,13 @@ class Work:
             if not is_finished:
                 self._engine.log(f"W srv          stop: cancel task, id_task = {self._task.number}")
                 self._engine.free_slot(self._task.slot)
+
+    def _timings_so_far(self, n_bursts: int) -> dict[str, Any]:
+        """With every piece, where it was asked for; ik's own route does not know the key."""
+        asked = self._task.body.get("timings_per_token")
+        if not asked or (self._is_ik and not self._is_openai):
+            return {}
+        return {"timings": self._engine.told_timings(self._run.until(n_bursts))}
 
     def _first_events(self) -> Iterator[bytes]:
         if self._task.body.get("return_progress") and not self._is_ik:
@@ -160,7 +175,7 @@ class Work:
 
     def _last_events(self) -> Iterator[bytes]:
         """Timings come with the last data; `/completion` has no `[DONE]`."""
-        if not self._task.is_chat:
+        if not self._is_openai:
             yield _event(self._result(""))
             return
         last = self._chunk({}, self._finish_reason())
@@ -168,7 +183,9 @@ class Work:
         if self._engine.behaviour.openai_only:
             timings = {}
         options = self._task.body.get("stream_options")
-        if isinstance(options, dict) and options.get("include_usage"):
+        if isinstance(options, dict) and options.get("include_usage") and self._task.is_text:
+            timings |= {"usage": self._usage()}
+        elif isinstance(options, dict) and options.get("include_usage"):
             yield _event(last)
             last = self._chunk({}) | {"choices": [], "usage": self._usage()}
         yield _event(last | timings)
@@ -212,26 +229,31 @@ class Work:
             }
         return found | {"index": 0, "tokens": [], "stop_type": run.stop_type, "has_new_line": False}
 
-    def _chat(self, text: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
+    def _openai(self, text: str) -> dict[str, Any]:
+        said: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
+        if self._task.is_text:
+            said = {"text": text, "logprobs": None}
         return {
             **self._envelope("chat.completion"),
-            "choices": [{"finish_reason": self._finish_reason(), "index": 0, "message": message}],
+            "choices": [{"finish_reason": self._finish_reason(), "index": 0, **said}],
             "usage": self._usage(),
             "timings": self._engine.told_timings(self._run),
         }
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        said: dict[str, Any] = {"delta": delta}
+        if self._task.is_text:
+            said = {"text": delta.get("content", ""), "logprobs": None}
         return {
             **self._envelope("chat.completion.chunk"),
-            "choices": [{"finish_reason": reason, "index": 0, "delta": delta}],
+            "choices": [{"finish_reason": reason, "index": 0, **said}],
         }
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         model = self._engine.arguments.facts.get("model", "")
         return {
             "id": f"chatcmpl-{self._task.number:032d}",
-            "object": kind,
+            "object": "text_completion" if self._task.is_text else kind,
             "created": int(time.time()),
             "model": Path(model).name if self._is_ik else self._engine.alias,
         }
