@@ -429,6 +429,35 @@ def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
     return rates_of(theirs), tuple(messages)
 
 
+@dataclass(frozen=True, slots=True)
+class LiveDrafts:
+    """What production drafted for its people, and how much of it was right [tok]."""
+
+    n_requests: int
+    n_drafted: int
+    n_accepted: int
+
+
+def live_drafts(ctx: Context, since_s: float) -> LiveDrafts | None:
+    """Drafts of production's own requests since then, by its log; None where it tells of none."""
+    from tunerd.engine.log import read_requests
+
+    try:
+        span = ctx.services.log_since(ctx.unit, since_s, max_lines=_MAX_LINES)
+        own = own_requests(ctx)
+    except TunerdError:  # nothing is decided by it
+        return None
+    theirs = of_others(read_requests(span.lines).requests, own.timings)
+    drafted = [one for one in theirs if one.drafted_n and one.accepted_n is not None]
+    if not drafted:
+        return None
+    return LiveDrafts(
+        n_requests=len(drafted),
+        n_drafted=sum(one.drafted_n or 0 for one in drafted),
+        n_accepted=sum(one.accepted_n or 0 for one in drafted),
+    )
+
+
 def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tuple[Message, ...]:
     """What of the running server's traffic the log holds, by the server's own counters."""
     from tunerd.engine.serving import address_now, read_live_unit

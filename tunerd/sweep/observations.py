@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,6 +230,30 @@ def is_prompt_timed(answer: Answer) -> bool:
         and reading.prompt_ms is not None
         and (reading.prompt_n or 0) >= _LEAST_PROMPT
     )
+
+
+def acceptance_of(samples: Iterable[Sample], arm: Arm, workload: Workload) -> float | None:
+    """Share of an arm's drafts that were right in one round of the workload; None without any.
+
+    Each class counts by its weight and its length, as it does in a turn.
+    """
+    per_token: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for sample in samples:
+        reading, request = sample.reading, sample.request
+        in_force = replace(sample.arm, n_max=sample.n_max, p_min=sample.p_min).canonical()
+        if reading is None or request is None or in_force != arm.canonical():
+            continue
+        if request.new_tokens and (reading.predicted_n or 0) >= _LEAST_PREDICTED:
+            n = float(reading.predicted_n or 1)
+            per_token[request.kind].append((reading.n_drafted / n, reading.n_accepted / n))
+    drafted = accepted = 0.0
+    for one in workload.classes:
+        weight, seen = one.weight * one.n_predict, per_token.get(one.kind)
+        if seen is None:
+            return None
+        drafted += weight * fmean(each for each, _ in seen)
+        accepted += weight * fmean(each for _, each in seen)
+    return accepted / drafted if drafted else None
 
 
 def is_exact(request: Request, request_class: RequestClass) -> bool:

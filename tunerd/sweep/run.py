@@ -20,6 +20,7 @@ from tunerd.machine.files import is_locked
 from tunerd.machine.process import words_of
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import RunOutcome, StoredRun, VerdictRecord
+from tunerd.measure.learn import LiveDrafts, live_drafts
 from tunerd.measure.life import prompt_book
 from tunerd.measure.store import EvidenceStore
 from tunerd.operations import JobRequest, Lane
@@ -27,11 +28,12 @@ from tunerd.production.lease import Held, hold
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.plan import Plan
-from tunerd.profile.arm import Arm, Sample, as_arm
+from tunerd.profile.arm import Arm, Sample, as_arm, as_samples
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
 from tunerd.sweep.box import LeaseBox, SweepTexts
 from tunerd.sweep.house import House
+from tunerd.sweep.observations import acceptance_of
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
 from tunerd.sweep.promote import follow_policy
 from tunerd.sweep.record import (
@@ -360,10 +362,12 @@ class _Run:
     _elapsed_s: float = 0.0
     _has_answers: bool = False
     _found: Outcome | None = None
+    _live: LiveDrafts | None = None
 
     def go(self) -> ActionResult:
         """All of it."""
         keeper = self.keeper
+        self._live = live_drafts(self.ctx, self.prepared.generation.created_s)
         try:
             outcome, verdict, away_s, ended = self._night()
         except BaseException as error:
@@ -436,6 +440,12 @@ class _Run:
                 break
         if box.ended is not None:
             outcome = _with_reason(outcome, box.ended)
+        if self._live is not None:
+            base, workload = self.prepared.base.arm, self.prepared.workload
+            here = acceptance_of(as_samples(samples), base, workload)
+            if (told := compare_drafts(here, self._live)) is not None:
+                found = replace(outcome.evidence, reasons=(*outcome.evidence.reasons, told))
+                outcome = replace(outcome, evidence=found)
         verdict = self.keeper.result(outcome, self.prepared.base.arm, self.prepared.shape.name)
         return outcome, verdict, away_s, box.ended
 
@@ -526,6 +536,24 @@ class _Run:
                 return True
             ctx.clock.sleep(min(_QUIET_POLL_S, max(0.1, quiet_s / 4)))
         return False
+
+
+_LEAST_DRAFTED = 1000
+_AGREES = 0.05
+
+
+def compare_drafts(here: float | None, live: LiveDrafts) -> str | None:
+    """Whether the drafts of what serves were as often right in the sweep as its people's are; None: unknown."""
+    if here is None or live.n_drafted < _LEAST_DRAFTED:
+        return None
+    there = live.n_accepted / live.n_drafted
+    told = (
+        f"of the drafts of what serves {here:.0%} were right here, and {there:.0%} for its people "
+        f"({live.n_requests} requests since it was deployed)"
+    )
+    if abs(here - there) <= _AGREES:
+        return f"{told}: the workload's texts are like theirs in that"
+    return f"{told}: its texts, or their sampling, are not like the workload's"
 
 
 def _with_reason(outcome: Outcome, why: str) -> Outcome:
