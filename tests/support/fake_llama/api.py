@@ -23,7 +23,6 @@ class Api:
         self.is_loaded = False
         self.failure_at_request: Failure | None = None
         self._die = die
-        self._n_health = 0
         self._api_keys = self._read_api_keys()
 
     def _read_api_keys(self) -> set[str]:
@@ -45,11 +44,6 @@ class Api:
         if self.behaviour.openai_only and not path.startswith(("/v1/", "/health")):
             raise not_found()
         is_health = path == "/health" or (path == "/v1/health" and not self.behaviour.is_ik)
-        if is_health and self.behaviour.health is not None:
-            status = self.behaviour.health[min(self._n_health, len(self.behaviour.health) - 1)]
-            self._n_health += 1
-            if status != 200:
-                raise HttpError(status, "unavailable_error", "Loading model")
         if not self.is_loaded:
             raise HttpError(503, "unavailable_error", "Loading model")
         if is_health:
@@ -104,9 +98,7 @@ class Api:
             if "metrics" not in facts:
                 text = "This server does not support metrics endpoint. Start it with `--metrics`"
                 raise HttpError(501, "not_supported_error", text)
-            told = self.behaviour.metrics_text
-            counters = self._metrics() if told is None else told
-            return Answer(200, counters.encode(), "text/plain; version=0.0.4")
+            return Answer(200, self._metrics().encode(), "text/plain; version=0.0.4")
         if path == "/version" and self.behaviour.is_ik:
             return json_answer(
                 {"version": 4, "features": {"sql": False, "zstd_compression": False}}

@@ -28,17 +28,15 @@ class Behaviour:
     `drips` sends the heads of all answers a byte every half second, without end; `never_binds` is a server that
     stays, and listens nowhere.
 
-    `health` are the statuses of the first answers of `/health`, the last repeats. `device` are
-    the lines about a GPU: name, description, total_mib, free_mib, model_mib, context_mib,
+    `device` are the lines about a GPU: name, description, total_mib, free_mib, model_mib, context_mib,
     compute_mib, and n_layers, offloaded, and of those by the fit overflowing.
 
     Traps for whoever measures: `finds_all_cached` reuses prompts although a request forbids it,
-    `ends_at_tok` ends every answer there whatever the request says, `reported_time_factor` scales the
-    times that are reported, `ignores_overrides` takes settings of speculation with a request and does
+    `ignores_overrides` takes settings of speculation with a request and does
     nothing with them, `openai_only` is another kind of server: OpenAI routes alone, without timings.
     `told_timings` are told instead of the true ones (of an object, its keys alone), `told_props` are keys
     of `/props`, `slots_are_busy` says
-    that of every slot for ever, `metrics_text` is what `/metrics` answers.
+    that of every slot for ever.
     `by_length` are prompt time [ms] and tok/s for answers of that many tokens. `answer_text`,
     `reasoning` and `tool_calls` (name, arguments) are what a chat is answered with, the calls where
     tools are offered.
@@ -49,13 +47,11 @@ class Behaviour:
 
     dialect: str = "main-0x"
     help_file: str | None = None
-    version_text: str | None = None
     record: str | None = None
     # Life.
     needs_model: bool = True
     load_s: float = 0.0
     load_never_ends: bool = False
-    health: list[int] | None = None
     drips: bool = False
     never_binds: bool = False
     fail: str | list[str | None] | None = None
@@ -68,36 +64,27 @@ class Behaviour:
     # What it says.
     alias: str | None = None
     reply: str | list[str] = "normal"
-    default_n_predict: int = 64
     device: dict[str, Any] | None = None
     # How fast it is.
     time_scale: float = 0.0
     pp_tok_s: float = 1000.0
     tg_tok_s: float = 50.0
-    noise: float = 0.0
-    seed: int = 1
-    first_request_slowdown: float = 1.0
     decay_per_request: float = 0.0
     # How it speculates: costs are shares of one plain step.
     has_mtp: bool = True
     is_recurrent: bool = True
     speculation_works: bool = True
     acceptance: float = 0.75
-    confidence_slope: float = 0.8
     draft_cost: float = 0.08
-    verify_cost: float = 0.05
     prefill_tax: float = 0.12
     by_length: dict[str, list[float]] | None = None
     # Traps.
     finds_all_cached: bool = False
-    ends_at_tok: int | None = None
-    reported_time_factor: float = 1.0
     ignores_overrides: bool = False
     openai_only: bool = False
     told_timings: Any = None
     told_props: dict[str, Any] = field(default_factory=dict)
     slots_are_busy: bool = False
-    metrics_text: str | None = None
     # Chats.
     answer_text: str | None = None
     reasoning: str | None = None

@@ -174,16 +174,9 @@ class Engine:
         limit = body.get("n_predict", body.get("max_tokens", -1))
         served = self.arguments.whole("n_predict", -1)
         n_predict = limit if isinstance(limit, int) and limit >= 0 else served
-        n_predict = n_predict if n_predict >= 0 else self.behaviour.default_n_predict
-        if self.behaviour.ends_at_tok is not None:
-            n_predict = min(n_predict, self.behaviour.ends_at_tok)
-        n_predict = min(n_predict, self.n_ctx - len(tokens))
-        n_earlier = self.n_completions - 1
-        slowdown = 1.0 + self.behaviour.decay_per_request * n_earlier
-        if n_earlier == 0:
-            slowdown *= self.behaviour.first_request_slowdown
+        n_predict = min(n_predict if n_predict >= 0 else 64, self.n_ctx - len(tokens))
+        slowdown = 1.0 + self.behaviour.decay_per_request * (self.n_completions - 1)
         n_max, n_min, p_min = self._speculation(body)
-        seed = zlib.crc32(repr((self.behaviour.seed, body.get("seed"), tokens)).encode())
         run = simulate(
             self.behaviour,
             n_prompt=len(tokens),
@@ -193,7 +186,7 @@ class Engine:
             n_min=n_min,
             p_min=p_min,
             slowdown=slowdown,
-            seed=seed + (n_earlier if self.behaviour.noise else 0),
+            seed=zlib.crc32(repr((1, body.get("seed"), tokens)).encode()),
             stop_type="limit",
         )
         known = (self.behaviour.by_length or {}).get(str(n_predict))
@@ -266,9 +259,7 @@ class Engine:
     def timings(self, run: Run) -> dict[str, Any]:
         """The `timings` object of this dialect."""
         n_prompt = run.n_prompt - run.n_cached
-        factor = self.behaviour.reported_time_factor
-        prompt_ms = max(run.prompt_ms, 0.001) * factor
-        predicted_ms = run.predicted_ms * factor
+        prompt_ms, predicted_ms = max(run.prompt_ms, 0.001), run.predicted_ms
         counted = run.n_predicted
         if self.behaviour.dialect == "main-0x":
             counted = max(run.n_predicted - 1, 0)

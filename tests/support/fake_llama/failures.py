@@ -10,11 +10,11 @@ from dataclasses import dataclass
 class Failure:
     """How an engine dies: what it writes (level and text), and how it ends.
 
-    `at` is `load` or `request`; `ends` is an exit status, or minus a signal number; None: it lives.
+    `at` is `load` or `request`; `ends` is an exit status, or minus a signal number.
     """
 
     at: str
-    ends: int | None
+    ends: int
     lines: tuple[str, ...]
     ik_lines: tuple[str, ...] | None = None
 
@@ -83,10 +83,6 @@ FAILURES: dict[str, Failure] = {
         "cudaGetLastError()",
         at="load",
     ),
-    "fit-failed": _load_error(
-        "E common_fit_params: failed to fit params to free device memory",
-        ik=("llama_model_load: error loading model: Unable to auto-fit model",),
-    ),
     "no-mtp-block": _load_error(
         "W operator(): failed to measure the memory of the extra model, fitting without it: "
         "failed to create llama_context from model",
@@ -142,27 +138,6 @@ FAILURES: dict[str, Failure] = {
     "segfault": Failure("load", -signal.SIGSEGV, ()),
     "assert": Failure(
         "load", -signal.SIGABRT, ("src/llama-model.cpp:3501: GGML_ASSERT(ok) failed",)
-    ),
-    "mlock-refused": Failure(
-        "load",
-        None,
-        (
-            (
-                "W warning: failed to mlock 411467776-byte buffer "
-                "(after previously locking 0 bytes): Cannot allocate memory"
-            ),
-            "W Try increasing RLIMIT_MEMLOCK ('ulimit -l' as root).",
-        ),
-    ),
-    "no-cuda": Failure(
-        "load",
-        None,
-        (
-            (
-                "E ggml_cuda_init: failed to initialize CUDA: "
-                "CUDA driver version is insufficient for CUDA runtime version"
-            ),
-        ),
     ),
 }
 

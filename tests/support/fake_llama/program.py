@@ -86,7 +86,7 @@ class Program:
 
     def die(self, failure: Failure) -> NoReturn:
         self._write(failure)
-        self.end(1 if failure.ends is None else failure.ends)
+        self.end(failure.ends)
 
     def _write(self, failure: Failure) -> None:
         lines = failure.lines
@@ -132,10 +132,7 @@ class Program:
             os.write(1, text.encode())
             self.end(1 if self.behaviour.is_ik else 0)
         if "--version" in asked:
-            text = self.behaviour.version_text or (
-                "version: 0 (unknown)\nbuilt with GNU 12.2.0 for Linux x86_64\n"
-            )
-            os.write(2, text.encode())
+            os.write(2, b"version: 0 (unknown)\nbuilt with GNU 12.2.0 for Linux x86_64\n")
             self.end(0)
         if "--list-devices" in asked and not self.behaviour.is_ik:
             os.write(1, f"Available devices:\n  {device_line(self.behaviour)}\n".encode())
@@ -192,9 +189,7 @@ class Program:
             self._spend_load_time()
             failure = self._failure()
         if failure is not None and failure.at == "load":
-            if failure.ends is not None:
-                self.die(failure)
-            self._write(failure)
+            self.die(failure)
         elif failure is not None:
             self.api.failure_at_request = failure
         log_loaded(self.log, self.behaviour, self.api.engine)

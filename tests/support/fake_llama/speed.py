@@ -62,7 +62,7 @@ def simulate(
 
     A draft token's confidence is r ** 0.25 of a uniform r (mean 0.8); drafting ends at the first
     one below `p_min`. It is accepted with probability `acceptance` at mean confidence, more above
-    and less below by `confidence_slope`.
+    and less below.
     """
     rng = random.Random(seed)  # a simulation that must repeat itself
     step_ms = 1000.0 / behaviour.tg_tok_s * slowdown
@@ -83,16 +83,14 @@ def simulate(
         confidences = confidences if len(confidences) >= n_min else []
         n_taken = 0
         for confidence in confidences:
-            chance = behaviour.acceptance + behaviour.confidence_slope * (confidence - 0.8)
-            if rng.random() >= chance:
+            if rng.random() >= behaviour.acceptance + 0.8 * (confidence - 0.8):
                 break
             n_taken += 1
         for position in range(len(confidences)):
             drafted_at[position] += 1
             accepted_at[position] += position < n_taken
-        cost = 1.0 + behaviour.draft_cost * n_tried + behaviour.verify_cost * len(confidences)
-        spent_ms = step_ms * cost * max(0.05, 1.0 + behaviour.noise * rng.gauss(0.0, 1.0))
-        steps.append((spent_ms, len(confidences)))
+        cost = 1.0 + behaviour.draft_cost * n_tried + 0.05 * len(confidences)
+        steps.append((step_ms * cost, len(confidences)))
         bursts.append(n_taken + 1)
         produced += n_taken + 1
     return Run(
