@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,29 @@ def pytest_configure() -> None:
 
         hypothesis.settings.register_profile("tunerd", deadline=None)
         hypothesis.settings.load_profile("tunerd")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that share something for their module, or class, run in one process: it is made once.
+
+    xdist's own groups come to nothing with pytest 9.2 (its issue 1386).
+    """
+    # Machines for e2e have none, and it tells no types.
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # noqa: PLC0415
+
+    @functools.cache
+    def shares(path: str) -> bool:
+        return 'scope="module"' in (config.rootpath / path).read_text(encoding="utf-8")
+
+    class ByWhatIsShared(LoadScopeScheduling):  # type: ignore[misc] # it tells no types
+        def _split_scope(self, nodeid: str) -> str:
+            path, *classes, _ = nodeid.partition("[")[0].split("::")
+            if shares(path):
+                return path
+            return "::".join([path, *classes]) if classes else nodeid
+
+    return ByWhatIsShared(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

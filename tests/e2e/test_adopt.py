@@ -13,8 +13,6 @@ from tests.support.deployment import MODEL, UNIT, Deployment, UnitFile, profile
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 
-pytestmark = pytest.mark.xdist_group("adopt")  # one machine for all
-
 BAD = '[engines.bad]\npath = "/srv/bad/llama-server"\n'
 PROFILES = {
     "plain": profile("/usr/bin/llama-server", serving__alias="plain"),

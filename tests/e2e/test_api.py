@@ -14,8 +14,6 @@ from tests.support.overlay import Root
 from tests.support.places import Place, places
 from tests.support.roots import Tunerd, host_root, sid_root
 
-pytestmark = pytest.mark.xdist_group("api")
-
 SETTINGS = """
 [service]
 drain_s = 0.0

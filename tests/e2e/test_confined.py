@@ -16,7 +16,7 @@ from tests.support.places import Place, places
 from tests.support.roots import Tunerd, host_root, sid_root
 from tests.support.webhook import URL, Webhook
 
-pytestmark = [pytest.mark.xdist_group("confined"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 MOST_EXPOSED = 3.2
 # A candidate is production's unit under another name.

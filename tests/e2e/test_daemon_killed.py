@@ -18,7 +18,7 @@ from tests.support.overlay import Root
 from tests.support.roots import SOURCES_INSIDE
 from tests.support.webhook import ADDRESS, PORT
 
-pytestmark = [pytest.mark.xdist_group("daemon-killed"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 SEED = 20261122
 
 

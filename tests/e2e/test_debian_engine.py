@@ -34,8 +34,6 @@ from tunerd.model.report import BufferKind, MemoryReport, parse_report
 from tunerd.sweep.space import Frozen, frozen_from_log, read_fit
 from tunerd.words import BYTES_PER_MIB
 
-pytestmark = pytest.mark.xdist_group("debian-engine")  # one machine for all
-
 # `python -m benchmarks.memory_estimates` compares all of them; see docs/memory.md.
 MOVED_MIB = 150
 TRIES = 5

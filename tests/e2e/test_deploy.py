@@ -17,8 +17,6 @@ from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tunerd.tryout.designed import vocabulary
 
-pytestmark = pytest.mark.xdist_group("deploy")  # one machine for all
-
 WORDS = vocabulary()
 N_PREDICT = 65
 ENGINE_OF = {"host": "embedded", "sid": "mainline"}

@@ -18,8 +18,6 @@ from tests.support.deployment import UNIT, Deployment, Said, UnitFile, place_dae
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 
-pytestmark = pytest.mark.xdist_group("failing-apply")  # one machine for all
-
 OLD_ALIAS = "old-and-well"
 ENGINES = """
 [engines.good]

@@ -13,8 +13,6 @@ from tests.support.overlay import Root
 from tests.support.places import places
 from tests.support.roots import PREFIX
 
-pytestmark = pytest.mark.xdist_group("foreign-engines")  # one machine for all
-
 PROGRAM = "/opt/foreign/llama-server"
 # Before it is the stand-in, it tells who it is, where, and what it may write, and flees its session.
 FLEES = """#!/bin/bash

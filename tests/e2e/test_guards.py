@@ -16,7 +16,7 @@ from tests.support.machine import Machine
 from tests.support.places import Place, places
 from tests.support.stand_in import RTX_4070_SUPER
 
-pytestmark = [pytest.mark.xdist_group("guards"), pytest.mark.timeout(600)]  # one machine for all
+pytestmark = pytest.mark.timeout(600)  # one machine for all
 
 LIMIT_S = 150.0
 SETTINGS = """

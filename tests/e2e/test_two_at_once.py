@@ -14,8 +14,6 @@ from tests.support.machine import Machine
 from tests.support.overlay import Root
 from tests.support.places import places
 
-pytestmark = pytest.mark.xdist_group("two-at-once")  # one machine for all
-
 SLOW_S = 2.5
 EDIT = "\n# by hand\n[Service]\nEnvironment=EDITED=yes\n"
 PROFILES = {

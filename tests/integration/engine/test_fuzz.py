@@ -33,7 +33,6 @@ from tunerd.watch.figures import Reading, gpu_now, served_between, summarise
 from tunerd.watch.history import TelemetryStore
 from tunerd.web.metrics import exposition
 
-pytestmark = pytest.mark.xdist_group("fuzz")
 LOGS = tuple(
     line
     for path in sorted([*DATA.glob("logs/*/*.txt"), *DATA.glob("memory/*.txt"), *DATA.glob("requests/*.log")])

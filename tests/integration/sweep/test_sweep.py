@@ -19,7 +19,7 @@ from tunerd.result import Progress
 from tunerd.sweep.promote import follow_policy, promote
 
 # Each test goes on from what the one before it left, so all run in one process.
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(300), pytest.mark.xdist_group("sweep")]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

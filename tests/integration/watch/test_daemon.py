@@ -25,7 +25,7 @@ from tunerd.watch.figures import Reading
 from tunerd.watch.history import history
 from tunerd.watch.readings import Watcher
 
-pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("daemon")]
+pytestmark = pytest.mark.llama
 LIMIT_S = 60.0
 
 

@@ -26,8 +26,6 @@ from tests.support.api_box import OWN, ApiBox, serving
 from tests.support.fuzz import is_asked_for, often
 from tunerd.web.routes import BEGINS, READS, describe_api, is_slow
 
-pytestmark = pytest.mark.xdist_group("api-fuzz")
-
 # They start processes, and so does each job: a sample calls every third of them once.
 SLOW = frozenset(path for path, kind in READS.items() if is_slow(kind))
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,

@@ -26,8 +26,6 @@ from tunerd.web.gate import Gate, Visitor
 from tunerd.web.part import Answering
 from tunerd.web.routes import Answer
 
-pytestmark = pytest.mark.xdist_group("api-jobs")
-
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[ApiBox]:

@@ -14,7 +14,7 @@ from tests.support.readings import a_reading, served
 from tests.support.server_process import free_port
 from tunerd.watch.history import HistoryKeeper
 
-pytestmark = [pytest.mark.llama, pytest.mark.xdist_group("page")]
+pytestmark = pytest.mark.llama
 
 HOSTILE = "</title><script>window.broken=1</script><img src=x onerror='window.broken=2'>\"'&lt;"
 PLAIN = """

@@ -12,7 +12,7 @@ from tests.support.made_sweep import put_proposal
 from tests.support.sweep_box import SweepBox, swept
 from tunerd.machine.net import free_port
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("page-decides")]
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
