@@ -34,7 +34,7 @@ _PLACES = (_BARE, "/", "/?hours=168", "/live?hours=1", "/sweeps", "/sweeps/1", "
 
 
 def trials_of_a_night() -> int:
-    _, outcome = simulated_night()
+    _, outcome = simulated_night(4.0)
     return sum(sample.event == "boot" for sample in outcome.evidence.samples)
 
 
@@ -45,7 +45,7 @@ def put_nights(box: Box, n: int) -> tuple[int, int]:
     now_s = ctx.clock.now_s()
     with EvidenceStore(ctx.paths.evidence) as store:
         for number in range(n):
-            put_night(ctx, store, now_s - (n - number) * _DAY_S)
+            put_night(ctx, store, now_s - (n - number) * _DAY_S, hours=4.0)
         events = [store.sweep_events(run.number) for run in store.runs(with_arms=False)]
     boots = [event["event"] == "boot" for one in events for event in one]
     return sum(boots), len(boots) - sum(boots)

@@ -27,11 +27,11 @@ _NOT_KNOWN = "0" * 64
 
 
 @cache
-def simulated_night() -> tuple[Task, Outcome]:
+def simulated_night(hours: float = 1.0) -> tuple[Task, Outcome]:
     """A night on a simulated box, and what it came to."""
     one = task("12G", "agent", 1)
     outcome = tune(
-        one.box(), one.space, one.workload, one.incumbent, 4 * _HOUR_S, np.random.default_rng(1)
+        one.box(), one.space, one.workload, one.incumbent, hours * _HOUR_S, np.random.default_rng(1)
     )
     return one, outcome
 
@@ -44,9 +44,9 @@ def put_sweep(box: Box) -> int:
         return put_night(ctx, store, ctx.clock.now_s() - 4 * _HOUR_S)
 
 
-def put_night(ctx: Context, store: EvidenceStore, started_s: float) -> int:
+def put_night(ctx: Context, store: EvidenceStore, started_s: float, *, hours: float = 1.0) -> int:
     """Store the simulated night once, by the calls by which a real one is; its number."""
-    one, outcome = simulated_night()
+    one, outcome = simulated_night(hours)
     record = RunRecord(
         kind=KIND, suites=("workload",), started_s=started_s, target="a box", seed=1,
         unit=ctx.unit, profile="plain", model_name="designed", workload="coding-agent",
