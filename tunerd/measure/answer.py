@@ -467,6 +467,9 @@ def read_answer(events: Sequence[Event], *, is_whole: bool) -> Answer:
 # Steps that came in one event (a letter in several tokens) look like one that took as long as both.
 _MOST_MERGED = 0.02
 _ENDLESS_MS = 1e12
+_ENDLESS = 2**31
+# Less than this share of a usual step is no step: a clock that was read twice within one.
+_LEAST_OF_STEP = 0.02
 
 
 class _Collected:
@@ -509,7 +512,7 @@ class _Collected:
         counts = (timings.get("draft_n") or 0, timings.get("draft_n_accepted") or 0)
         if not isinstance(ms, (int, float)) or not 0 <= ms < _ENDLESS_MS:
             return
-        if not all(isinstance(one, int) for one in counts):
+        if not all(isinstance(one, int) and 0 <= one < _ENDLESS for one in counts):
             return
         if not self._so_far or self._so_far[-1][0] != ms:
             self._so_far.append((float(ms), *counts))
@@ -525,7 +528,14 @@ class _Collected:
         n_predicted = timings.predicted_n if timings is not None else None
         if not found or n_predicted is None:
             return None
+        times = [ms for ms, _, _ in found]
+        if min(times) < _LEAST_OF_STEP * statistics.median(times):
+            return None
         missing = n_predicted - 1 - sum(1 + accepted for _, _, accepted in found)
+        if (
+            missing < 0
+        ):  # its end lay within the last draft: accepted behind it is no part of the answer
+            missing = min(missing + found[-1][2], 0)
         return tuple(found) if abs(missing) <= _MOST_MERGED * len(found) + 1 else None
 
     def _content(self, event: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
+from numbers import Real
 from typing import Any, Protocol
 
 OFF = "off"
@@ -500,6 +501,7 @@ def as_kept(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 _STEPS, _BY_DRAFTED = "steps", "by_drafted"
 _MOST_DRAFTED = 64
+_ENDLESS_MS = 1e12
 
 
 def _by_drafted(steps: Any) -> list[list[Any]] | None:
@@ -508,12 +510,15 @@ def _by_drafted(steps: Any) -> list[list[Any]] | None:
     for step in steps if isinstance(steps, (list, tuple)) else ():
         if not isinstance(step, (list, tuple)) or len(step) != _STEP_PARTS:
             return None
-        ms, drafted, accepted = (float(part) for part in step)
-        if not (math.isfinite(ms) and ms >= 0 and 0 <= accepted <= drafted <= _MOST_DRAFTED):
+        if not all(isinstance(part, Real) for part in step):
+            return None
+        ms, drafted, accepted = step
+        # Compared as they are: a whole number may be too large for a float.
+        if not (0 <= ms < _ENDLESS_MS and 0 <= accepted <= drafted <= _MOST_DRAFTED):
             return None
         row = found.setdefault(int(drafted), [int(drafted), 0, 0.0, [0] * int(drafted)])
         row[1] += 1
-        row[2] = round(row[2] + ms, 3)
+        row[2] = round(row[2] + float(ms), 3)
         for position in range(int(accepted)):
             row[3][position] += 1
     return [found[drafted] for drafted in sorted(found)] or None

@@ -24,6 +24,7 @@ from tunerd.sweep.laws import (
     MemoryLaw,
     Noise,
     Prediction,
+    by_length,
     fit_acceptance,
     fit_memory,
     fit_noise,
@@ -317,7 +318,8 @@ class _Luck:
         usual_accepted = weight * accepted / steps + (1 - weight) * float(by_text[1][text])
         row = step_row(answer, acceptance)
         scale = usual_drafted / max(float(row.drafted.sum()), 1e-6)
-        usual_row = replace(row, drafted=np.minimum(row.drafted * scale, 1.0))
+        most = by_length(np.ones(max(n_max, 1)))
+        usual_row = replace(row, drafted=np.minimum(row.drafted * scale, most))
         own = float(row.terms @ costs.step)
         usual = float(usual_row.terms @ costs.step)
         rate = reading.n_accepted / (reading.n_steps or 1)

@@ -92,8 +92,8 @@ class Night:
         self.failures: dict[Arm, list[str]] = defaultdict(list)
         # Engines that read a shared prefix anew each time, and whether of several requests at once.
         self.broken_caches: set[tuple[str, bool]] = set()
-        # Whether its builds tell every verification step; None before any drafted.
-        self.tells_steps: bool | None = None
+        # Whether engines tell their verification steps, of those that drafted.
+        self._tell_steps: dict[str, bool] = {}
         self._clock = box.now
         self._on_sample = on_sample
         self._begin = self._clock()
@@ -174,6 +174,13 @@ class Night:
         """
         if seconds > self.remaining_s:
             raise TimeUp
+
+    def tells_steps(self, engine: str) -> bool:
+        """Whether answers of an engine say what each step took: as others do, before it drafted anything.
+
+        Once is enough: tool calls, and answers whose steps cannot be told apart, come without them.
+        """
+        return self._tell_steps.get(engine, any(self._tell_steps.values()))
 
     # Prompts
 
@@ -271,7 +278,8 @@ class Night:
         self.spent_s[purpose] += seconds
         self._note_rates(sample.reading)
         if sample.reading is not None and sample.reading.n_drafted:
-            self.tells_steps = sample.reading.steps is not None
+            known = self._tell_steps.get(arm.engine, False)
+            self._tell_steps[arm.engine] = known or sample.reading.steps is not None
         if failure and failure != "refused":
             self.failures[arm.canonical()].append(failure)
         self._file(sample)

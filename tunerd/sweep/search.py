@@ -374,7 +374,7 @@ class Search:
         if family.spec == OFF:
             return [] if measured else [(most, family.p_min[0])]
         found = []
-        if self.night.tells_steps and family.spec not in _LOOKUPS:
+        if self.night.tells_steps(family.engine) and family.spec not in _LOOKUPS:
             # Single steps tell the time of every length and all positions, of what is confident enough.
             if max((arm.n_max for arm in measured if arm.p_min <= _SEEN_FILTER), default=0) < min(
                 most, _SEEN_DRAFT
@@ -587,7 +587,7 @@ class Search:
         arm = server.arm
         if arm.engine not in self.night.box.per_request or not arm.drafts or purpose == _RACE:
             return
-        if self.night.tells_steps:
+        if self.night.tells_steps(arm.engine):
             return  # they say what other settings of the draft would do
         if purpose == "probe":
             for draft in self._probe_drafts(arm):

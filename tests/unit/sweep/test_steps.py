@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.simulator.tasks import task
 from tests.unit.sweep.test_carried import WORKLOAD
 from tunerd.measure.answer import read_answer
-from tunerd.profile.arm import Arm, Request, Sample, as_kept, read
+from tunerd.profile.arm import (
+    BOOT,
+    REQUEST,
+    Arm,
+    Family,
+    Policy,
+    Request,
+    Sample,
+    Space,
+    as_kept,
+    read,
+)
 from tunerd.sweep.laws import StepRow, fit_steps, spread_drafted
+from tunerd.sweep.learner import Learner
+from tunerd.sweep.night import Night
 from tunerd.sweep.observations import Observations, pool
+from tunerd.sweep.space import build_grid
 
 STEPS = [(20.0, 0, 0), (31.0, 2, 2), (29.0, 2, 0), (25.0, 1, 1)]
 MTP = Arm("it", "mtp", 2, 0.5, 1024, "q8_0", 512, 2048, 8)
@@ -33,6 +49,14 @@ def test_steps_are_what_the_sums_gain_from_one_event_to_the_next() -> None:
     assert read_answer(told, is_whole=True).steps == ((20.0, 3, 3), (10.0, 2, 0))
 
 
+def test_an_answer_that_ends_within_a_draft_has_its_steps() -> None:
+    """A server counts a draft whole, though the answer stopped in the middle of it."""
+    told = stream((5.0, 0, 0), (25.0, 8, 1), (45.0, 16, 8), n_predicted=4)
+    assert read_answer(told, is_whole=True).steps == ((20.0, 8, 1), (20.0, 8, 7))
+    missing = stream((5.0, 0, 0), (25.0, 8, 7), (45.0, 16, 8), n_predicted=4)
+    assert read_answer(missing, is_whole=True).steps is None
+
+
 @pytest.mark.parametrize(
     "told",
     [
@@ -41,8 +65,11 @@ def test_steps_are_what_the_sums_gain_from_one_event_to_the_next() -> None:
         stream((5.0, 4, 0), (25.0, 3, 0), n_predicted=2),
         stream((5.0, 0, 0), (float("inf"), 1, 0), n_predicted=2),
         stream(*((float(at), 0, 0) for at in range(1, 60)), n_predicted=90),
+        stream((5.0, 0, 0), (25.0, 10**400, 0), n_predicted=2),
+        stream((5.0, 0, 0), (25.0, 2, 1), (25.001, 2, 1), (45.0, 4, 1), (65.0, 6, 1), n_predicted=5),
     ],
-    ids=["no step", "more accepted than drafted", "less than before", "endless", "steps that came together"],
+    ids=["no step", "more accepted than drafted", "less than before", "endless", "steps that came together",
+         "more drafted than a float can hold", "a step of no time"],
 )  # fmt: skip
 def test_steps_that_cannot_be_are_no_steps(told: list[Any]) -> None:
     assert read_answer(told, is_whole=True).steps is None
@@ -68,8 +95,10 @@ def test_an_answer_is_kept_with_its_steps_added_up_and_read_again_the_same() -> 
 
 
 @pytest.mark.parametrize(
-    "steps", [None, "x", 3, [], [(1.0, 1)], [(1.0, 1, 2)], [(-1.0, 1, 0)], [(1.0, 10**9, 0)]]
-)
+    "steps",
+    [None, "x", 3, [], [(1.0, 1)], [(1.0, 1, 2)], [(-1.0, 1, 0)], [(1.0, 10**9, 0)],
+     [("1 ms", 1, 0)], [(None, 1, 0)], [(1.0, 10**400, 0)], [(10**400, 1, 0)], [(1.0, float("nan"), 0)]],
+)  # fmt: skip
 def test_steps_that_no_box_can_mean_are_passed_over(steps: Any) -> None:
     answer = {
         "predicted_n": 8,
@@ -118,3 +147,47 @@ def test_the_time_of_every_length_is_read_from_one_answer_whatever_its_shape(sha
     for n_drafted, ms in zip(drafted, times, strict=True):
         terms = row.terms_with(spread_drafted(int(n_drafted)), float(n_drafted < 8))
         assert float(terms @ law) == pytest.approx(ms, rel=0.05)
+
+
+def test_an_answer_that_drafted_as_usual_has_no_luck_however_long_its_drafts_are() -> None:
+    """The law tells sixteen positions apart; those beyond are counted at the last, all of them."""
+    arm = replace(MTP, n_max=32, p_min=0.0)
+    family = Family((32,), (0.0,), (1024,), ("q8_0",), (512,), (2048,), (8,))
+    grid = build_grid(Space({("it", "mtp"): family}), arm, Policy())
+    learner = Learner(grid, WORKLOAD, 8192)
+    steps = [(24.0, 4, 4)] * 7 + [(36.0, 16, 4)] * 7 + [(52.0, 32, 4)] * 6
+    answer = {"predicted_n": 101, "predicted_ms": 732.0, "draft_n": 332, "draft_n_accepted": 80,
+              "prompt_n": 400, "prompt_ms": 500.0, "wall_ms": 1232.0, "steps": steps}  # fmt: skip
+    for n in range(30):
+        one = Sample(
+            event=BOOT, process=f"a/{n}", arm=arm, purpose="explore", at_s=0.0, seconds=1.0
+        )
+        learner.add([one])
+        for text, wanted in enumerate(WORKLOAD.classes):
+            request = Request(wanted.kind, f"b{n}-{text}", 0, wanted.new_tokens, wanted.n_predict)
+            learner.add([replace(one, event=REQUEST, purpose="block", request=request, n_max=32,
+                                 block=f"b{n}", answer=as_kept(answer))])  # fmt: skip
+    learner.refresh()
+    assert len(learner.observed) == 30
+    for seen in learner.observed:
+        assert seen.log_turn == pytest.approx(seen.log_measured, abs=0.04)
+
+
+def test_what_an_engine_tells_of_its_steps_is_not_forgotten_with_a_tool_call() -> None:
+    """A tool call, a request beside others, another engine: answers without steps say nothing of this one."""
+    box = task("12G", "agent", 1)
+    learner = Learner(build_grid(box.space, box.incumbent, Policy()), box.workload, 8192)
+    night = Night(box.box(), box.workload, learner, 3600.0, np.random.default_rng(1), None)
+    assert not night.tells_steps("it")
+    request = Request("code", "a", 0, 500, 100)
+    whole = {"predicted_n": 8, "predicted_ms": 105.0, "draft_n": 5, "draft_n_accepted": 3}
+    night.answered(
+        MTP, "a/1", "block", request, (2, 0.5), seconds=1.0, answer={**whole, "steps": STEPS}
+    )
+    night.answered(MTP, "a/1", "tool", request, (2, 0.5), seconds=1.0, answer=whole)
+    assert night.tells_steps("it")
+    assert night.tells_steps("never seen")
+    other = replace(MTP, engine="ik")
+    night.answered(other, "a/2", "block", request, (2, 0.5), seconds=1.0, answer=whole)
+    assert not night.tells_steps("ik")
+    assert night.tells_steps("it")
