@@ -136,17 +136,6 @@ def test_a_misspelt_variable_is_caught(paths: Paths, variable: str) -> None:
     assert variable in line
 
 
-def test_variables_of_tests_and_of_others_are_not_looked_at(paths: Paths) -> None:
-    environment = {
-        "TUNERD_TEST_ENGINES": "/engines",
-        "TUNERD_STATE_DIR": "/state",
-        "TUNERD_LOG_LEVEL": "debug",
-        "TUNER_SERVICE__UNIT": "x.service",
-        "tunerd_service__unit": "lower.service",
-    }
-    assert load_settings(paths, environment).service.unit == "llama-server.service"
-
-
 def test_an_engine_may_be_named_in_the_environment(paths: Paths) -> None:
     environment = {"TUNERD_ENGINES__MINE__PATH": "/opt/llama-server"}
     settings = load_settings(paths, environment)
@@ -197,16 +186,6 @@ def test_a_file_that_is_no_toml_is_one_error(paths: Paths, text: str) -> None:
         with pytest.raises(ConfigError) as caught:
             call(paths, {})
         assert str(paths.settings_file) in caught.value.message
-
-
-def test_a_file_that_is_too_large_or_no_file_is_refused(paths: Paths) -> None:
-    write(paths, "#" * (1024 * 1024 + 1))
-    with pytest.raises(ConfigError, match="larger than"):
-        load_settings(paths, {})
-    paths.settings_file.unlink()
-    paths.settings_file.mkdir()
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_settings(paths, {})
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,10 @@ def manager() -> Iterator[Systemd]:
             manager.reset_failed(unit)
     manager.stop(UNIT)
     if path.exists():
-        manager.disable(UNIT)
+        if any(manager.unit_dir.glob(f"*.wants/{UNIT}")):
+            manager.disable(UNIT)
         path.unlink()
-    manager.reload()
+        manager.reload()
     manager.reset_failed(UNIT)
 
 

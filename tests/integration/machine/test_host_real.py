@@ -17,7 +17,7 @@ import pytest
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.folders import ROOT
 from tests.support.needs import missing
-from tunerd.machine.host import memlock_limit_of, memory_of, process_facts, read_cpu, read_host
+from tunerd.machine.host import memory_of, process_facts, read_host
 from tunerd.machine.proc import boot_id
 
 LOCKER = """
@@ -65,32 +65,6 @@ def test_this_machine_agrees_with_other_ways_to_ask() -> None:
     assert boot_id()
 
 
-def test_physical_cores_agree_with_psutil_where_all_may_be_used() -> None:
-    if len(os.sched_getaffinity(0)) != psutil.cpu_count():
-        pytest.skip("this process may not use all processors; run it without a cpuset")
-
-    assert read_cpu().physical_cores == psutil.cpu_count(logical=False)
-
-
-def test_a_process_that_is_pinned_counts_only_its_processor() -> None:
-    script = (
-        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from tunerd.machine.host import read_cpu; cpu = read_cpu();"
-        "print(cpu.physical_cores, cpu.logical_cores)"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=30,
-    )
-
-    assert done.stdout.split() == ["1", "1"]
-
-
 def test_a_running_process_is_described() -> None:
     began_s = time.time()
     with python("import sys; print(1, flush=True); sys.stdin.read()", "an argument") as process:
@@ -121,36 +95,6 @@ def test_locked_memory_shows() -> None:
         assert memory.locked_mib == 3
         assert facts is not None
         assert facts.locked_mib == 3
-
-
-def test_the_memlock_limit_of_a_running_process_is_read_from_outside() -> None:
-    lowered = "import resource; resource.setrlimit(resource.RLIMIT_MEMLOCK, (2 << 20, 2 << 20))\n"
-    with python("import sys; print(1, flush=True); sys.stdin.read()", before=lowered) as process:
-        first_line(process)
-
-        limit = memlock_limit_of(process.pid)
-
-        assert limit is not None
-        assert (limit.mib, limit.is_unlimited) == (2, False)
-
-
-def test_a_process_that_has_ended_but_was_not_reaped_is_known_without_its_insides() -> None:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    try:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-        facts = process_facts(process.pid)
-        memory = memory_of(process.pid)
-
-        assert facts is not None
-        assert facts.start_ticks is not None
-        assert (facts.exe, facts.cmdline, facts.rss_mib) == (None, None, None)
-        assert memory is not None
-        assert memory.rss_mib is None
-    finally:
-        process.wait(timeout=10)
-
-    assert process_facts(process.pid) is None
 
 
 def test_what_another_user_may_not_see_is_unknown() -> None:

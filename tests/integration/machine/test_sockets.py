@@ -49,14 +49,6 @@ def test_a_process_that_listens_on_nothing_has_the_ports_of_what_it_started() ->
         assert listening_ports(shell.pid) == frozenset({int(shell.log_tail())})
 
 
-def test_nobody_listens_on_a_free_port() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        assert listening_pid(port) is None  # bound, but not listening
-    assert listening_pid(port) is None
-
-
 def test_a_socket_for_one_address_wins_over_one_for_all(other: tuple[Child, int]) -> None:
     child, port = other
     with socket.socket() as listener:
@@ -65,12 +57,6 @@ def test_a_socket_for_one_address_wins_over_one_for_all(other: tuple[Child, int]
         listener.listen()
 
         assert listening_pid(port) == child.pid
-
-
-def test_a_process_that_is_gone_listens_on_nothing() -> None:
-    with start(["true"]) as child:
-        child.wait(10)
-    assert listening_ports(child.pid) is None
 
 
 def lines_of(host: str, port: int) -> list[str]:

@@ -69,13 +69,6 @@ def test_a_plan_of_what_was_loaded_needs_what_the_load_reported(box: Box) -> Non
     assert host(said)["total_mib"] == pytest.approx(reported_mib(box), abs=1)
 
 
-def test_both_figures_are_shown(box: Box) -> None:
-    done = box.call("plan", "cpu-embedded", *settings(box, serving__port=PORT))
-    calculated = host(plan(box))["calculated_mib"]
-
-    assert f"calculated {calculated} MiB; corrected by what 1 load of it showed" in done.stdout
-
-
 def test_another_port_is_the_same_server_and_another_context_is_not(box: Box) -> None:
     elsewhere = box.call(
         "plan", "cpu-embedded", "--json", *settings(box, serving__port=free_port())

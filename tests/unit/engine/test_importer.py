@@ -216,13 +216,6 @@ def test_what_no_profile_can_say_is_named(dialect: str, line: str, lost: str, wh
     assert "hunter2" not in str(found)
 
 
-def test_a_flag_without_a_key_is_the_users_own() -> None:
-    found = imported("--lora a.gguf -c 5 --no-perf --lora b.gguf", "main-0x")
-    assert found.data["extra_args"] == ["--lora", "a.gguf", "--no-perf", "--lora", "b.gguf"]
-    assert found.unplaced == ()
-    assert imported("--verbosity 1", "ik-now").data["extra_args"] == ["--verbosity", "1"]
-
-
 def test_what_tunerd_would_set_is_left_to_the_engine_where_the_line_does_not() -> None:
     command = again(imported("-m /m.gguf -c 512", "main-0x"), "main-0x")
     assert command.argv[1:] == ("--model", "/m.gguf", "--ctx-size", "512")
@@ -283,28 +276,12 @@ def test_other_variables_are_options_where_the_help_says_so() -> None:
     assert one_side.data["extra_args"] == ["--no-host"]
 
 
-def test_a_variable_that_no_engine_reads_is_named() -> None:
-    found = imported("", "main-0x", {"LLAMA_ARG_NONSENSE": "1", "LLAMA_ARG_JINJA": "perhaps"})
-    assert set(reasons(found)) == {"LLAMA_ARG_NONSENSE=1", "LLAMA_ARG_JINJA=perhaps"}
-    assert "LLAMA_ARG_ALIAS=x" in reasons(imported("", "ik-now", {"LLAMA_ARG_ALIAS": "x"}))
-
-
 @pytest.mark.parametrize("name", ["LLAMA_API_KEY", "HF_TOKEN", "LLAMA_ARG_API_KEY", "MY_SECRET"])
 def test_a_secret_of_the_environment_goes_into_no_profile(name: str) -> None:
     found = imported("", "main-0x", {name: "hunter2", "CUDA_VISIBLE_DEVICES": "0"})
     assert "hunter2" not in str(found)
     assert found.data["environment"] == {"CUDA_VISIBLE_DEVICES": "0"}
     assert reasons(found)[f"{name}=..."].startswith("a secret")
-
-
-@pytest.mark.parametrize("dialect", [d for d in DIALECTS if not d.startswith("ik")])
-def test_every_variable_of_a_help_text_is_taken_or_named(dialect: str) -> None:
-    for option in help_of(dialect).options:
-        if option.env is None or not option.env.startswith("LLAMA_ARG_") or option.is_removed:
-            continue
-        found = imported("", dialect, {option.env: "1"})
-        blank = imported("", dialect)
-        assert found.unplaced or found.data != blank.data or not option.argument, option.env
 
 
 def test_flags_that_the_line_did_not_have_are_told() -> None:
