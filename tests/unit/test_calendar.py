@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes import FakeClock
-from tunerd.calendar import Deadline, open_span, parse_window, reserve_s, spans
+from tunerd.calendar import Deadline, open_span, parse_window, spans
 from tunerd.errors import ConfigError
 from tunerd.machine.clock import local_zone
 from tunerd.paths import paths_for
@@ -48,10 +48,6 @@ def test_an_end_before_the_begin_is_on_the_next_day_and_the_day_is_that_of_the_b
         ("Sat 21 23:00", "Sun 22 05:00"),
         ("Sat 28 23:00", "Sun 29 05:00"),
     ]
-
-
-def test_days_may_go_over_the_end_of_the_week() -> None:
-    assert parse_window("01:00-02:00", "sat-mon", "UTC").days == {5, 6, 0}
 
 
 def test_a_begin_that_is_left_out_is_the_moment_at_which_clocks_jump() -> None:
@@ -130,15 +126,6 @@ def test_a_clock_that_is_set_ends_what_may_be_measured() -> None:
 def test_a_window_is_open_from_its_begin_until_its_end(moment: str, *, is_open: bool) -> None:
     window = parse_window("01:00-06:00", "daily", "Europe/Berlin")
     assert (open_span(window, at(moment)) is not None) is is_open
-
-
-def test_what_is_kept_for_the_return_grows_with_what_has_to_happen() -> None:
-    plain = reserve_s(60.0, drain_s=30.0, deploys=False, changes_program=False)
-    assert plain > 60.0 + 30.0
-    deploys = reserve_s(60.0, drain_s=30.0, deploys=True, changes_program=False)
-    assert deploys >= plain + 60.0
-    other = reserve_s(60.0, drain_s=30.0, deploys=False, changes_program=True)
-    assert other >= plain + 60.0
 
 
 ZONES = st.sampled_from(

@@ -39,10 +39,6 @@ def test_a_user_has_those_of_the_xdg_specification() -> None:
     assert moved.runtime_unit_dir == Path("/r/systemd/user")
 
 
-def test_a_relative_base_folder_is_ignored_as_the_specification_says() -> None:
-    assert paths_for(Mode.USER, {**HOME, "XDG_STATE_HOME": "state"}) == paths_for(Mode.USER, HOME)
-
-
 def test_without_a_manager_units_are_in_the_state() -> None:
     paths = paths_for(Mode.LOCAL, {**HOME, "XDG_RUNTIME_DIR": "/r"})
     assert paths.unit_dir == Path("/home/me/.local/state/tunerd/units")
@@ -72,10 +68,3 @@ def test_every_folder_can_be_moved(mode: Mode, variable: str, attribute: str) ->
     paths = paths_for(mode, {**HOME, variable: "/moved"})
     assert getattr(paths, attribute) == Path("/moved")
     assert paths_for(mode, {**HOME, variable: ""}) == paths_for(mode, HOME)
-
-
-def test_everything_that_is_kept_is_in_the_state() -> None:
-    paths = paths_for(Mode.SYSTEM, {})
-    for folder in (paths.journal_dir, paths.generations_dir, paths.tuned_dir, paths.engines_dir,
-                   paths.cache_dir, paths.log_dir, paths.lock):  # fmt: skip
-        assert folder.parent == paths.state_dir

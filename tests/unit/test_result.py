@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tunerd.result import SCHEMA, ActionResult, Level, error, note, warning
+from tunerd.result import ActionResult, error, note, warning
 
 
 def test_the_envelope_holds_what_scripts_rely_on() -> None:
@@ -22,13 +22,3 @@ def test_the_envelope_holds_what_scripts_rely_on() -> None:
         "argv": ["/bin/x"],
         "unit": None,
     }
-
-
-def test_only_exit_code_0_is_ok() -> None:
-    assert ActionResult("status", {}).ok
-    assert not ActionResult("verify", {}, exit_code=6).ok
-
-
-def test_the_schema_and_the_levels_are_those_that_scripts_know() -> None:
-    assert SCHEMA == 1
-    assert [str(level) for level in Level] == ["note", "warning", "error"]

@@ -64,25 +64,6 @@ def test_what_was_done_stays_done_where_it_cannot_be_shown(form: tuple[str, ...]
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_a_look_that_cannot_be_shown_has_failed(form: tuple[str, ...]) -> None:
-    code, said = call(*form)
-
-    assert code == 1
-    assert "the result cannot be shown" in said
-    assert "Traceback" not in said
-    assert "Exception ignored" not in said
-
-
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_an_error_keeps_its_exit_code_where_it_cannot_be_shown(form: tuple[str, ...]) -> None:
-    code, said = call("--fails", *form)
-
-    assert code == 3
-    assert "it was not swapped" in said, "on the other stream at least"
-    assert "Traceback" not in said
-
-
 def test_a_reader_that_has_gone_is_no_news() -> None:
     assert call(out=None) == (1, "")
     code, said = call("--acts", out=None)

@@ -14,13 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import nvml_stub
-from tests.support.fake_gpu import rtx_4070_super
 from tests.support.folders import DATA
 from tests.support.fuzz import ODD_NUMBERS, often, torn
-from tests.support.needs import missing
-from tests.support.nvml_world import StubWorld, loading
-from tests.support.readings import a_reading, an_engine
+from tests.support.readings import a_reading
 from tunerd.doctor.facts import read_server_log
 from tunerd.engine.health import HttpState, classify
 from tunerd.engine.log import read_requests
@@ -29,8 +25,7 @@ from tunerd.machine.clock import SystemClock
 from tunerd.measure.answer import Counters, read_counters
 from tunerd.measure.learned import learn
 from tunerd.model.report import parse_report
-from tunerd.watch.figures import Reading, gpu_now, served_between, summarise
-from tunerd.watch.history import TelemetryStore
+from tunerd.watch.figures import served_between
 from tunerd.web.metrics import exposition
 
 LOGS = tuple(
@@ -183,77 +178,3 @@ def test_any_log_is_read_to_its_end(lines: Sequence[str]) -> None:
     if learned is not None:
         json.dumps(learned.to_json(), allow_nan=False)
     read_server_log(lines)
-
-
-NUMBER = st.sampled_from(
-    [*ODD_NUMBERS[:5], "-", "4294967295", "18446744073709551615"]
-) | st.integers(0, 2**64 - 1).map(str)
-NVML_LINES = st.lists(
-    st.builds("memory {} {} {}".format, NUMBER, NUMBER, NUMBER)
-    | st.builds("now {} {} {} {} {}".format, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
-    | st.builds("power {} {} {} {}".format, NUMBER, NUMBER, NUMBER, NUMBER)
-    | st.builds("pcie {} {} {} {}".format, NUMBER, NUMBER, NUMBER, NUMBER)
-    | st.builds("process {} {} {} {}".format, st.sampled_from(["compute", "graphics"]), NUMBER, NUMBER, NUMBER)
-    | st.builds("{} {}".format, st.sampled_from(["bar1", "pstate", "throttle", "display", "mig"]), NUMBER)
-    | st.builds("name {}".format, st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=30))
-    | st.just("used_includes_reserved"),
-    max_size=12,
-)  # fmt: skip
-FAILURES = st.lists(
-    st.builds(
-        "{} {}".format,
-        st.sampled_from(["*", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetName", "nvmlDeviceGetUUID",
-                         "nvmlDeviceGetCount_v2", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperatureV"]),
-        st.sampled_from([1, 3, 4, 7, 13, 15, 16, 17, 18, 999, 12345]),
-    ),
-    max_size=2,
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubWorld]:
-    if nvml_stub.compiler() is None:
-        missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
-    library = nvml_stub.build(tmp_path_factory.mktemp("nvml"))
-    with loading() as load:
-        yield StubWorld(tmp_path_factory.mktemp("world"), library, load)
-
-
-@often(60)
-@given(lines=NVML_LINES, failures=FAILURES)
-def test_any_reading_of_a_card_is_shown_kept_and_counted(
-    card: StubWorld, lines: list[str], failures: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    card.nvml.show(rtx_4070_super(), extra=lines)
-    card.nvml.failures = failures
-    card.nvml.write()
-
-    found = card.reader.read()
-
-    assert (found.gpus is None) == (found.problem is not None)
-    for gpu in found.gpus or ():
-        sizes = [gpu.total_mib, gpu.used_mib, gpu.free_mib, gpu.reserved_mib]
-        assert all(size is None or size >= 0 for size in sizes), gpu
-        if gpu.total_mib is not None and gpu.used_mib is not None:
-            assert gpu.used_mib <= gpu.total_mib + 1, gpu  # one is rounded up, the other down
-    reading = _of_cards([gpu_now(gpu, [4242]) for gpu in found.gpus or ()])
-    json.dumps(reading.to_json(), allow_nan=False)
-    json.dumps(reading.to_brief_json(), allow_nan=False)
-    exposition(reading)
-    point, gpus = summarise([reading], begin_s=0, seconds=60)
-    path = tmp_path_factory.getbasetemp() / "fuzz-telemetry.db"
-    store = TelemetryStore(path, writable=True)
-    try:
-        store.add(point, gpus)
-        assert store.gpus(0, 120) or not gpus
-    finally:
-        store.close()
-        path.unlink()
-
-
-def _of_cards(gpus: Sequence[Any]) -> Reading:
-    usual = a_reading()
-    return Reading(
-        at_s=30.0, gpus=tuple(gpus), gpu_problem=None, driver_version=usual.driver_version,
-        host=usual.host, engine=an_engine(), measuring=None,
-    )  # fmt: skip

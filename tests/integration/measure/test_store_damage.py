@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from tests.support.folders import DATA, ROOT
 from tests.support.lossy_disk import LossyDisk
@@ -23,7 +22,7 @@ from tests.support.synthetic_runs import made_runs
 from tunerd.errors import Busy, HostError
 from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord
-from tunerd.measure.store import METADATA, VERSION, EvidenceStore, open_to_read
+from tunerd.measure.store import VERSION, EvidenceStore, open_to_read
 
 OLD_STORE = DATA / "evidence-version-1.sql"
 KILLS = 12
@@ -241,44 +240,11 @@ def test_a_writer_that_stays_busy_is_named_as_the_reason(tmp_path: Path) -> None
         assert store.add_run(RUN) > 0
 
 
-def _tables(path: Path) -> dict[str, object]:
-    """Columns, indexes and links of every table, as the file itself describes them."""
-    engine = sa.create_engine(f"sqlite:///{path}")
-    inspector = sa.inspect(engine)
-    found: dict[str, object] = {
-        name: (
-            [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(name)],
-            sorted((i["name"], i["column_names"]) for i in inspector.get_indexes(name)),
-            sorted((k["name"], k["constrained_columns"], k["referred_table"])
-                   for k in inspector.get_foreign_keys(name)),
-        )
-        for name in inspector.get_table_names()
-    }  # fmt: skip
-    engine.dispose()
-    return found
-
-
 def _old_store(path: Path) -> Path:
     with sqlite3.connect(path) as plain:
         plain.executescript(OLD_STORE.read_text())
     plain.close()
     return path
-
-
-def test_an_older_store_becomes_one_of_today_with_all_that_it_held(tmp_path: Path) -> None:
-    path = _old_store(tmp_path / "old.db")
-    with EvidenceStore(path) as store:
-        runs = store.runs()
-        assert [(run.number, run.n_samples, run.n_unusable) for run in runs] == [
-            (1, 14, 3),
-            (2, 3, 0),
-        ]
-        assert runs[0].record.arms[0].fingerprint.gpu_names == ("NVIDIA GeForce RTX 3090 Ti",)
-        assert [verdict.outcome for verdict in store.verdicts(2)] == ["B is faster"]
-    with EvidenceStore(tmp_path / "new.db"):
-        pass
-    assert _tables(path) == _tables(tmp_path / "new.db")
-    assert set(_tables(path)) == set(METADATA.tables)
 
 
 def test_an_older_store_is_migrated_once_when_several_open_it(tmp_path: Path) -> None:

@@ -63,14 +63,6 @@ def test_a_generation_is_read_as_it_was_written(generations: Generations) -> Non
     assert generations.has_ended(number)
 
 
-def test_one_without_an_ending_is_still_running(generations: Generations) -> None:
-    number = make(generations)
-    entry = generations.read(number)
-    assert entry is not None
-    assert entry.ending.outcome is Outcome.RUNNING
-    assert not generations.has_ended(number)
-
-
 def test_numbers_grow_and_are_not_used_twice(generations: Generations, tmp_path: Path) -> None:
     assert generations.next_number() == 1
     assert [make(generations) for _ in range(3)] == [1, 2, 3]
@@ -104,31 +96,6 @@ def test_the_record_is_written_last(tmp_path: Path) -> None:
     make(Generations(tmp_path / "generations", Files(steps.append)))
     renames = [step for step in steps if step.startswith("rename")]
     assert renames == ["rename to unit", "rename to generation.json"]
-
-
-def test_a_generation_is_never_written_over(generations: Generations) -> None:
-    make(generations)
-    with pytest.raises(HostError, match="exists already"):
-        generations.create(GENERATION, None)
-
-
-def test_more_than_a_million_are_still_in_order(generations: Generations, tmp_path: Path) -> None:
-    for number in (999_999, 1_000_000, 2):
-        generations.create(replace(GENERATION, number=number), None)
-    assert generations.numbers() == (1_000_000, 999_999, 2)
-    assert generations.next_number() == 1_000_001
-    assert generations.unit_text(2) is None
-    assert (tmp_path / "generations" / "1000000").is_dir()
-
-
-def test_other_things_in_the_folder_are_not_generations(
-    generations: Generations, tmp_path: Path
-) -> None:
-    make(generations)
-    for name in ("5", "000005x", "x000005", "\uff10\uff100005", "9" * 200, ".tmp"):
-        (tmp_path / "generations" / name).mkdir()
-    assert generations.numbers() == (1,)
-    assert generations.next_number() == 2
 
 
 def test_the_serving_one_is_the_newest_that_ended_well(generations: Generations) -> None:
@@ -199,14 +166,6 @@ def test_a_damaged_ending_is_named(text: str, generations: Generations, tmp_path
         generations.read(1)
 
 
-def test_an_ending_may_be_written_again(generations: Generations) -> None:
-    number = make(generations, SERVING)
-    generations.end(number, replace(SERVING, outcome=Outcome.STRANDED, cause="x"))
-    entry = generations.read(number)
-    assert entry is not None
-    assert entry.ending.outcome is Outcome.STRANDED
-
-
 def test_what_cut_short_writes_left_is_removed_back_to_the_last_good_one(
     generations: Generations, tmp_path: Path
 ) -> None:
@@ -218,12 +177,6 @@ def test_what_cut_short_writes_left_is_removed_back_to_the_last_good_one(
     generations.remove_temporaries()
     left = [path.parent.name for path in (tmp_path / "generations").rglob("*.tmp")]
     assert left == ["000001"]
-
-
-def test_no_folder_is_no_generation(generations: Generations) -> None:
-    assert generations.numbers() == ()
-    assert list(generations.entries()) == []
-    assert generations.read(1) is None
 
 
 def test_what_a_later_version_added_to_a_record_is_passed_over(

@@ -50,11 +50,6 @@ def test_a_request_whose_end_is_lost_has_no_known_prompt() -> None:
     assert {one.prompt_total_n for one in found} == {None}
 
 
-def test_a_context_that_was_shifted_hides_the_length_of_the_prompt() -> None:
-    lines = [line.replace("truncated = 0", "truncated = 1") for line in lines_of(MAINLINE[1])]
-    assert {one.cached_n for one in read_requests(lines).requests} == {None}
-
-
 def test_task_numbers_begin_anew_with_every_start_of_the_server() -> None:
     lines = [*lines_of("mainline-2026-08-18"), *lines_of("ik-2026-08")]
     log = read_requests(lines)

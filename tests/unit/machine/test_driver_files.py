@@ -60,14 +60,6 @@ def test_a_library_that_debians_alternatives_lead_to_is_found(tmp_path: Path) ->
     assert read_driver_files(tmp_path).library_version == "550.163.01"
 
 
-def test_a_link_to_nothing_is_no_library(tmp_path: Path) -> None:
-    folder = tmp_path / "usr/lib64"
-    folder.mkdir(parents=True)
-    (folder / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.570.1")
-
-    assert read_driver_files(tmp_path).library_version is None
-
-
 def test_a_machine_without_a_driver_has_none_of_it(tmp_path: Path) -> None:
     found = read_driver_files(tmp_path)
 
@@ -116,18 +108,7 @@ def test_the_settings_of_all_processors_are_put_together(tmp_path: Path) -> None
     )
 
 
-def test_a_driver_without_preferences_has_none(tmp_path: Path) -> None:
-    plant(tmp_path, {f"{CPU}/cpu0/cpufreq/scaling_governor": "schedutil\n"})
-
-    assert read_cpu_frequency(tmp_path) == CpuFrequency(None, ("schedutil",), ())
-
-
 def test_a_machine_whose_clock_the_kernel_does_not_set_is_unknown(tmp_path: Path) -> None:
     plant(tmp_path, {f"{CPU}/cpu0/topology/core_id": "0\n", f"{CPU}/cpufreq/boost": "1\n"})
 
     assert read_cpu_frequency(tmp_path) is None
-
-
-def test_this_machine_can_be_looked_at() -> None:
-    read_driver_files()
-    read_cpu_frequency()

@@ -53,10 +53,6 @@ def test_a_real_log_says_what_its_buffers_show() -> None:
     assert found == Frozen(18, 6, LOG)
 
 
-def test_the_first_model_that_is_loaded_is_the_target() -> None:
-    assert said(offloaded(12, 18), offloaded(5, 5)).n_on_gpu == 12
-
-
 def test_a_fit_that_failed_placed_nothing() -> None:
     failed = (
         "0.01 W common_fit_params: failed to fit params to free device memory: it was set, abort"
@@ -64,10 +60,6 @@ def test_a_fit_that_failed_placed_nothing() -> None:
     assert said(row(18, 3), failed, offloaded(18, 18)).n_partly == 0
     done = "0.01 I common_fit_params: successfully fit params to free device memory"
     assert said(row(18, 3), done, offloaded(18, 18)).n_partly == 2
-
-
-def test_a_log_that_says_nothing_decides_nothing() -> None:
-    assert frozen_from_log(read_fit(["listening"]), MOE, MAINLINE_NOW, uses_mtp=True) is None
 
 
 def test_as_many_experts_stay_in_ram_but_those_of_the_first_layers() -> None:

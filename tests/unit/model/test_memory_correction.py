@@ -68,10 +68,6 @@ def test_what_a_load_took_is_summed_by_device_and_purpose() -> None:
     }
 
 
-def test_a_log_without_buffers_shows_nothing() -> None:
-    assert taken(parse_report(["llama_context: n_ctx = 4096"])) == ()
-
-
 def test_after_a_load_the_estimate_is_what_the_engine_reported() -> None:
     parts = corrected(PARTS, seen(*taken(parse_report(LOG))))
     assert mib(parts, Device.GPU) == pytest.approx(9000.25 + 1280 + 480.5, abs=0.01)
@@ -79,13 +75,6 @@ def test_after_a_load_the_estimate_is_what_the_engine_reported() -> None:
     assert kv[PartKind.KV].n_bytes == round(1200 * 1280 / 1275 * MIB)
     assert kv[PartKind.MTP_KV].formula == "cells; +0 MiB as the last load showed"
     assert kv[PartKind.KV].formula == "cells; +5 MiB as the last load showed"
-
-
-def test_what_no_load_showed_stays_as_it_was() -> None:
-    parts = corrected(PARTS, seen(Taken(Device.GPU, PartKind.KV, 1300.0)))
-    assert mib(parts, Device.HOST) == mib(PARTS, Device.HOST)
-    assert mib(parts, Device.GPU, PartKind.WEIGHTS) == 9000
-    assert corrected(PARTS, None) == PARTS
 
 
 def test_where_a_part_was_not_known_what_was_reported_is_one_part() -> None:
@@ -96,16 +85,6 @@ def test_where_a_part_was_not_known_what_was_reported_is_one_part() -> None:
     (part,) = corrected(unknown, seen(Taken(Device.GPU, PartKind.COMPUTE, 480.0)))
     assert (part.kind, part.n_bytes) == (PartKind.COMPUTE, 480 * MIB)
     assert part.formula == "reported after a load: 480 MiB"
-
-
-def test_memory_that_nobody_expected_becomes_a_part() -> None:
-    (part,) = corrected((), seen(Taken(Device.GPU, PartKind.STATE, 12.0)))
-    assert (part.kind, part.device, part.n_bytes) == (PartKind.STATE, Device.GPU, 12 * MIB)
-
-
-def test_a_report_of_nothing_takes_every_part_of_its_purpose_away() -> None:
-    parts = corrected(PARTS, seen(Taken(Device.GPU, PartKind.KV, 0.0)))
-    assert mib(parts, Device.GPU, PartKind.KV, PartKind.MTP_KV) == 0
 
 
 @given(PARTS_AT_RANDOM, TAKEN)

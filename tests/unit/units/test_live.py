@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tunerd.units.live import LiveUnit, read_live, serving_of
 
@@ -54,12 +52,6 @@ def test_a_hand_written_unit_is_read_as_systemd_does() -> None:
     serving = found.serving
     assert (serving.host, serving.port, serving.alias) == ("0.0.0.0", 9000, "qwen3.6-27b-q4_k_m")  # noqa: S104
     assert serving.model == "/home/me/models/q.gguf"
-
-
-def test_no_unit_is_no_unit() -> None:
-    found = live(None)
-    assert (found.text, found.argv, found.program, found.problem) == (None, None, None, None)
-    assert found.serving.port is None
 
 
 def test_a_drop_in_that_replaces_the_command_is_named() -> None:
@@ -111,22 +103,3 @@ def test_the_address_is_what_counts_for_the_server(
 ) -> None:
     found = serving_of(arguments, environment)
     assert (found.port, found.alias) == (port, alias)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    st.lists(
-        st.one_of(
-            st.text(max_size=30),
-            st.sampled_from(
-                ["[Service]", "[Unit]", "ExecStart=/bin/x --port 1", "ExecStart=", "ExecStart=\\",
-                 "Environment=LLAMA_ARG_PORT=", "LoadCredential=api-key:", "User=%u", "# Written by"]
-            ),
-        ),
-        max_size=10,
-    )
-)  # fmt: skip
-def test_any_text_is_read_without_a_crash(lines: list[str]) -> None:
-    found = live("\n".join(lines), ("/d/1.conf", "\n".join(lines[::-1])))
-    assert found.argv is not None or found.problem
-    _ = found.serving

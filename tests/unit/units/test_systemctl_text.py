@@ -78,14 +78,6 @@ def test_a_crashed_unit() -> None:
     assert state.active_since_s is None
 
 
-def test_what_was_not_printed_is_unknown() -> None:
-    state = to_unit_state("x.service", {}, boot_s=0)
-
-    assert not state.exists
-    assert state.n_restarts is None
-    assert state.is_enabled is None
-
-
 @pytest.mark.parametrize(
     ("said", "starts"),
     [
