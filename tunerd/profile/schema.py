@@ -373,12 +373,21 @@ def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
         return (*problems, Problem(source, "pin", shown(pins), "a table of keys"))
     flat = flatten(pins)
     known = {key: value for key, value in flat.items() if key.partition(".")[0] in SECTIONS}
-    problems.extend(_unknown_keys(source, "pin", [key for key in flat if key not in known]))
+    problems.extend(_unknown_keys(source, "pin", _inner_keys(flat, known)))
     problems.extend(
         Problem(source, f"pin.{problem.key}", problem.found, problem.allowed, problem.nearest)
         for problem in validate(source, without_defaults(nest(known)))
     )
     return tuple(problems)
+
+
+def _inner_keys(flat: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
+    """Keys that are not known, down to those of a table whose name is not."""
+    for key, value in flat.items():
+        if key not in known and isinstance(value, Mapping) and value:
+            yield from (f"{key}.{inner}" for inner in value)
+        elif key not in known:
+            yield key
 
 
 def _unknown_keys(source: str, table: str, keys: Iterable[str]) -> Iterator[Problem]:

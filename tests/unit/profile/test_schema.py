@@ -97,6 +97,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once() -> None:
         ("[sweep]\n'speculation.n_max' = { mn = 1 }", "min"),
         ("[pin]\n'serving.prt' = 1", "port"),
         ("[pin]\n'servin.port' = 1", "serving.port"),
+        ("[pin.servin]\nport = 1", "serving.port"),
         ("'memory.fit_mb' = 1", "memory.fit_mib"),
     ],
 )
