@@ -218,12 +218,14 @@ def cell(box: LeaseBox, arm: Arm, place: Place) -> dict[str, Any]:
     row["start_s"], row["failure"] = round(time.monotonic() - began_s, 2), boot.failure
     for kind in WORKLOADS if boot.ok else ():
         from_s = time.monotonic()
-        answers = [
+        told = [
             box.measure(Request(kind, f"grid {kind} {at}", 0, _PROMPT_TOKENS, _ANSWER_TOKENS))
             for at in range(QUESTIONS[place.question].rounds)
         ]
-        for one in answers:  # with an answer of the length that was asked for, as the sweep counts it
-            one["wall_ms"] += one.get("decode_left_ms", 0.0)
+        # With answers of the length that was asked for, as the sweep counts them.
+        answers = [
+            {**one, "wall_ms": one["wall_ms"] + one.get("decode_left_ms", 0.0)} for one in told
+        ]
         keys = ("wall_ms", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "draft_n",
                 "draft_n_accepted")  # fmt: skip
         row[kind] = {

@@ -17,7 +17,9 @@ def test_the_shipped_settings_are_the_defaults(tmp_path: Path) -> None:
     defaults = load_settings(paths, {})
 
     text = SHIPPED.read_text()
-    for content in (text, re.sub(r"(?m)^#(?=[a-z_]+ = )", "", text)):
+    own = "".join(f"[{table}]\n" for table in re.findall(r"(?m)^#\[([a-z]+)\]$", text))
+    assert own.count("[") >= 8, "and each may be begun anew below"
+    for content in (text, re.sub(r"(?m)^#(?=\[|[a-z_]+ = )", "", text), text + own):
         paths.settings_file.write_text(content)
         assert load_settings(paths, {}) == defaults
     assert len(re.findall(r"(?m)^#[a-z_]+ = ", text)) >= 5

@@ -55,7 +55,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 # Started by tunerd itself; nobody types them.
-INTERNAL: dict[str, str] = {"job": "watch", "look": "watch", "web": "watch"}
+# `overview` is what `tunerd` alone says.
+INTERNAL: dict[str, str] = {"job": "watch", "look": "watch", "overview": "setup", "web": "watch"}
+_MODES = ("--system", "--user", "--local")
 
 _INTERRUPTED = 130
 _SIGNALLED = 128
@@ -87,6 +89,11 @@ class LazyGroup(click.Group):
             module, "look" if cmd_name == "look" else f"{cmd_name}_command"
         )
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does; without a command, what is here and what comes next."""
+        is_alone = all(word in _MODES for word in args)
+        return super().parse_args(ctx, [*args, "overview"] if is_alone else args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -183,8 +190,8 @@ def _main() -> int:
         # click turns a requested exit into a returned code here.
         code = cli.main(standalone_mode=False, prog_name="tunerd")
     except click.ClickException as error:
-        if wants_json:
-            return _told(_as_ours(error), error.exit_code, as_json=True)
+        if wants_json or isinstance(error, click.MissingParameter):
+            return _told(_as_ours(error), error.exit_code, as_json=wants_json)
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as end:
@@ -231,7 +238,16 @@ def _as_ours(error: click.ClickException) -> TunerdError:
     """What click found wrong with a call, as an error of ours."""
     where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
     kind = UsageError if isinstance(error, click.UsageError) else TunerdError
-    return kind(error.format_message(), hint=f"`{where} --help`" if where else None)
+    hint = f"`{where} --help`" if where else None
+    if isinstance(error, click.MissingParameter) and error.param is not None and error.ctx:
+        from tunerd.operations import PROFILE
+
+        if error.param.type is PROFILE:
+            from tunerd.cli.setup import profiles_for_here
+
+            cause, hint = profiles_for_here(error.ctx.find_root().obj, where)
+            return kind("no profile was named", cause=cause, hint=hint)
+    return kind(error.format_message(), hint=hint)
 
 
 def _command_name(arguments: list[str]) -> str:

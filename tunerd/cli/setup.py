@@ -35,6 +35,54 @@ def detect_command(call: Call) -> ActionResult:
     return detect(call.context())
 
 
+@click.command(name="overview", hidden=True)
+@operation("render_overview")
+def overview_command(call: Call) -> ActionResult:
+    """What is here in a few lines, and the one command that comes next."""
+    from tunerd.production.detect import detect
+
+    return detect(call.context())
+
+
+def render_overview(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    engines = [one["name"] for one in payload["engines"]]
+    units = [f"{unit['unit']}: {unit['active']}" for unit in payload["units"]]
+    cards = [f"{gpu['name']}, {format_mib(gpu['total_mib'])}" for gpu in payload["gpus"] or ()]
+    profiles = [
+        f"{one['name']}: {'its model is here' if one['model'] else one['problem']}"
+        for one in payload["profiles"]
+    ]
+    rows = [
+        ("card", ", ".join(cards) or "none" if payload["gpus"] is not None else "unknown"),
+        ("engines", ", ".join(engines) or "none"),
+        ("units", ", ".join(units) or "none"),
+        *(("profile" if not at else "", text) for at, text in enumerate(profiles)),
+        ("next", payload["next"]),
+        ("more", "tunerd detect, tunerd --help"),
+    ]
+    yield from columns(rows)
+
+
+def profiles_for_here(typed: Any, command: str) -> tuple[str, str | None]:
+    """Which profiles are meant for this machine, in words, and how one of them is asked for.
+
+    Args:
+        typed: The terminal of the command line.
+        command: What lacks a profile.
+    """
+    from tunerd.app import build_context
+    from tunerd.production.detect import fitting_profiles
+
+    found = fitting_profiles(build_context(mode=typed.mode))
+    if not found:
+        return "none is meant for this machine", "`tunerd profiles new mine --model FILE.gguf`"
+    told = [f"`{one.name}` ({'its model is here' if one.model else one.problem})" for one in found]
+    ready = next((one for one in found if one.model is not None), None)
+    text = f"for this machine there {'is' if len(told) == 1 else 'are'} {', '.join(told)}"
+    return text, f"`{command} {ready.name}`" if ready is not None else found[0].hint
+
+
 def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     yield from _gpus(payload)
@@ -66,6 +114,10 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
         for unit in payload["units"]
     ]  # fmt: skip
     yield from columns(units) if units else ["  none"]
+    yield ""
+    yield "profiles for this machine"
+    profiles = [(f"  {one['name']}", one["model"] or one["problem"]) for one in payload["profiles"]]
+    yield from columns(profiles) if profiles else ["  none"]
 
 
 def _gpus(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import engine_json, find_engines
+from tunerd.engine.builds import engine_json, find_engines, locate
 from tunerd.engine.help import Engine
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import TunerdError
 from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.host import read_host
+from tunerd.production.checks import check_machine
+from tunerd.profile.files import load_profile, load_sources
+from tunerd.profile.layers import Layer
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.systemd import lingers
 from tunerd.words import Mode
@@ -25,6 +28,7 @@ def detect(ctx: Context) -> ActionResult:
     host = read_host(ctx.gpu)
     engines = find_engines(ctx)
     units = serving_units(ctx)
+    fitting = fitting_profiles(ctx, host)
     linger = lingers(ctx.environment) if ctx.mode is Mode.USER else None
     payload = {
         "gpus": None if host.gpus is None else [gpu_json(gpu) for gpu in host.gpus],
@@ -40,8 +44,67 @@ def detect(ctx: Context) -> ActionResult:
         "lingers": linger,
         "engines": [engine_json(engine) for engine in engines],
         "units": units,
+        "profiles": [asdict(one) for one in fitting],
+        "next": _next_step(engines, units, fitting),
     }
     return ActionResult("detect", payload, tuple(_detect_messages(host, engines, linger)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """A profile for this machine with its model, or why the model cannot be served yet and what to do."""
+
+    name: str
+    description: str | None
+    model: str | None
+    problem: str | None = None
+    hint: str | None = None
+
+
+def fitting_profiles(ctx: Context, host: Host | None = None) -> tuple[Fitting, ...]:
+    """Profiles that are meant for this machine, those whose model is here first.
+
+    Left out are shipped ones that are made of another shipped one (baselines, other drafts), and what
+    cannot be read, of which `tunerd profiles list` and `check` tell.
+    """
+    host = host or read_host(ctx.gpu)
+    sources, _ = load_sources(ctx)
+    found: list[Fitting] = []
+    for name in sources.names:
+        shipped, own = sources.of(name, Layer.SHIPPED), sources.of(name, Layer.SITE)
+        if not own and any("extends" in file.data for file in shipped):
+            continue
+        try:
+            resolved = load_profile(ctx, name, options={})
+        except TunerdError:
+            continue
+        if any(check_machine(resolved, host, (), has_gpu=bool(host.gpus))):
+            continue
+        wanted, described = resolved.profile.model, resolved.profile.description
+        try:
+            path = locate(ctx, wanted.path or wanted.hf_file, resolved)
+            found.append(Fitting(name, described, str(path)))
+        except TunerdError as error:
+            found.append(Fitting(name, described, None, error.message, error.hint))
+    return tuple(sorted(found, key=lambda one: (one.model is None, one.name)))
+
+
+def _next_step(
+    engines: tuple[Engine, ...], units: list[Mapping[str, Any]], fitting: tuple[Fitting, ...]
+) -> str:
+    """The one command that leads on from here."""
+    if any(unit["written_by_tunerd"] for unit in units):
+        return "tunerd status"
+    by_hand = next((unit["unit"] for unit in units), None)
+    if by_hand is not None:
+        return f"tunerd profiles new mine --from-unit {by_hand}"
+    if not any(engine.capabilities is not None for engine in engines):
+        return "tunerd engines"
+    if fitting and fitting[0].model is not None:
+        return f"tunerd plan {fitting[0].name}"
+    if fitting and fitting[0].hint is not None:
+        return fitting[0].hint.partition(";")[0]
+    return "tunerd profiles new mine --model FILE.gguf"
 
 
 def gpu_json(gpu: Gpu) -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""What a newcomer is told who knows no names yet: what is here, and the one command that comes next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_box import Box
+
+SHIPPED = Path(__file__).parents[3] / "units" / "tunerd.toml"
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    """A machine whose folder of models is named behind the shipped settings, as the README says."""
+    made = Box(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "models").mkdir()
+    text = f'{SHIPPED.read_text()}\n[models]\ndirs = ["{tmp_path}/models"]\n'
+    (tmp_path / "config" / "tunerd.toml").write_text(text)
+    return made
+
+
+def test_without_a_command_it_says_what_is_here_and_what_comes_next(box: Box) -> None:
+    before = box.call()
+    assert before.returncode == 0
+    assert "card     none" in before.stdout
+    assert f"next     tunerd model new {box.folder}/models/designed-tiny.gguf" in before.stdout
+
+    assert box.call("model", "new", str(box.folder / "models/designed-tiny.gguf")).returncode == 0
+    then = box.call("--local").stdout
+    assert "profile  cpu-embedded: its model is here" in then
+    assert "next     tunerd plan cpu-embedded" in then
+    assert "baseline" not in then
+
+
+@pytest.mark.parametrize("command", ["plan", "apply"])
+def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
+    box: Box, command: str
+) -> None:
+    done = box.call(command, "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["message"]) == (2, "no profile was named")
+    assert "`cpu-embedded` (cannot find a file `designed-tiny.gguf`)" in error["cause"]
+    assert error["hint"].startswith("tunerd model new")
+
+    (box.folder / "config" / "profiles").mkdir()
+    (box.folder / "config" / "profiles" / "mine.toml").write_text(
+        f'extends = "cpu-embedded"\n[model]\npath = "{box.folder}/mine.gguf"\n'
+    )
+    assert box.call("model", "new", str(box.folder / "mine.gguf")).returncode == 0
+    told = box.call(command)
+    assert told.returncode == 2
+    assert "`mine` (its model is here)" in told.stderr
+    assert f"`tunerd {command} mine`" in told.stderr
+    assert not box.unit.exists()
