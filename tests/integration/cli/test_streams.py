@@ -99,7 +99,7 @@ def test_a_full_disk_behind_standard_output_is_told_in_a_line(
         (("plan", "--no-such-option", "--json"), "No such option"),
         (("aply", "--json"), "Did you mean `apply`"),
         (("apply", "--json"), "no profile was named"),
-        (("decline", "--json"), "Missing argument"),
+        (("engines", "keep", "--json"), "Missing argument"),
         (("history", "show", "first", "--json"), "not a valid integer"),
     ],
 )
