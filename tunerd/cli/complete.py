@@ -79,6 +79,12 @@ def _engines(ctx: Context) -> Iterable[str]:
     return (found.name or str(found.program) for found in find_programs(ctx))
 
 
+def _settings(ctx: Context) -> Iterable[str]:
+    from tunerd.settings import sources_of
+
+    return sources_of(ctx.paths, ctx.environment)
+
+
 def _targets(ctx: Context) -> Iterable[str]:
     """What one can go back to: backups by name, generations by number."""
     from tunerd.production.journal import backups
@@ -100,6 +106,7 @@ _NAMES: Mapping[str, Callable[[Context], Iterable[str]]] = {
     "profiles": _profiles,
     "engines": _engines,
     "generations": _generations,
+    "settings": _settings,
     "targets": _targets,
     "workloads": _workloads,
     "units": lambda ctx: ctx.services.service_units(),

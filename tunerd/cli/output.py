@@ -57,7 +57,10 @@ def line(form: str) -> Render:
 
 def changed(payload: Mapping[str, Any]) -> Iterable[str]:
     """Settings that were written."""
-    return [f"{key} = {value}" for key, value in payload["changed"].items()]
+    return [
+        f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in payload["changed"].items()
+    ]
 
 
 def json_option(function: Any) -> Any:

@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 
 from tunerd.cli.complete import names_of, shapes
 from tunerd.cli.deploy import set_option
-from tunerd.cli.output import columns, line
+from tunerd.cli.output import changed, columns, line
 from tunerd.operations import PROFILE, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_mib, need_mib
@@ -444,19 +444,71 @@ def _wrapped(first: str, text: str, indent: str) -> list[str]:
     )
 
 
-@click.command(name="settings", short_help="Every setting, and where it comes from.")
-@operation("render_settings")
-def settings_command(call: Call) -> ActionResult:
+class _Shows(click.Group):
+    """A group that shows what there is where nothing else is asked for."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with `show` before options that are its own."""
+        is_own = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if is_own else ["show", *args])
+
+
+@click.group(cls=_Shows, name="settings", short_help="Every setting, and where it comes from.")
+def settings_command() -> None:
     """Every setting, its value, and where it comes from.
 
     \b
     Example:
       tunerd settings
+      sudo tunerd settings set models.dirs /srv/models
       TUNERD_SERVICE__DRAIN_S=5 tunerd settings
     """  # noqa: D301
-    from tunerd.sweep.schedule import show_settings
 
-    return show_settings(call.context())
+
+@settings_command.command(name="show", short_help="Every setting, and where it comes from.")
+@operation("render_settings")
+def show_settings(call: Call) -> ActionResult:
+    """Every setting, its value, and where it comes from; `tunerd settings` alone does the same.
+
+    \b
+    Example:
+      tunerd settings
+    """  # noqa: D301
+    from tunerd.sweep.schedule import show_settings as show
+
+    return show(call.context())
+
+
+@settings_command.command(name="set", short_help="Write one into tunerd.toml.")
+@click.argument("key", shell_complete=names_of("settings"))
+@click.argument("words", metavar="VALUE...", nargs=-1, required=True)
+@operation(changed)
+def set_settings(call: Call, key: str, words: tuple[str, ...]) -> ActionResult:
+    """Write a setting into tunerd.toml: checked first, comments and everything else kept.
+
+    \b
+    Example:
+      sudo tunerd settings set models.dirs /srv/models /srv/more
+      sudo tunerd settings set sweep.promote auto
+    """  # noqa: D301
+    from tunerd.sweep.schedule import set_setting
+
+    return set_setting(call.context(), key, words)
+
+
+@settings_command.command(name="unset", short_help="Take one out of tunerd.toml.")
+@click.argument("key", shell_complete=names_of("settings"))
+@operation(changed)
+def unset_settings(call: Call, key: str) -> ActionResult:
+    """Take a setting out of tunerd.toml, so that its default holds again.
+
+    \b
+    Example:
+      sudo tunerd settings unset sweep.promote
+    """  # noqa: D301
+    from tunerd.sweep.schedule import set_setting
+
+    return set_setting(call.context(needs_settings=False), key, ())
 
 
 def render_settings(payload: Mapping[str, Any]) -> Iterator[str]:

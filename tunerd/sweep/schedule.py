@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +30,7 @@ from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings import check_settings, sources_of
 from tunerd.units.manager import UP
-from tunerd.words import format_duration
+from tunerd.words import format_duration, nearest_name
 
 if TYPE_CHECKING:
     from tunerd.measure.compare import Prepared
@@ -147,8 +148,10 @@ def write_settings(ctx: Context, changed: Mapping[str, Any]) -> None:
             f"`{path}` is no TOML", cause=str(error), state="nothing was changed"
         ) from error
     for dotted, value in changed.items():
-        name, _, key = dotted.partition(".")
-        table: Any = document.setdefault(name, tomlkit.table())
+        *names, key = dotted.split(".")
+        table: Any = document
+        for name in names:
+            table = table.setdefault(name, tomlkit.table())
         if value is None:
             table.pop(key, None)
         else:
@@ -361,3 +364,52 @@ def show_settings(ctx: Context) -> ActionResult:
         rows.append({"name": name, "value": value, "source": source})
     paths = {name: str(path) for name, path in asdict(ctx.paths).items()}
     return ActionResult("settings", {"settings": rows, "paths": paths, "mode": str(ctx.mode)})
+
+
+def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
+    """Write one key of tunerd.toml, its comments and all else kept; without words the key is taken away.
+
+    Args:
+        ctx: Where.
+        key: Dotted, such as `models.dirs`.
+        words: What was typed: as many as a list has; as TOML reads them, else as text.
+
+    Raises:
+        UsageError: there is no such key, or what it would hold is not allowed.
+        HostError: the file cannot be read or written.
+    """
+    known = sources_of(ctx.paths, ctx.environment)
+    if words and key not in known and not key.startswith("engines."):
+        nearest = nearest_name(key, tuple(known))
+        raise UsageError(
+            f"there is no setting `{key}`",
+            state="nothing was changed",
+            hint=f"did you mean `{nearest}`?" if nearest else "`tunerd settings` lists all",
+        )
+    value: Any = ctx.settings.model_dump(mode="json")
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    is_list = isinstance(value, list)
+    if len(words) > 1 and not is_list:
+        raise UsageError(f"`{key}` holds one value", state="nothing was changed")
+    tried: list[Any] = [list(words)] if is_list else [*map(_as_toml, words), *words] or [None]
+    for at, one in enumerate(tried, start=1):
+        try:
+            write_settings(ctx, {key: one})
+        except UsageError:
+            if at == len(tried):
+                raise
+        else:
+            break
+    hint = "the daemon takes it over by itself; `tunerd settings`"
+    message = note("written", f"`{ctx.paths.settings_file}` was changed", hint)
+    name = "settings set" if words else "settings unset"
+    return ActionResult(name, {"changed": {key: one}}, (message,), has_acted=True)
+
+
+def _as_toml(word: str) -> Any:
+    """A number or a truth value, where it is one; else the text."""
+    try:
+        return tomllib.loads(f"x = {word}")["x"]
+    except tomllib.TOMLDecodeError:
+        return word

@@ -56,3 +56,41 @@ def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     assert "`mine` (its model is here)" in told.stderr
     assert f"`tunerd {command} mine`" in told.stderr
     assert not box.unit.exists()
+
+
+def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) -> None:
+    path = box.folder / "config" / "tunerd.toml"
+    before = path.read_text()
+    assert box.call("settings", "set", "models.dirs", "/srv/a", "/srv/b").returncode == 0
+    assert box.call("settings", "set", "sweep.window", "01:00-06:30").returncode == 0
+    done = box.call("settings", "set", "swap.keep_engine", "true")
+    assert done.stdout == "swap.keep_engine = true\n"
+
+    values = {row["name"]: row["value"] for row in json.loads(box.call("settings", "--json").stdout)["settings"]}  # fmt: skip
+    assert values["models.dirs"] == ["/srv/a", "/srv/b"]
+    assert (values["sweep.window"], values["swap.keep_engine"]) == ("01:00-06:30", True)
+    comments = [line for line in before.splitlines() if line.startswith("#")]
+    assert [line for line in path.read_text().splitlines() if line.startswith("#")] == comments
+
+    assert box.call("settings", "unset", "swap.keep_engine").returncode == 0
+    assert "keep_engine = true" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("sweep.promot", "auto"), "did you mean `sweep.promote`?"),
+        (("sweep.promote", "perhaps"), "sweep.promote"),
+        (("backups.keep", "1", "2"), "holds one value"),
+        (("models.dirs", "relative"), "a whole path"),
+    ],
+)
+def test_a_setting_that_cannot_be_changes_nothing(
+    box: Box, words: tuple[str, ...], told: str
+) -> None:
+    before = (box.folder / "config" / "tunerd.toml").read_text()
+    done = box.call("settings", "set", *words)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "nothing was changed" in done.stderr
+    assert (box.folder / "config" / "tunerd.toml").read_text() == before
