@@ -26,10 +26,6 @@ class Box:
         state = f"/home/{self.user}/.local/state" if self.user else "/var/lib"
         return f"{state}/tunerd/journal/llama-server.service.json"
 
-    def unit(self) -> str:
-        units = f"/home/{self.user}/.config/systemd/user" if self.user else "/etc/systemd/system"
-        return self.machine.read(f"{units}/llama-server.service")
-
     def systemctl(self, *words: str, check: bool = True) -> str:
         return self.machine.systemctl(*words, user=self.user, check=check)
 
@@ -51,25 +47,6 @@ def box(request: pytest.FixtureRequest, installed_machine: Machine) -> Box:
         made.systemctl("daemon-reload")
         made.systemctl("enable", "--now", "tunerd.service")
     return made
-
-
-def test_an_apply_that_was_killed_is_mended_by_the_daemon(box: Box) -> None:
-    machine = box.machine
-    machine.run("tunerd", "apply", "cpu-embedded-baseline", *APPLY, user=box.user)
-    before = box.unit()
-
-    machine.start("tunerd", "apply", "cpu-embedded", *APPLY, user=box.user)
-    machine.sh(f"until [ -e {box.record} ]; do sleep 0.01; done", limit_s=60)
-    machine.run("pkill", "-KILL", "--full", "[t]unerd apply")
-    assert machine.exists(box.record), "killed in the middle of the swap"
-    machine.sh(f"while [ -e {box.record} ]; do sleep 0.1; done", limit_s=60)
-
-    assert box.is_serving()
-    stands = box.unit()
-    assert stands == before or "cpu-embedded," in stands
-    assert machine.run("tunerd", "verify", user=box.user, check=False).returncode == 0
-    assert box.systemctl("is-active", "tunerd.service") == "active"
-    assert box.show("tunerd.service", "NRestarts") == "0"
 
 
 def test_the_server_does_not_notice_what_becomes_of_the_daemon(box: Box) -> None:

@@ -66,17 +66,6 @@ def test_debians_engine_takes_every_golden_line_of_its_dialect(machine: Machine)
         assert NO_MODEL in said, f"{name}: {said}"
 
 
-@pytest.mark.parametrize("spoken", ["main-mid", "ik-now"])
-def test_debians_engine_refuses_a_golden_line_of_another_dialect(
-    machine: Machine, spoken: str
-) -> None:
-    words = dry(golden_lines(spoken)["rtx-5060-ti-16gb-baseline"], 18080)
-    done = machine.run("llama-server", *words, check=False, user="alice")
-
-    said = argument_error(done.returncode, done.stdout + "\n" + done.stderr)
-    assert said == "error: invalid argument: --no-mmap"
-
-
 @pytest.mark.parametrize("name", SAMPLE)
 def test_the_memory_estimate_agrees_with_the_table_that_the_server_prints(
     machine: Machine, folder: Path, name: str
