@@ -3,7 +3,6 @@
     python -m tests.fault.campaign kills --root sid --count 50 [--daemon] [--seed 1]
     python -m tests.fault.campaign cuts --root host --count 20 [--strict]
     python -m tests.fault.campaign cuts-in-recovery --root host --count 5
-    python -m tests.fault.campaign effects --root sid [--strict] [--verb rollback] [--every 3]
     python -m tests.fault.campaign leases --root sid --count 30 [--fault COMMAND] [--cuts 5]
     python -m tests.fault.campaign sweeps --root host --count 20 [--fault COMMAND]
     python -m tests.fault.campaign ports --root host [--production DEPLOYED] [--end COMMAND]
@@ -26,7 +25,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.fault.daemon_victim import DaemonFault, DaemonVictim
-from tests.fault.die_at import DIED
 from tests.fault.lease_victim import Fault, LeaseVictim
 from tests.fault.port_victim import End, PortVictim, Production
 from tests.fault.sweep_victim import SweepFault, SweepVictim
@@ -34,7 +32,7 @@ from tests.fault.victim import Victim
 from tests.support import needs, roots, run_folder
 from tests.support.machine import Machine
 from tests.support.night import Night
-from tests.support.roots import PREFIX, SOURCES_INSIDE, Tunerd
+from tests.support.roots import Tunerd
 from tunerd.tryout.designed import SHAPES, design, write
 
 
@@ -173,32 +171,6 @@ def cuts_in_recovery(args: argparse.Namespace) -> int:
     return count.close()
 
 
-def effects(args: argparse.Namespace) -> int:
-    """Death and power cut before each effect of a swap in turn; what was not synced is lost."""
-    count = Count()
-    with a_victim(args.root, installed=True, disk_mib=512, strict=args.strict) as victim:
-        for number in range(args.first, 1000, args.every):
-            before = victim.live
-            words = [args.verb] if args.verb == "rollback" else [args.verb, victim.other]
-            done = victim.machine.run(
-                *(PREFIX / "bin/python", "-m", "tests.fault.die_at", str(number), "die", *words),
-                folder=SOURCES_INSIDE,
-                env={"PYTHONDONTWRITEBYTECODE": "1"},
-                check=False,
-            )
-            if done.returncode == 0:
-                break
-            with count.case(f"{number} of {args.verb}: {done.stdout.strip()}") as ends:
-                assert done.returncode == DIED, done
-                victim.machine.power_cut()
-                was_cut = victim.machine.exists(victim.record)
-                victim.boot()
-                victim.wait_for_the_daemon()
-                end = "old" if victim.check() == before else "new"
-                ends.append(_end(end, was_in_time=True, was_cut=was_cut))
-    return count.close()
-
-
 def leases(args: argparse.Namespace) -> int:
     """What may befall a measurement in production's place, each at random moments."""
     rng = random.Random(args.seed)
@@ -278,8 +250,7 @@ def daemon(args: argparse.Namespace) -> int:
         say(f"the daemon is ready after {victim.start_s:.1f} s")
         for fault in wanted:
             count = Count()
-            is_rare = fault is DaemonFault.TIDY and not args.fault  # two minutes each
-            for _ in range(max(1, args.count // 5) if is_rare else args.count):
+            for _ in range(args.count):
                 with count.case(str(fault)) as ends:
                     met = victim.befall(fault, rng)
                     victim.check()
@@ -293,7 +264,7 @@ def main() -> int:
     """Run the campaign that the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     campaigns = {
-        "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery, "effects": effects,
+        "kills": kills, "cuts": cuts, "cuts-in-recovery": cuts_in_recovery,
         "leases": leases, "ports": ports, "sweeps": sweeps,
         "daemon": daemon,
     }  # fmt: skip
@@ -303,9 +274,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--daemon", action="store_true")
     parser.add_argument("--strict", action="store_true")
-    parser.add_argument("--verb", choices=["apply", "rollback"], default="apply")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--every", type=int, default=1)
     faults = {fault.name for fault in (*Fault, *SweepFault, *DaemonFault)}
     parser.add_argument("--fault", choices=sorted(faults))
     parser.add_argument("--production", choices=[one.name for one in Production])

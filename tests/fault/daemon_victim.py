@@ -24,7 +24,6 @@ _HISTORY = f"{STATE}/telemetry.db*"
 _UNITS = ("tunerd.service", "tunerd.socket", "tunerd-daemon.socket", "tunerd-web.service",
           "tunerd-sweep.service")  # fmt: skip
 _PATIENCE_S = 120.0
-_FIRST_TIDY_S = 120.0
 _STARTED = "MESSAGE_ID=39f53479d3a045ac8e11786248231fbf"  # systemd: a unit has started
 SETTINGS = """
 [engines.eng]
@@ -76,19 +75,6 @@ for path in sys.argv[1:]:
         if "unable to open" not in str(error):
             print(path, error)
 """
-_YEAR = """
-import sys, time
-from pathlib import Path
-from tunerd.watch.figures import Point
-from tunerd.watch.history import TelemetryStore
-store, now_s = TelemetryStore(Path(sys.argv[1]), writable=True), int(time.time())
-with store._writing():
-    for n in range(28_000):
-        row = (now_s - 86400 * 20 + 60 * n, 60, 6, 6, 6, 0, 0)
-        store._db.execute("INSERT INTO points (begin_s, seconds, n, n_active, n_ready, n_busy,"
-                          " n_measuring) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-store.close()
-"""
 
 
 class DaemonFault(StrEnum):
@@ -96,15 +82,11 @@ class DaemonFault(StrEnum):
 
     START = "it starts"
     RECOVERY = "it starts and mends a swap that was cut short"
-    WATCH = "it watches"
-    HISTORY = "it writes the history"
-    TIDY = "it keeps house"
     RAISE = "its guard raises the margin"
     RESTART = "its guard restarts a server that hangs"
     NIGHT = "it begins a night"
     JOB = "a job of the API runs"
     NOTICE = "it leaves a notice"
-    UPGRADE = "it looks into an upgrade"
 
 
 @dataclass
@@ -114,7 +96,6 @@ class DaemonVictim:
     machine: Machine
     start_s: float = 0.0
     """How long a start of the daemon takes until it is ready."""
-    _n_upgrades: int = 0
     _before: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -178,35 +159,6 @@ class DaemonVictim:
         time.sleep(rng.uniform(0.0, 2 * self.start_s))
         was = self._kill()
         self.until(lambda: not machine.exists(RECORD), "the swap is mended")
-        return was
-
-    def _watch(self, rng: random.Random) -> str:
-        pid = self._serving()
-        time.sleep(rng.uniform(0.0, 3.0))
-        was = self._kill()
-        assert self._serving() == pid, "production was restarted"
-        return was
-
-    def _history(self, rng: random.Random) -> str:
-        """Settings that changed: what was gathered of the minute is written."""
-        pid = self._serving()
-        time.sleep(1.5)
-        end = self._kill_after(_HISTORY, rng.uniform(0.0, 0.02))
-        self.settings(more=f"# {rng.random()}\n[page]\nhosts = ['a{rng.randrange(10**9)}.lan']\n")
-        was = end()
-        self.settings()
-        assert self._serving() == pid, "production was restarted"
-        return was
-
-    def _tidy(self, rng: random.Random) -> str:
-        pid = self._serving()
-        machine = self.machine
-        machine.systemctl("stop", DAEMON)
-        machine.run(PREFIX / "bin/python", "-c", _YEAR, f"{STATE}/telemetry.db")
-        machine.systemctl("start", DAEMON)
-        time.sleep(_FIRST_TIDY_S - 0.3)
-        was = self._kill_after(_HISTORY, rng.uniform(0.0, 0.15))()
-        assert self._serving() == pid, "production was restarted"
         return was
 
     def _raise(self, rng: random.Random) -> str:
@@ -283,19 +235,6 @@ class DaemonVictim:
         self.settings(more="[guards.no-such]\nx = 1\n")
         was = end()
         self.settings()
-        assert self._serving() == pid, "production was restarted"
-        return was
-
-    def _upgrade(self, rng: random.Random) -> str:
-        pid, program = self._serving(), "/srv/eng/llama-server"
-        self._n_upgrades += 1
-        self.machine.sh(f"cp {program} {program}.old; echo '# {self._n_upgrades}' >> {program}")
-        time.sleep(rng.uniform(1.0, 6.0))
-        was = self._kill()
-        self.until(lambda: bool(self.told("upgrade")), "it is told")
-        self.until(lambda: self._state("tunerd-guard-check.service") != "active", "no check runs")
-        assert len(self.told("upgrade")) == 1
-        self.machine.sh(f"mv {program}.old {program}")
         assert self._serving() == pid, "production was restarted"
         return was
 

@@ -65,12 +65,6 @@ def test_messages_and_errors_are_harmless(capsys: pytest.CaptureFixture[str]) ->
     assert f"error: {SHOWN}" in said
 
 
-def test_a_hint_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    print_error(EngineError("no", hint="do this:\n  mkdir aside"), command="plan", as_json=False)
-    said = capsys.readouterr().err
-    assert said.endswith("hint: do this:\n  mkdir aside\n")
-
-
 def test_json_is_exact_and_holds_nothing_that_a_terminal_obeys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

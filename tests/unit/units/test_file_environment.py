@@ -28,10 +28,6 @@ def test_assignments_are_unquoted_and_specifiers_put_in() -> None:
     )
 
 
-def test_dollar_signs_in_an_assignment_stay() -> None:
-    assert parse_environment("A=$B ${C}", {}).pairs == (("A", "$B"),)
-
-
 def test_an_invalid_assignment_is_dropped_and_noted() -> None:
     parsed = parse_environment('A=1 novalue 1B=2 "C=a\\xffb" D=4', {})
 
@@ -88,13 +84,6 @@ def test_a_dash_makes_an_environment_file_optional() -> None:
 )
 def test_a_value_in_an_environment_file(text: str, value: str) -> None:
     assert parse_environment_file(text).pairs == (("A", value),)
-
-
-def test_comments_and_empty_lines_in_an_environment_file_are_skipped() -> None:
-    parsed = parse_environment_file("# one\n; two\n\n  # three\nA=1\n")
-
-    assert parsed.pairs == (("A", "1"),)
-    assert parsed.notes == ()
 
 
 def test_lines_that_are_no_assignments_are_noted() -> None:

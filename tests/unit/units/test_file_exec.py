@@ -81,12 +81,6 @@ def test_what_systemd_refuses_is_refused(value: str) -> None:
         parse_exec(value, {}, {})
 
 
-def test_what_could_not_be_resolved_stays_or_is_empty() -> None:
-    command = parse_exec(r"/bin/a %q $NOPE ${NEITHER} \d", {}, {})
-
-    assert command.argv == ("/bin/a", "%q", "", "\\d")
-
-
 @given(st.text(alphabet=st.sampled_from("\"'\\ $%{}:;x41ua\n"), max_size=40))
 def test_no_value_makes_the_reader_fail_otherwise_than_by_refusing(text: str) -> None:
     try:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tunerd.errors import ConfigError
 from tunerd.units.text import (
     MAX_ARGUMENT_BYTES,
-    argument_warnings,
     exec_words,
     parse_environment,
     parse_exec,
@@ -41,38 +40,18 @@ paths = st.text(
 ).map(lambda name: f"/opt/{name}")
 
 
+@pytest.mark.parametrize("between", [" ", " \\\n    "], ids=["in a line", "a word a line"])
 @given(path=paths, words=st.lists(arguments, max_size=6))
-def test_an_argument_list_survives_the_unit(path: str, words: list[str]) -> None:
-    unit = parse_unit(f"[Service]\nExecStart={' '.join(exec_words([path, *words]))}\nType=exec\n")
-
-    value = unit.value("Service", "ExecStart")
-    assert value is not None
-    command = parse_exec(value, VARIABLES, SPECIFIERS)
-
-    assert command.path == path
-    assert list(command.argv) == [path, *words]
-
-
-@given(path=paths, words=st.lists(arguments, max_size=6))
-def test_no_argument_adds_a_line_or_a_directive(path: str, words: list[str]) -> None:
-    text = f"[Service]\nExecStart={' '.join(exec_words([path, *words]))}\nType=exec\n"
-
-    unit = parse_unit(text)
+def test_an_argument_list_survives_the_unit_and_adds_no_directive(
+    between: str, path: str, words: list[str]
+) -> None:
+    text = between.join(exec_words([path, *words]))
+    unit = parse_unit(f"[Service]\nExecStart={text}\nType=exec\n")
 
     assert [d.name for d in unit.directives] == ["ExecStart", "Type"]
     assert unit.problems == ()
-    assert text.count("\n") == 3
-
-
-@given(path=paths, words=st.lists(arguments, max_size=6))
-def test_one_word_a_line_reads_the_same(path: str, words: list[str]) -> None:
-    text = " \\\n    ".join(exec_words([path, *words]))
-
-    unit = parse_unit(f"[Service]\nExecStart={text}\nType=exec\n")
-
-    value = unit.value("Service", "ExecStart")
-    assert value is not None
-    assert list(parse_exec(value, VARIABLES, SPECIFIERS).argv) == [path, *words]
+    command = parse_exec(unit.directives[0].value, VARIABLES, SPECIFIERS)
+    assert (command.path, list(command.argv)) == (path, [path, *words])
 
 
 @given(arguments)
@@ -114,11 +93,6 @@ def test_an_argument_may_be_as_long_as_the_kernel_takes_and_no_longer() -> None:
         quote_argument("ä" * (MAX_ARGUMENT_BYTES // 2 + 1))
 
 
-def test_an_argument_that_only_newer_systemd_takes_is_warned_about() -> None:
-    assert argument_warnings(["/bin/a", "x" * 4095]) == ()
-    assert len(argument_warnings(["/bin/a", "ä" * 2048])) == 1
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -138,13 +112,6 @@ def test_an_argument_that_only_newer_systemd_takes_is_warned_about() -> None:
 def test_a_program_that_systemd_would_refuse_is_refused(path: str) -> None:
     with pytest.raises(ConfigError):
         quote_program(path)
-
-
-def test_a_dollar_sign_in_the_programs_path_reaches_it_unchanged() -> None:
-    command = parse_exec(" ".join(exec_words(["/opt/${HOME}/$$x", "y"])), {"HOME": "/root"}, {})
-
-    assert command.path == "/opt/${HOME}/$$x"
-    assert command.argv == ("/opt/${HOME}/$$x", "y")
 
 
 @pytest.mark.parametrize(
