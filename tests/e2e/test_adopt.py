@@ -270,16 +270,6 @@ def test_a_unit_by_hand_is_kept_to_the_byte_and_comes_back(tunerd: Deployment) -
     assert tunerd.alias(port=8099) == "my own model"
 
 
-def test_a_unit_by_hand_serves_on_when_an_apply_over_it_fails(tunerd: Deployment) -> None:
-    old = start_by_hand(tunerd, mode=0o600)
-
-    said = tunerd.apply("bad", expect=3)
-
-    assert "out of VRAM" in said["error"]["message"]
-    assert tunerd.unit() == old
-    assert tunerd.generate(port=8099)["timings"]["draft_n"] > 0
-
-
 def test_a_unit_by_hand_becomes_a_profile_with_the_same_flags(tunerd: Deployment) -> None:
     start_by_hand(tunerd)
     before = command_line(tunerd)

@@ -120,22 +120,6 @@ def test_behind_a_colon_dollar_signs_are_not_doubled(machine: Machine) -> None:
     assert [one.argv[3:] for one in seen] == lists
 
 
-def test_programs_with_odd_paths_are_executed_under_their_own_name(machine: Machine) -> None:
-    paths = [
-        f"/opt/odd/{name}"
-        for name in ("a b", "%n", "%%", "${HOME}", "$HOME", "$$", "#x", ";", "ü", "-x", "@x", "a=b")
-    ]
-    machine.sh("mkdir -p /opt/odd")
-    for path in paths:
-        machine.run("ln", "-s", PYTHON, path)
-
-    seen = run_lines(
-        machine, "paths", [" ".join(exec_words([path, "-IS", DUMP])) for path in paths]
-    )
-
-    assert [one.argv[0] for one in seen] == paths
-
-
 def test_long_arguments_and_lines_arrive_unchanged(machine: Machine) -> None:
     lists = [
         [PYTHON, "-IS", DUMP, "x" * MAX_ARGUMENT_BYTES],
@@ -234,19 +218,3 @@ def test_an_environment_file_is_read_as_systemd_reads_it(machine: Machine) -> No
             wrong.append((text, real, ours))
 
     assert wrong == []
-
-
-@pytest.mark.parametrize("argument", [r"\xff", r"\xef\xb7\x90"], ids=["byte", "noncharacter"])
-def test_why_arguments_that_are_not_utf_8_are_refused(machine: Machine, argument: str) -> None:
-    """It would run, but from then on systemd cannot say how it is."""
-    machine.write(
-        "/etc/systemd/system/raw-byte.service",
-        f"[Service]\nType=exec\nExecStart=/bin/sh -c 'sleep 60' sh {argument}\n",
-    )
-    machine.systemctl("daemon-reload")
-    machine.systemctl("start", "raw-byte.service")
-
-    done = machine.run("systemctl", "show", "-p", "ActiveState", "raw-byte.service", check=False)
-
-    assert done.returncode != 0
-    assert "Failed to get properties" in done.stderr

@@ -255,15 +255,6 @@ def test_what_the_context_cannot_hold_is_refused_before_anything_is_stopped(box:
     assert since_s(box) == before
 
 
-def test_without_an_answer_nothing_is_stopped(box: Box) -> None:
-    before = since_s(box)
-    done = box.call("bench", "cpu-embedded", *settings(box))
-
-    assert done.returncode == 2
-    assert "--yes" in done.stderr
-    assert since_s(box) == before
-
-
 @pytest.mark.parametrize(
     "words",
     [

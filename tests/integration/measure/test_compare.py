@@ -172,27 +172,6 @@ def test_a_template_that_changes_answers_fails_the_gate_whatever_the_speed(
     assert "short answers: 3 of 3 differ" in shown
 
 
-def test_the_verdict_is_kept_with_its_conditions(box: Box, found: dict[str, Any]) -> None:
-    run = exported(box, found["run"])
-    assert run["kind"] == "compare"
-    assert run["workload"] == "small"
-    assert run["outcome"] == "done"
-    assert [arm["name"] for arm in run["arms"]] == ["A", "B"]
-    assert run["verdicts"][0]["sentence"] == found["sentence"]
-    prints = [arm["fingerprint"] for arm in run["arms"]]
-    assert prints[0]["workload_sha256"] == prints[1]["workload_sha256"] is not None
-    assert prints[0]["arguments_sha256"] != prints[1]["arguments_sha256"]
-    turns = [one for one in run["summaries"] if one["name"] == "turn time"]
-    assert {one["arm"] for one in turns} == {"A", "B"}
-
-
-def test_a_person_reads_a_sentence_and_a_table(found: dict[str, Any]) -> None:
-    lines = list(render_compare(found))
-    assert lines[0] == found["sentence"]
-    assert any("95 % interval" in line for line in lines)
-    assert "the unit was away for" in lines[-1]
-
-
 def asked(*words: str, options: tuple[str, ...] = (), workload: str = "small") -> CompareRequest:
     return CompareRequest(words=words, options=options, workload=workload)
 

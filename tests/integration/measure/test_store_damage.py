@@ -183,25 +183,6 @@ def test_a_damaged_store_is_refused_with_a_way_out_that_works(tmp_path: Path, ki
     assert (tmp_path / "damaged-evidence.db" / "evidence.db").exists()
 
 
-def test_a_log_of_another_store_is_not_taken_over_with_the_way_out(tmp_path: Path) -> None:
-    """What a killed writer left beside a damaged file is moved aside with it."""
-    path = _store_with_runs(tmp_path / "evidence.db")
-    whole = path.read_bytes()
-    writer = _start_writer(path)
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    writer.send_signal(signal.SIGKILL)
-    writer.communicate(timeout=30)
-    assert path.with_name("evidence.db-wal").stat().st_size > 0
-    path.write_bytes(whole[:4096] + b"damaged " * ((len(whole) - 4096) // 8))
-    with pytest.raises(HostError) as caught:
-        EvidenceStore(path)
-    subprocess.run(["sh", "-euc", (caught.value.hint or "").splitlines()[-1]], check=True)  # noqa: S607
-    assert list(tmp_path.iterdir()) == [tmp_path / "damaged-evidence.db"]
-    with EvidenceStore(path) as store:
-        assert store.count_runs() == 0
-
-
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "evidence.db"
     with sqlite3.connect(path) as other:

@@ -149,16 +149,3 @@ def test_speculation_is_judged_exactly_and_what_serves_by_its_own_sampling_too()
     assert found.payload["quality"]["reference"] == "off"
     assert found.payload["against_serving"]["passes"] is False
     assert [record.figures["reference"] for record in found.records] == ["off", SERVING]
-
-
-def test_a_profile_without_speculation_is_judged_against_what_serves_alone() -> None:
-    plan = quality_plan(1, repeats=1)
-    found = findings(plan, [arm("mine", plan, "Fe"), arm(SERVING, plan, "Fe")]).payload
-
-    assert found["quality"] is None
-    assert found["against_serving"]["passes"] is True
-
-
-def test_where_nothing_may_change_answers_speed_alone_decides() -> None:
-    assert advise(Standing.B_FASTER, (), None).recommended == "B"
-    assert advise(Standing.NO_DIFFERENCE, (), None).recommended is None

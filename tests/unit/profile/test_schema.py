@@ -207,16 +207,3 @@ def test_what_is_allowed_is_said_in_words_for_people(
     assert problem.key == key
     assert problem.allowed.startswith(allowed)
     assert not re.search(r"tuple|dictionary|instance|constrained", str(problem))
-
-
-def test_template_arguments_are_what_json_knows() -> None:
-    assert problems("[serving.chat_template_kwargs]\na = {b = [1, 2.5, true, 'x']}") == {}
-    assert only("[serving.chat_template_kwargs]\na = 2026-05-01").allowed.startswith("values that")
-    assert only("[serving.chat_template_kwargs]\na = nan").key == "serving.chat_template_kwargs"
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-@pytest.mark.parametrize("key", ["serving.temp", "serving.top_p", "speculation.p_min"])
-def test_a_number_that_is_none_is_refused(key: str, value: str) -> None:
-    table, _, name = key.partition(".")
-    assert only(f"[{table}]\n{name} = {value}").key == key
