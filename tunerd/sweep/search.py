@@ -250,6 +250,8 @@ class Search:
         self.limits = limits
         self.policy = policy
         self.incumbent = incumbent
+        # What users have now, whatever won meanwhile: output and context are held against it.
+        self.serves = incumbent
         self.planes = Planes(self.learner, grid, limits)
         self.left_out: list[Left] = []
         self.is_exhausted = False
@@ -559,7 +561,7 @@ class Search:
         """
         if not self._has_asked_usual_tools and self.limits.needs_usual_tools:
             self._has_asked_usual_tools = True
-            self.ask_all_tools(self.incumbent)
+            self.ask_all_tools(self.serves)
 
     def ask_all_tools(self, arm: Arm) -> None:
         """The rest of the tool calls that a winner is asked, on a process of its own.
@@ -690,7 +692,7 @@ class Search:
             ServerDied: It did not survive its first request.
         """
         server = Server(self.night, arm, purpose)
-        n_ctx = self.limits.n_ctx(self.incumbent) or server.n_ctx
+        n_ctx = self.limits.n_ctx(self.serves) or server.n_ctx
         if n_ctx and n_ctx != self.learner.context:
             self.learner.set_context(n_ctx)
         server.warm_up()
@@ -797,7 +799,7 @@ class Finalist:
         """Whether it breaks tool calls, or has less context; what may change the output has to prove that it does not."""
         search = self._search
         search.learn_usual_tools()
-        if self._limits.own_tool_calls(search.incumbent)[1] and self._limits.own_tool_calls(arm)[1]:
+        if self._limits.own_tool_calls(search.serves)[1] and self._limits.own_tool_calls(arm)[1]:
             search.ask_all_tools(arm)  # a few calls are no rate to compare with another
         reason = self._limits.shrinks(arm) or self._limits.breaks_tools(arm)
         if reason is None and not self._limits.is_output_proven(arm):

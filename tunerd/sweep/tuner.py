@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,7 @@ from tunerd.measure.pairs import (
     Pair,
     Step,
     challenge_alpha,
+    class_ms,
     judge_challenge,
     pairs_needed,
 )
@@ -40,7 +41,7 @@ from tunerd.profile.workload import Rates, RequestClass, Workload
 from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_json
 from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Learner
-from tunerd.sweep.limits import Limits, without_margin
+from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
 from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
@@ -339,6 +340,8 @@ class _Sweep:
                 result = self._challenge(one.candidate)  # its pairs have decided already
                 if result.outcome == PROMOTE:
                     self._crown(result)
+                else:
+                    self._learn_from(result)
                 return
 
     def _standing(self, one: Carried) -> Step:
@@ -374,11 +377,13 @@ class _Sweep:
             verdict, reasons = self._decide()
         except Preempted:
             verdict, reasons = INCONCLUSIVE, ["the user wanted the machine"]
+        if given_up := self._give_up():
+            verdict, reasons = INCONCLUSIVE, [*given_up, *reasons]
         if self._won:  # what was proved stays so, whatever became of the search for more
             first, *then = map(_in_words, self._won)
             reasons = [first, *(f"then {one}" for one in then), *reasons]
             verdict = PROMOTE
-        if verdict != INCONCLUSIVE:
+        if verdict != INCONCLUSIVE or given_up:
             self.night.recommend(self.incumbent)
         return Outcome(
             verdict, self.incumbent if self._won else self.given, self._evidence(reasons)
@@ -430,6 +435,39 @@ class _Sweep:
         self.incumbent = self.search.incumbent = result.candidate
         self._recall_challenges()
 
+    def _give_up(self) -> list[str]:
+        """Winners that failed, or turned out short of memory, after they had won; why, in words."""
+        found = []
+        while self._won and not self._is_sound(self._won[-1].candidate):
+            result = self._won.pop()
+            why = (
+                self.limits.fails(result.candidate)
+                or "it may run out of memory with the context full"
+            )
+            found.append(f"{result.candidate} won, and is not deployed: {why}")
+            self._call_off(result, why)
+            self.incumbent = self._won[-1].candidate if self._won else as_arm(self.given)
+        return found
+
+    def _call_off(self, result: Result, why: str) -> Result:
+        """A challenge that was won, as one that was not."""
+        lost = replace(result, outcome="failed", reasons=(why,))
+        self.challenges[self.challenges.index(result)] = lost
+        return lost
+
+    def _worse_than_what_serves(self, result: Result) -> str | None:
+        """Which limit a winner breaks with those that were won before it: each may give as much as is allowed."""
+        steps = (*self._won, result)
+
+        def ends(part: str) -> tuple[list[float], list[float]]:
+            before = [np.mean([class_ms(p.a, part) for p in one.pairs], axis=0) for one in steps]
+            after = [np.mean([class_ms(p.b, part) for p in one.pairs], axis=0) for one in steps]
+            ratio = np.prod(np.array(after) / np.maximum(before, 1e-9), axis=0)
+            return before[0].tolist(), (before[0] * ratio).tolist()
+
+        (turn, turn_now), (prefill, prefill_now) = ends("turn"), ends("prefill")
+        return worse(turn, turn_now, prefill, prefill_now, self.workload.deepest, self.policy)
+
     def _to_go_on(self) -> Arm | None:
         """The candidate of a challenge that was cut short, where it is what would be challenged with."""
         leader = self.search.leader()
@@ -464,6 +502,9 @@ class _Sweep:
         )
         result = challenge.run()
         self.challenges.append(result)
+        broken = self._worse_than_what_serves(result) if result.outcome == PROMOTE else None
+        if broken is not None:
+            result = self._call_off(result, broken)
         self.learner.refresh()
         return result
 

@@ -14,9 +14,24 @@ import pytest
 from benchmarks.simulator.box import SimulatedBox
 from benchmarks.simulator.tasks import Task, task
 from tunerd.measure.pairs import challenge_alpha, class_ms
-from tunerd.profile.arm import Arm, Preempted, Request, Sample, Space
+from tunerd.profile.arm import (
+    Arm,
+    Boot,
+    Family,
+    Policy,
+    Preempted,
+    Request,
+    Sample,
+    Space,
+    as_arm,
+)
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.challenge import Carried, carried
+from tunerd.sweep.learner import Learner
+from tunerd.sweep.limits import Limits
+from tunerd.sweep.night import Night
+from tunerd.sweep.search import Search
+from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome, tune
 
 HOUR_S = 3600.0
@@ -265,3 +280,118 @@ def test_a_winner_stays_one_though_the_search_for_more_is_cut_short() -> None:
 
     assert (again.verdict, again.arm) == ("promote", first.candidate)
     assert not again.evidence.restarts
+
+
+# Winners that do not stay winners
+
+
+class Breaks(SimulatedBox):
+    """One arm of it fails to start from now on."""
+
+    target: Arm | None = None
+    failure = ""
+
+    def restart(self, arm: Arm) -> Boot:
+        if self.failure and arm.canonical() == self.target:
+            return Boot(False, 30.0, self.failure)
+        return super().restart(arm)
+
+
+def narrow_and_wide() -> tuple[Task, Outcome, Space]:
+    """A winner of few arms, and more of them."""
+    one = small()
+    family = next(iter(one.space.families.values()))
+    few = replace(family, n_max=(3,), p_min=(0.75,), ubatch=(512, 1024))
+    begun = tune(
+        one.box(), Space(dict.fromkeys(one.space.families, few)), one.workload,
+        one.incumbent, HOUR_S, np.random.default_rng(1),
+    )  # fmt: skip
+    assert begun.verdict == "promote"
+    more = replace(family, n_max=(1, 3, 6), p_min=(0.0, 0.5, 0.75), ubatch=(512, 1024, 2048))
+    return one, begun, Space(dict.fromkeys(one.space.families, more))
+
+
+@pytest.mark.parametrize("failure", ["oom", "crash"])
+def test_a_winner_that_fails_after_it_won_is_not_deployed(failure: str) -> None:
+    one, begun, more = narrow_and_wide()
+    box = Breaks(one.card, seed=1)
+    box.target, box.failure = as_arm(begun.arm).canonical(), failure
+
+    outcome = tune(
+        box, more, one.workload, one.incumbent, 2 * HOUR_S, np.random.default_rng(1),
+        history=begun.evidence.samples,
+    )  # fmt: skip
+
+    assert as_arm(outcome.arm).canonical() != box.target
+    assert (outcome.verdict, outcome.arm) == ("inconclusive", one.incumbent)
+    assert "won, and is not deployed" in outcome.evidence.reasons[0]
+    assert not outcome.evidence.won
+    assert outcome.evidence.path[-1].arm == one.incumbent
+
+
+SPACE = Space(
+    {("mainline", "mtp"): Family((3, 6, 9), (0.75,), (512,), ("q8_0",), (512,), (2048,), (8,))}
+)
+
+
+def chain(*ratios: tuple[float, float]) -> list[Sample]:
+    """Pairs of arms with 3, 6 and 9 drafts, each against the one before it, by what they take of its time in each class."""
+    found, ms = [], [1000.0, 4000.0]
+    for challenge, by_class in enumerate(ratios, 1):
+        arms = [
+            replace(INCUMBENT, n_max=3 * challenge),
+            replace(INCUMBENT, n_max=3 * challenge + 3),
+        ]
+        then = [one * ratio for one, ratio in zip(ms, by_class, strict=True)]
+        for number in range(1, 9):
+            found += [
+                answer(arm, number, text, times[text] * (1 + 0.002 * (number % 3)), challenge=challenge)
+                for arm, times in zip(arms, (ms, then), strict=True)
+                for text in (0, 1)
+            ]  # fmt: skip
+        ms = then
+    return found
+
+
+def recalled(history: list[Sample]) -> Outcome:
+    """What a sweep makes of it that has no time for more."""
+    one = small()
+    return tune(
+        one.box(), SPACE, WORKLOAD, INCUMBENT, 1.0, np.random.default_rng(1), history=history
+    )
+
+
+def test_a_class_may_not_get_slower_winner_by_winner_than_is_allowed_at_all() -> None:
+    outcome = recalled(chain((1.2, 0.7), (1.2, 0.7)))
+    assert [one.outcome for one in outcome.evidence.challenges] == ["promote", "failed"]
+    assert "one class gets 44% slower" in outcome.evidence.challenges[1].reasons[0]
+    assert (outcome.verdict, as_arm(outcome.arm).n_max) == ("promote", 6)
+    fine = recalled(chain((1.1, 0.7), (1.1, 0.7)))
+    assert as_arm(fine.arm).n_max == 9
+
+
+def test_what_broke_a_limit_before_the_sweep_was_cut_is_not_proved_again() -> None:
+    outcome = recalled(chain((1.5, 0.6)))
+    assert [one.outcome for one in outcome.evidence.challenges] == ["failed"]
+    (left,) = (
+        one for one in outcome.evidence.left_out if one.what == str(replace(INCUMBENT, n_max=6))
+    )
+    assert "one class gets 50% slower" in left.reason
+
+
+def test_tool_calls_are_held_against_what_serves_though_another_has_won() -> None:
+    one = small()
+    grid = build_grid(one.space, one.incumbent, Policy())
+    learner, box = Learner(grid, one.workload, 8192), one.box()
+    night = Night(box, one.workload, learner, HOUR_S, np.random.default_rng(1), None)
+    limits = Limits(learner, grid, Policy(), one.incumbent)
+    search = Search(night, grid, limits, Policy(), one.incumbent)
+    winner = replace(one.incumbent, n_max=6)
+    request = Request("tool", "a", 0, 200, 32, ignore_eos=False)
+    night.answered(
+        winner, "a/1", "tool", request, (6, 0.75), seconds=1.0, answer={"tool_ok": False}
+    )
+    search.incumbent = winner
+    search.learn_usual_tools()
+    assert {row.arm for row in night.samples[1:]} == {one.incumbent}
+    assert limits.own_tool_calls(one.incumbent)[0] == Policy().tool_calls
