@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ from tests.support.memory_cases import (
     write_models,
 )
 from tests.support.overlay import Root
-from tests.support.roots import PREFIX
 from tunerd.engine.health import argument_error
 from tunerd.engine.help import parse_devices
 from tunerd.machine.files import Files
@@ -183,27 +181,3 @@ def test_a_gpu_without_room_is_told_from_the_engines_words_and_the_old_server_is
     tunerd.generate()
     status = tunerd.json("status")
     assert (status["healthy"], status["drift"]) == (True, []), status
-
-
-def test_debians_engine_is_let_sleep_while_the_daemon_watches_it(machine: Machine) -> None:
-    words = "--port 8080 -t 1 -c 512 -np 1 --metrics --sleep-idle-seconds 3"
-    machine.write(
-        f"/etc/systemd/system/{UNIT}",
-        f"[Service]\nExecStart=/usr/bin/llama-server -m /srv/models/tiny.gguf {words}\n",
-    )
-    machine.systemctl("daemon-reload")
-    machine.systemctl("restart", UNIT)  # a server of another test may run
-    asleep = "curl --silent localhost:8080/props | grep -q '\"is_sleeping\":true'"
-    daemon = f"{PREFIX}/bin/tunerd --system daemon"
-    machine.sh(f"systemd-run --unit=watcher --setenv=TUNERD_DAEMON__EVERY_S=1 {daemon}")
-    try:
-        machine.sh(f"until journalctl -u watcher | grep -q ready && {asleep}; do sleep 0.2; done",
-                   limit_s=180)  # fmt: skip
-        machine.sh("sleep 10")  # as many looks
-        machine.sh(asleep)
-        log = machine.sh(f"journalctl --output=cat --unit={UNIT}").stdout
-        assert log.count("server is entering sleeping state") == 1
-        assert json.loads(machine.run("tunerd", "top", "--json").stdout)["engine"]["is_asleep"]
-        machine.sh(asleep)
-    finally:
-        machine.systemctl("stop", "watcher", UNIT)

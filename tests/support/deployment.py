@@ -122,11 +122,6 @@ class Stream:
             self._process.stdin.close()
         self._process.stdin = None
 
-    def ended_whole(self) -> bool:
-        """Whether the answer came to its own end; waits for it."""
-        found = json.loads(self._line())
-        return bool(found["is_whole"])
-
     def _line(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().decode().strip()

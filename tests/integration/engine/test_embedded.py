@@ -16,13 +16,12 @@ import pytest
 
 from tests.support import needs
 from tests.support.real_server import RealServer, ServerEndedError
-from tunerd.tryout.designed import SHAPES, design, vocabulary, write
+from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.tryout.embedded import OPTIONS, Option, apply_setting, parse_command
 
 pytestmark = pytest.mark.llama
 
 PROGRAM = (sys.executable, "-m", "tunerd.tryout.embedded")
-WORDS = vocabulary()
 
 # A value for each option that has an argument, other than its default.
 VALUES = {
@@ -200,46 +199,6 @@ def test_settings_show_in_what_the_server_says_of_itself(model: Path, folder: Pa
         "n_max=4, n_min=2, p_min=0.50, n_embd=1056, backend_sampling=0",
     ):
         assert line in server.log, line
-
-
-THINKING_TEMPLATE = """\
-{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content }}{% if m.reasoning_content %}<think>
-{{ m.reasoning_content }}
-</think>
-{% endif %}<|im_end|>
-{% endfor %}{{ note }}{% if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and enable_thinking is false %}<think>
-
-</think>
-
-{% else %}<think>
-{% endif %}{% endif %}"""
-
-
-@pytest.mark.parametrize(
-    ("options", "thought", "answer"),
-    [
-        ((), 20, 0),
-        (("--reasoning-budget", "5"), 4, 8),
-        (("--reasoning", "off"), 0, 20),
-        (("--reasoning-format", "none"), 0, 21),
-    ],
-)
-def test_thinking_is_limited_and_shown_as_asked(
-    options: tuple[str, ...], thought: int, answer: int, model: Path, folder: Path
-) -> None:
-    template = folder / "template.jinja"
-    template.write_text(THINKING_TEMPLATE)
-    with _server(model, folder, "--chat-template-file", str(template), *options) as server:
-        reply = server.post(
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "code"}], "max_tokens": 20, "temperature": 0},
-        )
-
-    message = reply["choices"][0]["message"]
-    assert len(message.get("reasoning_content", "").split()) == thought
-    assert len(message["content"].split()) == answer
 
 
 def test_what_was_not_given_is_as_in_llama_server(model: Path, folder: Path) -> None:

@@ -62,22 +62,6 @@ def test_a_misspelt_name_is_warned_about_with_the_nearest(
     assert f"did you mean `{nearest}`?" in preferred
 
 
-def test_what_was_given_with_set_is_looked_at_too(ctx: Context) -> None:
-    request = PlanRequest("cpu-embedded", {"engine.prefer": ["mianlne"]})
-    (message,) = named_by_plan(ctx, request)
-    assert "--set: engine.prefer" in message.text
-    assert "did you mean `mainline`?" in message.text
-
-
-def test_a_plan_with_a_misspelt_engine_alone_says_what_was_meant(tmp_path: Path) -> None:
-    box = Box(tmp_path)
-    write(design(SHAPES["tiny"]), box.model)
-    wanted = ("--set", f"model.path={box.model}", "--set", 'engine.prefer=["mianlne"]')
-    done = box.call("plan", "cpu-embedded", *wanted)
-    assert done.returncode == 1
-    assert "mianlne: no such engine (did you mean `mainline`?)" in done.stderr
-
-
 @pytest.mark.engine
 def test_a_program_that_only_the_profile_names_is_an_engine(
     ctx: Context, engines: dict[str, Path], tmp_path: Path

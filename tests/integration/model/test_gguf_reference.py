@@ -173,29 +173,3 @@ def test_sizes_of_types_are_those_of_the_package() -> None:
 
     assert ours == {number: known[number] for number in ours}
     assert set(known) - set(ours) <= _NEVER_STORED
-
-
-def test_a_large_vocabulary_is_passed_without_its_words(tmp_path: Path) -> None:
-    path = tmp_path / "vocabulary.gguf"
-    words = [f"{n}{'x' * (n * 7 % 12)}" for n in range(20_000)]
-    writer = GGUFWriter(path, "llama")
-    writer.add_token_list(words)
-    writer.add_token_scores([0.0] * len(words))
-    writer.add_token_merges([f"{word} {word}" for word in words])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-
-    header = read_header(MemorySource(path.read_bytes()))
-
-    lengths = {
-        key: value.length for key, value in header.metadata.items() if isinstance(value, ArrayValue)
-    }
-    assert lengths == {
-        "tokenizer.ggml.tokens": 20_000,
-        "tokenizer.ggml.scores": 20_000,
-        "tokenizer.ggml.merges": 20_000,
-    }
-    kept = (value.values for value in header.metadata.values() if isinstance(value, ArrayValue))
-    assert not any(kept)

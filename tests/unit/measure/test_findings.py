@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from tests.support.bench_samples import sample, timings
-from tunerd.measure.answer import Answer, ClientTimes, Mark, Sample, ToolCall, count_problems
+from tunerd.measure.answer import Answer, ClientTimes, Mark, Sample, ToolCall
 from tunerd.measure.evidence import TurnTime
 from tunerd.measure.findings import (
-    ArmData,
     Asked,
     beside_published,
     find_crossover,
-    findings,
     judge_depth,
     judge_quality,
     judge_reuse,
@@ -35,7 +33,6 @@ from tunerd.measure.request import (
     PROSE,
     SHORT,
     TOOLS,
-    concurrency_plan,
 )
 from tunerd.profile.schema import Published
 from tunerd.profile.workload import ClassShape, Tokens, WorkloadShape
@@ -345,40 +342,6 @@ def test_the_table_counts_tokens_of_servers_without_timings_by_their_usage() -> 
     table = mtp_table([a_foreign_sample(), a_foreign_sample()])
 
     assert (table.rows[0].predicted, table.predicted) == (192, 384)
-
-
-def test_each_of_several_clients_has_a_speed_without_timings() -> None:
-    samples = [a_foreign_sample(details={"client_tok_s": rate}) for rate in (20.0, 30.0)]
-    arm = ArmData("live", samples, groups=[("2 streams", 4000.0, tuple(samples))])
-    plan = concurrency_plan(1, repeats=1)
-
-    row = findings(plan, [arm]).payload["streams"][0]
-
-    assert (row["each_tok_s"], row["together_tok_s"]) == (25.0, pytest.approx(96.0))
-
-
-def test_requests_without_an_answer_are_counted_by_their_reason() -> None:
-    long = "status 400: the request\nexceeds the context " + "x" * 1000
-    found = count_problems([sample(), sample(problem=long), sample(problem=long)])
-
-    assert list(found.values()) == [2]
-    reason = next(iter(found))
-    assert reason.startswith("status 400: the request exceeds the context")
-    assert len(reason) < 200
-
-
-def test_what_other_servers_reuse_is_told_by_their_usage() -> None:
-    samples = [
-        a_foreign_sample(suite="cache", case=case, client=ClientTimes(ms + 9, ms),
-                         details={"cached": cached, "shared_ratio": 0.95})
-        for case, cached, ms in ((COLD, 0, 1000.0), (IDENTICAL, 990, 10.0), (CHANGED_TAIL, 0, 990.0))
-    ]  # fmt: skip
-
-    identical, changed = judge_reuse(samples)
-
-    assert (identical.works, identical.reused_ratio) == (True, 0.99)
-    assert identical.prompt_ratio == pytest.approx(0.01)
-    assert changed.works is False
 
 
 def a_class(name: str = "chat", *, reasoning: int | None = None, weight: float = 1.0) -> ClassShape:

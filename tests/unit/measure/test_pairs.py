@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.simulator.box import QUIET
 from benchmarks.simulator.stand import CHAT, SCENES, USUAL, Scene, SimulatedLife, SimulatedStand
-from tunerd.measure.compare import turn_times
 from tunerd.measure.pairs import (
     Asked,
     Comparison,
@@ -24,7 +23,6 @@ from tunerd.measure.pairs import (
     reasons,
     sentence,
 )
-from tunerd.profile.workload import ClassShape, Tokens, WorkloadShape
 
 LIMITS = Limits(budget_s=1e9, max_pairs=40)
 
@@ -214,20 +212,3 @@ def test_each_part_and_each_class_has_its_own_effect() -> None:
     assert whole.a_s == pytest.approx(parts[1].a_s + parts[2].a_s)
     assert 1 + whole.gain.estimate == pytest.approx(1.1, rel=0.06)
     assert "B +" in part_sentence(parts[2], "")
-
-
-def test_thoughts_that_only_one_class_tells_are_part_of_the_expected_answer() -> None:
-    found = run(SCENES[0], limits=replace(LIMITS, max_pairs=4))
-    classes = tuple(
-        ClassShape(
-            name=str(at), weight=one.weight, kind="chat", prompt=Tokens.fixed(100), cached_share=0.0,
-            reasoning=None if at else Tokens.fixed(50), answer=Tokens.fixed(50),
-        )
-        for at, one in enumerate(CHAT.classes)
-    )  # fmt: skip
-    turns = [
-        one for one in turn_times(WorkloadShape(name="x", classes=classes), found) if one.arm == "A"
-    ]
-    mixed = turns[-1]
-    assert mixed.reasoning_s is None
-    assert mixed.whole_s == pytest.approx((mixed.prefill_s or 0) + (mixed.decode_s or 0), rel=0.01)
