@@ -339,6 +339,8 @@ def pairs_needed(gain: float, pair_sd: float, *, margin: float, alpha: float) ->
 # Which side is faster
 
 LEAST_NAMED = 4
+# Once a side is named the interval should say something of the size too: it may be so wide.
+_WIDTH_SHARE = 0.5
 
 
 class Standing(StrEnum):
@@ -352,13 +354,14 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the pairs say; more are wanted while it is open.
+    """What the pairs say, and whether more would add nothing that was asked for.
 
     `e_b` and `e_a` are the evidence that B, or A, is faster; `needed` of it, and betting on it, names a
     side.
     """
 
     standing: Standing
+    is_final: bool
     e_b: float
     e_a: float
     needed: float
@@ -385,7 +388,19 @@ def decide(log_ratios: Sequence[float], *, alpha: float, tolerance: float) -> De
         standing = Standing.A_FASTER
     elif e_value(log_ratios, -limit) >= needed and e_value(negated, -limit) >= needed:
         standing = Standing.NO_DIFFERENCE
-    return Decision(standing, e_b, e_a, needed)
+    is_named = standing in {Standing.B_FASTER, Standing.A_FASTER}
+    is_final = _is_narrow(log_ratios, needed, limit) if is_named else standing is not Standing.OPEN
+    return Decision(standing, is_final, e_b, e_a, needed)
+
+
+def _is_narrow(log_ratios: Sequence[float], needed: float, limit: float) -> bool:
+    """Whether the interval ends within half of the effect, or within what does not matter."""
+    mean = float(np.mean(log_ratios))
+    reach = max(_WIDTH_SHARE * abs(mean), limit)
+    negated = [-value for value in log_ratios]
+    return e_value(log_ratios, mean - reach) >= needed and (
+        e_value(negated, -mean - reach) >= needed
+    )
 
 
 # How a comparison speaks with servers: a simulation, a stand-in engine or the real thing
@@ -646,7 +661,7 @@ class _Comparing:
 
     @property
     def _is_decided(self) -> bool:
-        return self.decision is not None and self.decision.standing is not Standing.OPEN
+        return self.decision is not None and self.decision.is_final
 
     def _has_time(self) -> bool:
         self.pair_begin_s = self.stand.now_s()
