@@ -573,7 +573,7 @@ class _Points:
 
 # A decade and a half around the usual spreads: quiet cards and busy desktops differ by that much.
 _NOISE_STEPS = (0.15, 0.25, 0.4, 0.63, 1.0, 1.4, 2.0, 3.0)
-_NOISE_PRIOR_SD = 1.0  # of the log of each spread, around the usual one
+_NOISE_PRIOR_SD = 0.5  # of the log of each spread, around the usual one
 _NOISE_ROUNDS = 3
 
 
