@@ -62,26 +62,6 @@ def test_a_build_takes_every_golden_line_of_its_dialect(dialect: str, prober: En
     assert said == dict.fromkeys(lines)
 
 
-FOREIGN = [
-    pytest.param("main-old", "main-0x", "invalid argument: --load-mode", marks=pytest.mark.engine),
-    pytest.param("main-mid", "main-lm", "invalid argument: --load-mode", marks=pytest.mark.engine),
-    pytest.param("main-lm", "ik-now", "invalid argument: off", marks=pytest.mark.engine),
-    pytest.param("ik-may", "main-mid", "unknown argument: --log-ver", marks=pytest.mark.engine),
-    pytest.param("ik-now", "main-0x", "unknown argument: --load-mode", marks=pytest.mark.engine),
-    pytest.param("bee-01", "main-lm", "invalid argument: --load-mode", marks=pytest.mark.engine),
-    pytest.param("main-0x", "main-mid", "invalid argument: --no-mmap", marks=pytest.mark.llama),
-]
-
-
-@pytest.mark.parametrize(("dialect", "spoken", "words"), FOREIGN)
-def test_a_build_refuses_the_golden_line_of_another_dialect(
-    dialect: str, spoken: str, words: str, prober: EngineProber
-) -> None:
-    line = golden_lines(spoken)["rtx-5060-ti-16gb-baseline"]
-
-    assert words in (complaint(prober, dialect, line) or "")
-
-
 LACKS = [
     ("main-old", "mtp", 'argument "--spec-type": unknown speculative decoding type'),
     ("main-old", "dflash", 'argument "--spec-type": unknown speculative decoding type'),

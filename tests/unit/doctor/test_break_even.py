@@ -114,17 +114,6 @@ def test_a_prompt_tax_above_the_whole_gain_can_never_be_paid() -> None:
     assert found.accepted_per_step(traffic(per_step=1.5, n_prompt=200_000)) == math.inf
 
 
-def test_without_prompt_times_the_tax_is_unknown_and_the_rest_still_counts() -> None:
-    timings = [one.timings for one in plain()]
-    bare = [sample(replace(one, prompt_ms=None)) for one in timings if one is not None]
-    found = found_of(drafting(), bare)
-
-    assert found.tax_ms(4096) is None
-    assert found.acceptance_ratio(traffic(per_step=1.5, n_prompt=100_000)) == pytest.approx(
-        (26 / 18 - 1) / 1.5, abs=0.05
-    )
-
-
 def test_the_crossover_of_the_24_gb_write_up() -> None:
     """43k prompts in 37.5 s without and 49 s with MTP, 29 and 46 tok/s: it pays from 900 tokens on."""
     on = [

@@ -71,16 +71,6 @@ def test_a_server_that_does_not_start_has_failed() -> None:
     assert found == {"text": Effect.FAILED, "mtp": Effect.FAILED}
 
 
-def test_one_trial_that_failed_fails_its_feature_alone() -> None:
-    found = effects({**ALL, SHALLOW: trial(None, text=None, problem="it ended")})
-    assert found["n-max"] is Effect.FAILED
-    assert found["p-min"] is Effect.PROVED
-
-
-def test_what_was_not_tried_is_untried() -> None:
-    assert set(effects({PLAIN: trial(12)})) == {"text", "mtp"}
-
-
 def test_a_route_that_does_not_count_drafts_is_known() -> None:
     assert effects({**ALL, NATIVE: trial(None)})["counts"] is Effect.NO_EFFECT
 

@@ -200,16 +200,6 @@ def test_an_answer_that_came_in_one_piece_is_read_too() -> None:
     assert not answer.is_cut
 
 
-def test_the_text_route_is_read() -> None:
-    events: list[tuple[float, dict[str, Any]]] = [
-        (5.0, {"choices": [{"text": " a", "finish_reason": None}]}),
-        (9.0, {"choices": [{"text": "", "finish_reason": "length"}], "timings": TIMINGS}),
-    ]
-
-    answer = read_answer(events, is_whole=True)
-    assert (answer.text, answer.first_ms, answer.finish) == (" a", 5.0, "length")
-
-
 HUGE = int("9" * 400)
 
 
@@ -295,18 +285,6 @@ def test_marked_and_failed_samples_are_counted_and_in_no_figure() -> None:
     assert found.decode.tok_s == pytest.approx(50.0)
 
 
-def test_acceptance_is_accepted_over_drafted_of_all_requests() -> None:
-    found = summarise(
-        [
-            sample(timings=timings(draft_n=100, draft_n_accepted=90)),
-            sample(timings=timings(draft_n=300, draft_n_accepted=30)),
-        ]
-    )
-
-    assert found.acceptance_ratio == pytest.approx(0.3)
-    assert (found.n_drafted, found.n_accepted) == (400, 120)
-
-
 def test_tokens_per_step_are_totals_over_totals() -> None:
     found = summarise(
         [
@@ -341,9 +319,3 @@ def test_each_step_yields_its_accepted_drafts_and_one_token_more() -> None:
 
     assert found.steps == 22
     assert found.step_ms == pytest.approx(20.0)
-
-
-def test_one_token_has_no_speed() -> None:
-    one = timings(predicted_n=1, predicted_ms=0.001)
-
-    assert (one.decode_tok_s, one.steps, one.step_ms) == (None, 0, None)

@@ -133,13 +133,6 @@ def test_what_a_busy_machine_adds_between_two_tokens_is_no_mark(over_ms: float) 
     assert marks(busy, wall_ms=2200.0) == ()
 
 
-def test_of_several_clients_at_once_only_the_impossible_is_marked() -> None:
-    several = a_request(streams=4)
-
-    assert marks(request=several, wall_ms=9000.0) == ()
-    assert marks(request=several, wall_ms=1000.0) == (Mark.CLOCKS_DISAGREE,)
-
-
 def test_heat_marks_a_sample_even_where_it_was_there_from_the_beginning() -> None:
     hot = GpuLook(None, None, frozenset({"software thermal slowdown"}))
 
@@ -318,12 +311,3 @@ OWN = Timings(prompt_n=812, prompt_ms=410.3659, predicted_n=192, predicted_ms=30
 def test_a_request_that_was_measured_is_found_by_its_counts_and_times() -> None:
     user = replace(REQUEST, predicted_ms=3050.9)
     assert of_others([REQUEST, user], [OWN]) == (user,)
-
-
-def test_one_measurement_stands_for_one_request() -> None:
-    assert of_others([REQUEST, REQUEST], [OWN]) == (REQUEST,)
-
-
-def test_a_measurement_without_times_takes_nobodys_request_away() -> None:
-    unknown = replace(OWN, predicted_ms=None)
-    assert of_others([REQUEST], [unknown]) == (REQUEST,)

@@ -200,15 +200,6 @@ def test_links_that_lead_back_do_not_make_the_search_endless(
     assert found.problems == ()
 
 
-def test_a_search_says_which_folders_were_too_deep(tmp_path: Path, models: ModelFiles) -> None:
-    made(tmp_path / Path(*["d"] * 12) / "a.gguf")
-
-    found = find_models([tmp_path], models)
-
-    assert found.paths == ()
-    assert "more than 8 folders deep" in found.problems[0]
-
-
 def test_none_and_several_are_errors_that_say_where_and_which(
     tmp_path: Path, models: ModelFiles
 ) -> None:
@@ -226,13 +217,6 @@ def test_none_and_several_are_errors_that_say_where_and_which(
     assert str(folder) in (none.value.cause or "")
     assert "a1.gguf" in (several.value.cause or "")
     assert "`models.dirs` is empty" in (nowhere.value.cause or "")
-
-
-def test_projectors_are_no_models(tmp_path: Path, models: ModelFiles) -> None:
-    made(tmp_path / "m" / "mmproj-a.gguf")
-    wanted = made(tmp_path / "m" / "a.gguf")
-
-    assert find_models([tmp_path / "m"], models).paths == (wanted,)
 
 
 def test_nothing_is_told_of_the_content_of_what_is_no_model(
