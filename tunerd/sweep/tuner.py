@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tunerd.measure.pairs import (
-    LEAST_PAIRS,
+    LEAST_NAMED,
     Gain,
     Pair,
     Step,
@@ -425,7 +425,7 @@ class _Sweep:
     def _has_time_for_pairs(self, finalist: Arm) -> bool:
         """Whether so many pairs fit that they could decide, with those from before it was cut short."""
         known = [one for one in self._cut_short if one.candidate == finalist.canonical()]
-        n_pairs = LEAST_PAIRS - sum(len(one.pairs) for one in known)
+        n_pairs = LEAST_NAMED - sum(len(one.pairs) for one in known)
         pair_s = sum(self.night.process_s(one, exact=True) for one in (self.incumbent, finalist))
         return n_pairs * pair_s <= self.night.remaining_s
 
@@ -551,7 +551,7 @@ class _Sweep:
             for result in lost:
                 if result.gain is not None and result.gain.upper is not None:
                     bound = max(bound, result.gain.upper)
-            return KEEP, [f"no arm is believed to be more than {max(bound, 0.0):.1%} faster"]
+            return KEEP, [f"at 95 %, no arm is more than {max(bound, 0.0):.1%} faster"]
         reason = "the time ended before everything promising was tried"
         left_s = self.night.remaining_s
         if left_s > self.night.process_s(self.incumbent):
