@@ -77,7 +77,7 @@ class Slower(SimulatedBox):
         return super().measure(request, arm)
 
 
-@pytest.mark.parametrize("seconds", [1500, 1700, 1900])
+@pytest.mark.parametrize("seconds", [1900, 2300, 2700])
 def test_starts_that_become_slow_in_the_middle_of_the_proof_end_it_without_a_verdict(
     seconds: float,
 ) -> None:
