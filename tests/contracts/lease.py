@@ -188,6 +188,20 @@ class LeaseContract:
         assert not manager.state(unit).is_active
         self.is_back(manager, clock, production)
 
+    def test_a_lease_that_ends_is_held_no_more_while_what_is_bound_still_stops(
+        self, take: Take, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+    ) -> None:
+        lease = take(spec())
+        unit = self.candidate(manager, lease, toy, "--slow-term 3")
+        self.eventually(clock, lambda: "up" in manager.log(unit), "the candidate is silent")
+
+        with pytest.raises(ServiceError):
+            manager.start(UNIT, timeout_s=0.5)
+
+        assert manager.state(unit).main_pid is not None
+        assert not lease.is_held()
+        self.is_back(manager, clock, production)
+
     def test_whoever_stops_the_unit_of_the_lease_ends_it(
         self,
         take: Take,

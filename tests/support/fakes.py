@@ -211,7 +211,7 @@ class FakeServiceManager:
     def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
         """Start it; one that waits for its restart is waited for, as systemd does."""
         self._enter("start")
-        self._end_leases_of(unit)
+        self._end_leases_of(unit, timeout_s)
         found = self._find(unit)
         if found.is_down:
             self._load_if_forgotten(found)
@@ -370,19 +370,23 @@ class FakeServiceManager:
             with contextlib.suppress(ServiceError):
                 self._begin(found, self._clock.monotonic_s())
 
-    def _end_leases_of(self, production: str) -> None:
+    def _end_leases_of(self, production: str, timeout_s: float = _END_LIMIT_S) -> None:
         for lease in self._leases.of(production):
-            self._end_lease(lease, restores=False)
+            self._end_lease(lease, restores=False, timeout_s=timeout_s)
 
-    def _end_lease(self, lease: FakeLease, *, restores: bool) -> None:
+    def _end_lease(
+        self, lease: FakeLease, *, restores: bool, timeout_s: float = _END_LIMIT_S
+    ) -> None:
         if lease.stands:
             self._leases.begin_end(lease, restores=restores)
-        deadline_s = self._clock.monotonic_s() + _END_LIMIT_S
+        deadline_s = self._clock.monotonic_s() + timeout_s
         while not lease.is_over:
             next_s = min(unit.due_s for unit in self._units.values())
             if lease.free_by_s is not None:
                 next_s = min(next_s, self._clock.monotonic_s() + 1.0)
             if next_s > deadline_s:
+                self._clock.sleep(deadline_s - self._clock.monotonic_s())
+                lease.restores = lease.restores or not restores  # a job to start goes on alone
                 raise ServiceError(f"stop of {lease.spec.unit} timed out")
             self._clock.sleep(next_s - self._clock.monotonic_s())
             self._catch_up()

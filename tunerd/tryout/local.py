@@ -323,28 +323,31 @@ class LocalLease:
     inhibits: str | None = None
 
     def is_held(self) -> bool:
-        """Whether the supervisor still holds the other end."""
-        try:
-            return bool(self.channel.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        """Whether the supervisor still holds the other end, and has not begun to end it."""
+        return self._is_open() and self.manager.state(self.spec.unit).is_active
 
     def restore_when_free(self, address: tuple[str, int] | None) -> None:
         """Tell the supervisor, which does the waiting; where it is gone, nobody does."""
         host, port = address or (None, None)
         message = {"op": "restore-when-free", "unit": self.spec.unit, "host": host, "port": port}
         with contextlib.suppress(NoSupervisor):
-            if self.is_held():
+            if self._is_open():
                 self.manager.tell(message)
 
     def end(self, *, timeout_s: float = 120.0) -> None:
         """Ask for the end; where the supervisor is gone, the next one sees to the rest."""
         with contextlib.suppress(NoSupervisor):
-            if self.is_held():
+            if self._is_open():
                 self.manager.stop(self.spec.unit, timeout_s=timeout_s)
         self.channel.close()
+
+    def _is_open(self) -> bool:
+        try:
+            return bool(self.channel.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
 
 def paths_to_json(paths: Paths) -> str:

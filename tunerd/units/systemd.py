@@ -648,8 +648,12 @@ class SystemdLease:
     manager: Systemd
 
     def is_held(self) -> bool:
-        """Whether the lease's unit is active."""
-        return self.manager.state(self.spec.unit).is_active
+        """Whether the lease's unit is active, and no job is to end it.
+
+        What is bound to it is stopped before it: for so long it is active still.
+        """
+        found = self.manager.properties(self.spec.unit, "ActiveState", "Job")
+        return found.get("ActiveState") == "active" and not found.get("Job")
 
     def restore_when_free(self, address: tuple[str, int] | None) -> None:
         """Write the script that the lease runs at its end."""

@@ -223,7 +223,7 @@ def test_whoever_starts_the_unit_ends_the_bench_and_what_was_measured_is_kept(bo
         bench.kill()
 
     assert bench.returncode == 1
-    assert json.loads(out)["error"]["code"] == "preempted"
+    assert json.loads(out)["error"]["code"] == "preempted", out
     assert json.loads(box.call("status", "--json").stdout)["health"] == "ready"
     run = json.loads(box.call("results", "list", "--json").stdout)["results"][0]
     assert (run["outcome"], run["samples"] > 0) == ("stopped", True)
