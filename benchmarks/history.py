@@ -13,7 +13,6 @@ from dataclasses import replace
 from benchmarks.local_box import TUNERD, UNIT, LocalBox, local_box
 from benchmarks.measure import Case, compared, conditions, cpu_ms, note, say, take_turns
 from tunerd.machine.files import Files
-from tunerd.production.records import backup_name
 from tunerd.units.generations import Ending, Generations, Outcome
 
 _FEW = 10
@@ -31,7 +30,7 @@ def give_past(box: LocalBox, n: int) -> None:
     assert text is not None
     for number in range(2, n + 1):
         at_s = first.generation.created_s + (number - n) * _DAY_S
-        name = backup_name(UNIT, at_s, "apply", ())
+        name = f"{UNIT}.pre-{number:08d}T000000Z-apply"
         older = text.replace(b"[Service]", b"# %d\n[Service]" % number, 1)
         (box.paths.unit_dir / name).write_bytes(older)
         record = replace(first.generation, number=number, created_s=at_s, replaced_backup=name)

@@ -56,7 +56,7 @@ MUTANTS = (
            "ctx.services.reset_failed(ctx.unit)", "pass"),
     Mutant("hash right before the rename", FILES, "            check()", "            pass"),
     Mutant("reload", SWAP, "ctx.services.reload()", "pass"),
-    Mutant("undoing after a reboot", "production/records.py",
+    Mutant("undoing after a reboot", "production/journal.py",
            "Recovery.JUDGE if boot_id == record.boot_id else Recovery.UNDO", "Recovery.JUDGE"),
     Mutant("a real generation before the commit", SWAP, "raise _UnhealthyError(found)", "pass"),
     Mutant("clearing of temporaries", "production/recover.py",

@@ -29,6 +29,7 @@ from tests.support.fake_llama.engine import Engine
 from tests.support.fake_llama.records import Log, Record
 from tests.support.fakes import FakeClock, FakeServiceManager, Invocation, Life
 from tunerd.app import Context
+from tunerd.engine.health import Expectation
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.machine.files import Files, Look, sync_folder
 from tunerd.machine.net import free_port
@@ -210,9 +211,7 @@ class World:
             old_sha256=sha256(self.standing),
             generation=a_generation(reason=reason, unit_sha256=sha256(text)),
             address=Address("127.0.0.1", self.port),
-            alias=alias,
-            expects_draft=False,
-            must_draft=False,
+            expected=Expectation(None, alias, expects_draft=False),
             model_bytes=None,
             drain=False,
             enable=True,
@@ -335,24 +334,4 @@ def _crash(invocation: Invocation) -> Life:
 
 def a_generation(*, reason: str, unit_sha256: str | None) -> Generation:
     """A generation of no profile; the swap fills in the rest."""
-    return Generation(
-        number=0,
-        unit=UNIT,
-        reason=reason,
-        created_s=0.0,
-        profile=None,
-        engine=None,
-        engine_sha256=None,
-        engine_components=(),
-        model_path=None,
-        model_identity=None,
-        argv=(),
-        origins=(),
-        pins={},
-        unit_sha256=unit_sha256,
-        replaced_backup=None,
-        replaced_absent=False,
-        was_active=False,
-        was_enabled=None,
-        from_generation=None,
-    )
+    return Generation(unit=UNIT, reason=reason, unit_sha256=unit_sha256)

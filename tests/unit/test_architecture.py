@@ -129,7 +129,6 @@ PURE = {
     "model/verdict",
     "paths",
     "production/checks",
-    "production/records",
     "profile/arm",
     "profile/layers",
     "profile/schema",

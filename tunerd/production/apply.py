@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +10,17 @@ from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.help import Effect
 from tunerd.engine.serving import check_manager, refuse_masked
-from tunerd.errors import DeployError, TunerdError
+from tunerd.errors import DeployError
 from tunerd.machine.files import lock
 from tunerd.production.checks import explain
 from tunerd.production.measurement import end_measurement, read_measurement
 from tunerd.production.plan import (
-    LOAD_LINES,
     Plan,
     address_of_plan,
     expectation_of_plan,
     make_plan,
     plan_json,
-    remember_load,
+    remember_live_load,
 )
 from tunerd.production.probation import begin_probation
 from tunerd.production.recover import recover_locked
@@ -80,7 +79,7 @@ def apply(
         ended = end_measurement(ctx, by=f"`tunerd {reason}`")
         _keep_engine(ctx, made)
         done = swap(ctx, _swap_request(ctx, request, made, drain=drain, reason=reason))
-        remarks = _remember(ctx, made, done)
+        remarks = remember_live_load(ctx)
     if ended is not None:
         messages.insert(0, note("measurement-ended", ended))
     messages += [message for message in made.messages if message.level is Level.WARNING]
@@ -126,19 +125,6 @@ def _prove_what_it_relies_on(ctx: Context, made: Plan) -> bool:
     return True
 
 
-def _remember(ctx: Context, made: Plan, done: SwapDone) -> tuple[Message, ...]:
-    """Keep what the load took of memory."""
-    if done.serving is None or done.serving.invocation is None:
-        return ()
-    try:
-        lines = ctx.services.log(
-            ctx.unit, invocation_id=done.serving.invocation, max_lines=LOAD_LINES
-        )
-    except TunerdError:
-        return ()
-    return remember_load(ctx, made.command.argv, made.unit_text, lines)
-
-
 def _keep_engine(ctx: Context, made: Plan) -> None:
     if not ctx.settings.swap.keep_engine or made.live.program is None:
         return
@@ -162,49 +148,39 @@ def _swap_request(
     ctx: Context, request: PlanRequest, made: Plan, *, drain: bool, reason: str
 ) -> SwapRequest:
     text = made.unit_text.encode("utf-8", "surrogateescape")
-    expected = expectation_of_plan(made)
     return SwapRequest(
         text=text,
         old_sha256=made.live_sha256,
         generation=_generation(ctx, request, made, reason=reason, text=text),
         address=address_of_plan(ctx, made),
-        alias=expected.alias,
-        expects_draft=expected.expects_draft,
-        must_draft=expected.must_draft,
-        model_bytes=made.facts.file_bytes,
+        expected=expectation_of_plan(made),
         drain=drain,
         enable=True,
+        model_bytes=made.facts.file_bytes,
     )
 
 
 def _generation(
     ctx: Context, request: PlanRequest, made: Plan, *, reason: str, text: bytes
 ) -> Generation:
+    """What is deployed; what `--set` said is the user's pin, respected by later sweeps."""
     identity = made.engine.identity
+    components = identity.components if identity is not None else ()
     model = made.facts.identity
     gpus = made.host.gpus or ()
     return Generation(
-        number=0,
         unit=ctx.unit,
         reason=reason,
-        created_s=0.0,
         profile=made.resolved.name,
         engine=made.engine.name,
         engine_sha256=identity.sha256 if identity is not None else None,
-        engine_components=tuple((str(c.path), c.sha256) for c in identity.components)
-        if identity is not None
-        else (),
+        engine_components=tuple((str(one.path), one.sha256) for one in components),
         model_path=str(model.files[0].path),
-        model_identity=_model_json(model),
+        model_identity={"sha256": model.sha256, **plain(model)},
         argv=made.command.argv,
         origins=explain(made.command, made.resolved),
-        pins=_pins(request.options),
+        pins=dict(request.options),
         unit_sha256=sha256(text),
-        replaced_backup=None,
-        replaced_absent=False,
-        was_active=False,
-        was_enabled=None,
-        from_generation=None,
         host={
             "gpus": [{"name": g.name, "total_mib": g.total_mib} for g in gpus],
             "driver_version": made.host.driver_version,
@@ -216,15 +192,6 @@ def _generation(
     )
 
 
-def _model_json(identity: Any) -> Mapping[str, Any]:
-    return {"sha256": identity.sha256, **plain(identity)}
-
-
-def _pins(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `--set` said is the user's pin, recorded and respected by later sweeps."""
-    return dict(options)
-
-
 def _payload(made: Plan, done: SwapDone) -> dict[str, Any]:
     return {
         **plan_json(made, with_explain=False),
@@ -232,12 +199,6 @@ def _payload(made: Plan, done: SwapDone) -> dict[str, Any]:
         "backup": done.backup,
         "without_service_s": done.without_service_s,
         "first_text": done.serving.first_text if done.serving is not None else None,
-        "summary": _summary(made, done),
+        "summary": f"generation {done.generation} serves `{made.resolved.name}` on "
+        f"{made.engine.name}{without_service(done)}",
     }
-
-
-def _summary(made: Plan, done: SwapDone) -> str:
-    return (
-        f"generation {done.generation} serves `{made.resolved.name}` on {made.engine.name}"
-        f"{without_service(done)}"
-    )

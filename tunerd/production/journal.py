@@ -1,21 +1,102 @@
-"""What a swap writes beside the unit: its intent record, and the `.pre-*` files."""
+"""What a swap writes beside the unit: its intent record, and the `.pre-*` files.
+
+A swap is: backup, record, rename, reload, restart, real generation, drop the record. The record is
+durable before the unit changes, so whatever is found later is one of four things.
+"""
 
 from __future__ import annotations
 
+import glob
+import itertools
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 
 from tunerd.app import Context
 from tunerd.errors import HostError
-from tunerd.production.records import (
-    Backup,
-    SwapRecord,
-    backup_name,
-    newest_first,
-    record_from_json,
-    to_prune,
-)
-from tunerd.records import Unreadable
+from tunerd.records import Unreadable, read
 from tunerd.words import sha256
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRecord:
+    """What a swap was about to do, written before it does it.
+
+    `old_sha256` is None where no unit file stood before, `new_sha256` None where the swap removes
+    the file; `backup` is None only in the first case. `old_invocation` is the invocation that
+    served before, so that it can be told whether a restart has happened. `was_healthy` says whether
+    the old server answered, so that going back must make it answer again. `link_to` is where the unit
+    file led, if it was a link.
+    """
+
+    unit: str
+    unit_path: str
+    generation: int
+    reason: str
+    old_sha256: str | None
+    new_sha256: str | None
+    backup: str | None
+    boot_id: str
+    started_s: float
+    was_active: bool
+    was_healthy: bool
+    was_enabled: bool | None
+    old_invocation: str | None
+    link_to: str | None = None
+
+
+def record_from_json(data: object) -> SwapRecord:
+    """The record as read from disk.
+
+    Raises:
+        Unreadable: it is of another schema, or a field is missing or of the wrong kind.
+    """
+    record = read(SwapRecord, data, schema=SCHEMA)
+    if record.backup is None and record.old_sha256 is not None:
+        raise Unreadable("a unit stood before, but no backup is named")
+    return record
+
+
+class Recovery(StrEnum):
+    """What an interrupted swap left, and so what is to be done.
+
+    COMMITTED: the swap had ended well; only drop the record. UNTOUCHED: the unit still is the old
+    one; drop the record, see that it serves. JUDGE: the new unit stands and this is the same boot;
+    if it serves, finish, else undo. UNDO: the new unit stands but the machine went down during its
+    trial, so it is a suspect; put the old one back. FOREIGN: somebody edited the unit since; leave
+    it alone and say so.
+    """
+
+    COMMITTED = "committed"
+    UNTOUCHED = "untouched"
+    JUDGE = "judge"
+    UNDO = "undo"
+    FOREIGN = "foreign"
+
+
+def decide_recovery(
+    record: SwapRecord, *, unit_sha256: str | None, boot_id: str, is_committed: bool
+) -> Recovery:
+    """What to do about a record.
+
+    Args:
+        record: What the swap was about to do.
+        unit_sha256: What stands in the unit directory now.
+        boot_id: The boot that this is.
+        is_committed: Whether its generation says that it ended well.
+    """
+    # A commit that failed half-way may have said so and gone back all the same.
+    went_back = unit_sha256 == record.old_sha256 != record.new_sha256
+    if is_committed and not went_back:
+        return Recovery.COMMITTED
+    if unit_sha256 == record.old_sha256:
+        return Recovery.UNTOUCHED
+    if unit_sha256 != record.new_sha256:
+        return Recovery.FOREIGN
+    return Recovery.JUDGE if boot_id == record.boot_id else Recovery.UNDO
 
 
 def record_path(ctx: Context) -> Path:
@@ -43,57 +124,60 @@ def read_record(ctx: Context) -> SwapRecord | None:
         ) from problem
 
 
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A backup on disk.
+
+    `generation` is the one whose swap made it, so it holds what served before that generation;
+    None for files that people made by hand.
+    """
+
+    name: str
+    changed_s: float
+    size: int
+    generation: int | None
+
+
 def backups(ctx: Context) -> tuple[Backup, ...]:
-    """Backups of the unit, newest first: ours by generation, then those made by hand."""
-    folder = ctx.paths.unit_dir
-    if not folder.is_dir():
-        return ()
+    """Backups of the unit: ours by generation, newest first; then those made by hand, latest first."""
     by_name: dict[str, int] = {}
     for entry in ctx.generations.entries():
         name = entry.generation.replaced_backup
         if name is not None:
             by_name.setdefault(name, entry.generation.number)
     found = []
-    for path in folder.glob(_pattern(ctx)):
+    for path in _made(ctx):
         if path.is_file() and not path.is_symlink():
             status = path.stat()
             number = by_name.get(path.name)
             found.append(Backup(path.name, status.st_ctime, status.st_size, number))
-    return newest_first(found)
+    found.sort(key=lambda one: (one.generation or 0, one.changed_s), reverse=True)
+    return tuple(found)
 
 
 def new_backup_name(ctx: Context, reason: str) -> str:
-    """The name of a backup made now."""
-    taken = {path.name for path in ctx.paths.unit_dir.glob(_pattern(ctx))}
-    return backup_name(ctx.unit, ctx.clock.now_s(), reason, taken)
+    """The name of a backup made now, counted within a second; none that systemd would load."""
+    taken = {path.name for path in _made(ctx)}
+    stamp = datetime.fromtimestamp(ctx.clock.now_s(), UTC).strftime("%Y%m%dT%H%M%SZ")
+    counted = itertools.chain([""], (f".{nth}" for nth in itertools.count(1)))
+    names = (f"{ctx.unit}.pre-{stamp}{nth}-{reason}" for nth in counted)
+    return next(name for name in names if name not in taken)
 
 
 def prune_backups(ctx: Context) -> None:
-    """Remove what is beyond the number to keep, never the newest, nor the only copy of a text.
+    """Remove those of ours beyond the number to keep, oldest first, but never the only copy of a text.
 
     Raises:
         HostError: one could not be removed.
     """
-    found = backups(ctx)
-    protected = {backup.name for backup in found[:1]}
-    made_by = {backup.name: backup.generation for backup in found}
-    for name in to_prune(found, keep=ctx.settings.backups.keep, protected=protected):
-        if _is_held(ctx, ctx.files.read(ctx.paths.unit_dir / name), made_by[name]):
-            ctx.files.remove(ctx.paths.unit_dir / name)
+    keep = ctx.settings.backups.keep
+    ours = [backup for backup in backups(ctx) if backup.generation is not None]
+    for backup in ours[keep:] if keep else ():
+        path = ctx.paths.unit_dir / backup.name
+        wanted = sha256(ctx.files.read(path))
+        if ctx.generations.kept_text(wanted, replaced_by=backup.generation) is not None:
+            ctx.files.remove(path)
 
 
-def _is_held(ctx: Context, text: bytes | None, generation: int | None) -> bool:
-    """Whether a generation has the text too: the one that replaced it, or one that had deployed it."""
-    if generation is not None and ctx.generations.replaced_text(generation) == text:
-        return True
-    wanted = sha256(text)
-    numbers = (
-        entry.generation.number
-        for entry in ctx.generations.entries()
-        if entry.generation.unit_sha256 == wanted
-    )
-    return any(ctx.generations.unit_text(number) == text for number in numbers)
-
-
-def _pattern(ctx: Context) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in ctx.unit) + ".pre-*"
+def _made(ctx: Context) -> list[Path]:
+    return list(ctx.paths.unit_dir.glob(f"{glob.escape(ctx.unit)}.pre-*"))

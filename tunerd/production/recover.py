@@ -12,9 +12,14 @@ from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
 from tunerd.production.gate import NotServing, Serving, check_as_it_stands
-from tunerd.production.journal import read_record, record_path
+from tunerd.production.journal import (
+    Recovery,
+    SwapRecord,
+    decide_recovery,
+    read_record,
+    record_path,
+)
 from tunerd.production.measurement import clear_dead_measurements
-from tunerd.production.records import Recovery, SwapRecord, decide_recovery
 from tunerd.production.swap import ForeignEditError, go_back
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome

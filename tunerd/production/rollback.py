@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunerd.app import Context
-from tunerd.engine.health import FailureKind
+from tunerd.engine.health import Expectation, FailureKind
 from tunerd.engine.probe import changed_files, kept_folder
 from tunerd.engine.serving import (
     address_of,
@@ -354,45 +354,24 @@ def _as_unit(ctx: Context, text: bytes) -> LiveUnit:
 
 
 def _request(ctx: Context, target: Target, *, drain: bool, reason: str) -> SwapRequest:
-    address = None
-    alias = None
-    if target.text is not None:
-        old = _as_unit(ctx, target.text)
-        address, alias = address_of(ctx, old), old.serving.alias
-    made_by = target.made_by
-    generation = Generation(
-        number=0,
+    old = None if target.text is None else _as_unit(ctx, target.text)
+    made_by = target.made_by or Generation(unit=ctx.unit, reason=reason, unit_sha256=None)
+    generation = replace(
+        made_by,
         unit=ctx.unit,
         reason=reason,
-        created_s=0.0,
-        profile=made_by.profile if made_by is not None else None,
-        engine=made_by.engine if made_by is not None else None,
-        engine_sha256=made_by.engine_sha256 if made_by is not None else None,
-        engine_components=made_by.engine_components if made_by is not None else (),
-        model_path=made_by.model_path if made_by is not None else None,
-        model_identity=made_by.model_identity if made_by is not None else None,
-        argv=made_by.argv if made_by is not None else (),
-        origins=made_by.origins if made_by is not None else (),
-        pins=made_by.pins if made_by is not None else {},
         unit_sha256=sha256(target.text),
-        replaced_backup=None,
-        replaced_absent=False,
-        was_active=False,
-        was_enabled=None,
-        from_generation=made_by.number if made_by is not None else None,
+        from_generation=made_by.number or None,
         host={},
         requested_by=ctx.environment.get("SUDO_USER") or ctx.environment.get("USER"),
-        with_tuned=made_by is None or made_by.with_tuned,
     )
+    alias = None if old is None else old.serving.alias
     return SwapRequest(
         text=target.text,
         old_sha256=sha256(standing_text(ctx)),
         generation=generation,
-        address=address,
-        alias=alias,
-        expects_draft=False,
-        must_draft=False,
-        model_bytes=None,
+        address=None if old is None else address_of(ctx, old),
+        expected=Expectation(None, alias, expects_draft=False),
         drain=drain,
         enable=_enable(target),
         starts_packaged=target.was is not None and target.was.was_active,

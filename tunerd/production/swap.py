@@ -49,8 +49,13 @@ from tunerd.production.gate import (
     start_again,
     wait_until_serving,
 )
-from tunerd.production.journal import new_backup_name, prune_backups, record_path
-from tunerd.production.records import SCHEMA, SwapRecord
+from tunerd.production.journal import (
+    SCHEMA,
+    SwapRecord,
+    new_backup_name,
+    prune_backups,
+    record_path,
+)
 from tunerd.records import plain
 from tunerd.result import Progress
 from tunerd.units.generations import Ending, Generation, Outcome
@@ -77,12 +82,10 @@ class SwapRequest:
     old_sha256: str | None
     generation: Generation
     address: Address | None
-    alias: str | None
-    expects_draft: bool
-    must_draft: bool
-    model_bytes: int | None
+    expected: Expectation
     drain: bool
     enable: bool | None
+    model_bytes: int | None = None
     starts_packaged: bool = False
 
     @property
@@ -402,7 +405,7 @@ def _write_old(ctx: Context, record: SwapRecord, check: Callable[[], None]) -> N
         text = _old_text_of_backup(ctx, record)
         look = ctx.files.look(ctx.paths.unit_dir / (record.backup or ""))
     except HostError:
-        kept = _old_text_of_generations(ctx, record)
+        kept = ctx.generations.kept_text(record.old_sha256, replaced_by=record.generation)
         if kept is None:
             raise
         text, look = kept, ctx.files.look(ctx.unit_path)
@@ -417,19 +420,6 @@ def _old_text_of_backup(ctx: Context, record: SwapRecord) -> bytes:
             hint="`tunerd rollback --list` shows what else there is",
         )
     return content
-
-
-def _old_text_of_generations(ctx: Context, record: SwapRecord) -> bytes | None:
-    """The same text as a generation holds it: the one that replaced it, or one that had deployed it."""
-    kept = ctx.generations.replaced_text(record.generation)
-    if sha256(kept) == record.old_sha256:
-        return kept
-    for entry in ctx.generations.entries():
-        if entry.generation.unit_sha256 == record.old_sha256:
-            text = ctx.generations.unit_text(entry.generation.number)
-            if sha256(text) == record.old_sha256:
-                return text
-    return None
 
 
 def _is_the_old(ctx: Context, record: SwapRecord, state: UnitState) -> bool:
@@ -577,12 +567,7 @@ def _watch_new(
         ctx,
         ctx.unit,
         address=request.address,
-        expected=Expectation(
-            old_invocation=old_invocation,
-            alias=request.alias,
-            expects_draft=request.expects_draft,
-            must_draft=request.must_draft,
-        ),
+        expected=replace(request.expected, old_invocation=old_invocation),
         model_bytes=request.model_bytes,
         begun=waits,
     )

@@ -18,6 +18,7 @@ from typing import Any
 from tunerd.errors import HostError
 from tunerd.machine.files import Files
 from tunerd.records import Unreadable, plain, read
+from tunerd.words import sha256
 
 SCHEMA = 1
 
@@ -41,34 +42,35 @@ class Outcome(StrEnum):
         return self in {Outcome.SERVING, Outcome.REMOVED}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """What a swap deployed, why, and on what machine.
 
     `replaced_backup` names the backup of what stood before; None with `replaced_absent` where
     nothing did. `unit_text` is None for a swap that removed the unit file. `with_tuned` says whether the
-    tuned layer took part; records from before this was kept say that it did.
+    tuned layer took part; records from before this was kept say that it did. Whoever asks for a swap leaves
+    the number, the moment and the old state to it.
     """
 
-    number: int
+    number: int = 0
     unit: str
     reason: str
-    created_s: float
-    profile: str | None
-    engine: str | None
-    engine_sha256: str | None
-    engine_components: tuple[tuple[str, str], ...]
-    model_path: str | None
-    model_identity: Mapping[str, Any] | None
-    argv: tuple[str, ...]
-    origins: tuple[tuple[str, str, str], ...]
-    pins: Mapping[str, Any]
+    created_s: float = 0.0
+    profile: str | None = None
+    engine: str | None = None
+    engine_sha256: str | None = None
+    engine_components: tuple[tuple[str, str], ...] = ()
+    model_path: str | None = None
+    model_identity: Mapping[str, Any] | None = None
+    argv: tuple[str, ...] = ()
+    origins: tuple[tuple[str, str, str], ...] = ()
+    pins: Mapping[str, Any] = field(default_factory=dict)
     unit_sha256: str | None
-    replaced_backup: str | None
-    replaced_absent: bool
-    was_active: bool
-    was_enabled: bool | None
-    from_generation: int | None
+    replaced_backup: str | None = None
+    replaced_absent: bool = False
+    was_active: bool = False
+    was_enabled: bool | None = None
+    from_generation: int | None = None
     host: Mapping[str, Any] = field(default_factory=dict)
     requested_by: str | None = None
     with_tuned: bool = True
@@ -175,6 +177,16 @@ class Generations:
     def replaced_text(self, number: int) -> bytes | None:
         """The text that a generation replaced; None if there was none or it is not kept."""
         return self._files.read(self._folder_of(number) / _REPLACED)
+
+    def kept_text(self, wanted: str | None, *, replaced_by: int | None) -> bytes | None:
+        """A text by its hash: of the generation that replaced it, or of one that had deployed it."""
+        if replaced_by is not None:
+            text = self.replaced_text(replaced_by)
+            if sha256(text) == wanted:
+                return text
+        made = (one.generation for one in self.entries() if one.generation.unit_sha256 == wanted)
+        texts = (self.unit_text(generation.number) for generation in made)
+        return next((text for text in texts if sha256(text) == wanted), None)
 
     def read(self, number: int) -> HistoryEntry | None:
         """One generation; None if there is none, or its record was cut short while written.

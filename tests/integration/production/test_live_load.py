@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.build_box import BuildBox, build_box
 from tunerd.machine.proc import boot_id
-from tunerd.production.records import SCHEMA, SwapRecord
+from tunerd.production.journal import SCHEMA, SwapRecord
 from tunerd.records import plain
 
 pytestmark = pytest.mark.llama

@@ -31,11 +31,7 @@ GENERATION = Generation(
     origins=(("--model /m", "model.path", "rtx.toml"),),
     pins={"speculation.n_max": 2},
     unit_sha256="b" * 64,
-    replaced_backup=None,
     replaced_absent=True,
-    was_active=False,
-    was_enabled=None,
-    from_generation=None,
 )
 SERVING = Ending(Outcome.SERVING, 1_790_000_010.0, 3.5, None, None)
 

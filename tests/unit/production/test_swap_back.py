@@ -16,8 +16,8 @@ from tests.support.fakes import Invocation, Life
 from tunerd.engine.server import Address
 from tunerd.errors import RolledBack, ServiceError, Stranded
 from tunerd.machine.proc import boot_id
+from tunerd.production.journal import SCHEMA, SwapRecord
 from tunerd.production.measurement import write_measurement
-from tunerd.production.records import SCHEMA, SwapRecord
 from tunerd.production.recover import recover
 from tunerd.production.swap import swap
 from tunerd.records import plain
