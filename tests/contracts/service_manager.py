@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from abc import ABC, abstractmethod
@@ -13,7 +12,6 @@ import pytest
 
 from tunerd.errors import JobCanceled, ServiceError
 from tunerd.machine.clock import Clock
-from tunerd.production.gate import PROPERTIES, restart_window_s
 from tunerd.units.manager import MAX_LINE_CHARS, ServiceManager, UnitState
 
 UNIT = "tunerd-contract.service"
@@ -332,20 +330,6 @@ class ServiceManagerContract:
         manager.reset_failed(UNIT)
         manager.start(UNIT)
         assert manager.state(UNIT).n_restarts == 0
-
-    @pytest.mark.parametrize(
-        ("limits", "window_s"),
-        [
-            ("StartLimitIntervalSec=900\nStartLimitBurst=9", 45.0),
-            ("StartLimitIntervalSec=0", math.inf),
-        ],
-    )
-    def test_for_how_long_it_starts_a_unit_again_is_told(
-        self, manager: ServiceManager, toy: str, limits: str, window_s: float
-    ) -> None:
-        self.put(manager, self.text(toy, unit=limits, service="Restart=on-failure\nRestartSec=5"))
-
-        assert restart_window_s(manager.properties(UNIT, *PROPERTIES)) == window_s
 
     def test_starting_by_hand_counts_towards_the_start_limit(
         self, manager: ServiceManager, toy: str

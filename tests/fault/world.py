@@ -35,8 +35,8 @@ from tunerd.machine.files import Files, Look, sync_folder
 from tunerd.machine.net import free_port
 from tunerd.paths import Paths
 from tunerd.production.recover import recover
+from tunerd.production.status import find_drift, verify
 from tunerd.production.swap import SwapRequest
-from tunerd.production.verify import find_drift, verify
 from tunerd.result import ignore_progress
 from tunerd.settings import ServiceSettings, Settings
 from tunerd.tryout.local_service import Ending

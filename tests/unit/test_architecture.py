@@ -78,7 +78,6 @@ FACES = {
         "rollback",
         "status",
         "unattended",
-        "verify",
     },
     "measure": {
         "answer",

@@ -324,7 +324,7 @@ def verify_command(call: Call) -> ActionResult:
     Example:
       tunerd verify || echo "somebody changed something"
     """  # noqa: D301
-    from tunerd.production.verify import verify
+    from tunerd.production.status import verify
 
     return verify(call.context())
 

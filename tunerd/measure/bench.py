@@ -682,8 +682,6 @@ class Session:
             programs=[plan.engine.program for plan in plans.values()],
         )
         confirm(f"`{profile}` is measured in the place of {self.ctx.unit}: {ahead.text}. Go on?")
-        if ahead.risk is not None:
-            self.messages.append(warning("may-stay-down", ahead.risk))
         budget_s = max(_LEAST_BUDGET_S, _BUDGET_FACTOR * (measuring_s + _LOAD_S))
         with (
             _with_state(f"it was measured in its place; {self.ctx.unit} is as before again"),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.help import Effect
-from tunerd.engine.serving import check_manager, refuse_masked
 from tunerd.errors import DeployError
-from tunerd.machine.files import lock
 from tunerd.production.checks import explain
-from tunerd.production.measurement import end_measurement, read_measurement
+from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import (
     Plan,
     address_of_plan,
@@ -23,13 +22,12 @@ from tunerd.production.plan import (
     remember_live_load,
 )
 from tunerd.production.probation import begin_probation
-from tunerd.production.recover import recover_locked
+from tunerd.production.recover import changing
 from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for_plan
 from tunerd.records import plain
 from tunerd.result import ActionResult, Level, Message, note, warning
 from tunerd.units.generations import Generation
-from tunerd.units.text import demand_as_shown
 from tunerd.words import sha256
 
 Confirm = Callable[[Plan], None]
@@ -63,25 +61,19 @@ def apply(
         RolledBack: the swap failed, and the previous unit serves again.
         Stranded: the swap failed, and so did the way back.
     """
-    purpose = f"{reason} {request.profile}"
-    agreed: Plan | None = None
     messages: list[Message] = []
-    if ask is not None:
-        with lock(ctx.paths.lock, purpose=purpose, since=ctx.now_text()):
-            agreed = _prepared(ctx, request, messages)
-        ask(with_warning(ctx, agreed))
-    # Planning reads what the swap will change, so it happens under the same lock.
-    with lock(ctx.paths.lock, purpose=purpose, since=ctx.now_text()):
-        made = _prepared(ctx, request, messages)
-        if agreed is not None:
-            demand_as_shown(made.diff, agreed.diff)
-        confirm(with_warning(ctx, made))
-        ended = end_measurement(ctx, by=f"`tunerd {reason}`")
+    with changing(
+        ctx,
+        f"{reason} {request.profile}",
+        partial(_prepare, ctx, request),
+        ask=None if ask is None else lambda made: ask(with_warning(ctx, made)),
+        confirm=lambda made: confirm(with_warning(ctx, made)),
+        by=f"`tunerd {reason}`",
+        messages=messages,
+    ) as made:
         _keep_engine(ctx, made)
         done = swap(ctx, _swap_request(ctx, request, made, drain=drain, reason=reason))
         remarks = remember_live_load(ctx)
-    if ended is not None:
-        messages.insert(0, note("measurement-ended", ended))
     messages += [message for message in made.messages if message.level is Level.WARNING]
     messages += [*(note("swap", text) for text in done.notes), *remarks]
     if probation:
@@ -89,15 +81,14 @@ def apply(
     return ActionResult("apply", _payload(made, done), tuple(messages), has_acted=True)
 
 
-def _prepared(ctx: Context, request: PlanRequest, messages: list[Message]) -> Plan:
-    """What would be deployed, under the lock; what an interrupted swap left is mended first."""
-    check_manager(ctx)
-    refuse_masked(ctx)
-    recovered = recover_locked(ctx)
-    if recovered.found is not None:
-        messages.append(note("recovered", recovered.text))
+def _prepare(ctx: Context, request: PlanRequest) -> Plan:
+    """What would be deployed; what it relies on is tried once per build, before anything stops."""
     made = make_plan(ctx, request)
-    if _prove_what_it_relies_on(ctx, made):
+    wants_mtp = "mtp" in made.resolved.profile.speculation.kinds
+    if wants_mtp and not made.is_refused and made.engine.proof("mtp").effect is Effect.UNTRIED:
+        from tunerd.engine.prove import prove_engine
+
+        prove_engine(ctx, made.engine)
         made = make_plan(ctx, request)
     if made.is_refused:
         raise _refused(made)
@@ -112,17 +103,6 @@ def with_warning(ctx: Context, made: Plan) -> Plan:
         return made
     ends = warning("measuring", f"`{record.purpose}` is being measured; deploying ends that")
     return replace(made, messages=(*made.messages, ends))
-
-
-def _prove_what_it_relies_on(ctx: Context, made: Plan) -> bool:
-    """Try once per build what the plan relies on, before anything stops; whether that was needed."""
-    from tunerd.engine.prove import prove_engine
-
-    wants_mtp = "mtp" in made.resolved.profile.speculation.kinds
-    if made.is_refused or not wants_mtp or made.engine.proof("mtp").effect is not Effect.UNTRIED:
-        return False
-    prove_engine(ctx, made.engine)
-    return True
 
 
 def _keep_engine(ctx: Context, made: Plan) -> None:

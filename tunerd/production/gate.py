@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 from tunerd.app import Context
-from tunerd.calendar import parse_time_span
 from tunerd.engine.health import (
     Completion,
     Expectation,
@@ -428,31 +426,6 @@ def port_will_be_free(found: NotServing, address: Address | None) -> bool:
     if not found.says_port_taken:
         return False
     return address is None or not is_listened_on(address.port, address.host)
-
-
-# Linux keeps the port of ended connections for 60 s (TCP_TIMEWAIT_LEN); a start takes a moment too.
-LEAST_WINDOW_S = 65.0
-PROPERTIES = ("Restart", "RestartUSec", "StartLimitBurst", "StartLimitIntervalUSec")
-"""What the service manager is asked for."""
-
-
-def restart_window_s(shown: Mapping[str, str]) -> float | None:
-    """Seconds from the first start to the last that its manager tries; infinite without a limit.
-
-    None where the manager does not say. systemd refuses a start that would be one more than the burst
-    within the interval, so starts that are far enough apart are never refused (systemd.unit(5),
-    StartLimitIntervalSec=).
-    """
-    burst = shown.get("StartLimitBurst", "")
-    restart_s = parse_time_span(shown.get("RestartUSec", ""))
-    interval_s = parse_time_span(shown.get("StartLimitIntervalUSec", ""))
-    if restart_s is None or interval_s is None or not burst.isdecimal():
-        return None
-    if shown.get("Restart") not in {"always", "on-failure"}:
-        return 0.0
-    window_s = int(burst) * restart_s
-    has_limit = int(burst) > 0 and interval_s > 0
-    return math.inf if not has_limit or window_s >= interval_s else window_s
 
 
 _RETURN_POLL_S = 0.25

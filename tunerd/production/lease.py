@@ -36,9 +36,7 @@ from tunerd.errors import (
 from tunerd.machine.files import lock
 from tunerd.machine.process import Interrupts
 from tunerd.production.gate import (
-    LEAST_WINDOW_S,
     PORT_WAIT_S,
-    PROPERTIES,
     NotServing,
     PortTurns,
     Serving,
@@ -47,7 +45,6 @@ from tunerd.production.gate import (
     drain,
     is_one_program,
     program_of_production,
-    restart_window_s,
     wait_until_serving,
     why_it_ended,
 )
@@ -663,15 +660,6 @@ def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str, *, dr
     return held
 
 
-_DROP_IN = """\
-[Unit]
-StartLimitIntervalSec=900
-StartLimitBurst=16
-[Service]
-Restart=on-failure
-RestartSec=5"""
-
-
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """The expected time without service [s].
@@ -679,8 +667,7 @@ class Outlook:
     `load_s` is how long production was away at its last swap, nearly all of it loading; None where
     that is not known. `without_service_s` is None where it does not serve now either, or where the
     load is not known. `port_wait_s` is how much longer it may take where its port must first be free
-    again, 0 where that cannot be. `risk` is what could keep it from coming back should this command be
-    killed in the middle, None for nothing; `text` tells both too.
+    again, 0 where that cannot be; `text` tells it too.
     """
 
     unit: str
@@ -692,7 +679,6 @@ class Outlook:
     without_service_s: float | None
     text: str
     port_wait_s: float = 0.0
-    risk: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For scripts."""
@@ -746,36 +732,7 @@ def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Out
         f"where clients of another build leave its port taken, {ctx.unit} starts once it is free again, "
         f"up to {PORT_LIMIT_S:.0f} s later"
     )
-    risk = return_risk(ctx, programs)
-    text = f"{ahead.text}; {risk or wait}"
-    return replace(ahead, text=text, risk=risk, port_wait_s=PORT_LIMIT_S)
-
-
-def return_risk(ctx: Context, programs: Sequence[Path]) -> str | None:
-    """Whether production would give up before its port is free, where nobody is left to wait for it.
-
-    The lease waits for a port that it knows. Where neither the unit's text nor the running server
-    tells it, only the unit's own restarts do, which may be too few; None also where nobody tells.
-    """
-    own = program_of_production(ctx)
-    if own is None or all(is_one_program(one, own) for one in programs):
-        return None
-    if address_of_production(ctx, ctx.services.state(ctx.unit)) is not None:
-        return None
-    try:
-        window_s = restart_window_s(ctx.services.properties(ctx.unit, *PROPERTIES))
-    except TunerdError:
-        return None
-    if window_s is None or window_s >= LEAST_WINDOW_S:
-        return None
-    folder = ctx.paths.unit_dir / f"{ctx.unit}.d"
-    words = _DROP_IN.replace("\n", " ")
-    return (
-        f"should this command be killed in the middle, {ctx.unit} may stay down: its port, which its "
-        f"file does not name, can be taken for {LEAST_WINDOW_S:.0f} s after a candidate of another build, "
-        f"and it is started again for {format_duration(window_s)} only; `--port` in its command line, or "
-        f"{folder / 'restarts.conf'} with `{words}`, mends that"
-    )
+    return replace(ahead, text=f"{ahead.text}; {wait}", port_wait_s=PORT_LIMIT_S)
 
 
 def _last_load_s(ctx: Context) -> float | None:

@@ -64,7 +64,7 @@ from tunerd.production.checks import (
     lost_lines,
     serving_after,
 )
-from tunerd.production.gate import LEAST_WINDOW_S
+from tunerd.production.gate import PORT_PATIENCE_S
 from tunerd.production.measurement import measuring_pids
 from tunerd.profile.files import TunedRecord, read_declined, read_tuned, why_stale
 from tunerd.profile.layers import Resolved
@@ -132,56 +132,41 @@ def _taken(who: str, port: int) -> Message:
     return error("port-taken", text, "end it, or set serving.port")
 
 
-def check_ended_connections(
-    ctx: Context, live: LiveUnit, before: Serving, after: Serving, engine: Engine
+def check_handover(
+    ctx: Context, live: LiveUnit, family: Family | None, before: Serving, after: Serving
 ) -> list[Message]:
-    """Whether what serves now leaves its port to another family only after a while.
+    """Whether what serves now leaves its port to this family only after a while.
 
     ik closes streams from its side, so the kernel keeps the port for a minute after the last one
     (TCP_TIMEWAIT_LEN of Linux), and ik's sockets do not share it with those of other families. These
     close connections first now and then: while they load, and when a client has been idle.
     """
-    family = _family(engine)
-    if after.port is None or family is None:
+    if after.port is None or before.port != after.port or family is None:
         return []
-    if family is Family.IK:
-        return _kept_from_ik(ctx, live, after, engine.name)
-    if before.port != after.port or not ctx.services.state(ctx.unit).is_active:
+    if not ctx.services.state(ctx.unit).is_active:
         return []
-    if _family_of(ctx, live) is not Family.IK:
+    if (_family_of(ctx, live) is Family.IK) is (family is Family.IK):
         return []
-    return [_kept(ctx, f"what serves now is ik_llama.cpp, after whose streams the kernel keeps port "
-                  f"{after.port}, and {engine.name} cannot have it before")]  # fmt: skip
+    if family is Family.IK and not n_connections(after.port, after.host or "127.0.0.1"):
+        return []
+    return [
+        warning(
+            "port-kept",
+            f"{ctx.unit} may be without service for a minute longer than it loads: for so long connections "
+            f"that have ended keep port {after.port}, which ik_llama.cpp and other builds do not share",
+            f"its start is repeated for {PORT_PATIENCE_S:.0f} s; a minute without requests before, or "
+            "another serving.port, spares the wait",
+        )
+    ]
 
 
 def check_way_back(ctx: Context, live: LiveUnit, old: LiveUnit) -> list[Message]:
     """What stands in the way of an older unit's port; told, since going back is for trouble."""
-    after = old.serving
-    taken = [warning(one.code, one.text, "end it") for one in check_port(ctx, after)]
-    if after.port is None or old.program == live.program or not n_connections(after.port):
+    taken = [warning(one.code, one.text, "end it") for one in check_port(ctx, old.serving)]
+    if old.program == live.program:
         return taken
-    if _family_of(ctx, old) is not Family.IK:
-        return taken
-    return [*taken, *_kept_from_ik(ctx, live, after, "ik_llama.cpp")]
-
-
-def _kept_from_ik(ctx: Context, live: LiveUnit, after: Serving, name: str) -> list[Message]:
-    """Whether connections of another family's server keep the port from one of ik."""
-    if after.port is None or not (n_kept := n_connections(after.port, after.host or "127.0.0.1")):
-        return []
-    if _family_of(ctx, live) is Family.IK:
-        return []
-    return [_kept(ctx, f"connections that have ended or will end ({n_kept} now) keep port {after.port}, and {name} "
-                  "cannot have it before the kernel has forgotten them")]  # fmt: skip
-
-
-def _kept(ctx: Context, why: str) -> Message:
-    return warning(
-        "port-kept",
-        f"{ctx.unit} may be without service for a minute longer than it loads: {why}",
-        f"its start is repeated for {LEAST_WINDOW_S:.0f} s; a minute without requests before, or "
-        "another serving.port, spares the wait",
-    )
+    family = _family_of(ctx, old)
+    return [*taken, *check_handover(ctx, live, family, live.serving, old.serving)]
 
 
 def _family(engine: Engine) -> Family | None:
@@ -649,7 +634,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_user(user_facts(ctx, user, host, command), wants_mlock=spec.wants_mlock),
         *check_arguments(ctx, engine, command),
         *check_port(ctx, after),
-        *check_ended_connections(ctx, live, before, after, engine),
+        *check_handover(ctx, live, _family(engine), before, after),
         *check_unit(ctx, unit_text),
         *memory.messages,
         *(note("long-argument", text) for text in argument_warnings(command.argv)),

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from tunerd.app import Context
 from tunerd.engine.health import FailureKind
-from tunerd.engine.serving import drop_ins_in_force, standing_text
+from tunerd.engine.serving import (
+    check_manager,
+    drop_ins_in_force,
+    refuse_masked,
+    standing_text,
+)
 from tunerd.errors import HostError, Stranded, TunerdError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
@@ -19,10 +26,11 @@ from tunerd.production.journal import (
     read_record,
     record_path,
 )
-from tunerd.production.measurement import clear_dead_measurements
+from tunerd.production.measurement import clear_dead_measurements, end_measurement
 from tunerd.production.swap import ForeignEditError, go_back
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.generations import Ending, Generation, Outcome
+from tunerd.units.text import demand_as_shown
 from tunerd.words import sha256
 
 
@@ -153,6 +161,72 @@ def recover_locked(ctx: Context) -> Recovered:
         done = _foreign(ctx, record)
     _settle_endings(ctx)
     return done
+
+
+class Shown(Protocol):
+    """What would be done, by the difference that a person is shown of it."""
+
+    @property
+    def diff(self) -> str:
+        """The difference between the units."""
+        ...
+
+
+T = TypeVar("T", bound=Shown)
+
+
+@contextlib.contextmanager
+def changing(
+    ctx: Context,
+    purpose: str,
+    prepare: Callable[[], T],
+    *,
+    ask: Callable[[T], None] | None,
+    confirm: Callable[[T], None],
+    by: str,
+    messages: list[Message],
+) -> Iterator[T]:
+    """Hold the lock of changes, for a swap to what was prepared under it.
+
+    What an interrupted swap left is mended before, and a measurement under way is ended. A person is asked
+    without the lock: they may take an hour, in which rollback, guards and recovery work.
+
+    Args:
+        ctx: Where.
+        purpose: What for, told to who meets the lock.
+        prepare: Finds what is to be done, and raises where it cannot be.
+        ask: Shows it and asks a person; raises to stop.
+        confirm: Checks it under the lock; raises to stop.
+        by: What ends a measurement.
+        messages: Takes what a person should know.
+
+    Raises:
+        Busy: another change is under way.
+        DeployError: the unit is masked, or what would change is no longer what was shown.
+    """
+
+    def prepared() -> T:
+        check_manager(ctx)
+        refuse_masked(ctx)
+        recovered = recover_locked(ctx)
+        if recovered.found is not None:
+            messages.append(note("recovered", recovered.text))
+        return prepare()
+
+    agreed: T | None = None
+    if ask is not None:
+        with lock(ctx.paths.lock, purpose=purpose, since=ctx.now_text()):
+            agreed = prepared()
+        ask(agreed)
+    with lock(ctx.paths.lock, purpose=purpose, since=ctx.now_text()):
+        found = prepared()
+        if agreed is not None:
+            demand_as_shown(found.diff, agreed.diff)
+        confirm(found)
+        ended = end_measurement(ctx, by=by)
+        if ended is not None:
+            messages.insert(0, note("measurement-ended", ended))
+        yield found
 
 
 def _is_known_to_serve(ctx: Context) -> bool:

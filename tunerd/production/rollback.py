@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,12 @@ from tunerd.engine.probe import changed_files, kept_folder
 from tunerd.engine.serving import (
     address_of,
     read_live_unit,
-    refuse_masked,
     specifiers_of,
     standing_text,
 )
 from tunerd.errors import DeployError, HostError, UsageError
-from tunerd.machine.files import lock
 from tunerd.production.journal import backups
-from tunerd.production.measurement import end_measurement
-from tunerd.production.recover import recover_locked
+from tunerd.production.recover import changing
 from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for
 from tunerd.profile.files import (
@@ -34,9 +32,9 @@ from tunerd.profile.files import (
     write_tuned,
 )
 from tunerd.result import ActionResult, Message, note, warning
-from tunerd.units.generations import Ending, Generation, Outcome
+from tunerd.units.generations import Ending, Generation, Outcome, changed_model_files
 from tunerd.units.live import LiveUnit, read_live
-from tunerd.units.text import demand_as_shown, unified_diff
+from tunerd.units.text import unified_diff
 from tunerd.words import generation_number, sha256
 
 if TYPE_CHECKING:
@@ -89,26 +87,22 @@ def rollback(
         RolledBack: the older unit does not serve; the present one does again.
         Stranded: neither does.
     """
-    agreed: Target | None = None
-    recovered: list[Message] = []
-    if ask is not None:
-        with lock(ctx.paths.lock, purpose=reason, since=ctx.now_text()):
-            agreed = _prepared(ctx, to, recovered)
-        ask(agreed)
-    with lock(ctx.paths.lock, purpose=reason, since=ctx.now_text()):
-        target = _prepared(ctx, to, recovered)
-        if agreed is not None:
-            demand_as_shown(target.diff, agreed.diff)
-        confirm(target)
-        ended = end_measurement(ctx, by=f"`tunerd {reason}`")
+    messages: list[Message] = []
+    with changing(
+        ctx,
+        reason,
+        partial(find_target, ctx, to),
+        ask=ask,
+        confirm=confirm,
+        by=f"`tunerd {reason}`",
+        messages=messages,
+    ) as target:
         left = sha256(standing_text(ctx))
         done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
         by_hand = reason == "rollback"
         tuned = _tuned(ctx, left, sha256(target.text)) if by_hand else ()
         loaded = _remember(ctx, done)
-    messages = [*recovered, *target.messages, *tuned, *loaded]
-    if ended is not None:
-        messages.insert(0, note("measurement-ended", ended))
+    messages += [*target.messages, *tuned, *loaded]
     messages += [note("swap", text) for text in done.notes]
     payload = {
         "generation": done.generation,
@@ -121,15 +115,6 @@ def rollback(
         "summary": f"back to {target.name} as generation {done.generation}{without_service(done)}",
     }
     return ActionResult("rollback", payload, tuple(messages), has_acted=True)
-
-
-def _prepared(ctx: Context, to: str | None, messages: list[Message]) -> Target:
-    """Where it leads, under the lock; what an interrupted swap left is mended first."""
-    refuse_masked(ctx)
-    recovered = recover_locked(ctx)
-    if recovered.found is not None:
-        messages.append(note("recovered", recovered.text))
-    return find_target(ctx, to)
 
 
 def _tuned(ctx: Context, left: str | None, reached: str | None) -> tuple[Message, ...]:
@@ -305,12 +290,16 @@ def _check(
     complaints = ctx.services.verify(ctx.unit, text.decode("utf-8", "surrogateescape"))
     messages += [warning("unit-complaint", line) for line in complaints]
     if made_by is not None:
-        replaced = changed_files(made_by.engine_components)
+        since = f"since generation {made_by.number}"
         messages += [
-            warning("replaced", f"since generation {made_by.number} this was replaced: {change}")
-            for change in replaced
+            warning("replaced", f"{since} this was replaced: {change}")
+            for change in changed_files(made_by.engine_components)
         ]
-        messages += _model_changes(made_by)
+        messages += [
+            warning("replaced", f"{since} the model file was replaced: `{path}`")
+            for path, is_gone in changed_model_files(made_by)
+            if not is_gone
+        ]
     return messages
 
 
@@ -325,21 +314,6 @@ def _way_round(ctx: Context, made_by: Generation | None, old: LiveUnit) -> str:
             engine = f'engine.prefer=["kept-{kept.name}"]'
             return f"a copy of its engine was kept: tunerd apply {made_by.profile} --set '{engine}'"
     return "`tunerd rollback --list` shows what else there is; `tunerd engines keep` keeps programs"
-
-
-def _model_changes(made_by: Generation) -> list[Message]:
-    identity = made_by.model_identity or {}
-    messages = []
-    for file in identity.get("files", []):
-        path = Path(file["path"])
-        try:
-            status = path.stat()
-        except OSError:
-            continue
-        if (status.st_size, status.st_mtime_ns) != (file["size_bytes"], file["mtime_ns"]):
-            text = f"since generation {made_by.number} the model file was replaced: `{path}`"
-            messages.append(warning("replaced", text))
-    return messages
 
 
 def _as_unit(ctx: Context, text: bytes) -> LiveUnit:

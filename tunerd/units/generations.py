@@ -264,3 +264,16 @@ def _ending(data: object) -> Ending:
     if data is None:
         return Ending(Outcome.RUNNING, None, None, None, None)
     return read(Ending, data)
+
+
+def changed_model_files(generation: Generation) -> Iterator[tuple[Path, bool]]:
+    """Files of its model that are no longer what they were, with whether each is gone."""
+    for file in (generation.model_identity or {}).get("files", ()):
+        path = Path(file["path"])
+        try:
+            status = path.stat()
+        except OSError:
+            yield path, True
+            continue
+        if (status.st_size, status.st_mtime_ns) != (file["size_bytes"], file["mtime_ns"]):
+            yield path, False

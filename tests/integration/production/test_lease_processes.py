@@ -25,8 +25,7 @@ from tunerd.production.lease import Held, hold, outlook
 from tunerd.production.measurement import read_measurement
 from tunerd.production.plan import Plan, make_plan
 from tunerd.production.recover import recover
-from tunerd.production.status import status
-from tunerd.production.verify import verify
+from tunerd.production.status import status, verify
 from tunerd.units.manager import is_candidate
 
 pytestmark = pytest.mark.llama

@@ -15,7 +15,7 @@ from tunerd.app import Context
 from tunerd.engine.server import Address
 from tunerd.errors import Stranded
 from tunerd.production.gate import PORT_WAIT_S, PortTurns
-from tunerd.production.lease import hold, outlook, return_risk
+from tunerd.production.lease import hold, outlook
 from tunerd.production.measurement import measuring, read_measurement, write_measurement
 from tunerd.result import Progress
 from tunerd.tryout.local_service import Ending
@@ -84,48 +84,11 @@ def test_a_unit_that_nothing_starts_again_is_not_waited_for(world: World) -> Non
     assert world.clock.monotonic_s() - began_s < 30
 
 
-@pytest.mark.parametrize(
-    ("words", "is_at_risk"),
-    [
-        ("Restart=on-failure", True),
-        ("RestartSec=5", True),
-        ("Restart=on-abnormal\nRestartSec=100", True),
-        ("Restart=always\nRestartSec=3", False),
-        (
-            "Restart=on-failure\nRestartSec=5\n[Unit]\nStartLimitIntervalSec=900\nStartLimitBurst=16",
-            False,
-        ),
-        (
-            "Restart=on-failure\nRestartSec=5\n[Unit]\nStartLimitIntervalSec=900\nStartLimitBurst=9",
-            True,
-        ),
-        ("Restart=on-failure\n[Unit]\nStartLimitIntervalSec=0", False),
-    ],
-)
-def test_a_unit_that_would_give_up_before_its_port_is_free_is_told_of(
-    world: World, words: str, *, is_at_risk: bool
-) -> None:
-    world.put(
-        f"[Service]\nExecStart={ENGINE}\n{words}\n[Install]\nWantedBy=multi-user.target\n".encode(),
-        starts=False,
-    )
-    world.manager.stop(UNIT)  # its port is told by nobody now
-    ctx = world.context()
-    told = return_risk(ctx, [OTHER])
-
-    assert (told is not None) is is_at_risk
-    assert told is None or f"{UNIT}.d/restarts.conf with `[Unit] StartLimit" in told
-    assert return_risk(ctx, [Path(ENGINE)]) is None
-    ahead = outlook(ctx, measuring_s=60, start_after=True, programs=[OTHER])
-    assert ahead.risk == told
-    assert told is None or ahead.text.endswith(told)
-
-
 def test_a_port_that_is_known_is_waited_for_and_the_outlook_says_how_long(world: World) -> None:
     ctx = world.context()
     ahead = outlook(ctx, measuring_s=60, programs=[Path(ENGINE), OTHER])
 
-    assert (ahead.risk, ahead.port_wait_s) == (None, 75.0)
+    assert ahead.port_wait_s == 75.0
     assert "once it is free again, up to 75 s later" in ahead.text
     same = outlook(ctx, measuring_s=60, programs=[Path(ENGINE)])
     assert same.port_wait_s == 0

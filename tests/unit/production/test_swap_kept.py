@@ -15,7 +15,7 @@ from tests.support.fakes import Invocation, Life
 from tunerd.app import Context
 from tunerd.errors import HostError, RolledBack
 from tunerd.production.rollback import rollback
-from tunerd.production.verify import verify
+from tunerd.production.status import verify
 from tunerd.settings import BackupSettings
 from tunerd.units.generations import Outcome
 
