@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,8 @@ LLAMA_ARG_N_PARALLEL=1
 LLAMA_ARG_ENDPOINT_METRICS=1
 """
 DEBIAN_PORT = 9931
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LLAMA_SERVE = "/usr/local/bin/llama serve -hf maker/usual --offline"
 BY_HAND = f"""\
 # my own, do not touch
 [Unit]
@@ -295,6 +298,57 @@ def test_a_unit_by_hand_becomes_a_profile_with_the_same_flags(tunerd: Deployment
     assert set(flags) - set(wanted) == {"--predict"}, flags
     assert tunerd.alias(port=8099) == "my own model"
     assert tunerd.generate(port=8099)["timings"]["draft_n"] > 0
+
+
+def test_llama_serve_with_a_repository_is_adopted_planned_deployed_and_comes_back(
+    tunerd: Deployment, sid_root: Root, tmp_path: Path
+) -> None:
+    machine = tunerd.machine
+    machine.write("/usr/local/bin/llama", llama_app(sid_root, tmp_path).read_bytes(), mode=0o755)
+    hub = "/home/alice/.cache/huggingface/hub/models--maker--usual"
+    machine.sh(
+        f"mkdir -p {hub}/refs {hub}/snapshots/{COMMIT}; printf {COMMIT} > {hub}/refs/main;"
+        f" ln -s {MODEL} {hub}/snapshots/{COMMIT}/usual-Q4_K_M.gguf; chmod 755 /home/alice"
+    )
+    tunerd.write_unit(BY_HAND.replace(f"/usr/bin/llama-server -m {MODEL}", LLAMA_SERVE))
+    tunerd.systemctl("enable", "--now", UNIT)
+    wait_for(tunerd, "my own model", 8099)
+    old = tunerd.unit()
+
+    (found,) = [one for one in tunerd.json("detect")["units"] if one["unit"] == UNIT]
+    assert (found["program"], found["port"]) == ("/usr/local/bin/llama", 8099)
+    said = tunerd.json("profiles", "new", "mine", "--from-unit", UNIT)
+    assert said["unplaced"] == [], said
+    planned = tunerd.json("plan", "mine")
+    assert planned["argv"][:3] == ["/usr/local/bin/llama", "serve", "--model"]
+    assert planned["model"]["path"] == f"{hub}/snapshots/{COMMIT}/usual-Q4_K_M.gguf"
+
+    tunerd.apply("mine")
+
+    assert command_line(tunerd)[1:3] == ["serve", "--model"]
+    assert tunerd.generate(port=8099)["timings"]["draft_n"] > 0
+    assert tunerd("verify").code == 0
+    assert tunerd.json("doctor")["findings"] is not None
+    tunerd.json("rollback")
+    assert tunerd.unit() == old
+    wait_for(tunerd, "my own model", 8099)
+
+
+def llama_app(root: Root, folder: Path) -> Path:
+    """llama.cpp's one program for everything, around this root's own server."""
+    program, library = folder / "llama", "/usr/lib/x86_64-linux-gnu/llama"
+    source = Path(__file__).parents[1] / "support/llama_app.c"
+    words = (
+        "-L",
+        f"{root.lowers[-1]}{library}",
+        f"-Wl,-rpath,{library}",
+        "-l:libllama-server-impl.so",
+    )
+    subprocess.run(
+        ["/usr/bin/cc", "-Wall", "-Werror", "-o", program, source, "-Wl,--allow-shlib-undefined", *words],
+        check=True, timeout=60,
+    )  # fmt: skip
+    return program
 
 
 def test_a_drop_in_that_sets_the_command_is_refused(tunerd: Deployment) -> None:

@@ -124,11 +124,11 @@ def _with_build(
         return ServerReading(replace(facts, settings_problem=engine.problem), live)
     facts = replace(
         facts,
-        foreign_flags=_foreign(ctx, found, argv, engine.capabilities),
+        foreign_flags=_foreign(ctx, found, live.arguments, engine.capabilities),
         devices=_devices(ctx, found, engine.capabilities, live),
     )
     try:
-        imported = import_command_line(argv[1:], live.environment, engine.capabilities)
+        imported = import_command_line(live.arguments, live.environment, engine.capabilities)
     except ConfigError as error:
         return ServerReading(replace(facts, settings_problem=error.words), live)
     profile = with_stages(imported.resolved.profile, argv)
@@ -167,15 +167,15 @@ def _header(files: ModelFiles, path: str | None) -> tuple[ModelFacts | None, str
 def _foreign(
     ctx: Context,
     found: Found,
-    argv: Sequence[str],
+    arguments: Sequence[str],
     capabilities: Capabilities,
 ) -> tuple[str, ...]:
     """Flags that the build neither lists nor takes: a dry run has the last word."""
-    unlisted = unlisted_flags(argv[1:], capabilities)
+    unlisted = unlisted_flags(arguments, capabilities)
     if not unlisted:
         return ()
     try:
-        refused = refusal(ctx, found, dry_arguments(argv[1:]))
+        refused = refusal(ctx, found, dry_arguments(arguments))
     except EngineError:
         return ()
     return unlisted if refused is not None else ()

@@ -54,7 +54,14 @@ from tunerd.machine.files import lock, sync_folder
 from tunerd.machine.net import free_port
 from tunerd.machine.process import account_homes, probe_account
 from tunerd.model.facts import ModelFacts
-from tunerd.model.files import FoundModel, ModelFiles, find_models, the_one
+from tunerd.model.files import (
+    FoundModel,
+    ModelFiles,
+    cached_models,
+    find_models,
+    hub_cache,
+    the_one,
+)
 from tunerd.profile.files import load_profile, load_sources
 from tunerd.profile.layers import Resolved, layers_of, set_layer
 from tunerd.records import plain
@@ -127,6 +134,7 @@ def engine_of(ctx: Context, found: Found) -> Engine:
         identity=result.identity,
         version=result.version,
         capabilities=capabilities,
+        subcommand=result.subcommand,
         proofs=read_proofs(ctx.paths.cache_dir, ctx.files, result.identity),
     )
     if found.name is not None or is_embedded:
@@ -487,21 +495,21 @@ def find_weights(ctx: Context, resolved: Resolved) -> tuple[Path, ModelFacts]:
     """
     model = resolved.profile.model
     wanted = model.path or model.hf_file
-    if wanted is None and model.name is None:
+    if wanted is None and model.name is None and model.hf_repo is None:
         raise ConfigError(
             f"profile `{resolved.name}` names no model",
             hint="--set model.path=FILE",
             state="nothing was touched",
         )
-    path = locate(ctx, wanted, resolved)
+    path = locate(ctx, wanted, resolved, model.hf_repo)
     return path, ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(path)
 
 
-def locate(ctx: Context, wanted: str | None, resolved: Resolved) -> Path:
+def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | None = None) -> Path:
     """A file named by a profile: an absolute path, or a name or glob below `models.dirs`.
 
-    Where no file has that name, the one whose metadata fits `model.name` is taken, if there is
-    exactly one.
+    Where no file there has that name, the one that was fetched from its repository is taken, else the one
+    whose metadata fits `model.name`, if there is exactly one.
     """
     if wanted is not None and wanted.startswith(("/", "~")):
         path = Path(wanted).expanduser()
@@ -520,6 +528,8 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved) -> Path:
         return find_models(folders, models, model_name=name, needs_mtp=needs_mtp)
 
     try:
+        if wanted is None and name is None:
+            return the_one(FoundModel((), ()), f"the file of `{repo}`", folders)
         if wanted is None:
             drafting = " with an MTP block" if needs_mtp else ""
             return the_one(by_metadata(), f"a model file named `{name}`{drafting}", folders)
@@ -527,6 +537,9 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved) -> Path:
             find_models(folders, models, file_name=wanted), f"a file `{wanted}`", folders
         )
     except ModelFileError as problem:
+        fetched = _fetched(ctx, resolved, repo, wanted) if repo is not None else None
+        if fetched is not None:
+            return fetched
         fitting = by_metadata().paths if None not in (name, wanted) else ()
         if len(fitting) == 1:
             return fitting[0]
@@ -535,6 +548,29 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved) -> Path:
             problem.cause = f"more than one has metadata that fits: {several}"
         problem.state, problem.hint = "nothing was touched", _fetch_hint(ctx, resolved)
         raise
+
+
+def _fetched(ctx: Context, resolved: Resolved, repo: str, wanted: str | None) -> Path | None:
+    """The file of a repository in the first cache that has it: the server's own, ours, people's."""
+    homes = account_homes() if ctx.mode is Mode.SYSTEM else ()
+    environments = (
+        resolved.profile.environment,
+        ctx.environment,
+        *({"HOME": str(home)} for home in homes),
+    )
+    for hub in dict.fromkeys(map(hub_cache, environments)):
+        cached = cached_models(hub, repo, wanted) if hub is not None else ()
+        if len(cached) > 1:
+            names = ", ".join(f"`{path.name}`" for path in cached)
+            raise ModelFileError(
+                f"`{repo}` has {len(cached)} files that it may mean",
+                cause=f"{names} in `{hub}`",
+                state="nothing was touched",
+                hint="--set model.hf_file=FILE names one",
+            )
+        if cached:
+            return cached[0]
+    return None
 
 
 def found_by_metadata(resolved: Resolved, path: Path) -> list[Message]:
@@ -557,8 +593,10 @@ def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
     model = resolved.profile.model
     folder = ctx.settings.models.dirs[0] if ctx.settings.models.dirs else "FOLDER"
     if model.hf_repo is not None:
-        what = model.hf_file or model.path or ""
-        fetch = f"hf download {model.hf_repo} {what} --local-dir {folder}".replace("  ", " ")
+        repo, _, quant = model.hf_repo.partition(":")
+        any_of_it = f'--include "*{quant}*"' if quant else ""
+        what = model.hf_file or model.path or any_of_it
+        fetch = f"hf download {repo} {what} --local-dir {folder}".replace("  ", " ")
     elif model.source is not None:
         fetch = f"get it: {model.source}"
     elif resolved.profile.match.gpu == "none" and model.path is not None:
@@ -687,7 +725,10 @@ def _try(ctx: Context, load: Callable[..., Resolved], host: Host, engine: Engine
 
 def found_of(engine: Engine) -> Found:
     """An engine as the prober knows it."""
-    return Found(engine.program, engine.found_by, engine.name, tuple(engine.environment.items()))
+    return Found(
+        engine.program, engine.found_by, engine.name, tuple(engine.environment.items()),
+        subcommand=engine.subcommand,
+    )  # fmt: skip
 
 
 def _devices(
@@ -717,7 +758,8 @@ def _render_context(
     named = {"model.mmproj": model.mmproj, "model.chat_template_file": model.chat_template_file}
     paths = {key: str(Path(path).expanduser()) for key, path in named.items() if path is not None}
     if speculation.draft_model is not None and speculation.kinds & KINDS_WITH_DRAFT_FILE:
-        paths["speculation.draft_model"] = str(locate(ctx, speculation.draft_model, resolved))
+        draft, repo = speculation.draft_model, speculation.draft_hf_repo
+        paths["speculation.draft_model"] = str(locate(ctx, draft, resolved, repo))
     if resolved.profile.serving.api_key_file is not None and ctx.mode is not Mode.LOCAL:
         paths["serving.api_key_file"] = CREDENTIAL_PATH
     return RenderContext(
@@ -726,12 +768,13 @@ def _render_context(
         has_gpu=has_gpu,
         physical_cores=host.cpu.physical_cores,
         paths=paths,
+        subcommand=engine.subcommand,
     )
 
 
 def draft_facts(ctx: Context, resolved: Resolved, command: CommandLine) -> ModelFacts | None:
     """What the header of the drafter says, where the command line names a file of its own for it."""
-    path = next((a.value for a in command.arguments if a.key == "speculation.draft_model"), None)
+    path = command.value_of("speculation.draft_model")
     if path is None or not resolved.profile.speculation.kinds & KINDS_WITH_DRAFT_FILE:
         return None
     return ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(Path(path))

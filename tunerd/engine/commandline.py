@@ -82,6 +82,7 @@ class RenderContext:
     has_gpu: bool
     physical_cores: int | None
     paths: Mapping[str, str] = field(default_factory=dict)
+    subcommand: tuple[str, ...] = ()
 
     def substitute(self, key: str, value: object) -> object | None:
         """The value as this machine has it: files by their path, `physical` as a number.
@@ -143,11 +144,21 @@ class CommandLine:
     program: str
     arguments: tuple[Argument, ...]
     notes: tuple[Note, ...] = field(default=())
+    subcommand: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The server's arguments."""
+        return tuple(word for argument in self.arguments for word in argument.words)
 
     @property
     def argv(self) -> tuple[str, ...]:
         """The argument vector, program first."""
-        return (self.program, *(word for argument in self.arguments for word in argument.words))
+        return (self.program, *self.subcommand, *self.words)
+
+    def value_of(self, key: str) -> str | None:
+        """What the flag of a profile's key says; None where there is none."""
+        return next((one.value for one in self.arguments if one.key == key), None)
 
 
 def render(
@@ -165,6 +176,7 @@ def render(
         program=context.program,
         arguments=tuple(part for part in parts if isinstance(part, Argument)),
         notes=tuple(part for part in parts if isinstance(part, Note)),
+        subcommand=context.subcommand,
     )
 
 

@@ -340,7 +340,8 @@ class Engine:
     """One installed engine.
 
     `capabilities` and `version` are None when the probe was refused or failed; `problem` then says
-    why. `environment` is what the program needs to find its libraries.
+    why. `environment` is what the program needs to find its libraries; `subcommand` is what it needs in
+    front of a server's arguments: `serve` for `llama`.
     """
 
     name: str
@@ -353,6 +354,7 @@ class Engine:
     problem: str | None = None
     is_embedded: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    subcommand: tuple[str, ...] = ()
 
     def proof(self, feature: str) -> Proof:
         """The proof of this feature, UNTRIED if there is none."""

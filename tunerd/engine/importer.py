@@ -188,6 +188,11 @@ def _sides(option: Option) -> tuple[str | None, str | None]:
     return on, off
 
 
+# What is served is the file in the cache of Hugging Face, by its path.
+_REPOSITORY = {
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "model.hf_repo"),
+    **dict.fromkeys(("-hff", "--hf-file"), "model.hf_file"),
+}
 _STAGE_KEYS = tuple(f"speculation.{name}" for name in ("type", "n_max", "n_min", "p_min"))
 _LOAD_MODE, _FIT, _MARGIN = "serving.load_mode", "memory.fit", "memory.fit_mib"
 _TYPE, _TENSORS = "speculation.type", "memory.override_tensor"
@@ -333,7 +338,9 @@ class _Import:
             return self.refuse(flag, "this build does not list it")
         if len(flag.values) < _n_values(flag.word, option):
             return self.refuse(flag, "its value is missing")
-        if owner is None:
+        if spelling in _REPOSITORY:
+            self.keys[_REPOSITORY[spelling]] = flag.values[0]
+        elif owner is None:
             is_listed = flag.word in self.capabilities.flags
             self.extra.append(flag if is_listed else Flag(spelling, flag.values))
         elif owner == _LOAD_MODE:

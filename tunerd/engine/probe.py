@@ -15,7 +15,7 @@ import stat
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,8 +42,11 @@ from tunerd.units.sandbox import Sandbox
 T = TypeVar("T")
 KEPT_RECORD = "identity.json"
 EMBEDDED_PROGRAM = "tunerd-llama-server"
-PROGRAM_NAME = "llama-server"
+# The server, and the one program for everything that llama.cpp's installer brings (since June 2026).
+PROGRAM_NAMES = ("llama-server", "llama")
+_SERVES = re.compile(r"^[ \t]+serve[ \t]", re.MULTILINE)
 _BUILD_FOLDERS = (
+    ".local/bin",
     "llama.cpp/build/bin",
     "llama.cpp/build-*/bin",
     "llama.cpp/build*/bin",
@@ -60,18 +63,19 @@ _DT_PATHS = (_DT_NEEDED, _DT_RPATH, _DT_RUNPATH)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A program that may be an engine, and how it was found."""
+    """A program that may be an engine, and how it was found; `subcommand` is None until it is known."""
 
     program: Path
     found_by: str
     name: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
     allow_writable: bool = False
+    subcommand: tuple[str, ...] | None = None
 
 
 def programs_in(folders: Iterable[Path], found_by: str) -> tuple[Found, ...]:
     """Programs with the name of an engine in these folders."""
-    programs = (folder / PROGRAM_NAME for folder in folders)
+    programs = (folder / name for folder in folders for name in PROGRAM_NAMES)
     return tuple(Found(program, found_by) for program in programs if _is_program(program))
 
 
@@ -228,11 +232,12 @@ _NO_VULKAN_DRIVER = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/no
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What probing one program found."""
+    """What probing one program found; `subcommand` goes in front of a server's arguments."""
 
     identity: EngineIdentity
     version: Version | None
     capabilities: Capabilities
+    subcommand: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +247,7 @@ class _Probed:
     identity: EngineIdentity
     version: Version | None
     help_text: str
+    subcommand: tuple[str, ...] = ()
 
 
 class EngineProber:
@@ -278,7 +284,8 @@ class EngineProber:
         remembered = self._remembered(quick)
         if remembered is not None:
             return remembered
-        help_run = self._run(found, ("--help",))
+        subcommand, help_run = self._help(found)
+        found = replace(found, subcommand=subcommand)
         help_text = help_run.stdout if "--ctx-size" in help_run.stdout else help_run.stderr
         capabilities = read_capabilities(parse_help(help_text))
         if "--ctx-size" not in capabilities.flags or "--port" not in capabilities.flags:
@@ -292,6 +299,7 @@ class EngineProber:
             identity=self.identity(found),
             version=parse_version(version_run.stderr + "\n" + version_run.stdout),
             capabilities=capabilities,
+            subcommand=subcommand,
         )
         self._remember(quick, result)
         return result
@@ -364,9 +372,21 @@ class EngineProber:
             return None
         return parse_devices(said)
 
+    def _help(self, found: Found) -> tuple[tuple[str, ...], Completed]:
+        """What the program wants in front of a server's arguments, and a server's help."""
+        bare = replace(found, subcommand=())
+        done = self._run(bare, ("--help",))
+        if "--ctx-size" in done.stdout + done.stderr or not _SERVES.search(done.stdout):
+            return (), done
+        return ("serve",), self._run(bare, ("serve", "--help"))
+
     def _run(
         self, found: Found, arguments: Sequence[str], extra: Mapping[str, str] | None = None
     ) -> Completed:
+        subcommand = found.subcommand
+        if subcommand is None:
+            remembered = self._remembered(self._quick_key(found))
+            subcommand = remembered.subcommand if remembered else self._help(found)[0]
         is_own = is_own_server(found.program)
         place = Sandbox(None) if is_own else self._sandbox
         if place == Sandbox(None) and os.geteuid() == 0 and not is_own:
@@ -378,7 +398,7 @@ class EngineProber:
         environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent"}
         try:
             done = place.run(
-                [str(found.program), *arguments],
+                [str(found.program), *subcommand, *arguments],
                 timeout_s=self._timeout_s,
                 env={**environment, **dict(found.environment), **(extra or {})},
                 limits=_PROBE_LIMITS,
@@ -421,13 +441,14 @@ class EngineProber:
             return None
         # From the text again, so that a newer tunerd reads more from it.
         capabilities = read_capabilities(parse_help(known.help_text))
-        return ProbeResult(known.identity, known.version, capabilities)
+        return ProbeResult(known.identity, known.version, capabilities, known.subcommand)
 
     def _remember(self, quick: str, result: ProbeResult) -> None:
         """Where it cannot be written (a full disk) the next caller probes again."""
         with contextlib.suppress(HostError):
             self._files.make_folder(self._cache_dir)
-            probed = _Probed(result.identity, result.version, result.capabilities.help.text)
+            text = result.capabilities.help.text
+            probed = _Probed(result.identity, result.version, text, result.subcommand)
             data = plain(probed, schema=PROBE_SCHEMA)
             self._files.write_json(self._cache_dir / f"probe-{quick[:32]}.json", data)
 

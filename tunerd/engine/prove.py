@@ -205,7 +205,7 @@ def _command(engine: Engine, model: Path, options: Mapping[str, Any]) -> tuple[s
     layer = LayerFile(Layer.TUNERD, "trial", nest(keys))
     made: object = resolve("trial", (default_layer(), layer))
     capabilities = engine.capabilities
-    context = RenderContext(str(engine.program), str(model), has_gpu=False, physical_cores=1)
+    context = RenderContext(str(engine.program), str(model), False, 1, subcommand=engine.subcommand)
     if isinstance(made, Resolved) and capabilities is not None:
         made = render(made, capabilities, context)
     if not isinstance(made, CommandLine):

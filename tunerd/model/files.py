@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import translate
@@ -291,6 +291,69 @@ def the_one(found: FoundModel, wanted: str, dirs: Sequence[Path]) -> Path:
     names = ", ".join(f"`{path}`" for path in found.paths[:_SHOWN])
     more = f" and {len(found.paths) - _SHOWN} more" if len(found.paths) > _SHOWN else ""
     raise ModelFileError(f"found {len(found.paths)} files for {wanted}", cause=f"{names}{more}")
+
+
+# In this order, each with what lies below it. Source: llama.cpp's common/hf-cache.cpp, and the builds of
+# May and August 2026 tried with each.
+_HUBS = (
+    ("LLAMA_CACHE", ""),
+    ("HF_HUB_CACHE", ""),
+    ("HUGGINGFACE_HUB_CACHE", ""),
+    ("HF_HOME", "hub"),
+    ("XDG_CACHE_HOME", "huggingface/hub"),
+    ("HOME", ".cache/huggingface/hub"),
+)
+_REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,127}/[A-Za-z0-9_][\w.-]{0,127}", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+# What a repository without a quantisation means, where there is such a file.
+_USUAL_QUANTS = ("Q4_K_M", "Q8_0")
+_NO_MODEL = re.compile(r"mmproj|imatrix|^mtp-", re.IGNORECASE)
+
+
+def hub_cache(environment: Mapping[str, str]) -> Path | None:
+    """Where a server with this environment keeps what it fetched from Hugging Face."""
+    found = ((environment.get(name), below) for name, below in _HUBS)
+    return next((Path(value) / below for value, below in found if value), None)
+
+
+def cached_models(hub: Path, repo: str, file_name: str | None = None) -> tuple[Path, ...]:
+    """The files of a repository in such a cache that a server would take; empty where there is none.
+
+    More than one only where the server would take whichever its folder lists first.
+
+    Args:
+        hub: As `hub_cache` says.
+        repo: `user/name`, or `user/name:QUANT`, as after `-hf`.
+        file_name: A file of the repository; then its quantisation does not matter.
+    """
+    name, _, quant = repo.partition(":")
+    if not _REPO.fullmatch(name):
+        return ()
+    folder = hub / f"models--{name.replace('/', '--')}"
+    commit = _commit_of(folder / "refs")
+    if commit is None:
+        return ()
+    snapshot = folder / "snapshots" / commit
+    files = sorted(path for path in _Walk().files(snapshot) if _is_first(path))
+    if file_name is not None:
+        return tuple(path for path in files if _name_filter(file_name)(path))
+    models = [path for path in files if not _NO_MODEL.search(path.name)]
+    for wanted in (quant,) if quant else _USUAL_QUANTS:
+        is_it = re.compile(rf"{re.escape(wanted)}[.-]", re.IGNORECASE)
+        found = [path for path in models if is_it.search(path.name)]
+        if found:
+            return tuple(found)
+    return () if quant else tuple(models)
+
+
+def _commit_of(refs: Path) -> str | None:
+    """What is current in a repository of the cache: what `main` says, or the only other branch."""
+    for ref in (refs / "main", *sorted(refs.glob("*"))):
+        with suppress(ModelFileError), _opened(_stamp(ref)) as opened:
+            commit = opened.read_at(0, 40).decode("ascii", "replace")
+            if _COMMIT.fullmatch(commit):
+                return commit
+    return None
 
 
 class _Walk:

@@ -224,7 +224,7 @@ def _from_unit(
     engine = engine_of(ctx, Found(Path(live.program), f"unit {unit}", allow_writable=False))
     if engine.capabilities is None:
         raise EngineError(f"the program of {unit} cannot be probed", cause=engine.problem)
-    imported = import_command_line(live.argv[1:], live.environment, engine.capabilities)
+    imported = import_command_line(live.arguments, live.environment, engine.capabilities)
     data: dict[str, Any] = {
         "description": f"what {unit} served when this was written",
         "engine": {"prefer": [live.program]},
@@ -250,7 +250,7 @@ def _from_unit(
 def _lost(ctx: Context, engine: Engine, live: LiveUnit, imported: Imported) -> list[Message]:
     """What of the unit a unit of the new profile would not hold."""
     user = service_user(ctx, live)
-    command = replace(imported.command, program=str(engine.program))
+    command = replace(imported.command, program=str(engine.program), subcommand=engine.subcommand)
     try:
         spec = unit_spec(ctx, imported.resolved, engine, command, user)
         planned = render_unit(unit_template(ctx), spec)

@@ -206,7 +206,7 @@ def _adopted(live: LiveUnit) -> Message:
 
 def serving_after(command: CommandLine, capabilities: Capabilities | None) -> Serving:
     """Address and names that the planned command gives; a port it does not name is the build's own."""
-    serving = serving_of(command.argv[1:], {})
+    serving = serving_of(command.words, {})
     if serving.port is not None or capabilities is None:
         return serving
     return replace(serving, port=capabilities.default_port)

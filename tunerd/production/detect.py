@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
@@ -82,7 +83,7 @@ def fitting_profiles(ctx: Context, host: Host | None = None) -> tuple[Fitting, .
             continue
         wanted, described = resolved.profile.model, resolved.profile.description
         try:
-            path = locate(ctx, wanted.path or wanted.hf_file, resolved)
+            path = locate(ctx, wanted.path or wanted.hf_file, resolved, wanted.hf_repo)
             found.append(Fitting(name, described, str(path)))
         except TunerdError as error:
             found.append(Fitting(name, described, None, error.message, error.hint))
@@ -125,7 +126,9 @@ def serving_units(ctx: Context) -> list[Mapping[str, Any]]:
         except TunerdError:
             continue
         words = " ".join((live.program or "", *(live.argv or ())[:1]))
-        if unit != ctx.unit and not any(word in words for word in _ENGINE_WORDS):
+        is_llama = Path(live.program or "").name == "llama" and live.has_subcommand
+        serves = is_llama or any(word in words for word in _ENGINE_WORDS)
+        if unit != ctx.unit and not serves:
             continue
         if live.text is None:
             continue

@@ -87,7 +87,7 @@ from tunerd.words import Family, MiB, Mode, sha256
 def check_arguments(ctx: Context, engine: Engine, command: CommandLine) -> list[Message]:
     """The engine's own opinion of the command line: a dry run whose model file does not exist."""
     try:
-        said = refusal(ctx, found_of(engine), dry_arguments(command.argv[1:]))
+        said = refusal(ctx, found_of(engine), dry_arguments(command.words))
     except EngineError as problem:
         return [error("argument-check", problem.message, problem.hint)]
     if said is None:
@@ -569,7 +569,7 @@ def plan_json(made: Plan, *, with_explain: bool) -> dict[str, Any]:
         "diff": made.diff,
         "memory": memory_json(made.memory),
         "model": {
-            "path": made.command.argv[2],
+            "path": made.command.value_of("model.path"),
             "name": made.facts.name,
             "architecture": made.facts.architecture,
             "quant": made.facts.quant,

@@ -94,7 +94,8 @@ class Model(Table):
     )
     hf_repo: Text | None = Field(
         None,
-        description="where the file can be fetched from (`user/repo`); tunerd downloads nothing",
+        description="where the file can be fetched from (`user/repo` or `user/repo:QUANT`); what is in "
+        "the cache of Hugging Face is found there; tunerd downloads nothing",
     )
     hf_file: Text | None = Field(None, description="name of the file in that repository")
     source: Text | None = Field(None, description="where the file comes from, in words")

@@ -18,6 +18,9 @@ from tunerd.units.text import (
     parse_unit,
 )
 
+# Of the one program for everything, `llama`; llama-server itself takes nothing but flags.
+_SUBCOMMANDS = {("serve",), ("server",)}
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -71,9 +74,19 @@ class LiveUnit:
     shadowed_by: Path | None = None
 
     @property
+    def arguments(self) -> tuple[str, ...]:
+        """What the server is told: without the program, and without the `serve` of `llama serve`."""
+        return (self.argv or ())[2 if self.has_subcommand else 1 :]
+
+    @property
+    def has_subcommand(self) -> bool:
+        """Whether it runs `llama serve`."""
+        return (self.argv or ())[1:2] in _SUBCOMMANDS
+
+    @property
     def serving(self) -> Serving:
         """Address and names."""
-        return serving_of(self.argv[1:] if self.argv is not None else (), self.environment)
+        return serving_of(self.arguments, self.environment)
 
 
 def environment_paths(

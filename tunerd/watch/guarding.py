@@ -646,7 +646,7 @@ def _of_the_program(ctx: Context, live: LiveUnit) -> Sequence[str]:
         return (f"`{program}` is not there",)
     found = Found(program, "unit", None, tuple(sorted(live.environment.items())))
     try:
-        said = refusal(ctx, found, dry_arguments(live.argv[1:]))
+        said = refusal(ctx, found, dry_arguments(live.arguments))
     except TunerdError as problem:
         return (problem.words,)
     return () if said is None else (said,)

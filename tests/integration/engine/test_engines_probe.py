@@ -79,6 +79,28 @@ def good(folder: Path, *, note: Path | None = None) -> Found:
     )
 
 
+def test_one_program_for_everything_is_a_server_behind_its_subcommand(
+    folder: Path, prober: EngineProber, tmp_path: Path
+) -> None:
+    good(folder)
+    commands = 'printf "Available commands:\\n  serve           HTTP API server\\n"'
+    serve = f'shift; exec {folder}/llama-server "$@"'
+    app = script(folder, f'case "$1" in serve) {serve};; *) {commands}; exit 1;; esac', "llama")
+
+    result = prober.probe(app)
+
+    assert result.subcommand == ("serve",)
+    assert result.version is not None
+    assert "--ctx-size" in result.capabilities.flags
+    again = EngineProber(tmp_path / "cache", Files(), Sandbox(NOBODY), timeout_s=TIMEOUT_S)
+    assert again.probe(app).subcommand == ("serve",)
+    assert "failed to open" in again.check_arguments(app, ("--model", "/none")).stderr
+    (found,) = [one for one in programs_in([folder], "here") if one.program.name == "llama"]
+    assert prober.probe(found).subcommand == ("serve",)
+    with pytest.raises(EngineError, match="not a llama-server"):
+        prober.probe(script(folder, "echo another program of that name", "llama"))
+
+
 # Whom a program runs as, and with what.
 
 
@@ -433,6 +455,11 @@ def test_a_copy_is_the_same_engine_and_a_changed_copy_another(folder: Path, tmp_
 # Dry runs.
 
 
+def known(found: Found) -> Found:
+    """A server of which that is known: it is not asked for its help first."""
+    return replace(found, subcommand=())
+
+
 def test_a_dry_run_that_a_signal_ended_is_tried_once_more(folder: Path, tmp_path: Path) -> None:
     seen = folder / "seen"
     seen.touch()
@@ -441,7 +468,7 @@ def test_a_dry_run_that_a_signal_ended_is_tried_once_more(folder: Path, tmp_path
     always = f'echo x >> {seen}; echo "free(): invalid"; kill -ABRT $$'
     ctx = Box(tmp_path).context
 
-    assert refusal(ctx, script(folder, once), ("--port", "1")) is None
+    assert refusal(ctx, known(script(folder, once)), ("--port", "1")) is None
     seen.write_text("")
-    assert refusal(ctx, script(folder, always), ("--port", "1")) == "free(): invalid"
+    assert refusal(ctx, known(script(folder, always)), ("--port", "1")) == "free(): invalid"
     assert seen.read_text() == "x\n" * 2
