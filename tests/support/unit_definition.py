@@ -82,7 +82,7 @@ class UnitDefinition:
 def _load_state(text: str, file: UnitFile) -> str:
     if not text.strip():
         return "masked"
-    return "error" if any(problem.is_fatal for problem in file.problems) else "loaded"
+    return "error" if file.is_broken else "loaded"
 
 
 def _text(path: Path) -> str:

@@ -33,9 +33,9 @@ def read_live_unit(ctx: Context, unit: str | None = None) -> LiveUnit:
     specifiers = specifiers_of(ctx, unit)
     file_environment: dict[str, str] = {}
     if text is not None:
-        for name, _optional in environment_paths(text, drop_ins, specifiers):
+        for name in environment_paths(text, drop_ins, specifiers):
             content = _text(ctx, Path(name))
-            file_environment.update(parse_environment_file(content or "").pairs)
+            file_environment.update(parse_environment_file(content or ""))
     live = read_live(
         unit=unit,
         path=path,

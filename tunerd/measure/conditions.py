@@ -156,7 +156,7 @@ def unit_environment(ctx: Context, generation: Generation) -> dict[str, str]:
     if text is None:
         return {}
     unit = parse_unit(text.decode("utf-8", "surrogateescape"))
-    return dict(environment_of(unit, specifiers_of(ctx, generation.unit)).pairs)
+    return environment_of(unit, specifiers_of(ctx, generation.unit))
 
 
 def _named_files(argv: Sequence[str]) -> dict[str, str]:

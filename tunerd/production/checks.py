@@ -380,7 +380,7 @@ def _files(live: LiveUnit, new: UnitFile, argv: Sequence[str]) -> Iterator[str]:
 
 def _is_taken(name: str, value: str, new: UnitFile, argv: Sequence[str]) -> bool:
     """Whether the new unit has the variable, or its command line the option that it stands for."""
-    if name in _OWN_VARIABLES or (name, value) in environment_of(new, {"%": "%"}).pairs:
+    if name in _OWN_VARIABLES or environment_of(new, {"%": "%"}).get(name) == value:
         return True
     if not name.startswith(PREFIX):
         return False

@@ -263,7 +263,7 @@ def _judged(
     lines = ctx.services.log(unit, max_lines=_LINES) if not plan.is_refused else ()
     # By production's own text and name: a candidate's differs in neither.
     text = parse_unit(plan.unit_text)
-    environment = dict(environment_of(text, specifiers_of(ctx, ctx.unit)).pairs)
+    environment = environment_of(text, specifiers_of(ctx, ctx.unit))
     return Candidate(
         unit=unit,
         plan=plan,

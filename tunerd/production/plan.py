@@ -75,7 +75,6 @@ from tunerd.units.live import LiveUnit, Serving
 from tunerd.units.systemd import lingers
 from tunerd.units.text import (
     UnitSpec,
-    argument_warnings,
     environment_of,
     parse_unit,
     render_unit,
@@ -512,7 +511,7 @@ def _path(ctx: Context, argv: Sequence[str], unit_text: str) -> Path | None:
     """The file of this server; None where a part that its memory depends on is not known."""
     from tunerd.measure.conditions import FingerprintReader
 
-    environment = dict(environment_of(parse_unit(unit_text), specifiers_of(ctx, ctx.unit)).pairs)
+    environment = environment_of(parse_unit(unit_text), specifiers_of(ctx, ctx.unit))
     key = FingerprintReader(ctx).of(argv, environment).fingerprint.memory_key
     return None if key is None else ctx.paths.cache_dir / f"{_PREFIX}{key[:32]}.json"
 
@@ -637,7 +636,6 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_handover(ctx, live, _family(engine), before, after),
         *check_unit(ctx, unit_text),
         *memory.messages,
-        *(note("long-argument", text) for text in argument_warnings(command.argv)),
         *tuned_layer(ctx, resolved, engine, chosen.facts, host),
     )
     old = live_text.decode("utf-8", "replace") if live_text is not None else live.text

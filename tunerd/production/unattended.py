@@ -81,7 +81,7 @@ def named_by(
     Raises:
         ConfigError: one of its lines cannot be read.
     """
-    environment = {**dict(environment_of(unit, specifiers).pairs), **file_environment}
+    environment = {**environment_of(unit, specifiers), **file_environment}
     service = [one for one in unit.directives if one.section == "Service"]
     names = dict.fromkeys(one.name for one in service)
     kept = [one for name in names for one in unit.values("Service", name)]
@@ -195,8 +195,8 @@ def _named(ctx: Context, text: bytes) -> Named:
     specifiers = specifiers_of(ctx, ctx.unit)
     environment: dict[str, str] = {}
     for file in environment_files_of(unit, specifiers):
-        content = (ctx.files.read(Path(file.path)) or b"").decode("utf-8", "surrogateescape")
-        environment.update(parse_environment_file(content).pairs)
+        content = (ctx.files.read(Path(file)) or b"").decode("utf-8", "surrogateescape")
+        environment.update(parse_environment_file(content))
     return named_by(unit, environment, specifiers)
 
 

@@ -68,14 +68,13 @@ def read_service(unit: str, file: UnitFile) -> ServiceSpec:
     Raises:
         ConfigError: It describes none.
     """
-    fatal = next((problem for problem in file.problems if problem.is_fatal), None)
-    if fatal is not None:
-        raise ConfigError(f"{unit} does not load: line {fatal.line}: {fatal.text}")
+    if file.is_broken:
+        raise ConfigError(f"{unit} does not load: {file.problems[-1]}")
     commands = file.values("Service", "ExecStart")
     if len(commands) != 1:
         count = "no" if not commands else "more than one"
         raise ConfigError(f"{unit} has {count} ExecStart=")
-    environment = dict(environment_of(file, {}).pairs)
+    environment = environment_of(file, {})
     command = parse_exec(commands[0].value, environment, {"d": _CREDENTIALS})
 
     def of(name: str, default: str = "", section: str = "Service") -> str:
@@ -119,7 +118,7 @@ def _credential(file: UnitFile, word: str) -> str:
 def complaints_about(unit: str, text: str) -> tuple[str, ...]:
     """Why the supervisor could not run this text; empty if it can."""
     file = parse_unit(text)
-    found = [f"{unit}:{problem.line}: {problem.text}" for problem in file.problems]
+    found = [f"{unit}: {problem}" for problem in file.problems]
     try:
         read_service(unit, file)
     except ConfigError as error:

@@ -91,10 +91,10 @@ class LiveUnit:
 
 def environment_paths(
     text: str, drop_ins: Sequence[tuple[Path, str]], specifiers: Mapping[str, str]
-) -> tuple[tuple[str, bool], ...]:
-    """Files that the unit reads its environment from, with whether each may be missing."""
+) -> tuple[str, ...]:
+    """Files that the unit reads its environment from."""
     merged, _ = _merge(text, drop_ins)
-    return tuple((f.path, f.is_optional) for f in environment_files_of(merged, specifiers))
+    return environment_files_of(merged, specifiers)
 
 
 def read_live(
@@ -119,8 +119,9 @@ def read_live(
     names = tuple(drop_in for drop_in, _ in drop_ins)
     if text is None:
         return LiveUnit(unit, None, None, names, is_ours=False, program=None, argv=None)
+    own = parse_unit(text)
     merged, drop_in_exec = _merge(text, drop_ins)
-    environment = {**dict(environment_of(merged, specifiers).pairs), **file_environment}
+    environment = {**environment_of(merged, specifiers), **file_environment}
     program: str | None = None
     argv: tuple[str, ...] | None = None
     problem: str | None = None
@@ -145,10 +146,8 @@ def read_live(
         user=merged.value("Service", "User"),
         group=merged.value("Service", "Group"),
         credential=_credential(merged),
-        own_environment=dict(environment_of(parse_unit(text), specifiers).pairs),
-        own_environment_files=tuple(
-            f.path for f in environment_files_of(parse_unit(text), specifiers)
-        ),
+        own_environment=environment_of(own, specifiers),
+        own_environment_files=environment_files_of(own, specifiers),
         file_environment=dict(file_environment),
         drop_in_exec=drop_in_exec,
         problem=problem,

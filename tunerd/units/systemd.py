@@ -1,6 +1,6 @@
 """The system's or a user's systemd, driven by `systemctl` and its sisters as subprocesses.
 
-They work with the D-Bus broker dead, speak one language from systemd 249 on, and cost 4 to 35 ms a
+They work with the D-Bus broker dead, speak one language from systemd 252 on, and cost 4 to 35 ms a
 call. Only `KEY=VALUE` output and exit codes are relied on; the one exception is named where it is.
 """
 
@@ -221,7 +221,6 @@ _USER_VARIABLES = (
     "DBUS_SESSION_BUS_ADDRESS",
 )
 _VERSION = re.compile(r"systemd (\d+)")
-_FIRST_WITH_RECURSIVE_ERRORS = 250
 _FIRST_WITH_EXPAND_ENVIRONMENT = 254
 _CATCH_UP_S = 5.0
 # systemctl's exit status for a unit that is not there (LSB: program is not installed).
@@ -395,9 +394,7 @@ class Systemd:
         with tempfile.TemporaryDirectory(prefix="tunerd-verify-") as folder:
             path = Path(folder) / unit
             path.write_bytes(text.encode("utf-8", "surrogateescape"))
-            options = ["--man=no"]
-            if self.version() >= _FIRST_WITH_RECURSIVE_ERRORS:
-                options.append("--recursive-errors=no")
+            options = ["--man=no", "--recursive-errors=no"]
             done = self._run("systemd-analyze", "verify", *options, str(path))
             found = complaints(done.stderr, unit, folder)
         if done.timed_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +15,12 @@ MAX_LINE_BYTES = 1024 * 1024 - 1
 """Longest logical line that systemd reads: LONG_LINE_MAX less one; above it the file does not load."""
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 """Longest argument that the kernel takes (MAX_ARG_STRLEN less the final NUL)."""
-PORTABLE_ARGUMENT_BYTES = 4095
-"""Longest argument that systemd 249 (Ubuntu 22.04) passes on; later versions go up to the kernel's."""
-_MAX_PATH_BYTES = 4095
-_MAX_NAME_BYTES = 255
 
 _UNIT_WHITESPACE = " \t\n\r"
 # A line ends with any of the three marks, or several different ones; NUL always ends it.
 _LINE_END = re.compile("\n\r?\0?|\r\n?\0?|\0")
-_UNSAFE_IN_NAME = re.compile("[\x01-\x1f\x7f\"'\\\\]")
+# In names of sections and paths of programs.
+_UNSAFE = re.compile("[\x01-\x1f\x7f\"'\\\\]")
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 _FOREIGN = re.compile(
     "[\ud800-\udfff\ufdd0-\ufdef"
@@ -36,29 +34,24 @@ _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One `Name=value`; `line` is where it begins (from 1)."""
+    """One `Name=value`."""
 
     section: str
     name: str
     value: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What systemd would say about a line; `is_fatal` when the whole file does not load."""
-
-    line: int
-    text: str
-    is_fatal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """The directives of a unit in the order in which systemd applies them."""
+    """The directives of a unit in the order in which systemd applies them.
+
+    `problems` is what systemd would say about its lines; with `is_broken` the last of them keeps the
+    whole file from being loaded.
+    """
 
     directives: tuple[Directive, ...]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[str, ...] = ()
+    is_broken: bool = False
 
     def values(self, section: str, name: str) -> tuple[Directive, ...]:
         """What a list directive holds: all assignments after the last empty one."""
@@ -82,36 +75,32 @@ class UnitFile:
         return UnitFile(
             self.directives + drop_in.directives,
             self.problems + drop_in.problems,
+            self.is_broken or drop_in.is_broken,
         )
 
 
 def parse_unit(text: str) -> UnitFile:
     """The directives of one unit file or drop-in; never raises, what is odd is in `problems`."""
     directives: list[Directive] = []
-    problems: list[Problem] = []
+    problems: list[str] = []
     section: str | None = None
     for number, line in _logical_lines(text):
+        name, equals, value = (part.strip(_UNIT_WHITESPACE) for part in line.partition("="))
         if not line:
             continue
-        if len(line.encode("utf-8", "surrogateescape")) > MAX_LINE_BYTES:
-            problems.append(Problem(number, "line is too long", is_fatal=True))
-            break
-        if not _is_clean_utf8(line):
-            problems.append(Problem(number, "line is not UTF-8, ignored"))
+        if _FOREIGN.search(line):
+            problems.append(f"line {number}: not UTF-8, ignored")
         elif line.startswith("["):
-            if not line.endswith("]") or _UNSAFE_IN_NAME.search(line[1:-1]):
-                refused = f"bad section header: {line}"
-                problems.append(Problem(number, refused, is_fatal=True))
-                break
+            if not line.endswith("]") or _UNSAFE.search(line[1:-1]):
+                problems.append(f"line {number}: bad section header: {line}")
+                return UnitFile(tuple(directives), tuple(problems), is_broken=True)
             section = line[1:-1]
-        elif "=" not in line:
-            problems.append(Problem(number, f"no `=` in line, ignored: {line}"))
+        elif not equals:
+            problems.append(f"line {number}: no `=`, ignored: {line}")
         elif section is None:
-            problems.append(Problem(number, f"outside of a section, ignored: {line}"))
+            problems.append(f"line {number}: outside of a section, ignored: {line}")
         else:
-            name, _, value = line.partition("=")
-            stripped = value.strip(_UNIT_WHITESPACE)
-            directives.append(Directive(section, name.strip(_UNIT_WHITESPACE), stripped, number))
+            directives.append(Directive(section, name, value))
     return UnitFile(tuple(directives), tuple(problems))
 
 
@@ -140,10 +129,6 @@ def _ends_in_escape(line: str) -> bool:
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
-def _is_clean_utf8(text: str) -> bool:
-    return _FOREIGN.search(text) is None
-
-
 def is_foreign(char: str) -> bool:
     """Whether systemd takes this character for broken UTF-8: raw bytes and noncharacters.
 
@@ -165,7 +150,7 @@ def quote_argument(argument: str, *, expands: bool = True) -> str:
     """
     if "\0" in argument:
         raise ConfigError(f"an argument cannot hold a NUL: {_shown(argument)}")
-    if not _is_clean_utf8(argument):
+    if _FOREIGN.search(argument):
         # It would run, but from then on `systemctl show` of the unit fails with "Invalid argument":
         # its answer goes over D-Bus, which takes UTF-8 alone. A unit that cannot be watched is not
         # deployed. Seen on systemd 252 and 262 (tests/e2e/test_quoting.py).
@@ -198,20 +183,14 @@ def quote_program(path: str) -> str:
         ConfigError: systemd would refuse it as an executable: not absolute, or with quotes,
             backslashes or control characters, which no quoting gets through.
     """
-    if not path.startswith("/"):
-        raise ConfigError(f"the program's path is not absolute: {_shown(path)}")
-    if "\0" in path or _UNSAFE_IN_NAME.search(path) or not _is_clean_utf8(path):
+    why = None if path.startswith("/") else "it is not absolute"
+    why = why or _why_no_program(path)
+    if why is not None:
         raise ConfigError(
             f"systemd refuses this program's path: {_shown(path)}",
-            cause="quotes, backslashes, control characters and bytes that are not UTF-8 are "
-            "not allowed in the path of a program",
+            cause=why,
             hint="reach the program by a symbolic link with a plain name",
         )
-    if path.endswith("/"):
-        raise ConfigError(f"the program's path is a folder: {_shown(path)}")
-    parts = path.split("/")
-    if _n_bytes(path) > _MAX_PATH_BYTES or any(_n_bytes(part) > _MAX_NAME_BYTES for part in parts):
-        raise ConfigError(f"the program's path is too long: {_shown(path)}")
     return quote_argument(path, expands=False)
 
 
@@ -227,16 +206,6 @@ def exec_words(argv: Sequence[str]) -> tuple[str, ...]:
         # The path is taken as it is, but its copy in argv[0] is expanded: give that one by itself.
         return ("@" + program, quote_argument(argv[0]), *arguments)
     return (program, *arguments)
-
-
-def argument_warnings(argv: Sequence[str]) -> tuple[str, ...]:
-    """What works on today's systemd but not on the oldest that is supported."""
-    return tuple(
-        f"argument {index} has {_n_bytes(argument)} bytes; "
-        f"systemd 249 takes no more than {PORTABLE_ARGUMENT_BYTES}: {_shown(argument)}"
-        for index, argument in enumerate(argv)
-        if _n_bytes(argument) > PORTABLE_ARGUMENT_BYTES
-    )
 
 
 def quote_environment(name: str, value: str) -> str:
@@ -268,7 +237,7 @@ def plain_value(text: str) -> str:
         ConfigError: It would read back as something else: control characters, white space at an
             end, a backslash at the end (which continues the line), or not UTF-8.
     """
-    if _CONTROL.search(text) or not _is_clean_utf8(text):
+    if _CONTROL.search(text) or _FOREIGN.search(text):
         raise ConfigError(f"a unit's directive cannot hold this value: {_shown(text)}")
     if text != text.strip(_UNIT_WHITESPACE) or text.endswith("\\"):
         raise ConfigError(
@@ -488,8 +457,7 @@ _ESCAPE = re.compile(
 )
 # A brace that is never closed, or holds a colon, is no variable and hides what stands in it.
 _BRACED = re.compile(r"\$\$|\$\{([^}:]*)\}|\$\{[^}:]*(?::|$)")
-_PREFIXES = re.compile(r"[-@:|+!]*")
-_UNSAFE_IN_PATH = re.compile("[\x01-\x1f\x7f\"'\\\\]")
+_PREFIXES = "-@:|+!"
 # All that systemd knows in a unit; other letters and digits are errors, other signs stay.
 _SPECIFIERS = frozenset("aAbBCdDEfgGhHiIjJlLmMnNopPqsStTuUvVwWyY")
 _MAX_CODE_POINT = 0x10FFFF
@@ -529,9 +497,12 @@ def parse_exec(
     words = [";" if word == "\\;" else unquoted(word) for word in raw if word != ";"]
     if not words:
         raise ConfigError("the command line is empty")
-    prefixes = _prefixes_of(words[0])
-    path = expand_specifiers(words[0].removeprefix(prefixes), specifiers)
-    _check_program(path)
+    path = words[0].lstrip(_PREFIXES)
+    prefixes = words[0].removesuffix(path)
+    path = expand_specifiers(path, specifiers)
+    why = _why_no_program(path)
+    if why is not None:
+        raise ConfigError(f"the command line has no program: {why}: {value}")
     argv = [expand_specifiers(word, specifiers) for word in words[1:]]
     if "@" not in prefixes:
         argv.insert(0, path)
@@ -592,28 +563,17 @@ def _unescaped(found: re.Match[str]) -> str:
     return chr(code).encode().decode("latin-1")
 
 
-def _prefixes_of(word: str) -> str:
-    """The special characters in front of a path, each counted once (`!` twice)."""
-    kept = ""
-    for char in _PREFIXES.match(word)[0]:  # type: ignore[index]  # it matches anything
-        privileged = kept.replace("!!", "!").strip("-@:|")
-        if char in "-@:|" and char in kept:
-            break
-        if char in "+!" and privileged and (char == "+" or "+" in kept or "!!" in kept):
-            break
-        kept += char
-    return kept
-
-
-def _check_program(path: str) -> None:
+def _why_no_program(path: str) -> str | None:
+    """Why systemd would refuse it as the path of a program."""
     if not path:
-        raise ConfigError("the command line has no program")
-    if _UNSAFE_IN_PATH.search(path):
-        raise ConfigError(f"the program's path has special characters: {path!r}")
+        return "there is no program"
+    if "\0" in path or _UNSAFE.search(path) or _FOREIGN.search(path):
+        return "it has quotes, backslashes, control characters or bytes that are not UTF-8"
     if path.endswith("/"):
-        raise ConfigError(f"the program's path is a folder: {path}")
+        return "it is a folder"
     if not path.startswith("/") and "/" in path:
-        raise ConfigError(f"the program's path is neither absolute nor a bare name: {path}")
+        return "it is neither absolute nor a bare name"
+    return None
 
 
 def expand_specifiers(text: str, specifiers: Mapping[str, str]) -> str:
@@ -670,7 +630,6 @@ def _relaxed_words(value: str) -> list[str]:
     return words
 
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DOUBLE, _SINGLE = r"\"((?:\\.|[^\"\\])*+)(?:\"|\\?\Z)", r"'([^']*+)(?:'|\Z)"
 # A line of an environment file: a comment, or a name and a value of quoted parts and a plain rest. A quote that is
 # left open goes to the end of the file.
@@ -683,72 +642,38 @@ _LINE = re.compile(
 _QUOTED = re.compile(rf"{_DOUBLE}|{_SINGLE}", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Assignments:
-    """Variables in the order given, later ones of the same name last; `notes` says what was dropped."""
-
-    pairs: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentFile:
-    """One `EnvironmentFile=`; `is_optional` when a missing file is no error (the prefix `-`)."""
-
-    path: str
-    is_optional: bool
-
-
-def parse_environment(value: str, specifiers: Mapping[str, str]) -> Assignments:
-    """The assignments of one `Environment=` value."""
-    pairs: list[tuple[str, str]] = []
-    notes: list[str] = []
-    try:
+def parse_environment(value: str, specifiers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What one `Environment=` value assigns; what systemd would drop is left out."""
+    with contextlib.suppress(ConfigError):  # behind what was read before
         for raw in raw_words(value):
             word = unquoted(raw, is_strict=True)
-            try:
-                _add(expand_specifiers(word, specifiers), pairs, notes)
-            except ConfigError as error:  # of this word alone
-                notes.append(error.message)
-    except ConfigError as error:
-        notes.append(error.message)
-    return Assignments(tuple(pairs), tuple(notes))
+            with contextlib.suppress(ConfigError):  # of this word alone
+                yield from _assigned(expand_specifiers(word, specifiers))
 
 
-def environment_of(unit: UnitFile, specifiers: Mapping[str, str]) -> Assignments:
+def environment_of(unit: UnitFile, specifiers: Mapping[str, str]) -> dict[str, str]:
     """What all `Environment=` of a unit set together; files come on top of it."""
-    parsed = [
-        parse_environment(one.value, specifiers) for one in unit.values("Service", "Environment")
-    ]
-    variables = dict(pair for one in parsed for pair in one.pairs)
-    return Assignments(
-        tuple(variables.items()), tuple(text for one in parsed for text in one.notes)
-    )
+    values = [one.value for one in unit.values("Service", "Environment")]
+    return {n: v for value in values for n, v in parse_environment(value, specifiers)}
 
 
-def environment_files_of(
-    unit: UnitFile, specifiers: Mapping[str, str]
-) -> tuple[EnvironmentFile, ...]:
+def environment_files_of(unit: UnitFile, specifiers: Mapping[str, str]) -> tuple[str, ...]:
     """The files that a unit reads its environment from, in order; a path may be a glob pattern."""
-    files: list[EnvironmentFile] = []
+    files: list[str] = []
     for directive in unit.values("Service", "EnvironmentFile"):
-        try:
-            path = expand_specifiers(directive.value, specifiers)
-        except ConfigError:
-            continue  # systemd ignores it too
-        files.append(EnvironmentFile(path.removeprefix("-"), path.startswith("-")))
+        with contextlib.suppress(ConfigError):  # systemd ignores it too
+            files.append(expand_specifiers(directive.value, specifiers).removeprefix("-"))
     return tuple(files)
 
 
-def parse_environment_file(text: str) -> Assignments:
+def parse_environment_file(text: str) -> dict[str, str]:
     """The assignments of an environment file, in systemd's shell-like syntax.
 
     Comments begin a line with `#` or `;`. Quotes may be mixed in one value, a backslash outside of
     single quotes takes the next character literally (in double quotes only some), and one at the
     end of a line continues it. Nothing is expanded.
     """
-    pairs: list[tuple[str, str]] = []
-    notes: list[str] = []
+    found: dict[str, str] = {}
     for line in _LINE.finditer(text.split("\0", 1)[0]):
         if line["plain"] is not None:
             quoted = [
@@ -756,10 +681,8 @@ def parse_environment_file(text: str) -> Assignments:
                 for one in _QUOTED.finditer(line["quoted"])
             ]
             value = "".join(quoted) + _plain(line["plain"])
-            _add(f"{line['name'].rstrip()}={value}", pairs, notes)
-        elif line["name"] is not None:
-            notes.append(f"no `=` in line, ignored: {line['name']}")
-    return Assignments(tuple(pairs), tuple(notes))
+            found.update(_assigned(f"{line['name'].rstrip()}={value}"))
+    return found
 
 
 def _in_double(text: str) -> str:
@@ -770,12 +693,8 @@ def _plain(text: str) -> str:
     return re.sub(r"\\(?:[\n\r]|(.)|\Z)", lambda found: found[1] or "", text, flags=re.DOTALL)
 
 
-def _add(assignment: str, pairs: list[tuple[str, str]], notes: list[str]) -> None:
-    """Append an assignment that systemd would accept; note one that it would drop."""
+def _assigned(assignment: str) -> Iterator[tuple[str, str]]:
+    """Name and value of an assignment, where systemd would accept it."""
     name, equals, value = assignment.partition("=")
-    if not equals or not _NAME.fullmatch(name):
-        notes.append(f"no assignment, ignored: {assignment!a}")
-    elif any(is_foreign(char) for char in value):
-        notes.append(f"value that is not UTF-8, ignored: {name}")
-    else:
-        pairs.append((name, value))
+    if equals and _ENV_NAME.fullmatch(name) and not _FOREIGN.search(value):
+        yield name, value

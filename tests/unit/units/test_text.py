@@ -1,4 +1,7 @@
-"""The unit's text holds what the spec says, and no value adds a line to it."""
+"""Unit text: read as systemd reads it, written so that it reads back unchanged, and no value adds a line.
+
+What systemd makes of command lines was seen on systemd 252 and 262.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,344 @@ from tests.support.builders import ROOT, capabilities_of
 from tests.support.profiles import HOSTILE, PROFILE_DATA, context, profile_of
 from tunerd.engine.commandline import CommandLine, render
 from tunerd.errors import ConfigError
-from tunerd.production.checks import lost_lines
 from tunerd.units.live import read_live
 from tunerd.units.text import (
     CREDENTIAL_PATH,
+    MAX_ARGUMENT_BYTES,
+    Directive,
     UnitFile,
     UnitSpec,
+    environment_files_of,
     environment_of,
+    exec_words,
     is_foreign,
     is_ours,
+    parse_environment,
+    parse_environment_file,
     parse_exec,
     parse_unit,
+    plain_value,
+    quote_argument,
+    quote_environment,
+    quote_program,
     render_unit,
 )
 from tunerd.words import Mode
 
+# Directives.
+
+
+def test_directives_come_in_order_with_their_section() -> None:
+    unit = parse_unit(
+        "# a comment\n[Unit]\r\nDescription = the server \n\n[Service]\n"
+        "; another\nType=exec\rUser=a\0ExecStart=/bin/a \\\n  --one\n",
+    )
+
+    assert unit.directives == (
+        Directive("Unit", "Description", "the server"),
+        Directive("Service", "Type", "exec"),
+        Directive("Service", "User", "a"),
+        Directive("Service", "ExecStart", "/bin/a    --one"),
+    )
+    assert unit.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[Service]\nExecStart=/bin/a \\\n# why\n  ; and why\n  --one\n",
+         {"ExecStart": "/bin/a    --one"}),
+        ("[Service]\nExecStart=/bin/a \\\n\nType=exec\n", {"ExecStart": "/bin/a", "Type": "exec"}),
+        ("[Service]\nExecStart=/bin/a \\\\\nType=exec\n",
+         {"ExecStart": "/bin/a \\\\", "Type": "exec"}),
+        ("[Service]\nExecStart=/bin/a \\", {"ExecStart": "/bin/a"}),
+        ("[Service]\nUser=a\nUser=b\n", {"User": "b"}),
+        ("[Service]\nUser=a\nUser=\n", {"User": None}),
+        ("[Service]\nType=exec\n[Unit]\nAfter=a\n[Service]\nUser=x\n", {"Type": "exec", "User": "x"}),
+        ("[Service]\nUser=a\u2028b\x85c\x0cd\n", {"User": "a\u2028b\x85c\x0cd"}),
+        ("\ufeff[Service]\nUser=x\n", {"User": "x"}),
+    ],
+    ids=["comments in a continued line", "an empty line ends it", "two backslashes continue nothing",
+         "continued at the end of the file", "the last assignment", "an empty one takes it away",
+         "a section again", "separators of Unicode", "a byte order mark"],
+)  # fmt: skip
+def test_what_a_text_assigns(text: str, values: dict[str, str | None]) -> None:
+    unit = parse_unit(text)
+
+    assert {name: unit.value("Service", name) for name in values} == values
+
+
+def test_a_drop_in_comes_after_the_unit_and_an_empty_assignment_resets_a_list() -> None:
+    unit = parse_unit("[Service]\nExecStart=/bin/a\nUser=x\nEnvironment=A=1\n")
+    drop_in = parse_unit("[Service]\nExecStart=\nExecStart=/bin/b\nEnvironment=B=2\n")
+
+    both = unit.with_drop_in(drop_in)
+
+    assert [d.value for d in both.values("Service", "ExecStart")] == ["/bin/b"]
+    assert [d.value for d in both.values("Service", "Environment")] == ["A=1", "B=2"]
+    assert both.value("Service", "User") == "x"
+
+
+def test_what_systemd_would_ignore_is_named_with_its_line_and_a_broken_header_ends_it_all() -> None:
+    unit = parse_unit("Type=exec\n[Service]\nnonsense\nUser=\udcff\nGroup=g\n")
+
+    assert [one.partition(":")[0] for one in unit.problems] == ["line 1", "line 3", "line 4"]
+    assert [d.name for d in unit.directives] == ["Group"]
+    assert not unit.is_broken
+
+    broken = parse_unit("[Service]\nUser=a\n[Install\nWantedBy=x\n")
+    assert (broken.is_broken, len(broken.directives)) == (True, 1)
+    assert broken.problems[-1].startswith("line 3")
+
+
+@given(st.text(alphabet=st.sampled_from("[]=\\\n\r#; \0ab\udcff"), max_size=60))
+def test_no_text_makes_the_reader_of_units_fail(text: str) -> None:
+    unit = parse_unit(text)
+
+    assert all(d.value == d.value.strip(" \t\r\n") for d in unit.directives)
+    assert all("\n" not in d.name + d.value for d in unit.directives)
+
+
+# Command lines.
+
+ENVIRONMENT = {"FOO": 'one "two three" fo\\ur', "Q": "a  b'c d'", "E": ""}
+
+
+@pytest.mark.parametrize(
+    ("value", "argv"),
+    [
+        ("/bin/a", ["/bin/a"]),
+        ("/bin/a a\"b c\"d 'e f' \"\" ''", ["/bin/a", "ab cd", "e f", "", ""]),
+        (r"/bin/a \x41\101\u00e9\U0001F600 \s\t", ["/bin/a", "AAé😀", " \t"]),
+        (r'/bin/a "\d" \z', ["/bin/a", "\\d", "\\z"]),
+        (r"/bin/a \xef\xb7\x90 \xff \xc3\xa9", ["/bin/a", "\ufdd0", "\udcff", "é"]),
+        (r"/bin/a \U0000fdd0", ["/bin/a", "\\U0000fdd0"]),
+        (r"/bin/a \x00 \000 \400", ["/bin/a", "\\x00", "\\000", "\\400"]),
+        (r'/bin/a \; ";" a;b ;b', ["/bin/a", ";", ";", "a;b", ";b"]),
+        ("/bin/a $FOO", ["/bin/a", "one", "two three", "four"]),
+        ("/bin/a ${FOO} x${FOO}y", ["/bin/a", ENVIRONMENT["FOO"], f"x{ENVIRONMENT['FOO']}y"]),
+        ("/bin/a $Q $E ${E}", ["/bin/a", "a", "bc d", ""]),
+        ("/bin/a x$FOO $FOO/bar $$FOO", ["/bin/a", "x$FOO", "$FOO"]),
+        ("/bin/a $NOPE ${NOPE} $", ["/bin/a", ""]),
+        (
+            "/bin/a ${A:-b} ${A$$:x ${A$$ $$$ z",
+            ["/bin/a", "${A:-b}", "${A$$:x", "${A$$", "$$", "z"],
+        ),
+        ("/bin/a %% %n \\x25n %%n %", ["/bin/a", "%", "u.service", "u.service", "%n", "%"]),
+        ("/bin/a %- %{ %é", ["/bin/a", "%-", "%{", "%é"]),
+        ("@/bin/a $FOO x", ["one", "two three", "four", "x"]),
+        ("-:/bin/a $FOO $$ ${FOO}", ["/bin/a", "$FOO", "$$", "${FOO}"]),
+        ("bare x", ["bare", "x"]),
+        ("/bin/a x ; ", ["/bin/a", "x"]),
+    ],
+)
+def test_a_command_line_is_taken_apart(value: str, argv: list[str]) -> None:
+    assert list(parse_exec(value, ENVIRONMENT, {"n": "u.service"}).argv) == argv
+
+
+@pytest.mark.parametrize(
+    ("word", "prefixes", "path"),
+    [
+        ("-@/bin/a", "-@", "/bin/a"),
+        ("+/bin/a", "+", "/bin/a"),
+        ("!!/bin/a", "!!", "/bin/a"),
+        (":-/bin/a", ":-", "/bin/a"),
+        ('"-/bin/a"', "-", "/bin/a"),
+    ],
+)
+def test_prefixes_are_told_from_the_path(word: str, prefixes: str, path: str) -> None:
+    command = parse_exec(f"{word} argv0", {}, {})
+
+    assert (command.prefixes, command.path) == (prefixes, path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        '/bin/a "b',
+        "./a",
+        "-",
+        "/bin/a ; /bin/b",
+        "@/bin/a",
+        "/bin/",
+        "/bin/a %1",
+    ],
+)
+def test_what_systemd_refuses_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_exec(value, {}, {})
+
+
+@given(st.text(alphabet=st.sampled_from("\"'\\ $%{}:;x41ua\n"), max_size=40))
+def test_no_value_makes_the_reader_fail_otherwise_than_by_refusing(text: str) -> None:
+    try:
+        command = parse_exec(f"/bin/a {text}", {"x": "1"}, {"a": "2"})
+    except ConfigError:
+        return
+    assert command.path == "/bin/a"
+
+
+# Environments.
+
+
+def test_assignments_are_unquoted_and_what_is_none_is_dropped() -> None:
+    text = 'A=1 "B=two words" C="mid dle" D=%h/x E=\\x41 novalue 1B=2 "C=a\\xffb" F=%1 G=4 "H=2'
+
+    assert list(parse_environment(text, {"h": "/root"})) == [
+        ("A", "1"), ("B", "two words"), ("C", "mid dle"), ("D", "/root/x"), ("E", "A"), ("G", "4"),
+    ]  # fmt: skip
+
+
+def test_a_units_assignments_replace_each_other_in_order() -> None:
+    unit = parse_unit("[Service]\nEnvironment=A=1 B=2\nEnvironment=A=3\n")
+
+    assert environment_of(unit, {}) == {"A": "3", "B": "2"}
+
+
+def test_files_of_an_environment_are_named_in_order() -> None:
+    unit = parse_unit("[Service]\nEnvironmentFile=-/etc/a\nEnvironmentFile=%h/b\n")
+
+    assert environment_files_of(unit, {"h": "/home/a"}) == ("/etc/a", "/home/a/b")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("A=plain", "plain"),
+        ("A=two words  ", "two words"),
+        ("  A = x", "x"),
+        ("A=", ""),
+        ("A='single $x \\n'", "single $x \\n"),
+        ('A="double \\" \\\\ \\$ \\n"', 'double " \\ $ \\n'),
+        ('A="a"\'b\'"c"', "abc"),
+        ('A="a" b', "ab"),
+        ('A=x "y"', 'x "y"'),
+        ("A=a\\ b\\\\", "a b\\"),
+        ("A=a\\\nb", "ab"),
+        ('A="a\\\nb"', "ab"),
+        ('A="a\nb"', "a\nb"),
+        ("A=a # no comment", "a # no comment"),
+        ("A=a;b", "a;b"),
+        ("A=%h $B", "%h $B"),
+        ("A=x\r\n", "x"),
+        ("A=b=c", "b=c"),
+        ("export B=1\nnothing\nA=2\n", "2"),
+        ("# as since systemd 254 \\\nA=1\n", "1"),
+    ],
+)
+def test_a_value_in_an_environment_file(text: str, value: str) -> None:
+    assert parse_environment_file(text) == {"A": value}
+
+
+@given(st.text(alphabet=st.sampled_from("A=1\"'\\\n\r #;$`\0"), max_size=60))
+def test_no_text_makes_the_reader_of_environments_fail(text: str) -> None:
+    for name, value in parse_environment_file(text).items():
+        assert name
+        assert "\0" not in value
+
+
+# Quoting.
+
+# All specifiers and many variables are known, so that anything left unquoted would be replaced.
+SPECIFIERS = {chr(code): "SPECIFIER" for code in range(32, 127) if chr(code) != "%"}
+VARIABLES = dict.fromkeys(("A", "B", "HOME", "a", "", "$", "{", "A}", "0"), "VARIABLE")
+ODD = "\"'\\%$ {}AB;#=-@:+!|\n\t\r\x01\x7fäé\u2028\U0001f600abfnrtvxuU0s"
+
+
+def is_whole(char: str) -> bool:
+    code = ord(char)
+    return not (code == 0 or 0xD800 <= code <= 0xDFFF or 0xFDD0 <= code <= 0xFDEF) and (
+        code & 0xFFFE != 0xFFFE
+    )
+
+
+arguments = st.text(
+    alphabet=st.one_of(st.sampled_from(ODD), st.characters().filter(is_whole)), max_size=30
+)
+paths = st.text(
+    alphabet=st.sampled_from(" %${}AB;#=-@:+!|äé\u2028\U0001f600ab0"), min_size=1, max_size=20
+).map(lambda name: f"/opt/{name}")
+
+
+@pytest.mark.parametrize("between", [" ", " \\\n    "], ids=["in a line", "a word a line"])
+@given(path=paths, words=st.lists(arguments, max_size=6))
+def test_an_argument_list_survives_the_unit_and_adds_no_directive(
+    between: str, path: str, words: list[str]
+) -> None:
+    text = between.join(exec_words([path, *words]))
+    unit = parse_unit(f"[Service]\nExecStart={text}\nType=exec\n")
+
+    assert [d.name for d in unit.directives] == ["ExecStart", "Type"]
+    assert unit.problems == ()
+    command = parse_exec(unit.directives[0].value, VARIABLES, SPECIFIERS)
+    assert (command.path, list(command.argv)) == (path, [path, *words])
+
+
+@given(arguments)
+def test_behind_a_colon_a_dollar_sign_is_not_doubled(argument: str) -> None:
+    value = f":/bin/a {quote_argument(argument, expands=False)}"
+
+    assert parse_exec(value, VARIABLES, SPECIFIERS).argv == ("/bin/a", argument)
+
+
+@given(arguments)
+def test_an_environment_value_survives_the_unit(value: str) -> None:
+    unit = parse_unit(f"[Service]\nEnvironment={quote_environment('NAME', value)}\nType=exec\n")
+
+    read = unit.value("Service", "Environment")
+    assert read is not None
+    assert list(parse_environment(read, SPECIFIERS)) == [("NAME", value)]
+    assert [d.name for d in unit.directives] == ["Environment", "Type"]
+
+
+@pytest.mark.parametrize("argument", ["a\0b", "\0", "model-\udcff.gguf", "\ufdd0", "\U0001ffff"])
+def test_what_would_make_the_unit_unreadable_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError):
+        quote_argument(argument)
+
+
+def test_an_argument_may_be_as_long_as_the_kernel_takes_and_no_longer() -> None:
+    assert len(quote_argument("x" * MAX_ARGUMENT_BYTES)) == MAX_ARGUMENT_BYTES + 2
+    with pytest.raises(ConfigError, match="longer than 131071 bytes"):
+        quote_argument("ä" * (MAX_ARGUMENT_BYTES // 2 + 1))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "relative/program",
+        "",
+        "/bin/quo'te",
+        '/bin/quo"te',
+        "/bin/back\\slash",
+        "/bin/new\nline",
+        "/bin/nu\0l",
+        "/bin/raw\udcff",
+        "/bin/",
+    ],
+)
+def test_a_program_that_systemd_would_refuse_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError):
+        quote_program(path)
+
+
+def test_a_plain_value_keeps_its_percent_signs() -> None:
+    unit = parse_unit(f"[Unit]\nDescription={plain_value('100 % of it')}\n")
+
+    assert unit.value("Unit", "Description") == "100 %% of it"
+
+
+@pytest.mark.parametrize("value", ["a\nExecStart=/bin/evil", "a\\", " a", "a ", "\x00", "\udcff"])
+def test_a_plain_value_that_would_read_back_otherwise_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError):
+        plain_value(value)
+
+
+# Whole units.
+
 TEMPLATE = (ROOT / "units" / "llama-server.service.in").read_text()
-SPECIFIERS = {"S": "/var/lib", "C": "/var/cache", "d": "/run/credentials/x", "h": "/root"}
+OF_A_UNIT = {"S": "/var/lib", "C": "/var/cache", "d": "/run/credentials/x", "h": "/root"}
 PLAIN = UnitSpec(
     unit="llama-server.service",
     mode=Mode.SYSTEM,
@@ -56,7 +380,7 @@ def names(spec: UnitSpec) -> list[str]:
 
 def argv_of(spec: UnitSpec) -> tuple[str, ...]:
     (command,) = unit_of(spec).values("Service", "ExecStart")
-    return parse_exec(command.value, {}, SPECIFIERS).argv
+    return parse_exec(command.value, {}, OF_A_UNIT).argv
 
 
 def value(spec: UnitSpec, name: str, section: str = "Service") -> str | None:
@@ -64,18 +388,13 @@ def value(spec: UnitSpec, name: str, section: str = "Service") -> str | None:
 
 
 def environment(spec: UnitSpec) -> dict[str, str]:
-    return dict(environment_of(unit_of(spec), SPECIFIERS).pairs)
+    return environment_of(unit_of(spec), OF_A_UNIT)
 
 
 def test_the_program_gets_exactly_its_arguments() -> None:
     assert argv_of(PLAIN) == PLAIN.argv
     text = render_unit(TEMPLATE, PLAIN)
     assert "ExecStart=/usr/bin/llama-server \\\n    --model /m.gguf \\\n    --port 8080\n" in text
-
-
-def test_a_percent_sign_in_the_description_is_one() -> None:
-    spec = replace(PLAIN, profile="50%n faster")
-    assert value(spec, "Description", "Unit") == "llama-server, profile 50%%n faster"
 
 
 def test_no_place_of_the_template_is_left_open() -> None:
@@ -96,14 +415,13 @@ def test_the_system_unit_is_hardened_and_the_users_is_not() -> None:
     assert value(mine, "NoNewPrivileges") == "yes"
 
 
-def test_memory_may_be_locked_only_where_it_is_asked_for() -> None:
+def test_what_only_some_need_is_said_for_them_alone() -> None:
     assert value(PLAIN, "LimitMEMLOCK") == "infinity"
     assert value(replace(PLAIN, wants_mlock=False), "LimitMEMLOCK") is None
-
-
-def test_homes_are_hidden_unless_something_is_served_from_one() -> None:
     assert value(PLAIN, "ProtectHome") == "yes"
     assert value(replace(PLAIN, needs_home=True), "ProtectHome") == "read-only"
+    spec = replace(PLAIN, profile="50%n faster")
+    assert value(spec, "Description", "Unit") == "llama-server, profile 50%%n faster"
 
 
 def test_what_cuda_needs_is_not_taken_away() -> None:
@@ -127,13 +445,6 @@ def test_the_environment_of_the_profile_wins_over_that_of_the_template() -> None
     }
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_no_crash_waits_for_a_backtrace_unless_the_profile_wants_one(mode: Mode) -> None:
-    assert environment(replace(PLAIN, mode=mode))["GGML_NO_BACKTRACE"] == "1"
-    wanted = replace(PLAIN, mode=mode, environment={"GGML_NO_BACKTRACE": "0"})
-    assert environment(wanted)["GGML_NO_BACKTRACE"] == "0"
-
-
 def test_a_secret_is_a_credential_and_not_in_the_unit() -> None:
     argv = (*PLAIN.argv, "--api-key-file", CREDENTIAL_PATH)
     spec = replace(PLAIN, argv=argv, api_key_file="/etc/tunerd/api-key")
@@ -141,7 +452,7 @@ def test_a_secret_is_a_credential_and_not_in_the_unit() -> None:
     assert argv_of(spec)[-1] == "/run/credentials/x/api-key"
 
 
-@pytest.mark.parametrize("path", ["/a:b", "keys", "/a\nb", "/a ", "/a\\", "/a\x00"])
+@pytest.mark.parametrize("path", ["/a:b", "keys", "/a\nb"])
 def test_a_credential_that_systemd_would_read_otherwise_is_refused(path: str) -> None:
     with pytest.raises(ConfigError):
         render_unit(TEMPLATE, replace(PLAIN, api_key_file=path))
@@ -152,11 +463,8 @@ def test_a_credential_that_systemd_would_read_otherwise_is_refused(path: str) ->
     [
         {"user": "a\nExecStartPre=/bin/evil"},
         {"group": "a\\"},
-        {"environment": {"A\nB": "x"}},
-        {"environment": {"A": "x\x00"}},
         {"environment": {"A B": "x"}},
         {"argv": ("llama-server",)},
-        {"argv": ("/usr/bin/llama\nserver",)},
         {"argv": ("/usr/bin/x", "a\x00b")},
         {"argv": ("/usr/bin/x", "\udcff")},
         {"argv": ("/usr/bin/x", *["y" * 100_000] * 11)},
@@ -168,26 +476,15 @@ def test_what_no_unit_can_hold_is_refused(change: dict[str, Any]) -> None:
         render_unit(TEMPLATE, replace(PLAIN, **change))
 
 
-def test_our_own_units_are_known_and_hold_nothing_foreign() -> None:
+def test_our_own_units_are_known() -> None:
     text = render_unit(TEMPLATE, PLAIN)
     assert is_ours(text)
     assert not is_ours("# by hand\n" + text)
     live = read_live(
         unit=PLAIN.unit, path=None, text=text, drop_ins=(), file_environment={},
-        specifiers=SPECIFIERS,
+        specifiers=OF_A_UNIT,
     )  # fmt: skip
     assert (live.argv, live.problem) == (PLAIN.argv, None)
-    assert lost_lines(live, "", ()) == ()
-
-
-def test_a_hand_written_copy_of_our_unit_loses_nothing() -> None:
-    text = render_unit(TEMPLATE, PLAIN)
-    copy = read_live(
-        unit=PLAIN.unit, path=None, text="# by hand\n" + text, drop_ins=(), file_environment={},
-        specifiers=SPECIFIERS,
-    )  # fmt: skip
-    assert lost_lines(copy, text, PLAIN.argv) == ()
-    assert "UMask=0077" in lost_lines(copy, text.replace("UMask=0077\n", ""), PLAIN.argv)
 
 
 WORDS = st.lists(HOSTILE, min_size=1, max_size=6).map("".join)
