@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tunerd.production.checks import (
     check_values,
     environment_conflicts,
     explain,
+    lost_lines,
     serving_after,
 )
 from tunerd.profile.layers import Resolved
@@ -48,6 +49,7 @@ HOST = Host(
     cpu=Cpu(None, 8, 16, None), memory=HostMemory(None, None, None, None, None, None), kernel=None,
     hostname=None, in_container=None,
 )  # fmt: skip
+UNMEASURED = replace(HOST, gpus=(replace(CARD, total_mib=None),))
 
 
 def codes(messages: Iterable[Message]) -> list[tuple[str, str]]:
@@ -68,39 +70,34 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> ModelFacts:
 # The machine.
 
 
-def machine(host: Host = HOST, devices: tuple[OffloadDevice, ...] = (), **match: Any) -> list[Any]:
+@pytest.mark.parametrize(
+    ("match", "host", "expected"),
+    [
+        ({"gpu": "*rtx 3090*", "vram_min_mib": 23000, "vram_max_mib": 25000}, HOST, []),
+        ({}, HOST, []),
+        ({"gpu": "*RTX 4070 SUPER*"}, HOST, [("warning", "other-gpu")]),
+        ({"gpu": "*RTX 3090*", "vram_min_mib": 30000}, HOST, [("warning", "small-gpu")]),
+        ({"gpu": "*RTX 3090*", "vram_max_mib": 13000}, HOST, [("warning", "large-gpu")]),
+        ({"gpu": "*RTX 3090*", "vram_min_mib": 30000}, UNMEASURED, []),
+        ({"gpu": "*RTX*"}, replace(HOST, gpus=()), [("warning", "no-gpu")]),
+        ({"gpu": "*RTX*"}, replace(HOST, gpus=None), [("warning", "no-gpu")]),
+        ({"gpu": "none"}, HOST, [("note", "gpu-unused")]),
+        ({"gpu": "none"}, replace(HOST, gpus=()), []),
+    ],
+)
+def test_a_profile_for_another_machine_is_told_of(
+    match: dict[str, Any], host: Host, expected: list[tuple[str, str]]
+) -> None:
     wanted = profile(**{f"match__{key}": value for key, value in match.items()})
-    return codes(check_machine(wanted, host, devices, has_gpu=bool(host.gpus or devices)))
-
-
-def test_the_card_that_the_profile_names_is_right() -> None:
-    assert machine(gpu="*RTX 3090*", vram_min_mib=23000, vram_max_mib=25000) == []
-    assert machine(gpu="*rtx 3090 ti*") == []
-    assert machine() == []
-
-
-def test_another_card_and_a_smaller_one_are_warned_about() -> None:
-    assert machine(gpu="*RTX 4070 SUPER*") == [("warning", "other-gpu")]
-    assert machine(gpu="*RTX 3090*", vram_min_mib=30000) == [("warning", "small-gpu")]
-    assert machine(gpu="*RTX 3090*", vram_max_mib=13000) == [("warning", "large-gpu")]
-    unknown = replace(HOST, gpus=(replace(CARD, total_mib=None),))
-    assert machine(unknown, gpu="*RTX 3090*", vram_min_mib=30000) == []
+    assert codes(check_machine(wanted, host, (), has_gpu=bool(host.gpus))) == expected
 
 
 def test_a_card_that_only_the_engine_sees_counts() -> None:
     device = OffloadDevice("Vulkan0", "AMD Radeon RX 7900", MiB(24000), None)
     blind = replace(HOST, gpus=())
-    assert machine(blind, (device,), gpu="*RADEON*") == []
-
-
-@pytest.mark.parametrize("gpus", [(), None])
-def test_no_card_where_one_is_wanted_is_warned_about(gpus: tuple[Gpu, ...] | None) -> None:
-    assert machine(replace(HOST, gpus=gpus), gpu="*RTX*") == [("warning", "no-gpu")]
-
-
-def test_a_card_that_stays_idle_is_noted() -> None:
-    assert machine(gpu="none") == [("note", "gpu-unused")]
-    assert machine(replace(HOST, gpus=()), gpu="none") == []
+    assert (
+        codes(check_machine(profile(match__gpu="*RADEON*"), blind, (device,), has_gpu=True)) == []
+    )
 
 
 # The model.
@@ -115,26 +112,22 @@ def test_mtp_without_a_block_is_refused_with_what_to_get_instead(facts: ModelFac
     assert codes(check_model(profile(), replace(facts, n_nextn=0))) == []
 
 
-def test_a_companion_file_is_no_model(facts: ModelFacts) -> None:
-    assert ("error", "draft-only") in codes(
-        check_model(profile(), replace(facts, is_companion=True))
-    )
-
-
-def test_more_context_than_trained_is_warned_about(facts: ModelFacts) -> None:
-    trained = facts.context_length or 0
-    assert codes(check_model(profile(serving__ctx_size=trained), facts)) == []
-    found = codes(check_model(profile(serving__ctx_size=trained + 1), facts))
-    assert found == [("warning", "long-context")]
-    unknown = replace(facts, context_length=None)
-    assert codes(check_model(profile(serving__ctx_size=trained + 1), unknown)) == []
-
-
-def test_a_model_without_a_template_is_warned_about_unless_one_is_given(facts: ModelFacts) -> None:
-    bare = replace(facts, chat_template_sha256=None)
-    assert codes(check_model(profile(), bare)) == [("warning", "no-template")]
-    assert codes(check_model(profile(serving__chat_template="chatml"), bare)) == []
-    assert codes(check_model(profile(serving__jinja=False), bare)) == []
+@pytest.mark.parametrize(
+    ("data", "changes", "expected"),
+    [
+        ({}, {"is_companion": True}, [("error", "draft-only")]),
+        ({"serving__ctx_size": 4096}, {"context_length": 4096}, []),
+        ({"serving__ctx_size": 4097}, {"context_length": 4096}, [("warning", "long-context")]),
+        ({"serving__ctx_size": 4097}, {"context_length": None}, []),
+        ({}, {"chat_template_sha256": None}, [("warning", "no-template")]),
+        ({"serving__chat_template": "chatml"}, {"chat_template_sha256": None}, []),
+        ({"serving__jinja": False}, {"chat_template_sha256": None}, []),
+    ],
+)
+def test_what_a_model_cannot_do_is_told(
+    facts: ModelFacts, data: dict[str, Any], changes: dict[str, Any], expected: list[Any]
+) -> None:
+    assert codes(check_model(profile(**data), replace(facts, **changes))) == expected
 
 
 # Values.
@@ -147,12 +140,9 @@ def test_a_model_without_a_template_is_warned_about_unless_one_is_given(facts: M
         ({"speculation__type": "mtp", "speculation__n_min": 4, "speculation__n_max": 3},
          [("error", "n-min")]),
         ({"speculation__n_min": 4, "speculation__n_max": 3}, []),
-        ({"speculation__type": "mtp", "speculation__n_min": 3, "speculation__n_max": 3}, []),
         ({"serving__n_ubatch": 513, "serving__n_batch": 512}, [("error", "ubatch")]),
-        ({"serving__n_ubatch": 512, "serving__n_batch": 512}, []),
         ({"speculation__type": "mtp", "serving__n_parallel": 2}, [("warning", "slots")]),
         ({"serving__n_parallel": 2}, []),
-        ({"serving__threads": 8}, []),
         ({"serving__threads": 9}, [("warning", "threads")]),
         ({"serving__threads": "physical"}, []),
     ],
@@ -181,18 +171,13 @@ def test_a_unix_socket_is_refused_before_anything_stops(host: str) -> None:
     ("host", "is_open"),
     [
         ("127.0.0.1", False),
-        ("127.5.0.1", False),
         ("::1", False),
         ("localhost", False),
-        ("127.0.0.1, ::1", False),
         ("default", False),
         ("0.0.0.0", True),  # noqa: S104
-        ("::", True),
-        ("192.168.2.2", True),
         ("127.0.0.1,0.0.0.0", True),
         ("localhost.example.org", True),
         ("127.example.org", True),
-        ("::1f", True),
     ],
 )
 def test_an_address_that_others_reach_is_warned_about(host: str, is_open: bool) -> None:
@@ -330,9 +315,7 @@ def test_the_account_must_be_able_to_serve(
         ("GGML_CUDA_ENABLE_UNIFIED_MEMORY", [("warning", "unified-memory")]),
         ("LLAMA_ARG_CTX_SIZE", [("error", "hidden-option")]),
         ("LLAMA_API_KEY", [("error", "secret")]),
-        ("LLAMA_ARG_API_KEY", [("error", "secret")]),
         ("HF_TOKEN", [("error", "secret")]),
-        ("TOKENIZERS_PARALLELISM", []),
     ],
 )
 def test_variables_that_hide_something_are_found(name: str, expected: list[Any]) -> None:
@@ -359,33 +342,128 @@ def test_every_flag_is_explained_with_its_origin() -> None:
     assert fit.startswith("(left out")
 
 
-def test_the_address_after_the_plan_is_that_of_its_line() -> None:
-    command = render(
-        profile(serving__port=9, serving__alias="x"), capabilities_of("main-0x"),
-        context(has_gpu=False),
-    )  # fmt: skip
-    assert isinstance(command, CommandLine)
-    after = serving_after(command, capabilities_of("main-0x"))
-    assert (after.host, after.port, after.alias) == ("127.0.0.1", 9, "x")
-
-
-def test_a_port_that_the_line_does_not_name_is_that_of_the_build() -> None:
+def test_the_address_after_the_plan_is_that_of_its_line_or_of_the_build() -> None:
     capabilities = capabilities_of("main-0x")
-    assert capabilities.default_port == DEBIAN_PORT
-    line = render(profile(), capabilities, context(has_gpu=False))
+    line = render(
+        profile(serving__port=9, serving__alias="x"), capabilities, context(has_gpu=False)
+    )
     assert isinstance(line, CommandLine)
+    after = serving_after(line, capabilities)
+    assert (after.host, after.port, after.alias) == ("127.0.0.1", 9, "x")
     unnamed = replace(line, arguments=tuple(a for a in line.arguments if a.key != "serving.port"))
 
+    assert capabilities.default_port == DEBIAN_PORT
     assert serving_after(unnamed, capabilities).port == DEBIAN_PORT
     assert serving_after(unnamed, None).port is None
 
 
 def test_a_diff_is_what_people_know_and_empty_where_nothing_changes() -> None:
     assert unified_diff("a\n", "a\n", "u") == ""
-    assert unified_diff(None, None, "u") == ""
     text = unified_diff("a\nb\n", "a\nc\n", "u")
     assert text.splitlines()[:2] == ["--- u (live)", "+++ u (planned)"]
     assert "-b" in text
     assert "+c" in text
     assert unified_diff(None, "a\n", "u").startswith("--- (no unit)")
     assert "+++ (no unit)" in unified_diff("a\n", None, "u")
+
+
+# What a unit by hand loses.
+
+PLANNED = """# Written by tunerd: profile x, engine y
+[Unit]
+Description=llama-server, profile x
+After=network-online.target
+Wants=network-online.target
+StartLimitIntervalSec=300
+[Service]
+Type=exec
+Environment=HOME=%S/llama-server
+Environment="CUDA_VISIBLE_DEVICES=0"
+ExecStart=/bin/x --ctx-size 4096
+User=llama
+Restart=on-failure
+RestartSec=2
+NoNewPrivileges=yes
+[Install]
+WantedBy=multi-user.target
+"""
+ARGV = ("/bin/x", "--ctx-size", "4096", "--parallel", "1", "--no-mmap")
+
+
+def by_hand(
+    service: str, *drop_ins: str, files: Mapping[str, str] | None = None, unit: str = ""
+) -> LiveUnit:
+    text = f"[Unit]\n{unit}\n[Service]\nExecStart=/bin/x\n{service}\n[Install]\nWantedBy=default.target"
+    return read_live(
+        unit="u.service",
+        path=Path("/u"),
+        text=text,
+        drop_ins=[(Path(f"/d/{n}"), content) for n, content in enumerate(drop_ins)],
+        file_environment=files or {},
+        specifiers={"h": "/home/me"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("service", "lost"),
+    [
+        ("Restart=always", ("Restart=always",)),
+        ("RestartSec=2s", ()),
+        ("RestartSec=10", ("RestartSec=10",)),
+        ("NoNewPrivileges=true", ()),
+        ("Type=simple", ()),
+        ("Type=notify", ("Type=notify",)),
+        ("Nice=-5\nLimitMEMLOCK=infinity", ("Nice=-5", "LimitMEMLOCK=infinity")),
+        ("Environment=CUDA_VISIBLE_DEVICES=0", ()),
+        ("Environment=CUDA_VISIBLE_DEVICES=1 A=%h", (
+            "Environment=CUDA_VISIBLE_DEVICES=1", "Environment=A=/home/me")),
+        ("Environment=HOME=/srv", ()),
+        ("Environment=LLAMA_ARG_CTX_SIZE=4096 LLAMA_ARG_N_PARALLEL=1 LLAMA_ARG_NO_MMAP=1", ()),
+        ("Environment=LLAMA_ARG_CTX_SIZE=8192", ("Environment=LLAMA_ARG_CTX_SIZE=8192",)),
+    ],
+)  # fmt: skip
+def test_a_line_whose_value_is_not_taken_over_is_named(service: str, lost: tuple[str, ...]) -> None:
+    assert lost_lines(by_hand(service), PLANNED, ARGV) == lost
+
+
+def test_only_what_is_waited_for_beside_the_network_is_named() -> None:
+    unit = "Description=mine\nAfter=network.target nvidia-persistenced.service\nRequires=x.mount"
+    found = lost_lines(by_hand("", unit=unit), PLANNED, ARGV)
+    assert found == ("After=nvidia-persistenced.service", "Requires=x.mount")
+
+
+def test_an_environment_file_is_named_with_what_it_would_have_set() -> None:
+    files = {"LLAMA_ARG_CTX_SIZE": "4096", "LLAMA_ARG_CACHE_TYPE_V": "q8_0"}
+    old = by_hand("EnvironmentFile=-/etc/default/llama", files=files)
+    found = lost_lines(old, PLANNED, ARGV)
+    assert found == ("EnvironmentFile=/etc/default/llama (with LLAMA_ARG_CACHE_TYPE_V)",)
+    taken = by_hand("EnvironmentFile=/e", files={"LLAMA_ARG_CTX_SIZE": "4096"})
+    assert lost_lines(taken, PLANNED, ARGV) == ()
+    assert lost_lines(by_hand("EnvironmentFile=-/e"), PLANNED, ARGV) == ("EnvironmentFile=/e",)
+
+
+def test_no_secret_is_shown() -> None:
+    service = """
+Environment=LLAMA_API_KEY=hunter2 HF_TOKEN=hunter2
+EnvironmentFile=/etc/keys
+ExecStartPre=/bin/warm --api-key hunter2 --hf-token=hunter2
+ExecStartPost=/bin/sh -c 'LLAMA_API_KEY=hunter2 curl x'
+SetCredential=key:hunter2
+"""
+    found = lost_lines(by_hand(service, files={"HF_TOKEN": "hunter2"}), PLANNED, ARGV)
+    assert "hunter2" not in str(found)
+    assert {line.partition("=")[0] for line in found} == {
+        "Environment", "EnvironmentFile", "ExecStartPre", "ExecStartPost", "SetCredential",
+    }  # fmt: skip
+
+
+def test_drop_ins_stay_and_a_unit_of_ours_or_a_copy_of_it_loses_nothing() -> None:
+    drop_in = "[Service]\nNice=1\nEnvironment=B=1\n"
+    assert lost_lines(by_hand("", drop_in), PLANNED, ARGV) == ()
+    ours = read_live(unit="u.service", path=None, text=PLANNED + "Nice=1\n", drop_ins=(),
+                     file_environment={}, specifiers={})  # fmt: skip
+    assert lost_lines(ours, "", ()) == ()
+    planned = PLANNED + "Nice=1\n"
+    copy = replace(ours, is_ours=False)
+    assert lost_lines(copy, planned, ARGV) == ()
+    assert lost_lines(copy, PLANNED, ARGV) == ("Nice=1",)
