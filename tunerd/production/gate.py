@@ -286,15 +286,15 @@ def _settle(ctx: Context, unit: str, before: UnitState, for_s: float) -> Lost | 
         ctx.clock.sleep(min(0.25, for_s))
 
 
-def restart_unit(ctx: Context, unit: str) -> NotServing | None:
-    """Restart a unit; why it did not even start, where that is for its own reasons.
+def started(ctx: Context, unit: str, start: Callable[[str], None]) -> NotServing | None:
+    """Start a unit in this way; why it did not even start, where that is for its own reasons.
 
     Raises:
         JobCanceled: somebody else took it over.
         ServiceError: the service manager refused, or did not answer.
     """
     try:
-        ctx.services.restart(unit)
+        start(unit)
     except JobCanceled:
         raise
     except ServiceError as problem:
@@ -410,7 +410,7 @@ def start_again(
     while True:
         old_invocation = ctx.services.state(ctx.unit).invocation_id
         ctx.services.reset_failed(ctx.unit)
-        found = restart_unit(ctx, ctx.unit) or watch(old_invocation)
+        found = started(ctx, ctx.unit, ctx.services.restart) or watch(old_invocation)
         if isinstance(found, Serving) or not port_will_be_free(found, address()):
             return found
         now_s = ctx.clock.monotonic_s()
@@ -450,15 +450,20 @@ def come_back(ctx: Context) -> Serving | NotServing:
         if port_will_be_free(found, _address(ctx)):
             ctx.say("waiting until the port is free again")
             ctx.clock.sleep(PORT_POLL_S)
-            return start_again(ctx, partial(_watch_return, ctx), partial(_address, ctx))
+            return start_as_it_stands(ctx)
         if not _is_started_again(ctx.services.state(ctx.unit), n_restarts):
             return found
         if not _wait_for_restart(ctx, end_s):
             return found
 
 
-def _watch_return(ctx: Context, old_invocation: str | None) -> Serving | NotServing:
-    return check_as_it_stands(ctx, old_invocation=old_invocation)
+def start_as_it_stands(ctx: Context) -> Serving | NotServing:
+    """Restart what stands on disk and watch it by its own text, as `start_again` does."""
+
+    def watch(old_invocation: str | None) -> Serving | NotServing:
+        return check_as_it_stands(ctx, old_invocation=old_invocation)
+
+    return start_again(ctx, watch, partial(_address, ctx))
 
 
 def _address(ctx: Context) -> Address | None:

@@ -45,6 +45,7 @@ from tunerd.production.gate import (
     drain,
     is_one_program,
     program_of_production,
+    started,
     wait_until_serving,
     why_it_ended,
 )
@@ -145,7 +146,7 @@ def start_candidate(
     ctx.say(f"starting candidate {number}")
     _write_unit(ctx, plan, lease, unit, limit_s)
     began_s = ctx.clock.monotonic_s()
-    found = _refused_start(ctx, unit) or wait_until_serving(
+    found = started(ctx, unit, ctx.services.start_bound) or wait_until_serving(
         ctx,
         unit,
         address=address,
@@ -228,19 +229,6 @@ def _copy_drop_ins(ctx: Context, lease: LeaseSpec, unit: str) -> None:
             ctx.files.write(folder / path.name, content, mode=_MODE)
     own = f"[Unit]\nBindsTo={lease.unit}\n[Service]\nRestart=no\n"
     ctx.files.write(folder / _OWN_DROP_IN, own.encode(), mode=_MODE)
-
-
-def _refused_start(ctx: Context, unit: str) -> NotServing | None:
-    """Start it; why it did not even start, where that is for its own reasons."""
-    try:
-        ctx.services.start_bound(unit)
-    except JobCanceled:
-        raise
-    except ServiceError:
-        if not ctx.services.state(unit).has_failed:
-            raise
-        return why_it_ended(ctx, unit)
-    return None
 
 
 def _refusal(plan: Plan) -> Failure:

@@ -8,6 +8,7 @@ On any failure after the record the same steps lead back. Whatever ends this pro
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,6 @@ from tunerd.engine.health import Expectation, Failure, FailureKind, HttpState
 from tunerd.engine.server import Address, LlamaServer, UnknownListenerError
 from tunerd.engine.serving import (
     address_now,
-    address_of,
     check_manager,
     drop_ins_in_force,
     read_live_unit,
@@ -45,8 +45,9 @@ from tunerd.production.gate import (
     Serving,
     check_as_it_stands,
     drain,
-    restart_unit,
     start_again,
+    start_as_it_stands,
+    started,
     wait_until_serving,
 )
 from tunerd.production.journal import (
@@ -94,14 +95,6 @@ class SwapRequest:
         return self.generation.reason in {"rollback", "guard"}
 
 
-@dataclass(slots=True)
-class _Draft:
-    """What there is so far of a swap that has not begun."""
-
-    number: int | None = None
-    backup: str | None = None
-
-
 def begin(
     ctx: Context,
     request: SwapRequest,
@@ -137,10 +130,8 @@ def release_reserve(ctx: Context) -> bool:
 
 def set_reserve_aside(ctx: Context) -> None:
     """Set space aside for going back; a disk that is too full for it is no error."""
-    try:
+    with contextlib.suppress(HostError):
         ctx.files.set_aside(ctx.paths.reserve, _RESERVE_BYTES)
-    except HostError:
-        return
 
 
 def _begin(
@@ -150,11 +141,27 @@ def _begin(
     before: UnitState,
     interrupts: Interrupts,
 ) -> SwapRecord:
-    draft = _Draft()
+    number, backup = None, None
     try:
         ctx.say("keeping what stands there now", step=1, steps=STEPS)
         was_healthy = _answers(ctx, before)
-        generation = _keep(ctx, request, old_text, before, draft)
+        ctx.files.make_folder(ctx.paths.unit_dir)
+        name = new_backup_name(ctx, request.generation.reason) if old_text is not None else None
+        number = ctx.generations.next_number()
+        generation = replace(
+            request.generation,
+            number=number,
+            created_s=ctx.clock.now_s(),
+            unit_sha256=sha256(request.text),
+            replaced_backup=name,
+            replaced_absent=old_text is None,
+            was_active=before.is_active,
+            was_enabled=before.is_enabled,
+        )
+        ctx.generations.create(generation, request.text, old_text)
+        if name is not None:
+            backup = name
+            ctx.files.copy(ctx.unit_path, ctx.paths.unit_dir / name)
         record = _record(ctx, generation, old_text, before, was_healthy=was_healthy)
         ctx.say("writing the intent record", step=2, steps=STEPS)
         ctx.files.make_folder(ctx.paths.journal_dir)
@@ -162,7 +169,7 @@ def _begin(
     # Whatever it is, nothing may be left behind.
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         with interrupts.held():
-            abandon(ctx, draft.number, draft.backup, error)
+            abandon(ctx, number, backup, error)
         if not isinstance(error, TunerdError):
             raise
         raise DeployError(
@@ -172,30 +179,6 @@ def _begin(
             hint=error.hint,
         ) from error
     return record
-
-
-def _keep(
-    ctx: Context, request: SwapRequest, old_text: bytes | None, before: UnitState, draft: _Draft
-) -> Generation:
-    ctx.files.make_folder(ctx.paths.unit_dir)
-    number = ctx.generations.next_number()
-    name = new_backup_name(ctx, request.generation.reason) if old_text is not None else None
-    generation = replace(
-        request.generation,
-        number=number,
-        created_s=ctx.clock.now_s(),
-        unit_sha256=sha256(request.text),
-        replaced_backup=name,
-        replaced_absent=old_text is None,
-        was_active=before.is_active,
-        was_enabled=before.is_enabled,
-    )
-    draft.number = number
-    ctx.generations.create(generation, request.text, old_text)
-    if name is not None:
-        draft.backup = name
-        ctx.files.copy(ctx.unit_path, ctx.paths.unit_dir / name)
-    return generation
 
 
 def _record(
@@ -247,17 +230,13 @@ def abandon(ctx: Context, number: int | None, backup: str | None, error: BaseExc
         return
     cause = error.words if isinstance(error, TunerdError) else type(error).__name__
     ending = Ending(Outcome.ABANDONED, ctx.clock.now_s(), None, cause, None)
-    steps: list[Callable[[], None]] = [
-        lambda: ctx.files.remove(record_path(ctx)),
-        lambda: ctx.generations.end(number, ending),
-    ]
-    if backup is not None:
-        steps.append(lambda: ctx.files.remove(ctx.paths.unit_dir / backup))
-    for step in steps:
-        try:
-            step()
-        except TunerdError:
-            continue
+    with contextlib.suppress(TunerdError):
+        ctx.files.remove(record_path(ctx))
+    with contextlib.suppress(TunerdError):
+        ctx.generations.end(number, ending)
+    with contextlib.suppress(TunerdError):
+        if backup is not None:
+            ctx.files.remove(ctx.paths.unit_dir / backup)
 
 
 class ForeignEditError(DeployError):
@@ -311,8 +290,7 @@ def go_back(ctx: Context, record: SwapRecord, *, starts: bool = True) -> Back:
     if _is_the_old(ctx, record, state):
         found = check_as_it_stands(ctx, old_invocation=None)
     if found is None or not (isinstance(found, Serving) or _cannot_be_asked(ctx)):
-        watch = partial(_watch_as_it_stands, ctx)
-        found = start_again(ctx, watch, lambda: address_of(ctx, read_live_unit(ctx)))
+        found = start_as_it_stands(ctx)
     if isinstance(found, NotServing) and _cannot_be_asked(ctx):
         return Back(None, is_unknown=True)
     return Back(found)
@@ -326,17 +304,12 @@ def _cannot_be_asked(ctx: Context) -> bool:
     address = address_now(ctx, read_live_unit(ctx), state)
     if address is None:
         return listening_ports(state.main_pid) is None
-    try:
-        address.now()
-    except UnknownListenerError:
-        return True
-    except NoAnswerError:
-        pass
+    with contextlib.suppress(NoAnswerError):
+        try:
+            address.now()
+        except UnknownListenerError:
+            return True
     return False
-
-
-def _watch_as_it_stands(ctx: Context, old_invocation: str | None) -> Serving | NotServing:
-    return check_as_it_stands(ctx, old_invocation=old_invocation)
 
 
 def _reload(ctx: Context, record: SwapRecord) -> bool:
@@ -585,7 +558,8 @@ def _remove_unit(ctx: Context, request: SwapRequest, course: _Course) -> Serving
     ctx.services.reset_failed(ctx.unit)
     if not ctx.services.state(ctx.unit).exists or not request.starts_packaged:
         return None
-    found = restart_unit(ctx, ctx.unit) or check_as_it_stands(ctx, old_invocation=None)
+    failed = started(ctx, ctx.unit, ctx.services.restart)
+    found = failed or check_as_it_stands(ctx, old_invocation=None)
     if isinstance(found, NotServing):
         raise _UnhealthyError(found)
     return found
@@ -773,10 +747,8 @@ def _say_ending(
     ctx: Context, record: SwapRecord, outcome: Outcome, failure: Failure, without_s: float | None
 ) -> None:
     ending = Ending(outcome, ctx.clock.now_s(), without_s, str(failure.kind), failure.words)
-    try:
+    with contextlib.suppress(TunerdError):  # going back matters more than its record
         ctx.generations.end(record.generation, ending)
-    except TunerdError:  # going back matters more than its record
-        return
 
 
 def _was_stopped(error: BaseException) -> bool:

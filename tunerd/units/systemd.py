@@ -111,63 +111,38 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def journal_messages(text: str) -> tuple[str, ...]:
-    """Lines of the messages in `journalctl -o json` output, in the order given.
+def journal_entries(text: str) -> list[dict[str, Any]]:
+    """The entries of `journalctl --reverse --output=json`, oldest first.
 
-    A message is text, or a list of byte values where it is not printable UTF-8, or a list of these
-    where an entry has several; null stands for one too long to print. What is cut off at the end
-    (an incomplete last entry) is left out.
+    What is cut off at the end (an incomplete last entry) is left out.
     """
-    lines: list[str] = []
-    for entry in text.split("\n"):
-        if not entry.startswith("{"):
-            continue
-        try:
-            fields = json.loads(entry)
-        except ValueError:
-            continue
-        lines.extend(_message_lines(fields.get("MESSAGE")))
-    return tuple(lines)
-
-
-def newest_first_messages(text: str, max_lines: int) -> tuple[str, ...]:
-    """As `journal_messages` for `--reverse` output: the newest lines, oldest first."""
-    entries = [line for line in text.split("\n") if line.startswith("{")]
-    lines = journal_messages("\n".join(reversed(entries)))
-    return lines[max(0, len(lines) - max_lines) :]
-
-
-def oldest_entry_s(text: str) -> float | None:
-    """When the last whole entry of `--reverse` output was written [seconds since the epoch]."""
+    found = []
     for line in reversed(text.split("\n")):
-        try:
-            return int(json.loads(line)["__REALTIME_TIMESTAMP"]) / _PER_SECOND
-        except (ValueError, KeyError, TypeError):
-            continue
-    return None
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [entry for entry in found if isinstance(entry, dict)]
 
 
-def messages_of_invocation(text: str, invocation_id: str, max_lines: int) -> tuple[str, ...]:
-    """As `newest_first_messages`, of one invocation among all that a unit wrote.
+def journal_lines(
+    entries: Sequence[Mapping[str, Any]], max_lines: int, *, invocation_id: str | None = None
+) -> tuple[str, ...]:
+    """The newest lines of entries, oldest first; of one invocation if that is named.
 
     The journal does not always know the invocation of a process that ended at once (2 of 45 on a
     busy machine); such a line belongs to the invocation that was last named before it.
     """
     current = None
     kept: list[str] = []
-    for line in reversed(text.split("\n")):
-        try:
-            fields = json.loads(line) if line.startswith("{") else {}
-        except ValueError:
-            continue
-        named = next((fields[name] for name in INVOCATION_FIELDS if fields.get(name)), None)
+    for entry in entries:
+        named = next((entry[name] for name in INVOCATION_FIELDS if entry.get(name)), None)
         current = named or current
-        if current == invocation_id:
-            kept.extend(_message_lines(fields.get("MESSAGE")))
+        if invocation_id in {None, current}:
+            kept.extend(_message_lines(entry.get("MESSAGE")))
     return tuple(kept[max(0, len(kept) - max_lines) :])
 
 
 def _message_lines(message: Any) -> list[str]:
+    """Text, or a list of bytes where it is not printable UTF-8, or several; null is one too long to print."""
     if isinstance(message, str):
         return cut_lines(message)
     if isinstance(message, list) and message and all(isinstance(part, int) for part in message):
@@ -313,16 +288,15 @@ class Systemd:
     ) -> tuple[str, ...]:
         """The newest lines of the unit, with what the manager itself said of it."""
         self._let_journal_catch_up()
-        if invocation_id is None:
-            return newest_first_messages(self._journal(max_lines, f"--unit={unit}"), max_lines)
         # Which invocation a line belongs to may be told only by lines before it.
-        text = self._journal(max_lines + _LINES_BEFORE, f"--unit={unit}")
-        lines = messages_of_invocation(text, invocation_id, max_lines)
-        if lines:
+        n_before = 0 if invocation_id is None else _LINES_BEFORE
+        entries = self._journal(max_lines + n_before, f"--unit={unit}")
+        lines = journal_lines(entries, max_lines, invocation_id=invocation_id)
+        if lines or invocation_id is None:
             return lines
         own = "USER_INVOCATION_ID" if self.mode is Mode.USER else "INVOCATION_ID"
         ids = (f"_SYSTEMD_INVOCATION_ID={invocation_id}", "+", f"{own}={invocation_id}")
-        return newest_first_messages(self._journal(max_lines, *ids), max_lines)
+        return journal_lines(self._journal(max_lines, *ids), max_lines)
 
     def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
         """What the unit wrote since then, as far as the journal goes back."""
@@ -332,9 +306,11 @@ class Systemd:
             max_bytes=_MAX_SPAN_BYTES,
             timeout_s=_SPAN_TIMEOUT_S,
         )
-        lines = newest_first_messages(done.stdout, max_lines)
+        entries = journal_entries(done.stdout)
+        lines = journal_lines(entries, max_lines)
         is_cut = done.truncated or len(lines) >= max_lines
-        return LogSpan(lines, oldest_entry_s(done.stdout), is_cut)
+        begins_us = _number(entries[0].get("__REALTIME_TIMESTAMP")) if entries else None
+        return LogSpan(lines, None if begins_us is None else begins_us / _PER_SECOND, is_cut)
 
     def was_stopped(self, unit: str, invocation_id: str) -> bool:
         """Whether the manager itself wrote that it was to stop this invocation."""
@@ -342,7 +318,7 @@ class Systemd:
         is_user = self.mode is Mode.USER
         prefix, manager = ("USER_", "_SYSTEMD_USER_UNIT=init.scope") if is_user else ("", "_PID=1")
         said = (f"{prefix}UNIT={unit}", f"{prefix}INVOCATION_ID={invocation_id}")
-        return bool(self._journal(1, manager, f"MESSAGE_ID={_STOPPING}", *said).strip())
+        return bool(self._journal(1, manager, f"MESSAGE_ID={_STOPPING}", *said))
 
     def _let_journal_catch_up(self) -> None:
         """Wait until journald has written what programs have said, even ones that ended since.
@@ -352,8 +328,8 @@ class Systemd:
         if self.mode is Mode.SYSTEM and os.geteuid() == 0:
             self._run("journalctl", "--sync", timeout_s=_CATCH_UP_S)
 
-    def _journal(self, max_lines: int, *wanted: str) -> str:
-        return self._journal_of(max_lines, *wanted).stdout
+    def _journal(self, max_lines: int, *wanted: str) -> list[dict[str, Any]]:
+        return journal_entries(self._journal_of(max_lines, *wanted).stdout)
 
     def _journal_of(
         self,

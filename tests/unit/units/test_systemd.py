@@ -10,9 +10,8 @@ import pytest
 from tunerd.units.systemd import (
     STATE_PROPERTIES,
     complaints,
-    journal_messages,
-    messages_of_invocation,
-    newest_first_messages,
+    journal_entries,
+    journal_lines,
     parse_show,
     to_unit_state,
     unreached,
@@ -94,6 +93,10 @@ def test_only_what_starts_at_boot_is_enabled(said: str, starts: bool) -> None:
     assert to_unit_state("x.service", {"UnitFileState": said}, boot_s=0).is_enabled is starts
 
 
+def lines_of(text: str, max_lines: int = 99, of: str | None = None) -> tuple[str, ...]:
+    return journal_lines(journal_entries(text), max_lines, invocation_id=of)
+
+
 def test_journal_entries_of_every_shape() -> None:
     text = """\
 {"MESSAGE":"one line"}
@@ -105,7 +108,7 @@ def test_journal_entries_of_every_shape() -> None:
 -- no entries --
 {"MESSAGE":"cut o"""
 
-    assert journal_messages(text) == (
+    assert lines_of("\n".join(reversed(text.split("\n")))) == (
         "one line",
         "two",
         "lines",
@@ -120,16 +123,15 @@ def test_journal_entries_of_every_shape() -> None:
 def test_lines_are_cut_where_they_are_read(message: object) -> None:
     text = json.dumps({"MESSAGE": message, "_SYSTEMD_INVOCATION_ID": "a" * 32})
 
-    for lines in (journal_messages(text), messages_of_invocation(text, "a" * 32, 10)):
-        assert lines[-1] == "x" * 2000
+    assert lines_of(text)[-1] == "x" * 2000
 
 
 def test_the_newest_lines_come_last_and_are_kept() -> None:
     text = '{"MESSAGE":"3"}\n{"MESSAGE":"2a\\n2b"}\n{"MESSAGE":"1"}\n{"MESS'
 
-    assert newest_first_messages(text, 3) == ("2a", "2b", "3")
-    assert newest_first_messages(text, 100) == ("1", "2a", "2b", "3")
-    assert newest_first_messages("", 5) == ()
+    assert lines_of(text, 3) == ("2a", "2b", "3")
+    assert lines_of(text) == ("1", "2a", "2b", "3")
+    assert lines_of("") == ()
 
 
 def test_only_lines_about_the_unit_are_complaints() -> None:
@@ -184,12 +186,12 @@ WRITTEN = journal(
 
 
 def test_a_line_without_an_invocation_belongs_to_the_last_one_named_before_it() -> None:
-    assert messages_of_invocation(WRITTEN, NEW, 99) == (
+    assert lines_of(WRITTEN, 99, of=NEW) == (
         "Starting again",
         "new last words",
         "Failed again",
     )
-    assert messages_of_invocation(WRITTEN, OLD, 99) == (
+    assert lines_of(WRITTEN, 99, of=OLD) == (
         "Starting",
         "old words",
         "old last words",
@@ -198,9 +200,9 @@ def test_a_line_without_an_invocation_belongs_to_the_last_one_named_before_it() 
 
 
 def test_the_newest_lines_are_kept() -> None:
-    assert messages_of_invocation(WRITTEN, OLD, 2) == ("old last words", "Failed")
+    assert lines_of(WRITTEN, 2, of=OLD) == ("old last words", "Failed")
 
 
 def test_an_invocation_that_is_not_there_has_no_lines() -> None:
-    assert messages_of_invocation(WRITTEN, "c" * 32, 99) == ()
-    assert messages_of_invocation("half an ent", OLD, 99) == ()
+    assert lines_of(WRITTEN, 99, of="c" * 32) == ()
+    assert lines_of("half an ent", 99, of=OLD) == ()
