@@ -19,10 +19,9 @@ from tunerd.app import Context, build_context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.health import Reason
 from tunerd.engine.server import LlamaServer
-from tunerd.errors import Busy, DeployError, Preempted
+from tunerd.errors import Preempted
 from tunerd.machine.net import free_port
-from tunerd.production.lease import Held, hold, outlook
-from tunerd.production.measurement import read_measurement
+from tunerd.production.lease import Held, hold
 from tunerd.production.plan import Plan, make_plan
 from tunerd.production.recover import recover
 from tunerd.production.status import status, verify
@@ -98,8 +97,8 @@ def eventually(holds: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def held(ctx: Context, *, start_after: bool = False) -> Iterator[Held]:
-    with hold(ctx, purpose="a test", budget_s=BUDGET_S, start_after=start_after) as found:
+def held(ctx: Context) -> Iterator[Held]:
+    with hold(ctx, purpose="a test", budget_s=BUDGET_S) as found:
         yield found
 
 
@@ -144,11 +143,6 @@ def test_while_something_is_measured_status_and_verify_say_so_and_see_no_drift(
     assert status(ctx).payload["measurement"] is None
 
 
-def test_one_measurement_at_a_time(ctx: Context) -> None:
-    with held(ctx), pytest.raises(Busy, match="another measurement"), held(ctx):
-        pass
-
-
 def test_a_refused_plan_is_a_result_and_nothing_starts(ctx: Context, port: int) -> None:
     plan = a_plan(ctx, port, speculation__type="mtp", speculation__n_max=1, speculation__n_min=9)
     assert plan.is_refused
@@ -179,17 +173,13 @@ def test_a_candidate_that_is_killed_is_a_crash_and_the_next_one_serves(
     assert second.unit != first.unit
 
 
-def preempted(
-    ctx: Context, happens: Callable[[Held], None], budget_s: float = BUDGET_S
-) -> Preempted:
+def preempted(ctx: Context, happens: Callable[[Held], None]) -> Preempted:
     """What the one who measures learns when this happens."""
-    try:
-        with hold(ctx, purpose="a test", budget_s=budget_s) as lease:
-            happens(lease)
+    with held(ctx) as lease:
+        happens(lease)
+        with pytest.raises(Preempted) as learned:
             lease.check()
-    except Preempted as learned:
-        return learned
-    raise AssertionError("the lease still stood")
+    return learned.value
 
 
 def test_whoever_starts_production_wins_and_the_measurement_learns_it(
@@ -201,14 +191,6 @@ def test_whoever_starts_production_wins_and_the_measurement_learns_it(
             assert not ctx.services.state(candidate.unit).is_active
 
     assert "started llama-server.service" in (preempted(ctx, start).cause or "")
-
-
-def test_a_lease_lasts_no_longer_than_its_budget(ctx: Context) -> None:
-    def wait(lease: Held) -> None:
-        eventually(lambda: lease.left_s <= 0, "time stands still")
-        eventually(lambda: read_measurement(ctx) is None, "the lease stands")
-
-    assert "ran out" in (preempted(ctx, wait, budget_s=1.0).cause or "")
 
 
 def test_an_apply_ends_the_measurement_first_and_both_say_so(
@@ -224,42 +206,6 @@ def test_an_apply_ends_the_measurement_first_and_both_say_so(
             assert "was ended for this" in done.stderr
 
     assert preempted(ctx, apply).cause == "`tunerd apply` ended it"
-
-
-def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(ctx: Context) -> None:
-    ctx.services.stop(ctx.unit)
-    told = outlook(ctx, measuring_s=60)
-    with held(ctx) as lease:
-        assert not lease.restores
-    assert not ctx.services.state(ctx.unit).is_active
-    assert "--start-after" in told.text
-    assert told.without_service_s is None
-
-    with held(ctx, start_after=True):
-        pass
-
-    assert ctx.services.state(ctx.unit).is_active
-
-
-def test_nothing_is_measured_where_production_does_not_start_at_boot(ctx: Context) -> None:
-    ctx.services.disable(ctx.unit)
-    try:
-        with pytest.raises(DeployError, match="does not start at boot"), held(ctx):
-            pass
-        with pytest.raises(DeployError):
-            outlook(ctx, measuring_s=60)
-        assert ctx.services.state(ctx.unit).is_active
-    finally:
-        ctx.services.enable(ctx.unit)
-
-
-def test_the_time_without_service_is_told_from_the_last_swap(ctx: Context) -> None:
-    told = outlook(ctx, measuring_s=600)
-
-    last = next(iter(ctx.generations.entries())).ending.without_service_s
-    assert told.load_s == last
-    expected_s = None if last is None else 600 + last
-    assert told.without_service_s == expected_s
 
 
 @pytest.mark.parametrize("victims", ["command", "supervisor", "both"])

@@ -9,6 +9,7 @@ from typing import SupportsIndex
 
 import pytest
 
+from tests.fault.scenarios import deploy
 from tests.fault.world import ENGINE, UNIT, World, a_world
 from tests.support.fakes import Life
 from tunerd.engine.health import Failure, FailureKind, Reason
@@ -169,14 +170,43 @@ def test_a_lease_that_cannot_be_had_leaves_production_serving(world: World) -> N
     assert not has_leftovers(world.context())
 
 
-def test_nothing_begins_while_a_change_is_under_way(world: World) -> None:
+@pytest.mark.parametrize(("which", "told"), [("lock", "change"), ("measure_lock", "measurement")])
+def test_nothing_begins_while_a_change_or_another_measurement_is_under_way(
+    world: World, which: str, told: str
+) -> None:
     ctx = world.context()
     with (
-        lock(ctx.paths.lock, purpose="apply", since="now"),
-        pytest.raises(Busy),
+        lock(getattr(ctx.paths, which), purpose="apply", since="now"),
+        pytest.raises(Busy, match=told),
         hold(ctx, purpose="bench x", budget_s=60),
     ):
         pass
+    assert world.serving_alias() == "one"
+
+
+def test_a_lease_lasts_no_longer_than_its_budget(world: World) -> None:
+    with hold(world.context(), purpose="bench x", budget_s=60) as held:
+        world.clock.sleep(61)
+        with pytest.raises(Preempted) as learned:
+            held.check()
+
+    assert "ran out" in (learned.value.cause or "")
+    assert world.serving_alias() == "one"
+
+
+def test_what_was_stopped_stays_stopped_unless_its_start_was_asked_for(world: World) -> None:
+    world.manager.stop(UNIT)
+    world.manager.reset_failed(UNIT)
+    told = outlook(world.context(), measuring_s=60)
+    with hold(world.context(), purpose="bench x", budget_s=60) as held:
+        assert not held.restores
+    assert world.serving_alias() is None
+    assert "--start-after" in told.text
+    assert told.without_service_s is None
+
+    with hold(world.context(), purpose="bench x", budget_s=60, start_after=True):
+        pass
+
     assert world.serving_alias() == "one"
 
 
@@ -200,11 +230,15 @@ def test_after_a_power_cut_production_serves_and_the_rest_is_forgotten(world: Wo
     assert read_measurement(ctx) is None
 
 
-def test_the_outlook_says_what_is_not_known(world: World) -> None:
+def test_the_outlook_is_as_the_last_swap_and_says_what_is_not_known(world: World) -> None:
     told = outlook(world.context(), measuring_s=90)
 
     assert (told.load_s, told.without_service_s) == (None, None)
     assert "is not known yet" in told.text
+    deploy(world.context(), world, "two")
+    told = outlook(world.context(), measuring_s=90)
+    assert told.load_s == next(world.context().generations.entries()).ending.without_service_s
+    assert told.without_service_s == 90 + (told.load_s or 0)
     world.manager.disable(UNIT)
     with pytest.raises(DeployError, match="does not start at boot"):
         outlook(world.context(), measuring_s=90)

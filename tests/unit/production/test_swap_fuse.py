@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault.fuse import Fuse, Kind, Life, Step, ctrl_c, full_disk
+from tests.fault.fuse import Burn, Fuse, Kind, Life, Step, ctrl_c, full_disk
 from tests.fault.scenarios import SCENARIOS, Scenario
 from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
 from tunerd.errors import DeployError, RolledBack, Stranded, TunerdError
@@ -64,9 +64,9 @@ class Case:
                 yield number, world
         raise AssertionError("it has no end")
 
-    def kills(self) -> Iterator[tuple[int, World, Step]]:
+    def kills(self, *, sample: bool = False) -> Iterator[tuple[int, World, Step]]:
         """Worlds in which the swap was killed before each of its effects in turn."""
-        for number, world in self.worlds():
+        for number, world in self.worlds(sample=sample):
             step = self.kill(world, number)
             if step is None:
                 return
@@ -106,13 +106,30 @@ class Case:
         """What history calls the good end of this swap."""
         return Outcome.SERVING if self.after.is_active else Outcome.REMOVED
 
-    def attempt(self, world: World, fuse: Fuse, *, asks: bool = False) -> BaseException | None:
-        """Run the swap; what it raised."""
-        try:
-            self.scenario.act(world.context(fuse, asks=asks), world)
-        except (TunerdError, KeyboardInterrupt) as error:
-            return error
-        return None
+    def attempts(
+        self,
+        happens: Burn,
+        *,
+        of: Kind | None = None,
+        until: int | None = None,
+        asks: bool = False,
+        sample: bool = True,
+    ) -> Iterator[tuple[str, World, BaseException | None]]:
+        """Worlds in which this happened at each effect in turn: where, and what the swap raised."""
+        for number, world in self.worlds(sample=sample):
+            fuse, raised = Fuse(number, happens, of=of, until=until), None
+            self.world = world
+            try:
+                self.scenario.act(world.context(fuse, asks=asks), world)
+            except (TunerdError, KeyboardInterrupt) as error:
+                raised = error
+            if not fuse.burnt:
+                return
+            yield (
+                f"{happens.__name__} at {number} ({fuse.burnt[0].text}): {raised!r}",
+                world,
+                raised,
+            )
 
     def note(self, where: str, **checks: bool) -> None:
         """Keep what does not hold."""
@@ -159,6 +176,10 @@ def test_after_a_kill_at_each_effect_recovery_leaves_one_whole_unit(case: Case) 
         world.recover()
         ends.append(case.check(world, where) == case.after)
 
+    _keeps_what_it_kept(case, ends)
+
+
+def _keeps_what_it_kept(case: Case, ends: list[bool]) -> None:
     assert case.is_right()
     if not case.scenario.fails:
         assert set(ends) == {False, True}
@@ -167,17 +188,14 @@ def test_after_a_kill_at_each_effect_recovery_leaves_one_whole_unit(case: Case) 
 
 def test_after_a_kill_and_a_reboot_recovery_leaves_one_whole_unit(case: Case) -> None:
     ends: list[bool] = []
-    for number, world, step in case.kills():
+    for number, world, step in case.kills(sample=True):
         world.reboot()
         if case.before.is_active and not case.before.is_enabled:
             continue  # nothing of it starts at boot
         world.recover()
         ends.append(case.check(world, f"cut before {number} ({step.text})") == case.after)
 
-    assert case.is_right()
-    if not case.scenario.fails:
-        assert set(ends) == {False, True}
-        assert ends == sorted(ends), "once the new unit is kept, it is kept from then on"
+    _keeps_what_it_kept(case, ends)
 
 
 def test_after_a_kill_in_the_recovery_from_a_kill_the_next_one_ends_it(case: Case) -> None:
@@ -207,12 +225,7 @@ def _is_as_said(case: Case, world: World, error: BaseException | None, where: st
 
 
 def test_an_effect_that_fails_leaves_the_machine_as_the_error_says(case: Case) -> None:
-    for number, world in case.worlds(sample=True):
-        fuse = Fuse(number, full_disk)
-        error = case.attempt(world, fuse)
-        if not fuse.burnt:
-            break
-        where = f"{number} ({fuse.burnt[0].text}) failed: {error!r}"
+    for where, world, error in case.attempts(full_disk):
         _is_as_said(case, world, error, where)
         if isinstance(error, Stranded):
             case.note(where, one_failure_strands_no_good_swap=case.scenario.fails)
@@ -224,12 +237,8 @@ def test_an_effect_that_fails_leaves_the_machine_as_the_error_says(case: Case) -
 
 @pytest.mark.parametrize("kind", Kind)
 def test_effects_that_fail_from_one_on_leave_what_recovery_can_mend(case: Case, kind: Kind) -> None:
-    for number, world in case.worlds(sample=kind is Kind.DISK):
-        fuse = Fuse(number, full_disk, until=MOST, of=kind)
-        error = case.attempt(world, fuse)
-        if not fuse.burnt:
-            break
-        where = f"{number} ({fuse.burnt[0].text}) and all later ones failed: {error!r}"
+    failing = case.attempts(full_disk, until=MOST, of=kind, sample=kind is Kind.DISK)
+    for where, world, error in failing:
         _is_as_said(case, world, error, where)
         world.recover()
         case.check(world, where)
@@ -238,15 +247,10 @@ def test_effects_that_fail_from_one_on_leave_what_recovery_can_mend(case: Case, 
 
 
 def test_a_question_that_fails_leaves_the_machine_as_the_error_says(case: Case) -> None:
-    for number, world in case.worlds(sample=True):
-        fuse = Fuse(number, full_disk, of=Kind.UNITS)
-        error = case.attempt(world, fuse, asks=True)
-        if not fuse.burnt:
-            break
-        if isinstance(error, TunerdError) and not isinstance(error, DeployError):
-            error = RolledBack(error.message)  # asked before the swap began
-        where = f"{number} ({fuse.burnt[0].text}) failed: {error!r}"
-        _is_as_said(case, world, error, where)
+    for where, world, error in case.attempts(full_disk, of=Kind.UNITS, asks=True):
+        is_early = isinstance(error, TunerdError) and not isinstance(error, DeployError)
+        # What is asked before the swap begins fails as itself.
+        _is_as_said(case, world, RolledBack("") if is_early else error, where)
         world.recover()
         case.check(world, where)
 
@@ -254,12 +258,7 @@ def test_a_question_that_fails_leaves_the_machine_as_the_error_says(case: Case) 
 
 
 def test_ctrl_c_at_each_effect_leaves_the_machine_as_before_or_comes_too_late(case: Case) -> None:
-    for number, world in case.worlds(sample=True):
-        fuse = Fuse(number, ctrl_c)
-        error = case.attempt(world, fuse)
-        if not fuse.burnt:
-            break
-        where = f"Ctrl-C before {number} ({fuse.burnt[0].text}): {error!r}"
+    for where, world, error in case.attempts(ctrl_c):
         _is_as_said(case, world, error, where)
         case.check(world, where)
 
@@ -267,16 +266,10 @@ def test_ctrl_c_at_each_effect_leaves_the_machine_as_before_or_comes_too_late(ca
 
 
 def test_an_edit_by_hand_in_the_middle_is_never_overwritten(case: Case) -> None:
-    for number, world in case.worlds(sample=True):
+    def edit(_step: Step) -> None:
+        case.world.unit_path.write_bytes(EDITED)
 
-        def edit(_step: Step) -> None:
-            world.unit_path.write_bytes(EDITED)  # noqa: B023 -- runs at once
-
-        fuse = Fuse(number, edit)
-        error = case.attempt(world, fuse)
-        if not fuse.burnt:
-            break
-        where = f"edited before {number} ({fuse.burnt[0].text}): {error!r}"
+    for where, world, error in case.attempts(edit):
         world.recover()
         case.note(
             where,
