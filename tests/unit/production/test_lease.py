@@ -253,7 +253,7 @@ def test_where_no_unit_is_nothing_is_interrupted(tmp_path: Path) -> None:
     assert not held.restores
 
 
-@pytest.mark.parametrize("said", [None, "disabled", "linked", "linked-runtime", "enabled-runtime"])
+@pytest.mark.parametrize("said", [None, "linked"])
 def test_nothing_is_measured_where_production_is_not_known_to_start_at_boot(
     world: World, said: str | None
 ) -> None:

@@ -95,15 +95,6 @@ def test_a_port_that_stays_taken_though_nobody_listens_is_given_up(world: World)
     assert world.serving_alias() == "old"
 
 
-def test_recovery_waits_for_the_port_as_well(world: World) -> None:
-    _old_that_cannot_bind_for(world, 120.0)
-    with pytest.raises(Stranded):
-        deploy(world.context(), world, "new", program=BROKEN)
-
-    assert recover(world.context()).payload["serving"] is True
-    assert world.leftovers() == []
-
-
 def test_a_port_on_which_somebody_listens_is_not_waited_for(world: World) -> None:
     taken: list[socket.socket] = []
 

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.builders import ROOT, capabilities_of
-from tests.support.profiles import HOSTILE, PROFILE_DATA, context, profile_of
-from tunerd.engine.commandline import CommandLine, render
+from tests.support.builders import ROOT
+from tests.support.profiles import HOSTILE
 from tunerd.errors import ConfigError
 from tunerd.units.live import read_live
 from tunerd.units.text import (
@@ -34,7 +33,6 @@ from tunerd.units.text import (
     parse_unit,
     plain_value,
     quote_argument,
-    quote_environment,
     quote_program,
     render_unit,
 )
@@ -297,16 +295,6 @@ def test_behind_a_colon_a_dollar_sign_is_not_doubled(argument: str) -> None:
     assert parse_exec(value, VARIABLES, SPECIFIERS).argv == ("/bin/a", argument)
 
 
-@given(arguments)
-def test_an_environment_value_survives_the_unit(value: str) -> None:
-    unit = parse_unit(f"[Service]\nEnvironment={quote_environment('NAME', value)}\nType=exec\n")
-
-    read = unit.value("Service", "Environment")
-    assert read is not None
-    assert list(parse_environment(read, SPECIFIERS)) == [("NAME", value)]
-    assert [d.name for d in unit.directives] == ["Environment", "Type"]
-
-
 @pytest.mark.parametrize("argument", ["a\0b", "\0", "model-\udcff.gguf", "\ufdd0", "\U0001ffff"])
 def test_what_would_make_the_unit_unreadable_is_refused(argument: str) -> None:
     with pytest.raises(ConfigError):
@@ -519,15 +507,3 @@ def test_no_value_adds_a_line_or_changes_another(
     ):
         assert found_one.name in changing or found_one.value == plain_one.value
     assert is_ours(render_unit(TEMPLATE, spec))
-
-
-@settings(max_examples=80, deadline=None)
-@given(PROFILE_DATA, st.sampled_from(["main-0x", "ik-now", "bee-01"]))
-def test_no_profile_adds_a_line_to_the_unit(data: dict[str, Any], dialect: str) -> None:
-    command = render(profile_of(data), capabilities_of(dialect), context(has_gpu=True))
-    if not isinstance(command, CommandLine):
-        return
-    spec = replace(PLAIN, argv=command.argv)
-    assert names(spec) == names(PLAIN)
-    assert argv_of(spec) == command.argv
-    assert render_unit(TEMPLATE, spec) == render_unit(TEMPLATE, spec)
