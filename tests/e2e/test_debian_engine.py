@@ -36,7 +36,14 @@ from tunerd.words import BYTES_PER_MIB
 MOVED_MIB = 150
 TRIES = 5
 LOADED = re.compile(r"KV buffer size")
-SAMPLE = ("dense-16k-mtp2-q8", "dense-32k-ngl12-mtp2", "moe-64k-ncmoe8-mtp2-q8", "gemma-32k-4slots")
+SAMPLE = (
+    "dense-16k-mtp2-q8",
+    "moe-16k-cache",
+    "moe-16k-large-cache",
+    "dense-32k-ngl12-mtp2",
+    "moe-64k-ncmoe8-mtp2-q8",
+    "gemma-32k-4slots",
+)
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ class MemoryCase:
 
     def on_cpu(self) -> MemoryCase:
         plain = replace(self.settings, has_gpu=False, n_gpu_layers=None, n_cpu_moe=0, cpu_moe=False)
-        return replace(self, settings=plain)
+        return replace(self, settings=replace(plain, moe_cache_mib=0))
 
 
 def _case(
@@ -119,6 +119,8 @@ CASES = (
     _case("moe-32k-ncmoe6", MOE, ctx_size=32768, n_cpu_moe=6),
     _case("moe-64k-ncmoe8-mtp2-q8", MOE, ctx_size=65536, n_cpu_moe=8, n_max=2, kv="q8_0"),
     _case("moe-8k-cmoe-ub2048", MOE, ctx_size=8192, cpu_moe=True, n_ubatch=2048),
+    _case("moe-16k-cache", MOE, ctx_size=16384, n_cpu_moe=4, moe_cache_mib=64, n_max=2),
+    _case("moe-16k-large-cache", MOE, ctx_size=16384, n_cpu_moe=4, moe_cache_mib=4000),
     _case("moe-16k-ngl8", MOE, ctx_size=16384, n_gpu_layers=8),
     _case("llama-32k", LLAMA, ctx_size=32768),
     _case("llama-64k-q4-ngl6", LLAMA, ctx_size=65536, n_gpu_layers=6, kv="q4_0"),
@@ -218,6 +220,8 @@ def flags(case: MemoryCase, engine: TestedEngine, folder: str) -> list[str]:
         words += ["-ngl", str(layers)]
         words += ["-ncmoe", str(settings.n_cpu_moe)] if settings.n_cpu_moe else []
         words += ["-cmoe"] if settings.cpu_moe else []
+        if settings.moe_cache_mib:
+            words += ["--moe-cache-mib", str(settings.moe_cache_mib)]
     return words
 
 

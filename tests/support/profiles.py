@@ -35,6 +35,7 @@ TEXT = st.lists(HOSTILE, min_size=1, max_size=6).map("".join)
 COUNT = st.integers(0, 200_000)
 POSITIVE = st.integers(1, 200_000)
 SMALL = st.integers(1, 64)
+TENSORS = st.lists(st.sampled_from(["blk\\.1\\..*=CPU", r"exps=CPU", "a b=CUDA0"]), max_size=2)
 KV = st.sampled_from(["f16", "q8_0", "q4_0"])
 RATIO = st.floats(0.0, 1.0, allow_nan=False).map(lambda value: round(value, 4))
 CORES = st.one_of(SMALL, st.just("physical"))
@@ -75,6 +76,8 @@ KEYS: dict[str, st.SearchStrategy[Any]] = {
     "serving.reasoning_format": st.sampled_from(["none", "deepseek", "deepseek-legacy", "auto"]),
     "serving.reasoning_budget": st.integers(-1, 4000),
     "serving.reasoning_budget_message": TEXT,
+    "serving.reasoning_effort": st.sampled_from(["low", "medium", "high"]),
+    "serving.sleep_idle_s": POSITIVE,
     "serving.jinja": st.booleans(),
     "serving.chat_template": TEXT,
     "serving.chat_template_kwargs": JSON,
@@ -104,6 +107,10 @@ KEYS: dict[str, st.SearchStrategy[Any]] = {
     "speculation.cross_ctx": POSITIVE,
     "speculation.adaptive": st.booleans(),
     "speculation.backend_sampling": st.booleans(),
+    "speculation.sampling": st.sampled_from(["greedy", "probabilistic"]),
+    "speculation.cpu_moe": st.booleans(),
+    "speculation.n_cpu_moe": COUNT,
+    "speculation.override_tensor": TENSORS,
     "speculation.ngram_size_n": SMALL,
     "speculation.ngram_size_m": SMALL,
     "speculation.ngram_min_hits": SMALL,
@@ -114,9 +121,7 @@ KEYS: dict[str, st.SearchStrategy[Any]] = {
     "memory.cpu_moe": st.booleans(),
     "memory.n_cpu_ffn": COUNT,
     "memory.moe_cache_mib": COUNT,
-    "memory.override_tensor": st.lists(
-        st.sampled_from(["blk\\.1\\..*=CPU", r"exps=CPU", "a b=CUDA0"]), max_size=2
-    ),
+    "memory.override_tensor": TENSORS,
     "memory.device": st.sampled_from(["CUDA0", "none"]),
     "memory.main_gpu": st.integers(0, 7),
     "memory.split_mode": st.sampled_from(["none", "layer", "row", "tensor", "attn", "graph"]),

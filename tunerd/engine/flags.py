@@ -151,6 +151,7 @@ SERVING_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
     _value("serving.reasoning", "--reasoning -rea", reach=Reach.TEXT),
     _value("serving.reasoning_format", "--reasoning-format", reach=Reach.TEXT),
     _value("serving.reasoning_budget", "--reasoning-budget", reach=Reach.TEXT),
+    _value("serving.reasoning_effort", "--reasoning-effort", reach=Reach.TEXT),
     _value("serving.reasoning_budget_message", "--reasoning-budget-message", reach=Reach.TEXT),
     _value("serving.temp", "--temp --temperature", show=number, reach=Reach.SAMPLING),
     _value("serving.top_k", "--top-k", reach=Reach.SAMPLING),
@@ -160,6 +161,7 @@ SERVING_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
     _value("serving.presence_penalty", "--presence-penalty", show=number, reach=Reach.SAMPLING),
     _value("serving.seed", "--seed -s", reach=Reach.SAMPLING),
     _value("serving.timeout_s", "--timeout -to"),
+    _value("serving.sleep_idle_s", "--sleep-idle-seconds", is_compared=False),
     _value("serving.api_key_file", "--api-key-file", is_compared=False),
     _value("serving.slot_save_path", "--slot-save-path"),
     _switch("serving.metrics", on="--metrics", default=False),
@@ -189,6 +191,7 @@ DRAFT_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
     _value("speculation.cache_type_v", "--cache-type-v-draft -ctvd", "--spec-draft-type-v"),
     _value("speculation.n_ubatch", "--spec-draft-n-ubatch"),
     _value("speculation.ctx_size", "--ctx-size-draft -cd", "--spec-draft-ctx-size"),
+    _value("speculation.sampling", "--spec-draft-sampling", reach=Reach.SAMPLING),
     _switch(
         "speculation.backend_sampling",
         on="--spec-draft-backend-sampling",
@@ -202,6 +205,22 @@ DRAFT_GPU_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
         "speculation.n_gpu_layers",
         "--n-gpu-layers-draft -ngld --spec-draft-ngl",
         "--gpu-layers-draft",
+    ),
+    _switch(
+        "speculation.cpu_moe",
+        on="--spec-draft-cpu-moe -cmoed --cpu-moe-draft",
+        default=False,
+    ),
+    _value(
+        "speculation.n_cpu_moe",
+        "--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed",
+        "--n-cpu-moe-draft",
+    ),
+    _value(
+        "speculation.override_tensor",
+        "--spec-draft-override-tensor -otd",
+        "--override-tensor-draft",
+        show=_comma_list,
     ),
 )
 

@@ -196,7 +196,8 @@ _REPOSITORY = {
 _STAGE_KEYS = tuple(f"speculation.{name}" for name in ("type", "n_max", "n_min", "p_min"))
 _LOAD_MODE, _FIT, _MARGIN = "serving.load_mode", "memory.fit", "memory.fit_mib"
 _TYPE, _TENSORS = "speculation.type", "memory.override_tensor"
-_ADDING = frozenset({_TENSORS, _LOAD_MODE, _TYPE, None})
+_LISTS = frozenset({_TENSORS, "speculation.override_tensor"})
+_ADDING = frozenset({*_LISTS, _LOAD_MODE, _TYPE, None})
 # They are several switches on some builds, and one value on others.
 _RESPELLED = frozenset({_LOAD_MODE, _TYPE})
 _UNDOES = {"--mmap": "--no-mmap", "--no-direct-io": "--direct-io", "-ndio": "--direct-io"}
@@ -349,7 +350,7 @@ class _Import:
             return self._place_type(flag)
         else:
             values = list(_values(flag, spelling))
-            if owner == _TENSORS:
+            if owner in _LISTS:
                 values = [[*self.keys.get(owner, ()), *flag.values[0].split(",")]]
             found = [list(validate("", nest({owner: value}))) for value in values]
             if [] not in found and owner == _MARGIN and "," in flag.values[0]:

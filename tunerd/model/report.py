@@ -12,8 +12,8 @@ from tunerd.words import BYTES_PER_MIB
 
 _MIB = r"(?P<mib>\d+(?:\.\d+)?) MiB"
 _BUFFER = re.compile(
-    rf"(?<!\S)(?P<label>\S++)\s++(?:(?P<kind>model|KV|RS|compute|output|per-step|shadow) )?"
-    rf"buffer(?: size)? =\s*{_MIB}"
+    rf"(?<!\S)(?P<label>\S++)\s++(?:(?:(?P<kind>model|KV|RS|compute|output|per-step|shadow) )?"
+    rf"buffer(?: size)?|(?P<cache>MoE) cache size) =\s*{_MIB}"
 )
 _OFFLOADED = re.compile(r"offloaded (?P<on_gpu>\d+)/(?P<all>\d+) layers to GPU")
 _N_CTX = re.compile(r"\bn_ctx\s+= (?P<n_ctx>\d+)")
@@ -30,6 +30,7 @@ class BufferKind(StrEnum):
     STATE = "state"
     COMPUTE = "compute"
     OUTPUT = "output"
+    EXPERTS = "experts"
 
 
 _REPORTED_KINDS = {
@@ -41,6 +42,7 @@ _REPORTED_KINDS = {
     "shadow": BufferKind.STATE,
     "compute": BufferKind.COMPUTE,
     "output": BufferKind.OUTPUT,
+    "MoE": BufferKind.EXPERTS,
 }
 
 
@@ -122,7 +124,8 @@ class _Reader:
 
         A context that plans its compute buffer again replaces the earlier plan.
         """
-        kind, label, mib = _REPORTED_KINDS[found["kind"]], found["label"], float(found["mib"])
+        kind = _REPORTED_KINDS[found["kind"] or found["cache"]]
+        label, mib = found["label"], float(found["mib"])
         if kind is BufferKind.MODEL and not self._in_models:
             loaded = (one.mib for one in self.buffers if one.kind is BufferKind.MODEL)
             if not any(loaded):
@@ -161,6 +164,7 @@ _PURPOSES: Mapping[PartKind, tuple[frozenset[PartKind], tuple[BufferKind, ...]]]
         (BufferKind.KV,),
     ),
     PartKind.STATE: (frozenset({PartKind.STATE, PartKind.DRAFT_STATE}), (BufferKind.STATE,)),
+    PartKind.EXPERT_CACHE: (frozenset({PartKind.EXPERT_CACHE}), (BufferKind.EXPERTS,)),
     PartKind.COMPUTE: (COMPUTE | {PartKind.OUTPUT}, (BufferKind.COMPUTE, BufferKind.OUTPUT)),
 }
 

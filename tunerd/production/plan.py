@@ -367,6 +367,7 @@ def settings_of(
         "load_mode": serving.load_mode,
         "ctx_checkpoints": serving.ctx_checkpoints,
         "cache_ram_mib": serving.cache_ram_mib,
+        "moe_cache_mib": memory.moe_cache_mib,
     }
     given = {key: value for key, value in values.items() if value is not None}
     capabilities = engine.capabilities

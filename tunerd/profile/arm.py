@@ -19,7 +19,13 @@ PLACEMENT_KEYS = frozenset(
     {LAYERS, EXPERTS, "memory.cpu_moe", "memory.n_cpu_ffn", "memory.override_tensor"}
 )
 LEFT_TO_FIT = "default"
-SAME_TEXT_KEYS = PLACEMENT_KEYS | {DRAFT_MODEL}
+SAME_TEXT_KEYS = PLACEMENT_KEYS | {
+    DRAFT_MODEL,
+    "memory.moe_cache_mib",
+    "speculation.cpu_moe",
+    "speculation.n_cpu_moe",
+    "speculation.override_tensor",
+}
 
 Extra = frozenset[tuple[str, Any]]
 

@@ -155,6 +155,9 @@ class Serving(Table):
     reasoning_budget: Annotated[int, Field(ge=-1)] | None = Field(
         None, description="thinking tokens; -1 no limit, 0 none"
     )
+    reasoning_effort: Text | None = Field(
+        None, description="level that the chat template is told: `low`, `medium`, `high`"
+    )
     reasoning_budget_message: Text | None = Field(
         None, description="text put in when the budget is spent"
     )
@@ -178,6 +181,9 @@ class Serving(Table):
     )
     seed: Annotated[int, Field(ge=-1)] | None = Field(None, description="sampling seed; -1 random")
     timeout_s: Positive | None = Field(None, description="read and write timeout of the server")
+    sleep_idle_s: Positive | None = Field(
+        None, description="seconds without a request after which the model is unloaded"
+    )
     api_key_file: Text | None = Field(
         None, description="file with API keys; passed as a credential, never in the unit"
     )
@@ -235,6 +241,13 @@ class Speculation(Table):
     n_gpu_layers: Count | Literal["all", "auto"] | None = Field(
         None, description="layers of the draft model on the GPU"
     )
+    cpu_moe: bool | None = Field(None, description="all experts of the drafter on the CPU")
+    n_cpu_moe: Count | None = Field(
+        None, description="layers of the drafter whose experts stay on the CPU"
+    )
+    override_tensor: Annotated[tuple[Text, ...], Field(strict=False)] | None = Field(
+        None, description="placement rules REGEX=BUFFER of the drafter"
+    )
     n_ubatch: Positive | None = Field(None, description="physical batch of the draft context")
     ctx_size: Count | None = Field(None, description="context of the draft model")
     cross_ctx: Positive | None = Field(None, description="hidden states that a DFlash drafter sees")
@@ -242,6 +255,9 @@ class Speculation(Table):
         None, description="let the engine change the depth by itself (BeeLlama)"
     )
     backend_sampling: bool | None = Field(None, description="sample drafts on the GPU")
+    sampling: Literal["greedy", "probabilistic"] | None = Field(
+        None, description="how drafts are drawn; probabilistic ones are verified by rejection"
+    )
     ngram_size_n: Positive | None = Field(None, description="n-gram that is looked up")
     ngram_size_m: Positive | None = Field(None, description="tokens drafted from a hit")
     ngram_min_hits: Positive | None = Field(None, description="hits needed before drafting")

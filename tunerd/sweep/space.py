@@ -655,11 +655,11 @@ def _single(engine: EngineFacts, arm: Arm, wishes: Wishes, left: list[Left]) -> 
         is_placement = key in PLACEMENT_KEYS
         if key in ARM_KEYS or key == DRAFT_MODEL or key in wishes.pins or key in wishes.frozen:
             continue
-        if not is_placement and not wishes.may_change_output:
+        if key not in SAME_TEXT_KEYS and not wishes.may_change_output:
             continue
         kept = arm.extra if is_placement else arm.placement
         for value in values:
-            reason = engine.refused.get((key, value)) if is_placement else None
+            reason = engine.refused.get((key, value))
             if reason is None:
                 yield frozenset({pair for pair in kept if pair[0] != key} | {(key, value)})
             else:

@@ -97,6 +97,7 @@ def test_corrected_parts_add_up_to_what_was_reported(
         PartKind.WEIGHTS: {PartKind.WEIGHTS, PartKind.MTP_WEIGHTS, PartKind.DRAFT_WEIGHTS},
         PartKind.KV: {PartKind.KV, PartKind.MTP_KV, PartKind.DRAFT_KV},
         PartKind.STATE: {PartKind.STATE, PartKind.DRAFT_STATE},
+        PartKind.EXPERT_CACHE: {PartKind.EXPERT_CACHE},
         PartKind.COMPUTE: {PartKind.COMPUTE, PartKind.MTP_COMPUTE, PartKind.DRAFT_COMPUTE,
                            PartKind.OUTPUT},
     }  # fmt: skip

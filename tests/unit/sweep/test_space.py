@@ -154,6 +154,20 @@ def test_experts_in_ram_are_a_dimension_that_needs_no_consent() -> None:
     assert len(grid.families["a", "off"].extra) == 3
 
 
+def test_an_expert_cache_is_tried_without_consent_where_the_build_has_one() -> None:
+    key = "memory.moe_cache_mib"
+    refused = {(key, 1024): "no --moe-cache-mib", (key, 2048): "no --moe-cache-mib"}
+    plan = planned(
+        EngineFacts("a", KINDS),
+        EngineFacts("b", KINDS, refused=refused),
+        ranges={key: (1024, 2048)},
+    )
+    sizes = [dict(one).get(key) for one in plan.space.families["a", "mtp"].extra]
+    assert sizes == [None, 1024, 2048]
+    assert plan.space.families["b", "off"].extra == (frozenset(),)
+    assert reasons(plan)[f"b, {key} = 1024"] == "no --moe-cache-mib"
+
+
 def test_what_serves_by_hand_is_one_of_the_counts() -> None:
     start = base(searched=("memory.n_cpu_moe",), memory__n_cpu_moe=6)
     plan = planned(start=start, ranges={"memory.n_cpu_moe": (4, 6, 8)})
