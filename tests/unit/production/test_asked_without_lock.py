@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.fault.scenarios import deploy
-from tests.fault.world import World, a_world
+from tests.fault.world import World
 from tunerd.errors import DeployError
 from tunerd.machine.files import is_locked
 from tunerd.production.rollback import Target, rollback
 from tunerd.units.text import demand_as_shown, shown_hash
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        deploy(made.context(), made, "old")
-        deploy(made.context(), made, "new")
-        yield made
+@pytest.fixture(autouse=True)
+def _deployed_twice(world: World) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
 
 
 def test_nothing_is_locked_while_a_person_reads_where_a_rollback_leads(world: World) -> None:

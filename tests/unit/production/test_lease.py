@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import SupportsIndex
@@ -47,11 +46,9 @@ def spec() -> LeaseSpec:
     return LeaseSpec(ID, UNIT, restores=True, limit_s=600.0, why="bench x")
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as world:
-        world.put(world.text("one"))
-        yield world
+@pytest.fixture(autouse=True)
+def _served(world: World) -> None:
+    world.put(world.text("one"))
 
 
 def put_candidate(world: World, lease_id: str) -> str:

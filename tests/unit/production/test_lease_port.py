@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.fault.world import ENGINE, UNIT, World, a_world
+from tests.fault.world import ENGINE, UNIT, World
 from tests.support.fakes import Invocation, Life, Program
 from tunerd.app import Context
 from tunerd.engine.server import Address
@@ -25,11 +24,9 @@ TAKEN = "E srv start: couldn't bind HTTP server socket, hostname: 127.0.0.1, por
 ONE, OTHER = Path("/opt/one/llama-server"), Path("/opt/other/llama-server")
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as world:
-        world.put(world.text("one"))
-        yield world
+@pytest.fixture(autouse=True)
+def _served(world: World) -> None:
+    world.put(world.text("one"))
 
 
 def fails_until(world: World, at_s: float, says: str) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.fault.fuse import Fuse, Kind, Step
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, UNIT, World, a_world
+from tests.fault.world import BROKEN, UNIT, World
 from tests.support.fakes import Invocation, Life
 from tunerd.engine.server import Address
 from tunerd.errors import RolledBack, ServiceError, Stranded
@@ -29,12 +27,6 @@ from tunerd.words import sha256
 OLD = "/bin/cat"
 NO_PORT = b"[Service]\nType=exec\nExecStart=/bin/true --alias old\n[Install]\nWantedBy=multi-user.target\n"
 NOBODYS_PID = 2**22 + 1  # the kernel gives none so high, so nobody can look into it
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        yield made
 
 
 def _old_that_cannot_bind_for(world: World, seconds: float, *, serves_first: bool = True) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.fault.fuse import Fuse, FusedServices, Kind, Step, full_disk
 from tests.fault.scenarios import deploy, go_back
-from tests.fault.world import BROKEN, ENGINE, UNIT, World, a_generation, a_world
+from tests.fault.world import BROKEN, ENGINE, UNIT, World, a_generation
 from tunerd.errors import DeployError, RolledBack, UsageError
 from tunerd.production.rollback import find_target
 from tunerd.production.swap import SwapDone, swap
@@ -23,13 +22,6 @@ from tunerd.units.manager import UnitState
 from tunerd.words import sha256
 
 OTHER_ENGINE = "/bin/cat"
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        made.manager.programs[OTHER_ENGINE] = made.manager.programs[ENGINE]
-        yield made
 
 
 # On the way there.
@@ -134,6 +126,7 @@ def test_how_a_swap_ended_is_written_before_its_record_goes(world: World) -> Non
 
 
 def test_a_new_server_with_the_old_ones_name_is_not_taken_for_the_old_one(world: World) -> None:
+    world.manager.programs[OTHER_ENGINE] = world.manager.programs[ENGINE]
     deploy(world.context(), world, "same")
 
     def press(progress: Progress) -> None:
@@ -196,3 +189,25 @@ def test_what_another_unit_replaced_is_never_offered(world: World) -> None:
             find_target(world.context(), to)
     go_back(world.context())
     assert world.serving_alias() == "old"
+
+
+@pytest.mark.parametrize(
+    ("program", "has_model", "hint"),
+    [
+        ("/bin/true", False, "put the model back to `"),
+        ("/no/such/server", True, "`tunerd engines keep` keeps programs"),
+    ],
+)
+def test_where_an_older_unit_cannot_serve_any_more_the_hint_is_about_what_is_gone(
+    world: World, program: str, has_model: bool, hint: str
+) -> None:
+    name, model = f"{UNIT}.pre-mine", world.folder / "x.gguf"
+    if has_model:
+        model.write_bytes(b"")
+    text = f"[Service]\nExecStart={program} -m {model} --port 1\n"
+    (world.paths.unit_dir / name).write_text(text)
+
+    with pytest.raises(DeployError, match="cannot serve any more") as caught:
+        find_target(world.context(), name)
+
+    assert hint in (caught.value.hint or "")

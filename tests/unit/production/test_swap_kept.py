@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, UNIT, World, a_world
+from tests.fault.world import BROKEN, UNIT, World
 from tests.support.fakes import Invocation, Life
 from tunerd.app import Context
 from tunerd.errors import HostError, RolledBack
@@ -18,12 +17,6 @@ from tunerd.production.rollback import rollback
 from tunerd.production.status import verify
 from tunerd.settings import BackupSettings
 from tunerd.units.generations import Outcome
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        yield made
 
 
 def keeping(world: World, keep: int) -> Context:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.fault.scenarios import deploy, go_back
-from tests.fault.world import UNIT, World, a_world
+from tests.fault.world import UNIT, World
 from tunerd.cli.deploy import render_status
 from tunerd.errors import DeployError, NoSupervisor, RolledBack
 from tunerd.production.status import status
 from tunerd.result import Progress
 from tunerd.units.generations import Outcome
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        yield made
 
 
 def _add_drop_in(world: World, name: str) -> Path:

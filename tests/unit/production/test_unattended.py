@@ -8,7 +8,6 @@ import pwd
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.fault.scenarios import deploy
-from tests.fault.world import ENGINE, UNIT, World, a_world
+from tests.fault.world import ENGINE, UNIT, World
 from tests.support.profiles import profile_of
 from tunerd.app import Context, data_dir
 from tunerd.engine.commandline import CommandLine
@@ -47,12 +46,6 @@ def named(service: str, file_environment: dict[str, str] | None = None) -> Named
     return named_by(
         parse_unit(f"[Service]\n{service}\n"), file_environment or {}, {"S": "/var/lib"}
     )
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        yield made
 
 
 # Who runs it.
