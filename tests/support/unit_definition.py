@@ -58,7 +58,6 @@ class UnitDefinition:
             "DropInPaths": " ".join(str(path) for path in self._drop_ins),
             "NeedDaemonReload": "yes" if self._look() != self._signature else "no",
             "UnitFileState": state,
-            **(self.spec.to_properties() if self.spec is not None else {}),
         }
 
     def _files(self) -> tuple[Path | None, list[Path]]:

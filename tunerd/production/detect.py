@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -148,35 +148,19 @@ def serving_units(ctx: Context) -> list[Mapping[str, Any]]:
     return found
 
 
-def _detect_messages(host: Host, engines: tuple[Engine, ...], linger: bool | None) -> list[Message]:
-    messages: list[Message] = []
+def _detect_messages(
+    host: Host, engines: tuple[Engine, ...], linger: bool | None
+) -> Iterator[Message]:
     if host.gpus is None:
-        messages.append(warning("gpu-unknown", f"GPUs could not be read: {host.gpu_problem}"))
+        yield warning("gpu-unknown", f"GPUs could not be read: {host.gpu_problem}")
     if not any(engine.capabilities is not None for engine in engines):
-        messages.append(
-            warning(
-                "no-engine",
-                "no llama-server was found",
-                "pip install 'tunerd[embedded]', or "
-                "name one in the settings: [engines.NAME] path = ...",
-            )
-        )
+        yield warning("no-engine", "no llama-server was found", "pip install 'tunerd[embedded]', or "
+                      "name one in the settings: [engines.NAME] path = ...")  # fmt: skip
     for gpu in host.gpus or ():
         taken = sum(p.used_mib or 0 for p in gpu.processes or () if p.is_display_server)
         if taken:
-            messages.append(
-                note(
-                    "display-server",
-                    f"GPU {gpu.index}: a display server holds {taken} MiB of VRAM",
-                    "plug the monitor into the processor's own graphics",
-                )
-            )
+            yield note("display-server", f"GPU {gpu.index}: a display server holds {taken} MiB of VRAM",
+                       "plug the monitor into the processor's own graphics")  # fmt: skip
     if linger is False:
-        messages.append(
-            warning(
-                "no-linger",
-                "without lingering your units end when you log out",
-                "loginctl enable-linger",
-            )
-        )
-    return messages
+        yield warning("no-linger", "without lingering your units end when you log out",
+                      "loginctl enable-linger")  # fmt: skip

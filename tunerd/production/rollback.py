@@ -20,7 +20,7 @@ from tunerd.engine.serving import (
 from tunerd.errors import DeployError, HostError, UsageError
 from tunerd.production.journal import backups
 from tunerd.production.recover import changing
-from tunerd.production.swap import SwapDone, SwapRequest, swap, without_service
+from tunerd.production.swap import SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for
 from tunerd.profile.files import (
     TunedRecord,
@@ -87,6 +87,8 @@ def rollback(
         RolledBack: the older unit does not serve; the present one does again.
         Stranded: neither does.
     """
+    from tunerd.production.plan import remember_live_load  # what knows engines takes long to import
+
     messages: list[Message] = []
     with changing(
         ctx,
@@ -101,7 +103,7 @@ def rollback(
         done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
         by_hand = reason == "rollback"
         tuned = _tuned(ctx, left, sha256(target.text)) if by_hand else ()
-        loaded = _remember(ctx, done)
+        loaded = remember_live_load(ctx)
     messages += [*target.messages, *tuned, *loaded]
     messages += [note("swap", text) for text in done.notes]
     payload = {
@@ -127,15 +129,6 @@ def _tuned(ctx: Context, left: str | None, reached: str | None) -> tuple[Message
     except HostError as error:
         return (warning("tuned", f"the tuned layer is still in force: {error.message}",
                         "`tunerd apply --untuned` leaves it out"),)  # fmt: skip
-
-
-def _remember(ctx: Context, done: SwapDone) -> tuple[Message, ...]:
-    """Keep what the load showed of memory."""
-    if done.serving is None:
-        return ()
-    from tunerd.production.plan import remember_live_load
-
-    return remember_live_load(ctx)
 
 
 def list_targets(ctx: Context) -> ActionResult:

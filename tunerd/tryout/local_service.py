@@ -52,15 +52,6 @@ class ServiceSpec:
     bound_to: str | None
     can_be_enabled: bool
 
-    def to_properties(self) -> dict[str, str]:
-        """Its policy of restarts, as `systemctl show` prints it."""
-        return {
-            "Restart": self.restart,
-            "RestartUSec": f"{self.restart_s}s",
-            "StartLimitBurst": str(self.start_limit_burst),
-            "StartLimitIntervalUSec": f"{self.start_limit_interval_s}s",
-        }
-
 
 def read_service(unit: str, file: UnitFile) -> ServiceSpec:
     """The service that this text describes; a value that cannot be read is systemd's default.

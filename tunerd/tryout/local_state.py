@@ -165,7 +165,6 @@ def unit_properties(paths: Paths, unit: str) -> dict[str, str]:
         "FragmentPath": str(definition.path),
         "NeedDaemonReload": "no",  # it is read at every start
         "UnitFileState": "enabled" if enabled_mark(paths, unit).exists() else "disabled",
-        **(definition.spec.to_properties() if definition.spec is not None else {}),
     }
 
 

@@ -57,19 +57,9 @@ _EXIT_KINDS = {"1": "exited", "2": "killed", "3": "dumped"}
 _PER_SECOND = 1_000_000
 
 
-def parse_show(text: str, names: Sequence[str]) -> Mapping[str, str]:
-    """Properties by name; a line that begins none of `names` belongs to the value before it."""
-    wanted = set(names)
-    found: dict[str, str] = {}
-    current: str | None = None
-    for line in text.split("\n"):
-        name, equals, value = line.partition("=")
-        if equals and name in wanted:
-            current = name
-            found[name] = value
-        elif current is not None and line:
-            found[current] += f"\n{line}"
-    return found
+def parse_show(text: str) -> dict[str, str]:
+    """Properties by name."""
+    return dict(line.split("=", 1) for line in text.split("\n") if "=" in line)
 
 
 def to_unit_state(unit: str, shown: Mapping[str, str], *, boot_s: float) -> UnitState:
@@ -281,7 +271,7 @@ class Systemd:
         """Raw properties; unknown ones are absent."""
         done = self._systemctl("show", f"--property={','.join(names)}", "--", unit)
         self._demand(done, f"the state of {unit} cannot be read")
-        return parse_show(done.stdout, names)
+        return parse_show(done.stdout)
 
     def log(
         self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
@@ -448,20 +438,14 @@ class Systemd:
     ) -> None:
         """Start `argv` as a unit that has no file, and wait for the job."""
         variables = [f"--setenv={name}={value}" for name, value in (environment or {}).items()]
-        done = self._systemd_run(unit, argv, properties, *variables, timeout_s=timeout_s)
-        self._demand(done, f"{unit} cannot be started")
+        words = self.transient(unit, argv, properties, *variables)
+        self._demand(self._run(*words, timeout_s=timeout_s), f"{unit} cannot be started")
 
     def run_and_wait(
-        self,
-        unit: str,
-        argv: Sequence[str],
-        properties: Sequence[tuple[str, str]] = (),
-        *,
-        timeout_s: float = _QUERY_TIMEOUT_S,
+        self, unit: str, argv: Sequence[str], properties: Sequence[tuple[str, str]] = ()
     ) -> bool:
         """Run `argv` as a unit that has no file until it ends; whether it ended well."""
-        done = self._systemd_run(unit, argv, properties, "--wait", "--collect", timeout_s=timeout_s)
-        return done.is_ok
+        return self._run(*self.transient(unit, argv, properties, "--wait", "--collect")).is_ok
 
     def transient(
         self, unit: str, argv: Sequence[str], properties: Sequence[tuple[str, str]], *more: str
@@ -506,16 +490,6 @@ class Systemd:
         return take_lease(self, spec, timeout_s=timeout_s)
 
     # Below
-
-    def _systemd_run(
-        self,
-        unit: str,
-        argv: Sequence[str],
-        properties: Sequence[tuple[str, str]],
-        *more: str,
-        timeout_s: float,
-    ) -> Completed:
-        return self._run(*self.transient(unit, argv, properties, *more), timeout_s=timeout_s)
 
     def _job(self, verb: str, unit: str, timeout_s: float, *options: str) -> None:
         done = self._systemctl(verb, *options, "--", unit, timeout_s=timeout_s)

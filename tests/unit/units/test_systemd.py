@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tunerd.units.systemd import (
-    STATE_PROPERTIES,
     complaints,
     journal_entries,
     journal_lines,
@@ -52,7 +51,7 @@ ActiveEnterTimestampMonotonic=0
 
 
 def test_a_running_unit() -> None:
-    state = to_unit_state("llama-server.service", parse_show(RUNNING, STATE_PROPERTIES), boot_s=1e9)
+    state = to_unit_state("llama-server.service", parse_show(RUNNING), boot_s=1e9)
 
     assert state.is_active
     assert state.is_enabled
@@ -66,7 +65,7 @@ def test_a_running_unit() -> None:
 
 
 def test_a_crashed_unit() -> None:
-    state = to_unit_state("crash.service", parse_show(CRASHED, STATE_PROPERTIES), boot_s=1e9)
+    state = to_unit_state("crash.service", parse_show(CRASHED), boot_s=1e9)
 
     assert state.has_failed
     assert not state.is_active
