@@ -110,7 +110,7 @@ def render_detect(payload: Mapping[str, Any]) -> Iterator[str]:
     yield "units that run a llama-server"
     units = [
         (f"  {unit['unit']}", unit["active"], _shown(unit["alias"]), _shown(unit["port"]),
-         "by tunerd" if unit["written_by_tunerd"] else "by hand")
+         "a router" if unit["router"] else "by tunerd" if unit["written_by_tunerd"] else "by hand")
         for unit in payload["units"]
     ]  # fmt: skip
     yield from columns(units) if units else ["  none"]

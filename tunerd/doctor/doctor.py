@@ -127,6 +127,9 @@ def _with_build(
         foreign_flags=_foreign(ctx, found, live.arguments, engine.capabilities),
         devices=_devices(ctx, found, engine.capabilities, live),
     )
+    if not live.names_a_model:
+        problem = "it is a router, which starts a server for each model that it is asked for"
+        return ServerReading(replace(facts, settings_problem=problem), live)
     try:
         imported = import_command_line(live.arguments, live.environment, engine.capabilities)
     except ConfigError as error:

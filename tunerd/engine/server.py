@@ -200,11 +200,13 @@ class Slots:
 class Props:
     """What the props route says; every build answers it without waking up.
 
-    `n_slots` is None where it does not say, `is_asleep` is False where the build cannot sleep.
+    `n_slots` is None where it does not say, `is_asleep` is False where the build cannot sleep. A router
+    serves no model itself: it starts a server for each that it is asked for.
     """
 
     n_slots: int | None
-    is_asleep: bool
+    is_asleep: bool = False
+    is_router: bool = False
 
 
 class LlamaServer:
@@ -247,7 +249,11 @@ class LlamaServer:
         reply = self.get("/props", timeout_s=timeout_s)
         if reply.status != _OK or not isinstance(reply.body, dict):
             return None
-        return Props(_whole(reply.body.get("total_slots")), reply.body.get("is_sleeping") is True)
+        return Props(
+            _whole(reply.body.get("total_slots")),
+            is_asleep=reply.body.get("is_sleeping") is True,
+            is_router=reply.body.get("role") == "router",
+        )
 
     def slots(self, *, timeout_s: float = 5.0) -> Slots | None:
         """The state of the slots; None where the route is off or cannot be read.

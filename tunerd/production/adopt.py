@@ -224,6 +224,11 @@ def _from_unit(
     engine = engine_of(ctx, Found(Path(live.program), f"unit {unit}", allow_writable=False))
     if engine.capabilities is None:
         raise EngineError(f"the program of {unit} cannot be probed", cause=engine.problem)
+    if not live.names_a_model:
+        raise ConfigError(
+            f"{unit} is a router: it starts a server for each model that it is asked for",
+            hint="a profile describes one server; `tunerd profiles new NAME` makes one for a model",
+        )
     imported = import_command_line(live.arguments, live.environment, engine.capabilities)
     data: dict[str, Any] = {
         "description": f"what {unit} served when this was written",

@@ -141,6 +141,7 @@ def serving_units(ctx: Context) -> list[Mapping[str, Any]]:
                 "program": live.program,
                 "alias": live.serving.alias,
                 "port": live.serving.port,
+                "router": live.argv is not None and not live.names_a_model,
                 "written_by_tunerd": live.is_ours,
                 "drop_ins": [str(path) for path in live.drop_ins],
             }

@@ -115,9 +115,11 @@ def status(ctx: Context) -> ActionResult:
     mine = (e for e in ctx.generations.entries() if e.generation.unit == ctx.unit)
     last = next(mine, None)
     address = address_now(ctx, live, state)
-    http = None
+    http = props = None
     if state.is_active and address is not None:
-        http = LlamaServer(address, ctx.clock).health(timeout_s=1.0)
+        server = LlamaServer(address, ctx.clock)
+        http = server.health(timeout_s=1.0)
+        props = server.props(timeout_s=1.0) if http is HttpState.READY else None
     drifts = find_drift(ctx, entry, deep=False) if entry is not None else []
     record = read_record(ctx)
     under_way = is_locked(ctx.paths.lock)
@@ -135,6 +137,8 @@ def status(ctx: Context) -> ActionResult:
         "enabled": state.is_enabled,
         "health": None if http is None else str(http),
         "healthy": None if http is None else http is HttpState.READY,
+        "asleep": None if props is None else props.is_asleep,
+        "router": None if props is None else props.is_router,
         "address": None if address is None else address.url,
         "alias": live.serving.alias,
         "program": live.program,

@@ -685,6 +685,8 @@ def health_of(status: Mapping[str, Any]) -> Health:
         )
     if status["drift"]:
         return Health("warn", "Your server serves, but is not what was deployed.", serves)
+    if status["asleep"]:
+        return Health("good", "Your server is well, and asleep until somebody asks it.", serves)
     return Health("good", "Your server is well.", serves)
 
 

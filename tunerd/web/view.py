@@ -218,6 +218,8 @@ def status_facts(status: Mapping[str, Any]) -> Facts:
     unit = "there is none" if is_absent else f"{status['active']} ({status['sub_state']}){since}"
     serves = f"{status['alias'] or UNKNOWN} at {status['address'] or UNKNOWN}"
     health = status["health"] or (UNKNOWN if status["active"] == "active" else "not running")
+    health += ", asleep until somebody asks it" if status["asleep"] else ""
+    health += ", a router that starts a server for each model" if status["router"] else ""
     at = "with tunerd's supervisor" if status["mode"] == Mode.LOCAL else "at boot"
     boot = {True: f"starts {at}", False: f"does not start {at}", None: UNKNOWN}[status["enabled"]]
     measurement, last = status["measurement"], status["last_swap"]

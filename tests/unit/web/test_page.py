@@ -23,6 +23,7 @@ def drawn(chart: Chart) -> list[list[float | None]]:
 WELL: dict[str, Any] = {
     "unit": "llama-server.service", "exists": True, "active": "active", "sub_state": "running",
     "since_s": 1.0, "restarts": 0, "enabled": True, "health": "ready", "healthy": True,
+    "asleep": False, "router": False,
     "address": "http://127.0.0.1:8080", "alias": "qwen", "generation": 3, "profile": "mine",
     "engine": "ik", "last_swap": None, "change_under_way": False, "measurement": None, "vram": [],
     "drift": [], "messages": [], "mode": "system", "outcome": "serving",
@@ -35,6 +36,7 @@ DRIFT = {"code": "unit-changed", "text": "the unit was edited", "hint": "tunerd 
     [
         ({}, "good", "Your server is well."),
         ({"drift": [DRIFT]}, "warn", "is not what was deployed"),
+        ({"asleep": True}, "good", "asleep until somebody asks it"),
         ({"healthy": False, "health": "loading"}, "bad", "does not answer"),
         ({"healthy": None, "health": None}, "warn", "is not known"),
         ({"active": "failed", "sub_state": "failed"}, "bad", "does not run"),

@@ -1,0 +1,60 @@
+"""A server without a model is a router: it is told as one, and nothing that tunerd does is the worse for it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs
+from tests.support.local_box import Box
+from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
+from tunerd.machine.net import free_port
+from tunerd.production.status import status
+from tunerd.tryout.local import Local
+from tunerd.watch.readings import Watcher
+
+UNIT = "llama-server.service"
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    """A router of a real build, by a unit that somebody wrote."""
+    made = Box(tmp_path)
+    (tmp_path / "models.ini").write_text(f"[tiny]\nmodel = {tmp_path}/tiny.gguf\n")
+    words = (str(needs.engine("mainline-2026-08-18")), "--models-preset", f"{tmp_path}/models.ini",
+             "--port", str(free_port()), "-t", "1")  # fmt: skip
+    made.unit.parent.mkdir(parents=True)
+    made.unit.write_text(f"[Service]\nType=exec\nExecStart={shlex.join(words)}\n")
+    manager = Local(made.context.paths, may_start=True)
+    try:
+        manager.reload()
+        manager.start(UNIT)
+        yield made
+    finally:
+        started = processes_with(str(tmp_path))
+        end_supervisor(made.context.paths)
+        wait_until_gone(*started)
+
+
+@pytest.mark.engine
+def test_a_router_is_named_and_left_alone(box: Box) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not status(box.context).payload["healthy"]:
+        assert time.monotonic() < end_s, status(box.context).payload
+        time.sleep(0.1)
+
+    assert "a router that starts a server for each model" in box.call("status").stdout
+    (unit,) = json.loads(box.call("detect", "--json").stdout)["units"]
+    assert unit["router"] is True
+    seen = Watcher(box.context).look().engine
+    assert (seen.is_ready, seen.is_busy) == (True, None), "it has no slots of its own"
+    refused = json.loads(box.call("profiles", "new", "mine", "--from-unit", UNIT, "--json").stdout)
+    assert "is a router" in refused["error"]["message"]
+    unknown = json.loads(box.call("doctor", "--json").stdout)["not_checked"]
+    assert any("it is a router" in json.dumps(one) for one in unknown)
