@@ -100,6 +100,7 @@ def test_what_a_killed_measurement_left_is_cleared_by_recover(world: World) -> N
     write_measurement(ctx, RECORD)
     unit = put_candidate(world, lease.spec.id)
     world.manager.start_bound(unit)
+    (world.manager.runtime_unit_dir / f".{candidate_unit(ID, 1)}.abc.tmp").write_text("")
     assert world.serving_alias() == "two"
     assert read_measurement(ctx) is not None
     world.manager.drop_lease(lease)
@@ -114,16 +115,6 @@ def test_what_a_killed_measurement_left_is_cleared_by_recover(world: World) -> N
     assert not has_leftovers(ctx)
     assert world.serving_alias() == "one"
     assert recover(ctx).payload["cleared"] == []
-
-
-def test_a_write_that_was_cut_short_is_cleared_too(world: World) -> None:
-    ctx = world.context()
-    temporary = world.manager.runtime_unit_dir / f".{candidate_unit(ID, 1)}.abc.tmp"
-    temporary.write_text("")
-
-    clear_dead_measurements(ctx)
-
-    assert not temporary.exists()
 
 
 def test_what_somebody_measures_now_is_left_alone(world: World) -> None:
@@ -154,8 +145,11 @@ def test_a_change_ends_a_measurement_and_finds_production_up(world: World) -> No
     assert end_measurement(ctx, by="`tunerd apply`") is None
 
 
-def test_a_lease_that_cannot_be_had_leaves_production_serving(world: World) -> None:
-    world.manager.errors["lease"] = [ServiceError("no D-Bus")]
+@pytest.mark.parametrize("at", ["lease", "lease taken"])
+def test_a_lease_that_cannot_be_had_or_fails_half_way_leaves_production_serving(
+    world: World, at: str
+) -> None:
+    world.manager.errors[at] = [ServiceError("no D-Bus")]
 
     with (
         pytest.raises(ServiceError, match="no D-Bus"),
@@ -236,9 +230,6 @@ def test_the_outlook_is_as_the_last_swap_and_says_what_is_not_known(world: World
     told = outlook(world.context(), measuring_s=90)
     assert told.load_s == next(world.context().generations.entries()).ending.without_service_s
     assert told.without_service_s == 90 + (told.load_s or 0)
-    world.manager.disable(UNIT)
-    with pytest.raises(DeployError, match="does not start at boot"):
-        outlook(world.context(), measuring_s=90)
 
 
 def test_where_no_unit_is_nothing_is_interrupted(tmp_path: Path) -> None:
@@ -258,18 +249,9 @@ def test_nothing_is_measured_where_production_is_not_known_to_start_at_boot(
     demand_return_at_boot(world.context(), state)
     with pytest.raises(DeployError, match="does not start at boot"):
         demand_return_at_boot(world.context(), replace(state, unit_file_state=said))
-
-
-def test_a_lease_that_fails_half_way_starts_production_again(world: World) -> None:
-    world.manager.errors["lease taken"] = [ServiceError("its scope cannot be had")]
-
-    with (
-        pytest.raises(ServiceError, match="its scope"),
-        hold(world.context(), purpose="bench x", budget_s=60),
-    ):
-        pass
-
-    assert world.serving_alias() == "one"
+    world.manager.disable(UNIT)
+    with pytest.raises(DeployError, match="does not start at boot"):
+        outlook(world.context(), measuring_s=90)
 
 
 @pytest.mark.parametrize("is_up", [True, False])

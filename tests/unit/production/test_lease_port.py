@@ -10,7 +10,6 @@ import pytest
 
 from tests.fault.world import ENGINE, UNIT, World
 from tests.support.fakes import Invocation, Life, Program
-from tunerd.app import Context
 from tunerd.engine.server import Address
 from tunerd.errors import Stranded
 from tunerd.production.gate import PORT_WAIT_S, PortTurns
@@ -109,46 +108,34 @@ class Holder:
             self.socket.close()
 
 
-def turns(ctx: Context, holder: Holder, *, is_held: bool = True) -> PortTurns:
-    return PortTurns(replace(ctx, progress=holder), lambda: is_held, ONE)
-
-
-def test_another_program_waits_until_it_can_bind(world: World) -> None:
-    holder = Holder(3)
-    turns(world.context(), holder).wait_for(OTHER, holder.address)
-
-    assert [round(one.left_s or 0) for one in holder.said] == [75, 74, 73]
-
-
-def test_nobody_waits_longer_than_the_kernel_remembers(world: World) -> None:
-    holder = Holder(1000)
-    turns(world.context(), holder).wait_for(OTHER, holder.address)
-    holder.socket.close()
-
-    assert len(holder.said) == PORT_WAIT_S
-
-
-def test_the_same_program_does_not_wait_nor_does_anybody_once_the_lease_is_gone(
+def test_another_program_waits_until_it_can_bind_but_no_longer_than_the_kernel_remembers(
     world: World,
 ) -> None:
+    for n_words, n_said in ((3, 3), (1000, PORT_WAIT_S)):
+        holder = Holder(n_words)
+        ctx = replace(world.context(), progress=holder)
+        PortTurns(ctx, lambda: True, ONE).wait_for(OTHER, holder.address)
+        holder.socket.close()
+        assert [round(one.left_s or 0) for one in holder.said[:3]] == [75, 74, 73]
+        assert len(holder.said) == n_said
+
+
+@pytest.mark.parametrize(
+    ("program", "is_held", "listens"),
+    [(ONE, True, False), (OTHER, False, False), (OTHER, True, True)],
+)
+def test_nobody_waits_for_their_own_port_nor_for_one_that_is_listened_on_nor_without_a_lease(
+    world: World, program: Path, *, is_held: bool, listens: bool
+) -> None:
     holder = Holder(1000)
-    same = turns(world.context(), holder)
-    same.wait_for(ONE, holder.address)
-    turns(world.context(), holder, is_held=False).wait_for(OTHER, holder.address)
-    assert holder.said == []
-
-    same.wait_for(OTHER, holder.address)
-    holder.socket.close()
-    assert holder.said, "it is the other's turn now"
-
-
-def test_a_port_on_which_somebody_listens_is_not_waited_for(world: World) -> None:
-    holder = Holder(1000)
-    holder.socket.listen()
-    turns(world.context(), holder).wait_for(OTHER, holder.address)
+    if listens:
+        holder.socket.listen()
+    turns = PortTurns(replace(world.context(), progress=holder), lambda: is_held, ONE)
+    turns.wait_for(program, holder.address)
     holder.socket.close()
 
     assert holder.said == []
+    assert turns.last == program, "it is its turn now"
 
 
 def test_a_measurement_that_waits_for_the_port_at_its_end_still_holds_the_place(
