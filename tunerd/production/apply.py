@@ -115,12 +115,11 @@ def _keep_engine(ctx: Context, made: Plan) -> None:
 
 
 def _refused(made: Plan) -> DeployError:
-    errors = [message for message in made.messages if message.level is Level.ERROR]
     return DeployError(
         f"profile `{made.resolved.name}` cannot be deployed here",
-        cause="\n".join(message.text for message in errors),
+        cause="\n".join(one.text for one in made.errors),
         state="nothing was touched",
-        hint="; ".join(dict.fromkeys(message.hint for message in errors if message.hint)) or None,
+        hint="; ".join(dict.fromkeys(one.hint for one in made.errors if one.hint)) or None,
     )
 
 

@@ -70,7 +70,7 @@ from tunerd.production.plan import (
 )
 from tunerd.production.recover import recover_locked
 from tunerd.production.unattended import demand_root_for_plan
-from tunerd.result import Level, Progress
+from tunerd.result import Progress
 from tunerd.tryout.local_state import prune_logs
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import (
@@ -232,9 +232,8 @@ def _copy_drop_ins(ctx: Context, lease: LeaseSpec, unit: str) -> None:
 
 
 def _refusal(plan: Plan) -> Failure:
-    errors = [message for message in plan.messages if message.level is Level.ERROR]
-    words = "; ".join(message.text for message in errors)
-    hint = next((message.hint for message in errors if message.hint), None)
+    words = "; ".join(message.text for message in plan.errors)
+    hint = next((message.hint for message in plan.errors if message.hint), None)
     return Failure(FailureKind.BAD_ARGUMENT, words, hint)
 
 
@@ -457,7 +456,8 @@ class Held:
                 self.without_service_s = found.answered_at_s - self._began_s
             return
         if not found.was_stopped:
-            raise self._not_back(found.text, _told(found))
+            failure = found.failure
+            raise self._not_back(found.text, f"{failure.kind}: {failure.words}")
 
     def _not_back(self, message: str, cause: str | None) -> Stranded:
         return Stranded(
@@ -466,10 +466,6 @@ class Held:
             state="nothing of it was changed; the measurement's own units are gone",
             hint=f"`tunerd status`; then `systemctl restart {self._ctx.unit}`, or `tunerd rollback`",
         )
-
-
-def _told(found: NotServing) -> str:
-    return f"{found.failure.kind}: {found.failure.words}"
 
 
 @contextlib.contextmanager
@@ -508,33 +504,27 @@ def hold(
         try:
             yield held
         except (KeyboardInterrupt, SystemExit) as end:
-            end.add_note(_state_after(ctx, held))
+            again = "serves again" if held.restores else "does not run, as before"
+            end.add_note(f"{ctx.unit} {again}")  # once the lease was closed without an error
             raise
         finally:
             with interrupts.held():
                 held.close()
 
 
-def _state_after(ctx: Context, held: Held) -> str:
-    """How the machine is once the lease was closed without an error."""
-    return f"{ctx.unit} {'serves again' if held.restores else 'does not run, as before'}"
-
-
 @contextlib.contextmanager
 def _only_measurement(ctx: Context, purpose: str) -> Iterator[None]:
     """One at a time: the lock of measurements."""
-    try:
-        held = lock(ctx.paths.measure_lock, purpose=purpose, since=ctx.now_text())
-        held.__enter__()
-    except Busy as busy:
-        raise Busy(
-            "another measurement is under way",
-            cause=busy.cause,
-            state="nothing was changed",
-            hint=f"wait for it, or end it by starting {ctx.unit}",
-        ) from busy
     with contextlib.ExitStack() as stack:
-        stack.push(held.__exit__)
+        try:
+            stack.enter_context(lock(ctx.paths.measure_lock, purpose=purpose, since=ctx.now_text()))
+        except Busy as busy:
+            raise Busy(
+                "another measurement is under way",
+                cause=busy.cause,
+                state="nothing was changed",
+                hint=f"wait for it, or end it by starting {ctx.unit}",
+            ) from busy
         yield
 
 
@@ -724,10 +714,9 @@ def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Out
 
 
 def _last_load_s(ctx: Context) -> float | None:
-    for entry in ctx.generations.entries():
-        if entry.generation.unit == ctx.unit and entry.ending.outcome is Outcome.SERVING:
-            return entry.ending.without_service_s
-    return None
+    served = (one.ending for one in ctx.generations.entries(ctx.unit))
+    last = next((one for one in served if one.outcome is Outcome.SERVING), None)
+    return None if last is None else last.without_service_s
 
 
 def _text(

@@ -536,9 +536,14 @@ class Plan:
     messages: tuple[Message, ...]
 
     @property
+    def errors(self) -> tuple[Message, ...]:
+        """What stands against deploying it."""
+        return tuple(one for one in self.messages if one.level is Level.ERROR)
+
+    @property
     def is_refused(self) -> bool:
         """Whether something stands against deploying it."""
-        return any(message.level is Level.ERROR for message in self.messages)
+        return bool(self.errors)
 
 
 def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> ActionResult:

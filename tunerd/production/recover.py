@@ -232,7 +232,7 @@ def changing(
 def _is_known_to_serve(ctx: Context) -> bool:
     """Whether the unit that stands had been deployed well, or is what the newest swap was to replace."""
     standing = sha256(standing_text(ctx))
-    entries = [one for one in ctx.generations.entries() if one.generation.unit == ctx.unit]
+    entries = list(ctx.generations.entries(ctx.unit))
     if standing is None or not entries:
         return False
     replaced = ctx.generations.replaced_text(entries[0].generation.number)
@@ -379,9 +379,7 @@ def _settle_endings(ctx: Context) -> None:
     """
     standing = sha256(standing_text(ctx))
     newest = True
-    for entry in ctx.generations.entries():
-        if entry.generation.unit != ctx.unit:
-            continue
+    for entry in ctx.generations.entries(ctx.unit):
         if entry.ending.outcome.is_done:
             return
         if entry.ending.outcome is Outcome.RUNNING:

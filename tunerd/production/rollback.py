@@ -200,10 +200,9 @@ def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None, Generation
         return f"generation {to}", text, _first(ctx) if text is None else None
     if to in {backup.name for backup in backups(ctx)}:
         return to, ctx.files.read(ctx.paths.unit_dir / to), None
-    for entry in ctx.generations.entries():
-        generation = entry.generation
-        if (generation.unit, generation.replaced_backup) == (ctx.unit, to):
-            kept = ctx.generations.replaced_text(generation.number)
+    for entry in ctx.generations.entries(ctx.unit):
+        if entry.generation.replaced_backup == to:
+            kept = ctx.generations.replaced_text(entry.generation.number)
             if kept is not None:  # its backup was pruned, or somebody removed it
                 return to, kept, None
     raise UsageError(
@@ -213,16 +212,16 @@ def _chosen(ctx: Context, to: str | None) -> tuple[str, bytes | None, Generation
 
 def _first(ctx: Context) -> Generation | None:
     """The newest generation that replaced no unit file."""
-    found = (entry.generation for entry in ctx.generations.entries())
-    return next((g for g in found if g.unit == ctx.unit and g.replaced_absent), None)
+    found = (entry.generation for entry in ctx.generations.entries(ctx.unit))
+    return next((one for one in found if one.replaced_absent), None)
 
 
 def _newest(ctx: Context) -> tuple[str, bytes | None, Generation | None]:
     """What the newest swap replaced, passing over what is live already (a failed swap's backup)."""
     live = sha256(standing_text(ctx))
-    for entry in ctx.generations.entries():
+    for entry in ctx.generations.entries(ctx.unit):
         generation = entry.generation
-        if generation.unit != ctx.unit or not _changed_the_unit(entry.ending):
+        if not _changed_the_unit(entry.ending):
             continue
         if generation.replaced_absent and live is not None:
             return "no unit file", None, generation

@@ -112,8 +112,7 @@ def status(ctx: Context) -> ActionResult:
     state = ctx.services.state(ctx.unit)
     live = read_live_unit(ctx)
     entry = ctx.generations.serving(ctx.unit)
-    mine = (e for e in ctx.generations.entries() if e.generation.unit == ctx.unit)
-    last = next(mine, None)
+    last = next(ctx.generations.entries(ctx.unit), None)
     address = address_now(ctx, live, state)
     http = props = None
     if state.is_active and address is not None:
@@ -284,8 +283,8 @@ def _unit_drift(ctx: Context, generation: Generation) -> list[Drift]:
 
 def _generation_of(ctx: Context, text_sha256: str | None) -> Generation | None:
     """The newest generation that had this text deployed."""
-    found = (entry.generation for entry in ctx.generations.entries())
-    return next((g for g in found if (g.unit, g.unit_sha256) == (ctx.unit, text_sha256)), None)
+    found = (entry.generation for entry in ctx.generations.entries(ctx.unit))
+    return next((one for one in found if one.unit_sha256 == text_sha256), None)
 
 
 def _state_drift(ctx: Context, entry: HistoryEntry) -> list[Drift]:

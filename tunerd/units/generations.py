@@ -219,11 +219,11 @@ class Generations:
         except HostError:
             return None
 
-    def entries(self) -> Iterator[HistoryEntry]:
-        """All that can be read, newest first, one by one as they are asked for."""
+    def entries(self, unit: str | None = None) -> Iterator[HistoryEntry]:
+        """All that can be read, or those of a unit, newest first, one by one as they are asked for."""
         for number in self.numbers():
             entry = self.find(number)
-            if entry is not None:
+            if entry is not None and unit in {None, entry.generation.unit}:
                 yield entry
 
     def serving(self, unit: str, *, before: float = inf) -> HistoryEntry | None:
@@ -231,11 +231,8 @@ class Generations:
 
         `before` a number: what that one replaced.
         """
-        for entry in self.entries():
-            is_older = entry.generation.number < before
-            if is_older and entry.generation.unit == unit and entry.ending.outcome.is_done:
-                return entry
-        return None
+        older = (one for one in self.entries(unit) if one.generation.number < before)
+        return next((one for one in older if one.ending.outcome.is_done), None)
 
     def remove_temporaries(self) -> None:
         """Remove what writes left that were cut short: since the last swap that ended well.
