@@ -154,58 +154,20 @@ def test_a_refused_plan_is_a_result_and_nothing_starts(ctx: Context, port: int) 
         lease.check()
 
 
-def test_a_candidate_that_is_killed_is_a_crash_and_the_next_one_serves(
-    ctx: Context, port: int
-) -> None:
-    plan = a_plan(ctx, port)
-    with held(ctx) as lease:
-        with lease.serve(plan) as first:
-            assert lease.look(first) is None
-            pid = ctx.services.state(first.unit).main_pid
-            assert pid is not None
-            os.kill(pid, signal.SIGSEGV)
-            eventually(lambda: not ctx.services.state(first.unit).is_active, "it lives")
-            fault = lease.look(first)
-        with lease.serve(plan) as second:
-            assert second.ok
-    assert fault is not None
-    assert fault.reason is Reason.CRASH
-    assert second.unit != first.unit
-
-
-def preempted(ctx: Context, happens: Callable[[Held], None]) -> Preempted:
-    """What the one who measures learns when this happens."""
-    with held(ctx) as lease:
-        happens(lease)
-        with pytest.raises(Preempted) as learned:
-            lease.check()
-    return learned.value
-
-
-def test_whoever_starts_production_wins_and_the_measurement_learns_it(
-    ctx: Context, port: int
-) -> None:
-    def start(lease: Held) -> None:
-        with lease.serve(a_plan(ctx, port)) as candidate:
-            ctx.services.start(ctx.unit)
-            assert not ctx.services.state(candidate.unit).is_active
-
-    assert "started llama-server.service" in (preempted(ctx, start).cause or "")
-
-
 def test_an_apply_ends_the_measurement_first_and_both_say_so(
     box: Box, ctx: Context, port: int
 ) -> None:
     words = ["--set", f"serving.port={port}", "--set", f"model.path={box.model}"]
     words += ["--set", "serving.threads=1", "--set", "serving.ctx_size=768"]
 
-    def apply(lease: Held) -> None:
+    with held(ctx) as lease:
         with lease.serve(a_plan(ctx, port)):
             done = box.call("apply", "cpu-embedded", "--yes", *words)
             assert done.returncode == 0, done.stderr
             assert "was ended for this" in done.stderr
-
-    assert preempted(ctx, apply).cause == "`tunerd apply` ended it"
+        with pytest.raises(Preempted) as learned:
+            lease.check()
+    assert learned.value.cause == "`tunerd apply` ended it"
 
 
 @pytest.mark.parametrize("victims", ["command", "supervisor", "both"])

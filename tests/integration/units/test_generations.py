@@ -14,7 +14,8 @@ from tests.support.local_box import Box
 from tunerd.errors import HostError
 from tunerd.machine.files import Files
 from tunerd.production.status import history
-from tunerd.units.generations import Ending, Generation, Generations, Outcome
+from tunerd.records import plain
+from tunerd.units.generations import SCHEMA, Ending, Generation, Generations, Outcome
 
 GENERATION = Generation(
     number=1,
@@ -105,61 +106,46 @@ def test_the_serving_one_is_the_newest_that_ended_well(generations: Generations)
     assert generations.serving("nobody.service") is None
 
 
-DAMAGED = [
-    "", "{", "null", "[]", "5", '"text"', "{}", '{"schema": 1}', '{"schema": 2, "number": 2}', "[" * 99_999,
-]  # fmt: skip
+def tampered(**changes: Any) -> str:
+    """A record as written, but for this."""
+    return json.dumps({**plain(replace(GENERATION, number=2), schema=SCHEMA), **changes})
 
 
-@pytest.mark.parametrize("text", DAMAGED)
-def test_a_damaged_record_is_named_and_stands_in_nobodys_way(
-    text: str, generations: Generations, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(
+            ("generation.json", text)
+            for text in ("", "{", "[]", "5", '{"schema": 1}', "[" * 99_999)
+        ),
+        ("generation.json", tampered(schema=2)),
+        ("generation.json", tampered(number=7)),
+        ("generation.json", tampered(argv=None)),
+        ("generation.json", tampered(origins=[["a", "b"]])),
+        *(("outcome.json", text) for text in ("[]", '"x"', '{"outcome": "nonsense"}', "{}")),
+    ],
+)
+def test_a_damaged_record_is_named_until_it_was_put_aside_and_stands_in_nobodys_way(
+    name: str, text: str, tmp_path: Path
 ) -> None:
-    make(generations, SERVING)
-    make(generations, SERVING)
-    path = tmp_path / "generations" / "000002" / "generation.json"
-    path.write_text(text)
-    if text != "null":
-        with pytest.raises(HostError) as caught:
-            generations.read(2)
-        assert str(path) in caught.value.message
-    assert [entry.generation.number for entry in generations.entries()] == [1]
-    assert generations.next_number() == 3
-
-
-def test_a_damaged_record_is_told_of_until_it_was_put_aside(tmp_path: Path) -> None:
     ctx = Box(tmp_path).context
     for _ in range(2):
         make(ctx.generations, SERVING)
     folder = ctx.paths.generations_dir / "000002"
-    (folder / "generation.json").write_text("{")
-    for _ in range(2):
-        told = history(ctx)
-        assert [(one.code, one.hint) for one in told.messages] == [
-            ("damaged", "`tunerd history show 2` says why")
-        ]
-        assert [row["number"] for row in told.payload["generations"]] == [1]
+    (folder / name).write_text(text)
+
+    with pytest.raises(HostError):
+        ctx.generations.read(2)
+    assert ctx.generations.find(2) is None
+    assert [entry.generation.number for entry in ctx.generations.entries()] == [1]
+    assert ctx.generations.next_number() == 3
+    told = history(ctx)
+    assert [(one.code, one.hint) for one in told.messages] == [
+        ("damaged", "`tunerd history show 2` says why")
+    ]
+    assert [row["number"] for row in told.payload["generations"]] == [1]
     folder.rename(folder.with_name("000002.damaged"))
     assert history(ctx).messages == ()
-
-
-@pytest.mark.parametrize("change", [{"number": 7}, {"argv": None}, {"origins": [["a", "b"]]}])
-def test_a_record_that_was_tampered_with_is_damaged(
-    change: dict[str, Any], generations: Generations, tmp_path: Path
-) -> None:
-    make(generations)
-    path = tmp_path / "generations" / "000001" / "generation.json"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
-    with pytest.raises(HostError, match="is damaged"):
-        generations.read(1)
-    assert generations.find(1) is None
-
-
-@pytest.mark.parametrize("text", ["[]", '"x"', '{"outcome": "nonsense"}', "{}", "5"])
-def test_a_damaged_ending_is_named(text: str, generations: Generations, tmp_path: Path) -> None:
-    make(generations, SERVING)
-    (tmp_path / "generations" / "000001" / "outcome.json").write_text(text)
-    with pytest.raises(HostError, match="generation 1 is damaged"):
-        generations.read(1)
 
 
 def test_what_cut_short_writes_left_is_removed_back_to_the_last_good_one(

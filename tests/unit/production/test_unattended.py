@@ -57,6 +57,7 @@ def named(service: str, file_environment: dict[str, str] | None = None) -> Named
         ("ExecStart=/x", "ExecStart=/y", False),
         ("ExecStart=/x", "ExecStart=/y\nUser=llama", False),
         ("ExecStart=/x\nUser=root", "ExecStart=/y", False),
+        ("ExecStart=/x\nUser=0", "ExecStart=/y", False),
         ("ExecStart=/x\nUser=%i", "ExecStart=/y", False),
         ("ExecStart=/x\nUser=alice", "ExecStart=/y", True),
         ("ExecStart=/x\nDynamicUser=yes", "ExecStart=/y", True),
@@ -69,6 +70,7 @@ def named(service: str, file_environment: dict[str, str] | None = None) -> Named
          "ExecStart=/y\nUser=llama", False),
         ("ExecStart=/x\nUser=nobody\nAmbientCapabilities=CAP_SYS_ADMIN", "ExecStart=/y", False),
         ("ExecStart=/x\nUser=nobody\nSupplementaryGroups=docker", "ExecStart=/y", False),
+        ("ExecStart=/x\nUser=nobody\nGroup=docker", "ExecStart=/y", False),
         ("ExecStart=/x\nUser=llama\nGroup=llama", "ExecStart=/y", True),
     ],
 )  # fmt: skip

@@ -378,22 +378,23 @@ def test_the_program_gets_exactly_its_arguments() -> None:
     assert "ExecStart=/usr/bin/llama-server \\\n    --model /m.gguf \\\n    --port 8080\n" in text
 
 
-def test_no_place_of_the_template_is_left_open() -> None:
-    for mode in Mode:
-        text = render_unit(TEMPLATE, replace(PLAIN, mode=mode))
-        assert "#@" not in text
-        assert not [word for word in text.split() if word.startswith("@") and word.endswith("@")]
-        assert "\n\n\n" not in text
+@pytest.mark.parametrize("mode", Mode)
+def test_no_place_of_the_template_is_left_open_and_no_backtrace_waited_for(mode: Mode) -> None:
+    spec = replace(PLAIN, mode=mode)
+    text = render_unit(TEMPLATE, spec)
+    assert "#@" not in text
+    assert not [word for word in text.split() if word.startswith("@") and word.endswith("@")]
+    assert "\n\n\n" not in text
+    assert environment(spec)["GGML_NO_BACKTRACE"] == "1"
+    assert value(spec, "NoNewPrivileges") == "yes"
 
 
-def test_the_system_unit_is_hardened_and_the_users_is_not() -> None:
-    assert value(PLAIN, "ProtectSystem") == "strict"
-    assert value(PLAIN, "User") == "llama"
+def test_the_system_unit_is_hardened_but_of_nothing_that_cuda_needs_and_the_users_is_not() -> None:
+    assert (value(PLAIN, "ProtectSystem"), value(PLAIN, "User")) == ("strict", "llama")
     mine = replace(PLAIN, mode=Mode.USER)
-    assert value(mine, "ProtectSystem") is None
-    assert value(mine, "User") is None
-    assert value(mine, "Group") is None
-    assert value(mine, "NoNewPrivileges") == "yes"
+    assert {value(mine, name) for name in ("ProtectSystem", "User", "Group")} == {None}
+    devices = ("PrivateDevices", "DevicePolicy", "ProcSubset", "LimitAS", "MemoryDenyWriteExecute")
+    assert {value(PLAIN, name) for name in devices} == {None}
 
 
 def test_what_only_some_need_is_said_for_them_alone() -> None:
@@ -403,17 +404,6 @@ def test_what_only_some_need_is_said_for_them_alone() -> None:
     assert value(replace(PLAIN, needs_home=True), "ProtectHome") == "read-only"
     spec = replace(PLAIN, profile="50%n faster")
     assert value(spec, "Description", "Unit") == "llama-server, profile 50%%n faster"
-
-
-def test_what_cuda_needs_is_not_taken_away() -> None:
-    for name in (
-        "PrivateDevices",
-        "DevicePolicy",
-        "ProcSubset",
-        "LimitAS",
-        "MemoryDenyWriteExecute",
-    ):
-        assert value(PLAIN, name) is None, name
 
 
 def test_the_environment_of_the_profile_wins_over_that_of_the_template() -> None:
