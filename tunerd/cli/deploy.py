@@ -18,6 +18,7 @@ from tunerd.web.view import (
     generations_table,
     plan_facts,
     status_facts,
+    without_header,
 )
 from tunerd.words import format_duration, format_mib
 
@@ -79,7 +80,10 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
     yield from _command_line(payload)
     yield ""
     yield "memory"
-    yield from memory_lines(payload["memory"])
+    if payload["memory"] is None:
+        yield f"  {without_header(payload)}"
+    else:
+        yield from memory_lines(payload["memory"])
     yield ""
     yield "unit"
     yield from payload["diff"].splitlines() or ["no difference from what is live"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -595,7 +596,7 @@ def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
     if model.hf_repo is not None:
         repo, _, quant = model.hf_repo.partition(":")
         any_of_it = f'--include "*{quant}*"' if quant else ""
-        what = model.hf_file or model.path or any_of_it
+        what = model.hf_file or Path(model.path or "").name or any_of_it
         fetch = f"hf download {repo} {what} --local-dir {folder}".replace("  ", " ")
     elif model.source is not None:
         fetch = f"get it: {model.source}"
@@ -689,6 +690,39 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
     )
 
 
+def without_weights(
+    ctx: Context, request: PlanRequest, host: Host
+) -> tuple[Engine, Resolved, CommandLine] | None:
+    """What the first engine would be started with once the model file is there; None where none can.
+
+    The file stands in the first folder of `models.dirs`, by the name that the profile has for it.
+    """
+    load = partial(
+        load_profile, ctx, request.profile, options=request.options, with_tuned=request.with_tuned
+    )
+    model, engines = load().profile.model, find_engines(ctx)
+    folder = next(iter(ctx.settings.models.dirs), Path("FOLDER"))
+    path = folder / (model.path or model.hf_file or f"{model.name or 'MODEL'}.gguf")
+    for word in load().profile.engine.prefer or _ANY:
+        for engine in candidates(engines, word) or _named_by_path(ctx, word):
+            if engine.capabilities is None:
+                continue
+            resolved = load(engine_names=_layer_names(engine))
+            _, has_gpu = _devices(ctx, engine, resolved, host)
+            with contextlib.suppress(ModelFileError):  # of a drafter
+                context = _render_context(ctx, engine, resolved, host, path, has_gpu=has_gpu)
+                command = render(resolved, engine.capabilities, context)
+                if isinstance(command, CommandLine):
+                    return engine, resolved, command
+    return None
+
+
+def _layer_names(engine: Engine) -> tuple[str, ...]:
+    """The [engines.NAME] of a profile that count for it."""
+    family = [str(engine.capabilities.family)] if engine.capabilities is not None else []
+    return tuple(dict.fromkeys((*family, engine.name)))
+
+
 def _named_by_path(ctx: Context, word: str) -> tuple[Engine, ...]:
     """An engine that nobody but the profile names; who may write it is asked as of any other."""
     path = Path(word).expanduser()
@@ -712,8 +746,7 @@ def _try(ctx: Context, load: Callable[..., Resolved], host: Host, engine: Engine
     """The profile on one engine, or why that engine cannot serve it."""
     if engine.capabilities is None:
         return engine.problem or "cannot be probed"
-    names = tuple(dict.fromkeys((str(engine.capabilities.family), engine.name)))
-    resolved = load(engine_names=names)
+    resolved = load(engine_names=_layer_names(engine))
     model_path, facts = find_weights(ctx, resolved)
     devices, has_gpu = _devices(ctx, engine, resolved, host)
     context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)

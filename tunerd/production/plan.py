@@ -21,6 +21,7 @@ from tunerd.engine.builds import (
     found_of,
     named_by_plan,
     refusal,
+    without_weights,
 )
 from tunerd.engine.commandline import KINDS_WITH_PROBABILITY, CommandLine
 from tunerd.engine.health import Expectation
@@ -34,7 +35,7 @@ from tunerd.engine.serving import (
     specifiers_of,
     standing_text,
 )
-from tunerd.errors import EngineError, HostError, TunerdError
+from tunerd.errors import EngineError, HostError, ModelFileError, TunerdError
 from tunerd.machine.facts import Host
 from tunerd.machine.files import real_path
 from tunerd.machine.host import process_facts, read_host
@@ -547,47 +548,91 @@ class Plan:
 
 
 def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> ActionResult:
-    """`tunerd plan PROFILE`; exit code 1 if it would be refused."""
-    made = make_plan(ctx, request)
+    """`tunerd plan PROFILE`; exit code 1 if it would be refused.
+
+    Without the model file it shows what would be run with it, and what is missing.
+    """
+    try:
+        made = make_plan(ctx, request)
+    except ModelFileError as problem:
+        found = without_weights(ctx, request, read_host(ctx.gpu))
+        if found is None:
+            raise
+        return _without_weights(ctx, *found, problem, with_explain=with_explain)
     payload = plan_json(made, with_explain=with_explain)
     return ActionResult("plan", payload, made.messages, 1 if made.is_refused else 0)
 
 
-def plan_json(made: Plan, *, with_explain: bool) -> dict[str, Any]:
-    """A plan as scripts read it."""
+def _without_weights(
+    ctx: Context,
+    engine: Engine,
+    resolved: Resolved,
+    command: CommandLine,
+    problem: ModelFileError,
+    *,
+    with_explain: bool,
+) -> ActionResult:
+    live = read_live_unit(ctx)
+    unit_text = render_unit(
+        unit_template(ctx), unit_spec(ctx, resolved, engine, command, service_user(ctx, live))
+    )
+    messages = (error("model-missing", problem.words, problem.hint),)
+    payload = _server_json(resolved, engine, command, with_explain=with_explain) | {
+        "passed_over": [],
+        "unit": unit_text,
+        "unit_path": str(live.path) if live.path else None,
+        "diff": unified_diff(live.text, unit_text, ctx.unit),
+        "memory": None,
+        "published_vram_mib": resolved.profile.published.vram_mib,
+        "model": {"path": command.value_of("model.path"), "name": resolved.profile.model.name}
+        | dict.fromkeys(("architecture", "quant", "file_bytes", "has_mtp")),
+        "warnings": [_message_json(message) for message in messages],
+        "refused": True,
+    }
+    return ActionResult("plan", payload, messages, 1)
+
+
+def _server_json(
+    resolved: Resolved, engine: Engine, command: CommandLine, *, with_explain: bool
+) -> dict[str, Any]:
     explained = [
         {"flag": flag, "key": key, "origin": origin}
-        for flag, key, origin in explain(made.command, made.resolved)
+        for flag, key, origin in explain(command, resolved)
     ]
     return {
-        "profile": made.resolved.name,
-        "layers": list(made.resolved.layers),
+        "profile": resolved.name,
+        "layers": list(resolved.layers),
         "engine": {
-            "name": made.engine.name,
-            "path": str(made.engine.program),
-            "dialect": made.engine.capabilities.dialect if made.engine.capabilities else None,
+            "name": engine.name,
+            "path": str(engine.program),
+            "dialect": engine.capabilities.dialect if engine.capabilities else None,
         },
+        "argv": list(command.argv),
+        "explain": explained if with_explain else None,
+    }
+
+
+def _message_json(message: Message) -> dict[str, Any]:
+    return {"code": message.code, "text": message.text, "hint": message.hint}
+
+
+def plan_json(made: Plan, *, with_explain: bool) -> dict[str, Any]:
+    """A plan as scripts read it."""
+    facts, said = made.facts, (m for m in made.messages if m.level is not Level.NOTE)
+    same = ("name", "architecture", "quant", "file_bytes", "has_mtp")
+    return _server_json(made.resolved, made.engine, made.command, with_explain=with_explain) | {
         "passed_over": [{"engine": name, "reason": why} for name, why in made.passed_over],
-        "argv": list(made.command.argv),
         "unit": made.unit_text,
         "unit_path": str(made.live.path) if made.live.path else None,
         "diff": made.diff,
         "memory": memory_json(made.memory),
+        "published_vram_mib": made.resolved.profile.published.vram_mib,
         "model": {
             "path": made.command.value_of("model.path"),
-            "name": made.facts.name,
-            "architecture": made.facts.architecture,
-            "quant": made.facts.quant,
-            "file_bytes": made.facts.file_bytes,
-            "has_mtp": made.facts.has_mtp,
+            **{name: getattr(facts, name) for name in same},
         },
-        "warnings": [
-            {"code": m.code, "text": m.text, "hint": m.hint}
-            for m in made.messages
-            if m.level is not Level.NOTE
-        ],
+        "warnings": [_message_json(message) for message in said],
         "refused": made.is_refused,
-        "explain": explained if with_explain else None,
     }
 
 

@@ -319,18 +319,31 @@ def flags_table(origins: Sequence[Sequence[str]]) -> Table:
 def plan_facts(plan: Mapping[str, Any]) -> Facts:
     """What a profile becomes on this machine."""
     engine, model = plan["engine"], plan["model"]
-    size = format_mib(model["file_bytes"] // 1024**2)
+    said = (
+        f"{model['architecture']}, {model['quant']}, {format_mib(model['file_bytes'] // 1024**2)}"
+        if model["file_bytes"] is not None
+        else "not here yet"
+    )
     return (
         ("profile", f"{plan['profile']} ({', '.join(plan['layers'])})"),
         ("engine", f"{engine['name']} ({engine['dialect']}), {engine['path']}"),
-        ("model", f"{model['path']} ({model['architecture']}, {model['quant']}, {size})"),
+        ("model", f"{model['path']} ({said})"),
         *(("passed over", f"{one['engine']}: {one['reason']}") for one in plan["passed_over"]),
     )
+
+
+def without_header(plan: Mapping[str, Any]) -> str:
+    """What can be said of memory before the model file is there."""
+    published = plan["published_vram_mib"]
+    known = f"; published with this model: {format_mib(published)} in use" if published else ""
+    return f"told once the model file is here, from its header{known}"
 
 
 def needs_facts(plan: Mapping[str, Any]) -> Facts:
     """Whether its memory suffices, and by how much on each card."""
     memory = plan["memory"]
+    if memory is None:
+        return (("memory", without_header(plan)),)
     return (
         ("memory", memory["verdict"]),
         *((one["name"], f"{format_mib(one['worst_mib'])} of {format_mib(one['free_mib'])} free")

@@ -58,6 +58,23 @@ def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     assert not box.unit.exists()
 
 
+def test_a_plan_shows_what_would_be_run_before_the_model_is_there(box: Box) -> None:
+    model = str(box.folder / "models/designed-tiny.gguf")
+    done = box.call("plan", "cpu-embedded", "--json", "--explain")
+    planned = json.loads(done.stdout)
+    assert (done.returncode, planned["refused"], planned["memory"]) == (1, True, None)
+    assert planned["warnings"][0]["code"] == "model-missing"
+    assert f"tunerd model new {model}" in planned["warnings"][0]["hint"]
+    told = box.call("plan", "cpu-embedded").stdout
+    assert f"{model} (not here yet)" in told
+    assert "told once the model file is here" in told
+
+    assert box.call("model", "new", model).returncode == 0
+    then = json.loads(box.call("plan", "cpu-embedded", "--json", "--explain").stdout)
+    assert (then["refused"], then["argv"]) == (False, planned["argv"])
+    assert then["explain"] == planned["explain"]
+
+
 def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) -> None:
     path = box.folder / "config" / "tunerd.toml"
     before = path.read_text()
