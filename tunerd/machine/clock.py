@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -62,3 +62,14 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None:
         """Return when `seconds` have passed."""
         ...
+
+
+def polls(clock: Clock, limit_s: float, *, every_s: float) -> Iterator[float]:
+    """Seconds left, again and again with sleep in between; 0 the last time."""
+    end_s = clock.monotonic_s() + limit_s
+    while True:
+        left_s = max(0.0, end_s - clock.monotonic_s())
+        yield left_s
+        if not left_s:
+            return
+        clock.sleep(min(every_s, left_s))

@@ -33,6 +33,7 @@ from tunerd.engine.health import (
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, address_of, read_live_unit
 from tunerd.errors import JobCanceled, ServiceError, TunerdError
+from tunerd.machine.clock import polls
 from tunerd.machine.host import process_facts
 from tunerd.machine.net import (
     can_bind,
@@ -277,13 +278,12 @@ def _judge_completion(
 
 def _settle(ctx: Context, unit: str, before: UnitState, for_s: float) -> Lost | None:
     """Watch a little longer: some servers die right after their first answer."""
-    end_s = ctx.clock.monotonic_s() + for_s
-    while True:
+    for _ in polls(ctx.clock, for_s, every_s=_SETTLE_POLL_S):
         now = ctx.services.state(unit)
         lost = judge_settled(now, main_pid=before.main_pid or 0, invocation=before.invocation_id)
-        if lost is not None or ctx.clock.monotonic_s() >= end_s:
+        if lost is not None:
             return lost
-        ctx.clock.sleep(min(0.25, for_s))
+    return None
 
 
 def started(ctx: Context, unit: str, start: Callable[[str], None]) -> NotServing | None:
@@ -429,6 +429,7 @@ def port_will_be_free(found: NotServing, address: Address | None) -> bool:
 
 
 _RETURN_POLL_S = 0.25
+_SETTLE_POLL_S = 0.25
 
 
 def come_back(ctx: Context) -> Serving | NotServing:
@@ -482,14 +483,11 @@ def _is_started_again(state: UnitState, n_before: int) -> bool:
 
 def _wait_for_restart(ctx: Context, end_s: float) -> bool:
     """Whether the manager did it in time."""
-    while True:
-        left_s = end_s - ctx.clock.monotonic_s()
-        if left_s <= 0:
-            return False
-        if not _waits(ctx.services.state(ctx.unit)):
-            return True
+    for left_s in polls(ctx.clock, end_s - ctx.clock.monotonic_s(), every_s=_RETURN_POLL_S):
+        if not left_s or not _waits(ctx.services.state(ctx.unit)):
+            return left_s > 0
         ctx.report(Progress(f"{ctx.unit} ended; its manager starts it again", left_s=left_s))
-        ctx.clock.sleep(_RETURN_POLL_S)
+    return False
 
 
 # Connections that have ended keep their port for a minute (TCP_TIMEWAIT_LEN of Linux).
@@ -525,14 +523,12 @@ class PortTurns:
         self.last = program
         if is_same or address is None:
             return
-        clock = self.ctx.clock
-        end_s = clock.monotonic_s() + PORT_WAIT_S
-        while not can_bind(address.reachable_host, address.port):
-            left_s = end_s - clock.monotonic_s()
-            if left_s <= 0 or not self.is_held() or is_listened_on(address.port, address.host):
+        for left_s in polls(self.ctx.clock, PORT_WAIT_S, every_s=_PORT_POLL_S):
+            if can_bind(address.reachable_host, address.port) or not left_s:
+                return
+            if not self.is_held() or is_listened_on(address.port, address.host):
                 return
             self.ctx.report(Progress("waiting until the port is free again", left_s=left_s))
-            clock.sleep(_PORT_POLL_S)
 
     def wait_for_production(self) -> None:
         """Wait until production can bind its port; where its file cannot be read, do not wait."""
@@ -573,13 +569,10 @@ def drain(ctx: Context, before: UnitState) -> tuple[str, ...]:
     if address is None:
         return ()
     server = LlamaServer(address, ctx.clock)
-    end_s = ctx.clock.monotonic_s() + ctx.settings.service.drain_s
-    while True:
+    for left_s in polls(ctx.clock, ctx.settings.service.drain_s, every_s=_DRAIN_POLL_S):
         n_busy = server.n_busy(timeout_s=2.0)
-        left_s = end_s - ctx.clock.monotonic_s()
         if not n_busy:
             return ()
-        if left_s <= 0:
-            return (f"{n_busy} requests were still running after the drain time and were cut",)
-        ctx.say(f"waiting for {n_busy} running requests", left_s=left_s)
-        ctx.clock.sleep(min(_DRAIN_POLL_S, left_s))
+        if left_s:
+            ctx.say(f"waiting for {n_busy} running requests", left_s=left_s)
+    return (f"{n_busy} requests were still running after the drain time and were cut",)

@@ -10,6 +10,7 @@ from tunerd.app import Context
 from tunerd.engine.health import HttpState
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import HostError, ServiceError
+from tunerd.machine.clock import polls
 from tunerd.machine.files import is_locked
 from tunerd.records import plain
 from tunerd.result import Message, Progress, note
@@ -56,21 +57,17 @@ def wait_for_dead_measurement(ctx: Context) -> None:
     record = written_record(ctx)
     if record is None or record.production != ctx.unit or not record.restores:
         return
-    end_s = ctx.clock.monotonic_s() + _ENDING_S
     gone_s: float | None = None
-    while ctx.clock.monotonic_s() < end_s:
+    for left_s in polls(ctx.clock, _ENDING_S, every_s=_POLL_S):
         if ctx.services.state(ctx.unit).active_state in {"active", "activating"}:
             return
-        lease = ctx.services.state(record.unit).active_state
-        if lease in UP:
+        if ctx.services.state(record.unit).active_state in UP:
             gone_s = None
         elif gone_s is None:
-            gone_s = ctx.clock.monotonic_s()
-        elif ctx.clock.monotonic_s() - gone_s > _COMES_BACK_S:
+            gone_s = left_s
+        elif gone_s - left_s > _COMES_BACK_S:
             return  # somebody stopped it since
-        left_s = max(0.0, end_s - ctx.clock.monotonic_s())
         ctx.report(Progress(f"waiting until {ctx.unit} is back", left_s=left_s))
-        ctx.clock.sleep(_POLL_S)
 
 
 def write_measurement(ctx: Context, record: LeaseRecord) -> None:
@@ -129,13 +126,11 @@ def _wait_until_it_listens(ctx: Context) -> None:
 
     ctx.services.start(ctx.unit)
     live = read_live_unit(ctx)
-    end_s = ctx.clock.monotonic_s() + _PATIENCE_S
-    while ctx.clock.monotonic_s() < end_s:
+    for _ in polls(ctx.clock, _PATIENCE_S, every_s=_POLL_S):
         state = ctx.services.state(ctx.unit)
         address = address_now(ctx, live, state)
         if not state.is_active or (address is not None and _answers(ctx, address)):
             return
-        ctx.clock.sleep(_POLL_S)
 
 
 def _answers(ctx: Context, address: Address) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -102,7 +102,7 @@ def rollback(
         left = sha256(standing_text(ctx))
         done = swap(ctx, _request(ctx, target, drain=drain, reason=reason))
         by_hand = reason == "rollback"
-        tuned = _tuned(ctx, left, sha256(target.text)) if by_hand else ()
+        tuned = after_rollback(ctx, left, sha256(target.text)) if by_hand else ()
         loaded = remember_live_load(ctx)
     messages += [*target.messages, *tuned, *loaded]
     messages += [note("swap", text) for text in done.notes]
@@ -117,18 +117,6 @@ def rollback(
         "summary": f"back to {target.name} as generation {done.generation}{without_service(done)}",
     }
     return ActionResult("rollback", payload, tuple(messages), has_acted=True)
-
-
-def _tuned(ctx: Context, left: str | None, reached: str | None) -> tuple[Message, ...]:
-    """What the rollback means for tuned layers; the swap is done, so trouble here is only told."""
-    if not ctx.paths.tuned_dir.exists():
-        return ()
-
-    try:
-        return tuple(after_rollback(ctx, left=left, reached=reached))
-    except HostError as error:
-        return (warning("tuned", f"the tuned layer is still in force: {error.message}",
-                        "`tunerd apply --untuned` leaves it out"),)  # fmt: skip
 
 
 def list_targets(ctx: Context) -> ActionResult:
@@ -354,27 +342,29 @@ def _enable(target: Target) -> bool | None:
 ROLLED_BACK, AGAIN, TAKEN_BACK = "rolled back", "promoted", "taken back"
 
 
-def after_rollback(ctx: Context, *, left: str | None, reached: str | None) -> Iterator[Message]:
-    """Bring the tuned layers into line with a rollback that was done by hand.
+def after_rollback(ctx: Context, left: str | None, reached: str | None) -> tuple[Message, ...]:
+    """Bring the tuned layers into line with a rollback by hand; it is done, so trouble is only told.
 
     Args:
         ctx: Where; the caller holds the lock of changes.
         left: Hash of the unit that was gone back from.
         reached: Hash of the unit that serves now.
-
-    Raises:
-        HostError: a file cannot be written.
     """
-    by_number = {entry.generation.number: entry.generation for entry in ctx.generations.entries()}
-    profiles = dict.fromkeys(one.profile for one in by_number.values() if one.profile is not None)
-    for profile in profiles:
-        record = read_tuned(ctx, profile)
-        if record is not None and _went(by_number, record, left, reached):
-            yield _decline(ctx, record)
-            continue
-        declined = read_declined(ctx, profile)
-        if declined is not None and _went(by_number, declined, reached, left):
-            yield _take_again(ctx, declined)
+    if not ctx.paths.tuned_dir.exists():
+        return ()
+    known = {entry.generation.number: entry.generation for entry in ctx.generations.entries()}
+    found: list[Message] = []
+    try:
+        for profile in {one.profile: None for one in known.values() if one.profile is not None}:
+            record, declined = read_tuned(ctx, profile), read_declined(ctx, profile)
+            if record is not None and _went(known, record, left, reached):
+                found.append(_decline(ctx, record))
+            elif declined is not None and _went(known, declined, reached, left):
+                found.append(_take_again(ctx, declined))
+    except HostError as error:
+        found.append(warning("tuned", f"the tuned layer is still in force: {error.message}",
+                             "`tunerd apply --untuned` leaves it out"))  # fmt: skip
+    return tuple(found)
 
 
 def after_failure(

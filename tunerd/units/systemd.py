@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.errors import HostError, JobCanceled, ServiceError
-from tunerd.machine.clock import Clock, SystemClock
+from tunerd.machine.clock import Clock, SystemClock, polls
 from tunerd.machine.files import Files, sync_folder
 from tunerd.machine.net import TABLES, table_pattern
 from tunerd.machine.proc import process_name
@@ -681,13 +681,10 @@ def _enter_scope(manager: Systemd, spec: LeaseSpec) -> str:
     """Move this process into a scope of its own, which ends with it."""
     scope = run_scope(spec.id)
     manager.start_scope(scope, os.getpid(), f"tunerd: {spec.why}")
-    clock = manager.clock
-    end_s = clock.monotonic_s() + _SCOPE_LIMIT_S
-    while not manager.state(scope).is_active:
-        if clock.monotonic_s() > end_s:
-            raise ServiceError(f"{scope} does not start")
-        clock.sleep(_POLL_S)
-    return scope
+    for _ in polls(manager.clock, _SCOPE_LIMIT_S, every_s=_POLL_S):
+        if manager.state(scope).is_active:
+            return scope
+    raise ServiceError(f"{scope} does not start")
 
 
 def _inhibitor(manager: Systemd, spec: LeaseSpec) -> str | None:
