@@ -62,6 +62,7 @@ _PAIRS_OF_SOME_BUILDS = frozenset({"q4_1", "q5_0", "q5_1"})
 _LOCKED_MODES = frozenset({"mlock", "mmap+mlock"})
 _MAPPED_MODES = frozenset({None, "auto", "mmap"})
 _SERVER_SWAP_MIB = 64
+_BY_TEXT = ("ngram", "suffix", "copyspec", "recycle")
 
 
 _notes, _warns, _errs = (partial(Seen, level) for level in (Level.NOTE, Level.WARNING, Level.ERROR))
@@ -541,13 +542,54 @@ def _display(facts: Facts) -> Iterator[Seen | Missing]:
 
 
 def _way_out(has_other: bool | None) -> str:
-    headless = "do without a desktop: systemctl set-default multi-user.target"
+    headless = (
+        "do without a desktop: systemctl set-default multi-user.target; or log into one that the processor "
+        "draws (LIBGL_ALWAYS_SOFTWARE=1 GALLIUM_DRIVER=llvmpipe in its session), which held 126 MiB "
+        "instead of 1 GiB in the write-up"
+    )
     plug = "plug the monitor into the mainboard, whose graphics is there for it"
     if has_other:
         return f"{plug}; or {headless}"
     if has_other is None:
         return f"plug the monitor into the processor's own graphics if it has one; or {headless}"
     return headless
+
+
+# Who keeps models or frames on a card, by the name of the process, and the way to get the memory back.
+_GIVES_BACK = {
+    "ollama": "ollama stop MODEL, or systemctl stop ollama; OLLAMA_KEEP_ALIVE=0 unloads after each answer",
+    "lm-studio": "eject the model in LM Studio, or lms unload --all",
+    "lms": "lms unload --all",
+    "python": "ComfyUI: POST /free with unload_models; others: end them when you do not use them",
+    "python3": "ComfyUI: POST /free with unload_models; others: end them when you do not use them",
+}
+
+
+@_rule(
+    "vram-others",
+    "programs beside the server hold VRAM",
+    "what another model server keeps loaded is missing for layers, and its next load can take the room that the "
+    "margin was meant for",
+    issue(27501),
+)
+def _others(facts: Facts) -> Iterator[Seen | Missing]:
+    server = facts.server
+    for gpu in cards_of(facts):
+        if gpu.processes is None:
+            yield Missing(f"which processes use GPU {gpu.index}")
+            continue
+        for process in gpu.processes:
+            is_ours = server is not None and (
+                process.pid == server.pid or process.unit == server.unit
+            )
+            if is_ours or process.is_display_server or (process.used_mib or 0) < _DISPLAY_MIB:
+                continue
+            name = process.name or f"process {process.pid}"
+            unit = f" ({process.unit})" if process.unit else ""
+            back = _GIVES_BACK.get(name, f"end process {process.pid} when you do not use it")
+            yield _warns(
+                f"GPU {gpu.index}: {name}{unit} holds {process.used_mib} MiB of VRAM", back
+            )
 
 
 @_rule(
@@ -861,6 +903,42 @@ def _p_min(facts: Facts) -> Iterator[Seen | Missing]:
         "p-min is 0, so every draft is verified however unsure, and weights are on the CPU",
         "tunerd plan PROFILE --set speculation.p_min=0.75",
     )
+
+
+@_rule(
+    "thinking-off",
+    "thinking is switched off for everybody",
+    "30 % more speed at its peak, and agents that narrated work which they never did within minutes: the model's "
+    "answers depend on its thoughts",
+    f"{CARD_24_GB}, phase 5",
+)
+def _thinking(facts: Facts) -> Iterator[Seen | Missing]:
+    serving = settings_of(facts).serving
+    told = serving.chat_template_kwargs or {}
+    is_off = told.get("enable_thinking") is False or serving.reasoning == "off"
+    if is_off or serving.reasoning_budget == 0:
+        yield _notes(
+            "thinking is off server-wide",
+            "tunerd plan PROFILE --set serving.reasoning_budget=256 caps it instead; or let requests that "
+            "need no thoughts say so themselves",
+        )
+
+
+@_rule(
+    "drafts-by-text",
+    "drafts are copied from the text alone, on a model with recurrent layers",
+    "a recurrent state cannot be cut back to the last right token, so each miss is computed again: a prompt of 150 "
+    "tokens did not end within 600 s",
+    f"{CARD_24_GB}, phase 10",
+)
+def _by_text(facts: Facts) -> Iterator[Seen | Missing]:
+    kinds = settings_of(facts).speculation.kinds
+    copies = sorted(kind for kind in kinds if kind.startswith(_BY_TEXT))
+    if copies and not drafts_with_probability(kinds) and model_of(facts).recurrent is not None:
+        yield _warns(
+            f"{', '.join(copies)} on a hybrid model, without a drafter",
+            "tunerd compare PROFILE PROFILE --set-b speculation.type=off measures what it costs",
+        )
 
 
 @_rule(

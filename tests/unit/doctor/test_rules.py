@@ -41,6 +41,7 @@ PLAIN: dict[str, Any] = {"serving__cache_type_k": "f16", "serving__cache_type_v"
 LOW = replace(TRAFFIC, n_accepted=1500)
 IQ4_HEAD = replace(model(), mtp_types=(("iq4_xs", 400_000_000), ("f32", 2_000_000)))
 XORG = GpuProcess(900, MiB(950), "graphics", "Xorg", "display-manager.service")
+OLLAMA = GpuProcess(901, MiB(5200), "compute", "ollama", "ollama.service")
 CPU_MOE: dict[str, Any] = {"memory__n_cpu_moe": 20, "memory__fit_mib": None}
 
 
@@ -117,6 +118,13 @@ FIRES = [
     Fires("display-vram", with_card(processes=(XORG,)), Level.WARNING, "Xorg holds 950 MiB"),
     Fires("display-vram", with_card(processes=(replace(XORG, used_mib=None),)), Level.WARNING,
           "the driver does not say"),
+    Fires("vram-others", with_card(processes=(OLLAMA,)), Level.WARNING,
+          "ollama (ollama.service) holds 5200 MiB"),
+    Fires("thinking-off", with_settings(serving__chat_template_kwargs={"enable_thinking": False}),
+          Level.NOTE, "off server-wide"),
+    Fires("thinking-off", with_settings(serving__reasoning_budget=0), Level.NOTE, "off server-wide"),
+    Fires("drafts-by-text", with_settings(speculation__type="copyspec"), Level.WARNING,
+          "copyspec on a hybrid model"),
     Fires("kv-plain", with_settings(SMALL_CARD, **PLAIN), Level.WARNING, "f16/f16 on a card of 12282"),
     Fires("kv-plain", with_server(with_settings(SMALL_CARD, **PLAIN), estimate=None), Level.NOTE,
           "f16/f16"),
@@ -189,6 +197,11 @@ SILENT = [
     ("vram-full", with_card(used_mib=MiB(46_000))),
     ("vram-spill", without_cards()),
     ("display-vram", with_card(processes=(replace(XORG, used_mib=MiB(60)),))),
+    ("vram-others", with_card(processes=(replace(OLLAMA, used_mib=MiB(60)), XORG))),
+    ("thinking-off", with_settings(serving__reasoning_budget=256)),
+    ("drafts-by-text", with_settings(speculation__type="draft-mtp,ngram-mod")),
+    ("drafts-by-text", with_server(with_settings(speculation__type="ngram-mod"),
+                                   model=replace(model(), recurrent=None))),
     ("kv-plain", with_settings(**PLAIN)),
     ("kv-plain", without_cards(with_settings(**PLAIN))),
     ("kv-plain", with_settings(SMALL_CARD, memory__kv_offload=False, **PLAIN)),
@@ -244,6 +257,9 @@ UNKNOWN = [
     ("vram-spill", with_server(log=None), "the log"),
     ("mtp-does-not-pay", with_server(log=None, was_edited=True), "another command line"),
     ("display-vram", with_card(processes=None), "which processes"),
+    ("vram-others", with_card(processes=None), "which processes"),
+    ("thinking-off", with_server(settings=None), "the settings of"),
+    ("drafts-by-text", with_server(with_settings(speculation__type="ngram-mod"), model=None), "header"),
     ("kv-plain", with_settings(with_card(total_mib=None), **PLAIN), "size of GPU 0"),
     ("kv-pair", with_log(with_settings(serving__cache_type_v="q4_0"), has_all_kv_pairs=None),
      "FA_ALL_QUANTS"),
