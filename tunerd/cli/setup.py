@@ -269,6 +269,7 @@ def profiles_command() -> None:
       tunerd profiles list
       tunerd profiles show rtx-3090-ti-24gb
       tunerd profiles new mine --from-unit llama-server.service
+      tunerd profiles new mine --from-ollama qwen3:30b
     """  # noqa: D301
 
 
@@ -323,12 +324,11 @@ def check_command(call: Call, profile_or_file: str) -> ActionResult:
 @click.option("--model", metavar="FILE", type=click.Path(), help="GGUF file to serve.")
 @click.option("--from-unit", metavar="UNIT", shell_complete=names_of("units"),
               help="Take over what this unit serves today.")  # fmt: skip
+@click.option("--from-ollama", metavar="MODEL", help="Serve a model that Ollama has fetched.")
 @click.option("--force", is_flag=True, help="Overwrite a profile of this name.")
 @operation(line("wrote {path}"))
-def new_profile_command(
-    call: Call, name: str, model: str | None, from_unit: str | None, force: bool
-) -> ActionResult:
-    """Write a site profile from the hardware and a model file, or from what serves today.
+def new_profile_command(call: Call, name: str, **options: Any) -> ActionResult:
+    """Write a site profile from the hardware and a model file, from what serves today, or from Ollama.
 
     \b
     Example:
@@ -337,7 +337,7 @@ def new_profile_command(
     """  # noqa: D301
     from tunerd.production.adopt import new_profile
 
-    return new_profile(call.context(), name, model=model, from_unit=from_unit, force=force)
+    return new_profile(call.context(), name, **options)
 
 
 def render_list(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -356,6 +356,42 @@ def _commit_of(refs: Path) -> str | None:
     return None
 
 
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_OLLAMA_NAME = re.compile(
+    r"(?:(?:([\w-][\w.-]*)/)?([\w-][\w.-]*)/)?([\w-][\w.-]*)(?::([\w-][\w.-]*))?", re.ASCII
+)
+
+
+def ollama_layers(store: Path, name: str, files: Files) -> dict[str, Path]:
+    """What Ollama's store has of a model, by the last word of its media type; empty where it has none.
+
+    Source: Ollama's manifests, as its own documentation and stores of others show them.
+
+    Args:
+        store: Its folder of models.
+        name: `model`, `model:tag`, `user/model:tag` or `host/user/model:tag`.
+        files: Reads the manifest, which may be anybody's.
+    """
+    found = _OLLAMA_NAME.fullmatch(name)
+    if found is None:
+        return {}
+    host, user, model, tag = found.groups()
+    folder = store / "manifests" / (host or "registry.ollama.ai") / (user or "library")
+    with suppress(HostError, RecursionError):
+        manifest = files.read_json(folder / model / (tag or "latest"))
+        layers = manifest.get("layers") if isinstance(manifest, dict) else None
+        kinds: dict[str, Path] = {}
+        for layer in layers if isinstance(layers, list) else ():
+            digest = (
+                _DIGEST.fullmatch(str(layer.get("digest"))) if isinstance(layer, dict) else None
+            )
+            if digest is not None:
+                kind = str(layer.get("mediaType")).rpartition(".")[2]
+                kinds.setdefault(kind, store / "blobs" / f"sha256-{digest[1]}")
+        return kinds
+    return {}
+
+
 class _Walk:
     """Walks folders, each once however links lead to it, within limits."""
 

@@ -13,11 +13,12 @@ from tunerd.engine.help import Engine
 from tunerd.engine.importer import Imported, import_command_line
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import read_live_unit
-from tunerd.errors import ConfigError, EngineError, UsageError
+from tunerd.errors import ConfigError, EngineError, ModelFileError, UsageError
 from tunerd.machine.facts import Host
 from tunerd.machine.host import read_host
+from tunerd.machine.process import account_homes
 from tunerd.model.facts import ModelFacts
-from tunerd.model.files import ModelFiles
+from tunerd.model.files import ModelFiles, ollama_layers
 from tunerd.production.checks import lost_lines
 from tunerd.production.plan import service_user, unit_spec, unit_template
 from tunerd.profile.files import config_error, load_profile, load_sources, read_profile
@@ -26,7 +27,7 @@ from tunerd.profile.schema import check_file
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
 from tunerd.units.text import render_unit
-from tunerd.words import Problem, check_name
+from tunerd.words import Mode, Problem, check_name
 
 _HEADER = "# Written by `tunerd profiles new`"
 
@@ -123,25 +124,34 @@ def check_profile(ctx: Context, what: str) -> ActionResult:
 
 
 def new_profile(
-    ctx: Context, name: str, *, model: str | None, from_unit: str | None, force: bool
+    ctx: Context,
+    name: str,
+    *,
+    model: str | None = None,
+    from_unit: str | None = None,
+    from_ollama: str | None = None,
+    force: bool = False,
 ) -> ActionResult:
-    """Write a site profile from the detected hardware and a model file, or from a unit.
+    """Write a site profile from the detected hardware and a model file, from a unit, or from Ollama's store.
 
     Raises:
-        UsageError: the name is none, neither or both were given, or the profile exists.
+        UsageError: the name is none, not one source was given, or the profile exists.
         ConfigError: the unit cannot be read as one command.
         ModelFileError: the model cannot be read.
         HostError: the file cannot be written.
     """
     check_name(name, of="a profile")
-    if (model is None) == (from_unit is None):
-        raise UsageError("give either --model FILE or --from-unit UNIT")
+    if sum(one is not None for one in (model, from_unit, from_ollama)) != 1:
+        raise UsageError("give one of --model FILE, --from-unit UNIT and --from-ollama MODEL")
     path = ctx.paths.site_profiles / f"{name}.toml"
     if path.exists() and not force:
         raise UsageError(f"profile exists already: `{path}`", hint="--force overwrites it")
     messages: tuple[Message, ...]
     if from_unit is not None:
         data, messages, unplaced = _from_unit(ctx, from_unit)
+    elif from_ollama is not None:
+        data, messages = _from_ollama(ctx, from_ollama)
+        unplaced = []
     else:
         data, messages = _from_model(ctx, Path(model or "").expanduser())
         unplaced = []
@@ -190,6 +200,46 @@ def _from_model(ctx: Context, model: Path) -> tuple[dict[str, Any], tuple[Messag
     text = "a careful start; `tunerd plan` shows what it costs in memory"
     return data, (note("new-profile", text, "`tunerd plan` it, then `tunerd apply`"),
                   *_mtp_note(facts))  # fmt: skip
+
+
+# Parameters of an Ollama model that a server has too.
+_PARAMETERS = {
+    "num_ctx": "ctx_size", "num_predict": "n_predict", "temperature": "temp", "top_k": "top_k",
+    "top_p": "top_p", "min_p": "min_p", "repeat_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty", "seed": "seed",
+}  # fmt: skip
+
+
+def _from_ollama(ctx: Context, name: str) -> tuple[dict[str, Any], tuple[Message, ...]]:
+    """The profile of a model that Ollama fetched: its file stays where it is, its parameters come along."""
+    homes = (
+        account_homes() if ctx.mode is Mode.SYSTEM else (Path(ctx.environment.get("HOME", "/")),)
+    )
+    stores = [
+        *(Path(text) for text in (ctx.environment.get("OLLAMA_MODELS"),) if text),
+        *(home / ".ollama/models" for home in homes),
+        Path("/usr/share/ollama/.ollama/models"),
+        Path("/var/lib/ollama"),
+        Path("/var/lib/ollama/models"),
+    ]
+    layers = next(filter(None, (ollama_layers(store, name, ctx.files) for store in stores)), {})
+    if "model" not in layers:
+        raise ModelFileError(
+            f"Ollama has no model `{name}`",
+            cause=f"searched {', '.join(f'`{store}`' for store in stores)}",
+            state="nothing was written",
+            hint="`ollama list` has the names; OLLAMA_MODELS names another store",
+        )
+    data, messages = _from_model(ctx, layers["model"])
+    data["serving"]["alias"] = name
+    parameters = ctx.files.read_json(layers["params"]) if "params" in layers else {}
+    for theirs, ours in _PARAMETERS.items():
+        if isinstance(parameters, dict) and theirs in parameters:
+            data["serving"][ours] = parameters[theirs]
+    if "projector" in layers:
+        data["model"]["mmproj"] = str(layers["projector"])
+    text = "the file stays in Ollama's store: `ollama rm` would take it away from under the server"
+    return data, (*messages, note("ollama-store", text))
 
 
 def _mtp_note(facts: ModelFacts) -> tuple[Message, ...]:

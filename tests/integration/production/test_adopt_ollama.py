@@ -1,0 +1,86 @@
+"""A model of Ollama's store becomes a profile that a server can serve; the store is only read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.local_box import Box
+from tunerd.tryout.designed import SHAPES, design, write
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Box:
+    return Box(tmp_path, {"HOME": str(tmp_path / "home")})
+
+
+def store(box: Box, where: str, layers: Mapping[str, bytes]) -> Path:
+    """A store with one model, as `ollama pull` leaves it."""
+    models = box.folder / "home/.ollama/models"
+    (models / "blobs").mkdir(parents=True)
+    listed: list[dict[str, Any]] = []
+    for kind, content in layers.items():
+        digest = sha256(content).hexdigest()
+        (models / "blobs" / f"sha256-{digest}").write_bytes(content)
+        media = f"application/vnd.ollama.image.{kind}"
+        listed.append({"mediaType": media, "digest": f"sha256:{digest}", "size": len(content)})
+    manifest = models / "manifests" / where
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": listed}))
+    return models
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> bytes:
+    return write(design(SHAPES["tiny"]), tmp_path / "tiny.gguf").path.read_bytes()
+
+
+@pytest.mark.llama
+def test_a_model_of_ollama_is_planned_with_its_parameters_and_served(
+    box: Box, weights: bytes
+) -> None:
+    parameters = json.dumps({"num_ctx": 1024, "temperature": 0.3, "stop": ["<|im_end|>"]}).encode()
+    models = store(
+        box, "registry.ollama.ai/library/tiny/8b", {"model": weights, "params": parameters}
+    )
+    made = box.call("profiles", "new", "mine", "--from-ollama", "tiny:8b", "--json")
+    assert made.returncode == 0, made.stdout
+    assert "`ollama rm` would take it away" in made.stdout
+
+    planned = json.loads(box.call("plan", "mine", "--json").stdout)
+
+    assert planned["refused"] is False, planned["warnings"]
+    words = planned["argv"]
+    assert Path(words[words.index("--model") + 1]).parent == models / "blobs"
+    for flag, value in (("--alias", "tiny:8b"), ("--ctx-size", "1024"), ("--temp", "0.3")):
+        assert words[words.index(flag) + 1] == value
+
+
+@pytest.mark.parametrize("name", ["none", "../../etc/passwd", "tiny:9b", "a/b/c/d", ""])
+def test_what_ollama_has_not_is_said_with_where_it_was_looked_for(
+    box: Box, weights: bytes, name: str
+) -> None:
+    store(box, "registry.ollama.ai/library/tiny/8b", {"model": weights})
+    done = box.call("profiles", "new", "mine", "--from-ollama", name, "--json")
+    error = json.loads(done.stdout)["error"]
+    assert f"no model `{name}`" in error["message"]
+    assert str(box.folder / "home/.ollama/models") in error["cause"]
+    assert not (box.context.paths.site_profiles / "mine.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["", "[]", '{"layers": [1, {"digest": 5}]}', '{"layers": [{"digest": "sha256:../x"}]}'],
+)
+def test_a_manifest_that_means_nothing_names_no_file(box: Box, manifest: str) -> None:
+    path = box.folder / "home/.ollama/models/manifests/registry.ollama.ai/library/tiny/latest"
+    path.parent.mkdir(parents=True)
+    path.write_text(manifest)
+    done = box.call("profiles", "new", "mine", "--from-ollama", "tiny")
+    assert done.returncode == 1
+    assert "no model `tiny`" in done.stderr
