@@ -108,7 +108,7 @@ def wait_until_serving(
         begun: The step of a longer action that the load is; the first generation is the next one.
     """
     for _ in range(_MOST_RESTARTS):
-        found = _watch_start(ctx, unit, address, expected, _Load(begun, model_bytes))
+        found = _Start(ctx, unit, address, expected, model_bytes, begun).watch()
         if not isinstance(found, _RestartedByHand):
             break
         ctx.say("somebody restarted it; watching again")
@@ -128,113 +128,127 @@ class _RestartedByHand:
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
-    """What progress is told of a load: the step that it is, and how much there is to load."""
+class _Start:
+    """One start: of which unit, where it should listen, who should answer, and what progress tells of it."""
 
-    begun: Progress
+    ctx: Context
+    unit: str
+    address: Address | None
+    expected: Expectation
     model_bytes: int | None
+    begun: Progress
 
-    def at(self, text: str, done_mib: int, took_s: float) -> Progress:
-        """Progress of the load itself."""
-        told = replace(self.begun, text=text)
-        if not self.model_bytes or done_mib <= 0:
-            return told
-        ratio = min(0.99, done_mib * 1024 * 1024 / self.model_bytes)
-        left_s = took_s * (1 - ratio) / ratio if took_s > 1 else None
-        return replace(told, done_ratio=ratio, left_s=left_s)
-
-    def after(self, text: str) -> Progress:
-        """Progress of what follows the load."""
-        step = self.begun.step
-        return replace(self.begun, text=text, step=None if step is None else step + 1)
-
-
-def _watch_start(
-    ctx: Context,
-    unit: str,
-    address: Address | None,
-    expected: Expectation,
-    load: _Load,
-) -> Serving | Lost | _RestartedByHand:
-    found = _wait_for_ready(ctx, unit, address, expected, load)
-    if isinstance(found, Lost):
-        return found
-    server, state = found
-    ctx.report(load.after("asking for a first generation"))
-    completion = server.complete(
-        PROBE_PROMPT,
-        n_predict=PROBE_TOKENS,
-        timeout_s=ctx.settings.service.generation_limit_s,
-    )
-    answered_at_s = ctx.clock.monotonic_s()
-    lost = _judge_completion(ctx, unit, state, completion, server, expected)
-    if lost is None:
-        ctx.report(load.after("watching that it stays"))
-        lost = _settle(ctx, unit, state, ctx.settings.service.settle_s)
-    if lost is None:
-        text = completion.text or ""
-        return Serving(state.main_pid or 0, state.invocation_id, answered_at_s, text)
-    now = ctx.services.state(unit)
-    if now.is_active and now.invocation_id != state.invocation_id and not now.n_restarts:
-        return _RestartedByHand(state.invocation_id, lost)
-    return lost
-
-
-def _wait_for_ready(
-    ctx: Context,
-    unit: str,
-    address: Address | None,
-    expected: Expectation,
-    load: _Load,
-) -> tuple[LlamaServer, UnitState] | Lost:
-    settings = ctx.settings.service
-    began_s = ctx.clock.monotonic_s()
-    patience = Patience(stall_s=settings.stall_s, limit_s=settings.start_limit_s)
-    moved_s, furthest = began_s, -1
-    last_text = ""
-    while True:
-        now, server = _look(ctx, unit, address)
-        if (now.progress or 0) > furthest:
-            moved_s, furthest = now.at_s, now.progress or 0
-        judged = judge_start(
-            now, first_s=began_s, moved_s=moved_s, expected=expected, patience=patience
+    def watch(self) -> Serving | Lost | _RestartedByHand:
+        """Until it has answered a real request, or will not."""
+        ctx, settings = self.ctx, self.ctx.settings.service
+        found = self._wait_for_ready()
+        if isinstance(found, Lost):
+            return found
+        server, state = found
+        self._tell("asking for a first generation")
+        completion = server.complete(
+            PROBE_PROMPT, n_predict=PROBE_TOKENS, timeout_s=settings.generation_limit_s
         )
-        if isinstance(judged, Lost):
-            return judged
-        if isinstance(judged, Ready) and server is not None:
-            return server, now.unit
-        if isinstance(judged, Starting) and (judged.text != last_text or load.model_bytes):
-            last_text = judged.text
-            ctx.report(load.at(judged.text, furthest, now.at_s - began_s))
-        ctx.clock.sleep(POLL_S)
+        answered_at_s = ctx.clock.monotonic_s()
+        lost = self._judge(state, completion, server)
+        if lost is None:
+            self._tell("watching that it stays")
+            lost = self._settle(state, settings.settle_s)
+        if lost is None:
+            text = completion.text or ""
+            return Serving(state.main_pid or 0, state.invocation_id, answered_at_s, text)
+        now = ctx.services.state(self.unit)
+        if now.is_active and now.invocation_id != state.invocation_id and not now.n_restarts:
+            return _RestartedByHand(state.invocation_id, lost)
+        return lost
 
+    def _wait_for_ready(self) -> tuple[LlamaServer, UnitState] | Lost:
+        settings, clock = self.ctx.settings.service, self.ctx.clock
+        began_s = clock.monotonic_s()
+        patience = Patience(stall_s=settings.stall_s, limit_s=settings.start_limit_s)
+        moved_s, furthest = began_s, -1
+        last_text = ""
+        while True:
+            now, server = self._look()
+            if (now.progress or 0) > furthest:
+                moved_s, furthest = now.at_s, now.progress or 0
+            judged = judge_start(
+                now, first_s=began_s, moved_s=moved_s, expected=self.expected, patience=patience
+            )
+            if isinstance(judged, Lost):
+                return judged
+            if isinstance(judged, Ready) and server is not None:
+                return server, now.unit
+            if isinstance(judged, Starting) and (judged.text != last_text or self.model_bytes):
+                last_text = judged.text
+                self._tell_load(judged.text, furthest, now.at_s - began_s)
+            clock.sleep(POLL_S)
 
-def _look(
-    ctx: Context, unit: str, address: Address | None
-) -> tuple[Observation, LlamaServer | None]:
-    state = ctx.services.state(unit)
-    if address is None and state.main_pid is not None:
-        ports = listening_ports(state.main_pid)
-        address = Address("127.0.0.1", min(ports)) if ports else None
-    server = None
-    if address is not None and state.main_pid is not None:
-        server = LlamaServer(replace(address, pid=state.main_pid), ctx.clock)
-    http = server.health() if server is not None and state.is_active else HttpState.REFUSED
-    alias = server.alias() if server is not None and http is HttpState.READY else None
-    listener = None
-    # Not at each look: the kernel's table takes long to read.
-    if address is not None and http in {HttpState.READY, HttpState.WRONG}:
-        listener = _who_listens(address, state.main_pid)
-    facts = process_facts(state.main_pid) if state.main_pid is not None else None
-    progress = load_progress(
-        {
-            "read": None if facts is None or facts.read_bytes is None else facts.read_bytes >> 20,
-            "rss": None if facts is None else facts.rss_mib,
-            "vram": _vram_used(ctx, state.main_pid),
-        }
-    )
-    now = Observation(ctx.clock.monotonic_s(), state, http, listener, alias, progress)
-    return now, server
+    def _look(self) -> tuple[Observation, LlamaServer | None]:
+        ctx, address = self.ctx, self.address
+        state = ctx.services.state(self.unit)
+        if address is None and state.main_pid is not None:
+            ports = listening_ports(state.main_pid)
+            address = Address("127.0.0.1", min(ports)) if ports else None
+        server = None
+        if address is not None and state.main_pid is not None:
+            server = LlamaServer(replace(address, pid=state.main_pid), ctx.clock)
+        http = server.health() if server is not None and state.is_active else HttpState.REFUSED
+        alias = server.alias() if server is not None and http is HttpState.READY else None
+        listener = None
+        # Not at each look: the kernel's table takes long to read.
+        if address is not None and http in {HttpState.READY, HttpState.WRONG}:
+            listener = _who_listens(address, state.main_pid)
+        facts = process_facts(state.main_pid) if state.main_pid is not None else None
+        read = None if facts is None else facts.read_bytes
+        progress = load_progress(
+            {
+                "read": None if read is None else read >> 20,
+                "rss": None if facts is None else facts.rss_mib,
+                "vram": _vram_used(ctx, state.main_pid),
+            }
+        )
+        now = Observation(ctx.clock.monotonic_s(), state, http, listener, alias, progress)
+        return now, server
+
+    def _judge(self, before: UnitState, completion: Completion, server: LlamaServer) -> Lost | None:
+        # Where the connection broke, the process may take a moment to end.
+        patience_s = _END_S if completion.problem is not None and not completion.timed_out else 0.0
+        settled = self._settle(before, patience_s)
+        if settled is not None:
+            return settled
+        if completion.problem is not None and completion.timed_out:
+            return Lost(FailureKind.HANG, f"the first generation gave {completion.problem}")
+        if completion.wants_key:  # it answers, and refuses only who may not tell it the key
+            return None
+        slots = server.slots() if self.expected.expects_draft else None
+        speculative = None if slots is None else slots.speculative
+        lost = judge_generation(completion, wanted=PROBE_TOKENS)
+        return lost or judge_speculation(
+            completion, speculative=speculative, expected=self.expected
+        )
+
+    def _settle(self, before: UnitState, for_s: float) -> Lost | None:
+        """Watch a little longer: some servers die right after their first answer."""
+        pid, invocation = before.main_pid or 0, before.invocation_id
+        for _ in polls(self.ctx.clock, for_s, every_s=_SETTLE_POLL_S):
+            now = self.ctx.services.state(self.unit)
+            lost = judge_settled(now, main_pid=pid, invocation=invocation)
+            if lost is not None:
+                return lost
+        return None
+
+    def _tell_load(self, text: str, done_mib: int, took_s: float) -> None:
+        ratio = left_s = None
+        if self.model_bytes and done_mib > 0:
+            ratio = min(0.99, done_mib * 1024 * 1024 / self.model_bytes)
+            left_s = took_s * (1 - ratio) / ratio if took_s > 1 else None
+        self.ctx.report(replace(self.begun, text=text, done_ratio=ratio, left_s=left_s))
+
+    def _tell(self, text: str) -> None:
+        """What follows the load is the next step."""
+        step = self.begun.step
+        self.ctx.report(replace(self.begun, text=text, step=None if step is None else step + 1))
 
 
 def _who_listens(address: Address, own: int | None) -> int | None:
@@ -251,39 +265,6 @@ def _vram_used(ctx: Context, pid: int | None) -> int | None:
     if pid is None or not gpus:
         return None
     return sum(gpu.used_mib or 0 for gpu in gpus)
-
-
-def _judge_completion(
-    ctx: Context,
-    unit: str,
-    before: UnitState,
-    completion: Completion,
-    server: LlamaServer,
-    expected: Expectation,
-) -> Lost | None:
-    # Where the connection broke, the process may take a moment to end.
-    patience_s = _END_S if completion.problem is not None and not completion.timed_out else 0.0
-    settled = _settle(ctx, unit, before, patience_s)
-    if settled is not None:
-        return settled
-    if completion.problem is not None and completion.timed_out:
-        return Lost(FailureKind.HANG, f"the first generation gave {completion.problem}")
-    if completion.wants_key:  # it answers, and refuses only who may not tell it the key
-        return None
-    slots = server.slots() if expected.expects_draft else None
-    return judge_generation(completion, wanted=PROBE_TOKENS) or judge_speculation(
-        completion, speculative=slots.speculative if slots is not None else None, expected=expected
-    )
-
-
-def _settle(ctx: Context, unit: str, before: UnitState, for_s: float) -> Lost | None:
-    """Watch a little longer: some servers die right after their first answer."""
-    for _ in polls(ctx.clock, for_s, every_s=_SETTLE_POLL_S):
-        now = ctx.services.state(unit)
-        lost = judge_settled(now, main_pid=before.main_pid or 0, invocation=before.invocation_id)
-        if lost is not None:
-            return lost
-    return None
 
 
 def started(ctx: Context, unit: str, start: Callable[[str], None]) -> NotServing | None:
