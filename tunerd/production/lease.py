@@ -643,8 +643,7 @@ class Outlook:
     """The expected time without service [s].
 
     `load_s` is how long production was away at its last swap, nearly all of it loading; None where
-    that is not known. `without_service_s` is None where it does not serve now either, or where the
-    load is not known. `port_wait_s` is how much longer it may take where its port must first be free
+    that is not known. `port_wait_s` is how much longer it may take where its port must first be free
     again, 0 where that cannot be; `text` tells it too.
     """
 
@@ -654,13 +653,46 @@ class Outlook:
     runs_afterwards: bool
     measuring_s: float
     load_s: float | None
-    without_service_s: float | None
-    text: str
     port_wait_s: float = 0.0
+
+    @property
+    def without_service_s(self) -> float | None:
+        """None where it does not serve now either, or where the load is not known."""
+        return self.measuring_s + self.load_s if self.runs and self.load_s is not None else None
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        text = f"{self.unit} {self._what_happens()}"
+        if not self.is_there:
+            text = f"there is no {self.unit}: nothing is interrupted"
+        if self.port_wait_s:
+            text += (
+                f"; where clients of another build leave its port taken, {self.unit} starts once it is free "
+                f"again, up to {self.port_wait_s:.0f} s later"
+            )
+        return text
+
+    def _what_happens(self) -> str:
+        measuring = format_duration(self.measuring_s)
+        if not self.runs and self.runs_afterwards:
+            return f"does not run now; it is started after {measuring}"
+        if not self.runs:
+            return "does not run now, and stays stopped (--start-after starts it afterwards)"
+        if self.load_s is None:
+            return (
+                f"will not serve for about {measuring} of measuring, and then until it is loaded again; "
+                "how long that takes is not known yet"
+            )
+        return (
+            f"will not serve for about {format_duration(self.measuring_s + self.load_s)}: {measuring} of "
+            f"measuring, then {format_duration(self.load_s)} until it answers again, as at its last swap"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """For scripts."""
-        return asdict(self)
+        told = {"without_service_s": self.without_service_s, "text": self.text}
+        return {**asdict(self), **told}
 
 
 def outlook(
@@ -684,18 +716,13 @@ def outlook(
     state = ctx.services.state(ctx.unit)
     demand_return_at_boot(ctx, state)
     runs = state.is_active or state.active_state == "activating"
-    load_s = _last_load_s(ctx)
-    known = runs and load_s is not None
-    text = _text(ctx.unit, state.exists, runs, start_after, measuring_s, load_s)
     ahead = Outlook(
         unit=ctx.unit,
         is_there=state.exists,
         runs=runs,
         runs_afterwards=state.exists and (runs or start_after),
         measuring_s=measuring_s,
-        load_s=load_s,
-        without_service_s=measuring_s + (load_s or 0.0) if known else None,
-        text=text,
+        load_s=_last_load_s(ctx),
     )
     return beside_others(ctx, ahead, programs)
 
@@ -704,42 +731,12 @@ def beside_others(ctx: Context, ahead: Outlook, programs: Sequence[Path]) -> Out
     """The outlook where these programs are measured: others than production's leave its port taken."""
     own = program_of_production(ctx)
     is_one = own is None or all(is_one_program(one, own) for one in programs)
-    if is_one or not ahead.runs_afterwards:
-        return ahead
-    wait = (
-        f"where clients of another build leave its port taken, {ctx.unit} starts once it is free again, "
-        f"up to {PORT_LIMIT_S:.0f} s later"
+    return (
+        ahead if is_one or not ahead.runs_afterwards else replace(ahead, port_wait_s=PORT_LIMIT_S)
     )
-    return replace(ahead, text=f"{ahead.text}; {wait}", port_wait_s=PORT_LIMIT_S)
 
 
 def _last_load_s(ctx: Context) -> float | None:
     served = (one.ending for one in ctx.generations.entries(ctx.unit))
     last = next((one for one in served if one.outcome is Outcome.SERVING), None)
     return None if last is None else last.without_service_s
-
-
-def _text(
-    unit: str,
-    is_there: bool,
-    runs: bool,
-    start_after: bool,
-    measuring_s: float,
-    load_s: float | None,
-) -> str:
-    if not is_there:
-        return f"there is no {unit}: nothing is interrupted"
-    if not runs and start_after:
-        return f"{unit} does not run now; it is started after {format_duration(measuring_s)}"
-    if not runs:
-        return f"{unit} does not run now, and stays stopped (--start-after starts it afterwards)"
-    if load_s is None:
-        return (
-            f"{unit} will not serve for about {format_duration(measuring_s)} of measuring, and then "
-            "until it is loaded again; how long that takes is not known yet"
-        )
-    return (
-        f"{unit} will not serve for about {format_duration(measuring_s + load_s)}: "
-        f"{format_duration(measuring_s)} of measuring, then {format_duration(load_s)} until it "
-        "answers again, as at its last swap"
-    )
