@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 FUSE = "tests/unit/production/test_swap_fuse.py"
 POINTS = "tests/e2e/test_crash_points.py"
 SWAPS = "tests/unit/production"
-BACKUPS = "tests/unit/production/test_swap_guarded.py"
+BACKUPS = "tests/unit/production/test_rollback.py"
 PROMOTIONS = "tests/integration/sweep/test_promote.py"
 RAISES = "tests/integration/watch/test_guard_raise.py tests/integration/watch/test_guarding.py"
 _PROBLEM = re.compile(r"^E\s+(?:AssertionError: )?(\d+ \(|killed |cut |edited |Ctrl-C |\d+ )")
@@ -77,13 +77,12 @@ MUTANTS = (
     Mutant("a changed backup", SWAP,
            "content is None or sha256(content) != record.old_sha256", "content is None", SWAPS),
     Mutant("rollback passes over failed swaps", ROLLBACK,
-           "generation.unit != ctx.unit or not _changed_the_unit(entry.ending)",
-           "generation.unit != ctx.unit", BACKUPS),
+           "        if not _changed_the_unit(entry.ending):\n            continue\n", "", BACKUPS),
     Mutant("rollback to the newest", ROLLBACK, "    for backup in backups(ctx):\n        content",
            "    for backup in reversed(backups(ctx)):\n        content", BACKUPS),
     Mutant("rollback of this unit", ROLLBACK,
-           "generation.unit != ctx.unit or not _changed_the_unit(entry.ending)",
-           "not _changed_the_unit(entry.ending)", BACKUPS),
+           "ctx.generations.entries(ctx.unit):\n        generation = entry.generation",
+           "ctx.generations.entries():\n        generation = entry.generation", BACKUPS),
     Mutant("enabled for certain", LEASE, "before.is_enabled is not True",
            "before.is_enabled is False", SWAPS),
     Mutant("a lease that cannot be had", LEASE,

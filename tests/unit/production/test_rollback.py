@@ -1,0 +1,133 @@
+"""Where a rollback leads, and that nothing is locked while a person reads that."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.fault.scenarios import deploy, go_back
+from tests.fault.world import BROKEN, UNIT, World, a_generation
+from tunerd.errors import DeployError, RolledBack, UsageError
+from tunerd.machine.files import is_locked
+from tunerd.production.rollback import Target, find_target, rollback
+from tunerd.units.generations import Ending, Outcome
+from tunerd.units.text import demand_as_shown, shown_hash
+from tunerd.words import sha256
+
+
+def _target(world: World) -> bytes | None:
+    return find_target(world.context(), None).text
+
+
+def test_the_backup_of_a_failed_swap_is_not_offered_before_that_of_the_last_good_one(
+    world: World,
+) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    with pytest.raises(RolledBack):
+        deploy(world.context(), world, "newest", program=BROKEN)
+    world.unit_path.write_bytes(world.text("edited"))
+
+    assert _target(world) == world.text("old")
+
+
+def test_where_history_is_silent_the_newest_backup_is_offered(world: World) -> None:
+    world.put(world.text("live"))
+    for name in ("b", "a"):
+        (world.paths.unit_dir / f"{UNIT}.pre-{name}").write_bytes(world.text(name))
+        time.sleep(0.02)  # by when it was made: the clock of the disk ticks every few milliseconds
+    os.utime(world.paths.unit_dir / f"{UNIT}.pre-b", (0, 0))
+
+    assert _target(world) == world.text("b")
+
+
+def test_what_another_unit_replaced_is_never_offered(world: World) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    ctx, other = world.context(), "other.service"
+    name = f"{other}.pre-20260101T000000Z-apply"
+    (world.paths.unit_dir / name).write_bytes(world.text("others"))
+    theirs = a_generation(reason="apply", unit_sha256=sha256(world.text("x")))
+    theirs = replace(theirs, number=3, unit=other, replaced_backup=name)
+    ctx.generations.create(theirs, world.text("x"), world.text("others"))
+    ctx.generations.end(3, Ending(Outcome.SERVING, 1.0, None, None, None))
+
+    assert _target(world) == world.text("old")
+    for to in ("3", name):
+        with pytest.raises(UsageError):
+            find_target(world.context(), to)
+    go_back(world.context())
+    assert world.serving_alias() == "old"
+
+
+@pytest.mark.parametrize(
+    ("program", "has_model", "hint"),
+    [
+        ("/bin/true", False, "put the model back to `"),
+        ("/no/such/server", True, "`tunerd engines keep` keeps programs"),
+    ],
+)
+def test_where_an_older_unit_cannot_serve_any_more_the_hint_is_about_what_is_gone(
+    world: World, program: str, has_model: bool, hint: str
+) -> None:
+    name, model = f"{UNIT}.pre-mine", world.folder / "x.gguf"
+    if has_model:
+        model.write_bytes(b"")
+    text = f"[Service]\nExecStart={program} -m {model} --port 1\n"
+    (world.paths.unit_dir / name).write_text(text)
+
+    with pytest.raises(DeployError, match="cannot serve any more") as caught:
+        find_target(world.context(), name)
+
+    assert hint in (caught.value.hint or "")
+
+
+# A person may take an hour to answer: meanwhile rollback, guards and recovery work.
+
+
+def _deploy_twice(world: World) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+
+
+def test_nothing_is_locked_while_a_person_reads_where_a_rollback_leads(world: World) -> None:
+    _deploy_twice(world)
+    seen: list[bool] = []
+
+    def ask(target: Target) -> None:
+        seen.append(is_locked(world.paths.lock))
+        assert "-ExecStart" in target.diff
+
+    rollback(world.context(), to=None, drain=False, ask=ask)
+
+    assert seen == [False]
+    assert world.serving_alias() == "old"
+
+
+@pytest.mark.parametrize("is_deployed", [True, False])
+def test_who_agreed_to_something_else_than_what_there_is_by_now_is_told(
+    world: World, *, is_deployed: bool
+) -> None:
+    _deploy_twice(world)
+    newest = world.text("newest")
+
+    def ask(_target: Target) -> None:
+        if is_deployed:  # somebody else was quicker
+            deploy(world.context(), world, "newest")
+        else:
+            world.unit_path.write_bytes(newest)
+
+    with pytest.raises(DeployError, match="no longer what was shown"):
+        rollback(world.context(), to=None, drain=False, ask=ask)
+
+    assert world.standing == newest
+
+
+def test_what_was_shown_is_the_difference_or_what_stands_for_it() -> None:
+    demand_as_shown("-a\n+b", "-a\n+b")
+    demand_as_shown("-a\n+b", shown_hash("-a\n+b"))
+    with pytest.raises(DeployError):
+        demand_as_shown("-a\n+b", shown_hash("-a\n+c"))

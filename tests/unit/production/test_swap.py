@@ -1,0 +1,386 @@
+"""What a swap rests on, keeps and tells; each safeguard left out once is seen here in seconds."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fault.fuse import Fuse, FusedServices, Kind, Step, full_disk
+from tests.fault.scenarios import deploy, go_back
+from tests.fault.world import BROKEN, ENGINE, UNIT, World
+from tests.support.fakes import Invocation, Life
+from tunerd.app import Context
+from tunerd.cli.deploy import render_status
+from tunerd.errors import DeployError, HostError, NoSupervisor, RolledBack
+from tunerd.production.rollback import rollback
+from tunerd.production.status import status, verify
+from tunerd.production.swap import SwapDone, swap
+from tunerd.result import Progress
+from tunerd.settings import BackupSettings
+from tunerd.units.generations import Outcome
+from tunerd.units.manager import UnitState
+
+OTHER_ENGINE = "/bin/cat"
+
+
+# On the way there.
+
+
+class _Elsewhere(FusedServices):
+    """A manager that reads the unit from another file, or not at all, once it was reloaded."""
+
+    change: dict[str, object]
+    is_reloaded = False
+
+    def reload(self) -> None:
+        super().reload()
+        self.is_reloaded = True
+
+    def state(self, unit: str) -> UnitState:
+        state = super().state(unit)
+        return replace(state, **self.change) if self.is_reloaded else state  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"fragment_path": Path("/run/systemd/transient/x")}, "another file is in force"),
+        ({"load_state": "bad-setting"}, "does not load the new unit"),
+    ],
+)
+def test_what_the_manager_parsed_is_compared_before_anything_is_restarted(
+    world: World, change: dict[str, object], told: str
+) -> None:
+    deploy(world.context(), world, "old")
+    pid = world.manager.state(UNIT).main_pid
+    fuse = Fuse()
+    services = _Elsewhere(world.manager, fuse)
+    services.change = change
+
+    with pytest.raises(RolledBack) as caught:
+        deploy(replace(world.context(), services=services), world, "new")
+
+    assert told in (caught.value.cause or "")
+    assert "restart" not in [step.text for step in fuse.steps]
+    assert world.manager.state(UNIT).main_pid == pid
+    assert world.standing == world.text("old")
+
+
+def test_a_plan_that_was_made_for_another_text_is_not_deployed(world: World) -> None:
+    deploy(world.context(), world, "old")
+    request = world.request(world.text("new"), alias="new")
+    edited = world.text("old") + b"# mine\n"
+    world.unit_path.write_bytes(edited)
+
+    with pytest.raises(DeployError, match="was changed while this was planned"):
+        swap(world.context(), request)
+
+    assert world.standing == edited
+    assert world.serving_alias() == "old"
+
+
+def _swap(world: World, *, drain: bool) -> SwapDone:
+    request = world.request(world.text("new"), alias="new")
+    return swap(world.context(), replace(request, drain=drain))
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_requests_under_way_are_waited_for_where_that_is_asked(world: World, drain: bool) -> None:
+    deploy(world.context(), world, "old")
+    world.servers[-1].behaviour.slots_are_busy = True
+    began_s = world.clock.monotonic_s()
+
+    done = _swap(world, drain=drain)
+
+    waited_s = world.clock.monotonic_s() - began_s
+    assert (waited_s >= world.context().settings.service.drain_s) is drain
+    assert any("were still running" in text for text in done.notes) is drain
+
+
+def test_a_commit_that_fails_leads_back_and_ctrl_c_does_not_end_that(world: World) -> None:
+    deploy(world.context(), world, "old")
+
+    def fail(step: Step) -> None:
+        if step.text in {"create temporary for outcome.json", f"remove {UNIT}.json"}:
+            full_disk(step)
+        if step.kind is Kind.UNITS and world.standing == world.text("old"):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises((RolledBack, KeyboardInterrupt)) as caught:
+        deploy(world.context(Fuse(0, fail, until=1000)), world, "new")
+
+    assert caught.type is RolledBack
+    assert world.serving_alias() == "old"
+
+
+def test_how_a_swap_ended_is_written_before_its_record_goes(world: World) -> None:
+    deploy(world.context(), world, "old")
+    fuse = Fuse()
+    deploy(world.context(fuse), world, "new")
+    steps = [step.text for step in fuse.steps]
+    assert steps.index("sync folder of outcome.json") < steps.index(f"remove {UNIT}.json")
+
+
+# On the way back.
+
+
+def test_a_new_server_with_the_old_ones_name_is_not_taken_for_the_old_one(world: World) -> None:
+    world.manager.programs[OTHER_ENGINE] = world.manager.programs[ENGINE]
+    deploy(world.context(), world, "same")
+
+    def press(progress: Progress) -> None:
+        if progress.text == "commit":
+            signal.raise_signal(signal.SIGINT)
+
+    ctx = replace(world.context(), progress=press)
+    with pytest.raises(KeyboardInterrupt):
+        deploy(ctx, world, "same", program=OTHER_ENGINE)
+
+    argv = world.manager.argv_of(UNIT)
+    assert argv is not None
+    assert argv[0] == ENGINE
+    assert world.serving_alias() == "same"
+
+
+# What it keeps.
+
+
+def keeping(world: World, keep: int) -> Context:
+    ctx = world.context()
+    return replace(
+        ctx, settings=ctx.settings.model_copy(update={"backups": BackupSettings(keep=keep)})
+    )
+
+
+def test_the_only_copy_of_a_unit_that_a_person_wrote_is_never_pruned(world: World) -> None:
+    mine = world.text("mine")
+    world.put(mine)
+    deploy(keeping(world, 1), world, "first")
+    number = 1
+    kept = world.paths.generations_dir / f"{number:06}" / "replaced"
+    kept.unlink()  # as generations of earlier versions are
+    for alias in ("second", "third", "fourth"):
+        deploy(keeping(world, 1), world, alias)
+    assert mine in [path.read_bytes() for path in world.backups()]
+    assert len(world.backups()) == 2, "what tunerd had deployed is in its generations"
+
+
+def test_a_pruned_unit_is_gone_back_to_by_the_name_that_history_has(world: World) -> None:
+    mine = world.text("mine")
+    world.put(mine)
+    deploy(keeping(world, 1), world, "first")
+    (backup,) = world.backups()
+    for alias in ("second", "third"):
+        deploy(keeping(world, 1), world, alias)
+    assert not backup.exists()
+
+    rollback(world.context(), to=backup.name, drain=False)
+
+    assert world.standing == mine
+
+
+@pytest.mark.parametrize("change", ["gone", "changed"])
+def test_a_backup_that_somebody_removed_or_changed_during_the_trial_is_not_needed(
+    world: World, change: str
+) -> None:
+    mine = world.text("mine")
+    world.put(mine, mode=0o640)
+
+    serve = world.manager.programs[BROKEN]
+
+    def touch(invocation: Invocation) -> Life:
+        for path in world.backups():
+            path.unlink() if change == "gone" else path.write_bytes(world.text("other"))
+        return serve(invocation)
+
+    world.manager.programs[BROKEN] = touch
+    with pytest.raises(RolledBack):
+        deploy(world.context(), world, "new", program=BROKEN)
+
+    assert world.standing == mine
+    assert world.serving_alias() == "mine"
+    look = world.look()
+    assert look is not None
+    assert look.mode == 0o640
+
+
+def test_nobody_else_reads_the_units_in_generations(world: World) -> None:
+    world.put(world.text("mine"), mode=0o600)
+    world.paths.generations_dir.mkdir(parents=True, mode=0o755)
+    deploy(world.context(), world, "new")
+    assert world.paths.generations_dir.stat().st_mode & 0o777 == 0o700
+    for name in ("unit", "replaced"):
+        path = world.paths.generations_dir / "000001" / name
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_unit_file_that_is_a_link_is_a_link_again_unless_its_file_was_changed(
+    world: World, tmp_path: Path, *, is_changed: bool
+) -> None:
+    real = tmp_path / "mine.service"
+    real.write_bytes(world.text("mine"))
+    world.unit_path.symlink_to(real)
+    world.manager.reload()
+    world.manager.enable(UNIT)
+    world.manager.start(UNIT)
+    serve = world.manager.programs[BROKEN]
+
+    def change(invocation: Invocation) -> Life:
+        if is_changed:
+            real.write_bytes(world.text("another"))
+        return serve(invocation)
+
+    world.manager.programs[BROKEN] = change
+    with pytest.raises(RolledBack):
+        deploy(world.context(), world, "new", program=BROKEN)
+
+    assert world.unit_path.is_symlink() is not is_changed
+    assert world.standing == world.text("mine")
+    assert world.serving_alias() == "mine"
+    assert world.leftovers() == []
+
+
+# Drift.
+
+
+def test_a_unit_of_another_generation_is_told_as_that(world: World) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    world.unit_path.write_bytes(world.text("old"))
+    world.manager.reload()
+    told = verify(world.context())
+    assert told.exit_code == 6
+    assert "generation 1 again" in told.messages[0].text
+    world.unit_path.write_bytes(world.text("mine"))
+    world.manager.reload()
+    assert "edited by hand" in verify(world.context()).messages[0].text
+
+
+def test_a_swap_whose_ending_could_not_be_written_is_no_edit_by_hand(world: World) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    (world.paths.generations_dir / "000002/outcome.json").unlink()
+    assert world.drift() == set()
+
+
+# A record that cannot be read.
+
+
+@pytest.mark.parametrize("record", ["{", "[]", json.dumps({"schema": 2}), ""])
+def test_a_record_that_cannot_be_read_is_set_aside_where_what_stands_had_served(
+    world: World, record: str
+) -> None:
+    deploy(world.context(), world, "old")
+    world.manager.stop(UNIT)
+    path = world.paths.journal_dir / f"{UNIT}.json"
+    path.write_text(record)
+
+    found = world.recover()
+
+    assert found is not None
+    assert world.serving_alias() == "old"
+    assert not path.exists()
+    assert path.with_name(f"{path.name}.damaged").read_text() == record
+    deploy(world.context(), world, "new")
+
+
+def test_a_record_that_cannot_be_read_stays_where_what_stands_is_on_trial(world: World) -> None:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    (world.paths.generations_dir / "000002/outcome.json").unlink()
+    path = world.paths.journal_dir / f"{UNIT}.json"
+    path.write_text("{")
+
+    with pytest.raises(HostError):
+        world.recover()
+
+    assert path.exists()
+    assert world.outcomes()[0] is Outcome.RUNNING
+
+
+# What it tells.
+
+
+def _add_drop_in(world: World, name: str) -> Path:
+    path = world.paths.unit_dir / f"{UNIT}.d" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("[Service]\nNice=1\n")
+    world.manager.reload()
+    return path
+
+
+def test_a_drop_in_that_a_swap_found_is_no_drift_after_it_and_a_later_one_is(world: World) -> None:
+    first = _add_drop_in(world, "a.conf")
+    deploy(world.context(), world, "old")
+    assert world.verify() == 0, "it was there before the first unit"
+    deploy(world.context(), world, "new")
+    second = _add_drop_in(world, "b.conf")
+    assert world.verify() == 6
+
+    go_back(world.context())
+
+    assert world.verify() == 0
+    newest = next(world.context().generations.entries())
+    assert newest.ending.drop_ins == (str(first), str(second))
+    _add_drop_in(world, "c.conf")
+    assert world.verify() == 6
+
+
+def test_going_back_to_nothing_is_not_said_to_serve(world: World) -> None:
+    deploy(world.context(), world, "old")
+
+    go_back(world.context())
+
+    assert world.outcomes() == [Outcome.REMOVED, Outcome.SERVING]
+    told = status(world.context()).payload
+    assert (told["exists"], told["outcome"]) == (False, "removed")
+    shown = "\n".join(render_status(told))
+    assert "nothing to start" in shown
+    assert "serving" not in shown
+    go_back(world.context())
+    assert world.serving_alias() == "old", "twice returns to where one was"
+
+
+def test_every_step_of_a_swap_is_told(world: World) -> None:
+    told: list[Progress] = []
+
+    deploy(replace(world.context(), progress=told.append), world, "old")
+
+    assert [p.step for p in told if p.step is not None] == sorted(p.step or 0 for p in told)
+    assert {p.step for p in told} == set(range(1, 9))
+    assert {p.steps for p in told} == {8}
+
+
+def _no_supervisor() -> NoSupervisor:
+    return NoSupervisor("tunerd's supervisor does not start", cause="no folder for its socket")
+
+
+def test_a_manager_that_is_not_ready_is_told_before_anything_is_touched(world: World) -> None:
+    world.manager.errors["check_ready"] = [_no_supervisor()]
+
+    with pytest.raises(DeployError) as caught:
+        deploy(world.context(), world, "new")
+
+    assert caught.value.exit_code == 1
+    assert caught.value.state == "nothing was touched"
+    assert world.standing is None
+    assert world.outcomes() == []
+
+
+def test_going_back_to_nothing_needs_no_supervisor(world: World) -> None:
+    world.manager.errors["restart"] = [_no_supervisor()]
+    world.manager.errors["reload"] = [_no_supervisor()]
+    deployed = world.context()
+
+    with pytest.raises(RolledBack) as caught:
+        deploy(deployed, world, "new")
+
+    assert "as before" in (caught.value.state or "")
+    assert world.standing is None
+    assert world.leftovers() == []
+    assert world.recover() is None
