@@ -173,6 +173,9 @@ def test_a_gpu_without_room_is_told_from_the_engines_words_and_the_old_server_is
 ) -> None:
     before = tunerd.unit()
     planned = tunerd.json("plan", name)
+    told = [one["code"] for one in planned["messages"] if one["code"].startswith("estimate-")]
+    # Where no buffer may be so large, the build's own estimate ends with an error, and is left out.
+    assert told == (["estimate-checked"] if name == "weights" else [])
     assert {device["name"] for device in planned["memory"]["devices"]} == {"gpu0", "host"}
 
     error = tunerd.apply(name, expect=3)["error"]

@@ -44,6 +44,9 @@ KEPT_RECORD = "identity.json"
 EMBEDDED_PROGRAM = "tunerd-llama-server"
 # The server, and the one program for everything that llama.cpp's installer brings (since June 2026).
 PROGRAM_NAMES = ("llama-server", "llama")
+FIT_PROGRAM = "llama-fit-params"
+# A device, and what of it goes to the model, the context and what is computed [MiB].
+_ESTIMATED = re.compile(r"^(\S+)((?: \d{1,8}){3}) ?$", re.MULTILINE)
 _SERVES = re.compile(r"^[ \t]+serve[ \t]", re.MULTILINE)
 _BUILD_FOLDERS = (
     ".local/bin",
@@ -353,6 +356,28 @@ class EngineProber:
     def check_arguments(self, found: Found, arguments: Sequence[str]) -> Completed:
         """A dry run of arguments whose model file does not exist: arguments are checked first."""
         return self._run(found, arguments)
+
+    def estimated_mib(
+        self, found: Found, environment: Mapping[str, str], arguments: Sequence[str]
+    ) -> dict[str, int] | None:
+        """What the build itself expects to take of each device [MiB], without speculation.
+
+        `llama-fit-params` beside the server, or the same by `llama fit-params`, makes a model and a context
+        that hold nothing. It knows none of a server's own arguments.
+
+        Returns:
+            By the device's name, `Host` among them; None where the build has no such program, or it does
+            not say.
+        """
+        program = found.program.with_name(FIT_PROGRAM)
+        beside = replace(found, program=program, subcommand=())
+        if found.subcommand:
+            beside = replace(found, subcommand=("fit-params",))
+        elif not _is_program(program):
+            return None
+        done = self._run(beside, (*arguments, "--fit", "off", "--fit-print", "on"), environment)
+        said = {name: sum(map(int, mib.split())) for name, mib in _ESTIMATED.findall(done.stdout)}
+        return said if done.returncode == 0 and said else None
 
     def devices(
         self, found: Found, environment: Mapping[str, str]
