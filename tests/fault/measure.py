@@ -60,7 +60,7 @@ def _serve(
         if candidate.fault is not None:
             say(f"fault {candidate.fault.reason} {candidate.fault.words}")
             return
-        say(f"serving {candidate.unit} {candidate.boot_s} {candidate.argv_sha256}")
+        say(f"serving {candidate.unit}")
         server = LlamaServer(candidate.address, ctx.clock)
         for _ in range(n_requests):
             done = server.complete("please go on with code", n_predict=24, timeout_s=30.0)

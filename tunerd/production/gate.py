@@ -61,10 +61,9 @@ _VAGUE = (FailureKind.UNKNOWN, FailureKind.CRASH)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that answered: its process, its invocation, and when (on the monotonic clock)."""
+    """A server that answered: its process, and when (on the monotonic clock)."""
 
     pid: int
-    invocation: str | None
     answered_at_s: float
     first_text: str
 
@@ -155,8 +154,7 @@ class _Start:
             self._tell("watching that it stays")
             lost = self._settle(state, settings.settle_s)
         if lost is None:
-            text = completion.text or ""
-            return Serving(state.main_pid or 0, state.invocation_id, answered_at_s, text)
+            return Serving(state.main_pid or 0, answered_at_s, completion.text or "")
         now = ctx.services.state(self.unit)
         if now.is_active and now.invocation_id != state.invocation_id and not now.n_restarts:
             return _RestartedByHand(state.invocation_id, lost)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
-from tunerd.engine.flags import arguments_sha256
 from tunerd.engine.health import Failure, FailureKind
 from tunerd.engine.server import Address
 from tunerd.engine.serving import read_live_unit, specifiers_of
@@ -96,18 +95,14 @@ _OWN_DROP_IN = "zzz-tunerd-candidate.conf"
 class Candidate:
     """A server under trial: it answered a real request, or has a `fault`.
 
-    `argv_sha256` is the hash of the arguments and of those `environment` variables that count, by
-    which what was measured and what is deployed are known to be the same. `boot_s` is from its start to that first answer; `lines` is what the
-    engine wrote until then; `vram_free_mib` what its GPUs have left after the load, the least of
-    them, None without a GPU or a reading.
+    `lines` is what the engine wrote until then; `vram_free_mib` what its GPUs have left after the load,
+    the least of them, None without a GPU or a reading.
     """
 
     unit: str
     plan: Plan
-    argv_sha256: str
     environment: Mapping[str, str]
     address: Address
-    boot_s: float | None
     serving: Serving | None
     fault: Failure | None
     lines: tuple[str, ...]
@@ -145,7 +140,6 @@ def start_candidate(
     demand_root_for_plan(ctx, plan)
     ctx.say(f"starting candidate {number}")
     _write_unit(ctx, plan, lease, unit, limit_s)
-    began_s = ctx.clock.monotonic_s()
     found = started(ctx, unit, ctx.services.start_bound) or wait_until_serving(
         ctx,
         unit,
@@ -155,8 +149,7 @@ def start_candidate(
     )
     if isinstance(found, NotServing):
         return _judged(ctx, unit, plan, address, fault=found.failure)
-    boot_s = found.answered_at_s - began_s
-    candidate = _judged(ctx, unit, plan, address, serving=found, boot_s=boot_s)
+    candidate = _judged(ctx, unit, plan, address, serving=found)
     remember_load(ctx, plan.command.argv, plan.unit_text, candidate.lines)
     return candidate
 
@@ -244,7 +237,6 @@ def _judged(
     address: Address,
     *,
     serving: Serving | None = None,
-    boot_s: float | None = None,
     fault: Failure | None = None,
 ) -> Candidate:
     lines = ctx.services.log(unit, max_lines=_LINES) if not plan.is_refused else ()
@@ -254,10 +246,8 @@ def _judged(
     return Candidate(
         unit=unit,
         plan=plan,
-        argv_sha256=arguments_sha256(plan.command.argv, environment) or "",
         environment=environment,
         address=address,
-        boot_s=boot_s,
         serving=serving,
         fault=fault,
         lines=lines,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from dataclasses import replace
@@ -99,6 +100,22 @@ def test_requests_under_way_are_waited_for_where_that_is_asked(world: World, dra
     waited_s = world.clock.monotonic_s() - began_s
     assert (waited_s >= world.context().settings.service.drain_s) is drain
     assert any("were still running" in text for text in done.notes) is drain
+
+
+@pytest.mark.parametrize("at", ["rename to outcome.json", f"remove {UNIT}.json"])
+def test_ctrl_c_during_the_commit_comes_too_late(world: World, at: str) -> None:
+    deploy(world.context(), world, "old")
+
+    def press(step: Step) -> None:
+        if step.text == at:
+            signal.raise_signal(signal.SIGINT)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        deploy(world.context(Fuse(0, press, until=1000)), world, "new")
+
+    assert world.serving_alias() == "new"
+    assert world.outcomes()[0] is Outcome.SERVING
+    assert world.leftovers() == []
 
 
 def test_a_commit_that_fails_leads_back_and_ctrl_c_does_not_end_that(world: World) -> None:
