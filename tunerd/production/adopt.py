@@ -180,8 +180,9 @@ def to_toml(data: Mapping[str, Any], header: str) -> str:
 def _from_model(ctx: Context, model: Path) -> tuple[dict[str, Any], tuple[Message, ...]]:
     facts = ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(model)
     host = read_host(ctx.gpu)
+    machine = host.gpus[0].name if host.gpus else "a machine without a GPU"
     data: dict[str, Any] = {
-        "description": f"{facts.name or model.stem} on {_machine(host)}",
+        "description": f"{facts.name or model.stem} on {machine}",
         "match": _match(host),
         "model": {"path": str(model.resolve())},
         "serving": {
@@ -246,10 +247,6 @@ def _mtp_note(facts: ModelFacts) -> tuple[Message, ...]:
     if not facts.has_mtp:
         return (note("no-mtp-block", "the model has no MTP block, so speculation is off"),)
     return ()
-
-
-def _machine(host: Host) -> str:
-    return host.gpus[0].name if host.gpus else "a machine without a GPU"
 
 
 def _match(host: Host) -> dict[str, Any]:

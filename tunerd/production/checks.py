@@ -43,7 +43,8 @@ def check_machine(
         yield warning("no-gpu", f"the profile is for `{wanted.gpu}`, but no GPU can be read: {why}",
                       "`tunerd detect` shows what is here")  # fmt: skip
         return
-    if not any(_matches(name, wanted.gpu) for name in named):
+    pattern = wanted.gpu.upper()
+    if not any(fnmatch.fnmatchcase(name.upper(), pattern) for name in named):
         yield warning("other-gpu", f"the profile is for `{wanted.gpu}`, and this machine has "
                       f"{', '.join(named)}", "`tunerd profiles new` writes one for this machine")  # fmt: skip
     total = max((mib for mib in named.values() if mib is not None), default=None)
@@ -54,10 +55,6 @@ def check_machine(
         yield warning("large-gpu", f"the profile is for cards of up to {wanted.vram_max_mib} MiB of "
                       f"VRAM, and this one has {format_mib(total)}",
                       "`tunerd profiles list` shows those for larger cards")  # fmt: skip
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name.upper(), pattern.upper())
 
 
 def check_model(resolved: Resolved, facts: ModelFacts) -> Iterator[Message]:

@@ -177,7 +177,11 @@ def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str
     """
     if not is_mine and (is_locked(ctx.paths.measure_lock) or not has_leftovers(ctx)):
         return ()
-    dead = [unit for unit in _left(ctx) if _is_dead(ctx, unit)]
+    dead = [
+        unit
+        for unit in _left(ctx)
+        if not ctx.services.state(lease_unit(lease_of(unit) or "")).is_active
+    ]
     for unit in dead:
         ctx.services.stop(unit)
         remove_unit_files(ctx, unit)
@@ -237,10 +241,6 @@ def _units_with_files(ctx: Context) -> set[str]:
     except OSError:
         return set()
     return {unit for unit in map(candidate_behind, names) if unit is not None}
-
-
-def _is_dead(ctx: Context, unit: str) -> bool:
-    return not ctx.services.state(lease_unit(lease_of(unit) or "")).is_active
 
 
 def written_record(ctx: Context) -> LeaseRecord | None:

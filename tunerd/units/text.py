@@ -158,7 +158,7 @@ def quote_argument(argument: str, *, expands: bool = True) -> str:
             f"an argument is not UTF-8, or has a Unicode noncharacter: {_shown(argument)}",
             hint="rename the file, or reach it by a symbolic link with a plain name",
         )
-    if _n_bytes(argument) > MAX_ARGUMENT_BYTES:
+    if len(argument.encode()) > MAX_ARGUMENT_BYTES:
         raise ConfigError(
             f"an argument is longer than {MAX_ARGUMENT_BYTES} bytes: {_shown(argument)}",
             hint="long texts belong in a file that the program reads",
@@ -244,10 +244,6 @@ def plain_value(text: str) -> str:
             f"a unit's directive would not keep the end of this value: {_shown(text)}"
         )
     return text.replace("%", "%%")
-
-
-def _n_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _shown(text: str, *, limit: int = 60) -> str:
