@@ -238,6 +238,7 @@ ONLY_ROOT: Mapping[str, str] = {
     "bench --url": "a service asks no addresses for others; without --system it is measured from here",
     "workload learn --unit": "logs of other units are not a member's to read",
     "settings show": "settings may hold secrets, such as the address of a webhook",
+    "support-bundle": "it holds what only root may read: units, logs and settings",
     "settings set": "settings say what services of the system do",
     "settings unset": "settings say what services of the system do",
     "sweep night --bound-to": "it is what a unit runs",

@@ -97,7 +97,7 @@ FACES = {
     },
     "sweep": {"laws", "plan", "promote", "record", "run", "schedule"},
     "watch": {"daemon", "figures", "guarding", "history", "notices", "probation", "speed"},
-    "doctor": {"doctor"},
+    "doctor": {"bundle", "doctor"},
     "web": {"charts", "part", "report", "run", "view"},
 }
 

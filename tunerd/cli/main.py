@@ -43,6 +43,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "history": ("deploy", "Every swap: when, what, why, how it ended."),
     "verify": ("deploy", "Is the machine what was deployed?"),
     "doctor": ("setup", "What may be wrong on this box, and what to do."),
+    "support-bundle": (
+        "setup",
+        "What to attach when you ask for help; shown before it is written.",
+    ),
     "results": ("measure", "What was measured, and whether it still holds."),
     "report": ("measure", "One HTML file with conditions, tables and charts."),
     "jobs": ("watch", "What the daemon does for members of group tunerd."),
@@ -85,9 +89,8 @@ class LazyGroup(click.Group):
         if not module_name:
             return None
         module = importlib.import_module(f"tunerd.cli.{module_name}")
-        command: click.Command = getattr(
-            module, "look" if cmd_name == "look" else f"{cmd_name}_command"
-        )
+        name = "look" if cmd_name == "look" else f"{cmd_name.replace('-', '_')}_command"
+        command: click.Command = getattr(module, name)
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

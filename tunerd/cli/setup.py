@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,44 @@ def render_check(payload: Mapping[str, Any]) -> Iterator[str]:
     if not payload["problems"]:
         found = "no problems but what is warned about" if payload["warnings"] else "no problems"
         yield f"{payload['checked']}: {found}"
+
+
+@click.command(name="support-bundle", short_help="What to attach when you ask for help.")
+@click.option(
+    "--output", metavar="FILE", type=click.Path(), help="Write it there after a question."
+)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@operation("render_bundle", preview="render_bundle", asks=lambda given: bool(given["output"]))
+def support_bundle_command(call: Call, output: str | None) -> ActionResult:
+    """Versions, what is here, what serves and what is wrong, as one JSON text.
+
+    Names of people and machines, addresses, links and secrets are taken out; texts of requests are not in
+    it. Look at it before you send it: it is shown whole, and written only with --output.
+
+    \b
+    Example:
+      tunerd support-bundle | less
+      tunerd support-bundle --output tunerd-support.json
+    """  # noqa: D301
+    from tunerd.doctor.bundle import bundle_text, support_bundle
+    from tunerd.machine.files import Files
+
+    found = support_bundle(call.context(needs_settings=False))
+    if output is not None:
+        call.ask(f"Write this to {output}?", (), found.payload)
+        Files().write(Path(output), bundle_text(found.payload).encode(), mode=0o600)
+        return replace(found, payload={**found.payload, "path": output})
+    return found
+
+
+def render_bundle(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    from tunerd.doctor.bundle import bundle_text
+
+    if "path" in payload:
+        yield f"wrote {payload['path']}"
+    else:
+        yield from bundle_text(payload).splitlines()
 
 
 _HEADS = {"error": "errors", "warning": "warnings", "note": "notes"}
