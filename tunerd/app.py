@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tunerd.errors import HostError, UsageError
@@ -18,7 +17,7 @@ from tunerd.result import Progress, ProgressSink, ignore_progress
 from tunerd.settings import Settings, load_settings, settings_or_last_good
 from tunerd.units.generations import Generations
 from tunerd.units.manager import ServiceManager
-from tunerd.words import Mode
+from tunerd.words import Mode, when
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,8 @@ class Context:
             self.progress(progress)
 
     def now_text(self) -> str:
-        """The time for people, in UTC."""
-        return datetime.fromtimestamp(self.clock.now_s(), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        """The time for people."""
+        return when(self.clock.now_s())
 
 
 def data_dir() -> Path:

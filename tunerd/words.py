@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, NewType
 
@@ -293,5 +293,10 @@ def format_duration(seconds: float | None) -> str:
 
 
 def when(at_s: float) -> str:
-    """`2026-11-22 21:59:07 UTC`, of seconds since the epoch."""
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """`2026-11-22 22:59:07 CET`, of seconds since the epoch: the machine's own time, with its zone."""
+    return local_time(at_s, "%Y-%m-%d %H:%M:%S %Z")
+
+
+def local_time(at_s: float, form: str) -> str:
+    """The machine's own time in the form of `strftime`."""
+    return datetime.fromtimestamp(at_s).astimezone().strftime(form)

@@ -431,7 +431,9 @@ class EngineProber:
             )
         except (HostError, ServiceError) as error:
             raise EngineError(
-                f"cannot run `{found.program}`", cause=error.cause or error.message, hint=error.hint
+                f"cannot run `{found.program}` as {place.who}",
+                cause=error.cause or error.message,
+                hint=error.hint,
             ) from error
         if done.timed_out:
             raise EngineError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tunerd import __version__
@@ -24,6 +23,7 @@ from tunerd.measure.store import EvidenceStore, open_to_read
 from tunerd.production.measurement import read_measurement
 from tunerd.records import plain
 from tunerd.result import ActionResult, note
+from tunerd.words import local_time
 
 if TYPE_CHECKING:
     from tunerd.profile.arm import Arm
@@ -307,7 +307,7 @@ def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dic
 
 def _row(ctx: Context, sweep: StoredSweep) -> dict[str, Any]:
     record = sweep.run.record
-    started = datetime.fromtimestamp(record.started_s, UTC).strftime("%Y-%m-%d %H:%M")
+    started = local_time(record.started_s, "%Y-%m-%d %H:%M %Z")
     return {
         "sweep": sweep.number,
         "started_s": record.started_s,

@@ -6,7 +6,7 @@ import contextlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.settings import check_settings, sources_of
 from tunerd.units.manager import UP
-from tunerd.words import format_duration, nearest_name
+from tunerd.words import format_duration, local_time, nearest_name
 
 if TYPE_CHECKING:
     from tunerd.measure.compare import Prepared
@@ -122,7 +122,7 @@ def demand_time(ctx: Context, deadline: Deadline | None, *, budget_s: float, loa
 
 def ends_text(deadline: Deadline) -> str:
     """Why something ends now, for people."""
-    end = datetime.fromtimestamp(deadline.end_s, UTC).strftime("%H:%M UTC")
+    end = local_time(deadline.end_s, "%H:%M %Z")
     return f"the window {deadline.text} ends ({end}), and production must serve again by then"
 
 

@@ -67,6 +67,15 @@ class Sandbox:
     account: User | None
     manager: Systemd | None = None
 
+    @property
+    def who(self) -> str:
+        """As whom programs run, for people."""
+        if self.manager is not None:
+            return "an account made for this run"
+        if self.account is None:
+            return "you"
+        return f"user {self.account.name or self.account.uid}"
+
     def reader(self, program: Path) -> User | None:
         """Whose rights decide what a program may read; None where they are our own.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from html import escape
 from itertools import groupby
 from math import ceil, floor, log10
@@ -12,7 +12,7 @@ from math import ceil, floor, log10
 from markupsafe import Markup
 
 from tunerd.web.view import Bar, Bars, Crossing, Line, Lines, Plot, Point, joined, percent
-from tunerd.words import UNKNOWN
+from tunerd.words import UNKNOWN, local_time
 
 # Name: (light, dark). Engines keep their colour on every chart and page.
 PALETTE: Mapping[str, tuple[str, str]] = {
@@ -171,17 +171,23 @@ def _ticks(axis: _Axis, *, is_ratio: bool = False) -> list[_Tick]:
 
 
 def _time_ticks(axis: _Axis) -> list[_Tick]:
-    """Round times of a clock in UTC; midnight is told by its day."""
+    """Round times of the machine's own clock; midnight is told by its day."""
+    offset = datetime.fromtimestamp(axis.low).astimezone().utcoffset() or timedelta()
+    ahead = round(offset.total_seconds())
     rough = (axis.high - axis.low) / _MOST_TICKS
     step = next((one for one in _TIMES_S if one >= rough), _TIMES_S[-1])
     return [
-        _Tick(value, _moment(value, "%-d %b" if value % _DAY_S == 0 else "%H:%M"))
-        for value in range(ceil(axis.low / step) * step, floor(axis.high) + 1, step)
+        _Tick(
+            value - ahead, local_time(value - ahead, "%-d %b" if value % _DAY_S == 0 else "%H:%M")
+        )
+        for value in range(
+            ceil((axis.low + ahead) / step) * step, floor(axis.high) + ahead + 1, step
+        )
     ]
 
 
-def _moment(at_s: float, form: str = "%-d %b %H:%M") -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime(form)
+def _moment(at_s: float) -> str:
+    return local_time(at_s, "%-d %b %H:%M")
 
 
 def _not_beside(axis: _Axis, ticks: Iterable[_Tick], width_px: float) -> set[_Tick]:

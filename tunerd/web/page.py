@@ -575,7 +575,9 @@ def _vram_chart(seen: Sequence[_Row]) -> Chart:
 
 
 def _over_time(lines: tuple[Line, ...], unit: str, *, is_ratio: bool = False) -> Lines:
-    return Lines(lines, unit, x_title="UTC", height=240, is_ratio=is_ratio, is_time=True)
+    return Lines(
+        lines, unit, x_title="this machine's time", height=240, is_ratio=is_ratio, is_time=True
+    )
 
 
 def _gib_points(seen: Sequence[_Row], index: int, key: str) -> tuple[Point, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -99,3 +102,22 @@ def test_what_a_bar_lacks_is_named() -> None:
     bar = Bar("on", (reading, answering), None)
 
     assert "on: answering unknown" in texts(Bars((("chat", (bar,)),), "seconds", is_stacked=True))
+
+
+_ELSEWHERE = """
+from tunerd.web.charts import _Axis, _time_ticks
+from tunerd.words import when
+print(when(1790000000))
+print([tick.text for tick in _time_ticks(_Axis(1790000000, 1790000000 + 86400))])
+"""
+
+
+def test_times_are_the_machines_own_and_its_round_hours_are_marked() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", _ELSEWHERE],
+        env={"TZ": "IST-5:30", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, check=True,
+    ).stdout.splitlines()  # fmt: skip
+    assert told[0] == "2026-09-21 19:43:20 IST"
+    assert "22 Sep" in told[1], "midnight there"
+    assert all(text.endswith(":00'") for text in told[1].strip("[]").split(", ") if ":" in text)
