@@ -44,6 +44,17 @@ def pytest_configure() -> None:
         hypothesis.settings.load_profile("tunerd")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What may take longest begins first, so that no worker ends with it alone."""
+
+    def most_s(item: pytest.Item) -> float:
+        mark = item.get_closest_marker("timeout")
+        return float(mark.args[0]) if mark and mark.args else 0.0
+
+    items.sort(key=most_s, reverse=True)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests that share something for their module, or class, run in one process: it is made once.

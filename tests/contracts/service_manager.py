@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
-from abc import ABC, abstractmethod
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -587,11 +589,8 @@ class ServiceManagerContract:
         for _ in range(400):
             if line in manager.log(UNIT):
                 return
-            self._pause()
+            time.sleep(0.02)
         raise AssertionError(f"not printed: {line}")
-
-    def _pause(self) -> None:
-        """A moment of real time; the fake needs none."""
 
 
 class SystemdContract(ServiceManagerContract):
@@ -630,23 +629,32 @@ class SystemdContract(ServiceManagerContract):
         assert manager.state(UNIT).load_state == load_state
 
 
-class SlowJobsContract(ServiceManagerContract, ABC):
-    """Two callers at once, for managers that other processes use too."""
+class RealProcessesContract(ServiceManagerContract):
+    """For managers that run processes and that other processes use too: two callers at once."""
+
+    @pytest.fixture
+    def kill_main(self, manager: ServiceManager) -> Callable[[int], None]:
+        def kill(number: int) -> None:
+            pid = manager.state(UNIT).main_pid
+            assert pid is not None
+            os.kill(pid, number)
+
+        return kill
 
     def test_a_job_that_another_takes_the_place_of_is_cancelled(
         self, manager: ServiceManager, clock: Clock, toy: str
     ) -> None:
-        """Needs `other_stop`, which stops UNIT from another process after a moment."""
         self.put(manager, self.text(toy, "--print up --slow-term 2"))
         manager.start(UNIT)
         self._let_it_print(manager, "up")
+        stopper = threading.Timer(0.5, manager.stop, [UNIT])
+        stopper.start()
 
-        with pytest.raises(JobCanceled):
-            self._restart_while_another_stops(manager)
+        try:
+            with pytest.raises(JobCanceled):
+                manager.restart(UNIT)
+        finally:
+            stopper.join()
 
         state = self.eventually(manager, clock, lambda state: state.active_state != "deactivating")
         assert state.active_state == "inactive"
-
-    @abstractmethod
-    def _restart_while_another_stops(self, manager: ServiceManager) -> None:
-        """Restart UNIT, and have another process stop it before that has ended."""

@@ -21,8 +21,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from tests.fault.daemon_victim import DaemonFault, DaemonVictim
 from tests.fault.lease_victim import Fault, LeaseVictim
@@ -127,17 +129,26 @@ def _end(end: str, *, was_in_time: bool, was_cut: bool) -> str:
     return f"{end}, {'with' if was_cut else 'without'} a record"
 
 
-def cuts(args: argparse.Namespace) -> int:
+def cuts(args: argparse.Namespace, *, again: bool = False) -> int:
     """Power cuts on a disk that loses what was not synced, then a boot with the daemon enabled."""
     rng, count = random.Random(args.seed), Count()
     took_s = []
     with a_victim(args.root, installed=True, disk_mib=512, strict=args.strict) as victim:
-        for _ in range(args.count):
-            words, blow = victim.some_swap(rng), victim.some_blow(rng)
-            before = victim.live
-            with count.case(f"tunerd {' '.join(words)}, cut: {blow}") as ends:
-                victim.cut(words, blow)
-                was_cut = victim.machine.exists(victim.record)
+        while sum(count.ends.values()) < args.count:
+            words, before = victim.some_swap(rng), victim.live
+            blow, later_s = victim.some_blow(rng), rng.uniform(0, 1.5)
+            victim.cut(words, blow)
+            was_cut = victim.machine.exists(victim.record)
+            if again and not was_cut:
+                victim.boot()
+                continue
+            told = f"tunerd {' '.join(words)}, cut: {blow}"
+            with count.case(f"{told}; again {later_s:.2f} s after boot" if again else told) as ends:
+                if again:
+                    victim.machine.boot()
+                    time.sleep(later_s)
+                    victim.machine.power_cut()
+                    was_cut = victim.machine.exists(victim.record)
                 took_s.append(victim.boot())
                 victim.wait_for_the_daemon()
                 end = "old" if victim.check() == before else "new"
@@ -148,51 +159,40 @@ def cuts(args: argparse.Namespace) -> int:
 
 def cuts_in_recovery(args: argparse.Namespace) -> int:
     """A cut in the middle of a swap that leaves a record, then a cut while that is mended."""
-    rng, count = random.Random(args.seed), Count()
-    with a_victim(args.root, installed=True, disk_mib=512, strict=args.strict) as victim:
-        while sum(count.ends.values()) < args.count:
-            words, before = ["apply", victim.other, "--yes"], victim.live
-            blow = victim.some_blow(rng)
-            victim.cut(words, blow)
-            if not victim.machine.exists(victim.record):
-                victim.boot()
-                continue
-            later_s = rng.uniform(0, 1.5)
-            told = f"tunerd {' '.join(words)}, cut: {blow}; again {later_s:.2f} s after boot"
-            with count.case(told) as ends:
-                victim.machine.boot()
-                time.sleep(later_s)
-                victim.machine.power_cut()
-                was_cut = victim.machine.exists(victim.record)
-                victim.boot()
-                victim.wait_for_the_daemon()
-                end = "old" if victim.check() == before else "new"
-                ends.append(_end(end, was_in_time=True, was_cut=was_cut))
-    return count.close()
+    return cuts(args, again=True)
+
+
+def _each_fault(
+    plan: Iterable[tuple[StrEnum, int]], befall: Callable[[Any], tuple[str, float]], where: str
+) -> int:
+    """So many cases of every fault; `befall` says what the blow met, and how long it took to be well again [s]."""
+    status = 0
+    for fault, n_cases in plan:
+        count, awaited_s = Count(), [0.0]
+        for _ in range(n_cases):
+            with count.case(str(fault)) as ends:
+                met, after_s = befall(fault)
+                awaited_s.append(after_s)
+                ends.append(met)
+        say(f"{where}, {fault}: all was well again after at most {max(awaited_s):.1f} s")
+        status |= count.close()
+    return status
 
 
 def leases(args: argparse.Namespace) -> int:
     """What may befall a measurement in production's place, each at random moments."""
     rng = random.Random(args.seed)
     wanted = [Fault[args.fault]] if args.fault else [fault for fault in Fault if fault != Fault.CUT]
-    plan = [(fault, args.count) for fault in wanted]
-    if args.cuts:
-        plan.append((Fault.CUT, args.cuts))
-    status = 0
+    plan = [*((fault, args.count) for fault in wanted), (Fault.CUT, args.cuts)]
     with a_victim(args.root, installed=False, disk_mib=512 if args.cuts else None) as victim:
         lease = LeaseVictim(victim)
-        for fault, n_cases in plan:
-            count, awaited_s = Count(), []
-            for _ in range(n_cases):
-                with count.case(str(fault)) as ends:
-                    found = lease.befall(fault, rng)
-                    lease.check()
-                    awaited_s.append(found.awaited_s)
-                    ends.append(found.phase)
-            slowest_s = max(awaited_s, default=float("nan"))
-            say(f"{args.root}, {fault}: production answered at the latest after {slowest_s:.1f} s")
-            status |= count.close()
-    return status
+
+        def befall(fault: Fault) -> tuple[str, float]:
+            found = lease.befall(fault, rng)
+            lease.check()
+            return found.phase, found.awaited_s
+
+        return _each_fault([one for one in plan if one[1]], befall, args.root)
 
 
 def ports(args: argparse.Namespace) -> int:
@@ -221,43 +221,35 @@ def ports(args: argparse.Namespace) -> int:
 
 def sweeps(args: argparse.Namespace) -> int:
     """What may befall a night's unit, each at random moments of it."""
-    rng, status = random.Random(args.seed), 0
+    rng = random.Random(args.seed)
     wanted = [SweepFault[args.fault]] if args.fault else list(SweepFault)
     with a_machine(args.root, installed=False, disk_mib=768) as machine:
         victim = SweepVictim(Night(machine, sweep="budget_s = 300.0"))
         machine.sh("journalctl --sync; sync")
-        for fault in wanted:
-            count, awaited_s = Count(), [0.0]
-            for _ in range(args.count):
-                with count.case(str(fault)) as ends:
-                    phase, after_s = victim.befall(fault, rng)
-                    victim.check()
-                    awaited_s.append(after_s)
-                    ends.append(phase)
-            say(
-                f"{args.root}, {fault}: production answered at the latest after {max(awaited_s):.1f} s"
-            )
-            status |= count.close()
-    return status
+
+        def befall(fault: SweepFault) -> tuple[str, float]:
+            found = victim.befall(fault, rng)
+            victim.check()
+            return found
+
+        return _each_fault([(fault, args.count) for fault in wanted], befall, args.root)
 
 
 def daemon(args: argparse.Namespace) -> int:
     """SIGKILL of the daemon whatever it does; systemd starts it again."""
-    rng, status = random.Random(args.seed), 0
+    rng = random.Random(args.seed)
     wanted = [DaemonFault[args.fault]] if args.fault else list(DaemonFault)
     with a_machine(args.root, installed=False) as machine:
         victim = DaemonVictim(machine)
         say(f"the daemon is ready after {victim.start_s:.1f} s")
-        for fault in wanted:
-            count = Count()
-            for _ in range(args.count):
-                with count.case(str(fault)) as ends:
-                    met = victim.befall(fault, rng)
-                    victim.check()
-                    ends.append(met)
-            say(f"{args.root}, killed while {fault}")
-            status |= count.close()
-    return status
+
+        def befall(fault: DaemonFault) -> tuple[str, float]:
+            began_s = time.monotonic()
+            met = victim.befall(fault, rng)
+            victim.check()
+            return met, time.monotonic() - began_s
+
+        return _each_fault([(fault, args.count) for fault in wanted], befall, args.root)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """A fuse for every effect of a swap: it ends the process, or lets the effect fail.
 
 Every effect of a swap is announced: those on the disk by `Files(before=...)`, those on units by
-`FusedServices`. The fuse counts them.
+`fused_services`. The fuse counts them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any, cast
 
 from tunerd.errors import ServiceError
-from tunerd.units.manager import Lease, LeaseSpec, LogSpan, ServiceManager, UnitState
-from tunerd.words import Mode
+from tunerd.units.manager import ServiceManager
 
 _PATIENCE_S = 60.0
 
@@ -81,7 +81,7 @@ class Fuse:
         self._announce(Step(Kind.DISK, text))
 
     def units(self, text: str) -> None:
-        """For `FusedServices`."""
+        """For `fused_services`."""
         self._announce(Step(Kind.UNITS, text))
 
     def _announce(self, step: Step) -> None:
@@ -97,105 +97,39 @@ class Fuse:
             self._burn(step)
 
 
-class FusedServices:
-    """A service manager whose every change is announced before it happens.
+_CHANGES = frozenset({
+    "reload", "start", "run_transient", "stop", "restart", "reset_failed", "enable", "disable",
+    "start_bound", "lease",
+})  # fmt: skip
+_QUESTIONS = frozenset({
+    "state", "properties", "check_ready", "log", "log_since", "was_stopped",
+})  # fmt: skip
 
-    With `asks` set, questions are announced too.
-    """
 
-    def __init__(self, real: ServiceManager, fuse: Fuse, *, asks: bool = False) -> None:
+class _FusedServices:
+    """A service manager that announces some of its methods before they happen."""
+
+    def __init__(self, real: ServiceManager, fuse: Fuse, announced: frozenset[str]) -> None:
         self._real = real
         self._fuse = fuse
-        self._asks = asks
-        self.mode: Mode = real.mode
-        self.unit_dir: Path = real.unit_dir
-        self.runtime_unit_dir: Path = real.runtime_unit_dir
+        self._announced = announced
 
-    def _ask(self, text: str) -> None:
-        if self._asks:
-            self._fuse.units(text)
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        if name not in self._announced:
+            return found
 
-    def state(self, unit: str) -> UnitState:
-        self._ask("state")
-        return self._real.state(unit)
+        def announced(*args: Any, **options: Any) -> Any:
+            self._fuse.units(name)
+            return found(*args, **options)
 
-    def properties(self, unit: str, *names: str) -> Mapping[str, str]:
-        self._ask("properties")
-        return self._real.properties(unit, *names)
+        return announced
 
-    def check_ready(self) -> None:
-        self._ask("check_ready")
-        self._real.check_ready()
 
-    def reload(self) -> None:
-        self._fuse.units("reload")
-        self._real.reload()
-
-    def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
-        self._fuse.units("start")
-        self._real.start(unit, timeout_s=timeout_s)
-
-    def run_transient(
-        self,
-        unit: str,
-        argv: Sequence[str],
-        properties: Sequence[tuple[str, str]] = (),
-        *,
-        environment: Mapping[str, str] | None = None,
-        timeout_s: float = 90.0,
-    ) -> None:
-        self._fuse.units("run_transient")
-        self._real.run_transient(
-            unit, argv, properties, environment=environment, timeout_s=timeout_s
-        )
-
-    def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
-        self._fuse.units("stop")
-        self._real.stop(unit, timeout_s=timeout_s)
-
-    def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
-        self._fuse.units("restart")
-        self._real.restart(unit, timeout_s=timeout_s)
-
-    def reset_failed(self, unit: str) -> None:
-        self._fuse.units("reset_failed")
-        self._real.reset_failed(unit)
-
-    def enable(self, unit: str) -> None:
-        self._fuse.units("enable")
-        self._real.enable(unit)
-
-    def disable(self, unit: str) -> None:
-        self._fuse.units("disable")
-        self._real.disable(unit)
-
-    def verify(self, unit: str, text: str) -> tuple[str, ...]:
-        return self._real.verify(unit, text)
-
-    def log(
-        self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
-    ) -> tuple[str, ...]:
-        self._ask("log")
-        return self._real.log(unit, invocation_id=invocation_id, max_lines=max_lines)
-
-    def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
-        self._ask("log_since")
-        return self._real.log_since(unit, since_s, max_lines=max_lines)
-
-    def was_stopped(self, unit: str, invocation_id: str) -> bool:
-        self._ask("was_stopped")
-        return self._real.was_stopped(unit, invocation_id)
-
-    def service_units(self) -> tuple[str, ...]:
-        return self._real.service_units()
-
-    def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
-        self._fuse.units("start_bound")
-        self._real.start_bound(unit, timeout_s=timeout_s)
-
-    def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> Lease:
-        self._fuse.units("lease")
-        return self._real.lease(spec, timeout_s=timeout_s)
+def fused_services(real: ServiceManager, fuse: Fuse, *, asks: bool = False) -> ServiceManager:
+    """A service manager whose every change is announced; with `asks`, questions are too."""
+    announced = _CHANGES | _QUESTIONS if asks else _CHANGES
+    return cast("ServiceManager", _FusedServices(real, fuse, announced))
 
 
 class Life:

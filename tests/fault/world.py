@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from tests.fault.fuse import Fuse, FusedServices
+from tests.fault.fuse import Fuse, fused_services
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.fake_llama.answers import Reply
 from tests.support.fake_llama.api import Api
@@ -183,7 +183,7 @@ class World:
             data_dir=self.folder,
             clock=self.clock,
             gpu=FakeGpuReader(),
-            services=FusedServices(self.manager, fuse, asks=asks),
+            services=fused_services(self.manager, fuse, asks=asks),
             files=files,
             generations=Generations(self.paths.generations_dir, files),
             progress=ignore_progress,

@@ -8,16 +8,14 @@ from __future__ import annotations
 import http.server
 import os
 import signal
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.contracts.lease import LeaseContract
-from tests.contracts.service_manager import UNIT, SlowJobsContract, SystemdContract
+from tests.contracts.service_manager import UNIT, RealProcessesContract, SystemdContract
 from tunerd.errors import ServiceError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.net import listening_pid, listening_ports
@@ -59,7 +57,7 @@ def toy() -> str:
     return str(TOY)
 
 
-class TestSystemd(SlowJobsContract, SystemdContract):
+class TestSystemd(RealProcessesContract, SystemdContract):
     wanted_by = "multi-user.target" if MODE is Mode.SYSTEM else "default.target"
 
     @pytest.mark.parametrize(
@@ -80,26 +78,6 @@ class TestSystemd(SlowJobsContract, SystemdContract):
         self, manager: ServiceManager, toy: str, change: tuple[str, str]
     ) -> None:
         assert manager.verify(UNIT, self.text(toy).replace(*change))
-
-    @pytest.fixture
-    def kill_main(self, manager: Systemd) -> Callable[[int], None]:
-        def kill(number: int) -> None:
-            pid = manager.state(UNIT).main_pid
-            assert pid is not None
-            os.kill(pid, number)
-
-        return kill
-
-    def _pause(self) -> None:
-        time.sleep(0.02)
-
-    def _restart_while_another_stops(self, manager: ServiceManager) -> None:
-        stopper = threading.Timer(0.5, manager.stop, [UNIT])
-        stopper.start()
-        try:
-            manager.restart(UNIT)
-        finally:
-            stopper.join()
 
 
 class TestLeasesOfSystemd(LeaseContract):

@@ -6,21 +6,18 @@ import fcntl
 import os
 import shutil
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.contracts.lease import LeaseContract
-from tests.contracts.service_manager import UNIT, SlowJobsContract
+from tests.contracts.service_manager import RealProcessesContract
 from tests.support.folders import SUPPORT
 from tests.support.supervised import supervised, supervisor_pid
 from tunerd.machine.clock import SystemClock
 from tunerd.tryout.local import Local
 from tunerd.tryout.local_state import SOCKET_NAME
-from tunerd.units.manager import ServiceManager
 
 TOY = SUPPORT / "toy_service.sh"
 
@@ -46,26 +43,8 @@ class TestLeasesOfLocal(LeaseContract):
     pass
 
 
-class TestLocal(SlowJobsContract):
-    @pytest.fixture
-    def kill_main(self, manager: Local) -> Callable[[int], None]:
-        def kill(number: int) -> None:
-            pid = manager.state(UNIT).main_pid
-            assert pid is not None
-            os.kill(pid, number)
-
-        return kill
-
-    def _pause(self) -> None:
-        time.sleep(0.02)
-
-    def _restart_while_another_stops(self, manager: ServiceManager) -> None:
-        stopper = threading.Timer(0.5, manager.stop, [UNIT])
-        stopper.start()
-        try:
-            manager.restart(UNIT)
-        finally:
-            stopper.join()
+class TestLocal(RealProcessesContract):
+    pass
 
 
 def test_a_stranger_who_locks_the_state_folder_keeps_no_supervisor_from_starting(

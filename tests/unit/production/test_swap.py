@@ -7,10 +7,11 @@ import json
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from tests.fault.fuse import Fuse, FusedServices, Kind, Step, full_disk
+from tests.fault.fuse import Fuse, Kind, Step, full_disk, fused_services
 from tests.fault.scenarios import deploy, go_back
 from tests.fault.world import BROKEN, ENGINE, UNIT, World
 from tests.support.fakes import Invocation, Life
@@ -23,7 +24,7 @@ from tunerd.production.swap import SwapDone, swap
 from tunerd.result import Progress
 from tunerd.settings import BackupSettings
 from tunerd.units.generations import Outcome
-from tunerd.units.manager import UnitState
+from tunerd.units.manager import ServiceManager, UnitState
 
 OTHER_ENGINE = "/bin/cat"
 
@@ -31,19 +32,24 @@ OTHER_ENGINE = "/bin/cat"
 # On the way there.
 
 
-class _Elsewhere(FusedServices):
+class _Elsewhere:
     """A manager that reads the unit from another file, or not at all, once it was reloaded."""
 
-    change: dict[str, object]
-    is_reloaded = False
+    def __init__(self, real: ServiceManager, change: dict[str, Any]) -> None:
+        self._real = real
+        self._change = change
+        self._is_reloaded = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
     def reload(self) -> None:
-        super().reload()
-        self.is_reloaded = True
+        self._real.reload()
+        self._is_reloaded = True
 
     def state(self, unit: str) -> UnitState:
-        state = super().state(unit)
-        return replace(state, **self.change) if self.is_reloaded else state  # type: ignore[arg-type]
+        state = self._real.state(unit)
+        return replace(state, **self._change) if self._is_reloaded else state
 
 
 @pytest.mark.parametrize(
@@ -54,13 +60,13 @@ class _Elsewhere(FusedServices):
     ],
 )
 def test_what_the_manager_parsed_is_compared_before_anything_is_restarted(
-    world: World, change: dict[str, object], told: str
+    world: World, change: dict[str, Any], told: str
 ) -> None:
     deploy(world.context(), world, "old")
     pid = world.manager.state(UNIT).main_pid
     fuse = Fuse()
-    services = _Elsewhere(world.manager, fuse)
-    services.change = change
+    elsewhere = _Elsewhere(fused_services(world.manager, fuse), change)
+    services = cast("ServiceManager", elsewhere)
 
     with pytest.raises(RolledBack) as caught:
         deploy(replace(world.context(), services=services), world, "new")
