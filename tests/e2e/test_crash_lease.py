@@ -17,7 +17,6 @@ SEED = 20261127
 FAULTS = (Fault.COMMAND, Fault.LEASE, Fault.START)
 
 
-@pytest.mark.both_roots
 @pytest.mark.timeout(600)
 def test_production_serves_again_whatever_befalls_a_measurement(machine: Machine) -> None:
     victim = LeaseVictim(Victim(machine))

@@ -143,7 +143,6 @@ def test_settings_that_nobody_changed_follow_the_shipped_ones(installed_machine:
     assert f"would write {SETTINGS}\n" not in install(installed_machine, "--dry-run").stdout
 
 
-@pytest.mark.both_roots
 def test_uninstalling_keeps_the_server_its_backups_and_history(installed_machine: Machine) -> None:
     serve(installed_machine, "/bin/sh -c 'sleep infinity' ")
     installed_machine.write("/var/lib/tunerd/generations/000001/unit", "x")
