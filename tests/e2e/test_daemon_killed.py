@@ -65,7 +65,7 @@ def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect
     victim: DaemonVictim,
 ) -> None:
     machine, hook = victim.machine, victim.webhook
-    victim.until(lambda: victim.is_ready, "the daemon is ready")
+    victim.box.until(lambda: victim.is_ready, "the daemon is ready")
     hook.stop()
     victim.box.stand_ins(eng={"dialect": "ik-now"})
 
@@ -74,10 +74,10 @@ def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect
         said = machine.sh(look).stdout  # the pattern may match nothing yet
         return "refused" in said and "again in" in said
 
-    victim.until(refused, "a connection was refused")
+    victim.box.until(refused, "a connection was refused")
     assert hook.got() == []
     hook.start()
-    victim.until(lambda: bool(hook.got()), "the notice arrived")
+    victim.box.until(lambda: bool(hook.got()), "the notice arrived")
 
     assert confined_as_the_daemon(machine, "127.0.0.1", 8080), "the server may be asked"
     assert sorted(machine.show(DAEMON, "IPAddressDeny").split()) == ["0.0.0.0/0", "::/0"]
@@ -86,12 +86,12 @@ def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect
 
     # However often it has looked since, the next notice is that of another state.
     victim.settings(more="[guards.none]\n")
-    victim.until(lambda: len(hook.got()) > 1, "the next notice arrived")
+    victim.box.until(lambda: len(hook.got()) > 1, "the next notice arrived")
     assert hook.kinds() == ["upgrade-refused", "settings-refused"]
     first = hook.got()[0]
     assert (first["source"], first["unit"], first["level"]) == ("tunerd", UNIT, "error")
     assert "next start will fail" in first["text"]
-    victim.until(lambda: not machine.files(f"{STATE}/notices"), "nothing is left")
+    victim.box.until(lambda: not machine.files(f"{STATE}/notices"), "nothing is left")
     victim.settings()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.support.stand_in import RTX_4070_SUPER
 
 pytestmark = pytest.mark.timeout(600)  # one machine for all
 
-LIMIT_S = 150.0
 SETTINGS = """
 [engines.eng]
 path = "/srv/eng/llama-server"
@@ -65,16 +63,6 @@ def box(machine: Machine, place: Place) -> Iterator[Deployment]:
     made.systemctl("stop", UNIT, check=False)
 
 
-def until(box: Deployment, holds: Callable[[], Any], what: str) -> Any:
-    end_s = time.monotonic() + LIMIT_S
-    while not (found := holds()):
-        if time.monotonic() > end_s:
-            told = box.machine.journal("--unit=tunerd.service", "--lines=30", user=box.user)
-            raise AssertionError(f"never came true: {what}\n" + "\n".join(told) + box.logs())
-        time.sleep(0.3)
-    return found
-
-
 def events(box: Deployment) -> list[dict[str, Any]]:
     """What the daemon told since it was started last, as the journal has it."""
     pid = box.show("MainPID", "tunerd.service")
@@ -98,7 +86,7 @@ def watched(box: Deployment) -> None:
     findings = f"{box.state}/guards.json"
     box.machine.run("rm", "-f", findings)
     box.systemctl("start", "tunerd.service")
-    until(box, lambda: box.machine.exists(findings), "the daemon looked")
+    box.until(lambda: box.machine.exists(findings), "the daemon looked")
 
 
 def test_a_server_without_vram_comes_back_with_a_larger_margin(box: Deployment) -> None:
@@ -110,7 +98,7 @@ def test_a_server_without_vram_comes_back_with_a_larger_margin(box: Deployment) 
 
     box.machine.kill(box.show("MainPID"))
 
-    text = until(box, told(box, "guard-acted"), "the margin was raised")
+    text = box.until(told(box, "guard-acted"), "the margin was raised")
     assert f"generation {first['generation'] + 1} serves" in text
     assert "1792" in box.show("ExecStart")
     assert box.alias() == "card"
@@ -130,12 +118,12 @@ def test_a_server_that_hangs_is_restarted(box: Deployment) -> None:
     before = box.show("InvocationID")
     watched(box)
 
-    until(box, lambda: box.show("InvocationID") != before, "it was restarted")
+    box.until(lambda: box.show("InvocationID") != before, "it was restarted")
 
-    text = until(box, told(box, "hang"), "it was told")
+    text = box.until(told(box, "hang"), "it was told")
     assert "no answer within 2 s" in text
     assert box.show("NRestarts") == "0", "a restart, not a death"
-    until(box, lambda: box.alias() == "plain", "it serves again")
+    box.until(lambda: box.alias() == "plain", "it serves again")
 
 
 def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment) -> None:
@@ -148,11 +136,11 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
         box.json("bench", "--suite", "mtp", "--repeats", "3", "--yes")
         return box.json("guard", "check")["confirmed"]
 
-    confirmed = until(box, measure, "enough was measured")
+    confirmed = box.until(measure, "enough was measured")
     assert 1500 < confirmed["floor_tok_s"] < 2000
     box.behave("eng", **speed, decay_per_request=0.006)
     box.systemctl("restart", UNIT)
-    until(box, lambda: box.alias() == "plain", "it serves")
+    box.until(lambda: box.alias() == "plain", "it serves")
     watched(box)
     before = box.show("InvocationID")
 
@@ -161,12 +149,12 @@ def test_a_server_that_decays_is_told_of_and_restarted_when_idle(box: Deployment
         body = {"prompt": "please go on with code", "n_predict": 600, "temperature": 0}
         status, _ = box.ask("/completion", body)
         if status != HTTPStatus.OK:
-            return until(box, told(box, "drift"), "why a request was cut")
+            return box.until(told(box, "drift"), "why a request was cut")
         return told(box, "drift")()
 
-    text = until(box, ask, "a drift")
+    text = box.until(ask, "a drift")
     assert "decays within its life, from " in text
-    until(box, lambda: box.show("InvocationID") != before, "it was restarted")
+    box.until(lambda: box.show("InvocationID") != before, "it was restarted")
 
 
 def test_an_upgrade_that_removes_a_flag_is_told_before_anything_restarts(box: Deployment) -> None:
@@ -176,7 +164,7 @@ def test_an_upgrade_that_removes_a_flag_is_told_before_anything_restarts(box: De
 
     box.stand_ins(eng={"dialect": "ik-now"})
 
-    text = until(box, told(box, "upgrade-refused"), "the refusal")
+    text = box.until(told(box, "upgrade-refused"), "the refusal")
     assert "next start will fail" in text
     assert "argument" in text
     assert box.show("MainPID") == pid, "nothing was restarted"

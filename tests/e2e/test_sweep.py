@@ -6,7 +6,6 @@ Production serves after each.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,12 +32,8 @@ SETTINGS = "[sweep]\nquiet_s = 1.0\nbudget_s = 300.0\n{more}"
 LIMIT_S = 60.0
 
 
-def until(machine: Machine, holds: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        told = machine.journal(f"--unit={SWEEP}", "--lines=20") if time.monotonic() > end_s else []
-        assert time.monotonic() < end_s, f"never came true: {what}\n" + "\n".join(told)
-        time.sleep(0.2)
+def until(box: Deployment, holds: Callable[[], bool], what: str) -> None:
+    box.until(holds, what, unit=SWEEP, limit_s=LIMIT_S)
 
 
 def deployed(machine: Machine, more: str = "") -> Deployment:
@@ -71,7 +66,7 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
 ) -> None:
     box = deployed(host_machine)
     box("sweep", "start", "--yes", "--budget", "10m", "--seed", "5")
-    until(host_machine, lambda: starts(box) >= 1, "a start")
+    until(box, lambda: starts(box) >= 1, "a start")
     job = "tunerd-job-1.service"
     assert host_machine.systemctl("is-active", job) == "active"
     assert "sweep 1" in box("status").out
@@ -81,25 +76,25 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
     # Its main process dies: systemd ends lease and candidate, and starts production.
     box.systemctl("kill", "--signal=KILL", "--kill-whom=main", job)
     until(
-        host_machine,
+        box,
         lambda: not candidates(host_machine) and box.alias() is not None,
         "production serves",
     )
-    until(host_machine, lambda: box.show("ActiveState") == "active", "the unit is active")
+    until(box, lambda: box.show("ActiveState") == "active", "the unit is active")
     cut = box.json("sweep", "show")
     assert cut["state"] == "cut"
 
     # Begun again by systemctl alone, as the settings say; a person who wants the server back starts it.
     box.systemctl("start", SWEEP)
-    until(host_machine, lambda: bool(candidates(host_machine)), "a candidate")
+    until(box, lambda: bool(candidates(host_machine)), "a candidate")
     box.systemctl("start", UNIT)
     until(
-        host_machine,
+        box,
         lambda: not candidates(host_machine) and box.alias() is not None,
         "production serves",
     )
     until(
-        host_machine,
+        box,
         lambda: box.show("ActiveState", SWEEP) in {"inactive", "failed"},
         "the sweep ended",
     )
@@ -109,7 +104,7 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
 
     # `stop` returns when production serves; the next night goes on with what this one has measured.
     box.systemctl("start", SWEEP)
-    until(host_machine, lambda: bool(candidates(host_machine)), "a candidate")
+    until(box, lambda: bool(candidates(host_machine)), "a candidate")
     box("sweep", "stop")
     assert not candidates(host_machine)
     box.generate()
@@ -120,7 +115,7 @@ def test_a_sweep_is_a_unit_and_production_serves_whatever_becomes_of_it(
 
     # So does the first, in the terminal of somebody who has seen enough of it.
     resumed = box.start("sweep", "resume", "1", "--yes", "--json")
-    until(host_machine, lambda: bool(candidates(host_machine)), "a candidate")
+    until(box, lambda: bool(candidates(host_machine)), "a candidate")
     host_machine.run("pkill", "--signal=INT", "--full", "[t]unerd sweep resume")
     done = json.loads(resumed.communicate(timeout=LIMIT_S)[0])
     assert done["error"]["code"] == "interrupted"
@@ -142,7 +137,7 @@ def test_a_night_outside_of_its_window_says_when_it_opens_and_stops_nothing(
     box = deployed(host_machine, window)
     since = box.show("ActiveEnterTimestampMonotonic")
     box.systemctl("start", SWEEP)
-    until(host_machine, lambda: box.show("ActiveState", SWEEP) == "failed", "it is refused")
+    until(box, lambda: box.show("ActiveState", SWEEP) == "failed", "it is refused")
     said = "\n".join(host_machine.journal(f"--unit={SWEEP}"))
     assert "is closed; it opens" in said
     assert f"{(hour + 3) % 24:02d}:00 (UTC)" in said
@@ -159,12 +154,12 @@ def test_a_night_outside_of_its_window_says_when_it_opens_and_stops_nothing(
     host_machine.systemctl("mask", "--now", "systemd-logind.service", "dbus-org.freedesktop.login1")
     box.systemctl("reset-failed", SWEEP)
     box.systemctl("start", SWEEP)
-    until(host_machine, lambda: starts(box) >= 2, "two starts")
+    until(box, lambda: starts(box) >= 2, "two starts")
     said = "\n".join(host_machine.journal(f"--unit={SWEEP}"))
     assert "nothing keeps the machine from going to sleep" in said
     host_machine.sh(f"dd if=/dev/zero of={folder}/filler bs=1M 2>&1 || true")
     until(
-        host_machine,
+        box,
         lambda: box.show("ActiveState", SWEEP) in {"inactive", "failed"},
         "the sweep ended",
     )

@@ -125,13 +125,13 @@ class DaemonVictim:
         machine = self.machine
         machine.systemctl("reset-failed", DAEMON, check=False)
         machine.systemctl("start", DAEMON)
-        self.until(lambda: self.is_ready, "the daemon is ready")
-        self.until(self._has_sent, "earlier notices were sent")
+        self.box.until(lambda: self.is_ready, "the daemon is ready")
+        self.box.until(self._has_sent, "earlier notices were sent")
         self._before = self.events()
         n_arrived = len(self.webhook.got())
         met: str = getattr(self, f"_{fault.name.lower()}")(rng)
-        self.until(lambda: self.is_ready, "systemd has started the daemon again")
-        self.until(self._has_sent, "every notice was sent")
+        self.box.until(lambda: self.is_ready, "systemd has started the daemon again")
+        self.box.until(self._has_sent, "every notice was sent")
         told = [row[0] for row in self.told() if row[1] != "note"]
         arrived = self.webhook.kinds()[n_arrived:]
         assert sorted(arrived) == sorted(told), f"{told} were told, {arrived} arrived"
@@ -158,7 +158,7 @@ class DaemonVictim:
         machine.systemctl("start", "--no-block", "tunerd.socket", DAEMON)
         time.sleep(rng.uniform(0.0, 2 * self.start_s))
         was = self._kill()
-        self.until(lambda: not machine.exists(RECORD), "the swap is mended")
+        self.box.until(lambda: not machine.exists(RECORD), "the swap is mended")
         return was
 
     def _raise(self, rng: random.Random) -> str:
@@ -169,12 +169,12 @@ class DaemonVictim:
         if rng.random() < 0.5:
             was = self._kill_after(RECORD, rng.uniform(0.0, 0.5))()
         else:
-            self.until(lambda: self.told("oom") or box.machine.exists(RECORD), "it decides")
+            self.box.until(lambda: self.told("oom") or box.machine.exists(RECORD), "it decides")
             time.sleep(rng.uniform(0.0, 1.0))
             was = self._kill()
-        self.until(lambda: "1792" in box.show("ExecStart"), "the margin is raised")
-        self.until(lambda: box.alias() == "card", "it serves")
-        self.until(lambda: bool(self.told("guard-acted")), "the end of it is told")
+        self.box.until(lambda: "1792" in box.show("ExecStart"), "the margin is raised")
+        self.box.until(lambda: box.alias() == "card", "it serves")
+        self.box.until(lambda: bool(self.told("guard-acted")), "the end of it is told")
         raised = [one for one in box.json("history")["generations"] if one["number"] > first]
         assert [one["reason"] for one in raised] == ["guard"], raised
         assert len(self.told("guard-acted")) == 1
@@ -189,10 +189,10 @@ class DaemonVictim:
         box.behave("eng", device=RTX_4070_SUPER, reply="hang")
         box.systemctl("restart", UNIT)
         since_us = self._now_us()
-        self.until(lambda: bool(self.told("hang")), "a hang is told")
+        self.box.until(lambda: bool(self.told("hang")), "a hang is told")
         time.sleep(rng.uniform(0.0, 1.0))
         was = self._kill()
-        self.until(lambda: len(self.told("hang")) > 1, "it leaves it alone")
+        self.box.until(lambda: len(self.told("hang")) > 1, "it leaves it alone")
         assert [row[1] for row in self.told("hang")] == ["warning", "error"]
         n_starts = self._starts(UNIT, since_us)
         assert n_starts <= 1, "restarted beyond the limit"
@@ -208,7 +208,7 @@ class DaemonVictim:
         end = self._kill_after(f"{STATE}/schedule.json", rng.uniform(0.0, 2.0))
         self.settings(has_nights=True)
         was = end()
-        self.until(lambda: self.is_ready, "the daemon is ready")
+        self.box.until(lambda: self.is_ready, "the daemon is ready")
         time.sleep(3.0)
         n_starts = self._starts(SWEEP, since_us)
         self.settings()
@@ -223,7 +223,7 @@ class DaemonVictim:
         time.sleep(rng.uniform(0.0, 2.5))
         was = self._kill()
         number = began["job"]["job"]
-        self.until(lambda: self._job_state(number) in {"done", "failed"}, "the job is over")
+        self.box.until(lambda: self._job_state(number) in {"done", "failed"}, "the job is over")
         assert self._job_state(number) == "done"
         assert self.box.alias() == body["profile"]
         return was
@@ -243,9 +243,11 @@ class DaemonVictim:
     def check(self) -> None:
         """A whole unit serves, nothing is damaged, left over or astray."""
         box, machine = self.box, self.machine
-        self.until(lambda: box.alias() is not None, "production serves")
+        self.box.until(lambda: box.alias() is not None, "production serves")
         box.generate()
-        self.until(self._is_quiet, "no unit of tunerd's runs beside the daemon and its web part")
+        self.box.until(
+            self._is_quiet, "no unit of tunerd's runs beside the daemon and its web part"
+        )
         assert not machine.exists(RECORD)
         left = machine.sh(f"find {box.units} {STATE} -name '*.tmp' -o -name '*.damaged*'").stdout
         assert left == "", f"left over: {left}"
@@ -254,10 +256,10 @@ class DaemonVictim:
         said = machine.run(python, "-S", "-E", "-c", _SOUND, *files).stdout.splitlines()
         assert all(line.endswith(" ok") for line in said), said
         assert any("telemetry" in line for line in said), said
-        self.until(lambda: box("verify", expect=None).code == 0, "it is as deployed")
+        self.box.until(lambda: box("verify", expect=None).code == 0, "it is as deployed")
         history = box.json("history")["generations"]
         assert all(one["outcome"] != "running" for one in history), history[0]
-        self.until(lambda: self._strays() == [], lambda: f"astray: {self._strays()}")
+        self.box.until(lambda: self._strays() == [], lambda: f"astray: {self._strays()}")
 
     def _strays(self) -> list[str]:
         """Servers beside production's, and processes of tunerd that are neither daemon nor web part."""
@@ -298,18 +300,6 @@ class DaemonVictim:
         """What was told since this fault began; of these kinds, or all."""
         rows = self.events()[len(self._before) :]
         return [row for row in rows if not kinds or row[0] in kinds]
-
-    def until(
-        self, holds: Callable[[], Any], what: str | Callable[[], str], limit_s: float = _PATIENCE_S
-    ) -> None:
-        """Wait until something holds."""
-        end_s = time.monotonic() + limit_s
-        while not holds():
-            if time.monotonic() > end_s:
-                lines = "\n".join(self.machine.journal(f"--unit={DAEMON}", "--lines=30"))
-                told = what if isinstance(what, str) else what()
-                raise AssertionError(f"never came true: {told}\n{lines}\n{self.box.logs()}")
-            time.sleep(0.2)
 
     # Means
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -330,6 +331,24 @@ class Deployment:
         told = json.loads(self.machine.read(path))
         kept = {field: told[field] for field in ("dialect", "help_file")}
         self.machine.write(path, json.dumps(kept | behaviour))
+
+    def until(
+        self,
+        holds: Callable[[], Any],
+        what: str | Callable[[], str],
+        *,
+        unit: str = "tunerd.service",
+        limit_s: float = 120.0,
+    ) -> Any:
+        """Wait until something holds, and return it; else show the end of that unit's journal."""
+        end_s = time.monotonic() + limit_s
+        while not (found := holds()):
+            if time.monotonic() > end_s:
+                lines = self.machine.journal(f"--unit={unit}", "--lines=30", user=self.user)
+                told = what if isinstance(what, str) else what()
+                raise AssertionError("\n".join((f"never came true: {told}", *lines, self.logs())))
+            time.sleep(0.2)
+        return found
 
     def logs(self) -> str:
         """The end of the unit's journal."""

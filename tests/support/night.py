@@ -155,11 +155,5 @@ class Night:
     def until(self, holds: Callable[[], bool], what: str, limit_s: float = 120.0) -> float:
         """Wait until something holds; how long that took [s]."""
         began_s = time.monotonic()
-        while not holds():
-            if time.monotonic() - began_s > limit_s:
-                told = "\n".join(
-                    self.machine.journal(f"--unit={SWEEP}", "--lines=30", user=self.user)
-                )
-                raise AssertionError(f"never came true: {what}\n{told}")
-            time.sleep(0.2)
+        self.box.until(holds, what, unit=SWEEP, limit_s=limit_s)
         return time.monotonic() - began_s
