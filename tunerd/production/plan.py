@@ -11,7 +11,6 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import (
-    Choice,
     PlanRequest,
     choose,
     draft_facts,
@@ -347,30 +346,28 @@ _ROOM_TO_ASK_MIB = 1024
 _DIFFERS_MIB, _DIFFERS_RATIO = 100, 0.05
 
 
-def check_estimate(
-    ctx: Context, chosen: Choice, draft: ModelFacts | None, host: Host
-) -> list[Message]:
+def check_estimate(ctx: Context, made: Plan) -> list[Message]:
     """Our estimate of the card's memory against that of the build itself, where it can tell."""
-    free = [device.free_mib for device in chosen.devices]
-    if not chosen.has_gpu or any(mib is None or mib < _ROOM_TO_ASK_MIB for mib in free):
+    free = [gpu.free_mib for gpu in made.host.gpus or ()]
+    if not made.has_gpu or any(mib is None or mib < _ROOM_TO_ASK_MIB for mib in free):
         return []
     words = [
         word
-        for one in chosen.command.arguments
+        for one in made.command.arguments
         if one.key in _ESTIMATED_KEYS or one.key.startswith("memory.")
         for word in one.words
         if not one.key.startswith("memory.fit")
     ]
-    environment = {**chosen.engine.environment, **chosen.resolved.profile.environment}
+    environment = {**made.engine.environment, **made.resolved.profile.environment}
     try:
-        said = prober(ctx).estimated_mib(found_of(chosen.engine), environment, words)
+        said = prober(ctx).estimated_mib(found_of(made.engine), environment, words)
     except EngineError:
         said = None
     if said is None:
         return []
-    settings = settings_of(chosen.resolved, chosen.engine, draft, host, has_gpu=True)
-    plain = replace(settings, speculation="off", n_max=0, draft=None)
-    ours = estimate(chosen.facts, plain).start_mib(Device.GPU)
+    settings = settings_of(made.resolved, made.engine, None, made.host, has_gpu=True)
+    plain = replace(settings, speculation="off", n_max=0)
+    ours = estimate(made.facts, plain).start_mib(Device.GPU)
     theirs = sum(mib for name, mib in said.items() if device_of(name) is Device.GPU)
     text = (
         f"without speculation the build itself expects {theirs} MiB of the card, tunerd {ours} MiB"
@@ -606,6 +603,7 @@ def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> A
         if found is None:
             raise
         return _without_weights(ctx, *found, problem, with_explain=with_explain)
+    made = replace(made, messages=(*made.messages, *check_estimate(ctx, made)))
     payload = plan_json(made, with_explain=with_explain)
     return ActionResult("plan", payload, made.messages, 1 if made.is_refused else 0)
 
@@ -734,7 +732,6 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_handover(ctx, live, _family(engine), before, after),
         *check_unit(ctx, unit_text),
         *memory.messages,
-        *check_estimate(ctx, chosen, draft, host),
         *tuned_layer(ctx, resolved, engine, chosen.facts, host),
     )
     old = live_text.decode("utf-8", "replace") if live_text is not None else live.text
