@@ -23,6 +23,7 @@ from tunerd.measure.findings import (
     ArmData,
     Beside,
     beside_published,
+    depths_beside_published,
     ended_in_thought,
     figures,
     findings,
@@ -557,6 +558,8 @@ def against_published(
     """The figures of an arm beside the published ones of its family of engines."""
     if suite is Suite.MTP:
         return beside_published(mtp_table(arm.samples), published, family)
+    if suite is Suite.DEEP:
+        return depths_beside_published(arm.samples, published)
     by_length = {
         n: summarise([s for s in arm.samples if s.n_predict == n])
         for n in {s.n_predict for s in arm.samples}
@@ -985,10 +988,10 @@ def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Publis
     """The published numbers where they are wanted, before anything is measured."""
     if not asked.is_against_published:
         return None
-    if asked.suite not in {Suite.MTP, Suite.LENGTHS}:
+    if asked.suite not in {Suite.MTP, Suite.LENGTHS, Suite.DEEP}:
         raise UsageError(
             f"nothing was published that suite `{asked.suite}` measures",
-            hint="--suite mtp, or --suite lengths",
+            hint="--suite mtp, --suite lengths, or --suite deep",
         )
     return published_of(ctx, profile)
 

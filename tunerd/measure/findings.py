@@ -200,6 +200,32 @@ def lengths_beside_published(
     return tuple(found)
 
 
+# A figure for some depth is held against what was asked this near to it.
+_SAME_DEPTH_RATIO = 0.25
+
+
+def depths_beside_published(samples: Sequence[Sample], published: Published) -> tuple[Beside, ...]:
+    """The figures of the deep suite that the published table has; of a range its middle, with the range."""
+    asked = [(depth, s) for s in samples if (depth := number(s.details, "depth")) is not None]
+    found = []
+    for name, there in (published.by_depth or {}).items():
+        wanted = int(name)
+        near = [s for depth, s in asked if abs(depth - wanted) <= _SAME_DEPTH_RATIO * wanted]
+        if not near:
+            continue
+        here = summarise(near)
+        for key, value, unit in (("tok_s", here.decode.tok_s, "tok/s"),
+                                 ("acceptance_ratio", here.acceptance_ratio, "")):  # fmt: skip
+            ends = [there[one] for one in (f"{key}_min", f"{key}_max") if one in there]
+            if key not in there and not ends:
+                continue
+            span = f" ({ends[0]:g} to {ends[-1]:g})" if ends else ""
+            middle = there.get(key, sum(ends) / max(1, len(ends)))
+            what = "tok/s" if unit else "acceptance"
+            found.append(Beside(f"{wanted} tokens deep, {what}{span}", value, middle, unit))
+    return tuple(found)
+
+
 # How far the context can be filled: where it spills out of VRAM, and where memory runs out.
 
 # A token takes longer the deeper the context is, in a straight line. This much more than that line is

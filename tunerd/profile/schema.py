@@ -316,6 +316,10 @@ class Published(Table):
     by_length: dict[Name, dict[Name, float]] | None = Field(
         None, description="per output length: tok_s, wall_ms"
     )
+    by_depth: dict[Name, dict[Name, float]] | None = Field(
+        None,
+        description="per tokens in the context: tok_s and acceptance_ratio, or tok_s_min and the like",
+    )
 
 
 class EngineOverride(Table):

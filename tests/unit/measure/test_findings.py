@@ -14,6 +14,7 @@ from tunerd.measure.evidence import TurnTime
 from tunerd.measure.findings import (
     Asked,
     beside_published,
+    depths_beside_published,
     find_crossover,
     judge_depth,
     judge_quality,
@@ -331,6 +332,23 @@ def test_lengths_stand_beside_the_published_walls() -> None:
     found = lengths_beside_published({100: 26569.0}, {100: None}, published)
 
     assert [(one.here, one.ratio) for one in found] == [(None, None), (26569.0, pytest.approx(0.5))]
+
+
+def test_depths_stand_beside_the_middle_of_what_was_published_near_them() -> None:
+    published = Published(
+        by_depth={
+            "25000": {"tok_s_min": 57, "tok_s_max": 66, "acceptance_ratio": 0.8},
+            "43000": {"tok_s": 50},
+        }
+    )
+    found = depths_beside_published(
+        [sample(details={"depth": 24_000}), sample(details={"depth": 90_000})], published
+    )
+
+    assert [(one.what, one.published) for one in found] == [
+        ("25000 tokens deep, tok/s (57 to 66)", 61.5), ("25000 tokens deep, acceptance", 0.8)
+    ]  # fmt: skip
+    assert found[0].here == pytest.approx(50.0)
 
 
 def a_foreign_sample(**values: Any) -> Sample:
