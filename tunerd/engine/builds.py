@@ -53,7 +53,7 @@ from tunerd.errors import (
 from tunerd.machine.facts import Host
 from tunerd.machine.files import lock, sync_folder
 from tunerd.machine.net import free_port
-from tunerd.machine.process import account_homes, probe_account
+from tunerd.machine.process import SERVICE_ACCOUNT, account, account_homes, probe_account
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import (
     FoundModel,
@@ -552,12 +552,14 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
 
 
 def _fetched(ctx: Context, resolved: Resolved, repo: str, wanted: str | None) -> Path | None:
-    """The file of a repository in the first cache that has it: the server's own, ours, people's."""
-    homes = account_homes() if ctx.mode is Mode.SYSTEM else ()
+    """The file of a repository in the first cache that has it: the server's own, its account's, ours.
+
+    Other people's caches are not looked into: what root deploys is not theirs to choose.
+    """
     environments = (
         resolved.profile.environment,
+        *({"HOME": home} for home in _server_homes(ctx)),
         ctx.environment,
-        *({"HOME": str(home)} for home in homes),
     )
     for hub in dict.fromkeys(map(hub_cache, environments)):
         cached = cached_models(hub, repo, wanted) if hub is not None else ()
@@ -572,6 +574,19 @@ def _fetched(ctx: Context, resolved: Resolved, repo: str, wanted: str | None) ->
         if cached:
             return cached[0]
     return None
+
+
+def _server_homes(ctx: Context) -> Iterator[str]:
+    """The homes of accounts that the unit runs as, or would; where it is our own, nobody else's."""
+    if ctx.mode is not Mode.SYSTEM:
+        return
+    user = None
+    with contextlib.suppress(TunerdError):
+        user = read_live_unit(ctx).user
+    for name in (user, ctx.settings.service.user, SERVICE_ACCOUNT):
+        found = account(name) if name is not None else None
+        if found is not None and found.home is not None:
+            yield found.home
 
 
 def found_by_metadata(resolved: Resolved, path: Path) -> list[Message]:

@@ -16,7 +16,6 @@ from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, EngineError, ModelFileError, UsageError
 from tunerd.machine.facts import Host
 from tunerd.machine.host import read_host
-from tunerd.machine.process import account_homes
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles, ollama_layers
 from tunerd.production.checks import lost_lines
@@ -27,7 +26,7 @@ from tunerd.profile.schema import check_file
 from tunerd.result import ActionResult, Message, error, note, warning
 from tunerd.units.live import LiveUnit
 from tunerd.units.text import render_unit
-from tunerd.words import Mode, Problem, check_name
+from tunerd.words import Problem, check_name
 
 _HEADER = "# Written by `tunerd profiles new`"
 
@@ -213,15 +212,13 @@ _PARAMETERS = {
 
 def _from_ollama(ctx: Context, name: str) -> tuple[dict[str, Any], tuple[Message, ...]]:
     """The profile of a model that Ollama fetched: its file stays where it is, its parameters come along."""
-    homes = (
-        account_homes() if ctx.mode is Mode.SYSTEM else (Path(ctx.environment.get("HOME", "/")),)
-    )
+    # Not other people's stores: what root deploys is not theirs to choose.
     stores = [
         *(Path(text) for text in (ctx.environment.get("OLLAMA_MODELS"),) if text),
-        *(home / ".ollama/models" for home in homes),
         Path("/usr/share/ollama/.ollama/models"),
         Path("/var/lib/ollama"),
         Path("/var/lib/ollama/models"),
+        Path(ctx.environment.get("HOME", "/")) / ".ollama/models",
     ]
     layers = next(filter(None, (ollama_layers(store, name, ctx.files) for store in stores)), {})
     if "model" not in layers:
