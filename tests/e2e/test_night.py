@@ -17,7 +17,7 @@ def test_a_night_finds_deploys_watches_and_takes_back_what_does_worse_in_service
     place: Place, request: pytest.FixtureRequest
 ) -> None:
     machine: Machine = request.getfixturevalue(f"{place.root}_machine")
-    night = Night(machine, user=place.user, sweep='promote = "auto"\nbudget_s = 60.0')
+    night = Night(machine, user=place.user, sweep='promote = "auto"\nbudget_s = 180.0')
     place_daemon(machine, user=place.user)
     night.box.systemctl("start", "tunerd.service")
     night.box.systemctl("start", SWEEP)
