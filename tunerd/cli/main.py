@@ -248,8 +248,9 @@ def _as_ours(error: click.ClickException) -> TunerdError:
         if error.param.type is PROFILE:
             from tunerd.cli.setup import profiles_for_here
 
-            cause, hint = profiles_for_here(error.ctx.find_root().obj, where)
-            return kind("no profile was named", cause=cause, hint=hint)
+            with contextlib.suppress(TunerdError):  # which a whole call tells of
+                cause, hint = profiles_for_here(error.ctx.find_root().obj, where)
+                return kind("no profile was named", cause=cause, hint=hint)
     return kind(error.format_message(), hint=hint)
 
 

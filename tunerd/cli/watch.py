@@ -392,7 +392,7 @@ def _followed(remote: Remote, number: int) -> ActionResult:
 
 def _lines(argv: Sequence[str], number: int, payload: Mapping[str, Any]) -> Iterable[str]:
     """What the command of that job would have said."""
-    words = asked(argv)
+    words = asked(argv, is_member=False)  # root's own jobs say more
     if "question" in payload:
         return (f"job {number}, {words.kind}, is done",)
     lines: Iterable[str] = words.operation.named(words.operation.render)(payload)

@@ -937,7 +937,7 @@ def _by_text(facts: Facts) -> Iterator[Seen | Missing]:
     if copies and not drafts_with_probability(kinds) and model_of(facts).recurrent is not None:
         yield _warns(
             f"{', '.join(copies)} on a hybrid model, without a drafter",
-            "tunerd compare PROFILE PROFILE --set-b speculation.type=off measures what it costs",
+            "tunerd compare PROFILE --set speculation.type=off measures what it costs",
         )
 
 

@@ -58,6 +58,13 @@ def test_without_a_name_a_profile_is_proposed_and_nothing_is_touched(
     assert not box.unit.exists()
 
 
+def test_without_a_name_wrong_settings_are_no_crash(box: Box) -> None:
+    (box.folder / "config" / "tunerd.toml").write_text("[service")
+    done = box.call("plan")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "Missing" in done.stderr
+
+
 def test_a_plan_shows_what_would_be_run_before_the_model_is_there(box: Box) -> None:
     model = str(box.folder / "models/designed-tiny.gguf")
     done = box.call("plan", "cpu-embedded", "--json", "--explain")
