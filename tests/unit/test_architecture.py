@@ -96,7 +96,16 @@ FACES = {
         "trust",
     },
     "sweep": {"laws", "plan", "promote", "record", "run", "schedule"},
-    "watch": {"daemon", "figures", "guarding", "history", "notices", "probation", "speed"},
+    "watch": {
+        "daemon",
+        "figures",
+        "findings",
+        "guarding",
+        "history",
+        "margin",
+        "notices",
+        "probation",
+    },
     "doctor": {"bundle", "doctor"},
     "web": {"charts", "part", "report", "run", "view"},
 }
@@ -148,9 +157,9 @@ PURE = {
     "units/live",
     "units/manager",
     "units/text",
+    "watch/drift",
     "watch/figures",
     "watch/guards",
-    "watch/judgement",
     "web/charts",
     "web/metrics",
     "web/view",
@@ -202,6 +211,8 @@ PLAIN_MODULES = {
 }
 NOT_IN_STATUS = {"httpx", "psutil", "structlog", "tomlkit", *PLAIN_MODULES}
 NOT_IN_HELP = {"pydantic", "pynvml", *NOT_IN_STATUS}
+# What would stay in its memory: that is for units of its own.
+NOT_IN_DAEMON = {"httpx", *(PLAIN_MODULES - {"asyncio"})}
 
 
 @dataclass(frozen=True)
@@ -533,6 +544,15 @@ def test_status_does_not_pay_for_the_sweep(tmp_path: Path) -> None:
     modules = modules_of(tmp_path, "status")
     assert modules & NOT_IN_STATUS == set()
     assert "pydantic" in modules
+
+
+def test_the_daemon_holds_nothing_that_it_does_not_need() -> None:
+    script = "import sys, tunerd.watch.daemon, tunerd.web.part; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    modules = {name.partition(".")[0] for name in done.stdout.split()}
+    assert modules & NOT_IN_DAEMON == set()
 
 
 def test_asking_a_server_for_its_health_does_not_import_httpx() -> None:

@@ -193,7 +193,7 @@ def show(call: Call) -> ActionResult:
     Example:
       tunerd guard show
     """  # noqa: D301
-    from tunerd.watch.speed import show_guards
+    from tunerd.watch.guarding import show_guards
 
     return show_guards(call.context())
 
@@ -225,7 +225,7 @@ def check(call: Call) -> ActionResult:
     Example:
       tunerd guard check
     """  # noqa: D301
-    from tunerd.watch.guarding import check
+    from tunerd.watch.findings import check
 
     return check(call.context())
 
@@ -243,7 +243,7 @@ def raise_margin(call: Call) -> ActionResult:
     Example:
       tunerd guard raise-margin
     """  # noqa: D301
-    from tunerd.watch.guarding import raise_margin
+    from tunerd.watch.margin import raise_margin
 
     return raise_margin(call.context(acts=True))
 

@@ -40,9 +40,9 @@ from tunerd.units.systemd import Notifier
 from tunerd.watch.figures import Event, Pace
 from tunerd.watch.guarding import CutShortError, Guarding
 from tunerd.watch.history import HistoryKeeper, Telemetry
+from tunerd.watch.margin import REASON, is_raise
 from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_notices
 from tunerd.watch.readings import Watcher
-from tunerd.watch.speed import REASON, is_raise
 
 log = structlog.get_logger()
 # A wall clock that is stepped by more would leave jobs waiting for a time that comes late or never.

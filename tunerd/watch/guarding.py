@@ -3,92 +3,63 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 from tunerd.app import Context
-from tunerd.engine.builds import dry_arguments, refusal, request_again
-from tunerd.engine.flags import without_secrets
 from tunerd.engine.health import FailureKind, classify
-from tunerd.engine.probe import Found
 from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import read_live_unit
-from tunerd.errors import Busy, DeployError, TunerdError, UsageError
-from tunerd.machine.files import is_locked
-from tunerd.measure.answer import Sample
-from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import ArmRecord, Fingerprint, holds
-from tunerd.production.apply import apply
+from tunerd.errors import Busy, TunerdError
+from tunerd.machine.files import is_locked, lock
+from tunerd.production.measurement import read_measurement
 from tunerd.production.own import OwnUnit, start_own_unit
-from tunerd.production.plan import Plan, make_plan
-from tunerd.records import plain
-from tunerd.result import ActionResult, Level, note
-from tunerd.sweep.record import reading
-from tunerd.sweep.run import builds_of
+from tunerd.result import ActionResult, note
 from tunerd.sweep.schedule import write_settings
 from tunerd.units.generations import Generation
-from tunerd.units.live import LiveUnit
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
-from tunerd.watch.figures import UNKNOWN, Event, Reading
+from tunerd.watch.drift import Drift
+from tunerd.watch.figures import UNKNOWN, EngineNow, Event, Reading
+from tunerd.watch.findings import Findings, read_findings, stamp_of
 from tunerd.watch.guards import (
     Act,
-    Confirmed,
+    Basis,
     Death,
     DeathsState,
     Decision,
+    EngineSeen,
     HangRules,
     HangState,
     Margin,
     OomRules,
     OomState,
     Policy,
-    Replanned,
     Seen,
-    UpgradeState,
     answered,
-    confirmed_by,
     deaths_recalled,
     decide,
-    depth_of,
     hang_recalled,
     look_at_deaths,
+    look_at_engine,
     look_at_oom,
     look_for_deaths,
     look_for_hang,
-    look_for_upgrade,
     refused,
-    slowest_tok_s,
     unanswered,
-    usable,
     within_an_hour,
 )
 from tunerd.watch.history import history
-from tunerd.watch.judgement import Basis, cache_ram_mib
+from tunerd.watch.margin import is_raise, margin_now
 from tunerd.watch.probation import Probation
-from tunerd.watch.speed import (
-    KEY,
-    REASON,
-    Findings,
-    Speed,
-    engine_seen,
-    findings_path,
-    findings_stamp,
-    is_raise,
-    margin_now,
-    read_findings,
-    restart_server,
-    serving_by_profile,
-)
+from tunerd.watch.readings import life_of, server_log
 
 ACT_UNIT = "tunerd-guard.service"
 CHECK_UNIT = "tunerd-guard-check.service"
 _GUARD_RESTART_S = 300.0
+_RESTART_S = 240.0
 _CHECK_AGAIN_S = 60.0
 # The end of a life, with room for a backtrace: what was said before is no cause of its death.
 _LAST_LINES = 100
@@ -124,7 +95,7 @@ class Guarding:
         server: Callable[[], LlamaServer | None],
     ) -> None:
         self._probation = Probation(ctx, self._basis_of)
-        self._speed = Speed(ctx)
+        self._drift = Drift(server_log(ctx))
         self.take_over(ctx)
         self._notifier = notifier
         self._tell = tell
@@ -134,14 +105,14 @@ class Guarding:
         self._oom = OomState()
         self._seen = Seen()
         self._hang = HangState()
-        self._upgrade = UpgradeState()
+        self._engine: EngineSeen | None = None
         self._findings = Findings()
         self._found_at: object = None
         self._checked: object = None
         self._checked_s: float | None = None
         self._upgrade_said = ""
         self._raises = False
-        self._restart_when_idle = False
+        self._decayed: str | None = None
         self._waits = False
         self._raise_failed: int | None = None
         self._deaths = DeathsState()
@@ -153,7 +124,6 @@ class Guarding:
         settings = ctx.settings.guards
         self._ctx = ctx
         self._probation.take_over(ctx)
-        self._speed.take_over(ctx)
         self._oom_rules = OomRules(Policy(settings.oom), settings.oom_steps)
         self._hang_rules = HangRules(
             Policy(settings.hang), settings.hang_every_s, settings.hang_restarts_per_hour
@@ -161,7 +131,7 @@ class Guarding:
         self._drift_policy = Policy(settings.drift)
         self._upgrade_policy = Policy(settings.upgrade)
         if settings.drift != "act":
-            self._restart_when_idle = False
+            self._decayed = None
 
     def after(self, reading: Reading) -> None:
         """What follows from a look. While something is changed or measured, nothing does."""
@@ -184,7 +154,6 @@ class Guarding:
             return
         self._look_for_hang(reading)
         self._look_for_drift(reading)
-        self._look_for_upgrade(reading)
         self._freshen(reading)
 
     @property
@@ -282,7 +251,7 @@ class Guarding:
         for _ in range(min(n, _MOST_DEATHS)):
             self._oom, decision = look_at_oom(self._oom, death, self._margin(), self._oom_rules)
             if decision is not None:
-                self._decided(decision)
+                self._decided(decision, engine)
                 return
         is_told = kind is FailureKind.OUT_OF_VRAM and self._oom.said and not death.has_given_up
         # `timeout` is how a stop ends that was not obeyed: nobody wants to be told of that.
@@ -335,7 +304,7 @@ class Guarding:
         problem = answer.problem or "it holds no tokens"
         self._hang, decision = unanswered(self._hang, now_s, problem, self._hang_rules)
         if decision is not None:
-            self._decided(decision)
+            self._decided(decision, reading.engine)
 
     def _cores(self, reading: Reading) -> float | None:
         """Processors that the server kept busy since the look before."""
@@ -351,21 +320,24 @@ class Guarding:
 
     def _look_for_drift(self, reading: Reading) -> None:
         self._read_findings()
-        engine, confirmed = reading.engine, self._findings.confirmed
-        if confirmed is not None:
-            decision = self._speed.after(
-                reading,
-                confirmed,
-                self._drift_policy,
-                engine_sha256=self._findings.engine_sha256,
+        engine, found = reading.engine, self._findings
+        # Until they were found out anew they are of the server that was there before.
+        if found.confirmed is not None and found.generation == self._generation():
+            decision = self._drift.after(
+                reading, found.confirmed, self._drift_policy, engine_sha256=found.engine_sha256
             )
             if decision is not None:
-                self._restart_when_idle = decision.act is Act.RESTART
+                self._decayed = engine.life if decision.act is Act.RESTART else None
                 self._say(decision)
-        if self._restart_when_idle and engine.is_busy is False and self._may_restart(reading.at_s):
-            self._restart_when_idle = False
+        is_due = self._decayed is not None and engine.is_busy is False
+        if is_due and self._decayed == engine.life and self._may_restart(reading.at_s):
+            self._decayed = None
             self._hang = replace(self._hang, restarts_s=(*self._hang.restarts_s, reading.at_s))
-            self._restart()
+            self._restart(engine)
+
+    def _generation(self) -> int | None:
+        entry = self._ctx.generations.serving(self._ctx.unit)
+        return None if entry is None else entry.generation.number
 
     def _may_restart(self, at_s: float) -> bool:
         """Both guards together restart no oftener than the one against hangs may."""
@@ -374,25 +346,23 @@ class Guarding:
 
     # Upgrade
 
-    def _look_for_upgrade(self, reading: Reading) -> None:
-        seen = engine_seen(self._ctx, reading.driver_version)
-        self._upgrade, is_due = look_for_upgrade(self._upgrade, seen, self._upgrade_policy)
-        if is_due:
-            log.info("engine.changed", driver=seen.driver_version)
-            self._checked_s = None
-            self._checked = None
-
     def _freshen(self, reading: Reading) -> None:
         """Have the evidence read and the plan made anew when what they rest on has changed."""
-        stamp = findings_stamp(self._ctx, reading.engine.life, self._upgrade.known)
-        now_s = self._ctx.clock.monotonic_s()
-        if stamp == self._checked or reading.engine.life is None:
+        ctx, life = self._ctx, reading.engine.life
+        seen = EngineSeen((), None)
+        if self._upgrade_policy is not Policy.OFF:
+            seen = engine_seen(ctx, reading.driver_version)
+        self._engine, is_settled = look_at_engine(self._engine, seen)
+        folders = (ctx.paths.generations_dir, ctx.paths.evidence)
+        basis = (life, self._engine, *map(stamp_of, folders))
+        if not is_settled or life is None or basis == self._checked:
             return
+        now_s = ctx.clock.monotonic_s()
         if self._checked_s is not None and now_s - self._checked_s < _CHECK_AGAIN_S:
             return
-        if self._ctx.services.state(CHECK_UNIT).active_state in UP:
+        if ctx.services.state(CHECK_UNIT).active_state in UP:
             return
-        self._checked, self._checked_s = stamp, now_s
+        self._checked, self._checked_s = basis, now_s
         self._begin(CHECK_UNIT, "finds out what the guards judge by", ["guard", "check"])
 
     def _read_findings(self) -> None:
@@ -423,10 +393,10 @@ class Guarding:
 
     # What is done
 
-    def _decided(self, decision: Decision) -> None:
+    def _decided(self, decision: Decision, engine: EngineNow) -> None:
         self._say(decision)
         if decision.act is Act.RESTART:
-            self._restart()
+            self._restart(engine)
         elif decision.act is Act.RAISE_MARGIN:
             words = ["guard", "raise-margin"]
             if self._begin(ACT_UNIT, "raises the fit margin", words):
@@ -435,10 +405,10 @@ class Guarding:
                 text = "the fit margin could not be raised: its unit does not start"
                 self._event("guard-failed", "error", text, "`tunerd guard raise-margin`")
 
-    def _restart(self) -> None:
+    def _restart(self, engine: EngineNow) -> None:
         try:
             with self._waiting(_GUARD_RESTART_S):
-                restart_server(self._ctx)
+                restart_server(self._ctx, engine.life)
         except Busy:
             return  # whoever changes it now starts it too
         except TunerdError as problem:
@@ -497,244 +467,75 @@ def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:
     return n, engine.life if is_dead else earlier.life
 
 
-_LOOK_BACK = 200
-
-
-def check(ctx: Context) -> ActionResult:
-    """Find out and leave word; never fails for what it finds."""
-    live = read_live_unit(ctx)
+def engine_seen(ctx: Context, driver_version: str | None) -> EngineSeen:
+    """A stamp of every file of the engine that serves, and the driver."""
     entry = ctx.generations.serving(ctx.unit)
-    generation = None if entry is None else entry.generation
-    now = Fingerprint()
-    if live.argv is not None:
-        now = FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
-    driver = ctx.gpu.read().driver_version
-    confirmed = _confirmed(ctx, now)
-    basis = None if generation is None else _basis(ctx, generation, now)
-    replanned = _replanned(ctx, live, generation, now.engine_sha256, driver)
-    payload: dict[str, Any] = {
-        "at_s": ctx.clock.now_s(),
-        "generation": None if generation is None else generation.number,
-        "engine_sha256": now.engine_sha256,
-        "driver_version": driver,
-        "basis": plain(basis),
-        "confirmed": plain(confirmed),
-        "replanned": plain(replanned),
-    }
-    ctx.files.make_folder(ctx.paths.state_dir)
-    ctx.files.write_json(findings_path(ctx), payload)
-    return ActionResult("guard check", payload, has_acted=True)
+    if entry is None:
+        return EngineSeen((), driver_version)
+    generation = entry.generation
+    names = {path for path, _ in generation.engine_components} | set(generation.argv[:1])
+    files = []
+    for name in sorted(names):
+        stamp = stamp_of(Path(name))
+        if stamp is None:
+            return EngineSeen(None, driver_version)
+        files.append((name, *stamp))
+    return EngineSeen(tuple(files), driver_version)
 
 
-def _confirmed(ctx: Context, now: Fingerprint) -> Confirmed | None:
-    """What was measured of exactly this server, on whatever driver and build; the newest of them."""
-    if now.arguments_sha256 is None:
-        return None
-    then: list[Fingerprint] = []
-
-    def counts(arm: ArmRecord) -> bool:
-        if not _is_of(arm.fingerprint, now):
-            return False
-        then.append(arm.fingerprint)
-        return _alike(arm.fingerprint, then[0])
-
-    found = _samples(ctx, counts)
-    return confirmed_by(found, then[0]) if then else None
-
-
-def _samples(ctx: Context, counts: Callable[[ArmRecord], bool]) -> list[Sample]:
-    """Those of the arms that count, the newest run first; none where the store cannot be read."""
-    found: list[Sample] = []
-    try:
-        with reading(ctx) as store:
-            for run in () if store is None else store.runs(limit=_LOOK_BACK):
-                for arm in run.record.arms:
-                    if store is not None and counts(arm):
-                        found += store.samples(run.number, arm=arm.name)
-    except TunerdError:
-        return []
-    return found
-
-
-def basis_of(ctx: Context, generation: Generation) -> Basis:
-    """What a probation of the generation that serves goes by; speeds are None where too little was measured."""
-    live = read_live_unit(ctx)
-    now = Fingerprint()
-    if live.argv is not None:
-        now = FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
-    return _basis(ctx, generation, now)
-
-
-def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> Basis:
-    replaced = ctx.generations.serving(generation.unit, before=generation.number)
-    # As it is kept with what was measured of it; one that was made by hand has none.
-    before = None if replaced is None else without_secrets(replaced.generation.argv) or None
-    own = _samples(ctx, lambda arm: _is_same(arm.fingerprint, now))
-
-    def is_before(arm: ArmRecord) -> bool:
-        return arm.argv == before and not _is_same(arm.fingerprint, now)
-
-    previous = [] if before is None else _samples(ctx, is_before)
-    has_gpu = bool(ctx.gpu.read().gpus)
-    return Basis(
-        slowest_tok_s=slowest_tok_s(own),
-        deepest_tokens=max((depth_of(sample) for sample in usable(own)), default=0),
-        n_samples=len(usable(own)),
-        previous_tok_s=slowest_tok_s(previous),
-        headroom_mib=ctx.settings.sweep.headroom_mib if has_gpu else None,
-        cache_ram_mib=cache_ram_mib(generation.argv),
-    )
-
-
-def _is_same(then: Fingerprint, now: Fingerprint) -> bool:
-    """The same server on the same machine, whatever it was asked."""
-    return holds(
-        replace(then, workload_sha256=None, tunerd_version=None),
-        replace(now, workload_sha256=None, tunerd_version=None),
-    ) is True  # fmt: skip
-
-
-def _is_of(one: Fingerprint, now: Fingerprint) -> bool:
-    """The same command line on the same model and cards."""
-    return (one.arguments_sha256, one.model_sha256, one.gpu_names) == (
-        now.arguments_sha256,
-        now.model_sha256,
-        now.gpu_names,
-    )
-
-
-def _alike(one: Fingerprint, other: Fingerprint) -> bool:
-    """Measured on the same build and driver: the newest that were."""
-    return (one.engine_sha256, one.driver_version) == (other.engine_sha256, other.driver_version)
-
-
-def _replanned(
-    ctx: Context,
-    live: LiveUnit,
-    generation: Generation | None,
-    identity: str | None,
-    driver: str | None,
-) -> Replanned:
-    """What speaks against the next start of what is deployed."""
-    known = None if generation is None else generation.engine_sha256
-    changed = None if known is None or identity is None else known != identity
-    builds = None
-    if changed and generation is not None:
-        builds = builds_of(ctx, generation, str(identity))
-    return Replanned(
-        identity_changed=changed,
-        refusals=tuple(
-            dict.fromkeys([*_of_the_program(ctx, live), *_of_the_plan(ctx, generation)])
-        ),
-        driver_before=None if generation is None else generation.host.get("driver_version"),
-        driver_now=driver,
-        identity_before=None if builds is None else builds.before,
-        identity_now=None if builds is None else builds.now,
-        kept=None if builds is None else builds.kept,
-        engine=None if builds is None else builds.engine,
-        compared=None if builds is None else builds.compared,
-        run=None if builds is None else builds.run,
-    )
-
-
-def _of_the_program(ctx: Context, live: LiveUnit) -> Sequence[str]:
-    """What the build itself says of the deployed command line."""
-    if live.argv is None or live.program is None:
-        return ()
-    program = Path(live.program)
-    if not program.exists():
-        return (f"`{program}` is not there",)
-    found = Found(program, "unit", None, tuple(sorted(live.environment.items())))
-    try:
-        said = refusal(ctx, found, dry_arguments(live.arguments))
-    except TunerdError as problem:
-        return (problem.words,)
-    return () if said is None else (said,)
-
-
-def _of_the_plan(ctx: Context, generation: Generation | None) -> Sequence[str]:
-    if generation is None or generation.profile is None:
-        return ()
-    try:
-        made = make_plan(ctx, request_again(generation))
-    except TunerdError as problem:
-        return (problem.cause or problem.message,)
-    return [message.text for message in made.messages if message.level is Level.ERROR]
-
-
-def raise_margin(ctx: Context) -> ActionResult:
-    """`tunerd guard raise-margin`: deploy what serves with the next larger margin.
-
-    The server that was there is started again where that does not serve either.
+def restart_server(ctx: Context, life: str | None) -> None:
+    """Restart the unit as it stands, where it is in this life.
 
     Raises:
-        UsageError: there is no margin to be raised.
-        DeployError: more than the margin would change; else as `apply`.
-        RolledBack, Stranded: as `apply`.
+        Busy: it is being changed or measured; somebody has stopped it, or started it anew.
+        ServiceError: it does not start.
     """
-    ctx = replace(ctx, is_unattended=True)
-    generation = serving_by_profile(ctx).generation
-    margin = margin_now(ctx)
-    target_mib = margin.next_mib
-    if target_mib is None:
-        raise UsageError(
-            f"profile `{generation.profile}` sets no {KEY}", hint="lower serving.ctx_size"
-        )
-    again = request_again(generation)
-    request = replace(again, options={**again.options, KEY: target_mib})
-    try:
-        done = apply(
-            ctx, request, drain=False,
-            confirm=_only_the_margin(generation), reason=REASON,
-            probation=False,  # which would go back to the margin that ran out
+    with lock(ctx.paths.lock, purpose="guard restart", since=ctx.now_text()):
+        if read_measurement(ctx) is not None:
+            raise Busy("a measurement is under way", state="nothing was restarted")
+        state = ctx.services.state(ctx.unit)
+        if not state.is_active or life_of(state) != life:
+            raise Busy("it is another life than was judged", state="nothing was restarted")
+        ctx.services.reset_failed(ctx.unit)
+        ctx.services.restart(ctx.unit, timeout_s=_RESTART_S)
+
+
+def show_guards(ctx: Context) -> ActionResult:
+    """Reads only."""
+    settings = ctx.settings.guards
+    kept = history(ctx, 0.0, 0.0, events=500)
+    rows = [
+        ("oom", settings.oom, ("oom", "guard-acted", "guard-failed"),
+         ("two deaths within half an hour, or one after which systemd gave up, with the engine's words for "
+         "no VRAM"),
+         f"deploy a larger fit margin (128 MiB more; ik: 1664, 1792, 2048, then 256 more), {settings.oom_steps} times at most"),
+        ("hang", settings.hang, ("hang",),
+         (f"health is ok, nobody asks, nothing was generated for {settings.hang_every_s:.0f} s, and two tiny "
+         f"generations get no answer in {settings.hang_limit_s:.0f} s"),
+         f"restart it, {settings.hang_restarts_per_hour} times an hour at most"),
+        ("drift", settings.drift, ("drift", "drift-over"),
+         "three stretches of 512 tokens and more in a row below what was measured of this server",
+         "say so with the likely cause; act: restart one that decays within its life, when idle"),
+        ("upgrade", settings.upgrade, ("upgrade", "upgrade-refused"),
+         "files of the engine or the driver's version changed",
+         ("plan and try the deployed command line again, and say what its next start will refuse; act: the "
+          "next night compares a kept copy of the build before with the one after")),
+    ]  # fmt: skip
+    _, findings = read_findings(ctx, None)
+    guards = []
+    for name, policy, kinds, evidence, may in rows:
+        last = next((event for event in kept.events if event.kind in kinds), None)
+        guards.append(
+            {"name": name, "policy": policy, "evidence": evidence, "may": may,
+             "last": None if last is None else asdict(last)}
         )  # fmt: skip
-    except TunerdError:
-        _start_anyway(ctx)
-        raise
-    text = f"the fit margin is {target_mib} MiB now, {margin.fit_mib} MiB ran out of VRAM"
-    payload = {**done.payload, "fit_mib": target_mib, "fit_before_mib": margin.fit_mib}
-    return replace(
-        done, command="guard raise-margin", payload=payload,
-        messages=(note("margin", text, f"{KEY} = {target_mib} in the profile keeps it"), *done.messages),
-    )  # fmt: skip
-
-
-def _only_the_margin(generation: Generation) -> Callable[[Plan], None]:
-    """Refuses where a person edited the unit, or the profile says something else than what serves."""
-
-    def confirm(made: Plan) -> None:
-        if made.live_sha256 != generation.unit_sha256:
-            raise DeployError(
-                "the unit was edited by hand, so no guard replaces it",
-                state="nothing was changed",
-                hint="`tunerd verify` shows the difference",
-            )
-        now, then = (_without_margin(argv) for argv in (made.command.argv, generation.argv))
-        if now != then:
-            differ = set(now) ^ set(then)
-            raise DeployError(
-                f"profile `{generation.profile}` says something else by now than what serves",
-                cause=f"these would change beside the margin: {' '.join(sorted(differ))}"[:500],
-                state="nothing was changed",
-                hint=f"`tunerd plan {generation.profile}` shows it; `tunerd apply` deploys it",
-            )
-
-    return confirm
-
-
-def _without_margin(argv: Sequence[str]) -> list[str]:
-    flags = ("--fit-target", "--fit-margin")
-    return [word for before, word in pairwise(("", *argv)) if before not in flags]
-
-
-def _start_anyway(ctx: Context) -> None:
-    """A server that dies again and again still serves in between; stopped it never would."""
-    try:
-        if not ctx.services.state(ctx.unit).is_active:
-            ctx.services.reset_failed(ctx.unit)
-            ctx.services.start(ctx.unit)
-    except TunerdError:
-        return
+    confirmed = findings.confirmed if findings is not None else None
+    payload = {
+        "guards": guards,
+        "confirmed": None if confirmed is None else asdict(confirmed),
+        "problem": kept.problem,
+    }
+    return ActionResult("guard show", payload)
 
 
 def set_guard(ctx: Context, guard: str, policy: str) -> ActionResult:

@@ -1,4 +1,4 @@
-"""The guards' judgement: deaths, out of memory, hangs, drift, upgrades. Readings in, decisions out."""
+"""The judge of symptoms, for guards and probation: deaths, out of memory, hangs, leaks, upgrades. Readings in, decisions out."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from math import sqrt
-from statistics import fmean, stdev
 
 from tunerd.engine.health import FailureKind
-from tunerd.engine.log import LoggedRequest, Tally
-from tunerd.measure.answer import Sample
-from tunerd.measure.evidence import Fingerprint
-from tunerd.watch.figures import Event, Reading, Served
-from tunerd.watch.judgement import IDLE_CORES, LEAST_ANSWER, Basis, comparable
+from tunerd.watch.figures import Event, Reading
+
+# A process that works on something uses more, one that waits for a lock that never comes does not; ik says
+# nothing of its health while it reads a long prompt.
+_IDLE_CORES = 0.05
 
 
 class Policy(StrEnum):
@@ -46,299 +44,6 @@ class Decision:
     text: str
     evidence: str
     hint: str | None = None
-
-
-DRIFT = "drift"
-# Less is no sample of the work: one long answer could be of any kind.
-LEAST_TOKENS = 512
-_LEAST_DRAFTED = 256
-# Three in a row: one long answer can be of any kind, three stretches of them seldom are.
-_STRETCHES = 3
-# A stretch that was quick enough within this life, before the slow ones, shows a decay.
-_LEAST_GOOD = 2
-_MOST_STRETCHES = 48
-# More than this many MiB beside the server, on top of what was there while it was measured.
-_OTHERS_SLACK_MIB = 64
-# Up to here depth costs less than what a floor leaves room for, whatever was measured.
-_SHALLOW_TOKENS = 1640
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """What was measured of exactly this server, and under which conditions.
-
-    `floor_tok_s` is the lowest decode speed that would still be what was measured, over all kinds of
-    text and with their spread; `floor_acceptance` the same of drafts, None where nothing was drafted.
-    `others_mib` is the VRAM that others held then, `deepest_tokens` the most context that was in use.
-    None is not known.
-    """
-
-    floor_tok_s: float | None
-    floor_acceptance: float | None
-    driver_version: str | None = None
-    engine_sha256: str | None = None
-    others_mib: int | None = None
-    deepest_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Work of at least `LEAST_TOKENS`, in one life; `before` was counted when it began, at `since_s`."""
-
-    n_predicted: int
-    predicted_s: float
-    n_drafted: int
-    n_accepted: int
-    throttled: int = 0
-    looks: int = 0
-    since_s: float = 0.0
-    before: Tally | None = None
-
-    @property
-    def tok_s(self) -> float:
-        """Its decode speed [tok/s]."""
-        return self.n_predicted / self.predicted_s if self.predicted_s else 0.0
-
-    @property
-    def acceptance(self) -> float | None:
-        """Share of its drafts that were right."""
-        return self.n_accepted / self.n_drafted if self.n_drafted >= _LEAST_DRAFTED else None
-
-
-_EMPTY = Stretch(0, 0.0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class DriftState:
-    """Stretches of this life, oldest first, and the one that grows.
-
-    `is_shared`: several requests were under way, and not all of them have been counted: a server counts
-    what a request came to when it ends. `held_since_s`: since when what was generated is not told yet.
-    """
-
-    life: str | None = None
-    stretches: tuple[Stretch, ...] = ()
-    growing: Stretch = _EMPTY
-    has_drifted: bool = False
-    is_shared: bool = False
-    held_since_s: float | None = None
-
-
-def look_for_drift(
-    state: DriftState,
-    seen: Reading,
-    confirmed: Confirmed,
-    policy: Policy,
-    engine_sha256: str | None = None,
-) -> tuple[DriftState, Decision | None]:
-    """Take a look into account.
-
-    Args:
-        state: Of before.
-        seen: Now. Of more than one request under way nothing counts, for they share the speed.
-        confirmed: What was measured of this server.
-        policy: `act` restarts a server that has decayed; anything else is only said.
-        engine_sha256: Of its build now; None is not known.
-    """
-    if policy is Policy.OFF:
-        return DriftState(), None
-    life, served, n_at_work = seen.engine.life, seen.engine.served, seen.engine.n_at_work
-    if life != state.life:
-        state = DriftState(life=life, has_drifted=state.has_drifted)
-    if state.is_shared or n_at_work > 1:
-        counted = None if served is None else served.n_predicted
-        return replace(state, is_shared=n_at_work > 0 or counted is None), None
-    held_since_s = state.held_since_s
-    if served is not None and served.n_predicted is None:
-        since_s = seen.at_s - served.seconds if held_since_s is None else held_since_s
-        return replace(state, held_since_s=since_s), None
-    state = replace(state, held_since_s=None)
-    if served is None or not served.n_predicted or not served.predicted_s:
-        return state, None
-    growing = state.growing if state.growing.looks else _begun(seen, served, held_since_s)
-    grown = replace(
-        growing,
-        n_predicted=growing.n_predicted + served.n_predicted,
-        predicted_s=growing.predicted_s + served.predicted_s,
-        n_drafted=growing.n_drafted + (served.n_drafted or 0),
-        n_accepted=growing.n_accepted + (served.n_accepted or 0),
-        throttled=growing.throttled + (seen.is_throttled is True),
-        looks=growing.looks + 1,
-    )
-    if grown.n_predicted < LEAST_TOKENS:
-        return replace(state, growing=grown), None
-    stretches = (*state.stretches, grown)[-_MOST_STRETCHES:]
-    state = replace(state, stretches=stretches, growing=_EMPTY)
-    return _judge(state, seen, confirmed, policy, engine_sha256)
-
-
-def _begun(seen: Reading, served: Served, held_since_s: float | None) -> Stretch:
-    """A stretch that begins at the look before this one, or where the counters were told last."""
-    counters, n, seconds = seen.engine.counters, served.n_predicted or 0, served.predicted_s or 0.0
-    now = None if counters is None else counters.generated
-    before = None if now is None else Tally(now.n - n, now.seconds - seconds)
-    since_s = seen.at_s - served.seconds if held_since_s is None else held_since_s
-    return replace(_EMPTY, since_s=since_s, before=before)
-
-
-def last_stretches_began(state: DriftState) -> Stretch:
-    """The first of those that were judged."""
-    return state.stretches[-_STRETCHES:][0]
-
-
-def _judge(
-    state: DriftState,
-    seen: Reading,
-    confirmed: Confirmed,
-    policy: Policy,
-    engine_sha256: str | None,
-) -> tuple[DriftState, Decision | None]:
-    last = state.stretches[-_STRETCHES:]
-    evidence = _evidence(last, confirmed)
-    if len(last) < _STRETCHES:
-        return state, None
-    if evidence is None:
-        if state.has_drifted and not any(_is_off(one, confirmed) for one in last):
-            back = Decision("drift-over", Act.NOTHING, "note",
-                            "the server does again what was measured of it", _told(last))  # fmt: skip
-            return replace(state, has_drifted=False), back
-        return state, None
-    if state.has_drifted:
-        return state, None
-    cause, decays = _cause(state, last, seen, confirmed, engine_sha256)
-    act = Act.RESTART if decays and policy is Policy.ACT else Act.NOTHING
-    text = f"the server does not do any more what was measured of it: {cause}"
-    hint = (
-        "a restart brings its speed back"
-        if decays
-        else "`tunerd doctor`; `tunerd bench` measures it anew"
-    )
-    decision = Decision(DRIFT, act, "warning", text, evidence, hint)
-    return replace(state, has_drifted=True), decision
-
-
-def is_of_speed(state: DriftState, confirmed: Confirmed) -> bool:
-    """Whether it is the speed that is off, which falls with the depth of a conversation as well."""
-    return all(_is_slow(one, confirmed) for one in state.stretches[-_STRETCHES:])
-
-
-@dataclass(frozen=True, slots=True)
-class Alike:
-    """Decode speed of requests like those measured; None where there were too few of them.
-
-    `is_known`: it can be told how deep requests were.
-    """
-
-    tok_s: float | None
-    is_known: bool
-
-
-def alike(requests: Sequence[LoggedRequest], confirmed: Confirmed) -> Alike:
-    """The newest requests that were alone and no deeper than what was measured.
-
-    Args:
-        requests: Of this life, oldest first.
-        confirmed: What was measured.
-    """
-    known = [one for one in requests if one.prompt_total_n is not None]
-    if confirmed.deepest_tokens is None or not known:
-        return Alike(None, is_known=False)
-    basis = Basis(0.0, max(confirmed.deepest_tokens, _SHALLOW_TOKENS), 0)
-    tokens, seconds = 0, 0.0
-    for one in reversed(known):
-        more, took_s = comparable([one], basis)
-        tokens, seconds = tokens + more, seconds + took_s
-        if tokens >= _STRETCHES * LEAST_TOKENS:
-            break
-    return Alike(tokens / seconds if tokens >= LEAST_TOKENS and seconds else None, is_known=True)
-
-
-def look_closer(
-    state: DriftState,
-    decision: Decision,
-    found: Alike,
-    confirmed: Confirmed,
-    *,
-    demands_log: bool = False,
-) -> tuple[DriftState, Decision | None]:
-    """A decision on speed held against requests that are alike; without any it is none.
-
-    Args:
-        state: With which it was decided.
-        decision: On the speed by the counters, which know no depth.
-        found: The speed of requests that are alike.
-        confirmed: What was measured.
-        demands_log: What cannot be borne out by the log is no decision at all.
-    """
-    if not found.is_known and demands_log:
-        return DriftState(life=state.life), None
-    if not found.is_known:
-        evidence = f"{decision.evidence}; how deep those requests were is not known"
-        return state, replace(decision, act=Act.NOTHING, evidence=evidence)
-    floor = confirmed.floor_tok_s
-    if found.tok_s is None or floor is None or found.tok_s >= floor:
-        return DriftState(life=state.life), None
-    evidence = f"{decision.evidence}; requests no deeper than those: {found.tok_s:.1f} tok/s"
-    return state, replace(decision, evidence=evidence)
-
-
-def _is_slow(one: Stretch, confirmed: Confirmed) -> bool:
-    return confirmed.floor_tok_s is not None and one.tok_s < confirmed.floor_tok_s
-
-
-def _drafts_badly(one: Stretch, confirmed: Confirmed) -> bool:
-    floor = confirmed.floor_acceptance
-    return floor is not None and one.acceptance is not None and one.acceptance < floor
-
-
-def _is_off(one: Stretch, confirmed: Confirmed) -> bool:
-    return _is_slow(one, confirmed) or _drafts_badly(one, confirmed)
-
-
-def _evidence(last: Sequence[Stretch], confirmed: Confirmed) -> str | None:
-    """What shows it; None where the last stretches do not."""
-    if all(_is_slow(one, confirmed) for one in last):
-        return f"{_told(last)} in a row, at least {confirmed.floor_tok_s:.1f} were confirmed"
-    if all(_drafts_badly(one, confirmed) for one in last):
-        shown = ", ".join(f"{one.acceptance:.2f}" for one in last)
-        return f"{shown} of the drafts accepted, at least {confirmed.floor_acceptance:.2f} were confirmed"
-    return None
-
-
-def _told(last: Sequence[Stretch]) -> str:
-    return f"{', '.join(f'{one.tok_s:.1f}' for one in last)} tok/s over {LEAST_TOKENS} tokens and more each"
-
-
-def _cause(
-    state: DriftState,
-    last: Sequence[Stretch],
-    seen: Reading,
-    confirmed: Confirmed,
-    engine_sha256: str | None,
-) -> tuple[str, bool]:
-    """The likely cause, the surest first, and whether it is a decay that a restart ends."""
-    if _differ(confirmed.driver_version, seen.driver_version):
-        return f"the driver was {confirmed.driver_version} and is {seen.driver_version}", False
-    if _differ(confirmed.engine_sha256, engine_sha256):
-        return "the engine is another build than the one that was measured", False
-    throttled, looks = sum(one.throttled for one in last), sum(one.looks for one in last)
-    if throttled * 2 > looks:
-        return f"the card was throttled in {throttled} of {looks} looks", False
-    if confirmed.others_mib is not None and seen.others_mib is not None:
-        more_mib = seen.others_mib - confirmed.others_mib
-        if more_mib > _OTHERS_SLACK_MIB:
-            return f"others hold {seen.others_mib} MiB of VRAM, {more_mib} more than then", False
-    before = state.stretches[:-_STRETCHES]
-    good = [one for one in before if not _is_off(one, confirmed)]
-    falls = all(late.tok_s <= early.tok_s * 1.02 for early, late in pairwise(state.stretches[-2:]))
-    if len(good) >= _LEAST_GOOD and falls:
-        best = max(one.tok_s for one in good)
-        return f"it decays within its life, from {best:.1f} to {last[-1].tok_s:.1f} tok/s", True
-    return "nothing that is watched tells why", False
-
-
-def _differ(then: str | None, now: str | None) -> bool:
-    return then is not None and now is not None and then != now
 
 
 _HOUR_S = 3600.0
@@ -413,7 +118,7 @@ def look_for_hang(
     elif has_generated or state.good_s is None:
         state = replace(state, good_s=seen.at_s, failures=0, has_given_up=False)
     state = _before_now(replace(state, n_predicted=n_predicted), seen.at_s)
-    is_silent = engine.is_busy is None and cores is not None and cores <= IDLE_CORES
+    is_silent = engine.is_busy is None and cores is not None and cores <= _IDLE_CORES
     since_s = seen.at_s if state.silent_since_s is None else state.silent_since_s
     state = replace(state, silent_since_s=since_s if is_silent else None)
     return state, _is_due(state, seen, cores, rules)
@@ -433,7 +138,7 @@ def _is_due(state: HangState, seen: Reading, cores: float | None, rules: HangRul
         again_s = rules.every_s if state.has_given_up else min(_ASK_AGAIN_S, rules.every_s)
         # It rests, or is only busy with the question that it did not answer. Where it computes, somebody
         # else may have begun to wait for an answer: a restart would cut that.
-        does_nothing = is_busy is False or (cores is not None and cores <= IDLE_CORES)
+        does_nothing = is_busy is False or (cores is not None and cores <= _IDLE_CORES)
         return seen.at_s - (state.asked_s or 0.0) >= again_s and does_nothing
     is_stuck = state.silent_since_s is not None and seen.at_s - state.silent_since_s >= _SILENT_S
     if is_busy is not False and not is_stuck:
@@ -479,97 +184,6 @@ def unanswered(
         )
     after = HangState(restarts_s=(*recent, at_s))
     return after, Decision("hang", Act.RESTART, _RESTARTED, f"{text}, and is restarted", evidence)
-
-
-_LEAST_SAMPLES = 3
-# Between restarts the same server differs by some 3 %; a figure may differ by three times that.
-_BETWEEN_LIVES = 0.10
-# Of single answers: half the width of a 99 % interval for their mean, few as they are.
-_WIDTH = 3.0
-
-
-def confirmed_by(samples: Iterable[Sample], then: Fingerprint) -> Confirmed | None:
-    """The floors of speed and acceptance; None where too little was measured.
-
-    The floor is of the slowest kind of text: nobody knows what kinds live requests are of.
-
-    Args:
-        samples: Of one command line on one build and driver.
-        then: Their fingerprint.
-    """
-    known = usable(samples)
-    floor = _floor(known, _speed, relative=True)
-    if floor is None:
-        return None
-    return Confirmed(
-        floor_tok_s=floor,
-        floor_acceptance=_floor(known, _acceptance, relative=False),
-        driver_version=then.driver_version,
-        engine_sha256=then.engine_sha256,
-        deepest_tokens=max(depth_of(one) for one in known),
-    )
-
-
-def usable(samples: Iterable[Sample]) -> list[Sample]:
-    """Those of single requests that were answered at some length."""
-    return [
-        one
-        for one in samples
-        if one.is_usable and one.concurrency == 1 and (one.n_predicted or 0) >= LEAST_ANSWER
-    ]
-
-
-def slowest_tok_s(samples: Iterable[Sample]) -> float | None:
-    """The lowest mean decode speed over the kinds of text that were asked often enough."""
-    kinds = _by_kind(usable(samples), _speed)
-    return min((fmean(values) for values in kinds), default=None)
-
-
-def depth_of(sample: Sample) -> int:
-    """Context in use at the end of an answer [tok]; that which is known."""
-    timings = sample.timings
-    if timings is None:
-        return 0
-    cached = timings.cache_n or sample.details.get("cached") or 0
-    return (timings.prompt_n or 0) + int(cached) + (timings.predicted_n or 0)
-
-
-def _floor(
-    samples: Sequence[Sample], take: Callable[[Sample], float | None], *, relative: bool
-) -> float | None:
-    """The lowest lower end over the kinds of text that were asked often enough."""
-    ends = (_lower_end(values, relative=relative) for values in _by_kind(samples, take))
-    return min(ends, default=None)
-
-
-def _by_kind(
-    samples: Sequence[Sample], take: Callable[[Sample], float | None]
-) -> list[list[float]]:
-    """Figures of each kind of text that was asked often enough."""
-    kinds: dict[str, list[float]] = {}
-    for one in samples:
-        value = take(one)
-        if value is not None:
-            kinds.setdefault(one.kind, []).append(value)
-    return [values for values in kinds.values() if len(values) >= _LEAST_SAMPLES]
-
-
-def _lower_end(values: Sequence[float], *, relative: bool) -> float:
-    mean = fmean(values)
-    width = _WIDTH * stdev(values) / sqrt(len(values))
-    slack = mean * _BETWEEN_LIVES if relative else _BETWEEN_LIVES
-    return max(0.0, mean - width - slack)
-
-
-def _speed(sample: Sample) -> float | None:
-    return None if sample.timings is None else sample.timings.decode_tok_s
-
-
-def _acceptance(sample: Sample) -> float | None:
-    timings = sample.timings
-    if timings is None or not timings.draft_n or timings.draft_n_accepted is None:
-        return None
-    return timings.draft_n_accepted / timings.draft_n
 
 
 _STEPS_MIB = (1664, 1792, 2048)
@@ -794,17 +408,6 @@ class EngineSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class UpgradeState:
-    """What stood when it was last looked into; None before the first look.
-
-    `settling` is a change that was seen once: files of an upgrade arrive one by one.
-    """
-
-    known: EngineSeen | None = None
-    settling: EngineSeen | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Replanned:
     """The deployed profile planned anew on what stands now.
 
@@ -827,28 +430,16 @@ class Replanned:
     run: int | None = None
 
 
-def look_for_upgrade(
-    state: UpgradeState, seen: EngineSeen, policy: Policy
-) -> tuple[UpgradeState, bool]:
-    """The state after a look, and whether to plan the deployed profile anew now.
+def look_at_engine(before: EngineSeen | None, seen: EngineSeen) -> tuple[EngineSeen | None, bool]:
+    """What to hold the next look against, and whether this one may be gone by: two in a row see the same.
 
-    A change counts when two looks in a row see the same.
+    Files of an upgrade arrive one by one, and a driver that is away for a moment is no other one.
     """
-    if policy is Policy.OFF or seen.files is None:
-        return state, False
-    if state.known is None:
-        return UpgradeState(known=seen), False
-    if _is_same(state.known, seen):
-        return UpgradeState(known=state.known), False
-    if state.settling is None or not _is_same(state.settling, seen):
-        return UpgradeState(known=state.known, settling=seen), False
-    return UpgradeState(known=seen), True
-
-
-def _is_same(one: EngineSeen, other: EngineSeen) -> bool:
-    """An unknown driver is no other driver: it may be away for a moment."""
-    drivers = {one.driver_version, other.driver_version} - {None}
-    return one.files == other.files and len(drivers) <= 1
+    if seen.files is None:
+        return before, False
+    if before is not None and seen.driver_version is None:
+        seen = replace(seen, driver_version=before.driver_version)
+    return seen, before in {None, seen}
 
 
 def decide(found: Replanned, policy: Policy, *, has_nights: bool) -> Decision | None:
@@ -915,3 +506,185 @@ def _comparison(found: Replanned, policy: Policy, *, has_nights: bool) -> tuple[
     if policy is Policy.ACT and has_nights:
         return ". The next night compares old and new", f"{by_hand} does so at once"
     return "", f"{by_hand} compares old and new"
+
+
+# In a probation: whether a server that was just deployed does worse than was measured of it
+
+WENT_DOWN = "the machine went down while it was watched"
+# Three times the spread between restarts, 3 %; where nothing is known of what served before, going back
+# may not help, and speeds of kinds of text that nobody measured differ by a quarter.
+_TOLERANCE = 0.10
+_TOLERANCE_ALONE = 0.25
+_SICK_LOOKS = 3
+# What grows on beyond the prompt cache's limit and what checkpoints may take (dozens of up to 150 MiB) is
+# a leak. llama-server keeps 8192 MiB of prompts where it is told nothing else.
+_GROWTH_RATIO = 1.5
+_GROWTH_MIB = 8192
+_CACHE_RAM_MIB = 8192
+_MIN_LOOKS_OF_GROWTH = 6
+# Buffers of a server that works come and go by less.
+_OWN_GROWTH_MIB = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The server at one moment; None is not known.
+
+    `life` names the process, `n_restarts` counts how often the manager started it by itself, and
+    `is_stopped` says that it is down because somebody stopped it.
+    `cpu_s` is the processor time it has used, `anonymous_mib` its memory without mapped files,
+    `vram_free_mib` the least that is free on a card it uses, `vram_own_mib` what it holds itself.
+    """
+
+    at_s: float
+    life: str | None
+    is_active: bool
+    is_ready: bool
+    is_stopped: bool = False
+    n_restarts: int | None = None
+    cpu_s: float | None = None
+    anonymous_mib: int | None = None
+    vram_free_mib: int | None = None
+    vram_own_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What it is judged by.
+
+    `slowest_tok_s` is the lowest decode speed over the kinds of text that were measured of it [tok/s],
+    `previous_tok_s` that of what it replaced, `deepest_tokens` the most context that was in use then,
+    `headroom_mib` the VRAM that must stay free, `cache_ram_mib` the limit of its prompt cache. None: not
+    known, or no limit, and not judged.
+    """
+
+    slowest_tok_s: float | None = None
+    deepest_tokens: int = 0
+    n_samples: int = 0
+    previous_tok_s: float | None = None
+    headroom_mib: int | None = None
+    cache_ram_mib: int | None = _CACHE_RAM_MIB
+
+    @property
+    def floor_tok_s(self) -> float | None:
+        """Decode speed below which it does worse: than measured, and than what served before."""
+        if self.slowest_tok_s is None:
+            return None
+        if self.previous_tok_s is None:
+            return self.slowest_tok_s * (1 - _TOLERANCE_ALONE)
+        return min(self.slowest_tok_s, self.previous_tok_s) * (1 - _TOLERANCE)
+
+
+def cache_ram_mib(argv: Sequence[str]) -> int | None:
+    """The limit of the prompt cache in RAM that a command line sets; None for no limit.
+
+    -1 is none; nothing readable is the default of llama-server.
+    """
+    for name, value in pairwise(argv):
+        if name in {"--cache-ram", "-cram"} and value.removeprefix("-").isdecimal():
+            return int(value) if int(value) >= 0 else None
+    return _CACHE_RAM_MIB
+
+
+def look_of(reading: Reading) -> Look:
+    """What a reading says of the server's health."""
+    engine = reading.engine
+    held = [(gpu.free_mib, gpu.server_mib) for gpu in reading.gpus or () if gpu.server_mib]
+    known = [(free, own) for free, own in held if free is not None and own is not None]
+    return Look(
+        at_s=reading.at_s,
+        life=engine.life,
+        is_active=engine.is_active,
+        is_ready=engine.is_ready is True,
+        is_stopped=engine.is_stopped_by_hand,
+        n_restarts=engine.n_restarts,
+        cpu_s=engine.cpu_s,
+        anonymous_mib=engine.anonymous_mib,
+        vram_free_mib=min((free for free, _ in known), default=None),
+        vram_own_mib=sum(own for _, own in known) if known else None,
+    )
+
+
+def judge(looks: Sequence[Look], basis: Basis, *, restarts: int = 0) -> str | None:
+    """Why to take the server back, but for its speed, which is judged as a drift is; None: it stays.
+
+    Args:
+        looks: From the beginning, oldest first.
+        basis: What was measured of it.
+        restarts: How often the manager had started it by itself when the swap was done.
+    """
+    return _ended(looks, restarts) or _sick(looks) or _leaks(looks, basis) or _tight(looks, basis)
+
+
+def is_long_enough(looks: Sequence[Look], left_s: float) -> bool:
+    """Whether it was watched for its time, and the last looks found it well."""
+    return left_s <= 0 and _count_back(looks, lambda one: one.is_ready) >= _SICK_LOOKS
+
+
+def _ended(looks: Sequence[Look], restarts: int) -> str | None:
+    """Whether the process died: one that a person restarted has the manager's counter at zero."""
+    last = looks[-1]
+    died = (last.n_restarts or 0) - restarts
+    if died > 0:
+        return f"it died and was started again {died} time{'s' if died > 1 else ''}"
+    if last.is_active or last.is_stopped:
+        return None
+    if _count_back(looks, lambda one: not one.is_active) >= _SICK_LOOKS:
+        return "it ended and did not come back"
+    return None
+
+
+def _sick(looks: Sequence[Look]) -> str | None:
+    """Whether a server that was ready says nothing any more, and does nothing either."""
+    n = _count_back(looks, lambda one: one.is_active and not one.is_ready)
+    silent = looks[len(looks) - n :]
+    if n < _SICK_LOOKS or not any(
+        one.is_ready and one.life == silent[0].life for one in looks[: len(looks) - n]
+    ):
+        return None  # one that loads was not ready yet, and may take its time
+    first, last = silent[0], silent[-1]
+    if first.cpu_s is None or last.cpu_s is None:
+        works = False
+    else:
+        works = last.cpu_s - first.cpu_s > _IDLE_CORES * (last.at_s - first.at_s)
+    return None if works else f"it did not answer {n} times in a row"
+
+
+def _count_back(looks: Sequence[Look], holds: Callable[[Look], bool]) -> int:
+    n = 0
+    for one in reversed(looks):
+        if not holds(one):
+            break
+        n += 1
+    return n
+
+
+def _leaks(looks: Sequence[Look], basis: Basis) -> str | None:
+    known = [one.anonymous_mib for one in looks if one.anonymous_mib is not None and one.is_ready]
+    if len(known) < _MIN_LOOKS_OF_GROWTH or basis.cache_ram_mib is None:
+        return None
+    first, last = known[0], known[-1]
+    is_growing = all(later >= earlier for earlier, later in pairwise(known))
+    allowed = basis.cache_ram_mib + _GROWTH_MIB
+    if is_growing and last > first * _GROWTH_RATIO and last - first > allowed:
+        return f"its memory grows and grows: {first} MiB, now {last} MiB"
+    return None
+
+
+def _tight(looks: Sequence[Look], basis: Basis) -> str | None:
+    """Whether it took so much VRAM itself that too little is left; what others take is not its fault."""
+    if basis.headroom_mib is None:
+        return None
+    known = [one for one in looks if one.vram_free_mib is not None and one.vram_own_mib is not None]
+    last = known[-_SICK_LOOKS:]
+    if len(last) < _SICK_LOOKS:
+        return None
+    free_mib = max(one.vram_free_mib or 0 for one in last)
+    own_mib = min(one.vram_own_mib or 0 for one in last)
+    has_grown = own_mib - (known[0].vram_own_mib or 0) >= _OWN_GROWTH_MIB
+    if free_mib >= basis.headroom_mib // 2 or not has_grown:
+        return None
+    return (
+        f"it holds {own_mib} MiB of VRAM, {known[0].vram_own_mib} at first, and {free_mib} MiB stay "
+        f"free, wanted are {basis.headroom_mib}"
+    )

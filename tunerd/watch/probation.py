@@ -44,18 +44,10 @@ from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, note
 from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import UP
+from tunerd.watch.drift import DRIFT, Confirmed, Drift
 from tunerd.watch.figures import UNKNOWN, Reading
-from tunerd.watch.guards import DRIFT, Confirmed, Policy
-from tunerd.watch.judgement import (
-    WENT_DOWN,
-    Basis,
-    Look,
-    is_long_enough,
-    judge,
-    look_of,
-)
-from tunerd.watch.readings import Watcher
-from tunerd.watch.speed import Speed
+from tunerd.watch.guards import WENT_DOWN, Basis, Look, Policy, is_long_enough, judge, look_of
+from tunerd.watch.readings import Watcher, server_log
 from tunerd.words import sha256
 
 _REFRESH_LOOKS = 10
@@ -75,7 +67,7 @@ class _Watch:
 
     entry: HistoryEntry
     record: dict[str, Any]
-    speed: Speed
+    drift: Drift
     duration_s: float
     left_s: float
     restarts: int
@@ -134,8 +126,6 @@ class Probation:
     def take_over(self, ctx: Context) -> None:
         """Go by other settings from now on; what was seen is still known."""
         self._ctx = ctx
-        if self._watch is not None:
-            self._watch.speed.take_over(ctx)
 
     def is_watching(self) -> bool:
         """Whether something is watched, so that no guard deals with its deaths."""
@@ -252,7 +242,7 @@ class Probation:
             boot_id=boot_id(),
         )  # fmt: skip
         watch = _Watch(
-            entry, record, Speed(ctx), duration_s, left_s, restarts, basis, reading.engine.life,
+            entry, record, Drift(server_log(ctx)), duration_s, left_s, restarts, basis, reading.engine.life,
             ctx.clock.monotonic_s(), decided=decided,
         )  # fmt: skip
         self._find_basis(watch)
@@ -272,7 +262,7 @@ class Probation:
         """Why its speed alone is a reason: by its counters, and borne out by its own log."""
         basis = watch.basis
         floor = Confirmed(basis.floor_tok_s, None, deepest_tokens=basis.deepest_tokens)
-        found = watch.speed.after(reading, floor, Policy.ADVISE, demands_log=True)
+        found = watch.drift.after(reading, floor, Policy.ADVISE, demands_log=True)
         if found is None or found.kind != DRIFT:
             return None
         before = basis.previous_tok_s
@@ -353,7 +343,7 @@ class Probation:
             "left_s": max(0.0, watch.left_s),
             "basis": plain(watch.basis),
             "looks": len(watch.looks),
-            "tok_s": watch.speed.tok_s,
+            "tok_s": watch.drift.tok_s,
             "last": plain(watch.looks[-1]) if watch.looks else None,
         }
         keep_probation(ctx, watch.record)
@@ -378,7 +368,7 @@ def run_probation(
         UsageError: it does not serve, or not as it was deployed; the daemon watches it.
         Stranded: it did worse, and neither server came back.
     """
-    from tunerd.watch.guarding import basis_of
+    from tunerd.watch.findings import basis_of
 
     ctx = replace(ctx, is_unattended=True)
     entry = ctx.generations.serving(ctx.unit)

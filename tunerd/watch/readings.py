@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tunerd.machine.proc import descends_from
 from tunerd.measure.answer import Counters, read_counters
 from tunerd.production.measurement import read_measurement
 from tunerd.units.generations import Outcome
-from tunerd.units.manager import UnitState
+from tunerd.units.manager import LogSpan, UnitState
 from tunerd.watch.figures import (
     LEAST_SCRAPE_S,
     Answers,
@@ -35,6 +35,7 @@ from tunerd.watch.figures import (
 _ASK_S = 2.0
 # More processor time than two questions cost, and less than a short answer.
 _QUESTIONS_S = 0.05
+_LOG_LINES = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Watcher:
         self._ctx = ctx
         self._scrape: _Scrape | None = None
         self._cpu: CpuSeconds | None = None
-        self._worked: tuple[str, float] | None = None
+        self._worked: tuple[str | None, float] | None = None
         self._found: _Found | None = None
 
     def look(self) -> Reading:
@@ -139,7 +140,7 @@ class Watcher:
 
     def _rests(self, state: UnitState) -> bool:
         """Whether the process has computed no more since the look before than that look cost it."""
-        life, cpu_s = _life(state), None
+        life, cpu_s = life_of(state), None
         if state.main_pid is not None:
             cpu_s = process_cpu_s(state.main_pid)
         before, self._worked = self._worked, None if cpu_s is None else (life, cpu_s)
@@ -163,7 +164,7 @@ class Watcher:
     def _counted(self, state: UnitState) -> Counters | None:
         """The counters of this life, as they were seen last."""
         seen = self._scrape
-        return seen.counters if seen is not None and seen.life == _life(state) else None
+        return seen.counters if seen is not None and seen.life == life_of(state) else None
 
     def _count(
         self, server: LlamaServer, state: UnitState, *, spare: bool
@@ -172,7 +173,7 @@ class Watcher:
 
         With `spare` it is asked only where it worked when it was asked last, or never was.
         """
-        now_s, life = self._ctx.clock.monotonic_s(), _life(state)
+        now_s, life = self._ctx.clock.monotonic_s(), life_of(state)
         counted, before = self._counted(state), self._scrape
         if counted is not None and before is not None:
             is_known = spare and not counted.n_at_work
@@ -212,7 +213,7 @@ def _engine(unit: str, state: UnitState | None, asked: Answers, *, is_expected: 
         sub_state=state.sub_state,
         result=state.result,
         n_restarts=state.n_restarts,
-        life=state.invocation_id or (None if pid is None else str(pid)),
+        life=life_of(state),
         since_s=state.active_since_s,
         pid=pid,
         rss_mib=None if memory is None else memory.rss_mib,
@@ -222,8 +223,14 @@ def _engine(unit: str, state: UnitState | None, asked: Answers, *, is_expected: 
     )
 
 
-def _life(state: UnitState) -> str:
-    return state.invocation_id or str(state.main_pid)
+def life_of(state: UnitState) -> str | None:
+    """What names this run of its process; None while nothing runs."""
+    return state.invocation_id or (None if state.main_pid is None else str(state.main_pid))
+
+
+def server_log(ctx: Context) -> Callable[[float], LogSpan]:
+    """Reads what the server wrote since a time [s since the epoch]."""
+    return lambda since_s: ctx.services.log_since(ctx.unit, since_s, max_lines=_LOG_LINES)
 
 
 def _cpu_percent(before: CpuSeconds | None, after: CpuSeconds | None) -> float | None:

@@ -33,8 +33,8 @@ from tunerd.watch.daemon import Daemon
 from tunerd.watch.figures import Event
 from tunerd.watch.guarding import CHECK_UNIT, Guarding
 from tunerd.watch.history import HistoryKeeper, history
+from tunerd.watch.margin import KEY
 from tunerd.watch.readings import Watcher
-from tunerd.watch.speed import KEY
 from tunerd.words import sha256
 
 UNIT = "llama-server.service"
@@ -360,6 +360,24 @@ def test_a_server_that_fails_at_each_question_is_restarted(world: World) -> None
     assert world.manager.state(UNIT).invocation_id != before
 
 
+def test_a_server_that_somebody_stops_while_it_is_asked_stays_stopped(world: World) -> None:
+    asked: list[LlamaServer] = []
+
+    def stopped_at_the_second_question() -> LlamaServer:
+        asked.append(LlamaServer(Address("127.0.0.1", free_port()), world.clock))
+        if len(asked) == 2:
+            world.manager.stop(UNIT)
+        return asked[-1]
+
+    world.guards = Guarding(
+        world.ctx, Notifier({}), world.told.append, stopped_at_the_second_question
+    )
+    while len(asked) < 2:
+        world.look()
+    assert world.kinds == ["hang"]
+    assert not world.manager.state(UNIT).is_active
+
+
 def test_a_hang_that_was_told_of_is_asked_about_seldom(world: World) -> None:
     guards = world.ctx.settings.guards.model_copy(update={"hang": "advise"})
     settings = world.ctx.settings.model_copy(update={"guards": guards})
@@ -417,10 +435,12 @@ def counting(tmp_path: Path) -> Counting:
     return made
 
 
-def work(world: Counting, depth: int, *speeds: float, forged: int = 0) -> None:
+def work(
+    world: Counting, depth: int, *speeds: float, forged: int = 0, is_busy: bool = False
+) -> None:
     """Requests one after the other, each logged and counted at the look after it.
 
-    At each look somebody has written the lines of so many more.
+    At each look somebody has written the lines of so many more, and with `is_busy` has asked again.
     """
     for task, tok_s in enumerate(speeds):
         head = f"slot print_timing: id  0 | task {task} | "
@@ -438,8 +458,11 @@ def work(world: Counting, depth: int, *speeds: float, forged: int = 0) -> None:
         world.total = Tally(world.total.n + 600, world.total.seconds + 600 / tok_s)
         counters = Counters(None, world.total.n, 0, 0, predicted_s=world.total.seconds)
         world.look(
-            engine=an_engine(life=life, served=served(600, tok_s, seconds=10.0), counters=counters)
-        )
+            engine=an_engine(
+                life=life, slots_busy=int(is_busy), served=served(600, tok_s, seconds=10.0),
+                counters=counters,
+            )
+        )  # fmt: skip
 
 
 def life(world: Counting) -> str | None:
@@ -478,6 +501,26 @@ def test_one_that_decays_again_and_again_is_restarted_no_oftener_than_one_that_h
     counting.clock.advance(3600.0)
     work(counting, 200, 30.0)
     assert life(counting) not in lives, "an hour later"
+
+
+def test_a_server_that_decays_is_restarted_when_it_rests_but_not_the_one_that_took_its_place(
+    counting: Counting,
+) -> None:
+    work(counting, 200, *DECAYS, is_busy=True)
+    assert counting.kinds == ["drift"]
+    counting.manager.restart(UNIT)  # by a person, who heard of it
+    before = life(counting)
+    for _ in range(3):
+        counting.look()
+    assert life(counting) == before
+
+
+def test_what_was_measured_of_another_generation_holds_for_none_that_took_its_place(
+    counting: Counting,
+) -> None:
+    watched(counting, state="passed")
+    work(counting, 200, *DECAYS)
+    assert counting.kinds == []
 
 
 BASIS = {"slowest_tok_s": 50.0, "deepest_tokens": 2000, "n_samples": 9, "previous_tok_s": None}

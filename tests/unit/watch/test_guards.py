@@ -13,14 +13,21 @@ from tests.support.readings import a_reading, served
 from tunerd.engine.health import FailureKind, HttpState
 from tunerd.engine.log import LoggedRequest
 from tunerd.measure.answer import Counters
+from tunerd.watch.drift import (
+    Confirmed,
+    DriftState,
+    Stretch,
+    is_of_speed,
+    look_closer,
+    look_for_drift,
+    speed_of_alike,
+)
 from tunerd.watch.figures import Event, Reading, Served
 from tunerd.watch.guards import (
     Act,
-    Confirmed,
     Death,
     DeathsState,
     Decision,
-    DriftState,
     EngineSeen,
     HangRules,
     HangState,
@@ -30,21 +37,15 @@ from tunerd.watch.guards import (
     Policy,
     Replanned,
     Seen,
-    Stretch,
-    UpgradeState,
-    alike,
     answered,
     deaths_recalled,
     decide,
     hang_recalled,
-    is_of_speed,
     look_at_deaths,
+    look_at_engine,
     look_at_oom,
-    look_closer,
     look_for_deaths,
-    look_for_drift,
     look_for_hang,
-    look_for_upgrade,
     unanswered,
 )
 
@@ -429,7 +430,7 @@ def request(depth: int, tok_s: float, *, n: int = 400, concurrency: int = 1) -> 
 
 def closer(*requests: LoggedRequest) -> Decision | None:
     state = DriftState(life="life-1", has_drifted=True)
-    state, decision = look_closer(state, DECAY, alike(requests, DEEP), DEEP)
+    state, decision = look_closer(state, DECAY, requests, DEEP)
     assert state.has_drifted is (decision is not None)
     return decision
 
@@ -465,10 +466,20 @@ def test_where_no_depth_is_known_it_is_only_told() -> None:
 
 
 def test_what_is_short_anyway_is_like_whatever_was_measured() -> None:
-    shallow = replace(DEEP, deepest_tokens=250)
-    found = alike([request(600, 20)] * 4, shallow)
-    assert found.tok_s is not None
-    assert alike([request(6000, 20)] * 4, shallow).tok_s is None
+    assert speed_of_alike([request(600, 20)] * 4, 250) is not None
+    assert speed_of_alike([request(6000, 20)] * 4, 250) is None
+
+
+def test_only_requests_like_those_measured_are_compared() -> None:
+    """Deep ones, short ones and those beside others are slower for reasons of their own."""
+    like = request(1100, 50, n=600)
+    unlike = [
+        request(30_000, 10),
+        replace(request(1100, 10), cached_n=None),
+        request(1100, 10, n=8),
+        request(1100, 10, concurrency=2),
+    ]
+    assert speed_of_alike([*unlike, like, *unlike], 2000) == pytest.approx(50)
 
 
 def test_only_a_drift_of_speed_needs_a_closer_look() -> None:
@@ -499,10 +510,11 @@ STANDS = EngineSeen(FILES, "580.95")
 
 
 def upgrades(*seen: EngineSeen) -> list[bool]:
-    state, found = UpgradeState(), []
+    """Which looks have what the one before had, though another than the first look."""
+    before, found = None, []
     for one in seen:
-        state, is_due = look_for_upgrade(state, one, Policy.ADVISE)
-        found.append(is_due)
+        before, is_settled = look_at_engine(before, one)
+        found.append(is_settled and before != seen[0])
     return found
 
 
@@ -510,7 +522,7 @@ def test_files_that_changed_are_looked_into_when_they_stay_as_they_are() -> None
     half = replace(STANDS, files=(("/opt/llama-server", 120, 2), FILES[1]))
     whole = replace(STANDS, files=(("/opt/llama-server", 120, 2), ("/opt/libllama.so", 210, 3)))
     gone = replace(STANDS, files=None)
-    assert upgrades(STANDS, half, gone, whole, whole, whole) == [False] * 4 + [True, False]
+    assert upgrades(STANDS, half, gone, whole, whole, whole) == [False] * 4 + [True, True]
 
 
 def test_another_driver_counts_and_one_that_is_away_does_not() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tunerd.engine.log import LoggedRequest, Tally, tally_of
-from tunerd.watch.judgement import Basis, Look, cache_ram_mib, comparable, judge
+from tunerd.engine.log import Tally, tally_of
+from tunerd.watch.guards import Basis, Look, cache_ram_mib, judge
 
 BASIS = Basis(
     slowest_tok_s=50.0, deepest_tokens=2000, n_samples=9, previous_tok_s=52.0, headroom_mib=200
@@ -96,24 +96,6 @@ def test_vram_that_others_take_is_not_its_fault() -> None:
     assert verdict([taken(n, 9000, 20) for n in range(6)]) == ""
     unknown = [look(n, vram_free_mib=20, vram_own_mib=None) for n in range(6)]
     assert verdict(unknown) == ""
-
-
-def request(
-    prompt: int, cached: int | None, predicted: int, ms: float, at_once: int = 1
-) -> LoggedRequest:
-    return LoggedRequest(prompt, 10.0, predicted, ms, cached, None, None, at_once)
-
-
-def test_only_requests_like_those_measured_are_compared() -> None:
-    """Deep ones, short ones and those beside others are slower for reasons of their own."""
-    like = request(100, 1000, 101, 2000.0)
-    unlike = [
-        request(100, 30_000, 101, 9000.0),
-        request(100, None, 101, 9000.0),
-        request(100, 0, 8, 900.0),
-        request(100, 0, 101, 9000.0, at_once=2),
-    ]
-    assert comparable([like, *unlike], BASIS) == (100, 2.0)
 
 
 def test_the_floor_goes_by_what_served_before_where_that_is_known_and_else_lets_more_pass() -> None:

@@ -1,0 +1,445 @@
+"""Whether a server decodes as was measured of it: what its counters found is held against its own log.
+
+A guard and a probation go by it, each with its own floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean, stdev
+
+from tunerd.engine.log import LoggedRequest, Tally, read_requests, tally_of
+from tunerd.errors import TunerdError
+from tunerd.measure.answer import Sample
+from tunerd.measure.evidence import Fingerprint
+from tunerd.units.manager import LogSpan
+from tunerd.watch.figures import Reading, Served
+from tunerd.watch.guards import Act, Decision, Policy
+
+DRIFT = "drift"
+# Less is no sample of the work: one long answer could be of any kind.
+LEAST_TOKENS = 512
+_LEAST_DRAFTED = 256
+# Three in a row: one long answer can be of any kind, three stretches of them seldom are.
+_STRETCHES = 3
+# A stretch that was quick enough within this life, before the slow ones, shows a decay.
+_LEAST_GOOD = 2
+_MOST_STRETCHES = 48
+# More than this many MiB beside the server, on top of what was there while it was measured.
+_OTHERS_SLACK_MIB = 64
+# Up to here depth costs less than what a floor leaves room for, whatever was measured.
+_SHALLOW_TOKENS = 1640
+# Deeper than what was measured by so much decodes slower for reasons of its own.
+_DEPTH_RATIO = 1.25
+_LEAST_ANSWER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """What was measured of exactly this server, and under which conditions.
+
+    `floor_tok_s` is the lowest decode speed that would still be what was measured, over all kinds of
+    text and with their spread; `floor_acceptance` the same of drafts, None where nothing was drafted.
+    `others_mib` is the VRAM that others held then, `deepest_tokens` the most context that was in use.
+    None is not known.
+    """
+
+    floor_tok_s: float | None
+    floor_acceptance: float | None
+    driver_version: str | None = None
+    engine_sha256: str | None = None
+    others_mib: int | None = None
+    deepest_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Work of at least `LEAST_TOKENS`, in one life; `before` was counted when it began, at `since_s`."""
+
+    n_predicted: int
+    predicted_s: float
+    n_drafted: int
+    n_accepted: int
+    throttled: int = 0
+    looks: int = 0
+    since_s: float = 0.0
+    before: Tally | None = None
+
+    @property
+    def tok_s(self) -> float:
+        """Its decode speed [tok/s]."""
+        return self.n_predicted / self.predicted_s if self.predicted_s else 0.0
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of its drafts that were right."""
+        return self.n_accepted / self.n_drafted if self.n_drafted >= _LEAST_DRAFTED else None
+
+
+_EMPTY = Stretch(0, 0.0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DriftState:
+    """Stretches of this life, oldest first, and the one that grows.
+
+    `is_shared`: several requests were under way, and not all of them have been counted: a server counts
+    what a request came to when it ends. `held_since_s`: since when what was generated is not told yet.
+    """
+
+    life: str | None = None
+    stretches: tuple[Stretch, ...] = ()
+    growing: Stretch = _EMPTY
+    has_drifted: bool = False
+    is_shared: bool = False
+    held_since_s: float | None = None
+
+
+def look_for_drift(
+    state: DriftState,
+    seen: Reading,
+    confirmed: Confirmed,
+    policy: Policy,
+    engine_sha256: str | None = None,
+) -> tuple[DriftState, Decision | None]:
+    """Take a look into account.
+
+    Args:
+        state: Of before.
+        seen: Now. Of more than one request under way nothing counts, for they share the speed.
+        confirmed: What was measured of this server.
+        policy: `act` restarts a server that has decayed; anything else is only said.
+        engine_sha256: Of its build now; None is not known.
+    """
+    if policy is Policy.OFF:
+        return DriftState(), None
+    life, served, n_at_work = seen.engine.life, seen.engine.served, seen.engine.n_at_work
+    if life != state.life:
+        state = DriftState(life=life, has_drifted=state.has_drifted)
+    if state.is_shared or n_at_work > 1:
+        counted = None if served is None else served.n_predicted
+        return replace(state, is_shared=n_at_work > 0 or counted is None), None
+    held_since_s = state.held_since_s
+    if served is not None and served.n_predicted is None:
+        since_s = seen.at_s - served.seconds if held_since_s is None else held_since_s
+        return replace(state, held_since_s=since_s), None
+    state = replace(state, held_since_s=None)
+    if served is None or not served.n_predicted or not served.predicted_s:
+        return state, None
+    growing = state.growing if state.growing.looks else _begun(seen, served, held_since_s)
+    grown = replace(
+        growing,
+        n_predicted=growing.n_predicted + served.n_predicted,
+        predicted_s=growing.predicted_s + served.predicted_s,
+        n_drafted=growing.n_drafted + (served.n_drafted or 0),
+        n_accepted=growing.n_accepted + (served.n_accepted or 0),
+        throttled=growing.throttled + (seen.is_throttled is True),
+        looks=growing.looks + 1,
+    )
+    if grown.n_predicted < LEAST_TOKENS:
+        return replace(state, growing=grown), None
+    stretches = (*state.stretches, grown)[-_MOST_STRETCHES:]
+    state = replace(state, stretches=stretches, growing=_EMPTY)
+    return _judge(state, seen, confirmed, policy, engine_sha256)
+
+
+def _begun(seen: Reading, served: Served, held_since_s: float | None) -> Stretch:
+    """A stretch that begins at the look before this one, or where the counters were told last."""
+    counters, n, seconds = seen.engine.counters, served.n_predicted or 0, served.predicted_s or 0.0
+    now = None if counters is None else counters.generated
+    before = None if now is None else Tally(now.n - n, now.seconds - seconds)
+    since_s = seen.at_s - served.seconds if held_since_s is None else held_since_s
+    return replace(_EMPTY, since_s=since_s, before=before)
+
+
+def _judge(
+    state: DriftState,
+    seen: Reading,
+    confirmed: Confirmed,
+    policy: Policy,
+    engine_sha256: str | None,
+) -> tuple[DriftState, Decision | None]:
+    last = state.stretches[-_STRETCHES:]
+    evidence = _evidence(last, confirmed)
+    if len(last) < _STRETCHES:
+        return state, None
+    if evidence is None:
+        if state.has_drifted and not any(_is_off(one, confirmed) for one in last):
+            back = Decision("drift-over", Act.NOTHING, "note",
+                            "the server does again what was measured of it", _told(last))  # fmt: skip
+            return replace(state, has_drifted=False), back
+        return state, None
+    if state.has_drifted:
+        return state, None
+    cause, decays = _cause(state, last, seen, confirmed, engine_sha256)
+    act = Act.RESTART if decays and policy is Policy.ACT else Act.NOTHING
+    text = f"the server does not do any more what was measured of it: {cause}"
+    hint = (
+        "a restart brings its speed back"
+        if decays
+        else "`tunerd doctor`; `tunerd bench` measures it anew"
+    )
+    decision = Decision(DRIFT, act, "warning", text, evidence, hint)
+    return replace(state, has_drifted=True), decision
+
+
+def is_of_speed(state: DriftState, confirmed: Confirmed) -> bool:
+    """Whether it is the speed that is off, which falls with the depth of a conversation as well."""
+    return all(_is_slow(one, confirmed) for one in state.stretches[-_STRETCHES:])
+
+
+def look_closer(
+    state: DriftState,
+    decision: Decision,
+    requests: Sequence[LoggedRequest],
+    confirmed: Confirmed,
+    *,
+    demands_log: bool = False,
+) -> tuple[DriftState, Decision | None]:
+    """A decision on speed held against requests that are alike; without any it is none.
+
+    Args:
+        state: With which it was decided.
+        decision: On the speed by the counters, which know no depth.
+        requests: Of this life, oldest first.
+        confirmed: What was measured.
+        demands_log: What cannot be borne out by the log is no decision at all.
+    """
+    known = [one for one in requests if one.prompt_total_n is not None]
+    if confirmed.deepest_tokens is None or not known:
+        if demands_log:
+            return DriftState(life=state.life), None
+        evidence = f"{decision.evidence}; how deep those requests were is not known"
+        return state, replace(decision, act=Act.NOTHING, evidence=evidence)
+    tok_s, floor = speed_of_alike(known, confirmed.deepest_tokens), confirmed.floor_tok_s
+    if tok_s is None or floor is None or tok_s >= floor:
+        return DriftState(life=state.life), None
+    evidence = f"{decision.evidence}; requests no deeper than those: {tok_s:.1f} tok/s"
+    return state, replace(decision, evidence=evidence)
+
+
+def speed_of_alike(requests: Sequence[LoggedRequest], deepest_tokens: int) -> float | None:
+    """Decode speed of the newest requests that were alone and no deeper; None where those are too few."""
+    deepest = max(deepest_tokens, _SHALLOW_TOKENS) * _DEPTH_RATIO
+    tokens, ms = 0, 0.0
+    for one in reversed(requests):
+        depth = one.prompt_total_n
+        if depth is None or depth + one.predicted_n > deepest:
+            continue
+        if one.concurrency > 1 or one.predicted_n < _LEAST_ANSWER:
+            continue
+        tokens, ms = tokens + one.predicted_n - 1, ms + one.predicted_ms
+        if tokens >= _STRETCHES * LEAST_TOKENS:
+            break
+    return 1000 * tokens / ms if tokens >= LEAST_TOKENS and ms else None
+
+
+class Drift:
+    """Judges one server after the other, look by look.
+
+    Args:
+        log: What the server wrote since a time [s since the epoch].
+    """
+
+    def __init__(self, log: Callable[[float], LogSpan]) -> None:
+        self._log = log
+        self._state = DriftState()
+        self._others_mib: tuple[str | None, int | None] = (None, None)
+
+    @property
+    def tok_s(self) -> float | None:
+        """Of the last stretch [tok/s]; None before the first."""
+        return self._state.stretches[-1].tok_s if self._state.stretches else None
+
+    def after(
+        self,
+        reading: Reading,
+        confirmed: Confirmed,
+        policy: Policy,
+        *,
+        engine_sha256: str | None = None,
+        demands_log: bool = False,
+    ) -> Decision | None:
+        """Take a look into account; `demands_log` as for `look_closer`."""
+        engine = reading.engine
+        if self._others_mib[0] != engine.life or self._others_mib[1] is None:
+            self._others_mib = (engine.life, reading.others_mib)
+        known = replace(confirmed, others_mib=self._others_mib[1])
+        self._state, decision = look_for_drift(self._state, reading, known, policy, engine_sha256)
+        if decision is None or decision.kind != DRIFT or not is_of_speed(self._state, known):
+            return decision
+        requests = self._requests(None if engine.counters is None else engine.counters.generated)
+        self._state, decision = look_closer(
+            self._state, decision, requests, known, demands_log=demands_log
+        )
+        return decision
+
+    def _requests(self, counted: Tally | None) -> Sequence[LoggedRequest]:
+        """Those of the stretches that were judged, by the server's own log.
+
+        That counts where it says what the counters counted in the same time: others may write in it.
+        """
+        first = self._state.stretches[-_STRETCHES:][0]
+        try:
+            span = self._log(first.since_s)
+        except TunerdError:
+            return ()
+        # Local mode has whole lives, of which the counters begin at nothing.
+        is_whole = span.begins_s is not None and span.begins_s < first.since_s - 1.0
+        before = Tally(0, 0.0) if is_whole else first.before
+        if not tally_of(span.lines).agrees_with(before, counted):
+            return ()
+        return read_requests(span.lines).requests
+
+
+def _is_slow(one: Stretch, confirmed: Confirmed) -> bool:
+    return confirmed.floor_tok_s is not None and one.tok_s < confirmed.floor_tok_s
+
+
+def _drafts_badly(one: Stretch, confirmed: Confirmed) -> bool:
+    floor = confirmed.floor_acceptance
+    return floor is not None and one.acceptance is not None and one.acceptance < floor
+
+
+def _is_off(one: Stretch, confirmed: Confirmed) -> bool:
+    return _is_slow(one, confirmed) or _drafts_badly(one, confirmed)
+
+
+def _evidence(last: Sequence[Stretch], confirmed: Confirmed) -> str | None:
+    """What shows it; None where the last stretches do not."""
+    if all(_is_slow(one, confirmed) for one in last):
+        return f"{_told(last)} in a row, at least {confirmed.floor_tok_s:.1f} were confirmed"
+    if all(_drafts_badly(one, confirmed) for one in last):
+        shown = ", ".join(f"{one.acceptance:.2f}" for one in last)
+        return f"{shown} of the drafts accepted, at least {confirmed.floor_acceptance:.2f} were confirmed"
+    return None
+
+
+def _told(last: Sequence[Stretch]) -> str:
+    return f"{', '.join(f'{one.tok_s:.1f}' for one in last)} tok/s over {LEAST_TOKENS} tokens and more each"
+
+
+def _cause(
+    state: DriftState,
+    last: Sequence[Stretch],
+    seen: Reading,
+    confirmed: Confirmed,
+    engine_sha256: str | None,
+) -> tuple[str, bool]:
+    """The likely cause, the surest first, and whether it is a decay that a restart ends."""
+    if _differ(confirmed.driver_version, seen.driver_version):
+        return f"the driver was {confirmed.driver_version} and is {seen.driver_version}", False
+    if _differ(confirmed.engine_sha256, engine_sha256):
+        return "the engine is another build than the one that was measured", False
+    throttled, looks = sum(one.throttled for one in last), sum(one.looks for one in last)
+    if throttled * 2 > looks:
+        return f"the card was throttled in {throttled} of {looks} looks", False
+    if confirmed.others_mib is not None and seen.others_mib is not None:
+        more_mib = seen.others_mib - confirmed.others_mib
+        if more_mib > _OTHERS_SLACK_MIB:
+            return f"others hold {seen.others_mib} MiB of VRAM, {more_mib} more than then", False
+    before = state.stretches[:-_STRETCHES]
+    good = [one for one in before if not _is_off(one, confirmed)]
+    falls = all(late.tok_s <= early.tok_s * 1.02 for early, late in pairwise(state.stretches[-2:]))
+    if len(good) >= _LEAST_GOOD and falls:
+        best = max(one.tok_s for one in good)
+        return f"it decays within its life, from {best:.1f} to {last[-1].tok_s:.1f} tok/s", True
+    return "nothing that is watched tells why", False
+
+
+def _differ(then: str | None, now: str | None) -> bool:
+    return then is not None and now is not None and then != now
+
+
+_LEAST_SAMPLES = 3
+# Between restarts the same server differs by some 3 %; a figure may differ by three times that.
+_BETWEEN_LIVES = 0.10
+# Of single answers: half the width of a 99 % interval for their mean, few as they are.
+_WIDTH = 3.0
+
+
+def confirmed_by(samples: Iterable[Sample], then: Fingerprint) -> Confirmed | None:
+    """The floors of speed and acceptance; None where too little was measured.
+
+    The floor is of the slowest kind of text: nobody knows what kinds live requests are of.
+
+    Args:
+        samples: Of one command line on one build and driver.
+        then: Their fingerprint.
+    """
+    known = usable(samples)
+    floor = _floor(known, _speed, relative=True)
+    if floor is None:
+        return None
+    return Confirmed(
+        floor_tok_s=floor,
+        floor_acceptance=_floor(known, _acceptance, relative=False),
+        driver_version=then.driver_version,
+        engine_sha256=then.engine_sha256,
+        deepest_tokens=max(depth_of(one) for one in known),
+    )
+
+
+def usable(samples: Iterable[Sample]) -> list[Sample]:
+    """Those of single requests that were answered at some length."""
+    return [
+        one
+        for one in samples
+        if one.is_usable and one.concurrency == 1 and (one.n_predicted or 0) >= _LEAST_ANSWER
+    ]
+
+
+def slowest_tok_s(samples: Iterable[Sample]) -> float | None:
+    """The lowest mean decode speed over the kinds of text that were asked often enough."""
+    kinds = _by_kind(usable(samples), _speed)
+    return min((fmean(values) for values in kinds), default=None)
+
+
+def depth_of(sample: Sample) -> int:
+    """Context in use at the end of an answer [tok]; that which is known."""
+    timings = sample.timings
+    if timings is None:
+        return 0
+    cached = timings.cache_n or sample.details.get("cached") or 0
+    return (timings.prompt_n or 0) + int(cached) + (timings.predicted_n or 0)
+
+
+def _floor(
+    samples: Sequence[Sample], take: Callable[[Sample], float | None], *, relative: bool
+) -> float | None:
+    """The lowest lower end over the kinds of text that were asked often enough."""
+    ends = (_lower_end(values, relative=relative) for values in _by_kind(samples, take))
+    return min(ends, default=None)
+
+
+def _by_kind(
+    samples: Sequence[Sample], take: Callable[[Sample], float | None]
+) -> list[list[float]]:
+    """Figures of each kind of text that was asked often enough."""
+    kinds: dict[str, list[float]] = {}
+    for one in samples:
+        value = take(one)
+        if value is not None:
+            kinds.setdefault(one.kind, []).append(value)
+    return [values for values in kinds.values() if len(values) >= _LEAST_SAMPLES]
+
+
+def _lower_end(values: Sequence[float], *, relative: bool) -> float:
+    mean = fmean(values)
+    width = _WIDTH * stdev(values) / sqrt(len(values))
+    slack = mean * _BETWEEN_LIVES if relative else _BETWEEN_LIVES
+    return max(0.0, mean - width - slack)
+
+
+def _speed(sample: Sample) -> float | None:
+    return None if sample.timings is None else sample.timings.decode_tok_s
+
+
+def _acceptance(sample: Sample) -> float | None:
+    timings = sample.timings
+    if timings is None or not timings.draft_n or timings.draft_n_accepted is None:
+        return None
+    return timings.draft_n_accepted / timings.draft_n

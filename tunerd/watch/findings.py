@@ -1,0 +1,224 @@
+"""What the guards go by: found out by `tunerd guard check` in a process of its own, and read by the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tunerd.app import Context
+from tunerd.engine.builds import dry_arguments, refusal, request_again
+from tunerd.engine.flags import without_secrets
+from tunerd.engine.probe import Found
+from tunerd.engine.serving import read_live_unit
+from tunerd.errors import TunerdError
+from tunerd.measure.answer import Sample
+from tunerd.measure.conditions import FingerprintReader
+from tunerd.measure.evidence import ArmRecord, Fingerprint, holds
+from tunerd.production.plan import make_plan
+from tunerd.records import plain, read_or_none
+from tunerd.result import ActionResult, Level
+from tunerd.units.generations import Generation
+from tunerd.units.live import LiveUnit
+from tunerd.watch.drift import Confirmed, confirmed_by, depth_of, slowest_tok_s, usable
+from tunerd.watch.guards import Basis, Replanned, cache_ram_mib
+
+_LOOK_BACK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is known, of which generation; None is not known. `basis` is what a probation goes by."""
+
+    generation: int | None = None
+    basis: Basis | None = None
+    confirmed: Confirmed | None = None
+    replanned: Replanned | None = None
+    engine_sha256: str | None = None
+
+
+def findings_path(ctx: Context) -> Path:
+    """Where `check` leaves what it found."""
+    return ctx.paths.state_dir / "guards.json"
+
+
+def read_findings(ctx: Context, seen: object) -> tuple[object, Findings | None]:
+    """What was left since `seen`, with the stamp of it; None where that is nothing new."""
+    stamp = stamp_of(findings_path(ctx))
+    if stamp is None or stamp == seen:
+        return seen, None
+    try:
+        data = ctx.files.read_json(findings_path(ctx))
+    except TunerdError:
+        return stamp, None
+    return stamp, read_or_none(Findings, data)
+
+
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """By which a change of a file is seen; None where it cannot be read."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def check(ctx: Context) -> ActionResult:
+    """Find out and leave word; never fails for what it finds."""
+    live = read_live_unit(ctx)
+    entry = ctx.generations.serving(ctx.unit)
+    generation = None if entry is None else entry.generation
+    now, driver = _fingerprint(ctx, live), ctx.gpu.read().driver_version
+    found = Findings(
+        generation=None if generation is None else generation.number,
+        basis=None if generation is None else _basis(ctx, generation, now),
+        confirmed=_confirmed(ctx, now),
+        replanned=_replanned(ctx, live, generation, now.engine_sha256, driver),
+        engine_sha256=now.engine_sha256,
+    )
+    payload = {"at_s": ctx.clock.now_s(), "driver_version": driver, **plain(found)}
+    ctx.files.make_folder(ctx.paths.state_dir)
+    ctx.files.write_json(findings_path(ctx), payload)
+    return ActionResult("guard check", payload, has_acted=True)
+
+
+def _fingerprint(ctx: Context, live: LiveUnit) -> Fingerprint:
+    if live.argv is None:
+        return Fingerprint()
+    return FingerprintReader(ctx).of(live.argv, live.environment).fingerprint
+
+
+def _confirmed(ctx: Context, now: Fingerprint) -> Confirmed | None:
+    """What was measured of exactly this server, on whatever driver and build; the newest of them."""
+    if now.arguments_sha256 is None:
+        return None
+    then: list[Fingerprint] = []
+
+    def counts(arm: ArmRecord) -> bool:
+        if not _is_of(arm.fingerprint, now):
+            return False
+        then.append(arm.fingerprint)
+        return _alike(arm.fingerprint, then[0])
+
+    found = _samples(ctx, counts)
+    return confirmed_by(found, then[0]) if then else None
+
+
+def _samples(ctx: Context, counts: Callable[[ArmRecord], bool]) -> list[Sample]:
+    """Those of the arms that count, the newest run first; none where the store cannot be read."""
+    from tunerd.sweep.record import reading  # which takes SQLAlchemy
+
+    found: list[Sample] = []
+    try:
+        with reading(ctx) as store:
+            for run in () if store is None else store.runs(limit=_LOOK_BACK):
+                for arm in run.record.arms:
+                    if store is not None and counts(arm):
+                        found += store.samples(run.number, arm=arm.name)
+    except TunerdError:
+        return []
+    return found
+
+
+def basis_of(ctx: Context, generation: Generation) -> Basis:
+    """What a probation of the generation that serves goes by; speeds are None where too little was measured."""
+    return _basis(ctx, generation, _fingerprint(ctx, read_live_unit(ctx)))
+
+
+def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> Basis:
+    replaced = ctx.generations.serving(generation.unit, before=generation.number)
+    # As it is kept with what was measured of it; one that was made by hand has none.
+    before = None if replaced is None else without_secrets(replaced.generation.argv) or None
+    own = _samples(ctx, lambda arm: _is_same(arm.fingerprint, now))
+
+    def is_before(arm: ArmRecord) -> bool:
+        return arm.argv == before and not _is_same(arm.fingerprint, now)
+
+    previous = [] if before is None else _samples(ctx, is_before)
+    has_gpu = bool(ctx.gpu.read().gpus)
+    return Basis(
+        slowest_tok_s=slowest_tok_s(own),
+        deepest_tokens=max((depth_of(sample) for sample in usable(own)), default=0),
+        n_samples=len(usable(own)),
+        previous_tok_s=slowest_tok_s(previous),
+        headroom_mib=ctx.settings.sweep.headroom_mib if has_gpu else None,
+        cache_ram_mib=cache_ram_mib(generation.argv),
+    )
+
+
+def _is_same(then: Fingerprint, now: Fingerprint) -> bool:
+    """The same server on the same machine, whatever it was asked."""
+    return holds(
+        replace(then, workload_sha256=None, tunerd_version=None),
+        replace(now, workload_sha256=None, tunerd_version=None),
+    ) is True  # fmt: skip
+
+
+def _is_of(one: Fingerprint, now: Fingerprint) -> bool:
+    """The same command line on the same model and cards."""
+    return (one.arguments_sha256, one.model_sha256, one.gpu_names) == (
+        now.arguments_sha256,
+        now.model_sha256,
+        now.gpu_names,
+    )
+
+
+def _alike(one: Fingerprint, other: Fingerprint) -> bool:
+    """Measured on the same build and driver: the newest that were."""
+    return (one.engine_sha256, one.driver_version) == (other.engine_sha256, other.driver_version)
+
+
+def _replanned(
+    ctx: Context,
+    live: LiveUnit,
+    generation: Generation | None,
+    identity: str | None,
+    driver: str | None,
+) -> Replanned:
+    """What speaks against the next start of what is deployed."""
+    known = None if generation is None else generation.engine_sha256
+    changed = None if known is None or identity is None else known != identity
+    refusals = (*_of_the_program(ctx, live), *_of_the_plan(ctx, generation))
+    driver_before = None if generation is None else generation.host.get("driver_version")
+    made = Replanned(changed, tuple(dict.fromkeys(refusals)), driver_before, driver)
+    if not changed or generation is None:
+        return made
+    from tunerd.sweep.run import builds_of  # which takes numpy
+
+    builds = builds_of(ctx, generation, str(identity))
+    if builds is None:
+        return made
+    return replace(
+        made,
+        identity_before=builds.before,
+        identity_now=builds.now,
+        kept=builds.kept,
+        engine=builds.engine,
+        compared=builds.compared,
+        run=builds.run,
+    )
+
+
+def _of_the_program(ctx: Context, live: LiveUnit) -> Sequence[str]:
+    """What the build itself says of the deployed command line."""
+    if live.argv is None or live.program is None:
+        return ()
+    program = Path(live.program)
+    if not program.exists():
+        return (f"`{program}` is not there",)
+    found = Found(program, "unit", None, tuple(sorted(live.environment.items())))
+    try:
+        said = refusal(ctx, found, dry_arguments(live.arguments))
+    except TunerdError as problem:
+        return (problem.words,)
+    return () if said is None else (said,)
+
+
+def _of_the_plan(ctx: Context, generation: Generation | None) -> Sequence[str]:
+    if generation is None or generation.profile is None:
+        return ()
+    try:
+        made = make_plan(ctx, request_again(generation))
+    except TunerdError as problem:
+        return (problem.cause or problem.message,)
+    return [message.text for message in made.messages if message.level is Level.ERROR]
