@@ -133,6 +133,31 @@ install_environment() {
     fi
     say 'installing Python packages ...'
     "$1/bin/python" -m pip install --quiet "$here$extra"
+    for shell in bash zsh fish; do
+        file=$1/share/$(completion_of $shell)
+        mkdir -p -- "$(dirname -- "$file")"
+        "$1/bin/python" -Im tunerd completion $shell >"$file"
+    done
+}
+
+# Where shell $1 looks for completions, below a folder for shared data.
+completion_of() {
+    case $1 in
+    bash) say bash-completion/completions/tunerd ;;
+    zsh) say zsh/site-functions/_tunerd ;;
+    fish) say fish/vendor_completions.d/tunerd.fish ;;
+    esac
+}
+
+# Calls $1, which is `link` or `unlink_ours`, for what of environment $2 is looked for in the folders
+# $3 (programs) and $4 (shared data).
+each_link() {
+    for file in tunerd tunerd-llama-server; do
+        "$1" "$2/bin/$file" "$3/$file"
+    done
+    for file in man/man1/tunerd.1 $(completion_of bash) $(completion_of zsh) $(completion_of fish); do
+        "$1" "$2/share/$file" "$4/$file"
+    done
 }
 
 # --- files ---
@@ -160,13 +185,13 @@ drop() {
     fi
 }
 
-# Links $2 to program $1; what somebody else put there stays.
+# Links $2 to $1; what somebody else put there stays.
 link() {
     if [ "$(readlink -- "$2" || true)" = "$1" ]; then
         return
     fi
     if [ -e "$2" ] || [ -L "$2" ]; then
-        warn "kept $2, which is not tunerd's; its program is $1"
+        warn "kept $2, which is not tunerd's; its own is $1"
         return
     fi
     act mkdir -p -- "$(dirname -- "$2")"
@@ -223,8 +248,7 @@ install_system() {
     drop "$dest$lib/systemd/system/tunerd-notify@.service" # of an earlier version
     put "$here/units/tunerd.sysusers" "$dest$lib/sysusers.d/tunerd.conf"
     put "$here/units/tunerd.tmpfiles" "$dest$lib/tmpfiles.d/tunerd.conf"
-    link "$prefix/bin/tunerd" "$dest/usr/local/bin/tunerd"
-    link "$prefix/bin/tunerd-llama-server" "$dest/usr/local/bin/tunerd-llama-server"
+    each_link link "$prefix" "$dest/usr/local/bin" "$dest/usr/local/share"
     act mkdir -p -- "$dest/etc/tunerd/profiles"
     put_settings "$dest/etc/tunerd/tunerd.toml" "$dest$prefix/share/tunerd/tunerd.toml"
     if [ -n "$dest" ]; then
@@ -392,8 +416,7 @@ uninstall_system() {
     for file in $(system_files); do
         act rm -f -- "$dest$file"
     done
-    unlink_ours "$prefix/bin/tunerd" "$dest/usr/local/bin/tunerd"
-    unlink_ours "$prefix/bin/tunerd-llama-server" "$dest/usr/local/bin/tunerd-llama-server"
+    each_link unlink_ours "$prefix" "$dest/usr/local/bin" "$dest/usr/local/share"
     remove_environment "$prefix"
     let_go
     act rm -rf -- "$dest/run/tunerd"
@@ -425,8 +448,7 @@ install_user() {
     why='journalctl --user --unit=tunerd says why; what served before still serves'
     make_way "$state/tunerd"
     install_environment "$data/tunerd/venv"
-    link "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
-    link "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
+    each_link link "$data/tunerd/venv" "$bin" "$data"
     program=$(printf '%s\n' "$data/tunerd/venv/bin/tunerd" | sed 's/%/%%/g; s/[\\|&]/\\&/g')
     for name in tunerd tunerd-sweep; do
         unit=$(mktemp)
@@ -464,8 +486,7 @@ uninstall_user() {
     act rm -f -- "$data/systemd/user/tunerd.service" "$data/systemd/user/tunerd-sweep.service" \
         "$data/systemd/user/tunerd-notify@.service"
     act rm -f -- "$data/tunerd/tunerd.toml"
-    unlink_ours "$data/tunerd/venv/bin/tunerd" "$bin/tunerd"
-    unlink_ours "$data/tunerd/venv/bin/tunerd-llama-server" "$bin/tunerd-llama-server"
+    each_link unlink_ours "$data/tunerd/venv" "$bin" "$data"
     remove_environment "$data/tunerd/venv"
     let_go
     if user_manager_runs; then

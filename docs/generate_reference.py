@@ -1,4 +1,4 @@
-"""Writes docs/reference/*.md from the code; a test fails when they are stale.
+"""Writes docs/reference/ from the code: Markdown, and the manual page; a test fails when they are stale.
 
 python docs/generate_reference.py          rewrites the files
 """
@@ -6,6 +6,7 @@ python docs/generate_reference.py          rewrites the files
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ from pydantic import BaseModel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tunerd import errors
-from tunerd.cli.main import cli
+from tunerd import __version__, errors
+from tunerd.cli.main import EXIT_CODES, cli
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.flags import ALL_FLAGS, SwitchFlag
 from tunerd.profile.layers import default_layer
@@ -25,36 +26,96 @@ from tunerd.profile.workload import ClassTable, WorkloadTable
 from tunerd.settings import EngineSettings, Settings
 
 FOLDER = Path(__file__).parent / "reference"
-_HEAD = "<!-- Written by docs/generate_reference.py; do not edit. -->\n\n"
+_WRITTEN = "Written by docs/generate_reference.py; do not edit."
+_HEADS = {".md": f"<!-- {_WRITTEN} -->\n\n", ".1": f'.\\" {_WRITTEN}\n'}
+
+
+def every_command(
+    command: click.Command = cli, context: click.Context | None = None
+) -> Iterator[click.Context]:
+    """The program and each of its commands, in the order of its help."""
+    name = "tunerd" if context is None else command.name
+    here = click.Context(
+        command, info_name=name, parent=context, max_content_width=100, terminal_width=100
+    )
+    yield here
+    if isinstance(command, click.Group):
+        for inner_name in command.list_commands(here):
+            inner = command.get_command(here, inner_name)
+            if inner is not None:
+                yield from every_command(inner, here)
 
 
 def commands() -> Iterator[str]:
     """Help texts of every command."""
     yield "# Commands\n"
-    yield _help(cli, "tunerd", None)
-    context = click.Context(cli, info_name="tunerd")
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        if command is not None:
-            yield from _command(command, f"tunerd {name}", context)
+    for context in every_command():
+        yield f"## {context.command_path}\n\n```\n{context.get_help()}\n```\n"
 
 
-def _command(command: click.Command, path: str, parent: click.Context) -> Iterator[str]:
-    yield _help(command, path, parent)
-    if isinstance(command, click.Group):
-        context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
-            if inner is not None:
-                yield from _command(inner, f"{path} {name}", context)
+def manual_page() -> Iterator[str]:
+    """tunerd(1), in the macros of man(7)."""
+    program, *others = every_command()
+    yield f'.TH TUNERD 1 "" "tunerd {__version__}" "User Commands"'
+    yield from (
+        ".SH NAME",
+        r"tunerd \- tune and safely deploy llama.cpp's llama\-server on one GPU",
+    )
+    yield from (".SH SYNOPSIS", _synopsis(program), ".SH DESCRIPTION")
+    yield from [*_man_text(program.command.help or "")][1:]
+    yield from (".SH OPTIONS", *_man_options(program), ".SH COMMANDS")
+    for context in others:
+        yield f'.SS "{_man(context.command_path.removeprefix("tunerd "))}"'
+        yield _synopsis(context)
+        yield from _man_text(context.command.help or "")
+        yield from _man_options(context)
+    yield from (".SH EXIT STATUS", *[*_man_text(EXIT_CODES)][1:], ".SH FILES")
+    for path, meaning in _FILES.items():
+        yield from (".TP", f".I {_man(path)}", _man(meaning))
+    yield from (
+        ".SH SEE ALSO",
+        ".BR systemctl (1),",
+        ".BR journalctl (1),",
+        r".BR llama\-server (1)",
+    )
 
 
-def _help(command: click.Command, path: str, parent: click.Context | None) -> str:
-    context = click.Context(
-        command, info_name=path.rpartition(" ")[2], parent=parent, max_content_width=100,
-        terminal_width=100,
-    )  # fmt: skip
-    return f"## {path}\n\n```\n{command.get_help(context)}\n```\n"
+_FILES = {
+    "/etc/tunerd/tunerd.toml": "Settings; `tunerd settings show` explains each.",
+    "/etc/tunerd/profiles/": "Profiles of this site.",
+    "/var/lib/tunerd/": "Generations, what was measured, kept engines.",
+    "/etc/systemd/system/*.service.pre-*": "Units that a deployed one replaced: plain copies, ignored by systemd.",
+    "~/.config/tunerd/, ~/.local/state/tunerd/, ~/.config/systemd/user/": "The same in user mode.",
+}
+
+
+def _synopsis(context: click.Context) -> str:
+    pieces = " ".join(context.command.collect_usage_pieces(context))
+    return f"\\fB{_man(context.command_path)}\\fP {_man(pieces)}"
+
+
+def _man_options(context: click.Context) -> Iterator[str]:
+    for param in context.command.get_params(context):
+        record = param.get_help_record(context) if isinstance(param, click.Option) else None
+        if record is not None and (context.parent is None or "--help" not in param.opts):
+            yield from (".TP", rf"\fB{_man(record[0])}\fP", _man(record[1]))
+
+
+def _man_text(text: str) -> Iterator[str]:
+    """The paragraphs of a help text; click's mark at the beginning of one keeps its lines as they are."""
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        lines = [_man(line) for line in paragraph.splitlines()]
+        yield from (".PP", ".nf", *lines[1:], ".fi") if paragraph[0] == "\b" else (".PP", *lines)
+
+
+# A dash, a caret, a tilde and a straight quote print as typed by these names alone.
+_ROFF = str.maketrans({"\\": r"\e", "-": r"\-", "^": r"\(ha", "~": r"\(ti", "'": r"\(aq"})
+
+
+def _man(text: str) -> str:
+    """A line as roff prints it: words in backticks are bold, and nothing is a request."""
+    bold = re.sub(r"`([^`]+)`", r"\\fB\1\\fP", text.translate(_ROFF))
+    return rf"\&{bold}" if bold.startswith(".") else bold
 
 
 def settings_page() -> Iterator[str]:
@@ -174,6 +235,7 @@ def _text(description: str | None) -> str:
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "commands.md": commands,
+    "tunerd.1": manual_page,
     "settings.md": settings_page,
     "profiles.md": profiles_page,
     "errors.md": errors_page,
@@ -183,7 +245,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
 
 def page(name: str) -> str:
     """The text of one page."""
-    return _HEAD + "\n".join(PAGES[name]()).rstrip() + "\n"
+    return _HEADS[Path(name).suffix] + "\n".join(PAGES[name]()).rstrip() + "\n"
 
 
 def main() -> None:

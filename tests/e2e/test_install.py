@@ -34,6 +34,13 @@ def files_of(machine: Machine, *without: str) -> list[str]:
     return sorted(machine.sh(script).stdout.splitlines())
 
 
+def completed(machine: Machine, script: str, user: str | None = None) -> set[str]:
+    """What bash offers behind `tunerd st`, with this completion script."""
+    typed = "PATH=~/.local/bin:$PATH COMP_WORDS=(tunerd st) COMP_CWORD=1; _tunerd_completion tunerd"
+    offered = machine.sh(f"bash -c '. {script}; {typed}; echo ${{COMPREPLY[*]}}'", user=user)
+    return set(offered.stdout.split())
+
+
 def serve(machine: Machine, program: str) -> None:
     """A unit llama-server.service that starts this program, with a backup beside it."""
     unit = (
@@ -58,6 +65,9 @@ def test_root_installs_for_the_machine(bare_machine: Machine) -> None:
     assert bare_machine.systemctl("is-active", "llama-server", check=False) == "inactive"
     assert bare_machine.show("tunerd-sweep.service", "LoadState") == "loaded"
     assert bare_machine.systemctl("is-active", "tunerd-sweep", check=False) == "inactive"
+    assert ".SH COMMANDS" in bare_machine.read("/usr/local/share/man/man1/tunerd.1")
+    script = "/usr/local/share/bash-completion/completions/tunerd"
+    assert completed(bare_machine, script) == {"status"}
 
 
 def test_installing_again_changes_nothing_of_the_users(installed_machine: Machine) -> None:
@@ -215,6 +225,9 @@ def test_a_user_installs_and_uninstalls_without_root(bare_machine: Machine) -> N
     assert bare_machine.systemctl("is-enabled", "tunerd.service", user="alice") == "enabled"
     assert bare_machine.show("tunerd-sweep.service", "LoadState", user="alice") == "loaded"
     assert files_of(bare_machine, "/home/alice") == before
+    assert ".SH COMMANDS" in bare_machine.read("/home/alice/.local/share/man/man1/tunerd.1")
+    script = "~/.local/share/bash-completion/completions/tunerd"
+    assert completed(bare_machine, script, user="alice") == {"status"}
     bare_machine.power_cut()
     bare_machine.boot()
     bare_machine.systemctl("is-system-running", "--wait", user="alice")

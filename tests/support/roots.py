@@ -72,6 +72,7 @@ _SID_PACKAGES = (
 _SOURCE_NAMES = (
     "LICENSE",
     "README.md",
+    "docs/reference/tunerd.1",
     "install.sh",
     "profiles",
     "pyproject.toml",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support import needs
 
 DOCS = Path(__file__).parents[2] / "docs"
 GENERATOR = runpy.run_path(str(DOCS / "generate_reference.py"), run_name="generator")
@@ -21,3 +26,24 @@ def test_a_page_of_the_reference_is_fresh(name: str) -> None:
 def test_every_page_of_the_reference_is_generated() -> None:
     stored = {path.name for path in (DOCS / "reference").iterdir()}
     assert stored == set(GENERATOR["PAGES"])
+
+
+def test_the_manual_page_has_every_command_and_formats_without_a_warning() -> None:
+    page = DOCS / "reference" / "tunerd.1"
+    commands = re.findall(
+        r"^## tunerd (.+)$", (page.parent / "commands.md").read_text(), re.MULTILINE
+    )
+    if shutil.which("groff") is None:
+        needs.missing("e2e", "no groff here", "apt-get install groff-base")
+
+    done = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", "-P-cbou", page],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stderr == ""
+    headings = re.findall(r"^   (\S.*)$", done.stdout, re.MULTILINE)
+    assert headings == commands
+    assert "--budget" in done.stdout, "options as they are typed, which can be copied"

@@ -95,7 +95,8 @@ class LazyGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does; without a command, what is here and what comes next."""
-        is_alone = all(word in _MODES for word in args)
+        # What a shell asks about, to complete it, is not alone: the rest is still being typed.
+        is_alone = not ctx.resilient_parsing and all(word in _MODES for word in args)
         return super().parse_args(ctx, [*args, "overview"] if is_alone else args)
 
     def resolve_command(

@@ -46,6 +46,8 @@ def offered(box: Box, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (("sta",), ["plain,status"]),
+        (("--local", "sta"), ["plain,status"]),
         (("apply", "mi"), ["plain,mine"]),
         (("plan", "mi"), ["plain,mine"]),
         (("bench", "mi"), ["plain,mine"]),
