@@ -33,15 +33,12 @@ def test_the_manual_page_has_every_command_and_formats_without_a_warning() -> No
     commands = re.findall(
         r"^## tunerd (.+)$", (page.parent / "commands.md").read_text(), re.MULTILINE
     )
-    if shutil.which("groff") is None:
+    groff = shutil.which("groff")
+    if groff is None:
         needs.missing("e2e", "no groff here", "apt-get install groff-base")
 
-    done = subprocess.run(
-        ["groff", "-man", "-Tutf8", "-ww", "-P-cbou", page],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = [groff, "-man", "-Tutf8", "-ww", "-P-cbou", page]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
 
     assert done.stderr == ""
     headings = re.findall(r"^   (\S.*)$", done.stdout, re.MULTILINE)
