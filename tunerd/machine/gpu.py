@@ -75,22 +75,6 @@ _WORDS = {
 }
 
 
-class _UnreadableError(Exception):
-    """Nothing more can be had here; `code` is NVML's."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-class _SessionError(_UnreadableError):
-    """The library has stopped working for this process."""
-
-
-class _GpuError(_UnreadableError):
-    """This GPU does not answer."""
-
-
 class NvmlReader:
     """Reads GPUs through the installed driver.
 
@@ -143,16 +127,18 @@ class NvmlReader:
             self._open()
             driver_version = _text(pynvml.nvmlSystemGetDriverVersion)
             cuda_version = _cuda_version()
-            for index in range(_need(pynvml.nvmlDeviceGetCount)):
+            for index in range(pynvml.nvmlDeviceGetCount()):
                 try:
                     gpu = self._gpu(index)
-                except _GpuError as error:
-                    problems.append(f"GPU {index}: {_words(error.code)}")
-                    is_stale = is_stale or error.code in _GPU_ERRORS
+                except pynvml.NVMLError as error:
+                    if error.value in _SESSION_ERRORS:
+                        raise
+                    problems.append(f"GPU {index}: {_words(error)}")
+                    is_stale = is_stale or error.value in _GPU_ERRORS
                 else:
                     gpus.extend([gpu] if gpu else [])
-        except _UnreadableError as error:
-            return self._nothing(error.code), True
+        except pynvml.NVMLError as error:
+            return self._nothing(error), True
         reading = GpuReading(
             gpus=None if problems and not gpus else tuple(gpus),
             problem="; ".join(problems) or None,
@@ -163,13 +149,13 @@ class NvmlReader:
 
     def _open(self) -> None:
         if not self._is_open:
-            _need(lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))
+            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
             self._is_open = True
 
-    def _nothing(self, code: int) -> GpuReading:
+    def _nothing(self, error: pynvml.NVMLError) -> GpuReading:
         """What to say when the library gave nothing; the PCI bus may know that there is nothing."""
-        problem = _words(code)
-        if code in _DRIVER_MISSING:
+        problem = _words(error)
+        if error.value in _DRIVER_MISSING:
             on_bus = nvidia_gpus_on_pci_bus(self.root)
             if on_bus == ():
                 return GpuReading(gpus=(), problem=None, driver_version=None, cuda_version=None)
@@ -179,7 +165,7 @@ class NvmlReader:
 
     def _gpu(self, index: int) -> Gpu | None:
         """One GPU; None for a MIG device, which is a part of a GPU that has its own index."""
-        handle = _handle(index)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         if _ask(lambda: pynvml.nvmlDeviceIsMigDeviceHandle(handle).value):
             return None
         total_mib, used_mib, reserved_mib, free_mib = _memory(handle)
@@ -247,38 +233,19 @@ class NvmlReader:
         return tuple(processes)
 
 
-def _words(code: int) -> str:
-    """What an error code means to a person."""
-    known = _WORDS.get(code)
-    return known or f"the NVIDIA driver answered with error {code} ({pynvml.NVMLError(code)})"
-
-
-def _need(call: Callable[[], _T]) -> _T:
-    """The answer to a call without which nothing can be read."""
-    try:
-        return call()
-    except pynvml.NVMLError as error:
-        raise _SessionError(error.value) from error
-
-
-def _handle(index: int) -> Any:
-    try:
-        return pynvml.nvmlDeviceGetHandleByIndex(index)
-    except pynvml.NVMLError as error:
-        if error.value in _SESSION_ERRORS:
-            raise _SessionError(error.value) from error
-        raise _GpuError(error.value) from error
+def _words(error: pynvml.NVMLError) -> str:
+    """What an error means to a person."""
+    known = _WORDS.get(error.value)
+    return known or f"the NVIDIA driver answered with error {error.value} ({error})"
 
 
 def _ask(call: Callable[..., _T], *arguments: Any) -> _T | None:
-    """The answer, or None where the driver or the GPU has none to give."""
+    """The answer, or None where the driver or the GPU has none to give but goes on answering."""
     try:
         return call(*arguments)
     except pynvml.NVMLError as error:
-        if error.value in _SESSION_ERRORS:
-            raise _SessionError(error.value) from error
-        if error.value in _GPU_ERRORS:
-            raise _GpuError(error.value) from error
+        if error.value in _SESSION_ERRORS | _GPU_ERRORS:
+            raise
         return None
 
 
