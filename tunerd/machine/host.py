@@ -13,7 +13,6 @@ from tunerd.machine.facts import Cpu, CpuFrequency, GpuReader, Host, HostMemory
 from tunerd.machine.proc import (
     is_in_container,
     kib_field,
-    process_stat,
     read_fields,
     read_line,
     read_text,
@@ -233,15 +232,13 @@ class MemlockLimit:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """What a process holds of RAM: its own, of mapped files, locked, and gone to swap.
+    """What a process holds of RAM: in all, without mapped files, locked, and gone to swap.
 
-    Locked weights show in `locked_mib`; mapped weights are in `file_mib`, read ones in
-    `anonymous_mib`. All are None for a process that has ended but was not yet reaped.
+    All are None for a process that has ended but was not yet reaped.
     """
 
     rss_mib: MiB | None
     anonymous_mib: MiB | None
-    file_mib: MiB | None
     locked_mib: MiB | None
     swapped_mib: MiB | None
 
@@ -250,19 +247,11 @@ class ProcessMemory:
 class ProcessFacts:
     """A running process.
 
-    `start_ticks` (clock ticks since boot) tells a process from a later one with the same pid and
-    does not move with the wall clock; `started_s` is wall-clock seconds since the epoch.
     `read_bytes` is what it made the disks read, mapped files included; None without permission.
     """
 
-    pid: int
-    start_ticks: int | None
-    started_s: float | None
-    exe: Path | None
     cmdline: tuple[str, ...] | None
-    uid: int | None
     rss_mib: MiB | None
-    locked_mib: MiB | None
     read_bytes: int | None
 
 
@@ -345,7 +334,6 @@ def memory_of(pid: int, *, root: Path = Path("/")) -> ProcessMemory | None:
     return ProcessMemory(
         rss_mib=_need(kib_field(status, "VmRSS")),
         anonymous_mib=_need(kib_field(status, "RssAnon")),
-        file_mib=_need(kib_field(status, "RssFile")),
         locked_mib=_have(kib_field(status, "VmLck")),
         swapped_mib=_need(kib_field(status, "VmSwap")),
     )
@@ -355,24 +343,13 @@ def process_facts(pid: int) -> ProcessFacts | None:
     """What is known about a process of this machine; None if there is no such process."""
     try:
         process = psutil.Process(pid)
-        with process.oneshot():
-            exe = _ask(process.exe)
-            cmdline = _ask(process.cmdline)
-            uids = _ask(process.uids)
-            disk = _ask(process.io_counters)
-            started_s = _ask(process.create_time)
+        cmdline, disk = _ask(process.cmdline), _ask(process.io_counters)
     except psutil.NoSuchProcess:
         return None
-    memory, stat = memory_of(pid), process_stat(pid)
+    memory = memory_of(pid)
     return ProcessFacts(
-        pid=pid,
-        start_ticks=stat.start_ticks if stat else None,
-        started_s=started_s,
-        exe=Path(exe) if exe else None,
         cmdline=tuple(cmdline) if cmdline else None,
-        uid=None if uids is None else uids.real,
         rss_mib=memory.rss_mib if memory else None,
-        locked_mib=memory.locked_mib if memory else None,
         read_bytes=None if disk is None else disk.read_bytes,
     )
 

@@ -7,13 +7,12 @@ import errno
 import ipaddress
 import os
 import random
-import re
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunerd.machine.proc import descends_from, family_of, read_text
+from tunerd.machine.proc import descends_from, family_of, read_fields, read_text
 
 _PROC = Path("/proc")
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
@@ -85,14 +84,7 @@ def is_listened_on(port: int, host: str = "127.0.0.1") -> bool:
 
 def n_connections(port: int, host: str = "127.0.0.1") -> int:
     """Connections to this address, open ones and ended ones that the kernel remembers."""
-    pattern = re.compile(table_pattern(host, port))
-    lines = (
-        line
-        for table in TABLES
-        for line in (read_text(Path(table), max_bytes=_MAX_TABLE_BYTES) or "").split("\n")
-        if pattern.match(line)
-    )
-    return sum(line.split()[3] != _LISTEN for line in lines)
+    return sum(not one.is_listening for one in _bound(port, host))
 
 
 def other_listeners(port: int, host: str, own: int) -> tuple[int, ...]:
@@ -178,9 +170,9 @@ def _of_account(pid: int, listeners: Sequence[TcpSocket], *others: int) -> list[
 
 def _account(pid: int) -> int | None:
     """Whose a process is; None where it has ended."""
-    for line in (read_text(_PROC / str(pid) / "status", max_bytes=4096) or "").split("\n"):
-        if line.startswith("Uid:"):
-            return int(line.split()[1])
+    status = read_fields(_PROC / str(pid) / "status") or {}
+    if "Uid" in status:
+        return int(status["Uid"].split()[0])
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -240,16 +232,16 @@ def _address(host: str) -> IpAddress:
 
 def _takers(port: int, host: str) -> list[TcpSocket]:
     """Who gets connections to this address."""
+    return [one for one in _bound(port, host) if one.is_listening]
+
+
+def _bound(port: int, host: str) -> Iterator[TcpSocket]:
+    """Sockets that take connections to this address, or have one."""
     wanted = _address(host)
-    ours = (one for one in _listeners("self") if one.port == port)
-    return [one for one in ours if _takes(one.address, wanted)]
-
-
-def _takes(bound: IpAddress, wanted: IpAddress) -> bool:
-    """Whether a socket bound to `bound` gets connections to `wanted`."""
-    if bound == wanted or wanted.is_unspecified:
-        return True
-    return bound.is_unspecified and bound.version in {6, wanted.version}
+    for one in tcp_sockets():
+        is_any = one.address.is_unspecified and one.address.version in {6, wanted.version}
+        if one.port == port and (wanted.is_unspecified or is_any or one.address == wanted):
+            yield one
 
 
 def _owners(inodes: set[str]) -> tuple[int, ...]:
@@ -313,13 +305,7 @@ def can_bind(host: str, port: int) -> bool:
     on Linux, which ik leaves after every stream): a server with the same socket options as the one
     before it may bind then, another one may not.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+    return _why_not_bound(host, port, shares=False) is None
 
 
 def is_in_use(host: str, port: int) -> bool:
@@ -328,11 +314,16 @@ def is_in_use(host: str, port: int) -> bool:
     Connections that the kernel remembers do not count, and neither does an address that is not one
     of this machine.
     """
+    return _why_not_bound(host, port, shares=True) == errno.EADDRINUSE
+
+
+def _why_not_bound(host: str, port: int, *, shares: bool) -> int | None:
+    """The error's number where no socket can be bound there; None where one can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shares)
         try:
             probe.bind((host, port))
         except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False
+            return error.errno or errno.EINVAL
+    return None

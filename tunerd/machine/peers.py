@@ -19,6 +19,7 @@ import structlog
 
 from tunerd.errors import HostError, TunerdError
 from tunerd.machine.net import IpAddress, plain_address, tcp_sockets
+from tunerd.machine.process import account
 
 # Linux's number; Python has no name for it before 3.13, and reads at most 1024 bytes.
 _SO_PEERGROUPS = 59
@@ -43,10 +44,8 @@ def group_number(name: str) -> int | None:
 
 def account_number(name: str) -> int | None:
     """The number of an account; None if there is none."""
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return None
+    found = account(name)
+    return None if found is None else found.uid
 
 
 def account_name(uid: int) -> str | None:
@@ -89,15 +88,9 @@ def _tcp_peer(connection: socket.socket) -> Peer:
     uid = next(owners, None)
     if uid is None:
         return Peer(Via.TCP, None, address=str(address))
-    return Peer(Via.TCP, uid, _groups_of(uid), None, account_name(uid), str(address))
-
-
-def _groups_of(uid: int) -> frozenset[int]:
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
-        return frozenset()
-    return frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    who = account(str(uid))
+    groups, name = (frozenset(who.groups), who.name) if who is not None else (frozenset(), None)
+    return Peer(Via.TCP, uid, groups, None, name, str(address))
 
 
 def _peer_address(text: str) -> IpAddress:

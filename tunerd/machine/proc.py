@@ -66,12 +66,6 @@ def process_name(pid: int, *, root: Path = Path("/")) -> str | None:
     return printable(text.removesuffix("\n")) or None
 
 
-def is_stopped(pid: int, *, root: Path = Path("/")) -> bool:
-    """Whether the process stands still until somebody lets it go on (SIGSTOP, a debugger)."""
-    text = read_text(root / "proc" / str(pid) / "stat", max_bytes=4096) or ""
-    return text.rpartition(")")[2].split()[:1] in (["T"], ["t"])
-
-
 def unit_of(pid: int, *, root: Path = Path("/")) -> str | None:
     """The innermost service or scope of systemd that the process belongs to."""
     for path in _systemd_cgroup_paths(root / "proc" / str(pid) / "cgroup"):
@@ -181,6 +175,12 @@ def process_stat(pid: int) -> ProcessStat | None:
         return None
     state, parent, group, session = fields[0], *(int(field) for field in fields[1:4])
     return ProcessStat(pid, state, parent, group, session, int(fields[19]))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process stands still until somebody lets it go on (SIGSTOP, a debugger)."""
+    stat = process_stat(pid)
+    return stat is not None and stat.state in {"T", "t"}
 
 
 def descends_from(pid: int, ancestor: int) -> bool:

@@ -6,13 +6,10 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.folders import ROOT
@@ -66,20 +63,16 @@ def test_this_machine_agrees_with_other_ways_to_ask() -> None:
 
 
 def test_a_running_process_is_described() -> None:
-    began_s = time.time()
     with python("import sys; print(1, flush=True); sys.stdin.read()", "an argument") as process:
         first_line(process)
 
         facts = process_facts(process.pid)
 
         assert facts is not None
-        assert facts.exe == Path(os.path.realpath(sys.executable))
         assert facts.cmdline is not None
         assert facts.cmdline[-1] == "an argument"
-        assert facts.uid == os.getuid()
         assert facts.rss_mib is not None
         assert facts.rss_mib > 2
-        assert facts.started_s == pytest.approx(began_s, abs=5)
         assert facts.read_bytes is not None
 
 
@@ -89,12 +82,9 @@ def test_locked_memory_shows() -> None:
             missing("mlock", "3 MiB cannot be locked here", "raise RLIMIT_MEMLOCK (ulimit -l)")
 
         memory = memory_of(process.pid)
-        facts = process_facts(process.pid)
 
         assert memory is not None
         assert memory.locked_mib == 3
-        assert facts is not None
-        assert facts.locked_mib == 3
 
 
 def test_what_another_user_may_not_see_is_unknown() -> None:
@@ -104,7 +94,7 @@ def test_what_another_user_may_not_see_is_unknown() -> None:
         "import os, sys; target = os.getppid(); sys.path.insert(0, sys.argv[1]);"
         "from tunerd.machine.host import process_facts; process_facts(target); os.setuid(65534);"
         "facts = process_facts(target);"
-        "print(facts.read_bytes, facts.exe, facts.uid, facts.start_ticks is not None)"
+        "print(facts.read_bytes, facts.rss_mib is not None)"
     )
 
     done = subprocess.run(
@@ -115,4 +105,4 @@ def test_what_another_user_may_not_see_is_unknown() -> None:
         timeout=30,
     )
 
-    assert done.stdout.split() == ["None", "None", "0", "True"]
+    assert done.stdout.split() == ["None", "True"]
