@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from tunerd.engine.help import (
     SHORT,
@@ -36,10 +35,8 @@ from tunerd.errors import EngineError, HostError, ServiceError
 from tunerd.machine.files import Files, real_path
 from tunerd.machine.net import free_port
 from tunerd.machine.process import Completed, Limits, User, is_alone_in, may_read_open
-from tunerd.records import plain, read_or_none
 from tunerd.units.sandbox import Sandbox
 
-T = TypeVar("T")
 KEPT_RECORD = "identity.json"
 EMBEDDED_PROGRAM = "tunerd-llama-server"
 # The server, and the one program for everything that llama.cpp's installer brings (since June 2026).
@@ -304,7 +301,8 @@ class EngineProber:
             capabilities=capabilities,
             subcommand=subcommand,
         )
-        self._remember(quick, result)
+        probed = _Probed(result.identity, result.version, capabilities.help.text, subcommand)
+        self._files.remember(self._kept(quick), probed, schema=PROBE_SCHEMA)
         return result
 
     def identity(self, found: Found) -> EngineIdentity:
@@ -462,22 +460,15 @@ class EngineProber:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _remembered(self, quick: str) -> ProbeResult | None:
-        path = self._cache_dir / f"probe-{quick[:32]}.json"
-        known = _cached(path, self._files, _Probed, PROBE_SCHEMA)
+        known = self._files.recall(_Probed, self._kept(quick), schema=PROBE_SCHEMA)
         if known is None or not _unchanged(known.identity):
             return None
         # From the text again, so that a newer tunerd reads more from it.
         capabilities = read_capabilities(parse_help(known.help_text))
         return ProbeResult(known.identity, known.version, capabilities, known.subcommand)
 
-    def _remember(self, quick: str, result: ProbeResult) -> None:
-        """Where it cannot be written (a full disk) the next caller probes again."""
-        with contextlib.suppress(HostError):
-            self._files.make_folder(self._cache_dir)
-            text = result.capabilities.help.text
-            probed = _Probed(result.identity, result.version, text, result.subcommand)
-            data = plain(probed, schema=PROBE_SCHEMA)
-            self._files.write_json(self._cache_dir / f"probe-{quick[:32]}.json", data)
+    def _kept(self, quick: str) -> Path:
+        return self._cache_dir / f"probe-{quick[:32]}.json"
 
 
 def embedded_files() -> tuple[Path, ...]:
@@ -596,13 +587,6 @@ def changed_files(components: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     )
 
 
-def _cached(path: Path, files: Files, kind: type[T], schema: int) -> T | None:
-    try:
-        return read_or_none(kind, files.read_json(path), schema=schema)
-    except HostError:
-        return None
-
-
 def kept_folder(engines_dir: Path, sha256: str | None) -> Path | None:
     """The kept copy of an engine by its identity; None if there is none."""
     folder = engines_dir / (sha256 or "")[:SHORT]
@@ -620,21 +604,16 @@ class _Remembered:
 
 def read_proofs(cache_dir: Path, files: Files, identity: EngineIdentity) -> tuple[Proof, ...]:
     """The remembered proofs of a build; empty if there are none, or they cannot be read."""
-    found = _cached(_path(cache_dir, identity), files, _Remembered, PROOF_SCHEMA)
-    return found.proofs if found is not None and found.identity == identity.sha256 else ()
+    found = files.recall(_Remembered, _path(cache_dir, identity), schema=PROOF_SCHEMA)
+    return found.proofs if found is not None else ()
 
 
 def remember_proofs(
     cache_dir: Path, files: Files, identity: EngineIdentity, proofs: tuple[Proof, ...]
 ) -> None:
-    """Keep the proofs of a build.
-
-    Raises:
-        HostError: they cannot be written.
-    """
-    files.make_folder(cache_dir)
+    """Keep the proofs of a build."""
     remembered = _Remembered(identity.sha256, proofs)
-    files.write_json(_path(cache_dir, identity), plain(remembered, schema=PROOF_SCHEMA))
+    files.remember(_path(cache_dir, identity), remembered, schema=PROOF_SCHEMA)
 
 
 def _path(cache_dir: Path, identity: EngineIdentity) -> Path:

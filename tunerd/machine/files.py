@@ -16,21 +16,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tunerd.errors import Busy, HostError
 from tunerd.machine.clock import SystemClock
+from tunerd.records import plain, read_or_none
 
+T = TypeVar("T")
 MAX_READ_BYTES = 16 * 1024 * 1024
 _LOOK_S = 0.1
-
-
-def _nothing(_step: str) -> None:
-    """No test is looking."""
-
-
-def _no_check() -> None:
-    """Anything may be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +39,7 @@ class Look:
 class Files:
     """Reads and durably changes files of tunerd and of the service manager."""
 
-    def __init__(self, before: Callable[[str], None] = _nothing) -> None:
+    def __init__(self, before: Callable[[str], object] = lambda _step: None) -> None:
         self._before = before
 
     def read(self, path: Path) -> bytes | None:
@@ -96,7 +90,7 @@ class Files:
         *,
         mode: int = 0o644,
         like: Look | None = None,
-        check: Callable[[], None] = _no_check,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         """Replace or create a file so that after a power cut it holds the old or the new content.
 
@@ -147,7 +141,7 @@ class Files:
                 with contextlib.suppress(OSError):
                     temporary.unlink()
 
-    def link(self, path: Path, target: str, *, check: Callable[[], None] = _no_check) -> None:
+    def link(self, path: Path, target: str, *, check: Callable[[], object] = lambda: None) -> None:
         """Put a symbolic link in a file's place, as atomically and durably as `write`.
 
         Raises:
@@ -170,6 +164,19 @@ class Files:
         """
         text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
         self.write(path, text.encode("utf-8", "surrogatepass"), mode=mode)
+
+    def recall(self, kind: type[T], path: Path, *, schema: int | None = None) -> T | None:
+        """What `remember` kept; None where it is not there, is damaged, or of another version."""
+        try:
+            return read_or_none(kind, self.read_json(path), schema=schema)
+        except HostError:
+            return None
+
+    def remember(self, path: Path, value: Any, *, schema: int | None = None) -> None:
+        """Keep a record that can be found out again, as it is where no file can be written."""
+        with contextlib.suppress(HostError):
+            self.make_folder(path.parent)
+            self.write_json(path, plain(value, schema=schema))
 
     def copy(self, source: Path, target: Path) -> None:
         """A durable copy with the mode and owner of its source, which is synced first.
@@ -215,7 +222,7 @@ class Files:
                 path.unlink()
             raise _cannot("set aside space in", path, error) from error
 
-    def remove(self, path: Path, *, check: Callable[[], None] = _no_check) -> None:
+    def remove(self, path: Path, *, check: Callable[[], object] = lambda: None) -> None:
         """Remove a file durably; one that is not there is no error.
 
         Args:

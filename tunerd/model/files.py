@@ -17,16 +17,14 @@ from dataclasses import dataclass, replace
 from fnmatch import translate
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from tunerd import __version__
 from tunerd.errors import HostError, ModelFileError
 from tunerd.machine.files import Files
 from tunerd.model.facts import FileIdentity, ModelFacts, ModelIdentity, facts_of, why_apart
 from tunerd.model.gguf import Header, read_header
-from tunerd.records import plain, read_or_none
 
-_SCHEMA = 3
+_WRITER = f"tunerd {__version__}, schema 3"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _MAX_SHARDS = 1000
 MAX_DEPTH = 8
@@ -53,6 +51,14 @@ class _OpenFile:
             raise _cannot_read(Path(self.name), error) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """Facts, and what read them: another version may read more."""
+
+    written_by: str
+    facts: ModelFacts
+
+
 class ModelFiles:
     """Reads model files, remembering what it found in `cache_dir` (None: nothing is kept)."""
 
@@ -75,13 +81,15 @@ class ModelFiles:
 
     def _facts(self, path: Path) -> ModelFacts:
         stamps = tuple(_stamp(part) for part in parts_of(path))
-        remembered = self._remembered(stamps)
-        if remembered is not None:
-            facts = read_or_none(ModelFacts, remembered)
-            if facts is not None and len(facts.identity.files) == len(stamps):
-                return _at(facts, stamps)
+        entry = self._entry(stamps)
+        kept = self._files.recall(_Remembered, entry) if entry is not None else None
+        if kept is not None and kept.written_by == _WRITER:
+            files = kept.facts.identity.files
+            if [one.stamp for one in files] == [one.stamp for one in stamps]:
+                return _at(kept.facts, stamps)
         facts = facts_of([_read_file(stamp) for stamp in stamps])
-        self._remember(stamps, plain(facts))
+        if entry is not None:
+            self._files.remember(entry, _Remembered(_WRITER, facts))
         return facts
 
     def why_vocabularies_differ(self, target: Path, draft: Path) -> str | None:
@@ -94,29 +102,10 @@ class ModelFiles:
         with _opened(ours) as source, _opened(theirs) as other:
             return why_apart(source, other)
 
-    def _remembered(self, stamps: Sequence[FileIdentity]) -> Any:
-        if self._cache_dir is None:
-            return None
-        try:
-            entry = self._files.read_json(self._entry(stamps))
-        except (HostError, RecursionError):
-            return None
-        if not isinstance(entry, dict) or entry.get("written_by") != _writer():
-            return None
-        return entry.get("facts")
-
-    def _remember(self, stamps: Sequence[FileIdentity], value: Any) -> None:
-        if self._cache_dir is None:
-            return
-        entry = {"written_by": _writer(), "facts": value}
-        with suppress(HostError):
-            self._files.make_folder(self._cache_dir)
-            self._files.write_json(self._entry(stamps), entry)
-
-    def _entry(self, stamps: Sequence[FileIdentity]) -> Path:
+    def _entry(self, stamps: Sequence[FileIdentity]) -> Path | None:
         text = json.dumps([stamp.stamp for stamp in stamps])
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return (self._cache_dir or Path()) / f"model-facts-{name}.json"
+        return self._cache_dir and self._cache_dir / f"model-facts-{name}.json"
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
@@ -217,10 +206,6 @@ def _at(facts: ModelFacts, stamps: Sequence[FileIdentity]) -> ModelFacts:
         for stamp, file in zip(stamps, facts.identity.files, strict=True)
     )
     return replace(facts, identity=ModelIdentity(files))
-
-
-def _writer() -> str:
-    return f"tunerd {__version__}, schema {_SCHEMA}"
 
 
 def _cannot_read(path: Path, error: OSError | ValueError) -> ModelFileError:

@@ -71,7 +71,7 @@ from tunerd.production.measurement import measuring_pids
 from tunerd.profile.files import TunedRecord, read_declined, read_tuned, why_stale
 from tunerd.profile.layers import Resolved
 from tunerd.profile.schema import Speculation
-from tunerd.records import plain, read_or_none
+from tunerd.records import plain
 from tunerd.result import ActionResult, Level, Message, error, note, warning
 from tunerd.units.live import LiveUnit, Serving
 from tunerd.units.systemd import lingers
@@ -497,7 +497,7 @@ def correction_of(ctx: Context, argv: Sequence[str], unit_text: str) -> MemoryCo
     if not any(ctx.paths.cache_dir.glob(f"{_PREFIX}*.json")):
         return None
     path = _path(ctx, argv, unit_text)
-    return None if path is None else _read(ctx, path)
+    return None if path is None else ctx.files.recall(MemoryCorrection, path)
 
 
 def remember_load(
@@ -518,7 +518,7 @@ def remember_load(
         path = _path(ctx, argv, unit_text)
         if path is None:
             return ()
-        before = _read(ctx, path)
+        before = ctx.files.recall(MemoryCorrection, path)
         n_loads = 1 if before is None else before.n_loads + 1
         ctx.files.make_folder(path.parent)
         found = MemoryCorrection(seen, n_loads, ctx.clock.now_s())
@@ -544,13 +544,6 @@ def remember_live_load(ctx: Context) -> tuple[Message, ...]:
             )
             return remember_load(ctx, live.argv, live.text, lines)
     return ()
-
-
-def _read(ctx: Context, path: Path) -> MemoryCorrection | None:
-    try:
-        return read_or_none(MemoryCorrection, ctx.files.read_json(path))
-    except HostError:
-        return None
 
 
 def _path(ctx: Context, argv: Sequence[str], unit_text: str) -> Path | None:
