@@ -425,6 +425,7 @@ class Completion:
     timed_out: bool = False
     is_refused: bool = False
     wants_key: bool = False
+    n_accepted: int | None = None
 
 
 def judge_generation(completion: Completion, *, wanted: int) -> Lost | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import sandbox
 from tunerd.engine.commandline import CommandLine, RenderContext, render
-from tunerd.engine.health import HttpState, classify
+from tunerd.engine.health import Completion, HttpState, classify
 from tunerd.engine.help import Effect, Engine, Proof
 from tunerd.engine.probe import remember_proofs
 from tunerd.engine.server import Address, LlamaServer
@@ -23,21 +23,6 @@ from tunerd.profile.schema import nest
 from tunerd.units.manager import cut_lines
 from tunerd.units.sandbox import Sandbox
 from tunerd.words import Family
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One generation of a trial server.
-
-    `n_drafted` is None where the reply does not count drafts; `problem` says why there is no
-    answer at all.
-    """
-
-    text: str | None
-    n_drafted: int | None
-    n_accepted: int | None
-    problem: str | None
-
 
 # What each trial is for; the words name the settings that it ran with.
 PLAIN = "n_max 3, p_min 0"
@@ -57,7 +42,7 @@ _CHANGES = (
 )
 
 
-def judge_trials(trials: Mapping[str, Trial], expected_text: str) -> tuple[Proof, ...]:
+def judge_trials(trials: Mapping[str, Completion], expected_text: str) -> tuple[Proof, ...]:
     """The proofs that a set of trials gives; a feature whose trial is missing stays untried."""
     proofs = []
     plain = trials.get(PLAIN)
@@ -83,7 +68,7 @@ def judge_trials(trials: Mapping[str, Trial], expected_text: str) -> tuple[Proof
     return tuple(proofs)
 
 
-def _text(trial: Trial, expected: str) -> tuple[Effect, str]:
+def _text(trial: Completion, expected: str) -> tuple[Effect, str]:
     if trial.problem is not None:
         return Effect.FAILED, trial.problem
     written = (trial.text or "").rstrip()
@@ -95,7 +80,7 @@ def _text(trial: Trial, expected: str) -> tuple[Effect, str]:
     return Effect.PROVED, f"{len(written)} characters as the model must write them"
 
 
-def _mtp(trial: Trial) -> tuple[Effect, str]:
+def _mtp(trial: Completion) -> tuple[Effect, str]:
     if trial.problem is not None:
         return Effect.FAILED, f"it does not serve a model with MTP: {trial.problem}"
     if not trial.n_drafted:
@@ -103,7 +88,7 @@ def _mtp(trial: Trial) -> tuple[Effect, str]:
     return Effect.PROVED, f"{trial.n_drafted} drafted, {trial.n_accepted} accepted at {PLAIN}"
 
 
-def _differs(before: Trial, after: Trial, change: str) -> tuple[Effect, str]:
+def _differs(before: Completion, after: Completion, change: str) -> tuple[Effect, str]:
     if after.problem is not None:
         return Effect.FAILED, after.problem
     counts = f"{before.n_drafted} drafted, with {change} {after.n_drafted or 0}"
@@ -151,7 +136,7 @@ def _designed_model(ctx: Context, *, has_mtp: bool) -> tuple[Path, str]:
 
 def _trials(
     ctx: Context, engine: Engine, model: Path, *, has_mtp: bool
-) -> Iterator[tuple[str, Trial]]:
+) -> Iterator[tuple[str, Completion]]:
     if not has_mtp:
         with _server(ctx, engine, model, {"speculation.type": "off"}) as server:
             yield OFF, _ask(server)
@@ -239,24 +224,14 @@ def _ask(
     *,
     route: str = "/v1/completions",
     options: Mapping[str, Any] | None = None,
-) -> Trial:
+) -> Completion:
     """One generation; the OpenAI route, since some builds count drafts only there."""
     if isinstance(server, str):
-        return Trial(None, None, None, server)
-    body = {
-        "prompt": _PROMPT,
-        "n_predict": _N_PREDICT,
-        "max_tokens": _N_PREDICT,
-        "temperature": 0.0,
-        "cache_prompt": False,
-        **(options or {}),
-    }
-    reply = server.post(route, body, timeout_s=_ANSWER_S)
-    if not isinstance(reply.body, dict) or "error" in reply.body:
-        return Trial(None, None, None, reply.problem or f"status {reply.status}")
-    timings = reply.body.get("timings") or {}
-    text = reply.body.get("content")
-    if text is None:
-        choices = reply.body.get("choices") or [{}]
-        text = choices[0].get("text")
-    return Trial(text, timings.get("draft_n"), timings.get("draft_n_accepted"), None)
+        return Completion(None, None, None, server)
+    return server.complete(
+        _PROMPT,
+        n_predict=_N_PREDICT,
+        timeout_s=_ANSWER_S,
+        options={"max_tokens": _N_PREDICT, **(options or {})},
+        route=route,
+    )

@@ -286,8 +286,9 @@ class LlamaServer:
         n_predict: int,
         timeout_s: float,
         options: Mapping[str, Any] | None = None,
+        route: str = "/completion",
     ) -> Completion:
-        """One completion at temperature 0, or why there is none."""
+        """One completion at temperature 0, or why there is none; `route` may be OpenAI's."""
         body = {
             "prompt": prompt,
             "n_predict": n_predict,
@@ -295,7 +296,7 @@ class LlamaServer:
             "cache_prompt": False,
             **(options or {}),
         }
-        reply = self.post("/completion", body, timeout_s=timeout_s)
+        reply = self.post(route, body, timeout_s=timeout_s)
         answer = reply.body if isinstance(reply.body, dict) and reply.status == _OK else None
         if answer is None:
             told = f": {_told(reply.body)}" if _tells_error(reply.body) else ""
@@ -311,12 +312,13 @@ class LlamaServer:
             )
         timings = answer.get("timings")
         timings = timings if isinstance(timings, dict) else {}
-        text = answer.get("content")
+        text = _written(answer)
         return Completion(
-            text=text if isinstance(text, str) else None,
+            text=text,
             n_predicted=_whole(timings.get("predicted_n", answer.get("tokens_predicted"))),
             n_drafted=_whole(timings.get("draft_n")),
-            problem=None if isinstance(text, str) else "the answer is no completion",
+            problem=None if text is not None else "the answer is no completion",
+            n_accepted=_whole(timings.get("draft_n_accepted")),
         )
 
     def get(self, path: str, *, timeout_s: float) -> Reply:
@@ -473,6 +475,15 @@ def _is_busy(slot: Mapping[str, Any]) -> bool:
     if isinstance(processing, bool):
         return processing
     return slot.get("state", 0) not in (0, None)  # of any type
+
+
+def _written(answer: Mapping[str, Any]) -> str | None:
+    """The text of a completion, in llama.cpp's own answer or in OpenAI's."""
+    try:
+        text = answer["content"] if "content" in answer else answer["choices"][0]["text"]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return text if isinstance(text, str) else None
 
 
 def _tells_error(body: object) -> bool:

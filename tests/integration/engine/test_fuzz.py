@@ -114,9 +114,31 @@ def test_any_reply_of_a_server_is_an_answer_or_none(liar: Liar, status: int, bod
     assert alias is None or isinstance(alias, str)
     slots = server.slots()
     assert slots is None or 0 <= slots.busy <= slots.total
-    done = server.complete("x", n_predict=1, timeout_s=30.0)
-    assert done.problem is not None or isinstance(done.text, str)
-    assert done.n_predicted is None or isinstance(done.n_predicted, int)
+    for route in ("/completion", "/v1/completions"):
+        done = server.complete("x", n_predict=1, timeout_s=30.0, route=route)
+        assert done.problem is not None or isinstance(done.text, str)
+        assert done.n_predicted is None or isinstance(done.n_predicted, int)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": {"text": "x"}},
+        {"choices": [None]},
+        {"choices": ["x"]},
+        {"choices": [{"text": 1}], "timings": [1]},
+        {"choices": []},
+        {"content": None},
+    ],
+)
+def test_a_completion_of_another_form_is_a_problem(liar: Liar, answer: dict[str, Any]) -> None:
+    """One in which the choices were no list of objects ended `engines --prove` with a traceback."""
+    liar.status, liar.kind, liar.body = 200, "application/json", json.dumps(answer).encode()
+    server = LlamaServer(Address("127.0.0.1", liar.port), SystemClock())
+
+    done = server.complete("x", n_predict=1, timeout_s=30.0, route="/v1/completions")
+
+    assert (done.text, done.problem) == (None, "the answer is no completion")
 
 
 EVENTS = st.lists(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tunerd.engine.health import Completion
 from tunerd.engine.help import Effect
 from tunerd.engine.prove import (
     GATED,
@@ -13,7 +14,6 @@ from tunerd.engine.prove import (
     OVERRIDDEN,
     PLAIN,
     SHALLOW,
-    Trial,
     judge_trials,
 )
 
@@ -22,12 +22,12 @@ TEXT = "one two three four five six seven eight nine ten"
 
 def trial(
     drafted: int | None = 12, *, text: str | None = TEXT, problem: str | None = None
-) -> Trial:
+) -> Completion:
     accepted = None if drafted is None else drafted // 2
-    return Trial(text, drafted, accepted, problem)
+    return Completion(text, 65, drafted, problem, n_accepted=accepted)
 
 
-def effects(trials: dict[str, Trial]) -> dict[str, Effect]:
+def effects(trials: dict[str, Completion]) -> dict[str, Effect]:
     return {proof.feature: proof.effect for proof in judge_trials(trials, TEXT)}
 
 
