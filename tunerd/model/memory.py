@@ -9,7 +9,7 @@ from functools import cached_property
 from math import ceil
 from types import MappingProxyType
 
-from tunerd.model.facts import Block, ModelFacts
+from tunerd.model.facts import Block, ModelFacts, RecurrentState
 from tunerd.model.gguf import TYPES_BY_NAME
 from tunerd.words import BYTES_PER_MIB, MiB, have_mib, need_mib
 
@@ -91,15 +91,18 @@ IK = EngineLaws(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GraphSize:
-    """What decides how large a graph gets.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """What a context computes at once, and the memory that this takes.
 
     `n_kv` is the cells of one stream in layers that attend to everything, `n_window` those in
     windowed layers; 0 where there are none. `n_copies` is how many states per sequence a recurrent
     layer writes.
     """
 
+    facts: ModelFacts
+    laws: EngineLaws
+    n_embd: int
     n_ubatch: int
     n_kv: int
     n_window: int
@@ -108,173 +111,129 @@ class GraphSize:
     n_outputs: int
     has_flash_attention: bool
 
+    def _mask_bytes(self, value_bytes: int) -> int:
+        """A value per token and cell of its stream, a second mask for windows."""
+        return (self.n_kv + self.n_window) * self.n_ubatch * value_bytes
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """The widest set of values that are alive together in one step of a layer, per token."""
+    @property
+    def masks(self) -> int:
+        """Bytes of masks where the work is done: f16, beside a wide input that they are made from.
 
-    name: str
-    n_values: float
+        Without flash attention they are f32.
+        """
+        if not self.has_flash_attention:
+            return self._mask_bytes(F32_BYTES)
+        wide = self.laws.input_mask_bytes
+        return self._mask_bytes(F16_BYTES + (wide if wide > F16_BYTES else 0))
 
+    def input_bytes(self, width: int) -> int:
+        """Host side of a context that runs on the GPU: the mask and rows of embeddings, handed over.
 
-@dataclass(frozen=True, slots=True)
-class ComputeSize:
-    """A compute buffer: its bytes, of which the inputs, and why."""
+        bytes = mask + width * n_embd * n_ubatch * 4, width 4 for a trunk and 2 for an MTP block.
+        """
+        value_bytes = self.laws.input_mask_bytes if self.has_flash_attention else F32_BYTES
+        return self._mask_bytes(value_bytes) + width * self.n_embd * self.n_ubatch * F32_BYTES
 
-    n_bytes: int
-    mask_bytes: int
-    formula: str
+    def stages(self) -> dict[str, float]:
+        """The most values per token that are alive together in each step of a layer, without masks."""
+        facts = self.facts
+        found: dict[str, float] = {"attention": self.attention}
+        base = (3 if self.laws.is_feed_forward_fused else 5) * self.n_embd
+        if facts.is_moe:
+            found["experts"] = base + sum(self._expert_pieces())
+        if not facts.is_moe or any(block.feed_forward_bytes for block in facts.trunk):
+            found["feed-forward"] = base + sum(self._dense_pieces())
+        if facts.recurrent is not None:
+            found["recurrence"] = self._recurrence(facts.recurrent)
+        return found
 
+    def trunk(self) -> tuple[int, str]:
+        """The compute buffer of a target, with how it comes about.
 
-def mask_bytes(size: GraphSize, value_bytes: int) -> int:
-    """Attention masks: a value per token and cell of its stream, a second mask for windows."""
-    return (size.n_kv + size.n_window) * size.n_ubatch * value_bytes
+        bytes = max(masks + widest stage * n_ubatch * 4, logits)
+        """
+        name, widest = max(self.stages().items(), key=lambda stage: stage[1])
+        text = (
+            f"masks over {self.n_kv + self.n_window} cells + {round(widest)} values"
+            f" ({name}) x {self.n_ubatch} tokens x 4 B"
+        )
+        return self._compute(widest, text)
 
+    def mtp(self) -> tuple[int, str]:
+        """The compute buffer of an MTP context: one layer, so the mask's room is used again after it.
 
-def _masks(size: GraphSize, laws: EngineLaws) -> int:
-    """Masks where the work is done: f16, beside a wide input that they are made from.
+        The feed-forward network has three tensors of its width (two in experts of the same width and
+        one of theirs together), and takes as many of them as fit from the mask.
+        """
+        reused = self.masks / (self.n_ubatch * F32_BYTES)
+        if self.facts.is_moe:
+            forward = max(0.0, sum(self._expert_pieces()) - reused)
+        else:
+            pieces = self._dense_pieces()
+            forward = sum(pieces[int(reused // pieces[0]) if pieces[0] else 0 :])
+        widest = max(self.attention - 3 * self.n_embd, 3 * self.n_embd + forward)
+        text = (
+            f"mask over {self.n_kv} cells + {round(widest)} values x {self.n_ubatch} tokens x 4 B"
+        )
+        return self._compute(widest, text)
 
-    Without flash attention they are f32.
-    """
-    if not size.has_flash_attention:
-        return mask_bytes(size, F32_BYTES)
-    is_wide = laws.input_mask_bytes > F16_BYTES
-    return mask_bytes(size, F16_BYTES + (laws.input_mask_bytes if is_wide else 0))
+    def _compute(self, n_values: float, text: str) -> tuple[int, str]:
+        """The masks and so many values for each token, or the logits where they are larger.
 
+        Logits and the rows that they come from: (vocabulary + 4 e) * rows * 4 bytes.
+        """
+        rows = self.n_outputs if self.laws.caps_outputs else self.n_ubatch
+        logits = ((self.facts.n_vocab or 0) + 4 * self.n_embd) * rows * F32_BYTES
+        layers = self.masks + round(n_values) * self.n_ubatch * F32_BYTES
+        if logits > layers:
+            text = f"logits of {self.facts.n_vocab} tokens for all {self.n_ubatch} rows of a ubatch"
+        return max(layers, logits), text
 
-def input_bytes(facts: ModelFacts, size: GraphSize, laws: EngineLaws, width: int) -> int:
-    """Host side of a context that runs on the GPU: the mask and rows of embeddings, handed over.
+    @property
+    def attention(self) -> int:
+        """Queries, keys, values and the result: 5 e + q + max(q, 3 kv), with a gate 2 q more.
 
-    bytes = mask + width * n_embd * n_ubatch * 4, width 4 for a trunk and 2 for an MTP block.
-    """
-    rows = width * (facts.n_embd or 0) * size.n_ubatch * F32_BYTES
-    value_bytes = laws.input_mask_bytes if size.has_flash_attention else F32_BYTES
-    return mask_bytes(size, value_bytes) + rows
+        Without flash attention the scores of every head over every cell come on top.
+        """
+        facts = self.facts
+        queries = (facts.n_head or 0) * (facts.key_length or 0)
+        cached = max((block.k_values or 0 for block in facts.blocks), default=0)
+        values = 5 * self.n_embd + queries + max(queries, 3 * cached)
+        if facts.is_gated_attention:
+            values += 2 * queries
+        if not self.has_flash_attention:
+            values += (facts.n_head or 0) * self.n_kv
+        return values
 
+    def _dense_pieces(self) -> list[int]:
+        """Gate, up and their product; where they are one operation, the product alone."""
+        return [self.facts.n_ff or 0] * (1 if self.laws.is_feed_forward_fused else 3)
 
-def stages(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> tuple[Stage, ...]:
-    """The stages of a layer of the trunk, without masks."""
-    found = [attention(facts, size), *_feed_forward(facts, laws)]
-    if facts.recurrent is not None:
-        found.append(recurrence(facts, size, laws))
-    return tuple(found)
+    def _expert_pieces(self) -> list[int]:
+        """The same for every used expert, and their results.
 
+        The results take the room of gate and up if they fit there; a shared expert is in the way.
+        """
+        facts = self.facts
+        used, hidden = facts.n_expert_used or 0, facts.n_ff_expert or facts.n_ff or 0
+        results = used * self.n_embd
+        if self.laws.is_feed_forward_fused:
+            return [used * hidden, results]
+        is_apart = facts.n_ff_shared or self.n_embd > 2 * hidden
+        return [used * hidden] * 3 + ([results] if is_apart else [])
 
-def trunk_compute(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> ComputeSize | None:
-    """The compute buffer of a target, None where the width of the model is unknown.
+    def _recurrence(self, state: RecurrentState) -> float:
+        """Input and output of the convolution, queries, keys and values, and the states it writes.
 
-    bytes = max(masks + widest stage * n_ubatch * 4, logits)
-    """
-    if facts.n_embd is None:
-        return None
-    widest = max(stages(facts, size, laws), key=lambda stage: stage.n_values)
-    text = (
-        f"masks over {size.n_kv + size.n_window} cells + {round(widest.n_values)} values"
-        f" ({widest.name}) x {size.n_ubatch} tokens x 4 B"
-    )
-    return _compute(facts, size, laws, widest.n_values, text)
-
-
-def _compute(
-    facts: ModelFacts, size: GraphSize, laws: EngineLaws, n_values: float, text: str
-) -> ComputeSize:
-    """The masks and so many values for each token, or the logits where they are larger."""
-    masks, logits = _masks(size, laws), _logits(facts, size, laws)
-    layers = masks + round(n_values) * size.n_ubatch * F32_BYTES
-    if logits > layers:
-        text = f"logits of {facts.n_vocab} tokens for all {size.n_ubatch} rows of a ubatch"
-    return ComputeSize(max(layers, logits), masks, text)
-
-
-def mtp_compute(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> ComputeSize | None:
-    """The compute buffer of an MTP context: one layer, so the mask's room is used again after it.
-
-    The feed-forward network has three tensors of its width (two in experts of the same width and
-    one of theirs together), and takes as many of them as fit from the mask.
-    """
-    if facts.n_embd is None:
-        return None
-    attending = attention(facts, size).n_values - 3 * facts.n_embd
-    reused = _masks(size, laws) / (size.n_ubatch * F32_BYTES)
-    pieces = _expert_pieces(facts, laws) if facts.is_moe else _dense_pieces(facts, laws)
-    if facts.is_moe:
-        forward = max(0.0, sum(pieces) - reused)
-    else:
-        fitting = int(reused // pieces[0]) if pieces and pieces[0] else 0
-        forward = sum(pieces[fitting:])
-    widest = max(attending, 3 * facts.n_embd + forward)
-    text = f"mask over {size.n_kv} cells + {round(widest)} values x {size.n_ubatch} tokens x 4 B"
-    return _compute(facts, size, laws, widest, text)
-
-
-def attention(facts: ModelFacts, size: GraphSize) -> Stage:
-    """Queries, keys, values and the result: 5 e + q + max(q, 3 kv), with a gate 2 q more.
-
-    Without flash attention the scores of every head over every cell come on top.
-    """
-    embd = facts.n_embd or 0
-    queries = (facts.n_head or 0) * (facts.key_length or 0)
-    cached = max((block.k_values or 0 for block in facts.blocks), default=0)
-    values = 5 * embd + queries + max(queries, 3 * cached)
-    if facts.is_gated_attention:
-        values += 2 * queries
-    if not size.has_flash_attention:
-        values += (facts.n_head or 0) * size.n_kv
-    return Stage("attention", values)
-
-
-def _feed_forward(facts: ModelFacts, laws: EngineLaws) -> list[Stage]:
-    embd = facts.n_embd or 0
-    base = 3 * embd if laws.is_feed_forward_fused else 5 * embd
-    found: list[Stage] = []
-    if facts.is_moe:
-        found.append(Stage("experts", base + sum(_expert_pieces(facts, laws))))
-    if not facts.is_moe or any(block.feed_forward_bytes for block in facts.trunk):
-        found.append(Stage("feed-forward", base + sum(_dense_pieces(facts, laws))))
-    return found
-
-
-def _dense_pieces(facts: ModelFacts, laws: EngineLaws) -> list[int]:
-    """Gate, up and their product; where they are one operation, the product alone."""
-    return [facts.n_ff or 0] * (1 if laws.is_feed_forward_fused else 3)
-
-
-def _expert_pieces(facts: ModelFacts, laws: EngineLaws) -> list[int]:
-    """The same for every used expert, and their results.
-
-    The results take the room of gate and up if they fit there; a shared expert is in the way.
-    """
-    used, hidden = facts.n_expert_used or 0, facts.n_ff_expert or facts.n_ff or 0
-    results = used * (facts.n_embd or 0)
-    if laws.is_feed_forward_fused:
-        return [used * hidden, results]
-    is_apart = facts.n_ff_shared or (facts.n_embd or 0) > 2 * hidden
-    return [used * hidden] * 3 + ([results] if is_apart else [])
-
-
-def recurrence(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> Stage:
-    """Input and output of the convolution, queries, keys and values, and the states it writes.
-
-    5 e + 2 mixed + inner / 2, one inner more where copies of the state are written, and those
-    copies; builds that do not write them this way 3 e + 3 mixed, ik_llama.cpp an inner more.
-    """
-    state, embd = facts.recurrent, facts.n_embd or 0
-    if state is None:
-        return Stage("recurrence", 0)
-    values = size.n_copies * size.n_sequences * state.n_state / size.n_ubatch
-    if laws.writes_state_copies:
-        values += 5 * embd + 2 * state.mixed_width + 0.5 * state.inner_width
-        values += state.inner_width if size.n_copies > 1 else 0
-    else:
-        values += 3 * embd + 3 * state.mixed_width
-        values += 0 if laws.keeps_state_copies else state.inner_width
-    return Stage("recurrence", values)
-
-
-def _logits(facts: ModelFacts, size: GraphSize, laws: EngineLaws) -> int:
-    """Logits and the rows that they come from: (vocabulary + 4 e) * rows * 4 bytes."""
-    rows = size.n_outputs if laws.caps_outputs else size.n_ubatch
-    return ((facts.n_vocab or 0) + 4 * (facts.n_embd or 0)) * rows * F32_BYTES
+        5 e + 2 mixed + inner / 2, one inner more where copies of the state are written, and those
+        copies; builds that do not write them this way 3 e + 3 mixed, ik_llama.cpp an inner more.
+        """
+        values = self.n_copies * self.n_sequences * state.n_state / self.n_ubatch
+        if self.laws.writes_state_copies:
+            values += 5 * self.n_embd + 2 * state.mixed_width + 0.5 * state.inner_width
+            return values + (state.inner_width if self.n_copies > 1 else 0)
+        values += 3 * self.n_embd + 3 * state.mixed_width
+        return values + (0 if self.laws.keeps_state_copies else state.inner_width)
 
 
 class Device(StrEnum):
@@ -686,12 +645,10 @@ class Server:
     def placement(self) -> Placement:
         """Where blocks are."""
         settings = self.settings
-        if not settings.has_gpu:
-            return Placement(frozenset(), frozenset(), frozenset(), has_head=False)
         return place(
             self.facts,
             settings.laws,
-            n_gpu_layers=settings.n_gpu_layers,
+            n_gpu_layers=settings.n_gpu_layers if settings.has_gpu else 0,
             n_cpu_moe=settings.n_cpu_moe,
             cpu_moe=settings.cpu_moe,
             n_cpu_ffn=settings.n_cpu_ffn,
@@ -708,14 +665,17 @@ class Server:
         return Device.GPU if is_gpu else Device.HOST
 
     @cached_property
-    def graph(self) -> GraphSize | None:
-        """What decides over compute buffers, None where the context is unknown."""
-        if self.cells is None:
+    def graph(self) -> Graph | None:
+        """What is computed at once, None where the context or the width of the model is unknown."""
+        if self.cells is None or self.facts.n_embd is None:
             return None
         attending = [block for block in self.facts.trunk if block.has_attention]
         has_full = any(not block.is_windowed for block in attending)
         has_windows = any(block.is_windowed for block in attending)
-        return GraphSize(
+        return Graph(
+            facts=self.facts,
+            laws=self.laws,
+            n_embd=self.facts.n_embd,
             n_ubatch=self.n_ubatch,
             n_kv=self.cells.per_stream if has_full else 0,
             n_window=self.window_cells // self.n_streams if has_windows else 0,
@@ -896,40 +856,35 @@ def checkpoint_bytes(server: Server) -> int:
 # Source: llama.cpp, GGML_OP_OFFLOAD_MIN_BATCH.
 _OFFLOAD_TOKENS = 32
 _UNQUANTISED = frozenset({"f16", "bf16", "f32"})
+_UNKNOWN_SIZE = "the context or embedding length is unknown"
 
 
 def target_work(server: Server) -> Iterator[Part]:
     """Compute buffers of the target's context, and where its logits go."""
-    size = server.graph
-    trunk = None if size is None else trunk_compute(server.facts, size, server.laws)
-    if size is None or trunk is None:
-        text = "the context or embedding length is unknown"
-        yield Part(PartKind.COMPUTE, server.worker, None, text)
+    graph = server.graph
+    if graph is None:
+        yield Part(PartKind.COMPUTE, server.worker, None, _UNKNOWN_SIZE)
         return
     if server.worker is Device.HOST:
-        yield Part(PartKind.COMPUTE, Device.HOST, trunk.n_bytes, trunk.formula)
+        yield Part(PartKind.COMPUTE, Device.HOST, *graph.trunk())
     else:
-        yield _on_gpu(server, size, trunk)
-        yield _beside_gpu(server, size)
-    n_bytes = (server.facts.n_vocab or 0) * size.n_outputs * F32_BYTES
-    yield Part(PartKind.OUTPUT, Device.HOST, n_bytes, f"logits of {size.n_outputs} rows")
+        yield _on_gpu(server, graph)
+        yield _beside_gpu(server, graph)
+    n_bytes = (server.facts.n_vocab or 0) * graph.n_outputs * F32_BYTES
+    yield Part(PartKind.OUTPUT, Device.HOST, n_bytes, f"logits of {graph.n_outputs} rows")
 
 
 def mtp_work(server: Server) -> Iterator[Part]:
     """Compute buffers of the MTP context, which shares nothing with the target's."""
     if not server.has_mtp:
         return
-    facts, settings = server.facts, server.settings
-    size = server.graph
-    if size is not None:
-        n_ubatch = min(settings.draft_n_ubatch or size.n_ubatch, size.n_ubatch)
-        size = replace(size, n_ubatch=n_ubatch, n_outputs=settings.n_parallel)
-    compute = None if size is None else mtp_compute(facts, size, server.laws)
-    if size is None or compute is None:
-        text = "the context or embedding length is unknown"
-        yield Part(PartKind.MTP_COMPUTE, server.worker, None, text)
+    facts, settings, graph = server.facts, server.settings, server.graph
+    if graph is None:
+        yield Part(PartKind.MTP_COMPUTE, server.worker, None, _UNKNOWN_SIZE)
         return
-    n_bytes, text = compute.n_bytes, compute.formula
+    n_ubatch = min(settings.draft_n_ubatch or graph.n_ubatch, graph.n_ubatch)
+    graph = replace(graph, n_ubatch=n_ubatch, n_outputs=settings.n_parallel)
+    n_bytes, text = graph.mtp()
     if server.worker is Device.GPU and _borrows(server):
         experts = [block for block in facts.mtp_blocks if server.placement.cpu_bytes(block)]
         one = max((block.largest_expert_bytes for block in experts), default=0)
@@ -938,9 +893,8 @@ def mtp_work(server: Server) -> Iterator[Part]:
         text += f", or with {one + cache} B borrowed from RAM" if one + cache else ""
     yield Part(PartKind.MTP_COMPUTE, server.worker, n_bytes, text)
     if server.worker is Device.GPU:
-        host = input_bytes(facts, size, server.laws, width=2)
         text = "inputs: attention mask, embeddings and hidden states of a ubatch"
-        yield Part(PartKind.MTP_COMPUTE, Device.HOST, host, text)
+        yield Part(PartKind.MTP_COMPUTE, Device.HOST, graph.input_bytes(width=2), text)
 
 
 def _borrows(server: Server) -> bool:
@@ -948,13 +902,10 @@ def _borrows(server: Server) -> bool:
     return server.settings.op_offload and server.n_ubatch >= _OFFLOAD_TOKENS
 
 
-def _on_gpu(server: Server, size: GraphSize, trunk: ComputeSize) -> Part:
+def _on_gpu(server: Server, graph: Graph) -> Part:
     """The GPU's buffer: the largest graph, or a smaller one with what it borrows from RAM."""
-    n_bytes, text = trunk.n_bytes, trunk.formula
-    if _borrows(server):
-        for candidate in _borrowing(server, size, trunk):
-            if candidate.n_bytes > n_bytes:
-                n_bytes, text = candidate.n_bytes, candidate.formula
+    borrowing = _borrowing(server, graph) if _borrows(server) else ()
+    n_bytes, text = max((graph.trunk(), *borrowing), key=lambda one: one[0])
     converted = _converted(server)
     if converted:
         n_bytes += converted
@@ -962,7 +913,7 @@ def _on_gpu(server: Server, size: GraphSize, trunk: ComputeSize) -> Part:
     return Part(PartKind.COMPUTE, Device.GPU, n_bytes, text)
 
 
-def _borrowing(server: Server, size: GraphSize, trunk: ComputeSize) -> Iterator[ComputeSize]:
+def _borrowing(server: Server, graph: Graph) -> Iterator[tuple[int, str]]:
     """Moments at which the GPU holds a copy of something that is in RAM.
 
     Weights are copied one tensor at a time, experts two where none are on the GPU; attention over
@@ -971,6 +922,7 @@ def _borrowing(server: Server, size: GraphSize, trunk: ComputeSize) -> Iterator[
     Source: 0.7.0 on Vulkan, some 60 placements of dense, hybrid and MoE models.
     """
     facts, placement, settings = server.facts, server.placement, server.settings
+    trunk_bytes, formula = graph.trunk()
     with_experts = [block for block in facts.trunk if block.expert_bytes]
     behind = [
         block
@@ -980,19 +932,16 @@ def _borrowing(server: Server, size: GraphSize, trunk: ComputeSize) -> Iterator[
     if behind:
         n_tensors = 2 if len(behind) == len(with_experts) else 1
         n_bytes = n_tensors * max(block.largest_expert_bytes for block in behind)
-        text = f"{trunk.formula}, less a fifth, and {n_bytes} B of experts borrowed from RAM"
-        yield ComputeSize(trunk.n_bytes * 4 // 5 + n_bytes, trunk.mask_bytes, text)
+        text = f"{formula}, less a fifth, and {n_bytes} B of experts borrowed from RAM"
+        yield trunk_bytes * 4 // 5 + n_bytes, text
     away = [block for block in facts.trunk if block.index not in placement.on_gpu]
     if away:
         one = max(block.largest_dense_bytes for block in away)
-        text = f"{trunk.formula}, and {one} B of weights borrowed from RAM"
-        yield ComputeSize(trunk.n_bytes + one, trunk.mask_bytes, text)
+        yield trunk_bytes + one, f"{formula}, and {one} B of weights borrowed from RAM"
     cache = _borrowed_cache(server, facts.trunk, (settings.cache_type_k, settings.cache_type_v))
     if cache:
-        values = round(attention(facts, size).n_values)
-        n_bytes = trunk.mask_bytes + values * size.n_ubatch * F32_BYTES + cache
-        text = f"attention, and {cache} B of one layer's cache borrowed from RAM"
-        yield ComputeSize(n_bytes, trunk.mask_bytes, text)
+        n_bytes = graph.masks + graph.attention * graph.n_ubatch * F32_BYTES + cache
+        yield n_bytes, f"attention, and {cache} B of one layer's cache borrowed from RAM"
 
 
 def _borrowed_cache(server: Server, blocks: Sequence[Block], types: tuple[str, str]) -> int:
@@ -1021,35 +970,26 @@ def _converted(server: Server) -> int:
     return server.cells.total * values * F16_BYTES
 
 
-def _beside_gpu(server: Server, size: GraphSize) -> Part:
-    """The host's buffer: inputs, and the stages that are computed there."""
-    facts, placement = server.facts, server.placement
-    n_bytes = input_bytes(facts, size, server.laws, width=4)
-    text = "inputs: attention mask and embeddings of a ubatch"
-    left = _left_stages(server, size)
-    if left:
-        widest = max(left, key=lambda stage: stage.n_values)
-        n_bytes += round(widest.n_values) * size.n_ubatch * F32_BYTES
-        n_left = sum(placement.cpu_bytes(block) > 0 for block in facts.trunk)
-        text += f", and {widest.name} of {n_left} blocks in RAM"
-    return Part(PartKind.COMPUTE, Device.HOST, n_bytes, text)
+def _beside_gpu(server: Server, graph: Graph) -> Part:
+    """The host's buffer: inputs, and the stages that are computed there.
 
-
-def _left_stages(server: Server, size: GraphSize) -> list[Stage]:
-    """What the CPU computes for large batches.
-
-    Without borrowing it is everything of a block whose weights are in RAM. With it, it is only the
+    Without borrowing these are all of a block whose weights are in RAM. With it, it is only the
     recurrence of such a block that writes copies of its state.
     """
-    blocks = [block for block in server.facts.trunk if server.placement.cpu_bytes(block)]
-    every = stages(server.facts, size, server.laws)
-    if not blocks:
-        return []
-    if not _borrows(server):
-        return list(every)
-    away = [block for block in blocks if block.index not in server.placement.on_gpu]
-    writes = size.n_copies > 1 and any(block.is_recurrent for block in away)
-    return [stage for stage in every if writes and stage.name == "recurrence"]
+    placement = server.placement
+    n_bytes = graph.input_bytes(width=4)
+    text = "inputs: attention mask and embeddings of a ubatch"
+    blocks = [block for block in server.facts.trunk if placement.cpu_bytes(block)]
+    left = graph.stages() if blocks else {}
+    if _borrows(server):
+        away = (block.is_recurrent for block in blocks if block.index not in placement.on_gpu)
+        writes = graph.n_copies > 1 and any(away)
+        left = {name: one for name, one in left.items() if writes and name == "recurrence"}
+    if left:
+        name, widest = max(left.items(), key=lambda stage: stage[1])
+        n_bytes += round(widest) * graph.n_ubatch * F32_BYTES
+        text += f", and {name} of {len(blocks)} blocks in RAM"
+    return Part(PartKind.COMPUTE, Device.HOST, n_bytes, text)
 
 
 _LOCKING = frozenset({"mlock", "mmap+mlock"})
