@@ -144,6 +144,7 @@ PURE = {
     "records",
     "result",
     "sweep/challenge",
+    "sweep/context",
     "sweep/costs",
     "sweep/laws",
     "sweep/learner",

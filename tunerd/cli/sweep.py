@@ -14,6 +14,7 @@ from tunerd.calendar import Missed
 from tunerd.cli.complete import keys, names_of
 from tunerd.cli.deploy import start_after_option, yes_option
 from tunerd.cli.output import changed, columns, facts_lines, line, section_lines
+from tunerd.errors import UsageError
 from tunerd.operations import (
     DAYS,
     NUMBER,
@@ -57,6 +58,10 @@ def _request_options(function: Any) -> Any:
                      help="The mix of requests [default: the profile's own]."),
         click.option("--space", type=SPACE, multiple=True, metavar="KEY=VALUE,...", shell_complete=keys,
                      help="Values to try for a key, over those of the profile's [sweep] table."),
+        click.option("--goal", type=click.Choice(["speed", "context"]), default="speed", show_default=True,
+                     help="The fastest settings, or the largest context that holds a speed."),
+        click.option("--at-least", "at_least_tok_s", type=click.FloatRange(0.1, 100_000), metavar="TOK/S",
+                     help="With --goal context: the speed to hold, over the workload."),
         click.option("--seed", type=SEED, help="Of texts and order."),
         start_after_option,
         click.option("--window", type=TIMES, metavar="HH:MM-HH:MM",
@@ -70,7 +75,12 @@ def _request_options(function: Any) -> Any:
 def _request(given: Mapping[str, Any]) -> SweepRequest:
     from tunerd.sweep.plan import SweepRequest
 
-    rest = {name: value for name, value in given.items() if name != "budget"}
+    if (given["goal"] == "context") != (given["at_least_tok_s"] is not None):
+        raise UsageError(
+            "--goal context and --at-least go together",
+            hint="for example --goal context --at-least 40",
+        )
+    rest = {name: value for name, value in given.items() if name not in {"budget", "goal"}}
     return SweepRequest(budget_s=given["budget"], **rest)
 
 
@@ -96,6 +106,7 @@ def run(call: Call, dry_run: bool, **given: Any) -> ActionResult:
       tunerd sweep run --dry-run
       tunerd sweep run --budget 6h --workload coding-agent
       tunerd sweep run --space speculation.n_max=1,2,3 --space engine=mainline,ik
+      tunerd sweep run --goal context --at-least 40
     """  # noqa: D301
     from tunerd.sweep.run import run_sweep, sweep_plan
 
@@ -234,6 +245,8 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
     plan = payload["plan"]
     yield f"profile {plan['profile']}, generation {plan['generation']}, workload {plan['workload']}"
     yield f"starts from: {plan['incumbent_text']}"
+    if plan.get("at_least_tok_s") is not None:
+        yield f"looks for the largest context that holds {plan['at_least_tok_s']:g} tok/s"
     yield f"{plan['points']} configurations, seed {plan['seed']}"
     yield ""
     for family in plan["families"]:

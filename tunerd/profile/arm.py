@@ -19,7 +19,9 @@ PLACEMENT_KEYS = frozenset(
     {LAYERS, EXPERTS, "memory.cpu_moe", "memory.n_cpu_ffn", "memory.override_tensor"}
 )
 LEFT_TO_FIT = "default"
+CONTEXT_SIZE = "serving.ctx_size"
 SAME_TEXT_KEYS = PLACEMENT_KEYS | {
+    CONTEXT_SIZE,
     DRAFT_MODEL,
     "memory.moe_cache_mib",
     "speculation.cpu_moe",
@@ -142,6 +144,11 @@ class Arm:
         """Layers whose experts stay in RAM, where `extra` says so."""
         found = dict(self.placement).get(EXPERTS)
         return int(found) if found is not None else None
+
+    @property
+    def context_size(self) -> int:
+        """The context that `extra` asks for [tok]; 0 where it names none, and all arms have the same."""
+        return int(dict(self.extra).get(CONTEXT_SIZE, 0)) if self.extra else 0
 
     def canonical(self) -> Arm:
         """The same configuration without what means nothing; equal arms do the same."""
@@ -336,6 +343,8 @@ class Policy:
         seeds: Arms known from elsewhere, such as published settings; they are tried first.
         max_arms: How many arms may be measured at most; None for as many as time allows.
         rejected: Arms that must not be recommended, with the reason, such as a failure in service.
+        at_least_tok_s: The largest context that holds this speed is wanted, not the fastest arm; None for
+            the latter [tok/s].
     """
 
     min_gain: float = 0.01
@@ -350,6 +359,7 @@ class Policy:
     seeds: tuple[ArmLike, ...] = ()
     max_arms: int | None = None
     rejected: tuple[tuple[ArmLike, str], ...] = ()
+    at_least_tok_s: float | None = None
 
 
 class Box(Protocol):

@@ -141,8 +141,7 @@ class Challenge:
         if not is_decided:
             return self._result("open", self._what_it_takes())
         if self._verdict.standing is Step.FUTILE:
-            margin = f"{self._policy.min_gain:.1%}"
-            return self._result("keep", f"the pairs do not support a gain of more than {margin}")
+            return self._result("keep", self._too_little)
         broken = self._gates()
         return self._result("promote") if broken is None else self._result("failed", broken)
 
@@ -160,7 +159,7 @@ class Challenge:
     def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
         block = self._night.block(f"v{self._number}.{number}")
         return {
-            side: _block_of(
+            side: block_of(
                 self._measure(self._incumbent if side == A else self._candidate, block, number)
             )
             for side in order
@@ -248,6 +247,10 @@ class Challenge:
             return broken
         return self._limits.shrinks(self._candidate) or self._limits.breaks_tools(self._candidate)
 
+    @property
+    def _too_little(self) -> str:
+        return f"the pairs do not support a gain of more than {self._policy.min_gain:.1%}"
+
     def _what_it_takes(self) -> str:
         verdict = self._verdict
         return (
@@ -277,7 +280,7 @@ class Challenge:
         )
 
 
-def _block_of(readings: Sequence[Reading]) -> PairBlock:
+def block_of(readings: Sequence[Reading]) -> PairBlock:
     """What the classes of one process took, a single round."""
     return (tuple(Turn(one.turn_ms or 0.0, one.prompt_ms or 0.0) for one in readings),)
 
@@ -380,4 +383,4 @@ def _pair(block: _Attempt, incumbent: Arm, candidate: Arm, workload: Workload) -
     before, after = sides.get(incumbent.canonical()), sides.get(candidate)
     if before is None or after is None:
         return None
-    return pair_of(workload, block.number, _block_of(before), _block_of(after))
+    return pair_of(workload, block.number, block_of(before), block_of(after))

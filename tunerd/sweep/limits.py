@@ -181,6 +181,11 @@ class Limits:
         headroom = self.headroom(arm)
         return headroom is None or headroom.is_safe
 
+    def has_room(self, arm: Arm) -> bool:
+        """Whether enough stays free with the context full, by every load of the arm that was seen."""
+        headroom = self.headroom(arm)
+        return headroom is None or headroom.free_mib - headroom.sd_mib >= self.headroom_mib
+
     def margin_for(self, arm: Arm, sds: float) -> int | None:
         """Smallest allowed margin at which the context fits; None where no margin is enough.
 
@@ -214,6 +219,8 @@ class Limits:
 
     def shrinks(self, arm: Arm) -> str | None:
         """Whether an engine that fits the context to the card gives an arm less of it than what serves."""
+        if self._policy.at_least_tok_s is not None:
+            return None  # that is what is asked for
         own, usual = self.n_ctx(arm), self.n_ctx(self._incumbent)
         if own is None or usual is None or own >= usual:
             return None
@@ -269,6 +276,7 @@ class Limits:
                 and wall.kv == arm.kv
                 and arm.ubatch >= wall.ubatch
                 and (not arm.drafts or arm.n_max >= wall.n_max)
+                and arm.context_size >= wall.context_size
                 and _needs_no_less(arm, wall)
             ):
                 return f"a smaller need ran out of memory: {wall}"

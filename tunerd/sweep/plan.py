@@ -27,6 +27,7 @@ from tunerd.production.lease import Outlook, beside_others, outlook
 from tunerd.production.measurement import wait_for_dead_measurement
 from tunerd.production.plan import LOAD_LINES, Plan, make_plan, settings_of
 from tunerd.profile.arm import (
+    CONTEXT_SIZE,
     DRAFT,
     DRAFT_MODEL,
     EXPERTS,
@@ -35,14 +36,16 @@ from tunerd.profile.arm import (
     PLACEMENT_KEYS,
     Arm,
     Extra,
+    Family,
     Policy,
     plain,
 )
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
 from tunerd.profile.schema import Range
-from tunerd.profile.workload import Workload, WorkloadShape, fitted
+from tunerd.profile.workload import Rates, Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
+from tunerd.sweep.context import sizes_between
 from tunerd.sweep.schedule import closed_text, deadline_of, window_of
 from tunerd.sweep.space import (
     ARM_KEYS,
@@ -454,9 +457,13 @@ def _refusal(
     return errors[0] if errors else None
 
 
-def frozen_keys(base: Plan, ranges: Mapping[str, tuple[Any, ...]]) -> dict[str, str]:
-    """Keys that cannot be searched on this machine, with the reason."""
+def frozen_keys(
+    base: Plan, ranges: Mapping[str, tuple[Any, ...]], *, for_context: bool = False
+) -> dict[str, str]:
+    """Keys that cannot be searched on this machine, or are not, with the reason."""
     reasons = {key: _pointless(key, base) for key in sorted(PLACEMENT_KEYS & set(ranges))}
+    if CONTEXT_SIZE in ranges and not for_context:
+        reasons[CONTEXT_SIZE] = "less context is no gain; `--goal context` looks for the largest"
     return {key: why for key, why in {FIT: _no_fit(base), **reasons}.items() if why is not None}
 
 
@@ -496,7 +503,8 @@ _DISK_BYTES_S = 200e6
 class SweepRequest:
     """What is asked for; `space` are `KEY=VALUES` as typed, `seed` None is a fresh one.
 
-    `window` are times of day such as `01:00-06:30`: production serves again by its end.
+    `window` are times of day such as `01:00-06:30`: production serves again by its end. With `at_least_tok_s`
+    the largest context is looked for that holds this speed, instead of the fastest settings.
     """
 
     budget_s: float
@@ -506,6 +514,7 @@ class SweepRequest:
     seed: int | None = None
     start_after: bool = False
     window: str | None = None
+    at_least_tok_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -543,8 +552,10 @@ class PreparedSweep:
     def question(self) -> str:
         """What a person is asked before it begins: how far it gets, and the time without service."""
         room = f" ({self.forecast.text})" if self.forecast.can_decide else ""
+        wanted = self.request.at_least_tok_s
+        what = "" if wanted is None else f" for the largest context that holds {wanted:g} tok/s"
         return (
-            f"A sweep of {self.shape.name} for {format_duration(self.outlook.measuring_s)} at most over "
+            f"A sweep of {self.shape.name}{what} for {format_duration(self.outlook.measuring_s)} at most over "
             f"{self.space.n_points} configurations{room}: {self.outlook.text}. Go on?"
         )
 
@@ -566,35 +577,13 @@ def prepare(
     plan_request = request_again(generation)
     ahead = outlook(ctx, measuring_s=request.budget_s, start_after=request.start_after)
     base_plan = plan_side(ctx, SideRequest(LIVE, plan_request, generation))
-    resolved = base_plan.resolved
-    ranges = _ranges(resolved, (*ctx.settings.sweep.space, *request.space))
-    pins = _kept(ctx) | {key: _who(resolved, key) for key in sorted(resolved.pins)}
-    frozen = frozen_keys(base_plan, ranges)
-    drafter = drafter_of(ctx, base_plan, ranges)
-    placements = placements_of(ctx, base_plan, pins)
-    seen = engine_facts(
-        ctx, plan_request, base_plan, ranges, proves=proves, frozen=frozen, drafter=drafter,
-        placements=placements.alternatives,
-    )  # fmt: skip
-    base = _base(base_plan, resolved, placements.searched | set(ranges))
-    settings = ctx.settings.sweep
-    wishes = Wishes(
-        ranges=ranges,
-        pins=pins,
-        frozen=frozen,
-        may_change_output=settings.may_change_output,
-        draft_model=drafter.name,
-    )
-    space = plan_space(base, seen.engines, wishes)
-    others = {engine for engine, _ in space.space.families} - {base_plan.engine.name}
-    left = (*space.left_out, *drafter.left, *placements.left_with(others))
-    space = replace(space, left_out=left)
-    shape, told = workload_for(ctx, request.workload, resolved)
+    shape, told = workload_for(ctx, request.workload, base_plan.resolved)
     context = _context_tokens(base_plan)
     workload, cut = shape.plain(), tuple[int, ...]()
     if context is not None:
         workload, cut = fitted(workload, context, margin_tokens=_FRAME_TOKENS)
-    basis = _basis(base_plan, seen, shape, drafter.sha256)
+    choice = _choice(ctx, request, plan_request, base_plan, workload, proves=proves)
+    settings, space = ctx.settings.sweep, choice.space
     policy = Policy(
         min_gain=settings.min_gain,
         headroom_mib=settings.headroom_mib,
@@ -602,14 +591,9 @@ def prepare(
         context_tokens=context,
         seeds=_seeds(ctx, plan_request, space.base, base_plan),
         max_arms=request.max_arms,
-        rejected=tuple(failed_arms(ctx, generation.profile or "", seen.identities)),
+        rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
+        at_least_tok_s=request.at_least_tok_s,
     )
-    with_evidence = open_to_read(ctx.paths.evidence)
-    try:
-        rates = rates_seen(with_evidence, resolved.name) if with_evidence is not None else None
-    finally:
-        if with_evidence is not None:
-            with_evidence.close()
     load_s = _load_s(ahead, base_plan)
     deadline = deadline_of(
         ctx, request.window, load_s=load_s, changes_program=len(_engines(space)) > 1
@@ -617,16 +601,19 @@ def prepare(
     left_s = request.budget_s if deadline is None else deadline.measuring_s(ctx.clock.now_s())
     if left_s < request.budget_s:
         ahead = outlook(ctx, measuring_s=left_s, start_after=request.start_after)
-    programs = [seen.programs[name] for name in sorted(_engines(space)) if name in seen.programs]
-    ahead = beside_others(ctx, ahead, programs)
+    programs = choice.seen.programs
+    ahead = beside_others(
+        ctx, ahead, [programs[name] for name in sorted(_engines(space)) if name in programs]
+    )
     predicted = forecast(
-        workload, ahead.measuring_s, load_s=load_s, rates=rates,
-        n_families=len(space.space.families), min_gain=settings.min_gain,
+        workload, ahead.measuring_s, load_s=load_s,
+        rates=_rates(ctx, base_plan.resolved.name), n_families=len(space.space.families),
+        min_gain=settings.min_gain,
     )  # fmt: skip
     messages = [
         *_window_messages(ctx, request),
         told,
-        *placements.messages,
+        *choice.messages,
         *_cut_messages(shape, cut, context),
     ]
     if not predicted.can_decide and not for_resume:
@@ -637,19 +624,79 @@ def prepare(
         plan_request=plan_request,
         base_plan=base_plan,
         space=space,
-        seen=seen,
+        seen=choice.seen,
         shape=shape,
         workload=workload,
         context_tokens=context,
         policy=policy,
         seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed,
-        basis=basis,
+        basis=_basis(base_plan, choice, shape, request),
         outlook=ahead,
         load_s=load_s,
         forecast=predicted,
         messages=tuple(messages),
         deadline=deadline,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What there is to choose from, of whom it was asked, and what people should know of it."""
+
+    space: SpacePlan
+    seen: Seen
+    drafter: Drafter
+    messages: tuple[Message, ...]
+
+
+def _choice(
+    ctx: Context,
+    request: SweepRequest,
+    plan_request: PlanRequest,
+    base_plan: Plan,
+    workload: Workload,
+    *,
+    proves: bool,
+) -> _Choice:
+    resolved, for_context = base_plan.resolved, request.at_least_tok_s is not None
+    ranges = _ranges(resolved, (*ctx.settings.sweep.space, *request.space))
+    pins = _kept(ctx) | {key: _who(resolved, key) for key in sorted(resolved.pins)}
+    if for_context:
+        ranges[CONTEXT_SIZE] = _sizes(base_plan, ranges, pins, workload)
+    frozen = frozen_keys(base_plan, ranges, for_context=for_context)
+    drafter = drafter_of(ctx, base_plan, ranges)
+    placements = placements_of(ctx, base_plan, pins)
+    seen = engine_facts(
+        ctx, plan_request, base_plan, ranges, proves=proves, frozen=frozen, drafter=drafter,
+        placements=placements.alternatives,
+    )  # fmt: skip
+    base = _base(base_plan, resolved, placements.searched | set(ranges))
+    if for_context:
+        own = frozenset({(CONTEXT_SIZE, _context_size(base_plan))})
+        base = replace(base, arm=replace(base.arm, extra=base.arm.extra | own))
+    wishes = Wishes(
+        ranges=ranges,
+        pins=pins,
+        frozen=frozen,
+        may_change_output=ctx.settings.sweep.may_change_output,
+        draft_model=drafter.name,
+    )
+    space = plan_space(base, seen.engines, wishes)
+    if for_context:
+        return _Choice(_for_context(space), seen, drafter, ())
+    others = {engine for engine, _ in space.space.families} - {base_plan.engine.name}
+    left = (*space.left_out, *drafter.left, *placements.left_with(others))
+    return _Choice(replace(space, left_out=left), seen, drafter, placements.messages)
+
+
+def _rates(ctx: Context, profile: str) -> Rates | None:
+    """Speeds seen of a profile before."""
+    store = open_to_read(ctx.paths.evidence)
+    try:
+        return None if store is None else rates_seen(store, profile)
+    finally:
+        if store is not None:
+            store.close()
 
 
 def plan_arm(ctx: Context, prepared: PreparedSweep, arm: Arm) -> Plan:
@@ -705,6 +752,7 @@ def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
         "seed": prepared.seed,
         "incumbent": plain(prepared.base.arm),
         "incumbent_text": str(prepared.base.arm),
+        "at_least_tok_s": prepared.request.at_least_tok_s,
         "families": families,
         "points": prepared.space.n_points,
         "left_out": [asdict(one) for one in prepared.space.left_out],
@@ -861,7 +909,68 @@ def _context_tokens(plan: Plan) -> int | None:
     return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
 
 
-def _basis(plan: Plan, seen: Seen, shape: WorkloadShape, draft_sha256: str | None) -> str:
+def _context_size(plan: Plan) -> int:
+    """What serves now asks for [tok].
+
+    Raises:
+        UsageError: it leaves that to the engine.
+    """
+    size = plan.resolved.profile.serving.ctx_size
+    if size == 0:  # as trained
+        size = plan.facts.context_length
+    if not size:
+        raise UsageError(
+            "the engine chooses the context of what serves, so there is nothing to start from",
+            state="nothing was touched",
+            hint="`tunerd apply PROFILE --set serving.ctx_size=8192` first",
+        )
+    return size
+
+
+def _sizes(
+    plan: Plan,
+    ranges: Mapping[str, tuple[Any, ...]],
+    pins: Mapping[str, str],
+    workload: Workload,
+) -> tuple[int, ...]:
+    """Contexts to look at: those that are listed, else from what the workload needs up to the trained one [tok].
+
+    Raises:
+        UsageError: there is no choice.
+    """
+    own, serving = _context_size(plan), plan.resolved.profile.serving
+    slots = 1 if serving.kv_unified else serving.n_parallel or 1
+    least = slots * (max(one.depth_tokens for one in workload.classes) + _FRAME_TOKENS)
+    listed = ranges.get(CONTEXT_SIZE)
+    if CONTEXT_SIZE in pins:
+        raise UsageError(
+            f"{CONTEXT_SIZE} is pinned by {pins[CONTEXT_SIZE]}", state="nothing was touched",
+            hint="take the pin away, or sweep for speed",
+        )  # fmt: skip
+    most = max(own, slots * (plan.facts.context_length or own))
+    wanted = sizes_between(min(least, own), most) if listed is None else listed
+    return tuple(sorted({own, *(int(one) for one in wanted if least <= int(one) <= most)}))
+
+
+def _for_context(space: SpacePlan) -> SpacePlan:
+    """What serves with other contexts, margins and cache types; all else stays as it is."""
+    arm, own = space.base.arm, space.space.families[space.base.arm.family]
+    extra = tuple(one for one in own.extra if one - arm.extra <= _context_pairs(one))
+    family = Family((arm.n_max,), (arm.p_min,), own.fit_mib, own.kv, (arm.ubatch,), (arm.batch,),
+                    (arm.threads,), extra)  # fmt: skip
+    kept = [one for one in space.left_out if CONTEXT_SIZE in one.what or one.what in KV_KEYS]
+    left = (
+        *kept,
+        Left("all other settings", "they stay as they serve; a sweep for speed tries them"),
+    )
+    return replace(space, space=replace(space.space, families={arm.family: family}), left_out=left)
+
+
+def _context_pairs(extra: Extra) -> Extra:
+    return frozenset(pair for pair in extra if pair[0] == CONTEXT_SIZE)
+
+
+def _basis(plan: Plan, choice: _Choice, shape: WorkloadShape, request: SweepRequest) -> str:
     """A hash over what samples depend on beside the arm."""
     values = {
         key: setting.value
@@ -871,13 +980,15 @@ def _basis(plan: Plan, seen: Seen, shape: WorkloadShape, draft_sha256: str | Non
     return digest(
         {
             "values": plain(values),
-            "engines": dict(seen.identities),
+            "engines": dict(choice.seen.identities),
             "model": plan.facts.identity.sha256,
             "gpus": [gpu.name for gpu in plan.host.gpus or ()],
             "driver": plan.host.driver_version,
             "cpu": plan.host.cpu.model,
             "workload": shape.sha256,
-            **({} if draft_sha256 is None else {"draft": draft_sha256}),
+            **({} if choice.drafter.sha256 is None else {"draft": choice.drafter.sha256}),
+            # Its arms differ in context, of which the laws of a search for speed know nothing.
+            **({} if request.at_least_tok_s is None else {"goal": "context"}),
         }
     )
 

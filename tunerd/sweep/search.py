@@ -810,11 +810,10 @@ class Finalist:
 
     def _is_enough(self, arm: Arm, step: MarginStep) -> bool:
         """Whether room is left with the context full, by every load of the arm that was seen."""
-        headroom = self._limits.headroom(arm)
         # Where memory is told, a context that was not seen full proves nothing.
-        if step.free_mib is None or headroom is None:
+        if step.free_mib is None:
             return not self._limits.knows_memory
-        return headroom.free_mib - headroom.sd_mib >= self._limits.headroom_mib
+        return self._limits.has_room(arm)
 
     def _next(self, arm: Arm, step: MarginStep, good: Arm | None, family: FamilyGrid) -> int | None:
         """Margin to try next; None to stop."""

@@ -39,6 +39,7 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.workload import Rates, RequestClass, Workload
 from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_json
+from tunerd.sweep.context import Floor, Widest
 from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
@@ -380,8 +381,9 @@ class _Sweep:
         if given_up := self._give_up():
             verdict, reasons = INCONCLUSIVE, [*given_up, *reasons]
         if self._won:  # what was proved stays so, whatever became of the search for more
-            first, *then = map(_in_words, self._won)
-            reasons = [first, *(f"then {one}" for one in then), *reasons]
+            if self.policy.at_least_tok_s is None:
+                first, *then = map(_in_words, self._won)
+                reasons = [first, *(f"then {one}" for one in then), *reasons]
             verdict = PROMOTE
         if verdict != INCONCLUSIVE or given_up:
             self.night.recommend(self.incumbent)
@@ -393,6 +395,8 @@ class _Sweep:
 
     def _decide(self) -> tuple[str, list[str]]:
         """Why there is no further winner; those that there were are in `_won`."""
+        if self.policy.at_least_tok_s is not None:
+            return self._widest(self.policy.at_least_tok_s)
         for _ in range(_CHALLENGES):
             if self._to_go_on() is None:
                 self.search.run(self._reserve_s)
@@ -421,6 +425,32 @@ class _Sweep:
             else:
                 self._learn_from(result)
         return self._nothing_better()
+
+    def _widest(self, wanted_tok_s: float) -> tuple[str, list[str]]:
+        """The largest context instead of the fastest arm."""
+        family, speed = self.grid.of(self.incumbent), f"{wanted_tok_s:g} tok/s"
+        if family is None:
+            return INCONCLUSIVE, ["what serves is not in the space"]
+        widest = Widest(self.search, self.policy, family, self._prove_floor)
+        try:
+            found = widest.find(self.incumbent)
+        except TimeUp:
+            return INCONCLUSIVE, ["the time ended before a context was proved", widest.text]
+        if found is None:
+            return KEEP, [f"no context holds {speed}", widest.text]
+        if found == self.incumbent:
+            return KEEP, [f"no larger context holds {speed}", widest.text]
+        self._won.append(self.challenges[-1])
+        self.incumbent = found
+        return PROMOTE, [f"the largest context that holds {speed}", widest.text]
+
+    def _prove_floor(self, arm: Arm) -> Result:
+        self.night.recommend(arm)
+        policy = replace(self.policy, min_gain=0.0)
+        number, self._next_challenge = self._next_challenge, self._next_challenge + 1
+        result = Floor(self.night, self.limits, policy, self.incumbent, arm, number).run()
+        self.challenges.append(result)
+        return result
 
     def _has_time_for_pairs(self, finalist: Arm) -> bool:
         """Whether so many pairs fit that they could decide, with those from before it was cut short."""
@@ -681,7 +711,7 @@ class _Sweep:
 
     def _best_untried(self) -> float | None:
         leader = self.search.leader()
-        if leader is None:
+        if leader is None or self.policy.at_least_tok_s is not None:
             return None
         proposals = self.search.planes.proposals(leader)
         if not proposals:

@@ -1,0 +1,145 @@
+"""The largest context that holds a speed, on simulated boxes whose cache grows with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator.box import QUIET, Noise, SimulatedBox, Truth
+from benchmarks.simulator.tasks import Task, task
+from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Space, as_arm
+from tunerd.sweep.context import sizes_between
+from tunerd.sweep.tuner import Outcome, sentence_of, tune
+
+SERVED = 131072
+LARGER = {"12G": 4.0, "24G": 1.0}
+SIZES = sizes_between(32768, 262144)
+
+
+def context(size: int) -> Extra:
+    return frozenset({(CONTEXT_SIZE, size)})
+
+
+class GrowingBox(SimulatedBox):
+    """Its cache grows with the context that an arm asks for, and is larger than that of the published models."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.whole = self.card
+
+    def restart(self, arm: Arm) -> Boot:
+        share = arm.context_size / SERVED
+        kv_mib = {
+            kv: LARGER[self.whole.name] * mib * share for kv, mib in self.whole.kv_mib.items()
+        }
+        self.card = replace(self.whole, context=arm.context_size, kv_mib=kv_mib)
+        self.truth = Truth(self.card)
+        return super().restart(arm)
+
+
+@dataclass(frozen=True)
+class Scene:
+    one: Task
+    incumbent: Arm
+    space: Space
+
+    def truly_tok_s(self, size: int) -> float:
+        """Speed of the workload at a size, without noise."""
+        box = GrowingBox(self.one.card)
+        arm = replace(self.incumbent, extra=context(size))
+        box.restart(arm)
+        tokens = decode_ms = 0.0
+        for one in self.one.workload.classes:
+            prompt_ms = box.truth.prompt_ms(arm, one.new_tokens, one.cached_tokens)
+            token_ms = (box.truth.class_ms(arm, one) - prompt_ms) / one.n_predict
+            tokens += one.weight * one.n_predict
+            decode_ms += one.weight * one.n_predict * token_ms
+        return 1000 * tokens / decode_ms
+
+    def night(self, wanted_tok_s: float, *, hours: float = 4.0, noise: Noise = QUIET) -> Outcome:
+        return tune(
+            GrowingBox(self.one.card, noise), self.space, self.one.workload, self.incumbent,
+            hours * 3600.0, np.random.default_rng(1),
+            policy=Policy(may_change_output=False, at_least_tok_s=wanted_tok_s),
+        )  # fmt: skip
+
+
+def scene(name: str, mix: str) -> Scene:
+    one = task(name, mix, 1)
+    start = replace(one.incumbent, fit_mib=1280, extra=context(SERVED))
+    own = one.space.families[start.family]
+    family = replace(
+        own, fit_mib=tuple(range(1280, 4097, 64)), n_max=(start.n_max,), p_min=(start.p_min,), ubatch=(start.ubatch,), batch=(start.batch,),
+        threads=(start.threads,), kv=(start.kv,), extra=tuple(map(context, SIZES)),
+    )  # fmt: skip
+    return Scene(one, start, Space({start.family: family}))
+
+
+def test_the_largest_context_that_holds_the_speed_is_found_and_proved() -> None:
+    here = scene("12G", "agent")
+    wanted = here.truly_tok_s(163840) * 0.97
+    outcome = here.night(wanted)
+    assert outcome.verdict == "promote", outcome.evidence.reasons
+    assert as_arm(outcome.arm).context_size == 163840
+    assert outcome.evidence.challenges[-1].outcome == "promote"
+    assert outcome.evidence.restarts < 30
+
+
+@pytest.mark.parametrize("share", [0.9, 0.97, 1.03])
+def test_under_noise_no_context_is_taken_that_does_not_hold_the_speed(share: float) -> None:
+    here = scene("12G", "agent")
+    wanted = here.truly_tok_s(SERVED) * share
+    outcome = here.night(wanted, noise=Noise())
+    assert outcome.verdict in {"promote", "keep"}
+    if outcome.verdict == "promote":
+        assert here.truly_tok_s(as_arm(outcome.arm).context_size) > wanted
+
+
+def test_what_serves_stays_where_no_larger_context_holds_the_speed() -> None:
+    here = scene("12G", "agent")
+    outcome = here.night(here.truly_tok_s(SERVED) * 0.97 + 0.5)
+    assert outcome.verdict == "keep", outcome.evidence.reasons
+    assert outcome.evidence.reasons[0].startswith("no larger context holds")
+
+
+def test_a_smaller_context_is_what_holds_a_speed_that_the_present_one_does_not() -> None:
+    here = scene("12G", "agent")
+    wanted = here.truly_tok_s(SERVED) * 1.04
+    assert here.truly_tok_s(SIZES[0]) > 1.03 * wanted
+    outcome = here.night(wanted)
+    assert outcome.verdict == "promote", outcome.evidence.reasons
+    assert SIZES[0] <= as_arm(outcome.arm).context_size < SERVED
+
+
+def test_a_speed_that_no_context_reaches_changes_nothing_and_says_how_fast_each_was() -> None:
+    here = scene("12G", "agent")
+    outcome = here.night(here.truly_tok_s(SIZES[0]) * 1.5)
+    assert outcome.verdict == "keep"
+    assert outcome.arm is here.incumbent
+    said = sentence_of(outcome, here.incumbent, "agent")
+    assert "no context holds" in said
+    assert "tok/s, too slow" in said
+
+
+def test_a_context_that_runs_out_of_memory_is_not_taken_however_fast_it_is() -> None:
+    """On the 24 GB card everything must lie on it: more context is as fast until it does not fit."""
+    here = scene("24G", "deep")
+    outcome = here.night(here.truly_tok_s(SERVED) * 0.5, hours=12.0)
+    found = as_arm(outcome.arm)
+    box = GrowingBox(here.one.card)
+    box.restart(found)
+    assert box.truth.headroom_mib(found) > 0
+
+
+def test_a_night_that_is_too_short_proves_nothing_and_deploys_nothing() -> None:
+    here = scene("12G", "agent")
+    outcome = here.night(here.truly_tok_s(SERVED) * 0.9, hours=0.2)
+    assert outcome.verdict == "inconclusive"
+    assert outcome.arm is here.incumbent
+    assert "the time ended" in outcome.evidence.reasons[0]
+
+
+def test_sizes_are_a_quarter_of_a_power_of_two_apart_and_end_at_the_trained_one() -> None:
+    assert sizes_between(8192, 20000) == (8192, 10240, 12288, 14336, 16384, 20000)

@@ -1,0 +1,260 @@
+"""The largest context that holds a speed: sizes bisected on processes as they would be deployed, the last one proved.
+
+More context leaves less of the card to the weights, so speed falls with it, and a size that is too slow
+speaks for all larger ones. What is proved is that a turn takes no longer than with its answers at the wanted
+speed: a challenge, whose other side is computed from the same prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from tunerd.measure.pairs import A, B, PairBlock, Side, Turn, class_ms
+from tunerd.profile.arm import Arm, Policy, Reading, ServerDied
+from tunerd.profile.workload import RequestClass
+from tunerd.sweep.challenge import Challenge, Result, block_of
+from tunerd.sweep.night import CannotStart, TimeUp
+from tunerd.sweep.search import Search
+from tunerd.sweep.space import FamilyGrid
+
+# One start may be so much slower than the next: the proof decides. Source: docs/benchmarks.md, 2.7 % between starts.
+_LUCK = 0.03
+_MARGINS_TRIED = 3
+_OOM_STEP_MIB = 256.0
+
+
+def sizes_between(least: int, most: int) -> tuple[int, ...]:
+    """Sizes to look at, ascending, a quarter of a power of two apart, and `most` itself [tok]."""
+    found = {(4 + quarter) << power for power in range(6, 24) for quarter in range(4)}
+    return tuple(sorted(one for one in found | {most} if least <= one <= most))
+
+
+def _speed_tok_s(classes: Sequence[RequestClass], token_ms: Sequence[float]) -> float:
+    """Tokens decoded in a second over a round of the workload, from the time of one token in each class."""
+    tokens = [one.weight * one.n_predict for one in classes]
+    decode_ms = sum(n * each_ms for n, each_ms in zip(tokens, token_ms, strict=True))
+    return 1000 * sum(tokens) / decode_ms
+
+
+def _token_ms(reading: Reading) -> float | None:
+    """Time of one token of an answer; None where the server did not tell."""
+    if not reading.predicted_ms or not reading.predicted_n:
+        return None
+    return reading.predicted_ms / reading.predicted_n
+
+
+class Floor(Challenge):
+    """An arm against a speed: the other side reads the same prompts as fast, and decodes at just that speed."""
+
+    def pair_s(self) -> float:
+        """Time of one process."""
+        return self._night.process_s(self._candidate, exact=True)
+
+    @property
+    def _wanted_ms(self) -> float:
+        return 1000 / (self._policy.at_least_tok_s or 1.0)
+
+    def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
+        del order  # one side alone is measured
+        block = self._night.block(f"v{self._number}.{number}")
+        readings = self._measure(self._candidate, block, number)
+        wanted = tuple(
+            Turn(
+                (reading.turn_ms or 0.0) + one.n_predict * (self._wanted_ms - (_token_ms(reading) or 0.0)),
+                reading.prompt_ms or 0.0,
+            )
+            for one, reading in zip(self._night.workload.classes, readings, strict=True)
+        )  # fmt: skip
+        return {A: (wanted,), B: block_of(readings)}
+
+    @property
+    def speed_tok_s(self) -> float | None:
+        """What its starts came to in the mean; None without any."""
+        classes = self._night.workload.classes
+        speeds = []
+        for pair in self._pairs:
+            rows = zip(classes, class_ms(pair.a), class_ms(pair.b), strict=True)
+            token_ms = [self._wanted_ms - (a - b) / max(one.n_predict, 1) for one, a, b in rows]
+            speeds.append(_speed_tok_s(classes, token_ms))
+        return fmean(speeds) if speeds else None
+
+    @property
+    def _told(self) -> str:
+        speed = self.speed_tok_s
+        known = "" if speed is None else f"{speed:.1f} tok/s "
+        return f"{known}over {len(self._pairs)} starts"
+
+    @property
+    def _too_little(self) -> str:
+        return f"its starts do not show that it holds the speed: {self._told}"
+
+    def _gates(self) -> str | None:
+        return self._limits.breaks_tools(self._candidate)
+
+    def run(self) -> Result:
+        """Starts until it is sure that it holds the speed, or that it cannot be shown.
+
+        Raises:
+            Preempted: The user wants the machine.
+        """
+        result = super().run()
+        return replace(result, reasons=result.reasons or (self._told,))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the starts of an arm showed; `problem` says why it does not do, `short_mib` by how much it is too tight.
+
+    `full_tok_s` is the speed of a short answer behind a full context.
+    """
+
+    arm: Arm
+    speed_tok_s: float | None = None
+    problem: str = ""
+    full_tok_s: float | None = None
+    short_mib: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        figures = [] if self.speed_tok_s is None else [f"{self.speed_tok_s:.1f} tok/s"]
+        if self.full_tok_s is not None:
+            figures.append(f"{self.full_tok_s:.1f} behind a full context")
+        words = ", ".join([*figures, *([self.problem] if self.problem else [])])
+        return f"{self.arm.context_size} in {self.arm.kv}: {words}"
+
+
+class Widest:
+    """Looks for the largest context of one night; `prove` challenges the wanted speed with an arm."""
+
+    def __init__(
+        self, search: Search, policy: Policy, family: FamilyGrid, prove: Callable[[Arm], Result]
+    ) -> None:
+        self._search = search
+        self._policy = policy
+        self._family = family
+        self._prove = prove
+        self._wanted = policy.at_least_tok_s or 0.0
+        self._seen: dict[Arm, Seen] = {}
+
+    @property
+    def text(self) -> str:
+        """Every size that was looked at, the largest first, with the last word on each."""
+        last = {(-one.arm.context_size, one.arm.kv): one for one in self._seen.values()}
+        return "; ".join(last[key].text for key in sorted(last))
+
+    def find(self, incumbent: Arm) -> Arm | None:
+        """The largest that was proved to hold the speed; None where none was.
+
+        Raises:
+            TimeUp: The night is too short.
+        """
+        best: Arm | None = None
+        for kv in dict.fromkeys((incumbent.kv, *self._family.kv)):
+            made = [replace(incumbent, kv=kv, extra=extra) for extra in self._family.extra]
+            wider = [one for one in made if best is None or one.context_size > best.context_size]
+            best = self._largest(sorted(wider, key=lambda one: one.context_size), incumbent) or best
+        return best
+
+    def _largest(self, arms: Sequence[Arm], incumbent: Arm) -> Arm | None:
+        holding: dict[int, Arm] = {}
+        low, high = -1, len(arms)
+        at = next((n for n, arm in enumerate(arms) if arm == incumbent), len(arms) // 2)
+        while True:
+            while high - low > 1:
+                found = self._try(arms[at])
+                if found is None:
+                    high = at
+                else:
+                    low, holding[at] = at, found
+                at = (low + high) // 2
+            if low < 0:
+                return None
+            arm = holding.pop(low)
+            if self._is_proved(arm):
+                return arm
+            high, low = low, max(holding, default=-1)
+            at = (low + high) // 2
+
+    def _is_proved(self, arm: Arm) -> bool:
+        result = self._prove(arm)
+        if result.outcome == "open":
+            raise TimeUp
+        is_proved = result.outcome == "promote"
+        self._note(replace(self._seen[arm], problem="" if is_proved else result.reasons[0]))
+        return is_proved
+
+    def _note(self, seen: Seen) -> Seen:
+        self._seen[seen.arm] = seen
+        if seen.problem:
+            self._search.limits.reject(seen.arm, seen.problem)
+        return seen
+
+    # One size
+
+    def _try(self, arm: Arm) -> Arm | None:
+        """The arm, with more margin if it needs that, where it seems to hold; None where it does not."""
+        for _ in range(_MARGINS_TRIED):
+            seen = self._note(self._look(arm))
+            if not seen.problem:
+                return arm
+            margin = self._family.margin_at_least(arm.fit_mib + seen.short_mib)
+            if not seen.short_mib or arm.is_placed or margin is None or margin <= arm.fit_mib:
+                break
+            arm = arm.with_margin(margin)
+        return None
+
+    def _look(self, arm: Arm) -> Seen:
+        """One start: the workload, tool calls where they may break, and the whole context."""
+        search, limits = self._search, self._search.limits
+        night, speed = search.night, None
+        night.require(night.process_s(arm, exact=True))
+        try:
+            server = search.start(arm, "context")
+            found = server.block(exact=True)
+            known = [_token_ms(found[at]) for at in sorted(found)]
+            token_ms = [one for one in known if one is not None]
+            if len(token_ms) < len(night.workload.classes):
+                return Seen(arm, problem="not every class of the workload told its speed")
+            speed = _speed_tok_s(night.workload.classes, token_ms)
+            if speed < (1 - _LUCK) * self._wanted:
+                return Seen(arm, speed, "too slow")
+            if limits.changes_output(arm):
+                server.tool_calls(self._policy.tool_calls)
+            full = server.fill(server.n_ctx or arm.context_size)
+        except CannotStart as failed:
+            return _dead(arm, speed, "does not start", failed.failure)
+        except ServerDied as died:
+            return _dead(arm, speed, "died", died.kind or "crash")
+        finally:
+            search.learner.refresh()
+        search.learn_usual_tools()
+        if not limits.is_output_proven(arm):
+            return Seen(
+                arm,
+                speed,
+                limits.breaks_tools(arm) or "nothing shows that it leaves tool calls whole",
+            )
+        if full is None:
+            return Seen(arm, speed, "its context could not be filled")
+        return self._with_room(arm, speed, _token_ms(full))
+
+    def _with_room(self, arm: Arm, speed: float, full_ms: float | None) -> Seen:
+        limits = self._search.limits
+        seen = Seen(arm, speed, full_tok_s=None if full_ms is None else 1000 / full_ms)
+        headroom = limits.headroom(arm)
+        if headroom is None or (limits.is_safe(arm) and limits.has_room(arm)):
+            return seen
+        problem = (
+            f"{headroom.free_mib:.0f} MiB stay free with the context full, give or take "
+            f"{headroom.sd_mib:.0f}; wanted are {limits.headroom_mib:.0f}"
+        )
+        short_mib = max(limits.target_mib - headroom.free_mib, 1.0)
+        return replace(seen, problem=problem, short_mib=short_mib)
+
+
+def _dead(arm: Arm, speed: float | None, how: str, failure: str) -> Seen:
+    short_mib = _OOM_STEP_MIB if failure == "oom" else 0.0
+    return Seen(arm, speed, f"it {how}: {failure}", short_mib=short_mib)
