@@ -20,7 +20,7 @@ def main() -> None:
     with local_box() as idle, local_box() as busy:
         busy.profile("plain")
         busy.tunerd("apply", "plain", "--yes")
-        packages = "import click, pydantic"
+        packages = "import click, pydantic_settings"
         base = Case(f"`{packages}`", lambda: cpu_ms([*python, packages]))
         cases = [
             Case("`pass`", lambda: cpu_ms([*python, "pass"])),

@@ -1,18 +1,16 @@
 """tunerd's own settings: every table, key and default.
 
-Built once at the entry point (`load_settings`) and passed on.
+Built once at the entry point (`settings_sources`) and passed on.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +21,13 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+)
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
 )
 
 from tunerd.calendar import parse_window
@@ -51,19 +56,28 @@ def _whole_path(path: Path) -> Path:
 WholePath = Annotated[Path, AfterValidator(_whole_path)]
 
 
-def _of_a_window(part: str) -> AfterValidator:
-    """Refuses what cannot be this part of a window."""
-
-    def check(text: str) -> str:
-        parse_window(**{"text": "00:00-12:00", "days": "daily", "zone": "UTC", part: text})
-        return text
-
-    return AfterValidator(check)
+def _checked_window(window: str, days: str, zone: str) -> None:
+    parse_window(window, days, zone)
 
 
-WindowText = Annotated[str, _of_a_window("text")]
-DaysText = Annotated[str, _of_a_window("days")]
-ZoneText = Annotated[str, _of_a_window("zone")]
+def _window(text: str) -> str:
+    _checked_window(text, "daily", "UTC")
+    return text
+
+
+def _days(text: str) -> str:
+    _checked_window("00:00-12:00", text, "UTC")
+    return text
+
+
+def _zone(text: str) -> str:
+    _checked_window("00:00-12:00", "daily", text)
+    return text
+
+
+WindowText = Annotated[str, AfterValidator(_window)]
+DaysText = Annotated[str, AfterValidator(_days)]
+ZoneText = Annotated[str, AfterValidator(_zone)]
 
 
 class Table(BaseModel):
@@ -284,8 +298,12 @@ class NotifySettings(Table):
     )
 
 
-class Settings(Table):
+class Settings(BaseSettings):
     """All settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
 
     mode: Literal["system", "user", "local"] | None = Field(
         None, description="service manager; else by who calls and what is there"
@@ -305,13 +323,24 @@ class Settings(Table):
     schedule: ScheduleSettings = ScheduleSettings()
     page: PageSettings = PageSettings()
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load_settings` has read: the environment of the call, over the file."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
 
 # Read before there are settings, or by the tests alone.
 _ELSEWHERE = ("MODE", "CONFIG_DIR", "STATE_DIR", "RUNTIME_DIR", "UNIT_DIR", "LOG_LEVEL")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 _TEST_PREFIX = "TUNERD_TEST_"
-# By names of the operator's own: a whole engine, or its environment.
-_ENGINE = re.compile(r"engines\.[^.]+(\.environment)?")
 _MAX_FILE_BYTES = 1024 * 1024
 
 
@@ -323,16 +352,14 @@ def load_settings(paths: Paths, environment: Mapping[str, str] = os.environ) -> 
             allowed; all problems at once.
     """
     variables = _variables(environment)
-    data, unreadable = _from_variables(variables)
-    problems = [
-        *_unknown_variables(variables),
-        *_wrong_log_level(environment),
-        *unreadable.values(),
-    ]
+    problems = [*_unknown_variables(variables), *_wrong_log_level(environment)]
+    unreadable = {name: why for name in variables if (why := _unreadable(name, variables[name]))}
+    problems += unreadable.values()
+    readable = {name: text for name, text in variables.items() if name not in unreadable}
+    data = _over(_read(paths.settings_file), _from_variables(readable))
     try:
-        settings = Settings(**_over(_read(paths.settings_file), data))
+        settings = Settings(**data)
     except ValidationError as error:
-        readable = [name for name in variables if name not in unreadable]
         problems += _described(_sources(paths, readable), error)
     if problems:
         raise ConfigError(
@@ -400,7 +427,7 @@ class _Sources:
         return next(found, self.file)
 
 
-def _sources(paths: Paths, variables: Iterable[str]) -> _Sources:
+def _sources(paths: Paths, variables: Mapping[str, str]) -> _Sources:
     return _Sources({_key(name): name for name in variables}, str(paths.settings_file))
 
 
@@ -423,22 +450,16 @@ def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _from_variables(variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What variables set, as nested tables; and what is wrong with those that are no JSON and must be."""
-    data: dict[str, Any] = {}
-    unreadable: dict[str, str] = {}
-    for name in filter(_is_known, sorted(variables)):
-        key, text = _key(name), variables[name]
-        is_many = typing.get_origin(_known().get(key)) in {tuple, dict} or _ENGINE.fullmatch(key)
-        try:
-            value: Any = json.loads(text) if text and is_many else text
-        except ValueError:
-            unreadable[name] = f'{name}: found {text!r}; allowed: JSON, such as ["/models"]'
-            continue
-        for table in reversed(key.split(".")):
-            value = {table: value}
-        data = _over(data, value)
-    return data, unreadable
+def _from_variables(variables: Mapping[str, str]) -> dict[str, Any]:
+    """What pydantic-settings makes of variables: nested tables, JSON where a list is wanted.
+
+    Raises:
+        SettingsError: a value is no JSON where it must be.
+    """
+    source = EnvSettingsSource(Settings)
+    known = (name for name in variables if _is_known(name))
+    source.env_vars = {name.lower(): variables[name] for name in known}
+    return source()
 
 
 def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
@@ -451,6 +472,14 @@ def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def _unreadable(variable: str, text: str) -> str | None:
+    try:
+        _from_variables({variable: text})
+    except SettingsError:
+        return f'{variable}: found {text!r}; allowed: JSON, such as ["/models"]'
+    return None
 
 
 def _is_known(variable: str) -> bool:
@@ -512,17 +541,16 @@ def _described(sources: _Sources, error: ValidationError) -> list[str]:
     return [str(replace(one, source=sources.of(one.key))) for one in found]
 
 
-@cache
-def _known() -> Mapping[str, Any]:
-    """Dotted names of every setting, with their types; of `engines` only the table itself."""
-    types: dict[str, Any] = {}
+def _known() -> tuple[str, ...]:
+    """Dotted names of every setting; of `engines` only the table itself."""
+    names: list[str] = []
     for name, field in Settings.model_fields.items():
         table = table_in(field.annotation)
         if table is None or typing.get_origin(field.annotation) is dict:
-            types[name] = field.annotation
+            names.append(name)
         else:
-            types |= {f"{name}.{key}": one.annotation for key, one in table.model_fields.items()}
-    return types
+            names.extend(f"{name}.{inner}" for inner in table.model_fields)
+    return tuple(names)
 
 
 def _dotted(data: Mapping[str, Any], prefix: str = "") -> list[str]:
