@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tunerd.app import Context
 from tunerd.doctor.facts import (
     DEFAULT_UBATCH,
-    Diagnosis,
     EvidenceFacts,
     Facts,
     Locking,
@@ -53,6 +51,7 @@ from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
 from tunerd.production.plan import settings_of
 from tunerd.profile.layers import DEFAULT_HOST, DEFAULT_PORT, Resolved
+from tunerd.records import plain
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.units.live import LiveUnit
 from tunerd.units.manager import UnitState
@@ -98,9 +97,9 @@ def read_server(ctx: Context, host: Host) -> ServerReading | None:
         log=None if was_edited else read_server_log(_log(ctx, state), _own(ctx)),
         settings_problem=live.problem,
     )
-    if live.argv is None or live.program is None:
-        return ServerReading(facts, live)
-    return _with_build(ctx, host, facts, live, live.argv)
+    if live.argv is not None and live.program is not None:
+        facts = _with_build(ctx, host, facts, live, Path(live.program))
+    return ServerReading(facts, live)
 
 
 def _own(ctx: Context) -> tuple[Timings, ...]:
@@ -112,16 +111,15 @@ def _own(ctx: Context) -> tuple[Timings, ...]:
 
 
 def _with_build(
-    ctx: Context, host: Host, facts: ServerFacts, live: LiveUnit, argv: Sequence[str]
-) -> ServerReading:
+    ctx: Context, host: Host, facts: ServerFacts, live: LiveUnit, program: Path
+) -> ServerFacts:
     """The same with what only the build's help can say: what its command line means."""
-    program = Path(live.program or "")
     known = (found for found in find_programs(ctx) if found.program == program)
     found = next(known, Found(program, f"unit {live.unit}"))
     engine = engine_of(ctx, found)
     facts = replace(facts, engine=engine)
     if engine.capabilities is None:
-        return ServerReading(replace(facts, settings_problem=engine.problem), live)
+        return replace(facts, settings_problem=engine.problem)
     facts = replace(
         facts,
         foreign_flags=_foreign(ctx, found, live.arguments, engine.capabilities),
@@ -129,15 +127,14 @@ def _with_build(
     )
     if not live.names_a_model:
         problem = "it is a router, which starts a server for each model that it is asked for"
-        return ServerReading(replace(facts, settings_problem=problem), live)
+        return replace(facts, settings_problem=problem)
     try:
         imported = import_command_line(live.arguments, live.environment, engine.capabilities)
     except ConfigError as error:
-        return ServerReading(replace(facts, settings_problem=error.words), live)
-    profile = with_stages(imported.resolved.profile, argv)
+        return replace(facts, settings_problem=error.words)
+    profile = with_stages(imported.resolved.profile, facts.argv)
     resolved = replace(imported.resolved, profile=profile)
-    facts = replace(facts, settings=resolved.profile)
-    return ServerReading(_with_model(ctx, host, facts, engine, resolved), live)
+    return _with_model(ctx, host, replace(facts, settings=profile), engine, resolved)
 
 
 def _with_model(
@@ -236,25 +233,19 @@ def _log(ctx: Context, state: UnitState) -> tuple[str, ...]:
 def read_port(reading: ServerReading | None) -> PortFacts | None:
     """Who else listens where the server does or would; without a unit, at tunerd's own default."""
     if reading is None:
-        return PortFacts(DEFAULT_PORT, _names(_listener(DEFAULT_PORT, DEFAULT_HOST)))
+        return _port(DEFAULT_PORT, DEFAULT_HOST, None)
     facts, serving = reading.facts, reading.live.serving
     capabilities = facts.capabilities
     port = serving.port or (capabilities.default_port if capabilities is not None else None)
     if port is None:
         return None
-    host = (serving.host or DEFAULT_HOST).split(",")[0].strip()
-    if facts.pid is None:
-        return PortFacts(port, _names(_listener(port, host)))
-    return PortFacts(port, _names(other_listeners(port, host, facts.pid)))
+    return _port(port, (serving.host or DEFAULT_HOST).split(",")[0].strip(), facts.pid)
 
 
-def _listener(port: int, host: str) -> tuple[int, ...]:
-    pid = listening_pid(port, host)
-    return () if pid is None else (pid,)
-
-
-def _names(pids: Sequence[int]) -> tuple[str, ...]:
-    return tuple(f"{process_name(pid) or 'a process'} (process {pid})" for pid in pids)
+def _port(port: int, host: str, own: int | None) -> PortFacts:
+    pids = (listening_pid(port, host),) if own is None else other_listeners(port, host, own)
+    names = (f"{process_name(pid) or 'a process'} (process {pid})" for pid in pids if pid)
+    return PortFacts(port, tuple(names))
 
 
 _N_RUNS = 200
@@ -273,8 +264,8 @@ class _Serving:
     problems: tuple[str, ...]
 
 
-def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts | None:
-    """What is stored of the server; None where nothing says what serves.
+def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts:
+    """What is stored of the server.
 
     Raises:
         HostError: the store is damaged or cannot be read.
@@ -284,29 +275,33 @@ def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts 
         return EvidenceFacts()
     with store:
         runs = store.runs(limit=_N_RUNS)
-        live = reading.live if reading is not None else None
-        if reading is None or live is None or not live.argv or not runs:
-            damage = tuple(one.text for one in store.damage)
-            return EvidenceFacts(damage=damage)
-        now = FingerprintReader(ctx).of(live.argv, live.environment)
-        arguments = arguments_sha256(live.argv, live.environment)
-        serving = _Serving(live.argv, arguments, now.fingerprint, now.problems)
-        facts = _newest(ctx, EvidenceFacts(), runs, serving)
-        settings = reading.facts.settings
-        n_ubatch = settings.serving.n_ubatch if settings is not None else None
-        drafting = list(_samples(store, runs, serving, without=False))
-        plain = list(_samples(store, runs, serving, without=True))
-        return replace(
-            facts,
-            break_even=break_even(drafting, plain, n_ubatch or DEFAULT_UBATCH),
-            no_break_even=lacking(drafting, plain),
-            damage=tuple(one.text for one in store.damage),
-        )
+        facts = EvidenceFacts()
+        if reading is not None and reading.live.argv and runs:
+            facts = _of_what_serves(ctx, store, runs, reading.facts, reading.live.argv)
+        return replace(facts, damage=tuple(one.text for one in store.damage))
 
 
-def _newest(
-    ctx: Context, facts: EvidenceFacts, runs: Sequence[StoredRun], serving: _Serving
+def _of_what_serves(
+    ctx: Context,
+    store: EvidenceStore,
+    runs: Sequence[StoredRun],
+    server: ServerFacts,
+    argv: tuple[str, ...],
 ) -> EvidenceFacts:
+    now = FingerprintReader(ctx).of(argv, server.environment)
+    arguments = arguments_sha256(argv, server.environment)
+    serving = _Serving(argv, arguments, now.fingerprint, now.problems)
+    n_ubatch = server.settings.serving.n_ubatch if server.settings is not None else None
+    drafting = list(_samples(store, runs, serving, without=False))
+    plainly = list(_samples(store, runs, serving, without=True))
+    return replace(
+        _newest(ctx, runs, serving),
+        break_even=break_even(drafting, plainly, n_ubatch or DEFAULT_UBATCH),
+        no_break_even=lacking(drafting, plainly),
+    )
+
+
+def _newest(ctx: Context, runs: Sequence[StoredRun], serving: _Serving) -> EvidenceFacts:
     """The newest run of this very command line, and whether it still counts."""
     for run in runs:
         for arm in run.record.arms:
@@ -315,15 +310,10 @@ def _newest(
             then = arm.fingerprint
             workload = workload_sha256_now(ctx, run.record, then.workload_sha256)
             now = replace(serving.fingerprint, workload_sha256=workload)
-            found = changes(then, now)
-            texts = tuple(one.text for one in found if not one.is_remark)
-            return replace(
-                facts,
-                newest_run=run.number,
-                holds=holds(then, now),
-                changes=(*texts, *serving.problems),
-            )
-    return facts
+            texts = (one.text for one in changes(then, now) if not one.is_remark)
+            changed = (*texts, *serving.problems)
+            return EvidenceFacts(newest_run=run.number, holds=holds(then, now), changes=changed)
+    return EvidenceFacts()
 
 
 def _is_same(arm: ArmRecord, serving: _Serving) -> bool:
@@ -377,7 +367,7 @@ def doctor(ctx: Context) -> ActionResult:
     payload = {
         "unit": server.unit if server is not None else None,
         "active": server.is_active if server is not None else None,
-        **diagnosis_json(diagnosis),
+        **plain(diagnosis),
     }
     return ActionResult("doctor", payload, tuple(messages), diagnosis.exit_code)
 
@@ -412,24 +402,8 @@ def _evidence(
     except TunerdError as problem:
         messages.append(_could_not("stored measurements", problem))
         return None
-    if facts is not None:
-        messages += [warning("damaged-rows", text) for text in facts.damage]
+    messages += [warning("damaged-rows", text) for text in facts.damage]
     return facts
-
-
-def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """A diagnosis as scripts read it."""
-    looks_for = {rule.code: rule.looks_for for rule in ALL_RULES}
-    return {
-        "findings": [
-            {**asdict(finding), "severity": str(finding.severity)} for finding in diagnosis.findings
-        ],
-        "not_checked": [
-            {"code": one.code, "looks_for": looks_for[one.code], "missing": list(one.missing)}
-            for one in diagnosis.not_checked
-        ],
-        "passed": list(diagnosis.passed),
-    }
 
 
 def _edited(ctx: Context) -> Message:

@@ -333,10 +333,7 @@ def _answer(sample: Sample, timings: Timings) -> _Answer:
 
 
 def _prompt_law(answers: Sequence[_Answer], n_ubatch: int) -> tuple[float, float] | None:
-    from tunerd.sweep.laws import (
-        PromptRow,
-        fit_prompts,
-    )
+    from tunerd.sweep.laws import PromptRow, fit_prompts
 
     rows = [
         PromptRow(one.prompt_ms, one.prompt_n, n_ubatch, 0.0, 0.0)
@@ -397,6 +394,11 @@ class ServerFacts:
     def capabilities(self) -> Capabilities | None:
         """What its build accepts."""
         return self.engine.capabilities if self.engine is not None else None
+
+    @property
+    def said(self) -> LogFacts:
+        """What its log says; nothing where it cannot be read."""
+        return self.log or LogFacts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,15 +481,11 @@ class Seen:
     do: str
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """What a rule would have to know to tell, in words."""
+class Missing(Exception):
+    """What a rule would have to know to tell, in words.
 
-    what: str
-
-
-class CannotTell(Exception):  # never leaves `diagnose`
-    """Ends a rule that lacks a fact."""
+    It ends the rule that raises it; one that yields it has more to tell.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -498,10 +496,10 @@ def need(value: _T | None, what: str) -> _T:
     """A fact without which the rule cannot tell.
 
     Raises:
-        CannotTell: it is unknown.
+        Missing: it is unknown.
     """
     if value is None:
-        raise CannotTell(what)
+        raise Missing(what)
     return value
 
 
@@ -510,7 +508,7 @@ class Rule:
     """One thing that may be wrong.
 
     `looks_for` and `why` are sentences for people, `source` says where the rule or its threshold
-    comes from. `check` yields nothing where all is well, and may raise CannotTell.
+    comes from. `check` yields nothing where all is well, and may raise Missing.
     """
 
     code: str
@@ -537,6 +535,7 @@ class NotChecked:
     """A rule that could not tell, at least of a part of what it looks at."""
 
     code: str
+    looks_for: str
     missing: tuple[str, ...]
 
 
@@ -560,31 +559,24 @@ def diagnose(facts: Facts, rules: Iterable[Rule]) -> Diagnosis:
     not_checked: list[NotChecked] = []
     passed: list[str] = []
     for rule in rules:
-        seen, missing = _ask(rule, facts)
-        findings += [
-            Finding(rule.code, one.severity, one.seen, rule.why, one.do, rule.source)
-            for one in seen
-        ]
+        n_before, missing = len(findings), []
+        try:
+            for said in rule.check(facts):
+                if isinstance(said, Missing):
+                    missing.append(said.what)
+                else:
+                    found = Finding(
+                        rule.code, said.severity, said.seen, rule.why, said.do, rule.source
+                    )
+                    findings.append(found)
+        except Missing as unknown:
+            missing.append(unknown.what)
         if missing:
-            not_checked.append(NotChecked(rule.code, tuple(missing)))
-        elif not seen:
+            not_checked.append(NotChecked(rule.code, rule.looks_for, tuple(missing)))
+        elif len(findings) == n_before:
             passed.append(rule.code)
     findings.sort(key=lambda finding: _ORDER.index(finding.severity))
     return Diagnosis(tuple(findings), tuple(not_checked), tuple(passed))
-
-
-def _ask(rule: Rule, facts: Facts) -> tuple[list[Seen], list[str]]:
-    seen: list[Seen] = []
-    missing: list[str] = []
-    try:
-        for said in rule.check(facts):
-            if isinstance(said, Missing):
-                missing.append(said.what)
-            else:
-                seen.append(said)
-    except CannotTell as unknown:
-        missing.append(unknown.what)
-    return seen, missing
 
 
 # Questions that several rules ask of the facts; each ends the rule that lacks the answer.
@@ -597,6 +589,10 @@ _STAGE_FLAGS = frozenset({"--spec-type", "--spec-stage"})
 _OF_A_STAGE = ("n_max", "n_min", "p_min")
 
 
+def _because(problem: str | None) -> str:
+    return f" ({problem})" if problem else ""
+
+
 def server_of(facts: Facts) -> ServerFacts:
     """The unit that serves."""
     return need(facts.server, NO_UNIT)
@@ -605,23 +601,22 @@ def server_of(facts: Facts) -> ServerFacts:
 def settings_of(facts: Facts) -> ProfileFile:
     """What the unit's command line sets."""
     server = server_of(facts)
-    why = f" ({server.settings_problem})" if server.settings_problem else ""
-    return need(server.settings, f"the settings of {server.unit}{why}")
+    what = f"the settings of {server.unit}{_because(server.settings_problem)}"
+    return need(server.settings, what)
 
 
 def capabilities_of(facts: Facts) -> Capabilities:
     """What the unit's build accepts."""
     server = server_of(facts)
-    engine = server.engine
-    why = f" ({engine.problem})" if engine is not None and engine.problem else ""
-    return need(server.capabilities, f"what the build of {server.unit} accepts{why}")
+    problem = None if server.engine is None else server.engine.problem
+    what = f"what the build of {server.unit} accepts{_because(problem)}"
+    return need(server.capabilities, what)
 
 
 def model_of(facts: Facts) -> ModelFacts:
     """The model that is served."""
     server = server_of(facts)
-    why = f" ({server.model_problem})" if server.model_problem else ""
-    return need(server.model, f"the header of the served model{why}")
+    return need(server.model, f"the header of the served model{_because(server.model_problem)}")
 
 
 def log_of(facts: Facts) -> LogFacts:
@@ -638,8 +633,7 @@ def traffic_of(facts: Facts) -> Traffic:
 
 def cards_of(facts: Facts) -> Sequence[Gpu]:
     """All cards; empty where there certainly are none."""
-    problem = facts.host.gpu_problem
-    return need(facts.host.gpus, "the GPUs" + (f" ({problem})" if problem else ""))
+    return need(facts.host.gpus, f"the GPUs{_because(facts.host.gpu_problem)}")
 
 
 def card_of(facts: Facts) -> Gpu | None:
@@ -711,7 +705,7 @@ def is_starved(facts: Facts) -> bool:
     By what the engine placed where its log says so, else by the command line, else by the estimate.
 
     Raises:
-        CannotTell: none of them says.
+        Missing: none of them says.
     """
     card = served_card(facts)
     if card is None:
@@ -719,11 +713,11 @@ def is_starved(facts: Facts) -> bool:
     server = server_of(facts)
     if server.settings is not None and experts_by_hand(server.settings):
         return True
-    report = server.log.report if server.log is not None else None
+    report = server.said.report
     placed = report.n_layers_on_gpu if report is not None else None
     if report is not None and placed is not None and placed < (report.n_layers_to_place or 0):
         return True
     if server.estimate is not None and card.total_mib is not None:
         margin = server.settings.memory.fit_mib if server.settings is not None else None
         return server.estimate.start_mib(Device.GPU) > card.total_mib - (margin or 0)
-    raise CannotTell("where the weights are: neither a log of the load nor an estimate says")
+    raise Missing("where the weights are: neither a log of the load nor an estimate says")

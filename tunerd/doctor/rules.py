@@ -14,7 +14,6 @@ from tunerd.doctor.facts import (
     NO_GRAPHS,
     NVML,
     PLAIN_TYPES,
-    CannotTell,
     Facts,
     Missing,
     Rule,
@@ -80,6 +79,19 @@ def _rule(code: str, looks_for: str, why: str, source: str) -> Callable[[_Check]
     return keep
 
 
+def _of_each_card(check: Callable[[Facts, Gpu], Iterator[Seen | Missing]]) -> _Check:
+    """Looks at one card after the other; what it lacks of one ends the look at that one alone."""
+
+    def every(facts: Facts) -> Iterator[Seen | Missing]:
+        for gpu in cards_of(facts):
+            try:
+                yield from check(facts, gpu)
+            except Missing as unknown:
+                yield unknown
+
+    return every
+
+
 _LOOK = (
     "`journalctl -k` has the driver's own words (NVRM, Xid); a lost card mostly needs the machine off "
     "and on, a driver that was updated a reboot"
@@ -110,15 +122,13 @@ def _unreadable(facts: Facts) -> Iterator[Seen | Missing]:
     "a program gets one part of it, so that memory that is free on the card may not be free to a server",
     f"{NVML}, nvmlDeviceGetMigMode; NVIDIA Multi-Instance GPU User Guide",
 )
-def _mig(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        if gpu.is_mig is None:
-            yield Missing(f"whether GPU {gpu.index} is split by MIG")
-        elif gpu.is_mig:
-            yield _warns(
-                f"GPU {gpu.index} is split by MIG, and what is told of its memory is of the whole card",
-                f"make it whole: nvidia-smi -i {gpu.index} -mig 0; or size the profile by its part",
-            )
+@_of_each_card
+def _mig(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+    if need(gpu.is_mig, f"whether GPU {gpu.index} is split by MIG"):
+        yield _warns(
+            f"GPU {gpu.index} is split by MIG, and what is told of its memory is of the whole card",
+            f"make it whole: nvidia-smi -i {gpu.index} -mig 0; or size the profile by its part",
+        )
 
 
 @_rule(
@@ -127,19 +137,17 @@ def _mig(facts: Facts) -> Iterator[Seen | Missing]:
     "the server is slower than it was measured to be, and so is whatever is measured now",
     f"{NVML}, nvmlDeviceGetCurrentClocksEventReasons",
 )
-def _throttled(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        if gpu.throttle_reasons is None:
-            yield Missing(f"what holds the clocks of GPU {gpu.index} down")
-            continue
-        reasons = [reason for reason in gpu.throttle_reasons if reason != POWER_CAP]
-        if reasons:
-            heat = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
-            yield _warns(
-                f"GPU {gpu.index}: its clocks are held down by {', '.join(reasons)}{heat}",
-                "look at fans, dust and the air in the case, and at the cables of its power; "
-                f"less power is less heat: nvidia-smi -i {gpu.index} -pl WATTS",
-            )
+@_of_each_card
+def _throttled(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+    known = need(gpu.throttle_reasons, f"what holds the clocks of GPU {gpu.index} down")
+    reasons = [reason for reason in known if reason != POWER_CAP]
+    if reasons:
+        heat = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
+        yield _warns(
+            f"GPU {gpu.index}: its clocks are held down by {', '.join(reasons)}{heat}",
+            "look at fans, dust and the air in the case, and at the cables of its power; "
+            f"less power is less heat: nvidia-smi -i {gpu.index} -pl WATTS",
+        )
 
 
 # P0 to P2 are the states of a card at work; CUDA runs many consumer cards in P2.
@@ -197,31 +205,23 @@ def _versions(facts: Facts) -> Iterator[Seen | Missing]:
     "prompts with experts on the CPU, and every load, go through it",
     f"{NVML}, nvmlDeviceGetCurrPcieLinkWidth and nvmlDeviceGetCurrPcieLinkGeneration",
 )
-def _pcie(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        width, most = gpu.pcie_width, gpu.pcie_width_max
-        if width is None or most is None:
-            yield Missing(f"the PCIe link of GPU {gpu.index}")
-            continue
-        if width < most:
-            yield _warns(
-                f"GPU {gpu.index}: PCIe x{width}, and x{most} is possible",
-                "seat the card anew, or in the slot next to the processor; lspci -vv shows LnkSta",
-            )
-        yield from _generation(gpu)
-
-
-def _generation(gpu: Gpu) -> Iterator[Seen | Missing]:
-    now, most, state = gpu.pcie_generation, gpu.pcie_generation_max, gpu.performance_state
-    if now is None or most is None:
-        yield Missing(f"the PCIe generation of GPU {gpu.index}")
-    elif now < most and (state is None or state > _LAST_WORKING_STATE):
-        yield Missing(
-            f"the PCIe generation of GPU {gpu.index} at work (it idles at {now} of {most})"
-        )
-    elif now < most:
+@_of_each_card
+def _pcie(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+    link = f"the PCIe link of GPU {gpu.index}"
+    width, most = need(gpu.pcie_width, link), need(gpu.pcie_width_max, link)
+    if width < most:
         yield _warns(
-            f"GPU {gpu.index}: PCIe generation {now} at work, and {most} is possible",
+            f"GPU {gpu.index}: PCIe x{width}, and x{most} is possible",
+            "seat the card anew, or in the slot next to the processor; lspci -vv shows LnkSta",
+        )
+    generation = f"the PCIe generation of GPU {gpu.index}"
+    now, best = need(gpu.pcie_generation, generation), need(gpu.pcie_generation_max, generation)
+    state = gpu.performance_state
+    if now < best and (state is None or state > _LAST_WORKING_STATE):
+        yield Missing(f"{generation} at work (it idles at {now} of {best})")
+    elif now < best:
+        yield _warns(
+            f"GPU {gpu.index}: PCIe generation {now} at work, and {best} is possible",
             "look for a fixed generation in the firmware's settings, and for a riser cable",
         )
 
@@ -232,16 +232,15 @@ def _generation(gpu: Gpu) -> Iterator[Seen | Missing]:
     "prompts are processed at lower clocks; often it is meant",
     f"{NVML}, nvmlDeviceGetPowerManagementDefaultLimit",
 )
-def _power(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        limit, default = gpu.power_limit_w, gpu.power_default_w
-        if limit is None or default is None:
-            yield Missing(f"the power limit of GPU {gpu.index}")
-        elif limit < default - _HALF_A_WATT:
-            yield _notes(
-                f"GPU {gpu.index}: the power limit is {limit:.0f} W, and {default:.0f} W by default",
-                f"if that is not meant: nvidia-smi -i {gpu.index} -pl {default:.0f}",
-            )
+@_of_each_card
+def _power(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+    what = f"the power limit of GPU {gpu.index}"
+    limit, default = need(gpu.power_limit_w, what), need(gpu.power_default_w, what)
+    if limit < default - _HALF_A_WATT:
+        yield _notes(
+            f"GPU {gpu.index}: the power limit is {limit:.0f} W, and {default:.0f} W by default",
+            f"if that is not meant: nvidia-smi -i {gpu.index} -pl {default:.0f}",
+        )
 
 
 @_rule(
@@ -250,16 +249,16 @@ def _power(facts: Facts) -> Iterator[Seen | Missing]:
     "copies between RAM and VRAM go through a small window",
     f"{NVML}, nvmlDeviceGetBAR1MemoryInfo",
 )
-def _rebar(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        if gpu.bar1_mib is None or gpu.total_mib is None:
-            yield Missing(f"the BAR1 window of GPU {gpu.index}")
-        elif gpu.bar1_mib < gpu.total_mib:
-            yield _notes(
-                f"GPU {gpu.index}: the processor reaches {format_mib(gpu.bar1_mib)} of "
-                f"{format_mib(gpu.total_mib)} at a time (no Resizable BAR)",
-                'switch on "Above 4G Decoding" and "Resizable BAR" in the firmware\'s settings',
-            )
+@_of_each_card
+def _rebar(_facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+    what = f"the BAR1 window of GPU {gpu.index}"
+    window, total = need(gpu.bar1_mib, what), need(gpu.total_mib, what)
+    if window < total:
+        yield _notes(
+            f"GPU {gpu.index}: the processor reaches {format_mib(window)} of "
+            f"{format_mib(total)} at a time (no Resizable BAR)",
+            'switch on "Above 4G Decoding" and "Resizable BAR" in the firmware\'s settings',
+        )
 
 
 @_rule(
@@ -351,23 +350,20 @@ def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
     if card is None:
         return
     server = server_of(facts)
-    log = server.log
-    if log is not None and log.lacks_kernels:
+    said = server.said
+    if said.lacks_kernels:
         yield _errs(
             "the log says that there is no kernel image for this card in the build",
             _rebuild(card.compute_capability),
         )
         return
-    is_cpu_build = server.devices == () or (
-        server.devices is None and log is not None and log.has_cuda is False
-    )
-    if is_cpu_build:
+    if server.devices == () or (server.devices is None and said.has_cuda is False):
         yield _warns(
             f"there is a {card.name}, and this build sees no device to offload to",
             "serve with a build for the card: tunerd engines lists what is here",
         )
         return
-    if log is not None and log.has_cuda is False:
+    if said.has_cuda is False:
         return  # another backend, which compiles for the card when it starts
     built = need(
         log_of(facts).cuda_architectures, "the card's architectures that the build has (ARCHS)"
@@ -459,17 +455,15 @@ def _stale(facts: Facts) -> Iterator[Seen | Missing]:
     "the next long prompt may end the server, or push memory into slower places",
     f"{CARD_12_GB}, checklist point 2",
 )
-def _vram_full(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        share = _share_used(gpu)
-        if share is None:
-            yield Missing(f"memory in use of GPU {gpu.index}")
-        elif share > FULL_SHARE and not _is_as_meant(facts, gpu):
-            yield _warns(
-                f"GPU {gpu.index}: {gpu.used_mib} MiB in use of {gpu.total_mib} MiB ({share:.0%})",
-                "raise memory.fit_mib by a step of 128 MiB, or lower serving.ctx_size or "
-                "speculation.n_max: tunerd plan PROFILE --set memory.fit_mib=MIB",
-            )
+@_of_each_card
+def _vram_full(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+    share = need(_share_used(gpu), f"memory in use of GPU {gpu.index}")
+    if share > FULL_SHARE and not _is_as_meant(facts, gpu):
+        yield _warns(
+            f"GPU {gpu.index}: {gpu.used_mib} MiB in use of {gpu.total_mib} MiB ({share:.0%})",
+            "raise memory.fit_mib by a step of 128 MiB, or lower serving.ctx_size or "
+            "speculation.n_max: tunerd plan PROFILE --set memory.fit_mib=MIB",
+        )
 
 
 def _is_as_meant(facts: Facts, gpu: Gpu) -> bool:
@@ -505,7 +499,7 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
             f"{_UNIFIED} is set in {server.unit}: memory that does not fit the card goes to RAM",
             f"remove it from the unit: systemctl edit --full {server.unit}",
         )
-    if server.log is not None and server.log.has_misplaced_layers:
+    if server.said.has_misplaced_layers:
         yield _warns(
             "the log says that a layer's parts are on different devices, as happens where VRAM ran out",
             "raise memory.fit_mib by a step of 128 MiB",
@@ -526,19 +520,17 @@ def _spill(facts: Facts) -> Iterator[Seen | Missing]:
     "on a starved card each MiB of a desktop is an expert on the CPU; the write-up got 0.9 GB back",
     f"{CARD_12_GB}, VRAM tactics",
 )
-def _display(facts: Facts) -> Iterator[Seen | Missing]:
-    for gpu in cards_of(facts):
-        if gpu.processes is None:
-            yield Missing(f"which processes use GPU {gpu.index}")
-            continue
-        shown = [process for process in gpu.processes if process.is_display_server]
-        held = sum(process.used_mib or 0 for process in shown)
-        if not shown or (held < _DISPLAY_MIB and all(p.used_mib is not None for p in shown)):
-            continue
-        names = ", ".join(sorted({process.name or "" for process in shown}))
-        has_other = facts.driver.has_other_graphics if facts.driver is not None else None
-        amount = f"{held} MiB of VRAM" if held else "VRAM, how much the driver does not say"
-        yield _warns(f"GPU {gpu.index}: {names} holds {amount}", _way_out(has_other))
+@_of_each_card
+def _display(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
+    processes = need(gpu.processes, f"which processes use GPU {gpu.index}")
+    shown = [process for process in processes if process.is_display_server]
+    held = sum(process.used_mib or 0 for process in shown)
+    if not shown or (held < _DISPLAY_MIB and all(p.used_mib is not None for p in shown)):
+        return
+    names = ", ".join(sorted({process.name or "" for process in shown}))
+    has_other = facts.driver.has_other_graphics if facts.driver is not None else None
+    amount = f"{held} MiB of VRAM" if held else "VRAM, how much the driver does not say"
+    yield _warns(f"GPU {gpu.index}: {names} holds {amount}", _way_out(has_other))
 
 
 def _way_out(has_other: bool | None) -> str:
@@ -572,24 +564,17 @@ _GIVES_BACK = {
     "margin was meant for",
     issue(27501),
 )
-def _others(facts: Facts) -> Iterator[Seen | Missing]:
+@_of_each_card
+def _others(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     server = facts.server
-    for gpu in cards_of(facts):
-        if gpu.processes is None:
-            yield Missing(f"which processes use GPU {gpu.index}")
+    for process in need(gpu.processes, f"which processes use GPU {gpu.index}"):
+        is_ours = server is not None and (process.pid == server.pid or process.unit == server.unit)
+        if is_ours or process.is_display_server or (process.used_mib or 0) < _DISPLAY_MIB:
             continue
-        for process in gpu.processes:
-            is_ours = server is not None and (
-                process.pid == server.pid or process.unit == server.unit
-            )
-            if is_ours or process.is_display_server or (process.used_mib or 0) < _DISPLAY_MIB:
-                continue
-            name = process.name or f"process {process.pid}"
-            unit = f" ({process.unit})" if process.unit else ""
-            back = _GIVES_BACK.get(name, f"end process {process.pid} when you do not use it")
-            yield _warns(
-                f"GPU {gpu.index}: {name}{unit} holds {process.used_mib} MiB of VRAM", back
-            )
+        name = process.name or f"process {process.pid}"
+        unit = f" ({process.unit})" if process.unit else ""
+        back = _GIVES_BACK.get(name, f"end process {process.pid} when you do not use it")
+        yield _warns(f"GPU {gpu.index}: {name}{unit} holds {process.used_mib} MiB of VRAM", back)
 
 
 @_rule(
@@ -609,7 +594,7 @@ def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
         return
     try:
         level = Level.WARNING if is_starved(facts) else Level.NOTE
-    except CannotTell:
+    except Missing:
         level = Level.NOTE
     kinds = "/".join(cache_types(settings))
     size = _cache_mib(facts)
@@ -626,7 +611,7 @@ def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
 def _cache_mib(facts: Facts) -> float | None:
     """KV cache on the GPU, as the engine reported it, else as estimated."""
     server = server_of(facts)
-    report = server.log.report if server.log is not None else None
+    report = server.said.report
     reported = report.allocated_mib(Device.GPU, BufferKind.KV) if report is not None else None
     if reported:
         return reported
@@ -674,7 +659,7 @@ def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
 def _context(facts: Facts) -> Iterator[Seen | Missing]:
     server, settings = server_of(facts), settings_of(facts)
     asked = settings.serving.ctx_size
-    report = server.log.report if server.log is not None else None
+    report = server.said.report
     if asked and report is not None and report.n_ctx is not None and report.n_ctx < asked:
         yield _warns(
             f"{asked} tokens of context were asked for, and the engine made {report.n_ctx}",
@@ -710,7 +695,7 @@ def _memlock(facts: Facts) -> Iterator[Seen | Missing]:
     server = server_of(facts)
     if settings_of(facts).serving.load_mode not in _LOCKED_MODES:
         return
-    was_refused = server.log is not None and server.log.mlock_refused
+    was_refused = server.said.mlock_refused
     locking = server.locking
     if locking is None and not was_refused:
         yield Missing("the memory lock limit of the running server")
@@ -771,8 +756,7 @@ def _mapped_experts(facts: Facts) -> Iterator[Seen | Missing]:
     settings, server = settings_of(facts), server_of(facts)
     if settings.serving.load_mode not in _MAPPED_MODES:
         return
-    said = server.log is not None and server.log.maps_overridden_tensors
-    is_known = said or experts_by_hand(settings)
+    is_known = server.said.maps_overridden_tensors or experts_by_hand(settings)
     if not is_known and not (model_of(facts).is_moe and is_starved(facts)):
         return
     yield _warns(
@@ -795,10 +779,9 @@ _SMALL_BITS = 5.0
     f"{CARD_12_GB}, checklist point 1 (60 %); crossover of {CARD_24_GB}",
 )
 def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
-    log = server_of(facts).log
+    seen = server_of(facts).said.traffic
     # What the log counted is drafted, whatever the command line was understood to say.
-    drafts = log is not None and log.traffic is not None and log.traffic.n_drafted > 0
-    if not drafts and not speculates(settings_of(facts)):
+    if not (seen and seen.n_drafted) and not speculates(settings_of(facts)):
         return
     traffic = traffic_of(facts)
     if not traffic.n_drafted:
@@ -820,9 +803,7 @@ def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
 def _acceptance(facts: Facts, traffic: Traffic) -> tuple[float, float]:
     """The acceptance seen, and the one from which speculation pays here."""
     if traffic.n_drafted < _ENOUGH_DRAFTS:
-        raise CannotTell(
-            f"more traffic: {traffic.n_drafted} drafted tokens are too few to judge by"
-        )
+        raise Missing(f"more traffic: {traffic.n_drafted} drafted tokens are too few to judge by")
     evidence = need(facts.evidence, "stored measurements")
     cost = need(evidence.break_even, evidence.no_break_even)
     wanted = need(cost.acceptance_ratio(traffic), "drafts in the traffic")
@@ -951,8 +932,7 @@ def _slots(facts: Facts) -> Iterator[Seen | Missing]:
     settings, server = settings_of(facts), server_of(facts)
     if MTP not in settings.speculation.kinds:
         return
-    from_log = server.log.n_slots if server.log is not None else None
-    known = (server.n_slots, from_log, settings.serving.n_parallel)
+    known = (server.n_slots, server.said.n_slots, settings.serving.n_parallel)
     n_slots = need(next((n for n in known if n is not None), None), "the number of slots")
     if n_slots > 1:
         yield _warns(

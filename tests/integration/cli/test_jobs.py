@@ -22,7 +22,13 @@ def test_a_sweep_of_roots_own_is_watched_to_its_end(tmp_path: Path) -> None:
     request = JobRequest("sweep run", argv, Lane.MEASURE, "root", 1.0, is_member=False)
     folder = folder_of(box.context)
     number = folder.create(plain(request))
-    envelope: dict[str, Any] = {"schema": 1, "command": "sweep run", "ok": True, "messages": [], **SWEEP}
+    envelope: dict[str, Any] = {
+        "schema": 1,
+        "command": "sweep run",
+        "ok": True,
+        "messages": [],
+        **SWEEP,
+    }
     with folder.writing(number) as events:
         events.add({"event": "begun", "pid": 1})
         events.add({"event": "end", "exit_code": 0, "result": envelope})
