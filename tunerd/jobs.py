@@ -10,7 +10,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -496,20 +496,7 @@ class Teller:
         if progress.text == self._text and now_s - self._told_s < _TOLD_EVERY_S:
             return
         self._text, self._told_s = progress.text, now_s
-        _tell(self.events, progress)
-
-
-def _tell(events: JobEvents, progress: Progress) -> None:
-    events.add(
-        {
-            "event": "progress",
-            "text": progress.text,
-            "step": progress.step,
-            "steps": progress.steps,
-            "done_ratio": progress.done_ratio,
-            "left_s": progress.left_s,
-        }
-    )
+        self.events.add({"event": "progress", **asdict(progress)})
 
 
 def _end(events: JobEvents, exit_code: int, envelope: Mapping[str, Any]) -> int:

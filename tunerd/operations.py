@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -256,28 +255,31 @@ _SWITCH = {"true": True, "false": False}
 _BOOLEAN = {"type": "boolean"}
 
 _KEY = r"[a-z_]{1,40}\.[a-z_0-9]{1,60}"
-_VALUE = r"[A-Za-z0-9+-][A-Za-z0-9._+-]{0,99}"
 
 
 # A function, or its name in the module of its command, which may stand below it there.
 Named = str | Callable[..., Any]
 
 
-class Call(Protocol):
-    """For whom an operation is done: what it works with, and who answers its question."""
+@dataclass(kw_only=True)
+class Call:
+    """For whom an operation is done: what it works with, and who answers its question.
 
-    @property
-    def readings(self) -> Sequence[Any]:
-        """What the daemon saw in the last hour, oldest first; empty elsewhere."""
+    Attributes:
+        yes: Whether its question was answered beforehand.
+        readings: What the daemon saw in the last hour, oldest first; empty elsewhere.
+        memo: What one operation keeps for the next time that the same call does it.
+    """
 
-    @property
-    def memo(self) -> dict[str, Any]:
-        """What one operation keeps for the next time that the same call does it."""
+    yes: bool = True
+    readings: Sequence[Any] = ()
+    memo: dict[str, Any] = field(default_factory=dict)
 
     def context(
         self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
     ) -> Any:
         """The `Context`: for who acts, and so tells how far it is; tells; or only looks."""
+        raise NotImplementedError
 
     def ask(
         self,
@@ -286,6 +288,7 @@ class Call(Protocol):
         shown: Mapping[str, Any] | None = None,
     ) -> None:
         """Show what would be done, and go on where that is agreed to; raises to stop."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +313,10 @@ class Operation:
     tells_lines: bool = False
     asks: Callable[[Mapping[str, Any]], bool] = lambda given: "yes" in given
 
+    def do(self, call: Call, params: Mapping[str, Any]) -> ActionResult:
+        """What was asked for by these parameters; the answer to its question is the call's."""
+        return self.act(call, **{name: one for name, one in params.items() if name != "yes"})
+
     def named(self, name: Named) -> Any:
         """A function of the command's module, or of another one."""
         return getattr(sys.modules[self.act.__module__], name) if isinstance(name, str) else name
@@ -324,13 +331,10 @@ class Question(Exception):
 
 
 @dataclass
-class Asking:
+class Asking(Call):
     """An operation that somebody asked for from elsewhere: an unanswered question ends it."""
 
     ctx: Any
-    yes: bool = True
-    readings: Sequence[Any] = ()
-    memo: dict[str, Any] = field(default_factory=dict)
 
     def context(
         self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
@@ -365,24 +369,11 @@ def operation(render: Named = "render", **more: Any) -> Callable[[Any], Any]:
             if ctx.invoked_subcommand is None:
                 ctx.find_root().obj.run(ctx)
 
-        _OPERATIONS[run] = Operation(_without_yes(act), render, **more)
+        _OPERATIONS[run] = Operation(act, render, **more)
         as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
         return as_json(run)
 
     return made
-
-
-def _without_yes(act: Callable[..., ActionResult]) -> Callable[..., ActionResult]:
-    """Most leave the answer to `Call.ask`, and need not take it."""
-    if "yes" in inspect.signature(act).parameters:
-        return act
-
-    @functools.wraps(act)
-    def run(call: Call, *, yes: bool = False, **given: Any) -> ActionResult:
-        del yes
-        return act(call, **given)
-
-    return run
 
 
 def operation_of(command: click.Command) -> Operation:
@@ -463,8 +454,8 @@ SPAN = Kind(
     read=_span_s, check=_check_span,
 )  # fmt: skip
 SETTING = _text(f"{_KEY}=[A-Za-z0-9_+.-]{{1,40}}", check_setting)
-SPACE = _text(f"[a-z_.0-9]{{1,60}}={_VALUE}(,{_VALUE}){{0,63}}", check_space)
-SIDE = _text(f"({NAME_PATTERN}|{_KEY}={_VALUE})", check_side)
+SPACE = _text(f"[a-z_.0-9]{{1,60}}={_WORD}(,{_WORD}){{0,63}}", check_space)
+SIDE = _text(f"({NAME_PATTERN}|{_KEY}={_WORD})", check_side)
 # A backup's name, or a generation's number: never a path.
 TARGET = _text(r"[A-Za-z0-9:_.@-]{1,300}")
 HASH = _text("[0-9a-f]{64}")
@@ -560,7 +551,7 @@ class Asked:
 
     def act(self, call: Call) -> ActionResult:
         """Do it, as far as its question where that is not answered."""
-        return self.operation.act(call, **self.params)
+        return self.operation.do(call, self.params)
 
 
 # Stand at the root of words that are parsed and not run.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -57,10 +57,7 @@ class ActionResult:
             "schema": SCHEMA,
             "command": self.command,
             "ok": self.ok,
-            "messages": [
-                {"level": str(m.level), "code": m.code, "text": m.text, "hint": m.hint}
-                for m in self.messages
-            ],
+            "messages": [asdict(one) for one in self.messages],
             **self.payload,
         }
 

@@ -154,7 +154,6 @@ def apply_command(
     options: tuple[str, ...],
     untuned: bool,
     dry_run: bool,
-    yes: bool,
     now: bool,
     probation: bool,
     shown: str | None,
@@ -185,7 +184,7 @@ def apply_command(
         request,
         drain=not now,
         confirm=as_shown(shown),
-        ask=None if yes else asks_to_swap(call, ctx.unit),
+        ask=None if call.yes else asks_to_swap(call, ctx.unit),
         probation=probation,
     )
 
@@ -234,13 +233,12 @@ def render_apply(payload: Mapping[str, Any]) -> Iterator[str]:
 @yes_option
 @now_option
 @shown_option
-@operation("render_rollback", preview="render_preview", goes_ahead=True)
+@operation("render_rollback", preview="render_rollback", goes_ahead=True)
 def rollback_command(
     call: Call,
     to: str | None,
     only_list: bool,
     dry_run: bool,
-    yes: bool,
     now: bool,
     shown: str | None,
 ) -> ActionResult:
@@ -268,33 +266,23 @@ def rollback_command(
         what = {"diff": target.diff, "to": target.name}
         call.ask(f"Go back to {target.name} now?", target.messages, what)
 
-    return rollback(ctx, to=to, drain=not now, confirm=as_shown(shown), ask=None if yes else ask)
+    return rollback(
+        ctx, to=to, drain=not now, confirm=as_shown(shown), ask=None if call.yes else ask
+    )
 
 
 def render_rollback(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
+    """For people: how it went, where it would lead, or what there is."""
     if "backups" in payload:
-        yield from render_ways_back(payload)
+        rows = payload["backups"]
+        yield from table_lines(backups_table(rows)) if rows else ["no backups"]
         return
-    if "summary" not in payload:  # a dry run
-        yield from render_preview(payload)
+    if "summary" not in payload:  # a dry run, or its question
+        yield from payload["diff"].splitlines()
         return
     yield payload["summary"]
     if payload["backup"]:
         yield f"what served before is kept as {payload['backup']}"
-
-
-def render_preview(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    yield from payload["diff"].splitlines()
-
-
-def render_ways_back(payload: Mapping[str, Any]) -> Iterator[str]:
-    """For people."""
-    if not payload["backups"]:
-        yield "no backups"
-        return
-    yield from table_lines(backups_table(payload["backups"]))
 
 
 @click.command(name="recover", short_help="Finish or undo an interrupted swap.")
@@ -518,7 +506,7 @@ def render_probations(payload: Mapping[str, Any]) -> Iterator[str]:
 @shown_option
 @operation("render_promote", preview=render_plan)
 def promote_command(
-    call: Call, sweep: int | None, yes: bool, now: bool, probation: bool, shown: str | None
+    call: Call, sweep: int | None, now: bool, probation: bool, shown: str | None
 ) -> ActionResult:
     """Deploy the winner of a sweep (the newest without ID) by the ordinary swap.
 
@@ -538,7 +526,7 @@ def promote_command(
         sweep,
         drain=not now,
         confirm=as_shown(shown),
-        ask=None if yes else asks_to_swap(call, ctx.unit),
+        ask=None if call.yes else asks_to_swap(call, ctx.unit),
         with_probation=probation,
     )
 

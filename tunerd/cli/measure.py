@@ -80,17 +80,7 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
 @yes_option
 @operation("render_bench", asks=lambda given: given["profile"] is not None)
 def bench_command(
-    call: Call,
-    profile: str | None,
-    url: str | None,
-    suite: str,
-    repeats: int | None,
-    depth: int | None,
-    workload: str | None,
-    against: str | None,
-    seed: int | None,
-    options: tuple[str, ...],
-    start_after: bool,
+    call: Call, profile: str | None, url: str | None, options: tuple[str, ...], **given: Any
 ) -> ActionResult:
     """Measure the unit that serves, a PROFILE in its place, or a server by its address.
 
@@ -112,15 +102,17 @@ def bench_command(
     from tunerd.measure.request import Suite
     from tunerd.profile.files import parse_options
 
-    _check(profile, url, suite, options, depth, workload, start_after=start_after)
-    asked = BenchRequest(
-        suite=Suite(suite),
-        repeats=repeats,
-        depth=depth,
-        seed=seed,
-        workload=workload,
-        is_against_published=against is not None,
-    )
+    start_after, against = given.pop("start_after"), given.pop("against")
+    if profile is not None and url is not None:
+        raise click.UsageError("Give a PROFILE or --url, not both.")
+    if profile is None and (options or start_after):
+        raise click.UsageError("--set and --start-after need a PROFILE.")
+    if given["depth"] is not None and given["suite"] not in {"lengths", "cache"}:
+        raise click.UsageError("--depth is for --suite lengths and cache.")
+    if given["workload"] is not None and given["suite"] != "workload":
+        raise click.UsageError("--workload is for --suite workload.")
+    given["suite"] = Suite(given["suite"])
+    asked = BenchRequest(**given, is_against_published=against is not None)
     ctx = call.context(acts=profile is not None, tells=True)
     if url is not None:
         return bench_url(ctx, asked, url)
@@ -128,27 +120,6 @@ def bench_command(
         return bench_live(ctx, asked)
     request = PlanRequest(profile, parse_options(options))
     return bench_profile(ctx, asked, request, call.ask, start_after=start_after)
-
-
-def _check(
-    profile: str | None,
-    url: str | None,
-    suite: str,
-    options: tuple[str, ...],
-    depth: int | None,
-    workload: str | None,
-    *,
-    start_after: bool,
-) -> None:
-    """Options that would have no effect are refused."""
-    if profile is not None and url is not None:
-        raise click.UsageError("Give a PROFILE or --url, not both.")
-    if profile is None and (options or start_after):
-        raise click.UsageError("--set and --start-after need a PROFILE.")
-    if depth is not None and suite not in {"lengths", "cache"}:
-        raise click.UsageError("--depth is for --suite lengths and cache.")
-    if workload is not None and suite != "workload":
-        raise click.UsageError("--workload is for --suite workload.")
 
 
 @click.command(name="compare", short_help="Which of two is faster on your kind of work.")
@@ -174,17 +145,13 @@ def _check(
 @start_after_option
 @yes_option
 @operation("render_compare")
-def compare_command(  # one option each
+def compare_command(
     call: Call,
     sides: tuple[str, ...],
-    options: tuple[str, ...],
-    base: str | None,
-    workload: str | None,
     budget: float,
     max_pairs: int,
     tolerance: float,
-    seed: int | None,
-    start_after: bool,
+    **given: Any,
 ) -> ActionResult:
     """Which of two is faster: pairs of fresh servers, asked the same, until it is sure or time is up.
 
@@ -206,15 +173,8 @@ def compare_command(  # one option each
 
     if len(sides) > 2:  # noqa: PLR2004 -- A and B
         raise click.UsageError("two sides can be compared, not more")
-    request = CompareRequest(
-        words=sides,
-        base=base,
-        options=options,
-        workload=workload,
-        limits=check_limits(budget, max_pairs, tolerance / 100),
-        seed=seed,
-        start_after=start_after,
-    )
+    limits = check_limits(budget, max_pairs, tolerance / 100)
+    request = CompareRequest(words=sides, limits=limits, **given)
     return run_compare(
         call.context(acts=True),
         request,

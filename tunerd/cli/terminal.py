@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from tunerd.cli.output import (
     progress_sink,
     show,
 )
-from tunerd.operations import MAY, ONLY_ROOT, Operation, argv_typed, kind_of, operation_of
+from tunerd.operations import MAY, ONLY_ROOT, Call, Operation, argv_typed, kind_of, operation_of
 from tunerd.paths import paths_for
 from tunerd.result import Progress, ProgressSink, ignore_progress
 from tunerd.words import Mode
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tunerd.app import Context
     from tunerd.cli.client import Remote
     from tunerd.result import ActionResult, Message
-    from tunerd.watch.figures import Reading
 
 _SOCKET = "tunerd.sock"
 # Done here by a member who does not ask for the system's server.
@@ -59,7 +58,7 @@ class Terminal:
 
         def perform() -> ActionResult:
             if remote is None:
-                return made.act(typed, **params)
+                return made.do(typed, params)
             return _asked(remote, made, argv_typed(ctx, kind_of(ctx)), params)
 
         if made.show is not None:
@@ -114,15 +113,12 @@ def socket_for(mode: str | None, environment: Mapping[str, str]) -> Path | None:
 
 
 @dataclass
-class Typed:
+class Typed(Call):
     """An operation that somebody at this terminal asked for."""
 
     mode: str | None
     operation: Operation
     sink: ProgressSink
-    yes: bool
-    readings: Sequence[Reading] = ()
-    memo: dict[str, Any] = field(default_factory=dict)
     _context: Context | None = None
 
     def context(

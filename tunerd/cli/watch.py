@@ -467,6 +467,18 @@ def _act(ctx: Context, request: JobRequest) -> ActionResult:
         return question.result
 
 
+def _log() -> None:
+    """Set logging up as the environment says: a unit speaks to the journal."""
+    from tunerd.log import configure
+
+    is_unit = bool(os.environ.get("JOURNAL_STREAM"))
+    configure(
+        level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
+        journal=True if is_unit else None,
+        is_native=is_unit,
+    )
+
+
 @click.command(name="daemon", short_help="The long-running half.")
 @click.pass_obj
 def daemon_command(terminal: Terminal) -> None:
@@ -476,21 +488,13 @@ def daemon_command(terminal: Terminal) -> None:
     Example:
       systemctl start tunerd
     """  # noqa: D301
-    import os
-
     from tunerd.app import build_context
-    from tunerd.log import configure
     from tunerd.watch.daemon import run_daemon
     from tunerd.web.part import ApiPart
 
     # Which must not end it: production may wait for what it recovers.
     context = build_context(mode=terminal.mode, needs_settings=False)
-    is_unit = bool(os.environ.get("JOURNAL_STREAM"))
-    configure(
-        level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
-        journal=True if is_unit else None,
-        is_native=is_unit,
-    )
+    _log()
     raise click.exceptions.Exit(run_daemon(context, [ApiPart]))
 
 
@@ -513,16 +517,8 @@ def supervise_command() -> None:
 @click.pass_obj
 def web_command(terminal: Terminal) -> None:
     """Serve the local API and the page; whatever is asked for there, the daemon is asked."""
-    import os
-
     from tunerd.app import choose_mode
-    from tunerd.log import configure
     from tunerd.web.run import serve
 
-    is_unit = bool(os.environ.get("JOURNAL_STREAM"))
-    configure(
-        level=os.environ.get("TUNERD_LOG_LEVEL", "info"),
-        journal=True if is_unit else None,
-        is_native=is_unit,
-    )
+    _log()
     serve(choose_mode(terminal.mode, os.environ), os.environ)
