@@ -37,7 +37,7 @@ def test_the_manual_page_has_every_command_and_formats_without_a_warning() -> No
     if groff is None:
         needs.missing("e2e", "no groff here", "apt-get install groff-base")
 
-    words = [groff, "-man", "-Tutf8", "-ww", "-P-cbou", page]
+    words = [groff, "-man", "-Tutf8", "-ww", "-P-cbou", str(page)]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
 
     assert done.stderr == ""
