@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -35,6 +36,10 @@ class Mark(StrEnum):
     IMPOSSIBLE = "figures that cannot be"
 
 
+# Fewer tokens say nothing of the rate of more.
+_LEAST_RATED = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Timings:
     """What a server reports of one request, under llama-server's own names.
@@ -60,7 +65,7 @@ class Timings:
         `predicted_ms` begins when the first token has been sampled, so it covers one token less
         than `predicted_n`; builds differ in whether their own rate says so.
         """
-        if self.predicted_n is None or not self.predicted_ms or self.predicted_n < 2:  # noqa: PLR2004
+        if self.predicted_n is None or not self.predicted_ms or self.predicted_n < _LEAST_RATED:
             return None
         return (self.predicted_n - 1) / self.predicted_ms * 1000
 
@@ -85,10 +90,6 @@ class Timings:
         if not steps or self.predicted_ms is None:
             return None
         return self.predicted_ms / steps
-
-
-# Fewer tokens say nothing of the rate of more.
-_LEAST_RATED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +429,11 @@ class Answer:
     has_impossible: bool = False
     steps: tuple[tuple[float, int, int], ...] | None = None
 
+    @property
+    def ended_in_thought(self) -> bool:
+        """Whether its thoughts took all the tokens that it was given: of the rest nothing is known."""
+        return bool(self.reasoning) and not (self.text or self.tool_calls)
+
 
 Event = tuple[float, Mapping[str, Any]]
 
@@ -746,8 +752,19 @@ def reason_of(sample: Sample) -> str:
 
 def count_problems(samples: Sequence[Sample]) -> Mapping[str, int]:
     """How many requests had no answer, by the reason."""
-    counts: dict[str, int] = {}
-    for sample in samples:
-        if sample.problem is not None:
-            counts[reason_of(sample)] = counts.get(reason_of(sample), 0) + 1
-    return counts
+    return Counter(reason_of(sample) for sample in samples if sample.problem is not None)
+
+
+NO_ANSWER = "no answer"
+
+
+def count_marks(samples: Sequence[Sample]) -> Mapping[str, int]:
+    """How many samples each reason speaks against."""
+    return Counter(
+        reason
+        for sample in samples
+        for reason in (
+            *map(str, sample.marks),
+            *([NO_ANSWER] if sample.problem is not None else ()),
+        )
+    )

@@ -16,7 +16,7 @@ from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, Preempted, TunerdError, UsageError
 from tunerd.machine.host import read_host
-from tunerd.measure.answer import Mark, Sample, count_problems, summarise
+from tunerd.measure.answer import Mark, Sample, count_marks, count_problems, summarise
 from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
 from tunerd.measure.findings import (
     SERVING,
@@ -24,7 +24,6 @@ from tunerd.measure.findings import (
     Beside,
     beside_published,
     depths_beside_published,
-    ended_in_thought,
     figures,
     findings,
     lengths_beside_published,
@@ -33,6 +32,7 @@ from tunerd.measure.findings import (
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
     LIVE,
+    PROOF_KINDS,
     Asked,
     Life,
     Opened,
@@ -65,14 +65,13 @@ from tunerd.measure.request import (
     prompt_tokens,
     quality_plan,
     warm_up,
-    with_room_for_thoughts,
     with_short_question,
     workload_plan,
 )
 from tunerd.measure.results import arm_json, sample_json
-from tunerd.measure.sides import answering, plan_side, side_of
+from tunerd.measure.sides import answering, context_tokens, plan_side, side_of
 from tunerd.measure.store import EvidenceStore
-from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation, count_marks
+from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device
 from tunerd.production.lease import Candidate, hold, outlook
 from tunerd.production.plan import Plan as DeployPlan
@@ -222,7 +221,7 @@ class BenchRun:
         n_before = len(life.asked)
 
         def first(kind: str) -> tuple[Request, Prompt]:
-            request = replace(plan.warm_up.requests[0], kind=kind)
+            request = warm_up(plan.suite, kind)
             return request, self._composer.compose(request)
 
         # Some builds count their drafts on OpenAI routes only.
@@ -256,7 +255,7 @@ class BenchRun:
         else:
             asked = []
             for request, prompt in zip(requests, item.prompts, strict=True):
-                asked += self._ask_with_room(target, request, prompt)
+                asked += self._life.ask_with_room(request, prompt, target=target)
                 if asked[-1].sample.problem is not None:
                     break
         if self._was_busy:
@@ -294,14 +293,6 @@ class BenchRun:
             cause=target.why_ended(),
             hint="what was measured until then is kept: `tunerd results list`",
         )
-
-    def _ask_with_room(self, target: Target, request: Request, prompt: Prompt) -> list[Asked]:
-        """A conversation is asked again where thoughts took all the room of its answer."""
-        found = [self._life.ask(request, prompt, target=target)]
-        if request.is_chat and ended_in_thought(found[0].answer):
-            again = with_room_for_thoughts(request)
-            found.append(self._life.ask(again, prompt, target=target))
-        return found
 
     # What is known only over several requests
 
@@ -385,15 +376,7 @@ def _with_problem(pending: _Pending, why: str) -> _Pending:
     )
 
 
-_REPEATS = {
-    Suite.MTP: 3,
-    Suite.LENGTHS: 3,
-    Suite.CACHE: 3,
-    Suite.DEEP: 1,
-    Suite.QUALITY: 3,
-    Suite.CONCURRENCY: 3,
-    Suite.WORKLOAD: 3,
-}
+_REPEATS = 3
 _MARGIN_TOKENS = 128
 _USUAL_RATES = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
 _LOOK_BACK = 50
@@ -473,7 +456,7 @@ def _suite_plan(
     most_tokens: int | None,
 ) -> tuple[Plan, tuple[Message, ...]]:
     """The plan of a suite for a server, and what had to be left out of it."""
-    repeats = asked.repeats or _REPEATS[asked.suite]
+    repeats = asked.repeats or _REPEATS
     if asked.suite is Suite.MTP:
         return mtp_plan(seed, repeats=repeats), ()
     if asked.suite is Suite.LENGTHS:
@@ -730,12 +713,8 @@ class Session:
 
     def _expected_s(self, made: DeployPlan, n_arms: int) -> float:
         """How long measuring takes, loads and requests; the live unit's own start is not in it."""
-        serving = made.resolved.profile.serving
-        n_ctx = serving.ctx_size or None
-        if n_ctx is not None and not serving.kv_unified:
-            n_ctx //= serving.n_parallel or 1
         plan, _ = fitting_plan(
-            self.asked, self.seed, self.shape, self.book, n_ctx=n_ctx,
+            self.asked, self.seed, self.shape, self.book, n_ctx=context_tokens(made),
             letters_per_token=self._letters_now(made),
         )  # fmt: skip
         rates = rates_seen(self.store, made.resolved.name)
@@ -802,7 +781,7 @@ class Session:
 
     def _honours(self, both: Sequence[Target], composer: Composer) -> bool:
         """Whether the setting had an effect: drafts without it, and none with it."""
-        request = warm_up(self.asked.suite).requests[0]
+        request = warm_up(self.asked.suite, PROOF_KINDS[0])
         life = Life(self.ctx, both[0])
         drafted = [life.ask(request, composer.compose(request), target=one).has_drafted
                    for one in both]  # fmt: skip
@@ -832,12 +811,11 @@ class Session:
         )
         self.messages += [one for one in told if one not in self.messages]
         self.plan = self.plan or plan
-        first = [composer.compose_step(step.requests) for step in self.plan.steps]
-        texts = {target.name: first}
-        for other in targets[1:]:
+        texts: dict[str, Texts] = {}
+        for one in targets:
             # Questions whose answers are compared are the same; where speed counts, no text comes twice.
-            texts[other.name] = first if plan.suite is Suite.QUALITY else [
-                composer.compose_step(step.requests) for step in self.plan.steps
+            texts[one.name] = texts[target.name] if texts and plan.suite is Suite.QUALITY else [
+                tuple(map(composer.compose, step.requests)) for step in self.plan.steps
             ]  # fmt: skip
         running = BenchRun(self.ctx, targets, composer, self._keep)
         try:
@@ -1039,7 +1017,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         "arms": [arm_json(arm) for arm in session.arms],
         "summary": figures(arms),
         **found.payload,
-        "left_out": {arm.name: dict(count_marks(arm.samples)) for arm in arms},
+        "left_out": {arm.name: _reasons(arm) for arm in arms},
         "against": None if beside is None else [{**asdict(one), "ratio": one.ratio}
                                                for one in beside],
         "samples": [{"arm": arm.name, **sample_json(sample)}
@@ -1072,10 +1050,15 @@ def _without_times(session: Session) -> list[Message]:
     return found
 
 
+def _reasons(arm: ArmData) -> dict[str, int]:
+    """How many requests each reason speaks against, the warm-up left out."""
+    return {why: n for why, n in count_marks(arm.samples).items() if why != Mark.WARM_UP}
+
+
 def _unusable(arms: Sequence[ArmData]) -> list[Message]:
     found = []
     for arm in arms:
-        counts = count_marks(arm.samples)
+        counts = _reasons(arm)
         if counts:
             reasons = ", ".join(f"{n} x {reason}" for reason, n in counts.items())
             found.append(warning("left-out", f"{arm.name}: left out of every figure: {reasons}"))

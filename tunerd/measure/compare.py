@@ -25,10 +25,10 @@ from tunerd.measure.evidence import (
     TurnTime,
     VerdictRecord,
 )
-from tunerd.measure.findings import Quality, Replies, ended_in_thought, judge_quality, mix, pair
+from tunerd.measure.findings import Quality, Replies, judge_quality, mix, pair
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import Asked as Answered
-from tunerd.measure.life import Life, Target, Texts, is_warm_class, open_candidate, prompt_book
+from tunerd.measure.life import Life, Target, Texts, open_candidate, prompt_book
 from tunerd.measure.pairs import (
     SIDES,
     Asked,
@@ -57,10 +57,10 @@ from tunerd.measure.request import (
     Request,
     Route,
     Suite,
+    is_warm_class,
     quality_plan,
-    with_room_for_thoughts,
 )
-from tunerd.measure.sides import SideRequest, answering, plan_side, sides_of
+from tunerd.measure.sides import SideRequest, answering, context_tokens, plan_side, sides_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import not_as_meant
 from tunerd.production.lease import Held, Outlook, hold, outlook
@@ -149,7 +149,7 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
         programs=[plan.engine.program for plan in plans.values()],
     )
     shape, told = workload_for(ctx, request.workload, plans["A"].resolved)
-    contexts = [_context_tokens(plan) for plan in plans.values()]
+    contexts = [context_tokens(plan) for plan in plans.values()]
     known = [tokens for tokens in contexts if tokens is not None]
     most = min(known) if known else _ANY_CONTEXT
     workload, cut = fitted(shape.plain(), most, margin_tokens=_FRAME_TOKENS)
@@ -284,14 +284,6 @@ def _changing(changes: Sequence[OutputChange]) -> list[Message]:
         f"B may answer otherwise than A, so their answers are compared too: {change_words(changes)}"
     )
     return [warning("changes-answers", text)]
-
-
-def _context_tokens(plan: Plan) -> int | None:
-    """Context of one slot [tok]; None where the engine decides."""
-    serving = plan.resolved.profile.serving
-    if not serving.ctx_size:
-        return None
-    return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
 
 
 def _cut_messages(
@@ -478,9 +470,7 @@ class CandidateLife:
             LifeEnded: the server is gone.
             Preempted: the lease is gone.
         """
-        found = self._life.ask(request, prompt)
-        if ended_in_thought(found.answer):
-            found = self._life.ask(with_room_for_thoughts(request), prompt)
+        found = self._life.ask_with_room(request, prompt)[-1]
         if found.sample.problem is not None:
             self._stand.held.check()
             if (why := self._life.target.why_ended()) is not None:

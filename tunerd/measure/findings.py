@@ -674,11 +674,6 @@ def _unjudged(one: CaseQuality) -> list[str]:
     return []
 
 
-def ended_in_thought(answer: Answer | None) -> bool:
-    """Whether its thoughts took all the tokens that it was given: of the answer itself nothing is known."""
-    return answer is not None and bool(answer.reasoning) and not (answer.text or answer.tool_calls)
-
-
 def drift(one: str, other: str) -> int:
     """Letters to change, add or remove to make one text of the other."""
     from rapidfuzz.distance import Levenshtein

@@ -41,19 +41,19 @@ from tunerd.measure.conditions import (
 )
 from tunerd.measure.evidence import ArmRecord, Fingerprint
 from tunerd.measure.request import (
+    THOUGHT_TOKENS,
     TOOL_KINDS,
     USUAL_LETTERS_PER_TOKEN,
     Composer,
     Frame,
-    Prefix,
     Prompt,
     PromptBook,
     PromptStock,
     Request,
     Route,
     Suite,
-    as_served,
     body_of,
+    class_request,
     read_prompts,
 )
 from tunerd.measure.store import open_to_read
@@ -61,7 +61,6 @@ from tunerd.measure.trust import (
     GpuLook,
     OwnRequests,
     ProcessorLook,
-    Quiet,
     Speculation,
     Traffic,
     is_processor_taken,
@@ -69,9 +68,8 @@ from tunerd.measure.trust import (
     judge_traffic,
     look_at,
     marks_of,
-    quiet_from,
+    quiet_mib,
     speculation_of,
-    with_mark,
 )
 from tunerd.production.checks import explain
 from tunerd.production.gate import why_it_ended
@@ -672,7 +670,8 @@ class Asked:
         """With one more mark; what has no answer needs none."""
         if self.sample.problem is not None and not even_failed:
             return self
-        return replace(self, sample=replace(self.sample, marks=with_mark(self.sample.marks, mark)))
+        marks = tuple(dict.fromkeys([*self.sample.marks, mark]))
+        return replace(self, sample=replace(self.sample, marks=marks))
 
 
 class Life:
@@ -693,7 +692,7 @@ class Life:
         self.traffic = TrafficWatch(ctx, target, scrape_s)
         self.position = 0
         self.asked: list[Asked] = []
-        self.quiet = Quiet()
+        self.quiet_mib: int | None = None
         self.accepted: tuple[int, ...] | None = None
         self._looks: list[GpuLook] = []
 
@@ -740,7 +739,7 @@ class Life:
                     raise BenchError("the server gave no answer", cause=asked.sample.problem)
                 seen.append(asked)
                 self._looks += asked.looks
-                self.quiet = quiet_from(self._looks)
+                self.quiet_mib = quiet_mib(self._looks)
                 if asked.has_drafted and drafts is False:
                     raise BenchError("it is meant not to draft, and drafted")
                 if asked.has_drafted or known is not None or drafts is False:
@@ -770,6 +769,16 @@ class Life:
         if mark is not None:
             found = found.marked(mark, even_failed=True)
         return self._took([found])[0]
+
+    def ask_with_room(
+        self, request: Request, prompt: Prompt, *, target: Target | None = None
+    ) -> list[Asked]:
+        """One question, asked again where thoughts took all the room of its answer."""
+        found = [self.ask(request, prompt, target=target)]
+        if request.is_chat and found[0].answer is not None and found[0].answer.ended_in_thought:
+            more = replace(request, n_predict=request.n_predict + THOUGHT_TOKENS)
+            found.append(self.ask(more, prompt, target=target))
+        return found
 
     def ask_all(
         self,
@@ -834,7 +843,7 @@ class Life:
         answer = read_answer(streamed.events, is_whole=streamed.is_whole)
         problem = streamed.problem or _problem(answer)
         client = ClientTimes(streamed.wall_ms, answer.first_ms)
-        marks = marks_of(request, answer, client, looks=watch.looks, quiet=self.quiet,
+        marks = marks_of(request, answer, client, looks=watch.looks, quiet_mib=self.quiet_mib,
                          speculation=target.speculation,
                          can_forbid_cache=target.is_llama)  # fmt: skip
         marks = (*marks, Mark.PROCESSOR_TAKEN) if is_taken else marks
@@ -991,23 +1000,11 @@ class Texts:
                 always is.
             told: What else the request has.
         """
-        depth, is_warm = one.cached_tokens + one.new_tokens, is_warm_class(one)
         kind = random.Random(name).choice(_ANY_KIND) if one.kind == MIXED else one.kind  # noqa: S311 -- no secret
-        request = Request(
-            suite=Suite.WORKLOAD,
-            kind=kind,
-            n_predict=one.n_predict,
-            depth_tokens=depth,
-            prefix=Prefix.WARM if is_warm else Prefix.COLD,
-            shares=_SHARED if is_warm else None,
-            shared_ratio=one.cached_tokens / depth if depth else 1.0,
-            streams=one.concurrency,
-            has_question=one.new_tokens > 0,
-            case="",
-        )
         held = is_held or not one.new_tokens
-        request = replace(as_served(request, name), is_fixed_length=held, **told)
-        composer = self._prepared(one.cached_tokens if is_warm else 0)
+        request = class_request(one, name, shares=_SHARED, kind=kind, is_fixed_length=held)
+        request = replace(request, **told)
+        composer = self._prepared(one.cached_tokens if request.is_warm else 0)
         composer.stock = self.stock(name)
         requests = (request,) * one.concurrency
         return requests, tuple(composer.compose(each) for each in requests)
@@ -1026,7 +1023,7 @@ class Texts:
                     kind="code",
                     n_predict=1,
                     depth_tokens=cached_tokens,
-                    prefix=Prefix.WARM,
+                    is_warm=True,
                     shares=_SHARED,
                     has_question=False,
                     is_measured=False,
@@ -1037,11 +1034,6 @@ class Texts:
     def stock(self, name: str) -> PromptStock:
         """Texts that depend on their name alone."""
         return PromptStock(self.book, random.Random(f"{self.seed} {name}"))  # noqa: S311 -- no secret
-
-
-def is_warm_class(one: RequestClass) -> bool:
-    """Whether it finds its prefix; what one slot holds is of no use to requests beside it."""
-    return one.cached_tokens > 0 and one.concurrency == 1
 
 
 _KNOWN = {

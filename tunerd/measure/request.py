@@ -217,16 +217,6 @@ class Suite(StrEnum):
     WORKLOAD = "workload"
 
 
-class Prefix(StrEnum):
-    """How a request stands to what the server still holds.
-
-    COLD sends `cache_prompt: false` and must find nothing. WARM sends `true` and counts what it finds.
-    """
-
-    COLD = "cold"
-    WARM = "warm"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One request before its text is chosen.
@@ -237,7 +227,7 @@ class Request:
         kind: Kind of text.
         n_predict: Tokens to generate; exactly so many where `is_fixed_length`.
         depth_tokens: About how long the prompt is [tok]; None for that of its kind.
-        prefix: Cold or warm.
+        is_warm: Whether it may find again what the server still holds; a cold one must find nothing.
         shares: Name of a text that several requests of a step begin with, so that a later one may find
             it cached; None where the text is its own.
         shared_ratio: Share of the prompt that is that common text; 1 is the identical prompt.
@@ -259,7 +249,7 @@ class Request:
     kind: str
     n_predict: int
     depth_tokens: int | None = None
-    prefix: Prefix = Prefix.COLD
+    is_warm: bool = False
     shares: str | None = None
     shared_ratio: float = 1.0
     has_question: bool = True
@@ -307,7 +297,6 @@ class Plan:
 
     suite: Suite
     seed: int
-    warm_up: Step
     steps: tuple[Step, ...]
 
     def weight(self, step: Step) -> float:
@@ -325,38 +314,9 @@ WARM_UP_TOKENS = 64
 THOUGHT_TOKENS = 2048
 
 
-def warm_up(suite: Suite, *, n_predict: int = WARM_UP_TOKENS, is_chat: bool = False) -> Step:
+def warm_up(suite: Suite, kind: str) -> Request:
     """What a fresh server answers first: it pays for lazy initialisation, and is discarded."""
-    request = Request(
-        suite=suite, case="warm-up", kind="code_python", n_predict=n_predict, is_chat=is_chat
-    )
-    return Step((request,))
-
-
-def shuffled(blocks: Sequence[Sequence[Step]], rng: random.Random) -> tuple[Step, ...]:
-    """Steps block by block, in random order within each: drift hits every case alike."""
-    steps: list[Step] = []
-    for block in blocks:
-        mixed = list(block)
-        rng.shuffle(mixed)
-        steps += mixed
-    return tuple(steps)
-
-
-def with_room_for_thoughts(request: Request) -> Request:
-    """The same for a model whose thoughts took all that was meant for the answer."""
-    return replace(request, n_predict=request.n_predict + THOUGHT_TOKENS)
-
-
-def alone(request: Request) -> Step:
-    """A step of one request."""
-    return Step((request,))
-
-
-def with_streams(request: Request, n_streams: int) -> Step:
-    """A step in which so many of a request run at once."""
-    one = replace(request, streams=n_streams)
-    return Step((one,) * n_streams, is_parallel=True)
+    return Request(suite=suite, case="warm-up", kind=kind, n_predict=WARM_UP_TOKENS)
 
 
 # From what is wanted to what is sent: the text of each request, and the body of its HTTP call.
@@ -405,10 +365,6 @@ class Composer:
             text = f"{shared.head}\n\n{body}\n\n{shared.question}"
             return Prompt(f"{shared.name}-{letters}", request.kind, text)
         return self._with_own_tail(request, shared, body, letters)
-
-    def compose_step(self, requests: Sequence[Request]) -> tuple[Prompt, ...]:
-        """The texts of one step."""
-        return tuple(self.compose(request) for request in requests)
 
     def compose_again(self, request: Request, attempt: str) -> Prompt:
         """Another text for a request that is measured again, what it shares included."""
@@ -500,7 +456,7 @@ def body_of(
         body["stream_options"] = {"include_usage": True}
         body |= {} if model is None else {"model": model}
     if is_llama:
-        body["cache_prompt"] = request.prefix is Prefix.WARM
+        body["cache_prompt"] = request.is_warm
         body |= {"ignore_eos": True} if request.is_fixed_length else {}
         body |= {"timings_per_token": True} if request.tells_steps else {}
     if request.has_tools:
@@ -556,7 +512,7 @@ _SPARE_TOKENS = 256
 def mtp_plan(seed: int, *, repeats: int) -> Plan:
     """Each of the nine kinds `repeats` times, 192 tokens each, as the community's mtp-bench asks."""
     block = [
-        alone(Request(suite=Suite.MTP, case=kind, kind=kind, n_predict=MTP_TOKENS))
+        Step((Request(suite=Suite.MTP, case=kind, kind=kind, n_predict=MTP_TOKENS),))
         for kind in MTP_KINDS
     ]
     return _plan(Suite.MTP, seed, [block] * repeats)
@@ -598,13 +554,15 @@ def lengths_plan(
     room = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - fitting[-1] - _SPARE_TOKENS)
     chosen = depth if depth is not None else max(1, min(LENGTHS_DEPTH, room))
     block = [
-        alone(
-            Request(
-                suite=Suite.LENGTHS,
-                case=str(n_tokens),
-                kind="long_code_review",
-                n_predict=n_tokens,
-                depth_tokens=chosen,
+        Step(
+            (
+                Request(
+                    suite=Suite.LENGTHS,
+                    case=str(n_tokens),
+                    kind="long_code_review",
+                    n_predict=n_tokens,
+                    depth_tokens=chosen,
+                ),
             )
         )
         for n_tokens in fitting
@@ -634,7 +592,7 @@ def cache_plan(seed: int, *, repeats: int, n_ctx: int | None, depth: int | None 
                     kind="code_python",
                     n_predict=_CACHE_TOKENS,
                     depth_tokens=chosen,
-                    prefix=Prefix.COLD if case == COLD else Prefix.WARM,
+                    is_warm=case != COLD,
                     shares=f"cache {number}",
                     shared_ratio=_SHARED_RATIO if case == CHANGED_TAIL else 1.0,
                 )
@@ -660,21 +618,25 @@ def deep_plan(seed: int, *, n_ctx: int | None) -> Plan:
         )
     most = _roomy(n_ctx - _DEEP_TOKENS - min(_SPARE_TOKENS, n_ctx // 16))
     depths = [most * number // _DEEP_STEPS for number in range(1, _DEEP_STEPS + 1)]
-    requests = tuple(
-        Request(
-            suite=Suite.DEEP,
-            case=f"{depth} tokens",
-            kind="code_python",
-            n_predict=_DEEP_TOKENS,
-            depth_tokens=depth,
-            prefix=Prefix.WARM,
-            shares="deep",
-            has_question=False,
-            details={"wanted_depth": depth},
+    steps = tuple(
+        Step(
+            (
+                Request(
+                    suite=Suite.DEEP,
+                    case=f"{depth} tokens",
+                    kind="code_python",
+                    n_predict=_DEEP_TOKENS,
+                    depth_tokens=depth,
+                    is_warm=True,
+                    shares="deep",
+                    has_question=False,
+                    details={"wanted_depth": depth},
+                ),
+            )
         )
         for depth in depths
     )
-    return Plan(Suite.DEEP, seed, warm_up(Suite.DEEP), tuple(alone(r) for r in requests))
+    return Plan(Suite.DEEP, seed, steps)
 
 
 def quality_plan(seed: int, *, repeats: int, with_own_sampling: bool = False) -> Plan:
@@ -688,16 +650,18 @@ def quality_plan(seed: int, *, repeats: int, with_own_sampling: bool = False) ->
     cases = ((TOOLS, "tool", _TOOL_TOKENS), (SHORT, "short_answer", _SHORT_TOKENS),
              (PROSE, "prose", _PROSE_TOKENS))  # fmt: skip
     block = [
-        alone(
-            Request(
-                suite=Suite.QUALITY,
-                case=case,
-                kind=kind,
-                n_predict=n_predict,
-                is_fixed_length=False,
-                is_chat=True,
-                has_tools=case == TOOLS,
-                has_own_sampling=is_own,
+        Step(
+            (
+                Request(
+                    suite=Suite.QUALITY,
+                    case=case,
+                    kind=kind,
+                    n_predict=n_predict,
+                    is_fixed_length=False,
+                    is_chat=True,
+                    has_tools=case == TOOLS,
+                    has_own_sampling=is_own,
+                ),
             )
         )
         for is_own in ((False, True) if with_own_sampling else (False,))
@@ -706,31 +670,57 @@ def quality_plan(seed: int, *, repeats: int, with_own_sampling: bool = False) ->
     return _plan(Suite.QUALITY, seed, [block] * repeats)
 
 
-def concurrency_plan(seed: int, *, repeats: int, streams: Sequence[int] = STREAMS) -> Plan:
+def concurrency_plan(seed: int, *, repeats: int) -> Plan:
     """The same work by one, two and four clients at once."""
-    block = [
-        with_streams(
-            Request(
-                suite=Suite.CONCURRENCY,
-                case=f"{n} stream{'s' * (n > 1)}",
-                kind="explain_concept",
-                n_predict=_STREAM_TOKENS,
-            ),
-            n,
+    each = [
+        Request(
+            suite=Suite.CONCURRENCY,
+            case=f"{n} stream{'s' * (n > 1)}",
+            kind="explain_concept",
+            n_predict=_STREAM_TOKENS,
+            streams=n,
         )
-        for n in streams
+        for n in STREAMS
     ]
+    block = [Step((one,) * one.streams, is_parallel=True) for one in each]
     return _plan(Suite.CONCURRENCY, seed, [block] * repeats)
 
 
-def as_served(request: Request, name: str) -> Request:
-    """A request as production gets it: in the model's template, by the server's own sampling, of free length.
+def is_warm_class(one: RequestClass) -> bool:
+    """Whether it finds its prefix; what one slot holds is of no use to requests beside it."""
+    return one.cached_tokens > 0 and one.concurrency == 1
 
-    `name` is that of its text, for a seed that is as fixed as the text is. What a class generates on average
-    is the most that is generated here; a turn is that long by `Sample.turn_ms`.
+
+def class_request(one: RequestClass, name: str, *, shares: str, **told: Any) -> Request:
+    """A request of a class as production gets it: in the model's template, by the server's own sampling.
+
+    What a class generates on average is the most that is generated here; a turn is that long by
+    `Sample.turn_ms`.
+
+    Args:
+        one: The class; without new tokens its prefix alone.
+        name: Of its text, for a seed that is as fixed as the text is.
+        shares: The name of the prefix that it finds, if it finds one.
+        told: What it has otherwise.
     """
-    seed = random.Random(name).randrange(_SEEDS)  # noqa: S311 -- no secret
-    return replace(request, is_framed=True, has_own_sampling=True, is_fixed_length=False, seed=seed)
+    depth, is_warm = one.cached_tokens + one.new_tokens, is_warm_class(one)
+    request = Request(
+        suite=Suite.WORKLOAD,
+        case="",
+        kind=one.kind,
+        n_predict=one.n_predict,
+        depth_tokens=depth,
+        is_warm=is_warm,
+        shares=shares if is_warm else None,
+        shared_ratio=one.cached_tokens / depth if depth else 1.0,
+        streams=one.concurrency,
+        has_question=one.new_tokens > 0,
+        is_framed=True,
+        has_own_sampling=True,
+        is_fixed_length=False,
+        seed=random.Random(name).randrange(_SEEDS),  # noqa: S311 -- no secret
+    )
+    return replace(request, **told)
 
 
 def workload_plan(seed: int, shape: WorkloadShape, mix: Workload, *, repeats: int) -> Plan:
@@ -751,25 +741,16 @@ def workload_plan(seed: int, shape: WorkloadShape, mix: Workload, *, repeats: in
 
 
 def _turn(number: int, name: str, one: RequestClass, turn: int) -> Step:
-    whole = one.cached_tokens + one.new_tokens
-    is_warm = one.cached_tokens > 0 and one.concurrency == 1
-    measured = Request(
-        suite=Suite.WORKLOAD,
+    measured = class_request(
+        one,
+        f"{number} {turn}",
+        shares=f"turn {number} {turn}",
         case=name,
         kind=KINDS[(number + turn) % len(KINDS)] if one.kind == MIXED else one.kind,
-        n_predict=one.n_predict,
-        depth_tokens=whole,
-        prefix=Prefix.WARM if is_warm else Prefix.COLD,
-        shares=f"turn {number} {turn}" if is_warm else None,
-        shared_ratio=one.cached_tokens / whole,
         details={"class": number},
     )
-    measured = as_served(measured, f"{number} {turn}")
-    if one.concurrency > 1:
-        # What one slot holds is of no use to the others: nothing is cached here, and is not said to be.
-        return with_streams(measured, one.concurrency)
-    if not is_warm:
-        return alone(measured)
+    if not is_warm_class(one):
+        return Step((measured,) * one.concurrency, is_parallel=one.concurrency > 1)
     before = replace(
         measured,
         case=f"{name}, turn before",
@@ -785,8 +766,14 @@ def _turn(number: int, name: str, one: RequestClass, turn: int) -> Step:
 
 
 def _plan(suite: Suite, seed: int, blocks: Sequence[Sequence[Step]]) -> Plan:
+    """The steps block by block, in random order within each: drift hits every case alike."""
     rng = random.Random(f"order {seed}")  # noqa: S311 -- an order that can be had again
-    return Plan(suite, seed, warm_up(suite), shuffled(blocks, rng))
+    steps: list[Step] = []
+    for block in blocks:
+        mixed = list(block)
+        rng.shuffle(mixed)
+        steps += mixed
+    return Plan(suite, seed, tuple(steps))
 
 
 # Which requests of a plan a context can hold, before anything is sent.
@@ -811,6 +798,10 @@ def prompt_tokens(request: Request, book: PromptBook, letters_per_token: float |
     return max(depth, int(len(form.variant(0)) / letters_per_token))
 
 
+def _needed(request: Request, book: PromptBook, letters_per_token: float | None) -> int:
+    return prompt_tokens(request, book, letters_per_token) + request.n_predict
+
+
 def with_short_question(
     plan: Plan, book: PromptBook, n_ctx: int | None, letters_per_token: float | None = None
 ) -> Plan:
@@ -818,12 +809,9 @@ def with_short_question(
 
     A vocabulary of short tokens can make the long question longer than a whole small context.
     """
-
-    def is_too_long(request: Request) -> bool:
-        tokens = prompt_tokens(request, book, letters_per_token) + request.n_predict
-        return n_ctx is not None and tokens > n_ctx
-
-    if not any(is_too_long(request) for request in plan.requests):
+    if n_ctx is None or all(
+        _needed(one, book, letters_per_token) <= n_ctx for one in plan.requests
+    ):
         return plan
     steps = [Step(tuple(replace(one, kind=_SHORT) for one in step.requests), step.is_parallel)
              for step in plan.steps]  # fmt: skip
@@ -846,13 +834,11 @@ def fitting(
     """
     if n_ctx is None:
         return plan, ()
-
-    def needed(request: Request) -> int:
-        return prompt_tokens(request, book, letters_per_token) + request.n_predict
-
-    kept = [step for step in plan.steps if max(needed(one) for one in step.requests) <= n_ctx]
+    needed = [max(_needed(one, book, letters_per_token) for one in step.requests)
+              for step in plan.steps]  # fmt: skip
+    kept = [step for step, tokens in zip(plan.steps, needed, strict=True) if tokens <= n_ctx]
     if not kept:
-        least = min(max(needed(one) for one in step.requests) for step in plan.steps)
+        least = min(needed)
         raise BenchError(
             f"a context of {n_ctx} tokens has no room for suite `{plan.suite}`",
             cause=f"its shortest request takes about {least}, answer included",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tunerd.app import Context
 from tunerd.engine.flags import argument_changes
 from tunerd.errors import HostError, UsageError
-from tunerd.measure.answer import Sample, count_problems, summarise
+from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems, summarise
 from tunerd.measure.evidence import (
     ArmRecord,
     Fingerprint,
@@ -263,21 +263,11 @@ def _by_case(measured: Sequence[Sample]) -> dict[tuple[str, str], list[Sample]]:
     }
 
 
-NO_ANSWER = "no answer"
-
-
 def _left_out(by_arm: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
     """How many samples no average may have, by arm and reason."""
-    counts: dict[tuple[str, str], int] = {}
-    for arm, measured in by_arm.items():
-        for sample in measured:
-            reasons = [str(mark) for mark in sample.marks]
-            if sample.problem is not None:
-                reasons.append(NO_ANSWER)
-            for reason in reasons:
-                counts[arm, reason] = counts.get((arm, reason), 0) + 1
     return [
         {"arm": arm, "reason": reason, "samples": n,
-         "problems": dict(count_problems(by_arm[arm])) if reason == NO_ANSWER else {}}
-        for (arm, reason), n in counts.items()
+         "problems": dict(count_problems(measured)) if reason == NO_ANSWER else {}}
+        for arm, measured in by_arm.items()
+        for reason, n in count_marks(measured).items()
     ]  # fmt: skip

@@ -125,6 +125,14 @@ def answering(plan: Plan) -> Answering:
     return Answering(plan.engine.name, plan.command.argv, plan.resolved.profile.environment)
 
 
+def context_tokens(plan: Plan) -> int | None:
+    """Context of one slot [tok]; None where the engine decides."""
+    serving = plan.resolved.profile.serving
+    if not serving.ctx_size:
+        return None
+    return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
+
+
 def _base(ctx: Context, base: str | None) -> SideRequest:
     if base is not None:
         return SideRequest(base, PlanRequest(base, {}))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tunerd.engine.flags import normal_spelling, owner_of
 from tunerd.engine.log import LoggedRequest
 from tunerd.machine.facts import POWER_CAP, Gpu
-from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Sample, Timings, step_of
-from tunerd.measure.request import Prefix, Request
+from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, step_of
+from tunerd.measure.request import Request
 
 # Whether a sample may be believed: each way in which a benchmark of a server lies, as a rule.
 
@@ -78,13 +78,6 @@ class ProcessorLook:
     own_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Quiet:
-    """How the machine was when the arm began; only what differs from it is a disturbance."""
-
-    others_mib: int | None = None
-
-
 def look_at(gpus: Sequence[Gpu] | None, server_pids: Sequence[int]) -> GpuLook:
     """What a reading says beside the server's own use."""
     if not gpus:
@@ -111,14 +104,10 @@ def _others(gpu: Gpu, server_pids: Sequence[int]) -> int | None:
     return sum(mib for mib in known if mib is not None)
 
 
-def quiet_from(looks: Sequence[GpuLook]) -> Quiet:
-    """The state of the machine from what was seen during the warm-up."""
-    others = [look.others_mib for look in looks]
-    return Quiet(
-        others_mib=None
-        if not others or None in others
-        else max(mib for mib in others if mib is not None),
-    )
+def quiet_mib(looks: Sequence[GpuLook]) -> int | None:
+    """What others held while nothing was disturbed, as seen during the warm-up; None if unknown."""
+    known = [look.others_mib for look in looks if look.others_mib is not None]
+    return max(known) if known and len(known) == len(looks) else None
 
 
 def marks_of(
@@ -127,7 +116,7 @@ def marks_of(
     client: ClientTimes,
     *,
     looks: Sequence[GpuLook],
-    quiet: Quiet,
+    quiet_mib: int | None,
     speculation: Speculation,
     can_forbid_cache: bool = True,
 ) -> tuple[Mark, ...]:
@@ -138,7 +127,7 @@ def marks_of(
         answer: What came.
         client: What the client's clock saw.
         looks: The GPUs meanwhile.
-        quiet: The machine as it was when the arm began.
+        quiet_mib: What others held when the arm began; only more than that is a disturbance.
         speculation: What the arm is meant to do.
         can_forbid_cache: False for servers that cannot be told to read a prompt anew: there a chat
             template may be found again, which all requests begin with.
@@ -147,7 +136,7 @@ def marks_of(
         *_answer_marks(request, answer, speculation, 0 if can_forbid_cache else TEMPLATE_TOKENS),
         *_clock_marks(request, answer.timings, client),
         *_span_marks(answer),
-        *_gpu_marks(looks, quiet),
+        *_gpu_marks(looks, quiet_mib),
     ]
     return tuple(dict.fromkeys(found))
 
@@ -157,7 +146,7 @@ def _answer_marks(
 ) -> Iterator[Mark]:
     if answer.has_impossible:
         yield Mark.IMPOSSIBLE
-    if request.prefix is Prefix.COLD and (answer.n_cached or 0) > most_cached:
+    if not request.is_warm and (answer.n_cached or 0) > most_cached:
         yield Mark.NOT_COLD
     timings = answer.timings
     if timings is None:
@@ -205,14 +194,14 @@ def _span_marks(answer: Answer) -> Iterator[Mark]:
         yield Mark.CLOCKS_DISAGREE
 
 
-def _gpu_marks(looks: Sequence[GpuLook], quiet: Quiet) -> Iterator[Mark]:
+def _gpu_marks(looks: Sequence[GpuLook], quiet_mib: int | None) -> Iterator[Mark]:
     for look in looks:
         if look.throttled:
             yield Mark.THROTTLED
         if (
             look.others_mib is not None
-            and quiet.others_mib is not None
-            and look.others_mib > quiet.others_mib + OTHERS_SLACK_MIB
+            and quiet_mib is not None
+            and look.others_mib > quiet_mib + OTHERS_SLACK_MIB
         ):
             yield Mark.VRAM_TAKEN
 
@@ -284,23 +273,6 @@ def not_as_meant(drafts: bool | None, drafted: Sequence[int | None]) -> str | No
     if drafts is False and has_drafted:
         return "it is meant not to draft, and drafted"
     return None
-
-
-def with_mark(sample_marks: Sequence[Mark], mark: Mark) -> tuple[Mark, ...]:
-    """The marks with one more."""
-    return tuple(dict.fromkeys([*sample_marks, mark]))
-
-
-def count_marks(samples: Sequence[Sample]) -> Mapping[str, int]:
-    """How many samples each reason speaks against, the warm-up left out."""
-    counts: dict[str, int] = {}
-    for sample in samples:
-        reasons = [str(mark) for mark in sample.marks if mark is not Mark.WARM_UP]
-        if sample.problem is not None:
-            reasons.append("no answer")
-        for reason in reasons:
-            counts[reason] = counts.get(reason, 0) + 1
-    return counts
 
 
 # What a command line asks for, as far as a measurement must know it.

@@ -19,7 +19,6 @@ from tunerd.measure.request import (
     IDENTICAL,
     MTP_KINDS,
     Composer,
-    Prefix,
     PromptStock,
     Request,
     Route,
@@ -201,7 +200,7 @@ def test_a_cold_request_forbids_the_cache_and_a_fixed_length_ignores_the_end() -
 
     assert (body["cache_prompt"], body["ignore_eos"], body["n_predict"]) == (False, True, 8)
     assert body["temperature"] == 0
-    warm = body_of(a_request(prefix=Prefix.WARM, is_fixed_length=False), prompt, Route.NATIVE)
+    warm = body_of(a_request(is_warm=True, is_fixed_length=False), prompt, Route.NATIVE)
     assert warm["cache_prompt"] is True
     assert "ignore_eos" not in warm
 

@@ -12,11 +12,10 @@ from tests.support.fake_gpu import rtx_3090_ti
 from tunerd.engine.log import LoggedRequest
 from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, read_counters
-from tunerd.measure.request import Prefix, Request, Suite
+from tunerd.measure.request import Request, Suite
 from tunerd.measure.trust import (
     GpuLook,
     ProcessorLook,
-    Quiet,
     Speculation,
     is_processor_taken,
     is_same_command,
@@ -25,7 +24,7 @@ from tunerd.measure.trust import (
     marks_of,
     not_as_meant,
     of_others,
-    quiet_from,
+    quiet_mib,
     speculation_of,
 )
 from tunerd.words import MiB
@@ -58,7 +57,7 @@ def marks(
     request: Request | None = None,
     wall_ms: float = 2060.0,
     looks: tuple[GpuLook, ...] = (),
-    quiet: Quiet | None = None,
+    quiet: int | None = None,
     speculation: Speculation | None = None,
 ) -> tuple[Mark, ...]:
     return marks_of(
@@ -66,14 +65,14 @@ def marks(
         answer or an_answer(),
         ClientTimes(wall_ms, 55.0),
         looks=looks,
-        quiet=quiet or Quiet(),
+        quiet_mib=quiet,
         speculation=speculation or Speculation(None),
     )
 
 
 def test_a_cold_prompt_that_was_found_in_the_cache_is_marked() -> None:
     assert marks(an_answer(n_cached=1)) == (Mark.NOT_COLD,)
-    assert marks(an_answer(n_cached=1), request=a_request(prefix=Prefix.WARM)) == ()
+    assert marks(an_answer(n_cached=1), request=a_request(is_warm=True)) == ()
     assert marks(an_answer(n_cached=None)) == ()
 
 
@@ -81,7 +80,7 @@ def test_of_a_server_that_cannot_forbid_its_cache_a_template_may_be_found_again(
     def found(n_cached: int) -> tuple[Mark, ...]:
         return marks_of(
             a_request(), an_answer(n_cached=n_cached), ClientTimes(2060.0, 55.0), looks=(),
-            quiet=Quiet(), speculation=Speculation(None), can_forbid_cache=False,
+            quiet_mib=None, speculation=Speculation(None), can_forbid_cache=False,
         )  # fmt: skip
 
     assert found(64) == ()
@@ -137,7 +136,7 @@ def test_heat_marks_a_sample_even_where_it_was_there_from_the_beginning() -> Non
     hot = GpuLook(None, None, frozenset({"software thermal slowdown"}))
 
     assert marks(looks=(NOTHING, hot)) == (Mark.THROTTLED,)
-    assert marks(looks=(hot,), quiet=quiet_from([hot])) == (Mark.THROTTLED,)
+    assert marks(looks=(hot,), quiet=quiet_mib([hot])) == (Mark.THROTTLED,)
 
 
 def test_a_power_limit_that_only_long_prompts_run_into_marks_no_sample() -> None:
@@ -146,14 +145,14 @@ def test_a_power_limit_that_only_long_prompts_run_into_marks_no_sample() -> None
     def held(*reasons: str) -> GpuLook:
         return look_at([replace(rtx_3090_ti(), throttle_reasons=reasons)], ())
 
-    quiet = quiet_from([held()])
+    quiet = quiet_mib([held()])
     assert marks(looks=(held(), held(POWER_CAP)), quiet=quiet) == ()
     both = held(POWER_CAP, "software thermal slowdown")
     assert marks(looks=(held(), both), quiet=quiet) == (Mark.THROTTLED,)
 
 
 def test_memory_that_another_process_took_marks_a_sample() -> None:
-    quiet = Quiet(others_mib=300)
+    quiet = 300
 
     assert marks(looks=(GpuLook(None, 364, frozenset()),), quiet=quiet) == ()
     assert marks(looks=(GpuLook(None, 365, frozenset()),), quiet=quiet) == (Mark.VRAM_TAKEN,)
