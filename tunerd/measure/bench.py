@@ -21,13 +21,9 @@ from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
 from tunerd.measure.findings import (
     SERVING,
     ArmData,
-    Beside,
     beside_published,
-    depths_beside_published,
     figures,
     findings,
-    lengths_beside_published,
-    mtp_table,
 )
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
@@ -535,23 +531,6 @@ def seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:
 # How this box stands beside the numbers that were published for its profile.
 
 
-def against_published(
-    published: Published, suite: Suite, arm: ArmData, family: str | None
-) -> tuple[Beside, ...]:
-    """The figures of an arm beside the published ones of its family of engines."""
-    if suite is Suite.MTP:
-        return beside_published(mtp_table(arm.samples), published, family)
-    if suite is Suite.DEEP:
-        return depths_beside_published(arm.samples, published)
-    by_length = {
-        n: summarise([s for s in arm.samples if s.n_predict == n])
-        for n in {s.n_predict for s in arm.samples}
-    }
-    walls = {n: one.wall_ms.median for n, one in by_length.items()}
-    rates = {n: one.decode.tok_s for n, one in by_length.items()}
-    return lengths_beside_published(walls, rates, published)
-
-
 def published_of(ctx: Context, profile: str | None) -> Published:
     """The published numbers of a profile.
 
@@ -1008,7 +987,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
     beside = None
     if published is not None:
         family = session.opened[0].target.arm.family
-        beside = against_published(published, session.plan.suite, arms[0], family)
+        beside = beside_published(session.plan.suite, arms[0].samples, published, family)
     payload = {
         "run": session.run,
         "target": target,

@@ -25,7 +25,7 @@ from tunerd.measure.evidence import (
     TurnTime,
     VerdictRecord,
 )
-from tunerd.measure.findings import Quality, Replies, judge_quality, mix, pair
+from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair, turns_of
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import Asked as Answered
 from tunerd.measure.life import Life, Target, Texts, open_candidate, prompt_book
@@ -724,24 +724,19 @@ def _effect_record(part: Part) -> SummaryRecord:
 
 
 def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
-    """The turn of each class and the expected one, on both sides, by part.
-
-    Thoughts are timed with the answer, and told apart by their share of it where that is known.
-    """
-    rows = []
-    for side in SIDES:
-        turns = []
-        for at, (one, share) in enumerate(zip(shape.classes, shape.shares, strict=True)):
-            prefill_s, decode_s, whole_s = (
-                found.seconds(side, name, at) for name in ("prefill", "decode", "turn")
+    """The turn of each class and the expected one, on both sides, by part."""
+    rows: list[TurnTime] = []
+    for side in SIDES if found.pairs else ():
+        parts = [
+            Parts(
+                whole_s=found.seconds(side, "turn", at),
+                prefill_s=found.seconds(side, "prefill", at),
+                generation_s=found.seconds(side, "decode", at),
+                waiting_s=None,
             )
-            if prefill_s is None or decode_s is None:
-                return []
-            thoughts = one.reasoning_share
-            reasoning_s = None if thoughts is None else thoughts * decode_s
-            turns.append(TurnTime(side, one.name, prefill_s, reasoning_s,
-                                  decode_s - (reasoning_s or 0.0), share, whole_s=whole_s))  # fmt: skip
-        rows += [*turns, mix(side, turns)]
+            for at in range(len(shape.classes))
+        ]
+        rows += turns_of(side, shape, parts)
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -73,19 +73,20 @@ def mtp_table(samples: Sequence[Sample]) -> MtpTable:
     """The table of one arm's samples; the warm-up is none of them."""
     by_kind = {kind: [s for s in samples if s.case == kind] for kind in MTP_KINDS}
     rows = tuple(_mtp_row(kind, found) for kind, found in by_kind.items() if found)
-    whole = summarise([s for found in by_kind.values() for s in found])
+    measured = [s for found in by_kind.values() for s in found]
+    whole = summarise(measured)
     rates = [row.tok_s for row in rows]
     return MtpTable(
         rows=rows,
         n_requests=whole.n,
-        predicted=_predicted([s for found in by_kind.values() for s in found]),
+        predicted=_predicted(measured),
         drafted=whole.n_drafted,
         accepted=whole.n_accepted,
         acceptance_ratio=whole.acceptance_ratio,
         tok_s=whole.decode.tok_s,
         mean_tok_s=_mean(rates),
         wall_s=_wall_s(by_kind),
-        missing=missing_kinds([s for found in by_kind.values() for s in found]),
+        missing=missing_kinds(measured),
     )
 
 
@@ -96,14 +97,17 @@ def missing_kinds(samples: Sequence[Sample]) -> tuple[str, ...]:
 
 
 def _predicted(samples: Sequence[Sample]) -> int | None:
-    """Generated tokens, by the server's timings or by its `usage`; None where it says neither."""
-    counts = [
-        one.details.get("usage_completion_n") if one.n_predicted is None else one.n_predicted
-        for one in samples
-        if one.is_usable
-    ]
-    known = [count for count in counts if isinstance(count, int)]
+    """Tokens that the usable ones generated, as far as the server says."""
+    known = [n for one in samples if one.is_usable and (n := _n_generated(one)) is not None]
     return sum(known) if known else None
+
+
+def _n_generated(sample: Sample) -> int | None:
+    """Generated tokens, by the server's timings or by its `usage`; None where it says neither."""
+    if sample.n_predicted is not None:
+        return sample.n_predicted
+    count = sample.details.get("usage_completion_n")
+    return count if isinstance(count, int) else None
 
 
 def _mtp_row(kind: str, samples: Sequence[Sample]) -> MtpRow:
@@ -155,75 +159,63 @@ class Beside:
         return None if self.here is None or not self.published else self.here / self.published
 
 
-def beside_published(
-    table: MtpTable, published: Published, family: str | None
-) -> tuple[Beside, ...]:
-    """The figures of the mtp suite that the published table has for this family of engines."""
-    engine = (published.by_engine or {}).get(family or "", {})
-    whole = (
-        ("tok/s", table.tok_s, engine.get("tok_s", published.tok_s), "tok/s"),
-        ("acceptance", table.acceptance_ratio,
-         engine.get("acceptance_ratio", published.acceptance_ratio), ""),
-        ("wall of one round", table.wall_s, engine.get("wall_s", published.wall_s), "s"),
-    )  # fmt: skip
-    found = [Beside(what, here, there, unit) for what, here, there, unit in whole
-             if there is not None]  # fmt: skip
-    kinds = (published.by_kind or {}).get(family or "", {})
-    for row in table.rows:
-        there = kinds.get(row.kind, {})
-        found += [
-            Beside(f"{row.kind}, {what}", here, there[key], unit)
-            for what, key, here, unit in (("tok/s", "tok_s", row.tok_s, "tok/s"),
-                                          ("rate", "rate", row.acceptance_ratio, ""))
-            if key in there
-        ]  # fmt: skip
-    return tuple(found)
-
-
-def lengths_beside_published(
-    walls_ms: Mapping[int, float | None],
-    rates: Mapping[int, float | None],
-    published: Published,
-) -> tuple[Beside, ...]:
-    """The figures of the lengths suite that the published table has."""
-    found = []
-    for name, there in (published.by_length or {}).items():
-        n_tokens = int(name)
-        if n_tokens not in walls_ms:
-            continue
-        if "tok_s" in there:
-            found.append(Beside(f"{n_tokens} tokens, tok/s", rates.get(n_tokens),
-                                there["tok_s"], "tok/s"))  # fmt: skip
-        if "wall_ms" in there:
-            found.append(Beside(f"{n_tokens} tokens, wall", walls_ms[n_tokens],
-                                there["wall_ms"], "ms"))  # fmt: skip
-    return tuple(found)
-
-
+_Figure = tuple[str, float | None, float | None, str]
 # A figure for some depth is held against what was asked this near to it.
 _SAME_DEPTH_RATIO = 0.25
 
 
-def depths_beside_published(samples: Sequence[Sample], published: Published) -> tuple[Beside, ...]:
-    """The figures of the deep suite that the published table has; of a range its middle, with the range."""
+def beside_published(
+    suite: Suite, samples: Sequence[Sample], published: Published, family: str | None
+) -> tuple[Beside, ...]:
+    """The figures of an arm that the published table has, for this family of engines."""
+    if suite is Suite.MTP:
+        found = _mtp_figures(mtp_table(samples), published, family or "")
+    elif suite is Suite.DEEP:
+        found = _depth_figures(samples, published)
+    else:
+        found = _length_figures(samples, published)
+    return tuple(
+        Beside(what, here, there, unit) for what, here, there, unit in found if there is not None
+    )
+
+
+def _mtp_figures(table: MtpTable, published: Published, family: str) -> Iterator[_Figure]:
+    engine = (published.by_engine or {}).get(family, {})
+    yield "tok/s", table.tok_s, engine.get("tok_s", published.tok_s), "tok/s"
+    ratio = engine.get("acceptance_ratio", published.acceptance_ratio)
+    yield "acceptance", table.acceptance_ratio, ratio, ""
+    yield "wall of one round", table.wall_s, engine.get("wall_s", published.wall_s), "s"
+    kinds = (published.by_kind or {}).get(family, {})
+    for row in table.rows:
+        there = kinds.get(row.kind, {})
+        yield f"{row.kind}, tok/s", row.tok_s, there.get("tok_s"), "tok/s"
+        yield f"{row.kind}, rate", row.acceptance_ratio, there.get("rate"), ""
+
+
+def _length_figures(samples: Sequence[Sample], published: Published) -> Iterator[_Figure]:
+    for name, there in (published.by_length or {}).items():
+        asked = [one for one in samples if one.n_predict == int(name)]
+        if asked:
+            here = summarise(asked)
+            yield f"{name} tokens, tok/s", here.decode.tok_s, there.get("tok_s"), "tok/s"
+            yield f"{name} tokens, wall", here.wall_ms.median, there.get("wall_ms"), "ms"
+
+
+def _depth_figures(samples: Sequence[Sample], published: Published) -> Iterator[_Figure]:
+    """Of a published range its middle, with the range."""
     asked = [(depth, s) for s in samples if (depth := number(s.details, "depth")) is not None]
-    found = []
     for name, there in (published.by_depth or {}).items():
         wanted = int(name)
         near = [s for depth, s in asked if abs(depth - wanted) <= _SAME_DEPTH_RATIO * wanted]
         if not near:
             continue
         here = summarise(near)
-        for key, value, unit in (("tok_s", here.decode.tok_s, "tok/s"),
-                                 ("acceptance_ratio", here.acceptance_ratio, "")):  # fmt: skip
+        for key, what, value, unit in (("tok_s", "tok/s", here.decode.tok_s, "tok/s"),
+                                       ("acceptance_ratio", "acceptance", here.acceptance_ratio, "")):  # fmt: skip
             ends = [there[one] for one in (f"{key}_min", f"{key}_max") if one in there]
-            if key not in there and not ends:
-                continue
             span = f" ({ends[0]:g} to {ends[-1]:g})" if ends else ""
-            middle = there.get(key, sum(ends) / max(1, len(ends)))
-            what = "tok/s" if unit else "acceptance"
-            found.append(Beside(f"{wanted} tokens deep, {what}{span}", value, middle, unit))
-    return tuple(found)
+            middle = there.get(key, sum(ends) / len(ends) if ends else None)
+            yield f"{wanted} tokens deep, {what}{span}", value, middle, unit
 
 
 # How far the context can be filled: where it spills out of VRAM, and where memory runs out.
@@ -380,9 +372,8 @@ def _judge(case: str, samples: Sequence[Sample], cold_ms: float | None) -> Reuse
 
 
 def _shared_ratio(samples: Sequence[Sample]) -> float:
-    found = [sample.details.get("shared_ratio") for sample in samples]
-    known = [float(value) for value in found if isinstance(value, int | float)]
-    return min(known, default=1.0)
+    found = [number(sample.details, "shared_ratio") for sample in samples]
+    return min((ratio for ratio in found if ratio is not None), default=1.0)
 
 
 def _reused(sample: Sample) -> float | None:
@@ -412,7 +403,7 @@ def _of(samples: Sequence[Sample], case: str) -> list[Sample]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class Parts:
     """Seconds of a turn; `waiting_s` is None where it cannot be told from the prompt."""
 
     whole_s: float
@@ -433,15 +424,20 @@ def turn_times(arm: str, samples: Sequence[Sample], shape: WorkloadShape) -> lis
         _parts([s for s in samples if s.details.get("class") == number])
         for number in range(len(shape.classes))
     ]
+    return turns_of(arm, shape, found)
+
+
+def turns_of(arm: str, shape: WorkloadShape, found: Sequence[Parts | None]) -> list[TurnTime]:
+    """A turn of each class, and of the mix; thoughts are told by their share where that is known."""
     turns = [
         _turn(arm, one.name, parts, one.reasoning_share, share)
         for one, parts, share in zip(shape.classes, found, shape.shares, strict=True)
     ]
-    return [*turns, mix(arm, turns)]
+    return [*turns, _mix(arm, turns)]
 
 
 def _turn(
-    arm: str, name: str, parts: _Parts | None, thoughts: float | None, weight: float
+    arm: str, name: str, parts: Parts | None, thoughts: float | None, weight: float
 ) -> TurnTime:
     if parts is None:
         return TurnTime(arm, name, None, None, None, weight)
@@ -457,7 +453,7 @@ def _turn(
     )
 
 
-def mix(arm: str, turns: Sequence[TurnTime]) -> TurnTime:
+def _mix(arm: str, turns: Sequence[TurnTime]) -> TurnTime:
     """The expected turn of all classes; thoughts count as part of the answer where any class hides them."""
     reasoning, generation = _expected(turns, "reasoning_s"), _expected(turns, "decode_s")
     if reasoning is None and generation is not None:
@@ -483,14 +479,14 @@ def _expected(turns: Sequence[TurnTime], name: str) -> float | None:
     return total
 
 
-def _parts(samples: Sequence[Sample]) -> _Parts | None:
+def _parts(samples: Sequence[Sample]) -> Parts | None:
     usable = [one for one in samples if one.is_usable]
     for split in (_by_server, _by_client):
         found = [split(one) for one in usable]
         known = [one for one in found if one is not None]
         if known and len(known) == len(found):
             waiting = [one.waiting_s for one in known if one.waiting_s is not None]
-            return _Parts(
+            return Parts(
                 statistics.fmean(one.whole_s for one in known),
                 statistics.fmean(one.prefill_s for one in known),
                 statistics.fmean(one.generation_s for one in known),
@@ -499,7 +495,7 @@ def _parts(samples: Sequence[Sample]) -> _Parts | None:
     return None
 
 
-def _by_server(sample: Sample) -> _Parts | None:
+def _by_server(sample: Sample) -> Parts | None:
     client, timings = sample.client, sample.timings
     if client is None or timings is None:
         return None
@@ -511,15 +507,15 @@ def _by_server(sample: Sample) -> _Parts | None:
     waiting_ms = client.wall_ms - prefill_ms - generation_ms
     generation_ms += sample.decode_left_ms
     whole_ms = prefill_ms + generation_ms + waiting_ms
-    return _Parts(whole_ms / 1000, prefill_ms / 1000, generation_ms / 1000, waiting_ms / 1000)
+    return Parts(whole_ms / 1000, prefill_ms / 1000, generation_ms / 1000, waiting_ms / 1000)
 
 
-def _by_client(sample: Sample) -> _Parts | None:
+def _by_client(sample: Sample) -> Parts | None:
     client = sample.client
     if client is None or client.ttft_ms is None:
         return None
     generation_ms = max(client.wall_ms - client.ttft_ms, 0.0)
-    return _Parts(client.wall_ms / 1000, client.ttft_ms / 1000, generation_ms / 1000, None)
+    return Parts(client.wall_ms / 1000, client.ttft_ms / 1000, generation_ms / 1000, None)
 
 
 # The gate for whatever may change what a server says: the answers of two arms to the same questions.
@@ -908,21 +904,13 @@ def _workload(arms: Sequence[ArmData], shape: WorkloadShape | None) -> Findings:
     return Findings({"turns": rows}, tuple(turn.to_record("workload") for turn in turns))
 
 
-def _n_generated(sample: Sample) -> int | None:
-    if sample.n_predicted is not None:
-        return sample.n_predicted
-    count = sample.details.get("usage_completion_n")
-    return count if isinstance(count, int) else None
-
-
 def _client_median(samples: Sequence[Sample]) -> float | None:
     """Of a server without timings, the speed by the client's clock."""
     return spread(_client_rate(one) for one in samples).median
 
 
 def _client_rate(sample: Sample) -> float | None:
-    value = sample.details.get("client_tok_s")
-    return float(value) if isinstance(value, int | float) else None
+    return number(sample.details, "client_tok_s")
 
 
 def _is_warm_up(sample: Sample) -> bool:
@@ -937,28 +925,13 @@ TIE_RATIO = 0.01
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What an arm's requests took: reading the prompt, and each further token [ms]."""
+def _costs(samples: Sequence[Sample]) -> Floats | None:
+    """By usable sample, what prompt and each further token took [ms], and how many of those there were.
 
-    prefill_ms: tuple[float, ...]
-    token_ms: tuple[float, ...]
-    n_tokens: tuple[int, ...]
-
-    @property
-    def mean_token_ms(self) -> float:
-        """All decode time over all tokens."""
-        total = sum(ms * n for ms, n in zip(self.token_ms, self.n_tokens, strict=True))
-        return total / sum(self.n_tokens)
-
-
-def costs_of(samples: Sequence[Sample]) -> Costs | None:
-    """The costs of the usable samples that have both figures; None below two of them."""
+    None below two samples that have both figures.
+    """
     rows = [row for sample in samples if (row := _cost_row(sample)) is not None]
-    if len(rows) < _LEAST:
-        return None
-    prefill, token, n = zip(*rows, strict=True)
-    return Costs(tuple(prefill), tuple(token), tuple(n))
+    return np.array(rows, dtype=np.float64) if len(rows) >= _LEAST else None
 
 
 def _cost_row(sample: Sample) -> tuple[float, float, int] | None:
@@ -987,17 +960,15 @@ def find_crossover(
         others: Its samples.
         seed: Of the draws.
     """
-    mine, theirs = costs_of(samples), costs_of(others)
+    mine, theirs = _costs(samples), _costs(others)
     if mine is None or theirs is None:
         return None
     rng = np.random.default_rng(seed)
-    tax = _draws(rng, mine.prefill_ms) - _draws(rng, theirs.prefill_ms)
-    gain = _token_draws(rng, theirs) - _token_draws(rng, mine)
-    lengths = _crossings(tax, gain)
-    best = _length(
-        float(np.mean(mine.prefill_ms) - np.mean(theirs.prefill_ms)),
-        theirs.mean_token_ms - mine.mean_token_ms,
-    )
+    # Of a token's time a request weighs as many tokens as it has.
+    taxes = [_mean_and_draws(rng, one[:, 0], np.ones(len(one))) for one in (mine, theirs)]
+    times = [_mean_and_draws(rng, one[:, 1], one[:, 2]) for one in (theirs, mine)]
+    lengths = _crossings(taxes[0][1] - taxes[1][1], times[0][1] - times[1][1])
+    best = float(_crossings(taxes[0][0] - taxes[1][0], times[0][0] - times[1][0]))
     edge = (1 - USUAL_LEVEL) / 2
     low, high = (float(np.quantile(lengths, at, method="nearest")) for at in (edge, 1 - edge))
     return Crossover(
@@ -1009,35 +980,22 @@ def find_crossover(
     )
 
 
-def _draws(rng: np.random.Generator, values: Sequence[float]) -> Floats:
-    """Where the mean of these may lie."""
-    found = np.asarray(values, dtype=np.float64)
-    error = float(np.std(found, ddof=1)) / np.sqrt(len(found))
-    drawn: Floats = float(np.mean(found)) + error * rng.standard_t(len(found) - 1, _DRAWS)
-    return drawn
-
-
-def _token_draws(rng: np.random.Generator, costs: Costs) -> Floats:
-    """The same for the time of a token, where a request weighs as many tokens as it has."""
-    weights = np.asarray(costs.n_tokens, dtype=np.float64)
-    weights /= weights.sum()
-    values = np.asarray(costs.token_ms)
-    mean = float(np.sum(weights * values))
+def _mean_and_draws(
+    rng: np.random.Generator, values: Floats, weights: Floats
+) -> tuple[Floats, Floats]:
+    """The weighted mean of these, and where it may lie."""
+    shares = weights / weights.sum()
+    mean = np.sum(shares * values)
     # Variance of a weighted mean from its residuals, with the usual correction for small counts.
     n = len(values)
-    spread = float(np.sum(weights**2 * (values - mean) ** 2)) * n / (n - 1)
-    drawn: Floats = mean + np.sqrt(spread) * rng.standard_t(n - 1, _DRAWS)
-    return drawn
+    error = np.sqrt(np.sum(shares**2 * (values - mean) ** 2) * n / (n - 1))
+    return mean, mean + error * rng.standard_t(n - 1, _DRAWS)
 
 
 def _crossings(tax: Floats, gain: Floats) -> Floats:
     found: Floats = np.where(gain > 0, 1 + np.maximum(tax, 0) / np.where(gain > 0, gain, 1), np.inf)
     found = np.where((tax <= 0) & (gain > 0), 0.0, found)
     return np.where((tax < 0) & (gain <= 0), 0.0, found)
-
-
-def _length(tax: float, gain: float) -> float:
-    return float(_crossings(np.array([tax]), np.array([gain]))[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -1081,12 +1039,12 @@ def _wall(n_tokens: int, samples: Sequence[Sample]) -> float | None:
         wall
         for sample in samples
         if sample.is_usable and sample.n_predict == n_tokens
-        if (wall := wall_of(sample)) is not None
+        if (wall := _wall_of(sample)) is not None
     ]
     return float(np.median(found)) if found else None
 
 
-def wall_of(sample: Sample) -> float | None:
+def _wall_of(sample: Sample) -> float | None:
     """Time of a whole request [ms]: the server's, else the client's."""
     timings = sample.timings
     if timings is not None and timings.prompt_ms is not None and timings.predicted_ms is not None:

@@ -561,10 +561,10 @@ class Comparison:
         ]
         return tuple(part for part in found if part is not None)
 
-    def seconds(self, side: Side, name: str, class_index: int | None = None) -> float | None:
-        """Mean seconds of a side: of one class or expected of the mix; None without pairs."""
+    def seconds(self, side: Side, name: str, class_index: int) -> float:
+        """Mean seconds of a side in a class; of a comparison that has pairs."""
         times = self._times(side, name, class_index)
-        return sum(times) / len(times) if times else None
+        return sum(times) / len(times)
 
     def _times(self, side: Side, name: str, class_index: int | None) -> list[float]:
         by_pair = [class_ms(pair.a if side == A else pair.b, name) for pair in self.pairs]

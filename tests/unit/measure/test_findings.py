@@ -14,12 +14,10 @@ from tunerd.measure.evidence import TurnTime
 from tunerd.measure.findings import (
     Asked,
     beside_published,
-    depths_beside_published,
     find_crossover,
     judge_depth,
     judge_quality,
     judge_reuse,
-    lengths_beside_published,
     mtp_table,
     pair,
     turn_times,
@@ -34,6 +32,7 @@ from tunerd.measure.request import (
     PROSE,
     SHORT,
     TOOLS,
+    Suite,
 )
 from tunerd.profile.schema import Published
 from tunerd.profile.workload import ClassShape, Tokens, WorkloadShape
@@ -316,7 +315,7 @@ def test_this_box_stands_beside_the_published_numbers_of_the_same_family() -> No
         by_engine={"ik": {"tok_s": 100.0}, "mainline": {"tok_s": 80.0}},
         by_kind={"ik": {"code_python": {"tok_s": 105.1, "rate": 0.904}}},
     )
-    found = beside_published(mtp_table([sample()]), published, "ik")
+    found = beside_published(Suite.MTP, [sample()], published, "ik")
 
     assert [(one.what, one.published) for one in found] == [
         ("tok/s", 100.0), ("code_python, tok/s", 105.1), ("code_python, rate", 0.904)
@@ -329,7 +328,8 @@ def test_lengths_stand_beside_the_published_walls() -> None:
     published = Published(
         by_length={"100": {"tok_s": 44.6, "wall_ms": 53138.0}, "7": {"tok_s": 1.0}}
     )
-    found = lengths_beside_published({100: 26569.0}, {100: None}, published)
+    measured = sample(n_predict=100, timings=None, client=ClientTimes(26569.0))
+    found = beside_published(Suite.LENGTHS, [measured], published, None)
 
     assert [(one.here, one.ratio) for one in found] == [(None, None), (26569.0, pytest.approx(0.5))]
 
@@ -341,9 +341,8 @@ def test_depths_stand_beside_the_middle_of_what_was_published_near_them() -> Non
             "43000": {"tok_s": 50},
         }
     )
-    found = depths_beside_published(
-        [sample(details={"depth": 24_000}), sample(details={"depth": 90_000})], published
-    )
+    measured = [sample(details={"depth": 24_000}), sample(details={"depth": 90_000})]
+    found = beside_published(Suite.DEEP, measured, published, None)
 
     assert [(one.what, one.published) for one in found] == [
         ("25000 tokens deep, tok/s (57 to 66)", 61.5), ("25000 tokens deep, acceptance", 0.8)
