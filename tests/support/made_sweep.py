@@ -13,8 +13,8 @@ from benchmarks.simulator.tasks import Task, task
 from tests.support.local_box import Box
 from tunerd.app import Context
 from tunerd.measure.answer import ClientTimes, Sample, Timings
+from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord, SummaryRecord
-from tunerd.measure.life import arm_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.profile.arm import Arm, Boot, Request
 from tunerd.profile.arm import Sample as SweepSample
@@ -153,10 +153,10 @@ def put_proposal(
     )  # fmt: skip
     assert (outcome.verdict == "promote") == is_proved, outcome.evidence.reasons
     with EvidenceStore(ctx.paths.evidence) as store:
-        keeper = SweepKeeper.begin(ctx, store, prepared)
+        keeper, reader = SweepKeeper.begin(ctx, store, prepared), FingerprintReader(ctx)
         for arm in {one.arm.canonical() for one in outcome.evidence.arms}:
             plan = plan_arm(ctx, prepared, arm)
-            record, _ = arm_of(ctx, str(arm), plan.command.argv, {}, None)
+            record, _ = reader.arm(str(arm), plan.command.argv, {})
             told = replace(record.fingerprint, **fingerprint)
             keeper.arm(arm, replace(record, fingerprint=told), prepared.shape.sha256)
         for sample in outcome.evidence.samples:

@@ -11,12 +11,13 @@ from pathlib import Path
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import engine_of, find_programs
-from tunerd.engine.flags import arguments_sha256, owner_of
+from tunerd.engine.flags import arguments_sha256, compared_environment, owner_of, without_secrets
+from tunerd.engine.help import Engine
 from tunerd.engine.probe import Found
 from tunerd.engine.serving import specifiers_of
 from tunerd.errors import HostError, ModelFileError
 from tunerd.machine.host import read_host
-from tunerd.measure.evidence import Fingerprint, models_sha256
+from tunerd.measure.evidence import ArmRecord, Fingerprint, models_sha256
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.units.generations import Generation
@@ -47,7 +48,7 @@ class FingerprintReader:
         self._host = read_host(ctx.gpu)
         self._programs = find_programs(ctx)
         self._files = ModelFiles(ctx.paths.cache_dir, ctx.files)
-        self._engines: dict[str, tuple[str | None, str | None]] = {}
+        self._engines: dict[str, Engine] = {}
         self._models: dict[str, tuple[ModelFacts | None, str | None]] = {}
 
     def of(
@@ -70,9 +71,13 @@ class FingerprintReader:
             problems.append(f"GPUs cannot be read: {self._host.gpu_problem}")
         if argv:
             named = _named_files(argv)
-            engine, engine_problem = self._engine(argv[0])
+            found = self._engine(argv[0])
+            if found.identity is not None:
+                engine = found.identity.sha256
+            else:
+                problems.append(f"engine cannot be told: {found.problem}")
             model, template, model_problems = self._model(named)
-            problems += [text for text in (engine_problem, *model_problems) if text is not None]
+            problems += [text for text in model_problems if text is not None]
             arguments = arguments_sha256(argv, environment)
         fingerprint = Fingerprint(
             engine_sha256=engine,
@@ -88,14 +93,53 @@ class FingerprintReader:
         )
         return FingerprintNow(fingerprint, tuple(problems))
 
-    def _engine(self, program: str) -> tuple[str | None, str | None]:
-        """Identity of the engine behind a program, or why there is none."""
+    def of_generation(self, generation: Generation) -> FingerprintNow:
+        """The fingerprint of what was deployed, with the variables of its own unit."""
+        text = self._ctx.generations.unit_text(generation.number)
+        if text is None:
+            return self.of(generation.argv)
+        unit = parse_unit(text.decode("utf-8", "surrogateescape"))
+        specifiers = specifiers_of(self._ctx, generation.unit)
+        return self.of(generation.argv, environment_of(unit, specifiers))
+
+    def arm(
+        self,
+        name: str,
+        argv: tuple[str, ...],
+        environment: Mapping[str, str],
+        generation: Generation | None = None,
+    ) -> tuple[ArmRecord, tuple[str, ...]]:
+        """The record of an arm, and why parts of its fingerprint are unknown.
+
+        Args:
+            name: Of the arm.
+            argv: The whole argument vector, program first.
+            environment: What its unit sets.
+            generation: What deployed it, where something did.
+        """
+        found, engine = self.of(argv, environment), self._engine(argv[0])
+        capabilities, version = engine.capabilities, engine.version
+        arm = ArmRecord(
+            name=name,
+            fingerprint=found.fingerprint,
+            engine=engine.name,
+            family=str(capabilities.family) if capabilities is not None else None,
+            engine_version=version.text if version is not None else None,
+            program=argv[0],
+            model_path=_named_files(argv).get("model.path"),
+            argv=without_secrets(argv),
+            environment=compared_environment(environment),
+            origins=generation.origins if generation is not None else (),
+            generation=generation.number if generation is not None else None,
+        )
+        return arm, found.problems
+
+    def _engine(self, program: str) -> Engine:
         if program not in self._engines:
             found = next((f for f in self._programs if str(f.program) == program), None)
-            engine = engine_of(self._ctx, found or Found(Path(program), "command line"))
-            identity = engine.identity.sha256 if engine.identity is not None else None
-            problem = None if identity else f"engine cannot be told: {engine.problem}"
-            self._engines[program] = (identity, problem)
+            self._engines[program] = engine_of(
+                self._ctx, found or Found(Path(program), "command line")
+            )
         return self._engines[program]
 
     def _model(
@@ -128,35 +172,6 @@ class FingerprintReader:
         if content is None:
             return None, f"no such template file: `{path}`"
         return sha256(content).hexdigest(), None
-
-
-def current_fingerprint(
-    ctx: Context,
-    generation: Generation,
-    *,
-    workload_sha256: str | None = None,
-    reader: FingerprintReader | None = None,
-) -> FingerprintNow:
-    """The fingerprint of a generation's command line as the machine is now.
-
-    Args:
-        ctx: Where.
-        generation: What was deployed.
-        workload_sha256: Of the workload that is measured, if it is one.
-        reader: One that read the machine already.
-    """
-    reader = reader or FingerprintReader(ctx)
-    environment = unit_environment(ctx, generation)
-    return reader.of(generation.argv, environment, workload_sha256=workload_sha256)
-
-
-def unit_environment(ctx: Context, generation: Generation) -> dict[str, str]:
-    """The variables that a generation's unit sets by itself."""
-    text = ctx.generations.unit_text(generation.number)
-    if text is None:
-        return {}
-    unit = parse_unit(text.decode("utf-8", "surrogateescape"))
-    return environment_of(unit, specifiers_of(ctx, generation.unit))
 
 
 def _named_files(argv: Sequence[str]) -> dict[str, str]:

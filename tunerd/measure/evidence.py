@@ -125,11 +125,6 @@ def changes(then: Fingerprint, now: Fingerprint) -> tuple[Change, ...]:
     return tuple(found)
 
 
-def difference(then: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
-    """The parts in which two fingerprints differ, in words; empty where they agree."""
-    return tuple(change.text for change in changes(then, now))
-
-
 def holds(then: Fingerprint, now: Fingerprint) -> bool | None:
     """Whether evidence of then still counts now; None where it cannot be told."""
     found = [change for change in changes(then, now) if not change.is_remark]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
@@ -16,10 +15,7 @@ from urllib.parse import urlsplit
 
 from tunerd import __version__
 from tunerd.app import Context
-from tunerd.engine.builds import engine_of, find_programs
-from tunerd.engine.flags import compared_environment, owner_of, without_secrets
 from tunerd.engine.health import HttpState
-from tunerd.engine.probe import Found
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit
 from tunerd.errors import BenchError, UsageError
@@ -76,8 +72,6 @@ from tunerd.production.gate import why_it_ended
 from tunerd.production.lease import Candidate
 from tunerd.profile.workload import MIXED, RequestClass
 from tunerd.result import Message, note, warning
-from tunerd.units.generations import Generation
-from tunerd.units.live import LiveUnit
 
 _N_RUNS = 500
 
@@ -103,52 +97,6 @@ def own_requests(ctx: Context) -> OwnRequests:
                     timings.append(one)
         n_unknown += sum(one.n_rows for one in store.damage)
     return OwnRequests(tuple(timings), n_unknown)
-
-
-# What is stored of a server that was measured: its fingerprint, its engine, and its arguments.
-
-
-def arm_of(
-    ctx: Context,
-    name: str,
-    argv: tuple[str, ...],
-    environment: Mapping[str, str],
-    generation: Generation | None,
-    reader: FingerprintReader | None = None,
-) -> tuple[ArmRecord, tuple[str, ...]]:
-    """The record of an arm, and why parts of its fingerprint are unknown.
-
-    Args:
-        ctx: Where.
-        name: Of the arm.
-        argv: The whole argument vector, program first.
-        environment: What its unit sets.
-        generation: What deployed it, where something did.
-        reader: One that read the machine already.
-    """
-    found = (reader or FingerprintReader(ctx)).of(argv, environment)
-    program = next((one for one in find_programs(ctx) if str(one.program) == argv[0]), None)
-    engine = engine_of(ctx, program or Found(Path(argv[0]), "command line"))
-    capabilities, version = engine.capabilities, engine.version
-    arm = ArmRecord(
-        name=name,
-        fingerprint=found.fingerprint,
-        engine=engine.name,
-        family=str(capabilities.family) if capabilities is not None else None,
-        engine_version=version.text if version is not None else None,
-        program=argv[0],
-        model_path=_value_of(argv, "model.path"),
-        argv=without_secrets(argv),
-        environment=compared_environment(environment),
-        origins=generation.origins if generation is not None else (),
-        generation=generation.number if generation is not None else None,
-    )
-    return arm, found.problems
-
-
-def _value_of(argv: tuple[str, ...], key: str) -> str | None:
-    pairs = itertools.pairwise(argv[1:])
-    return next((value for word, value in pairs if owner_of(word) == key), None)
 
 
 # What a bench measures: the live unit, a candidate, or a server that is known by its address alone.
@@ -217,7 +165,7 @@ class Opened:
     profile: str | None = None
 
 
-def open_live(ctx: Context, *, reader: FingerprintReader | None = None) -> Opened:
+def open_live(ctx: Context) -> Opened:
     """The unit that serves now.
 
     Raises:
@@ -231,14 +179,26 @@ def open_live(ctx: Context, *, reader: FingerprintReader | None = None) -> Opene
     address = address_now(ctx, live, state)
     if address is None or live.argv is None:
         raise BenchError(f"cannot tell how {live.unit} is reached", cause=live.problem, hint=hint)
-    messages = _demand_same_command(live, state.main_pid)
+    # What runs must be what the unit says: it may have been edited since it was started.
+    is_same = _runs_with(live.argv, state.main_pid)
+    if is_same is False:
+        raise BenchError(
+            f"{live.unit} runs with other arguments than its file has",
+            cause="it was edited after the server was started",
+            hint=f"`systemctl restart {live.unit}`, or `tunerd verify`",
+        )
     server = LlamaServer(address, ctx.clock)
-    _demand_ready(server, address)
+    state_now = server.health(timeout_s=_ASK_S)
+    if state_now is not HttpState.READY:
+        raise BenchError(
+            f"the server at {address.url} is {state_now}", hint="wait until it is ready"
+        )
     entry = ctx.generations.serving(live.unit)
     generation = entry.generation if entry is not None else None
     if generation is not None and tuple(generation.argv) != tuple(live.argv):
         generation = None
-    arm, problems = arm_of(ctx, LIVE, live.argv, live.environment, generation, reader)
+    reader = FingerprintReader(ctx)
+    arm, problems = reader.arm(LIVE, live.argv, live.environment, generation)
     pid = state.main_pid
     target = Target(
         arm=arm,
@@ -249,9 +209,10 @@ def open_live(ctx: Context, *, reader: FingerprintReader | None = None) -> Opene
         speculation=speculation_of(live.argv),
         **_asked(server),
     )
-    told = tuple(warning("cannot-tell", problem) for problem in problems)
     profile = generation.profile if generation is not None else None
-    return Opened(target, (*messages, *told), live.unit, profile)
+    if is_same is None:
+        problems = (f"the arguments of process {pid} cannot be read", *problems)
+    return Opened(target, _untold(problems), live.unit, profile)
 
 
 def open_candidate(
@@ -272,10 +233,12 @@ def open_candidate(
         )
     server = LlamaServer(replace(candidate.address, pid=candidate.serving.pid), ctx.clock)
     argv = plan.command.argv
-    arm, problems = arm_of(ctx, name, argv, candidate.environment, None, reader)
+    reader = reader or FingerprintReader(ctx)
+    arm, problems = reader.arm(name, argv, candidate.environment)
     arm = replace(arm, origins=explain(plan.command, plan.resolved))
     pid = candidate.serving.pid
-    _demand_same_process(argv, pid, candidate.unit)
+    if _runs_with(argv, pid) is False:
+        raise BenchError(f"{candidate.unit} runs with other arguments than planned")
     target = Target(
         arm=arm,
         server=server,
@@ -285,8 +248,11 @@ def open_candidate(
         speculation=speculation_of(argv),
         **_asked(server),
     )
-    told = tuple(warning("cannot-tell", problem) for problem in problems)
-    return Opened(target, told, ctx.unit, plan.resolved.name)
+    return Opened(target, _untold(problems), ctx.unit, plan.resolved.name)
+
+
+def _untold(problems: Sequence[str]) -> tuple[Message, ...]:
+    return tuple(warning("cannot-tell", problem) for problem in problems)
 
 
 def open_url(ctx: Context, url: str) -> Opened:
@@ -408,32 +374,10 @@ def letters_per_token(server: LlamaServer, text: str) -> float:
     return found if n_tokens and least <= found <= most else USUAL_LETTERS_PER_TOKEN
 
 
-def _demand_ready(server: LlamaServer, address: Address) -> None:
-    state = server.health(timeout_s=_ASK_S)
-    if state is not HttpState.READY:
-        raise BenchError(f"the server at {address.url} is {state}", hint="wait until it is ready")
-
-
-def _demand_same_command(live: LiveUnit, pid: int) -> tuple[Message, ...]:
-    """What runs must be what the unit says: it may have been edited since it was started."""
-    argv = live.argv or ()
+def _runs_with(argv: Sequence[str], pid: int) -> bool | None:
+    """Whether a process has exactly these arguments; None where they cannot be read."""
     facts = process_facts(pid)
-    same = is_same_command(argv, facts.cmdline if facts is not None else None)
-    if same is False:
-        raise BenchError(
-            f"{live.unit} runs with other arguments than its file has",
-            cause="it was edited after the server was started",
-            hint=f"`systemctl restart {live.unit}`, or `tunerd verify`",
-        )
-    if same is None:
-        return (warning("cannot-tell", f"the arguments of process {pid} cannot be read"),)
-    return ()
-
-
-def _demand_same_process(argv: tuple[str, ...], pid: int, unit: str) -> None:
-    facts = process_facts(pid)
-    if is_same_command(argv, facts.cmdline if facts is not None else None) is False:
-        raise BenchError(f"{unit} runs with other arguments than planned")
+    return is_same_command(argv, facts.cmdline if facts is not None else None)
 
 
 def _life(ctx: Context, unit: str) -> str | None:
@@ -1016,19 +960,8 @@ class Texts:
             self._composer = Composer(self.stock(self.shared), letters)
         if cached_tokens:
             self._composer.stock = self.stock(f"{self.shared} {cached_tokens}")
-            self._composer.compose(
-                Request(
-                    suite=Suite.WORKLOAD,
-                    case="prefix",
-                    kind="code",
-                    n_predict=1,
-                    depth_tokens=cached_tokens,
-                    is_warm=True,
-                    shares=_SHARED,
-                    has_question=False,
-                    is_measured=False,
-                )
-            )
+            prefix = RequestClass(1.0, "code", cached_tokens, 0, 1)
+            self._composer.compose(class_request(prefix, "", shares=_SHARED))
         return self._composer
 
     def stock(self, name: str) -> PromptStock:

@@ -104,7 +104,7 @@ class StalenessCheck:
     """Compares evidence with the machine as it is now, read once."""
 
     def __init__(self, ctx: Context) -> None:
-        from tunerd.measure.conditions import FingerprintReader, current_fingerprint
+        from tunerd.measure.conditions import FingerprintReader
 
         self._ctx = ctx
         self._reader: FingerprintReader = FingerprintReader(ctx)
@@ -113,7 +113,7 @@ class StalenessCheck:
         self._live_print: Fingerprint | None = None
         self.messages: tuple[Message, ...] = ()
         if self._live is not None:
-            now = current_fingerprint(ctx, self._live, reader=self._reader)
+            now = self._reader.of_generation(self._live)
             self._live_print = now.fingerprint
             self.messages = tuple(
                 warning("cannot-tell", f"of what serves now: {problem}") for problem in now.problems

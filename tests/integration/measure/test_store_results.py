@@ -27,7 +27,7 @@ from tunerd.app import Context
 from tunerd.cli.measure import render_csv, render_show
 from tunerd.errors import UsageError
 from tunerd.machine.files import Files
-from tunerd.measure.conditions import FingerprintReader, current_fingerprint
+from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
 from tunerd.measure.learn import find_workload
 from tunerd.measure.results import export, results, show
@@ -269,7 +269,7 @@ def test_what_serves_is_compared_with_what_was_measured(bench: Bench) -> None:
 
 def test_the_fingerprint_of_a_generation_counts_its_units_variables(bench: Bench) -> None:
     generation = bench.deploy(bench.argv)
-    now = current_fingerprint(bench.context(), generation).fingerprint
+    now = FingerprintReader(bench.context()).of_generation(generation).fingerprint
     plain = FingerprintReader(bench.context()).of(bench.argv).fingerprint
     assert now.arguments_sha256 != plain.arguments_sha256
     assert replace(now, arguments_sha256=plain.arguments_sha256) == plain

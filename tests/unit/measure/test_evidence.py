@@ -21,7 +21,6 @@ from tunerd.measure.evidence import (
     SCHEMA,
     Fingerprint,
     changes,
-    difference,
     holds,
 )
 from tunerd.records import read
@@ -91,7 +90,7 @@ def test_a_change_is_said_in_words_with_both_values() -> None:
         gpu_names=(),
         engine_sha256="ffeeddccbbaa99887766",
     )
-    assert difference(FULL, now) == (
+    assert tuple(change.text for change in changes(FULL, now)) == (
         "engine changed: 1a2b3c4d5e6f -> ffeeddccbbaa",
         "driver changed: 560.35.03 -> 570.10",
         "GPU changed: NVIDIA GeForce RTX 3090 Ti -> none",
@@ -115,8 +114,8 @@ def test_evidence_does_not_hold_where_a_part_changed_even_if_another_is_unknown(
 
 def test_a_limit_that_moves_in_the_second_decimal_is_the_same_limit() -> None:
     assert replace(FULL, power_limits_w=(450.04,)).sha256 == FULL.sha256
-    assert difference(FULL, replace(FULL, power_limits_w=(450.04,))) == ()
-    assert difference(FULL, replace(FULL, power_limits_w=(450.1,))) != ()
+    assert changes(FULL, replace(FULL, power_limits_w=(450.04,))) == ()
+    assert changes(FULL, replace(FULL, power_limits_w=(450.1,))) != ()
 
 
 def test_memory_depends_on_neither_power_limit_nor_workload() -> None:
