@@ -6,10 +6,10 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -227,27 +227,21 @@ def spread(values: Iterable[float | None]) -> Spread:
     )
 
 
-def decode_rate(samples: Sequence[Sample]) -> Rate:
-    """Generated tokens over generation time; the first token of each request is in neither."""
-    return _rate(samples, lambda t: (None if t.predicted_n is None else t.predicted_n - 1,
-                                     t.predicted_ms))  # fmt: skip
-
-
-def prompt_rate(samples: Sequence[Sample]) -> Rate:
-    """Processed prompt tokens over prompt time; cached tokens are in neither."""
-    return _rate(samples, lambda timings: (timings.prompt_n, timings.prompt_ms))
-
-
 def summarise(samples: Sequence[Sample]) -> Summary:
     """The figures of a set of samples that were measured alike."""
     usable = [sample for sample in samples if sample.is_usable]
     timings = [sample.timings for sample in usable if sample.timings is not None]
     drafted, accepted = _total(timings, "draft_n"), _total(timings, "draft_n_accepted")
+    # The first token of each answer belongs to its prompt, and cached ones to nothing.
+    decoded = [
+        None if t.predicted_n is None else (t.predicted_n - 1, t.predicted_ms) for t in timings
+    ]
+    read = [(t.prompt_n, t.prompt_ms) for t in timings]
     return Summary(
         n=len(usable),
         n_unusable=len(samples) - len(usable),
-        decode=decode_rate(usable),
-        prompt=prompt_rate(usable),
+        decode=_rate(decoded, len(usable)),
+        prompt=_rate(read, len(usable)),
         decode_tok_s=spread(s.timings.decode_tok_s if s.timings else None for s in usable),
         ttft_ms=spread(s.client.ttft_ms if s.client else None for s in usable),
         wall_ms=spread(s.client.wall_ms if s.client else None for s in usable),
@@ -260,17 +254,13 @@ def summarise(samples: Sequence[Sample]) -> Summary:
     )
 
 
-def _rate(
-    samples: Sequence[Sample], take: Callable[[Timings], tuple[int | None, float | None]]
-) -> Rate:
-    n_tokens, total_ms, n = 0, 0.0, 0
-    for sample in samples:
-        tokens, ms = take(sample.timings) if sample.timings is not None else (None, None)
-        if tokens is None or ms is None or tokens <= 0 or ms <= 0:
-            continue
-        n_tokens, total_ms, n = n_tokens + tokens, total_ms + ms, n + 1
+def _rate(rows: Iterable[tuple[int | None, float | None] | None], n: int) -> Rate:
+    """Of `n` requests, the tokens and times [ms] that are known together."""
+    known = [(tokens, ms) for tokens, ms in filter(None, rows)
+             if tokens is not None and ms is not None and tokens > 0 and ms > 0]  # fmt: skip
+    n_tokens, total_ms = sum(tokens for tokens, _ in known), sum(ms for _, ms in known)
     tok_s = n_tokens / total_ms * 1000 if total_ms else None
-    return Rate(tok_s, n_tokens, total_ms, n, len(samples) - n)
+    return Rate(tok_s, n_tokens, float(total_ms), len(known), n - len(known))
 
 
 def _total(timings: Sequence[Timings], name: str) -> int | None:
@@ -291,12 +281,8 @@ def _by_position(timings: Sequence[Timings]) -> tuple[float, ...] | None:
     steps = sum(t.steps or 0 for t in known)
     if not steps:
         return None
-    depth = max(len(t.accepted_by_position or ()) for t in known)
-    totals = [0] * depth
-    for one in known:
-        for position, count in enumerate(one.accepted_by_position or ()):
-            totals[position] += count
-    return tuple(total / steps for total in totals)
+    counts = zip_longest(*(t.accepted_by_position or () for t in known), fillvalue=0)
+    return tuple(sum(one) / steps for one in counts)
 
 
 # The figures of a reply: each is believed only within what a server can have done.
@@ -715,9 +701,7 @@ def gained(before: Counters, after: Counters) -> tuple[int, ...] | None:
     then, now = before.accepted_by_position, after.accepted_by_position
     if then is None or now is None or any(step_of(count) for count in now):
         return None
-    width = max(len(then), len(now))
-    padded = [(*one, *(0,) * (width - len(one))) for one in (then, now)]
-    found = tuple(late - early for early, late in zip(*padded, strict=True))
+    found = tuple(late - early for early, late in zip_longest(then, now, fillvalue=0))
     return None if any(count < 0 for count in found) else found
 
 

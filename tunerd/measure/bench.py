@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from tunerd import __version__
@@ -319,9 +320,8 @@ class BenchRun:
         measured = self.measured[names.pop()]
         if all(pending.item is None for pending in self._pending):
             return
-        width = max(len(measured.accepted), len(accepted))
-        padded = [[*one, *[0] * (width - len(one))] for one in (measured.accepted, accepted)]
-        measured.accepted = [one + other for one, other in zip(*padded, strict=True)]
+        both = zip_longest(measured.accepted, accepted, fillvalue=0)
+        measured.accepted = [one + other for one, other in both]
         measured.n_steps += sum(step for step in steps if step is not None)
 
     def _again(self, item: _Item) -> _Item:

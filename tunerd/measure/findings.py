@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tunerd.measure.answer import Answer, Mark, Sample, ToolCall, spread, summarise
-from tunerd.measure.evidence import USUAL_LEVEL, Crossover, SummaryRecord, TurnTime, number
+from tunerd.measure.evidence import (
+    USUAL_LEVEL,
+    AcceptanceByPosition,
+    Crossover,
+    SummaryRecord,
+    TurnTime,
+    number,
+)
 from tunerd.measure.request import (
     CHANGED_TAIL,
     COLD,
@@ -71,7 +78,7 @@ class MtpTable:
 
 def mtp_table(samples: Sequence[Sample]) -> MtpTable:
     """The table of one arm's samples; the warm-up is none of them."""
-    by_kind = {kind: [s for s in samples if s.case == kind] for kind in MTP_KINDS}
+    by_kind = {kind: _of_case(samples, kind) for kind in MTP_KINDS}
     rows = tuple(_mtp_row(kind, found) for kind, found in by_kind.items() if found)
     measured = [s for found in by_kind.values() for s in found]
     whole = summarise(measured)
@@ -343,10 +350,6 @@ class Reuse:
 
     NAME = "reuse"
 
-    def to_record(self, arm: str) -> SummaryRecord:
-        """As it is kept."""
-        return SummaryRecord("cache", self.NAME, arm, asdict(self))
-
 
 def judge_reuse(samples: Sequence[Sample]) -> tuple[Reuse, ...]:
     """For each warm case whether the prefix was found, from the samples of one arm."""
@@ -396,7 +399,7 @@ def _prompt_ms(sample: Sample) -> float | None:
 
 
 def _of(samples: Sequence[Sample], case: str) -> list[Sample]:
-    return [sample for sample in samples if sample.case == case and sample.is_usable]
+    return [sample for sample in _of_case(samples, case) if sample.is_usable]
 
 
 # The turns of a workload in seconds: the client's wall, and what it is made of.
@@ -713,7 +716,6 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 # What a bench came to: the figures of every case, and what each suite is asked for besides.
 
-BY_POSITION = "acceptance by position"
 # The arm of what serves now, against which a profile that may answer otherwise is held.
 SERVING = "what serves"
 _PAIR = 2
@@ -757,46 +759,43 @@ def figures(arms: Sequence[ArmData]) -> list[dict[str, Any]]:
     """The figures of each arm and case, in the order of first appearance; the warm-up is no case."""
     rows = []
     for arm in arms:
-        cases: dict[str, list[Sample]] = {}
-        for sample in arm.samples:
-            cases.setdefault(sample.case, []).append(sample)
-        for case, samples in cases.items():
-            if any(sample.is_usable or sample.problem is not None for sample in samples) or any(
-                not _is_warm_up(sample) for sample in samples
-            ):
-                summary = asdict(summarise(samples))
-                rates = spread(_client_rate(s) for s in samples if s.is_usable)
-                rows.append({"arm": arm.name, "suite": samples[0].suite, "case": case, **summary,
-                             "client_tok_s": asdict(rates) if rates.n else None})  # fmt: skip
+        for case in dict.fromkeys(sample.case for sample in arm.samples):
+            samples = _of_case(arm.samples, case)
+            if case == "warm-up" and not any(one.is_usable or one.problem for one in samples):
+                continue
+            rates = spread(_client_rate(s) for s in samples if s.is_usable)
+            rows.append({"arm": arm.name, "suite": samples[0].suite, "case": case,
+                         **asdict(summarise(samples)),
+                         "client_tok_s": asdict(rates) if rates.n else None})  # fmt: skip
     return rows
+
+
+def _of_case(samples: Sequence[Sample], case: str) -> list[Sample]:
+    return [sample for sample in samples if sample.case == case]
 
 
 def findings(plan: Plan, arms: Sequence[ArmData], shape: WorkloadShape | None = None) -> Findings:
     """What a suite is asked for besides."""
-    suites = {
-        Suite.MTP: _mtp,
-        Suite.CACHE: _cache,
-        Suite.DEEP: _deep,
-        Suite.CONCURRENCY: _concurrency,
-    }
-    if plan.suite is Suite.LENGTHS:
-        found = _measured_lengths(arms, plan.seed)
-    elif plan.suite is Suite.QUALITY:
-        found = _quality(plan, arms)
-    elif plan.suite is Suite.WORKLOAD:
-        found = _workload(arms, shape)
-    else:
-        found = suites[plan.suite](arms)
-    positions = [
-        SummaryRecord(str(plan.suite), BY_POSITION, arm.name, {"ratios": list(arm.by_position)})
-        for arm in arms
-        if arm.by_position is not None
+    found = {
+        Suite.MTP: lambda: _mtp(arms),
+        Suite.LENGTHS: lambda: _measured_lengths(arms, plan.seed),
+        Suite.CACHE: lambda: _cache(arms),
+        Suite.DEEP: lambda: _deep(arms),
+        Suite.QUALITY: lambda: _quality(plan, arms),
+        Suite.CONCURRENCY: lambda: _concurrency(arms),
+        Suite.WORKLOAD: lambda: _workload(arms, shape),
+    }[plan.suite]()
+    positions = {arm.name: arm.by_position for arm in arms}
+    records = [
+        AcceptanceByPosition(name, ratios).to_record(str(plan.suite))
+        for name, ratios in positions.items()
+        if ratios is not None
     ]
-    payload = dict(found.payload)
-    payload["by_position"] = {
-        arm.name: None if arm.by_position is None else list(arm.by_position) for arm in arms
+    payload = {
+        **found.payload,
+        "by_position": {name: ratios and list(ratios) for name, ratios in positions.items()},
     }
-    return Findings(payload, (*found.records, *positions))
+    return Findings(payload, (*found.records, *records))
 
 
 def _mtp(arms: Sequence[ArmData]) -> Findings:
@@ -820,7 +819,8 @@ def _measured_lengths(arms: Sequence[ArmData], seed: int) -> Findings:
 def _cache(arms: Sequence[ArmData]) -> Findings:
     judged = {arm.name: judge_reuse(arm.samples) for arm in arms}
     payload = {"reuse": {name: [asdict(one) for one in found] for name, found in judged.items()}}
-    records = [one.to_record(name) for name, found in judged.items() for one in found]
+    records = [SummaryRecord("cache", Reuse.NAME, name, asdict(one))
+               for name, found in judged.items() for one in found]  # fmt: skip
     return Findings(payload, tuple(records))
 
 
@@ -889,7 +889,9 @@ def _streams(arm: ArmData) -> list[dict[str, Any]]:
                 "case": case,
                 "n_groups": len(groups),
                 "together_tok_s": sum(known) / total_ms * 1000 if is_known and total_ms else None,
-                "each_tok_s": summary.decode_tok_s.median or _client_median(samples),
+                # Of a server without timings, the speed by the client's clock.
+                "each_tok_s": summary.decode_tok_s.median
+                or spread(map(_client_rate, samples)).median,
                 "ttft_ms": summary.ttft_ms.median,
             }
         )
@@ -904,17 +906,8 @@ def _workload(arms: Sequence[ArmData], shape: WorkloadShape | None) -> Findings:
     return Findings({"turns": rows}, tuple(turn.to_record("workload") for turn in turns))
 
 
-def _client_median(samples: Sequence[Sample]) -> float | None:
-    """Of a server without timings, the speed by the client's clock."""
-    return spread(_client_rate(one) for one in samples).median
-
-
 def _client_rate(sample: Sample) -> float | None:
     return number(sample.details, "client_tok_s")
-
-
-def _is_warm_up(sample: Sample) -> bool:
-    return sample.case == "warm-up"
 
 
 _DRAWS = 20_000

@@ -158,23 +158,16 @@ class StalenessCheck:
 
 def run_json(run: StoredRun) -> dict[str, Any]:
     """A run as scripts read it."""
-    record = run.record
+    head = plain(replace(run.record, arms=(), host={}))
+    head["model"] = head.pop("model_name")
+    del head["arms"], head["host"]
     return {
         "run": run.number,
-        "kind": record.kind,
-        "suites": list(record.suites),
-        "started_s": record.started_s,
+        **head,
         "ended_s": run.ended_s,
         "outcome": None if run.outcome is None else str(run.outcome),
         "reason": run.reason,
-        "target": record.target,
-        "unit": record.unit,
-        "profile": record.profile,
-        "model": record.model_name,
-        "workload": record.workload,
-        "seed": record.seed,
-        "tunerd_version": record.tunerd_version,
-        "arm_names": [arm.name for arm in record.arms],
+        "arm_names": [arm.name for arm in run.record.arms],
         "samples": run.n_samples,
         "left_out": run.n_unusable,
     }

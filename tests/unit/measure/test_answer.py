@@ -11,7 +11,6 @@ from tunerd.measure.answer import (
     Answer,
     Mark,
     ToolCall,
-    decode_rate,
     gained,
     read_answer,
     read_counters,
@@ -255,14 +254,15 @@ def test_speed_over_several_requests_is_all_tokens_over_all_time() -> None:
     short = sample(timings=timings(predicted_n=11, predicted_ms=1000.0))
     long = sample(timings=timings(predicted_n=1001, predicted_ms=10_000.0))
 
-    rate = decode_rate([short, long])
+    rate = summarise([short, long]).decode
 
     assert rate.tok_s == pytest.approx(1010 / 11)
     assert (rate.n_tokens, rate.total_ms, rate.n, rate.n_missing) == (1010, 11_000.0, 2, 0)
 
 
 def test_a_request_without_figures_is_counted_and_in_neither_sum() -> None:
-    rate = decode_rate([sample(), sample(timings=None), sample(timings=timings(predicted_ms=None))])
+    unknown = [sample(timings=None), sample(timings=timings(predicted_ms=None))]
+    rate = summarise([sample(), *unknown]).decode
 
     assert rate.tok_s == pytest.approx(50.0)
     assert (rate.n, rate.n_missing) == (1, 2)
