@@ -11,15 +11,15 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 from apscheduler.events import EVENT_JOB_ERROR, JobExecutionEvent
 from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.base import BaseScheduler
-from apscheduler.triggers.date import DateTrigger
+from apscheduler.triggers.base import BaseTrigger
 
 from tunerd.app import Context
 from tunerd.calendar import Opening
@@ -47,6 +47,29 @@ from tunerd.watch.readings import Watcher
 log = structlog.get_logger()
 # A wall clock that is stepped by more would leave jobs waiting for a time that comes late or never.
 _STEP_S = 2.0
+Job = Callable[[], float | None]
+
+
+class _Again(BaseTrigger):  # type: ignore[misc]  # the package has no types
+    """When a job runs again: as long after its run as it said then, or as usual."""
+
+    def __init__(self, clock: Clock, job: Job, usual_s: float) -> None:
+        self._clock = clock
+        self._job = job
+        self._usual_s = self._wait_s = usual_s
+
+    def run(self) -> None:
+        """What the scheduler calls at that time."""
+        self._wait_s = self._usual_s
+        self._wait_s = self._job() or self._usual_s
+
+    def get_next_fire_time(self, _previous: datetime | None, _now: datetime) -> datetime:
+        """What the scheduler asks for."""
+        return self.in_s(self._wait_s)
+
+    def in_s(self, seconds: float) -> datetime:
+        """The time in so many seconds."""
+        return datetime.fromtimestamp(self._clock.now_s() + seconds, UTC)
 
 
 class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
@@ -73,8 +96,6 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
         self._each_s = each_s
         self._on_step = on_step
         self._ahead_s = clock.now_s() - clock.monotonic_s()
-        self._names: dict[str, str] = {}
-        self._n_planned = 0
         self._woken = threading.Event()
         self._ends = threading.Event()
 
@@ -108,29 +129,21 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
         super().shutdown(wait)
 
     def wakeup(self) -> None:
-        """What APScheduler calls when the jobs have changed."""
+        """Look soon; what APScheduler calls when jobs have changed, and a signal's handler may."""
         self._woken.set()
 
-    def wake(self) -> None:
-        """Call `each` soon; may be called by a signal's handler."""
-        self._woken.set()
+    def every(self, name: str, job: Job, usual_s: float, *, first_s: float = 0.0) -> None:
+        """Run a job in `first_s`, and again and again; it takes the place of one of the same name.
 
-    def in_s(self, name: str, seconds: float, job: Callable[[], Any]) -> None:
-        """Run a job once, so many seconds from now; it takes the place of one of the same name."""
-        before = self._names.pop(name, None)
-        if before is not None:
-            self.remove_job(before)
-        # A job that plans itself anew needs another id: APScheduler removes the one that just ran.
-        self._n_planned += 1
-        number = f"{name}-{self._n_planned}"
-        at = datetime.fromtimestamp(self._clock.now_s(), UTC) + timedelta(seconds=seconds)
-        self._names[name] = number
-        self.add_job(lambda: self._run(name, number, job), DateTrigger(at), id=number, name=name)
-
-    def _run(self, name: str, number: str, job: Callable[[], Any]) -> None:
-        if self._names.get(name) == number:
-            del self._names[name]
-        job()
+        Args:
+            name: Which.
+            job: May say how long to wait until it runs again [s].
+            usual_s: How long where it does not say, or fails [s].
+            first_s: How long until it runs first [s].
+        """
+        again = _Again(self._clock, job, usual_s)
+        self.add_job(again.run, again, id=name, name=name, replace_existing=True,
+                     next_run_time=again.in_s(first_s))  # fmt: skip
 
 
 def _say_failure(event: JobExecutionEvent) -> None:
@@ -557,14 +570,17 @@ class Daemon:
             self.tell(event)
 
     def _plan(self) -> None:
-        self.loop.in_s("look", 0.0, self.look)
-        self.loop.in_s("recovery", RECOVERY_S, self._recover)
-        self.loop.in_s("tidy", _FIRST_TIDY_S, self._tidy)
-        self.loop.in_s("night", 0.0, self._night)
-        self.loop.in_s("notices", 0.0, self._send_left_notices)
+        self.loop.every("look", self.look, self._ctx.settings.daemon.every_s)
+        self.loop.every("recovery", self._recovery.look, RECOVERY_S, first_s=RECOVERY_S)
+        self.loop.every("tidy", self._tidy, TIDY_S, first_s=_FIRST_TIDY_S)
+        self.loop.every("notices", self._send_left_notices, TIDY_S)
+        self._plan_night()
 
-    def look(self) -> None:
-        """One look, and what follows from it; the next is planned."""
+    def _plan_night(self) -> None:
+        self.loop.every("night", self._nights.look, LONGEST_WAIT_S)
+
+    def look(self) -> float:
+        """One look, and what follows from it; how long to wait until the next [s]."""
         try:
             reading = self._watcher.look()
             self.telemetry.add(reading)
@@ -581,24 +597,12 @@ class Daemon:
             self._look_problem = problem.message
         except CutShortError:
             log.info("look.cut_short")
-        finally:
-            wait_s = min(self._wait_s, self._guarding.longest_wait_s)
-            self.loop.in_s("look", wait_s, self.look)
-
-    def _recover(self) -> None:
-        try:
-            self._recovery.look()
-        finally:
-            self.loop.in_s("recovery", RECOVERY_S, self._recover)
+        return min(self._wait_s, self._guarding.longest_wait_s)
 
     def _tidy(self) -> None:
-        try:
-            self._keeper.tidy()
-            self._tell_of_history()
-            forget_old_notices(self._ctx, self._notices_seen_s)
-            self._send_left_notices()
-        finally:
-            self.loop.in_s("tidy", TIDY_S, self._tidy)
+        self._keeper.tidy()
+        self._tell_of_history()
+        forget_old_notices(self._ctx, self._notices_seen_s)
 
     def _send_left_notices(self) -> None:
         try:
@@ -608,13 +612,6 @@ class Daemon:
             return
         if names:
             log.info("notices.sent_anew", names=", ".join(names))
-
-    def _night(self) -> None:
-        wait_s = LONGEST_WAIT_S
-        try:
-            wait_s = self._nights.look()
-        finally:
-            self.loop.in_s("night", wait_s, self._night)
 
     def alive(self) -> None:
         """Feed the watchdog, and see whether the settings have changed."""
@@ -654,7 +651,7 @@ class Daemon:
             return
         self._go_by(replace(self._ctx, settings=settings))
         self._keep_settings()
-        self.loop.in_s("night", 0.0, self._night)
+        self._plan_night()
         log.info("settings.reloaded")
 
     def _go_by(self, ctx: Context) -> None:
@@ -692,4 +689,4 @@ class Daemon:
 
     def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
         self._wants_reload = True
-        self.loop.wake()
+        self.loop.wakeup()
