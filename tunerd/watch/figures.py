@@ -89,6 +89,15 @@ class Served:
             return None
         return _ratio(self.n_cached, self.n_cached + self.n_prompt)
 
+    def rates(self) -> dict[str, float | None]:
+        """All of these by their names."""
+        return {
+            "decode_tok_s": self.decode_tok_s,
+            "prompt_tok_s": self.prompt_tok_s,
+            "acceptance_ratio": self.acceptance_ratio,
+            "reused_ratio": self.reused_ratio,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Answers:
@@ -219,12 +228,7 @@ class Reading:
         data["engine"]["is_ready"] = self.engine.is_ready
         data["engine"]["is_busy"] = self.engine.is_busy
         if served is not None:
-            data["engine"]["served"] |= {
-                "decode_tok_s": served.decode_tok_s,
-                "prompt_tok_s": served.prompt_tok_s,
-                "acceptance_ratio": served.acceptance_ratio,
-                "reused_ratio": served.reused_ratio,
-            }
+            data["engine"]["served"] |= served.rates()
         return data
 
     def to_brief_json(self) -> dict[str, Any]:
@@ -348,39 +352,25 @@ KEEP_EVENTS_S = 400 * 86400
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """What a stretch came to, beside the cards.
+class Point(Served):
+    """What a stretch came to, beside the cards; what was served in it is what the server counted.
 
     `n` readings were taken, `n_active` saw the unit active, `n_ready` saw it serve, `n_busy` saw it
-    work, and `n_measuring` saw a measurement in its place. Tokens and seconds are what the server
-    counted; figures of memory are the worst that was seen.
+    work, and `n_measuring` saw a measurement in its place. Figures of memory are the worst that was seen.
     """
 
-    begin_s: int
     seconds: int
+    begin_s: int
     n: int
     n_active: int
     n_ready: int
     n_busy: int
     n_measuring: int
-    n_prompt: int | None = None
-    prompt_s: float | None = None
-    n_cached: int | None = None
-    n_predicted: int | None = None
-    predicted_s: float | None = None
-    n_drafted: int | None = None
-    n_accepted: int | None = None
     restarts: int | None = None
     rss_mib: int | None = None
     available_mib: int | None = None
     swap_used_mib: int | None = None
     cpu_percent: float | None = None
-
-    @property
-    def served(self) -> Served:
-        """The same as what happens between two looks, with its speeds."""
-        return Served(self.seconds, self.n_prompt, self.prompt_s, self.n_cached, self.n_predicted,
-                      self.predicted_s, self.n_drafted, self.n_accepted)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

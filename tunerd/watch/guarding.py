@@ -28,14 +28,13 @@ from tunerd.watch.guards import (
     Act,
     Basis,
     Death,
-    DeathsState,
+    Deaths,
     Decision,
     EngineSeen,
     HangRules,
     HangState,
     Margin,
     OomRules,
-    OomState,
     Policy,
     Seen,
     answered,
@@ -102,7 +101,7 @@ class Guarding:
         self._server = server
         self._before: Reading | None = None
         self._last: Reading | None = None
-        self._oom = OomState()
+        self._oom = Deaths()
         self._seen = Seen()
         self._hang = HangState()
         self._engine: EngineSeen | None = None
@@ -115,7 +114,7 @@ class Guarding:
         self._decayed: str | None = None
         self._waits = False
         self._raise_failed: int | None = None
-        self._deaths = DeathsState()
+        self._deaths = Deaths()
         self._has_recalled = False
         self._gpu_problem: str | None = None
 

@@ -190,7 +190,7 @@ _STEPS_MIB = (1664, 1792, 2048)
 _STEP_BEYOND_MIB = 256
 _STEP_MIB = 128
 _LEAST_DEATHS = 2
-# Deaths that are further apart are not one loop.
+# Deaths that are further apart are not one loop; as long without one, and it is over.
 _WINDOW_S = 1800.0
 _UNIT_GAVE_UP = 1
 # What a fit leaves free is seldom less than its margin, for it goes by whole layers.
@@ -261,37 +261,40 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True)
-class OomState:
-    """Deaths with the signature in this loop, and what was said of them."""
+class Deaths:
+    """When it died lately, and what was told of that last; empty where all is well."""
 
     deaths_s: tuple[float, ...] = ()
     said: str = ""
 
+    def and_at(self, at_s: float) -> Deaths:
+        """With one more; those that are further apart are not one loop."""
+        recent = (one for one in self.deaths_s if 0 <= at_s - one <= _WINDOW_S)
+        return replace(self, deaths_s=(*recent, at_s))
+
 
 def look_at_oom(
-    state: OomState, death: Death, margin: Margin, rules: OomRules
-) -> tuple[OomState, Decision | None]:
+    state: Deaths, death: Death, margin: Margin, rules: OomRules
+) -> tuple[Deaths, Decision | None]:
     """Take a death into account.
 
     Args:
-        state: Of before.
+        state: Of before; those with the signature count.
         death: That happened now.
         margin: As deployed now.
         rules: What may be done.
     """
     if rules.policy is Policy.OFF or death.kind is not FailureKind.OUT_OF_VRAM:
         return state, None
-    recent = tuple(at_s for at_s in state.deaths_s if 0 <= death.at_s - at_s <= _WINDOW_S)
-    deaths = (*recent, death.at_s)
+    state = state.and_at(death.at_s)
     least = _UNIT_GAVE_UP if death.has_given_up else _LEAST_DEATHS
-    if len(deaths) < least:
-        return OomState(deaths, state.said), None
-    decision = _decide(deaths, death, margin, rules)
+    if len(state.deaths_s) < least:
+        return state, None
+    decision = _decide(state.deaths_s, death, margin, rules)
     if decision.act is Act.RAISE_MARGIN:
-        return OomState(), decision  # another generation, and a count of its own
-    if decision.text == state.said:
-        return OomState(deaths, state.said), None
-    return OomState(deaths, decision.text), decision
+        return Deaths(), decision  # another generation, and a count of its own
+    is_new = decision.text != state.said
+    return replace(state, said=decision.text), decision if is_new else None
 
 
 def _decide(deaths: tuple[float, ...], death: Death, margin: Margin, rules: OomRules) -> Decision:
@@ -341,18 +344,9 @@ def _advice(text: str, evidence: str, hint: str) -> Decision:
 
 
 DIES, FAILED, BACK = "server-dies", "server-failed", "server-back"
-# Deaths that are further apart are not one loop; as long without one, and it is over.
 
 
-@dataclass(frozen=True, slots=True)
-class DeathsState:
-    """When it died lately, and what was told last; empty where all is well."""
-
-    deaths_s: tuple[float, ...] = ()
-    said: str = ""
-
-
-def deaths_recalled(told: Iterable[Event]) -> DeathsState:
+def deaths_recalled(told: Iterable[Event]) -> Deaths:
     """The state of a daemon that takes over.
 
     Args:
@@ -360,14 +354,13 @@ def deaths_recalled(told: Iterable[Event]) -> DeathsState:
     """
     newest = next((event for event in told if event.kind in {DIES, FAILED, BACK}), None)
     if newest is None or newest.kind == BACK:
-        return DeathsState()
-    return DeathsState((newest.at_s,), newest.kind)
+        return Deaths()
+    return Deaths((newest.at_s,), newest.kind)
 
 
-def look_at_deaths(state: DeathsState, death: Death) -> tuple[DeathsState, Decision | None]:
+def look_at_deaths(state: Deaths, death: Death) -> tuple[Deaths, Decision | None]:
     """Take a death into account."""
-    recent = tuple(at_s for at_s in state.deaths_s if 0 <= death.at_s - at_s <= _WINDOW_S)
-    state = replace(state, deaths_s=(*recent, death.at_s))
+    state = state.and_at(death.at_s)
     evidence = f"{death.kind}: {death.words}" if death.words else str(death.kind)
     hint = "`tunerd doctor`; `tunerd rollback` goes back to what served before"
     if death.has_given_up:
@@ -384,8 +377,8 @@ def look_at_deaths(state: DeathsState, death: Death) -> tuple[DeathsState, Decis
 
 
 def look_for_deaths(
-    state: DeathsState, at_s: float, *, is_ready: bool
-) -> tuple[DeathsState, Decision | None]:
+    state: Deaths, at_s: float, *, is_ready: bool
+) -> tuple[Deaths, Decision | None]:
     """Take a look into account: that it serves again is told once."""
     if not state.said or not is_ready:
         return state, None
@@ -393,7 +386,7 @@ def look_for_deaths(
     if state.said == DIES and 0 <= at_s - last_s <= _WINDOW_S:
         return state, None
     text = "the server serves again" if state.said == FAILED else "the server stays up again"
-    return DeathsState(), Decision(BACK, Act.NOTHING, "note", text, "it says that it is ready")
+    return Deaths(), Decision(BACK, Act.NOTHING, "note", text, "it says that it is ready")
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class TelemetryStore:
         query = (
             f"SELECT {shown} FROM {table} WHERE begin_s >= ? AND begin_s < ? AND (seconds = ?"  # noqa: S608 -- ours
             f" OR begin_s < coalesce((SELECT min(begin_s) FROM {table} WHERE seconds = ?), ?))"
-            f" GROUP BY begin_s / {int(step_s)}{card} ORDER BY 1{card}"
+            f" GROUP BY begin_s / {int(step_s)}{card} ORDER BY min(begin_s){card}"
         )
         with self._translated("read"):
             return self._db.execute(
@@ -578,25 +578,16 @@ def _shown(ctx: Context, reading: Reading, known: Served | None) -> ActionResult
     since = "between two looks"
     if known is None:
         since, known = "in the last 15 min", _kept(ctx, reading.at_s)
-    payload = {**reading.to_json(), "speeds": None if known is None else _speeds(known, since)}
-    return ActionResult("top", payload, _messages(reading))
+    speeds = None
+    if known is not None:
+        speeds = {"since": since, **known.rates(), "n_predicted": known.n_predicted}
+    return ActionResult("top", {**reading.to_json(), "speeds": speeds}, _messages(reading))
 
 
 def _kept(ctx: Context, now_s: float) -> Served | None:
     kept = history(ctx, now_s - _RECENT_S, now_s, step_s=_RECENT_S, events=0)
-    worked = [point.served for point in kept.points if point.n_predicted]
+    worked = [point for point in kept.points if point.n_predicted]
     return worked[-1] if worked else None
-
-
-def _speeds(served: Served, since: str) -> dict[str, Any]:
-    return {
-        "since": since,
-        "decode_tok_s": served.decode_tok_s,
-        "prompt_tok_s": served.prompt_tok_s,
-        "acceptance_ratio": served.acceptance_ratio,
-        "reused_ratio": served.reused_ratio,
-        "n_predicted": served.n_predicted,
-    }
 
 
 def _messages(reading: Reading) -> tuple[Message, ...]:

@@ -5,6 +5,7 @@ One view of some runs for all three: sections, which are lines in a terminal and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -200,11 +201,17 @@ class Series:
     @property
     def speculates(self) -> bool | None:
         """Whether it ever drafted; None where no sample has an answer to tell."""
-        return _speculates(self.samples)
+        told = [one.timings for one in self.samples if one.timings is not None]
+        return any(timings.draft_n for timings in told) if told else None
 
     def of(self, suite: str) -> tuple[Sample, ...]:
         """What may enter a figure of a suite."""
         return tuple(one for one in self.samples if one.suite == suite and one.is_usable)
+
+    def by(self, suite: str, key: str, values: Iterable[object]) -> list[Summary]:
+        """The samples of a suite by one of their fields, summed up for each value."""
+        mine = self.of(suite)
+        return [summarise([one for one in mine if getattr(one, key) == value]) for value in values]
 
     def has_name(self, run: int, name: str | None) -> bool:
         """Whether this is what a run called by this name."""
@@ -215,40 +222,30 @@ class Series:
         return Line(self.label, self.colour, tuple(points), self.shade)
 
 
-@dataclass
-class _Group:
-    """Arms that are one configuration, while they are collected."""
-
-    arm: ArmRecord
-    names: list[str]
-    runs: list[int]
-    samples: list[Sample]
-
-
 def series_of(evidence: Sequence[RunEvidence]) -> tuple[Series, ...]:
     """The configurations of some runs, in the order of first appearance, drafting ones first.
 
     Two arms are one configuration where their fingerprints agree but for workload and tunerd; arms
     without known arguments are never taken together.
     """
-    groups: dict[object, _Group] = {}
+    groups: dict[object, Series] = {}
     for one in evidence:
+        run = one.run.number
         for arm in one.run.record.arms:
-            group = groups.setdefault(_key(one.run.number, arm), _Group(arm, [], [], []))
-            if arm.name not in group.names:
-                group.names.append(arm.name)
-            group.runs.append(one.run.number)
-            group.samples.extend(one.samples.get(arm.name, ()))
-    ordered = sorted(groups.values(), key=lambda group: _speculates(group.samples) is False)
-    shades: dict[str, int] = {}
+            key = _key(run, arm)
+            made = groups.get(key) or Series("", arm, (), (), (), colour_of(arm.family), 0)
+            groups[key] = replace(
+                made,
+                names=tuple(dict.fromkeys((*made.names, arm.name))),
+                runs=(*made.runs, run),
+                samples=(*made.samples, *one.samples.get(arm.name, ())),
+            )
+    ordered = sorted(groups.values(), key=lambda made: made.speculates is False)
+    seen = Counter[str]()
     found = []
-    for group, label in zip(ordered, _labels(ordered), strict=True):
-        colour = colour_of(group.arm.family)
-        shade = shades.get(colour, 0)
-        shades[colour] = shade + 1
-        names, runs = tuple(group.names), tuple(group.runs)
-        samples = tuple(group.samples)
-        found.append(Series(label, group.arm, names, runs, samples, colour, shade))
+    for made, label in zip(ordered, _labels(ordered), strict=True):
+        found.append(replace(made, label=label, shade=seen[made.colour]))
+        seen[made.colour] += 1
     return tuple(found)
 
 
@@ -259,12 +256,7 @@ def _key(run: int, arm: ArmRecord) -> object:
     return same.sha256
 
 
-def _speculates(samples: Iterable[Sample]) -> bool | None:
-    told = [sample.timings for sample in samples if sample.timings is not None]
-    return any(timings.draft_n for timings in told) if told else None
-
-
-def _labels(groups: Sequence[_Group]) -> list[str]:
+def _labels(groups: Sequence[Series]) -> list[str]:
     """A name for each that no other has: the one that says most, and what tells it from others of that name."""
     labels = []
     for group in groups:
@@ -369,9 +361,7 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
         _distinct(sample.kind for one in mine for sample in one.of("mtp")),
         key=lambda kind: MTP_KINDS.index(kind) if kind in MTP_KINDS else len(MTP_KINDS),
     )
-    found = [
-        [summarise([s for s in one.of("mtp") if s.kind == kind]) for kind in kinds] for one in mine
-    ]
+    found = [one.by("mtp", "kind", kinds) for one in mine]
     groups = tuple(
         (
             _as_words(kind),
@@ -500,10 +490,7 @@ def crossover(series: Sequence[Series], evidence: Runs) -> Section | None:
     if not mine:
         return None
     lengths = sorted({s.n_predict for one in mine for s in one.of("lengths")})
-    found = [
-        [summarise([s for s in one.of("lengths") if s.n_predict == n]) for n in lengths]
-        for one in mine
-    ]
+    found = [one.by("lengths", "n_predict", lengths) for one in mine]
     points = [
         [point for n, s in zip(lengths, of, strict=True) if (point := _wall_point(n, s))]
         for of in found

@@ -50,8 +50,8 @@ def test_minutes_are_kept_and_told_in_longer_steps(store: TelemetryStore) -> Non
 
     minutes = store.points(BEGIN_S, BEGIN_S + 1200)
     assert [one.begin_s for one in minutes] == [BEGIN_S + 60 * n for n in range(20)]
-    assert minutes[3].served.decode_tok_s == pytest.approx(50.0)
-    assert minutes[3].served.acceptance_ratio == pytest.approx(0.73)
+    assert minutes[3].decode_tok_s == pytest.approx(50.0)
+    assert minutes[3].acceptance_ratio == pytest.approx(0.73)
     coarse = store.points(BEGIN_S, BEGIN_S + 1200, COARSE_S)
     assert [(one.begin_s, one.n, one.n_predicted, one.rss_mib) for one in coarse] == [
         (BEGIN_S, 10, 6000, 909),
@@ -68,7 +68,7 @@ def test_what_nobody_knows_stays_unknown(store: TelemetryStore) -> None:
 
     for step_s in (MINUTE_S, COARSE_S):
         (point,) = store.points(BEGIN_S, BEGIN_S + 1, step_s)
-        assert (point.n_predicted, point.predicted_s, point.served.decode_tok_s) == (None,) * 3
+        assert (point.n_predicted, point.predicted_s, point.decode_tok_s) == (None,) * 3
         assert store.gpus(BEGIN_S, BEGIN_S + 1, step_s) == ()
 
 
@@ -163,11 +163,11 @@ def write_rows(
     store: TelemetryStore, table: str, row: Point | GpuPoint, times: range, seconds: int
 ) -> None:
     """The same row at each of these times, as `add` writes it."""
-    rest = astuple(row)[2:]
-    marks = ", ".join("?" * (2 + len(rest)))
+    rows = (astuple(replace(row, begin_s=begin_s, seconds=seconds)) for begin_s in times)
+    marks = ", ".join("?" * len(astuple(row)))
     statement = f"INSERT INTO {table} VALUES ({marks})"  # noqa: S608 -- our own names
     with store._writing():
-        store._db.executemany(statement, ((begin_s, seconds, *rest) for begin_s in times))
+        store._db.executemany(statement, rows)
 
 
 def test_events_are_told_newest_first(store: TelemetryStore) -> None:

@@ -26,14 +26,13 @@ from tunerd.watch.figures import Event, Reading, Served
 from tunerd.watch.guards import (
     Act,
     Death,
-    DeathsState,
+    Deaths,
     Decision,
     EngineSeen,
     HangRules,
     HangState,
     Margin,
     OomRules,
-    OomState,
     Policy,
     Replanned,
     Seen,
@@ -64,7 +63,7 @@ def deaths(
     gave_up: bool = False,
     seen: Seen = NEVER_SERVED,
 ) -> list[Decision]:
-    state, found = OomState(), []
+    state, found = Deaths(), []
     for at_s in times_s:
         death = Death(at_s, kind, "cudaMalloc failed: out of memory", gave_up, seen)
         state, decision = look_at_oom(state, death, margin, rules)
@@ -591,7 +590,7 @@ class Told:
     """Deaths and looks one after the other, and what was told of them."""
 
     def __init__(self) -> None:
-        self.state = DeathsState()
+        self.state = Deaths()
         self.found: list[Decision] = []
 
     def died(self, at_s: float, *, gave_up: bool = False) -> None:
@@ -659,5 +658,5 @@ def test_a_daemon_that_takes_over_repeats_nothing_and_tells_the_end() -> None:
     told.looked(160.0)
     assert told.kinds == ["server-back"]
     over = Event(300.0, "server-back", "note", "it serves again")
-    assert deaths_recalled([over, event]) == DeathsState()
-    assert deaths_recalled([]) == DeathsState()
+    assert deaths_recalled([over, event]) == Deaths()
+    assert deaths_recalled([]) == Deaths()
