@@ -1,6 +1,6 @@
 """tunerd's own settings: every table, key and default.
 
-Built once at the entry point (`settings_sources`) and passed on.
+Built once at the entry point (`load_settings`) and passed on.
 """
 
 from __future__ import annotations
@@ -56,28 +56,19 @@ def _whole_path(path: Path) -> Path:
 WholePath = Annotated[Path, AfterValidator(_whole_path)]
 
 
-def _checked_window(window: str, days: str, zone: str) -> None:
-    parse_window(window, days, zone)
+def _of_a_window(part: str) -> AfterValidator:
+    """Refuses what cannot be this part of a window."""
+
+    def check(text: str) -> str:
+        parse_window(**{"text": "00:00-12:00", "days": "daily", "zone": "UTC", part: text})
+        return text
+
+    return AfterValidator(check)
 
 
-def _window(text: str) -> str:
-    _checked_window(text, "daily", "UTC")
-    return text
-
-
-def _days(text: str) -> str:
-    _checked_window("00:00-12:00", text, "UTC")
-    return text
-
-
-def _zone(text: str) -> str:
-    _checked_window("00:00-12:00", "daily", text)
-    return text
-
-
-WindowText = Annotated[str, AfterValidator(_window)]
-DaysText = Annotated[str, AfterValidator(_days)]
-ZoneText = Annotated[str, AfterValidator(_zone)]
+WindowText = Annotated[str, _of_a_window("text")]
+DaysText = Annotated[str, _of_a_window("days")]
+ZoneText = Annotated[str, _of_a_window("zone")]
 
 
 class Table(BaseModel):

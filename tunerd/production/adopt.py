@@ -19,7 +19,7 @@ from tunerd.machine.host import read_host
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles, ollama_layers
 from tunerd.production.checks import lost_lines
-from tunerd.production.plan import service_user, unit_spec, unit_template
+from tunerd.production.plan import unit_spec, unit_template
 from tunerd.profile.files import config_error, load_profile, load_sources, read_profile
 from tunerd.profile.layers import Layer, Resolved, layers_of, resolve
 from tunerd.profile.schema import check_file
@@ -298,10 +298,9 @@ def _from_unit(
 
 def _lost(ctx: Context, engine: Engine, live: LiveUnit, imported: Imported) -> list[Message]:
     """What of the unit a unit of the new profile would not hold."""
-    user = service_user(ctx, live)
     command = replace(imported.command, program=str(engine.program), subcommand=engine.subcommand)
     try:
-        spec = unit_spec(ctx, imported.resolved, engine, command, user)
+        spec = unit_spec(ctx, imported.resolved, engine, command, live)
         planned = render_unit(unit_template(ctx), spec)
     except ConfigError:  # which `plan` says with its reason; then all lines are shown
         planned = ""

@@ -63,7 +63,6 @@ from tunerd.production.plan import (
     address_of_plan,
     expectation_of_plan,
     remember_load,
-    service_user,
     unit_spec,
     unit_template,
 )
@@ -179,8 +178,7 @@ def stop_candidate(ctx: Context, lease: LeaseSpec, number: int) -> None:
 
 def candidate_text(ctx: Context, plan: Plan, lease: LeaseSpec, unit: str, limit_s: float) -> str:
     """The unit's text: production's, but for its name and what ties it to the lease."""
-    user = service_user(ctx, plan.live)
-    spec = unit_spec(ctx, plan.resolved, plan.engine, plan.command, user)
+    spec = unit_spec(ctx, plan.resolved, plan.engine, plan.command, plan.live)
     own = [("RuntimeMaxSec", f"{max(1.0, limit_s):.0f}")] if ctx.mode is not Mode.LOCAL else []
     spec = replace(
         spec,

@@ -231,33 +231,24 @@ def _set_by(record: TunedRecord) -> str:
 _LOCKING = ("mlock", "mmap+mlock")
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceUser:
-    """Who runs the server: None for whoever runs the service manager."""
+def _account_of(ctx: Context, live: LiveUnit) -> tuple[str | None, str | None]:
+    """User and group of the server, None for those of the service manager.
 
-    user: str | None
-    group: str | None
-    is_missing: bool
-
-
-def service_user(ctx: Context, live: LiveUnit) -> ServiceUser:
-    """In system mode the settings' user, else the live unit's, else the system account."""
+    In system mode the settings' user, else the live unit's, else the system account.
+    """
+    wanted = ctx.settings.service.user
     if ctx.mode is not Mode.SYSTEM:
-        own = ctx.settings.service.user if os.geteuid() == 0 else None
-        return ServiceUser(own, None, own is not None and account(own) is None)
-    if ctx.settings.service.user is not None:
-        user, group = ctx.settings.service.user, None
-    elif live.user is not None:
-        user, group = live.user, live.group
-    else:
-        user, group = SERVICE_ACCOUNT, SERVICE_ACCOUNT
-    return ServiceUser(user, group, account(user) is None)
+        return (wanted if os.geteuid() == 0 else None), None
+    if wanted is not None:
+        return wanted, None
+    return (live.user, live.group) if live.user is not None else (SERVICE_ACCOUNT, SERVICE_ACCOUNT)
 
 
 def unit_spec(
-    ctx: Context, resolved: Resolved, engine: Engine, command: CommandLine, user: ServiceUser
+    ctx: Context, resolved: Resolved, engine: Engine, command: CommandLine, live: LiveUnit
 ) -> UnitSpec:
-    """What the unit is rendered from."""
+    """What the unit is rendered from, where `live` stands now."""
+    user, group = _account_of(ctx, live)
     paths = [word for word in command.argv if word.startswith("/")]
     return UnitSpec(
         unit=ctx.unit,
@@ -266,8 +257,8 @@ def unit_spec(
         engine=engine.name,
         argv=command.argv,
         environment={**engine.environment, **resolved.profile.environment},
-        user=user.user,
-        group=user.group,
+        user=user,
+        group=group,
         api_key_file=resolved.profile.serving.api_key_file,
         work_dir=str(ctx.paths.log_dir),
         wants_mlock=resolved.profile.serving.load_mode in _LOCKING,
@@ -286,18 +277,15 @@ def unit_template(ctx: Context) -> str:
     return content.decode()
 
 
-def user_facts(ctx: Context, user: ServiceUser, host: Host, command: CommandLine) -> UserFacts:
+def user_facts(ctx: Context, user: str | None, host: Host, command: CommandLine) -> UserFacts:
     """What the account may read of what the command line names."""
-    unreadable: list[str] = []
-    who = account(user.user) if user.user is not None else None
-    if who is not None:
-        words = [word for word in command.argv if word.startswith("/")]
-        unreadable = [word for word in words if not may_read(who, Path(word))]
+    who = account(user) if user is not None else None
+    words = [word for word in command.argv if word.startswith("/")]
     return UserFacts(
         mode=ctx.mode,
-        user=user.user,
-        is_missing=user.is_missing,
-        unreadable=unreadable,
+        user=user,
+        is_missing=user is not None and who is None,
+        unreadable=[] if who is None else [word for word in words if not may_read(who, Path(word))],
         lingers=lingers(ctx.environment) if ctx.mode is Mode.USER else None,
         memlock_unlimited=host.memory.memlock_unlimited,
         lacks_manager=ctx.lacks_manager,
@@ -378,6 +366,12 @@ def check_estimate(ctx: Context, made: Plan) -> list[Message]:
     return [note("estimate-checked", text)]
 
 
+# Values that the estimate takes as they are.
+_OF_SERVING = ("ctx_size", "n_parallel", "kv_unified", "cache_type_k", "cache_type_v", "n_batch", "n_ubatch",
+               "load_mode", "ctx_checkpoints", "cache_ram_mib")  # fmt: skip
+_OF_MEMORY = ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "kv_offload", "moe_cache_mib")
+
+
 def settings_of(
     resolved: Resolved,
     engine: Engine,
@@ -390,29 +384,16 @@ def settings_of(
     serving, memory = resolved.profile.serving, resolved.profile.memory
     speculation = resolved.profile.speculation
     values: dict[str, Any] = {
-        "ctx_size": serving.ctx_size,
-        "n_parallel": serving.n_parallel,
-        "kv_unified": serving.kv_unified,
-        "cache_type_k": serving.cache_type_k,
-        "cache_type_v": serving.cache_type_v,
+        **{key: getattr(serving, key) for key in _OF_SERVING},
+        **{key: getattr(memory, key) for key in _OF_MEMORY},
         "draft_cache_type_k": speculation.cache_type_k,
         "draft_cache_type_v": speculation.cache_type_v,
-        "n_batch": serving.n_batch,
-        "n_ubatch": serving.n_ubatch,
         "flash_attn": None if serving.flash_attn is None else serving.flash_attn != "off",
         "speculation": _drafting(speculation),
         "n_max": speculation.n_max if speculation.type != "off" else 0,
         "draft_n_gpu_layers": _layers(speculation.n_gpu_layers),
         "draft_n_ubatch": speculation.n_ubatch,
         "n_gpu_layers": _layers(memory.n_gpu_layers),
-        "n_cpu_moe": memory.n_cpu_moe,
-        "cpu_moe": memory.cpu_moe,
-        "n_cpu_ffn": memory.n_cpu_ffn,
-        "kv_offload": memory.kv_offload,
-        "load_mode": serving.load_mode,
-        "ctx_checkpoints": serving.ctx_checkpoints,
-        "cache_ram_mib": serving.cache_ram_mib,
-        "moe_cache_mib": memory.moe_cache_mib,
     }
     given = {key: value for key, value in values.items() if value is not None}
     capabilities = engine.capabilities
@@ -611,32 +592,36 @@ def _without_weights(
     with_explain: bool,
 ) -> ActionResult:
     live = read_live_unit(ctx)
-    unit_text = render_unit(
-        unit_template(ctx), unit_spec(ctx, resolved, engine, command, service_user(ctx, live))
-    )
+    unit_text = render_unit(unit_template(ctx), unit_spec(ctx, resolved, engine, command, live))
     messages = (error("model-missing", problem.words, problem.hint),)
-    payload = _server_json(resolved, engine, command, with_explain=with_explain) | {
-        "passed_over": [],
-        "unit": unit_text,
-        "unit_path": str(live.path) if live.path else None,
-        "diff": unified_diff(live.text, unit_text, ctx.unit),
-        "memory": None,
-        "published_vram_mib": resolved.profile.published.vram_mib,
-        "model": {"path": command.value_of("model.path"), "name": resolved.profile.model.name}
-        | dict.fromkeys(("architecture", "quant", "file_bytes", "has_mtp")),
-        "warnings": [_message_json(message) for message in messages],
-        "refused": True,
-    }
+    payload = _json(
+        resolved, engine, command, live, unit_text, unified_diff(live.text, unit_text, ctx.unit),
+        messages, with_explain=with_explain,
+    )  # fmt: skip
+    payload["model"] |= {"name": resolved.profile.model.name}
     return ActionResult("plan", payload, messages, 1)
 
 
-def _server_json(
-    resolved: Resolved, engine: Engine, command: CommandLine, *, with_explain: bool
+def _json(
+    resolved: Resolved,
+    engine: Engine,
+    command: CommandLine,
+    live: LiveUnit,
+    unit_text: str,
+    diff: str,
+    messages: Sequence[Message],
+    *,
+    with_explain: bool,
+    facts: ModelFacts | None = None,
+    memory: MemoryPlan | None = None,
+    passed_over: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
+    """What is known with the model's header, and without it."""
     explained = [
         {"flag": flag, "key": key, "origin": origin}
         for flag, key, origin in explain(command, resolved)
     ]
+    same = ("name", "architecture", "quant", "file_bytes", "has_mtp")
     return {
         "profile": resolved.name,
         "layers": list(resolved.layers),
@@ -647,31 +632,31 @@ def _server_json(
         },
         "argv": list(command.argv),
         "explain": explained if with_explain else None,
+        "passed_over": [{"engine": name, "reason": why} for name, why in passed_over],
+        "unit": unit_text,
+        "unit_path": str(live.path) if live.path else None,
+        "diff": diff,
+        "memory": None if memory is None else memory_json(memory),
+        "published_vram_mib": resolved.profile.published.vram_mib,
+        "model": {
+            "path": command.value_of("model.path"),
+            **{name: getattr(facts, name, None) for name in same},
+        },
+        "warnings": [
+            {"code": one.code, "text": one.text, "hint": one.hint}
+            for one in messages
+            if one.level is not Level.NOTE
+        ],
+        "refused": any(one.level is Level.ERROR for one in messages),
     }
-
-
-def _message_json(message: Message) -> dict[str, Any]:
-    return {"code": message.code, "text": message.text, "hint": message.hint}
 
 
 def plan_json(made: Plan, *, with_explain: bool) -> dict[str, Any]:
     """A plan as scripts read it."""
-    facts, said = made.facts, (m for m in made.messages if m.level is not Level.NOTE)
-    same = ("name", "architecture", "quant", "file_bytes", "has_mtp")
-    return _server_json(made.resolved, made.engine, made.command, with_explain=with_explain) | {
-        "passed_over": [{"engine": name, "reason": why} for name, why in made.passed_over],
-        "unit": made.unit_text,
-        "unit_path": str(made.live.path) if made.live.path else None,
-        "diff": made.diff,
-        "memory": memory_json(made.memory),
-        "published_vram_mib": made.resolved.profile.published.vram_mib,
-        "model": {
-            "path": made.command.value_of("model.path"),
-            **{name: getattr(facts, name) for name in same},
-        },
-        "warnings": [_message_json(message) for message in said],
-        "refused": made.is_refused,
-    }
+    return _json(
+        made.resolved, made.engine, made.command, made.live, made.unit_text, made.diff, made.messages,
+        with_explain=with_explain, facts=made.facts, memory=made.memory, passed_over=made.passed_over,
+    )  # fmt: skip
 
 
 def make_plan(ctx: Context, request: PlanRequest) -> Plan:
@@ -692,12 +677,10 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     engine, resolved, command = chosen.engine, chosen.resolved, chosen.command
     has_gpu = chosen.has_gpu
     draft = draft_facts(ctx, resolved, command)
-    user = service_user(ctx, live)
-
     before = serving_now(ctx, live)
 
     # decide
-    spec = unit_spec(ctx, resolved, engine, command, user)
+    spec = unit_spec(ctx, resolved, engine, command, live)
     unit_text = render_unit(unit_template(ctx), spec)
     correction = correction_of(ctx, command.argv, unit_text)
     memory = memory_of_plan(
@@ -719,7 +702,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
             before,
             lost=lost_lines(live, unit_text, command.argv),
         ),
-        *check_user(user_facts(ctx, user, host, command), wants_mlock=spec.wants_mlock),
+        *check_user(user_facts(ctx, spec.user, host, command), wants_mlock=spec.wants_mlock),
         *check_arguments(ctx, engine, command),
         *check_port(ctx, after),
         *check_handover(ctx, live, _family(engine), before, after),

@@ -24,6 +24,7 @@ from tunerd.words import Mode, sha256
 DEFAULT_LIMIT = 20
 _DRIFT = 6
 _SHOWN = 3
+_OF_GENERATION = ("number", "created_s", "reason", "profile", "engine")
 
 
 def history(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
@@ -83,11 +84,7 @@ def summary_json(entry: HistoryEntry) -> dict[str, Any]:
     """One line of history as scripts read it."""
     generation, ending = entry.generation, entry.ending
     return {
-        "number": generation.number,
-        "created_s": generation.created_s,
-        "reason": generation.reason,
-        "profile": generation.profile,
-        "engine": generation.engine,
+        **{name: getattr(generation, name) for name in _OF_GENERATION},
         "outcome": str(ending.outcome),
         "cause": ending.cause,
         "detail": ending.detail,
@@ -150,7 +147,7 @@ def status(ctx: Context) -> ActionResult:
         "measurement": None if measurement is None else plain(measurement),
         "vram": _vram(gpus),
         "gpu_problem": gpus.problem,
-        "drift": [{"code": d.code, "text": d.text, "hint": d.hint} for d in drifts],
+        "drift": [asdict(one) for one in drifts],
     }
     messages = _status_messages(ctx, record is not None, under_way)
     if ctx.settings_problem is not None:
@@ -168,16 +165,8 @@ def status(ctx: Context) -> ActionResult:
 def _vram(reading: GpuReading) -> list[dict[str, Any]] | None:
     if reading.gpus is None:
         return None
-    return [
-        {
-            "index": gpu.index,
-            "name": gpu.name,
-            "total_mib": gpu.total_mib,
-            "used_mib": gpu.used_mib,
-            "free_mib": gpu.free_mib,
-        }
-        for gpu in reading.gpus
-    ]
+    names = ("index", "name", "total_mib", "used_mib", "free_mib")
+    return [{name: getattr(gpu, name) for name in names} for gpu in reading.gpus]
 
 
 def _status_messages(ctx: Context, is_interrupted: bool, under_way: bool) -> list[Message]:
@@ -339,6 +328,6 @@ def _result(
         "generation": generation.number if generation is not None else None,
         "profile": generation.profile if generation is not None else None,
         "as_deployed": code == 0,
-        "drift": [{"code": d.code, "text": d.text, "hint": d.hint} for d in drifts],
+        "drift": [asdict(one) for one in drifts],
     }
     return ActionResult("verify", payload, messages, code)

@@ -27,7 +27,7 @@ from tunerd.machine.files import lock
 from tunerd.measure.bench import BenchRequest, Session
 from tunerd.measure.store import EvidenceStore
 from tunerd.production.lease import hold
-from tunerd.production.plan import Plan, service_user, unit_spec, unit_template
+from tunerd.production.plan import Plan, unit_spec, unit_template
 from tunerd.production.probation import begin_probation, daemon_lock
 from tunerd.production.rollback import preview, rollback
 from tunerd.production.unattended import Named, is_shell, named_by, why_root_must
@@ -256,7 +256,7 @@ def _plan(ctx: Context, program: Path) -> Plan:
     """What a profile with an engine in a home would deploy; nothing stands against it."""
     engine = Engine("home", program, "settings", None, None, None, (), None)
     resolved, live, command = profile_of({}), read_live_unit(ctx), CommandLine(str(program), ())
-    spec = unit_spec(ctx, resolved, engine, command, service_user(ctx, live))
+    spec = unit_spec(ctx, resolved, engine, command, live)
     unread: Any = None
     return Plan(
         resolved, engine, command, render_unit(unit_template(ctx), spec), live, None, "", unread,
