@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tests.support.fakes import FakeClock, FakeServiceManager
 from tunerd.app import Context
 from tunerd.machine.clock import Clock, SystemClock
 from tunerd.machine.files import Files
-from tunerd.measure.bench import BenchRequest, bench_url
+from tunerd.measure.bench import BenchRequest, bench_urls
 from tunerd.measure.request import Suite
 from tunerd.measure.store import EvidenceStore
 from tunerd.paths import Paths
@@ -68,10 +69,12 @@ class BenchBox:
             progress=self.said.append,
         )
 
-    def bench(self, url: str, suite: Suite = Suite.MTP, **asked: Any) -> ActionResult:
-        """Bench a server by its address, each case once unless told otherwise."""
+    def bench(
+        self, url: str | Sequence[str], suite: Suite = Suite.MTP, **asked: Any
+    ) -> ActionResult:
+        """Bench a server by its address, or several, each case once unless told otherwise."""
         request = BenchRequest(suite=suite, **{"repeats": 1, "seed": 11, **asked})
-        return bench_url(self.context(), request, url)
+        return bench_urls(self.context(), request, [url] if isinstance(url, str) else url)
 
     def store(self) -> EvidenceStore:
         return EvidenceStore(self.paths.evidence, writable=False)

@@ -63,7 +63,8 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
 
 @click.command(name="bench", short_help="How fast a server is, measured honestly.")
 @click.argument("profile", required=False, type=PROFILE, shell_complete=names_of("profiles"))
-@click.option("--url", help="A server by its address: http://HOST:PORT.")
+@click.option("--url", "urls", multiple=True, metavar="[NAME=]URL",
+              help="A server by its address, http://HOST:PORT; again for one beside it.")  # fmt: skip
 @click.option("--suite", type=click.Choice(SUITES), default="mtp", show_default=True,
               help="What to look at.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1, 1000), help="How often each case is measured.")
@@ -80,7 +81,7 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
 @yes_option
 @operation("render_bench", asks=lambda given: given["profile"] is not None)
 def bench_command(
-    call: Call, profile: str | None, url: str | None, options: tuple[str, ...], **given: Any
+    call: Call, profile: str | None, urls: tuple[str, ...], options: tuple[str, ...], **given: Any
 ) -> ActionResult:
     """Measure the unit that serves, a PROFILE in its place, or a server by its address.
 
@@ -96,14 +97,15 @@ def bench_command(
       tunerd bench
       tunerd bench rtx-3090-ti-24gb --suite lengths --yes
       tunerd bench --url http://127.0.0.1:11434 --suite concurrency
+      tunerd bench --url ollama=http://127.0.0.1:11434 --url mtp=http://127.0.0.1:8080
     """  # noqa: D301
     from tunerd.engine.builds import PlanRequest
-    from tunerd.measure.bench import BenchRequest, bench_live, bench_profile, bench_url
+    from tunerd.measure.bench import BenchRequest, bench_live, bench_profile, bench_urls
     from tunerd.measure.request import Suite
     from tunerd.profile.files import parse_options
 
     start_after, against = given.pop("start_after"), given.pop("against")
-    if profile is not None and url is not None:
+    if profile is not None and urls:
         raise click.UsageError("Give a PROFILE or --url, not both.")
     if profile is None and (options or start_after):
         raise click.UsageError("--set and --start-after need a PROFILE.")
@@ -114,8 +116,8 @@ def bench_command(
     given["suite"] = Suite(given["suite"])
     asked = BenchRequest(**given, is_against_published=against is not None)
     ctx = call.context(acts=profile is not None, tells=True)
-    if url is not None:
-        return bench_url(ctx, asked, url)
+    if urls:
+        return bench_urls(ctx, asked, urls)
     if profile is None:
         return bench_live(ctx, asked)
     request = PlanRequest(profile, parse_options(options))

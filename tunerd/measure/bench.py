@@ -78,7 +78,7 @@ from tunerd.profile.files import load_profile
 from tunerd.profile.schema import Published
 from tunerd.profile.workload import Rates, WorkloadShape, fitted
 from tunerd.result import ActionResult, Level, Message, Progress, error, note, warning
-from tunerd.words import format_duration
+from tunerd.words import check_name, format_duration
 
 _REPEATS_OF_MARKED = 2
 _MOST_FAILURES = 3
@@ -629,6 +629,15 @@ class Session:
                 targets = self._both(opened.target, composer)
             self._measure(targets, composer)
 
+    def on_servers(self, opened: Mapping[str, Opened]) -> None:
+        """Servers that run already, by their addresses, one after the other: what fits into the least context."""
+        self._workload(None)
+        sizes = [one.target.n_ctx for one in opened.values() if one.target.n_ctx is not None]
+        with self._ending():
+            for target, one in opened.items():
+                fitted = replace(one.target, n_ctx=min(sizes, default=None))
+                self.on_arm(replace(one, target=fitted), target)
+
     def on_candidates(
         self, plans: Mapping[str, DeployPlan], confirm: Confirm, *, start_after: bool
     ) -> None:
@@ -886,18 +895,40 @@ def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
         return result_of(session, LIVE, published)
 
 
-def bench_url(ctx: Context, asked: BenchRequest, url: str) -> ActionResult:
-    """Measure a server by its address.
+def bench_urls(ctx: Context, asked: BenchRequest, urls: Sequence[str]) -> ActionResult:
+    """Measure servers by their addresses, each of which may have a name before it: `NAME=URL`.
 
     Raises:
-        UsageError: it is no address.
-        BenchError: it cannot be measured.
+        UsageError: one is no address, or two have one name.
+        BenchError: one cannot be measured.
     """
     with _store(ctx) as store:
         published = _published(ctx, asked, None)
         session = Session(ctx, asked, store)
-        session.on_server(open_url(ctx, url), url)
-        return result_of(session, url, published)
+        opened = _open_urls(ctx, urls)
+        if len(opened) == 1:
+            session.on_server(*opened.values(), *opened)
+        else:
+            session.on_servers(opened)
+        return result_of(session, " and ".join(opened), published)
+
+
+def _open_urls(ctx: Context, urls: Sequence[str]) -> dict[str, Opened]:
+    """What answers at each address."""
+    opened = {}
+    for text in urls:
+        label, _, url = text.rpartition("=")
+        if label:
+            check_name(label, of="a server")
+        opened[url] = open_url(ctx, url, label or None)
+    names = [one.target.name for one in opened.values()]
+    if len(set(names)) < len(urls):
+        raise UsageError(
+            f"each server needs an address and a name of its own: {', '.join(names)}",
+            state="nothing was measured",
+            hint="--url NAME=URL gives it one",
+        )
+    return opened
 
 
 def bench_profile(

@@ -255,8 +255,8 @@ def _untold(problems: Sequence[str]) -> tuple[Message, ...]:
     return tuple(warning("cannot-tell", problem) for problem in problems)
 
 
-def open_url(ctx: Context, url: str) -> Opened:
-    """A server that is known by its address alone.
+def open_url(ctx: Context, url: str, label: str | None = None) -> Opened:
+    """A server that is known by its address alone; it is called what it calls its model, without a label.
 
     Raises:
         UsageError: it is no address of plain HTTP.
@@ -269,7 +269,8 @@ def open_url(ctx: Context, url: str) -> Opened:
         raise BenchError(f"nobody answers at {address.url}", cause=models.problem)
     is_llama = _is_llama(server)
     name = server.alias(timeout_s=_ASK_S)
-    arm = ArmRecord(name=name or "server", fingerprint=Fingerprint(tunerd_version=__version__))
+    called = label or name or "server"
+    arm = ArmRecord(name=called, fingerprint=Fingerprint(tunerd_version=__version__))
     known = _asked(server) if is_llama else {}
     target = Target(
         arm=arm,

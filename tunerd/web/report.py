@@ -387,6 +387,8 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
         )
         for one, of in zip(mine, found, strict=True)
     ]
+    if len(mine) > 1:
+        tables.insert(0, _side_by_side(mine))
     tables += [_by_client(one, kinds) for one in mine if not summarise(one.of("mtp")).decode.tok_s]
     return Section(
         name="speed",
@@ -418,6 +420,36 @@ def _kind_row(name: str, summary: Summary, one: Series) -> tuple[Cell, ...]:
         span(summary.decode_tok_s.least, summary.decode_tok_s.most),
         seconds(summary.wall_ms.median, 2),
     )
+
+
+def _side_by_side(several: Sequence[Series]) -> Table:
+    """Each configuration in a row, by the one clock that all have: an engine may report no speed."""
+    rows = []
+    for one in several:
+        found = summarise(one.of("mtp"))
+        by_client = spread(_client_tok_s(sample) for sample in one.of("mtp"))
+        rows.append(
+            (
+                one.label,
+                figure(by_client.median),
+                span(by_client.least, by_client.most),
+                figure(found.decode.tok_s),
+                percent(found.acceptance_ratio) or (NOT_ASKED if one.speculates is False else None),
+                figure(found.ttft_ms.median),
+                seconds(found.wall_ms.median, 2),
+            )
+        )
+    columns = heads("~configuration", "tok/s, client's clock", "slowest to fastest",
+                    "tok/s, server's own", "accepted", "TTFT [ms]", "wall [s]")  # fmt: skip
+    return Table("Side by side, a request of any kind", columns, tuple(rows))
+
+
+def _client_tok_s(sample: Sample) -> float | None:
+    """Tokens behind the first, over the time from the first to the end of the stream."""
+    client, n = sample.client, sample.n_predicted
+    if client is None or client.ttft_ms is None or n is None or client.wall_ms <= client.ttft_ms:
+        return number(sample.details, "client_tok_s")
+    return (n - 1) / (client.wall_ms - client.ttft_ms) * 1000 if n > 1 else None
 
 
 def _by_client(one: Series, kinds: Sequence[str]) -> Table:

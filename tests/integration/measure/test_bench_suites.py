@@ -15,6 +15,7 @@ from tests.support.bench_targets import bench_two
 from tests.support.server_process import Server, serving
 from tests.support.stand_in import install
 from tunerd.cli.measure import render_bench
+from tunerd.errors import UsageError
 from tunerd.measure.learn import find_workload
 from tunerd.measure.request import Suite
 
@@ -153,3 +154,32 @@ def test_a_turn_of_each_class_of_a_workload_has_its_parts(box: BenchBox, tmp_pat
         run = store.runs()[0]
         assert run.record.workload == "coding-agent"
         assert run.record.arms[0].fingerprint.workload_sha256 == shape.sha256
+
+
+def test_servers_by_their_addresses_stand_side_by_side_by_the_one_clock_that_all_have(
+    box: BenchBox, tmp_path: Path
+) -> None:
+    """One of them is no llama-server, and tells no times: a rung of the ladder all the same."""
+    slow, fast = {"tg_tok_s": 400.0, "openai_only": True}, {"tg_tok_s": 800.0}
+    with (
+        stand_in(tmp_path / "one", "-c", "4096", **slow) as ollama,
+        stand_in(tmp_path / "two", "-c", "2048", *MTP, **fast) as mtp,
+    ):
+        result = box.bench([f"ollama={ollama.url}", f"mtp={mtp.url}"])
+
+    assert [arm["name"] for arm in result.payload["arms"]] == ["ollama", "mtp"]
+    text = "\n".join(render_bench(result.payload))
+    table = text.partition("Side by side")[2].partition("\n\n")[0]
+    rows = {cells[0]: cells[1:] for line in table.splitlines() if (cells := line.split())}
+    assert float(rows["ollama"][0]) == pytest.approx(400.0, rel=0.2)
+    assert "server reports no speed" in text
+    by_client, own = (float(rows["mtp"][at].replace(",", "")) for at in (0, 4))
+    assert by_client == pytest.approx(own, rel=0.3)
+    assert by_client > float(rows["ollama"][0])
+
+
+def test_two_servers_of_one_name_are_refused_before_anything_is_asked(
+    box: BenchBox, tmp_path: Path
+) -> None:
+    with stand_in(tmp_path / "one") as server, pytest.raises(UsageError, match="name of its own"):
+        box.bench([server.url, f"{server.url}/v1"])
