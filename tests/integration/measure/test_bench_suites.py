@@ -160,10 +160,9 @@ def test_servers_by_their_addresses_stand_side_by_side_by_the_one_clock_that_all
     box: BenchBox, tmp_path: Path
 ) -> None:
     """One of them is no llama-server, and tells no times: a rung of the ladder all the same."""
-    slow, fast = {"tg_tok_s": 400.0, "openai_only": True}, {"tg_tok_s": 800.0}
     with (
-        stand_in(tmp_path / "one", "-c", "4096", **slow) as ollama,
-        stand_in(tmp_path / "two", "-c", "2048", *MTP, **fast) as mtp,
+        stand_in(tmp_path / "one", tg_tok_s=400.0, openai_only=True) as ollama,
+        stand_in(tmp_path / "two", "-c", "2048", *MTP, tg_tok_s=800.0) as mtp,
     ):
         result = box.bench([f"ollama={ollama.url}", f"mtp={mtp.url}"])
 
