@@ -906,10 +906,11 @@ def bench_urls(ctx: Context, asked: BenchRequest, urls: Sequence[str]) -> Action
         published = _published(ctx, asked, None)
         session = Session(ctx, asked, store)
         opened = _open_urls(ctx, urls)
-        if len(opened) == 1:
-            session.on_server(*opened.values(), *opened)
-        else:
+        if len(urls) > 1:
             session.on_servers(opened)
+        else:
+            ((target, one),) = opened.items()
+            session.on_server(one, target)
         return result_of(session, " and ".join(opened), published)
 
 
