@@ -26,7 +26,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tunerd.errors import Busy, HostError
 from tunerd.machine.peers import peer_of
 from tunerd.operations import WrongError, argv_of
-from tunerd.result import error_json
 from tunerd.web.gate import MAX_BODY_BYTES, PEER, Gate, GateMiddleware, Visitor
 from tunerd.web.routes import (
     BEGINS,
@@ -124,7 +123,7 @@ def _asked(path: Path, question: Mapping[str, Any]) -> Answer:
     try:
         return answer_of(ask(path, json.dumps(question).encode()))
     except HostError as problem:
-        return Answer(error_json(problem, "api"), problem.exit_code)
+        return Answer.failed(problem)
 
 
 @dataclass
@@ -194,7 +193,7 @@ class Front:
                 state="nothing was touched",
                 hint="try again when they are answered",
             )
-            return Answer(error_json(problem, "api"), problem.exit_code)
+            return Answer.failed(problem)
         async with share:
             return await self._ask(visitor, limiter, **what)
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from tunerd.errors import UsageError
 from tunerd.machine.peers import Peer, Via
-from tunerd.result import error_json
+from tunerd.web.routes import Answer, refused
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -87,15 +86,6 @@ MAX_BODY_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a request is turned away, with the HTTP status that says so."""
-
-    status: int
-    message: str
-    hint: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Visitor:
     """Somebody who may act; `name` is for records, `key` tells one from another."""
 
@@ -116,40 +106,40 @@ class Gate:
     hosts: Iterable[str] = ()
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
-    def check_origin(self, method: str, path: str, headers: Headers) -> Refusal | None:
+    def check_origin(self, method: str, path: str, headers: Headers) -> Answer | None:
         """Whether a browser was sent here by a page of somebody else."""
         host = headers.get("host")
         # On the socket as well: a tunnel (ssh -L) leads browsers there.
         if not host_is_ours(host, self.hosts):
             hint = "it is `localhost`; page.hosts in tunerd.toml names other hosts"
-            return Refusal(421, "this address is not served under that name", hint)
+            return refused(421, "this address is not served under that name", hint)
         is_foreign = headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}
         if method in SAFE_METHODS:
             # A link may lead to the page; an image, a frame or a script costs a process and shows nothing.
             is_link = headers.get("sec-fetch-dest") == "document" and not path.startswith("/api/")
             if is_foreign and not is_link:
-                return Refusal(403, "another site may not ask for anything here")
+                return refused(403, "another site may not ask for anything here")
             return None
         if is_foreign or not origin_is_ours(headers.get("origin"), host):
-            return Refusal(403, "another site may not change anything here")
+            return refused(403, "another site may not change anything here")
         if path.startswith("/api/") and headers.get(HEADER) != "1":
             hint = "send the header `X-Tunerd: 1`, which no foreign page can"
-            return Refusal(403, "the header that proves a deliberate request is missing", hint)
+            return refused(403, "the header that proves a deliberate request is missing", hint)
         return None
 
     def knows(self, peer: Peer) -> bool:
         """Whether this peer may come in, as far as the kernel says."""
         return may_act(peer, own_uid=self.own_uid, group=self.group())
 
-    def enter(self, peer: Peer, headers: Headers) -> Visitor | Refusal:
+    def enter(self, peer: Peer, headers: Headers) -> Visitor | Answer:
         """Who this is, if they may act."""
         if peer.uid == 0 and any(name in headers for name in _OF_PROXIES):
             hint = "let it run under an account of its own in group tunerd, with a login of its own"
-            return Refusal(403, "a proxy that runs as root speaks for nobody", hint)
+            return refused(403, "a proxy that runs as root speaks for nobody", hint)
         if self.knows(peer):
             return Visitor(peer, peer.text, f"uid:{peer.uid}")
         hint = "root adds somebody with `usermod -aG tunerd NAME`; it counts from the next login on"
-        return Refusal(403, "only root and members of group tunerd may do that", hint)
+        return refused(403, "only root and members of group tunerd may do that", hint)
 
     def form_token(self, visitor: Visitor) -> str:
         """What a form of ours carries, so that a form of somebody else is told from it."""
@@ -208,12 +198,12 @@ class GateMiddleware:
         headers = Headers(scope=scope)
         path: str = scope["path"]
         if peer is None:
-            return _answer(Refusal(403, "the other end is not known"), path)
+            return _answer(refused(403, "the other end is not known"), path)
         refusal = self._gate.check_origin(scope["method"], path, headers)
         if refusal is not None:
             return _answer(refusal, path)
         if _declared(headers) > MAX_BODY_BYTES:
-            return _answer(Refusal(413, f"the body is larger than {MAX_BODY_BYTES} bytes"), path)
+            return _answer(refused(413, f"the body is larger than {MAX_BODY_BYTES} bytes"), path)
         found = self._gate.enter(peer, headers)
         if isinstance(found, Visitor):
             scope[VISITOR] = found
@@ -221,16 +211,16 @@ class GateMiddleware:
         return _answer(found, path)
 
 
-def _answer(refusal: Refusal, path: str) -> Response:
-    if _is_page(path):
-        hint = f"<p>{escape(refusal.hint)}</p>" if refusal.hint else ""
-        text = (
-            '<!doctype html><html lang="en"><meta charset="utf-8"><title>tunerd</title>'
-            f"<main><h1>{escape(refusal.message)}</h1>{hint}</main></html>"
-        )
-        return HTMLResponse(text, refusal.status)
-    error = UsageError(refusal.message, state="nothing was touched", hint=refusal.hint)
-    return JSONResponse(error_json(error, "api", code="refused"), refusal.status)
+def _answer(refusal: Answer, path: str) -> Response:
+    if not _is_page(path):
+        return JSONResponse(refusal.envelope, refusal.status or 403)
+    error = refusal.envelope["error"]
+    hint = f"<p>{escape(error['hint'])}</p>" if error["hint"] else ""
+    text = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>tunerd</title>'
+        f"<main><h1>{escape(error['message'])}</h1>{hint}</main></html>"
+    )
+    return HTMLResponse(text, refusal.status or 403)
 
 
 def _is_page(path: str) -> bool:

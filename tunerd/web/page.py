@@ -29,6 +29,7 @@ from tunerd.web.app import Front, build_app, read_body
 from tunerd.web.charts import css_variables
 from tunerd.web.gate import GateMiddleware, Visitor
 from tunerd.web.report import environment
+from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
     NO_BREAK,
     Cell,
@@ -60,18 +61,12 @@ _MOST_FIELDS = 20
 
 
 class NotShownError(Exception):
-    """A route of the API said no; the page shows what it said."""
+    """What was asked for cannot be shown; the page shows why, under the status of the answer or this one."""
 
-    def __init__(self, error: Mapping[str, Any], status: int) -> None:
-        super().__init__(error["message"])
-        self.error = error
-        self.status = status
-
-
-def wrong(message: str) -> dict[str, Any]:
-    """An error of whoever asked, as the page shows it."""
-    return {"code": "usage", "message": message, "cause": None, "state": "nothing was touched",
-            "hint": None}  # fmt: skip
+    def __init__(self, answer: Answer, status: int = 409) -> None:
+        self.error = answer.envelope["error"]
+        super().__init__(self.error["message"])
+        self.status = answer.status or status
 
 
 async def form_of(request: Request) -> dict[str, str]:
@@ -83,13 +78,14 @@ async def form_of(request: Request) -> dict[str, str]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     content = await read_body(request)
     if isinstance(content, Response):
-        raise NotShownError(wrong("the form is too large, or did not come"), content.status_code)
+        text = "the form is too large, or did not come"
+        raise NotShownError(refused(content.status_code, text))
     if kind != "application/x-www-form-urlencoded":
-        raise NotShownError(wrong("that is no form"), 415)
+        raise NotShownError(refused(415, "that is no form"))
     try:
         return dict(parse_qsl(content.decode(), max_num_fields=_MOST_FIELDS))
     except ValueError as problem:
-        raise NotShownError(wrong("the form cannot be read"), 400) from problem
+        raise NotShownError(refused(400, "the form cannot be read")) from problem
 
 
 # What a browser may have done by a form of its own, at /do/NAME.
@@ -107,7 +103,7 @@ def values_of(kind: str, fields: Mapping[str, str]) -> dict[str, str]:
     """
     values = {name: text for name, text in fields.items() if text and name != "token"}
     if kind == "sweep start" and values.pop("sure", None) is None:
-        raise NotShownError(wrong("say that you are sure"), 400)
+        raise NotShownError(refused(400, "say that you are sure"))
     return values
 
 
@@ -186,7 +182,8 @@ def build_site(front: Front) -> GateMiddleware:
 
     def page_error(request: Request, status: int, text: str) -> Response:
         visitor = request.scope.get("tunerd.visitor")
-        return pages.show("error", visitor, "", status, error=wrong(text))
+        error = refused(status, text).envelope["error"]
+        return pages.show("error", visitor, "", status, error=error)
 
     return build_app(front, page_routes(front), page_error)
 
@@ -241,8 +238,8 @@ class Pages:
         place = {name: str(value) for name, value in parts.items()}
         answer = await self.front.read(path, visitor, place, asked)
         if answer.is_error:
-            status = 404 if answer.envelope["error"]["code"] == "usage" else 503
-            raise NotShownError(answer.envelope["error"], answer.status or status)
+            is_usage = answer.envelope["error"]["code"] == "usage"
+            raise NotShownError(answer, 404 if is_usage else 503)
         return dict(answer.envelope)
 
     def show(self, template: str, visitor: Visitor | None, here: str, code: int = 200, /,
@@ -346,10 +343,7 @@ async def _watched(
     since_s = SystemClock().now_s() - float(hours) * 3600
     telemetry["events"] = [one for one in telemetry["events"] if one["at_s"] >= since_s]
     made = overview(status, readings, telemetry, float(hours))
-    return status, {
-        "view": made,
-        "hours": float(hours),
-    }
+    return status, {"view": made, "hours": float(hours)}
 
 
 async def _generation(pages: Pages, request: Request, visitor: Visitor) -> Response:
@@ -368,14 +362,14 @@ async def _promotion(pages: Pages, request: Request, visitor: Visitor) -> Respon
     sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
     answer = await pages.front.wait(["promote", str(sweep["sweep"])], visitor)
     if answer.is_error:
-        raise NotShownError(answer.envelope["error"], 409)
+        raise NotShownError(answer)
     return pages.show("promotion", visitor, "/sweeps", sweep=sweep, plan=answer.envelope)
 
 
 async def _declining(pages: Pages, request: Request, visitor: Visitor) -> Response:
     sweep = await pages.ask("/api/sweeps/{sweep}", visitor, sweep=request.path_params["sweep"])
     if sweep["verdict"] != "promote" or sweep["decision"] is not None:
-        raise NotShownError(wrong("this sweep proposes nothing, or was decided already"), 409)
+        raise NotShownError(refused(409, "this sweep proposes nothing, or was decided already"))
     return pages.show("declining", visitor, "/sweeps", sweep=sweep)
 
 
@@ -388,14 +382,13 @@ def _doing(kind: str) -> Page:
     async def handle(pages: Pages, request: Request, visitor: Visitor) -> Response:
         fields = await form_of(request)
         if not pages.front.gate.is_form_token(visitor, fields.get("token", "")):
-            raise NotShownError(
-                wrong("the form is not from this page, or from before a restart"), 403
-            )
+            text = "the form is not from this page, or from before a restart"
+            raise NotShownError(refused(403, text))
         answer = await pages.front.begin(kind, values_of(kind, fields), visitor, is_text=True)
         if answer.is_error:
             if answer.status is not None:
-                raise NotShownError(wrong("a field of the form is wrong"), answer.status)
-            raise NotShownError(answer.envelope["error"], 409)
+                raise NotShownError(refused(answer.status, "a field of the form is wrong"))
+            raise NotShownError(answer)
         return RedirectResponse(f"/jobs/{answer.envelope['job']['job']}", 303)
 
     return handle
@@ -544,20 +537,22 @@ def charts_of(seen: Sequence[_Row]) -> Iterator[Chart]:
     """Speed, acceptance and VRAM over time; what nobody saw a figure of has no chart."""
     if len(seen) < 2:  # noqa: PLR2004 -- a line needs two
         return
-    speed = tuple(Point(row.at_s, row.decode_tok_s) for row in seen)
-    taken = tuple(Point(row.at_s, row.acceptance_ratio) for row in seen)
-    if any(point.y is not None for point in speed):
-        yield _chart("speed", "Generation", speed, "decode", "tok/s")
-    if any(point.y is not None for point in taken):
-        yield _chart("acceptance", "Drafts accepted", taken, "ik", "")
+    for name, title, colour, unit, points in (
+        ("speed", "Generation", "decode", "tok/s", [(row.at_s, row.decode_tok_s) for row in seen]),
+        ("acceptance", "Drafts accepted", "ik", "", [(row.at_s, row.acceptance_ratio) for row in seen]),
+    ):  # fmt: skip
+        if any(value is not None for _, value in points):
+            line = Line(title, colour, tuple(Point(at_s, value) for at_s, value in points))
+            plot = _over_time((line,), unit, is_ratio=not unit)
+            yield _chart(name, title, plot, "Gaps: the server was idle or away.")
     if _cards_of(seen):
         yield _vram_chart(seen)
 
 
-def _chart(name: str, title: str, points: tuple[Point, ...], colour: str, unit: str) -> Chart:
-    plot = _over_time((Line(title, colour, points),), unit, is_ratio=not unit)
-    has_gaps = any(point.y is None for point in points)
-    return Chart(name, title, plot, "Gaps: the server was idle or away." if has_gaps else None)
+def _chart(name: str, title: str, plot: Lines, gaps: str) -> Chart:
+    """With a note where a line has gaps."""
+    has_gaps = any(point.y is None for line in plot.lines for point in line.points)
+    return Chart(name, title, plot, gaps if has_gaps else None)
 
 
 def _vram_chart(seen: Sequence[_Row]) -> Chart:
@@ -569,9 +564,9 @@ def _vram_chart(seen: Sequence[_Row]) -> Chart:
         others = _gib_points(seen, index, "others_mib")
         if any(point.y for point in others):
             lines.append(Line(f"GPU {index}, held by others", colour, others, shade=2))
-    has_gaps = any(point.y is None for line in lines for point in line.points)
-    note = "Gaps: the card could not be read, or was not looked at." if has_gaps else None
-    return Chart("vram", "VRAM in use", _over_time(tuple(lines), "GiB"), note)
+    plot = _over_time(tuple(lines), "GiB")
+    note = "Gaps: the card could not be read, or was not looked at."
+    return _chart("vram", "VRAM in use", plot, note)
 
 
 def _over_time(lines: tuple[Line, ...], unit: str, *, is_ratio: bool = False) -> Lines:

@@ -39,7 +39,7 @@ from tunerd.machine.process import Child, Setting, own_command, run, start
 from tunerd.operations import Asked, Asking, JobRequest, Lane, asked, json_of, word_of
 from tunerd.paths import FROM_ELSEWHERE
 from tunerd.profile.files import load_profile, parse_options
-from tunerd.result import ActionResult, error_json, ignore_progress
+from tunerd.result import ActionResult, ignore_progress
 from tunerd.watch.history import Telemetry, history
 from tunerd.web.routes import LOOKS, MAX_QUESTION_BYTES, Answer, bad_request, refused
 from tunerd.words import Mode
@@ -102,7 +102,7 @@ class Desk:
         except Exception:
             log.exception("asked.failed")
             failed = HostError("tunerd itself failed; its log says how")
-            answer = Answer(error_json(failed, "api", code="internal"), 1, 500)
+            answer = Answer.failed(failed, status=500, code="internal")
         return answer.to_line()
 
     def _answer(self, question: Question) -> Answer:
@@ -110,7 +110,7 @@ class Desk:
         try:
             words = asked(argv)
         except UsageError as error:
-            return Answer(error_json(error, "api"), error.exit_code, 400)
+            return Answer.failed(error, status=400)
         if words.lane is Lane.HERE:
             return _said(words.kind, lambda: self._here(words))
         if words.lane is Lane.APART:
@@ -228,7 +228,7 @@ def _said(command: str, read: Callable[[], Answer]) -> Answer:
     try:
         return read()
     except TunerdError as error:
-        return Answer(error_json(error, command), error.exit_code)
+        return Answer.failed(error, command)
 
 
 class Answering(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):

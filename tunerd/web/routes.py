@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tunerd import __version__
-from tunerd.errors import UsageError
+from tunerd.errors import TunerdError, UsageError
 from tunerd.operations import (
     MAY,
     MOST_NUMBER,
@@ -274,6 +274,18 @@ class Answer:
         """What an operation came to."""
         return cls(result.to_json(), result.exit_code)
 
+    @classmethod
+    def failed(
+        cls,
+        error: TunerdError,
+        command: str = "api",
+        *,
+        status: int | None = None,
+        code: str | None = None,
+    ) -> Self:
+        """What went wrong, by the exit code of the error."""
+        return cls(error_json(error, command, code=code), error.exit_code, status)
+
     def to_line(self) -> bytes:
         """As it goes from the daemon to the web part."""
         return json.dumps([self.envelope, self.exit_code, self.status]).encode()
@@ -287,10 +299,10 @@ def answer_of(line: bytes) -> Answer:
 def bad_request(message: str, cause: str | None = None) -> Answer:
     """400 with the places that are wrong."""
     error = UsageError(message, cause=cause, state="nothing was touched", hint="/api/openapi.json")
-    return Answer(error_json(error, "api"), 2, 400)
+    return Answer.failed(error, status=400)
 
 
 def refused(status: int, message: str, hint: str | None = None) -> Answer:
     """A refusal as an envelope."""
     error = UsageError(message, state="nothing was touched", hint=hint)
-    return Answer(error_json(error, "api", code="refused"), 2, status)
+    return Answer.failed(error, status=status, code="refused")
