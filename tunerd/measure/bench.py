@@ -243,7 +243,6 @@ class BenchRun:
     def _take(self, item: _Item) -> bool:
         """Measure one step; False where nothing can follow it."""
         target, requests = item.target, item.step.requests
-        target = next(one for one in self._targets if one.name == target.name)
         if not self._watch.counts or self._was_busy:
             self._was_busy = self._is_busy()
         wall_ms = None
@@ -672,7 +671,8 @@ class Session:
                 with held.serve(made) as candidate:
                     opened = open_candidate(self.ctx, candidate, name)
                     if name == OFF:
-                        opened = _meant(opened, Speculation(drafts=False))
+                        off = replace(opened.target, speculation=Speculation(drafts=False))
+                        opened = replace(opened, target=off)
                     planned_free_mib = _planned_free(candidate)
                     try:
                         self.on_arm(opened, f"profile {profile}")
@@ -855,10 +855,6 @@ def _with_state(text: str) -> Iterator[None]:
         raise
 
 
-def _meant(opened: Opened, speculation: Speculation) -> Opened:
-    return replace(opened, target=replace(opened.target, speculation=speculation))
-
-
 def _planned_free(candidate: Candidate) -> int | None:
     """VRAM that is left with a full context, if the estimate is right about what comes after the load."""
     gpu = next((one for one in candidate.plan.memory.devices if one.name == Device.GPU), None)
@@ -903,7 +899,10 @@ def bench_urls(ctx: Context, asked: BenchRequest, urls: Sequence[str]) -> Action
         BenchError: one cannot be measured.
     """
     with _store(ctx) as store:
-        published = _published(ctx, asked, None)
+        if url is not None:
+            _published(ctx, asked, None)  # refused before anybody is asked
+        opened = open_live(ctx) if url is None else open_url(ctx, url)
+        published = _published(ctx, asked, opened.profile)
         session = Session(ctx, asked, store)
         opened = _open_urls(ctx, urls)
         if len(urls) > 1:

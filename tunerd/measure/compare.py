@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -40,7 +40,6 @@ from tunerd.measure.pairs import (
     LifeEnded,
     Limits,
     Pair,
-    Part,
     Side,
     Turn,
     Unusable,
@@ -115,17 +114,13 @@ class Prepared:
     @property
     def question(self) -> str:
         """What a person is asked before it begins."""
+        told = " Some of that time goes into questions that show whether B answers as A does."
+        questions = told if self.changes else ""
         return (
             f"A is {self.sides['A'].name}, B is {self.sides['B'].name}, measured on "
             f"{self.shape.name} for {format_duration(self.request.limits.budget_s)} at most, less "
-            f"where they are told apart sooner: {self.outlook.text}.{self._questions} Go on?"
+            f"where they are told apart sooner: {self.outlook.text}.{questions} Go on?"
         )
-
-    @property
-    def _questions(self) -> str:
-        if not self.changes:
-            return ""
-        return " Some of that time goes into questions that show whether B answers as A does."
 
 
 Confirm = Callable[[Prepared], None]
@@ -156,8 +151,7 @@ def prepare(ctx: Context, request: CompareRequest) -> Prepared:
     changes = output_changes(answering(plans["A"]), answering(plans["B"]))
     messages = [
         told,
-        *_same(plans),
-        *_changing(changes),
+        *_between(plans, changes),
         *_cut_messages(shape, workload, cut, known),
     ]
     for side, plan in plans.items():
@@ -242,7 +236,12 @@ def _measure(
         )
         rng = random.Random(prepared.seed)  # noqa: S311 -- no secret
         began_s = stand.now_s()
-        quality = _answers(ctx, stand, prepared, keeper)
+        quality = None  # where nothing may change them, answers are not asked for
+        if prepared.changes:
+            quality = judge_answers(
+                ctx, stand, prepared.changes, seed=prepared.seed, budget_s=limits.budget_s
+            )
+            keeper.answers(quality)
         limits = replace(limits, budget_s=max(limits.budget_s - (stand.now_s() - began_s), 0.0))
         with sink.muted():
             found = compare(stand, prepared.workload, limits, rng, on_pair=on_pair)
@@ -252,38 +251,16 @@ def _measure(
     return found, quality, held, (*notes, *stand.told())
 
 
-def _answers(
-    ctx: Context, stand: CandidateStand, prepared: Prepared, keeper: Keeper
-) -> Quality | None:
-    """B's answers held against A's; None where nothing may change them."""
-    if not prepared.changes:
-        return None
-    found = judge_answers(
-        ctx,
-        stand,
-        prepared.changes,
-        seed=prepared.seed,
-        budget_s=prepared.request.limits.budget_s,
-    )
-    keeper.answers(found)
-    return found
-
-
-def _same(plans: Mapping[Side, Plan]) -> list[Message]:
+def _between(plans: Mapping[Side, Plan], changes: Sequence[OutputChange]) -> Iterator[Message]:
+    """What should be known of the two before anything is measured."""
     a, b = plans["A"], plans["B"]
-    if a.command.argv != b.command.argv or a.unit_text != b.unit_text:
-        return []
-    text = "A and B are the same command line: whatever is found between them is chance"
-    return [warning("same", text)]
-
-
-def _changing(changes: Sequence[OutputChange]) -> list[Message]:
-    if not changes:
-        return []
-    text = (
-        f"B may answer otherwise than A, so their answers are compared too: {change_words(changes)}"
-    )
-    return [warning("changes-answers", text)]
+    if a.command.argv == b.command.argv and a.unit_text == b.unit_text:
+        text = "A and B are the same command line: whatever is found between them is chance"
+        yield warning("same", text)
+    if changes:
+        words = change_words(changes)
+        text = f"B may answer otherwise than A, so their answers are compared too: {words}"
+        yield warning("changes-answers", text)
 
 
 def _cut_messages(
@@ -669,7 +646,9 @@ class Keeper:
     def result(self, found: Comparison) -> None:
         """Turn times of both sides, whole and by class."""
         for part in found.parts():
-            self._store.add_summary(self.number, _effect_record(part))
+            what = part.name if part.class_index is None else f"class {part.class_index + 1}"
+            effect = {"what": what, **_gain_json(part.gain), "a_s": part.a_s, "b_s": part.b_s}
+            self._store.add_summary(self.number, SummaryRecord(SUITE, "effect", None, effect))
         for one in turn_times(self._prepared.shape, found):
             self._store.add_summary(self.number, one.to_record(SUITE))
 
@@ -717,12 +696,6 @@ def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> 
     )
 
 
-def _effect_record(part: Part) -> SummaryRecord:
-    what = part.name if part.class_index is None else f"class {part.class_index + 1}"
-    figures = {"what": what, **_gain_json(part.gain), "a_s": part.a_s, "b_s": part.b_s}
-    return SummaryRecord(SUITE, "effect", None, figures)
-
-
 def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
     """The turn of each class and the expected one, on both sides, by part."""
     rows: list[TurnTime] = []
@@ -761,21 +734,12 @@ def payload_of(
     prepared: Prepared, found: Comparison, verdict: VerdictRecord, quality: Quality | None
 ) -> dict[str, Any]:
     """As scripts read it."""
-    names = [one.name for one in prepared.shape.classes]
-    gain = found.gain
-    parts = [
-        {
-            "part": part.name,
-            "class": None if part.class_index is None else names[part.class_index],
-            "a_s": part.a_s,
-            "b_s": part.b_s,
-            **_gain_json(part.gain),
-            "sentence": part_sentence(
-                part, "" if part.class_index is None else names[part.class_index]
-            ),
-        }
-        for part in found.parts()
-    ]
+    gain, parts = found.gain, []
+    for part in found.parts():
+        at = part.class_index
+        name = None if at is None else prepared.shape.classes[at].name
+        parts.append({"part": part.name, "class": name, "a_s": part.a_s, "b_s": part.b_s,
+                      **_gain_json(part.gain), "sentence": part_sentence(part, name or "")})  # fmt: skip
     return {
         "a": prepared.sides["A"].name,
         "b": prepared.sides["B"].name,

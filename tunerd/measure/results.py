@@ -34,7 +34,9 @@ _NOTHING = note("nothing-measured", "nothing was measured yet", "tunerd bench")
 
 def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
     """Runs, newest first, and whether they still hold on this machine; `limit` None for all of them."""
-    with _evidence(ctx) as store:
+    from tunerd.measure.store import reading
+
+    with reading(ctx) as store:
         if store is None:
             return ActionResult("results list", {"results": [], "total": 0}, (_NOTHING,))
         check = StalenessCheck(ctx)
@@ -190,21 +192,11 @@ def sample_json(sample: Sample) -> dict[str, Any]:
 
 
 @contextmanager
-def _evidence(ctx: Context) -> Iterator[EvidenceStore | None]:
-    from tunerd.measure.store import open_to_read
-
-    store = open_to_read(ctx.paths.evidence)
-    try:
-        yield store
-    finally:
-        if store is not None:
-            store.close()
-
-
-@contextmanager
 def _opened(ctx: Context, number: int) -> Iterator[EvidenceStore]:
     """The store for this run, which cannot be there without one."""
-    with _evidence(ctx) as store:
+    from tunerd.measure.store import reading
+
+    with reading(ctx) as store:
         if store is None:
             raise _unknown(number)
         yield store

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from tunerd import __version__
+from tunerd.app import Context
 from tunerd.engine.flags import compared_environment, without_secrets
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import SystemClock
@@ -697,6 +698,17 @@ def open_to_read(path: Path) -> EvidenceStore | None:
     with EvidenceStore(path):
         pass
     return EvidenceStore(path, writable=False, check=False)
+
+
+@contextlib.contextmanager
+def reading(ctx: Context) -> Iterator[EvidenceStore | None]:
+    """The store of this machine for reading, as `open_to_read`."""
+    store = open_to_read(ctx.paths.evidence)
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
 
 
 _NAMES: Mapping[StrEnum, str] = {

@@ -11,6 +11,7 @@ from tunerd.calendar import Deadline
 from tunerd.engine.builds import PlanRequest
 from tunerd.errors import BenchError, DeployError, Interrupted, Stranded, TunerdError, UsageError
 from tunerd.measure.results import StalenessCheck
+from tunerd.measure.store import reading
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan
 from tunerd.production.probation import begin_probation
@@ -22,7 +23,7 @@ from tunerd.records import read
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, NoAnswer, expected_turns, measure_live
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
-from tunerd.sweep.record import StoredSweep, decide, find_sweep, reading
+from tunerd.sweep.record import StoredSweep, decide, find_sweep
 from tunerd.sweep.space import changes
 from tunerd.sweep.tuner import changed
 from tunerd.units.generations import Generation

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from tunerd.measure.evidence import (
     SummaryRecord,
     VerdictRecord,
 )
-from tunerd.measure.store import EvidenceStore, open_to_read
+from tunerd.measure.store import EvidenceStore, reading
 from tunerd.production.measurement import read_measurement
 from tunerd.records import plain
 from tunerd.result import ActionResult, note
@@ -155,17 +154,6 @@ def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
         details={"arm": plain(outcome.arm), "elapsed_s": evidence.elapsed_s,
                  "restarts": evidence.restarts},
     )  # fmt: skip
-
-
-@contextmanager
-def reading(ctx: Context) -> Iterator[EvidenceStore | None]:
-    """The store for reading; None where nothing was stored."""
-    store = open_to_read(ctx.paths.evidence)
-    try:
-        yield store
-    finally:
-        if store is not None:
-            store.close()
 
 
 def sweeps(store: EvidenceStore, *, limit: int | None = None) -> tuple[StoredSweep, ...]:

@@ -22,7 +22,7 @@ from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import RunOutcome, StoredRun, VerdictRecord
 from tunerd.measure.learn import LiveDrafts, live_drafts
 from tunerd.measure.life import prompt_book
-from tunerd.measure.store import EvidenceStore
+from tunerd.measure.store import EvidenceStore, reading
 from tunerd.operations import JobRequest, Lane
 from tunerd.production.lease import Held, hold
 from tunerd.production.measurement import read_measurement
@@ -41,7 +41,6 @@ from tunerd.sweep.record import (
     SweepKeeper,
     find_sweep,
     history_of,
-    reading,
     running_sweep,
     sweeps,
     unfinished,

@@ -106,7 +106,7 @@ def _confirmed(ctx: Context, now: Fingerprint) -> Confirmed | None:
 
 def _samples(ctx: Context, counts: Callable[[ArmRecord], bool]) -> list[Sample]:
     """Those of the arms that count, the newest run first; none where the store cannot be read."""
-    from tunerd.sweep.record import reading  # which takes SQLAlchemy
+    from tunerd.measure.store import reading  # which takes SQLAlchemy
 
     found: list[Sample] = []
     try:

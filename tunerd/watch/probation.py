@@ -464,9 +464,10 @@ def _back(ctx: Context, entry: HistoryEntry) -> str | None:
 
 
 def _remember(ctx: Context, generation: Generation, sweep: int, reason: str) -> None:
+    from tunerd.measure.store import reading
     from tunerd.production.rollback import after_failure
     from tunerd.profile.arm import arm_from_json
-    from tunerd.sweep.record import find_sweep, reading
+    from tunerd.sweep.record import find_sweep
 
     with reading(ctx) as store:
         found = find_sweep(store, sweep)
