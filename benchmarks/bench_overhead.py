@@ -63,7 +63,7 @@ def compare(folder: Path, server: RealServer, rounds: int, shape: str) -> None:
     """The three loops, in turns."""
     box = BenchBox(folder, clock=SystemClock())
     ctx = box.context()
-    target = open_url(ctx, f"http://127.0.0.1:{server.port}").target
+    target = open_url(ctx, f"http://127.0.0.1:{server.port}")
     book = read_prompts(tomllib.loads(PROMPTS.read_text(encoding="utf-8")))
     composer = Composer(PromptStock(book, random.Random(1)))  # noqa: S311 -- texts, no secret
     # The real GPU reader: what it takes is part of what is measured.

@@ -18,11 +18,10 @@ def asked_to_draft(box: BenchBox, url: str, *, drafts: bool) -> Session:
     """Bench a server of which it is known whether it is meant to draft."""
     ctx = box.context()
     ctx.files.make_folder(ctx.paths.state_dir)
-    opened = open_url(ctx, url)
-    target = replace(opened.target, speculation=Speculation(drafts))
+    target = replace(open_url(ctx, url), speculation=Speculation(drafts))
     with EvidenceStore(ctx.paths.evidence) as store:
         session = Session(ctx, BenchRequest(repeats=1, seed=11), store)
-        session.on_server(replace(opened, target=target), url)
+        session.on_server(target, url)
     return session
 
 
@@ -42,7 +41,7 @@ def bench_two(
         session = Session(ctx, BenchRequest(suite=suite, repeats=repeats, seed=11), store)
         for name, url, drafts in ((ON, on, True), (OFF, off, False)):
             opened = open_url(ctx, url)
-            arm = replace(opened.target.arm, name=name)
-            target = replace(opened.target, arm=arm, speculation=Speculation(drafts))
-            session.on_arm(replace(opened, target=target), "two stand-ins")
+            target = replace(opened, arm=replace(opened.arm, name=name),
+                             speculation=Speculation(drafts))  # fmt: skip
+            session.on_arm(target, "two stand-ins")
         return result_of(session, "two stand-ins", published)

@@ -70,7 +70,7 @@ class RealBox(LeaseBox):
             )
         except ServerEndedError:
             return Boot(False, self.now() - began_s, "crash")
-        target = open_url(self.ctx, f"http://127.0.0.1:{server.port}").target
+        target = open_url(self.ctx, f"http://127.0.0.1:{server.port}")
         self.texts.learn(target.server)
         self._warm(arm, cast("Candidate", None), target, stack)
         return Boot(True, self.now() - began_s, n_ctx=target.n_ctx)

@@ -32,7 +32,6 @@ from tunerd.measure.life import (
     PROOF_KINDS,
     Asked,
     Life,
-    Opened,
     Target,
     letters_per_token,
     open_candidate,
@@ -607,7 +606,7 @@ class Session:
     run: int | None = None
     plan: Plan | None = None
     shape: WorkloadShape | None = None
-    opened: list[Opened] = field(default_factory=list)
+    opened: list[Target] = field(default_factory=list)
     arms: list[ArmRecord] = field(default_factory=list)
     measured: dict[str, ArmData] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
@@ -617,25 +616,21 @@ class Session:
         self.seed = self.asked.seed if self.asked.seed is not None else secrets.randbelow(1 << 31)
         self.book = prompt_book(self.ctx)
 
-    def on_server(self, opened: Opened, target: str) -> None:
+    def on_server(self, target: Target, what: str) -> None:
         """A server that runs already, with both arms where it can play them."""
         self._workload(None)
         with self._ending():
-            targets = [opened.target]
-            self._begin(opened, target)
-            composer = self._composer(opened.target)
-            if self.asked.suite in BOTH_ARMS:
-                targets = self._both(opened.target, composer)
-            self._measure(targets, composer)
+            self._begin(target, what)
+            composer, has_both = self._composer(target), self.asked.suite in BOTH_ARMS
+            self._measure(self._both(target, composer) if has_both else [target], composer)
 
-    def on_servers(self, opened: Mapping[str, Opened]) -> None:
+    def on_servers(self, targets: Mapping[str, Target]) -> None:
         """Servers that run already, by their addresses, one after the other: what fits into the least context."""
         self._workload(None)
-        sizes = [one.target.n_ctx for one in opened.values() if one.target.n_ctx is not None]
+        sizes = [one.n_ctx for one in targets.values() if one.n_ctx is not None]
         with self._ending():
-            for target, one in opened.items():
-                fitted = replace(one.target, n_ctx=min(sizes, default=None))
-                self.on_arm(replace(one, target=fitted), target)
+            for url, target in targets.items():
+                self.on_arm(replace(target, n_ctx=min(sizes, default=None)), url)
 
     def on_candidates(
         self, plans: Mapping[str, DeployPlan], confirm: Confirm, *, start_after: bool
@@ -669,13 +664,12 @@ class Session:
             self.messages += [note("lease", text) for text in held.notes]
             for name, made in plans.items():
                 with held.serve(made) as candidate:
-                    opened = open_candidate(self.ctx, candidate, name)
+                    target = open_candidate(self.ctx, candidate, name)
                     if name == OFF:
-                        off = replace(opened.target, speculation=Speculation(drafts=False))
-                        opened = replace(opened, target=off)
+                        target = replace(target, speculation=Speculation(drafts=False))
                     planned_free_mib = _planned_free(candidate)
                     try:
-                        self.on_arm(opened, f"profile {profile}")
+                        self.on_arm(target, f"profile {profile}")
                     except BenchError:
                         held.check()  # a lease that is gone explains a server that is
                         raise
@@ -685,10 +679,10 @@ class Session:
             text = f"{self.ctx.unit} did not serve for {held.without_service_s:.0f} s"
             self.messages.append(note("without-service", text))
 
-    def on_arm(self, opened: Opened, target: str) -> None:
+    def on_arm(self, target: Target, what: str) -> None:
         """One arm on a server life of its own; the texts are those of the arms before."""
-        self._begin(opened, target)
-        self._measure([opened.target], self._composer(opened.target))
+        self._begin(target, what)
+        self._measure([target], self._composer(target))
 
     # Steps
 
@@ -715,18 +709,19 @@ class Session:
             return None
         stock = PromptStock(self.book, random.Random(0))  # noqa: S311 -- only counted
         try:
-            server = open_live(self.ctx).target.server
+            server = open_live(self.ctx).server
         except TunerdError:
             return None
         return letters_per_token(server, stock.filler(_SAMPLE_LETTERS))
 
-    def _begin(self, opened: Opened, target: str) -> None:
+    def _begin(self, target: Target, what: str) -> None:
         """Begin the run in the store, or add an arm to it."""
-        self.opened.append(opened)
-        self.messages += [one for one in opened.messages if one not in self.messages]
-        self._add(opened.target.arm, opened, target)
+        self.opened.append(target)
+        self.messages += [one for one in target.messages if one not in self.messages]
+        self._add(target, what)
 
-    def _add(self, arm: ArmRecord, opened: Opened, target: str) -> None:
+    def _add(self, target: Target, what: str = "") -> None:
+        arm = target.arm
         if self.shape is not None:
             print_ = replace(arm.fingerprint, workload_sha256=self.shape.sha256)
             arm = replace(arm, fingerprint=print_)
@@ -738,11 +733,11 @@ class Session:
             kind="bench",
             suites=(str(self.asked.suite),),
             started_s=self.ctx.clock.now_s(),
-            target=target,
+            target=what,
             seed=self.seed,
-            unit=opened.unit,
-            profile=opened.profile,
-            model_name=opened.target.model,
+            unit=target.unit,
+            profile=target.profile,
+            model_name=target.model,
             workload=self.shape.name if self.shape is not None else None,
             tunerd_version=__version__,
             host=_host(self.ctx),
@@ -764,7 +759,7 @@ class Session:
             text = "this server takes no settings of speculation with a request, so one arm alone is measured"
             self.messages.append(note("one-arm", text, "`tunerd bench PROFILE` measures both"))
             return [target]
-        self._add(off.arm, self.opened[0], "")
+        self._add(off)
         return [target, off]
 
     def _honours(self, both: Sequence[Target], composer: Composer) -> bool:
@@ -884,10 +879,10 @@ def bench_live(ctx: Context, asked: BenchRequest) -> ActionResult:
         BenchError: it cannot be measured, or not trusted.
     """
     with _store(ctx) as store:
-        opened = open_live(ctx)
-        published = _published(ctx, asked, opened.profile)
+        target = open_live(ctx)
+        published = _published(ctx, asked, target.profile)
         session = Session(ctx, asked, store)
-        session.on_server(opened, LIVE)
+        session.on_server(target, LIVE)
         return result_of(session, LIVE, published)
 
 
@@ -899,36 +894,33 @@ def bench_urls(ctx: Context, asked: BenchRequest, urls: Sequence[str]) -> Action
         BenchError: one cannot be measured.
     """
     with _store(ctx) as store:
-        if url is not None:
-            _published(ctx, asked, None)  # refused before anybody is asked
-        opened = open_live(ctx) if url is None else open_url(ctx, url)
-        published = _published(ctx, asked, opened.profile)
+        published = _published(ctx, asked, None)
         session = Session(ctx, asked, store)
-        opened = _open_urls(ctx, urls)
+        targets = _open_urls(ctx, urls)
         if len(urls) > 1:
-            session.on_servers(opened)
+            session.on_servers(targets)
         else:
-            ((target, one),) = opened.items()
-            session.on_server(one, target)
-        return result_of(session, " and ".join(opened), published)
+            ((url, target),) = targets.items()
+            session.on_server(target, url)
+        return result_of(session, " and ".join(targets), published)
 
 
-def _open_urls(ctx: Context, urls: Sequence[str]) -> dict[str, Opened]:
+def _open_urls(ctx: Context, urls: Sequence[str]) -> dict[str, Target]:
     """What answers at each address."""
-    opened = {}
+    found = {}
     for text in urls:
         label, _, url = text.rpartition("=")
         if label:
             check_name(label, of="a server")
-        opened[url] = open_url(ctx, url, label or None)
-    names = [one.target.name for one in opened.values()]
+        found[url] = open_url(ctx, url, label or None)
+    names = [one.name for one in found.values()]
     if len(set(names)) < len(urls):
         raise UsageError(
             f"each server needs an address and a name of its own: {', '.join(names)}",
             state="nothing was measured",
             hint="--url NAME=URL gives it one",
         )
-    return opened
+    return found
 
 
 def bench_profile(
@@ -1017,7 +1009,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         messages.append(error("nothing-usable", text, "the reasons are listed with it"))
     beside = None
     if published is not None:
-        family = session.opened[0].target.arm.family
+        family = session.opened[0].arm.family
         beside = beside_published(session.plan.suite, arms[0].samples, published, family)
     payload = {
         "run": session.run,
@@ -1049,11 +1041,11 @@ def _unwatched(session: Session) -> list[Message]:
 def _without_times(session: Session) -> list[Message]:
     """llama-server tells its times with every answer; without them there is no speed to show."""
     found = []
-    for opened in session.opened:
-        name = opened.target.name
+    for target in session.opened:
+        name = target.name
         usable = [one for one in session.measured[name].samples if one.is_usable]
         n = sum(one.timings is None or one.timings.predicted_ms is None for one in usable)
-        if opened.target.is_llama and n:
+        if target.is_llama and n:
             text = f"{name}: {n} of {len(usable)} answers came without the server's own times"
             hint = "no speed is shown for them; the client's clock is kept with the samples"
             found.append(warning("no-times", text, hint))

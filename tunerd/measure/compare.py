@@ -357,9 +357,9 @@ class CandidateStand:
     def _boot(self, side: Side, stack: contextlib.ExitStack) -> CandidateLife:
         candidate = stack.enter_context(self.held.serve(self.plans[side]))
         self._reader = self._reader or FingerprintReader(self.ctx)
-        opened = open_candidate(self.ctx, candidate, side, reader=self._reader)
-        facts, target = self.facts[side], opened.target
-        facts.messages |= {one.text: one for one in opened.messages}
+        target = open_candidate(self.ctx, candidate, side, reader=self._reader)
+        facts = self.facts[side]
+        facts.messages |= {one.text: one for one in target.messages}
         if facts.arm is None:
             facts.arm = target.arm
             self.on_arm(side, target.arm)

@@ -132,6 +132,9 @@ class Target:
         speculation: What it is meant to do.
         overrides: What is sent with each request beside the usual.
         frame: What its template puts around what a user says; None where it does not tell.
+        messages: What should be said of it.
+        unit: Whose it is, or in whose place it runs; None of one that is known by its address alone.
+        profile: What it was planned from.
     """
 
     arm: ArmRecord
@@ -148,6 +151,9 @@ class Target:
     speculation: Speculation = _UNKNOWN
     overrides: Mapping[str, Any] = field(default_factory=dict)
     frame: Frame | None = None
+    messages: tuple[Message, ...] = ()
+    unit: str | None = None
+    profile: str | None = None
 
     @property
     def name(self) -> str:
@@ -155,17 +161,7 @@ class Target:
         return self.arm.name
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A target with what should be said of it, and whose it is."""
-
-    target: Target
-    messages: tuple[Message, ...] = ()
-    unit: str | None = None
-    profile: str | None = None
-
-
-def open_live(ctx: Context) -> Opened:
+def open_live(ctx: Context) -> Target:
     """The unit that serves now.
 
     Raises:
@@ -200,24 +196,25 @@ def open_live(ctx: Context) -> Opened:
     reader = FingerprintReader(ctx)
     arm, problems = reader.arm(LIVE, live.argv, live.environment, generation)
     pid = state.main_pid
-    target = Target(
+    if is_same is None:
+        problems = (f"the arguments of process {pid} cannot be read", *problems)
+    return Target(
         arm=arm,
         server=server,
         life=lambda: _life(ctx, live.unit),
         why_ended=lambda: _why_ended(ctx, live.unit, pid),
         pids=(pid,),
         speculation=speculation_of(live.argv),
+        messages=_untold(problems),
+        unit=live.unit,
+        profile=generation.profile if generation is not None else None,
         **_asked(server),
     )
-    profile = generation.profile if generation is not None else None
-    if is_same is None:
-        problems = (f"the arguments of process {pid} cannot be read", *problems)
-    return Opened(target, _untold(problems), live.unit, profile)
 
 
 def open_candidate(
     ctx: Context, candidate: Candidate, name: str, *, reader: FingerprintReader | None = None
-) -> Opened:
+) -> Target:
     """A candidate that serves.
 
     Raises:
@@ -239,23 +236,25 @@ def open_candidate(
     pid = candidate.serving.pid
     if _runs_with(argv, pid) is False:
         raise BenchError(f"{candidate.unit} runs with other arguments than planned")
-    target = Target(
+    return Target(
         arm=arm,
         server=server,
         life=lambda: _life(ctx, candidate.unit),
         why_ended=lambda: _fault_words(ctx, candidate),
         pids=(pid,),
         speculation=speculation_of(argv),
+        messages=_untold(problems),
+        unit=ctx.unit,
+        profile=plan.resolved.name,
         **_asked(server),
     )
-    return Opened(target, _untold(problems), ctx.unit, plan.resolved.name)
 
 
 def _untold(problems: Sequence[str]) -> tuple[Message, ...]:
     return tuple(warning("cannot-tell", problem) for problem in problems)
 
 
-def open_url(ctx: Context, url: str, label: str | None = None) -> Opened:
+def open_url(ctx: Context, url: str, label: str | None = None) -> Target:
     """A server that is known by its address alone; it is called what it calls its model, without a label.
 
     Raises:
@@ -271,25 +270,23 @@ def open_url(ctx: Context, url: str, label: str | None = None) -> Opened:
     name = server.alias(timeout_s=_ASK_S)
     called = label or name or "server"
     arm = ArmRecord(name=called, fingerprint=Fingerprint(tunerd_version=__version__))
-    known = _asked(server) if is_llama else {}
-    target = Target(
+    text = "only its address is known: what ran there is not part of the evidence"
+    messages = [note("by-address", text)]
+    known: dict[str, Any] = {"route": Route.CHAT, "model": name}
+    if is_llama:
+        known = _asked(server)
+    else:
+        text = "no llama-server: lengths are not fixed, and speeds are by the client's clock alone"
+        messages.append(note("no-timings", text))
+    return Target(
         arm=arm,
         server=server,
         life=lambda: address.url,
         why_ended=lambda: None,
         is_llama=is_llama,
-        **({"route": Route.CHAT, "model": name} | known),
+        messages=tuple(messages),
+        **known,
     )
-    text = "only its address is known: what ran there is not part of the evidence"
-    messages = [note("by-address", text)]
-    if not is_llama:
-        messages.append(
-            note(
-                "no-timings",
-                "no llama-server: lengths are not fixed, and speeds are by the client's clock alone",
-            )
-        )
-    return Opened(target, tuple(messages))
 
 
 def address_of_url(url: str, api_key: str | None = None) -> Address:

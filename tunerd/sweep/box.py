@@ -261,8 +261,7 @@ class LeaseBox:
             self.ctx.say(f"{arm} does not start: {fault.words}")
             return Boot(False, self.now() - began_s, str(fault.reason))
         self._reader = self._reader or FingerprintReader(self.ctx)
-        opened = open_candidate(self.ctx, candidate, str(arm), reader=self._reader)
-        target = opened.target
+        target = open_candidate(self.ctx, candidate, str(arm), reader=self._reader)
         self.on_arm(arm, target.arm)
         self.texts.learn(target.server)
         self._warm(arm, candidate, target, stack)
@@ -463,7 +462,7 @@ def measure_live(ctx: Context, workload: Workload, seed: int) -> LiveTurn:
         NoAnswer: it gave none.
         BenchError: it cannot be asked, or no round was undisturbed.
     """
-    target = replace(open_live(ctx).target, route=Route.NATIVE)
+    target = replace(open_live(ctx), route=Route.NATIVE)
     texts = SweepTexts(prompt_book(ctx), seed)
     texts.learn(target.server)
     asked = LiveAsked(texts, Life(ctx, target))

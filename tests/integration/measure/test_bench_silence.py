@@ -164,10 +164,9 @@ def test_two_requests_in_a_row_without_any_answer_end_a_suite(tmp_path: Path) ->
         serving([str(made.program), "-m", str(model), "--metrics"], tmp_path / "log") as server,
         EvidenceStore(ctx.paths.evidence) as store,
     ):
-        opened = open_url(ctx, server.url)
-        target = replace(opened.target, pids=(server.process.pid,))
+        target = replace(open_url(ctx, server.url), pids=(server.process.pid,))
         session = Session(ctx, BenchRequest(suite=Suite.MTP, repeats=3, seed=11), store)
         with pytest.raises(BenchError) as ended:
-            session.on_server(replace(opened, target=target), server.url)
+            session.on_server(target, server.url)
 
     assert ended.value.message == "2 requests in a row had no answer"

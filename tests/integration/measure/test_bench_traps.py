@@ -301,7 +301,7 @@ def test_a_server_beside_which_others_keep_the_processors_busy_is_not_believed(
 ) -> None:
     server = serve(tg_tok_s=20)
     ctx = box.context()
-    target = replace(open_url(ctx, server.url).target, pids=(server.process.pid,))
+    target = replace(open_url(ctx, server.url), pids=(server.process.pid,))
     request = Request(suite=Suite.MTP, case="code", kind="code", n_predict=64)
     with busy_processors():
         asked = Life(ctx, target).ask(request, Prompt("p", "code", "say so"))

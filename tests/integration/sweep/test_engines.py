@@ -144,7 +144,7 @@ def test_drafts_of_mainline_are_told_by_position(tmp_path: Path) -> None:
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
     program = [str(needs.engine(request.param))]
     with RealServer(program, *options(tmp_path), folder=tmp_path) as server:
-        yield open_url(BenchBox(tmp_path).context(), f"http://127.0.0.1:{server.port}").target
+        yield open_url(BenchBox(tmp_path).context(), f"http://127.0.0.1:{server.port}")
 
 
 class Overheard(LlamaServer):
