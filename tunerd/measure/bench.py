@@ -28,7 +28,6 @@ from tunerd.measure.findings import (
 )
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
-    LIVE,
     PROOF_KINDS,
     Asked,
     Life,
@@ -65,7 +64,7 @@ from tunerd.measure.request import (
     workload_plan,
 )
 from tunerd.measure.results import arm_json, sample_json
-from tunerd.measure.sides import answering, context_tokens, plan_side, side_of
+from tunerd.measure.sides import LIVE, answering, context_tokens, plan_side, side_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
 from tunerd.model.memory import Device
@@ -150,7 +149,7 @@ class BenchRun:
                 for number, step in enumerate(plan.steps)
                 for target in self._targets
             )
-            self._take_all(plan, queue)
+            self._take_all(queue)
         finally:
             self._put_aside()
         return self.measured
@@ -171,21 +170,21 @@ class BenchRun:
             hint="bench when nobody else asks it; its `/slots` and `/metrics` show what it works on",
         )
 
-    def _take_all(self, plan: Plan, queue: deque[_Item]) -> None:
+    def _take_all(self, queue: deque[_Item]) -> None:
         began_s = self._ctx.clock.monotonic_s()
-        done, todo = 0.0, sum(plan.weight(item.step) for item in queue)
+        done, todo = 0.0, sum(item.step.weight for item in queue)
         n_done = 0
         while queue:
             item = queue.popleft()
             self._report(item, n_done, len(queue), done, todo, began_s)
             goes_on = self._take(item)
-            done, n_done = done + plan.weight(item.step), n_done + 1
+            done, n_done = done + item.step.weight, n_done + 1
             if not goes_on:
                 queue.clear()
             if not queue or not self._watch.counts or self._watch.is_due:
                 again = self._settle()
                 queue.extend(again if goes_on else ())
-                todo += sum(plan.weight(one.step) for one in again)
+                todo += sum(one.step.weight for one in again)
 
     def _report(
         self, item: _Item, n_done: int, n_left: int, done: float, todo: float, began_s: float

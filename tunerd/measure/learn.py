@@ -124,7 +124,7 @@ def learn_workload(
     _refuse_taken(ctx, name)
     unit = unit or ctx.unit
     ctx.say(f"reading the log of {unit}")
-    whole, reach = _read_days(ctx, unit, days)
+    whole, reach_s, missing = _read_days(ctx, unit, days)
     own, messages = _own(ctx)
     log = replace(whole, requests=of_others(whole.requests, own.timings))
     n_own = len(whole.requests) - len(log.requests)
@@ -143,7 +143,7 @@ def learn_workload(
             cause="; ".join(
                 [
                     *([f"{n_own} more were tunerd's own measurements"] if n_own else []),
-                    *(message.text for message in reach.messages),
+                    *(message.text for message in missing),
                 ]
             )
             or None,
@@ -157,7 +157,7 @@ def learn_workload(
         "lives": log.lives,
         "own": n_own,
         "asked_days": days,
-        "reach_s": reach.seconds,
+        "reach_s": reach_s,
     }
     if write:
         ctx.files.make_folder(path.parent)
@@ -166,7 +166,7 @@ def learn_workload(
     payload = {**workload_json(file, learned.rates), "written": write}
     if n_own:
         messages.append(note("own-requests", f"left out: {n_own} requests of tunerd's own"))
-    messages += reach.messages or _coverage(ctx, unit, whole, days)
+    messages += missing or _coverage(ctx, unit, whole, days)
     return ActionResult("workload learn", payload, tuple(messages))
 
 
@@ -351,40 +351,35 @@ def _read_log(ctx: Context, unit: str) -> RequestLog:
     return read_requests(ctx.services.log(unit, max_lines=_MAX_LINES))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    """How far back a log was read [s]; None where that is not known, or was not asked for."""
+def _read_days(
+    ctx: Context, unit: str, days: int | None
+) -> tuple[RequestLog, int | None, tuple[Message, ...]]:
+    """The requests of so many days, how far back the log was read [s], and what is missing of them.
 
-    seconds: int | None = None
-    messages: tuple[Message, ...] = ()
-
-
-def _read_days(ctx: Context, unit: str, days: int | None) -> tuple[RequestLog, _Reach]:
-    """The requests of so many days, and what is missing of them."""
+    How far is None where that is not known, or was not asked for.
+    """
     from tunerd.engine.log import read_requests
 
     if days is None:
-        return _read_log(ctx, unit), _Reach()
+        return _read_log(ctx, unit), None, ()
     now_s = ctx.clock.now_s()
     span = ctx.services.log_since(unit, now_s - days * _DAY_S, max_lines=_MAX_LINES)
-    log = read_requests(span.lines)
+    log, hint = read_requests(span.lines), None
     if span.begins_s is None:
         text = f"{_days(days)} were asked for; how far back the log of {unit} reaches is not known"
-        return log, _Reach(None, (warning("fewer-days", text),))
+        return log, None, (warning("fewer-days", text),)
     reach_s = max(0.0, now_s - span.begins_s)
     if reach_s >= days * _DAY_S - _DAY_SLACK_S:
-        return log, _Reach(round(reach_s))
-    why = (
-        "more lines than are read at once"
-        if span.is_cut
-        else "what is older was never written, or is gone"
-    )
+        return log, round(reach_s), ()
+    why = "more lines than are read at once"
+    if not span.is_cut:
+        why = "what is older was never written, or is gone"
+        hint = "journald keeps more with a larger SystemMaxUse="
     text = (
         f"{_days(days)} were asked for; of the log of {unit} the last {format_duration(reach_s)} were "
         f"there to learn from: {why}"
     )
-    hint = None if span.is_cut else "journald keeps more with a larger SystemMaxUse="
-    return log, _Reach(round(reach_s), (warning("fewer-days", text, hint),))
+    return log, round(reach_s), (warning("fewer-days", text, hint),)
 
 
 def _days(days: int) -> str:

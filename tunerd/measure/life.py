@@ -52,6 +52,7 @@ from tunerd.measure.request import (
     class_request,
     read_prompts,
 )
+from tunerd.measure.sides import LIVE
 from tunerd.measure.store import open_to_read
 from tunerd.measure.trust import (
     GpuLook,
@@ -101,7 +102,6 @@ def own_requests(ctx: Context) -> OwnRequests:
 
 # What a bench measures: the live unit, a candidate, or a server that is known by its address alone.
 
-LIVE = "live"
 _ASK_S = 10.0
 # What a server says of itself is believed within these: no context is larger (the longest of models
 # is 10 million tokens), and no vocabulary cuts common text into such pieces.

@@ -283,9 +283,9 @@ class Step:
     is_parallel: bool = False
 
     @property
-    def n_predict(self) -> int:
-        """Tokens that are generated in it."""
-        return sum(request.n_predict for request in self.requests)
+    def weight(self) -> float:
+        """How long it takes, in arbitrary units: a prompt token counts a twentieth of a generated one."""
+        return sum(one.n_predict + (one.depth_tokens or 0) / 20 for one in self.requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,11 +298,6 @@ class Plan:
     suite: Suite
     seed: int
     steps: tuple[Step, ...]
-
-    def weight(self, step: Step) -> float:
-        """How long a step takes, in arbitrary units: a prompt token counts a twentieth."""
-        prompt = sum(request.depth_tokens or 0 for request in step.requests)
-        return step.n_predict + prompt / 20
 
     @property
     def requests(self) -> Iterator[Request]:

@@ -289,30 +289,19 @@ def speculation_of(argv: Sequence[str]) -> Speculation:
     None of the known flags leaves it open: a build may draft by itself, or by its environment.
     """
     drafts: bool | None = None
-    p_min: float | None = None
-    n_max: float | None = None
-    for key, flag, value in _speculation_flags(argv):
-        if key == "speculation.type":
-            drafts = _is_on(flag, value)
-            stage = _stage(value)
-            p_min = stage.get("p_min", p_min)
-            n_max = stage.get("n_max", n_max)
-        elif key == "speculation.draft_model" and drafts is None:
-            drafts = True
-        elif key == "speculation.p_min":
-            p_min = _number(value)
-        elif key == "speculation.n_max":
-            n_max = _number(value)
-    if drafts and n_max == 0:
-        drafts = False
-    return Speculation(drafts, always=bool(drafts) and p_min == 0)
-
-
-def _speculation_flags(argv: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    numbers: dict[str, float | None] = {}
     for word, value in itertools.pairwise([*argv[1:], ""]):
         key = owner_of(word) if word.startswith("-") else None
-        if key is not None and key.startswith("speculation."):
-            yield key, normal_spelling(word), value
+        if key == "speculation.type":
+            drafts = _is_on(normal_spelling(word), value)
+            numbers |= _stage(value)
+        elif key == "speculation.draft_model" and drafts is None:
+            drafts = True
+        elif key is not None:
+            numbers[key] = _number(value)
+    if drafts and numbers.get("speculation.n_max") == 0:
+        drafts = False
+    return Speculation(drafts, always=bool(drafts) and numbers.get("speculation.p_min") == 0)
 
 
 def _is_on(flag: str, value: str) -> bool:
@@ -322,10 +311,10 @@ def _is_on(flag: str, value: str) -> bool:
 
 
 def _stage(value: str) -> dict[str, float]:
-    """The numbers of ik's `mtp:n_max=3,p_min=0.5`."""
+    """The numbers of ik's `mtp:n_max=3,p_min=0.5`, by profile key."""
     pairs = (part.partition("=") for part in value.partition(":")[2].split(","))
-    found = {name: _number(text) for name, _, text in pairs}
-    return {name: number for name, number in found.items() if number is not None}
+    found = {f"speculation.{name}": _number(text) for name, _, text in pairs}
+    return {key: number for key, number in found.items() if number is not None}
 
 
 def _number(text: str) -> float | None:
