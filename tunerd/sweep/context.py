@@ -237,9 +237,9 @@ class Widest:
                 speed,
                 limits.breaks_tools(arm) or "nothing shows that it leaves tool calls whole",
             )
-        if full is None:
+        if full is None and limits.knows_memory:
             return Seen(arm, speed, "its context could not be filled")
-        return self._with_room(arm, speed, _token_ms(full))
+        return self._with_room(arm, speed, None if full is None else _token_ms(full))
 
     def _with_room(self, arm: Arm, speed: float, full_ms: float | None) -> Seen:
         limits = self._search.limits

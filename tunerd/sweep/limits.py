@@ -90,7 +90,7 @@ class _Seen:
                 for judged in (self.tools[output_of(arm)], self.own_tools[without_margin(arm)]):
                     judged[0] += 1
                     judged[1] += not answer.reading.tool_ok
-            if free is not None and answer.depth_end >= observations.FILLED_SHARE * context:
+            if free is not None and observations.is_full(answer.depth_end, context):
                 deep.append(free)
         self._add_memory(process, memory_of(arm), deep)
         if process.failure or process.died_of:

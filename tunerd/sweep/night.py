@@ -483,7 +483,7 @@ class Server:
             night.require(night.request_s(self.arm, request))
             reading = self.ask(request, observations.FILL)
             n_tokens = self._refused.n_prompt_tokens if reading is None else reading.prompt_n
-            is_full = n_tokens is None or n_tokens >= observations.FILLED_SHARE * context
+            is_full = n_tokens is None or observations.is_full(n_tokens, context)
             if reading is not None and is_full:
                 return reading
             new = round(new * (wanted / n_tokens if n_tokens else 1 - _TOO_LONG))

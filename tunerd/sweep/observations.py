@@ -37,8 +37,9 @@ _LEAST_PREDICTED = 16
 _LEAST_PROMPT = 64
 # Less than this is no free memory: drivers keep some, and a spilled card shows next to none.
 _NOTHING_FREE_MIB = 4.0
-# So much of the context counts as all of it.
-FILLED_SHARE = 0.95
+# So much of the context counts as all of it; of a small one all but a sentence, as texts end with one.
+_FILLED_SHARE = 0.95
+_SENTENCE_TOKENS = 100
 _WARM_SHARE = 0.9
 _SLACK_TOKENS = 64
 
@@ -185,6 +186,11 @@ def text_of(workload: Workload, request: Request, block: str) -> int | None:
     named = [at for at in same if request.prompt_id.rstrip(AGAIN) == prompt_name(block, at)]
     exact = [at for at in same if workload.classes[at].cached_tokens == request.cached_tokens]
     return next(iter(named or exact or same), None)
+
+
+def is_full(n_tokens: float, context: int) -> bool:
+    """Whether so many tokens fill a context."""
+    return n_tokens >= min(_FILLED_SHARE * context, context - _SENTENCE_TOKENS)
 
 
 def prompt_name(block: str, text: int) -> str:

@@ -955,7 +955,8 @@ def _sizes(
 def _for_context(space: SpacePlan) -> SpacePlan:
     """What serves with other contexts, margins and cache types; all else stays as it is."""
     arm, own = space.base.arm, space.space.families[space.base.arm.family]
-    extra = tuple(one for one in own.extra if one - arm.extra <= _context_pairs(one))
+    sizes = [one for one in own.extra if one - arm.extra <= _context_pairs(one)]
+    extra = tuple(sorted(sizes, key=lambda one: int(dict(one)[CONTEXT_SIZE])))
     family = Family((arm.n_max,), (arm.p_min,), own.fit_mib, own.kv, (arm.ubatch,), (arm.batch,),
                     (arm.threads,), extra)  # fmt: skip
     kept = [one for one in space.left_out if CONTEXT_SIZE in one.what or one.what in KV_KEYS]
