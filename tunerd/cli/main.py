@@ -13,7 +13,6 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -257,8 +256,3 @@ def _as_ours(error: click.ClickException) -> TunerdError:
 
 def _command_name(arguments: list[str]) -> str:
     return next((word for word in arguments if word in COMMANDS), "tunerd")
-
-
-def invoke(arguments: list[str]) -> Any:
-    """Run a command in this process, for tools that generate the reference."""
-    return cli.main(arguments, standalone_mode=False, prog_name="tunerd")

@@ -11,10 +11,11 @@ from typing import Any
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.doctor.doctor import doctor
-from tunerd.engine.flags import SECRET_FLAGS, is_secret_variable
+from tunerd.engine.flags import SECRET_FLAGS, normal_spelling
 from tunerd.engine.serving import standing_text
 from tunerd.errors import TunerdError
 from tunerd.machine.process import account_homes
+from tunerd.production.checks import masked
 from tunerd.production.detect import detect
 from tunerd.production.status import history, status, verify
 from tunerd.result import ActionResult
@@ -28,8 +29,6 @@ _TROUBLE = re.compile(
 _ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f-]{30,40}")
 _LINK = re.compile(r"https?://(?!127\.0\.0\.1|localhost)[^\s\"']+")
-_VARIABLE = re.compile(r"\b([A-Z][A-Z0-9_]{2,60})=(\S+)")
-_SECRET = re.compile(rf"({'|'.join(sorted(SECRET_FLAGS, key=len, reverse=True))})([= ]+)\S+")
 _HIDDEN = "[hidden]"
 
 
@@ -47,7 +46,9 @@ def support_bundle(ctx: Context) -> ActionResult:
         "doctor": lambda: doctor(ctx).payload,
         "history": lambda: history(ctx).payload,
         "settings": lambda: _changed(show_settings(ctx).payload["settings"]),
-        "unit": lambda: (standing_text(ctx) or b"").decode("utf-8", "replace").splitlines(),
+        "unit": lambda: masked(
+            (standing_text(ctx) or b"").decode(errors="replace"), _HIDDEN
+        ).splitlines(),
         "log of the server": lambda: _trouble(ctx.services.log(ctx.unit, max_lines=2000)),
         "log of the daemon": lambda: list(
             ctx.services.log("tunerd.service", max_lines=_SHOWN_LINES)
@@ -88,10 +89,7 @@ def _hider(ctx: Context) -> Callable[[Any], Any]:
     known = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in words) or r"(?!)")
 
     def hide_text(text: str) -> str:
-        text = _SECRET.sub(rf"\1\2{_HIDDEN}", text)
-        text = _VARIABLE.sub(
-            lambda one: f"{one[1]}={_HIDDEN}" if is_secret_variable(one[1]) else one[0], text
-        )
+        text = masked(text, _HIDDEN)
         text = _UUID.sub(r"\1-[hidden]", _LINK.sub("[link]", _ADDRESS.sub("[address]", text)))
         return known.sub(lambda one: words[one[0]], text)
 
@@ -102,7 +100,10 @@ def _hider(ctx: Context) -> Callable[[Any], Any]:
             return {key: hide(one) for key, one in value.items()}
         if isinstance(value, (list, tuple)):
             pairs = zip(["", *map(str, value)], value, strict=False)
-            return [_HIDDEN if before in SECRET_FLAGS else hide(one) for before, one in pairs]
+            return [
+                _HIDDEN if normal_spelling(before) in SECRET_FLAGS else hide(one)
+                for before, one in pairs
+            ]
         return value
 
     return hide

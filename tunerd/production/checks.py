@@ -18,7 +18,7 @@ from tunerd.profile.layers import Resolved
 from tunerd.result import Message, error, note, warning
 from tunerd.units.live import LiveUnit, Serving, serving_of
 from tunerd.units.manager import lacks_manager
-from tunerd.units.text import Directive, UnitFile, environment_of, parse_unit
+from tunerd.units.text import UnitFile, environment_of, parse_unit
 from tunerd.words import Mode, format_mib
 
 _LOOPBACK = re.compile(r"127(\.\d+){3}|::1|localhost")
@@ -216,18 +216,14 @@ def explain(command: CommandLine, resolved: Resolved) -> tuple[tuple[str, str, s
         for argument in command.arguments
     ]
     rows += [
-        (f"({remark.text})", remark.key, _who(resolved, remark.key)) for remark in command.notes
+        (f"({remark.text})", remark.key, str(resolved.origin(remark.key) or ""))
+        for remark in command.notes
     ]
     rows += [
         ("(left to the engine)", key, str(origin))
         for key, origin in sorted(resolved.left_to_engine.items())
     ]
     return tuple(rows)
-
-
-def _who(resolved: Resolved, key: str) -> str:
-    origin = resolved.origin(key)
-    return str(origin) if origin is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +297,27 @@ _SAME_MEANING: Mapping[tuple[str, str], frozenset[str]] = {
 _OWN_VARIABLES = frozenset({"HOME", "LLAMA_CACHE"})
 _YES = frozenset({"yes", "true", "on", "1"})
 _NO = frozenset({"no", "false", "off", "0"})
-_SECRET_ARGUMENT = re.compile(
-    rf"({'|'.join(sorted(map(re.escape, SECRET_FLAGS), reverse=True))})([=\s]+)\S+"
+_QUOTED = r"""(?:"[^"]*"|'[^']*'|\S+)"""
+_FLAGS = "|".join(flag.lstrip("-").replace("-", "[-_]") for flag in sorted(SECRET_FLAGS))
+_SECRET_ARGUMENT = re.compile(rf"""(?<![\w-])(--?(?:{_FLAGS})["']?[=\s\\]+){_QUOTED}""")
+_SECRET_CREDENTIAL = re.compile(r"^(SetCredential\w*=[^:]*:).*", re.MULTILINE)
+_NAME = r"\w{0,200}(?:KEY|TOKEN|PASSWORD|SECRET)\w{0,200}"
+_ASSIGNMENT = re.compile(
+    rf"""(?P<all>["'](?P<whole>{_NAME})=)(?:(?!["']).)*|\b(?P<name>{_NAME})={_QUOTED}""",
+    re.IGNORECASE,
 )
-_ASSIGNMENT = re.compile(r"\b([A-Za-z_][A-Za-z0-9_]*)=\S+")
+
+
+def masked(text: str, hidden: str = "...") -> str:
+    """A text without the secrets that command lines and units hold."""
+
+    def assigned(one: re.Match[str]) -> str:
+        if not is_secret_variable(one["whole"] or one["name"]):
+            return one[0]
+        return f"{one['all'] or one['name'] + '='}{hidden}"
+
+    text = _SECRET_ARGUMENT.sub(rf"\1{hidden}", text)
+    return _ASSIGNMENT.sub(assigned, _SECRET_CREDENTIAL.sub(rf"\1{hidden}", text))
 
 
 def lost_lines(live: LiveUnit, planned: str, argv: Sequence[str]) -> tuple[str, ...]:
@@ -332,7 +345,7 @@ def _directives(old: UnitFile, new: UnitFile) -> Iterator[str]:
             continue
         same = _SAME_MEANING.get(place)
         if same is None:
-            yield f"{directive.name}={_masked(directive)}"
+            yield masked(f"{directive.name}={directive.value}")
             continue
         rest = [word for word in directive.value.split() if word not in same]
         if rest:
@@ -345,16 +358,6 @@ def _normal(value: str) -> str:
     if lowered in _YES | _NO:
         return "yes" if lowered in _YES else "no"
     return re.sub(r"^(\d+)\s*s(ec)?$", r"\1", value)
-
-
-def _masked(directive: Directive) -> str:
-    """The value of a line without what nobody may see."""
-    if directive.name.startswith("SetCredential"):
-        return f"{directive.value.partition(':')[0]}:..."
-    value = _SECRET_ARGUMENT.sub(r"\1\2...", directive.value)
-    return _ASSIGNMENT.sub(
-        lambda one: f"{one[1]}=..." if is_secret_variable(one[1]) else one[0], value
-    )
 
 
 def _variables(live: LiveUnit, new: UnitFile, argv: Sequence[str]) -> Iterator[str]:

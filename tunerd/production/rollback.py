@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, FailureKind
@@ -22,6 +21,7 @@ from tunerd.production.journal import backups
 from tunerd.production.recover import changing
 from tunerd.production.swap import SwapRequest, swap, without_service
 from tunerd.production.unattended import demand_root_for
+from tunerd.profile.arm import Arm, arm_from_json
 from tunerd.profile.files import (
     TunedRecord,
     forget_failure,
@@ -36,10 +36,6 @@ from tunerd.units.generations import Ending, Generation, Outcome, changed_model_
 from tunerd.units.live import LiveUnit, read_live
 from tunerd.units.text import unified_diff
 from tunerd.words import generation_number, sha256
-
-if TYPE_CHECKING:
-    from tunerd.profile.arm import Arm
-
 
 Confirm = Callable[["Target"], None]
 
@@ -407,8 +403,6 @@ def _decline(ctx: Context, record: TunedRecord) -> Message:
 
     take_out_tuned(ctx, record, by_hand=True)
     if record.arm is not None:
-        from tunerd.profile.arm import arm_from_json
-
         arm = arm_from_json(record.arm)
         remember_failure(ctx, record.profile, arm, record.engine_sha256, "it was rolled back by hand",
                          sweep=record.sweep)  # fmt: skip
@@ -425,8 +419,6 @@ def _take_again(ctx: Context, record: TunedRecord) -> Message:
 
     write_tuned(ctx, record)
     if record.arm is not None:
-        from tunerd.profile.arm import arm_from_json
-
         forget_failure(ctx, record.profile, arm_from_json(record.arm))
     decide(ctx, record.sweep, {"what": AGAIN, "generation": record.generation, "text": "by hand"})
     return note("tuned", f"what sweep {record.sweep} found is in force again")

@@ -14,6 +14,10 @@ from tests.support.local_box import Box
 UNIT = """\
 [Service]
 Environment=LLAMA_API_KEY=geheim1 HF_TOKEN=geheim2
+Environment="HUGGING_TOKEN=geheim4 geheim5" 'A_SECRET=geheim6 geheim7'
+SetCredential=api-key:geheim8
+ExecStartPre=/bin/warm --api_key "geheim9 geheim10" --hf-token \\
+  geheim11
 ExecStart=/opt/llama-server -m /home/alice/m.gguf --api-key geheim3 --port 8099 --host 192.168.7.9
 """
 

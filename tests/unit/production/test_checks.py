@@ -448,13 +448,16 @@ Environment=LLAMA_API_KEY=hunter2 HF_TOKEN=hunter2
 EnvironmentFile=/etc/keys
 ExecStartPre=/bin/warm --api-key hunter2 --hf-token=hunter2
 ExecStartPost=/bin/sh -c 'LLAMA_API_KEY=hunter2 curl x'
+ExecStop=/bin/warm "--api_key" "hunter2 hunter2" --api-key-file /k "X_TOKEN=1 hunter2"
 SetCredential=key:hunter2
 """
     found = lost_lines(by_hand(service, files={"HF_TOKEN": "hunter2"}), PLANNED, ARGV)
     assert "hunter2" not in str(found)
     assert {line.partition("=")[0] for line in found} == {
-        "Environment", "EnvironmentFile", "ExecStartPre", "ExecStartPost", "SetCredential",
+        "Environment", "EnvironmentFile", "ExecStartPre", "ExecStartPost", "ExecStop",
+        "SetCredential",
     }  # fmt: skip
+    assert any("--api-key-file /k" in line for line in found)
 
 
 def test_drop_ins_stay_and_a_unit_of_ours_or_a_copy_of_it_loses_nothing() -> None:
