@@ -216,6 +216,7 @@ NOT_IN_STATUS = {"httpx", "psutil", "structlog", "tomlkit", *(PLAIN_MODULES - {"
 NOT_IN_HELP = {"asyncio", "pydantic", "pydantic_settings", "pynvml", *NOT_IN_STATUS}
 # What would stay in its memory: that is for units of its own.
 NOT_IN_DAEMON = {"httpx", *(PLAIN_MODULES - {"asyncio"})}
+NOT_IN_WEB = NOT_IN_DAEMON - {"jinja2", "starlette", "uvicorn"}
 
 
 @dataclass(frozen=True)
@@ -549,13 +550,21 @@ def test_status_does_not_pay_for_the_sweep(tmp_path: Path) -> None:
     assert "pydantic_settings" in modules
 
 
-def test_the_daemon_holds_nothing_that_it_does_not_need() -> None:
-    script = "import sys, tunerd.watch.daemon, tunerd.web.part; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("tunerd.watch.daemon, tunerd.web.part", NOT_IN_DAEMON),
+        ("tunerd.web.run", NOT_IN_WEB),
+    ],
+)
+def test_what_runs_all_day_holds_nothing_that_it_does_not_need(
+    modules: str, unwanted: set[str]
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    modules = {name.partition(".")[0] for name in done.stdout.split()}
-    assert modules & NOT_IN_DAEMON == set()
+        [sys.executable, "-c", f"import sys, {modules}; print(*sys.modules)"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert {name.partition(".")[0] for name in done.stdout.split()} & unwanted == set()
 
 
 def test_asking_a_server_for_its_health_does_not_import_httpx() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -26,9 +25,8 @@ from tunerd.machine.clock import SystemClock
 from tunerd.operations import JobState
 from tunerd.units.text import shown_hash
 from tunerd.web.app import Front, build_app, read_body
-from tunerd.web.charts import css_variables
 from tunerd.web.gate import GateMiddleware, Visitor
-from tunerd.web.report import environment
+from tunerd.web.html import environment, static_text, style
 from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
     NO_BREAK,
@@ -107,7 +105,6 @@ def values_of(kind: str, fields: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-_FOLDER = Path(__file__).parent / "static"
 _KEPT = "public, max-age=31536000, immutable"  # the address names the version
 _STYLE = "text/css; charset=utf-8"
 _SCRIPT = "text/javascript; charset=utf-8"
@@ -117,24 +114,14 @@ async def static_file(request: Request) -> Response:
     """One of a closed list of files."""
     name = request.path_params["name"]
     if name == "page.css":
-        return _kept(_style(), _STYLE)
+        return _kept(style("report.css", "page.css"), _STYLE)
     if name in {"page.js", "live.js", "report.js"}:
-        return _kept(_static_text(name), _SCRIPT)
+        return _kept(static_text(name), _SCRIPT)
     return PlainTextResponse("there is no such file", 404)
 
 
 def _kept(text: str, kind: str) -> Response:
     return Response(text, media_type=kind, headers={"cache-control": _KEPT})
-
-
-@cache
-def _style() -> str:
-    return css_variables() + _static_text("report.css") + _static_text("page.css")
-
-
-@cache
-def _static_text(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")
 
 
 PLACES = (("/", "Overview"), ("/generations", "Generations"), ("/deploy", "Deploy"),

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import groupby
 from pathlib import Path
 from shlex import join
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tunerd import __version__
 from tunerd.app import Context
@@ -42,7 +39,8 @@ from tunerd.measure.results import damage_messages, run_of
 from tunerd.measure.store import EvidenceStore, open_to_read
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, warning
-from tunerd.web.charts import colour_of, css_variables, draw, legend
+from tunerd.web.charts import colour_of
+from tunerd.web.html import environment, static_text, style
 from tunerd.web.view import (
     NOT_ASKED,
     Bar,
@@ -1096,29 +1094,7 @@ def render_report(data: ReportData) -> str:
             made=when(data.made_s),
             sections=sections_of(data.evidence, data.validities),
             version=__version__,
-            style=css_variables() + _read("report.css"),
-            script=_read("report.js"),
+            style=style("report.css"),
+            script=static_text("report.js"),
         )
     )
-
-
-@cache
-def environment() -> Environment:
-    """Templates of reports and of the page; everything in them is escaped."""
-    found = Environment(
-        loader=FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {"drawn": draw, "legend": legend}
-    found.globals |= {"unknown": UNKNOWN, "not_asked": NOT_ASKED}
-    return found
-
-
-_HERE = Path(__file__).parent
-
-
-def _read(name: str) -> str:
-    return (_HERE / "static" / name).read_text(encoding="utf-8")

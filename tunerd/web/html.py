@@ -1,0 +1,40 @@
+"""What page and report have in common: their templates and their files, light enough for who only shows."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tunerd.web.charts import css_variables, draw, legend
+from tunerd.web.view import NOT_ASKED
+from tunerd.words import UNKNOWN
+
+_HERE = Path(__file__).parent
+
+
+@cache
+def environment() -> Environment:
+    """Templates of reports and of the page; everything in them is escaped."""
+    found = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"drawn": draw, "legend": legend}
+    found.globals |= {"unknown": UNKNOWN, "not_asked": NOT_ASKED}
+    return found
+
+
+@cache
+def static_text(name: str) -> str:
+    """One of our own files."""
+    return (_HERE / "static" / name).read_text(encoding="utf-8")
+
+
+def style(*names: str) -> str:
+    """The palette, and these sheets."""
+    return css_variables() + "".join(static_text(name) for name in names)
