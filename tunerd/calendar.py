@@ -14,7 +14,7 @@ from enum import StrEnum
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_TIMES = re.compile(r"\s*(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})\s*")
+_TIMES = re.compile(r"\s*(\d{1,2}):([0-5]\d)\s*-\s*(\d{1,2}):([0-5]\d)\s*")
 _LOOK_AHEAD_DAYS = 15
 _DAY = timedelta(days=1)
 # A load is slower when the model has left the page cache meanwhile.
@@ -59,9 +59,10 @@ def parse_window(text: str, days: str, zone: str) -> Window:
     found = _TIMES.fullmatch(text)
     if found is None:
         raise ValueError("two times of day, such as 01:00-06:30")
-    hours = [int(part) for part in found.groups()]
-    begin, end = time(hours[0] % 24, hours[1]), time(hours[2] % 24, hours[3])
-    if hours[0] > 24 or hours[2] > 24 or begin == end:  # noqa: PLR2004 -- hours of a day
+    numbers = [int(part) for part in found.groups()]
+    first, last = (numbers[0], numbers[1]), (numbers[2], numbers[3])
+    begin, end = (time(hour % 24, minute) for hour, minute in (first, last))
+    if max(first, last) > (24, 0) or begin == end:
         raise ValueError("two different times of day, such as 01:00-06:30")
     try:
         where = ZoneInfo(zone)

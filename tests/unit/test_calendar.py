@@ -62,6 +62,7 @@ def test_a_time_that_occurs_twice_is_the_first() -> None:
 @pytest.mark.parametrize(
     ("times", "days", "zone"),
     [("1-2", "daily", "UTC"), ("01:00-01:00", "daily", "UTC"), ("25:00-26:00", "daily", "UTC"),
+     ("24:30-05:00", "daily", "UTC"), ("01:75-05:00", "daily", "UTC"), ("01:00-24:01", "daily", "UTC"),
      ("01:00-02:00", "monday", "UTC"), ("01:00-02:00", "mon-", "Mars/Base"), ("01:00-02:00", "mon", "Mars/Base")],
 )  # fmt: skip
 def test_what_is_no_window_says_what_is(times: str, days: str, zone: str) -> None:

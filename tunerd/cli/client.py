@@ -42,21 +42,23 @@ class ApiClient:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def get(self, url: str) -> ApiReply:
-        """What a route says.
+    def ask(self, url: str, body: Mapping[str, Any] | None = None) -> ApiReply:
+        """What a route says; with a body it is asked for a change.
 
         Raises:
             HostError: nobody answers, or not in this language.
         """
-        return self._ask("GET", url, None)
-
-    def post(self, url: str, body: Mapping[str, Any]) -> ApiReply:
-        """Ask for a change.
-
-        Raises:
-            HostError: as `get`.
-        """
-        return self._ask("POST", url, json.dumps(body))
+        try:
+            with self._request() as request:
+                if body is None:
+                    status = request.send("GET", url, {}, None)
+                else:
+                    status = request.send("POST", url, _HEADERS, json.dumps(body).encode())
+                envelope = _envelope(request)
+                code = int(request.header("x-tunerd-exit-code") or 1)
+        except (NoAnswerError, NoAnswerInTimeError, ValueError) as error:
+            raise self._silent(error) from error
+        return ApiReply(status, code, envelope)
 
     def events(self, url: str, *, after: int = 0) -> Iterator[Mapping[str, Any]]:
         """Server-sent events until the stream ends.
@@ -67,7 +69,7 @@ class ApiClient:
 
         Raises:
             ApiRefusalError: there is no such stream, or not for us.
-            HostError: as `get`; or the daemon went away, which the job outlives.
+            HostError: as `ask`; or the daemon went away, which the job outlives.
         """
         try:
             with self._request() as request:
@@ -79,17 +81,6 @@ class ApiClient:
                         yield json.loads(line.removeprefix(b"data: "))
         except (NoAnswerError, NoAnswerInTimeError, ValueError) as error:
             raise self._silent(error) from error
-
-    def _ask(self, method: str, url: str, body: str | None) -> ApiReply:
-        headers, content = ({}, None) if body is None else (_HEADERS, body.encode())
-        try:
-            with self._request() as request:
-                status = request.send(method, url, headers, content)
-                envelope = _envelope(request)
-                code = int(request.header("x-tunerd-exit-code") or 1)
-        except (NoAnswerError, NoAnswerInTimeError, ValueError) as error:
-            raise self._silent(error) from error
-        return ApiReply(status, code, envelope)
 
     def _request(self) -> HttpRequest:
         return HttpRequest(self._path, timeout_s=_LIMIT_S, clock=SystemClock())
@@ -128,14 +119,14 @@ class Remote:
 
     def job(self, number: int) -> Mapping[str, Any]:
         """A job as it stands."""
-        reply = self._api.get(f"/api/jobs/{number}")
+        reply = self._api.ask(f"/api/jobs/{number}")
         found = result_from_json(reply.envelope, reply.exit_code, has_acted=False)
         job: Mapping[str, Any] = found.payload["job"]
         return job
 
     def run(self, argv: Sequence[str]) -> ActionResult:
         """What these words come to; a job goes on without us."""
-        reply = self._api.post("/api/run", {"argv": list(argv)})
+        reply = self._api.ask("/api/run", {"argv": list(argv)})
         if reply.status != _BEGUN:
             return result_from_json(reply.envelope, reply.exit_code, has_acted=False)
         number = int(reply.envelope["job"]["job"])

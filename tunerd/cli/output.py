@@ -277,6 +277,11 @@ def _bar(parts: Sequence[float], *, largest: float) -> str:
     return drawn + " " * (_BAR_WIDTH - sum(sizes[: len(_BAR_MARKS)]))
 
 
+def or_unknown(value: float | None, unit: str) -> str:
+    """A whole figure with its unit, where there is one."""
+    return UNKNOWN if value is None else f"{value:.0f} {unit}"
+
+
 class Declined(click.Abort):
     """The answer to a question was no."""
 

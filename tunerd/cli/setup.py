@@ -13,7 +13,7 @@ from click.shell_completion import get_completion_class
 
 from tunerd.cli.complete import names_of, shapes
 from tunerd.cli.deploy import set_option
-from tunerd.cli.output import changed, columns, line
+from tunerd.cli.output import changed, columns, line, or_unknown
 from tunerd.operations import PROFILE, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_mib, need_mib
@@ -133,7 +133,10 @@ def _gpus(payload: Mapping[str, Any]) -> Iterator[str]:
             f"generation {_shown(gpu['pcie_generation'])} of {_shown(gpu['pcie_generation_max'])}, "
             f"width {_shown(gpu['pcie_width'])} of {_shown(gpu['pcie_width_max'])}"
         )
-        limit, default = _watts(gpu["power_limit_w"]), _watts(gpu["power_default_w"])
+        limit, default = (
+            or_unknown(gpu["power_limit_w"], "W"),
+            or_unknown(gpu["power_default_w"], "W"),
+        )
         yield from columns(
             [
                 ("  VRAM", (f"{format_mib(gpu['free_mib'])} free, {format_mib(gpu['used_mib'])} used "
@@ -172,10 +175,6 @@ def _manager(payload: Mapping[str, Any]) -> str:
     text = {"system": "systemd (system)", "user": "systemd (user)", "local": "none (tunerd's own)"}
     lingers = {True: ", lingering on", False: ", lingering off", None: ""}[payload["lingers"]]
     return text[payload["mode"]] + lingers
-
-
-def _watts(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.0f} W"
 
 
 def _shown(value: object) -> str:

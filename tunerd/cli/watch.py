@@ -16,6 +16,7 @@ from tunerd.cli.output import (
     harmless_lines,
     json_option,
     line,
+    or_unknown,
     progress_sink,
 )
 from tunerd.operations import Asking, Call, Question, asked, operation
@@ -138,7 +139,7 @@ def _cards(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         name = f"GPU {gpu['index']}"
         held = f"server {format_mib(gpu['server_mib'])}, others {format_mib(gpu['others_mib'])}"
         split = ", split by MIG" if gpu["is_mig"] else ""
-        yield name, f"{gpu['name']}{split}: {_or_unknown(gpu['utilisation_percent'], '%')} busy"
+        yield name, f"{gpu['name']}{split}: {or_unknown(gpu['utilisation_percent'], '%')} busy"
         yield (
             "  VRAM",
             (
@@ -146,9 +147,9 @@ def _cards(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"{format_mib(gpu['free_mib'])} free; {held}"
             ),
         )
-        watts = f"{_or_unknown(gpu['power_w'], 'W')} of {_or_unknown(gpu['power_limit_w'], 'W')}"
-        clocks = f"{_or_unknown(gpu['sm_clock_mhz'], 'MHz')}, memory {_or_unknown(gpu['memory_clock_mhz'], 'MHz')}"
-        yield "  power", f"{watts}, {_or_unknown(gpu['temperature_c'], '°C')}, {clocks}"
+        watts = f"{or_unknown(gpu['power_w'], 'W')} of {or_unknown(gpu['power_limit_w'], 'W')}"
+        clocks = f"{or_unknown(gpu['sm_clock_mhz'], 'MHz')}, memory {or_unknown(gpu['memory_clock_mhz'], 'MHz')}"
+        yield "  power", f"{watts}, {or_unknown(gpu['temperature_c'], '°C')}, {clocks}"
         if gpu["throttle_reasons"]:
             yield "  held", f"clocks are held down by {', '.join(gpu['throttle_reasons'])}"
 
@@ -171,10 +172,6 @@ def _tok_s(value: float | None) -> str:
 
 def _percent(ratio: float | None) -> str:
     return "unknown" if ratio is None else f"{100 * ratio:.0f} %"
-
-
-def _or_unknown(value: float | None, unit: str) -> str:
-    return "unknown" if value is None else f"{value:.0f} {unit}"
 
 
 @click.group(name="guard", short_help="What watches over the server, and what it may do.")

@@ -51,7 +51,7 @@ def until_answered(folder: Path) -> None:
     end_s = time.monotonic() + LIMIT_S
     while True:
         try:
-            ApiClient(folder / "run" / SOCKET).get("/api/jobs")
+            ApiClient(folder / "run" / SOCKET).ask("/api/jobs")
         except HostError:
             assert time.monotonic() < end_s, "the web part never answered"
             time.sleep(0.1)
@@ -78,10 +78,10 @@ def web_part(folder: Path) -> int:
 def test_without_a_socket_from_systemd_it_makes_its_own_and_no_port(tmp_path: Path) -> None:
     path = tmp_path / "run" / SOCKET
     with running(tmp_path):
-        assert ApiClient(path).get("/api/jobs").status == 200
+        assert ApiClient(path).ask("/api/jobs").status == 200
         assert path.stat().st_mode & 0o777 == 0o600
     with running(tmp_path):  # over what the first one left
-        assert ApiClient(path).get("/api/jobs").status == 200
+        assert ApiClient(path).ask("/api/jobs").status == 200
 
 
 def test_the_page_listens_where_the_settings_say(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_settings_that_were_taken_over_hold_for_its_answers_too(tmp_path: Path) 
     ctx = Box(tmp_path).context
     with running(tmp_path) as part:
         client = ApiClient(tmp_path / "run" / SOCKET)
-        assert client.get("/api/status").envelope["unit"] == "llama-server.service"
+        assert client.ask("/api/status").envelope["unit"] == "llama-server.service"
         service = ctx.settings.service.model_copy(update={"unit": "other.service"})
         part.take_over(replace(ctx, settings=ctx.settings.model_copy(update={"service": service})))
-        assert client.get("/api/status").envelope["unit"] == "other.service"
+        assert client.ask("/api/status").envelope["unit"] == "other.service"
 
 
 def test_settings_of_before_end_nothing_and_say_what_took_their_place(
@@ -141,7 +141,7 @@ def test_nothing_is_run_that_lies_where_the_daemon_was_started(tmp_path: Path) -
     daemon = subprocess.Popen(words, env=Box(tmp_path).environment, cwd=package.parent)
     try:
         until_answered(tmp_path)
-        assert ApiClient(tmp_path / "run" / SOCKET).get("/api/results").status == 200
+        assert ApiClient(tmp_path / "run" / SOCKET).ask("/api/results").status == 200
     finally:
         daemon.terminate()
         daemon.wait(timeout=LIMIT_S)
