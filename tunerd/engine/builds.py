@@ -61,7 +61,6 @@ from tunerd.model.files import (
     cached_models,
     find_models,
     hub_cache,
-    the_one,
 )
 from tunerd.profile.files import load_profile, load_sources
 from tunerd.profile.layers import Resolved, layers_of, set_layer
@@ -463,9 +462,9 @@ def refusal(ctx: Context, found: Found, arguments: Sequence[str]) -> str | None:
     Raises:
         EngineError: it could not be run, or did not end.
     """
-    done = prober(ctx).check_arguments(found, arguments)
+    done = prober(ctx).run(found, arguments)
     if done.returncode is None:
-        done = prober(ctx).check_arguments(found, arguments)
+        done = prober(ctx).run(found, arguments)
     return argument_error(done.returncode, f"{done.stdout}\n{done.stderr}")
 
 
@@ -521,34 +520,32 @@ def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | Non
                 hint=_fetch_hint(ctx, resolved),
             )
         return path
-    models = ModelFiles(ctx.paths.cache_dir, ctx.files)
     folders, name = ctx.settings.models.dirs, resolved.profile.model.name
+    find = partial(find_models, folders, ModelFiles(ctx.paths.cache_dir, ctx.files))
     needs_mtp = "mtp" in resolved.profile.speculation.kinds
-
-    def by_metadata() -> FoundModel:
-        return find_models(folders, models, model_name=name, needs_mtp=needs_mtp)
-
-    try:
-        if wanted is None and name is None:
-            return the_one(FoundModel((), ()), f"the file of `{repo}`", folders)
-        if wanted is None:
-            drafting = " with an MTP block" if needs_mtp else ""
-            return the_one(by_metadata(), f"a model file named `{name}`{drafting}", folders)
-        return the_one(
-            find_models(folders, models, file_name=wanted), f"a file `{wanted}`", folders
-        )
-    except ModelFileError as problem:
-        fetched = _fetched(ctx, resolved, repo, wanted) if repo is not None else None
-        if fetched is not None:
-            return fetched
-        fitting = by_metadata().paths if None not in (name, wanted) else ()
-        if len(fitting) == 1:
-            return fitting[0]
-        if fitting:
-            several = ", ".join(f"`{path}`" for path in fitting)
-            problem.cause = f"more than one has metadata that fits: {several}"
-        problem.state, problem.hint = "nothing was touched", _fetch_hint(ctx, resolved)
-        raise
+    named = None if name is None else partial(find, model_name=name, needs_mtp=needs_mtp)
+    drafting = " with an MTP block" if needs_mtp else ""
+    if wanted is not None:
+        found, what = find(file_name=wanted), f"a file `{wanted}`"
+    elif named is not None:
+        found, what = named(), f"a model file named `{name}`{drafting}"
+    else:
+        found, what = FoundModel((), ()), f"the file of `{repo}`"
+    if len(found.paths) == 1:
+        return found.paths[0]
+    fetched = _fetched(ctx, resolved, repo, wanted) if repo is not None else None
+    if fetched is not None:
+        return fetched
+    fitting = named().paths if named is not None and wanted is not None else ()
+    if len(fitting) == 1:
+        return fitting[0]
+    cause = found.why_not_one(folders)
+    if fitting:
+        several = ", ".join(f"`{path}`" for path in fitting)
+        cause = f"more than one has metadata that fits: {several}"
+    said = f"found {len(found.paths)} files for" if found.paths else "cannot find"
+    hint = _fetch_hint(ctx, resolved)
+    raise ModelFileError(f"{said} {what}", cause=cause, state="nothing was touched", hint=hint)
 
 
 def _fetched(ctx: Context, resolved: Resolved, repo: str, wanted: str | None) -> Path | None:

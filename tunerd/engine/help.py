@@ -88,12 +88,8 @@ def parse_help(text: str) -> HelpText:
     the beginning.
     """
     text = text[:MAX_HELP_CHARS]
-    return HelpText(tuple(_options(text)), text)
-
-
-def _options(text: str) -> Iterator[Option]:
-    head: str | None = None
-    body: list[str] = []
+    entries: list[list[str]] = []
+    is_open = False
     for whole_line in text.splitlines():
         line = whole_line[:_MAX_LINE_CHARS]
         stripped = line.strip()
@@ -101,16 +97,13 @@ def _options(text: str) -> Iterator[Option]:
             continue
         indent = len(line) - len(line.lstrip())
         if stripped.startswith("-") and indent <= _MAX_OPTION_INDENT and _SPELLING.match(stripped):
-            if head is not None:
-                yield _option(head, body)
-            head, body = stripped, []
-        elif head is not None and indent > _MAX_OPTION_INDENT:
-            body.append(stripped)
-        elif head is not None:
-            yield _option(head, body)
-            head, body = None, []
-    if head is not None:
-        yield _option(head, body)
+            entries.append([stripped])
+            is_open = True
+        elif is_open and indent > _MAX_OPTION_INDENT:
+            entries[-1].append(stripped)
+        else:
+            is_open = False
+    return HelpText(tuple(_option(head, body) for head, *body in entries), text)
 
 
 def _option(head: str, body: list[str]) -> Option:

@@ -294,7 +294,7 @@ class EngineProber:
                 cause=f"its --help (exit status {help_run.returncode}) lists no --ctx-size and --port",
                 hint="name another program",
             )
-        version_run = self._run(found, ("--version",))
+        version_run = self.run(found, ("--version",))
         result = ProbeResult(
             identity=self.identity(found),
             version=parse_version(version_run.stderr + "\n" + version_run.stdout),
@@ -319,7 +319,7 @@ class EngineProber:
             return _identity(embedded_files(), None)
         # Backends are loaded before a model is looked for, but not for --version.
         nowhere = ("--model", "/nonexistent/none.gguf", "--port", str(free_port()))
-        traced = self._run(found, nowhere, {"LD_DEBUG": "files", **_NO_VULKAN_DRIVER})
+        traced = self.run(found, nowhere, {"LD_DEBUG": "files", **_NO_VULKAN_DRIVER})
         mapped = {
             real_path(Path(path))
             for path in _INITIALISED.findall(traced.stderr)
@@ -351,10 +351,6 @@ class EngineProber:
                 raise EngineError(f"`{component.path}` changed while it was copied")
             os.fchmod(copy.fileno(), 0o755 if status.st_mode & stat.S_IXUSR else 0o644)
 
-    def check_arguments(self, found: Found, arguments: Sequence[str]) -> Completed:
-        """A dry run of arguments whose model file does not exist: arguments are checked first."""
-        return self._run(found, arguments)
-
     def estimated_mib(
         self, found: Found, environment: Mapping[str, str], arguments: Sequence[str]
     ) -> dict[str, int] | None:
@@ -373,7 +369,7 @@ class EngineProber:
             beside = replace(found, subcommand=("fit-params",))
         elif not _is_program(program):
             return None
-        done = self._run(beside, (*arguments, "--fit", "off", "--fit-print", "on"), environment)
+        done = self.run(beside, (*arguments, "--fit", "off", "--fit-print", "on"), environment)
         said = {name: sum(map(int, mib.split())) for name, mib in _ESTIMATED.findall(done.stdout)}
         return said if done.returncode == 0 and said else None
 
@@ -389,7 +385,7 @@ class EngineProber:
         Returns:
             None where the build cannot list them (ik).
         """
-        done = self._run(found, ("--list-devices",), environment)
+        done = self.run(found, ("--list-devices",), environment)
         said = done.stdout + done.stderr
         if done.returncode != 0 or "Available devices" not in said:
             return None
@@ -398,14 +394,19 @@ class EngineProber:
     def _help(self, found: Found) -> tuple[tuple[str, ...], Completed]:
         """What the program wants in front of a server's arguments, and a server's help."""
         bare = replace(found, subcommand=())
-        done = self._run(bare, ("--help",))
+        done = self.run(bare, ("--help",))
         if "--ctx-size" in done.stdout + done.stderr or not _SERVES.search(done.stdout):
             return (), done
-        return ("serve",), self._run(bare, ("serve", "--help"))
+        return ("serve",), self.run(bare, ("serve", "--help"))
 
-    def _run(
+    def run(
         self, found: Found, arguments: Sequence[str], extra: Mapping[str, str] | None = None
     ) -> Completed:
+        """Run the program with these arguments, and variables beside its own, to its end.
+
+        Raises:
+            EngineError: it could not be run, or did not end in time.
+        """
         subcommand = found.subcommand
         if subcommand is None:
             remembered = self._remembered(self._quick_key(found))

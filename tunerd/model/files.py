@@ -221,6 +221,17 @@ class FoundModel:
     paths: tuple[Path, ...]
     problems: tuple[str, ...]
 
+    def why_not_one(self, dirs: Sequence[Path]) -> str:
+        """Where nothing was found, or what was found instead of one."""
+        if self.paths:
+            names = ", ".join(f"`{path}`" for path in self.paths[:_SHOWN])
+            n_more = len(self.paths) - _SHOWN
+            return names + (f" and {n_more} more" if n_more > 0 else "")
+        where = ", ".join(f"`{folder}`" for folder in dirs)
+        unread = "; ".join(self.problems[:_SHOWN])
+        cause = f"searched {where or 'no folder, since `models.dirs` is empty'}"
+        return cause + (f"; could not read: {unread}" if unread else "")
+
 
 def find_models(
     dirs: Sequence[Path],
@@ -258,24 +269,6 @@ def find_models(
     if len(named) > MAX_HEADERS:
         walk.problems.append(f"more than {MAX_HEADERS} files have that name")
     return FoundModel(tuple(fitting), tuple(walk.problems))
-
-
-def the_one(found: FoundModel, wanted: str, dirs: Sequence[Path]) -> Path:
-    """The one model that a search found.
-
-    Raises:
-        ModelFileError: There is none, or more than one.
-    """
-    if len(found.paths) == 1:
-        return found.paths[0]
-    where = ", ".join(f"`{folder}`" for folder in dirs) or "no folder, since `models.dirs` is empty"
-    if not found.paths:
-        unread = "; ".join(found.problems[:_SHOWN])
-        cause = f"searched {where}" + (f"; could not read: {unread}" if unread else "")
-        raise ModelFileError(f"cannot find {wanted}", cause=cause)
-    names = ", ".join(f"`{path}`" for path in found.paths[:_SHOWN])
-    more = f" and {len(found.paths) - _SHOWN} more" if len(found.paths) > _SHOWN else ""
-    raise ModelFileError(f"found {len(found.paths)} files for {wanted}", cause=f"{names}{more}")
 
 
 # In this order, each with what lies below it. Source: llama.cpp's common/hf-cache.cpp, and the builds of

@@ -94,7 +94,7 @@ def test_one_program_for_everything_is_a_server_behind_its_subcommand(
     assert "--ctx-size" in result.capabilities.flags
     again = EngineProber(tmp_path / "cache", Files(), Sandbox(NOBODY), timeout_s=TIMEOUT_S)
     assert again.probe(app).subcommand == ("serve",)
-    assert "failed to open" in again.check_arguments(app, ("--model", "/none")).stderr
+    assert "failed to open" in again.run(app, ("--model", "/none")).stderr
     (found,) = [one for one in programs_in([folder], "here") if one.program.name == "llama"]
     assert prober.probe(found).subcommand == ("serve",)
     with pytest.raises(EngineError, match="not a llama-server"):
@@ -139,7 +139,7 @@ def test_a_program_that_has_only_the_name_of_ours_is_no_more_trusted(
     assert not is_own_server(found.program)
     assert programs_in((folder,), "test") == ()
     if IS_ROOT:
-        done = prober.check_arguments(found, ())
+        done = prober.run(found, ())
         assert done.stdout.strip() == str(NOBODY.uid if NOBODY else "")
 
 
@@ -356,7 +356,7 @@ def test_a_program_of_root_that_takes_its_owners_rights_gets_none(
     program = folder / "llama-server"
     shutil.copy("/usr/bin/id", program)
     program.chmod(0o4755)
-    done = prober.check_arguments(Found(program, "test"), ("-u",))
+    done = prober.run(Found(program, "test"), ("-u",))
     assert done.stdout.strip() == str(NOBODY.uid if NOBODY else "")
 
 

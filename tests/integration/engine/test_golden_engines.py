@@ -46,7 +46,7 @@ def prober(tmp_path: Path) -> EngineProber:
 def complaint(prober: EngineProber, dialect: str, words: Sequence[str]) -> str | None:
     """What the build says against the line; None once it has gone on and looked for the model."""
     for _ in range(_TRIES):
-        done = prober.check_arguments(program_of(dialect), dry(words, free_port()))
+        done = prober.run(program_of(dialect), dry(words, free_port()))
         said = done.stdout + "\n" + done.stderr
         refused = argument_error(done.returncode, said)
         if refused is not None or NO_MODEL in said:

@@ -13,7 +13,7 @@ from tests.support.gguf_bytes import number
 from tests.support.model_headers import small
 from tunerd.errors import ModelFileError
 from tunerd.machine.files import Files
-from tunerd.model.files import ModelFiles, find_models, the_one
+from tunerd.model.files import ModelFiles, find_models
 
 MTP = [("blk.0.attn_q.weight", (8, 2)), ("blk.1.nextn.eh_proj.weight", (8, 2))]
 
@@ -38,7 +38,8 @@ def models(tmp_path: Path) -> ModelFiles:
 
 
 def only(folders: list[Path], name: str, models: ModelFiles) -> Path:
-    return the_one(find_models(folders, models, file_name=name), f"a file `{name}`", folders)
+    (found,) = find_models(folders, models, file_name=name).paths
+    return found
 
 
 def entries(tmp_path: Path) -> list[Path]:
@@ -200,23 +201,19 @@ def test_links_that_lead_back_do_not_make_the_search_endless(
     assert found.problems == ()
 
 
-def test_none_and_several_are_errors_that_say_where_and_which(
-    tmp_path: Path, models: ModelFiles
-) -> None:
+def test_where_nothing_and_what_else_was_found_is_said(tmp_path: Path, models: ModelFiles) -> None:
     folder = tmp_path / "models"
     made(folder / "a1.gguf")
     made(folder / "a2.gguf")
 
-    with pytest.raises(ModelFileError, match=r"cannot find a file `b\*`") as none:
-        only([folder], "b*", models)
-    with pytest.raises(ModelFileError, match=r"found 2 files for a file `a\*`") as several:
-        only([folder], "a*", models)
-    with pytest.raises(ModelFileError) as nowhere:
-        only([], "b*", models)
+    none, several, nowhere = (
+        find_models(folders, models, file_name=name).why_not_one(folders)
+        for folders, name in (([folder], "b*"), ([folder], "a*"), ([], "b*"))
+    )
 
-    assert str(folder) in (none.value.cause or "")
-    assert "a1.gguf" in (several.value.cause or "")
-    assert "`models.dirs` is empty" in (nowhere.value.cause or "")
+    assert str(folder) in none
+    assert "a1.gguf" in several
+    assert "`models.dirs` is empty" in nowhere
 
 
 def test_nothing_is_told_of_the_content_of_what_is_no_model(
