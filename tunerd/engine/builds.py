@@ -486,12 +486,21 @@ def dry_arguments(arguments: Sequence[str]) -> list[str]:
     return [*changed, "--port", str(free_port())]
 
 
-def find_weights(ctx: Context, resolved: Resolved) -> tuple[Path, ModelFacts]:
-    """The model file of a profile and what its header says.
+def read_facts(ctx: Context, path: Path) -> ModelFacts:
+    """What the header of a model file says.
+
+    Raises:
+        ModelFileError: it is missing or damaged.
+    """
+    return ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(path)
+
+
+def find_weights(ctx: Context, resolved: Resolved) -> Path:
+    """The model file of a profile.
 
     Raises:
         ConfigError: the profile names no file.
-        ModelFileError: it is missing, damaged, or not unique.
+        ModelFileError: it is missing, or not unique.
     """
     model = resolved.profile.model
     wanted = model.path or model.hf_file
@@ -501,8 +510,7 @@ def find_weights(ctx: Context, resolved: Resolved) -> tuple[Path, ModelFacts]:
             hint="--set model.path=FILE",
             state="nothing was touched",
         )
-    path = locate(ctx, wanted, resolved, model.hf_repo)
-    return path, ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(path)
+    return locate(ctx, wanted, resolved, model.hf_repo)
 
 
 def locate(ctx: Context, wanted: str | None, resolved: Resolved, repo: str | None = None) -> Path:
@@ -639,7 +647,6 @@ class Choice:
     resolved: Resolved
     command: CommandLine
     model_path: Path
-    facts: ModelFacts
     devices: tuple[OffloadDevice, ...]
     has_gpu: bool
     passed_over: tuple[tuple[str, str], ...]
@@ -665,8 +672,11 @@ def request_again(generation: Generation) -> PlanRequest:
     )
 
 
-def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
+def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool = True) -> Choice:
     """The first engine in the profile's order of preference that can serve it.
+
+    Without the model file it is as if that stood in the first folder of `models.dirs`, by the name that the
+    profile has for it.
 
     Raises:
         ConfigError: the profile is wrong, or names no model.
@@ -674,7 +684,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
         EngineError: none can; what stands against each is in the cause.
     """
     engines = find_engines(ctx)
-    load = partial(
+    load: Callable[..., Resolved] = partial(
         load_profile,
         ctx,
         request.profile,
@@ -683,14 +693,15 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
         tuned=request.tuned,
     )
     general = load()
-    find_weights(ctx, general)  # a missing model is the same on every engine: say so first
+    if has_weights:  # a missing model is the same on every engine: say so first
+        read_facts(ctx, find_weights(ctx, general))
     passed_over: list[tuple[str, str]] = []
     for word in general.profile.engine.prefer or _ANY:
         found = candidates(engines, word) or _named_by_path(ctx, word)
         if not found and word != Family.UNKNOWN:
             passed_over.append((word, _why_not_here(ctx, engines, word)))
         for engine in found:
-            choice = _try(ctx, load, host, engine)
+            choice = _try(ctx, load, host, engine, has_weights=has_weights)
             if isinstance(choice, Choice):
                 return replace(choice, passed_over=tuple(passed_over))
             passed_over.append((engine.name, choice))
@@ -700,33 +711,6 @@ def choose(ctx: Context, request: PlanRequest, host: Host) -> Choice:
         state="nothing was touched",
         hint="`tunerd engines` lists what is here; engine.prefer and [engines.NAME] choose",
     )
-
-
-def without_weights(
-    ctx: Context, request: PlanRequest, host: Host
-) -> tuple[Engine, Resolved, CommandLine] | None:
-    """What the first engine would be started with once the model file is there; None where none can.
-
-    The file stands in the first folder of `models.dirs`, by the name that the profile has for it.
-    """
-    load = partial(
-        load_profile, ctx, request.profile, options=request.options, with_tuned=request.with_tuned
-    )
-    model, engines = load().profile.model, find_engines(ctx)
-    folder = next(iter(ctx.settings.models.dirs), Path("FOLDER"))
-    path = folder / (model.path or model.hf_file or f"{model.name or 'MODEL'}.gguf")
-    for word in load().profile.engine.prefer or _ANY:
-        for engine in candidates(engines, word) or _named_by_path(ctx, word):
-            if engine.capabilities is None:
-                continue
-            resolved = load(engine_names=_layer_names(engine))
-            _, has_gpu = _devices(ctx, engine, resolved, host)
-            with contextlib.suppress(ModelFileError):  # of a drafter
-                context = _render_context(ctx, engine, resolved, host, path, has_gpu=has_gpu)
-                command = render(resolved, engine.capabilities, context)
-                if isinstance(command, CommandLine):
-                    return engine, resolved, command
-    return None
 
 
 def _layer_names(engine: Engine) -> tuple[str, ...]:
@@ -754,18 +738,30 @@ def _why_not_here(ctx: Context, engines: Sequence[Engine], word: str) -> str:
     return f"no such engine (did you mean `{nearest}`?)" if nearest else "no such engine here"
 
 
-def _try(ctx: Context, load: Callable[..., Resolved], host: Host, engine: Engine) -> Choice | str:
+def _try(
+    ctx: Context,
+    load: Callable[..., Resolved],
+    host: Host,
+    engine: Engine,
+    *,
+    has_weights: bool,
+) -> Choice | str:
     """The profile on one engine, or why that engine cannot serve it."""
     if engine.capabilities is None:
         return engine.problem or "cannot be probed"
     resolved = load(engine_names=_layer_names(engine))
-    model_path, facts = find_weights(ctx, resolved)
+    model = resolved.profile.model
+    if has_weights:
+        model_path = find_weights(ctx, resolved)
+    else:
+        folder = next(iter(ctx.settings.models.dirs), Path("FOLDER"))
+        model_path = folder / (model.path or model.hf_file or f"{model.name or 'MODEL'}.gguf")
     devices, has_gpu = _devices(ctx, engine, resolved, host)
     context = _render_context(ctx, engine, resolved, host, model_path, has_gpu=has_gpu)
     command = render(resolved, engine.capabilities, context)
     if not isinstance(command, CommandLine):
         return "; ".join(str(refusal) for refusal in command)
-    return Choice(engine, resolved, command, model_path, facts, devices, has_gpu, ())
+    return Choice(engine, resolved, command, model_path, devices, has_gpu, ())
 
 
 def found_of(engine: Engine) -> Found:
@@ -822,4 +818,4 @@ def draft_facts(ctx: Context, resolved: Resolved, command: CommandLine) -> Model
     path = command.value_of("speculation.draft_model")
     if path is None or not resolved.profile.speculation.kinds & KINDS_WITH_DRAFT_FILE:
         return None
-    return ModelFiles(ctx.paths.cache_dir, ctx.files).read_facts(Path(path))
+    return read_facts(ctx, Path(path))

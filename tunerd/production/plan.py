@@ -11,6 +11,7 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.builds import (
+    Choice,
     PlanRequest,
     choose,
     draft_facts,
@@ -21,8 +22,8 @@ from tunerd.engine.builds import (
     found_of,
     named_by_plan,
     prober,
+    read_facts,
     refusal,
-    without_weights,
 )
 from tunerd.engine.commandline import KINDS_WITH_PROBABILITY, CommandLine
 from tunerd.engine.health import Expectation
@@ -573,25 +574,21 @@ def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> A
     try:
         made = make_plan(ctx, request)
     except ModelFileError as problem:
-        found = without_weights(ctx, request, read_host(ctx.gpu))
-        if found is None:
-            raise
-        return _without_weights(ctx, *found, problem, with_explain=with_explain)
+        try:
+            found = choose(ctx, request, read_host(ctx.gpu), has_weights=False)
+        except TunerdError:
+            raise problem from None
+        return _without_weights(ctx, found, problem, with_explain=with_explain)
     made = replace(made, messages=(*made.messages, *check_estimate(ctx, made)))
     payload = plan_json(made, with_explain=with_explain)
     return ActionResult("plan", payload, made.messages, 1 if made.is_refused else 0)
 
 
 def _without_weights(
-    ctx: Context,
-    engine: Engine,
-    resolved: Resolved,
-    command: CommandLine,
-    problem: ModelFileError,
-    *,
-    with_explain: bool,
+    ctx: Context, found: Choice, problem: ModelFileError, *, with_explain: bool
 ) -> ActionResult:
     live = read_live_unit(ctx)
+    engine, resolved, command = found.engine, found.resolved, found.command
     unit_text = render_unit(unit_template(ctx), unit_spec(ctx, resolved, engine, command, live))
     messages = (error("model-missing", problem.words, problem.hint),)
     payload = _json(
@@ -674,6 +671,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     live = read_live_unit(ctx)
     live_text = standing_text(ctx)
     chosen = choose(ctx, request, host)
+    facts = read_facts(ctx, chosen.model_path)
     engine, resolved, command = chosen.engine, chosen.resolved, chosen.command
     has_gpu = chosen.has_gpu
     draft = draft_facts(ctx, resolved, command)
@@ -684,14 +682,14 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
     unit_text = render_unit(unit_template(ctx), spec)
     correction = correction_of(ctx, command.argv, unit_text)
     memory = memory_of_plan(
-        ctx, resolved, engine, chosen.facts, draft, host, chosen.devices,
+        ctx, resolved, engine, facts, draft, host, chosen.devices,
         has_gpu=has_gpu, correction=correction,
     )  # fmt: skip
     after = serving_after(command, engine.capabilities)
     messages = (
         *named_by_plan(ctx, request),
         *check_machine(resolved, host, chosen.devices, has_gpu=has_gpu),
-        *check_model(resolved, chosen.facts),
+        *check_model(resolved, facts),
         *found_by_metadata(resolved, chosen.model_path),
         *check_values(resolved, host),
         *check_proofs(resolved, engine),
@@ -708,7 +706,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_handover(ctx, live, _family(engine), before, after),
         *check_unit(ctx, unit_text),
         *memory.messages,
-        *tuned_layer(ctx, resolved, engine, chosen.facts, host),
+        *tuned_layer(ctx, resolved, engine, facts, host),
     )
     old = live_text.decode("utf-8", "replace") if live_text is not None else live.text
     return Plan(
@@ -719,7 +717,7 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         live=live,
         live_sha256=sha256(live_text),
         diff=unified_diff(old, unit_text, ctx.unit),
-        facts=chosen.facts,
+        facts=facts,
         memory=memory,
         host=host,
         has_gpu=has_gpu,
