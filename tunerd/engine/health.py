@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -314,17 +314,6 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait [s].
-
-    `stall_s` without any sign of loading means a hang; `limit_s` is the end in any case.
-    """
-
-    stall_s: float
-    limit_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Observation:
     """One look at a starting server.
 
@@ -341,18 +330,6 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
-    """Keep waiting; `text` is for people."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """It answers; now ask it for a generation."""
-
-
-@dataclass(frozen=True, slots=True)
 class Lost:
     """It will not come up; `kind` is None where the log has to tell."""
 
@@ -366,29 +343,31 @@ def judge_start(
     first_s: float,
     moved_s: float,
     expected: Expectation,
-    patience: Patience,
-) -> Starting | Ready | Lost:
-    """What an observation means.
+    stall_s: float,
+    limit_s: float,
+) -> Lost | str | None:
+    """What an observation means: None once it answers, what to tell people as long as one should wait.
 
     Args:
         now: The latest look.
         first_s: When the waiting began, on the observations' clock.
         moved_s: When the loading last made progress.
         expected: Who should answer.
-        patience: How long to wait.
+        stall_s: So long without any sign of loading means a hang.
+        limit_s: The end in any case.
     """
     unit = now.unit
     if unit.has_failed or unit.active_state == "inactive":
         return Lost(None, f"the unit is {unit.active_state} ({unit.result})")
     if (unit.n_restarts or 0) > expected.n_restarts:
         return Lost(None, f"it ended and was started again {unit.n_restarts} times")
-    if now.at_s - first_s > patience.limit_s:
-        return Lost(FailureKind.HANG, f"not ready after {patience.limit_s:.0f} s")
-    if now.at_s - moved_s > patience.stall_s:
-        return Lost(FailureKind.HANG, f"no sign of progress for {patience.stall_s:.0f} s")
+    if now.at_s - first_s > limit_s:
+        return Lost(FailureKind.HANG, f"not ready after {limit_s:.0f} s")
+    if now.at_s - moved_s > stall_s:
+        return Lost(FailureKind.HANG, f"no sign of progress for {stall_s:.0f} s")
     is_new = unit.invocation_id != expected.old_invocation or expected.old_invocation is None
     if not unit.is_active or not is_new or unit.main_pid is None:
-        return Starting("waiting for the process")
+        return "waiting for the process"
     if now.listener_pid not in {None, unit.main_pid}:
         text = f"process {now.listener_pid} answers on the port, not the unit"
         return Lost(FailureKind.PORT_TAKEN, text)
@@ -396,10 +375,10 @@ def judge_start(
         return _judge_answer(now, expected)
     if now.http is HttpState.WRONG:
         return Lost(FailureKind.WRONG_MODEL, "what answers there is not a llama-server")
-    return Starting("loading the model" if now.http is HttpState.LOADING else "starting")
+    return "loading the model" if now.http is HttpState.LOADING else "starting"
 
 
-def _judge_answer(now: Observation, expected: Expectation) -> Ready | Lost:
+def _judge_answer(now: Observation, expected: Expectation) -> Lost | None:
     # Of several names mainline tells one, ik all of them as one text.
     names = set() if expected.alias is None else {expected.alias, *expected.alias.split(",")}
     if names and now.alias is not None and now.alias not in names:
@@ -407,7 +386,7 @@ def _judge_answer(now: Observation, expected: Expectation) -> Ready | Lost:
             FailureKind.WRONG_MODEL,
             f"it serves `{now.alias[:100]}`, not `{expected.alias}`",
         )
-    return Ready()
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,9 +456,3 @@ def judge_settled(unit: UnitState, *, main_pid: int, invocation: str | None) -> 
     if unit.main_pid != main_pid or unit.invocation_id != invocation:
         return Lost(FailureKind.CRASH, "it was restarted right after its first answer")
     return None
-
-
-def load_progress(parts: Mapping[str, int | None]) -> int | None:
-    """One number that grows while a model is loaded; None if nothing could be read."""
-    known = [value for value in parts.values() if value is not None]
-    return sum(known) if known else None

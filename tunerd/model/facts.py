@@ -226,7 +226,6 @@ class ModelFacts:
     n_head: int | None
     n_head_kv: int | None
     key_length: int | None
-    value_length: int | None
     n_ff: int | None
     n_expert: int | None
     n_expert_used: int | None
@@ -301,7 +300,7 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
     places = _places(tensors, n_blocks)
     blocks = _blocks(keys, places, n_blocks, n_nextn)
     drafting = [one for one in tensors if n_blocks - n_nextn <= _block_of(one.name) < n_blocks]
-    key_length, value_length = _head_sizes(keys)
+    key_length, _ = _head_sizes(keys)
     head = by_name.get(_HEAD, by_name.get(_EMBEDDING))
     return ModelFacts(
         identity=identity,
@@ -318,7 +317,6 @@ def facts_of(files: Sequence[tuple[FileIdentity, Header]]) -> ModelFacts:
         n_head=keys.own_most("attention.head_count"),
         n_head_kv=keys.own_most("attention.head_count_kv"),
         key_length=key_length,
-        value_length=value_length,
         n_ff=keys.own_most("feed_forward_length"),
         n_expert=keys.own("expert_count"),
         n_expert_used=keys.own_most("expert_used_count"),

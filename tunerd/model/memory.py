@@ -22,7 +22,6 @@ class EngineLaws:
     """What one generation of builds allocates; the defaults are what mainline does now.
 
     Attributes:
-        name: For people.
         caps_outputs: Logits are reserved for the rows that are sampled; else for a whole ubatch.
         input_mask_bytes: Bytes per value of the attention mask as it is handed in; it is used in
             f16, so that a wider one needs both for a moment.
@@ -43,7 +42,6 @@ class EngineLaws:
             part of the compute buffer; before, it grew while the server ran.
     """
 
-    name: str
     caps_outputs: bool = True
     input_mask_bytes: int = 2
     is_feed_forward_fused: bool = False
@@ -60,12 +58,9 @@ class EngineLaws:
     reserves_converted_kv: bool = True
 
 
-MAINLINE_NOW = EngineLaws(name="mainline 0.x")
-MAINLINE_SUMMER_2026 = EngineLaws(
-    name="mainline of summer 2026", writes_state_copies=False, checkpoint_has_mtp_kv=True
-)
+MAINLINE_NOW = EngineLaws()
+MAINLINE_SUMMER_2026 = EngineLaws(writes_state_copies=False, checkpoint_has_mtp_kv=True)
 MAINLINE_SPRING_2026 = EngineLaws(
-    name="mainline until June 2026",
     caps_outputs=False,
     input_mask_bytes=4,
     writes_state_copies=False,
@@ -75,7 +70,6 @@ MAINLINE_SPRING_2026 = EngineLaws(
     reserves_converted_kv=False,
 )
 IK = EngineLaws(
-    name="ik_llama.cpp",
     caps_outputs=False,
     is_feed_forward_fused=True,
     keeps_state_copies=False,

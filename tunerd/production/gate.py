@@ -17,9 +17,6 @@ from tunerd.engine.health import (
     HttpState,
     Lost,
     Observation,
-    Patience,
-    Ready,
-    Starting,
     classify,
     hint_for,
     judge_generation,
@@ -27,7 +24,6 @@ from tunerd.engine.health import (
     judge_speculation,
     judge_start,
     last_words,
-    load_progress,
     says_port_taken,
 )
 from tunerd.engine.server import Address, LlamaServer
@@ -163,7 +159,6 @@ class _Start:
     def _wait_for_ready(self) -> tuple[LlamaServer, UnitState] | Lost:
         settings, clock = self.ctx.settings.service, self.ctx.clock
         began_s = clock.monotonic_s()
-        patience = Patience(stall_s=settings.stall_s, limit_s=settings.start_limit_s)
         moved_s, furthest = began_s, -1
         last_text = ""
         while True:
@@ -171,15 +166,20 @@ class _Start:
             if (now.progress or 0) > furthest:
                 moved_s, furthest = now.at_s, now.progress or 0
             judged = judge_start(
-                now, first_s=began_s, moved_s=moved_s, expected=self.expected, patience=patience
+                now,
+                first_s=began_s,
+                moved_s=moved_s,
+                expected=self.expected,
+                stall_s=settings.stall_s,
+                limit_s=settings.start_limit_s,
             )
             if isinstance(judged, Lost):
                 return judged
-            if isinstance(judged, Ready) and server is not None:
+            if judged is None and server is not None:
                 return server, now.unit
-            if isinstance(judged, Starting) and (judged.text != last_text or self.model_bytes):
-                last_text = judged.text
-                self._tell_load(judged.text, furthest, now.at_s - began_s)
+            if judged is not None and (judged != last_text or self.model_bytes):
+                last_text = judged
+                self._tell_load(judged, furthest, now.at_s - began_s)
             clock.sleep(POLL_S)
 
     def _look(self) -> tuple[Observation, LlamaServer | None]:
@@ -198,14 +198,10 @@ class _Start:
         if address is not None and http in {HttpState.READY, HttpState.WRONG}:
             listener = _who_listens(address, state.main_pid)
         facts = process_facts(state.main_pid) if state.main_pid is not None else None
-        read = None if facts is None else facts.read_bytes
-        progress = load_progress(
-            {
-                "read": None if read is None else read >> 20,
-                "rss": None if facts is None else facts.rss_mib,
-                "vram": _vram_used(ctx, state.main_pid),
-            }
-        )
+        vram_mib = _vram_used(ctx, state.main_pid)
+        loaded_mib = () if facts is None else (facts.rss_mib, (facts.read_bytes or 0) >> 20)
+        known = [mib for mib in (vram_mib, *loaded_mib) if mib is not None]
+        progress = sum(known) if known else None
         now = Observation(ctx.clock.monotonic_s(), state, http, listener, alias, progress)
         return now, server
 
