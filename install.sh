@@ -534,20 +534,22 @@ end_try() {
     exit "$status"
 }
 
-# A request as any client sends it.
+# A request as any client sends it; how fast it was answered is left in $try_dir/tmp/tok_s.
 ask() {
     printf '\n%s$ POST http://127.0.0.1:%s/v1/chat/completions%s\n' "$bold" "$port" "$plain"
-    "$try_dir/venv/bin/python" - "$port" <<'EOF'
-import json, sys, urllib.request
-request = {"messages": [{"role": "user", "content": "count on"}], "max_tokens": 48}
+    "$try_dir/venv/bin/python" - "$port" "$try_dir/tmp/tok_s" <<'EOF'
+import json, pathlib, sys, urllib.request
+request = {"messages": [{"role": "user", "content": "write code"}], "max_tokens": 192}
 url = f"http://127.0.0.1:{sys.argv[1]}/v1/chat/completions"
 headers = {"Content-Type": "application/json"}
 body = urllib.request.Request(url, json.dumps(request).encode(), headers)
 answer = json.load(urllib.request.build_opener(urllib.request.ProxyHandler({})).open(body, timeout=60))
 timings = answer["timings"]
-print(" ", answer["choices"][0]["message"]["content"].strip())
-print(f"  {timings['predicted_n']} tokens, {timings['predicted_per_second']:.0f} tok/s, "
+rate = f"{timings['predicted_per_second']:.0f}"
+print(" ", " ".join(answer["choices"][0]["message"]["content"].split()[:10]), "...")
+print(f"  {timings['predicted_n']} tokens, {rate} tok/s, "
       f"{timings.get('draft_n_accepted', 0)} of {timings.get('draft_n', 0)} drafted accepted")
+pathlib.Path(sys.argv[2]).write_text(rate)
 EOF
 }
 
@@ -556,7 +558,7 @@ try_out() {
         [ -z "$(ls -A -- "$try_dir")" ] || die "there is something else in $try_dir" 'name a new folder'
     fi
     if [ "$dry" = yes ]; then
-        say "would install tunerd into $try_dir/venv and run detect, plan, apply and rollback there"
+        say "would install tunerd into $try_dir/venv and run detect, plan, apply, rollback, a sweep there"
         done_with '' || return 0
         return
     fi
@@ -570,10 +572,10 @@ try_out() {
     trap 'exit 130' INT
     trap 'exit 143' TERM
     rm -rf -- "$try_dir/state" "$try_dir/run" "$try_dir/models" "$try_dir/config"
-    mkdir -p -- "$try_dir/tmp" "$try_dir/models" "$try_dir/config"
+    mkdir -p -- "$try_dir/tmp" "$try_dir/models" "$try_dir/config/profiles"
     mkdir -- "$try_dir/run"
     chmod 0700 -- "$try_dir/run"
-    printf '[models]\ndirs = [%s]\n' "$(toml_string "$try_dir/models")" >"$try_dir/config/tunerd.toml"
+    try_settings >"$try_dir/config/tunerd.toml"
     for variable in $(env | sed -n 's/^\(TUNERD_[A-Z_]*\)=.*/\1/p'); do
         unset "$variable"
     done
@@ -583,6 +585,7 @@ try_out() {
         install_environment "$try_dir/venv"
     )
     port=$(free_port)
+    try_profile >"$try_dir/config/profiles/mine.toml"
     bold='' plain=''
     if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
         bold=$(printf '\033[1m') plain=$(printf '\033[0m')
@@ -590,24 +593,81 @@ try_out() {
     main_job
     stop_try
     say ''
-    say "That was the main job, on a real llama.cpp server without a GPU. It is stopped again."
-    say "  look at it   $try_dir/venv, $try_dir/state"
-    say "  remove it    rm -r '$try_dir'"
+    say 'That was the main job, on a real llama.cpp server without a GPU. It is stopped again.'
+    say "  $outcome"
+    say "  the report   $try_dir/report.html"
+    say "  look at it   $try_dir/venv, $try_dir/state, $try_dir/config/profiles/mine.toml"
     say "  for real     sudo $here/install.sh   or   $here/install.sh --user"
+    say "  remove it    rm -r '$try_dir'"
 }
 
+# A swap and the way back; then a search for something faster, its proof and its promotion.
 main_job() {
     show detect
-    show model new "$try_dir/models/designed-tiny.gguf"
-    show plan cpu-embedded-baseline --set "serving.port=$port"
-    show apply cpu-embedded-baseline --set "serving.port=$port" --yes
+    show model new "$try_dir/models/designed-f32.gguf" --shape f32
+    show plan mine
+    show apply mine --yes
     ask
-    show apply cpu-embedded --set "serving.port=$port" --yes
-    ask
+    show apply mine --set serving.ctx_size=1024 --yes
     show rollback --yes
+    show sweep run --budget 210s --yes
     ask
+    before=$(cat -- "$try_dir/tmp/tok_s")
+    outcome="nothing was promoted, the sweep says above why; $before tok/s as before"
+    if tunerd sweep show --json | grep -q '"verdict": *"promote"'; then
+        show promote --yes
+        ask
+        outcome="before $before tok/s, after $(cat -- "$try_dir/tmp/tok_s") tok/s; promoted: $(promoted)"
+    fi
     show status
     show history
+    show report --output "$try_dir/report.html"
+}
+
+# What the promotion set, in one line.
+promoted() {
+    sed -n 's/^\[\(.*\)\]$/\1:/p; s/^\([a-z_]*\) = \(.*\)/\1 = \2,/p' "$try_dir/state/tuned/mine.toml" |
+        paste -s -d ' ' | sed 's/,$//'
+}
+
+# A model this small shows at once whether it stays; a busy machine lets nothing be proved, and there
+# the sweep soon gives way.
+try_settings() {
+    cat <<EOF
+[models]
+dirs = [$(toml_string "$try_dir/models")]
+
+[service]
+settle_s = 0.5
+
+[sweep]
+patience_s = 20
+EOF
+}
+
+# A profile as people write them: what serves, what is asked of it, and what a sweep may try.
+try_profile() {
+    cat <<EOF
+description = "no speculation yet, for texts that repeat themselves"
+extends = "cpu-embedded-baseline"
+
+[model]
+path = "designed-f32.gguf"
+
+[serving]
+port = $port
+ctx_size = 768
+
+[workload]
+classes = [{ kind = "code", prompt_tokens = 16, answer_tokens = 128 }]
+
+[sweep]
+"speculation.type" = ["ngram-mod"]
+"speculation.n_max" = [48]
+"speculation.p_min" = [0.0]
+"serving.threads" = [1]
+"serving.n_ubatch" = [512]
+EOF
 }
 
 toml_string() { "$(find_python)" -c 'import json, sys; print(json.dumps(sys.argv[1]))' "$1"; }

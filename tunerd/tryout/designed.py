@@ -207,7 +207,7 @@ class Shape:
     `n_embd` is at least twice the number of words. `n_layer` counts the trunk's blocks; an MTP
     block comes on top. Every `full_attention_interval`-th block has full attention, the others are
     recurrent. `n_vocab` of None means as many tokens as there are words; a larger one is padded
-    with unused tokens.
+    with unused tokens. `kind` is the type of the blocks' matrices.
     """
 
     n_layer: int = 4
@@ -229,6 +229,7 @@ class Shape:
     has_mtp: bool = True
     n_vocab: int | None = None
     context_length: int = 32768
+    kind: str = "q8_0"
 
     @property
     def architecture(self) -> str:
@@ -271,6 +272,8 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
             ssm_time_step_rank=16,
             n_ff=3328,
         ),
+        # More bytes a token than arithmetic: a step that checks a draft reads them once.
+        "f32": Shape(n_layer=12, n_ff=640, has_mtp=False, kind="f32"),
     }
 )
 
@@ -348,10 +351,10 @@ def _attention(shape: Shape) -> tuple[_Part, ...]:
     keys = shape.n_head_kv * shape.head_dim
     return (
         # Twice the queries: the other half gates the attention's output.
-        ("attn_q.weight", (2 * queries, width), "q8_0", Fill.INPUT),
-        ("attn_k.weight", (keys, width), "q8_0", Fill.INPUT),
-        ("attn_v.weight", (keys, width), "q8_0", Fill.INPUT),
-        ("attn_output.weight", (width, queries), "q8_0", Fill.SILENT),
+        ("attn_q.weight", (2 * queries, width), shape.kind, Fill.INPUT),
+        ("attn_k.weight", (keys, width), shape.kind, Fill.INPUT),
+        ("attn_v.weight", (keys, width), shape.kind, Fill.INPUT),
+        ("attn_output.weight", (width, queries), shape.kind, Fill.SILENT),
         ("attn_q_norm.weight", (shape.head_dim,), "f32", Fill.ONES),
         ("attn_k_norm.weight", (shape.head_dim,), "f32", Fill.ONES),
     )
@@ -361,15 +364,15 @@ def _recurrent(shape: Shape) -> tuple[_Part, ...]:
     width, inner, heads = shape.n_embd, shape.ssm_inner_size, shape.ssm_time_step_rank
     mixed = inner + 2 * shape.ssm_group_count * shape.ssm_state_size
     return (
-        ("attn_qkv.weight", (mixed, width), "q8_0", Fill.INPUT),
-        ("attn_gate.weight", (inner, width), "q8_0", Fill.INPUT),
+        ("attn_qkv.weight", (mixed, width), shape.kind, Fill.INPUT),
+        ("attn_gate.weight", (inner, width), shape.kind, Fill.INPUT),
         ("ssm_conv1d.weight", (mixed, shape.ssm_conv_kernel), "f32", Fill.INPUT),
         ("ssm_dt.bias", (heads,), "f32", Fill.ONES),
         ("ssm_a", (heads,), "f32", Fill.DECAY),
-        ("ssm_alpha.weight", (heads, width), "q8_0", Fill.INPUT),
-        ("ssm_beta.weight", (heads, width), "q8_0", Fill.INPUT),
+        ("ssm_alpha.weight", (heads, width), shape.kind, Fill.INPUT),
+        ("ssm_beta.weight", (heads, width), shape.kind, Fill.INPUT),
         ("ssm_norm.weight", (shape.ssm_state_size,), "f32", Fill.ONES),
-        ("ssm_out.weight", (width, inner), "q8_0", Fill.SILENT),
+        ("ssm_out.weight", (width, inner), shape.kind, Fill.SILENT),
     )
 
 
@@ -377,20 +380,20 @@ def _feed_forward(shape: Shape) -> tuple[_Part, ...]:
     width = shape.n_embd
     if not shape.is_moe:
         return (
-            ("ffn_gate.weight", (shape.n_ff, width), "q8_0", Fill.INPUT),
-            ("ffn_up.weight", (shape.n_ff, width), "q8_0", Fill.INPUT),
-            ("ffn_down.weight", (width, shape.n_ff), "q8_0", Fill.SILENT),
+            ("ffn_gate.weight", (shape.n_ff, width), shape.kind, Fill.INPUT),
+            ("ffn_up.weight", (shape.n_ff, width), shape.kind, Fill.INPUT),
+            ("ffn_down.weight", (width, shape.n_ff), shape.kind, Fill.SILENT),
         )
     experts, hidden, shared = shape.n_expert, shape.n_ff_expert, shape.n_ff_shared
     return (
         ("ffn_gate_inp.weight", (experts, width), "f32", Fill.INPUT),
-        ("ffn_gate_exps.weight", (experts, hidden, width), "q8_0", Fill.INPUT),
-        ("ffn_up_exps.weight", (experts, hidden, width), "q8_0", Fill.INPUT),
-        ("ffn_down_exps.weight", (experts, width, hidden), "q8_0", Fill.SILENT),
+        ("ffn_gate_exps.weight", (experts, hidden, width), shape.kind, Fill.INPUT),
+        ("ffn_up_exps.weight", (experts, hidden, width), shape.kind, Fill.INPUT),
+        ("ffn_down_exps.weight", (experts, width, hidden), shape.kind, Fill.SILENT),
         ("ffn_gate_inp_shexp.weight", (width,), "f32", Fill.INPUT),
-        ("ffn_gate_shexp.weight", (shared, width), "q8_0", Fill.INPUT),
-        ("ffn_up_shexp.weight", (shared, width), "q8_0", Fill.INPUT),
-        ("ffn_down_shexp.weight", (width, shared), "q8_0", Fill.SILENT),
+        ("ffn_gate_shexp.weight", (shared, width), shape.kind, Fill.INPUT),
+        ("ffn_up_shexp.weight", (shared, width), shape.kind, Fill.INPUT),
+        ("ffn_down_shexp.weight", (width, shared), shape.kind, Fill.SILENT),
     )
 
 
@@ -663,7 +666,7 @@ def _head(made: Design, n_rows: int) -> Floats:
 def _add_metadata(writer: GGUFWriter, made: Design) -> None:
     writer.add_name("tunerd designed model")
     writer.add_description("Random blocks that add nothing; head and MTP block with known answers.")
-    writer.add_file_type(7)  # mostly q8_0
+    writer.add_file_type({"f32": 0, "q8_0": 7}[made.shape.kind])
     writer.add_quantization_version(2)
     for name, value in metadata(made.shape).items():
         key = f"{made.shape.architecture}.{name}"
