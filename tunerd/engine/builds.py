@@ -106,7 +106,9 @@ def find_programs(ctx: Context) -> tuple[Found, ...]:
     serving = tuple(_serving(ctx))
     on_path = programs_in(path_folders(ctx.environment.get("PATH", "")), "PATH")
     kept = tuple(_kept(ctx))
-    homes = account_homes() if ctx.mode is Mode.SYSTEM else (_home(ctx),)
+    homes = (
+        account_homes() if ctx.mode is Mode.SYSTEM else (Path(ctx.environment.get("HOME", "/")),)
+    )
     built = programs_in(build_folders(homes), "build folder")
     return distinct((*named, *own, *serving, *on_path, *kept, *built))
 
@@ -224,20 +226,12 @@ def _same_file(one: Path, other: Path) -> bool:
         return False
 
 
-def _home(ctx: Context) -> Path:
-    return Path(ctx.environment.get("HOME", "/"))
-
-
 # Builds of these dialects say that they take n-max and p-min with a request; only a proof counts.
 _CLAIMS_PER_REQUEST = frozenset({"ik-now"})
 
 
 def engines(ctx: Context, *, prove: bool = False) -> ActionResult:
-    """List engines, after trying their features on a designed model if asked to.
-
-    Raises:
-        Busy: another change is under way while proofs are wanted.
-    """
+    """List engines, after trying their features on a designed model if asked to."""
     from tunerd.engine.prove import prove_engine
 
     found = find_engines(ctx)

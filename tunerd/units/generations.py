@@ -99,6 +99,7 @@ class HistoryEntry:
     ending: Ending
 
 
+_RUNNING = Ending(Outcome.RUNNING, None, None, None, None)
 _DIGITS = 6
 _NUMBER = re.compile(rf"[0-9]{{{_DIGITS},12}}")
 _RECORD = "generation.json"
@@ -200,7 +201,8 @@ class Generations:
             return None
         ending = self._files.read_json(folder / _ENDING)
         try:
-            return HistoryEntry(_generation(data, number), _ending(ending))
+            ended = _RUNNING if ending is None else read(Ending, ending)
+            return HistoryEntry(_generation(data, number), ended)
         except Unreadable as error:
             raise HostError(
                 f"record of generation {number} is damaged: `{folder / _RECORD}`",
@@ -255,12 +257,6 @@ def _generation(data: object, number: int) -> Generation:
     if generation.number != number:
         raise Unreadable(f"it says that it is generation {generation.number}")
     return generation
-
-
-def _ending(data: object) -> Ending:
-    if data is None:
-        return Ending(Outcome.RUNNING, None, None, None, None)
-    return read(Ending, data)
 
 
 def changed_model_files(generation: Generation) -> Iterator[tuple[Path, bool]]:
