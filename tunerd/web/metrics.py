@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from tunerd import __version__
@@ -39,9 +39,7 @@ class _Collector:
 
 def exposition(reading: Reading | None) -> bytes:
     """The text of `/metrics`; without a reading only who answers."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(reading))
-    return generate_latest(registry)
+    return generate_latest(_Collector(reading))
 
 
 def _family(kind: str, name: str, text: str, samples: _Samples) -> Metric:

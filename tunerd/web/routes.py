@@ -275,14 +275,8 @@ class Answer:
         return cls(result.to_json(), result.exit_code)
 
     @classmethod
-    def failed(
-        cls,
-        error: TunerdError,
-        command: str = "api",
-        *,
-        status: int | None = None,
-        code: str | None = None,
-    ) -> Self:
+    def failed(cls, error: TunerdError, command: str = "api", *, status: int | None = None,
+               code: str | None = None) -> Self:  # fmt: skip
         """What went wrong, by the exit code of the error."""
         return cls(error_json(error, command, code=code), error.exit_code, status)
 
