@@ -1,9 +1,10 @@
 """Tries engines with what tunerd does with them, and writes the table of docs/engines.md.
 
-usage: python docs/engine_matrix.py NAME=PROGRAM ... [embedded]
+usage: python docs/engine_matrix.py NAME=PROGRAM ... [embedded] [debian-sid=sid:/usr/bin/llama-server]
 
 Each is probed, proved, planned, deployed on a designed model and asked; then it is made to fail. On a quiet machine a
-build takes about half a minute.
+build takes about half a minute. A program behind `sid:` is that of the Debian sid root of the tests, tried within it (as
+root). Rows of engines that are not named stay as they are.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tests.support import layers
 from tests.support.build_box import BuildBox, build_box
 from tests.support.designed import read_truth
+from tests.support.roots import PREFIX, SOURCES_INSIDE, cache_folder, sid_root
 from tunerd.engine.builds import PlanRequest
 from tunerd.errors import RolledBack, TunerdError
 from tunerd.production.apply import apply
@@ -131,23 +136,55 @@ def _refusal(box: BuildBox, profile: str) -> str:
     return "refused by plan" if done.returncode == 1 else told
 
 
-def lines(rows: list[list[str]]) -> Iterator[str]:
+def row_in_sid(name: str, program: str) -> list[str]:
+    """What came of an engine of Debian sid: this script in there tells it."""
+    script = f'cd {SOURCES_INSIDE} && {PREFIX}/bin/python docs/{Path(__file__).name} --json "$1" > /out/row'
+    plain = sid_root()
+    root = replace(plain, binds={**plain.binds, str(SOURCES_INSIDE / "docs"): PAGE.parent})
+    with tempfile.TemporaryDirectory(prefix="tunerd-test-", dir=cache_folder()) as made:
+        out = Path(made) / "out"
+        out.mkdir()
+        changed = Path(made) / "changed"
+        layers.build(
+            cache_folder(), changed, root, script, f"{name}={program}", writable={"/out": out}
+        )
+        cells: list[str] = json.loads((out / "row").read_text("utf-8"))
+    return cells
+
+
+def row_of(word: str) -> list[str]:
+    """The row of an engine as it is named on the command line."""
+    name, _, path = word.partition("=")
+    root, _, inside = path.partition(":")
+    return row_in_sid(name, inside) if root == "sid" else row(name, Path(path) if path else None)
+
+
+def rows_of(table: str) -> dict[str, list[str]]:
+    """The rows of the table as it is, by their engines."""
+    found = [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
+    return {cells[0]: cells for cells in found}
+
+
+def lines(rows: Mapping[str, list[str]]) -> Iterator[str]:
     """As Markdown."""
     yield f"| {' | '.join(HEADS)} |"
     yield f"|{'---|' * len(HEADS)}"
-    for cells in rows:
+    for cells in rows.values():
         yield f"| {' | '.join(cells)} |"
 
 
 def main(words: list[str]) -> None:
     """One row for each word."""
-    rows = []
+    if words[0] == "--json":
+        sys.stdout.write(json.dumps(row_of(words[1])))
+        return
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    table, _, after = rest.partition(END)
+    rows = rows_of(table)
     for word in words:
-        name, _, path = word.partition("=")
-        rows.append(row(name, Path(path) if path else None))
-        sys.stdout.write("  ".join(rows[-1]) + "\n")
-    text = PAGE.read_text("utf-8")
-    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+        cells = row_of(word)
+        rows[cells[0]] = cells
+        sys.stdout.write("  ".join(cells) + "\n")
     PAGE.write_text("\n".join([before + BEGIN, *lines(rows), END + after]), "utf-8")
 
 
