@@ -8,11 +8,10 @@ import pytest
 
 from tests.support.api_box import ApiBox, serving
 from tests.support.browser import Chromium, browser
-from tests.support.local_box import Box, deployed
+from tests.support.local_box import deployed
 from tests.support.made_sweep import put_sweep
-from tests.support.readings import a_reading, served
+from tests.support.readings import a_reading, served, watched_hours
 from tests.support.server_process import free_port
-from tunerd.watch.history import HistoryKeeper
 
 pytestmark = pytest.mark.llama
 
@@ -47,20 +46,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiBox]:
         text = PLAIN.format(description=HOSTILE, model=box.model, port=port)
         (profiles / "plain.toml").write_text(text)
         assert put_sweep(box) == 1
-        watch(box)
+        watched_hours(box.context)
         with serving(box=box) as api:
             work = served(600, 51.5, n_drafted=900, n_accepted=700)
             api.telemetry.add(a_reading(box.context.clock.now_s(), served=work))
             yield api
-
-
-def watch(box: Box) -> None:
-    keeper = HistoryKeeper(box.context)
-    now_s = box.context.clock.now_s()
-    for minute in range(600, 0, -10):
-        work = served(600, 48.0 + minute % 7, n_drafted=900, n_accepted=600 + minute % 50)
-        keeper.add(a_reading(now_s - 60 * minute, served=work if minute % 60 else None))
-    keeper.close()
 
 
 @pytest.mark.browser
