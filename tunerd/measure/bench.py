@@ -29,7 +29,7 @@ from tunerd.measure.findings import (
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
     PROOF_KINDS,
-    Asked,
+    Answered,
     Life,
     Target,
     letters_per_token,
@@ -105,7 +105,7 @@ class _Pending:
 
     item: _Item | None
     target: Target
-    asked: Sequence[Asked]
+    asked: Sequence[Answered]
     wall_ms: float | None = None
 
 
@@ -260,7 +260,7 @@ class BenchRun:
             self._n_mute = self._n_mute + 1 if one.is_mute else 0
         return self._goes_on(target, failed)
 
-    def _goes_on(self, target: Target, failed: Asked | None) -> bool:
+    def _goes_on(self, target: Target, failed: Answered | None) -> bool:
         if failed is None:
             self._n_failed = 0
             return True
@@ -353,7 +353,7 @@ def _is_to_be_repeated(pending: _Pending) -> bool:
     return any(not asked.sample.is_usable for asked in pending.asked)
 
 
-def _is_refused(asked: Asked) -> bool:
+def _is_refused(asked: Answered) -> bool:
     """Whether the server says that it will not, such as for a prompt that its context cannot hold."""
     return (asked.sample.problem or "").startswith(_REFUSED)
 

@@ -27,8 +27,7 @@ from tunerd.measure.evidence import (
 )
 from tunerd.measure.findings import Parts, Quality, Replies, judge_quality, pair, turns_of
 from tunerd.measure.learn import workload_for
-from tunerd.measure.life import Asked as Answered
-from tunerd.measure.life import Life, Target, Texts, open_candidate, prompt_book
+from tunerd.measure.life import Answered, Life, Target, Texts, open_candidate, prompt_book
 from tunerd.measure.pairs import (
     SIDES,
     Asked,

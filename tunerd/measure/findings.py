@@ -528,7 +528,7 @@ _MOST_LETTERS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Question:
     """One question with the answers of both arms; an answer is None where there was none.
 
     `is_paired` is False where both arms answered, but never the same text: nothing is compared then.
@@ -545,19 +545,19 @@ class Asked:
 Replies = Mapping[str, Answer | None]
 
 
-def pair(case: str, number: int, reference: Replies, candidate: Replies) -> Asked:
+def pair(case: str, number: int, reference: Replies, candidate: Replies) -> Question:
     """The answers of both arms to the same text of a question, the first one that both answered."""
     answered = [{name for name, one in texts.items() if one is not None}
                 for texts in (reference, candidate)]  # fmt: skip
     for name in reference:
         if all(name in names for names in answered):
-            return Asked(case, name, reference[name], candidate[name])
+            return Question(case, name, reference[name], candidate[name])
     name = next(iter(reference or candidate), str(number))
     if all(answered):
-        return Asked(case, name, None, None, is_paired=False)
+        return Question(case, name, None, None, is_paired=False)
     one, other = (next((a for a in texts.values() if a is not None), None)
                   for texts in (reference, candidate))  # fmt: skip
-    return Asked(case, name, one, other)
+    return Question(case, name, one, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,7 +601,7 @@ class Quality:
         return SummaryRecord("quality", self.NAME, arm, {"reference": reference, **asdict(self)})
 
 
-def judge_quality(asked: Sequence[Asked]) -> Quality:
+def judge_quality(asked: Sequence[Question]) -> Quality:
     """Whether the candidate says the same where it must.
 
     Tool calls must have the same functions with the same argument keys, all of them valid JSON; short
@@ -620,7 +620,7 @@ def judge_quality(asked: Sequence[Asked]) -> Quality:
     return Quality(None if unknown else True, tuple(unknown), cases)
 
 
-def _case(name: str, asked: Sequence[Asked]) -> CaseQuality:
+def _case(name: str, asked: Sequence[Question]) -> CaseQuality:
     pairs = [(one.reference, one.candidate) for one in asked if one.is_paired]
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
     drifts = [drift(a.text, b.text) for a, b in both]

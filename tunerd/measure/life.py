@@ -590,7 +590,7 @@ _HANG_UP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Answered:
     """A request with its sample, and the answer itself, of which nothing is kept.
 
     `is_mute` where nothing of an answer ever came.
@@ -608,7 +608,7 @@ class Asked:
         """Whether a token of it was drafted, as far as the server counts."""
         return bool(self.sample.timings is not None and self.sample.timings.draft_n)
 
-    def marked(self, mark: Mark, *, even_failed: bool = False) -> Asked:
+    def marked(self, mark: Mark, *, even_failed: bool = False) -> Answered:
         """With one more mark; what has no answer needs none."""
         if self.sample.problem is not None and not even_failed:
             return self
@@ -633,7 +633,7 @@ class Life:
         self.name = name or target.life() or target.name
         self.traffic = TrafficWatch(ctx, target, scrape_s)
         self.position = 0
-        self.asked: list[Asked] = []
+        self.asked: list[Answered] = []
         self.quiet_mib: int | None = None
         self.accepted: tuple[int, ...] | None = None
         self._looks: list[GpuLook] = []
@@ -669,7 +669,7 @@ class Life:
             BenchError: it gave no answer, or drafts otherwise than it is meant to.
         """
         target = target or self.target
-        seen: list[Asked] = []
+        seen: list[Answered] = []
         for route in routes if known is None else [known]:
             one = replace(target, route=route)
             for kind in PROOF_KINDS if drafts and known is None else PROOF_KINDS[:1]:
@@ -705,7 +705,7 @@ class Life:
         *,
         target: Target | None = None,
         mark: Mark | None = None,
-    ) -> Asked:
+    ) -> Answered:
         """One request; `mark` is what speaks against it in any case."""
         found = self._send(target or self.target, request, prompt, self.position)
         if mark is not None:
@@ -714,7 +714,7 @@ class Life:
 
     def ask_with_room(
         self, request: Request, prompt: Prompt, *, target: Target | None = None
-    ) -> list[Asked]:
+    ) -> list[Answered]:
         """One question, asked again where thoughts took all the room of its answer."""
         found = [self.ask(request, prompt, target=target)]
         if request.is_chat and found[0].answer is not None and found[0].answer.ended_in_thought:
@@ -728,7 +728,7 @@ class Life:
         prompts: Sequence[Prompt],
         *,
         target: Target | None = None,
-    ) -> tuple[list[Asked], float]:
+    ) -> tuple[list[Answered], float]:
         """Several requests at the same time, and how long all of them took together [ms]."""
         began_s = self.ctx.clock.monotonic_s()
         target = target or self.target
@@ -738,15 +738,15 @@ class Life:
             found = self._send_at_once(target, requests, prompts)
         return self._took(found), (self.ctx.clock.monotonic_s() - began_s) * 1000
 
-    def _took(self, found: list[Asked]) -> list[Asked]:
+    def _took(self, found: list[Answered]) -> list[Answered]:
         self.position += len(found)
         self.asked += found
         return found
 
     def _send_at_once(
         self, target: Target, requests: Sequence[Request], prompts: Sequence[Prompt]
-    ) -> list[Asked]:
-        begun: list[Future[Asked]] = []
+    ) -> list[Answered]:
+        begun: list[Future[Answered]] = []
         with ThreadPoolExecutor(max_workers=len(requests)) as pool:
             try:
                 for index, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
@@ -759,7 +759,7 @@ class Life:
                     target.server.hang_up()
                     wait(begun, timeout=_HANG_UP_S)
 
-    def _send(self, target: Target, request: Request, prompt: Prompt, position: int) -> Asked:
+    def _send(self, target: Target, request: Request, prompt: Prompt, position: int) -> Answered:
         watch = GpuWatch(self.ctx, target.pids)
         watch.look_now()
         processors = look_at_processors(target.pids)
@@ -808,17 +808,17 @@ class Life:
         )
         is_mute = streamed.timed_out and not streamed.events
         answer_or_none = None if problem else answer
-        return Asked(request, prompt, sample, answer_or_none, tuple(watch.looks), is_mute)
+        return Answered(request, prompt, sample, answer_or_none, tuple(watch.looks), is_mute)
 
     # Others
 
-    def open(self) -> list[Asked]:
+    def open(self) -> list[Answered]:
         """Begin a stretch of the counters; what was asked before it is not judged by them."""
         before, self.asked = self.asked, []
         self.traffic.open()
         return before
 
-    def settle(self, *, was_busy: bool = False) -> tuple[list[Asked], Traffic]:
+    def settle(self, *, was_busy: bool = False) -> tuple[list[Answered], Traffic]:
         """What was asked since the last look at the counters, marked where others were served meanwhile.
 
         Args:

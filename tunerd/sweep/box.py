@@ -21,7 +21,7 @@ from tunerd.measure.answer import Mark, Sample, Timings
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord
 from tunerd.measure.life import (
-    Asked,
+    Answered,
     Life,
     Target,
     Texts,
@@ -322,7 +322,7 @@ class LeaseBox:
 
     def _ask(
         self, process: _Process, target: Target, request: Request, attempt: int
-    ) -> tuple[list[Asked], frozenset[Mark]]:
+    ) -> tuple[list[Answered], frozenset[Mark]]:
         """One attempt: the answers, and what speaks against them."""
         life = process.life
         is_busy = life.traffic.is_busy()
@@ -360,7 +360,7 @@ class LeaseBox:
     # Reading
 
     def _answer(
-        self, process: _Process, request: Request, found: Sequence[Asked], n_void: int
+        self, process: _Process, request: Request, found: Sequence[Answered], n_void: int
     ) -> dict[str, Any]:
         """The timings of one request, as the search reads them; of several at once their mean.
 
@@ -383,7 +383,7 @@ class LeaseBox:
             answer["tool_ok"] = self._tool_ok(found[0])
         return {key: value for key, value in answer.items() if value is not None}
 
-    def _tool_ok(self, asked: Asked) -> bool | None:
+    def _tool_ok(self, asked: Answered) -> bool | None:
         """Whether a tool call came whole; None as long as this model was not seen to make one."""
         is_whole = tool_call_is_whole(asked.answer)
         self._calls_tools |= is_whole is True
@@ -404,7 +404,7 @@ def _demand_room(target: Target, request: BenchRequest, prompt: Prompt) -> None:
         raise Refused(f"{n_tokens} tokens and {request.n_predict} more in {n_ctx}", n_tokens)
 
 
-def _row(asked: Asked) -> dict[str, Any]:
+def _row(asked: Answered) -> dict[str, Any]:
     sample = asked.sample
     timings = sample.timings or Timings()
     cached = timings.cache_n if timings.cache_n is not None else sample.details.get("cached")

@@ -12,7 +12,7 @@ from tests.support.bench_samples import sample, timings
 from tunerd.measure.answer import Answer, ClientTimes, Mark, Sample, ToolCall
 from tunerd.measure.evidence import TurnTime
 from tunerd.measure.findings import (
-    Asked,
+    Question,
     beside_published,
     find_crossover,
     judge_depth,
@@ -201,7 +201,7 @@ def test_the_same_calls_with_other_values_pass_the_gate() -> None:
     one = said("", ("convert", '{"value": 84, "unit": "km"}'))
     other = said("", ("convert", '{"unit": "km", "value": 85}'))
 
-    found = judge_quality([Asked(TOOLS, "p", one, other)])
+    found = judge_quality([Question(TOOLS, "p", one, other)])
 
     assert found.passes is True
     assert (found.cases[0].n_same, found.cases[0].n_called, found.cases[0].n_valid) == (1, 1, 1)
@@ -222,23 +222,23 @@ def test_the_same_calls_with_other_values_pass_the_gate() -> None:
 def test_tool_calls_that_differ_fail_the_gate(other: Answer) -> None:
     one = said("", ("convert", '{"value": 84}'))
 
-    assert judge_quality([Asked(TOOLS, "p", one, other)]).passes is False
+    assert judge_quality([Question(TOOLS, "p", one, other)]).passes is False
 
 
 def test_a_short_answer_must_be_the_same_and_prose_may_drift() -> None:
-    assert judge_quality([Asked(SHORT, "p", said("Fe\n"), said("Fe"))]).passes is True
-    assert judge_quality([Asked(SHORT, "p", said("Fe"), said("Iron"))]).passes is False
-    prose = judge_quality([Asked(PROSE, "p", said("kitten"), said("sitting"))])
+    assert judge_quality([Question(SHORT, "p", said("Fe\n"), said("Fe"))]).passes is True
+    assert judge_quality([Question(SHORT, "p", said("Fe"), said("Iron"))]).passes is False
+    prose = judge_quality([Question(PROSE, "p", said("kitten"), said("sitting"))])
     assert prose.passes is True
     assert prose.cases[0].drift_letters == 3
     assert prose.cases[0].drift_ratio == pytest.approx(3 / 7)
 
 
 def test_a_question_without_an_answer_fails_the_gate_and_none_at_all_is_no_verdict() -> None:
-    missing = Asked(SHORT, "p", said("Fe"), None)
+    missing = Question(SHORT, "p", said("Fe"), None)
 
     assert judge_quality([missing]).passes is None
-    assert judge_quality([missing, Asked(SHORT, "q", said("8"), said("8"))]).passes is False
+    assert judge_quality([missing, Question(SHORT, "q", said("8"), said("8"))]).passes is False
     assert judge_quality([]).passes is None
 
 
@@ -256,18 +256,18 @@ def test_a_question_that_was_repeated_is_compared_by_the_text_that_both_answered
 
 
 def test_where_no_call_was_made_the_gate_cannot_judge_calls() -> None:
-    short = Asked(SHORT, "q", said("8"), said("8"))
-    found = judge_quality([short, Asked(TOOLS, "p", said("no"), said("no"))])
+    short = Question(SHORT, "q", said("8"), said("8"))
+    found = judge_quality([short, Question(TOOLS, "p", said("no"), said("no"))])
 
     assert found.passes is None
     assert found.reasons == ("tool calls: not one was made, so they could not be judged",)
-    worse = Asked(SHORT, "q", said("8"), said("9"))
-    assert judge_quality([worse, Asked(TOOLS, "p", said("no"), said("no"))]).passes is False
+    worse = Question(SHORT, "q", said("8"), said("9"))
+    assert judge_quality([worse, Question(TOOLS, "p", said("no"), said("no"))]).passes is False
 
 
 def test_what_the_reference_did_not_answer_either_says_nothing_against_the_candidate() -> None:
-    same = Asked(SHORT, "q", said("8"), said("8"))
-    found = judge_quality([same, Asked(SHORT, "p", None, None)])
+    same = Question(SHORT, "q", said("8"), said("8"))
+    found = judge_quality([same, Question(SHORT, "p", None, None)])
 
     assert found.passes is None
     assert found.reasons == ("short answers: the reference had no answer to 1 of them",)
@@ -276,11 +276,11 @@ def test_what_the_reference_did_not_answer_either_says_nothing_against_the_candi
 
 def test_answers_that_are_all_thought_and_no_text_are_not_the_same_answer() -> None:
     silent = said("", reasoning="hm")
-    found = judge_quality([Asked(SHORT, "p", silent, silent)])
+    found = judge_quality([Question(SHORT, "p", silent, silent)])
 
     assert found.passes is None
     assert found.cases[0].n_silent == 1
-    assert judge_quality([Asked(SHORT, "p", said("8"), silent)]).passes is False
+    assert judge_quality([Question(SHORT, "p", said("8"), silent)]).passes is False
 
 
 def test_the_table_has_each_kind_as_the_mean_of_its_requests() -> None:
