@@ -240,6 +240,7 @@ class _Again:
     after_s: float | None
     problem: str | None = None
     is_silent: bool = False
+    before: str = "before"
 
     @property
     def is_worse(self) -> bool:
@@ -259,7 +260,7 @@ class _Again:
         seen = f"through the unit that serves a turn takes {self.live.turn_s:.3f} s"
         if self.before_s is None or self.after_s is None:
             return seen
-        return f"{seen}; in the pairs it took {self.after_s:.3f} s, before {self.before_s:.3f} s"
+        return f"{seen}; in the pairs it took {self.after_s:.3f} s, {self.before} {self.before_s:.3f} s"
 
     def to_json(self) -> dict[str, Any]:
         live = None if self.live is None else self.live.to_json()
@@ -280,13 +281,16 @@ def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
     ctx.say("measuring once more through the unit that serves")
     workload = proposal.prepared.workload
     life = ctx.services.state(ctx.unit).invocation_id
-    before, after = expected_turns(proposal.sweep.evidence or {}, workload) or (None, None)
+    evidence = proposal.sweep.evidence or {}
+    before, after = expected_turns(evidence, workload) or (None, None)
+    wanted = evidence.get("wanted_tok_s")
+    versus = "before" if wanted is None else f"and at {wanted:g} tok/s it would take"
     try:
         live = measure_live(ctx, workload, proposal.prepared.seed + 1)
     except BenchError as error:
         problem = error.cause or error.message
         return _Again(None, before, after, problem, is_silent=_is_silent(ctx, error, life))
-    return _Again(live, before, after)
+    return _Again(live, before, after, before=versus)
 
 
 def _is_silent(ctx: Context, error: BenchError, life: str | None) -> bool:

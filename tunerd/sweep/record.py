@@ -145,7 +145,9 @@ def _verdict(outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
         sentence=sentence_of(outcome, incumbent, workload),
         arm_a=str(incumbent),
         arm_b=str(decisive[-1].candidate) if decisive else None,
-        what=f"turn time on {workload}",
+        what=f"turn time on {workload}"
+        if evidence.wanted_tok_s is None
+        else f"the largest context with {evidence.wanted_tok_s:g} tok/s on {workload}",
         ratio=ratio,
         ratio_low=low,
         ratio_high=high,

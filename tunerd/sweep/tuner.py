@@ -168,6 +168,7 @@ class Evidence:
         best_untried: The most a point that was not measured is believed to gain (ratio).
         time_s: Where the time went.
         n_history: Samples that were known before.
+        wanted_tok_s: The speed that challenges were against, where the largest context was looked for.
     """
 
     path: tuple[PathPoint, ...]
@@ -184,6 +185,7 @@ class Evidence:
     restarts: int
     n_history: int
     reasons: tuple[str, ...]
+    wanted_tok_s: float | None = None
 
     @property
     def won(self) -> tuple[Result, ...]:
@@ -193,6 +195,8 @@ class Evidence:
     @property
     def gain(self) -> Gain | None:
         """Of the winner over what serves: of all that were won on the way, the product; else of the last tried."""
+        if self.wanted_tok_s is not None:
+            return None  # nobody was compared with it
         gains = [one.gain for one in self.won or self.challenges[-1:]]
         known = [one for one in gains if one is not None]
         if len(known) < len(gains) or not known:
@@ -661,6 +665,7 @@ class _Sweep:
             restarts=self.night.restarts,
             n_history=self.n_history,
             reasons=tuple(reasons),
+            wanted_tok_s=self.policy.at_least_tok_s,
         )
 
     def _arm_reports(self) -> tuple[ArmReport, ...]:
@@ -799,6 +804,7 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
         events: Starts and requests as `Sample.to_json` wrote them.
         evidence: As `Evidence.to_json` wrote it; empty where the sweep did not come to its end.
     """
+    wanted = evidence.get("wanted_tok_s")
     return {
         "arms": [{**one, "text": arm_text(one["arm"])} for one in evidence.get("arms", [])],
         "heat": _heat(evidence.get("arms", [])),
@@ -806,6 +812,7 @@ def page_of(events: Sequence[Mapping[str, Any]], evidence: Mapping[str, Any]) ->
         "classes": _classes(events),
         "failures": _failures(events),
         "pairs": _pairs(evidence.get("challenges", [])),
+        "against": "what serves" if wanted is None else f"turns at {wanted:g} tok/s",
         "n_starts": sum(event["event"] == "boot" for event in events),
         "n_requests": sum(event["event"] == "request" for event in events),
         "seconds": sum(float(event.get("seconds") or 0.0) for event in events),

@@ -498,7 +498,7 @@ def _tried(page: Mapping[str, Any]) -> Iterable[Table]:
         ),
     )  # fmt: skip
     yield Table(
-        "Paired differences from what serves, 95 % interval",
+        f"Paired differences from {page.get('against', 'what serves')}, 95 % interval",
         heads("~Challenger", "~Text", "Faster by", "From", "To", "Pair by pair"),
         tuple(
             (one["candidate"], name, f"{gain['estimate']:+.1%}", _bound(gain["lower"]),

@@ -25,7 +25,7 @@ def test_a_plan_names_the_sizes_and_keeps_all_else(box: SweepBox) -> None:
     (family,) = plan["families"]
     assert family["n_max"] == [4]
     assert [dict(map(tuple, one))["serving.ctx_size"] for one in family["extra"]] == [
-        1024, 512, 1536, 2048,
+        512, 1024, 1536, 2048,
     ]  # fmt: skip
     said = box.call("sweep", "run", "--dry-run", *ASKED, "--at-least", "40").stdout
     assert "looks for the largest context that holds 40 tok/s" in said
@@ -67,7 +67,10 @@ def test_the_largest_context_is_proved_promoted_and_served(box: SweepBox) -> Non
     assert found["changes"] == "serving.ctx_size = 2048"
     shown = box.newest()
     assert shown["challenges"][-1]["reasons"][0].endswith("starts")
+    assert shown["page"]["against"] == "turns at 40 tok/s"
+    assert shown["verdict_record"]["ratio"] is None
     done = box.json("promote", "--yes")
+    assert "at 40 tok/s it would take" in done["measured_again"]["text"]
     assert done["tuned"] == {"serving.ctx_size": 2048}
     assert "--ctx-size 2048" in " ".join(box.json("plan", "night")["argv"])
     assert box.serves
