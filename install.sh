@@ -659,11 +659,11 @@ port = $port
 ctx_size = 768
 
 [workload]
-classes = [{ kind = "code", prompt_tokens = 16, answer_tokens = 128 }]
+classes = [{ kind = "code", prompt_tokens = 16, answer_tokens = 144 }]
 
 [sweep]
 "speculation.type" = ["ngram-mod"]
-"speculation.n_max" = [48]
+"speculation.n_max" = [16]
 "speculation.p_min" = [0.0]
 "serving.threads" = [1]
 "serving.n_ubatch" = [512]
