@@ -139,6 +139,15 @@ def place_daemon(machine: Machine, *, user: str | None = None) -> None:
     machine.systemctl("daemon-reload", user=user)
 
 
+def place_page(machine: Machine) -> None:
+    """The sockets, the web part and the accounts as install.sh leaves them, not started."""
+    units = "tunerd.socket tunerd-daemon.socket tunerd-web.service"
+    machine.sh(
+        f"cd {SOURCES_INSIDE}/units && cp {units} /etc/systemd/system/ && systemctl daemon-reload && "
+        "systemd-sysusers $PWD/tunerd.sysusers && systemd-tmpfiles --create $PWD/tunerd.tmpfiles"
+    )
+
+
 @dataclass(frozen=True)
 class UnitFile:
     """A unit file as it stands: text, permission bits, owner; None where there is none."""
