@@ -1,42 +1,38 @@
-"""SIGKILL at random moments of real swaps: a whole unit serves afterwards, each time.
-
-`python -m tests.fault.campaign kills` does more of the same.
-"""
+"""SIGKILL at random moments of real swaps: a whole unit serves afterwards, each time."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
+from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.fault.victim import Victim
 from tests.support.machine import Machine
 
-KILLS = 3
+KILLS = ("KILL",) * 3
 SEED = 20261121
 
 
 @pytest.mark.both_roots
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_after_a_kill_of_a_swap_recover_leaves_a_whole_unit_that_serves(machine: Machine) -> None:
     victim = Victim(machine)
-    rng = random.Random(SEED)
-    for _ in range(KILLS):
-        words, blow = victim.some_swap(rng), victim.some_blow(rng)
+    rng = chance(SEED)
+    for signal in faults(KILLS):
+        words, blow = victim.some_swap(rng), victim.some_blow(rng, signal)
         victim.strike(words, blow)
         victim.tunerd("recover")
-        victim.check()
+        print(words, blow, victim.check())
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_after_a_kill_of_a_swap_the_daemon_leaves_a_whole_unit_that_serves(
     installed_machine: Machine,
 ) -> None:
     victim = Victim(installed_machine)
-    rng = random.Random(SEED + 1)
-    for _ in range(KILLS):
-        words, blow = victim.some_swap(rng), victim.some_blow(rng)
+    rng = chance(SEED + 1)
+    for signal in faults(KILLS):
+        words, blow = victim.some_swap(rng), victim.some_blow(rng, signal)
         victim.strike(words, blow)
         victim.wait_for_the_daemon()
-        victim.check()
+        print(words, blow, victim.check())
     assert installed_machine.show("tunerd.service", "NRestarts") == "0"

@@ -1,21 +1,20 @@
 """Death at each effect of a swap, on disks that then lose what was not synced.
 
-`TUNERD_TEST_FAULTS=all` tries all scenarios and layouts where by default a sample is tried.
+`TUNERD_TEST_FAULTS=1` tries all scenarios and layouts where by default a sample is tried.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.lossy import LAYOUTS, Layout, Story
 from tests.fault.scenarios import SCENARIOS, Scenario
 from tests.fault.world import in_memory
 from tunerd.machine.net import free_port
 
-TRIES_ALL = os.environ.get("TUNERD_TEST_FAULTS") == "all"
 MOST = 200
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 # What stands before, and what is to stand after it.
@@ -35,7 +34,7 @@ ALL = [(name, layout, 1) for name in ENDS for layout in LAYOUTS]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("name", "layout", "every"), ALL if TRIES_ALL else SAMPLE, ids=str)
+@pytest.mark.parametrize(("name", "layout", "every"), ALL if IS_CAMPAIGN else SAMPLE, ids=str)
 def test_after_death_at_each_effect_and_a_cut_one_whole_unit_serves(
     tmp_path: Path, name: str, layout: Layout, every: int
 ) -> None:

@@ -1,16 +1,13 @@
-"""The daemon with a webhook under a real systemd: what arrives there, and what becomes of a killed daemon.
-
-`python -m tests.fault.campaign daemon` kills it oftener, and in every state.
-"""
+"""The daemon with a webhook under a real systemd: what arrives there, and what becomes of a killed daemon."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.fault.daemon_victim import DAEMON, STATE, DaemonFault, DaemonVictim
 from tests.support.deployment import UNIT
 from tests.support.machine import Machine
@@ -18,7 +15,7 @@ from tests.support.overlay import Root
 from tests.support.roots import SOURCES_INSIDE
 from tests.support.webhook import ADDRESS, PORT
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 SEED = 20261122
 
 
@@ -95,10 +92,10 @@ def test_what_a_guard_says_reaches_the_webhook_once_from_a_unit_that_may_connect
     victim.settings()
 
 
-def test_a_daemon_that_is_killed_while_it_mends_or_tells_comes_back_and_does_nothing_twice(
+def test_a_daemon_that_is_killed_at_its_work_comes_back_and_does_nothing_twice(
     victim: DaemonVictim,
 ) -> None:
-    rng = random.Random(SEED)
-    for fault in (DaemonFault.RECOVERY, DaemonFault.NOTICE):
-        victim.befall(fault, rng)
+    rng = chance(SEED)
+    for fault in faults([DaemonFault.RECOVERY, DaemonFault.NOTICE], DaemonFault):
+        print(fault, victim.befall(fault, rng))
         victim.check()

@@ -1,15 +1,13 @@
-"""The power is cut in the middle of swaps; what was not synced is lost. Production serves after boot.
-
-`python -m tests.fault.campaign cuts` does more of the same.
-"""
+"""The power is cut in the middle of swaps; what was not synced is lost. Production serves after boot."""
 
 from __future__ import annotations
 
-import random
+import time
 
 import pytest
 
 from tests.e2e.conftest import Machines
+from tests.fault.campaign import IS_CAMPAIGN, TIMEOUT_S, chance, faults
 from tests.fault.victim import Victim
 from tests.support.deployment import Deployment, profile
 from tests.support.overlay import Root
@@ -21,26 +19,31 @@ allow_writable = true
 [probation]
 enabled = true
 """
-CUTS = 4
+CUTS = ("in a swap",) * 2
+CUT_AGAIN = "in a swap, and in the recovery from that"
 SEED = 20261122
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_after_a_power_cut_in_a_swap_production_serves_and_the_daemon_mends_the_rest(
     machines: Machines, installed_root: Root
 ) -> None:
-    machine = machines(installed_root, disk_mib=512)
+    machine = machines(installed_root, disk_mib=512, strict_disk=IS_CAMPAIGN)
     victim = Victim(machine)
-    rng = random.Random(SEED)
-    for _ in range(CUTS // 2):
+    rng = chance(SEED)
+    for where in faults(CUTS, [CUTS[0], CUT_AGAIN]):
         words, blow = victim.some_swap(rng), victim.some_blow(rng)
         victim.cut(words, blow)
+        if where == CUT_AGAIN:
+            machine.boot()
+            time.sleep(rng.uniform(0, 1.5))
+            machine.power_cut()
         victim.boot()
         victim.wait_for_the_daemon()
-        victim.check()
+        print(where, words, blow, victim.check())
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_a_probation_goes_on_after_a_reboot_and_takes_back_after_a_power_cut(
     machines: Machines, installed_root: Root, request: pytest.FixtureRequest
 ) -> None:

@@ -1,20 +1,24 @@
-"""A sample of what may befall a night; `python -m tests.fault.campaign sweeps` has the many."""
+"""What may befall a night."""
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
+from tests.e2e.conftest import Machines
+from tests.fault.campaign import IS_CAMPAIGN, TIMEOUT_S, chance, faults
 from tests.fault.sweep_victim import SweepFault, SweepVictim
-from tests.support.machine import Machine
 from tests.support.night import Night
+from tests.support.overlay import Root
 
 
-@pytest.mark.timeout(600)
-def test_production_serves_whole_again_where_the_lease_is_killed_in_a_night(
-    host_machine: Machine,
+@pytest.mark.timeout(TIMEOUT_S)
+def test_production_serves_whole_again_whatever_befalls_a_night(
+    machines: Machines, host_root: Root
 ) -> None:
-    victim = SweepVictim(Night(host_machine, sweep="budget_s = 300.0"))
-    victim.befall(SweepFault.LEASE, random.Random(11))
-    victim.check()
+    machine = machines(host_root, disk_mib=768 if IS_CAMPAIGN else None)
+    victim = SweepVictim(Night(machine, sweep="budget_s = 300.0"))
+    machine.sh("sync")
+    rng = chance(11)
+    for fault in faults([SweepFault.LEASE], SweepFault):
+        print(fault, victim.befall(fault, rng))
+        victim.check()

@@ -1,17 +1,17 @@
 """A swap is cut short, or fails, at each of its effects in turn; afterwards one whole unit serves.
 
-`TUNERD_TEST_FAULTS=all` tries every pair of effects where by default a sample is tried.
+`TUNERD_TEST_FAULTS=1` tries every pair of effects where by default a sample is tried.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fault.campaign import IS_CAMPAIGN
 from tests.fault.fuse import Burn, Fuse, Kind, Life, Step, ctrl_c, full_disk
 from tests.fault.scenarios import SCENARIOS, Scenario
 from tests.fault.world import BROKEN, UNIT, Snapshot, World, a_world, in_memory
@@ -22,7 +22,6 @@ from tunerd.units.generations import Outcome
 
 PORT = free_port()
 MOST = 400
-TRIES_ALL = os.environ.get("TUNERD_TEST_FAULTS") == "all"
 EDITED = b"# edited by hand\n[Service]\nExecStart=/bin/true --port 0 --alias edited\n"
 
 
@@ -57,7 +56,7 @@ class Case:
 
     def worlds(self, *, sample: bool = False) -> Iterator[tuple[int, World]]:
         """Fresh worlds before the swap, numbered, without end; with `sample` every third."""
-        every = 3 if sample and not TRIES_ALL else 1
+        every = 3 if sample and not IS_CAMPAIGN else 1
         for number in range(SCENARIOS.index(self.scenario) % every, MOST, every):
             self.n_tried += 1
             with self._world(f"{number}") as world:
@@ -201,12 +200,12 @@ def test_after_a_kill_and_a_reboot_recovery_leaves_one_whole_unit(case: Case) ->
 def test_after_a_kill_in_the_recovery_from_a_kill_the_next_one_ends_it(case: Case) -> None:
     n_killed, number = 2, 0
     while n_killed > 0:
-        seconds = range(MOST) if TRIES_ALL else [number * 5 % 13]
+        seconds = range(MOST) if IS_CAMPAIGN else [number * 5 % 13]
         for second in seconds:
             n_killed = case.kill_twice(number, second)
             if n_killed < 2:
                 break
-        number += 1 if TRIES_ALL else 2
+        number += 1 if IS_CAMPAIGN else 2
 
     assert case.is_right()
 
