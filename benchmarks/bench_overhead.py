@@ -24,7 +24,7 @@ import httpx
 
 from benchmarks.measure import Case, compared, conditions, say, take_turns
 from tests.support.bench_box import BenchBox
-from tests.support.real_server import RealServer
+from tests.support.server_process import Server, serving
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.gpu import NvmlReader
 from tunerd.measure.life import Life, open_url
@@ -53,13 +53,12 @@ def main() -> None:
         options = ("--model", str(model), "--threads", "1", "--threads-batch", "1", "--ctx-size",
                    "4096", "--parallel", "1", "--spec-type", "draft-mtp", "--spec-draft-n-max", "3",
                    "--spec-draft-p-min", "0.75")  # fmt: skip
-        with RealServer(
-            (sys.executable, "-m", "tunerd.tryout.embedded"), *options, folder=folder
-        ) as server:
+        argv = (sys.executable, "-m", "tunerd.tryout.embedded", *options)
+        with serving(argv, folder / "log") as server:
             compare(folder, server, asked.rounds, asked.shape)
 
 
-def compare(folder: Path, server: RealServer, rounds: int, shape: str) -> None:
+def compare(folder: Path, server: Server, rounds: int, shape: str) -> None:
     """The three loops, in turns."""
     box = BenchBox(folder, clock=SystemClock())
     ctx = box.context()

@@ -18,9 +18,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from tests.support.memory_tables import planned_mib
-from tests.support.server_process import free_port
 from tests.support.shapes import PlainShape, write_hollow
 from tunerd.machine.files import Files
+from tunerd.machine.net import free_port
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import (
     IK,

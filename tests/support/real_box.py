@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.support.bench_box import BenchBox
-from tests.support.real_server import RealServer, ServerEndedError
+from tests.support.server_process import ServerEndedError, serving
 from tunerd.machine.clock import SystemClock
 from tunerd.measure.answer import Sample
 from tunerd.measure.life import open_url, prompt_book
@@ -66,7 +66,7 @@ class RealBox(LeaseBox):
         stack = contextlib.ExitStack()
         try:
             server = stack.enter_context(
-                RealServer(self._program, *options(self._folder), *self._more, folder=self._folder)
+                serving([*self._program, *options(self._folder), *self._more], self._folder / "log")
             )
         except ServerEndedError:
             return Boot(False, self.now() - began_s, "crash")

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
+from tests.support.folders import ROOT
+from tunerd.machine.net import free_port
 
-def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+
+class ServerEndedError(AssertionError):
+    """The server ended before it served; `log` is what it wrote."""
+
+    def __init__(self, status: int, log: str) -> None:
+        shown = log if len(log) < 4000 else f"{log[:2000]}\n...\n{log[-2000:]}"
+        super().__init__(f"ended with {status}:\n{shown}")
+        self.status = status
+        self.log = log
 
 
 @dataclass
@@ -31,6 +35,7 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -39,23 +44,35 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def wait_ready(self, timeout_s: float = 60.0) -> Server:
-        """Return when `/health` is 200; fail if the process ends first."""
+    def wait_ready(self, timeout_s: float = 60.0) -> Self:
+        """Return when `/health` is 200; ServerEndedError if the process ends first."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             if self.process.poll() is not None:
-                raise AssertionError(f"ended with {self.process.returncode}:\n{self._last_words()}")
+                raise ServerEndedError(self.process.returncode, self.log_text())
             try:
-                if httpx.get(f"{self.url}/health", timeout=1.0).status_code == httpx.codes.OK:
+                if self.reply("/health", timeout_s=1.0).status_code == httpx.codes.OK:
                     return self
             except httpx.HTTPError:
                 pass
             time.sleep(0.02)
-        raise AssertionError(f"not ready after {timeout_s} s:\n{self._last_words()}")
+        raise AssertionError(f"not ready after {timeout_s} s:\n{self.log_text()[-4000:]}")
 
-    def _last_words(self) -> str:
-        text = self.log_text()
-        return text if len(text) < 4000 else f"{text[:2000]}\n...\n{text[-2000:]}"
+    def reply(
+        self, route: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    ) -> httpx.Response:
+        """Whatever a route answers."""
+        sent = {**self.headers, **(headers or {})}
+        return httpx.get(f"{self.url}{route}", headers=sent, timeout=timeout_s)
+
+    def get(self, route: str) -> Any:
+        """The JSON answer of a route that must answer."""
+        return _told(self.reply(route))
+
+    def post(self, route: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer to a request that must succeed."""
+        url = f"{self.url}{route}"
+        return _told(httpx.post(url, json=dict(body), headers=dict(self.headers), timeout=30.0))
 
     def wait_ended(self, timeout_s: float = 30.0) -> int:
         """The exit status; minus the signal's number if one killed it."""
@@ -78,7 +95,18 @@ class Server:
         self.process.wait(30)
 
 
-def start(argv: Sequence[str], log: Path, *, port: int | None = None) -> Server:
+def _told(reply: httpx.Response) -> Any:
+    assert reply.status_code == httpx.codes.OK, reply.text
+    return reply.json()
+
+
+def start(
+    argv: Sequence[str],
+    log: Path,
+    *,
+    port: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Server:
     """Start a program with `--host` and `--port` added; the environment is empty but for PATH."""
     port = free_port() if port is None else port
     with log.open("wb") as output:
@@ -87,14 +115,22 @@ def start(argv: Sequence[str], log: Path, *, port: int | None = None) -> Server:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={"PATH": "/usr/bin:/bin"},
+            env={"PATH": "/usr/bin:/bin", **(environment or {})},
             cwd=log.parent,  # ik leaves a llama.log where it is started
         )
     return Server(process, port, log)
 
 
 @contextmanager
-def serving(argv: Sequence[str], log: Path) -> Iterator[Server]:
-    """A server that is ready, for as long as the block lasts."""
-    with start(argv, log) as server:
+def serving(
+    argv: Sequence[str],
+    log: Path,
+    *,
+    headers: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """A server that is ready, for as long as the block lasts; `tunerd.tryout.embedded` is one too."""
+    own = {"PYTHONPATH": str(ROOT), **(environment or {})}
+    with start(argv, log, environment=own) as server:
+        server.headers = headers or {}
         yield server.wait_ready()

@@ -17,8 +17,8 @@ import pytest
 from tests.support import needs, nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
 from tests.support.local_box import Box, deployed
-from tests.support.real_server import free_port
 from tunerd.doctor.rules import ALL_RULES
+from tunerd.machine.net import free_port
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 from tunerd.tryout.designed import SHAPES, design, write

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import httpx
 import pytest
 
 from tests.support import needs
-from tests.support.real_server import RealServer, ServerEndedError
+from tests.support.folders import ROOT
+from tests.support.server_process import Server, ServerEndedError, serving, start
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.tryout.embedded import OPTIONS, Option, apply_setting, parse_command
 
@@ -77,11 +79,15 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def _server(model: Path, folder: Path, *options: str, **keywords: Any) -> RealServer:
-    return RealServer(
-        PROGRAM, "-m", str(model), "-t", "1", "-c", "1024", "-np", "1", "--no-warmup", *options,
-        folder=folder, **keywords,
-    )  # fmt: skip
+def _argv(model: Path, *options: str) -> list[str]:
+    words = ("-m", str(model), "-t", "1", "-c", "1024", "-np", "1", "--no-warmup")
+    return [*PROGRAM, *words, *options]
+
+
+def _server(
+    model: Path, folder: Path, *options: str, **keywords: Any
+) -> AbstractContextManager[Server]:
+    return serving(_argv(model, *options), folder / "log", **keywords)
 
 
 def test_the_help_goes_to_stdout_and_does_not_load_the_engine() -> None:
@@ -125,18 +131,20 @@ def test_speculation_that_the_model_cannot_do_ends_the_start(folder: Path) -> No
 
 def test_it_says_that_it_loads_and_a_signal_then_ends_it(folder: Path) -> None:
     big = write(design(SHAPES["medium"]), folder / "medium.gguf").path
-    server = _server(big, folder, "-lm", "none")
-    answers: list[httpx.Response] = []
-    give_up = time.monotonic() + 20
-    while not answers and time.monotonic() < give_up:
-        try:
-            answers.append(server.client.get("/health", timeout=1))
-        except httpx.HTTPError:
-            time.sleep(0.005)
+    environment = {"PYTHONPATH": str(ROOT)}
+    with start(_argv(big, "-lm", "none"), folder / "log", environment=environment) as server:
+        answers: list[httpx.Response] = []
+        give_up = time.monotonic() + 20
+        while not answers and time.monotonic() < give_up:
+            try:
+                answers.append(server.reply("/health", timeout_s=1))
+            except httpx.HTTPError:
+                time.sleep(0.005)
 
-    assert answers[0].status_code == 503
-    assert answers[0].json()["error"]["message"] == "Loading model"
-    assert server.stop() == -signal.SIGTERM
+        assert answers[0].status_code == 503
+        assert answers[0].json()["error"]["message"] == "Loading model"
+        server.terminate()
+        assert server.wait_ended() == -signal.SIGTERM
 
 
 MANY_OPTIONS = """
@@ -161,8 +169,8 @@ def test_settings_show_in_what_the_server_says_of_itself(model: Path, folder: Pa
     ) as server:  # fmt: skip
         props = server.get("/props")
         answers = [server.post("/completion", {"prompt": "x code"}) for _ in range(2)]
-        refused = server.client.get("/props", headers={"Authorization": "Bearer wrong"})
-        slots = server.client.get("/slots")
+        refused = server.reply("/props", headers={"Authorization": "Bearer wrong"})
+        slots = server.reply("/slots")
         kept = server.post("/slots/0?action=save", {"filename": "slot"})
 
     params = props["default_generation_settings"]["params"]
@@ -198,23 +206,22 @@ def test_settings_show_in_what_the_server_says_of_itself(model: Path, folder: Pa
         ">= 2048 MiB of system memory",
         "n_max=4, n_min=2, p_min=0.50, n_embd=1056, backend_sampling=0",
     ):
-        assert line in server.log, line
+        assert line in server.log_text(), line
 
 
 def test_what_was_not_given_is_as_in_llama_server(model: Path, folder: Path) -> None:
     """Four slots over one KV buffer, batch threads like threads, context of the model."""
     environment = {"LLAMA_ARG_CTX_SIZE": "512", "LLAMA_API_KEY": "secret", "LLAMA_ARG_TOP_K": "3"}
-    with RealServer(
-        PROGRAM, "-m", str(model), "-t", "1", "-lv", "4", folder=folder, environment=environment
-    ) as server:
+    argv = [*PROGRAM, "-m", str(model), "-t", "1", "-lv", "4"]
+    with serving(argv, folder / "log", environment=environment) as server:
         props = server.get("/props")
 
     assert props["total_slots"] == 4
     assert props["default_generation_settings"]["n_ctx"] == SHAPES["tiny"].context_length
     assert props["default_generation_settings"]["params"]["top_k"] == 40
-    assert "kv_unified = 'true'" in server.log
-    assert "n_threads = 1 (n_threads_batch = 1)" in server.log
-    assert "warming up the model" in server.log
+    assert "kv_unified = 'true'" in server.log_text()
+    assert "n_threads = 1 (n_threads_batch = 1)" in server.log_text()
+    assert "warming up the model" in server.log_text()
 
 
 @pytest.mark.parametrize("option", OPTIONS[2:], ids=lambda option: option.spellings[-1])

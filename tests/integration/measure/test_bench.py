@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from tests.support.bench_box import BenchBox
 from tests.support.designed import Truth, encode, read_truth
 from tests.support.local_box import Box, deployed, settings
-from tests.support.real_server import RealServer
+from tests.support.server_process import Server, serving
 from tunerd.cli.main import cli
 from tunerd.cli.measure import render_bench
 from tunerd.errors import UsageError
@@ -49,11 +49,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def embedded(model: Path, p_min: float) -> Iterator[RealServer]:
+def embedded(model: Path, p_min: float) -> Iterator[Server]:
     options = ("--model", str(model), "--threads", "1", "--threads-batch", "1", "--ctx-size", "4096",
                "--parallel", "1", "--spec-type", "draft-mtp", "--spec-draft-n-max", str(N_MAX),
                "--spec-draft-p-min", str(p_min), "--metrics")  # fmt: skip
-    with RealServer(EMBEDDED, *options, folder=model.parent) as server:
+    with serving([*EMBEDDED, *options], model.parent / "log") as server:
         yield server
 
 

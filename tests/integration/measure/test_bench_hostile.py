@@ -12,10 +12,11 @@ import pytest
 
 from tests.support.bench_box import BenchBox
 from tests.support.local_box import Box
-from tests.support.server_process import free_port, serving
+from tests.support.server_process import serving
 from tests.support.stand_in import install
 from tests.support.sweep_box import SweepBox, swept
 from tunerd.errors import BenchError
+from tunerd.machine.net import free_port
 from tunerd.measure.request import Suite
 
 HOSTILE = {"prompt_n": math.nan, "prompt_ms": math.inf, "predicted_n": -5, "predicted_ms": 1e300,

@@ -17,12 +17,13 @@ import pytest
 
 from tests.support.bench_box import BenchBox
 from tests.support.fakes import FakeClock
-from tests.support.server_process import free_port, serving
+from tests.support.server_process import serving
 from tests.support.stand_in import install
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.host import process_cpu_s
+from tunerd.machine.net import free_port
 from tunerd.machine.proc import family_of
 from tunerd.machine.process import start
 from tunerd.measure.bench import BenchRequest, Session

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import needs
-from tests.support.real_server import RealServer
+from tests.support.server_process import serving
 from tunerd.model.files import cached_models, hub_cache
 from tunerd.tryout.designed import SHAPES, design, write
 
@@ -62,9 +62,8 @@ def test_the_file_behind_a_repository_is_the_one_that_a_server_loads(
     (found,) = cached_models(hub, words[0], words[2] if len(words) > 1 else None)
 
     options = ("-hf", *words, "--offline", "-lv", "4", "-t", "1", "-c", "512", "-np", "1")
-    with RealServer(
-        (str(needs.engine(build)),), *options, folder=home, environment={"HF_HOME": str(home)}
-    ) as server:
-        loaded = {Path(path) for path in LOADED.findall(server.log)}
+    argv, environment = (str(needs.engine(build)), *options), {"HF_HOME": str(home)}
+    with serving(argv, home / "log", environment=environment) as server:
+        loaded = {Path(path) for path in LOADED.findall(server.log_text())}
 
     assert loaded == {found}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.local_box import Box, deployed, settings
-from tests.support.real_server import free_port
+from tunerd.machine.net import free_port
 from tunerd.model.memory import Device
 from tunerd.model.report import parse_report
 

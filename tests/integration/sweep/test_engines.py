@@ -15,7 +15,7 @@ from tests.support import needs
 from tests.support.bench_box import BenchBox
 from tests.support.fake_gpu import FakeGpuReader, a_card
 from tests.support.real_box import N_CTX, NoLease, RealBox, options
-from tests.support.real_server import RealServer
+from tests.support.server_process import serving
 from tunerd.engine.server import LlamaServer, Streamed
 from tunerd.machine.clock import SystemClock
 from tunerd.measure.answer import Sample as MeasuredSample
@@ -143,7 +143,7 @@ def test_drafts_of_mainline_are_told_by_position(tmp_path: Path) -> None:
 @pytest.fixture(params=ENGINES)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
     program = [str(needs.engine(request.param))]
-    with RealServer(program, *options(tmp_path), folder=tmp_path) as server:
+    with serving([*program, *options(tmp_path)], tmp_path / "log") as server:
         yield open_url(BenchBox(tmp_path).context(), f"http://127.0.0.1:{server.port}")
 
 

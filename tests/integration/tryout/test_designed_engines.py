@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.designed import Counts, Truth, encode, read_truth
-from tests.support.real_server import RealServer, ServerEndedError
+from tests.support.server_process import Server, ServerEndedError, serving
 from tunerd.engine.help import Capabilities, SpecStyle, parse_help, read_capabilities
 from tunerd.tryout.designed import SHAPES, design, vocabulary, write
 from tunerd.words import Family
@@ -118,13 +119,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write(design(SHAPES[name]), folder / f"{name}.gguf").path for name in names}
 
 
-def _serve(build: Build, model: Path, folder: Path, *options: str) -> RealServer:
-    return RealServer(
-        build.program,
-        *("-m", str(model), "--host", "127.0.0.1", "-c", "2048", "-np", "1", "-t", "1"),
-        *("--no-warmup", "--jinja", "--metrics", *options),
-        folder=folder,
-    )
+def _serve(
+    build: Build, model: Path, folder: Path, *options: str
+) -> AbstractContextManager[Server]:
+    words = ("-m", str(model), "-c", "2048", "-np", "1", "-t", "1")
+    argv = [*build.program, *words, "--no-warmup", "--jinja", "--metrics", *options]
+    return serving(argv, folder / "log")
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -200,14 +200,14 @@ def test_a_model_with_an_mtp_block_loads_where_the_engine_knows_mtp_and_nowhere_
     name: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
     build = _build(name)
-    server = _serve(build, models["tiny"], tmp_path)
+    serves = _serve(build, models["tiny"], tmp_path)
 
     if build.can_draft:
-        with server:
+        with serves as server:
             answer = server.post("/completion", {"prompt": "code", "n_predict": 9})
         assert "draft_n" not in answer["timings"]
         return
-    with pytest.raises(ServerEndedError) as caught, server:
+    with pytest.raises(ServerEndedError) as caught, serves:
         pass
     assert caught.value.status == 1
     # The second where the place of the MTP block is one of a recurrent block; nothing at all where

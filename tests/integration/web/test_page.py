@@ -11,7 +11,7 @@ from tests.support.browser import Chromium, browser
 from tests.support.local_box import deployed
 from tests.support.made_sweep import put_sweep
 from tests.support.readings import a_reading, served, watched_hours
-from tests.support.server_process import free_port
+from tunerd.machine.net import free_port
 
 pytestmark = pytest.mark.llama
 
