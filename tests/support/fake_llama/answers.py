@@ -32,12 +32,11 @@ class Answer:
     status: int
     body: bytes
     content_type: str = "application/json; charset=utf-8"
-    is_cut_short: bool = False
 
 
-def json_answer(body: Any, status: int = 200, *, is_cut_short: bool = False) -> Answer:
+def json_answer(body: Any, status: int = 200) -> Answer:
     encoded = json.dumps(body, separators=(",", ":")).encode()
-    return Answer(status, encoded, is_cut_short=is_cut_short)
+    return Answer(status, encoded)
 
 
 Reply = Answer | Iterator[bytes]

@@ -17,13 +17,10 @@ class Behaviour:
     `fail` and `reply` may be lists: `fail` goes by the number of this load (counted in `record`;
     questions and checks of arguments load nothing), `reply` by the number of the completion; the
     last entry repeats, None is no failure. The names of failures are in failures.py; replies are
-    normal, hang, html, truncated, no-tokens, garbled, repeated, error and closed.
+    normal, hang and error.
 
     The model is recurrent as the designed ones are, unless `is_recurrent` says otherwise: of a prompt that
     another end follows only what lies before a checkpoint is found again.
-
-    `loses_last_words` is what builds of May 2026 do now and then: their log is written by a
-    thread of its own, and a quick end comes before it.
 
     `drips` sends the heads of all answers a byte every half second, without end; `never_binds` is a server that
     stays, and listens nowhere.
@@ -60,7 +57,6 @@ class Behaviour:
     exit_signal: int | None = None
     ignore_sigterm: bool = False
     leave_child: bool = False
-    loses_last_words: bool = False
     # What it says.
     alias: str | None = None
     reply: str | list[str] = "normal"
@@ -71,7 +67,6 @@ class Behaviour:
     tg_tok_s: float = 50.0
     decay_per_request: float = 0.0
     # How it speculates: costs are shares of one plain step.
-    has_mtp: bool = True
     is_recurrent: bool = True
     speculation_works: bool = True
     acceptance: float = 0.75

@@ -117,9 +117,6 @@ class Connection(threading.Thread):
             self._head(answer.status, answer.content_type, keeps=keeps)
             + f"Content-Length: {len(answer.body)}\r\n\r\n".encode()
         )
-        if answer.is_cut_short:
-            self._client.sendall(answer.body[: len(answer.body) // 2])
-            return False
         self._client.sendall(answer.body)
         self._service.after_reply()
         return keeps

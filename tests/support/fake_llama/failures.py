@@ -28,9 +28,6 @@ _LOAD_TAIL = (
     "I srv    operator(): operator(): cleaning up before exit...",
     "E srv  llama_server: exiting due to model loading error",
 )
-_IK_LOADER = (
-    "llama_model_load: error loading model: llama_model_loader: failed to load model from {model}"
-)
 _IK_TAIL = (
     "llama_init_from_gpt_params: error: failed to load model '{model}'",
     '> ERR [              load_model] unable to load model | model="{model}"',
@@ -42,14 +39,14 @@ def _load_error(*lines: str, ik: tuple[str, ...] | None = None) -> Failure:
     return Failure("load", 1, (*lines, *_LOAD_TAIL), (*ik_lines, *_IK_TAIL))
 
 
-def _abort(error: str, statement: str, *, at: str = "request") -> Failure:
+def _abort(error: str, statement: str) -> Failure:
     place = "ggml-cuda/ggml-cuda.cu"
     lines = (
         f"E CUDA error: {error}",
         f"E   current device: 0, in function alloc at {place}:552",
         f"E   {statement}",
     )
-    return Failure(at, -signal.SIGABRT, (*lines, f"{place}:98: CUDA error"))
+    return Failure("request", -signal.SIGABRT, (*lines, f"{place}:98: CUDA error"))
 
 
 # Source: engines of 2026 on the CPU, and for CUDA's own texts their sources and public reports.
@@ -62,12 +59,6 @@ FAILURES: dict[str, Failure] = {
         "E llama_model_load: error loading model: unable to allocate CUDA0 buffer",
         "E llama_model_load_from_file_impl: failed to load model",
     ),
-    "oom-kv": _load_error(
-        _MALLOC.replace("{mib}", "1075.00"),
-        "E llama_init_from_model: failed to initialize the context: "
-        "failed to allocate buffer for kv cache",
-        "E cmn  common_init_: failed to create context with model '{model}'",
-    ),
     "oom-compute": _load_error(
         _MALLOC.replace("{mib}", "497.00"),
         "E ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 521142272",
@@ -77,49 +68,6 @@ FAILURES: dict[str, Failure] = {
         "E cmn  common_init_: failed to create context with model '{model}'",
     ),
     "oom-first-request": _abort("out of memory", "cuMemCreate(&handle, reserve_size, &prop, 0)"),
-    "illegal-access": _abort("an illegal memory access was encountered", "cudaStreamSynchronize()"),
-    "no-kernel-image": _abort(
-        "no kernel image is available for execution on the device",
-        "cudaGetLastError()",
-        at="load",
-    ),
-    "no-mtp-block": _load_error(
-        "W operator(): failed to measure the memory of the extra model, fitting without it: "
-        "failed to create llama_context from model",
-        "W llama_init_from_model: context type MTP requested but model doesn't contain MTP layers",
-        "E common_speculative_init_result: failed to create MTP context",
-        ik=(
-            (
-                "MTP speculative stage requested, but the target package is not a complete "
-                "embedded MTP model"
-            ),
-        ),
-    ),
-    "too-old-for-model": _load_error(
-        "E llama_model_load: error loading model: done_getting_tensors: wrong number of tensors; "
-        "expected 71, got 67",
-        "E llama_model_load_from_file_impl: failed to load model",
-    ),
-    "unknown-architecture": _load_error(
-        "E llama_model_load: error loading model: error loading model architecture: "
-        "unknown model architecture: 'qwen99'",
-        "E llama_model_load_from_file_impl: failed to load model",
-    ),
-    "bad-magic": _load_error(
-        "E gguf_init_from_reader: invalid magic characters: '5?:?', expected 'GGUF'",
-        "E llama_model_load: error loading model: llama_model_loader: failed to load model from "
-        "{model}",
-    ),
-    "truncated-header": _load_error(
-        "E gguf_init_from_reader: failed to read key-value pairs",
-        "E llama_model_load: error loading model: llama_model_loader: failed to load model from "
-        "{model}",
-        ik=("gguf_init_from_file: failed to read key-value pairs", _IK_LOADER),
-    ),
-    "truncated-model": _load_error(
-        "E llama_model_load: error loading model: tensor 'blk.0.ffn_gate.weight' data is not "
-        "within the file bounds, model is corrupted or incomplete",
-    ),
     "missing-model": _load_error(
         "E gguf_init_from_file: failed to open GGUF file '{model}' (No such file or directory)",
         "E llama_model_load: error loading model: llama_model_loader: failed to load model from "
@@ -129,7 +77,8 @@ FAILURES: dict[str, Failure] = {
         "memory: failed to load model",
         ik=(
             "gguf_init_from_file: failed to open '{model}': 'No such file or directory'",
-            _IK_LOADER,
+            "llama_model_load: error loading model: llama_model_loader: failed to load model from "
+            "{model}",
             "",
             "llama_model_load_from_file: failed to load model",
         ),

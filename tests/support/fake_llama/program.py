@@ -92,7 +92,7 @@ class Program:
         lines = failure.lines
         if self.behaviour.is_ik and failure.ik_lines is not None:
             lines = failure.ik_lines
-        for line in () if self.behaviour.loses_last_words else lines:
+        for line in lines:
             self.log(line.replace("{model}", self.arguments.facts.get("model", "")))
 
     def _die_as_told(self) -> NoReturn:
@@ -175,11 +175,7 @@ class Program:
         told = self.behaviour.fail
         if isinstance(told, list):
             told = told[min(self.record.n_earlier_loads, len(told) - 1)] if told else None
-        if told is not None:
-            return FAILURES[told]
-        if self.arguments.facts["speculative"] == "on" and not self.behaviour.has_mtp:
-            return FAILURES["no-mtp-block"]
-        return None
+        return None if told is None else FAILURES[told]
 
     def _load(self) -> None:
         log_loading(self.log, self.behaviour, self.arguments)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.fake_llama.answers import (
-    Answer,
     ClientGoneError,
     HttpError,
     Reply,
@@ -41,17 +40,12 @@ class Work:
         self._task = task
         self._is_ik = engine.behaviour.is_ik
         self._kind = engine.next_reply_kind()
-        body = task.body | ({"n_predict": 0} if self._kind == "no-tokens" else {})
-        self._run = engine.plan(body, task.tokens, task.slot)
+        self._run = engine.plan(task.body, task.tokens, task.slot)
         self._pieces = self._words()
         self._due_s: float | None = None
 
     def _words(self) -> list[str]:
         n_tokens = self._run.n_predicted
-        if self._kind == "garbled":
-            return ["\ufffd"] * n_tokens
-        if self._kind == "repeated":
-            return ["?"] * n_tokens
         told = self._engine.behaviour.answer_text
         if told is not None and self._task.is_chat:
             return [told, *[""] * (n_tokens - 1)] if not self._calls else [""] * n_tokens
@@ -63,19 +57,13 @@ class Work:
             self._pause_until(time.monotonic() + 3600.0)
         if self._kind == "error":
             raise HttpError(500, "server_error", "Compute error.")
-        if self._kind == "closed":
-            raise ClientGoneError
-        if self._kind == "html":
-            self._engine.free_slot(self._task.slot)
-            return Answer(200, b"<html><body>It works!</body></html>", "text/html")
         self._spend(self._run.prompt_ms)
         if self._task.body.get("stream"):
             return self._events()
         self._spend(self._run.predicted_ms)
         self._finish()
         text = "".join(self._pieces)
-        found = self._openai(text) if self._is_openai else self._result(text)
-        return json_answer(found, is_cut_short=self._kind == "truncated")
+        return json_answer(self._openai(text) if self._is_openai else self._result(text))
 
     @property
     def _is_openai(self) -> bool:
