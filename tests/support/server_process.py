@@ -72,7 +72,7 @@ class Server:
     def post(self, route: str, body: Mapping[str, Any]) -> Any:
         """The JSON answer to a request that must succeed."""
         url = f"{self.url}{route}"
-        return _told(httpx.post(url, json=dict(body), headers=dict(self.headers), timeout=30.0))
+        return _told(httpx.post(url, json=dict(body), headers=dict(self.headers), timeout=120.0))
 
     def wait_ended(self, timeout_s: float = 30.0) -> int:
         """The exit status; minus the signal's number if one killed it."""

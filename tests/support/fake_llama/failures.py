@@ -28,6 +28,9 @@ _LOAD_TAIL = (
     "I srv    operator(): operator(): cleaning up before exit...",
     "E srv  llama_server: exiting due to model loading error",
 )
+_IK_LOADER = (
+    "llama_model_load: error loading model: llama_model_loader: failed to load model from {model}"
+)
 _IK_TAIL = (
     "llama_init_from_gpt_params: error: failed to load model '{model}'",
     '> ERR [              load_model] unable to load model | model="{model}"',
@@ -77,8 +80,7 @@ FAILURES: dict[str, Failure] = {
         "memory: failed to load model",
         ik=(
             "gguf_init_from_file: failed to open '{model}': 'No such file or directory'",
-            "llama_model_load: error loading model: llama_model_loader: failed to load model from "
-            "{model}",
+            _IK_LOADER,
             "",
             "llama_model_load_from_file: failed to load model",
         ),
