@@ -473,13 +473,8 @@ def engine_seen(ctx: Context, driver_version: str | None) -> EngineSeen:
         return EngineSeen((), driver_version)
     generation = entry.generation
     names = {path for path, _ in generation.engine_components} | set(generation.argv[:1])
-    files = []
-    for name in sorted(names):
-        stamp = stamp_of(Path(name))
-        if stamp is None:
-            return EngineSeen(None, driver_version)
-        files.append((name, *stamp))
-    return EngineSeen(tuple(files), driver_version)
+    files = tuple((name, stamp_of(Path(name))) for name in sorted(names))
+    return EngineSeen(files, driver_version)
 
 
 def restart_server(ctx: Context, life: str | None) -> None:

@@ -393,10 +393,10 @@ def look_for_deaths(
 class EngineSeen:
     """What the next start of the server would run: a stamp of its files, and the driver's version.
 
-    `files` is None while they cannot be read, as in the middle of an upgrade.
+    The stamp of a file that is not there is None: in the middle of an upgrade, or for good after it.
     """
 
-    files: tuple[tuple[str, int, int], ...] | None
+    files: tuple[tuple[str, tuple[int, int] | None], ...]
     driver_version: str | None
 
 
@@ -428,8 +428,6 @@ def look_at_engine(before: EngineSeen | None, seen: EngineSeen) -> tuple[EngineS
 
     Files of an upgrade arrive one by one, and a driver that is away for a moment is no other one.
     """
-    if seen.files is None:
-        return before, False
     if before is not None and seen.driver_version is None:
         seen = replace(seen, driver_version=before.driver_version)
     return seen, before in {None, seen}

@@ -166,6 +166,25 @@ def test_what_the_guards_judge_by_is_found_out_once_for_each_life(world: World) 
     assert began[0] is not None
 
 
+def test_a_library_that_an_upgrade_took_away_for_good_keeps_nobody_from_finding_out(
+    world: World, tmp_path: Path
+) -> None:
+    library = tmp_path / "libllama.so.0.0.1"
+    library.write_bytes(b"library")
+    made = a_generation(reason="apply", unit_sha256=None)
+    components = ((str(library), "a" * 64),)
+    world.ctx.generations.create(replace(made, number=3, engine_components=components), None)
+    world.ctx.generations.end(3, Ended(Outcome.SERVING, 1.0, 1.0, None, None))
+    began: list[str | None] = []
+    for n in range(20):
+        if n == 10:
+            library.unlink()
+        world.look()
+        began.append(world.manager.state(CHECK_UNIT).invocation_id)
+    assert began[9] is not None
+    assert began[19] != began[9], "the guard against upgrades never spoke"
+
+
 def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_daemon(
     world: World,
 ) -> None:

@@ -504,7 +504,7 @@ def test_a_stretch_whose_counters_were_told_late_began_when_they_were_told_last(
 
 # Upgrade
 
-FILES = (("/opt/llama-server", 100, 1), ("/opt/libllama.so", 200, 1))
+FILES = (("/opt/llama-server", (100, 1)), ("/opt/libllama.so", (200, 1)))
 STANDS = EngineSeen(FILES, "580.95")
 
 
@@ -518,10 +518,12 @@ def upgrades(*seen: EngineSeen) -> list[bool]:
 
 
 def test_files_that_changed_are_looked_into_when_they_stay_as_they_are() -> None:
-    half = replace(STANDS, files=(("/opt/llama-server", 120, 2), FILES[1]))
-    whole = replace(STANDS, files=(("/opt/llama-server", 120, 2), ("/opt/libllama.so", 210, 3)))
-    gone = replace(STANDS, files=None)
+    program, library = ("/opt/llama-server", (120, 2)), ("/opt/libllama.so", (210, 3))
+    half = replace(STANDS, files=(program, FILES[1]))
+    whole = replace(STANDS, files=(program, library))
+    gone = replace(STANDS, files=(program, ("/opt/libllama.so", None)))
     assert upgrades(STANDS, half, gone, whole, whole, whole) == [False] * 4 + [True, True]
+    assert upgrades(STANDS, gone, gone) == [False, False, True], "its name may be gone for good"
 
 
 def test_another_driver_counts_and_one_that_is_away_does_not() -> None:
