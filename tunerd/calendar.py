@@ -59,10 +59,10 @@ def parse_window(text: str, days: str, zone: str) -> Window:
     found = _TIMES.fullmatch(text)
     if found is None:
         raise ValueError("two times of day, such as 01:00-06:30")
-    numbers = [int(part) for part in found.groups()]
-    first, last = (numbers[0], numbers[1]), (numbers[2], numbers[3])
-    begin, end = (time(hour % 24, minute) for hour, minute in (first, last))
-    if max(first, last) > (24, 0) or begin == end:
+    hours = [int(part) for part in found.groups()]
+    # Half past 24 is half past midnight: files that say so must stay good over an upgrade.
+    begin, end = time(hours[0] % 24, hours[1]), time(hours[2] % 24, hours[3])
+    if max(hours[0], hours[2]) > 24 or begin == end:  # noqa: PLR2004 -- hours of a day
         raise ValueError("two different times of day, such as 01:00-06:30")
     try:
         where = ZoneInfo(zone)

@@ -50,6 +50,12 @@ def test_an_end_before_the_begin_is_on_the_next_day_and_the_day_is_that_of_the_b
     ]
 
 
+def test_half_past_24_is_half_past_midnight_as_files_of_before_may_say() -> None:
+    assert parse_window("24:30-06:00", "daily", "UTC") == parse_window(
+        "00:30-06:00", "daily", "UTC"
+    )
+
+
 def test_a_begin_that_is_left_out_is_the_moment_at_which_clocks_jump() -> None:
     assert opened("02:30-05:00", "daily", "2026-03-29 00:00") == [("Sun 29 03:00", "Sun 29 05:00")]
 
@@ -62,7 +68,7 @@ def test_a_time_that_occurs_twice_is_the_first() -> None:
 @pytest.mark.parametrize(
     ("times", "days", "zone"),
     [("1-2", "daily", "UTC"), ("01:00-01:00", "daily", "UTC"), ("25:00-26:00", "daily", "UTC"),
-     ("24:30-05:00", "daily", "UTC"), ("01:75-05:00", "daily", "UTC"), ("01:00-24:01", "daily", "UTC"),
+     ("24:30-00:30", "daily", "UTC"), ("01:75-05:00", "daily", "UTC"), ("01:00-24:60", "daily", "UTC"),
      ("01:00-02:00", "monday", "UTC"), ("01:00-02:00", "mon-", "Mars/Base"), ("01:00-02:00", "mon", "Mars/Base")],
 )  # fmt: skip
 def test_what_is_no_window_says_what_is(times: str, days: str, zone: str) -> None:
