@@ -7,6 +7,7 @@ again with another text. Where the machine stays disturbed, the sweep yields.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -102,7 +103,8 @@ class LeaseBox:
     """A `sweep.Box` over the lease that is held.
 
     `plan_arm` gives what would be deployed for an arm, `on_arm` hears of each that serves, `on_samples`
-    of every request, void ones included. `patience_s` is how long a disturbance is waited out;
+    of every request, void ones included. `patience_s` is how long a disturbance is waited out, but not past
+    `until_s` on the clock of `now`;
     `yielded` says why the sweep gave way after that, `ended` why it ended before its time.
     """
 
@@ -118,6 +120,7 @@ class LeaseBox:
     deadline: Deadline | None = None
     context_tokens: int | None = None
     expected_load_s: float | None = None
+    until_s: float = math.inf
     yielded: str | None = None
     ended: str | None = None
     _process: _Process | None = None
@@ -198,7 +201,7 @@ class LeaseBox:
         overrides = self._overrides(process, arm)
         target = replace(process.life.target, overrides=overrides)
         bare = request.bare if request.is_warm and request.new_tokens else None
-        end_s = self.now() + self.patience_s
+        end_s = min(self.now() + self.patience_s, self.until_s)
         attempt = 0
         while True:
             marks: frozenset[Mark] = frozenset()
@@ -245,7 +248,7 @@ class LeaseBox:
         Raises:
             sweep.Preempted: it does.
         """
-        trouble = self.house.wait()
+        trouble = self.house.wait(self.until_s)
         self.check()
         if trouble is not None:
             self.yielded = f"the machine is not free: {trouble}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -110,10 +111,13 @@ class House:
                 "what always runs",
             )  # fmt: skip
 
-    def wait(self) -> str | None:
-        """Wait as long as the settings say for the GPU; what still holds then, None if nothing."""
+    def wait(self, until_s: float = math.inf) -> str | None:
+        """Wait as long as the settings say for the GPU, at most until `until_s` (monotonic).
+
+        What still holds then, None if nothing.
+        """
         ctx = self.ctx
-        end_s = ctx.clock.monotonic_s() + ctx.settings.sweep.patience_s
+        end_s = min(ctx.clock.monotonic_s() + ctx.settings.sweep.patience_s, until_s)
         said = False
         while (trouble := self.trouble()) is not None:
             if ctx.clock.monotonic_s() >= end_s:

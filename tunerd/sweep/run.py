@@ -474,8 +474,8 @@ class _Run:
             budget_s=self._limit_s(left_s),
             start_after=prepared.request.start_after,
         ) as held:
-            box = self._box(quiet, held)
             began_s = ctx.clock.monotonic_s()
+            box = self._box(quiet, held, began_s + left_s)
             ctx.report(Progress("starting the first configuration", left_s=left_s))
 
             def on_sample(sample: Sample) -> None:
@@ -495,7 +495,7 @@ class _Run:
                 box.close()
         return outcome, box, held
 
-    def _box(self, ctx: Context, held: Held) -> LeaseBox:
+    def _box(self, ctx: Context, held: Held, until_s: float) -> LeaseBox:
         prepared = self.prepared
         plans: dict[Arm, Plan] = {}
 
@@ -518,6 +518,7 @@ class _Run:
             deadline=prepared.deadline,
             context_tokens=prepared.context_tokens,
             expected_load_s=prepared.load_s,
+            until_s=until_s,
         )
 
     def _wait_until_quiet(self, end_s: float, why: str) -> bool:

@@ -494,23 +494,25 @@ class Search:
         return False
 
     def _race(self, reserve_s: Callable[[], float]) -> bool:
-        """Another process for a leader that was measured least; False when the race is over."""
+        """Another process for a leader that was measured least; False when the race is over.
+
+        It decides who challenges: one that leads alone has nobody to race with.
+        """
         beliefs = sorted(self.contenders(), key=lambda belief: belief.mean)[:_RACERS]
-        if not beliefs:
-            return False
-        racers = [
+        near = [
             belief
             for belief in beliefs
             if belief.mean < beliefs[0].mean + _RACE_LEAD / max(belief.n_processes, 1) ** 0.5
-            and belief.n_processes < _RACE_ROUNDS
             and belief.arm != self.incumbent.canonical()
         ]
-        for belief in sorted(racers, key=lambda one: one.n_processes):
-            if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
-                return False
-            self.measure(belief.arm, _RACE)
-            return True
-        return False
+        racers = [belief for belief in near if belief.n_processes < _RACE_ROUNDS]
+        if len(near) <= 1 or not racers:
+            return False
+        belief = min(racers, key=lambda one: one.n_processes)
+        if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
+            return False
+        self.measure(belief.arm, _RACE)
+        return True
 
     def _proposals(self, leader: Belief) -> list[Proposal]:
         known = (leader.arm, self.incumbent.canonical())

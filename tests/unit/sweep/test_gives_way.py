@@ -127,6 +127,19 @@ def test_a_gpu_that_is_taken_in_the_middle_makes_the_sweep_yield_before_the_next
     assert world.serving_alias() == "one"
 
 
+def test_what_disturbs_is_not_waited_for_past_the_end_of_the_budget(world: World) -> None:
+    gpu = FakeGpuReader(COOL)
+    ctx = replace(context(world), gpu=gpu)
+    house = House(ctx)
+    with hold(ctx, purpose="sweep 1 of one", budget_s=600) as held:
+        until_s = ctx.clock.monotonic_s() + PATIENCE_S / 4
+        tried = replace(box(ctx, held, house), until_s=until_s)
+        gpu.show(taken())
+        with pytest.raises(Preempted):
+            tried.restart(ARM)
+        assert ctx.clock.monotonic_s() - until_s < 1.0
+
+
 def test_a_window_that_ends_ends_the_sweep_and_production_serves(world: World) -> None:
     world.clock.set_wall(NINE - 7)
     ctx = context(world)

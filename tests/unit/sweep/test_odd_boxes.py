@@ -65,6 +65,14 @@ def test_two_arms_of_which_one_is_much_faster_end_in_a_promotion() -> None:
     assert night(one, one.box()).arm == faster(one)
 
 
+def test_one_that_leads_alone_is_challenged_with_and_races_with_nobody() -> None:
+    one = two_arms()
+    outcome = night(one, one.box())
+    starts = [row.purpose for row in outcome.evidence.samples if row.event == "boot"]
+    assert "race" not in starts
+    assert starts.count("verdict") == 2 * len(outcome.evidence.challenges[-1].pairs)
+
+
 # Time
 
 
