@@ -610,14 +610,17 @@ main_job() {
     ask
     show apply mine --set serving.ctx_size=1024 --yes
     show rollback --yes
-    show sweep run --budget 210s --yes
+    show sweep run --budget 210s --yes || [ $? -eq 1 ] # 1: nothing could be measured
     ask
     before=$(cat -- "$try_dir/tmp/tok_s")
     outcome="nothing was promoted, the sweep says above why; $before tok/s as before"
     if tunerd sweep show --json | grep -q '"verdict": *"promote"'; then
-        show promote --yes
-        ask
-        outcome="before $before tok/s, after $(cat -- "$try_dir/tmp/tok_s") tok/s; promoted: $(promoted)"
+        if show promote --yes; then
+            ask
+            outcome="before $before tok/s, after $(cat -- "$try_dir/tmp/tok_s") tok/s; promoted: $(promoted)"
+        else
+            outcome="the winner did not stay, tunerd says above why; $before tok/s as before"
+        fi
     fi
     show status
     show history

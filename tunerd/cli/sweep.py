@@ -80,6 +80,8 @@ def _request(given: Mapping[str, Any]) -> SweepRequest:
             "--goal context and --at-least go together",
             hint="for example --goal context --at-least 40",
         )
+    if given["goal"] == "context" and given["max_arms"] is not None:
+        raise UsageError("--arms counts configurations of a sweep for speed")
     rest = {name: value for name, value in given.items() if name not in {"budget", "goal"}}
     return SweepRequest(budget_s=given["budget"], **rest)
 

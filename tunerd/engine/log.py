@@ -8,7 +8,7 @@ that are lost make a request that is not counted, never a wrong one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 _PREFIX = re.compile(r"(\d+)\.(\d\d)\.(\d\d\d)\.(\d\d\d) [A-Z] ")
@@ -208,6 +208,14 @@ def tally_of(lines: Iterable[str]) -> Tally:
     """All that a log says was generated, whatever else is known of its requests."""
     found = [match for line in lines if (match := _EVAL.search(line)) is not None]
     return Tally(sum(int(one[2]) for one in found), sum(float(one[1]) for one in found) / 1000)
+
+
+def without_newest(lines: Sequence[str], n: int) -> Sequence[str]:
+    """A log up to where the first of its newest `n` generations is told; nothing where it has fewer."""
+    ends = [at for at, line in enumerate(lines) if _EVAL.search(line)]
+    if not n:
+        return lines
+    return lines[: ends[-n]] if n <= len(ends) else ()
 
 
 def _task_of(line: str) -> int | None:

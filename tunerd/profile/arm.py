@@ -345,6 +345,7 @@ class Policy:
         rejected: Arms that must not be recommended, with the reason, such as a failure in service.
         at_least_tok_s: The largest context that holds this speed is wanted, not the fastest arm; None for
             the latter [tok/s].
+        n_slots: Requests among which a context is shared out.
     """
 
     min_gain: float = 0.01
@@ -360,6 +361,7 @@ class Policy:
     max_arms: int | None = None
     rejected: tuple[tuple[ArmLike, str], ...] = ()
     at_least_tok_s: float | None = None
+    n_slots: int = 1
 
 
 class Box(Protocol):

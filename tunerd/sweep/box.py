@@ -540,6 +540,8 @@ class LiveAsked:
 def expected_turns(evidence: Mapping[str, Any], workload: Workload) -> tuple[float, float] | None:
     """Mean turn of what served and of the last winner, each over the pairs that it was proved in [s]."""
     won = [one for one in evidence.get("challenges", []) if one["outcome"] == "promote"]
+    if evidence.get("wanted_tok_s") is not None:
+        won = won[-1:]  # each was against the speed, not against the one before
     if not won or not all(one["pairs"] for one in won):
         return None
     before, after = (

@@ -81,7 +81,7 @@ class Result:
     n_carried: int = 0
 
 
-class _Ended(Exception):
+class Ended(Exception):
     """One of the arms cannot be measured any more."""
 
     def __init__(self, outcome: str, reason: str, *, memory: bool = False) -> None:
@@ -136,7 +136,7 @@ class Challenge:
             )  # fmt: skip
         except TimeUp:  # starts or answers took longer than any before
             is_decided = False
-        except _Ended as ended:
+        except Ended as ended:
             return self._result(ended.outcome, ended.reason, is_short_of_memory=ended.memory)
         if not is_decided:
             return self._result("open", self._what_it_takes())
@@ -188,8 +188,8 @@ class Challenge:
             if arm == self._candidate and (failure == "oom" or self._is_unreliable):
                 break
         if arm == self._incumbent:
-            raise _Ended("open", f"the incumbent could not be measured: {failure}")
-        raise _Ended(
+            raise Ended("open", f"the incumbent could not be measured: {failure}")
+        raise Ended(
             "failed", f"the candidate failed during the verdict: {failure}",
             memory=failure == "oom",
         )  # fmt: skip
@@ -215,7 +215,7 @@ class Challenge:
         if not self._limits.is_safe(self._candidate) or (
             headroom.free_mib < self._limits.headroom_mib
         ):
-            raise _Ended(
+            raise Ended(
                 "failed",
                 f"{headroom.free_mib:.0f} MiB stay free with the context full, wanted are "
                 f"{self._limits.headroom_mib:.0f}",

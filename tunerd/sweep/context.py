@@ -14,14 +14,16 @@ from statistics import fmean
 from tunerd.measure.pairs import A, B, PairBlock, Side, Turn, class_ms
 from tunerd.profile.arm import Arm, Policy, Reading, ServerDied
 from tunerd.profile.workload import RequestClass
-from tunerd.sweep.challenge import Challenge, Result, block_of
-from tunerd.sweep.night import CannotStart, TimeUp
+from tunerd.sweep.challenge import Challenge, Ended, Result, block_of
+from tunerd.sweep.limits import Limits
+from tunerd.sweep.night import CannotStart, Night, TimeUp
 from tunerd.sweep.search import Search
 from tunerd.sweep.space import FamilyGrid
 
 # One start may be so much slower than the next: the proof decides. Source: docs/benchmarks.md, 2.7 % between starts.
-_LUCK = 0.03
+LUCK = 0.03
 _MARGINS_TRIED = 3
+_UNTOLD = "not every class of the workload told its speed"
 _OOM_STEP_MIB = 256.0
 
 
@@ -48,6 +50,12 @@ def _token_ms(reading: Reading) -> float | None:
 class Floor(Challenge):
     """An arm against a speed: the other side reads the same prompts as fast, and decodes at just that speed."""
 
+    def __init__(
+        self, night: Night, limits: Limits, policy: Policy, candidate: Arm, number: int
+    ) -> None:
+        nobody = replace(candidate, engine="")  # whatever fails is the candidate's
+        super().__init__(night, limits, policy, nobody, candidate, number)
+
     def pair_s(self) -> float:
         """Time of one process."""
         return self._night.process_s(self._candidate, exact=True)
@@ -60,14 +68,14 @@ class Floor(Challenge):
         del order  # one side alone is measured
         block = self._night.block(f"v{self._number}.{number}")
         readings = self._measure(self._candidate, block, number)
-        wanted = tuple(
-            Turn(
-                (reading.turn_ms or 0.0) + one.n_predict * (self._wanted_ms - (_token_ms(reading) or 0.0)),
-                reading.prompt_ms or 0.0,
-            )
-            for one, reading in zip(self._night.workload.classes, readings, strict=True)
-        )  # fmt: skip
-        return {A: (wanted,), B: block_of(readings)}
+        wanted = []
+        for one, reading in zip(self._night.workload.classes, readings, strict=True):
+            token_ms = _token_ms(reading)
+            if token_ms is None:
+                raise Ended("failed", _UNTOLD)
+            turn_ms = (reading.turn_ms or 0.0) + one.n_predict * (self._wanted_ms - token_ms)
+            wanted.append(Turn(turn_ms, reading.prompt_ms or 0.0))
+        return {A: (tuple(wanted),), B: block_of(readings)}
 
     @property
     def speed_tok_s(self) -> float | None:
@@ -91,7 +99,7 @@ class Floor(Challenge):
         return f"its starts do not show that it holds the speed: {self._told}"
 
     def _gates(self) -> str | None:
-        return self._limits.breaks_tools(self._candidate)
+        return self._limits.shrinks(self._candidate) or self._limits.breaks_tools(self._candidate)
 
     def run(self) -> Result:
         """Starts until it is sure that it holds the speed, or that it cannot be shown.
@@ -196,8 +204,14 @@ class Widest:
 
     def _try(self, arm: Arm) -> Arm | None:
         """The arm, with more margin if it needs that, where it seems to hold; None where it does not."""
+        limits = self._search.limits
         for _ in range(_MARGINS_TRIED):
-            seen = self._note(self._look(arm))
+            known = limits.fails(arm)
+            if known is not None:
+                short_mib = 0.0 if limits.walled(arm) is None else _OOM_STEP_MIB
+                seen = self._seen.setdefault(arm, Seen(arm, problem=known, short_mib=short_mib))
+            else:
+                seen = self._note(self._look(arm))
             if not seen.problem:
                 return arm
             margin = self._family.margin_at_least(arm.fit_mib + seen.short_mib)
@@ -217,9 +231,12 @@ class Widest:
             known = [_token_ms(found[at]) for at in sorted(found)]
             token_ms = [one for one in known if one is not None]
             if len(token_ms) < len(night.workload.classes):
-                return Seen(arm, problem="not every class of the workload told its speed")
+                return Seen(arm, problem=_UNTOLD)
+            less = limits.shrinks(arm)
+            if less is not None:
+                return Seen(arm, problem=less)
             speed = _speed_tok_s(night.workload.classes, token_ms)
-            if speed < (1 - _LUCK) * self._wanted:
+            if speed < (1 - LUCK) * self._wanted:
                 return Seen(arm, speed, "too slow")
             if limits.changes_output(arm):
                 server.tool_calls(self._policy.tool_calls)

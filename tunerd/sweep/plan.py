@@ -593,6 +593,7 @@ def prepare(
         max_arms=request.max_arms,
         rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
         at_least_tok_s=request.at_least_tok_s,
+        n_slots=_slots(base_plan),
     )
     load_s = _load_s(ahead, base_plan)
     deadline = deadline_of(
@@ -661,6 +662,7 @@ def _choice(
     resolved, for_context = base_plan.resolved, request.at_least_tok_s is not None
     ranges = _ranges(resolved, (*ctx.settings.sweep.space, *request.space))
     pins = _kept(ctx) | {key: _who(resolved, key) for key in sorted(resolved.pins)}
+    listed = ranges.get(CONTEXT_SIZE, ())
     if for_context:
         ranges[CONTEXT_SIZE] = _sizes(base_plan, ranges, pins, workload)
     frozen = frozen_keys(base_plan, ranges, for_context=for_context)
@@ -683,7 +685,15 @@ def _choice(
     )
     space = plan_space(base, seen.engines, wishes)
     if for_context:
-        return _Choice(_for_context(space), seen, drafter, ())
+        why = "less than the workload needs, or more than the model was trained for"
+        out = [
+            Left(f"{CONTEXT_SIZE} = {one}", why)
+            for one in listed
+            if one not in ranges[CONTEXT_SIZE]
+        ]
+        return _Choice(
+            _for_context(replace(space, left_out=(*space.left_out, *out))), seen, drafter, ()
+        )
     others = {engine for engine, _ in space.space.families} - {base_plan.engine.name}
     left = (*space.left_out, *drafter.left, *placements.left_with(others))
     return _Choice(replace(space, left_out=left), seen, drafter, placements.messages)
@@ -903,10 +913,14 @@ def _seeds(ctx: Context, request: PlanRequest, base: Base, plan: Plan) -> tuple[
 
 
 def _context_tokens(plan: Plan) -> int | None:
+    ctx_size = plan.resolved.profile.serving.ctx_size
+    return ctx_size // _slots(plan) if ctx_size else None
+
+
+def _slots(plan: Plan) -> int:
+    """Requests among which the context is shared out."""
     serving = plan.resolved.profile.serving
-    if not serving.ctx_size:
-        return None
-    return serving.ctx_size // (1 if serving.kv_unified else serving.n_parallel or 1)
+    return 1 if serving.kv_unified else serving.n_parallel or 1
 
 
 def _context_size(plan: Plan) -> int:
@@ -922,7 +936,7 @@ def _context_size(plan: Plan) -> int:
         raise UsageError(
             "the engine chooses the context of what serves, so there is nothing to start from",
             state="nothing was touched",
-            hint="`tunerd apply PROFILE --set serving.ctx_size=8192` first",
+            hint=f"name {CONTEXT_SIZE} in the profile, and `tunerd apply` it",
         )
     return size
 
@@ -938,18 +952,25 @@ def _sizes(
     Raises:
         UsageError: there is no choice.
     """
-    own, serving = _context_size(plan), plan.resolved.profile.serving
-    slots = 1 if serving.kv_unified else serving.n_parallel or 1
+    own, slots = _context_size(plan), _slots(plan)
     least = slots * (max(one.depth_tokens for one in workload.classes) + _FRAME_TOKENS)
     listed = ranges.get(CONTEXT_SIZE)
     if CONTEXT_SIZE in pins:
         raise UsageError(
             f"{CONTEXT_SIZE} is pinned by {pins[CONTEXT_SIZE]}", state="nothing was touched",
-            hint="take the pin away, or sweep for speed",
+            hint="`tunerd apply` the profile without that, or sweep for speed",
         )  # fmt: skip
     most = max(own, slots * (plan.facts.context_length or own))
     wanted = sizes_between(min(least, own), most) if listed is None else listed
-    return tuple(sorted({own, *(int(one) for one in wanted if least <= int(one) <= most)}))
+    sizes = {own, *(int(one) for one in wanted if least <= int(one) <= most)}
+    if len(sizes) == 1:
+        raise UsageError(
+            f"there is no other context to look at than {own}",
+            cause=f"the workload needs {least} tokens, and the model was trained for {most}",
+            state="nothing was touched",
+            hint="other sizes in --space serving.ctx_size=..., or a smaller --workload",
+        )
+    return tuple(sorted(sizes))
 
 
 def _for_context(space: SpacePlan) -> SpacePlan:

@@ -22,6 +22,7 @@ from tunerd.profile.schema import nest
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, NoAnswer, expected_turns, measure_live
+from tunerd.sweep.context import LUCK
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
 from tunerd.sweep.record import StoredSweep, decide, find_sweep
 from tunerd.sweep.space import changes
@@ -241,6 +242,7 @@ class _Again:
     problem: str | None = None
     is_silent: bool = False
     before: str = "before"
+    slack: float = 0.0
 
     @property
     def is_worse(self) -> bool:
@@ -248,7 +250,7 @@ class _Again:
         return self.is_silent or (
             self.live is not None
             and self.before_s is not None
-            and (self.live.turn_s >= self.before_s)
+            and self.live.turn_s >= self.before_s * (1 + self.slack)
         )
 
     @property
@@ -290,7 +292,8 @@ def _measured_again(ctx: Context, proposal: _Proposal) -> _Again:
     except BenchError as error:
         problem = error.cause or error.message
         return _Again(None, before, after, problem, is_silent=_is_silent(ctx, error, life))
-    return _Again(live, before, after, before=versus)
+    # A size is chosen to be near the wanted speed, and one start is some percent slower than the next.
+    return _Again(live, before, after, before=versus, slack=0.0 if wanted is None else LUCK)
 
 
 def _is_silent(ctx: Context, error: BenchError, life: str | None) -> bool:

@@ -189,8 +189,9 @@ class Evidence:
 
     @property
     def won(self) -> tuple[Result, ...]:
-        """Challenges that were won, each against the winner before it."""
-        return tuple(one for one in self.challenges if one.outcome == PROMOTE)
+        """Challenges that were won, each against the winner before it; of contexts the last, which is the largest."""
+        won = tuple(one for one in self.challenges if one.outcome == PROMOTE)
+        return won if self.wanted_tok_s is None else won[-1:]
 
     @property
     def gain(self) -> Gain | None:
@@ -388,6 +389,10 @@ class _Sweep:
             if self.policy.at_least_tok_s is None:
                 first, *then = map(_in_words, self._won)
                 reasons = [first, *(f"then {one}" for one in then), *reasons]
+            else:
+                self.incumbent = self._won[-1].candidate
+                speed = f"{self.policy.at_least_tok_s:g} tok/s"
+                reasons = [f"the largest context found that holds {speed}", *reasons]
             verdict = PROMOTE
         if verdict != INCONCLUSIVE or given_up:
             self.night.recommend(self.incumbent)
@@ -433,27 +438,29 @@ class _Sweep:
     def _widest(self, wanted_tok_s: float) -> tuple[str, list[str]]:
         """The largest context instead of the fastest arm."""
         family, speed = self.grid.of(self.incumbent), f"{wanted_tok_s:g} tok/s"
-        if family is None:
+        if family is None or not self.grid.contains(self.incumbent):
             return INCONCLUSIVE, ["what serves is not in the space"]
         widest = Widest(self.search, self.policy, family, self._prove_floor)
         try:
             found = widest.find(self.incumbent)
         except TimeUp:
-            return INCONCLUSIVE, ["the time ended before a context was proved", widest.text]
+            return INCONCLUSIVE, ["the time ended before every size was proved", widest.text]
         if found is None:
             return KEEP, [f"no context holds {speed}", widest.text]
         if found == self.incumbent:
             return KEEP, [f"no larger context holds {speed}", widest.text]
-        self._won.append(self.challenges[-1])
-        self.incumbent = found
-        return PROMOTE, [f"the largest context that holds {speed}", widest.text]
+        return PROMOTE, [widest.text]
 
     def _prove_floor(self, arm: Arm) -> Result:
+        """A challenge of the wanted speed; each that is won is of a larger context than the one before."""
         self.night.recommend(arm)
         policy = replace(self.policy, min_gain=0.0)
         number, self._next_challenge = self._next_challenge, self._next_challenge + 1
-        result = Floor(self.night, self.limits, policy, self.incumbent, arm, number).run()
-        self.challenges.append(result)
+        result = Floor(self.night, self.limits, policy, arm, number).run()
+        serves = result.outcome == PROMOTE and arm == self.incumbent
+        self.challenges.append(replace(result, outcome=KEEP) if serves else result)
+        if result.outcome == PROMOTE and not serves:
+            self._won = self.challenges[-1:]
         return result
 
     def _has_time_for_pairs(self, finalist: Arm) -> bool:

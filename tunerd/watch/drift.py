@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
 
-from tunerd.engine.log import LoggedRequest, Tally, read_requests, tally_of
+from tunerd.engine.log import LoggedRequest, Tally, read_requests, tally_of, without_newest
 from tunerd.errors import TunerdError
 from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import Fingerprint
@@ -28,6 +28,8 @@ _STRETCHES = 3
 # A stretch that was quick enough within this life, before the slow ones, shows a decay.
 _LEAST_GOOD = 2
 _MOST_STRETCHES = 48
+# Requests that may end between the look at the counters and that at the log.
+_MOST_LATE = 4
 # More than this many MiB beside the server, on top of what was there while it was measured.
 _OTHERS_SLACK_MIB = 64
 # Up to here depth costs less than what a floor leaves room for, whatever was measured.
@@ -280,7 +282,8 @@ class Drift:
     def _requests(self, counted: Tally | None) -> Sequence[LoggedRequest]:
         """Those of the stretches that were judged, by the server's own log.
 
-        That counts where it says what the counters counted in the same time: others may write in it.
+        That counts where it says what the counters counted in the same time: others may write in it, and
+        requests may have ended since the counters were read.
         """
         first = self._state.stretches[-_STRETCHES:][0]
         try:
@@ -290,9 +293,11 @@ class Drift:
         # Local mode has whole lives, of which the counters begin at nothing.
         is_whole = span.begins_s is not None and span.begins_s < first.since_s - 1.0
         before = Tally(0, 0.0) if is_whole else first.before
-        if not tally_of(span.lines).agrees_with(before, counted):
-            return ()
-        return read_requests(span.lines).requests
+        for n_late in range(_MOST_LATE + 1):
+            lines = without_newest(span.lines, n_late)
+            if tally_of(lines).agrees_with(before, counted):
+                return read_requests(lines).requests
+        return ()
 
 
 def _is_slow(one: Stretch, confirmed: Confirmed) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.simulator.box import QUIET, Noise, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
-from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Space, as_arm
+from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Request, Space, as_arm
 from tunerd.sweep.context import sizes_between
 from tunerd.sweep.tuner import Outcome, sentence_of, tune
 
@@ -58,11 +60,20 @@ class Scene:
             decode_ms += one.weight * one.n_predict * token_ms
         return 1000 * tokens / decode_ms
 
-    def night(self, wanted_tok_s: float, *, hours: float = 4.0, noise: Noise = QUIET) -> Outcome:
+    def night(
+        self,
+        wanted_tok_s: float,
+        *,
+        hours: float = 4.0,
+        noise: Noise = QUIET,
+        box: type[GrowingBox] = GrowingBox,
+        may_change_output: bool = False,
+        rejected: tuple[tuple[Arm, str], ...] = (),
+    ) -> Outcome:
         return tune(
-            GrowingBox(self.one.card, noise), self.space, self.one.workload, self.incumbent,
+            box(self.one.card, noise), self.space, self.one.workload, self.incumbent,
             hours * 3600.0, np.random.default_rng(1),
-            policy=Policy(may_change_output=False, at_least_tok_s=wanted_tok_s),
+            policy=Policy(may_change_output=may_change_output, at_least_tok_s=wanted_tok_s, rejected=rejected),
         )  # fmt: skip
 
 
@@ -143,3 +154,58 @@ def test_a_night_that_is_too_short_proves_nothing_and_deploys_nothing() -> None:
 
 def test_sizes_are_a_quarter_of_a_power_of_two_apart_and_end_at_the_trained_one() -> None:
     assert sizes_between(8192, 20000) == (8192, 10240, 12288, 14336, 16384, 20000)
+
+
+class CappedBox(GrowingBox):
+    """Allocates no more than so much, whatever it is asked for."""
+
+    def restart(self, arm: Arm) -> Boot:
+        boot = super().restart(arm)
+        return replace(boot, n_ctx=min(boot.n_ctx or 0, 65536))
+
+
+class SilentBox(GrowingBox):
+    """Tells no speeds once it is proved."""
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        answer = dict(super().measure(request, arm))
+        if "-v" in request.prompt_id:
+            del answer["predicted_ms"]
+        return answer
+
+
+def in_types(here: Scene, *kv: str) -> Scene:
+    own = here.space.families[here.incumbent.family]
+    return replace(here, space=Space({here.incumbent.family: replace(own, kv=kv)}))
+
+
+def test_a_server_that_gives_less_context_than_it_is_asked_for_wins_nothing() -> None:
+    here = scene("12G", "agent")
+    outcome = here.night(50.0, box=CappedBox)
+    assert outcome.verdict == "keep" or as_arm(outcome.arm).context_size <= 65536
+
+
+def test_answers_without_their_speed_prove_nothing() -> None:
+    here = scene("12G", "agent")
+    outcome = here.night(here.truly_tok_s(163840) * 0.9, box=SilentBox)
+    assert outcome.verdict == "keep", outcome.evidence.reasons
+
+
+def test_an_arm_that_failed_in_service_is_not_proved_again() -> None:
+    here = scene("12G", "agent")
+    bad = replace(here.incumbent, extra=context(163840))
+    outcome = here.night(
+        here.truly_tok_s(163840) * 0.96, rejected=((bad, "taken back in service"),)
+    )
+    assert outcome.verdict == "keep", outcome.evidence.reasons
+    assert not any(row.arm == bad for row in outcome.evidence.samples)
+
+
+def test_what_was_proved_stays_when_the_time_ends_among_other_cache_types() -> None:
+    here = in_types(scene("12G", "agent"), "q8_0", "q4_0")
+    wanted = here.truly_tok_s(163840) * 0.96
+    outcome = here.night(wanted, hours=1.0, may_change_output=True)
+    proved = [one for one in outcome.evidence.challenges if one.outcome == "promote"]
+    assert proved
+    assert outcome.verdict == "promote", outcome.evidence.reasons
+    assert as_arm(outcome.arm) == proved[-1].candidate

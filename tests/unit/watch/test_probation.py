@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tunerd.engine.log import Tally, tally_of
+from tunerd.engine.log import Tally, tally_of, without_newest
 from tunerd.watch.guards import Basis, Look, cache_ram_mib, judge
 
 BASIS = Basis(
@@ -45,6 +45,8 @@ def test_what_was_generated_is_told_by_the_log_alone() -> None:
         "generation eval time =     500.00 ms /    50 runs   (   10.00 ms per token)",
     ]
     assert tally_of(lines) == Tally(650, 60.5)
+    assert tally_of(without_newest(lines, 1)) == Tally(600, 60.0), "what ended since is left out"
+    assert tally_of(without_newest(lines, 3)) == Tally(0, 0.0)
 
 
 def test_a_server_that_died_and_was_started_again_is_taken_back_at_once() -> None:
