@@ -297,27 +297,31 @@ _SAME_MEANING: Mapping[tuple[str, str], frozenset[str]] = {
 _OWN_VARIABLES = frozenset({"HOME", "LLAMA_CACHE"})
 _YES = frozenset({"yes", "true", "on", "1"})
 _NO = frozenset({"no", "false", "off", "0"})
-_QUOTED = r"""(?:"[^"]*"|'[^']*'|\S+)"""
+# A word as a shell and systemd read it; a quote that is never closed ends with its line.
+_WORD = r"""(?:"(?:\\[\s\S]|[^"\\\n])*+"?|'[^'\n]*+'?|\\[\s\S]|[^\s"'\\])++"""
+_IN_QUOTES = r"(?:\\[\s\S]|(?!(?P=q)).)*+"
 _FLAGS = "|".join(flag.lstrip("-").replace("-", "[-_]") for flag in sorted(SECRET_FLAGS))
-_SECRET_ARGUMENT = re.compile(rf"""(?<![\w-])(--?(?:{_FLAGS})["']?[=\s\\]+){_QUOTED}""")
-_SECRET_CREDENTIAL = re.compile(r"^(SetCredential\w*=[^:]*:).*", re.MULTILINE)
-_NAME = r"\w{0,200}(?:KEY|TOKEN|PASSWORD|SECRET)\w{0,200}"
-_ASSIGNMENT = re.compile(
-    rf"""(?P<all>["'](?P<whole>{_NAME})=)(?:(?!["']).)*|\b(?P<name>{_NAME})={_QUOTED}""",
-    re.IGNORECASE,
+_HIDDEN_NAME = (
+    r"(?<!\w)(?:\w{0,200}_)?(?:API_?KEY|TOKEN|PASSWORD|PASSWD|PASSPHRASE|SECRET)(?:_\w{0,200})?"
+)
+_SECRETS = (
+    re.compile(rf"""(?P<shown>(?P<q>["'])--?(?:{_FLAGS})=){_IN_QUOTES}"""),
+    re.compile(rf"""(?P<shown>(?<![\w-])--?(?:{_FLAGS})["']?[=\s\\]++){_WORD}"""),
+    re.compile(
+        r"^(?P<shown>[-+ \t]*SetCredential\w*[ \t]*=(?:[^:\n\\]*:)?)(?:\\[\s\S]|[^\n\\])++",
+        re.MULTILINE,
+    ),
+    re.compile(rf"""(?P<shown>(?P<q>["']){_HIDDEN_NAME}=){_IN_QUOTES}""", re.IGNORECASE),
+    re.compile(rf"(?P<shown>{_HIDDEN_NAME}=){_WORD}", re.IGNORECASE),
+    re.compile(rf"""(?P<shown>(?P<q>["']){_HIDDEN_NAME}(?P=q)\s*+:\s*+){_WORD}""", re.IGNORECASE),
 )
 
 
 def masked(text: str, hidden: str = "...") -> str:
-    """A text without the secrets that command lines and units hold."""
-
-    def assigned(one: re.Match[str]) -> str:
-        if not is_secret_variable(one["whole"] or one["name"]):
-            return one[0]
-        return f"{one['all'] or one['name'] + '='}{hidden}"
-
-    text = _SECRET_ARGUMENT.sub(rf"\1{hidden}", text)
-    return _ASSIGNMENT.sub(assigned, _SECRET_CREDENTIAL.sub(rf"\1{hidden}", text))
+    """A text without the secrets that command lines and units hold; where in doubt too much is hidden."""
+    for secret in _SECRETS:
+        text = secret.sub(lambda one: f"{one['shown']}{hidden}", text)
+    return text
 
 
 def lost_lines(live: LiveUnit, planned: str, argv: Sequence[str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from tunerd.production.checks import (
     environment_conflicts,
     explain,
     lost_lines,
+    masked,
     serving_after,
 )
 from tunerd.profile.layers import Resolved
@@ -458,6 +460,37 @@ SetCredential=key:hunter2
         "SetCredential",
     }  # fmt: skip
     assert any("--api-key-file /k" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """Environment="LLAMA_API_KEY=it's-hunter2\"""", r'Environment="HF_TOKEN=ab\"hunter2"',
+        'HF_TOKEN="abc"hunter2', 'HF_TOKEN=""hunter2', r"HF_TOKEN=a\ hunter2", "DB_PASSWD=hunter2",
+        "PASSPHRASE=hunter2", '"LLAMA_API_KEY": "hunter2"', '--api-key "abc"hunter2',
+        '"--api-key=my hunter2"', "SetCredential = k:hunter2", "SetCredential=k:abc\\\n  hunter2",
+        "+SetCredential=k:hunter2", "SetCredential=k\\\n:hunter2",
+    ],
+)  # fmt: skip
+def test_no_part_of_a_secret_is_shown_however_it_is_quoted(text: str) -> None:
+    shown = masked(f"Nice=1\n{text}\nUser=me")
+    assert "hunter2" not in shown
+    assert shown.startswith("Nice=1\n")
+    assert shown.endswith("\nUser=me")
+
+
+@pytest.mark.parametrize("text", ["n_tokens=512", "MONKEY=1", "--api-key-file /k", "KEYMAP=us"])
+def test_what_is_no_secret_is_shown(text: str) -> None:
+    assert masked(text) == text
+
+
+@pytest.mark.parametrize(
+    "part", ["_TOKEN", '"', "\\", "'HF_TOKEN=", '"TOKEN" ', "--api-key ", "SetCredential=", f"{'_TOKEN' * 66} "]
+)  # fmt: skip
+def test_a_large_text_takes_no_longer_than_its_size(part: str) -> None:
+    begin_s = time.process_time()
+    masked(part * (1_000_000 // len(part)))
+    assert time.process_time() - begin_s < 3.0
 
 
 def test_drop_ins_stay_and_a_unit_of_ours_or_a_copy_of_it_loses_nothing() -> None:
