@@ -83,7 +83,14 @@ def is_listened_on(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def n_connections(port: int, host: str = "127.0.0.1") -> int:
-    """Connections to this address, open ones and ended ones that the kernel remembers."""
+    """Connections to this address, open ones and ended ones that the kernel remembers.
+
+    A host that is no address stands for every address of this machine.
+    """
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        host = "::"
     return sum(not one.is_listening for one in _bound(port, host))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunerd.machine.net import can_bind, free_port, is_in_use
+from tunerd.machine.net import can_bind, free_port, is_in_use, n_connections
 
 
 def test_a_port_that_nobody_used_can_be_bound() -> None:
@@ -45,6 +45,14 @@ def test_a_port_that_is_bound_is_in_use_though_nobody_listens() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         assert is_in_use("127.0.0.1", holder.getsockname()[1])
+
+
+def test_a_host_by_name_may_have_any_connection_of_its_port() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.2", port)):
+            assert n_connections(port, "a-host-by-name") > 0
+            assert n_connections(port, "127.0.0.1") == 0
 
 
 def test_an_address_of_another_machine_is_not_in_use() -> None:
