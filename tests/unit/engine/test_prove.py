@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tunerd.engine.health import Completion
-from tunerd.engine.help import Effect
+from tunerd.engine.help import Effect, EngineIdentity, Proof
+from tunerd.engine.probe import read_proofs, remember_proofs
 from tunerd.engine.prove import (
     GATED,
     GATED_BY_REQUEST,
@@ -16,6 +19,25 @@ from tunerd.engine.prove import (
     SHALLOW,
     judge_trials,
 )
+from tunerd.errors import HostError
+from tunerd.machine.files import Files
+
+BUILD = EngineIdentity("a" * 64, ())
+PROOFS = (Proof("mtp", Effect.PROVED, "seen"),)
+
+
+def test_proofs_are_those_of_the_very_build(tmp_path: Path) -> None:
+    remember_proofs(tmp_path / "cache", Files(), BUILD, PROOFS)
+    assert read_proofs(tmp_path / "cache", Files(), BUILD) == PROOFS
+    other = EngineIdentity("a" * 32 + "b" * 32, ())
+    assert read_proofs(tmp_path / "cache", Files(), other) == ()
+
+
+def test_proofs_that_cannot_be_kept_are_told(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    with pytest.raises(HostError):
+        remember_proofs(tmp_path / "cache", Files(), BUILD, PROOFS)
+
 
 TEXT = "one two three four five six seven eight nine ten"
 
