@@ -61,7 +61,8 @@ class _Again(BaseTrigger):  # type: ignore[misc]  # the package has no types
     def run(self) -> None:
         """What the scheduler calls at that time."""
         self._wait_s = self._usual_s
-        self._wait_s = self._job() or self._usual_s
+        wait_s = self._job()
+        self._wait_s = self._usual_s if wait_s is None else wait_s
 
     def get_next_fire_time(self, _previous: datetime | None, _now: datetime) -> datetime:
         """What the scheduler asks for."""

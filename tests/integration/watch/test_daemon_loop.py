@@ -28,7 +28,8 @@ def nothing() -> None:
     """Called between jobs."""
 
 
-def test_a_job_runs_again_as_soon_as_it_says() -> None:
+@pytest.mark.parametrize("wait_s", [0.01, 0.0])
+def test_a_job_runs_again_as_soon_as_it_says(wait_s: float) -> None:
     ran: list[int] = []
     loop = Loop(SystemClock(), nothing, 0.05, nothing)
 
@@ -36,7 +37,7 @@ def test_a_job_runs_again_as_soon_as_it_says() -> None:
         ran.append(len(ran))
         if len(ran) == 5:
             loop.end()
-        return 0.01
+        return wait_s
 
     loop.every("job", job, LIMIT_S)
     run(loop)
