@@ -53,16 +53,19 @@ Job = Callable[[], float | None]
 class _Again(BaseTrigger):  # type: ignore[misc]  # the package has no types
     """When a job runs again: as long after its run as it said then, or as usual."""
 
-    def __init__(self, clock: Clock, job: Job, usual_s: float) -> None:
+    def __init__(self, clock: Clock, job: Job, usual_s: Callable[[], float]) -> None:
         self._clock = clock
         self._job = job
-        self._usual_s = self._wait_s = usual_s
+        self._usual_s = usual_s
+        self._wait_s = usual_s()
 
     def run(self) -> None:
         """What the scheduler calls at that time."""
-        self._wait_s = self._usual_s
-        wait_s = self._job()
-        self._wait_s = self._usual_s if wait_s is None else wait_s
+        wait_s: float | None = None
+        try:
+            wait_s = self._job()
+        finally:
+            self._wait_s = self._usual_s() if wait_s is None else wait_s
 
     def get_next_fire_time(self, _previous: datetime | None, _now: datetime) -> datetime:
         """What the scheduler asks for."""
@@ -133,16 +136,18 @@ class Loop(BaseScheduler):  # type: ignore[misc]  # the package has no types
         """Look soon; what APScheduler calls when jobs have changed, and a signal's handler may."""
         self._woken.set()
 
-    def every(self, name: str, job: Job, usual_s: float, *, first_s: float = 0.0) -> None:
+    def every(
+        self, name: str, job: Job, usual_s: float | Callable[[], float], *, first_s: float = 0.0
+    ) -> None:
         """Run a job in `first_s`, and again and again; it takes the place of one of the same name.
 
         Args:
             name: Which.
             job: May say how long to wait until it runs again [s].
-            usual_s: How long where it does not say, or fails [s].
+            usual_s: How long where it does not say, or fails [s]; a function is asked each time.
             first_s: How long until it runs first [s].
         """
-        again = _Again(self._clock, job, usual_s)
+        again = _Again(self._clock, job, usual_s if callable(usual_s) else lambda: usual_s)
         self.add_job(again.run, again, id=name, name=name, replace_existing=True,
                      next_run_time=again.in_s(first_s))  # fmt: skip
 
@@ -571,7 +576,7 @@ class Daemon:
             self.tell(event)
 
     def _plan(self) -> None:
-        self.loop.every("look", self.look, self._ctx.settings.daemon.every_s)
+        self.loop.every("look", self.look, self._next_look_s)
         self.loop.every("recovery", self._recovery.look, RECOVERY_S, first_s=RECOVERY_S)
         self.loop.every("tidy", self._tidy, TIDY_S, first_s=_FIRST_TIDY_S)
         self.loop.every("notices", self._send_left_notices, TIDY_S)
@@ -598,6 +603,9 @@ class Daemon:
             self._look_problem = problem.message
         except CutShortError:
             log.info("look.cut_short")
+        return self._next_look_s()
+
+    def _next_look_s(self) -> float:
         return min(self._wait_s, self._guarding.longest_wait_s)
 
     def _tidy(self) -> None:

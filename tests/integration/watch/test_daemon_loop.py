@@ -58,6 +58,22 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(capfd: pytest.CaptureFixt
     assert "a defect" in said
 
 
+def test_a_job_that_fails_runs_again_when_it_is_wanted_then() -> None:
+    loop, wanted = Loop(SystemClock(), nothing, 0.05, nothing), [LIMIT_S]
+    ran: list[int] = []
+
+    def fail() -> None:
+        wanted[0] = 0.01
+        ran.append(len(ran))
+        if len(ran) == 3:
+            loop.end()
+        raise ValueError("a defect")
+
+    loop.every("fails", fail, lambda: wanted[0])
+    run(loop)
+    assert ran == [0, 1, 2]
+
+
 def test_a_job_of_the_same_name_takes_the_place_of_the_one_before() -> None:
     ran: list[str] = []
     loop = Loop(SystemClock(), nothing, 0.05, nothing)
