@@ -408,8 +408,11 @@ class Guarding:
         try:
             with self._waiting(_GUARD_RESTART_S):
                 restart_server(self._ctx, engine.life)
-        except Busy:
-            return  # whoever changes it now starts it too
+        except (
+            Busy
+        ) as busy:  # whoever changes it now starts it too, and that was no restart of ours
+            self._hang = replace(self._hang, restarts_s=self._hang.restarts_s[:-1])
+            self._event("guard-failed", "note", f"nothing was restarted: {busy.message}", None)
         except TunerdError as problem:
             cause = f": {problem.cause}" if problem.cause else ""
             self._event("guard-failed", "error", f"{problem.message}{cause}", problem.hint)

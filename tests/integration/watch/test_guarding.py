@@ -393,7 +393,8 @@ def test_a_server_that_somebody_stops_while_it_is_asked_stays_stopped(world: Wor
     )
     while len(asked) < 2:
         world.look()
-    assert world.kinds == ["hang"]
+    assert world.kinds == ["hang", "guard-failed"]
+    assert "nothing was restarted" in world.told[-1].text
     assert not world.manager.state(UNIT).is_active
 
 
