@@ -237,16 +237,10 @@ def _rest(repeats: int) -> MadeRun:
         _ON.sample("cache", case, "code_python", at, n_predict=32, depth=12_000, cached=cached)
         for at, (case, cached) in enumerate(cases * repeats)
     ]
-    samples += [
-        _ON.sample("concurrency", f"{streams} stream{'s' * (streams > 1)}", "explain_concept",
-                   100 + streams * 10 + turn, n_predict=128, concurrency=streams)
-        for streams in (1, 2, 4)
-        for turn in range(streams * repeats)
-    ]  # fmt: skip
     quality = SummaryRecord("quality", "output with speculation on against off", _ON.name,
                             {"tool calls identical": None, "short answers identical": "12 of 12",
                              "letters changed in prose": 0.031})  # fmt: skip
-    record = _bench("cache", "concurrency", "quality", after_s=3600)
+    record = _bench("cache", "quality", after_s=3600)
     return MadeRun(record, {_ON.name: samples}, (quality,))
 
 

@@ -26,7 +26,7 @@ from tunerd.result import ActionResult
 from tunerd.web.view import figure, workload_section
 from tunerd.words import UNKNOWN, format_duration, when
 
-SUITES = ("mtp", "lengths", "cache", "deep", "quality", "concurrency", "workload")
+SUITES = ("mtp", "lengths", "cache", "deep", "quality", "workload")
 
 
 # The last line of the community's mtp-bench, for whoever puts his own beside it, and where its figures stand in a table.
@@ -87,8 +87,8 @@ def bench_command(
 
     mtp: the nine kinds of the community's mtp-bench. lengths: from which length of the answer on
     speculation pays. cache: whether what was read is found again. deep: fills the context, and finds
-    where memory ends. quality: whether speculation changes answers. concurrency: 1, 2 and 4 clients.
-    workload: seconds of a turn of your own kind of work.
+    where memory ends. quality: whether speculation changes answers. workload: seconds of a turn of your
+    own kind of work.
 
     With PROFILE the unit does not serve meanwhile; it comes back whatever happens.
 
@@ -96,7 +96,7 @@ def bench_command(
     Example:
       tunerd bench
       tunerd bench rtx-3090-ti-24gb --suite lengths --yes
-      tunerd bench --url http://127.0.0.1:11434 --suite concurrency
+      tunerd bench --url http://127.0.0.1:11434 --suite lengths
       tunerd bench --url ollama=http://127.0.0.1:11434 --url mtp=http://127.0.0.1:8080
     """  # noqa: D301
     from tunerd.engine.builds import PlanRequest

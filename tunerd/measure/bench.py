@@ -40,7 +40,6 @@ from tunerd.measure.life import (
 )
 from tunerd.measure.request import (
     LENGTHS,
-    STREAMS,
     USUAL_LETTERS_PER_TOKEN,
     Composer,
     Plan,
@@ -52,7 +51,6 @@ from tunerd.measure.request import (
     Step,
     Suite,
     cache_plan,
-    concurrency_plan,
     deep_plan,
     fitting,
     lengths_plan,
@@ -106,7 +104,6 @@ class _Pending:
     item: _Item | None
     target: Target
     asked: Sequence[Answered]
-    wall_ms: float | None = None
 
 
 class BenchRun:
@@ -243,9 +240,8 @@ class BenchRun:
         target, requests = item.target, item.step.requests
         if not self._watch.counts or self._was_busy:
             self._was_busy = self._is_busy()
-        wall_ms = None
         if item.step.is_parallel:
-            asked, wall_ms = self._life.ask_all(requests, item.prompts, target=target)
+            asked = self._life.ask_all(requests, item.prompts, target=target)
         else:
             asked = []
             for request, prompt in zip(requests, item.prompts, strict=True):
@@ -255,7 +251,7 @@ class BenchRun:
         if self._was_busy:
             asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
         failed = next((one for one in asked if one.sample.problem is not None), None)
-        self._pending.append(_Pending(item, target, asked, wall_ms))
+        self._pending.append(_Pending(item, target, asked))
         for one in asked:
             self._n_mute = self._n_mute + 1 if one.is_mute else 0
         return self._goes_on(target, failed)
@@ -339,9 +335,6 @@ class BenchRun:
                 continue
             answers = measured.answers.setdefault(one.item.number, {})
             answers |= {asked.prompt.prompt_id: asked.answer for asked in one.asked}
-            if one.wall_ms is not None:
-                case = one.item.step.requests[0].case
-                measured.groups.append((case, one.wall_ms, tuple(samples)))
 
 
 def _is_to_be_repeated(pending: _Pending) -> bool:
@@ -402,7 +395,6 @@ def fitting_plan(
     book: PromptBook,
     *,
     n_ctx: int | None,
-    n_slots: int | None = None,
     most_tokens: int | None = None,
     letters_per_token: float | None = None,
 ) -> tuple[Plan, tuple[Message, ...]]:
@@ -414,14 +406,13 @@ def fitting_plan(
         shape: The workload, for that suite.
         book: The questions.
         n_ctx: Context of one request; None where unknown.
-        n_slots: How many requests the server works on at once; None where unknown.
         most_tokens: The longest answer that it gives; None for no limit.
         letters_per_token: What its vocabulary does; None before it was asked.
 
     Raises:
         BenchError: this server cannot have the suite.
     """
-    plan, told = _suite_plan(asked, seed, shape, n_ctx, n_slots, most_tokens)
+    plan, told = _suite_plan(asked, seed, shape, n_ctx, most_tokens)
     more = list(told)
     if asked.suite is Suite.LENGTHS:
         shorter = with_short_question(plan, book, n_ctx, letters_per_token)
@@ -445,7 +436,6 @@ def _suite_plan(
     seed: int,
     shape: WorkloadShape | None,
     n_ctx: int | None,
-    n_slots: int | None,
     most_tokens: int | None,
 ) -> tuple[Plan, tuple[Message, ...]]:
     """The plan of a suite for a server, and what had to be left out of it."""
@@ -464,8 +454,6 @@ def _suite_plan(
     if asked.suite is Suite.QUALITY:
         own = asked.with_own_sampling
         return quality_plan(seed, repeats=repeats, with_own_sampling=own), ()
-    if asked.suite is Suite.CONCURRENCY:
-        return concurrency_plan(seed, repeats=repeats), _waiting(n_slots)
     if shape is None:
         raise BenchError("no workload was given")
     mix, cut = shape.plain(), tuple[int, ...]()
@@ -484,13 +472,6 @@ def _left_out(plan: Plan) -> tuple[Message, ...]:
     if missing:
         text += f"; no room for answers of {', '.join(missing)} tokens"
     return (note("depth", text),)
-
-
-def _waiting(n_slots: int | None) -> tuple[Message, ...]:
-    if n_slots is None or n_slots >= max(STREAMS):
-        return ()
-    text = f"the server works on {n_slots} requests at once; more of them wait"
-    return (note("slots", text),)
 
 
 def expected_s(plan: Plan, rates: Rates) -> float:
@@ -787,7 +768,6 @@ class Session:
             self.shape,
             self.book,
             n_ctx=target.n_ctx,
-            n_slots=target.n_slots,
             most_tokens=target.most_tokens,
             letters_per_token=composer.letters_per_token if target.is_llama else None,
         )

@@ -436,7 +436,7 @@ class CandidateLife:
             case=f"class {asked.class_index + 1}",
             details={"block": asked.block, "attempt": asked.attempt},
         )
-        found, _ = self._life.ask_all(requests, prompts)
+        found = self._life.ask_all(requests, prompts)
         return self._turn([answered.sample for answered in found], one)
 
     def answer(self, request: Request, prompt: Prompt) -> Answer | None:

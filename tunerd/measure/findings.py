@@ -725,15 +725,13 @@ _PAIR = 2
 class ArmData:
     """What was measured of one arm.
 
-    `answers` are by number of the step and id of the text, of repeated steps with every text; `groups` are
-    parallel steps: case, how long its requests took together [ms], samples. `accepted` counts drafts by
+    `answers` are by number of the step and id of the text, of repeated steps with every text. `accepted` counts drafts by
     position over `n_steps` verification passes, from the server's own counters.
     """
 
     name: str
     samples: list[Sample] = field(default_factory=list)
     answers: dict[int, dict[str, Answer | None]] = field(default_factory=dict)
-    groups: list[tuple[str, float, tuple[Sample, ...]]] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     n_steps: int = 0
     traffic_seen: bool = True
@@ -782,7 +780,6 @@ def findings(plan: Plan, arms: Sequence[ArmData], shape: WorkloadShape | None = 
         Suite.CACHE: lambda: _cache(arms),
         Suite.DEEP: lambda: _deep(arms),
         Suite.QUALITY: lambda: _quality(plan, arms),
-        Suite.CONCURRENCY: lambda: _concurrency(arms),
         Suite.WORKLOAD: lambda: _workload(arms, shape),
     }[plan.suite]()
     positions = {arm.name: arm.by_position for arm in arms}
@@ -860,42 +857,6 @@ def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: boo
         one, other = (arm.answers.get(at, {}) for arm in (reference, candidate))
         asked.append(pair(request.case, at, one, other))
     return judge_quality(asked)
-
-
-def _concurrency(arms: Sequence[ArmData]) -> Findings:
-    rows = [row for arm in arms for row in _streams(arm)]
-    records = tuple(SummaryRecord("concurrency", "streams", row["arm"], row) for row in rows)
-    return Findings({"streams": rows}, records)
-
-
-def _streams(arm: ArmData) -> list[dict[str, Any]]:
-    """By number of streams: what all of them got together, and what each of them got."""
-    cases: dict[str, list[tuple[float, Sequence[Sample]]]] = {}
-    for case, wall_ms, together in arm.groups:
-        groups = cases.setdefault(case, [])
-        if all(sample.is_usable for sample in together):
-            groups.append((wall_ms, together))
-    rows = []
-    for case, groups in sorted(cases.items()):
-        samples = [sample for _, found in groups for sample in found]
-        counts = [_n_generated(sample) for sample in samples]
-        total_ms = sum(wall_ms for wall_ms, _ in groups)
-        known = [count for count in counts if count is not None]
-        is_known = bool(known) and len(known) == len(counts)
-        summary = summarise(samples)
-        rows.append(
-            {
-                "arm": arm.name,
-                "case": case,
-                "n_groups": len(groups),
-                "together_tok_s": sum(known) / total_ms * 1000 if is_known and total_ms else None,
-                # Of a server without timings, the speed by the client's clock.
-                "each_tok_s": summary.decode_tok_s.median
-                or spread(map(_client_rate, samples)).median,
-                "ttft_ms": summary.ttft_ms.median,
-            }
-        )
-    return rows
 
 
 def _workload(arms: Sequence[ArmData], shape: WorkloadShape | None) -> Findings:

@@ -127,7 +127,6 @@ class Target:
         route: How it is asked for a completion.
         model: The name to ask for on OpenAI routes.
         n_ctx: Context of one request; None where unknown.
-        n_slots: How many requests it works on at once; None where unknown.
         most_tokens: The longest answer that it gives; None for no limit, or where it does not say.
         speculation: What it is meant to do.
         overrides: What is sent with each request beside the usual.
@@ -146,7 +145,6 @@ class Target:
     route: Route = Route.NATIVE
     model: str | None = None
     n_ctx: int | None = None
-    n_slots: int | None = None
     most_tokens: int | None = None
     speculation: Speculation = _UNKNOWN
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -323,12 +321,10 @@ def _asked(server: LlamaServer) -> dict[str, Any]:
     settings = body.get("default_generation_settings")
     settings = settings if isinstance(settings, dict) else {}
     sizes = (first.get("n_ctx"), settings.get("n_ctx"), body.get("n_ctx"))
-    n_slots = body.get("total_slots")
     return {
         "route": Route.NATIVE,
         "model": server.alias(timeout_s=_ASK_S),
         "n_ctx": next((n for n in sizes if _is_size(n)), None),
-        "n_slots": n_slots if _is_size(n_slots) else None,
         "most_tokens": _most_tokens(settings),
         "frame": _frame_of(server),
     }
@@ -728,15 +724,14 @@ class Life:
         prompts: Sequence[Prompt],
         *,
         target: Target | None = None,
-    ) -> tuple[list[Answered], float]:
-        """Several requests at the same time, and how long all of them took together [ms]."""
-        began_s = self.ctx.clock.monotonic_s()
+    ) -> list[Answered]:
+        """Several requests at the same time."""
         target = target or self.target
         if len(requests) == 1:
             found = [self._send(target, requests[0], prompts[0], self.position)]
         else:
             found = self._send_at_once(target, requests, prompts)
-        return self._took(found), (self.ctx.clock.monotonic_s() - began_s) * 1000
+        return self._took(found)
 
     def _took(self, found: list[Answered]) -> list[Answered]:
         self.position += len(found)

@@ -213,7 +213,6 @@ class Suite(StrEnum):
     CACHE = "cache"
     DEEP = "deep"
     QUALITY = "quality"
-    CONCURRENCY = "concurrency"
     WORKLOAD = "workload"
 
 
@@ -483,7 +482,6 @@ TOOL_KINDS: tuple[dict[str, Any], ...] = (
 MTP_TOKENS = 192
 LENGTHS = (100, 500, 1000, 2000)
 LENGTHS_DEPTH = 43_000
-STREAMS = (1, 2, 4)
 COLD = "cold"
 IDENTICAL = "warm, identical"
 CHANGED_TAIL = "warm, changed tail"
@@ -496,7 +494,6 @@ _SHARED_RATIO = 0.95
 _DEEP_STEPS = 8
 _DEEP_TOKENS = 64
 _ESTIMATE_ERROR = 0.02
-_STREAM_TOKENS = 128
 _SHORT_TOKENS = 32
 _TOOL_TOKENS = 256
 _PROSE_TOKENS = 512
@@ -663,22 +660,6 @@ def quality_plan(seed: int, *, repeats: int, with_own_sampling: bool = False) ->
         for case, kind, n_predict in cases
     ]
     return _plan(Suite.QUALITY, seed, [block] * repeats)
-
-
-def concurrency_plan(seed: int, *, repeats: int) -> Plan:
-    """The same work by one, two and four clients at once."""
-    each = [
-        Request(
-            suite=Suite.CONCURRENCY,
-            case=f"{n} stream{'s' * (n > 1)}",
-            kind="explain_concept",
-            n_predict=_STREAM_TOKENS,
-            streams=n,
-        )
-        for n in STREAMS
-    ]
-    block = [Step((one,) * one.streams, is_parallel=True) for one in each]
-    return _plan(Suite.CONCURRENCY, seed, [block] * repeats)
 
 
 def is_warm_class(one: RequestClass) -> bool:

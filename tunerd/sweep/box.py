@@ -332,7 +332,7 @@ class LeaseBox:
         is_held = request.kind in self._ends_early
         composed, prompts = self.texts.compose(request, attempt, is_held=is_held)
         _demand_room(target, composed[0], prompts[0])
-        asked, _ = life.ask_all(composed, prompts, target=target)
+        asked = life.ask_all(composed, prompts, target=target)
         problem = next((one.sample.problem for one in asked if one.sample.problem), None)
         if problem is not None:
             life.asked = []
@@ -514,7 +514,7 @@ class LiveAsked:
             NoAnswer: there is none.
         """
         composed = self.texts.compose(request, attempt, is_held=attempt > 0)
-        found, _ = self.life.ask_all(*composed)
+        found = self.life.ask_all(*composed)
         samples = [one.sample for one in found]
         for sample in samples:
             if sample.problem is not None or sample.client is None:

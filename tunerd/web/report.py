@@ -679,7 +679,6 @@ def _depth(sample: Sample) -> float | None:
 
 TITLES = {
     "cache": "Prompt cache",
-    "concurrency": "Several requests at once",
     "mtp": "Speed by kind of text",
     "quality": "Quality",
     "workload": "Workload",
@@ -716,7 +715,6 @@ def _suite_table(suite: str, series: Sequence[Series]) -> Table:
     columns = heads("~case", "~configuration", "requests", "prompt [ms]", "tokens reused", "TTFT [ms]",
                     "tok/s", "wall [ms]")  # fmt: skip
     cases = _distinct(sample.case for one in series for sample in one.of(suite))
-    cases.sort(key=_leading_number)
     rows = [
         _case_row(case, one, of_case)
         for case in cases
@@ -724,12 +722,6 @@ def _suite_table(suite: str, series: Sequence[Series]) -> Table:
         if (of_case := [sample for sample in one.of(suite) if sample.case == case])
     ]
     return Table(TITLES.get(suite, suite), columns, tuple(rows))
-
-
-def _leading_number(case: str) -> int:
-    """`4 streams` after `2 streams`; names without a number keep their order."""
-    word = case.split(" ", 1)[0]
-    return int(word) if word.isascii() and word.isdigit() else 0
 
 
 def _case_row(case: str, one: Series, samples: Sequence[Sample]) -> tuple[Cell, ...]:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.bench_box import BenchBox
-from tests.support.designed import Truth, encode, read_truth
+from tests.support.designed import encode, read_truth
 from tests.support.local_box import Box, deployed, settings
 from tests.support.server_process import Server, serving
 from tunerd.cli.main import cli
@@ -66,26 +66,22 @@ def test_acceptance_by_kind_is_the_known_one_but_for_the_last_step(
 
     assert result.exit_code == 0
     table = next(iter(result.payload["tables"].values()))
+    known = {}
     for row in table["rows"]:
-        drafted, accepted = known_counts(truth, REGION[row["kind"]], p_min)
+        # All prompts of a kind end in a word of its region, and answers go round that once and a half.
+        last_word = encode(LAST_WORDS[REGION[row["kind"]]])[-1]
+        counts = known[row["kind"]] = truth.speculate(last_word, 192, N_MAX, p_min)
         # The last step may draft up to n-max tokens more or less.
-        assert abs(row["drafted"] - drafted) <= N_MAX, row
-        assert abs(row["accepted"] - accepted) <= N_MAX, row
+        assert abs(row["drafted"] - counts.drafted) <= N_MAX, row
+        assert abs(row["accepted"] - counts.accepted) <= N_MAX, row
+    by_position = next(iter(result.payload["by_position"].values()))
+    steps = sum(one.steps for one in known.values())
+    sums = map(sum, zip(*(one.accepted_by_position for one in known.values()), strict=True))
+    assert by_position == pytest.approx([one / steps for one in sums], abs=0.02)
     (last,) = (line for line in render_bench(result.payload) if line.startswith("Aggregate: "))
     assert json.loads(last.removeprefix("Aggregate: "))["total_draft"] == table["drafted"]
     marks = {mark for row in result.payload["samples"] for mark in row["marks"]}
     assert "foreign traffic" not in marks, "own requests add up to what the server counted"
-
-
-def known_counts(truth: Truth, region: str, p_min: float) -> tuple[int, int]:
-    """What a request of 192 tokens drafts and accepts in a region, the same from each of its words.
-
-    Every prompt of a kind ends in a word of that region, and all of them go round it: one and a half
-    times here, so where the prompt ended matters.
-    """
-    last = encode(LAST_WORDS[region])[-1]
-    counts = truth.speculate(last, 192, N_MAX, p_min)
-    return counts.drafted, counts.accepted
 
 
 LAST_WORDS = {
@@ -97,24 +93,6 @@ LAST_WORDS = {
     "creative": "Be creative",
     "math": "that you calculate",
 }
-
-
-def test_acceptance_by_position_comes_from_the_servers_counters(
-    tmp_path: Path, model: Path
-) -> None:
-    box, truth = BenchBox(tmp_path), read_truth(model)
-    with embedded(model, 0.0) as server:
-        result = box.bench(f"http://127.0.0.1:{server.port}", Suite.CONCURRENCY)
-
-    found = next(iter(result.payload["by_position"].values()))
-    last = encode(LAST_WORDS["explain"])[-1]
-    counts = truth.speculate(last, 128, N_MAX)
-    # The warm-up, in code, is among what the server counted.
-    code = truth.speculate(encode(LAST_WORDS["code"])[-1], 64, N_MAX)
-    steps = 7 * counts.steps + code.steps
-    known = [(7 * one + other) / steps for one, other in
-             zip(counts.accepted_by_position, code.accepted_by_position, strict=True)]  # fmt: skip
-    assert found == pytest.approx(known, abs=0.02)
 
 
 def test_the_prefix_of_a_real_server_is_found_again(tmp_path: Path, model: Path) -> None:

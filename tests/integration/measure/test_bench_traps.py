@@ -253,21 +253,18 @@ def test_a_server_that_dies_ends_the_bench_and_what_was_measured_is_kept(
 def test_another_kind_of_server_is_measured_by_what_its_api_reports(
     box: BenchBox, serve: Serve
 ) -> None:
-    # So slow that its own time is what is measured, however busy this machine is.
-    server = serve(slots=4, openai_only=True, tg_tok_s=200.0)
-    result = box.bench(f"{server.url}/v1", Suite.CONCURRENCY)
+    server = serve(openai_only=True)
+    result = box.bench(f"{server.url}/v1")
 
     assert result.exit_code == 0
     samples = usable(result)
     assert all(row["timings"] is None for row in samples)
-    assert all(row["details"]["usage_completion_n"] == 128 for row in samples)
+    assert all(row["details"]["usage_completion_n"] == 192 for row in samples)
     assert all(row["client"]["ttft_ms"] > 0 for row in samples)
     for row in result.payload["summary"]:
         assert row["decode"]["tok_s"] is None
         assert row["decode"]["n_missing"] == row["n"]
         assert row["client_tok_s"]["median"] > 0
-    together = {row["case"]: row["together_tok_s"] for row in result.payload["streams"]}
-    assert together["4 streams"] > 1.5 * together["1 stream"]
     assert "no-timings" in {message.code for message in result.messages}
 
 

@@ -234,29 +234,14 @@ def test_a_build_that_tells_no_positions_is_named_in_place_of_an_empty_chart(
 
 
 def test_what_a_suite_found_becomes_a_table_with_units_in_its_head(tmp_path: Path) -> None:
-    streams = {
-        "case": "4 streams",
-        "n_groups": 3,
-        "together_tok_s": 167.54,
-        "ttft_ms": None,
-        "arm": "A",
-    }
     kinds = [{"case": "short", "n_same": 12, "n": 12, "drift_ratio": None},
              {"case": "prose", "n_same": 3, "n": 12, "drift_ratio": 0.031}]  # fmt: skip
     quality = {"passes": True, "reasons": [], "cases": kinds}
-    records = (SummaryRecord("concurrency", "streams", BOX.name, streams),
-               SummaryRecord("quality", "quality", BOX.name, quality))  # fmt: skip
-    run = replace(a_run(a_sample(None)), summaries=records)
+    record = SummaryRecord("quality", "quality", BOX.name, quality)
+    run = replace(a_run(a_sample(None)), summaries=(record,))
 
     report = report_on(tmp_path, run)
 
-    assert row(table(report, "Several requests at once: streams"), "4 streams") == {
-        "case": "4 streams",
-        "configuration": "only",
-        "groups": "3",
-        "together [tok/s]": "168",
-        "TTFT [ms]": None,
-    }
     assert row(table(report, "Quality, cases"), "prose")["drift [share]"] == "0.031"
     (whole,) = (
         one
