@@ -241,7 +241,6 @@ ONLY_ROOT: Mapping[str, str] = {
     "settings set": "settings say what services of the system do",
     "settings unset": "settings say what services of the system do",
     "sweep night --bound-to": "it is what a unit runs",
-    "probation run": "the daemon watches; `show` says how it stands",
     "probation take-back": "the daemon begins it; `tunerd rollback` goes back",
     "notify send": "it is what a unit runs; `tunerd notify test` tries the webhook",
 }

@@ -9,7 +9,7 @@ import click
 
 from tunerd.cli.complete import keys, names_of
 from tunerd.cli.output import columns, facts_lines, line, table_lines
-from tunerd.operations import HASH, LINE, NUMBER, PROFILE, SETTING, SPAN, TARGET, Call, operation
+from tunerd.operations import HASH, LINE, NUMBER, PROFILE, SETTING, TARGET, Call, operation
 from tunerd.result import ActionResult
 from tunerd.web.view import (
     backups_table,
@@ -445,23 +445,6 @@ def show(call: Call) -> ActionResult:
     from tunerd.watch.probation import show_probation
 
     return show_probation(call.context())
-
-
-@probation_command.command(name="run", short_help="Watch a generation in this terminal.")
-@click.argument("generation", type=int)
-@click.option("--sweep", type=int, help="The sweep that proved it.")
-@click.option("--for", "duration", type=SPAN, help="How long [default: probation.duration_s].")
-@operation(line("generation {generation}: {state}: {reason}"))
-def run(call: Call, generation: int, sweep: int | None, duration: float | None) -> ActionResult:
-    """Watch a generation where no daemon does. Exit code 3 if it was taken back.
-
-    \b
-    Example:
-      tunerd probation run 14 --for 10min
-    """  # noqa: D301
-    from tunerd.watch.probation import run_probation
-
-    return run_probation(call.context(acts=True), generation, sweep=sweep, duration_s=duration)
 
 
 @probation_command.command(

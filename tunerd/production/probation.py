@@ -33,7 +33,7 @@ def begin_probation(ctx: Context, generation: int, sweep: int | None = None) -> 
     settings = ctx.settings.probation
     if not settings.enabled:
         return (note("no-probation", "no probation: probation.enabled is false"),)
-    by_hand = f"`tunerd probation run {generation}` watches it in a terminal"
+    by_hand = "`tunerd daemon`, also in a terminal, watches it"
     try:
         entry = ctx.generations.read(generation)
         backup = None if entry is None else entry.generation.replaced_backup

@@ -1,12 +1,11 @@
 """The time after a swap in which a worse server is taken back: a state of whoever looks at the server.
 
-That is the daemon, with the same looks as its guards; where none runs, `tunerd probation run` in a
-terminal. The record of each probation is a file, so that it outlives both.
+That is the daemon, with the same looks as its guards. The record of each probation is a file, so that it
+outlives a daemon.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,7 +25,6 @@ from tunerd.errors import (
 )
 from tunerd.machine.files import is_locked
 from tunerd.machine.proc import boot_id
-from tunerd.machine.process import Interrupts
 from tunerd.production.journal import read_record
 from tunerd.production.own import OwnUnit, probation_unit, start_own_unit
 from tunerd.production.probation import (
@@ -47,7 +45,7 @@ from tunerd.units.manager import UP
 from tunerd.watch.drift import DRIFT, Confirmed, Drift
 from tunerd.watch.figures import UNKNOWN, Reading
 from tunerd.watch.guards import WENT_DOWN, Basis, Look, Policy, is_long_enough, judge, look_of
-from tunerd.watch.readings import Watcher, server_log
+from tunerd.watch.readings import server_log
 from tunerd.words import sha256
 
 _REFRESH_LOOKS = 10
@@ -102,26 +100,12 @@ class Probation:
     Args:
         ctx: Where.
         basis_of: What was measured of a generation, as far as that is known now.
-        only: A generation that is watched whatever the settings and its record say.
-        sweep: That proved it.
-        duration_s: How long; None for what is left of what the settings say.
     """
 
-    def __init__(
-        self,
-        ctx: Context,
-        basis_of: BasisOf,
-        only: int | None = None,
-        sweep: int | None = None,
-        duration_s: float | None = None,
-    ) -> None:
+    def __init__(self, ctx: Context, basis_of: BasisOf) -> None:
         self._ctx = ctx
         self._basis_of = basis_of
-        self._only = only
-        self._sweep = sweep
-        self._duration_s = duration_s
         self._watch: _Watch | None = None
-        self.ended: dict[str, Any] | None = None
 
     def take_over(self, ctx: Context) -> None:
         """Go by other settings from now on; what was seen is still known."""
@@ -197,7 +181,7 @@ class Probation:
             return False
         record = read_probation(ctx, number)
         if record is not None and not is_open(record):
-            self._watch, self.ended = None, record
+            self._watch = None
             return False
         watch.is_being_taken, watch.tries = False, watch.tries + 1
         if watch.tries < _MOST_TRIES or self._why_over(watch) is not None:
@@ -207,39 +191,33 @@ class Probation:
 
     def _watched(self, reading: Reading) -> _Watch | None:
         """What is to be watched now, begun or gone on with where its record says so."""
-        ctx, only = self._ctx, self._only
+        ctx = self._ctx
         entry = ctx.generations.serving(ctx.unit)
         if self._watch is not None or entry is None:
             return self._watch
         number = entry.generation.number
         record = read_probation(ctx, number)
-        if only is None and not is_open(record):
+        if not is_open(record):
             return None
         if ctx.services.state(probation_unit(number)).active_state in UP:
             return None  # what another daemon began takes it back
-        watch = self._begun(entry, record if is_open(record) else None, reading)
+        watch = self._begun(entry, record, reading)
         self._watch = watch
         if watch.decided is None:  # which holds until it is dealt with
             self._write(watch, RUNNING, "")
         log.info("probation.watches", generation=number, left_s=round(watch.left_s))
         return watch
 
-    def _begun(
-        self, entry: HistoryEntry, earlier: Mapping[str, Any] | None, reading: Reading
-    ) -> _Watch:
-        ctx, generation = self._ctx, entry.generation
-        duration_s = self._duration_s or ctx.settings.probation.duration_s
-        left_s, restarts = duration_s, reading.engine.n_restarts or 0
-        sweep, basis, decided = self._sweep, Basis(), None
-        if earlier is not None:  # an earlier version kept less
-            restarts = int(earlier.get("restarts", restarts))
-            left_s = self._duration_s or float(earlier.get("left_s", duration_s))
-            sweep = earlier.get("sweep") if sweep is None else sweep
-            basis = read_or_none(Basis, earlier.get("basis")) or basis
-            decided = WENT_DOWN if went_down(earlier, boot_id()) else earlier["reason"] or None
+    def _begun(self, entry: HistoryEntry, earlier: Mapping[str, Any], reading: Reading) -> _Watch:
+        ctx, duration_s = self._ctx, self._ctx.settings.probation.duration_s
+        # An earlier version kept less.
+        restarts = int(earlier.get("restarts", reading.engine.n_restarts or 0))
+        left_s = float(earlier.get("left_s", duration_s))
+        basis = read_or_none(Basis, earlier.get("basis")) or Basis()
+        decided = WENT_DOWN if went_down(earlier, boot_id()) else earlier["reason"] or None
         record = new_record(
-            generation.number, sweep, now_s=ctx.clock.now_s(), left_s=left_s, restarts=restarts,
-            boot_id=boot_id(),
+            entry.generation.number, earlier.get("sweep"), now_s=ctx.clock.now_s(), left_s=left_s,
+            restarts=restarts, boot_id=boot_id(),
         )  # fmt: skip
         watch = _Watch(
             entry, record, Drift(server_log(ctx)), duration_s, left_s, restarts, basis, reading.engine.life,
@@ -254,7 +232,7 @@ class Probation:
         watch.is_basis_known = found is not None
 
     def _why_over(self, watch: _Watch) -> str | None:
-        if self._only is None and not self._ctx.settings.probation.enabled:
+        if not self._ctx.settings.probation.enabled:
             return "probation.enabled is false"
         return _why_over(self._ctx, watch.entry)
 
@@ -331,10 +309,10 @@ class Probation:
         watch = self._watch
         if watch is not None:
             watch.left_s = 0.0
-            self.ended = self._write(watch, state, reason)
+            self._write(watch, state, reason)
             self._watch = None
 
-    def _write(self, watch: _Watch, state: str, reason: str) -> dict[str, Any]:
+    def _write(self, watch: _Watch, state: str, reason: str) -> None:
         ctx = self._ctx
         watch.record |= {
             "state": state,
@@ -347,56 +325,6 @@ class Probation:
             "last": plain(watch.looks[-1]) if watch.looks else None,
         }
         keep_probation(ctx, watch.record)
-        return watch.record
-
-
-def run_probation(
-    ctx: Context, number: int, *, sweep: int | None, duration_s: float | None = None
-) -> ActionResult:
-    """`tunerd probation run`: watch a generation in this terminal until there is an answer.
-
-    Args:
-        ctx: Where.
-        number: Of the generation.
-        sweep: Which proved it; None for none.
-        duration_s: How long; None for what the settings say.
-
-    Returns:
-        Exit code 3 where it was taken back, or should have been and what served before does not serve.
-
-    Raises:
-        UsageError: it does not serve, or not as it was deployed; the daemon watches it.
-        Stranded: it did worse, and neither server came back.
-    """
-    from tunerd.watch.findings import basis_of
-
-    ctx = replace(ctx, is_unattended=True)
-    entry = ctx.generations.serving(ctx.unit)
-    if entry is None or entry.generation.number != number:
-        raise UsageError(f"generation {number} does not serve", hint="`tunerd history`")
-    if _is_edited(ctx, entry):
-        raise UsageError(_EDITED, hint="`tunerd verify` shows the difference")
-    if is_locked(daemon_lock(ctx)):
-        raise UsageError(
-            "the daemon watches what is deployed", hint="`tunerd probation show` says how it stands"
-        )
-    watch = Probation(ctx, lambda one: basis_of(ctx, one), number, sweep, duration_s)
-    watcher = Watcher(ctx)
-    every_s = min(ctx.settings.probation.every_s, duration_s or float("inf"))
-    with Interrupts():
-        try:
-            while watch.ended is None:
-                reason = watch.after(watcher.look())
-                if reason is not None:
-                    ctx.say(f"generation {number} is taken back: {reason}")
-                    with contextlib.suppress(Busy):  # and it is tried again
-                        return take_back(ctx, number, reason, sweep=sweep)
-                if watch.ended is None:
-                    ctx.clock.sleep(every_s)
-        except (KeyboardInterrupt, SystemExit):
-            watch.pause()
-            raise
-    return ActionResult("probation run", watch.ended)
 
 
 class _Overtaken(Exception):
@@ -512,9 +440,8 @@ def show_probation(ctx: Context) -> ActionResult:
 
 
 def _is_watched(ctx: Context, record: Mapping[str, Any]) -> bool:
-    """Whether somebody looks: the daemon at what serves, or a terminal that looked just now."""
+    """Whether a daemon looks at what serves."""
     serving = ctx.generations.serving(ctx.unit)
     if serving is None or serving.generation.number != record["generation"]:
         return False
-    age_s = ctx.clock.now_s() - record["looked_s"]
-    return is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s
+    return is_locked(daemon_lock(ctx))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 
 from tests.support.stand_in import install
 from tests.support.sweep_box import SPEED, SweepBox, for_everybody, swept, until
-from tunerd.app import Context
 from tunerd.machine.net import free_port
-from tunerd.result import ActionResult
-from tunerd.watch.probation import run_probation
+from tunerd.production.probation import keep_probation, read_probation
+from tunerd.watch.findings import basis_of
+from tunerd.watch.probation import Probation
+from tunerd.watch.readings import Watcher
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -30,33 +33,23 @@ def box() -> Iterator[SweepBox]:
         yield found
 
 
-class Meddling:
-    """A clock on which something happens after the second look."""
-
-    def __init__(self, ctx: Context, happens: Callable[[], object]) -> None:
-        self._clock = ctx.clock
-        self._happens = happens
-        self._n_sleeps = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._clock, name)
-
-    def sleep(self, seconds: float) -> None:
-        self._clock.sleep(seconds)
-        self._n_sleeps += 1
-        if self._n_sleeps == 2:
-            self._happens()
-
-
-def run(box: SweepBox, happens: Callable[[], object], duration_s: float) -> ActionResult:
-    """In a terminal, with looks more often than a settings file may ask for."""
+def watched(box: SweepBox, happens: Callable[[], object], left_s: float) -> dict[str, Any]:
+    """The record in the end, with looks more often than a settings file may ask for."""
     ctx = box.box.context
     often = ctx.settings.probation.model_copy(update={"every_s": 0.2})
-    clock: Any = Meddling(ctx, happens)
-    quick = replace(ctx, settings=ctx.settings.model_copy(update={"probation": often}), clock=clock)
-    serving = ctx.generations.serving(ctx.unit)
-    assert serving is not None
-    return run_probation(quick, serving.generation.number, sweep=None, duration_s=duration_s)
+    quick = replace(ctx, settings=ctx.settings.model_copy(update={"probation": often}))
+    record = read_probation(ctx, box.probation()["generation"])
+    assert record is not None
+    keep_probation(ctx, record | {"left_s": left_s})
+    watch, watcher = Probation(quick, lambda one: basis_of(ctx, one)), Watcher(quick)
+    for number in itertools.count():
+        assert watch.after(watcher.look()) is None
+        if number == 2:
+            happens()
+        if not watch.is_watching():
+            break
+        time.sleep(0.2)
+    return box.probation()
 
 
 def test_a_server_that_dies_after_apply_is_taken_back_though_nothing_was_measured(
@@ -81,7 +74,7 @@ def test_a_server_that_dies_after_apply_is_taken_back_though_nothing_was_measure
 
 
 def test_an_apply_that_fails_does_not_end_the_watch(box: SweepBox) -> None:
-    box.json("apply", *CHANGED, "--yes", "--no-probation")
+    box.json("apply", *CHANGED, "--yes")
     bad = install(box.box.folder / "bad", **SPEED, fail="oom-weights")
     for_everybody(bad)
     settings = box.box.folder / "config" / "tunerd.toml"
@@ -92,16 +85,16 @@ def test_an_apply_that_fails_does_not_end_the_watch(box: SweepBox) -> None:
     beside = threading.Thread(  # so that looks fall into the middle of the swap
         target=lambda: box.call("apply", "night", *words, code=3)
     )
-    result = run(box, beside.start, duration_s=8.0)
+    found = watched(box, beside.start, left_s=8.0)
     beside.join()
-    assert result.payload["state"] == "passed"
+    assert found["state"] == "passed"
 
 
 def test_what_is_measured_meanwhile_is_judged_by(box: SweepBox) -> None:
-    box.json("apply", *CHANGED, "--yes", "--no-probation")
+    box.json("apply", *CHANGED, "--yes")
 
     def measure() -> None:
         box.call("bench", "--suite", "workload", "--workload", "small", "--yes")
 
-    result = run(box, measure, duration_s=5.0)
-    assert result.payload["basis"]["slowest_tok_s"] is not None
+    found = watched(box, measure, left_s=5.0)
+    assert found["basis"]["slowest_tok_s"] is not None

@@ -36,7 +36,7 @@ from tunerd.tryout.local_service import Ending
 from tunerd.units.text import parse_unit, render_unit
 from tunerd.watch.daemon import Swaps
 from tunerd.watch.figures import Event
-from tunerd.watch.probation import run_probation
+from tunerd.watch.probation import take_back
 
 ALICE = 54321
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="the rule is about root's files")
@@ -307,7 +307,7 @@ def test_a_watch_that_may_not_go_back_promises_nothing_and_is_told_of_when_it_wo
     swaps = Swaps(ctx, told.append)
     swaps.look()
     world.manager.end_main(UNIT, Ending(code=1))
-    assert run_probation(ctx, 1, sweep=None).payload["state"] == "worse"
+    assert take_back(ctx, 1, "it died", sweep=None).payload["state"] == "worse"
     for _ in range(2):
         swaps.look()
     assert [(one.kind, one.level) for one in told] == [("not-taken-back", "error")]

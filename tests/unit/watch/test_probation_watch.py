@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ import pytest
 
 from tests.fault.scenarios import deploy
 from tests.fault.world import UNIT, World, a_world
-from tests.support.fakes import FakeClock, Life
+from tests.support.fakes import Life
 from tests.support.readings import an_engine
 from tunerd.app import Context, data_dir
-from tunerd.errors import UsageError
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
 from tunerd.production.measurement import write_measurement
@@ -29,7 +27,6 @@ from tunerd.tryout.local_service import Ending as Killed
 from tunerd.units.manager import LeaseRecord, LeaseSpec
 from tunerd.watch.probation import (
     Probation,
-    run_probation,
     show_probation,
     take_back,
 )
@@ -39,70 +36,12 @@ WATCH_S = 600.0
 EVERY_S = 30.0
 
 
-class PowerCut(BaseException):
-    """The process is gone, and nothing was done about it."""
-
-
-def cut() -> None:
-    raise PowerCut
-
-
-class Ending:
-    """A clock on which everything ends after the second look, or another."""
-
-    def __init__(self, clock: FakeClock, end: Callable[[], None] = cut, *, at: int = 3) -> None:
-        self._clock = clock
-        self._at = at
-        self._end = end
-        self._n_sleeps = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._clock, name)
-
-    def sleep(self, seconds: float) -> None:
-        self._clock.sleep(seconds)
-        self._n_sleeps += 1
-        if self._n_sleeps == self._at:
-            self._end()
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     with a_world(tmp_path) as made:
         deploy(made.context(), made, "old")
         deploy(made.context(), made, "new")
         yield made
-
-
-def measure(world: World, limit_s: float) -> None:
-    """Somebody measures in production's place for so long."""
-    spec = LeaseSpec("0a1b2c3d", UNIT, restores=True, limit_s=limit_s, why="a sweep")
-    world.manager.lease(spec)
-    now_s = world.clock.now_s()
-    record = LeaseRecord(
-        spec.id, UNIT, spec.why, os.getpid(), now_s, now_s + limit_s, restores=True
-    )
-    write_measurement(world.context(), record)
-
-
-def test_its_clock_stands_still_while_something_is_measured(world: World) -> None:
-    measure(world, 3 * WATCH_S)
-    begun_s = world.clock.monotonic_s()
-    found = run_probation(world.context(), 2, sweep=None, duration_s=WATCH_S)
-    assert found.payload["state"] == "passed"
-    assert found.payload["looks"] == WATCH_S / EVERY_S
-    assert world.clock.monotonic_s() - begun_s >= 4 * WATCH_S - EVERY_S
-
-
-def test_it_does_not_pass_on_fewer_looks_than_a_rule_needs(world: World) -> None:
-    found = run_probation(world.context(), 2, sweep=None, duration_s=1.0)
-    assert (found.payload["state"], found.payload["looks"]) == ("passed", 3)
-
-
-def test_it_ends_where_the_server_was_stopped_for_as_long(world: World) -> None:
-    world.manager.stop(UNIT)
-    found = run_probation(world.context(), 2, sweep=None, duration_s=WATCH_S)
-    assert (found.payload["state"], found.payload["reason"]) == ("ended", "somebody stopped it")
 
 
 def shipped(world: World) -> Context:
@@ -135,9 +74,54 @@ class Daemon:
         self.world.clock.advance(10.0)
         return found
 
+    def judged(self) -> dict[str, Any]:
+        """The record once it has an end, where need be by what a unit of its own does."""
+        while (reason := self.look()) is None:
+            if not self.watch.is_watching():
+                return self.record()
+        ctx = self.world.context()
+        serving = ctx.generations.serving(UNIT)
+        assert serving is not None
+        assert take_back(ctx, serving.generation.number, reason, sweep=None).exit_code == 3
+        return self.record()
+
     def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = show_probation(self.world.context()).payload["probations"][0]
+        path = max((self.world.paths.state_dir / "probation").iterdir())
+        found: dict[str, Any] = json.loads(path.read_text())
         return found
+
+
+def measure(world: World, limit_s: float) -> None:
+    """Somebody measures in production's place for so long."""
+    spec = LeaseSpec("0a1b2c3d", UNIT, restores=True, limit_s=limit_s, why="a sweep")
+    world.manager.lease(spec)
+    now_s = world.clock.now_s()
+    record = LeaseRecord(
+        spec.id, UNIT, spec.why, os.getpid(), now_s, now_s + limit_s, restores=True
+    )
+    write_measurement(world.context(), record)
+
+
+def test_its_clock_stands_still_while_something_is_measured(world: World) -> None:
+    begun(world, boot_id=boot_id(), left_s=WATCH_S)
+    measure(world, 3 * WATCH_S)
+    begun_s = world.clock.monotonic_s()
+    found = Daemon(world).judged()
+    assert (found["state"], found["looks"]) == ("passed", WATCH_S / EVERY_S)
+    assert world.clock.monotonic_s() - begun_s >= 4 * WATCH_S - EVERY_S
+
+
+def test_it_does_not_pass_on_fewer_looks_than_a_rule_needs(world: World) -> None:
+    begun(world, boot_id=boot_id(), left_s=1.0)
+    found = Daemon(world).judged()
+    assert (found["state"], found["looks"]) == ("passed", 3)
+
+
+def test_it_ends_where_the_server_was_stopped_for_as_long(world: World) -> None:
+    begun(world, boot_id=boot_id())
+    world.manager.stop(UNIT)
+    found = Daemon(world).judged()
+    assert (found["state"], found["reason"]) == ("ended", "somebody stopped it")
 
 
 def test_it_goes_on_after_a_reboot_with_the_time_that_was_left(world: World) -> None:
@@ -154,21 +138,10 @@ def test_it_goes_on_after_a_reboot_with_the_time_that_was_left(world: World) -> 
 
 def test_a_server_under_which_the_machine_went_down_is_taken_back(world: World) -> None:
     begun(world)
-    found = run_probation(world.context(), 2, sweep=None)
-    assert found.payload["state"] == "taken back"
-    assert "the machine went down" in found.payload["reason"]
+    found = Daemon(world).judged()
+    assert found["state"] == "taken back"
+    assert "the machine went down" in found["reason"]
     assert world.serving_alias() == "old"
-
-
-def test_a_take_back_that_a_power_cut_ends_is_begun_again(world: World) -> None:
-    begun(world)
-    ctx = world.context()
-    with lock(ctx.paths.lock, purpose="a swap that is cut short", since="now"):
-        clock: Any = Ending(world.clock)
-        with pytest.raises(PowerCut):
-            run_probation(replace(ctx, clock=clock), 2, sweep=None)
-    path = world.paths.state_dir / "probation" / "2.json"
-    assert json.loads(path.read_text())["state"] == "running"
 
 
 def test_a_daemon_that_is_ended_pauses_it_and_the_next_goes_on(world: World) -> None:
@@ -209,24 +182,15 @@ def test_what_a_daemon_had_decided_is_done_by_the_next(world: World) -> None:
     assert Daemon(world).look() == "it grows"
 
 
-def test_a_signal_pauses_it_in_a_terminal_too(world: World) -> None:
-    clock: Any = Ending(world.clock, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit):
-        run_probation(replace(world.context(), clock=clock), 2, sweep=None)
-    assert show_probation(world.context()).payload["probations"][0]["state"] == "paused"
-
-
 def test_apply_says_whether_anybody_watches(world: World) -> None:
     (said,) = begin_probation(shipped(world), 2)
     assert (said.level, said.code) == (Level.WARNING, "probation")
     assert "no tunerd daemon runs" in said.text
-    assert said.hint == "`tunerd probation run 2` watches it in a terminal"
+    assert said.hint == "`tunerd daemon`, also in a terminal, watches it"
     ctx = shipped(world)
     with lock(daemon_lock(ctx), purpose="daemon", since="now"):
         (said,) = begin_probation(ctx, 2)
         assert "the daemon watches it for 1 h 00 min and goes back by itself if" in said.text
-        with pytest.raises(UsageError, match="the daemon watches"):
-            run_probation(ctx, 2, sweep=None)
 
 
 @pytest.mark.parametrize("dies_first", [True, False])
@@ -248,18 +212,16 @@ def test_a_death_while_nobody_watched_counts_and_one_before_the_watch_does_not(
 
     for step in (die, begin) if dies_first else (begin, die):
         step()
-    found = run_probation(ctx, 3, sweep=None, duration_s=WATCH_S)
-    assert found.payload["state"] == ("passed" if dies_first else "taken back")
+    path = world.paths.state_dir / "probation" / "3.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"left_s": WATCH_S}))
+    assert Daemon(world).judged()["state"] == ("passed" if dies_first else "taken back")
 
 
 def test_who_watches_says_of_which_boot_it_is_before_its_first_look(world: World) -> None:
     begun(world, boot_id=None)
-    ctx = world.context()
-    clock: Any = Ending(world.clock, at=1)
-    with pytest.raises(PowerCut):
-        run_probation(replace(ctx, clock=clock), 2, sweep=None)
-    path = world.paths.state_dir / "probation" / "2.json"
-    record = json.loads(path.read_text())
+    daemon = Daemon(world)
+    daemon.look()
+    record = daemon.record()
     assert (record["state"], record["looks"], record["boot_id"]) == ("running", 0, boot_id())
 
 
@@ -270,8 +232,9 @@ def test_a_record_of_an_earlier_version_is_gone_on_with(world: World) -> None:
     for key in ("restarts", "left_s", "boot_id"):
         del record[key]
     path.write_text(json.dumps(record))
-    found = run_probation(world.context(), 2, sweep=None, duration_s=WATCH_S)
-    assert found.payload["state"] == "passed"
+    daemon = Daemon(world)
+    assert daemon.look() is None
+    assert (daemon.watch.is_watching(), daemon.record()["left_s"]) == (True, 3600.0)
 
 
 def test_what_is_the_same_as_before_is_not_watched_nor_where_the_settings_say_so(
@@ -315,8 +278,6 @@ def test_an_edit_by_hand_ends_it_and_stays(world: World) -> None:
         "ended", "somebody edited the unit",
     )  # fmt: skip
     assert world.standing == edited
-    with pytest.raises(UsageError, match="edited"):
-        run_probation(world.context(), 2, sweep=None)
     assert take_back(world.context(), 2, "it died", sweep=None).payload["state"] == "ended"
     assert world.standing == edited
 
@@ -335,7 +296,7 @@ def test_it_goes_back_by_the_history_where_the_backup_is_gone(world: World) -> N
     serving = world.context().generations.serving(UNIT)
     assert serving is not None
     (world.paths.unit_dir / str(serving.generation.replaced_backup)).unlink()
-    assert run_probation(world.context(), 2, sweep=None).exit_code == 3
+    assert Daemon(world).judged()["state"] == "taken back"
     assert world.serving_alias() == "old"
 
 
