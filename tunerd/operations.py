@@ -203,6 +203,7 @@ MAY: Mapping[str, Lane] = {
     "probation show": Lane.APART,
     "plan": Lane.LOOK,
     "apply --dry-run": Lane.LOOK,
+    "promote --dry-run": Lane.LOOK,
     "engines": Lane.LOOK,
     "detect": Lane.LOOK,
     "guard check": Lane.LOOK,

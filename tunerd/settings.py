@@ -69,6 +69,9 @@ def _of_a_window(part: str) -> AfterValidator:
 WindowText = Annotated[str, _of_a_window("text")]
 DaysText = Annotated[str, _of_a_window("days")]
 ZoneText = Annotated[str, _of_a_window("zone")]
+# Told to ssh as it is: no option of it, and nothing that a shell obeys.
+BOX_PATTERN = r"([a-z_][a-z0-9_-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9._:-]{0,199}"
+BoxName = Annotated[str, StringConstraints(pattern=f"^{BOX_PATTERN}$")]
 
 
 class Table(BaseModel):
@@ -289,6 +292,29 @@ class NotifySettings(Table):
     )
 
 
+class FleetSettings(Table):
+    """Other boxes, asked over ssh by `tunerd fleet`."""
+
+    boxes: tuple[BoxName, ...] = Field(
+        (), description="boxes as ssh knows them, the canary first, such as `gpu1` or `root@gpu2`"
+    )
+    command: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        ("tunerd",), description='tunerd there, such as `["sudo", "-n", "tunerd"]`'
+    )
+    every_s: Annotated[float, Field(ge=1, le=600)] = Field(
+        15.0, description="time between two looks at a probation there"
+    )
+    limit_s: Annotated[float, Field(ge=1, le=3600)] = Field(
+        180.0, description="longest that a question to a box may take"
+    )
+    change_s: Annotated[float, Field(ge=1, le=86400)] = Field(
+        3600.0, description="longest that a deployment on a box may take"
+    )
+    away_s: Seconds = Field(
+        600.0, description="how long a box may not answer while its probation runs, as in a reboot"
+    )
+
+
 class Settings(BaseSettings):
     """All settings."""
 
@@ -313,6 +339,7 @@ class Settings(BaseSettings):
     notify: NotifySettings = NotifySettings()
     schedule: ScheduleSettings = ScheduleSettings()
     page: PageSettings = PageSettings()
+    fleet: FleetSettings = FleetSettings()
 
     @classmethod
     def settings_customise_sources(

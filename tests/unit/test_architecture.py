@@ -19,7 +19,7 @@ PACKAGE = ROOT / "tunerd"
 # From the bottom to the top: what is named later may import what is named before, and nothing else.
 ORDER = (
     "errors", "words", "paths", "calendar", "settings", "result", "records", "log", "machine", "units", "model", "app",
-    "tryout", "profile", "operations", "engine", "production", "measure", "sweep", "watch", "doctor", "jobs",
+    "tryout", "profile", "operations", "engine", "production", "measure", "sweep", "watch", "doctor", "fleet", "jobs",
     "web", "cli", "__main__",
 )  # fmt: skip
 
@@ -107,6 +107,7 @@ FACES = {
         "probation",
     },
     "doctor": {"bundle", "doctor"},
+    "fleet": {"boxes", "rollout", "steps"},
     "web": {"charts", "part", "report", "run", "view"},
 }
 
@@ -122,6 +123,7 @@ PURE = {
     "engine/importer",
     "engine/log",
     "errors",
+    "fleet/steps",
     "machine/facts",
     "measure/answer",
     "measure/evidence",

@@ -483,13 +483,14 @@ def render_probations(payload: Mapping[str, Any]) -> Iterator[str]:
 
 @click.command(name="promote", short_help="Deploy what a sweep proved, and watch it.")
 @click.argument("sweep", metavar="[ID]", type=NUMBER, required=False)
+@click.option("--dry-run", is_flag=True, help="Show what would be deployed; nothing is touched.")
 @yes_option
 @now_option
 @probation_option
 @shown_option
 @operation("render_promote", preview=render_plan)
 def promote_command(
-    call: Call, sweep: int | None, now: bool, probation: bool, shown: str | None
+    call: Call, sweep: int | None, dry_run: bool, now: bool, probation: bool, shown: str | None
 ) -> ActionResult:
     """Deploy the winner of a sweep (the newest without ID) by the ordinary swap.
 
@@ -501,9 +502,11 @@ def promote_command(
       tunerd promote
       tunerd promote 12 --yes
     """  # noqa: D301
-    from tunerd.sweep.promote import promote
+    from tunerd.sweep.promote import preview, promote
 
-    ctx = call.context(acts=True)
+    ctx = call.context(acts=not dry_run)
+    if dry_run:
+        return preview(ctx, sweep)
     return promote(
         ctx,
         sweep,
@@ -516,6 +519,9 @@ def promote_command(
 
 def render_promote(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
+    if "summary" not in payload:  # a dry run
+        yield from () if "nothing" in payload else render_plan(payload)
+        return
     yield payload["summary"]
     yield f"what changed: {payload['changes']}"
     yield payload["measured_again"]["text"]

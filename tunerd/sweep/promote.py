@@ -13,7 +13,7 @@ from tunerd.errors import BenchError, DeployError, Interrupted, Stranded, Tunerd
 from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import reading
 from tunerd.production.apply import apply
-from tunerd.production.plan import Plan
+from tunerd.production.plan import Plan, plan
 from tunerd.production.probation import begin_probation
 from tunerd.production.rollback import TAKEN_BACK, after_failure, rollback
 from tunerd.profile.arm import LEFT_TO_FIT, Arm, arm_from_json, plain
@@ -71,8 +71,7 @@ def promote(
     with reading(ctx) as store:
         sweep = find_sweep(store, number)
     proposal = _proposal(ctx, sweep)
-    resolved = proposal.prepared.plan_request
-    request = PlanRequest(resolved.profile, resolved.options, tuned=nest(dict(proposal.values)))
+    request = _request_of(proposal)
     done = apply(
         ctx, request, drain=drain, confirm=confirm, ask=ask, reason="promote", probation=False
     )
@@ -105,6 +104,22 @@ def promote(
     _keep(ctx, proposal, verdict, generation)
     messages.append(note("measured-again", verdict.text))
     return ActionResult("promote", payload, tuple(messages), has_acted=True)
+
+
+def preview(ctx: Context, number: int | None) -> ActionResult:
+    """What `promote` would deploy; exit code 1, and `nothing` in the payload, where nothing is to be promoted."""
+    try:
+        with reading(ctx) as store:
+            proposal = _proposal(ctx, find_sweep(store, number))
+    except UsageError as none:
+        told = note("nothing", none.words, none.hint)
+        return ActionResult("promote", {"nothing": none.words, "diff": ""}, (told,), 1)
+    return plan(ctx, _request_of(proposal))
+
+
+def _request_of(proposal: _Proposal) -> PlanRequest:
+    resolved = proposal.prepared.plan_request
+    return PlanRequest(resolved.profile, resolved.options, tuned=nest(dict(proposal.values)))
 
 
 def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResult:

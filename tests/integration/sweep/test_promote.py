@@ -56,6 +56,16 @@ def test_what_was_not_proved_is_not_promoted(box: SweepBox) -> None:
     assert serving(box) == 1
 
 
+def test_a_promotion_is_shown_before_anything_is_touched(box: SweepBox) -> None:
+    put_proposal(box.box.context, is_proved=False)
+    none = box.json("promote", "--dry-run", code=1)
+    assert "proved no winner" in none["nothing"]
+    number = put_proposal(box.box.context)
+    assert "--spec-draft" in box.json("promote", str(number), "--dry-run")["diff"]
+    assert "command line" in box.call("promote", "--dry-run").stdout
+    assert serving(box) == 1
+
+
 def test_what_was_proved_under_other_conditions_is_not_promoted(box: SweepBox) -> None:
     number = put_proposal(box.box.context, model_sha256="0" * 64)
     with pytest.raises(DeployError, match="does not hold here any more"):

@@ -1,0 +1,243 @@
+"""A change that goes from box to box, over a real sshd, with what can go wrong on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault.campaign import TIMEOUT_S, chance, faults
+from tests.support.made_sweep import put_proposal
+from tests.support.ssh_boxes import Fleet, fleet, states
+from tests.support.stand_in import install
+from tests.support.supervised import processes_with
+from tests.support.sweep_box import SPEED, for_everybody, until
+
+pytestmark = pytest.mark.timeout(240)
+
+CHANGE = ("apply", "night", "--set", "speculation.n_max=2", "--yes")
+UNWATCHED = (*CHANGE, "--no-probation")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Fleet]:
+    with fleet(tmp_path) as found:
+        yield found
+
+
+def test_every_box_gets_it_in_turn_and_gives_it_back_in_reverse(two: Fleet) -> None:
+    operator = two.operator()
+    done = operator.fleet(*UNWATCHED)
+    assert states(done) == ["done", "done"]
+    for one in two.boxes:
+        assert one.swaps == [("apply", "serving"), ("apply", "serving")]
+        assert "--spec-draft-n-max 2" in " ".join(one.made.engine.served()[-1])
+
+    again = operator.fleet(*UNWATCHED)
+    assert states(again) == ["skipped", "skipped"]
+    assert operator.fleet("show")["rollout"] == done["rollout"], "there was nothing to write of"
+
+    person = two.boxes[1]
+    person.made.call("apply", "night", "--set", "speculation.n_max=3", "--yes")
+    back = operator.fleet("rollback", "--yes", code=1)
+    assert states(back) == ["returned", "left alone"]
+    assert "--spec-draft-n-max 4" in " ".join(two.boxes[0].made.engine.served()[-1])
+    assert "--spec-draft-n-max 3" in " ".join(person.made.engine.served()[-1])
+    assert states(operator.fleet("rollback", "--yes", code=1)) == ["returned", "left alone"]
+    assert two.boxes[0].swaps[-1] == ("rollback", "serving")
+    assert len(two.boxes[0].swaps) == 3
+
+
+def test_nothing_is_touched_where_one_box_cannot_take_it(two: Fleet) -> None:
+    two.boxes[1].breaks("away")
+    operator = two.operator()
+    told = operator.fleet(*UNWATCHED, code=1)["error"]
+    assert "1 of 2 boxes" in told["message"]
+    assert told["state"] == "nothing was touched on any box"
+    two.boxes[1].lies(b"\x1b]0;owned\x07 {")
+    told = operator.fleet(*UNWATCHED, code=1)["error"]
+    assert "gpu2: it cannot be asked" in told["cause"]
+    two.boxes[1].breaks("")
+    told = operator.fleet("apply", "absent", "--yes", code=1)["error"]
+    assert told["cause"].count("absent") >= 2
+    assert [one.swaps for one in two.boxes] == [[("apply", "serving")]] * 2
+
+
+def test_it_stops_at_a_box_that_fails_its_gate(two: Fleet) -> None:
+    for one in two.boxes:
+        engine = install(one.folder / "other", **SPEED)
+        for_everybody(engine)
+        if one is two.boxes[0]:
+            engine.configure(fail="oom-weights")
+        with (one.folder / "config/tunerd.toml").open("a") as settings:
+            settings.write(f'[engines.other]\npath = "{engine.program}"\nallow_writable = true\n')
+    operator = two.operator()
+    words = ("--set", 'engine.prefer=["other"]', "--set", "speculation.type=off")
+    stopped = operator.fleet(*UNWATCHED, *words, code=3)
+    assert states(stopped) == ["went back", "waiting"]
+    assert "out of VRAM" in stopped["boxes"][0]["text"]
+    assert [one.swaps[-1][1] for one in two.boxes] == ["rolled back", "serving"]
+
+    assert states(operator.fleet("resume", "--yes", code=3)) == ["went back", "waiting"]
+    past = operator.fleet("resume", "--yes", "--past", code=3)
+    assert states(past) == ["went back", "done"]
+    assert [len(one.swaps) for one in two.boxes] == [2, 2]
+
+
+def test_it_stops_at_a_box_whose_probation_goes_back(two: Fleet) -> None:
+    first, second = two.boxes
+    operator = two.operator()
+    with first.made.daemon():
+        walking = operator.begin(*CHANGE, "--json")
+        until(lambda: first.made.probation().get("boot_id") is not None, "it is watched")
+        pid = first.made.box.context.services.state("llama-server.service").main_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        out, _ = walking.communicate(timeout=120)
+    assert walking.returncode == 3, out
+    assert states(operator.fleet("show")) == ["went back", "waiting"]
+    assert "died" in out
+    assert second.swaps == [("apply", "serving")]
+
+
+def test_a_box_that_nobody_watches_is_not_taken_for_a_good_one(two: Fleet) -> None:
+    stopped = two.operator().fleet(*CHANGE, code=1)
+    assert states(stopped) == ["watched", "waiting"]
+    assert "no daemon runs there" in stopped["messages"][0]["text"]
+
+
+def test_a_box_that_hangs_is_told_of_as_unknown_and_settled_later(two: Fleet) -> None:
+    first = two.boxes[0]
+    first.breaks("hang")
+    operator = two.operator(change_s="3")
+    stopped = operator.fleet(*UNWATCHED, code=1)
+    assert states(stopped) == ["waiting", "waiting"], "it was looked at, and nothing was done"
+    first.breaks("hang-after")
+    stopped = operator.fleet("resume", "--yes", code=None)
+    first.breaks("")
+    done = two.operator().fleet("resume", "--yes")
+    assert states(done) == ["done", "done"]
+    assert first.swaps == [("apply", "serving"), ("apply", "serving")], "never twice"
+
+
+def test_a_connection_that_is_cut_does_not_make_it_apply_twice(two: Fleet) -> None:
+    first = two.boxes[0]
+    first.breaks("cut")
+    operator = two.operator()
+    operator.fleet(*UNWATCHED, code=None)
+    until(lambda: len(first.swaps) == 2, "the box went on by itself")
+    first.breaks("")
+    assert states(operator.fleet("resume", "--yes")) == ["done", "done"]
+    assert first.asked("apply") >= 2
+    assert first.swaps == [("apply", "serving"), ("apply", "serving")]
+    assert states(operator.fleet("rollback", "--yes")) == ["returned", "returned"]
+
+
+def test_ctrl_c_ends_it_and_says_how_it_stands(two: Fleet) -> None:
+    first = two.boxes[0]
+    first.made.engine.configure(load_s=3.0)
+    operator = two.operator()
+    walking = operator.begin(*UNWATCHED)
+    until(lambda: first.asked("apply --json --yes") > 0, "the first box was told")
+    walking.send_signal(signal.SIGINT)
+    _, told = walking.communicate(timeout=60)
+    assert walking.returncode == 130
+    assert "gpu1: applying" in told
+    assert states(operator.fleet("show")) == ["applying", "waiting"]
+    until(lambda: len(first.swaps) == 2, "the box goes on by itself")
+    assert states(operator.fleet("resume", "--yes")) == ["done", "done"]
+    assert [one.swaps for one in two.boxes] == [[("apply", "serving")] * 2] * 2
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("victim", faults(["operator", "connection", "box"]))
+def test_whatever_is_killed_nothing_is_applied_twice(two: Fleet, victim: str) -> None:
+    operator = two.operator()
+    for one in two.boxes:
+        one.made.engine.configure(load_s=1.0)
+    after_s = chance(len(victim)).uniform(0.0, 7.0)
+    walking = operator.begin(*UNWATCHED)
+    until(lambda: two.boxes[0].asked("status") > 0, "it began")
+    time.sleep(after_s)
+    pids = {
+        "operator": lambda: {walking.pid},
+        "connection": lambda: processes_with(f"{two.folder}/ssh_config"),
+        "box": lambda: {
+            pid
+            for pid in processes_with("--shown=")
+            if Path(f"/proc/{pid}/cwd").resolve() in [one.folder for one in two.boxes]
+        },
+    }[victim]()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    walking.communicate(timeout=120)
+    met = [one["state"] for one in operator.fleet("show", code=None).get("boxes", ())]
+    time.sleep(3.0)  # what was told it goes on with
+    for one in two.boxes:
+        one.made.call("recover", code=None)
+    for _ in range(3):
+        if operator.fleet("resume", "--yes", "--past", code=None).get("boxes") is None:
+            operator.fleet(*UNWATCHED, code=None)
+    found = states(operator.fleet("show"))
+    print(f"{victim} after {after_s:.1f} s: {met} -> {found}")  # noqa: T201 -- a campaign tells what it met
+    for one, state in zip(two.boxes, found, strict=True):
+        outcomes = [outcome for _, outcome in one.swaps]
+        assert one.made.serves
+        assert state in {"done", "went back"}, (met, found)
+        assert outcomes.count("serving") == (2 if state == "done" else 1)
+        n_max = 2 if state == "done" else 4
+        assert f"--spec-draft-n-max {n_max}" in " ".join(one.made.engine.served()[-1])
+
+
+def test_a_box_that_is_away_keeps_the_others_from_no_return(two: Fleet) -> None:
+    operator = two.operator()
+    operator.fleet(*UNWATCHED)
+    two.boxes[1].breaks("away")
+    assert states(operator.fleet("rollback", "--yes", code=4)) == ["returned", "returning"]
+    two.boxes[1].breaks("")
+    assert states(operator.fleet("resume")) == ["returned", "returned"]
+    assert [one.swaps[-1] for one in two.boxes] == [("rollback", "serving")] * 2
+    assert [len(one.swaps) for one in two.boxes] == [3, 3]
+
+
+def test_each_box_promotes_what_its_own_sweep_proved(two: Fleet) -> None:
+    first, second = two.boxes
+    number = put_proposal(first.made.box.context)
+    operator = two.operator()
+    done = operator.fleet("promote", "--yes", "--no-probation", code=None)
+    assert states(done) == ["done", "skipped"]
+    assert done["boxes"][1]["text"] == "there was no sweep yet"
+    assert first.made.newest()["sweep"] == number
+    assert first.swaps[-1] == ("promote", "serving")
+    assert len(second.swaps) == 1
+    assert states(operator.fleet("promote", "--yes")) == ["skipped", "skipped"]
+
+
+def test_two_at_once_do_not_meet_on_a_box(two: Fleet) -> None:
+    two.boxes[0].made.engine.configure(load_s=4.0)
+    operator, other = two.operator(), two.operator("other")
+    walking = operator.begin(*UNWATCHED)
+    until(lambda: two.boxes[0].asked("apply --json --yes") > 0, "the first box was told")
+    assert operator.fleet(*UNWATCHED, code=75)["error"]["code"] == "busy"
+    until(lambda: two.boxes[0].made.json("status")["change_under_way"], "it changes")
+    told = other.fleet(*UNWATCHED, code=1)["error"]
+    assert "a change is under way there" in told["cause"]
+    walking.communicate(timeout=120)
+    assert walking.returncode == 0
+    assert [one.swaps for one in two.boxes] == [[("apply", "serving")] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["-oProxyCommand=touch x", "gpu1;id", "$(id)", "gpu1 gpu2", "root@-x", "", "a@b@c"]
+)
+def test_no_name_of_a_box_is_an_option_or_a_command(tmp_path: Path, name: str) -> None:
+    operator = Fleet(tmp_path, ()).operator()
+    told = operator.fleet(*UNWATCHED, f"--box={name}", code=2)["error"]
+    assert told["state"] == "nothing was touched"
+    assert not list(tmp_path.rglob("x"))

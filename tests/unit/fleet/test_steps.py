@@ -1,0 +1,194 @@
+"""What a rollout does next, by its journal and by what a box said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tunerd.errors import Busy, DeployError, Interrupted, RolledBack, Stranded, TunerdError
+from tunerd.fleet.steps import (
+    Change,
+    Preview,
+    Rollout,
+    State,
+    Status,
+    Step,
+    Watched,
+    deployed,
+    exit_code,
+    failed,
+    judged,
+    name_of_hosts,
+    planned,
+    settled,
+    to_return,
+)
+from tunerd.records import plain, read
+
+NEW, SAME = Preview(messages=[], diff="+x"), Preview(messages=[], diff="")
+TOLD = Step("gpu1", State.APPLYING, newest=4)
+
+
+def a_status(
+    newest: int | None = 4,
+    *,
+    serving: int | None = None,
+    reason: str = "apply",
+    outcome: str = "serving",
+    drift: tuple[str, ...] = (),
+) -> Status:
+    swap: Any = newest and {
+        "number": newest, "reason": reason, "outcome": outcome, "detail": "out of VRAM",
+        "replaced": "llama-server.service.pre-apply-1",
+    }  # fmt: skip
+    return Status.model_validate(
+        {"messages": [], "generation": newest if serving is None else serving, "healthy": True,
+         "change_under_way": False, "last_swap": swap, "drift": [{"code": one} for one in drift]}
+    )  # fmt: skip
+
+
+def a_rollout(*steps: Step) -> Rollout:
+    return Rollout(1, "apply", ("--", "night"), 0.0, steps)
+
+
+def test_what_serves_there_already_is_passed_over() -> None:
+    assert planned(Step("gpu1"), a_status(), SAME, "").state is State.SKIPPED
+    none = Preview(messages=[], diff="", nothing="sweep 3 proved no winner")
+    assert planned(Step("gpu1"), a_status(), none, "").text == "sweep 3 proved no winner"
+    found = planned(Step("gpu1"), a_status(), NEW, "hash")
+    assert (found.state, found.newest, found.shown) == (State.WAITING, 4, "hash")
+    assert "--shown=hash" in a_rollout().change(found)
+
+
+@pytest.mark.parametrize(
+    ("status", "preview", "state"),
+    [
+        (a_status(4), NEW, State.WAITING),
+        (a_status(5), SAME, State.WATCHED),
+        (a_status(5, serving=4, outcome="rolled back"), NEW, State.WENT_BACK),
+        (a_status(5, serving=4, outcome="running"), NEW, State.APPLYING),
+        (a_status(5), NEW, State.LEFT),
+        (a_status(5, reason="rollback"), SAME, State.LEFT),
+        (a_status(5, drift=("unit-edited",)), SAME, State.LEFT),
+    ],
+)
+def test_what_came_of_a_box_that_gave_no_answer_is_seen_from_what_serves(
+    status: Status, preview: Preview, state: State
+) -> None:
+    found = settled(a_rollout(TOLD), TOLD, status, preview)
+    assert found.state is state
+    assert found.generation == (5 if state is State.WATCHED else None)
+
+
+def test_a_first_swap_of_a_box_is_told_from_none() -> None:
+    fresh = Step("gpu1", State.APPLYING)
+    assert settled(a_rollout(fresh), fresh, a_status(None), NEW).state is State.WAITING
+    assert settled(a_rollout(fresh), fresh, a_status(1), SAME).state is State.WATCHED
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "code"),
+    [
+        (RolledBack("out of VRAM"), State.WENT_BACK, 3),
+        (Stranded("nothing serves"), State.STRANDED, 4),
+        (Busy("another change"), State.REFUSED, 1),
+        (DeployError("masked"), State.REFUSED, 1),
+        (Interrupted("by a signal"), State.APPLYING, 4),
+    ],
+)
+def test_a_boxes_own_error_says_how_it_is(error: TunerdError, state: State, code: int) -> None:
+    found = failed(TOLD, error)
+    assert (found.state, exit_code(found)) == (state, code)
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [(0, State.WATCHED), (3, State.WENT_BACK), (1, State.LEFT)]
+)
+def test_a_promotion_that_the_box_took_back_itself_is_no_deployment(
+    code: int, state: State
+) -> None:
+    done = Change(messages=[], exit_code=code, generation=5, backup=None, summary="done")
+    assert deployed(TOLD, done).state is state
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ("passed", State.DONE),
+        ("running", State.WATCHED),
+        ("paused", State.WATCHED),
+        ("cut", State.WATCHED),
+        ("taken back", State.WENT_BACK),
+        ("worse", State.STRANDED),
+        ("ended", State.LEFT),
+        ("something new", State.WATCHED),
+    ],
+)
+def test_a_probation_decides_about_its_box(told: str, state: State) -> None:
+    step = Step("gpu1", State.WATCHED, generation=5)
+    watched = Watched(generation=5, state=told, reason="", left_s=1.0)
+    assert judged(step, watched).state is state
+    assert judged(step, None).state is State.DONE
+
+
+def test_only_what_the_rollout_deployed_is_returned() -> None:
+    done = Step("gpu1", State.DONE, generation=5)
+    assert to_return(done, a_status(5)) is done
+    assert to_return(done, a_status(6)).state is State.LEFT
+    assert to_return(done, a_status(5, drift=("unit-edited",))).state is State.LEFT
+    assert to_return(done, a_status(6, reason="rollback")).state is State.LEFT, "somebody else did"
+    told = Step("gpu1", State.RETURNING, generation=5)
+    assert to_return(told, a_status(6, reason="rollback")).state is State.RETURNED
+    assert to_return(told, a_status(5)) is told
+
+
+def test_the_order_of_return_is_the_other_way_round() -> None:
+    rollout = a_rollout(
+        Step("a", State.DONE), Step("b", State.SKIPPED), Step("c", State.WATCHED),
+        Step("d", State.WENT_BACK), Step("e"),
+    )  # fmt: skip
+    assert [one.box for one in rollout.to_return()] == ["c", "a"]
+    assert [one.box for one in rollout.to_do()] == ["e"]
+    assert rollout.exit_code == 3
+    assert read(Rollout, plain(rollout, schema=1), schema=1) == rollout
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"generation": -1}, {"generation": 10**13}, {"generation": "x"}, {"drift": [{}] * 1001},
+        {"drift": [{"code": "x" * 10_001}]}, {"healthy": "perhaps"},
+        {"last_swap": {"number": 1, "reason": "a", "outcome": "b", "detail": None, "replaced": "--to=x"}},
+        {"last_swap": {"number": 1, "reason": "a", "outcome": "b", "detail": None, "replaced": "a/b;c"}},
+    ],
+)  # fmt: skip
+def test_what_a_box_says_is_taken_in_its_sizes_alone(wrong: dict[str, Any]) -> None:
+    whole = a_status().model_dump()
+    Status.model_validate(whole)
+    with pytest.raises(ValidationError):
+        Status.model_validate(whole | wrong)
+
+
+def test_the_boxes_of_ansible_come_in_its_order() -> None:
+    listed: dict[str, Any] = {
+        "_meta": {"hostvars": {"b": {"ansible_host": "10.0.0.2", "ansible_user": "root"}, "a": {}}},
+        "all": {"children": ["gpus", "ungrouped"]},
+        "gpus": {"hosts": ["b", "a"], "children": ["all"]},
+    }
+    assert list(name_of_hosts(listed)) == ["root@10.0.0.2", "a"]
+    listed["_meta"]["hostvars"]["a"] = {"ansible_port": 2222}
+    with pytest.raises(ValueError, match=r"a has a port"):
+        list(name_of_hosts(listed))
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
+    st.sampled_from(["all", "hosts", "children", "_meta", "hostvars", "x"]), inner)))  # fmt: skip
+def test_no_inventory_makes_it_fail_otherwise(listed: Any) -> None:
+    try:
+        list(name_of_hosts(listed))
+    except (ValueError, TypeError, AttributeError):
+        return

@@ -1,0 +1,194 @@
+"""`tunerd fleet`: several boxes, each asked through its own tunerd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tunerd.cli.complete import names_of
+from tunerd.cli.deploy import probation_option, set_option, untuned_option, yes_option
+from tunerd.cli.output import columns
+from tunerd.operations import NUMBER, PROFILE, Call, operation
+from tunerd.result import ActionResult
+
+if TYPE_CHECKING:
+    from tunerd.fleet.steps import Rollout
+
+
+def _boxes(command: Any) -> Any:
+    inventory = click.option(
+        "--inventory",
+        type=click.Path(exists=True, path_type=Path),
+        help="Ansible's inventory; it is read by `ansible-inventory`.",
+    )
+    box = click.option(
+        "--box", "boxes", multiple=True, metavar="NAME",
+        help="A box as ssh knows it, in this order; else those of fleet.boxes.",
+    )  # fmt: skip
+    return box(inventory(command))
+
+
+@click.group(name="fleet", short_help="A change that goes from box to box.")
+def fleet_command() -> None:
+    """Several boxes, each asked through its own tunerd over ssh.
+
+    The first box is the canary: the next is touched when its probation has passed.
+    """
+
+
+@fleet_command.command(name="apply", short_help="Deploy a profile on one box after the other.")
+@click.argument("profile", type=PROFILE, shell_complete=names_of("profiles"))
+@set_option
+@untuned_option
+@_boxes
+@probation_option
+@yes_option
+@operation("render_rollout", preview="render_rollout")
+def apply_(
+    call: Call,
+    profile: str,
+    options: tuple[str, ...],
+    untuned: bool,
+    boxes: tuple[str, ...],
+    inventory: Path | None,
+    probation: bool,
+) -> ActionResult:
+    """Deploy a profile on one box after the other, and stop at the first that goes back.
+
+    All boxes are planned before the first is touched. Exit code 3 if one went back, 4 if nobody knows
+    how one is.
+
+    \b
+    Example:
+      tunerd fleet apply rtx-3090-ti-24gb --box gpu1 --box gpu2
+      tunerd fleet apply rtx-3090-ti-24gb --inventory hosts.ini --yes
+    """  # noqa: D301
+    words = (*(f"--set={one}" for one in options), *("--untuned",) * untuned, "--", profile)
+    return _roll_out(call, "apply", words, boxes, inventory, probation=probation)
+
+
+@fleet_command.command(name="promote", short_help="Deploy on each box what its sweep proved.")
+@click.argument("sweep", metavar="[SWEEP]", type=NUMBER, required=False)
+@_boxes
+@probation_option
+@yes_option
+@operation("render_rollout", preview="render_rollout")
+def promote(
+    call: Call,
+    sweep: int | None,
+    boxes: tuple[str, ...],
+    inventory: Path | None,
+    probation: bool,
+) -> ActionResult:
+    """Deploy what each box's own newest sweep (or SWEEP) proved there, one box after the other.
+
+    A box whose sweep proved nothing, or nothing new, is passed over.
+
+    \b
+    Example:
+      tunerd fleet promote
+    """  # noqa: D301
+    words = () if sweep is None else ("--", str(sweep))
+    return _roll_out(call, "promote", words, boxes, inventory, probation=probation)
+
+
+def _roll_out(
+    call: Call,
+    what: str,
+    words: tuple[str, ...],
+    boxes: tuple[str, ...],
+    inventory: Path | None,
+    *,
+    probation: bool,
+) -> ActionResult:
+    from tunerd.fleet.boxes import boxes_of
+    from tunerd.fleet.rollout import roll_out
+
+    ctx = call.context(tells=True)
+    names = boxes_of(ctx, boxes, inventory)
+    return roll_out(
+        ctx, what, words, names, agree=_asks(call, "Deploy on {n}, {first} first?"),
+        probation=probation,
+    )  # fmt: skip
+
+
+def _asks(call: Call, question: str) -> Callable[[Rollout], None]:
+    """Shows a rollout, and asks whether to go on."""
+
+    def agree(rollout: Rollout) -> None:
+        from tunerd.fleet.rollout import payload_of
+
+        ones = rollout.to_do() or rollout.to_return()
+        n = f"{len(ones)} box{'es' if len(ones) > 1 else ''}"
+        text = question.format(n=n, first=ones[0].box, number=rollout.number)
+        call.ask(text, shown=payload_of(rollout))
+
+    return agree
+
+
+@fleet_command.command(name="resume", short_help="Go on with a rollout that was cut or stopped.")
+@click.option(
+    "--past", is_flag=True, help="Go on behind boxes that went back, or that others changed."
+)
+@yes_option
+@operation("render_rollout", preview="render_rollout")
+def resume_(call: Call, past: bool) -> ActionResult:
+    """Go on with the newest rollout where it was killed, cut or stopped; nothing is done twice.
+
+    \b
+    Example:
+      tunerd fleet resume
+    """  # noqa: D301
+    from tunerd.fleet.rollout import resume
+
+    agree = _asks(call, "Go on with {n}, {first} first?")
+    return resume(call.context(tells=True), agree=agree, past=past)
+
+
+@fleet_command.command(name="rollback", short_help="Return what a rollout changed.")
+@click.argument("number", metavar="[ROLLOUT]", type=NUMBER, required=False)
+@yes_option
+@operation("render_rollout", preview="render_rollout")
+def rollback_(call: Call, number: int | None) -> ActionResult:
+    """Return what a rollout (the newest without ROLLOUT) changed, the last box first.
+
+    A box on which something else serves by now is left alone.
+
+    \b
+    Example:
+      tunerd fleet rollback
+    """  # noqa: D301
+    from tunerd.fleet.rollout import roll_back
+
+    agree = _asks(call, "Return what rollout {number} changed on {n}?")
+    return roll_back(call.context(tells=True), number, agree=agree)
+
+
+@fleet_command.command(name="show", short_help="How a rollout stands.")
+@click.argument("number", metavar="[ROLLOUT]", type=NUMBER, required=False)
+@operation("render_rollout")
+def show_(call: Call, number: int | None) -> ActionResult:
+    """How a rollout (the newest without ROLLOUT) stands, by its journal; no box is asked.
+
+    \b
+    Example:
+      tunerd fleet show
+    """  # noqa: D301
+    from tunerd.fleet.rollout import show_rollout
+
+    return show_rollout(call.context(), number)
+
+
+def render_rollout(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    back = ", going back" if payload["is_back"] else ""
+    yield f"rollout {payload['rollout']}: {payload['what']}{back}"
+    rows = [
+        (f"  {one['box']}", one["state"],
+         "" if one["generation"] is None else f"generation {one['generation']}", one["text"])
+        for one in payload["boxes"]
+    ]  # fmt: skip
+    yield from columns(rows)

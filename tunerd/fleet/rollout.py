@@ -1,0 +1,382 @@
+"""A change that goes from box to box: each is told by its own tunerd, and watched, before the next is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tunerd.app import Context
+from tunerd.errors import HostError, TunerdError, UsageError
+from tunerd.fleet.boxes import Away, ask
+from tunerd.fleet.steps import (
+    STOPS,
+    TO_DO,
+    Change,
+    Envelope,
+    Preview,
+    Probations,
+    Rollout,
+    State,
+    Status,
+    Step,
+    deployed,
+    exit_code,
+    failed,
+    judged,
+    planned,
+    settled,
+    to_return,
+)
+from tunerd.machine.files import lock
+from tunerd.machine.process import Interrupts
+from tunerd.records import Unreadable, plain, read
+from tunerd.result import ActionResult, Message, Progress, error
+from tunerd.units.text import shown_hash
+
+Ask = Callable[[Rollout], None]
+E = TypeVar("E", bound=Envelope)
+_SCHEMA = 1
+# A probation stands still while its box is measured, as in a night; longer than this somebody should know.
+_STILL_S = 1800.0
+_STATUS = ("status", "--json")
+_NEXT = {
+    State.REFUSED: "it is as before; mend that, and `tunerd fleet resume` goes on with it",
+    State.WENT_BACK: "what served there before serves; `tunerd fleet rollback` returns the boxes before it, "
+    "`tunerd fleet resume --past` goes on without it",
+    State.STRANDED: "`ssh {box} tunerd status` says what serves there, if anything",
+    State.LEFT: "`tunerd fleet resume --past` goes on without it",
+    State.WATCHED: "it serves what was deployed; `tunerd fleet resume` goes on watching it",
+    State.APPLYING: "how it is, nobody knows: `ssh {box} tunerd status` shows it, `tunerd fleet resume` looks and "
+    "goes on",
+    State.RETURNING: "it may serve either: `ssh {box} tunerd status` shows it, `tunerd fleet resume` looks and "
+    "goes on",
+}
+
+
+def roll_out(
+    ctx: Context,
+    what: str,
+    words: Sequence[str],
+    boxes: Sequence[str],
+    *,
+    agree: Ask,
+    probation: bool = True,
+) -> ActionResult:
+    """Deploy on one box after the other; every box is planned before the first is touched.
+
+    Args:
+        ctx: From where; the journal is in its state folder.
+        what: `apply` or `promote`.
+        words: What stands behind that on each box.
+        boxes: Their names, the canary first.
+        agree: Shows what would be done and asks a person; raises to stop.
+        probation: Whether each is watched, and waited for.
+
+    Raises:
+        Busy: another rollout is under way from here.
+        HostError: a box cannot be asked, or cannot take it; nothing was touched anywhere.
+    """
+    with _alone(ctx, f"fleet {what}"):
+        number = max(_numbers(ctx), default=0) + 1
+        began_s, steps = ctx.clock.now_s(), tuple(Step(box) for box in boxes)
+        walk = _Walk(ctx, Rollout(number, what, tuple(words), began_s, steps, probation=probation))
+        walk.plan()
+        if walk.rollout.to_do():
+            agree(walk.rollout)
+            walk.write()
+            walk.go(walk.forward)
+        return walk.result(f"fleet {what}")
+
+
+def resume(ctx: Context, *, agree: Ask, past: bool) -> ActionResult:
+    """Go on with the newest rollout, forward or back, wherever it was cut or stopped.
+
+    Args:
+        ctx: From where.
+        agree: As for `roll_out`; of what is not begun yet.
+        past: Whether to go on behind boxes that went back or that others changed.
+
+    Raises:
+        UsageError: there was none.
+        Busy, HostError: as `roll_out`.
+    """
+    with _alone(ctx, "fleet resume"):
+        walk = _Walk(ctx, read_rollout(ctx))
+        if walk.rollout.is_back:
+            walk.go(walk.back)
+        elif past or not walk.rollout.is_stopped:
+            walk.go(lambda: walk.pick_up(agree))
+            walk.go(lambda: walk.forward(past=past))
+        return walk.result("fleet resume")
+
+
+def roll_back(ctx: Context, number: int | None, *, agree: Ask) -> ActionResult:
+    """Return what a rollout changed, the last box first, where what serves is still what it deployed.
+
+    Raises:
+        UsageError: there is no such rollout.
+        Busy: another rollout is under way from here.
+    """
+    with _alone(ctx, "fleet rollback"):
+        walk = _Walk(ctx, read_rollout(ctx, number))
+        if walk.rollout.to_return():
+            agree(walk.rollout)
+            walk.rollout = replace(walk.rollout, is_back=True)
+            walk.write()
+            walk.go(walk.back)
+        return walk.result("fleet rollback")
+
+
+def show_rollout(ctx: Context, number: int | None) -> ActionResult:
+    """How a rollout stands, by its journal; the newest without a number."""
+    return ActionResult("fleet show", payload_of(read_rollout(ctx, number)))
+
+
+def read_rollout(ctx: Context, number: int | None = None) -> Rollout:
+    """The journal of a rollout; the newest without a number.
+
+    Raises:
+        UsageError: there is none.
+        HostError: it cannot be read.
+    """
+    number = max(_numbers(ctx), default=0) if number is None else number
+    data = ctx.files.read_json(_path(ctx, number))
+    if data is None:
+        raise UsageError("there is no such rollout", hint="`tunerd fleet apply PROFILE` begins one")
+    try:
+        return read(Rollout, data, schema=_SCHEMA)
+    except Unreadable as problem:
+        raise HostError(
+            f"the journal cannot be read: `{_path(ctx, number)}`", cause=str(problem)
+        ) from problem
+
+
+def payload_of(rollout: Rollout) -> dict[str, Any]:
+    """A rollout as scripts read it."""
+    return {
+        "rollout": rollout.number,
+        "what": " ".join((rollout.what, *rollout.words)).replace(" -- ", " "),
+        "began_s": rollout.began_s,
+        "is_back": rollout.is_back,
+        "boxes": [plain(step) for step in rollout.boxes],
+    }
+
+
+def _numbers(ctx: Context) -> list[int]:
+    names = (path.stem for path in _path(ctx, 0).parent.glob("*.json"))
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def _path(ctx: Context, number: int) -> Path:
+    return ctx.paths.state_dir / "fleet" / "rollouts" / f"{number}.json"
+
+
+@contextlib.contextmanager
+def _alone(ctx: Context, purpose: str) -> Iterator[None]:
+    """One rollout at a time from this machine; of two machines each box's own lock refuses one."""
+    path = _path(ctx, 0).parent.with_name("lock")
+    with lock(path, purpose=purpose, since=ctx.now_text()):
+        yield
+
+
+class _Walk:
+    """A rollout under way: each step is in the journal before and after it is made."""
+
+    def __init__(self, ctx: Context, rollout: Rollout) -> None:
+        self.rollout = rollout
+        self._ctx = ctx
+        self._longest_s = 0.0
+
+    def plan(self) -> None:
+        """Find out what is to be done on every box that has to do something."""
+        wrong = []
+        to_do = self.rollout.to_do()
+        for step in to_do:
+            self._say(step, "planning")
+            try:
+                self.rollout = self.rollout.with_step(self._planned(step))
+            except TunerdError as problem:
+                wrong.append(f"{step.box}: {problem.words}")
+        if wrong:
+            raise HostError(
+                f"{len(wrong)} of {len(to_do)} boxes cannot take it",
+                cause="\n".join(wrong),
+                state="nothing was touched on any box",
+                hint=f"`ssh BOX tunerd {' '.join(self.rollout.preview)}` says more",
+            )
+
+    def _planned(self, step: Step) -> Step:
+        status = self._status(step)
+        if status.change_under_way:
+            raise HostError("a change is under way there")
+        preview = self._preview(step)
+        if preview.exit_code and preview.nothing is None:
+            told = [one.text for one in preview.messages if one.level == "error"]
+            raise HostError("; ".join(told) or f"it would be refused ({preview.exit_code})")
+        return planned(step, status, preview, shown_hash(preview.diff))
+
+    def keep(self, step: Step) -> Step:
+        """Write of a box that it is further on, before anything is done that this tells of."""
+        self.rollout = self.rollout.with_step(step)
+        self.write()
+        return step
+
+    def write(self) -> None:
+        """Write the journal."""
+        path = _path(self._ctx, self.rollout.number)
+        self._ctx.files.make_folder(path.parent)
+        self._ctx.files.write_json(path, plain(self.rollout, schema=_SCHEMA), mode=0o600)
+
+    def go(self, walk: Callable[[], None]) -> None:
+        """Walk until the end, or until somebody ends it."""
+        with Interrupts():
+            try:
+                walk()
+            except (KeyboardInterrupt, SystemExit) as end:
+                open_ones = [one for one in self.rollout.boxes if one.state in _NEXT]
+                for one in open_ones:
+                    end.add_note(f"{one.box}: {one.state}; {_NEXT[one.state].format(box=one.box)}")
+                if not open_ones:
+                    end.add_note("between two boxes; `tunerd fleet resume` goes on")
+                raise
+
+    def pick_up(self, agree: Ask) -> None:
+        """Find out what came of the box at which it was cut, and plan anew what is not begun."""
+        for step in self.rollout.boxes:
+            if step.state is State.APPLYING:
+                self._settle(step)
+        self.plan()
+        if self.rollout.to_do():
+            agree(self.rollout)
+        self.write()
+
+    def forward(self, *, past: bool = False) -> None:
+        """Box by box, up to the first that does not get there."""
+        for before in self.rollout.boxes:
+            step = before
+            if past and step.state in STOPS:
+                continue
+            if step.state in TO_DO:
+                step = self._change(step)
+            if step.state is State.WATCHED:
+                step = self._watch(step)
+            if exit_code(step):
+                return
+
+    def back(self) -> None:
+        """Box by box in reverse; one that cannot return does not keep the others from it."""
+        for before in self.rollout.to_return():
+            step = self._settle(before) if before.state is State.APPLYING else before
+            if step.state in {State.WATCHED, State.DONE, State.RETURNING}:
+                self._return(step)
+
+    def _change(self, step: Step) -> Step:
+        self._say(step, "deploying")
+        step = self.keep(step.at(State.APPLYING))
+        limit_s = self._ctx.settings.fleet.change_s
+        try:
+            done = ask(self._ctx, step.box, self.rollout.change(step), Change, limit_s=limit_s)
+        except Away as problem:
+            return self._settle(self.keep(step.at(State.APPLYING, problem.words)))
+        except TunerdError as problem:
+            step = self.keep(failed(step, problem))
+            return self._settle(step) if step.state is State.APPLYING else step
+        return self.keep(deployed(step, done))
+
+    def _settle(self, step: Step) -> Step:
+        """Find out what came of a box that was told to; the same where it cannot be asked."""
+        ctx = self._ctx
+        end_s = ctx.clock.monotonic_s() + ctx.settings.fleet.change_s
+        self._say(step, "looking what came of it")
+        try:
+            while (status := self._status(step)).change_under_way:
+                if ctx.clock.monotonic_s() > end_s:
+                    return self.keep(step.at(step.state, "a change is still under way there"))
+                ctx.clock.sleep(ctx.settings.fleet.every_s)
+            return self.keep(settled(self.rollout, step, status, self._preview(step)))
+        except TunerdError as problem:
+            return self.keep(step.at(step.state, problem.words))
+
+    def _watch(self, step: Step) -> Step:
+        ctx, words = self._ctx, ("probation", "show", "--json")
+        settings, left_s = ctx.settings.fleet, None
+        moved_s = seen_s = ctx.clock.monotonic_s()
+        while True:
+            try:
+                found = ask(ctx, step.box, words, Probations, limit_s=settings.limit_s)
+            except TunerdError as problem:  # it may be on its way through a reboot
+                if ctx.clock.monotonic_s() - seen_s > settings.away_s:
+                    return self.keep(step.at(State.WATCHED, problem.words))
+                self._say(step, f"{problem.words}; asked again")
+                ctx.clock.sleep(settings.every_s)
+                continue
+            seen_s = ctx.clock.monotonic_s()
+            watched = found.of(step.generation)
+            after = judged(step, watched)
+            if watched is None or after.state is not State.WATCHED:
+                return self.keep(after)
+            if watched.state == "cut":
+                told = f"no daemon runs there; `tunerd probation run {step.generation}` there, or start it"
+                return self.keep(step.at(State.WATCHED, told))
+            if watched.left_s != left_s:
+                left_s, moved_s = watched.left_s, seen_s
+            elif seen_s - moved_s > _STILL_S:
+                return self.keep(step.at(State.WATCHED, "its probation stands still"))
+            self._say(step, f"generation {step.generation} on probation", left_s)
+            ctx.clock.sleep(settings.every_s)
+
+    def _return(self, step: Step) -> None:
+        self._say(step, "going back")
+        limit_s = self._ctx.settings.fleet.change_s
+        try:
+            status = self._status(step)
+            step = to_return(step, status)
+            if step.state in {State.LEFT, State.RETURNED}:
+                self.keep(step)
+                return
+            to = () if step.backup is None else (f"--to={step.backup}",)
+            words = ("rollback", "--json", "--dry-run", *to)
+            preview = self._ask(step, words, Preview)
+            step = self.keep(step.at(State.RETURNING))
+            words = ("rollback", "--json", "--yes", f"--shown={shown_hash(preview.diff)}", *to)
+            done = ask(self._ctx, step.box, words, Change, limit_s=limit_s)
+        except TunerdError as problem:
+            self.keep(step.at(State.RETURNING, problem.words))
+        else:
+            self.keep(step.at(State.RETURNED, done.summary))
+
+    def _status(self, step: Step) -> Status:
+        return self._ask(step, _STATUS, Status)
+
+    def _preview(self, step: Step) -> Preview:
+        return self._ask(step, self.rollout.preview, Preview)
+
+    def _ask(self, step: Step, words: Sequence[str], kind: type[E]) -> E:
+        return ask(self._ctx, step.box, words, kind, limit_s=self._ctx.settings.fleet.limit_s)
+
+    def _say(self, step: Step, text: str, left_s: float | None = None) -> None:
+        """How far it is; what is left is that of this box, and as long for each that follows."""
+        boxes = self.rollout.boxes
+        at = next(index for index, one in enumerate(boxes, 1) if one.box == step.box)
+        if left_s is not None:
+            self._longest_s = max(self._longest_s, left_s)
+            left_s += self._longest_s * len(self.rollout.to_do())
+        self._ctx.report(Progress(f"{step.box}: {text}", at, len(boxes), left_s=left_s))
+
+    def result(self, command: str) -> ActionResult:
+        """How it stands, and what to do about each box that is not where it should be."""
+        messages: list[Message] = [
+            error("stopped", f"{one.box}: {one.state}: {one.text}", _NEXT[one.state].format(box=one.box))
+            for one in self.rollout.boxes
+            if one.state in _NEXT
+        ]  # fmt: skip
+        return ActionResult(
+            command,
+            payload_of(self.rollout),
+            tuple(messages),
+            self.rollout.exit_code,
+            has_acted=True,
+        )

@@ -1,0 +1,331 @@
+"""What comes next in a rollout, by its journal and by what the boxes said: decisions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, StringConstraints
+
+from tunerd.errors import Interrupted, RolledBack, Stranded, TunerdError
+
+# What another machine says is taken in these sizes, and not at all beyond them.
+_Number = Annotated[int, Field(ge=0, le=10**12)]
+_Words = Annotated[str, StringConstraints(max_length=10_000)]
+_Unit = Annotated[str, StringConstraints(max_length=1_000_000)]
+_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9:_.@-]{0,299}$")]
+_SHOWN_CHARACTERS = 500
+_EDITED = "unit-edited"
+_RUNNING = "running"
+
+
+class Told(BaseModel):
+    """A message of a box."""
+
+    level: _Words
+    code: _Words
+    text: _Words
+
+
+class Envelope(BaseModel):
+    """What every answer holds; `exit_code` is that of the command there."""
+
+    messages: Annotated[list[Told], Field(max_length=1000)]
+    exit_code: int = 0
+
+    def text_of(self, code: str) -> str:
+        """The first message of this code; empty where there is none."""
+        return next((one.text for one in self.messages if one.code == code), "")
+
+
+class Swap(BaseModel):
+    """The newest swap of a box."""
+
+    number: _Number
+    reason: _Words
+    outcome: _Words
+    detail: _Words | None
+    replaced: _Name | Annotated[str, StringConstraints(pattern="^no unit file$")] | None
+
+
+class Drift(BaseModel):
+    """A difference of a box from what was deployed there."""
+
+    code: _Words
+
+
+class Status(Envelope):
+    """`tunerd status`."""
+
+    generation: _Number | None
+    healthy: bool | None
+    change_under_way: bool
+    last_swap: Swap | None
+    drift: Annotated[list[Drift], Field(max_length=1000)]
+
+    @property
+    def newest(self) -> int | None:
+        """The number of the newest swap."""
+        return None if self.last_swap is None else self.last_swap.number
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether somebody changed the unit by hand."""
+        return any(one.code == _EDITED for one in self.drift)
+
+
+class Preview(Envelope):
+    """`apply`, `promote` or `rollback` with `--dry-run`; `nothing` says why there is nothing to do."""
+
+    diff: _Unit
+    nothing: _Words | None = None
+
+
+class Change(Envelope):
+    """`apply`, `promote` or `rollback`."""
+
+    generation: _Number
+    backup: _Name | None
+    summary: _Words
+
+
+class Watched(BaseModel):
+    """The probation of one generation."""
+
+    generation: _Number
+    state: _Words
+    reason: _Words
+    left_s: Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
+
+
+class Probations(Envelope):
+    """`tunerd probation show`."""
+
+    probations: Annotated[list[Watched], Field(max_length=100_000)]
+
+    def of(self, generation: int | None) -> Watched | None:
+        """That of one generation."""
+        return next((one for one in self.probations if one.generation == generation), None)
+
+
+class State(StrEnum):
+    """How far a box is.
+
+    `APPLYING` and `RETURNING` are written before the box is told, so they also mean that nobody knows yet
+    what came of it. `REFUSED` is as before, and may be tried again.
+    """
+
+    WAITING = "waiting"
+    SKIPPED = "skipped"
+    APPLYING = "applying"
+    WATCHED = "watched"
+    DONE = "done"
+    REFUSED = "refused"
+    WENT_BACK = "went back"
+    STRANDED = "stranded"
+    LEFT = "left alone"
+    RETURNING = "returning"
+    RETURNED = "returned"
+
+
+# The exit code of a rollout that ends at a box in this state; a person must look where it is 4.
+_EXIT_CODES: Mapping[State, int] = {
+    State.WAITING: 1,
+    State.APPLYING: 4,
+    State.WATCHED: 1,
+    State.REFUSED: 1,
+    State.WENT_BACK: 3,
+    State.STRANDED: 4,
+    State.LEFT: 1,
+    State.RETURNING: 4,
+}
+_HAS_IT = frozenset({State.APPLYING, State.WATCHED, State.DONE, State.RETURNING})
+TO_DO = frozenset({State.WAITING, State.REFUSED})
+# Not tried again: by itself nothing goes on behind these.
+STOPS = frozenset({State.WENT_BACK, State.STRANDED, State.LEFT})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One box of a rollout.
+
+    Attributes:
+        box: As ssh knows it.
+        state: How far it is.
+        text: What is to be said of it.
+        shown: Stands for the difference that was planned there.
+        newest: The newest swap there before.
+        generation: What the rollout deployed there.
+        backup: What that replaced; None where no unit file stood.
+    """
+
+    box: str
+    state: State = State.WAITING
+    text: str = ""
+    shown: str = ""
+    newest: int | None = None
+    generation: int | None = None
+    backup: str | None = None
+
+    def at(self, state: State, text: str = "", **changes: Any) -> Step:
+        """The same box, further on."""
+        line = "; ".join(text[:_SHOWN_CHARACTERS].splitlines())
+        return replace(self, state=state, text=line, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The journal: what each box is told, in which order, and how far that is.
+
+    `what` is `apply` or `promote`, `words` what stands behind it.
+    """
+
+    number: int
+    what: str
+    words: tuple[str, ...]
+    began_s: float
+    boxes: tuple[Step, ...]
+    is_back: bool = False
+    probation: bool = True
+
+    @property
+    def preview(self) -> tuple[str, ...]:
+        """The words that show what would be done on a box."""
+        return (self.what, "--json", "--dry-run", *self.words)
+
+    def change(self, step: Step) -> tuple[str, ...]:
+        """The words that do it, if it still is what was planned: so nothing is done twice."""
+        watched = () if self.probation else ("--no-probation",)
+        return (self.what, "--json", "--yes", f"--shown={step.shown}", *watched, *self.words)
+
+    def with_step(self, step: Step) -> Rollout:
+        """With a box further on."""
+        return replace(
+            self, boxes=tuple(step if one.box == step.box else one for one in self.boxes)
+        )
+
+    def to_do(self) -> tuple[Step, ...]:
+        """The boxes that were not touched yet."""
+        return tuple(one for one in self.boxes if one.state in TO_DO)
+
+    def to_return(self) -> tuple[Step, ...]:
+        """The boxes that have what it deployed, or may have, the last one first."""
+        return tuple(one for one in reversed(self.boxes) if one.state in _HAS_IT)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a box is where a person has to decide."""
+        return any(one.state in STOPS for one in self.boxes)
+
+    @property
+    def exit_code(self) -> int:
+        """The gravest of its boxes."""
+        return max((exit_code(one) for one in self.boxes), default=0)
+
+
+def exit_code(step: Step) -> int:
+    """0 where nothing is left to say of the box; going on from another one ends with this."""
+    return _EXIT_CODES.get(step.state, 0)
+
+
+def planned(step: Step, status: Status, preview: Preview, shown: str) -> Step:
+    """What is to be done on a box, by what serves there and what would."""
+    if preview.nothing is not None:
+        return step.at(State.SKIPPED, preview.nothing)
+    if not preview.diff:
+        sick = "" if status.healthy else ", but it is not well"
+        return step.at(State.SKIPPED, f"serves just that already{sick}")
+    return step.at(State.WAITING, shown=shown, newest=status.newest)
+
+
+def deployed(step: Step, done: Change) -> Step:
+    """After the box said that it is done; what its own second look took back is told by the exit code."""
+    if done.exit_code == RolledBack.exit_code:
+        return step.at(State.WENT_BACK, done.text_of("taken-back") or done.summary)
+    text = done.text_of("no-probation") or done.summary
+    state = State.LEFT if done.exit_code else State.WATCHED
+    return step.at(state, text, generation=done.generation, backup=done.backup)
+
+
+def failed(step: Step, error: TunerdError) -> Step:
+    """After the box said that it did not."""
+    if isinstance(error, Interrupted):
+        return step.at(step.state, error.words)
+    state = State.REFUSED
+    if isinstance(error, RolledBack):
+        state = State.WENT_BACK
+    elif isinstance(error, Stranded):
+        state = State.STRANDED
+    return step.at(state, error.words)
+
+
+def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> Step:
+    """What came of a box that was told to, and from which no answer came.
+
+    Where the newest swap is that of before, nothing was done. What would be planned now is told from what
+    was deployed by the difference: there is none.
+    """
+    swap = status.last_swap
+    if swap is None or swap.number == step.newest:
+        return step.at(State.WAITING)
+    if swap.outcome == _RUNNING:
+        told = "its swap was cut short: its daemon mends that, or `tunerd recover` there"
+        return step.at(step.state, told)
+    if status.generation != swap.number:
+        return step.at(State.WENT_BACK, f"{swap.outcome}: {swap.detail or 'no reason is known'}")
+    if preview.diff or swap.reason != rollout.what or status.is_edited:
+        return step.at(State.LEFT, f"generation {swap.number} was deployed there meanwhile")
+    backup = None if swap.replaced == "no unit file" else swap.replaced
+    return step.at(State.WATCHED, generation=swap.number, backup=backup)
+
+
+def judged(step: Step, watched: Watched | None) -> Step:
+    """A box that was deployed to, by its probation: the same while that goes on."""
+    if watched is None:
+        return step.at(State.DONE, step.text)
+    if watched.state == "passed":
+        return step.at(State.DONE, watched.reason)
+    over = {
+        "taken back": State.WENT_BACK,
+        "worse": State.STRANDED,
+        "ended": State.LEFT,
+    }.get(watched.state)
+    return step if over is None else step.at(over, watched.reason)
+
+
+def to_return(step: Step, status: Status) -> Step:
+    """A box before it is told to go back: the same where what serves is what the rollout deployed."""
+    if status.generation == step.generation and not status.is_edited:
+        return step
+    swap = status.last_swap
+    if step.state is State.RETURNING and swap is not None and swap.reason == "rollback":
+        return step.at(State.RETURNED)
+    if status.is_edited:
+        return step.at(State.LEFT, "somebody edited the unit there")
+    return step.at(State.LEFT, f"generation {status.generation} serves there now")
+
+
+def name_of_hosts(listed: Mapping[str, Any]) -> Iterable[str]:
+    """The boxes of `ansible-inventory --list`, in its order, as ssh has to be told.
+
+    Raises:
+        ValueError: a host has what only Ansible knows, such as a port.
+    """
+    facts = listed.get("_meta", {}).get("hostvars", {})
+    hosts: dict[str, None] = {}
+    waiting, seen = ["all"], set()
+    while waiting:
+        group = waiting.pop(0)
+        if group not in seen:
+            seen.add(group)
+            table = listed.get(group, {})
+            hosts |= dict.fromkeys(table.get("hosts", ()))
+            waiting += table.get("children", ())
+    for host in hosts:
+        known = facts.get(host, {})
+        if known.get("ansible_port", 22) != 22:  # noqa: PLR2004 -- what ssh takes by itself
+            raise ValueError(f"{host} has a port: say it in ~/.ssh/config, where ssh reads it")
+        user = known.get("ansible_user")
+        yield f"{user}@" * bool(user) + str(known.get("ansible_host", host))
