@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.browser import needs_browser
+from tests.support.postgres import Postgres, postgres_server
 
 _E2E_PROGRAMS = {
     "mkfs.ext4": "e2fsprogs",
@@ -89,6 +90,22 @@ def engines() -> dict[str, Path]:
     """Real engine programs by file name, from the folder in TUNERD_TEST_ENGINES."""
     _needs_engine()
     return {path.name: path for path in _programs_in(os.environ[needs.ENGINES_VARIABLE])}
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A real PostgreSQL that runs, from Debian's packages."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["file", "database"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a store may be, for `open_store`: what is true of one is true of both."""
+    if request.param == "file":
+        return str(tmp_path / "state" / "evidence.db")
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.database()
 
 
 def _programs_in(folder: str) -> list[Path]:

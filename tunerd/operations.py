@@ -243,6 +243,8 @@ ONLY_ROOT: Mapping[str, str] = {
     "settings unset": "settings say what services of the system do",
     "sweep night --bound-to": "it is what a unit runs",
     "probation take-back": "the daemon begins it; `tunerd rollback` goes back",
+    "fleet hand-in": "the daemon does it; it uses root's password of the database",
+    "fleet status": "it uses root's password of the database",
     "notify send": "it is what a unit runs; `tunerd notify test` tries the webhook",
 }
 # Options about what is shown where they are typed; `yes` is said by `ask` in the API.

@@ -80,6 +80,16 @@ class Paths:
         return self.state_dir / "evidence.db"
 
     @property
+    def box(self) -> Path:
+        """Who this box is among those that share a store."""
+        return self.state_dir / "box.json"
+
+    @property
+    def handed_in(self) -> Path:
+        """How the last handing in of evidence to the shared store ended."""
+        return self.state_dir / "handed-in.json"
+
+    @property
     def telemetry(self) -> Path:
         """The history of what was watched."""
         return self.state_dir / "telemetry.db"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -315,6 +316,40 @@ class FleetSettings(Table):
     )
 
 
+_DATABASE = "postgresql+psycopg://"
+
+
+def _database(text: str) -> str:
+    """Refuses a password, which would be shown wherever settings are."""
+    if not text.startswith(_DATABASE) or any(letter.isspace() for letter in text):
+        raise ValueError(
+            f"an address that begins with {_DATABASE}, such as {_DATABASE}tunerd@db/tunerd"
+        )
+    parts = urlsplit(text)
+    if parts.password is not None or {"password", "sslpassword"} & set(parse_qs(parts.query)):
+        raise ValueError(
+            "an address without a password: that comes from a file (`?passfile=/etc/tunerd/pgpass`, "
+            "PGPASSFILE, a service of PGSERVICEFILE), or a systemd credential"
+        )
+    _ = parts.port  # which says what is wrong with it
+    return text
+
+
+class StoreSettings(Table):
+    """A database that many boxes hand their evidence in to, beside the file of each; off without `url`."""
+
+    url: Annotated[str, StringConstraints(max_length=2000), AfterValidator(_database)] | None = (
+        Field(
+            None,
+            description="PostgreSQL, such as `postgresql+psycopg://tunerd@db.lan/tunerd?passfile=/etc/tunerd/pgpass`; "
+            "without a password in it",
+        )
+    )
+    box: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = (
+        Field(None, description="name of this box there; else the machine's")
+    )
+
+
 class Settings(BaseSettings):
     """All settings."""
 
@@ -340,6 +375,7 @@ class Settings(BaseSettings):
     schedule: ScheduleSettings = ScheduleSettings()
     page: PageSettings = PageSettings()
     fleet: FleetSettings = FleetSettings()
+    store: StoreSettings = StoreSettings()
 
     @classmethod
     def settings_customise_sources(

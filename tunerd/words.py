@@ -240,9 +240,13 @@ def table_in(annotation: object) -> type[BaseModel] | None:
     return None
 
 
+# Who is let in by an address: all before its `@`, and what its query says of a password.
+_IN_ADDRESSES = re.compile(r"(?<=://)\S*(?=@)|(?i:(?<=password=))[^&\s'\"]*")
+
+
 def shown(value: object) -> str:
-    """A value for people, not longer than a line."""
-    text = repr(value)
+    """A value for people, not longer than a line, without what addresses say of names and passwords."""
+    text = _IN_ADDRESSES.sub("...", repr(value))
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 

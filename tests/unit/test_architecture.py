@@ -107,7 +107,7 @@ FACES = {
         "probation",
     },
     "doctor": {"bundle", "doctor"},
-    "fleet": {"boxes", "rollout", "steps"},
+    "fleet": {"boxes", "rollout", "shared", "steps"},
     "web": {"charts", "part", "report", "run", "view"},
 }
 
@@ -176,7 +176,8 @@ OWNERS = {
     "psutil": {"machine/host"},
     "httpx": {"watch/notices"},
     "time": {"machine/clock"},
-    "sqlalchemy": {"measure/store", "measure/store_old"},
+    "sqlalchemy": {"fleet/database", "fleet/shared", "measure/store", "measure/store_old"},
+    "psycopg": {"fleet/database"},
     "sqlite3": {"measure/store", "watch/history"},
     "xllamacpp": {"tryout/embedded"},
     "gguf": {"tryout/designed"},
@@ -207,6 +208,7 @@ PLAIN_MODULES = {
     "jinja2",
     "numpy",
     "optuna",
+    "psycopg",
     "scipy",
     "sqlalchemy",
     "starlette",

@@ -1,4 +1,4 @@
-"""`tunerd fleet`: several boxes, each asked through its own tunerd."""
+"""`tunerd fleet`: several boxes, each asked through its own tunerd, and the store that they share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import click
 
 from tunerd.cli.complete import names_of
 from tunerd.cli.deploy import probation_option, set_option, untuned_option, yes_option
-from tunerd.cli.output import columns
+from tunerd.cli.output import columns, line
 from tunerd.operations import NUMBER, PROFILE, Call, operation
 from tunerd.result import ActionResult
+from tunerd.words import UNKNOWN, format_duration, format_mib, when
 
 if TYPE_CHECKING:
     from tunerd.fleet.steps import Rollout
@@ -31,9 +32,11 @@ def _boxes(command: Any) -> Any:
     return box(inventory(command))
 
 
-@click.group(name="fleet", short_help="A change that goes from box to box.")
+@click.group(
+    name="fleet", short_help="Many boxes: changes one after the other, evidence in one store."
+)
 def fleet_command() -> None:
-    """Several boxes, each asked through its own tunerd over ssh.
+    """Several boxes, each asked through its own tunerd over ssh, and the store that they share.
 
     The first box is the canary: the next is touched when its probation has passed.
     """
@@ -182,6 +185,38 @@ def show_(call: Call, number: int | None) -> ActionResult:
     return show_rollout(call.context(), number)
 
 
+@fleet_command.command(name="hand-in", short_help="Hand in what the shared store lacks.")
+@operation(line("{name}: {entries} entries of {runs} runs handed in"))
+def hand_in(call: Call) -> ActionResult:
+    """Hand in what the shared store does not have yet, and what serves here.
+
+    The daemon does this by itself. What was measured stays in the file of this box; nothing is handed in twice.
+
+    \b
+    Example:
+      tunerd fleet hand-in
+      tunerd fleet hand-in --json | jq .entries
+    """  # noqa: D301
+    from tunerd.fleet.shared import hand_in
+
+    return hand_in(call.context(tells=True))
+
+
+@fleet_command.command(name="status", short_help="Every box that the shared store knows.")
+@operation("render_boxes")
+def status(call: Call) -> ActionResult:
+    """Every box that hands in: its card and engine, what serves since when, its evidence, who is silent.
+
+    \b
+    Example:
+      tunerd fleet status
+      tunerd fleet status --json | jq '.boxes[] | select(.is_silent)'
+    """  # noqa: D301
+    from tunerd.fleet.shared import fleet_status
+
+    return fleet_status(call.context())
+
+
 def render_rollout(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     back = ", going back" if payload["is_back"] else ""
@@ -192,3 +227,42 @@ def render_rollout(payload: Mapping[str, Any]) -> Iterator[str]:
         for one in payload["boxes"]
     ]  # fmt: skip
     yield from columns(rows)
+
+
+def render_boxes(payload: Mapping[str, Any]) -> Iterator[str]:
+    """One line each."""
+    heads = (
+        "box",
+        "heard of",
+        "card",
+        "engine",
+        "serves",
+        "since",
+        "drift",
+        "runs",
+        "samples",
+        "handed in",
+    )
+    rows = [_row(one) for one in payload["boxes"]]
+    yield from columns(rows, heads) if rows else ()
+
+
+def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    card = UNKNOWN if one["card"] is None else f"{one['card']}, {format_mib(one['vram_mib'])}"
+    serves = "nothing" if one["generation"] is None else f"{one['profile']} ({one['generation']})"
+    drift = UNKNOWN if one["drift"] is None else ", ".join(one["drift"]) or "none"
+    silent = ", silent" if one["is_silent"] else ""
+    return (
+        one["name"],
+        f"{format_duration(one['seen_age_s'])} ago{silent}",
+        card,
+        one["engine"] or UNKNOWN,
+        serves if one["problem"] is None else UNKNOWN,
+        "not up" if one["serving_since_s"] is None else when(one["serving_since_s"]),
+        drift,
+        str(one["runs"]),
+        str(one["samples"]),
+        "never"
+        if one["evidence_age_s"] is None
+        else f"{format_duration(one['evidence_age_s'])} ago",
+    )

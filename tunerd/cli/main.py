@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "results": ("measure", "What was measured, and whether it still holds."),
     "report": ("measure", "One HTML file with conditions, tables and charts."),
-    "fleet": ("fleet", "The same on many boxes, one after the other."),
+    "fleet": ("fleet", "Many boxes: changes one after the other, evidence in one store."),
     "jobs": ("watch", "What the daemon does for members of group tunerd."),
     "recover": ("deploy", "Finish or undo what an interrupted swap left."),
     "model": ("setup", "Write a small designed model whose answers are known."),

@@ -1,4 +1,4 @@
-"""The evidence store: one SQLite file of runs, their arms and samples, figures and verdicts."""
+"""The evidence store: runs, their arms and samples, figures and verdicts, in one SQLite file or a database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -116,6 +116,30 @@ class StoreIsEmpty(HostError):
     """Nothing was stored, not even of what form the store is."""
 
 
+class Backend(Protocol):
+    """Where a store's tables are; `name` is for people.
+
+    Calls raise HostError where it takes nothing or is damaged, and Busy where others keep it too long.
+    """
+
+    name: str
+
+    def reading(self) -> contextlib.AbstractContextManager[sa.Connection]:
+        """A connection that sees the store as it was when the body began."""
+        ...
+
+    def writing(self) -> contextlib.AbstractContextManager[sa.Connection]:
+        """A connection whose changes are all there, and durable, when the body has ended.
+
+        Nobody else writes meanwhile; an exception in the body undoes everything.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
 class StoreFile:
     """One evidence file.
 
@@ -132,6 +156,7 @@ class StoreFile:
 
     def __init__(self, path: Path, *, writable: bool, check: bool, wait_s: float) -> None:
         self.path = path
+        self.name = f"the evidence store `{path}`"
         self.writable = writable
         self._wait_s = wait_s
         if writable:
@@ -198,8 +223,8 @@ class StoreFile:
             "sqlite://",
             creator=connect,
             poolclass=sa.QueuePool,
-            json_serializer=lambda value: json.dumps(_known(value)),
-            json_deserializer=_read_json,
+            json_serializer=json_text,
+            json_deserializer=json_value,
         )
         sa.event.listen(engine, "connect", self._set_up)
         sa.event.listen(engine, "begin", _begin)
@@ -250,47 +275,27 @@ class StoreFile:
                 raise self._damaged(str(found))
         if not self.writable:
             with self.engine.connect() as connection:
-                self._check_version(_version(connection))
+                version = version_of(connection)
+                check_version(version, VERSION, self.name, writable=False)
             return
         with self.engine.connect() as connection:
-            version = _version(connection)
+            version = version_of(connection)
         if version == VERSION:
             return
         with self.writing() as connection:
             # Asked again: somebody else may have done it before the lock was ours.
-            self._migrate(connection, _version(connection))
+            self._migrate(connection, version_of(connection))
 
     def _migrate(self, connection: sa.Connection, version: int | None) -> None:
         if version == VERSION:
             return
-        self._check_version(VERSION if version is None else version)
+        check_version(version, VERSION, self.name, writable=True)
         METADATA.create_all(connection)
         if version is not None:
             from tunerd.measure.store_old import take_over  # once for each store
 
             take_over(connection)
-        row = {"version": VERSION, "written_by": f"tunerd {__version__}"}
-        connection.execute(schema_versions.insert(), row)
-
-    def _check_version(self, version: int | None) -> None:
-        if version is None:
-            raise StoreIsEmpty(
-                f"the evidence store is empty: `{self.path}`",
-                hint="`tunerd bench` fills it",
-            )
-        if version > VERSION:
-            raise HostError(
-                f"the evidence store was written by a newer tunerd: `{self.path}`",
-                cause=f"its version is {version}, and this tunerd knows up to {VERSION}",
-                state="nothing in it was changed",
-                hint="use the newer tunerd, or move the file aside to begin a new store",
-            )
-        if version < VERSION and not self.writable:
-            raise StoreIsOld(
-                f"the evidence store is of an older tunerd: `{self.path}`",
-                cause=f"its version is {version}, and this tunerd reads {VERSION}",
-                hint="let somebody who may write it run `tunerd results list` once",
-            )
+        set_version(connection, VERSION)
 
     def _make_folder(self) -> None:
         try:
@@ -316,7 +321,7 @@ class StoreFile:
     def _error(self, verb: str, error: DBAPIError) -> TunerdError:
         """What an error of SQLite means; the numbers are its primary result codes."""
         code, cause = _code(error), str(error.orig)
-        name = f"the evidence store `{self.path}`"
+        name = self.name
         if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
             return self._damaged(cause)
         if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
@@ -351,7 +356,12 @@ _MAY_BE_IMMUTABLE = frozenset(
 )
 
 
-def _read_json(text: Any) -> Any:
+def json_text(value: Any) -> str:
+    """A document as it is kept."""
+    return json.dumps(_known(value))
+
+
+def json_value(text: Any) -> Any:
     """A document; None, which is none, where there is nothing that can be used."""
     try:
         return json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_count)
@@ -397,8 +407,8 @@ def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _version(connection: sa.Connection) -> int | None:
-    """The version of the tables; None in a file without any.
+def version_of(connection: sa.Connection) -> int | None:
+    """The version of the tables; None where there are none.
 
     Raises:
         HostError: the tables are of some other program.
@@ -411,9 +421,46 @@ def _version(connection: sa.Connection) -> int | None:
         raise HostError(
             "the evidence store is a database of another program",
             cause=f"it has tables {', '.join(sorted(names)[:3])}, and none that says its version",
-            hint="move the file aside to begin a new store",
+            hint="move the file aside to begin a new store, or name a database of its own",
         )
     return None
+
+
+def set_version(connection: sa.Connection, version: int) -> None:
+    """Write that the tables are of this version now, and by whom."""
+    row = {"version": version, "written_by": f"tunerd {__version__}"}
+    connection.execute(schema_versions.insert(), row)
+
+
+def check_version(version: int | None, newest: int, name: str, *, writable: bool) -> None:
+    """Refuse a store that cannot be read as it is; whoever may write brings an older one up to date.
+
+    Args:
+        version: Of its tables.
+        newest: The one that this tunerd reads and writes.
+        name: Of the store, for people.
+        writable: Whether the caller may change it.
+
+    Raises:
+        StoreIsEmpty, StoreIsOld: it may not be changed.
+        HostError: a newer tunerd wrote it.
+    """
+    if version is None:
+        if not writable:
+            raise StoreIsEmpty(f"{name} is empty", hint="`tunerd bench` fills it")
+    elif version > newest:
+        raise HostError(
+            f"{name} was written by a newer tunerd",
+            cause=f"its version is {version}, and this tunerd knows up to {newest}",
+            state="nothing in it was changed",
+            hint="use the newer tunerd, or move it aside to begin a new store",
+        )
+    elif version < newest and not writable:
+        raise StoreIsOld(
+            f"{name} is of an older tunerd",
+            cause=f"its version is {version}, and this tunerd reads {newest}",
+            hint="let somebody who may write it run `tunerd results list` once",
+        )
 
 
 T = TypeVar("T")
@@ -425,22 +472,26 @@ _VERDICT, _EVENT = EntryKind.VERDICT, EntryKind.EVENT
 
 
 class EvidenceStore:
-    """The evidence of one machine and mode.
+    """The evidence of one machine and mode, or of many in a database.
 
-    Opened to write by default; see `StoreFile` for what that does and raises. Every call raises
+    A file is opened to write by default; see `StoreFile` for what that does and raises. Every call raises
     HostError where the disk is full, read-only or damaged, and Busy where another process keeps the
-    file for longer than `wait_s`.
+    store for longer than `wait_s`.
     """
 
     def __init__(
         self,
-        path: Path,
+        where: Path | Backend,
         *,
         writable: bool = True,
         check: bool = True,
         wait_s: float = BUSY_TIMEOUT_S,
     ) -> None:
-        self._file = StoreFile(path, writable=writable, check=check, wait_s=wait_s)
+        self._file: Backend = (
+            StoreFile(where, writable=writable, check=check, wait_s=wait_s)
+            if isinstance(where, Path)
+            else where
+        )
         # By what and number, so that each row counts once: its run, and why it was left out.
         self._damaged: dict[tuple[str, int], tuple[int, str]] = {}
 
@@ -619,7 +670,7 @@ class EvidenceStore:
         events = tuple(row["body"] for row in self._entries([number], _EVENT))
         if not all(isinstance(event, dict) for event in events):
             raise HostError(
-                f"the evidence store has a damaged event of sweep {number}: `{self._file.path}`",
+                f"{self._file.name} has a damaged event of sweep {number}",
                 state="nothing in it was changed, and what serves does not depend on it",
             )
         return events

@@ -104,6 +104,14 @@ def _entry(ctx: Context, number: int) -> HistoryEntry:
     return entry
 
 
+@dataclass(frozen=True, slots=True)
+class HandedIn:
+    """When evidence was last handed in to the shared store, and why it was not since."""
+
+    at_s: float | None = None
+    problem: str | None = None
+
+
 def status(ctx: Context) -> ActionResult:
     """Reads only, and takes no lock: what it shows may be a moment old."""
     state = ctx.services.state(ctx.unit)
@@ -153,6 +161,10 @@ def status(ctx: Context) -> ActionResult:
     if ctx.settings_problem is not None:
         hint = f"correct `{ctx.paths.settings_file}` or the environment"
         messages.append(warning("settings", ctx.settings_problem, hint))
+    handed = ctx.settings.store.url and ctx.files.recall(HandedIn, ctx.paths.handed_in)
+    if handed and handed.problem is not None:
+        text = f"evidence is not handed in to the shared store, and is kept here: {handed.problem}"
+        messages.append(warning("not-handed-in", text, "tunerd fleet hand-in"))
     if ctx.lacks_manager:
         messages.append(lacks_manager())
     if measurement is not None:

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.folders import ROOT
+from tests.support.postgres import Postgres
+from tests.support.stores import open_store
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
 from tunerd.measure.evidence import (
@@ -70,8 +72,8 @@ SAMPLES = st.builds(
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[EvidenceStore]:
-    with EvidenceStore(tmp_path / "state" / "evidence.db") as opened:
+def store(place: str) -> Iterator[EvidenceStore]:
+    with open_store(place) as opened:
         yield opened
 
 
@@ -87,8 +89,9 @@ def test_samples_come_back_as_they_were_measured(
     assert list(store.samples(run)) == measured
 
 
-def test_nobody_else_can_hold_a_lock_on_it(store: EvidenceStore, tmp_path: Path) -> None:
-    assert store.runs() == ()
+def test_nobody_else_can_hold_a_lock_on_a_file(tmp_path: Path) -> None:
+    with EvidenceStore(tmp_path / "state" / "evidence.db") as store:
+        assert store.runs() == ()
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "state").glob("evidence.db*")}
     assert modes == {0o600}
 
@@ -154,22 +157,27 @@ def test_arms_may_be_added_to_a_run_and_samples_need_one(store: EvidenceStore) -
     assert len(store.samples(number)) == 3
 
 
-def test_no_secret_reaches_the_file(store: EvidenceStore, tmp_path: Path) -> None:
+def test_no_secret_reaches_the_store(
+    store: EvidenceStore, place: str, request: pytest.FixtureRequest
+) -> None:
     arm = replace(ARM, argv=("p", "--api-key", "hush-1"), environment={"TOKEN": "hush-2"},
                   origins=(("--api-key hush-3", "extra_args", "--set"),))  # fmt: skip
     store.add_run(replace(RUN, arms=(arm,)))
     store.close()
-    files = [path.read_bytes() for path in (tmp_path / "state").iterdir()]
-    assert files
-    assert not any(b"hush" in content for content in files)
+    if "://" in place:
+        server: Postgres = request.getfixturevalue("postgres")
+        content = server.dump(place).encode()
+    else:
+        content = b"".join(path.read_bytes() for path in Path(place).parent.iterdir())
+    assert b"live unit" in content
+    assert b"hush" not in content
 
 
 _WRITER = """
 import sys
-from pathlib import Path
 from tests.integration.measure.test_store import RUN, SAMPLE
-from tunerd.measure.store import EvidenceStore
-with EvidenceStore(Path(sys.argv[1])) as store:
+from tests.support.stores import open_store
+with open_store(sys.argv[1]) as store:
     run = store.add_run(RUN)
     for _ in range(int(sys.argv[2])):
         store.add_samples(run, [SAMPLE])
@@ -177,28 +185,27 @@ print(run)
 """
 
 
-def test_several_processes_make_and_fill_one_store(tmp_path: Path) -> None:
-    path = tmp_path / "evidence.db"
+def test_several_processes_make_and_fill_one_store(place: str) -> None:
     writers = [
         subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(path), "25"],
+            [sys.executable, "-c", _WRITER, place, "25"],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for _ in range(4)
     ]  # fmt: skip
     ends = [(writer.communicate(timeout=120), writer.returncode) for writer in writers]
     assert [code for _, code in ends] == [0] * 4, [said for (_, said), _ in ends]
-    with EvidenceStore(path, writable=False) as store:
+    with open_store(place, writable=False) as store:
         assert {run.number for run in store.runs()} == {int(said) for (said, _), _ in ends}
         assert [run.n_samples for run in store.runs()] == [25] * 4
 
 
 def test_a_reader_sees_what_a_writer_has_stored_and_does_not_wait_for_it(
-    store: EvidenceStore, tmp_path: Path
+    store: EvidenceStore, place: str
 ) -> None:
     number = store.add_run(RUN)
     with (
-        EvidenceStore(tmp_path / "state" / "evidence.db", writable=False) as reader,
+        open_store(place, writable=False) as reader,
         store._file.writing() as connection,
     ):
         connection.execute(sa.text("update run set outcome = 'failed'"))

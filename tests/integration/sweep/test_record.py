@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from tests.support.stores import open_store
 from tunerd.measure.evidence import RunRecord, SummaryRecord
 from tunerd.measure.store import EvidenceStore
 from tunerd.sweep.record import KIND, history_of
@@ -21,9 +20,9 @@ def put(store: EvidenceStore, started_s: float, basis: str) -> int:
 
 
 def test_challenges_of_before_what_serves_was_deployed_spend_nothing_of_its_alpha(
-    tmp_path: Path,
+    place: str,
 ) -> None:
-    with EvidenceStore(tmp_path / "evidence.db") as store:
+    with open_store(place) as store:
         put(store, DEPLOYED_S - 1, "same")
         put(store, DEPLOYED_S + 1, "other")
         put(store, DEPLOYED_S + 2, "same")

@@ -1,0 +1,282 @@
+"""Evidence of boxes in one database: all of it, once each, whatever is in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.integration.measure.test_store import ARM, RUN, SAMPLE
+from tests.support.folders import ROOT
+from tests.support.local_box import Box
+from tests.support.postgres import Postgres, name_of, password_file, postgres_server
+from tests.support.stores import open_store
+from tests.support.synthetic_runs import made_runs
+from tests.support.tcp_proxy import Proxy
+from tunerd.errors import HostError, UsageError
+from tunerd.fleet.shared import fleet_status, hand_in
+from tunerd.machine.clock import SystemClock
+from tunerd.measure.evidence import RunOutcome
+from tunerd.measure.store import EvidenceStore
+
+ROWS = "select count(*), count(distinct body::text) from entry where kind = 'sample'"
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return postgres.database()
+
+
+@pytest.fixture
+def box(tmp_path: Path, url: str) -> Box:
+    return a_box(tmp_path / "gpu1", url)
+
+
+def a_box(folder: Path, url: str, **more: str) -> Box:
+    """A box that hands in to this database."""
+    folder.mkdir()
+    return Box(folder, {"TUNERD_STORE__URL": url, "TUNERD_STORE__BOX": folder.name, **more})
+
+
+def measure(box: Box, n: int, *, first: int = 0, batch: int = 40) -> int:
+    """A run of so many samples, no two of them alike; its number."""
+    with EvidenceStore(box.context.paths.evidence) as store:
+        run = store.add_run(replace(RUN, target=box.folder.name))
+        for at in range(first, first + n, batch):
+            names = range(at, min(at + batch, first + n))
+            store.add_samples(
+                run, [replace(SAMPLE, prompt_id=f"{box.folder.name}-{name}") for name in names]
+            )
+        store.end_run(run, RunOutcome.DONE, ended_s=RUN.started_s + 1)
+    return run
+
+
+def samples_in(postgres: Postgres, url: str) -> tuple[int, int]:
+    """How many samples a database has, and how many different ones."""
+    (row,) = postgres.query(ROWS, name_of(url))
+    total, different = row.split("|")
+    return int(total), int(different)
+
+
+def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: str) -> None:
+    with EvidenceStore(box.context.paths.evidence) as store:
+        for made in made_runs():
+            made.put(store)
+        store.add_sweep_event(1, {"process": "p1", "pair": [1, 1]})
+        here = {run.record.started_s: store.evidence(run) for run in store.runs()}
+        events = store.sweep_events(1)
+
+    counts = hand_in(box.context).payload
+
+    assert counts["runs"] == len(here)
+    with open_store(url, writable=False) as store:
+        there = {run.record.started_s: store.evidence(run) for run in store.runs()}
+        assert store.sweep_events(there[here_of(1, here)].run.number) == events
+    for started_s, evidence in here.items():
+        found = there[started_s]
+        number = evidence.run.number
+        assert replace(found, run=replace(found.run, number=number)) == evidence
+
+
+def here_of(number: int, here: dict[float, Any]) -> float:
+    return next(at for at, one in here.items() if one.run.number == number)
+
+
+def test_what_was_handed_in_is_not_handed_in_again_and_what_came_since_is(
+    box: Box, postgres: Postgres, url: str
+) -> None:
+    run = measure(box, 1100)
+    assert hand_in(box.context).payload["entries"] == 1101
+    assert hand_in(box.context).payload["entries"] == 0
+
+    with EvidenceStore(box.context.paths.evidence) as store:
+        store.reopen_run(run)
+        store.add_samples(run, [replace(SAMPLE, prompt_id="later")])
+
+    again = hand_in(box.context).payload
+    assert (again["runs"], again["entries"]) == (1, 1)
+    assert samples_in(postgres, url) == (1101, 1101)
+    with open_store(url, writable=False) as store:
+        assert [one.outcome for one in store.runs()] == [None]
+
+
+def test_a_file_that_is_begun_anew_is_not_taken_for_the_one_before(
+    box: Box, postgres: Postgres, url: str
+) -> None:
+    measure(box, 10)
+    hand_in(box.context)
+    box.context.paths.evidence.unlink()
+    with EvidenceStore(box.context.paths.evidence) as store:
+        run = store.add_run(replace(RUN, started_s=RUN.started_s + 0.5, arms=(ARM,)))
+        store.add_samples(run, [replace(SAMPLE, prompt_id="new")])
+    hand_in(box.context)
+    assert samples_in(postgres, url) == (11, 11)
+
+
+def test_whoever_shares_no_store_is_told_how(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    for act in (hand_in, fleet_status):
+        with pytest.raises(UsageError, match="no shared store is set"):
+            act(box.context)
+    assert not (tmp_path / "state").exists()
+
+
+_HAND_IN = """
+import os, sys
+from tunerd.app import build_context
+from tunerd.fleet.shared import hand_in
+print("begins", flush=True)
+print(hand_in(build_context()).payload["entries"], flush=True)
+"""
+
+
+def begin_hand_in(box: Box) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _HAND_IN], cwd=ROOT, env=box.environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_two_boxes_hand_in_at_the_same_moment_into_a_new_database(
+    tmp_path: Path, postgres: Postgres, url: str
+) -> None:
+    boxes = [a_box(tmp_path / name, url) for name in ("gpu1", "gpu2", "gpu3")]
+    for box in boxes:
+        measure(box, 1200)
+    ends = [one.communicate(timeout=120) for one in [begin_hand_in(box) for box in boxes]]
+    assert [said.split()[-1:] for said, _ in ends] == [["1201"]] * 3, ends
+    assert samples_in(postgres, url) == (3600, 3600)
+    found = fleet_status(boxes[0].context).payload["boxes"]
+    assert [(one["name"], one["runs"], one["samples"]) for one in found] == [
+        ("gpu1", 1, 1200), ("gpu2", 1, 1200), ("gpu3", 1, 1200)]  # fmt: skip
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Postgres]:
+    """One that a test may stop and kill."""
+    with postgres_server() as server:
+        yield server
+
+
+def test_samples_are_handed_in_once_each_whatever_becomes_of_the_server_meanwhile(
+    tmp_path: Path, own_postgres: Postgres
+) -> None:
+    url = own_postgres.database()
+    box = a_box(tmp_path / "gpu1", url)
+    hand_in(box.context)
+    n = failures = 0
+    for _ in range(6):
+        measure(box, 1500, first=n)
+        n += 1500
+        child = begin_hand_in(box)
+        assert child.stdout is not None
+        child.stdout.readline()
+        wait_for_entries(own_postgres, url, n - 1500)
+        own_postgres.stop("immediate")
+        failures += child.wait(timeout=60) != 0
+        child.communicate()
+        with pytest.raises(HostError, match="it cannot be reached"):
+            hand_in(box.context)
+        own_postgres.start()
+    hand_in(box.context)
+    assert samples_in(own_postgres, url) == (n, n)
+    assert failures > 0, "none of them met the crash"
+
+
+def wait_for_entries(server: Postgres, url: str, n: int) -> None:
+    """Until there are more than so many samples."""
+    while samples_in(server, url)[0] <= n:
+        pass
+
+
+def test_samples_are_handed_in_once_each_by_commands_that_are_killed(
+    box: Box, postgres: Postgres, url: str
+) -> None:
+    hand_in(box.context)
+    n = 0
+    for _ in range(6):
+        measure(box, 1500, first=n)
+        n += 1500
+        child = begin_hand_in(box)
+        assert child.stdout is not None
+        child.stdout.readline()
+        wait_for_entries(postgres, url, n - 1500)
+        child.send_signal(signal.SIGKILL)
+        child.communicate(timeout=30)
+    hand_in(box.context)
+    assert samples_in(postgres, url) == (n, n)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])
+def test_nothing_comes_twice_where_the_answer_to_a_commit_was_lost(
+    tmp_path: Path, postgres: Postgres, lost: int
+) -> None:
+    name = name_of(postgres.database())
+    passfile = password_file(tmp_path)
+    with Proxy(postgres.port, drop_answer_to=b"COMMIT", at=lost) as proxy:
+        more = f"?passfile={passfile}&sslmode=disable"
+        box = a_box(tmp_path / "gpu1", postgres.tcp_url(name, port=proxy.port, more=more))
+        measure(box, 1200)
+        with pytest.raises(HostError, match="shared store"):
+            hand_in(box.context)
+        assert proxy.n_dropped == 1
+        before = samples_in(postgres, name)[0] if lost > 1 else 0
+        assert hand_in(box.context).payload["entries"] <= 1201 - before
+    assert samples_in(postgres, name) == (1200, 1200)
+    with contextlib.suppress(FileNotFoundError):
+        assert json.loads(box.context.paths.handed_in.read_text())["problem"] is None
+
+
+def test_only_the_clock_of_the_database_counts(box: Box, postgres: Postgres, url: str) -> None:
+    measure(box, 10)
+    far = replace(box.context, clock=Ahead(10 * 365 * 86400.0))
+    hand_in(far)
+    (one,) = fleet_status(replace(far, clock=Ahead(-1e9))).payload["boxes"]
+    assert 0 <= one["seen_age_s"] < 300
+    assert 0 <= one["evidence_age_s"] < 300
+    assert not one["is_silent"]
+    postgres.query("update box set seen_at = seen_at - interval '31 minutes'", name_of(url))
+    result = fleet_status(far)
+    assert [one["is_silent"] for one in result.payload["boxes"]] == [True]
+    assert [one.code for one in result.messages] == ["silent"]
+
+
+class Ahead:
+    """The machine's clock, set wrong by so many seconds."""
+
+    def __init__(self, by_s: float) -> None:
+        self._by_s = by_s
+        self._clock = SystemClock()
+
+    def now_s(self) -> float:
+        return self._clock.now_s() + self._by_s
+
+    def monotonic_s(self) -> float:
+        return self._clock.monotonic_s()
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
+
+
+def test_a_run_that_the_database_does_not_take_keeps_none_of_the_others(
+    box: Box, postgres: Postgres, url: str
+) -> None:
+    measure(box, 5)
+    damaged = measure(box, 5, first=5)
+    measure(box, 5, first=10)
+    with EvidenceStore(box.context.paths.evidence) as store, store._file.writing() as connection:
+        connection.execute(sa.text("update run set started_s = 'x' where id = :n"), {"n": damaged})
+    result = hand_in(box.context)
+    assert (result.payload["runs"], result.payload["left_out"]) == (2, 1)
+    assert f"run {damaged}" in result.messages[0].text
+    assert samples_in(postgres, url) == (10, 10)
+    assert box.call("fleet", "status").returncode == 0

@@ -1,0 +1,285 @@
+"""The store that boxes share, on PostgreSQL: connected with limits, brought up to date, its errors in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from tunerd.errors import Busy, HostError, TunerdError
+from tunerd.measure.store import (
+    METADATA,
+    ForeignText,
+    check_version,
+    json_text,
+    json_value,
+    run,
+    set_version,
+    version_of,
+)
+
+if TYPE_CHECKING:
+    import psycopg
+
+SHARED = sa.MetaData()
+# `seen_at` and `handed_in_at` are by the database's clock: those of boxes may be wrong.
+box = sa.Table(
+    "box",
+    SHARED,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("name", ForeignText, nullable=False),
+    sa.Column("card", ForeignText),
+    sa.Column("vram_mib", sa.BigInteger),
+    sa.Column("engine", ForeignText),
+    sa.Column("engine_sha256", sa.Text),
+    sa.Column("seen_at", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("status", sa.JSON, nullable=False),
+)
+# Which run of which box a run here is, and the last of that box's entries that is here.
+origin = sa.Table(
+    "origin",
+    SHARED,
+    sa.Column("run_id", sa.ForeignKey(run.c.id, ondelete="CASCADE"), primary_key=True),
+    sa.Column("box_id", sa.ForeignKey(box.c.id), nullable=False),
+    sa.Column("local_id", sa.Text, nullable=False),
+    sa.Column("last_entry", sa.BigInteger, nullable=False),
+    sa.Column("handed_in_at", sa.DateTime(timezone=True), nullable=False),
+    sa.UniqueConstraint("box_id", "local_id"),
+)
+Step = Callable[[sa.Connection], None]
+
+
+def _begin(connection: sa.Connection) -> None:
+    METADATA.create_all(connection)
+    SHARED.create_all(connection)
+
+
+STEPS: Mapping[int, Step] = {1: _begin}
+"""What brings a database to each version from the one before."""
+_LOCK = 0x74756E657264
+"""The advisory lock of whoever writes."""
+# How soon a connection that leads nowhere is given up, by libpq; milliseconds where it takes those.
+_CONNECTING: Mapping[str, str] = {
+    "application_name": "tunerd",
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "3",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+_MOST_WORDS = 500
+_KEPT = "what was measured stays on this box, and is handed in later"
+
+
+class Refused(HostError):
+    """The database does not take these values, whenever they come."""
+
+
+class Database:
+    """A store on PostgreSQL, for whoever needs a `Backend`.
+
+    Args:
+        url: As `store.url` of the settings.
+        writable: Whether to bring it up to date, and write to it.
+        wait_s: How long to wait for others who write [s].
+        limit_s: Longest that a body of `reading` or `writing` takes; then its connection is cut [s].
+        steps: What brings it up to date.
+
+    Raises:
+        HostError: it cannot be reached or used, or belongs to another program or a newer tunerd.
+        Busy: others keep it for longer than that.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        writable: bool,
+        wait_s: float = 10.0,
+        limit_s: float = 30.0,
+        steps: Mapping[int, Step] = STEPS,
+    ) -> None:
+        try:
+            import psycopg  # noqa: F401  only to see that it is there
+        except ImportError as error:
+            raise HostError(
+                "the shared store needs a package that is not installed",
+                cause=str(error),
+                state=_KEPT,
+                hint="`pip install 'tunerd[fleet]'` into tunerd's environment installs it",
+            ) from error
+        self._url = sa.make_url(url)
+        self.name = f"the shared store `{self._url.render_as_string()}`"
+        self._wait_s = wait_s
+        self._limit_s = limit_s
+        self._options = (
+            f"-c lock_timeout={wait_s * 1000:.0f} -c statement_timeout={limit_s * 1000:.0f}"
+            f" -c idle_in_transaction_session_timeout={limit_s * 1000:.0f}"
+            f" -c default_transaction_read_only={'off' if writable else 'on'}"
+        )
+        self._connections: list[psycopg.Connection[Any]] = []
+        self._engine = sa.create_engine(
+            "postgresql+psycopg://",
+            creator=self._connect,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            json_serializer=json_text,
+            json_deserializer=json_value,
+        )
+        try:
+            self._check_and_migrate(steps, writable=writable)
+        except TunerdError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._engine.dispose()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection that sees the store as it was when the body began.
+
+        Raises:
+            HostError: the database cannot be reached or used.
+            Busy: it has no time.
+        """
+        options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with (
+            self._bounded("read"),
+            self._engine.connect().execution_options(**options) as connection,
+        ):
+            yield connection
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sa.Connection]:
+        """A connection whose changes are all there when the body has ended; nobody else writes meanwhile.
+
+        Where the connection is lost at the end, they may be there or not, but only as a whole.
+
+        Raises:
+            HostError: the database cannot be reached or used.
+            Busy: others write for too long.
+        """
+        with self._bounded("write"), self._engine.begin() as connection:
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+            yield connection
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        import psycopg
+
+        _, given = self._engine.dialect.create_connect_args(self._url)
+        wanted = {**_CONNECTING, **given}
+        wanted["options"] = f"{self._options} {given.get('options', '')}".rstrip()
+        made = psycopg.connect(**wanted)
+        self._connections = [*(one for one in self._connections if not one.closed), made]
+        return made
+
+    def _check_and_migrate(self, steps: Mapping[int, Step], *, writable: bool) -> None:
+        newest = max(steps)
+        with self.reading() as connection:
+            version = version_of(connection)
+        check_version(version, newest, self.name, writable=writable)
+        if version == newest:
+            return
+        with self.writing() as connection:
+            # Asked again: another box may have done it before the lock was ours.
+            version = version_of(connection)
+            check_version(version, newest, self.name, writable=True)
+            for number in sorted(steps):
+                if version is None or number > version:
+                    steps[number](connection)
+                    set_version(connection, number)
+
+    @contextlib.contextmanager
+    def _bounded(self, verb: str) -> Iterator[None]:
+        """Errors in the body become ours; one that hangs is cut, for no limit of a server that hangs helps."""
+        from psycopg import OperationalError
+
+        is_cut = threading.Event()
+
+        def cut() -> None:
+            is_cut.set()
+            for connection in self._connections:
+                # It may have been closed meanwhile.
+                with (
+                    contextlib.suppress(OSError, OperationalError),
+                    socket.socket(fileno=os.dup(connection.fileno())) as line,
+                ):
+                    line.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(self._limit_s, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except DBAPIError as error:
+            if is_cut.is_set():
+                raise HostError(
+                    f"cannot {verb} {self.name}: it does not answer",
+                    cause=f"waited {self._limit_s:g} s",
+                    state=_KEPT,
+                    hint="look at the database, and the way to it",
+                ) from error
+            raise self._error(verb, error) from error
+        finally:
+            timer.cancel()
+
+    def _error(self, verb: str, error: DBAPIError) -> TunerdError:
+        """What an error of PostgreSQL, or of the way to it, means."""
+        cause = "; ".join(str(error.orig).split("\n"))[:_MOST_WORDS]
+        code = getattr(error.orig, "sqlstate", None) or _code_of_connecting(error.orig)
+        kind, why, hint = next(
+            (said for start, said in _SAID.items() if code.startswith(start)),
+            (HostError, None, None),
+        )
+        what = f"cannot {verb} {self.name}"
+        return kind(f"{what}: {why}" if why else what, cause=cause, state=_KEPT, hint=hint)
+
+
+def _code_of_connecting(error: Any) -> str:
+    """libpq tells no code for what keeps it from connecting: that of the error in PostgreSQL's list."""
+    words, tried = str(error), getattr(error, "pgconn", None)
+    if tried is not None and tried.needs_password:
+        return "28P01"
+    signs = {"28": ("authentication", "pg_hba.conf"), "SSL": ("SSL", "certificate"),
+             "3D000": ("does not exist",), "53300": ("too many", "remaining connection")}  # fmt: skip
+    found = (code for code, texts in signs.items() if any(text in words for text in texts))
+    return next(found, "08")
+
+
+_ACCOUNT = (
+    "the user in store.url; the password in `?passfile=`, PGPASSFILE or a systemd credential, "
+    "a file that nobody else may read; pg_hba.conf there"
+)
+_STANDBY = (
+    "is it a standby? `?target_session_attrs=read-write` finds the primary among several hosts"
+)
+_AWAY = (HostError, "it cannot be reached", "look at the database, and the way to it")
+_OTHERS = (Busy, "others are at work there", "wait a while, then try again")
+# By the beginning of SQLSTATE; the first that fits.
+# Source: PostgreSQL's documentation, appendix A (error codes).
+_SAID: Mapping[str, tuple[type[TunerdError], str, str]] = {
+    "SSL": (HostError, "TLS is refused", "`sslmode=` and `sslrootcert=` in store.url, as libpq takes them"),
+    "08": _AWAY,
+    "57P": _AWAY,
+    "25P03": _AWAY,
+    "28": (HostError, "it does not let this account in", _ACCOUNT),
+    "3D000": (HostError, "there is no such database", "`createdb -O tunerd tunerd` there makes it"),
+    "25006": (HostError, "it takes no changes", _STANDBY),
+    "42501": (HostError, "this account may not do that",
+              "`ALTER DATABASE tunerd OWNER TO tunerd` there gives it what it needs"),
+    "53100": (HostError, "its disk is full", "free some space there"),
+    "53": _OTHERS,
+    "55P03": _OTHERS,
+    "40": _OTHERS,
+    "57014": (HostError, "it takes too long", "look at what else the database does"),
+    "22": (Refused, "it does not take these values", "`tunerd results show` on this box says what they are"),
+    "23": (Refused, "it does not take these values", "`tunerd results show` on this box says what they are"),
+}  # fmt: skip
