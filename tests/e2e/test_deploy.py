@@ -20,6 +20,8 @@ from tunerd.tryout.designed import vocabulary
 WORDS = vocabulary()
 N_PREDICT = 65
 ENGINE_OF = {"host": "embedded", "sid": "mainline"}
+ON_HOST = pytest.mark.parametrize("box", ["host"], indirect=True)
+ON_SID = pytest.mark.parametrize("box", ["sid"], indirect=True)
 PLAN_KEYS = {"argv", "unit", "diff", "memory", "warnings"}
 
 
@@ -75,6 +77,7 @@ def test_detect_and_engines_say_what_is_here(box: Deployment) -> None:
         assert engine["per_request_speculation"] == "no"
 
 
+@ON_HOST
 def test_profiles_are_listed_shown_checked_and_written(box: Deployment) -> None:
     names = {row["name"] for row in box.json("profiles", "list")["profiles"]}
     assert names >= {"drafting", "plain", "cpu-embedded", "rtx-3090-ti-24gb"}
@@ -102,6 +105,7 @@ def test_profiles_are_listed_shown_checked_and_written(box: Deployment) -> None:
     assert "--force" in again.err, str(again)
 
 
+@ON_HOST
 def test_a_plan_explains_every_flag_and_touches_nothing(box: Deployment) -> None:
     box("plan", "drafting")  # what was probed is remembered from here on
     before = box.tree()
@@ -190,6 +194,7 @@ def test_another_profile_and_back_and_back_again(box: Deployment) -> None:
         box("rollback", "--to", nowhere, expect=2)
 
 
+@ON_SID
 def test_what_set_said_is_pinned_in_the_generation(box: Deployment) -> None:
     box.apply("drafting")
 
@@ -215,6 +220,7 @@ def drift(box: Deployment) -> dict[str, str]:
     return {row["code"]: row["text"] for row in said["drift"]}
 
 
+@ON_SID
 def test_verify_names_each_thing_that_changed(box: Deployment) -> None:
     machine = box.machine
     machine.run("cp", MODEL, "/srv/other.gguf")
@@ -263,6 +269,7 @@ def test_verify_names_each_thing_that_changed(box: Deployment) -> None:
     assert box.alias() == "plain", "nothing was stopped"
 
 
+@ON_HOST
 def test_without_a_terminal_apply_asks_for_yes(box: Deployment) -> None:
     box("plan", "drafting")  # remembers what the engine said of itself
     before = box.tree()

@@ -196,17 +196,6 @@ def test_a_comparison_finds_the_prefix_of_every_class(target: Target, tmp_path: 
     demand_found(target, heard)
 
 
-def test_a_promoted_winner_finds_the_prefix_of_every_class(target: Target, tmp_path: Path) -> None:
-    ctx, (target, heard) = BenchBox(tmp_path).context(), overheard(target)
-    texts = SweepTexts(prompt_book(ctx), 1)
-    texts.learn(target.server)
-    asked = LiveAsked(texts, Life(ctx, target, "live"))
-    assert asked.turn_s(WORKLOAD, 0)
-    assert asked.turn_s(WORKLOAD, 1)
-    assert len(heard) == 4 * len(WORKLOAD.classes)
-    demand_found(target, heard)
-
-
 class Heating(SweepTexts):
     """The card is held back while a class is asked for the first time."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -239,12 +240,18 @@ def test_with_another_incumbent_the_pairs_of_a_challenge_say_nothing(cut: Outcom
 # Winners of one sweep
 
 
-def test_the_search_goes_on_from_a_winner_and_proves_the_next_against_it() -> None:
+@functools.cache
+def first_hour() -> tuple[Task, Outcome]:
+    """A night on one engine that found a winner."""
     one = task("16G", "chat", 1)
     few = {key: family for key, family in one.space.families.items() if key[0] == "mainline"}
-    begun = tune(
+    return one, tune(
         one.box(), Space(few), one.workload, one.incumbent, HOUR_S, np.random.default_rng(1)
     )
+
+
+def test_the_search_goes_on_from_a_winner_and_proves_the_next_against_it() -> None:
+    one, begun = first_hour()
     (first,) = begun.evidence.won
 
     outcome = tune(
@@ -265,12 +272,9 @@ def test_the_search_goes_on_from_a_winner_and_proves_the_next_against_it() -> No
 
 
 def test_a_winner_stays_one_though_the_search_for_more_is_cut_short() -> None:
-    one = task("16G", "chat", 1)
-    whole = tune(
-        one.box(), one.space, one.workload, one.incumbent, 2 * HOUR_S, np.random.default_rng(1)
-    )
-    first = whole.evidence.won[0]
-    samples = whole.evidence.samples
+    one, begun = first_hour()
+    (first,) = begun.evidence.won
+    samples = begun.evidence.samples
     last = max(at for at, row in enumerate(samples) if row.pair and row.pair[0] == first.number)
 
     again = tune(
