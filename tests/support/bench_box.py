@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,3 +83,9 @@ class BenchBox:
 def real_clock() -> Clock:
     """The real one, where waiting is what is tested."""
     return SystemClock()
+
+
+def came_to(payload: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """What a suite found under this name, by arm."""
+    return [{"arm": one["arm"], **one["figures"]}
+            for one in payload["summaries"] if one["name"] == name]  # fmt: skip

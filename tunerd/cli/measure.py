@@ -48,7 +48,7 @@ def render_bench(payload: Mapping[str, Any]) -> Iterator[str]:
     series = series_of(evidence)
     yield f"run {payload['run']}: {payload['suite']} of {payload['target']}, seed {payload['seed']}"
     yield from sections_lines((*figures_of(evidence, series), left_out(series, evidence)))
-    for table in payload.get("tables", {}).values():
+    for table in payload["tables"].values():
         yield "Aggregate: " + json.dumps({name: table[key] for name, key in _AGGREGATE.items()})
     if payload["against"] is not None:
         yield ""

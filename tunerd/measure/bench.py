@@ -25,6 +25,7 @@ from tunerd.measure.findings import (
     beside_published,
     figures,
     findings,
+    mtp_table,
 )
 from tunerd.measure.learn import workload_for
 from tunerd.measure.life import (
@@ -978,7 +979,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         raise BenchError("nothing was measured")
     arms = list(session.measured.values())
     found = findings(session.plan, arms, session.shape)
-    for record in found.records:
+    for record in found:
         session.store.add_summary(session.run, record)
     messages = [*session.messages, *_unusable(arms), *_unwatched(session)]
     messages += _without_times(session)
@@ -997,13 +998,14 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         "seed": session.seed,
         "arms": [arm_json(arm) for arm in session.arms],
         "summary": figures(arms),
-        **found.payload,
+        "tables": {one.name: asdict(mtp_table(one.samples)) for one in arms}
+        if session.plan.suite is Suite.MTP else {},
         "left_out": {arm.name: _reasons(arm) for arm in arms},
         "against": None if beside is None else [{**asdict(one), "ratio": one.ratio}
                                                for one in beside],
         "samples": [{"arm": arm.name, **sample_json(sample)}
                     for arm in arms for sample in arm.samples],
-        "summaries": [asdict(one) for one in found.records],
+        "summaries": [asdict(one) for one in found],
     }  # fmt: skip
     return ActionResult("bench", payload, tuple(messages), 0 if has_any else 1, has_acted=True)
 

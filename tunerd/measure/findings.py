@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.measure.answer import Answer, Mark, Sample, ToolCall, spread, summarise
+from tunerd.measure.answer import Answer, Sample, ToolCall, spread, summarise
 from tunerd.measure.evidence import (
     USUAL_LEVEL,
     AcceptanceByPosition,
@@ -252,11 +252,6 @@ class Depth:
     why: str
 
     NAME = "depth"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it could be filled without a spill."""
-        return self.spill_tokens is None and self.failed_tokens is None
 
     def to_record(self, arm: str) -> SummaryRecord:
         """As it is kept."""
@@ -745,14 +740,6 @@ class ArmData:
         return tuple(count / self.n_steps for count in self.accepted)
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """`payload` holds JSON values under the name of what they are; `records` are what is stored."""
-
-    payload: Mapping[str, Any]
-    records: tuple[SummaryRecord, ...]
-
-
 def figures(arms: Sequence[ArmData]) -> list[dict[str, Any]]:
     """The figures of each arm and case, in the order of first appearance; the warm-up is no case."""
     rows = []
@@ -772,83 +759,37 @@ def _of_case(samples: Sequence[Sample], case: str) -> list[Sample]:
     return [sample for sample in samples if sample.case == case]
 
 
-def findings(plan: Plan, arms: Sequence[ArmData], shape: WorkloadShape | None = None) -> Findings:
-    """What a suite is asked for besides."""
-    found = {
-        Suite.MTP: lambda: _mtp(arms),
-        Suite.LENGTHS: lambda: _measured_lengths(arms, plan.seed),
-        Suite.CACHE: lambda: _cache(arms),
-        Suite.DEEP: lambda: _deep(arms),
-        Suite.QUALITY: lambda: _quality(plan, arms),
-        Suite.WORKLOAD: lambda: _workload(arms, shape),
-    }[plan.suite]()
-    positions = {arm.name: arm.by_position for arm in arms}
-    records = [
-        AcceptanceByPosition(name, ratios).to_record(str(plan.suite))
-        for name, ratios in positions.items()
-        if ratios is not None
-    ]
-    payload = {
-        **found.payload,
-        "by_position": {name: ratios and list(ratios) for name, ratios in positions.items()},
-    }
-    return Findings(payload, (*found.records, *records))
-
-
-def _mtp(arms: Sequence[ArmData]) -> Findings:
-    return Findings({"tables": {arm.name: asdict(mtp_table(arm.samples)) for arm in arms}}, ())
-
-
-def _measured_lengths(arms: Sequence[ArmData], seed: int) -> Findings:
-
-    found = winners({arm.name: arm.samples for arm in arms})
-    payload: dict[str, Any] = {"lengths": [asdict(one) for one in found], "crossover": None}
-    if len(arms) != _PAIR:
-        return Findings(payload, ())
-    first, second = arms
-    crossing = find_crossover(first.name, first.samples, second.name, second.samples, seed=seed)
-    if crossing is None:
-        return Findings(payload, ())
-    payload["crossover"] = asdict(crossing)
-    return Findings(payload, (crossing.to_record(str(Suite.LENGTHS)),))
-
-
-def _cache(arms: Sequence[ArmData]) -> Findings:
-    judged = {arm.name: judge_reuse(arm.samples) for arm in arms}
-    payload = {"reuse": {name: [asdict(one) for one in found] for name, found in judged.items()}}
-    records = [SummaryRecord("cache", Reuse.NAME, name, asdict(one))
-               for name, found in judged.items() for one in found]  # fmt: skip
-    return Findings(payload, tuple(records))
-
-
-def _deep(arms: Sequence[ArmData]) -> Findings:
-    judged = {
-        arm.name: judge_depth(arm.samples, planned_free_mib=arm.planned_free_mib) for arm in arms
-    }
-    payload = {
-        "depth": {name: {**asdict(one), "is_whole": one.is_whole} for name, one in judged.items()}
-    }
-    return Findings(payload, tuple(one.to_record(name) for name, one in judged.items()))
-
-
-def _quality(plan: Plan, arms: Sequence[ArmData]) -> Findings:
-    """The first arm against each of the others.
-
-    Speculation must not change what is exact, so it is judged at temperature 0 alone.
-    """
-    payload: dict[str, Any] = {"quality": None, "against_serving": None}
-    records = []
-    for reference in arms[1:]:
-        is_serving = reference.name == SERVING
-        judged = _judged(plan, arms[0], reference, is_exact=not is_serving)
-        payload["against_serving" if is_serving else "quality"] = {
-            **asdict(judged), "candidate": arms[0].name, "reference": reference.name,
-        }  # fmt: skip
-        records.append(judged.to_record(arms[0].name, reference.name))
-    return Findings(payload, tuple(records))
+def findings(
+    plan: Plan, arms: Sequence[ArmData], shape: WorkloadShape | None = None
+) -> list[SummaryRecord]:
+    """What a suite is asked for besides, as it is kept."""
+    suite, found = str(plan.suite), list[SummaryRecord]()
+    if plan.suite is Suite.LENGTHS and len(arms) == _PAIR:
+        first, second = arms
+        crossing = find_crossover(
+            first.name, first.samples, second.name, second.samples, seed=plan.seed
+        )
+        found += [] if crossing is None else [crossing.to_record(suite)]
+    elif plan.suite is Suite.QUALITY:
+        # The first arm against each of the others.
+        for other in arms[1:]:
+            judged = _judged(plan, arms[0], other, is_exact=other.name != SERVING)
+            found.append(judged.to_record(arms[0].name, other.name))
+    for arm in arms:
+        if plan.suite is Suite.CACHE:
+            found += [SummaryRecord(suite, Reuse.NAME, arm.name, asdict(one))
+                      for one in judge_reuse(arm.samples)]  # fmt: skip
+        elif plan.suite is Suite.DEEP:
+            depth = judge_depth(arm.samples, planned_free_mib=arm.planned_free_mib)
+            found.append(depth.to_record(arm.name))
+        elif plan.suite is Suite.WORKLOAD and shape is not None:
+            found += [one.to_record(suite) for one in turn_times(arm.name, arm.samples, shape)]
+    positions = [AcceptanceByPosition(one.name, one.by_position) for one in arms if one.by_position]
+    return [*found, *(one.to_record(suite) for one in positions)]
 
 
 def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: bool) -> Quality:
+    """Speculation must not change what is exact, so it is judged at temperature 0 alone."""
     asked = []
     for at, step in enumerate(plan.steps):
         request = step.requests[0]
@@ -859,22 +800,12 @@ def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: boo
     return judge_quality(asked)
 
 
-def _workload(arms: Sequence[ArmData], shape: WorkloadShape | None) -> Findings:
-    if shape is None:
-        return Findings({"turns": []}, ())
-    turns = [turn for arm in arms for turn in turn_times(arm.name, arm.samples, shape)]
-    rows = [{**asdict(turn), "total_s": turn.total_s} for turn in turns]
-    return Findings({"turns": rows}, tuple(turn.to_record("workload") for turn in turns))
-
-
 def _client_rate(sample: Sample) -> float | None:
     return number(sample.details, "client_tok_s")
 
 
 _DRAWS = 20_000
 _LEAST = 2
-# Walls closer than this are a tie: between restarts of the same arm walls differ by more.
-TIE_RATIO = 0.01
 
 Floats = npt.NDArray[np.float64]
 
@@ -950,57 +881,3 @@ def _crossings(tax: Floats, gain: Floats) -> Floats:
     found: Floats = np.where(gain > 0, 1 + np.maximum(tax, 0) / np.where(gain > 0, gain, 1), np.inf)
     found = np.where((tax <= 0) & (gain > 0), 0.0, found)
     return np.where((tax < 0) & (gain <= 0), 0.0, found)
-
-
-@dataclass(frozen=True, slots=True)
-class Winner:
-    """Which arm answered first at one length: None where they tie, or a figure is missing.
-
-    `lead_ms` is by how much; `walls_ms` are the medians by arm.
-    """
-
-    n_tokens: int
-    arm: str | None
-    lead_ms: float | None
-    walls_ms: dict[str, float | None]
-
-
-def winners(arms: Mapping[str, Sequence[Sample]]) -> tuple[Winner, ...]:
-    """For each length, who was first, by the medians of the server's own times.
-
-    The client's wall takes their place where a server reports none.
-    """
-    measured = {
-        name: [one for one in samples if Mark.WARM_UP not in one.marks]
-        for name, samples in arms.items()
-    }
-    lengths = sorted({sample.n_predict for samples in measured.values() for sample in samples})
-    return tuple(_winner(n, measured) for n in lengths)
-
-
-def _winner(n_tokens: int, arms: Mapping[str, Sequence[Sample]]) -> Winner:
-    walls = {name: _wall(n_tokens, samples) for name, samples in arms.items()}
-    known = sorted((wall, name) for name, wall in walls.items() if wall is not None)
-    if len(known) < _LEAST or len(known) < len(arms):
-        return Winner(n_tokens, None, None, walls)
-    lead = known[1][0] - known[0][0]
-    is_tie = lead <= TIE_RATIO * known[0][0]
-    return Winner(n_tokens, None if is_tie else known[0][1], lead, walls)
-
-
-def _wall(n_tokens: int, samples: Sequence[Sample]) -> float | None:
-    found = [
-        wall
-        for sample in samples
-        if sample.is_usable and sample.n_predict == n_tokens
-        if (wall := _wall_of(sample)) is not None
-    ]
-    return float(np.median(found)) if found else None
-
-
-def _wall_of(sample: Sample) -> float | None:
-    """Time of a whole request [ms]: the server's, else the client's."""
-    timings = sample.timings
-    if timings is not None and timings.prompt_ms is not None and timings.predicted_ms is not None:
-        return timings.prompt_ms + timings.predicted_ms
-    return sample.client.wall_ms if sample.client is not None else None

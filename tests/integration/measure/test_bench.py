@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.support.bench_box import BenchBox
+from tests.support.bench_box import BenchBox, came_to
 from tests.support.designed import encode, read_truth
 from tests.support.local_box import Box, deployed, settings
 from tests.support.server_process import Server, serving
@@ -74,10 +74,10 @@ def test_acceptance_by_kind_is_the_known_one_but_for_the_last_step(
         # The last step may draft up to n-max tokens more or less.
         assert abs(row["drafted"] - counts.drafted) <= N_MAX, row
         assert abs(row["accepted"] - counts.accepted) <= N_MAX, row
-    by_position = next(iter(result.payload["by_position"].values()))
+    (kept,) = came_to(result.payload, "acceptance by position")
     steps = sum(one.steps for one in known.values())
     sums = map(sum, zip(*(one.accepted_by_position for one in known.values()), strict=True))
-    assert by_position == pytest.approx([one / steps for one in sums], abs=0.02)
+    assert kept["ratios"] == pytest.approx([one / steps for one in sums], abs=0.02)
     (last,) = (line for line in render_bench(result.payload) if line.startswith("Aggregate: "))
     assert json.loads(last.removeprefix("Aggregate: "))["total_draft"] == table["drafted"]
     marks = {mark for row in result.payload["samples"] for mark in row["marks"]}
@@ -102,7 +102,7 @@ def test_the_prefix_of_a_real_server_is_found_again(tmp_path: Path, model: Path)
 
     cold = [row for row in result.payload["samples"] if row["case"] == "cold"]
     assert [row["details"]["cached"] for row in cold] == [0]
-    assert next(iter(result.payload["reuse"].values()))[0]["works"] is True
+    assert came_to(result.payload, "reuse")[0]["works"] is True
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +165,11 @@ def test_a_profile_is_measured_with_speculation_on_and_off_and_beside_what_serve
     tools = [row["problem"] for row in found["samples"] if row["case"] == "tool calls"]
     assert tools == [None] * 3
     # A designed model says the same to the letter, whether it drafts or not; and calls no tools.
-    assert found["quality"]["passes"] is None
-    assert all("tool" in reason for reason in found["quality"]["reasons"]), found["quality"]
-    assert all(one["drift_letters"] == 0 for one in found["quality"]["cases"])
+    exact, beside = came_to(found, "quality")
+    assert (exact["passes"], exact["reference"]) == (None, "speculation off")
+    assert all("tool" in reason for reason in exact["reasons"]), exact
+    assert all(one["drift_letters"] == 0 for one in exact["cases"])
     # Another template gives the same model other last words, from which it goes on otherwise.
-    beside = found["against_serving"]
     assert (beside["passes"], beside["reference"]) == (False, "what serves")
     assert "short answers: 1 of 1 differ" in beside["reasons"]
     told = next(one for one in found["messages"] if one["code"] == "changes-answers")

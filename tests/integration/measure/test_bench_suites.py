@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from tests.integration.measure.test_bench_traps import HeatsUp
-from tests.support.bench_box import BenchBox
+from tests.support.bench_box import BenchBox, came_to
 from tests.support.bench_targets import bench_two
 from tests.support.server_process import Server, serving
 from tests.support.stand_in import install
 from tunerd.cli.measure import render_bench
 from tunerd.errors import UsageError
+from tunerd.measure.evidence import SummaryRecord, TurnTime
 from tunerd.measure.learn import find_workload
 from tunerd.measure.request import Suite
+from tunerd.records import read
 
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "6", "--spec-draft-p-min", "0.75")
 
@@ -47,7 +49,7 @@ def test_a_changed_tail_reads_only_the_tail_again(box: BenchBox, tmp_path: Path)
     with stand_in(tmp_path / "e", *flags, is_recurrent=False) as server:
         result = box.bench(server.url, Suite.CACHE, depth=2000, repeats=2)
 
-    found = next(iter(result.payload["reuse"].values()))
+    found = came_to(result.payload, "reuse")
     assert [(one["case"], one["works"]) for one in found] == [
         ("warm, identical", True), ("warm, changed tail", True)
     ]  # fmt: skip
@@ -59,8 +61,8 @@ def test_the_context_is_filled_to_its_end(box: BenchBox, tmp_path: Path) -> None
     with stand_in(tmp_path / "e", "-c", "4096", *MTP) as server:
         result = box.bench(server.url, Suite.DEEP)
 
-    found = next(iter(result.payload["depth"].values()))
-    assert found["is_whole"]
+    (found,) = came_to(result.payload, "depth")
+    assert (found["spill_tokens"], found["failed_tokens"]) == (None, None)
     assert 3500 < found["filled_tokens"] < 4096 - 64
     depths = [row["details"]["depth"] for row in result.payload["samples"][1:]]
     assert depths == sorted(depths)
@@ -71,8 +73,7 @@ def test_the_depth_at_which_a_server_dies_is_told(box: BenchBox, tmp_path: Path)
     with stand_in(tmp_path / "e", "-c", "4096", *MTP, exit_after_requests=5) as server:
         result = box.bench(server.url, Suite.DEEP)
 
-    found = next(iter(result.payload["depth"].values()))
-    assert not found["is_whole"]
+    (found,) = came_to(result.payload, "depth")
     assert found["failed_tokens"] > found["filled_tokens"] > 0
 
 
@@ -89,7 +90,7 @@ def test_the_same_answers_and_calls_pass_the_gate(box: BenchBox, tmp_path: Path)
         result = bench_two(box, on.url, off.url, Suite.QUALITY, repeats=1)
 
     assert "Quality, cases" in "\n".join(render_bench(result.payload))
-    found = result.payload["quality"]
+    (found,) = came_to(result.payload, "quality")
     assert found["passes"] is True
     tools = next(one for one in found["cases"] if one["case"] == "tool calls")
     assert (tools["n"], tools["n_same"], tools["n_called"], tools["n_valid"]) == (1, 1, 1, 1)
@@ -119,7 +120,7 @@ def test_a_question_measured_again_with_another_text_is_compared_by_what_both_we
 
     throttled = [one for one in result.payload["samples"] if "throttled" in one["marks"]]
     assert throttled, "nothing was measured again"
-    found = result.payload["quality"]
+    (found,) = came_to(result.payload, "quality")
     assert found["passes"] is True, found["reasons"]
     assert all((one["n"], one["n_same"]) == (1, 1) for one in found["cases"])
 
@@ -137,18 +138,19 @@ def test_a_turn_of_each_class_of_a_workload_has_its_parts(box: BenchBox, tmp_pat
     with stand_in(tmp_path / "e", "-c", "131072", pp_tok_s=2e5, tg_tok_s=2e4) as server:
         result = box.bench(server.url, Suite.WORKLOAD, workload="coding-agent")
 
-    turns = {row["request_class"]: row for row in result.payload["turns"]}
+    rows = [read(SummaryRecord, one) for one in result.payload["summaries"]]
+    turns = {turn.request_class: turn for row in rows if (turn := TurnTime.from_record(row))}
     shape = find_workload(box.context(), "coding-agent").shape
     assert set(turns) == {None, *(one.name for one in shape.classes)}
     for one in shape.classes:
         plain, turn = one.plain(), turns[one.name]
         # What was cached is not read again, and every token takes its time.
-        assert turn["prefill_s"] == pytest.approx(plain.new_tokens / 2e5, rel=0.15, abs=1e-3)
-        decode_s = turn["decode_s"] + (turn["reasoning_s"] or 0.0)
+        assert turn.prefill_s == pytest.approx(plain.new_tokens / 2e5, rel=0.15, abs=1e-3)
+        decode_s = (turn.decode_s or 0.0) + (turn.reasoning_s or 0.0)
         assert decode_s == pytest.approx((plain.n_predict - 1) / 2e4, rel=0.02)
-    whole = sum(share * turns[one.name]["total_s"]
+    whole = sum(share * (turns[one.name].total_s or 0.0)
                 for one, share in zip(shape.classes, shape.shares, strict=True))  # fmt: skip
-    assert turns[None]["total_s"] == pytest.approx(whole)
+    assert turns[None].total_s == pytest.approx(whole)
     assert "whole workload" in "\n".join(render_bench(result.payload))
     with box.store() as store:
         run = store.runs()[0]

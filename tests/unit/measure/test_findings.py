@@ -21,7 +21,6 @@ from tunerd.measure.findings import (
     mtp_table,
     pair,
     turn_times,
-    winners,
 )
 from tunerd.measure.request import (
     CHANGED_TAIL,
@@ -99,16 +98,6 @@ def test_a_gain_that_noise_may_hide_has_no_upper_bound() -> None:
     assert found.high is None
 
 
-def test_the_winner_at_each_length_is_that_of_the_medians_and_close_ones_tie() -> None:
-    on = [a_length(100, 50.0, 45.0), a_length(1000, 50.0, 45.0), a_length(2000, 50.0, 45.0)]
-    off = [a_length(100, 10.0, 45.0), a_length(1000, 10.0, 45.0), a_length(2000, 10.0, 30.0)]
-
-    found = winners({"on": on, "off": off})
-
-    assert [(one.n_tokens, one.arm) for one in found] == [(100, "off"), (1000, None), (2000, "on")]
-    assert found[0].lead_ms == pytest.approx(40.0)
-
-
 def a_cache_sample(case: str, cached: int | None, prompt_n: int, prompt_ms: float) -> Sample:
     details = {"shared_ratio": 0.95} | ({} if cached is None else {"cached": cached})
     return sample(suite="cache", case=case, timings=timings(prompt_n=prompt_n, prompt_ms=prompt_ms),
@@ -153,7 +142,7 @@ def test_a_context_that_fills_without_a_drop_is_whole() -> None:
         [a_deep_sample(d, 20 + d / 4000, 2000 - d // 100) for d in range(8000, 64_001, 8000)]
     )
 
-    assert found.is_whole
+    assert (found.spill_tokens, found.failed_tokens) == (None, None)
     assert (found.filled_tokens, found.least_free_mib) == (64_000, 1360)
 
 
@@ -189,7 +178,7 @@ def test_the_depth_at_which_memory_ran_out_is_named() -> None:
     found = judge_depth([a_deep_sample(8000, 20.0, 500), a_deep_sample(16_000, 20.0, 100), dead])
 
     assert (found.filled_tokens, found.failed_tokens, found.why) == (16_000, 24_000, "out of VRAM")
-    assert not found.is_whole
+    assert (found.spill_tokens, found.failed_tokens) != (None, None)
 
 
 def said(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Answer:
