@@ -274,6 +274,11 @@ class ScheduleSettings(Table):
         "late",
         description="a night whose beginning was missed (off, asleep) begins late or is skipped",
     )
+    begin: Literal["open", "asleep"] = Field(
+        "open",
+        description="a night begins when `sweep.window` opens, or as soon as the server sleeps in it "
+        "(`serving.sleep_idle_s`), which makes `missed` late",
+    )
 
 
 class NotifySettings(Table):

@@ -390,6 +390,8 @@ def show_schedule(call: Call) -> ActionResult:
 @click.option("--timezone", type=ZONE, help="Whose clock it goes by, such as Europe/Berlin.")
 @click.option("--missed", type=click.Choice([str(one) for one in Missed]),
               help="A night whose beginning was missed: begin late, or skip it.")  # fmt: skip
+@click.option("--begin", type=click.Choice(["open", "asleep"]),
+              help="When it opens, or as soon as the server sleeps in it.")  # fmt: skip
 @click.option("--on/--off", "enabled", default=None, help="Whether nights begin by themselves.")
 @operation(changed)
 def set_(call: Call, **given: Any) -> ActionResult:
@@ -452,6 +454,12 @@ def render_schedule(payload: Mapping[str, Any]) -> Iterator[str]:
         ("nights", "begin by themselves" if payload["enabled"] else "are begun by hand"),
         ("window", f"{payload['window'] or 'none'}, {payload['days']} ({payload['timezone']})"),
         ("budget", format_duration(payload["budget_s"])),
+        (
+            "begin",
+            {"open": "when the window opens", "asleep": "as soon as the server sleeps in it"}[
+                payload["begin"]
+            ],
+        ),
         ("missed", {"late": "begins late", "skip": "is skipped"}[payload["missed"]]),
     ]
     if payload["running"]:

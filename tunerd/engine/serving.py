@@ -119,6 +119,19 @@ def address_now(ctx: Context, live: LiveUnit, state: UnitState) -> Address | Non
     return replace(address, pid=state.main_pid)
 
 
+def server_now(ctx: Context, state: UnitState) -> LlamaServer | None:
+    """The server of the unit that stands; None where it is not reached."""
+    address = address_now(ctx, read_live_unit(ctx), state) if state.is_active else None
+    return None if address is None else LlamaServer(address, ctx.clock)
+
+
+def is_asleep(ctx: Context) -> bool:
+    """Whether the server sleeps because nobody asks it; asking this does not wake it."""
+    server = server_now(ctx, ctx.services.state(ctx.unit))
+    props = None if server is None else server.props()
+    return props is not None and props.is_asleep
+
+
 def address_of(ctx: Context, live: LiveUnit) -> Address | None:
     """Where a unit's server will listen; None where its text does not say."""
     return _address(ctx, live.serving, live)

@@ -27,7 +27,7 @@ from tunerd.engine.health import (
     says_port_taken,
 )
 from tunerd.engine.server import Address, LlamaServer
-from tunerd.engine.serving import address_now, address_of, read_live_unit
+from tunerd.engine.serving import address_now, address_of, read_live_unit, server_now
 from tunerd.errors import JobCanceled, ServiceError, TunerdError
 from tunerd.machine.clock import polls
 from tunerd.machine.host import process_facts
@@ -538,12 +538,9 @@ _DRAIN_POLL_S = 0.5
 
 def drain(ctx: Context, before: UnitState) -> tuple[str, ...]:
     """Wait for idle slots as long as the settings say; what to tell of requests that are cut."""
-    if not before.is_active:
+    server = server_now(ctx, before)
+    if server is None:
         return ()
-    address = address_now(ctx, read_live_unit(ctx), before)
-    if address is None:
-        return ()
-    server = LlamaServer(address, ctx.clock)
     for left_s in polls(ctx.clock, ctx.settings.service.drain_s, every_s=_DRAIN_POLL_S):
         n_busy = server.n_busy(timeout_s=2.0)
         if not n_busy:

@@ -12,8 +12,7 @@ from tunerd.app import Context
 from tunerd.engine.builds import find_engines
 from tunerd.engine.help import SHORT
 from tunerd.engine.probe import kept_folder
-from tunerd.engine.server import LlamaServer
-from tunerd.engine.serving import address_now, read_live_unit
+from tunerd.engine.serving import read_live_unit, server_now
 from tunerd.errors import Busy, HostError, Stranded, TunerdError, UsageError
 from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import is_locked
@@ -564,11 +563,8 @@ def _with_reason(outcome: Outcome, why: str) -> Outcome:
 
 
 def _is_busy(ctx: Context) -> bool:
-    live = read_live_unit(ctx)
-    address = address_now(ctx, live, ctx.services.state(ctx.unit))
-    if address is None:
-        return False
-    return bool(LlamaServer(address, ctx.clock).n_busy())
+    server = server_now(ctx, ctx.services.state(ctx.unit))
+    return server is not None and bool(server.n_busy())
 
 
 def _told(sample: Sample) -> str:

@@ -23,6 +23,7 @@ from tunerd.calendar import (
     reserve_s,
     spans,
 )
+from tunerd.engine.serving import is_asleep, read_live_unit
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.machine.clock import local_zone
 from tunerd.production.own import SWEEP_UNIT, start_sweep_unit
@@ -173,6 +174,7 @@ KEYS: Mapping[str, str] = {
     "days": "sweep.days",
     "timezone": "sweep.timezone",
     "missed": "schedule.missed",
+    "begin": "schedule.begin",
     "enabled": "schedule.enabled",
 }
 _SHOWN = 3
@@ -191,6 +193,7 @@ def show_schedule(ctx: Context) -> ActionResult:
         "days": settings.sweep.days,
         "timezone": settings.sweep.timezone or local_zone(ctx.environment),
         "missed": settings.schedule.missed,
+        "begin": settings.schedule.begin,
         "budget_s": min(settings.sweep.budget_s, settings.sweep.downtime_s),
         "unit": SWEEP_UNIT,
         "running": state.active_state in UP,
@@ -293,10 +296,19 @@ def next_openings(ctx: Context, *, most: int = 1) -> tuple[Opening, ...]:
         window,
         read_memory(ctx),
         ctx.clock.now_s(),
-        missed=Missed(ctx.settings.schedule.missed),
+        missed=Missed.LATE if _waits_for_sleep(ctx) else Missed(ctx.settings.schedule.missed),
         least_s=_LEAST_NIGHT_S,
         most=most,
     )
+
+
+def is_wanted_later(ctx: Context) -> bool:
+    """Whether a night that is due waits for the server to fall asleep."""
+    return _waits_for_sleep(ctx) and not is_asleep(ctx)
+
+
+def _waits_for_sleep(ctx: Context) -> bool:
+    return ctx.settings.schedule.begin == "asleep"
 
 
 def begin_night(ctx: Context, opening: Opening) -> bool:
@@ -350,6 +362,10 @@ def _remarks(ctx: Context) -> tuple[Message, ...]:
                 "no-window", "nights are on, and no window is set", "`tunerd schedule set --window`"
             ),
         )
+    if _waits_for_sleep(ctx) and not read_live_unit(ctx).serving.sleeps:
+        text = "nights wait for the server's sleep, and this one never falls asleep"
+        hint = "`serving.sleep_idle_s` in its profile, or `tunerd schedule set --begin open`"
+        return (warning("never-asleep", text, hint),)
     return ()
 
 

@@ -33,7 +33,7 @@ from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.probation import daemon_lock, read_probation
 from tunerd.production.recover import Unfinished, recover
 from tunerd.settings import settings_or_last_good
-from tunerd.sweep.schedule import begin_night, next_openings
+from tunerd.sweep.schedule import begin_night, is_wanted_later, next_openings
 from tunerd.units.generations import Generation, HistoryEntry, Outcome
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
@@ -369,7 +369,7 @@ LONGEST_WAIT_S = 900.0
 # After what may pass by itself; sooner than an opening counts as missed.
 RETRY_S = 120.0
 _LEAST_WAIT_S = 1.0
-# While a sweep runs: how late its end is told at most.
+# While a sweep runs: how late its end is told at most. And how late it is seen that the server sleeps.
 _RUNS_S = 60.0
 _LOG_LINES = 60
 # The line that `tunerd sweep night` prints after the sentence of its verdict.
@@ -406,6 +406,8 @@ class Nights:
             found = next_openings(self._ctx, most=2)
             now_s = self._ctx.clock.now_s()
             due = next((one for one in found if one.is_due(now_s)), None)
+            if due is not None and is_wanted_later(self._ctx):
+                return _RUNS_S
             if due is not None:
                 self._begin(due)
                 return LONGEST_WAIT_S

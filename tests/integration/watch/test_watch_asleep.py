@@ -19,9 +19,12 @@ from tests.support.supervised import end_supervisor, processes_with, wait_until_
 from tunerd.app import Context
 from tunerd.machine.net import free_port
 from tunerd.production.gate import drain
+from tunerd.production.own import SWEEP_UNIT
+from tunerd.settings import ScheduleSettings
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.tryout.local import Local
-from tunerd.watch.figures import EngineNow
+from tunerd.watch.daemon import Nights
+from tunerd.watch.figures import EngineNow, Event
 from tunerd.watch.readings import Watcher
 
 UNIT = "llama-server.service"
@@ -115,3 +118,26 @@ def test_one_without_counters_is_not_asked_for_its_slots(real: bool, tmp_path: P
         asleep = box.until(lambda seen: seen.is_asleep is True)
         assert (asleep.slots_total, asleep.counters) == (1, None)
         assert all(box.look().is_asleep for _ in range(10))
+
+
+def test_a_night_begins_when_the_server_sleeps_and_does_not_wake_it(tmp_path: Path) -> None:
+    engine = install(tmp_path / "engine", dialect="main-0x")
+    with sleeper(tmp_path, engine.program, "--metrics") as box:
+        unit = box.ctx.paths.unit_dir / SWEEP_UNIT
+        unit.write_text("[Service]\nType=exec\nExecStart=/usr/bin/sleep 600\n")
+        box.ctx.services.reload()
+        sweep = box.ctx.settings.sweep.model_copy(update={"window": "00:00-23:59"})
+        schedule = ScheduleSettings(enabled=True, missed="skip", begin="asleep")
+        settings = box.ctx.settings.model_copy(update={"sweep": sweep, "schedule": schedule})
+        told: list[Event] = []
+        nights = Nights(replace(box.ctx, settings=settings), told.append)
+        box.clock.set_wall(box.clock.now_s() // 86400 * 86400 + 3600.0)  # an hour after it opened
+
+        box.until(lambda seen: seen.is_asleep is False)
+        assert nights.look() == 60.0
+        assert not told
+        box.until(lambda seen: seen.is_asleep is True)
+        nights.look()
+        assert [one.kind for one in told] == ["night"]
+        assert box.ctx.services.state(SWEEP_UNIT).is_active
+        assert engine.events("wake") == []
