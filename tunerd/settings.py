@@ -34,7 +34,7 @@ from pydantic_settings import (
 from tunerd.calendar import parse_window
 from tunerd.errors import ConfigError
 from tunerd.paths import Paths, parse_listen
-from tunerd.words import nearest_name, problem_of, table_in
+from tunerd.words import nearest_name, problem_of, shown, table_in
 
 PREFIX = "TUNERD_"
 
@@ -537,7 +537,7 @@ def _unreadable(variable: str, text: str) -> str | None:
     try:
         _from_variables({variable: text})
     except SettingsError:
-        return f'{variable}: found {text!r}; allowed: JSON, such as ["/models"]'
+        return f'{variable}: found {shown(text)}; allowed: JSON, such as ["/models"]'
     return None
 
 

@@ -101,6 +101,7 @@ FACES = {
         "figures",
         "findings",
         "guarding",
+        "handing",
         "history",
         "margin",
         "notices",

@@ -55,6 +55,45 @@ def test_the_environment_wins_over_the_file_and_both_say_so(paths: Paths) -> Non
     assert sources["service.stall_s"] == "default"
 
 
+ADDRESS = "postgresql+psycopg://"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"{ADDRESS}tunerd@db.lan:5432/tunerd?passfile=/etc/tunerd/pgpass&sslmode=verify-full",
+        f"{ADDRESS}tunerd@/tunerd?host=/run/postgresql",
+        f"{ADDRESS}/?service=tunerd",
+    ],
+)
+def test_a_shared_store_has_an_address(paths: Paths, url: str) -> None:
+    write(paths, f"[store]\nurl = '{url}'\n")
+    assert load_settings(paths, {}).store.url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        (f"{ADDRESS}tunerd:hush@db.lan/tunerd", "without a password"),
+        (f"{ADDRESS}tunerd:a/hush@db.lan/tunerd", ""),
+        (f"{ADDRESS}tunerd@db.lan/tunerd?sslmode=require&password=hush", "without a password"),
+        (f"{ADDRESS}tunerd@db.lan/tunerd?sslpassword=hush", "without a password"),
+        ("postgresql://tunerd:hush@db.lan/tunerd", "begins with"),
+        ("sqlite:////srv/hush@x", "begins with"),
+        (f"{ADDRESS}tunerd@db.lan:port/tunerd", ""),
+    ],
+)
+def test_a_password_in_an_address_is_refused_and_not_shown(
+    paths: Paths, url: str, allowed: str
+) -> None:
+    (problem,) = problems(paths, {"TUNERD_STORE__URL": url})
+    assert problem.startswith("TUNERD_STORE__URL: store.url: found")
+    assert allowed in problem
+    assert "hush" not in problem
+    write(paths, f"[store]\nurl = '{url}'\n")
+    assert "hush" not in " ".join(problems(paths))
+
+
 def test_only_the_environment_of_the_call_counts(
     paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:

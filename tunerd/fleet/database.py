@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -74,6 +75,8 @@ _CONNECTING: Mapping[str, str] = {
     "tcp_user_timeout": "10000",
 }
 _MOST_WORDS = 500
+# The server, if it can, says itself that a statement takes too long.
+_GRACE_S = 2.0
 _KEPT = "what was measured stays on this box, and is handed in later"
 
 
@@ -88,7 +91,8 @@ class Database:
         url: As `store.url` of the settings.
         writable: Whether to bring it up to date, and write to it.
         wait_s: How long to wait for others who write [s].
-        limit_s: Longest that a body of `reading` or `writing` takes; then its connection is cut [s].
+        limit_s: Longest that a statement takes; a body of `reading` or `writing` has a little more, and then
+            its connection is cut [s].
         steps: What brings it up to date.
 
     Raises:
@@ -102,7 +106,7 @@ class Database:
         *,
         writable: bool,
         wait_s: float = 10.0,
-        limit_s: float = 30.0,
+        limit_s: float = 15.0,
         steps: Mapping[int, Step] = STEPS,
     ) -> None:
         try:
@@ -114,6 +118,8 @@ class Database:
                 state=_KEPT,
                 hint="`pip install 'tunerd[fleet]'` into tunerd's environment installs it",
             ) from error
+        # It also warns of what is raised.
+        logging.getLogger("psycopg").setLevel(logging.ERROR)
         self._url = sa.make_url(url)
         self.name = f"the shared store `{self._url.render_as_string()}`"
         self._wait_s = wait_s
@@ -121,7 +127,7 @@ class Database:
         self._options = (
             f"-c lock_timeout={wait_s * 1000:.0f} -c statement_timeout={limit_s * 1000:.0f}"
             f" -c idle_in_transaction_session_timeout={limit_s * 1000:.0f}"
-            f" -c default_transaction_read_only={'off' if writable else 'on'}"
+            f"{'' if writable else ' -c default_transaction_read_only=on'}"
         )
         self._connections: list[psycopg.Connection[Any]] = []
         self._engine = sa.create_engine(
@@ -150,7 +156,7 @@ class Database:
             HostError: the database cannot be reached or used.
             Busy: it has no time.
         """
-        options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        options = {"isolation_level": "REPEATABLE READ"}
         with (
             self._bounded("read"),
             self._engine.connect().execution_options(**options) as connection,
@@ -214,7 +220,7 @@ class Database:
                 ):
                     line.shutdown(socket.SHUT_RDWR)
 
-        timer = threading.Timer(self._limit_s, cut)
+        timer = threading.Timer(self._limit_s + _GRACE_S, cut)
         timer.daemon = True
         timer.start()
         try:
@@ -223,7 +229,7 @@ class Database:
             if is_cut.is_set():
                 raise HostError(
                     f"cannot {verb} {self.name}: it does not answer",
-                    cause=f"waited {self._limit_s:g} s",
+                    cause=f"waited {self._limit_s + _GRACE_S:g} s",
                     state=_KEPT,
                     hint="look at the database, and the way to it",
                 ) from error

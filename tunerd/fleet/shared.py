@@ -29,10 +29,9 @@ from tunerd.measure.store import (
 from tunerd.production.status import HandedIn, status
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Message, note, warning
+from tunerd.watch.handing import EVERY_S
 
-HEARTBEAT_S = 600.0
-"""How often a box is heard of; the daemon sees to it."""
-_SILENT_S = 3 * HEARTBEAT_S
+_SILENT_S = 3 * EVERY_S
 _CHUNK = 500
 _LOCAL_WAIT_S = 10.0
 
@@ -84,14 +83,16 @@ def hand_in(ctx: Context) -> ActionResult:
         Busy: another process hands in, or others keep the database.
     """
     _url(ctx)
-    try:
-        result = _hand_in(ctx)
-    except TunerdError as problem:
-        with contextlib.suppress(HostError):
-            last = ctx.files.recall(HandedIn, ctx.paths.handed_in) or HandedIn()
-            _keep(ctx, HandedIn(at_s=last.at_s, problem=problem.words))
-        raise
-    _keep(ctx, HandedIn(at_s=ctx.clock.now_s(), problem=None))
+    at_work = ctx.paths.handed_in.with_suffix(".lock")
+    with lock(at_work, purpose="fleet hand-in", since=ctx.now_text()):
+        try:
+            result = _hand_in(ctx)
+        except TunerdError as problem:
+            with contextlib.suppress(HostError):
+                last = ctx.files.recall(HandedIn, ctx.paths.handed_in) or HandedIn()
+                _keep(ctx, HandedIn(at_s=last.at_s, problem=problem.words))
+            raise
+        _keep(ctx, HandedIn(at_s=ctx.clock.now_s(), problem=None))
     return result
 
 
@@ -100,12 +101,7 @@ def _keep(ctx: Context, how: HandedIn) -> None:
 
 
 def _hand_in(ctx: Context) -> ActionResult:
-    ctx.files.make_folder(ctx.paths.state_dir)
-    at_work = ctx.paths.handed_in.with_suffix(".lock")
-    with (
-        lock(at_work, purpose="fleet hand-in", since=ctx.now_text()),
-        contextlib.closing(opened(ctx, writable=True)) as database,
-    ):
+    with contextlib.closing(opened(ctx, writable=True)) as database:
         box_id = _box_id(ctx)
         counts = {"runs": 0, "entries": 0, "left_out": 0}
         messages: list[Message] = []
@@ -279,7 +275,7 @@ def fleet_status(ctx: Context) -> ActionResult:
         rows = []
     messages = [
         warning("silent", f"{row['name']} is silent: heard of {row['seen_age_s']:.0f} s ago",
-                f"`tunerd fleet hand-in` there says why; it is heard of every {HEARTBEAT_S:.0f} s")
+                f"`tunerd fleet hand-in` there says why; it is heard of every {EVERY_S:.0f} s")
         for row in rows if row["is_silent"]
     ]  # fmt: skip
     if not rows:

@@ -18,7 +18,7 @@ SWEEP_UNIT = "tunerd-sweep.service"
 # What is said of each unit here; all else is said by the shipped one that it is like.
 _OWN = {"Description", "ExecStart"}
 _KEPT = ("HOME", "PATH", "PYTHONPATH", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR",
-         "TUNERD_")  # fmt: skip
+         "TUNERD_", "PGPASSFILE", "PGSERVICE", "PGSSL")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

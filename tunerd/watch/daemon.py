@@ -39,6 +39,7 @@ from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
 from tunerd.watch.figures import Event, Pace
 from tunerd.watch.guarding import CutShortError, Guarding
+from tunerd.watch.handing import EVERY_S, HandIns
 from tunerd.watch.history import HistoryKeeper, Telemetry
 from tunerd.watch.margin import REASON, is_raise
 from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_notices
@@ -529,6 +530,7 @@ class Daemon:
         self._keeper = HistoryKeeper(ctx)
         self._wait_s = ctx.settings.daemon.every_s
         self._nights = Nights(ctx, self.tell)
+        self._hand_ins = HandIns(ctx, self.tell)
         self._guarding = Guarding(ctx, self._notifier, self.tell, self._watcher.server)
         self._wants_reload = False
         self._status = 0
@@ -582,10 +584,12 @@ class Daemon:
         self.loop.every("recovery", self._recovery.look, RECOVERY_S, first_s=RECOVERY_S)
         self.loop.every("tidy", self._tidy, TIDY_S, first_s=_FIRST_TIDY_S)
         self.loop.every("notices", self._send_left_notices, TIDY_S)
-        self._plan_night()
+        self._plan_by_settings()
 
-    def _plan_night(self) -> None:
+    def _plan_by_settings(self) -> None:
         self.loop.every("night", self._nights.look, LONGEST_WAIT_S)
+        if self._ctx.settings.store.url is not None:
+            self.loop.every("hand-in", self._hand_ins.look, EVERY_S)
 
     def look(self) -> float:
         """One look, and what follows from it; how long to wait until the next [s]."""
@@ -662,7 +666,7 @@ class Daemon:
             return
         self._go_by(replace(self._ctx, settings=settings))
         self._keep_settings()
-        self._plan_night()
+        self._plan_by_settings()
         log.info("settings.reloaded")
 
     def _go_by(self, ctx: Context) -> None:
@@ -670,6 +674,7 @@ class Daemon:
         self._recovery.take_over(ctx)
         self._wait_s = ctx.settings.daemon.every_s
         self._nights.take_over(ctx)
+        self._hand_ins.take_over(ctx)
         self._guarding.take_over(ctx)
         for part in self._parts:
             part.take_over(ctx)

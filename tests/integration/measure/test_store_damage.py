@@ -18,6 +18,7 @@ import pytest
 from tests.support.folders import DATA, ROOT
 from tests.support.lossy_disk import LossyDisk
 from tests.support.programs import ProgramFailed, program
+from tests.support.stores import open_store
 from tests.support.synthetic_runs import made_runs
 from tunerd.errors import Busy, HostError
 from tunerd.measure.answer import Sample
@@ -40,10 +41,9 @@ needs_root = pytest.mark.skipif(
 # Says `run N` when run N is stored, and `N K` when it holds K samples.
 _WRITER = """
 import sys
-from pathlib import Path
 from tests.integration.measure.test_store_damage import RUN, SAMPLE
-from tunerd.measure.store import EvidenceStore
-store = EvidenceStore(Path(sys.argv[1]))
+from tests.support.stores import open_store
+store = open_store(sys.argv[1])
 while True:
     run, n = store.add_run(RUN), 0
     print(run, n, flush=True)
@@ -54,9 +54,9 @@ while True:
 """
 
 
-def _start_writer(path: Path) -> subprocess.Popen[str]:
+def _start_writer(place: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", _WRITER, str(path)],
+        [sys.executable, "-c", _WRITER, str(place)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -72,17 +72,17 @@ def _acknowledged(said: str) -> dict[int, int]:
     return found
 
 
-def test_nothing_that_was_acknowledged_is_lost_by_kills(tmp_path: Path) -> None:
-    path, chance = tmp_path / "evidence.db", random.Random(3)
+def test_nothing_that_was_acknowledged_is_lost_by_kills(place: str) -> None:
+    chance = random.Random(3)
     expected: dict[int, int] = {}
     for _ in range(KILLS):
-        writer = _start_writer(path)
+        writer = _start_writer(place)
         assert writer.stdout is not None
         first = writer.stdout.readline()
         time.sleep(chance.uniform(0, 0.15))
         writer.send_signal(signal.SIGKILL)
         expected |= _acknowledged(first + writer.communicate(timeout=30)[0])
-        with EvidenceStore(path) as store:  # its quick check finds damage
+        with open_store(place) as store:  # the quick check of a file finds damage
             stored = {run.number: run.n_samples for run in store.runs()}
         for run, n in expected.items():
             # What was under way may be there or not, but only as a whole.

@@ -1,0 +1,97 @@
+"""When the daemon has evidence handed in, and what it says where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.support.fakes import FakeClock, FakeServiceManager, Life
+from tests.support.local_box import Box
+from tunerd.app import Context
+from tunerd.machine.files import lock
+from tunerd.machine.process import own_command
+from tunerd.production.status import HandedIn, status
+from tunerd.records import plain
+from tunerd.settings import StoreSettings
+from tunerd.watch.figures import Event
+from tunerd.watch.handing import EVERY_S, HandIns
+
+URL = "postgresql+psycopg://tunerd@db.lan/tunerd"
+AWAY = "it cannot be reached"
+
+
+@dataclass
+class World:
+    """A box whose hand-ins come to what is said beforehand."""
+
+    folder: Path
+    url: str | None = URL
+    ends: HandedIn | None = None
+    begun_s: list[float] = field(default_factory=list)
+    told: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ctx = Box(self.folder).context
+        self.clock = FakeClock(now_s=1_790_000_000.0)
+        program = own_command(ctx.mode)[0]
+        services = FakeServiceManager(self.folder, self.clock, {program: self._begin})
+        settings = ctx.settings.model_copy(update={"store": StoreSettings(url=self.url)})
+        self.ctx: Context = replace(ctx, settings=settings, clock=self.clock, services=services)
+        self.ctx.paths.state_dir.mkdir(parents=True)
+        self.hand_ins = HandIns(self.ctx, self.told.append)
+
+    def _begin(self, _start: object) -> Life:
+        self.begun_s.append(self.clock.now_s())
+        if self.ends is not None:
+            self.ctx.files.write_json(self.ctx.paths.handed_in, plain(self.ends))
+        return Life(ends_after_s=3)
+
+    def look(self, n: int = 1, before: Callable[[int], None] = lambda _at: None) -> None:
+        for at in range(n):
+            before(at)
+            self.clock.sleep(self.hand_ins.look())
+
+
+def test_it_is_done_at_the_start_and_every_ten_minutes(tmp_path: Path) -> None:
+    world = World(tmp_path, ends=HandedIn(at_s=1.0))
+    world.look(100)
+    waits = [b - a for a, b in zip(world.begun_s, world.begun_s[1:], strict=False)]
+    assert waits == [EVERY_S] * 2
+
+
+def test_it_is_done_when_a_measurement_has_ended(tmp_path: Path) -> None:
+    world = World(tmp_path, ends=HandedIn(at_s=1.0))
+    world.look(3)
+    with lock(world.ctx.paths.measure_lock, purpose="bench", since="now"):
+        world.look(3)
+        assert len(world.begun_s) == 1
+    world.look(2)
+    assert len(world.begun_s) == 2
+
+
+def test_whoever_shares_no_store_has_nothing_started(tmp_path: Path) -> None:
+    world = World(tmp_path, url=None)
+    world.look(5)
+    assert (world.begun_s, world.told) == ([], [])
+
+
+def test_a_failure_is_told_once_and_again_after_it_was_mended(tmp_path: Path) -> None:
+    world = World(tmp_path, ends=HandedIn(problem=AWAY))
+    world.look(100)
+    assert len(world.begun_s) == 3
+    assert [event.kind for event in world.told] == ["hand-in-failed"]
+    assert AWAY in world.told[0].text
+    assert [one.code for one in status(world.ctx).messages if one.code == "not-handed-in"]
+
+    world.ends = HandedIn(at_s=2.0)
+    world.look(50)
+    world.ends = HandedIn(problem=AWAY)
+    world.look(50)
+    assert len(world.told) == 2
+
+
+def test_a_command_that_dies_is_told_of(tmp_path: Path) -> None:
+    world = World(tmp_path, ends=None)
+    world.look(3)
+    assert ["without a word" in event.text for event in world.told] == [True]
