@@ -202,6 +202,7 @@ MAY: Mapping[str, Lane] = {
     "workload show": Lane.APART,
     "probation show": Lane.APART,
     "plan": Lane.LOOK,
+    "emit": Lane.LOOK,
     "apply --dry-run": Lane.LOOK,
     "promote --dry-run": Lane.LOOK,
     "engines": Lane.LOOK,
@@ -248,7 +249,7 @@ ONLY_ROOT: Mapping[str, str] = {
     "notify send": "it is what a unit runs; `tunerd notify test` tries the webhook",
 }
 # Options about what is shown where they are typed; `yes` is said by `ask` in the API.
-_OF_TERMINALS = frozenset({"as_json", "yes", "output", "once", "every_s"})
+_OF_TERMINALS = frozenset({"as_json", "yes", "output", "force", "once", "every_s"})
 MOST_VALUES = 64
 MOST_NUMBER = 10**12 - 1
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -461,6 +462,7 @@ SIDE = _text(f"({NAME_PATTERN}|{_KEY}={_WORD})", check_side)
 # A backup's name, or a generation's number: never a path.
 TARGET = _text(r"[A-Za-z0-9:_.@-]{1,300}")
 HASH = _text("[0-9a-f]{64}")
+IMAGE = _text("[a-z0-9][A-Za-z0-9._:/@-]{0,254}")
 LINE = _text(r"[^\x00-\x1f\x7f]{1,500}")
 # As `tunerd schedule set` takes them; a zone is a file, so no dots in it.
 TIMES = _text("[0-9]{1,2}:[0-9]{2} ?- ?[0-9]{1,2}:[0-9]{2}")

@@ -52,6 +52,7 @@ FACES = {
     "engine": {
         "builds",
         "commandline",
+        "emit",
         "flags",
         "health",
         "help",
@@ -67,6 +68,7 @@ FACES = {
         "apply",
         "checks",
         "detect",
+        "emit",
         "gate",
         "journal",
         "lease",
@@ -118,6 +120,7 @@ PURE = {
     "doctor/facts",
     "doctor/rules",
     "engine/commandline",
+    "engine/emit",
     "engine/flags",
     "engine/health",
     "engine/help",

@@ -1,0 +1,150 @@
+"""`tunerd emit` as a user calls it; what it writes is run by those it is written for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import needs
+from tests.support.build_box import BuildBox, build_box
+from tests.support.emitted import HOSTILE, LINES, any_words, same, server_of, words_of
+from tests.support.server_process import Server, start
+from tunerd.engine.emit import Target, emit
+from tunerd.engine.flags import owner_of
+from tunerd.machine.net import free_port
+
+ROUTERS = ("mainline-2026-04-26", "mainline-2026-05-16", "mainline-2026-08-18")
+HOSTILE_NAME = 'it\'s 100% $HOME `é` "m" ${PORT}.gguf'
+# Of which the router makes its own.
+OF_ROUTERS = {"serving.host", "serving.port", "serving.alias"}
+DUMP = '#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done >"$DUMP"\n'
+# That `$`, `~` and `\` between single quotes stay as they are, is meant.
+SHELLCHECK = ("/usr/bin/shellcheck", "--exclude=SC1003,SC2016,SC2088")
+
+
+@contextmanager
+def engine_box(name: str) -> Iterator[BuildBox]:
+    with build_box(needs.engine(name), shape="tiny-nomtp") as box:
+        shutil.copy(box.model, box.model.with_name(HOSTILE_NAME))
+        box.profile("designed", model__path=str(box.model.with_name(HOSTILE_NAME)))
+        yield box
+
+
+def pairs(argv: list[str]) -> set[tuple[str, ...]]:
+    """Keys of flags with their values, without those of routers."""
+    found: list[list[str]] = []
+    for word in argv:
+        if word.startswith("--"):
+            found.append([owner_of(word) or word])
+        else:
+            found[-1].append(word)
+    return {tuple(one) for one in found if one[0] not in OF_ROUTERS}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("build", ROUTERS)
+def test_a_router_runs_the_flags_of_the_plan(build: str, tmp_path: Path) -> None:
+    with engine_box(build) as box:
+        plan = box.json("plan", "designed")
+        file = tmp_path / "models.ini"
+        made = box.json("emit", "models-ini", "designed", "-o", str(file))
+        assert made["path"] == str(file)
+        with start([plan["argv"][0], "--models-preset", str(file)], tmp_path / "log") as router:
+            router.wait_ready()
+            model = next(one for one in router.get("/models")["data"] if one["id"] == "designed")
+            assert pairs(plan["argv"][1:]) <= pairs(model["status"]["args"][1:])
+            asked = {"model": "designed", "prompt": "1 2 3", "max_tokens": 4}
+            assert router.post("/v1/completions", asked)["choices"][0]["text"]
+
+
+@pytest.mark.engine
+def test_a_script_starts_the_very_server_of_the_plan(tmp_path: Path) -> None:
+    with engine_box(ROUTERS[-1]) as box:
+        plan = box.json("plan", "designed")
+        script = tmp_path / "serve"
+        box.json("emit", "shell", "designed", "-o", str(script))
+        assert subprocess.run([*SHELLCHECK, str(script)], check=False).returncode == 0
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen([str(script)], stdout=log, stderr=log, cwd=tmp_path)
+        with Server(process, box.port, tmp_path / "log") as server:
+            server.wait_ready()
+            argv = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+            assert same(argv, plan["argv"])
+            os.kill(process.pid, signal.SIGTERM)
+
+
+def test_words_of_any_kind_come_through_a_script(tmp_path: Path) -> None:
+    program, dump = tmp_path / "a program", tmp_path / "words"
+    program.write_text(DUMP)
+    program.chmod(0o755)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(any_words, max_size=4))
+    def run(values: list[str]) -> None:
+        server = server_of(*values, program=(str(program),), environment={"DUMP": str(dump)})
+        text = emit(Target.SHELL, [server]).text
+        subprocess.run(["/bin/sh", "-s"], input=text.encode(), check=True, env={})
+        assert same(dump.read_bytes().decode().split("\0")[:-1], words_of(server))
+
+    run()
+    script = tmp_path / "serve"
+    script.write_text(emit(Target.SHELL, [server_of(*HOSTILE, *LINES[:2])]).text)
+    subprocess.run([*SHELLCHECK, str(script)], check=True)
+
+
+@pytest.mark.llama
+def test_what_serves_is_written_and_nothing_is_replaced_unasked(tmp_path: Path) -> None:
+    with build_box(None, shape="tiny") as box:
+        nothing = box.box.call("emit", "shell")
+        assert nothing.returncode == 2
+        assert "nothing serves here by llama-server.service" in nothing.stderr
+        box.profile("mine", serving__api_key_file=str(tmp_path / "key"))
+        (tmp_path / "key").write_text("sk-secret\n")
+        box.apply("mine")
+        live, planned = box.json("emit", "compose"), box.json("emit", "compose", "mine")
+        (service,) = yaml.safe_load(live["text"])["services"].values()
+        assert service["command"] == next(iter(yaml.safe_load(planned["text"])["services"].values()))["command"]  # fmt: skip
+        assert "# serving.ctx_size, set by " in live["text"]
+        assert {"type": "bind", "source": str(box.box.folder), "target": "/mnt/0", "read_only": True} in service["volumes"]  # fmt: skip
+        assert "sk-secret" not in str(live)
+        told = box.box.call("emit", "compose")
+        assert told.stdout == live["text"]
+        assert all(f"not carried over: {line}" in told.stderr for line in live["not_carried"])
+
+        file = tmp_path / "compose.yaml"
+        file.write_text("mine")
+        refused = box.box.call("emit", "compose", "mine", "-o", str(file))
+        assert (refused.returncode, file.read_text()) == (2, "mine")
+        assert "--force replaces it" in refused.stderr
+        assert box.box.call("emit", "compose", "-o", str(file), "--force").returncode == 0
+        assert file.read_text() == live["text"]
+
+
+@pytest.mark.llama
+def test_a_model_behind_links_is_mounted_where_it_really_is(tmp_path: Path) -> None:
+    with build_box(None, shape="tiny") as box:
+        hub = box.box.folder / "hub/models--x"
+        (hub / "blobs").mkdir(parents=True)
+        (hub / "snapshots/1").mkdir(parents=True)
+        box.model.rename(hub / "blobs/abc")
+        (hub / "snapshots/1/m.gguf").symlink_to("../../blobs/abc")
+        (tmp_path / "away.gguf").symlink_to(hub / "blobs/abc")
+        for link, source, inside in (
+            (hub / "snapshots/1/m.gguf", hub, "/mnt/0/snapshots/1/m.gguf"),
+            (tmp_path / "away.gguf", hub / "blobs", "/mnt/0/abc"),
+        ):
+            box.profile("linked", model__path=str(link), serving__port=free_port())
+            text = box.json("emit", "compose", "linked")["text"]
+            (service,) = yaml.safe_load(text)["services"].values()
+            assert service["command"][1] == inside
+            assert service["volumes"][0]["source"] == str(source)

@@ -1,0 +1,495 @@
+"""A server's command line in the languages of others: llama-swap, llama-server's router, compose, quadlet, sh.
+
+The same server gives the same bytes: no clock, and no order of chance. What a language cannot carry is said
+in the text and beside it; a word that it cannot hold is refused, since without it another server would run.
+
+Source: the parsers themselves (tests/integration/engine/test_emit.py, tests/e2e/test_neighbours.py); llama-swap's
+config-schema.json, and its loader of August 2026.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tunerd.engine.flags import SECRET_FLAGS, is_secret_variable, normal_spelling
+from tunerd.errors import UsageError
+from tunerd.units.text import quote_argument
+
+
+class Target(StrEnum):
+    """Whose language."""
+
+    LLAMA_SWAP = "llama-swap"
+    MODELS_INI = "models-ini"
+    COMPOSE = "compose"
+    QUADLET = "quadlet"
+    SHELL = "shell"
+
+
+MANY = frozenset({Target.LLAMA_SWAP, Target.MODELS_INI})
+IMAGES = {True: "ghcr.io/ggml-org/llama.cpp:server-cuda", False: "ghcr.io/ggml-org/llama.cpp:server"}  # fmt: skip
+_IN_CONTAINERS = frozenset({Target.COMPOSE, Target.QUADLET})
+DEFAULT_PORT = 8080
+# Folders of the unit itself, which another service has elsewhere.
+_OF_UNITS = frozenset({"HOME", "LLAMA_CACHE"})
+# Of the router as a whole: it gives each model its own.
+_OF_ROUTERS = frozenset({"--host", "--port", "--alias", "--api-key-file", "--ssl-key-file", "--ssl-cert-file"})  # fmt: skip
+_FLAG = re.compile(r"-+[^\W\d_]")
+# What lines of YAML and INI cannot hold as it stands.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
+_KEY_INSIDE = "/run/secrets/api-key"
+_SWAP_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag with its values, and who set it where that is known."""
+
+    words: tuple[str, ...]
+    origin: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As the tables spell it."""
+        return normal_spelling(self.words[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server to be written down.
+
+    Attributes:
+        title: What it was made from, with the version of tunerd.
+        names: By which clients ask for it, the first before all; at least one.
+        program: With its subcommand.
+        host: Where it is to listen; None where its build decides.
+        user: The account that runs it here.
+        folders: For each file or folder of the command line that is here: the folder that has to be
+            reachable, and where it is below that.
+        locks_memory: Whether it may lock its memory.
+        load_limit_s: Longest load of its model.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    program: tuple[str, ...]
+    flags: tuple[Flag, ...]
+    environment: Mapping[str, str]
+    host: str | None
+    port: int
+    api_key_file: str | None
+    user: str | None
+    has_gpu: bool
+    folders: Mapping[str, tuple[str, str]]
+    locks_memory: bool
+    stop_timeout_s: int
+    load_limit_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """The text, and what it does not carry."""
+
+    text: str
+    lost: tuple[str, ...]
+
+
+def flags_of(words: Sequence[str], origins: Sequence[tuple[str, str, str]]) -> tuple[Flag, ...]:
+    """A server's arguments as flags with their values.
+
+    Args:
+        words: Without the program.
+        origins: Of each flag: its words with a blank between them, its key, and who set it.
+    """
+    said = {text: f"{key}, set by {who}" for text, key, who in origins}
+    found: list[Flag] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        pair = f"{word} {rest[0]}" if rest else None
+        if pair in said:
+            found.append(Flag((word, rest.pop(0)), said[pair]))
+        elif _FLAG.match(word) or not found:
+            found.append(Flag((word,), said.get(word)))
+        else:
+            found[-1] = replace(found[-1], words=(*found[-1].words, word))
+    return tuple(found)
+
+
+def emit(
+    target: Target,
+    servers: Sequence[Server],
+    *,
+    image: str | None = None,
+    together: bool | None = None,
+) -> Emitted:
+    """The text for a target.
+
+    Args:
+        target: Whose language.
+        servers: More than one for those of `MANY` alone.
+        image: Of the container; None for llama.cpp's own.
+        together: Whether all of them may run at once; None where that is not known.
+
+    Raises:
+        UsageError: the target cannot hold a word of the command line.
+    """
+    if len(servers) > 1 and target not in MANY:
+        raise UsageError(
+            f"{target} takes one server, not {len(servers)}",
+            state="nothing was written",
+            hint=f"name one profile, or emit {' or '.join(sorted(MANY))}",
+        )
+    for one in servers:
+        for flag in one.flags:
+            if any("\ud800" <= letter <= "\udfff" for word in flag.words for letter in word):
+                raise _refuse(target, flag, "it is not UTF-8")
+    named = [replace(one, names=_own_names(one, servers)) for one in servers]
+    carried, lost = zip(*(_carried(target, one) for one in named), strict=True)
+    told = tuple(dict.fromkeys(line for lines in lost for line in lines))
+    if target is Target.LLAMA_SWAP:
+        lines = _llama_swap(carried, together=together)
+    elif target is Target.MODELS_INI:
+        lines = _models_ini(carried, together=together)
+    else:
+        (server,) = carried
+        chosen = image or IMAGES[server.has_gpu]
+        makers = {Target.COMPOSE: _compose, Target.QUADLET: _quadlet}
+        lines = makers[target](server, chosen) if target in makers else _shell(server)
+    first, *others = lines if target is Target.SHELL else ("", *lines)
+    head = [*(f"# {_remark(one.title)}" for one in named), *(f"# not carried over: {_remark(line)}" for line in told)]  # fmt: skip
+    return Emitted("\n".join([*([first] if first else []), *head, *others, ""]), told)
+
+
+def _own_names(server: Server, servers: Sequence[Server]) -> tuple[str, ...]:
+    """Its names without those that another one has as well."""
+    counts = Counter(name for one in servers for name in dict.fromkeys(one.names))
+    own = tuple(dict.fromkeys(name for name in server.names if counts[name] == 1))
+    return own or server.names[-1:]
+
+
+def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
+    """The server as far as the target can carry it, and what is left out."""
+    lost: list[str] = []
+    flags = [flag for flag in server.flags if flag.name not in SECRET_FLAGS]
+    if len(flags) < len(server.flags):
+        lost.append("a key or token in plain text: --api-key-file names a file instead")
+    environment = {}
+    for name, value in sorted(server.environment.items()):
+        why = _why_no_variable(target, name, value)
+        if why is None:
+            environment[name] = value
+        else:
+            lost.append(f"environment variable {name}: {why}")
+    where = "the container's own account" if target in _IN_CONTAINERS else "whoever starts it"
+    who = f" ({server.user})" if server.user is not None else ""
+    lost.append(f"account{who} and sandbox of its unit: it runs as {where}")
+    if target in _IN_CONTAINERS:
+        lost.append(f"the build {server.program[0]}, which took these flags: the image has its own")
+        if server.api_key_file is not None:
+            lost.append(f"the API key: it stays in {server.api_key_file}, which the container has to be given")  # fmt: skip
+        away = [word for one in flags for word in one.words if word.startswith("/") and word not in server.folders]  # fmt: skip
+        lost += [f"`{word}`: there is no such file here to be mounted" for word in away if word != server.api_key_file]  # fmt: skip
+        flags = [_inside(flag, server) for flag in flags]
+    if target is Target.SHELL and server.locks_memory:
+        lost.append("LimitMEMLOCK=infinity: see `ulimit -l`")
+    return replace(server, flags=tuple(flags), environment=environment), tuple(lost)
+
+
+def _why_no_variable(target: Target, name: str, value: str) -> str | None:
+    if name in _OF_UNITS:
+        return "a folder of the unit itself"
+    if is_secret_variable(name):
+        return "it may hold a secret"
+    if target is Target.MODELS_INI:
+        return "set it for the router, for all of its models"
+    if target is Target.LLAMA_SWAP and ("${" in value or not _SWAP_VARIABLE.fullmatch(name)):
+        return "llama-swap would read it as something else"
+    if target is Target.QUADLET and _UNPRINTABLE.search(value):
+        return "it has a control character"
+    return None
+
+
+def _inside(flag: Flag, server: Server) -> Flag:
+    """A flag as it is within a container, where folders stand elsewhere."""
+    words: tuple[str, ...]
+    if flag.name == "--api-key-file":
+        words = (flag.words[0], _KEY_INSIDE)
+    elif flag.name == "--host":
+        words = (flag.words[0], "0.0.0.0")  # noqa: S104 -- of the container; what is published says host
+    else:
+        words = tuple(_path_inside(word, server) for word in flag.words)
+    return replace(flag, words=words)
+
+
+def _path_inside(word: str, server: Server) -> str:
+    if word not in server.folders:
+        return word
+    folder, below = server.folders[word]
+    return posixpath.normpath(posixpath.join(_mounts(server)[folder], below))
+
+
+def _mounts(server: Server) -> dict[str, str]:
+    """Where each folder stands in the container."""
+    folders = dict.fromkeys(folder for folder, _ in server.folders.values())
+    return {one: f"/mnt/{n}" for n, one in enumerate(folders)}
+
+
+def _is_written(server: Server, folder: str) -> bool:
+    """Whether the server writes into it."""
+    written = (flag.words[1:] for flag in server.flags if flag.name == "--slot-save-path")
+    inside = _mounts(server)[folder]
+    return any(f"{word}/".startswith(f"{inside}/") for words in written for word in words)
+
+
+def _remark(text: str) -> str:
+    """One line that no language takes for anything but a comment."""
+    return _UNPRINTABLE.sub("?", text).replace("${", "$ {")
+
+
+def _origin(flag: Flag) -> str:
+    return _remark(flag.origin or "as it stands in the unit")
+
+
+def _refuse(target: Target, flag: Flag, why: str) -> UsageError:
+    return UsageError(
+        f"{target} cannot hold {' '.join(flag.words)[:200]!a}",
+        cause=why,
+        state="nothing was written",
+        hint="name the file by a link without such characters, or choose another target",
+    )
+
+
+def _demand_printable(target: Target, flag: Flag) -> None:
+    if any(_UNPRINTABLE.search(word) for word in flag.words):
+        raise _refuse(target, flag, "it has a control character or a line break")
+
+
+def _yaml(text: str) -> str:
+    """A text between double quotes, as YAML 1.1 and 1.2 read it back."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    codes = _UNPRINTABLE.sub(lambda found: rf"\u{ord(found.group()):04x}", escaped)
+    return f'"{codes}"'
+
+
+# llama-swap
+
+
+def _swap_word(word: str) -> str:
+    """A word as its splitter reads it; a macro's mark is taken apart, before it is looked for."""
+    return shlex.quote(word).replace("${", "$''{")
+
+
+def _llama_swap(servers: Sequence[Server], *, together: bool | None) -> Iterator[str]:
+    yield f"healthCheckTimeout: {max(one.load_limit_s for one in servers)}"
+    yield "models:"
+    for server in servers:
+        yield f"  {_yaml(server.names[0])}:"
+        yield "    cmd: |"
+        program = Flag(server.program)
+        for flag in (program, *server.flags):
+            _demand_printable(Target.LLAMA_SWAP, flag)
+        yield f"      {' '.join(map(_swap_word, server.program))}"
+        for flag in server.flags:
+            if flag.name not in {"--host", "--port"}:
+                yield f"      # {_origin(flag)}"
+                yield f"      {' '.join(map(_swap_word, flag.words))}"
+        yield "      # llama-swap gives each server a port of its own"
+        yield "      --host 127.0.0.1"
+        yield "      --port ${PORT}"
+        yield '    proxy: "http://127.0.0.1:${PORT}"'
+        if server.names[1:]:
+            yield f"    aliases: [{', '.join(map(_yaml, server.names[1:]))}]"
+        if server.environment:
+            yield "    env:"
+            yield from (f"      - {_yaml(f'{n}={v}')}" for n, v in server.environment.items())
+        yield "    # after so many seconds without a request it is unloaded; 0 is never"
+        yield "    ttl: 0"
+    if len(servers) > 1:
+        yield "groups:"
+        yield '  "tunerd":'
+        yield f"    # {_why_together(together)}"
+        yield f"    swap: {'false' if together else 'true'}"
+        yield f"    members: [{', '.join(_yaml(one.names[0]) for one in servers)}]"
+
+
+def _why_together(together: bool | None) -> str:
+    if together is None:
+        return "whether all of them fit at once is not known: one at a time"
+    return "`tunerd fits` says that all of them fit" if together else "they do not fit together: one at a time"  # fmt: skip
+
+
+# llama-server's router
+
+
+def _models_ini(servers: Sequence[Server], *, together: bool | None) -> Iterator[str]:
+    first = servers[0]
+    words = [*first.program, "--host", first.host or "127.0.0.1", "--port", str(first.port)]
+    if first.api_key_file is not None:
+        words += ["--api-key-file", first.api_key_file]
+    most = len(servers) if together or len(servers) == 1 else 1
+    words += ["--models-preset", "THIS-FILE", "--models-max", str(most)]
+    yield f"# start the router: {_remark(shlex.join(words))}"
+    if len(servers) > 1:
+        yield f"# {_why_together(together)}"
+    yield "version = 1"
+    for server in servers:
+        name = server.names[0]
+        _demand_section(name)
+        yield ""
+        yield f"[{name}]"
+        repeated = Counter(flag.name for flag in server.flags)
+        for flag in server.flags:
+            if flag.name in _OF_ROUTERS:
+                continue
+            if repeated[flag.name] > 1:
+                raise _refuse(Target.MODELS_INI, flag, "the flag is given twice, and a key once")
+            yield f"# {_origin(flag)}"
+            yield f"{flag.words[0].lstrip('-').replace('_', '-')} = {_ini_value(flag)}"
+        if server.names[1:]:
+            yield "# what clients may call it as well"
+            yield f"alias = {','.join(server.names[1:])}"
+
+
+def _demand_section(name: str) -> None:
+    if "]" in name or _UNPRINTABLE.search(name) or name != name.strip():
+        raise _refuse(Target.MODELS_INI, Flag((name,)), "a section cannot be called so")
+
+
+def _ini_value(flag: Flag) -> str:
+    """What stands behind `=`; there is no way to quote anything."""
+    _demand_printable(Target.MODELS_INI, flag)
+    if len(flag.words) == 1:
+        return "true"
+    if len(flag.words) > 2:  # noqa: PLR2004 -- the flag and its value
+        raise _refuse(Target.MODELS_INI, flag, "it has more than one value")
+    value = flag.words[1]
+    if re.search("[;#]", value) or value != value.strip():
+        raise _refuse(Target.MODELS_INI, flag, "`;` and `#` begin a comment there, and blanks at the ends are lost")  # fmt: skip
+    return value
+
+
+# Containers
+
+
+def _published(server: Server) -> str:
+    host = server.host or "127.0.0.1"
+    where = f"[{host}]" if ":" in host else host
+    return f"{where}:{server.port}:{server.port}"
+
+
+def _with_address(server: Server) -> tuple[Flag, ...]:
+    """Its flags, with an address that can be published whether it had one or not."""
+    flags = [one for one in server.flags if one.name != "--port"]
+    if not any(one.name == "--host" for one in flags):
+        flags.append(Flag(("--host", "0.0.0.0"), "the container"))  # noqa: S104
+    return (*flags, Flag(("--port", str(server.port)), "what is published below"))
+
+
+def _service_name(server: Server) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", server.names[0]).strip("-._") or "llama-server"
+
+
+def _compose(server: Server, image: str) -> Iterator[str]:
+    def text(word: str) -> str:
+        return _yaml(word.replace("$", "$$"))
+
+    yield "services:"
+    yield f"  {_yaml(_service_name(server))}:"
+    yield f"    image: {text(image)}"
+    yield "    command:"
+    for flag in _with_address(server):
+        yield f"      # {_origin(flag)}"
+        yield from (f"      - {text(word)}" for word in flag.words)
+    yield "    ports:"
+    yield f"      - {text(_published(server))}"
+    if server.environment:
+        yield "    environment:"
+        yield from (f"      {_yaml(n)}: {text(v)}" for n, v in server.environment.items())
+    mounts = [(one, inside, _is_written(server, one)) for one, inside in _mounts(server).items()]
+    if server.api_key_file is not None:
+        mounts.append((server.api_key_file, _KEY_INSIDE, False))
+    if mounts:
+        yield "    volumes:"
+    for source, inside, is_written in mounts:
+        yield "      - type: bind"
+        yield f"        source: {text(source)}"
+        yield f"        target: {text(inside)}"
+        yield f"        read_only: {'false' if is_written else 'true'}"
+    if server.locks_memory:
+        yield "    ulimits:"
+        yield "      memlock: -1"
+    yield "    restart: on-failure"
+    yield f"    stop_grace_period: {server.stop_timeout_s}s"
+    if server.has_gpu:
+        yield "    deploy:"
+        yield "      resources:"
+        yield "        reservations:"
+        yield "          devices:"
+        yield "            - driver: nvidia"
+        yield "              count: all"
+        yield "              capabilities: [gpu]"
+
+
+def _quadlet(server: Server, image: str) -> Iterator[str]:
+    name = _service_name(server)
+    flags = _with_address(server)
+    for flag in flags:
+        if "" in flag.words:  # seen with podman 5.8: what follows is left out without a word
+            raise _refuse(Target.QUADLET, flag, "podman's generator ends the line at an empty word")
+    yield "[Unit]"
+    yield f"Description=llama-server, {name}"
+    yield "After=network-online.target"
+    yield "Wants=network-online.target"
+    yield ""
+    yield "[Container]"
+    yield f"Image={image}"
+    yield f"ContainerName={name}"
+    yield from (f"# {_remark(' '.join(flag.words))}: {_origin(flag)}" for flag in flags)
+    yield f"Exec={' '.join(quote_argument(word) for flag in flags for word in flag.words)}"
+    yield f"PublishPort={_published(server)}"
+    mounts = [(one, inside, _is_written(server, one)) for one, inside in _mounts(server).items()]
+    if server.api_key_file is not None:
+        mounts.append((server.api_key_file, _KEY_INSIDE, False))
+    for source, inside, is_written in mounts:
+        if ":" in source or source != source.strip() or _UNPRINTABLE.search(source):
+            raise _refuse(Target.QUADLET, Flag((source,)), "Volume= cannot name such a folder")
+        there = source.replace("%", "%%").replace("$", "$$")
+        yield f"Volume={there}:{inside}:{'rw' if is_written else 'ro'}"
+    for variable, value in server.environment.items():
+        yield f"Environment={quote_argument(f'{variable}={value}')}"
+    if server.has_gpu:
+        yield "# as `nvidia-ctk cdi generate` names the cards"
+        yield "AddDevice=nvidia.com/gpu=all"
+    if server.locks_memory:
+        yield "PodmanArgs=--ulimit=memlock=-1"
+    yield ""
+    yield "[Service]"
+    yield "Restart=on-failure"
+    yield "# the image may have to be fetched"
+    yield f"TimeoutStartSec={server.load_limit_s}"
+    yield f"TimeoutStopSec={server.stop_timeout_s + 10}"
+    yield ""
+    yield "[Install]"
+    yield "WantedBy=multi-user.target default.target"
+
+
+# A script
+
+
+def _shell(server: Server) -> Iterator[str]:
+    yield "#!/bin/sh"
+    yield "set -eu"
+    for name, value in server.environment.items():
+        yield f"export {name}={shlex.quote(value)}"
+    yield "set --"
+    for flag in server.flags:
+        yield f"# {_origin(flag)}"
+        yield f'set -- "$@" {" ".join(map(shlex.quote, flag.words))}'
+    yield f'exec {" ".join(map(shlex.quote, server.program))} "$@"'

@@ -1,0 +1,181 @@
+"""`tunerd emit`: a plan, or what serves now, written down for other programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tunerd import __version__
+from tunerd.app import Context
+from tunerd.engine.builds import PlanRequest
+from tunerd.engine.emit import DEFAULT_PORT, Flag, Server, Target, emit, flags_of
+from tunerd.engine.serving import read_live_unit, specifiers_of
+from tunerd.errors import HostError, UsageError
+from tunerd.machine.files import Files, real_path
+from tunerd.machine.host import read_host
+from tunerd.production.checks import explain
+from tunerd.production.plan import make_plan
+from tunerd.result import ActionResult, Level, Message, warning
+from tunerd.units.live import LiveUnit, read_live
+
+# What speaks against the words themselves; the rest is about this machine at this moment.
+_OF_WORDS = frozenset({"argument-refused", "argument-check", "unit-refused"})
+_ENOUGH_PARTS = 3  # of a folder to be mounted: `/`, and two below
+
+
+def write_down(
+    ctx: Context, target: Target, requests: Sequence[PlanRequest], *, image: str | None = None
+) -> ActionResult:
+    """The text for a target, of these profiles; of none what serves now.
+
+    Raises:
+        UsageError: nothing serves here, or the target cannot hold what does.
+        ConfigError, ModelFileError, EngineError: as of `make_plan`.
+    """
+    found = [_planned(ctx, one) for one in requests] or [(_serving(ctx), ())]
+    made = emit(target, [server for server, _ in found], image=image)
+    messages = (
+        *dict.fromkeys(message for _, told in found for message in told),
+        *(warning("not-carried", f"not carried over: {line}") for line in made.lost),
+    )
+    payload = {
+        "target": str(target),
+        "text": made.text,
+        "not_carried": list(made.lost),
+        "path": None,
+    }
+    return ActionResult("emit", payload, messages)
+
+
+def _planned(ctx: Context, request: PlanRequest) -> tuple[Server, tuple[Message, ...]]:
+    made = make_plan(ctx, request)
+    wrong = [one for one in made.errors if one.code in _OF_WORDS]
+    if wrong:
+        raise UsageError(
+            f"profile {request.profile}: {wrong[0].text}",
+            state="nothing was written",
+            hint=wrong[0].hint or f"`tunerd plan {request.profile} --explain`",
+        )
+    unit = read_live(
+        unit=ctx.unit, path=None, text=made.unit_text, drop_ins=(), file_environment={},
+        specifiers=specifiers_of(ctx, ctx.unit),
+    )  # fmt: skip
+    unit = replace(unit, argv=made.command.argv)
+    server = _server(
+        ctx, unit, f"profile {made.resolved.name}", made.resolved.name,
+        explain(made.command, made.resolved), has_gpu=made.has_gpu,
+    )  # fmt: skip
+    told = (replace(one, level=Level.WARNING) for one in made.messages if one.level is not Level.NOTE)  # fmt: skip
+    return server, tuple(told)
+
+
+def _serving(ctx: Context) -> Server:
+    live = read_live_unit(ctx)
+    if live.argv is None:
+        raise UsageError(
+            f"nothing serves here by {ctx.unit}: {live.problem or 'there is no such unit'}",
+            state="nothing was written",
+            hint="name a profile: `tunerd profiles list`",
+        )
+    entry = ctx.generations.serving(ctx.unit)
+    generation = entry.generation if entry is not None else None
+    origins = generation.origins if generation is not None and live.is_ours else ()
+    profile = generation.profile if generation is not None and live.is_ours else None
+    title = f"what serves by {ctx.unit}" + (f", profile {profile}" if profile else "")
+    has_gpu = bool(read_host(ctx.gpu).gpus)
+    name = profile or ctx.unit.removesuffix(".service")
+    return _server(ctx, live, title, name, origins, has_gpu=has_gpu)
+
+
+def _server(
+    ctx: Context,
+    unit: LiveUnit,
+    title: str,
+    name: str,
+    origins: Sequence[tuple[str, str, str]],
+    *,
+    has_gpu: bool,
+) -> Server:
+    argv, serving = unit.argv or (), unit.serving
+    n_program = len(argv) - len(unit.arguments)
+    flags = flags_of(argv[n_program:], origins)
+    key = serving.api_key_file
+    if key is not None and unit.credential is not None and key.endswith("/api-key"):
+        flags = tuple(
+            replace(one, words=(one.words[0], unit.credential))
+            if one.name == "--api-key-file"
+            else one
+            for one in flags
+        )
+        key = unit.credential
+    aliases = tuple(part.strip() for part in (serving.alias or "").split(",") if part.strip())
+    return Server(
+        title=f"{title}, written by tunerd {__version__}",
+        names=tuple(dict.fromkeys((*aliases, name))),
+        program=tuple(argv[:n_program]),
+        flags=flags,
+        environment=unit.environment,
+        host=serving.host,
+        port=serving.port or DEFAULT_PORT,
+        api_key_file=key,
+        user=unit.user,
+        has_gpu=has_gpu,
+        folders=_folders(flags, key),
+        locks_memory=any("mlock" in word for one in flags for word in one.words),
+        stop_timeout_s=ctx.settings.service.stop_timeout_s,
+        load_limit_s=int(ctx.settings.service.start_limit_s),
+    )
+
+
+def _folders(flags: Sequence[Flag], key: str | None) -> dict[str, tuple[str, str]]:
+    """For each file or folder that is named: what has to be mounted, and where it is in that."""
+    words = [word for one in flags for word in one.words[1:]]
+    return {
+        word: _folder_of(Path(word))
+        for word in words
+        if word.startswith("/") and word != key and Path(word).exists()
+    }
+
+
+def _folder_of(path: Path) -> tuple[str, str]:
+    if path.is_dir():
+        return str(path), "."
+    if not path.is_symlink():
+        return str(path.parent), path.name
+    real = real_path(path)
+    both = Path(os.path.commonpath([path.parent, real.parent]))
+    if path.readlink().is_absolute() or len(both.parts) < _ENOUGH_PARTS:
+        return str(real.parent), real.name
+    return str(both), str(path.relative_to(both))
+
+
+def demand_free(path: Path) -> None:
+    """See that nothing stands where a file is to be written.
+
+    Raises:
+        UsageError: something does.
+    """
+    if os.path.lexists(path):
+        raise UsageError(
+            f"`{path}` is there already", state="nothing was written", hint="--force replaces it"
+        )
+
+
+def write_text(path: Path, made: ActionResult, *, replace_it: bool) -> ActionResult:
+    """Put the text of `write_down` into a file; a script may be run.
+
+    Raises:
+        HostError: it cannot be written.
+        UsageError: something stands there by now.
+    """
+    if not path.parent.is_dir():
+        raise HostError(f"no such folder: `{path.parent}`", hint="make it first, or choose another")
+    Files().write(
+        path,
+        str(made.payload["text"]).encode(),
+        mode=0o755 if made.payload["target"] == Target.SHELL else 0o644,
+        check=lambda: None if replace_it else demand_free(path),
+    )
+    return replace(made, payload={**made.payload, "path": str(path.resolve())})
