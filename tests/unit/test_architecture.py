@@ -159,6 +159,7 @@ PURE = {
     "sweep/observations",
     "sweep/search",
     "sweep/space",
+    "sweep/study",
     "sweep/tuner",
     "tryout/local_service",
     "units/live",

@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 # Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, and their spread.
 _ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0])
 _ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6])
+_RELATIVE_SPREAD = 0.3  # of the same head on another engine
 # Texts of one class differ by about 0.3 in logit h, so a mean over few of them is off by that.
 _TEXT_SD = 0.06
 _STEP_SD = 1.3
@@ -63,13 +64,14 @@ class Acceptance:
 
     `parameters` are one alpha per text, then beta, ln kappa, gamma. `first_is_free`: the first token
     is drafted whatever its confidence (ik does so). `is_lookup` replaces confidence by a chance of a
-    draft at all.
+    draft at all. `spread` is how far those of a relative may be from its parameters.
     """
 
     parameters: Array
     n_texts: int
     first_is_free: bool = False
     is_lookup: bool = False
+    spread: float = _RELATIVE_SPREAD
     _kept: dict[tuple[int, float], Drafts] = field(default_factory=dict, repr=False, compare=False)
 
     def drafts(self, n_positions: int, p_min: float) -> Drafts:
@@ -179,7 +181,7 @@ def _start(n_texts: int, relative: Acceptance | None, *, is_lookup: bool) -> tup
         mean[:n_texts], spread[:n_texts] = -1.0, 1.5
         mean[-2], spread[-2] = 1.0, 1.2
     if relative is not None and relative.parameters.shape == mean.shape:
-        return relative.parameters.copy(), np.minimum(spread, 0.3 * np.ones_like(spread))
+        return relative.parameters.copy(), np.minimum(spread, relative.spread)
     return mean, spread
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -49,6 +49,7 @@ from tunerd.sweep.observations import (
     variants_of,
 )
 from tunerd.sweep.space import Grid, Variant, variant_of
+from tunerd.sweep.study import ARM_SD, LEVEL_SD, Known, Told
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -72,7 +73,8 @@ _VARIANT_SD = 0.015  # of a family's own answer to threads, KV type and the like
 class Observed:
     """One block of prompts answered by one configuration in one process.
 
-    `log_turn` has the luck of its prompts taken out, `log_measured` is as it was.
+    `log_turn` has the luck of its prompts taken out, `log_measured` is as it was. `box` is another that told
+    it, empty for this one.
     """
 
     arm: Arm
@@ -80,6 +82,7 @@ class Observed:
     block: str
     log_turn: float
     log_measured: float
+    box: str = ""
 
 
 class Points:
@@ -131,7 +134,12 @@ class Posterior:
         block = _same([one.block for one in observed])
         residual = np.array([one.log_turn for one in observed]) - points.predicted
         self.noise = noise or fit_noise(kernel, residual, process, block)
-        self._factor = cho_factor(kernel + self.noise.covariance(process, block), lower=True)
+        is_told = np.array([bool(one.box) for one in observed], float)
+        told = LEVEL_SD**2 * _same([one.box for one in observed]) + ARM_SD**2 * np.eye(
+            len(observed)
+        )
+        luck = self.noise.covariance(process, block) + told * np.outer(is_told, is_told)
+        self._factor = cho_factor(kernel + luck, lower=True)
         self._weights = cho_solve(self._factor, residual)
 
     def beliefs(self, points: Points) -> tuple[Array, Array]:
@@ -365,7 +373,15 @@ class Belief:
 class Learner:
     """Samples in, beliefs out. Deterministic: the same samples give the same beliefs."""
 
-    def __init__(self, grid: Grid, workload: Workload, context: int) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        workload: Workload,
+        context: int,
+        known: Mapping[FamilyKey, Known] | None = None,
+    ) -> None:
+        self._known = known or {}
+        self._told: list[Told] = []
         self.grid = grid
         self.workload = workload
         self.context = context
@@ -386,6 +402,13 @@ class Learner:
         """Files samples; beliefs follow when they are asked for."""
         for sample in samples:
             self.observations.add(sample)
+
+    def hear(self, news: Sequence[Told]) -> None:
+        """What other boxes measured; beliefs follow."""
+        if news:
+            self._told += news
+            self.version += 1
+            self._observe()
 
     def refresh(self) -> None:
         """Refits the laws of every family that has new samples, and the posterior."""
@@ -588,6 +611,8 @@ class Learner:
         )
 
     def _acceptance_relative(self, family: tuple[str, str]) -> Acceptance | None:
+        if family in self._known and (known := self._known[family].acceptance) is not None:
+            return known
         others = [
             model.acceptance
             for (engine, spec), model in self.models.items()
@@ -596,6 +621,8 @@ class Learner:
         return others[0] if others else None
 
     def _memory_relative(self, family: tuple[str, str]) -> MemoryLaw | None:
+        if family in self._known and (law := self._known[family].memory) is not None:
+            return law
         same_engine = [
             model.memory
             for other, model in self.models.items()
@@ -612,6 +639,9 @@ class Learner:
         return max(known, key=lambda law: law.n_processes, default=None)
 
     def _costs_relative(self, family: tuple[str, str]) -> Costs | None:
+        if family in self._known and (costs := self._known[family].costs) is not None:
+            return costs
+
         def closeness(other: tuple[str, str]) -> tuple[bool, bool]:
             return other[0] == family[0], other[1] == family[1]
 
@@ -659,6 +689,23 @@ class Learner:
         self._posterior = Posterior(points, observed, None if is_old else self.noise)
         if is_old:
             self.noise, self._n_of_noise = self._posterior.noise, len(observed)
+        if foreign := self._of_others():
+            everything = [*observed, *foreign]
+            arms = [one.arm for one in everything]
+            points = Points(arms, *self.predictions(arms), self._names)
+            self._posterior = Posterior(points, everything, self.noise)
+
+    def _of_others(self) -> list[Observed]:
+        """What others told of families that are known here, at the level of this box."""
+        controls = {
+            one.control: belief for one in self._told for belief in self.beliefs([one.control])
+        }
+        return [
+            Observed(one.arm, f"{one.box}/{at}", f"{one.box}/{at}", turn, turn, one.box)
+            for at, one in enumerate(self._told)
+            if (control := controls[one.control]) is not None and self.is_known(one.arm.family)
+            for turn in [control.mean + one.log_ratio]
+        ]
 
 
 def _model_json(model: FamilyModel) -> dict[str, object]:

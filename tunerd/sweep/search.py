@@ -29,6 +29,7 @@ from tunerd.sweep.learner import Belief, Learner
 from tunerd.sweep.limits import Limits, without_margin
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
 from tunerd.sweep.space import FamilyGrid, Grid, Left, Variant, first_arms, planes, variant_of
+from tunerd.sweep.study import Alone, Study, Told
 
 Array = NDArray[np.float64]
 
@@ -244,8 +245,10 @@ class Search:
         limits: Limits,
         policy: Policy,
         incumbent: Arm,
+        study: Study | None = None,
     ) -> None:
         self.night = night
+        self.study = study or Alone()
         self.grid = grid
         self.limits = limits
         self.policy = policy
@@ -276,6 +279,8 @@ class Search:
         self.is_exhausted = False
         try:
             self._measure_incumbent()
+            if self.study.known:  # what others found first, and then what they know too
+                self._measure_seeds(reserve_s)
             self._probe_families(reserve_s, _PROBING_SHARE * self.night.budget_s)
             self._measure_seeds(reserve_s)
             while self._has_time(reserve_s):
@@ -476,6 +481,7 @@ class Search:
         New points and measured ones stand in one list: a leader that owes its place to luck is found
         out by the same arithmetic that finds a better point.
         """
+        self.learner.hear(self.study.news())
         leader = self.leader()
         if leader is None:
             return False
@@ -489,6 +495,8 @@ class Search:
                 belief = leader
             if self.night.process_s(belief.arm) + reserve_s() > self.night.remaining_s:
                 return False
+            if not belief.n_processes and not self.study.claim(belief.arm):
+                continue  # another box tries it just now, and will tell
             self.measure(belief.arm, _RACE if belief.n_processes else "explore")
             return True
         return False
@@ -541,6 +549,7 @@ class Search:
             server.block(self._race_block(arm) if purpose == _RACE else None)
             self.learner.refresh()
             self.planes.note_surprise(expected, server.name)
+            self._tell(server)
             if self.learner.observations.processes[server.name].has_spilled:
                 return False
             self._inner(server, purpose)
@@ -554,6 +563,14 @@ class Search:
             self._note_path()
         self.learn_usual_tools()
         return True
+
+    def _tell(self, server: Server) -> None:
+        """Other boxes of the class what a process took against what serves, where both are known."""
+        (control,) = self.learner.beliefs([self.serves])
+        seen = [one.log_turn for one in self.learner.observed if one.process == server.name]
+        if control is not None and control.n_processes and seen:
+            ratio = seen[0] - control.mean
+            self.study.tell(Told(server.arm.canonical(), self.serves.canonical(), ratio))
 
     def learn_usual_tools(self) -> None:
         """Asks what serves as many tool calls as a winner, once an arm has broken one.

@@ -46,6 +46,7 @@ from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
 from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
+from tunerd.sweep.study import Alone, Study
 from tunerd.words import format_duration
 
 _WARM_UP_S = 3.0
@@ -274,6 +275,7 @@ def tune(
     history: Iterable[Any] = (),
     policy: Policy | None = None,
     on_sample: Callable[[Sample], object] | None = None,
+    study: Study | None = None,
 ) -> Outcome:
     """Searches for a better arm within a budget and says whether it should replace the incumbent.
 
@@ -287,6 +289,7 @@ def tune(
         history: Samples of earlier nights, or of this one before it was cut.
         policy: What counts as a gain and what may be given for it.
         on_sample: Called with every sample as it comes.
+        study: Where other boxes of the same class tell what they know; None for a box alone.
 
     Returns:
         promote, keep or inconclusive, with the evidence; `Preempted` ends it as inconclusive.
@@ -294,7 +297,7 @@ def tune(
     Raises:
         ValueError: The workload has no classes.
     """
-    sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample)
+    sweep = _Sweep(box, space, workload, incumbent, budget_s, rng, policy, on_sample, study)
     sweep.recall(as_samples(history))
     return sweep.run()
 
@@ -305,7 +308,7 @@ class _Sweep:
     def __init__(
         self, box: Box, space: Space, workload: Workload, incumbent: ArmLike, budget_s: float,
         rng: np.random.Generator, policy: Policy | None,
-        on_sample: Callable[[Sample], object] | None,
+        on_sample: Callable[[Sample], object] | None, study: Study | None = None,
     ) -> None:  # fmt: skip
         self.given = incumbent
         self.incumbent = as_arm(incumbent)
@@ -314,10 +317,13 @@ class _Sweep:
         self.grid: Grid = build_grid(space, self.incumbent, self.policy)
         known = _context_of(box, space, self.incumbent, self.policy)
         context = max(known or _USUAL_CONTEXT, _deepest_tokens(self.workload))
-        self.learner = Learner(self.grid, self.workload, context)
+        self.study = study or Alone()
+        self.learner = Learner(self.grid, self.workload, context, self.study.known)
         self.night = Night(box, self.workload, self.learner, budget_s, rng, on_sample)
         self.limits = Limits(self.learner, self.grid, self.policy, self.incumbent)
-        self.search = Search(self.night, self.grid, self.limits, self.policy, self.incumbent)
+        self.search = Search(
+            self.night, self.grid, self.limits, self.policy, self.incumbent, self.study
+        )
         for arm, reason in self.policy.rejected:
             self.limits.reject(as_arm(arm), reason)
         self.challenges: list[Result] = []
