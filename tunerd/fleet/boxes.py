@@ -74,7 +74,9 @@ def boxes_of(ctx: Context, named: Sequence[str], inventory: Path | None) -> tupl
 
 def _of_ansible(ctx: Context, inventory: Path) -> tuple[str, ...]:
     words = ("ansible-inventory", "--list", f"--inventory={inventory.absolute()}")
-    done = run(words, timeout_s=_INVENTORY_LIMIT_S, env=ctx.environment)
+    # Otherwise an inventory that it cannot read is an empty one.
+    env = {**ctx.environment, "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true"}
+    done = run(words, timeout_s=_INVENTORY_LIMIT_S, env=env)
     try:
         if not done.is_ok:
             raise ValueError(_last_of(done.stderr) or "it does not end")  # noqa: TRY301

@@ -160,9 +160,9 @@ def test_whatever_is_killed_nothing_is_applied_twice(two: Fleet, victim: str) ->
     operator = two.operator()
     for one in two.boxes:
         one.made.engine.configure(load_s=1.0)
-    after_s = chance(len(victim)).uniform(0.0, 7.0)
+    after_s = chance(len(victim)).uniform(0.0, 9.0)
     walking = operator.begin(*UNWATCHED)
-    until(lambda: two.boxes[0].asked("status") > 0, "it began")
+    until(lambda: two.boxes[0].asked("apply --json --yes") > 0, "the first box was told")
     time.sleep(after_s)
     pids = {
         "operator": lambda: {walking.pid},

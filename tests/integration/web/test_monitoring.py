@@ -95,6 +95,7 @@ def test_promtool_is_content_with_rules_and_dashboard(tmp_path: Path) -> None:
     panels = tmp_path / "panels.yml"
     panels.write_text(json.dumps({"groups": [{"name": "panels", "rules": asked}]}))
     for words in (
+        ("check", "config", "prometheus.yml"),
         ("check", "rules", "alerts.yml"),
         ("check", "rules", str(panels)),
         ("test", "rules", "alerts_test.yml"),
@@ -103,3 +104,46 @@ def test_promtool_is_content_with_rules_and_dashboard(tmp_path: Path) -> None:
             [tool, *words], cwd=FOLDER, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_of_boxes_has_one_row_a_box(tmp_path: Path) -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        missing("prometheus", "no promtool", "apt-get install prometheus")
+    board = json.loads((FOLDER / "dashboard.json").read_text())
+    table = next(panel for panel in board["panels"] if panel["title"] == "Boxes")
+    series, boxes = {"predicted_tokens_total": "0+60x10", "predicted_seconds_total": "0+30x10",
+              "drafted_tokens_total": "0+60x10", "accepted_tokens_total": "0+30x10", "ready": "1x10",
+              "slots_busy": "1x10", "restarts_total": "0x10"}, ("gpu1", "gpu2")  # fmt: skip
+    cards = {
+        "memory_free_bytes": (100, 200),
+        "temperature_celsius": (50, 60),
+        "power_watts": (100, 150),
+    }
+    rows = [(f'tunerd_server_{name}{{instance="{box}", unit="llama-server.service"}}', values)
+            for box in boxes for name, values in series.items()]  # fmt: skip
+    rows += [(f'tunerd_gpu_{name}{{instance="{box}", gpu="{at}"}}', f"{value}x10")
+             for box in boxes for name, values in cards.items() for at, value in enumerate(values)]  # fmt: skip
+    rows += [(f'tunerd_{name}{{instance="{box}"}}', "0x10")
+             for box in boxes for name in ("measuring", "reading_timestamp_seconds")]  # fmt: skip
+    wanted = (1, 2, 0.5, 1, 100, 60, 250, 0, 0, 600)
+    asked = [
+        {"expr": target["expr"].replace("$instance", ".*"), "eval_time": "10m",
+         "exp_samples": [{"labels": f'{{instance="{box}"}}', "value": value} for box in boxes]}
+        for target, value in zip(table["targets"], wanted, strict=True)
+    ]  # fmt: skip
+    told = [{"series": name, "values": values} for name, values in rows]
+    tests = {"tests": [{"interval": "1m", "input_series": told, "promql_expr_test": asked}]}
+    file = tmp_path / "tests.yml"
+    file.write_text(json.dumps(tests))
+    done = subprocess.run(
+        [tool, "test", "rules", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    letters = [target["refId"] for target in table["targets"]]
+    names = table["transformations"][1]["options"]["renameByName"]
+    assert [f"Value #{one}" in names for one in letters] == [True] * len(letters)

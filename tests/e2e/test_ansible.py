@@ -1,0 +1,86 @@
+"""The Ansible role on two machines that have never seen tunerd."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Machines
+from tests.support.ansible import Ansible
+from tests.support.folders import ROOT
+from tests.support.machine import Machine
+from tests.support.overlay import Root
+from tests.support.roots import Tunerd, host_root, sid_root
+
+SECRET = "https://ntfy.example/only-we-know"  # noqa: S105 -- what must not be shown
+TOKEN = "tk-only-we-know"  # noqa: S105 -- same
+SETTINGS = {
+    "backups": {"keep": 7},
+    "notify": {"webhook": SECRET, "token_file": "/etc/tunerd/webhook-token"},
+    "engines": {"mine": {"path": "/opt/mine/llama-server"}},
+}
+PROFILE = 'extends = "cpu-embedded-baseline"\nmodel.path = "/srv/models/tiny.gguf"\n'
+
+
+def kept(machine: Machine) -> int:
+    """A setting in force."""
+    rows = json.loads(machine.run("tunerd", "settings", "--json").stdout)["settings"]
+    return next(int(row["value"]) for row in rows if row["name"] == "backups.keep")
+
+
+@pytest.mark.timeout(600)
+def test_the_role_installs_configures_and_upgrades(
+    machines: Machines, build_root: Callable[..., Root], tmp_path: Path
+) -> None:
+    roots = {"gpu1": host_root, "gpu2": sid_root}
+    both = {name: machines(build_root(root, tunerd=Tunerd.BARE)) for name, root in roots.items()}
+    ansible = Ansible(tmp_path, both)
+    (tmp_path / "night.toml").write_text(PROFILE)
+    wanted = {
+        "tunerd_settings": SETTINGS,
+        "tunerd_credentials": {"webhook-token": TOKEN},
+        "tunerd_profiles": [str(tmp_path / "night.toml")],
+        "tunerd_members": ["alice"],
+    }
+
+    only_looked = ansible.play("--check", "--diff", **wanted)
+    assert only_looked.status == 0, only_looked.text
+    assert not any(one.exists("/opt/tunerd") or one.exists("/etc/tunerd") for one in both.values())
+
+    done = ansible.play("-vvv", "--diff", **wanted)
+    assert done.status == 0, done.text
+    assert SECRET not in only_looked.text + done.text
+    assert TOKEN not in only_looked.text + done.text
+    for one in both.values():
+        assert one.systemctl("is-active", "tunerd.service") == "active"
+        assert one.systemctl("is-enabled", "tunerd.service") == "enabled"
+        assert kept(one) == 7
+        assert one.run("stat", "-c", "%a %U", "/etc/tunerd/webhook-token").stdout == "600 root\n"
+        assert "night" in one.run("tunerd", "profiles", "list").stdout
+        assert "tunerd" in one.run("id", "-nG", "alice").stdout
+
+    for again in (ansible.play(**wanted), ansible.play("--check", **wanted)):
+        assert again.status == 0, again.text
+        assert again.count("changed") == {0}
+
+    wrong = ansible.play(**wanted | {"tunerd_settings": {"backups": {"keep": -7}}})
+    assert wrong.count("failed") == {1}
+    assert all("keep = 7" in one.read("/etc/tunerd/tunerd.toml") for one in both.values())
+
+    newer = tmp_path / "newer"
+    left_out = shutil.ignore_patterns("__pycache__", ".*", "tests", "benchmarks")
+    shutil.copytree(ROOT, newer, ignore=left_out)
+    version = newer / "tunerd/__init__.py"
+    before = both["gpu1"].run("tunerd", "--version").stdout.split()[-1]
+    version.write_text(version.read_text().replace(before, "99.1"))
+    changed = {"tunerd_settings": SETTINGS | {"backups": {"keep": 8}}, "tunerd_source": str(newer)}
+    upgraded = ansible.play(**wanted | changed)
+    assert upgraded.status == 0, upgraded.text
+    for one in both.values():
+        assert one.run("tunerd", "--version").stdout == "tunerd 99.1\n"
+        assert one.systemctl("is-active", "tunerd.service") == "active"
+        assert kept(one) == 8

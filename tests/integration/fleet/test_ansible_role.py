@@ -1,0 +1,36 @@
+"""The Ansible role and its examples, as Ansible and its linter read them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.ansible import ROLES, environment, program
+from tests.support.local_box import Box
+from tunerd.errors import HostError
+from tunerd.fleet.boxes import boxes_of
+
+FOLDER = ROLES.parent
+
+
+def test_the_linter_has_nothing_to_say_for_production(tmp_path: Path) -> None:
+    copy = tmp_path / "ansible"
+    shutil.copytree(FOLDER, copy)
+    words = [program("ansible-lint"), "--offline", "--strict", "--profile", "production"]
+    done = subprocess.run(
+        words, cwd=copy, env=environment(tmp_path), capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_boxes_of_the_example_are_found(tmp_path: Path) -> None:
+    program("ansible-inventory")
+    ctx = Box(tmp_path, environment(tmp_path)).context
+    assert boxes_of(ctx, (), FOLDER / "inventory.example.yml") == ("root@gpu1", "root@192.168.1.12")
+    (tmp_path / "broken.yml").write_text("gpus: [")
+    with pytest.raises(HostError, match="cannot read the inventory"):
+        boxes_of(ctx, (), tmp_path / "broken.yml")
