@@ -27,7 +27,7 @@ def _boxes(command: Any) -> Any:
     )
     box = click.option(
         "--box", "boxes", multiple=True, metavar="NAME",
-        help="A box as ssh knows it, in this order; else those of fleet.boxes.",
+        help="A box as ssh knows it, in this order; else those of fleet.boxes, or of the shared store.",
     )  # fmt: skip
     return box(inventory(command))
 

@@ -48,15 +48,19 @@ class _Head(BaseModel):
 
 
 def boxes_of(ctx: Context, named: Sequence[str], inventory: Path | None) -> tuple[str, ...]:
-    """The boxes in their order: those that were named, else of Ansible's inventory, else of the settings.
+    """The boxes in their order: those that were named, else of Ansible's inventory, of the settings, of the store.
 
     Raises:
         UsageError: there are none, one is named twice, or a name is none that ssh may be told.
-        HostError: Ansible cannot read its inventory.
+        HostError: Ansible cannot read its inventory, or the store cannot be read.
     """
     boxes = tuple(named)
     if not boxes:
         boxes = _of_ansible(ctx, inventory) if inventory is not None else ctx.settings.fleet.boxes
+    if not boxes and ctx.settings.store.url is not None:
+        from tunerd.fleet.shared import fleet_status
+
+        boxes = tuple(str(row["name"]) for row in fleet_status(ctx).payload["boxes"])
     hint = 'name them: `--box gpu1 --box gpu2`, or `tunerd settings set fleet.boxes \'["gpu1", "gpu2"]\'`'
     if not boxes:
         raise UsageError("no boxes are known", state="nothing was touched", hint=hint)

@@ -39,6 +39,7 @@ from tunerd.units.text import shown_hash
 Ask = Callable[[Rollout], None]
 E = TypeVar("E", bound=Envelope)
 _SCHEMA = 1
+_SHOWN_CHARACTERS = 2000  # of what a box says
 # A probation stands still while its box is measured, as in a night; longer than this somebody should know.
 _STILL_S = 1800.0
 _STATUS = ("status", "--json")
@@ -199,7 +200,7 @@ class _Walk:
             try:
                 self.rollout = self.rollout.with_step(self._planned(step))
             except TunerdError as problem:
-                wrong.append(f"{step.box}: {problem.words}")
+                wrong.append(f"{step.box}: {problem.words[:_SHOWN_CHARACTERS]}")
         if wrong:
             raise HostError(
                 f"{len(wrong)} of {len(to_do)} boxes cannot take it",
@@ -368,10 +369,11 @@ class _Walk:
 
     def result(self, command: str) -> ActionResult:
         """How it stands, and what to do about each box that is not where it should be."""
+        hints = _NEXT | ({State.LEFT: ""} if self.rollout.is_back else {})
         messages: list[Message] = [
-            error("stopped", f"{one.box}: {one.state}: {one.text}", _NEXT[one.state].format(box=one.box))
+            error("stopped", f"{one.box}: {one.state}: {one.text}", hints[one.state].format(box=one.box))
             for one in self.rollout.boxes
-            if one.state in _NEXT
+            if one.state in hints
         ]  # fmt: skip
         return ActionResult(
             command,

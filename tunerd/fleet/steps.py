@@ -19,6 +19,7 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9:_.@-]
 _SHOWN_CHARACTERS = 500
 _EDITED = "unit-edited"
 _RUNNING = "running"
+_BLANK = " \t\\"
 
 
 class Told(BaseModel):
@@ -237,7 +238,9 @@ def planned(step: Step, status: Status, preview: Preview, shown: str) -> Step:
     if not preview.diff:
         sick = "" if status.healthy else ", but it is not well"
         return step.at(State.SKIPPED, f"serves just that already{sick}")
-    return step.at(State.WAITING, shown=shown, newest=status.newest)
+    lines = (line for line in preview.diff.splitlines()[2:] if line[:1] in {"+", "-"})
+    changes = (f"{line[0]} {line[1:].strip(_BLANK)}" for line in lines)
+    return step.at(State.WAITING, "; ".join(changes), shown=shown, newest=status.newest)
 
 
 def deployed(step: Step, done: Change) -> Step:
@@ -269,7 +272,7 @@ def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> S
     """
     swap = status.last_swap
     if swap is None or swap.number == step.newest:
-        return step.at(State.WAITING)
+        return step.at(State.REFUSED, f"nothing was done there; {step.text}".removesuffix("; "))
     if swap.outcome == _RUNNING:
         told = "its swap was cut short: its daemon mends that, or `tunerd recover` there"
         return step.at(step.state, told)

@@ -116,7 +116,7 @@ def test_a_box_that_hangs_is_told_of_as_unknown_and_settled_later(two: Fleet) ->
     first.breaks("hang")
     operator = two.operator(change_s="3")
     stopped = operator.fleet(*UNWATCHED, code=1)
-    assert states(stopped) == ["waiting", "waiting"], "it was looked at, and nothing was done"
+    assert states(stopped) == ["refused", "waiting"], "it was looked at, and nothing was done"
     first.breaks("hang-after")
     stopped = operator.fleet("resume", "--yes", code=None)
     first.breaks("")

@@ -29,7 +29,8 @@ from tunerd.fleet.steps import (
 )
 from tunerd.records import plain, read
 
-NEW, SAME = Preview(messages=[], diff="+x"), Preview(messages=[], diff="")
+DIFF = "--- a\n+++ b\n@@\n same\n-    --n-max 4 \\\n+    --n-max 2 \\\n"
+NEW, SAME = Preview(messages=[], diff=DIFF), Preview(messages=[], diff="")
 TOLD = Step("gpu1", State.APPLYING, newest=4)
 
 
@@ -61,13 +62,14 @@ def test_what_serves_there_already_is_passed_over() -> None:
     assert planned(Step("gpu1"), a_status(), none, "").text == "sweep 3 proved no winner"
     found = planned(Step("gpu1"), a_status(), NEW, "hash")
     assert (found.state, found.newest, found.shown) == (State.WAITING, 4, "hash")
+    assert found.text == "- --n-max 4; + --n-max 2"
     assert "--shown=hash" in a_rollout().change(found)
 
 
 @pytest.mark.parametrize(
     ("status", "preview", "state"),
     [
-        (a_status(4), NEW, State.WAITING),
+        (a_status(4), NEW, State.REFUSED),
         (a_status(5), SAME, State.WATCHED),
         (a_status(5, serving=4, outcome="rolled back"), NEW, State.WENT_BACK),
         (a_status(5, serving=4, outcome="running"), NEW, State.APPLYING),
@@ -86,7 +88,7 @@ def test_what_came_of_a_box_that_gave_no_answer_is_seen_from_what_serves(
 
 def test_a_first_swap_of_a_box_is_told_from_none() -> None:
     fresh = Step("gpu1", State.APPLYING)
-    assert settled(a_rollout(fresh), fresh, a_status(None), NEW).state is State.WAITING
+    assert settled(a_rollout(fresh), fresh, a_status(None), NEW).state is State.REFUSED
     assert settled(a_rollout(fresh), fresh, a_status(1), SAME).state is State.WATCHED
 
 
