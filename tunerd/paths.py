@@ -55,6 +55,11 @@ class Paths:
         return self.runtime_dir / "measurement.json"
 
     @property
+    def power(self) -> Path:
+        """The power limit that a measurement has changed; a reboot forgets it, as it does the limit."""
+        return self.runtime_dir / "power.json"
+
+    @property
     def reserve(self) -> Path:
         """Space set aside for going back on a full disk."""
         return self.state_dir / "reserve"

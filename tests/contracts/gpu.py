@@ -121,7 +121,12 @@ class GpuReaderContract:
         "unknown",
         [
             {"display_active": None},
-            {"power_limit_w": None, "power_default_w": None, "power_max_w": None},
+            {
+                "power_limit_w": None,
+                "power_default_w": None,
+                "power_max_w": None,
+                "power_min_w": None,
+            },
             {
                 "pcie_generation": None,
                 "pcie_generation_max": None,
@@ -130,6 +135,7 @@ class GpuReaderContract:
             },
             {"compute_capability": None},
             {"throttle_reasons": None},
+            {"energy_j": None},
             {"uuid": None},
             {"bar1_mib": None, "performance_state": None},
             {"utilisation_percent": None, "power_w": None, "temperature_c": None},

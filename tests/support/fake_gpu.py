@@ -47,6 +47,8 @@ def a_card(
         throttle_reasons=(),
         utilisation_percent=0,
         power_w=14.5,
+        energy_j=81_234.5,
+        power_min_w=100.0,
         sm_clock_mhz=210,
         memory_clock_mhz=405,
         temperature_c=38,

@@ -12,12 +12,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     SUCCESS = 0,
     UNINITIALIZED = 1,
     INVALID_ARGUMENT = 2,
     NOT_SUPPORTED = 3,
+    NO_PERMISSION = 4,
+    NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
     DRIVER_NOT_LOADED = 9,
     ARGUMENT_VERSION_MISMATCH = 25,
@@ -39,13 +42,13 @@ struct gpu {
     bytes total, reserved, used;
     int has_memory, used_includes_reserved, is_mig_device;
     /* Numbers as text, so that `-` can stand for "not supported". */
-    char display[16], mig[16], bar1[32], pstate[16], throttle[32], now[5][16], power[4][16], pcie[4][16], capability[2][16];
+    char display[16], mig[16], bar1[32], pstate[16], throttle[32], energy[32], least_power[16], now[5][16], power[4][16], pcie[4][16], capability[2][16];
     struct { char list; struct process row; } processes[MAX_PROCESSES];
     unsigned n_processes;
 };
 
 static struct {
-    char driver[96], cuda[16];
+    char driver[96], cuda[16], limits[256];
     int session, n_gpus;
     struct gpu gpus[MAX_GPUS];
 } state;
@@ -83,6 +86,8 @@ static void read_gpu_line(struct gpu *gpu, const char *line)
     if (sscanf(line, "bar1 %31s", gpu->bar1) == 1) return;
     if (sscanf(line, "pstate %15s", gpu->pstate) == 1) return;
     if (sscanf(line, "throttle %31s", gpu->throttle) == 1) return;
+    if (sscanf(line, "energy %31s", gpu->energy) == 1) return;
+    if (sscanf(line, "least_power %15s", gpu->least_power) == 1) return;
     if (sscanf(line, "power %15s %15s %15s %15s", gpu->power[0], gpu->power[1], gpu->power[2],
                gpu->power[3]) == 4) return;
     if (sscanf(line, "now %15s %15s %15s %15s %15s", gpu->now[0], gpu->now[1], gpu->now[2],
@@ -111,6 +116,7 @@ static int answer(const char *function, int index)
         if (state.n_gpus) { read_gpu_line(&state.gpus[state.n_gpus - 1], line); continue; }
         if (sscanf(line, "driver %95s", state.driver) == 1) continue;
         if (sscanf(line, "cuda %15s", state.cuda) == 1) continue;
+        if (sscanf(line, "limits %255s", state.limits) == 1) continue;
         if (sscanf(line, "session %d", &state.session) == 1) continue;
         n = sscanf(line, "fail %127s %d %d", failing, &code, &only);
         if (n >= 2 && (n == 2 || only == index)
@@ -215,6 +221,18 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *out)
     return SUCCESS;
 }
 
+int nvmlDeviceGetHandleByUUID(const char *uuid, device *out)
+{
+    int index, code = answer(__func__, -1);
+    if (code) return code;
+    for (index = 0; index < state.n_gpus; index++)
+        if (!strcmp(state.gpus[index].uuid, uuid)) {
+            *out = (char *)HANDLE_BASE + index;
+            return SUCCESS;
+        }
+    return NOT_FOUND;
+}
+
 int nvmlDeviceIsMigDeviceHandle(device handle, unsigned *out)
 {
     GPU_ANSWER;
@@ -275,8 +293,6 @@ PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, 'g')
     int NAME(device handle, unsigned *out) { GPU_ANSWER; return number(gpu->FIELD, out); }
 NUMBER(nvmlDeviceGetDisplayActive, display)
 NUMBER(nvmlDeviceGetPerformanceState, pstate)
-NUMBER(nvmlDeviceGetPowerManagementLimit, power[0])
-NUMBER(nvmlDeviceGetEnforcedPowerLimit, power[1])
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, power[2])
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, pcie[0])
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, pcie[1])
@@ -315,8 +331,69 @@ int nvmlDeviceGetTemperatureV(device handle, struct temperature *out)
 int nvmlDeviceGetPowerManagementLimitConstraints(device handle, unsigned *min, unsigned *max)
 {
     GPU_ANSWER;
+    int code = number(gpu->power[3], max);
     *min = 1000;
-    return number(gpu->power[3], max);
+    number(gpu->least_power, min);
+    return code;
+}
+
+/* The file that holds the limit that was set, in place of the state's. */
+static const char *limit_path(device handle)
+{
+    static char path[4200];
+    const char *own = state_path();
+    if (*state.limits)
+        snprintf(path, sizeof path, "%s/nvml-limit-%d", state.limits, index_of(handle));
+    else
+        snprintf(path, sizeof path, "%.*s-limit-%d", (int)(strlen(own) - strlen("-state")), own,
+                 index_of(handle));
+    return path;
+}
+
+static int limit(device handle, const char *shown, unsigned *out)
+{
+    char line[16] = "";
+    FILE *file = fopen(limit_path(handle), "r");
+    if (!file) return number(shown, out);
+    if (!fgets(line, sizeof line, file)) *line = 0;
+    fclose(file);
+    return number(line, out);
+}
+
+int nvmlDeviceGetPowerManagementLimit(device handle, unsigned *out)
+{
+    GPU_ANSWER;
+    return limit(handle, gpu->power[0], out);
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(device handle, unsigned *out)
+{
+    GPU_ANSWER;
+    return limit(handle, gpu->power[1], out);
+}
+
+int nvmlDeviceSetPowerManagementLimit(device handle, unsigned milliwatts)
+{
+    GPU_ANSWER;
+    unsigned least = 1000, most;
+    char fresh[4300];
+    FILE *file;
+    if (number(gpu->power[3], &most)) return NOT_SUPPORTED;
+    number(gpu->least_power, &least);
+    if (milliwatts < least || milliwatts > most) return INVALID_ARGUMENT;
+    snprintf(fresh, sizeof fresh, "%s.%d", limit_path(handle), (int)getpid());
+    if (!(file = fopen(fresh, "w"))) return NO_PERMISSION;
+    fprintf(file, "%u", milliwatts);
+    fclose(file);
+    return rename(fresh, limit_path(handle)) ? NO_PERMISSION : SUCCESS;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(device handle, unsigned long long *out)
+{
+    GPU_ANSWER;
+    if (!*gpu->energy || !strcmp(gpu->energy, "-")) return NOT_SUPPORTED;
+    *out = strtoull(gpu->energy, 0, 10);
+    return SUCCESS;
 }
 
 int nvmlDeviceGetCudaComputeCapability(device handle, int *major, int *minor)

@@ -4,12 +4,13 @@
 `LD_LIBRARY_PATH=FOLDER`.
 
 The state file holds, before the first card: `driver V`, `cuda 13000`, `session N` (another number
-means that the library must be initialised again), `fail FUNCTION CODE [INDEX]` (`*`: every
+means that the library must be initialised again), `limits FOLDER` (where limits that were set are kept,
+else beside the library), `fail FUNCTION CODE [INDEX]` (`*`: every
 question about a card). Then for each card a line `gpu` and: `name`, `uuid`,
 `memory TOTAL RESERVED USED` [bytes], `used_includes_reserved`, `display 0|1|-`, `mig 0|1|-`,
 `mig_device`, `power LIMIT ENFORCED DEFAULT MAX` [mW], `pcie GEN GEN_MAX WIDTH WIDTH_MAX`,
 `now UTILISATION POWER SM_CLOCK MEMORY_CLOCK TEMPERATURE` [%, mW, MHz, MHz, degrees C],
-`capability MAJOR MINOR`, `bar1 BYTES|-`, `pstate N|-`, `process compute|graphics PID BYTES|- [INSTANCE]`.
+`energy MILLIJOULES|-`, `least_power MW|-`, `capability MAJOR MINOR`, `bar1 BYTES|-`, `pstate N|-`, `process compute|graphics PID BYTES|- [INSTANCE]`.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ def gpu_lines(gpu: Gpu) -> list[str]:
         "capability {} {}".format(*(gpu.compute_capability or ("-", "-"))),
         f"bar1 {_number(gpu.bar1_mib, BYTES_PER_MIB)}",
         f"pstate {_number(gpu.performance_state)}",
+        f"energy {_number(gpu.energy_j, 1000)}",
+        f"least_power {_number(gpu.power_min_w, 1000)}",
         f"throttle {_number(_throttle_bits(gpu))}",
     ]
     for process in gpu.processes or ():
@@ -125,6 +128,8 @@ class NvmlWorld:
     def show(self, *gpus: Gpu, extra: Sequence[str] = ()) -> None:
         """A loaded driver with these cards, all healthy."""
         self.gpus, self.failures, self.extra = list(gpus), [], list(extra)
+        for limit in self.folder.glob("nvml-limit-*"):
+            limit.unlink()
         self.write()
 
     def fail(self, function: str, code: int, index: int | None = None) -> None:

@@ -54,7 +54,8 @@ class Gpu:
     `bar1_mib` is the window through which the processor reaches its memory; `performance_state` is 0
     at full clocks and grows as the card idles. `throttle_reasons` say, in words, what holds its clocks
     down at this moment; empty where nothing does. `utilisation_percent` is the share of the driver's last
-    sampling period (up to a second) in which it worked.
+    sampling period (up to a second) in which it worked. `energy_j` is what the whole card has taken since
+    the driver was loaded; `power_min_w` and `power_max_w` are the limits that it can be given.
     """
 
     index: int
@@ -80,6 +81,8 @@ class Gpu:
     throttle_reasons: tuple[str, ...] | None = None
     utilisation_percent: int | None = None
     power_w: float | None = None
+    energy_j: float | None = None
+    power_min_w: float | None = None
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     temperature_c: int | None = None

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from tunerd.errors import HostError
 from tunerd.machine.facts import POWER_CAP, DriverFiles, Gpu, GpuProcess, GpuReading
 from tunerd.machine.proc import (
     in_initial_pid_namespace,
@@ -200,6 +201,8 @@ class NvmlReader:
             throttle_reasons=_throttle_reasons(handle),
             utilisation_percent=_ask(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
             power_w=_watts(_positive(pynvml.nvmlDeviceGetPowerUsage, handle)),
+            energy_j=_energy_j(handle),
+            power_min_w=_watts(_known(limits[0]) if limits else None),
             sm_clock_mhz=_positive(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
             memory_clock_mhz=_positive(
                 pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM
@@ -231,6 +234,43 @@ class NvmlReader:
                 )
             )
         return tuple(processes)
+
+
+_SAME_W = 1.0
+
+
+def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None) -> float:
+    """Let a GPU draw so much [W]; root alone may.
+
+    Args:
+        uuid: Which.
+        watts: The limit, within what the card allows.
+        in_place_of: Only where this is the limit now; None for any [W].
+
+    Returns:
+        The limit that holds then.
+
+    Raises:
+        HostError: the driver refuses, or says another limit afterwards.
+    """
+    try:
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        now_w = float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
+        is_wanted = in_place_of is None or abs(now_w - in_place_of) < _SAME_W
+        if is_wanted and round(now_w * 1000) != round(watts * 1000):
+            pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(watts * 1000))
+            now_w = float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
+    except pynvml.NVMLError as error:
+        raise HostError(
+            f"the power limit of {uuid} cannot be set to {watts:g} W", cause=_words(error)
+        ) from error
+    if is_wanted and abs(now_w - watts) >= _SAME_W:
+        raise HostError(
+            f"the power limit of {uuid} is not {watts:g} W after it was set",
+            cause=f"it is {now_w:g} W",
+        )
+    return now_w
 
 
 def _words(error: pynvml.NVMLError) -> str:
@@ -268,6 +308,11 @@ def _known(number: int | None) -> int | None:
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
+
+
+def _energy_j(handle: Any) -> float | None:
+    millijoules = _ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+    return millijoules / 1000 if millijoules and millijoules < _NOT_AVAILABLE_FROM else None
 
 
 def _cuda_version() -> str | None:

@@ -106,8 +106,9 @@ class Sample:
 
     `process` names the server life in which it was measured (its invocation), `position` is how
     many requests that life had answered before. `timings` is None where the server reported none
-    (other OpenAI-compatible servers), `problem` says why there is no answer at all. No text of
-    prompt or answer is kept.
+    (other OpenAI-compatible servers), `problem` says why there is no answer at all. `energy_j` is what
+    the server's GPUs took as a whole from its sending to its end, None where that cannot be told. No
+    text of prompt or answer is kept.
     """
 
     suite: str
@@ -122,6 +123,7 @@ class Sample:
     timings: Timings | None
     client: ClientTimes | None
     vram_free_min_mib: int | None = None
+    energy_j: float | None = None
     marks: tuple[Mark, ...] = ()
     problem: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -194,7 +196,11 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a set of samples shows; `n_unusable` were marked or failed and are in no figure."""
+    """What a set of samples shows; `n_unusable` were marked or failed and are in no figure.
+
+    `joules_per_token` is all energy over all generated tokens, that for reading prompts included, of the
+    `n_energy` requests of which both are known.
+    """
 
     n: int
     n_unusable: int
@@ -209,6 +215,8 @@ class Summary:
     acceptance_ratio: float | None
     tokens_per_step: float | None
     acceptance_by_position: tuple[float, ...] | None
+    joules_per_token: float | None = None
+    n_energy: int = 0
 
 
 def spread(values: Iterable[float | None]) -> Spread:
@@ -237,6 +245,7 @@ def summarise(samples: Sequence[Sample]) -> Summary:
         None if t.predicted_n is None else (t.predicted_n - 1, t.predicted_ms) for t in timings
     ]
     read = [(t.prompt_n, t.prompt_ms) for t in timings]
+    energies = [(s.energy_j, s.n_predicted) for s in usable if s.energy_j and s.n_predicted]
     return Summary(
         n=len(usable),
         n_unusable=len(samples) - len(usable),
@@ -251,7 +260,14 @@ def summarise(samples: Sequence[Sample]) -> Summary:
         acceptance_ratio=accepted / drafted if drafted and accepted is not None else None,
         tokens_per_step=_tokens_per_step(timings),
         acceptance_by_position=_by_position(timings),
+        joules_per_token=per_token(energies),
+        n_energy=len(energies),
     )
+
+
+def per_token(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Energy a generated token, of energies [J] with their tokens; None of none."""
+    return sum(joules for joules, _ in pairs) / sum(n for _, n in pairs) if pairs else None
 
 
 def _rate(rows: Iterable[tuple[int | None, float | None] | None], n: int) -> Rate:

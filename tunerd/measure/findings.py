@@ -53,6 +53,7 @@ class MtpRow:
     accepted: float | None
     acceptance_ratio: float | None
     tok_s: float | None
+    joules_per_token: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class MtpTable:
     mean_tok_s: float | None
     wall_s: float | None
     missing: tuple[str, ...] = ()
+    joules_per_token: float | None = None
 
 
 def mtp_table(samples: Sequence[Sample]) -> MtpTable:
@@ -94,6 +96,7 @@ def mtp_table(samples: Sequence[Sample]) -> MtpTable:
         mean_tok_s=_mean(rates),
         wall_s=_wall_s(by_kind),
         missing=missing_kinds(measured),
+        joules_per_token=whole.joules_per_token,
     )
 
 
@@ -132,6 +135,7 @@ def _mtp_row(kind: str, samples: Sequence[Sample]) -> MtpRow:
         accepted=each(summary.n_accepted),
         acceptance_ratio=summary.acceptance_ratio,
         tok_s=summary.decode.tok_s,
+        joules_per_token=summary.joules_per_token,
     )
 
 

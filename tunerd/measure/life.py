@@ -60,6 +60,7 @@ from tunerd.measure.trust import (
     ProcessorLook,
     Speculation,
     Traffic,
+    energy_of,
     is_processor_taken,
     is_same_command,
     judge_traffic,
@@ -428,8 +429,9 @@ class GpuWatch:
 
     def look_now(self) -> None:
         """Read in any case."""
-        self.looks.append(look_at(self.ctx.gpu.read().gpus, self.pids))
+        gpus = self.ctx.gpu.read().gpus
         self._last_s = self.ctx.clock.monotonic_s()
+        self.looks.append(look_at(gpus, self.pids, at_s=self._last_s))
 
     @property
     def free_mib(self) -> int | None:
@@ -797,6 +799,8 @@ class Life:
             timings=answer.timings,
             client=client,
             vram_free_min_mib=watch.free_mib,
+            # What several at once take together is nobody's own.
+            energy_j=energy_of(watch.looks) if request.streams == 1 else None,
             marks=() if problem is not None else marks,
             problem=problem,
             details=_details(request, answer),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tunerd.engine.flags import normal_spelling, owner_of
 from tunerd.engine.log import LoggedRequest
-from tunerd.machine.facts import POWER_CAP, Gpu
+from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, step_of
 from tunerd.measure.request import Request
 
@@ -28,6 +28,9 @@ SPAN_SLACK_RATIO = 0.05
 # A client cannot have seen less time than the server worked, but for the resolution of both clocks.
 CLOCK_SLACK_MS = 20.0
 CLOCK_SLACK_RATIO = 0.01
+# Readings of power lag by up to a second, so that their integral over less says nothing.
+# Source: NVML API reference, nvmlDeviceGetPowerUsage (averaged over 1 s from Ampere on).
+LEAST_POWER_S = 3.0
 # Memory in use jitters by some 30 MiB from load to load.
 OTHERS_SLACK_MIB = 64
 # Of the machine's processor time, while a request was under way; the kernel counts in ticks of 10 ms.
@@ -58,12 +61,18 @@ class GpuLook:
 
     `others_mib` is what processes other than the server hold, None where that cannot be told.
     `throttled` are the reasons why a clock is held down; the owner's power limit, at which a card may
-    run whenever its work is heavy enough, is none.
+    run whenever its work is heavy enough, is none. `cards` are those on which the server is, and
+    `energy_j` (a counter) and `power_w` are theirs as a whole, None where they cannot be told, and where
+    somebody else computes there too. `at_s` is when, on any clock.
     """
 
     free_mib: int | None
     others_mib: int | None
     throttled: frozenset[str]
+    at_s: float = 0.0
+    cards: tuple[int, ...] = ()
+    energy_j: float | None = None
+    power_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +87,14 @@ class ProcessorLook:
     own_s: float
 
 
-def look_at(gpus: Sequence[Gpu] | None, server_pids: Sequence[int]) -> GpuLook:
-    """What a reading says beside the server's own use."""
+def look_at(
+    gpus: Sequence[Gpu] | None, server_pids: Sequence[int], *, at_s: float = 0.0
+) -> GpuLook:
+    """What a reading says beside the server's own use, and what its cards take meanwhile."""
     if not gpus:
-        return GpuLook(None, None, frozenset())
+        return GpuLook(None, None, frozenset(), at_s)
+    own = [gpu for gpu in gpus if any(one.pid in server_pids for one in gpu.processes or ())]
+    is_alone = not any(_computes(one, server_pids) for gpu in own for one in gpu.processes or ())
     free = [gpu.free_mib for gpu in gpus]
     others = [_others(gpu, server_pids) for gpu in gpus]
     return GpuLook(
@@ -90,7 +103,43 @@ def look_at(gpus: Sequence[Gpu] | None, server_pids: Sequence[int]) -> GpuLook:
         throttled=frozenset(
             reason for gpu in gpus for reason in gpu.throttle_reasons or () if reason != POWER_CAP
         ),
+        at_s=at_s,
+        cards=tuple(gpu.index for gpu in own),
+        energy_j=_sum([gpu.energy_j for gpu in own]) if is_alone else None,
+        power_w=_sum([gpu.power_w for gpu in own]) if is_alone else None,
     )
+
+
+def _computes(process: GpuProcess, server_pids: Sequence[int]) -> bool:
+    """Whether it is somebody else's work; a desktop's is always there."""
+    is_other = process.pid not in server_pids and not process.is_display_server
+    return is_other and "compute" in process.kind
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [one for one in values if one is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def energy_of(looks: Sequence[GpuLook]) -> float | None:
+    """What the server's cards took as a whole from the first look to the last [J]; never 0.
+
+    By the driver's counter, else by readings of power, of which there must be enough. None where it
+    cannot be told: the server is on none that can be seen, or somebody else computed there meanwhile.
+    """
+    if len({look.cards for look in looks}) != 1:
+        return None
+    first, last = looks[0], looks[-1]
+    if None not in [look.energy_j for look in looks]:
+        taken = (last.energy_j or 0.0) - (first.energy_j or 0.0)
+    elif None in [look.power_w for look in looks] or last.at_s - first.at_s < LEAST_POWER_S:
+        return None
+    else:
+        taken = sum(
+            ((one.power_w or 0.0) + (two.power_w or 0.0)) / 2 * (two.at_s - one.at_s)
+            for one, two in itertools.pairwise(looks)
+        )
+    return taken if taken > 0 else None
 
 
 def _others(gpu: Gpu, server_pids: Sequence[int]) -> int | None:

@@ -12,13 +12,14 @@ from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import HostError, ServiceError
 from tunerd.machine.clock import polls
 from tunerd.machine.files import is_locked
+from tunerd.production.power import give_back_power
 from tunerd.records import plain
 from tunerd.result import Message, Progress, note
 from tunerd.units.manager import (
     PORT_LIMIT_S,
     UP,
     LeaseRecord,
-    candidate_behind,
+    bound_unit_behind,
     is_candidate,
     lease_of,
     lease_unit,
@@ -169,11 +170,11 @@ def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str
         is_mine: Whether the caller is the one who may measure; others look away while somebody is.
 
     Returns:
-        The units that were cleared away; a lease that waits for production's port was waited for.
+        What was cleared away, units by their names; a lease that waits for production's port was waited for.
 
     Raises:
         HostError: a file cannot be removed.
-        ServiceError: the service manager refused.
+        ServiceError: the service manager refused, or a power limit cannot be given back.
     """
     if not is_mine and (is_locked(ctx.paths.measure_lock) or not has_leftovers(ctx)):
         return ()
@@ -192,7 +193,7 @@ def clear_dead_measurements(ctx: Context, *, is_mine: bool = False) -> tuple[str
     record = written_record(ctx)
     if record is not None and read_measurement(ctx) is None and not owe(ctx, record):
         ctx.files.remove(ctx.paths.measurement)
-    return tuple(dead)
+    return (*dead, *(["another power limit"] if give_back_power(ctx) else []))
 
 
 def owe(ctx: Context, record: LeaseRecord) -> bool:
@@ -218,7 +219,8 @@ def owe(ctx: Context, record: LeaseRecord) -> bool:
 
 def has_leftovers(ctx: Context) -> bool:
     """Whether there may be something to clear, seen without asking the service manager."""
-    return ctx.paths.measurement.exists() or bool(_units_with_files(ctx))
+    is_there = ctx.paths.measurement.exists() or ctx.paths.power.exists()
+    return is_there or bool(_units_with_files(ctx))
 
 
 def remove_unit_files(ctx: Context, unit: str) -> None:
@@ -240,7 +242,7 @@ def _units_with_files(ctx: Context) -> set[str]:
         names = [path.name for path in ctx.services.runtime_unit_dir.iterdir()]
     except OSError:
         return set()
-    return {unit for unit in map(candidate_behind, names) if unit is not None}
+    return {unit for unit in map(bound_unit_behind, names) if unit is not None}
 
 
 def written_record(ctx: Context) -> LeaseRecord | None:

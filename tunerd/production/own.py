@@ -48,14 +48,18 @@ def start_own_unit(ctx: Context, unit: OwnUnit) -> None:
         ServiceError: it does not start.
         HostError: a shipped unit cannot be read.
     """
-    environment = {
+    ctx.services.reset_failed(unit.name)
+    argv, environment = own_command(ctx.mode, *unit.words), own_environment(ctx)
+    ctx.services.run_transient(unit.name, argv, _properties(ctx, unit), environment=environment)
+
+
+def own_environment(ctx: Context) -> dict[str, str]:
+    """What tunerd's own programs need of this process's environment."""
+    return {
         name: value
         for name, value in sorted(ctx.environment.items())
         if name.startswith(_KEPT) and name != "TUNERD_LOG_LEVEL"
     }
-    ctx.services.reset_failed(unit.name)
-    argv = own_command(ctx.mode, *unit.words)
-    ctx.services.run_transient(unit.name, argv, _properties(ctx, unit), environment=environment)
 
 
 def start_sweep_unit(ctx: Context) -> None:

@@ -155,8 +155,8 @@ def _time_of(line: str) -> float | None:
 # seconds to end its streams first.
 PORT_LIMIT_S = 75.0
 _PREFIX = "tunerd-"
-_NAMES = re.compile(r"tunerd-(?:lease|candidate)-([0-9a-f]{8,32})(?:-\d+)?\.service")
-_CANDIDATE = re.compile(r"tunerd-candidate-[0-9a-f]{8,32}-\d+\.service")
+_NAMES = re.compile(r"tunerd-(?:lease|candidate|power)-([0-9a-f]{8,32})(?:-\d+)?\.service")
+_BOUND = re.compile(r"tunerd-(?:candidate-[0-9a-f]{8,32}-\d+|power-[0-9a-f]{8,32})\.service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,20 +191,25 @@ def candidate_unit(lease_id: str, number: int) -> str:
     return f"{_PREFIX}candidate-{lease_id}-{number}.service"
 
 
+def power_unit(lease_id: str) -> str:
+    """The name of the unit that holds another power limit within a lease."""
+    return f"{_PREFIX}power-{lease_id}.service"
+
+
 def run_scope(lease_id: str) -> str:
     """The name of the unit around a command typed by hand."""
     return f"{_PREFIX}run-{lease_id}.scope"
 
 
 def lease_of(unit: str) -> str | None:
-    """The lease's id in the name of a lease's or candidate's unit; None for any other unit."""
+    """The lease's id in the name of its own or a bound unit; None for any other unit."""
     found = _NAMES.fullmatch(unit)
     return found.group(1) if found else None
 
 
-def candidate_behind(file_name: str) -> str | None:
-    """The candidate that a file or folder belongs to: its unit, drop-ins, or a cut-short write."""
-    found = _CANDIDATE.search(file_name)
+def bound_unit_behind(file_name: str) -> str | None:
+    """The unit within a lease that a file or folder belongs to: itself, drop-ins, or a cut-short write."""
+    found = _BOUND.search(file_name)
     return found.group() if found else None
 
 

@@ -27,7 +27,14 @@ _FOREIGN = re.compile(
     + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
     + "]"
 )
-_OF_UNIT = {"Description", "CollectMode", "StartLimitIntervalSec", "StartLimitBurst"}
+_OF_UNIT = {
+    "Description",
+    "CollectMode",
+    "StartLimitIntervalSec",
+    "StartLimitBurst",
+    "BindsTo",
+    "After",
+}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "%": "%%", "\n": "\\n", "\t": "\\t"}
 

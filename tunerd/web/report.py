@@ -375,9 +375,9 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
         note="Bars: all tokens of a kind over all their time." + (_WHISKERS if has_spread else ""),
     )
     columns = heads("~kind of text", "requests", "predicted", "drafted", "accepted", "rate", "tok/s",
-                    "slowest to fastest", "wall [s]")  # fmt: skip
+                    "slowest to fastest", "wall [s]", JOULES)  # fmt: skip
     tables = [
-        Table(
+        _with_energy(
             f"{one.label}: by kind of text",
             columns,
             tuple(_kind_row(_as_words(kind), s, one) for kind, s in zip(kinds, of, strict=True)),
@@ -395,6 +395,18 @@ def speed_by_kind(series: Sequence[Series]) -> Section | None:
         charts=(chart,),
         tables=tuple(tables),
     )
+
+
+JOULES = "J/token"
+Rows = tuple[tuple[Cell, ...], ...]
+
+
+def _with_energy(caption: str, columns: tuple[Column, ...], rows: Rows, totals: Rows = ()) -> Table:
+    """A table whose last column is energy, which is left out where no row has it."""
+    if all(row[-1] is None for row in (*rows, *totals)):
+        columns = columns[:-1]
+        rows, totals = (tuple(row[:-1] for row in one) for one in (rows, totals))
+    return Table(caption, columns, rows, totals)
 
 
 def _rate_bar(one: Series, summary: Summary) -> Bar:
@@ -417,6 +429,7 @@ def _kind_row(name: str, summary: Summary, one: Series) -> tuple[Cell, ...]:
         figure(summary.decode.tok_s),
         span(summary.decode_tok_s.least, summary.decode_tok_s.most),
         seconds(summary.wall_ms.median, 2),
+        figure(summary.joules_per_token),
     )
 
 
@@ -435,11 +448,12 @@ def _side_by_side(several: Sequence[Series]) -> Table:
                 percent(found.acceptance_ratio) or (NOT_ASKED if one.speculates is False else None),
                 figure(found.ttft_ms.median),
                 seconds(found.wall_ms.median, 2),
+                figure(found.joules_per_token),
             )
         )
     columns = heads("~configuration", "tok/s, client's clock", "slowest to fastest",
-                    "tok/s, server's own", "accepted", "TTFT [ms]", "wall [s]")  # fmt: skip
-    return Table("Side by side, a request of any kind", columns, tuple(rows))
+                    "tok/s, server's own", "accepted", "TTFT [ms]", "wall [s]", JOULES)  # fmt: skip
+    return _with_energy("Side by side, a request of any kind", columns, tuple(rows))
 
 
 def _client_tok_s(sample: Sample) -> float | None:
@@ -686,7 +700,7 @@ TITLES = {
 _DRAWN_SUITES = frozenset({"mtp", "lengths", "deep", "quality"})
 _DRAWN_RECORDS = frozenset({AcceptanceByPosition.NAME, Crossover.NAME, Depth.NAME, TurnTime.NAME})
 _OF_SWEEPS = PAGE, EVIDENCE = ("sweep page", "sweep evidence")
-_UNITS = {"_mib": "MiB", "_tok_s": "tok/s", "_tokens": "tokens", "_ms": "ms", "_s": "s",
+_UNITS = {"_mib": "MiB", "_w": "W", "_tok_s": "tok/s", "_tokens": "tokens", "_ms": "ms", "_s": "s",
           "_letters": "letters", "_ratio": "share"}  # fmt: skip
 _CASE = "case"
 _EXACT_FROM = 1000
@@ -713,7 +727,7 @@ def other_suites(series: Sequence[Series], evidence: Runs) -> Section | None:
 
 def _suite_table(suite: str, series: Sequence[Series]) -> Table:
     columns = heads("~case", "~configuration", "requests", "prompt [ms]", "tokens reused", "TTFT [ms]",
-                    "tok/s", "wall [ms]")  # fmt: skip
+                    "tok/s", "wall [ms]", JOULES)  # fmt: skip
     cases = _distinct(sample.case for one in series for sample in one.of(suite))
     rows = [
         _case_row(case, one, of_case)
@@ -721,7 +735,7 @@ def _suite_table(suite: str, series: Sequence[Series]) -> Table:
         for one in series
         if (of_case := [sample for sample in one.of(suite) if sample.case == case])
     ]
-    return Table(TITLES.get(suite, suite), columns, tuple(rows))
+    return _with_energy(TITLES.get(suite, suite), columns, tuple(rows))
 
 
 def _case_row(case: str, one: Series, samples: Sequence[Sample]) -> tuple[Cell, ...]:
@@ -736,6 +750,7 @@ def _case_row(case: str, one: Series, samples: Sequence[Sample]) -> tuple[Cell, 
         figure(summary.ttft_ms.median, 0),
         figure(summary.decode.tok_s),
         figure(summary.wall_ms.median, 0),
+        figure(summary.joules_per_token),
     )
 
 
@@ -927,6 +942,8 @@ def _missing(series: Sequence[Series], evidence: Runs) -> Iterator[tuple[str, ..
             lacks.pop(_BY_POSITION, None)
         lacks["time to first token"] = sum(getattr(s.client, "ttft_ms", None) is None for s in used)
         lacks["wall time"] = sum(s.client is None for s in used)
+        if one.arm.fingerprint.gpu_names:
+            lacks["energy"] = sum(s.energy_j is None for s in used)
         lacks["free VRAM"] = sum(s.vram_free_min_mib is None for s in used)
         yield from ((name, one.label, f"{n:,}", f"{len(used):,}") for name, n in lacks.items() if n)
 

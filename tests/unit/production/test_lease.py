@@ -28,7 +28,7 @@ from tunerd.tryout.local_service import Ending
 from tunerd.units.manager import (
     LeaseRecord,
     LeaseSpec,
-    candidate_behind,
+    bound_unit_behind,
     candidate_unit,
     is_candidate,
     lease_of,
@@ -73,8 +73,8 @@ def test_names_are_told_apart() -> None:
     assert not is_candidate(lease_unit(ID))
     unit = candidate_unit(ID, 12)
     for name in (unit, f"{unit}.d", f".{unit}.x1y2.tmp"):
-        assert candidate_behind(name) == unit
-    assert candidate_behind("llama-server.service") is None
+        assert bound_unit_behind(name) == unit
+    assert bound_unit_behind("llama-server.service") is None
 
 
 def test_a_record_is_read_as_it_was_written_and_foreign_ones_are_none() -> None:
