@@ -86,15 +86,23 @@ def rtx_3090_ti(*, index: int = 0, used_mib: int = 0) -> Gpu:
 class FakeGpuReader:
     """Answers with what was last shown; each reading is counted.
 
-    It starts with the given cards; `show`, `hide` and `lose` change the world from then on.
+    It starts with the given cards; `show`, `hide` and `lose` change the world from then on. Between two
+    readings each card takes `draws_j`.
     """
 
     def __init__(self, *gpus: Gpu) -> None:
         self.n_readings = 0
+        self.draws_j = 0.0
         self._reading = _found(gpus)
 
     def read(self) -> GpuReading:
         self.n_readings += 1
+        if self.draws_j and self._reading.gpus:
+            gpus = [
+                replace(gpu, energy_j=None if gpu.energy_j is None else gpu.energy_j + self.draws_j)
+                for gpu in self._reading.gpus
+            ]
+            self._reading = replace(self._reading, gpus=tuple(gpus))
         return self._reading
 
     def show(self, *gpus: Gpu, problem: str | None = None) -> None:

@@ -19,6 +19,7 @@ def loading() -> Iterator[Callable[[Path], None]]:
     """A function that makes pynvml use a library file; pynvml is as right after import at both ends."""
 
     def use(library: Path) -> None:
+        _forget()
         pynvml.nvmlLib = pynvml.CDLL(str(library))
 
     _forget()

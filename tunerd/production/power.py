@@ -48,11 +48,11 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
     if len(gpus) != 1 or gpus[0].uuid is None or gpus[0].power_limit_w is None:
         raise HostError("the GPU's power limit cannot be told", state="it was not changed")
     before_w = gpus[0].power_limit_w
+    if ctx.paths.power.exists():  # of which `before_w` would be the wrong one
+        raise HostError("an earlier power limit was not given back", hint="`tunerd recover`")
     if before_w == watts:
         yield
         return
-    if ctx.paths.power.exists():  # of which `before_w` would be the wrong one
-        raise HostError("an earlier power limit was not given back", hint="`tunerd recover`")
     ctx.files.make_folder(ctx.paths.runtime_dir)
     record = PowerRecord(lease, gpus[0].uuid, before_w, watts)
     unit = power_unit(lease)

@@ -319,3 +319,22 @@ def test_each_step_yields_its_accepted_drafts_and_one_token_more() -> None:
 
     assert found.steps == 22
     assert found.step_ms == pytest.approx(20.0)
+
+
+def test_joules_a_token_are_all_energy_over_all_generated_tokens_of_requests_that_tell_both() -> (
+    None
+):
+    short, long = timings(predicted_n=10), timings(predicted_n=90)
+    found = summarise(
+        [
+            sample(timings=short, energy_j=100.0),
+            sample(timings=long, energy_j=300.0),
+            sample(timings=long),
+            sample(timings=None, energy_j=50.0),
+            sample(timings=long, energy_j=9000.0, marks=(Mark.THROTTLED,)),
+        ]
+    )
+
+    assert (found.joules_per_token, found.n_energy) == (4.0, 2)
+    none = summarise([sample()])
+    assert (none.joules_per_token, none.n_energy) == (None, 0)

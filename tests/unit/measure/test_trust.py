@@ -17,6 +17,7 @@ from tunerd.measure.trust import (
     GpuLook,
     ProcessorLook,
     Speculation,
+    energy_of,
     is_processor_taken,
     is_same_command,
     judge_traffic,
@@ -171,6 +172,74 @@ def test_the_servers_own_memory_is_not_that_of_others() -> None:
     unknown = replace(card, processes=(process(7, 8500), process(8, None)))
     assert look_at([unknown], [7]).others_mib is None
     assert look_at(None, [7]) == GpuLook(None, None, frozenset())
+
+
+SERVER = GpuProcess(7, MiB(8500), "compute", "llama-server", None)
+DESKTOP = GpuProcess(8, MiB(400), "compute+graphics", "Xorg", None)
+STRANGER = GpuProcess(9, MiB(400), "compute", "python", None)
+
+
+def drawn(
+    *readings: tuple[float, float | None, float | None],
+    processes: tuple[GpuProcess, ...] = (SERVER,),
+) -> list[GpuLook]:
+    """Looks at a card: when [s], its counter [J], its power [W]."""
+    return [
+        look_at(
+            [replace(rtx_3090_ti(), processes=processes, energy_j=joules, power_w=watts)],
+            [7],
+            at_s=at_s,
+        )
+        for at_s, joules, watts in readings
+    ]
+
+
+def test_energy_is_what_the_counter_gained() -> None:
+    assert energy_of(drawn((0.0, 1000.0, 9.0), (0.5, 1100.0, 9.0), (1.0, 1350.5, 9.0))) == 350.5
+    beside_a_desktop = drawn((0.0, 1000.0, None), (1.0, 1200.0, None), processes=(SERVER, DESKTOP))
+    assert energy_of(beside_a_desktop) == 200.0
+
+
+def test_without_a_counter_energy_is_the_integral_of_power_if_there_is_enough_of_it() -> None:
+    assert energy_of(drawn((0.0, None, 100.0), (2.0, None, 300.0), (4.0, None, 300.0))) == 1000.0
+    assert energy_of(drawn((0.0, None, 100.0), (2.0, None, 300.0))) is None, (
+        "power lags by a second"
+    )
+    assert energy_of(drawn((0.0, None, 100.0), (2.0, None, None), (4.0, None, 300.0))) is None
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [],
+        drawn((0.0, 1000.0, None)),
+        drawn((0.0, 1000.0, None), (9.0, 1000.0, None)),
+        drawn((0.0, 1000.0, None), (9.0, 3.0, None)),
+        drawn((0.0, None, None), (9.0, None, None)),
+        drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(SERVER, STRANGER)),
+        [*drawn((0.0, 1.0, 1.0)), *drawn((4.0, 2.0, 1.0), processes=(SERVER, STRANGER)),
+         *drawn((9.0, 3.0, 1.0))],
+        drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(STRANGER,)),
+        [look_at([replace(rtx_3090_ti(), processes=None)], [7], at_s=at_s) for at_s in (0.0, 9.0)],
+        [look_at(None, [7], at_s=at_s) for at_s in (0.0, 9.0)],
+        [*drawn((0.0, 1.0, 1.0)),
+         look_at([replace(rtx_3090_ti(index=at), processes=(SERVER,)) for at in (0, 1)], [7], at_s=9.0)],
+    ],
+    ids=["nothing", "one look", "a counter that stands", "one that went back", "neither is told",
+         "somebody computes there", "somebody did for a moment", "another card's", "unknown processes",
+         "no card", "other cards than before"],
+)  # fmt: skip
+def test_energy_that_cannot_be_told_is_unknown_and_never_zero(looks: list[GpuLook]) -> None:
+    assert energy_of(looks) is None
+
+
+def test_a_card_that_the_server_is_not_on_is_not_counted() -> None:
+    def both(joules: float, other_joules: float, at_s: float) -> GpuLook:
+        mine = replace(rtx_3090_ti(), processes=(SERVER,), energy_j=joules)
+        other = replace(rtx_3090_ti(index=1), processes=(STRANGER,), energy_j=other_joules)
+        return look_at([mine, other], [7], at_s=at_s)
+
+    assert energy_of([both(10.0, 500.0, 0.0), both(25.0, 900.0, 1.0)]) == 15.0
 
 
 def counters(n_prompt: int | None, n_predicted: int | None) -> Counters:
