@@ -75,7 +75,6 @@ FACES = {
         "measurement",
         "own",
         "plan",
-        "power",
         "probation",
         "recover",
         "rollback",
