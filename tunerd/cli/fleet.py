@@ -10,7 +10,7 @@ import click
 
 from tunerd.cli.complete import names_of
 from tunerd.cli.deploy import probation_option, set_option, untuned_option, yes_option
-from tunerd.cli.output import columns, line
+from tunerd.cli.output import columns
 from tunerd.operations import NUMBER, PROFILE, Call, operation
 from tunerd.result import ActionResult
 from tunerd.words import UNKNOWN, format_duration, format_mib, when
@@ -186,7 +186,7 @@ def show_(call: Call, number: int | None) -> ActionResult:
 
 
 @fleet_command.command(name="hand-in", short_help="Hand in what the shared store lacks.")
-@operation(line("{name}: {entries} entries of {runs} runs handed in"))
+@operation("render_hand_in")
 def hand_in(call: Call) -> ActionResult:
     """Hand in what the shared store does not have yet, and what serves here.
 
@@ -227,6 +227,16 @@ def render_rollout(payload: Mapping[str, Any]) -> Iterator[str]:
         for one in payload["boxes"]
     ]  # fmt: skip
     yield from columns(rows)
+
+
+def render_hand_in(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people."""
+    runs = "a run" if payload["runs"] == 1 else f"{payload['runs']} runs"
+    yield (
+        f"{payload['name']}: {payload['entries']:,} entries of {runs} handed in"
+        if payload["runs"]
+        else f"{payload['name']}: nothing was lacking"
+    )
 
 
 def render_boxes(payload: Mapping[str, Any]) -> Iterator[str]:

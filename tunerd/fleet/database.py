@@ -121,7 +121,7 @@ class Database:
         # It also warns of what is raised.
         logging.getLogger("psycopg").setLevel(logging.ERROR)
         self._url = sa.make_url(url)
-        self.name = f"the shared store `{self._url.render_as_string()}`"
+        self.name = f"the shared store `{self._url.set(query={}).render_as_string()}`"
         self._wait_s = wait_s
         self._limit_s = limit_s
         self._options = (
@@ -239,7 +239,7 @@ class Database:
 
     def _error(self, verb: str, error: DBAPIError) -> TunerdError:
         """What an error of PostgreSQL, or of the way to it, means."""
-        cause = "; ".join(str(error.orig).split("\n"))[:_MOST_WORDS]
+        cause = "; ".join(map(str.strip, str(error.orig).splitlines()))[:_MOST_WORDS]
         code = getattr(error.orig, "sqlstate", None) or _code_of_connecting(error.orig)
         kind, why, hint = next(
             (said for start, said in _SAID.items() if code.startswith(start)),

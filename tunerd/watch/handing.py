@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from tunerd.app import Context
@@ -30,10 +31,9 @@ class HandIns:
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
         self._ctx = ctx
         self._tell = tell
-        self._measures = False
         self._runs = False
-        self._is_due = True
-        self._begun_s = 0.0
+        self._begun_s: float | None = None
+        self._seen = self._handed = self._stamp()
         self._before: HandedIn | None = None
         self._said: str | None = None
 
@@ -45,14 +45,15 @@ class HandIns:
         """Begin what is due, and see how the last one ended; how long to wait until the next look [s]."""
         if self._ctx.settings.store.url is None:
             return EVERY_S
-        has_measured, self._measures = self._measures, is_locked(self._ctx.paths.measure_lock)
         now_s = self._ctx.clock.monotonic_s()
-        self._is_due |= has_measured and not self._measures
-        self._is_due |= now_s - self._begun_s >= EVERY_S
+        seen, self._seen = self._seen, self._stamp()
+        # What is being written goes on, and a measurement is not disturbed.
+        is_over = seen == self._seen and not is_locked(self._ctx.paths.measure_lock)
+        is_late = self._begun_s is None or now_s - self._begun_s >= EVERY_S
         try:
             self._look_at_unit()
-            if self._is_due and not self._runs:
-                self._is_due, self._begun_s = False, now_s
+            if not self._runs and (is_late or (is_over and self._seen != self._handed)):
+                self._begun_s, self._handed = now_s, self._seen
                 self._before = self._ctx.files.recall(HandedIn, self._ctx.paths.handed_in)
                 what = "hands evidence in to the shared store"
                 words = ["fleet", "hand-in"]
@@ -61,6 +62,15 @@ class HandIns:
         except TunerdError as problem:
             self._say(problem.words)
         return _LOOK_S
+
+    def _stamp(self) -> tuple[tuple[int, int], ...]:
+        """How the evidence's files look: another stamp after anything was stored."""
+        path = self._ctx.paths.evidence
+        found = []
+        for one in (path, path.with_name(f"{path.name}-wal")):
+            with contextlib.suppress(OSError):
+                found.append((one.stat().st_mtime_ns, one.stat().st_size))
+        return tuple(found)
 
     def _look_at_unit(self) -> None:
         state = self._ctx.services.state(HAND_IN_UNIT)

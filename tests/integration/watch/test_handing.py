@@ -60,14 +60,26 @@ def test_it_is_done_at_the_start_and_every_ten_minutes(tmp_path: Path) -> None:
     assert waits == [EVERY_S] * 2
 
 
-def test_it_is_done_when_a_measurement_has_ended(tmp_path: Path) -> None:
+def test_it_is_done_when_a_measurement_has_ended_and_not_before(tmp_path: Path) -> None:
     world = World(tmp_path, ends=HandedIn(at_s=1.0))
+    evidence = world.ctx.paths.evidence
     world.look(3)
-    with lock(world.ctx.paths.measure_lock, purpose="bench", since="now"):
+    with lock(world.ctx.paths.measure_lock, purpose="sweep", since="now"):
+        evidence.write_text("a start")
         world.look(3)
-        assert len(world.begun_s) == 1
-    world.look(2)
+    assert len(world.begun_s) == 1
+    world.look(3)
     assert len(world.begun_s) == 2
+
+    # A bench of what serves holds no lock: it is over when nothing comes any more.
+    world.look(3, before=lambda at: void(evidence.write_text("a sample" * (at + 2))))
+    assert len(world.begun_s) == 2
+    world.look(3)
+    assert len(world.begun_s) == 3
+
+
+def void(_value: object) -> None:
+    """For what gives back something that nobody wants."""
 
 
 def test_whoever_shares_no_store_has_nothing_started(tmp_path: Path) -> None:
