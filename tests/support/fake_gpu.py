@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ def a_card(
     return Gpu(
         index=index,
         name=name,
-        uuid=f"GPU-00000000-0000-0000-0000-{index:012d}",
+        uuid=f"GPU-{os.getpid():08x}-0000-0000-0000-{index:012d}",  # tests beside this one have another
         total_mib=MiB(total_mib),
         used_mib=MiB(used),
         reserved_mib=MiB(reserved_mib),

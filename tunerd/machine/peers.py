@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import ipaddress
 import os
@@ -10,14 +11,14 @@ import pwd
 import socket
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import structlog
 
-from tunerd.errors import HostError, TunerdError
+from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.net import IpAddress, plain_address, tcp_sockets
 from tunerd.machine.process import account
 
@@ -32,6 +33,39 @@ def peer_of(connection: socket.socket) -> Peer:
     if connection.family == socket.AF_UNIX:
         return _unix_peer(connection)
     return _tcp_peer(connection)
+
+
+@contextlib.contextmanager
+def only_one(name: str) -> Iterator[None]:
+    """Hold a name of this machine for the body; whatever account others run as, they find it taken.
+
+    It is an abstract socket: no file, no rights on one, and it ends with the process. Whoever may run programs
+    here can take it, and so delay a measurement, as they could by using the card.
+
+    Raises:
+        Busy: another process holds it.
+        HostError: it cannot be had.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:
+        address = f"\0tunerd-{name}"
+        try:
+            holder.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise HostError(f"cannot hold {name}", cause=error.strerror) from error
+            raise Busy(f"{name} is taken", cause=_holder_of(address)) from error
+        holder.listen(1)
+        yield
+
+
+def _holder_of(address: str) -> str:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        asking.connect(address)
+        peer = peer_of(asking)
+        if peer.uid is not None:
+            return f"process {peer.pid} of {account_text(peer.uid)} holds it"
+    return "a process that cannot be told holds it"
 
 
 def group_number(name: str) -> int | None:

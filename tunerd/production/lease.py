@@ -33,6 +33,7 @@ from tunerd.errors import (
     TunerdError,
 )
 from tunerd.machine.files import lock
+from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
 from tunerd.production.gate import (
     PORT_WAIT_S,
@@ -502,7 +503,7 @@ def hold(
 
 @contextlib.contextmanager
 def _only_measurement(ctx: Context, purpose: str) -> Iterator[None]:
-    """One at a time: the lock of measurements."""
+    """One at a time: the lock of measurements, and each card, which other STATEs and accounts may measure."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock(ctx.paths.measure_lock, purpose=purpose, since=ctx.now_text()))
@@ -513,6 +514,18 @@ def _only_measurement(ctx: Context, purpose: str) -> Iterator[None]:
                 state="nothing was changed",
                 hint=f"wait for it, or end it by starting {ctx.unit}",
             ) from busy
+        for uuid, name in sorted(
+            (gpu.uuid, gpu.name) for gpu in ctx.gpu.read().gpus or () if gpu.uuid
+        ):
+            try:
+                stack.enter_context(only_one(f"card-{uuid}"))
+            except Busy as busy:
+                raise Busy(
+                    f"another tunerd measures on the {name}",
+                    cause=busy.cause,
+                    state="nothing was changed",
+                    hint="wait for it: two measurements on one card would both be wrong",
+                ) from busy
         yield
 
 
