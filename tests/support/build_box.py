@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.support.local_box import Box
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.machine.net import free_port
 from tunerd.tryout.designed import SHAPES, design, write
+from tunerd.tryout.local_state import PID_NAME
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,12 @@ class BuildBox:
         pid = self.json("status")["pid"]
         rows = Path(f"/proc/{pid}/status").read_text().splitlines()
         return next(int(row.split()[1]) for row in rows if row.startswith("VmPeak:"))
+
+    def limit_address_space(self, spare_kib: int) -> None:
+        """No server from now on gets more than that above what the one that runs now has had."""
+        limit = (self.peak_address_space_kib() + spare_kib) * 1024
+        supervisor = int((self.box.folder / "run" / PID_NAME).read_text())
+        resource.prlimit(supervisor, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
 @contextlib.contextmanager

@@ -464,7 +464,7 @@ def _ending(run: Mapping[str, Any]) -> str:
     return f"{run['outcome']}: {run['reason']}" if run["reason"] else str(run["outcome"])
 
 
-_BYTES_PER_MB = 1_000_000
+_BYTES_PER_KB = 1000
 
 
 @click.command(name="report", short_help="One HTML file with conditions, tables and charts.")
@@ -523,5 +523,5 @@ def show_written(
 def render_report(payload: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
     runs = ", ".join(str(number) for number in payload["runs"])
-    size = payload["bytes"] / _BYTES_PER_MB
-    yield f"wrote {payload['path']} ({size:.1f} MB) about run {runs}"
+    size = payload["bytes"] / _BYTES_PER_KB
+    yield f"wrote {payload['path']} ({size:,.0f} kB) about run {runs}"

@@ -609,6 +609,11 @@ class Session:
         """Servers that run already, by their addresses, one after the other: what fits into the least context."""
         self._workload(None)
         sizes = [one.n_ctx for one in targets.values() if one.n_ctx is not None]
+        unknown = [url for url, one in targets.items() if one.n_ctx is None]
+        if unknown:
+            known = f"to the least of the others, {min(sizes)}" if sizes else "to no context"
+            self.messages.append(note("context-unknown", f"{', '.join(unknown)} does not tell its context: "
+                                      f"requests are cut {known}, and may be too long for it"))  # fmt: skip
         with self._ending():
             for url, target in targets.items():
                 self.on_arm(replace(target, n_ctx=min(sizes, default=None)), url)

@@ -115,7 +115,8 @@ class Floor(Challenge):
 class Seen:
     """What the starts of an arm showed; `problem` says why it does not do, `short_mib` by how much it is too tight.
 
-    `full_tok_s` is the speed of a short answer behind a full context.
+    `full_tok_s` is the speed of a short answer behind a full context. What `is_refused` does not take the
+    workload, as one that is too small.
     """
 
     arm: Arm
@@ -123,6 +124,7 @@ class Seen:
     problem: str = ""
     full_tok_s: float | None = None
     short_mib: float = 0.0
+    is_refused: bool = False
 
     @property
     def text(self) -> str:
@@ -173,11 +175,14 @@ class Widest:
         while True:
             while high - low > 1:
                 found = self._try(arms[at])
-                if found is None:
-                    high = at
-                else:
+                if found is not None:
                     low, holding[at] = at, found
+                elif self._seen[arms[at]].is_refused:  # a larger one may take what is asked
+                    low = at
+                else:
+                    high = at
                 at = (low + high) // 2
+            low = max(holding, default=-1)
             if low < 0:
                 return None
             arm = holding.pop(low)
@@ -274,4 +279,5 @@ class Widest:
 
 def _dead(arm: Arm, speed: float | None, how: str, failure: str) -> Seen:
     short_mib = _OOM_STEP_MIB if failure == "oom" else 0.0
-    return Seen(arm, speed, f"it {how}: {failure}", short_mib=short_mib)
+    is_refused = failure == "refused"
+    return Seen(arm, speed, f"it {how}: {failure}", short_mib=short_mib, is_refused=is_refused)

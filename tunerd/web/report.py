@@ -457,10 +457,13 @@ def _side_by_side(several: Sequence[Series]) -> Table:
 
 
 def _client_tok_s(sample: Sample) -> float | None:
-    """Tokens behind the first, over the time from the first to the end of the stream."""
-    client, n = sample.client, sample.n_predicted
+    """Tokens behind the first, over the time from the first to the end of the stream: of every engine alike."""
+    client, counted = sample.client, number(sample.details, "usage_completion_n")
+    n = (
+        counted if sample.n_predicted is None else sample.n_predicted
+    )  # no timings: its usage counts
     if client is None or client.ttft_ms is None or n is None or client.wall_ms <= client.ttft_ms:
-        return number(sample.details, "client_tok_s")
+        return None
     return (n - 1) / (client.wall_ms - client.ttft_ms) * 1000 if n > 1 else None
 
 

@@ -177,6 +177,8 @@ def test_servers_by_their_addresses_stand_side_by_side_by_the_one_clock_that_all
     by_client, own = (float(rows["mtp"][at].replace(",", "")) for at in (0, 4))
     assert by_client == pytest.approx(own, rel=0.3)
     assert by_client > float(rows["ollama"][0])
+    (told,) = (one.text for one in result.messages if one.code == "context-unknown")
+    assert f"{ollama.url} does not tell its context" in told
 
 
 def test_two_servers_of_one_name_are_refused_before_anything_is_asked(

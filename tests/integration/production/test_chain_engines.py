@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import socket
 from collections.abc import Callable
@@ -21,7 +20,6 @@ from tunerd.errors import RolledBack
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan
 from tunerd.tryout.designed import vocabulary
-from tunerd.tryout.local_state import PID_NAME
 
 WORDS = vocabulary()
 N_PREDICT = 65
@@ -222,7 +220,5 @@ def failed_after_plan(
 
 def out_of_memory(box: BuildBox) -> str:
     """A limit of the supervisor's own, which the old server fits into and a long context does not."""
-    limit = (box.peak_address_space_kib() + _SPARE_KIB) * 1024
-    supervisor = int((box.box.folder / "run" / PID_NAME).read_text())
-    resource.prlimit(supervisor, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    box.limit_address_space(_SPARE_KIB)
     return rolled_back(box, {"out of memory"}, "long")

@@ -174,6 +174,15 @@ class SilentBox(GrowingBox):
         return answer
 
 
+class PickyBox(GrowingBox):
+    """Its build refuses contexts up to what serves, as one too small for the workload is refused."""
+
+    def restart(self, arm: Arm) -> Boot:
+        if arm.context_size <= SERVED:
+            return Boot(ok=False, seconds=1.0, failure="refused")
+        return super().restart(arm)
+
+
 def in_types(here: Scene, *kv: str) -> Scene:
     own = here.space.families[here.incumbent.family]
     return replace(here, space=Space({here.incumbent.family: replace(own, kv=kv)}))
@@ -183,6 +192,13 @@ def test_a_server_that_gives_less_context_than_it_is_asked_for_wins_nothing() ->
     here = scene("12G", "agent")
     outcome = here.night(50.0, box=CappedBox)
     assert outcome.verdict == "keep" or as_arm(outcome.arm).context_size <= 65536
+
+
+def test_what_is_refused_says_nothing_of_larger_contexts() -> None:
+    here = scene("12G", "agent")
+    outcome = here.night(here.truly_tok_s(163840) * 0.97, box=PickyBox)
+    assert outcome.verdict == "promote", outcome.evidence.reasons
+    assert as_arm(outcome.arm).context_size == 163840
 
 
 def test_answers_without_their_speed_prove_nothing() -> None:
