@@ -180,9 +180,9 @@ def show_(call: Call, number: int | None) -> ActionResult:
     Example:
       tunerd fleet show
     """  # noqa: D301
-    from tunerd.fleet.rollout import show_rollout
+    from tunerd.fleet.rollout import payload_of, read_rollout
 
-    return show_rollout(call.context(), number)
+    return ActionResult("fleet show", payload_of(read_rollout(call.context(), number)))
 
 
 @fleet_command.command(name="hand-in", short_help="Hand in what the shared store lacks.")

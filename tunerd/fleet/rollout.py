@@ -131,11 +131,6 @@ def roll_back(ctx: Context, number: int | None, *, agree: Ask) -> ActionResult:
         return walk.result("fleet rollback")
 
 
-def show_rollout(ctx: Context, number: int | None) -> ActionResult:
-    """How a rollout stands, by its journal; the newest without a number."""
-    return ActionResult("fleet show", payload_of(read_rollout(ctx, number)))
-
-
 def read_rollout(ctx: Context, number: int | None = None) -> Rollout:
     """The journal of a rollout; the newest without a number.
 
@@ -205,7 +200,7 @@ class _Walk:
             raise HostError(
                 f"{len(wrong)} of {len(to_do)} boxes cannot take it",
                 cause="\n".join(wrong),
-                state="nothing was touched on any box",
+                state=f"nothing {'more ' * bool(self.rollout.to_return())}was touched on any box",
                 hint=f"`ssh BOX tunerd {' '.join(self.rollout.preview)}` says more",
             )
 
