@@ -38,6 +38,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {
         "PATH": path, "HOME": str(folder), "LANG": "C.UTF-8", "ANSIBLE_HOME": str(folder / "home"),
         "ANSIBLE_NOCOLOR": "1", "ANSIBLE_ROLES_PATH": str(ROLES), "ANSIBLE_NOCOWS": "1",
+        "ANSIBLE_PIPELINING": "1",
     }  # fmt: skip
 
 
@@ -82,7 +83,7 @@ class Ansible:
             json.dumps({"gpus": {"hosts": {name: {} for name in self.machines}, "vars": hosts}})
         )
         book = self.folder / "play.json"
-        book.write_text(json.dumps([{"hosts": "gpus", "become": True, "roles": ["tunerd"],
+        book.write_text(json.dumps([{"hosts": "gpus", "become": True, "roles": ["tunerd"], "gather_facts": False,
                                      "environment": OFFLINE_PIP}]))  # fmt: skip
         done = subprocess.run(
             [program("ansible-playbook"), "--inventory", str(inventory), str(book), *words],

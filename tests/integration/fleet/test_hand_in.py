@@ -23,6 +23,7 @@ from tests.support.stores import open_store
 from tests.support.synthetic_runs import made_runs
 from tests.support.tcp_proxy import Proxy
 from tunerd.errors import HostError, UsageError
+from tunerd.fleet.boxes import boxes_of
 from tunerd.fleet.shared import fleet_status, hand_in
 from tunerd.machine.clock import SystemClock
 from tunerd.measure.evidence import RunOutcome
@@ -65,6 +66,18 @@ def samples_in(postgres: Postgres, url: str) -> tuple[int, int]:
     (row,) = postgres.query(ROWS, name_of(url))
     total, different = row.split("|")
     return int(total), int(different)
+
+
+def test_the_boxes_of_a_rollout_may_be_those_of_the_store(
+    box: Box, tmp_path: Path, postgres: Postgres, url: str
+) -> None:
+    for one in (a_box(tmp_path / "gpu2", url), box):
+        hand_in(one.context)
+    assert boxes_of(box.context, (), None) == ("gpu1", "gpu2")
+    named = "update box set name = '-oProxyCommand=id' where name = 'gpu2' returning name"
+    postgres.query(named, name_of(url))
+    with pytest.raises(UsageError, match="cannot be a box"):
+        boxes_of(box.context, (), None)
 
 
 def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: str) -> None:

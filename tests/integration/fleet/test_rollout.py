@@ -160,19 +160,24 @@ def test_whatever_is_killed_nothing_is_applied_twice(two: Fleet, victim: str) ->
     operator = two.operator()
     for one in two.boxes:
         one.made.engine.configure(load_s=1.0)
-    after_s = chance(len(victim)).uniform(0.0, 9.0)
+    after_s = chance(len(victim)).uniform(0.0, 4.0)
     walking = operator.begin(*UNWATCHED)
     until(lambda: two.boxes[0].asked("apply --json --yes") > 0, "the first box was told")
     time.sleep(after_s)
-    pids = {
-        "operator": lambda: {walking.pid},
-        "connection": lambda: processes_with(f"{two.folder}/ssh_config"),
-        "box": lambda: {
-            pid
-            for pid in processes_with("--shown=")
-            if Path(f"/proc/{pid}/cwd").resolve() in [one.folder for one in two.boxes]
-        },
-    }[victim]()
+    pids: set[int] = set()
+
+    def is_there() -> bool:
+        if victim == "operator":
+            pids.add(walking.pid)
+        elif victim == "connection":
+            pids.update(processes_with(f"{two.folder}/ssh_config"))
+        else:  # its tunerd, while it deploys
+            folders = [one.folder for one in two.boxes]
+            found = processes_with("--shown=")
+            pids.update(pid for pid in found if Path(f"/proc/{pid}/cwd").resolve() in folders)
+        return bool(pids) or walking.poll() is not None
+
+    until(is_there, "there is somebody to kill")
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
