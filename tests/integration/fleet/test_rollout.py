@@ -241,9 +241,9 @@ def test_two_at_once_do_not_meet_on_a_box(two: Fleet) -> None:
 def test_two_operators_at_the_same_moment_swap_each_box_once(two: Fleet) -> None:
     operators = two.operator(), two.operator("other")
     walking = [one.begin(*UNWATCHED) for one in operators]
-    for one in walking:
-        one.communicate(timeout=120)
-    assert {one.returncode for one in walking} <= {0, 1}
+    for process in walking:
+        process.communicate(timeout=120)
+    assert {process.returncode for process in walking} <= {0, 1}
     assert [one.swaps for one in two.boxes] == [[("apply", "serving")] * 2] * 2
     for one in operators:
         found = one.fleet("resume", "--yes", code=None)
