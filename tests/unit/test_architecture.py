@@ -75,6 +75,7 @@ FACES = {
         "measurement",
         "own",
         "plan",
+        "power",
         "probation",
         "recover",
         "rollback",

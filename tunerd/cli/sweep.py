@@ -260,6 +260,9 @@ def render_plan(payload: Mapping[str, Any]) -> Iterator[str]:
             words = map(_option, values) if name == "extra" else map(str, values)
             shown = ", ".join(list(words)[:_MOST_VALUES])
             yield f"  {name:<8} {shown}{' ...' if len(values) > _MOST_VALUES else ''}"
+    if plan.get("power_limits_w"):
+        shown = ", ".join(f"{watts:g} W" for watts in plan["power_limits_w"])
+        yield f"then the winner and what serves at {shown}; the card's limit stays as it is"
     if plan["left_out"]:
         yield ""
         yield "stays as it is, or is left out:"
@@ -343,7 +346,24 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
         yield from _challenge(one)
     if payload["decided"]:
         yield f"then: {payload['decided']['text']}"
+    yield from render_power(payload["power"])
     yield from section_lines(sweep_section(payload["sweep"], payload["page"], payload))
+
+
+def render_power(table: Mapping[str, Any] | None) -> Iterator[str]:
+    """Speed and energy at each power limit."""
+    if table is None:
+        return
+    from tunerd.web.view import figure
+
+    yield ""
+    rows = [
+        (f"{one['case']}, {one['limit_w']:g} W", str(one["rounds"]), f"{one['turn_s']:.2f}",
+         figure(one["tok_s"]) or UNKNOWN, figure(one["joules_per_token"], 2) or UNKNOWN)
+        for one in table["rows"]
+    ]  # fmt: skip
+    yield from columns(rows, ("power limit", "rounds", "turn [s]", "tok/s", "J/token"))
+    yield from (f"  {text}" for text in (table["text"], *table["reasons"]))
 
 
 def _challenge(one: Mapping[str, Any]) -> Iterator[str]:

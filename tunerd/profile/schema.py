@@ -368,7 +368,9 @@ class ProfileFile(Table):
         (), description="further arguments, passed as they are and marked as the user's own"
     )
     sweep: dict[Text, Annotated[Range, BeforeValidator(_listed)]] = Field(
-        default_factory=dict, description="what the sweep may try, by key"
+        default_factory=dict,
+        description="what the sweep may try, by key; `gpu.power_limit_w` is measured beside its winner, "
+        "and never kept",
     )
     workload: Name | WorkloadTable | None = Field(
         None, description="name of a workload, or a table with its classes of requests"
@@ -380,6 +382,8 @@ class ProfileFile(Table):
 
 
 LEAVE_TO_ENGINE = "default"
+POWER_LIMIT = "gpu.power_limit_w"
+"""What a sweep may try beside the keys of a profile: a setting of the card, which no profile keeps."""
 SECTIONS = ("match", "model", "engine", "serving", "speculation", "memory")
 
 
@@ -388,7 +392,8 @@ def check_file(source: str, data: Mapping[str, Any]) -> tuple[Problem, ...]:
     problems = list(validate(source, without_defaults(data)))
     sweep = data.get("sweep", {})
     if isinstance(sweep, Mapping):
-        problems.extend(_unknown_keys(source, "sweep", sweep))
+        keys = [key for key in sweep if key != POWER_LIMIT]
+        problems.extend(_unknown_keys(source, "sweep", keys))
     pins = data.get("pin", {})
     if not isinstance(pins, Mapping):
         return (*problems, Problem(source, "pin", shown(pins), "a table of keys"))

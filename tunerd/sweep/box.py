@@ -422,6 +422,7 @@ def _row(asked: Answered) -> dict[str, Any]:
         "wall_ms": sample.client.wall_ms if sample.client is not None else None,
         "decode_left_ms": sample.decode_left_ms or None,
         "vram_free_min_mib": sample.vram_free_min_mib,
+        "energy_j": sample.energy_j,
     }
 
 

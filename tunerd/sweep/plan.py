@@ -42,10 +42,11 @@ from tunerd.profile.arm import (
 )
 from tunerd.profile.files import failed_arms, load_profile, parse_options
 from tunerd.profile.layers import Layer, Resolved
-from tunerd.profile.schema import Range
+from tunerd.profile.schema import POWER_LIMIT, Range
 from tunerd.profile.workload import Rates, Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
+from tunerd.sweep.power import limits_of
 from tunerd.sweep.schedule import closed_text, deadline_of, window_of
 from tunerd.sweep.space import (
     ARM_KEYS,
@@ -522,7 +523,7 @@ class PreparedSweep:
     """A sweep that could begin.
 
     `basis` is a hash over what its samples depend on beside the arm: samples of another night with
-    the same basis still hold.
+    the same basis still hold. `power_limits_w` are measured after the search.
     """
 
     request: SweepRequest
@@ -542,6 +543,7 @@ class PreparedSweep:
     forecast: Forecast
     messages: tuple[Message, ...]
     deadline: Deadline | None = None
+    power_limits_w: tuple[float, ...] = ()
 
     @property
     def base(self) -> Base:
@@ -637,6 +639,7 @@ def prepare(
         forecast=predicted,
         messages=tuple(messages),
         deadline=deadline,
+        power_limits_w=choice.power_limits_w,
     )
 
 
@@ -648,6 +651,7 @@ class _Choice:
     seen: Seen
     drafter: Drafter
     messages: tuple[Message, ...]
+    power_limits_w: tuple[float, ...] = ()
 
 
 def _choice(
@@ -661,6 +665,7 @@ def _choice(
 ) -> _Choice:
     resolved, for_context = base_plan.resolved, request.at_least_tok_s is not None
     ranges = _ranges(resolved, (*ctx.settings.sweep.space, *request.space))
+    limits = limits_of(ctx, ranges.pop(POWER_LIMIT, ()))
     pins = _kept(ctx) | {key: _who(resolved, key) for key in sorted(resolved.pins)}
     listed = ranges.get(CONTEXT_SIZE, ())
     if for_context:
@@ -692,11 +697,15 @@ def _choice(
             if one not in ranges[CONTEXT_SIZE]
         ]
         return _Choice(
-            _for_context(replace(space, left_out=(*space.left_out, *out))), seen, drafter, ()
+            _for_context(replace(space, left_out=(*space.left_out, *out))),
+            seen,
+            drafter,
+            (),
+            limits,
         )
     others = {engine for engine, _ in space.space.families} - {base_plan.engine.name}
     left = (*space.left_out, *drafter.left, *placements.left_with(others))
-    return _Choice(replace(space, left_out=left), seen, drafter, placements.messages)
+    return _Choice(replace(space, left_out=left), seen, drafter, placements.messages, limits)
 
 
 def _rates(ctx: Context, profile: str) -> Rates | None:
@@ -765,6 +774,7 @@ def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
         "at_least_tok_s": prepared.request.at_least_tok_s,
         "families": families,
         "points": prepared.space.n_points,
+        "power_limits_w": list(prepared.power_limits_w),
         "left_out": [asdict(one) for one in prepared.space.left_out],
         "per_request": sorted(prepared.seen.per_request),
         "seeds": [str(arm) for arm in prepared.policy.seeds],
@@ -836,13 +846,22 @@ def _typed(option: str) -> tuple[str, tuple[Any, ...]]:
     hint = "for example --space speculation.n_max=1,2,3"
     if not equals or not text:
         raise UsageError(f"--space {option}: expected KEY=VALUE,VALUE", hint=hint)
-    if key not in all_keys():
+    if key not in {*all_keys(), POWER_LIMIT}:
         raise UsageError(f"--space {option}: no profile key is called `{key}`", hint=hint)
     words = [word.strip() for word in text.split(",") if word.strip()]
     if key == "engine.prefer":
         return key, tuple(words)
+    if key == POWER_LIMIT:
+        return key, tuple(_watts(option, word) for word in words)
     values = [parse_options([f"{key}={word}"])[key] for word in words]
     return key, values_of(key, Range(values=tuple(values)))
+
+
+def _watts(option: str, word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise UsageError(f"--space {option}: `{word}` is no number of watts") from None
 
 
 def _kept(ctx: Context) -> dict[str, str]:

@@ -37,6 +37,7 @@ _PLAN = "sweep plan"
 _EVIDENCE = "sweep evidence"
 _DECISION = "sweep decision"
 _PAGE = "sweep page"
+_POWER = "sweep power"
 # Beyond it the samples of earlier nights cost more to read than they teach.
 _MOST_HISTORY = 4000
 _LOOK_BACK = 50
@@ -51,6 +52,7 @@ class StoredSweep:
     evidence: Mapping[str, Any] | None
     verdict: VerdictRecord | None
     decision: Mapping[str, Any] | None
+    power: Mapping[str, Any] | None = None
 
     @property
     def number(self) -> int:
@@ -108,6 +110,21 @@ class SweepKeeper:
     def samples(self, arm: Arm, samples: Sequence[Sample]) -> None:
         """Requests of an arm, void ones included."""
         self._store.add_samples(self.number, samples, arm=str(arm))
+
+    def at_limit(
+        self, arm: Arm, record: ArmRecord, samples: Sequence[Sample], watts: float
+    ) -> None:
+        """Requests of an arm at a power limit: a configuration of its own, of which the search knows nothing."""
+        name = f"{arm} at {watts:g} W"
+        if name not in self._arms:
+            fingerprint = replace(record.fingerprint, power_limits_w=(watts,))
+            self._store.add_arm(self.number, replace(record, name=name, fingerprint=fingerprint))
+            self._arms.add(name)
+        self._store.add_samples(self.number, samples, arm=name)
+
+    def power(self, table: Mapping[str, Any]) -> None:
+        """Speed and energy at each power limit."""
+        self._store.add_summary(self.number, SummaryRecord(KIND, _POWER, None, dict(table)))
 
     def event(self, sample: SweepSample) -> None:
         """A start or a request, as the search sees it."""
@@ -220,7 +237,9 @@ def history_of(
 
 
 def _stored(
-    store: EvidenceStore, run: StoredRun, names: Collection[str] = (_PLAN, _EVIDENCE, _DECISION)
+    store: EvidenceStore,
+    run: StoredRun,
+    names: Collection[str] = (_PLAN, _EVIDENCE, _DECISION, _POWER),
 ) -> StoredSweep:
     last: dict[str, Mapping[str, Any]] = {
         one.name: one.figures
@@ -234,6 +253,7 @@ def _stored(
         evidence=last.get(_EVIDENCE),
         verdict=verdicts[-1] if verdicts else None,
         decision=last.get(_DECISION),
+        power=last.get(_POWER),
     )
 
 
@@ -291,6 +311,7 @@ def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dic
         "time_s": evidence.get("time_s", {}),
         "best_untried": evidence.get("best_untried"),
         "decided": sweep.decision,
+        "power": sweep.power,
         "page": page,
     }
 

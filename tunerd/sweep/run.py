@@ -18,7 +18,7 @@ from tunerd.jobs import demand_lane, job_unit, start_job, stop_job, sweeping_job
 from tunerd.machine.files import is_locked
 from tunerd.machine.process import words_of
 from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import RunOutcome, StoredRun, VerdictRecord
+from tunerd.measure.evidence import ArmRecord, RunOutcome, StoredRun, VerdictRecord
 from tunerd.measure.learn import LiveDrafts, live_drafts
 from tunerd.measure.life import prompt_book
 from tunerd.measure.store import EvidenceStore, reading
@@ -27,6 +27,7 @@ from tunerd.production.lease import Held, hold
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.plan import Plan
+from tunerd.production.power import power_limit
 from tunerd.profile.arm import Arm, Sample, as_arm, as_samples
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
@@ -34,6 +35,7 @@ from tunerd.sweep.box import LeaseBox, SweepTexts
 from tunerd.sweep.house import House
 from tunerd.sweep.observations import acceptance_of
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
+from tunerd.sweep.power import measure_limits, power_notes, time_for
 from tunerd.sweep.promote import follow_policy
 from tunerd.sweep.record import (
     StoredSweep,
@@ -361,6 +363,7 @@ class _Run:
     _has_answers: bool = False
     _found: Outcome | None = None
     _live: LiveDrafts | None = None
+    _power: dict[str, Any] | None = None
 
     def go(self) -> ActionResult:
         """All of it."""
@@ -388,6 +391,7 @@ class _Run:
             "elapsed_s": self._elapsed_s,
             "known_before": len(self.known),
             "without_service_s": away_s,
+            "power": self._power,
         }
         messages = [*self.prepared.messages, *self.notes, *self._next_steps(verdict, ended)]
         return ActionResult(self.command, payload, tuple(messages), 0 if measured else 1)
@@ -408,7 +412,8 @@ class _Run:
     @property
     def notes(self) -> list[Message]:
         """What was noticed while it ran."""
-        return [note("lease", text) for text in dict.fromkeys(self._told)]
+        told = [note("lease", text) for text in dict.fromkeys(self._told)]
+        return told if self._power is None else [*told, *power_notes(self._power)]
 
     # Nights, one or several
 
@@ -420,8 +425,8 @@ class _Run:
         while True:
             try:
                 outcome, box, held = self._once(self._left_s(end_s), samples)
-            except Stranded:
-                if self._found is not None:  # the way back failed, not what was measured
+            except (Stranded, KeyboardInterrupt, SystemExit):
+                if self._found is not None:  # what came after it failed, or was ended
                     self.keeper.result(
                         self._found, self.prepared.base.arm, self.prepared.shape.name
                     )
@@ -485,14 +490,63 @@ class _Run:
             self._found = None
             try:
                 with sink.muted():
+                    search_s = left_s - self._power_s(left_s)
                     outcome = self._found = tune(
-                        box, prepared.space.space, prepared.workload, prepared.base.arm, left_s,
+                        box, prepared.space.space, prepared.workload, prepared.base.arm, search_s,
                         np.random.default_rng([prepared.seed, len(known)]), history=known,
                         policy=prepared.policy, on_sample=on_sample,
                     )  # fmt: skip
+                    box.close()
+                    if prepared.power_limits_w and box.yielded is box.ended is None:
+                        self._measure_power(quiet, held, box, as_arm(outcome.arm))
             finally:
                 box.close()
         return outcome, box, held
+
+    def _power_s(self, left_s: float) -> float:
+        prepared, load_s = self.prepared, self.prepared.load_s
+        block_s = max(0.0, prepared.forecast.process_s - load_s)
+        return time_for(prepared.power_limits_w, left_s=left_s, load_s=load_s, block_s=block_s)
+
+    def _measure_power(self, ctx: Context, held: Held, box: LeaseBox, best: Arm) -> None:
+        """The winner, and what serves, at each limit; kept as it is, whatever ends it."""
+        gpus = ctx.gpu.read().gpus or ()
+        own_w = gpus[0].power_limit_w if len(gpus) == 1 else None
+        if own_w is None:
+            return
+        workload_sha256 = self.prepared.shape.sha256
+        records: dict[Arm, ArmRecord] = {}
+        now_w = own_w
+
+        def on_arm(arm: Arm, record: ArmRecord) -> None:
+            fingerprint = replace(record.fingerprint, workload_sha256=workload_sha256)
+            records[arm] = replace(record, fingerprint=fingerprint)
+
+        @contextlib.contextmanager
+        def limited(watts: float) -> Iterator[None]:
+            nonlocal now_w
+            self.ctx.report(Progress(f"measuring at {watts:g} W", left_s=box.until_s - box.now()))
+            with power_limit(ctx, held.id, ctx.unit, watts):
+                now_w = watts
+                yield
+            now_w = own_w
+
+        beside = replace(
+            box,
+            on_arm=on_arm,
+            on_samples=lambda arm, found: self.keeper.at_limit(arm, records[arm], found, now_w),
+        )
+        try:
+            table = measure_limits(
+                beside, self.prepared.workload, list(dict.fromkeys([best, self.prepared.base.arm])),
+                self.prepared.power_limits_w, limited, own_w=own_w, end_s=box.until_s,
+                seed=self.prepared.seed,
+            )  # fmt: skip
+        finally:
+            beside.close()
+        if table.rounds or table.reasons:
+            self.keeper.power(table.to_json())
+            self._power = table.to_json()
 
     def _box(self, ctx: Context, held: Held, until_s: float) -> LeaseBox:
         prepared = self.prepared
