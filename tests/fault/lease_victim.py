@@ -63,6 +63,9 @@ class LeaseVictim:
     """Profile `one` serves; `two` is measured in its place."""
 
     victim: Victim
+    words: tuple[str, ...] = ()
+    """More for the measuring command."""
+    span_s: tuple[float, float] = _SPAN_S
 
     def __post_init__(self) -> None:
         if self.victim.live != PRODUCTION:
@@ -74,12 +77,12 @@ class LeaseVictim:
         Nothing of tunerd runs between the fault and that, unless the measuring command lives.
         """
         machine = self.victim.machine
-        after_s = rng.uniform(*_SPAN_S)
-        budget_s = rng.uniform(1.0, 4.0) if fault is Fault.TIME_OUT else 600.0
+        after_s = rng.uniform(*self.span_s)
+        budget_s = rng.uniform(1.0, max(4.0, self.span_s[1])) if fault is Fault.TIME_OUT else 600.0
         rounds = str(_ROUNDS if fault is Fault.CANDIDATE else _ENDLESS)
         process = machine.start(
             *(PREFIX / "bin/python", "-m", "tests.fault.measure", MEASURED),
-            *("--rounds", rounds, "--budget", f"{budget_s:.2f}"),
+            *("--rounds", rounds, "--budget", f"{budget_s:.2f}", *self.words),
             folder=SOURCES_INSIDE,
             env={"PYTHONDONTWRITEBYTECODE": "1"},
         )

@@ -1,13 +1,14 @@
 """Measures profiles on the live box until somebody ends it; run inside a machine.
 
-    python -m tests.fault.measure PROFILE... [--budget S] [--rounds N] [--requests N] [--mode local]
+    python -m tests.fault.measure PROFILE... [--budget S] [--rounds N] [--requests N] [--mode local] [--power W...]
 
-Prints what it does, one word a line: `planned`, `held`, `serving UNIT`, `asked`, `preempted`, `back`.
+Prints what it does, one word a line: `planned`, `held`, `serving UNIT`, `limited`, `asked`, `preempted`, `back`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from tunerd.engine.server import LlamaServer
 from tunerd.errors import Preempted, TunerdError
 from tunerd.production.lease import Held, hold
 from tunerd.production.plan import Plan, make_plan
+from tunerd.production.power import power_limit
 
 
 def main() -> int:
@@ -28,6 +30,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=3)
     parser.add_argument("--mode")
     parser.add_argument("--start-after", action="store_true")
+    parser.add_argument("--power", type=float, nargs="*", default=[])
     told = parser.parse_args()
     ctx = build_context(mode=told.mode, start_supervisor=True)
     plans = [make_plan(ctx, PlanRequest(name, {})) for name in told.profiles]
@@ -39,7 +42,7 @@ def main() -> int:
         ) as held:
             say(f"held {held.id} {held.inhibits}")
             for number in range(told.rounds):
-                _serve(ctx, held, plans[number % len(plans)], told.requests, say)
+                _serve(ctx, held, plans[number % len(plans)], told, say)
     except KeyboardInterrupt:
         say("interrupted")
         return 130
@@ -54,7 +57,7 @@ def main() -> int:
 
 
 def _serve(
-    ctx: Context, held: Held, plan: Plan, n_requests: int, say: Callable[[str], None]
+    ctx: Context, held: Held, plan: Plan, told: argparse.Namespace, say: Callable[[str], None]
 ) -> None:
     with held.serve(plan) as candidate:
         if candidate.fault is not None:
@@ -62,14 +65,23 @@ def _serve(
             return
         say(f"serving {candidate.unit}")
         server = LlamaServer(candidate.address, ctx.clock)
-        for _ in range(n_requests):
-            done = server.complete("please go on with code", n_predict=24, timeout_s=30.0)
-            fault = held.look(candidate)
-            if fault is not None:
-                say(f"fault {fault.reason} {fault.words}")
-                return
-            if done.problem is None:
-                say("asked")
+        for watts in told.power or [None]:
+            limit = (
+                contextlib.nullcontext()
+                if watts is None
+                else power_limit(ctx, held.id, ctx.unit, watts)
+            )
+            with limit:
+                if watts is not None:
+                    say(f"limited {watts:g}")
+                for _ in range(told.requests):
+                    done = server.complete("please go on with code", n_predict=24, timeout_s=30.0)
+                    fault = held.look(candidate)
+                    if fault is not None:
+                        say(f"fault {fault.reason} {fault.words}")
+                        return
+                    if done.problem is None:
+                        say("asked")
 
 
 def _say(text: str) -> None:
