@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.service_manager import UNIT
+from tests.contracts.service_manager import UNIT, Contract
 from tunerd.errors import ServiceError
-from tunerd.machine.clock import Clock
-from tunerd.units.manager import Lease, LeaseSpec, ServiceManager, UnitState, candidate_unit
+from tunerd.units.manager import Lease, LeaseSpec, UnitState, candidate_unit
 
 Take = Callable[[LeaseSpec], Lease]
 LONG_S = 300.0
@@ -25,7 +24,7 @@ def spec(*, restores: bool = True, limit_s: float = LONG_S) -> LeaseSpec:
     return LeaseSpec(secrets.token_hex(6), UNIT, restores, limit_s, "contract $HOME 100%")
 
 
-class LeaseContract:
+class LeaseContract(Contract):
     """Tests of any service manager's leases.
 
     A subclass gives the fixtures `manager`, `clock` and `toy` (see ServiceManagerContract), and sees
@@ -38,115 +37,110 @@ class LeaseContract:
         (folder / unit).chmod(0o644)
 
     @pytest.fixture
-    def production(self, manager: ServiceManager, toy: str) -> UnitState:
+    def production(self) -> UnitState:
         """UNIT, running."""
-        text = f"[Service]\nType=exec\nExecStart={toy} --print up\nRestart=on-failure\n"
-        self.put(manager.unit_dir, UNIT, text)
-        manager.reload()
-        manager.start(UNIT)
-        return manager.state(UNIT)
+        text = f"[Service]\nType=exec\nExecStart={self.program} --print up\nRestart=on-failure\n"
+        self.put(self.units.unit_dir, UNIT, text)
+        self.units.reload()
+        self.units.start(UNIT)
+        return self.units.state(UNIT)
 
     @pytest.fixture
-    def take(self, manager: ServiceManager) -> Iterator[Take]:
+    def take(self) -> Iterator[Take]:
         """Takes leases that end with the test at the latest."""
         taken: list[Lease] = []
 
         def take(wanted: LeaseSpec) -> Lease:
-            taken.append(manager.lease(wanted))
+            taken.append(self.units.lease(wanted))
             return taken[-1]
 
         yield take
         for lease in taken:
             lease.end()
 
-    def candidate(self, manager: ServiceManager, lease: Lease, toy: str, options: str = "") -> str:
+    def candidate(self, lease: Lease, options: str = "") -> str:
         """Start a unit that is bound to a lease."""
         unit = candidate_unit(lease.spec.id, 1)
         text = (
             f"[Unit]\nBindsTo={lease.spec.unit}\nAfter={lease.spec.unit} {UNIT}\n"
-            f"[Service]\nType=exec\nExecStart={toy} --print up {options}\n"
+            f"[Service]\nType=exec\nExecStart={self.program} --print up {options}\n"
         )
-        self.put(manager.runtime_unit_dir, unit, text)
-        manager.reload()
-        manager.start_bound(unit)
+        self.put(self.units.runtime_unit_dir, unit, text)
+        self.units.reload()
+        self.units.start_bound(unit)
         return unit
 
-    def eventually(self, clock: Clock, holds: Callable[[], bool], what: str) -> None:
-        deadline_s = clock.monotonic_s() + _PATIENCE_S
+    def eventually(self, holds: Callable[[], bool], what: str) -> None:
+        deadline_s = self.time.monotonic_s() + _PATIENCE_S
         while not holds():
-            assert clock.monotonic_s() < deadline_s, what
-            clock.sleep(_POLL_S)
+            assert self.time.monotonic_s() < deadline_s, what
+            self.time.sleep(_POLL_S)
 
-    def is_back(self, manager: ServiceManager, clock: Clock, before: UnitState) -> None:
+    def is_back(self, before: UnitState) -> None:
         """Production runs, as another process."""
-        self.eventually(clock, lambda: manager.state(UNIT).is_active, "production is not back")
-        assert manager.state(UNIT).invocation_id != before.invocation_id
+        self.eventually(lambda: self.units.state(UNIT).is_active, "production is not back")
+        assert self.units.state(UNIT).invocation_id != before.invocation_id
 
     def test_a_lease_takes_the_place_of_the_unit_and_its_end_gives_it_back(
-        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
+        self, take: Take, production: UnitState
     ) -> None:
         lease = take(spec())
 
-        assert manager.state(UNIT).active_state == "inactive"
+        assert self.units.state(UNIT).active_state == "inactive"
         assert lease.is_held()
-        assert manager.state(lease.spec.unit).is_active
+        assert self.units.state(lease.spec.unit).is_active
 
         lease.end()
 
         assert not lease.is_held()
-        assert not manager.state(lease.spec.unit).is_active
-        self.is_back(manager, clock, production)
+        assert not self.units.state(lease.spec.unit).is_active
+        self.is_back(production)
         lease.end()  # once more is no error
 
     def test_a_lease_that_restores_nothing_leaves_the_unit_stopped(
-        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
+        self, take: Take, production: UnitState
     ) -> None:
         del production
         lease = take(spec(restores=False))
 
         lease.end()
 
-        clock.sleep(0.5)
-        assert manager.state(UNIT).active_state == "inactive"
+        self.time.sleep(0.5)
+        assert self.units.state(UNIT).active_state == "inactive"
 
     def test_what_is_bound_is_down_before_the_unit_starts_again(
-        self,
-        take: Take,
-        manager: ServiceManager,
-        clock: Clock,
-        toy: str,
-        production: UnitState,
+        self, take: Take, production: UnitState
     ) -> None:
         lease = take(spec())
-        unit = self.candidate(manager, lease, toy, "--slow-term 1")
-        self.eventually(clock, lambda: "up" in manager.log(unit), "the candidate is silent")
-        assert manager.state(unit).is_active
-        began_s = clock.monotonic_s()
+        unit = self.candidate(lease, "--slow-term 1")
+        self.eventually(lambda: "up" in self.units.log(unit), "the candidate is silent")
+        assert self.units.state(unit).is_active
+        began_s = self.time.monotonic_s()
 
         lease.end()
 
-        assert clock.monotonic_s() - began_s > 0.9
-        assert not manager.state(unit).is_active
-        self.is_back(manager, clock, production)
-        since_s = manager.state(UNIT).active_since_s
+        assert self.time.monotonic_s() - began_s > 0.9
+        assert not self.units.state(unit).is_active
+        self.is_back(production)
+        since_s = self.units.state(UNIT).active_since_s
         assert since_s is not None
-        assert since_s - (clock.now_s() - clock.monotonic_s() + began_s) > 0.9
+        assert since_s - (self.time.now_s() - self.time.monotonic_s() + began_s) > 0.9
 
     def test_production_starts_once_its_port_is_free_however_the_lease_ends(
-        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
+        self, take: Take, production: UnitState
     ) -> None:
         with socket.socket() as holder:
             holder.bind(("127.0.0.1", 0))
             holder.listen()
             lease = take(spec(limit_s=1.5))
             lease.restore_when_free(holder.getsockname())
-            self.eventually(clock, lambda: not lease.is_held(), "its time is not over")
-            clock.sleep(2.0)
-            assert not manager.state(UNIT).is_active, "its port is taken"
-        self.is_back(manager, clock, production)
+            self.eventually(lambda: not lease.is_held(), "its time is not over")
+            self.time.sleep(2.0)
+            assert not self.units.state(UNIT).is_active, "its port is taken"
+        self.is_back(production)
 
     def test_a_lease_that_ends_with_a_free_port_does_not_wait(
-        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
+        self, take: Take, production: UnitState
     ) -> None:
         with socket.socket() as holder:
             holder.bind(("127.0.0.1", 0))
@@ -155,111 +149,89 @@ class LeaseContract:
             lease.restore_when_free(holder.getsockname())
             lease.restore_when_free(None)
             lease.end()
-            self.is_back(manager, clock, production)
+            self.is_back(production)
 
     def test_nothing_can_be_bound_to_a_lease_that_is_gone(
-        self, take: Take, manager: ServiceManager, toy: str, production: UnitState
+        self, take: Take, production: UnitState
     ) -> None:
         del production
         lease = take(spec())
         lease.end()
 
         with pytest.raises(ServiceError):
-            self.candidate(manager, lease, toy)
+            self.candidate(lease)
 
-        assert not manager.state(candidate_unit(lease.spec.id, 1)).is_active
+        assert not self.units.state(candidate_unit(lease.spec.id, 1)).is_active
         assert not lease.is_held()
-        assert manager.state(UNIT).is_active
+        assert self.units.state(UNIT).is_active
 
     def test_whoever_starts_the_unit_ends_the_lease(
-        self,
-        take: Take,
-        manager: ServiceManager,
-        clock: Clock,
-        toy: str,
-        production: UnitState,
+        self, take: Take, production: UnitState
     ) -> None:
         lease = take(spec())
-        unit = self.candidate(manager, lease, toy)
+        unit = self.candidate(lease)
 
-        manager.start(UNIT)
+        self.units.start(UNIT)
 
         assert not lease.is_held()
-        assert not manager.state(unit).is_active
-        self.is_back(manager, clock, production)
+        assert not self.units.state(unit).is_active
+        self.is_back(production)
 
     def test_a_lease_that_ends_is_held_no_more_while_what_is_bound_still_stops(
-        self, take: Take, manager: ServiceManager, clock: Clock, toy: str, production: UnitState
+        self, take: Take, production: UnitState
     ) -> None:
         lease = take(spec())
-        unit = self.candidate(manager, lease, toy, "--slow-term 3")
-        self.eventually(clock, lambda: "up" in manager.log(unit), "the candidate is silent")
+        unit = self.candidate(lease, "--slow-term 3")
+        self.eventually(lambda: "up" in self.units.log(unit), "the candidate is silent")
 
         with pytest.raises(ServiceError):
-            manager.start(UNIT, timeout_s=0.5)
+            self.units.start(UNIT, timeout_s=0.5)
 
-        assert manager.state(unit).main_pid is not None
+        assert self.units.state(unit).main_pid is not None
         assert not lease.is_held()
-        self.is_back(manager, clock, production)
+        self.is_back(production)
 
     def test_whoever_stops_the_unit_of_the_lease_ends_it(
-        self,
-        take: Take,
-        manager: ServiceManager,
-        clock: Clock,
-        toy: str,
-        production: UnitState,
+        self, take: Take, production: UnitState
     ) -> None:
         lease = take(spec())
-        unit = self.candidate(manager, lease, toy)
+        unit = self.candidate(lease)
 
-        manager.stop(lease.spec.unit)
+        self.units.stop(lease.spec.unit)
 
         assert not lease.is_held()
-        assert not manager.state(unit).is_active
-        self.is_back(manager, clock, production)
+        assert not self.units.state(unit).is_active
+        self.is_back(production)
 
-    def test_a_lease_ends_when_its_time_is_over(
-        self,
-        take: Take,
-        manager: ServiceManager,
-        clock: Clock,
-        toy: str,
-        production: UnitState,
-    ) -> None:
+    def test_a_lease_ends_when_its_time_is_over(self, take: Take, production: UnitState) -> None:
         lease = take(spec(limit_s=2))
-        unit = self.candidate(manager, lease, toy)
+        unit = self.candidate(lease)
 
-        self.eventually(clock, lambda: not lease.is_held(), "the lease outlives its time")
+        self.eventually(lambda: not lease.is_held(), "the lease outlives its time")
 
-        self.is_back(manager, clock, production)
-        assert not manager.state(unit).is_active
+        self.is_back(production)
+        assert not self.units.state(unit).is_active
 
     def test_a_candidate_that_ends_leaves_the_lease_standing(
-        self,
-        take: Take,
-        manager: ServiceManager,
-        clock: Clock,
-        toy: str,
-        production: UnitState,
+        self, take: Take, production: UnitState
     ) -> None:
         lease = take(spec())
-        unit = self.candidate(manager, lease, toy, "--end-after 0.2 --status 7")
+        unit = self.candidate(lease, "--end-after 0.2 --status 7")
 
-        self.eventually(clock, lambda: manager.state(unit).has_failed, "it does not fail")
+        self.eventually(lambda: self.units.state(unit).has_failed, "it does not fail")
 
-        assert manager.state(unit).exit_status == 7
+        assert self.units.state(unit).exit_status == 7
         assert lease.is_held()
-        assert manager.state(UNIT).active_state == "inactive"
+        assert self.units.state(UNIT).active_state == "inactive"
         lease.end()
-        self.is_back(manager, clock, production)
+        self.is_back(production)
 
     def test_a_stopped_unit_is_started_afterwards_if_that_was_asked(
-        self, take: Take, manager: ServiceManager, clock: Clock, production: UnitState
+        self, take: Take, production: UnitState
     ) -> None:
-        manager.stop(UNIT)
+        self.units.stop(UNIT)
 
         lease = take(spec(restores=True))
         lease.end()
 
-        self.is_back(manager, clock, production)
+        self.is_back(production)

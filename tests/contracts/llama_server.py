@@ -137,6 +137,10 @@ class LlamaServerContract:
         with serving(engine.command("--metrics", *engine.mtp), folder / "server.log") as running:
             yield running
 
+    @pytest.fixture(autouse=True)
+    def under_test(self, engine: EngineUnderTest) -> None:
+        self.tested = engine
+
     @pytest.fixture
     def client(self, server: Server) -> Iterator[httpx.Client]:
         with httpx.Client(base_url=server.url, timeout=60.0) as client:
@@ -155,17 +159,15 @@ class LlamaServerContract:
 
     # Who it is.
 
-    def test_health_says_ok(self, client: httpx.Client, engine: EngineUnderTest) -> None:
+    def test_health_says_ok(self, client: httpx.Client) -> None:
         answer = client.get("/health")
 
         assert answer.status_code == 200
         assert answer.json()["status"] == "ok"
-        assert client.get("/v1/health").status_code == (404 if engine.is_ik else 200)
+        assert client.get("/v1/health").status_code == (404 if self.tested.is_ik else 200)
 
-    def test_the_server_header_names_the_family(
-        self, client: httpx.Client, engine: EngineUnderTest
-    ) -> None:
-        name = "ik_llama.cpp" if engine.is_ik else "llama.cpp"
+    def test_the_server_header_names_the_family(self, client: httpx.Client) -> None:
+        name = "ik_llama.cpp" if self.tested.is_ik else "llama.cpp"
 
         assert client.get("/health").headers["server"] == name
 
@@ -174,23 +176,19 @@ class LlamaServerContract:
 
         assert [model["id"] for model in models["data"]] == ["the-alias"]
 
-    def test_props_tell_slots_context_and_model(
-        self, client: httpx.Client, engine: EngineUnderTest
-    ) -> None:
+    def test_props_tell_slots_context_and_model(self, client: httpx.Client) -> None:
         props = client.get("/props").json()
 
         assert props["total_slots"] == 1
         assert props["default_generation_settings"]["n_ctx"] == N_CTX
-        assert props["model_path"] == str(engine.model)
+        assert props["model_path"] == str(self.tested.model)
         assert props["model_alias"] == "the-alias"
 
-    def test_the_one_slot_is_idle_and_speculates(
-        self, client: httpx.Client, engine: EngineUnderTest
-    ) -> None:
+    def test_the_one_slot_is_idle_and_speculates(self, client: httpx.Client) -> None:
         (slot,) = client.get("/slots").json()
 
         assert (slot["id"], slot["n_ctx"]) == (0, N_CTX)
-        if engine.is_ik:
+        if self.tested.is_ik:
             assert slot["state"] == 0
             assert "speculative" not in slot
         else:
@@ -211,39 +209,35 @@ class LlamaServerContract:
         assert (timings["prompt_n"], timings["predicted_n"]) == (20, 32)
         assert (body["tokens_evaluated"], body["tokens_predicted"]) == (20, 32)
 
-    def test_drafted_and_accepted_tokens_are_counted(
-        self, client: httpx.Client, engine: EngineUnderTest
-    ) -> None:
+    def test_drafted_and_accepted_tokens_are_counted(self, client: httpx.Client) -> None:
         timings = client.post("/completion", json=request(64, prompt(20))).json()["timings"]
 
         assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
         n_steps = timings["predicted_n"] - 1 - timings["draft_n_accepted"]
         assert 0 < n_steps <= 63
         assert timings["draft_n"] <= 3 * n_steps + 3
-        if engine.is_ik:
+        if self.tested.is_ik:
             depths = timings["draft_by_depth"]
             assert sum(depth["draft_n"] for depth in depths) == timings["draft_n"]
             assert [depth["depth"] for depth in depths] == [1, 2, 3]
 
     def test_without_the_cache_the_whole_prompt_is_processed_again(
-        self, client: httpx.Client, engine: EngineUnderTest
+        self, client: httpx.Client
     ) -> None:
         for _ in range(2):
             timings = client.post("/completion", json=request(4, prompt(40))).json()["timings"]
 
         assert timings["prompt_n"] == 40
         assert timings.get("cache_n", 0) == 0
-        assert ("cache_n" in timings) is not engine.is_ik
+        assert ("cache_n" in timings) is not self.tested.is_ik
 
-    def test_with_the_cache_a_known_prompt_costs_little(
-        self, client: httpx.Client, engine: EngineUnderTest
-    ) -> None:
+    def test_with_the_cache_a_known_prompt_costs_little(self, client: httpx.Client) -> None:
         body = request(4, prompt(600, first=310), cache_prompt=True)
         for _ in range(2):
             timings = client.post("/completion", json=body).json()["timings"]
 
         assert timings["prompt_n"] <= 16
-        if not engine.is_ik:
+        if not self.tested.is_ik:
             assert timings["cache_n"] + timings["prompt_n"] == 600
 
     def test_a_text_is_tokenized_as_it_is_counted(self, client: httpx.Client) -> None:
@@ -303,15 +297,13 @@ class LlamaServerContract:
             assert values == sorted(values)
         assert seen[-1]["predicted_n"] == pieces[-1]["usage"]["completion_tokens"] == 24
 
-    def test_a_chat_answers_with_usage_and_timings(
-        self, client: httpx.Client, engine: EngineUnderTest
-    ) -> None:
+    def test_a_chat_answers_with_usage_and_timings(self, client: httpx.Client) -> None:
         body = client.post("/v1/chat/completions", json=chat(12)).json()
 
         (choice,) = body["choices"]
         assert choice["message"]["role"] == "assistant"
         assert choice["message"]["content"]
-        assert choice["finish_reason"] == ("stop" if engine.is_ik else "length")
+        assert choice["finish_reason"] == ("stop" if self.tested.is_ik else "length")
         assert body["usage"]["completion_tokens"] == body["timings"]["predicted_n"] == 12
         n_cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert body["usage"]["prompt_tokens"] == n_cached + body["timings"]["prompt_n"]
@@ -360,9 +352,7 @@ class LlamaServerContract:
 
     # Counters.
 
-    def test_metrics_grow_by_what_the_timings_say(
-        self, client: httpx.Client, engine: EngineUnderTest
-    ) -> None:
+    def test_metrics_grow_by_what_the_timings_say(self, client: httpx.Client) -> None:
         before = counters(client.get("/metrics").text)
 
         timings = client.post("/completion", json=request(32, prompt(20))).json()["timings"]
@@ -373,23 +363,23 @@ class LlamaServerContract:
         assert grown["tokens_predicted_total"] == timings["predicted_n"]
         assert after["requests_processing"] == 0
         assert after["requests_deferred"] == 0
-        if engine.has_spec_metrics:
+        if self.tested.has_spec_metrics:
             assert grown["spec_decode_num_draft_tokens_total"] == timings["draft_n"]
             accepted = grown["spec_decode_num_accepted_tokens_total"]
             assert accepted == timings["draft_n_accepted"]
 
-    def test_metrics_have_to_be_asked_for(self, engine: EngineUnderTest, tmp_path: Path) -> None:
-        with serving(engine.command(), tmp_path / "log") as server:
+    def test_metrics_have_to_be_asked_for(self, tmp_path: Path) -> None:
+        with serving(self.tested.command(), tmp_path / "log") as server:
             answer = httpx.get(f"{server.url}/metrics")
 
         assert answer.status_code in {404, 501}
 
     def test_a_server_that_sleeps_is_woken_by_some_questions_and_not_by_others(
-        self, engine: EngineUnderTest, tmp_path: Path
+        self, tmp_path: Path
     ) -> None:
-        if engine.metrics_wake is None:
+        if self.tested.metrics_wake is None:
             pytest.skip("it has no such flag")
-        sleeper = engine.command("--metrics", "--sleep-idle-seconds", "2")
+        sleeper = self.tested.command("--metrics", "--sleep-idle-seconds", "2")
         with (
             serving(sleeper, tmp_path / "log") as server,
             httpx.Client(base_url=server.url, timeout=60.0) as client,
@@ -401,12 +391,12 @@ class LlamaServerContract:
             for path in ("/health", "/v1/models", "/metrics", "/slots"):
                 self._wait_until(is_asleep, "it never falls asleep")
                 assert client.get(path).status_code == 200
-                wakes = path == "/slots" or (path == "/metrics" and engine.metrics_wake)
+                wakes = path == "/slots" or (path == "/metrics" and self.tested.metrics_wake)
                 assert is_asleep() is not wakes, path
             assert client.post("/completion", json=request(4, prompt(20))).status_code == 200
 
-    def test_without_mtp_nothing_is_drafted(self, engine: EngineUnderTest, tmp_path: Path) -> None:
-        with serving(engine.command(), tmp_path / "log") as server:
+    def test_without_mtp_nothing_is_drafted(self, tmp_path: Path) -> None:
+        with serving(self.tested.command(), tmp_path / "log") as server:
             answer = httpx.post(
                 f"{server.url}/completion", json=request(16, prompt(20)), timeout=60
             )
@@ -426,42 +416,33 @@ class LlamaServerContract:
         ],
     )
     def test_errors_come_in_an_envelope(
-        self,
-        client: httpx.Client,
-        engine: EngineUnderTest,
-        path: str,
-        content: str,
-        status: int | None,
+        self, client: httpx.Client, path: str, content: str, status: int | None
     ) -> None:
         answer = client.post(path, content=content)
 
         error = answer.json()["error"]
-        assert answer.status_code == error["code"] == (status or engine.bad_json_status)
+        assert answer.status_code == error["code"] == (status or self.tested.bad_json_status)
         assert error["message"]
         assert error["type"]
 
-    def test_a_prompt_longer_than_the_context_is_refused(
-        self, client: httpx.Client, engine: EngineUnderTest
-    ) -> None:
+    def test_a_prompt_longer_than_the_context_is_refused(self, client: httpx.Client) -> None:
         tokens = [300 + index % 200 for index in range(5000)]
 
         answer = client.post("/completion", json=request(4, tokens))
 
         error = answer.json()["error"]
         assert "exceeds the available context size" in error["message"]
-        if engine.is_ik:
+        if self.tested.is_ik:
             assert (answer.status_code, error["type"]) == (500, "server_error")
         else:
             assert (answer.status_code, error["type"]) == (400, "exceed_context_size_error")
             assert (error["n_prompt_tokens"], error["n_ctx"]) == (5000, N_CTX)
         assert client.post("/completion", json=request(4, prompt(20))).status_code == 200
 
-    def test_an_api_key_guards_all_but_health(
-        self, engine: EngineUnderTest, tmp_path: Path
-    ) -> None:
+    def test_an_api_key_guards_all_but_health(self, tmp_path: Path) -> None:
         key = {"Authorization": "Bearer secret"}
         with (
-            serving(engine.command("--api-key", "secret"), tmp_path / "log") as server,
+            serving(self.tested.command("--api-key", "secret"), tmp_path / "log") as server,
             httpx.Client(base_url=server.url, timeout=60.0) as client,
         ):
             refused = client.post("/completion", json=request(4, prompt(20)))
@@ -473,74 +454,70 @@ class LlamaServerContract:
     # The command line.
 
     def test_help_and_version_are_told_without_a_model(
-        self, run: Callable[..., tuple[int, str]], engine: EngineUnderTest
+        self, run: Callable[..., tuple[int, str]]
     ) -> None:
         help_status, help_text = run("--help")
         version_status, version_text = run("--version")
 
-        assert help_status == (1 if engine.is_ik else 0)
+        assert help_status == (1 if self.tested.is_ik else 0)
         assert "--ctx-size" in help_text
         assert version_status == 0
         assert VERSION.search(version_text)
 
     def test_a_flag_that_it_does_not_have_is_named(
-        self, run: Callable[..., tuple[int, str]], engine: EngineUnderTest
+        self, run: Callable[..., tuple[int, str]]
     ) -> None:
         status, text = run("-m", "/nonexistent.gguf", "--no-such-flag")
 
-        word = "unknown" if engine.is_ik else "invalid"
+        word = "unknown" if self.tested.is_ik else "invalid"
         assert status == 1
         assert f"error: {word} argument: --no-such-flag" in text
 
     def test_a_missing_model_ends_it_after_the_arguments_were_checked(
-        self, run: Callable[..., tuple[int, str]], engine: EngineUnderTest
+        self, run: Callable[..., tuple[int, str]]
     ) -> None:
-        status, text = run("-m", "/nonexistent.gguf", *engine.extra)
+        status, text = run("-m", "/nonexistent.gguf", *self.tested.extra)
 
         assert status == 1
         assert "/nonexistent.gguf" in text
         assert "failed to load model" in text
 
-    def test_a_port_that_another_program_holds_ends_it(
-        self, engine: EngineUnderTest, tmp_path: Path
-    ) -> None:
+    def test_a_port_that_another_program_holds_ends_it(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
-            refused(engine, tmp_path / "log", other.getsockname()[1])
+            refused(self.tested, tmp_path / "log", other.getsockname()[1])
 
     def test_a_second_server_on_its_port_ends_or_shares_it(
-        self, engine: EngineUnderTest, server: Server, tmp_path: Path
+        self, server: Server, tmp_path: Path
     ) -> None:
         """ik sets SO_REUSEPORT: the kernel gives each connection to one of the two."""
         log = tmp_path / "log"
-        if engine.is_ik:
-            with start(engine.command(), log, port=server.port) as second:
+        if self.tested.is_ik:
+            with start(self.tested.command(), log, port=server.port) as second:
                 second.wait_ready()
                 time.sleep(0.3)
                 assert second.process.poll() is None
         else:
-            refused(engine, log, server.port)
+            refused(self.tested, log, server.port)
 
         assert httpx.get(f"{server.url}/health").status_code == 200
 
     # The process.
 
-    def test_one_sigterm_ends_an_idle_server_with_0(
-        self, engine: EngineUnderTest, tmp_path: Path
-    ) -> None:
-        with serving(engine.command(), tmp_path / "log") as server:
+    def test_one_sigterm_ends_an_idle_server_with_0(self, tmp_path: Path) -> None:
+        with serving(self.tested.command(), tmp_path / "log") as server:
             server.terminate()
 
             assert server.wait_ended() == 0
         text = server.log_text()
-        assert "HTTP server listening" in text if engine.is_ik else "listening on http://" in text
+        assert (
+            "HTTP server listening" in text if self.tested.is_ik else "listening on http://" in text
+        )
         assert "model loaded" in text
 
-    def test_sigterm_ends_it_once_the_clients_have_gone(
-        self, engine: EngineUnderTest, tmp_path: Path
-    ) -> None:
+    def test_sigterm_ends_it_once_the_clients_have_gone(self, tmp_path: Path) -> None:
         body = request(4000, prompt(20), stream=True)
         with (
-            serving(engine.command(), tmp_path / "log") as server,
+            serving(self.tested.command(), tmp_path / "log") as server,
             httpx.Client(base_url=server.url, timeout=60.0) as client,
         ):
             with client.stream("POST", "/completion", json=body) as answer:
@@ -551,13 +528,13 @@ class LlamaServerContract:
             assert server.wait_ended() == 0
 
     def test_sigterm_waits_for_a_patient_client_and_a_second_one_does_not(
-        self, engine: EngineUnderTest, tmp_path: Path
+        self, tmp_path: Path
     ) -> None:
         def ask(url: str) -> None:
             with suppress(httpx.HTTPError):
                 httpx.post(f"{url}/completion", json=request(4000, prompt(20)), timeout=60.0)
 
-        with serving(engine.command(), tmp_path / "log") as server:
+        with serving(self.tested.command(), tmp_path / "log") as server:
             client = threading.Thread(target=ask, args=(server.url,))
             client.start()
             self._wait_until(lambda: self._works(server), "the request is not begun")
@@ -566,15 +543,13 @@ class LlamaServerContract:
 
             assert server.process.poll() is None
             server.terminate()
-            assert server.wait_ended() == engine.forced_status
+            assert server.wait_ended() == self.tested.forced_status
         client.join(60.0)
 
-    def test_its_port_is_free_when_it_has_ended(
-        self, engine: EngineUnderTest, tmp_path: Path
-    ) -> None:
+    def test_its_port_is_free_when_it_has_ended(self, tmp_path: Path) -> None:
         port = free_port()
         for number in range(2):
-            with start(engine.command(), tmp_path / f"log{number}", port=port) as server:
+            with start(self.tested.command(), tmp_path / f"log{number}", port=port) as server:
                 server.wait_ready()
                 httpx.post(f"{server.url}/completion", json=request(4, prompt(20)), timeout=60)
                 server.process.send_signal(signal.SIGKILL)

@@ -20,7 +20,7 @@ from tunerd.errors import ServiceError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.net import listening_pid, listening_ports
 from tunerd.paths import paths_for
-from tunerd.units.manager import MAX_LINE_CHARS, ServiceManager, lease_of
+from tunerd.units.manager import MAX_LINE_CHARS, lease_of
 from tunerd.units.systemd import Systemd, has_system_manager, has_user_manager, lingers
 from tunerd.words import Mode
 
@@ -75,9 +75,9 @@ class TestSystemd(RealProcessesContract, SystemdContract):
         ids=str,
     )
     def test_a_directive_that_it_does_not_know_is_complained_about(
-        self, manager: ServiceManager, toy: str, change: tuple[str, str]
+        self, change: tuple[str, str]
     ) -> None:
-        assert manager.verify(UNIT, self.text(toy).replace(*change))
+        assert self.units.verify(UNIT, self.text().replace(*change))
 
 
 class TestLeasesOfSystemd(LeaseContract):
