@@ -155,7 +155,7 @@ def test_ctrl_c_ends_it_and_says_how_it_stands(two: Fleet) -> None:
 
 
 @pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.parametrize("victim", faults(["operator", "connection", "box"]))
+@pytest.mark.parametrize("victim", faults(["box"], ["operator", "connection", "box"]))
 def test_whatever_is_killed_nothing_is_applied_twice(two: Fleet, victim: str) -> None:
     operator = two.operator()
     for one in two.boxes:
