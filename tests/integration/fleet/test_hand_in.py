@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.integration.measure.test_store import ARM, RUN, SAMPLE
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
@@ -29,6 +31,7 @@ from tunerd.machine.clock import SystemClock
 from tunerd.measure.evidence import RunOutcome
 from tunerd.measure.store import EvidenceStore
 
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 ROWS = "select count(*), count(distinct body::text) from entry where kind = 'sample'"
 
 
@@ -187,13 +190,15 @@ def test_samples_are_handed_in_once_each_whatever_becomes_of_the_server_meanwhil
     box = a_box(tmp_path / "gpu1", url)
     hand_in(box.context)
     n = failures = 0
-    for _ in range(6):
+    moments = chance(5)
+    for _ in faults(["crash"] * 4):
         measure(box, 1500, first=n)
         n += 1500
         child = begin_hand_in(box)
         assert child.stdout is not None
         child.stdout.readline()
-        wait_for_entries(own_postgres, url, n - 1500)
+        wait_for_entries(own_postgres, url, n - 1500 + moments.choice([0, 500]))
+        time.sleep(moments.uniform(0, 0.05))
         own_postgres.stop("immediate")
         failures += child.wait(timeout=60) != 0
         child.communicate()
@@ -208,7 +213,7 @@ def test_samples_are_handed_in_once_each_whatever_becomes_of_the_server_meanwhil
 def wait_for_entries(server: Postgres, url: str, n: int) -> None:
     """Until there are more than so many samples."""
     while samples_in(server, url)[0] <= n:
-        pass
+        time.sleep(0.01)
 
 
 def test_samples_are_handed_in_once_each_by_commands_that_are_killed(
@@ -216,13 +221,15 @@ def test_samples_are_handed_in_once_each_by_commands_that_are_killed(
 ) -> None:
     hand_in(box.context)
     n = 0
-    for _ in range(6):
+    moments = chance(6)
+    for _ in faults(["kill"] * 4):
         measure(box, 1500, first=n)
         n += 1500
         child = begin_hand_in(box)
         assert child.stdout is not None
         child.stdout.readline()
-        wait_for_entries(postgres, url, n - 1500)
+        wait_for_entries(postgres, url, n - 1500 + moments.choice([0, 500]))
+        time.sleep(moments.uniform(0, 0.05))
         child.send_signal(signal.SIGKILL)
         child.communicate(timeout=30)
     hand_in(box.context)

@@ -1,0 +1,79 @@
+"""Evidence handed in on a real systemd: by the daemon, through a unit as confined as a sweep's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.deployment import place_daemon
+from tests.support.machine import Machine
+from tests.support.roots import PREFIX, SOURCES_INSIDE
+
+pytestmark = pytest.mark.timeout(600)
+
+PASSWORD = "hush-hush"  # noqa: S105  of this machine
+UNTIL = """
+until [ "$(psql --no-psqlrc -At -h /srv/db -U tunerd tunerd -c '{asked}')" = {is_} ]; do sleep 0.5; done
+"""
+DATABASE = f"""
+set -e
+command -v psql >/dev/null || exit 77
+install -d -o postgres -m 755 /srv/db
+cd /usr/lib/postgresql/*/bin
+setpriv --reuid=postgres --regid=postgres --clear-groups ./initdb --no-sync -U tunerd -A trust -D /srv/db/data >/dev/null
+echo 'local all all trust
+host all all 127.0.0.1/32 scram-sha-256' >/srv/db/data/pg_hba.conf
+cat >/run/systemd/system/db.service <<END
+[Service]
+User=postgres
+ExecStart=$PWD/postgres -D /srv/db/data -k /srv/db -c listen_addresses=127.0.0.1 -c fsync=off
+END
+systemctl daemon-reload
+systemctl start db
+until psql -h /srv/db -U tunerd postgres -c "alter role tunerd password '{PASSWORD}'"; do sleep 0.2; done
+createdb -h /srv/db -U tunerd tunerd
+install -d -m 755 /etc/tunerd
+install -m 600 /dev/null /etc/tunerd/pgpass
+echo '127.0.0.1:*:tunerd:tunerd:{PASSWORD}' >/etc/tunerd/pgpass
+"""
+SETTINGS = """
+[store]
+url = "postgresql+psycopg://tunerd@127.0.0.1/tunerd?passfile=/etc/tunerd/pgpass"
+box = "gpu1"
+"""
+MEASURE = """
+from pathlib import Path
+from tests.support.synthetic_runs import made_runs
+from tunerd.measure.store import EvidenceStore
+with EvidenceStore(Path("/var/lib/tunerd/evidence.db")) as store:
+    for made in made_runs():
+        made.put(store)
+    print(sum(run.n_samples for run in store.runs()))
+"""
+
+
+def test_the_daemon_hands_in_what_was_measured_and_says_once_that_it_cannot(
+    host_machine: Machine,
+) -> None:
+    machine = host_machine
+    machine.sh(DATABASE, limit_s=60)
+    place_daemon(machine)
+    machine.write("/etc/tunerd/tunerd.toml", SETTINGS)
+    machine.systemctl("start", "tunerd")
+    machine.sh(UNTIL.format(asked="select name from box", is_="gpu1"), limit_s=90)
+
+    python = f"cd {SOURCES_INSIDE} && {PREFIX}/bin/python -c '{MEASURE}'"
+    n = machine.sh(python, limit_s=60).stdout.strip()
+    asked = "select count(*) from entry where kind = $$sample$$"
+    machine.sh(UNTIL.format(asked=asked, is_=n), limit_s=90)
+
+    machine.systemctl("stop", "db")
+    machine.systemctl("restart", "tunerd")
+    said = "journalctl --unit tunerd --output cat | grep --count 'is not handed in'"
+    machine.sh(f'until [ "$({said})" = 1 ]; do sleep 0.5; done', limit_s=90)
+    assert machine.show("tunerd", "NRestarts") == "0"
+    assert "not handed in" in machine.run("tunerd", "status").stderr
+    assert PASSWORD not in "".join(machine.journal())
+
+    machine.systemctl("start", "db")
+    assert machine.run("tunerd", "fleet", "hand-in").stdout.startswith("gpu1: nothing was lacking")
+    assert "gpu1" in machine.run("tunerd", "fleet", "status").stdout
