@@ -40,6 +40,11 @@ SETTINGS = """
 url = "postgresql+psycopg://tunerd@127.0.0.1/tunerd?passfile=/etc/tunerd/pgpass"
 box = "gpu1"
 """
+CREDENTIAL = """
+[Service]
+LoadCredential=pgpass:/etc/tunerd/credential
+Environment=PGPASSFILE=%d/pgpass
+"""
 MEASURE = """
 from pathlib import Path
 from tests.support.synthetic_runs import made_runs
@@ -77,3 +82,13 @@ def test_the_daemon_hands_in_what_was_measured_and_says_once_that_it_cannot(
     machine.systemctl("start", "db")
     assert machine.run("tunerd", "fleet", "hand-in").stdout.startswith("gpu1: nothing was lacking")
     assert "gpu1" in machine.run("tunerd", "fleet", "status").stdout
+
+    # A password as a credential: for the unit alone, in place of the file that the address names.
+    machine.sh("mv /etc/tunerd/pgpass /etc/tunerd/credential")
+    machine.write("/etc/systemd/system/tunerd-hand-in.service.d/password.conf", CREDENTIAL)
+    machine.write("/etc/tunerd/tunerd.toml", SETTINGS.replace("?passfile=/etc/tunerd/pgpass", ""))
+    machine.systemctl("daemon-reload")
+    forgotten = "with done as (update box set name = $$x$$ returning 1) select 1 from done"
+    machine.sh(UNTIL.format(asked=forgotten, is_="1"))
+    machine.systemctl("restart", "tunerd")
+    machine.sh(UNTIL.format(asked="select name from box", is_="gpu1"), limit_s=90)
