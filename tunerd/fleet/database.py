@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, StatementError
 
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.measure.store import (
@@ -225,7 +225,7 @@ class Database:
         timer.start()
         try:
             yield
-        except DBAPIError as error:
+        except StatementError as error:
             if is_cut.is_set():
                 raise HostError(
                     f"cannot {verb} {self.name}: it does not answer",
@@ -237,10 +237,10 @@ class Database:
         finally:
             timer.cancel()
 
-    def _error(self, verb: str, error: DBAPIError) -> TunerdError:
+    def _error(self, verb: str, error: StatementError) -> TunerdError:
         """What an error of PostgreSQL, or of the way to it, means."""
         cause = "; ".join(map(str.strip, str(error.orig).splitlines()))[:_MOST_WORDS]
-        code = getattr(error.orig, "sqlstate", None) or _code_of_connecting(error.orig)
+        code = getattr(error.orig, "sqlstate", None) or _code_of(error)
         kind, why, hint = next(
             (said for start, said in _SAID.items() if code.startswith(start)),
             (HostError, None, None),
@@ -249,9 +249,13 @@ class Database:
         return kind(f"{what}: {why}" if why else what, cause=cause, state=_KEPT, hint=hint)
 
 
-def _code_of_connecting(error: Any) -> str:
-    """libpq tells no code for what keeps it from connecting: that of the error in PostgreSQL's list."""
-    words, tried = str(error), getattr(error, "pgconn", None)
+def _code_of(error: StatementError) -> str:
+    """Of what libpq and psycopg say, without a code: that of the error in PostgreSQL's list."""
+    from psycopg import DataError
+
+    if not isinstance(error, DBAPIError) or isinstance(error.orig, DataError):
+        return "22"
+    words, tried = str(error.orig), getattr(error.orig, "pgconn", None)
     if tried is not None and tried.needs_password:
         return "28P01"
     signs = {"28": ("authentication", "pg_hba.conf"), "SSL": ("SSL", "certificate"),
@@ -268,6 +272,11 @@ _STANDBY = (
     "is it a standby? `?target_session_attrs=read-write` finds the primary among several hosts"
 )
 _AWAY = (HostError, "it cannot be reached", "look at the database, and the way to it")
+_VALUES = (
+    Refused,
+    "it does not take these values",
+    "`tunerd results show` here says what they are",
+)
 _OTHERS = (Busy, "others are at work there", "wait a while, then try again")
 # By the beginning of SQLSTATE; the first that fits.
 # Source: PostgreSQL's documentation, appendix A (error codes).
@@ -286,6 +295,7 @@ _SAID: Mapping[str, tuple[type[TunerdError], str, str]] = {
     "55P03": _OTHERS,
     "40": _OTHERS,
     "57014": (HostError, "it takes too long", "look at what else the database does"),
-    "22": (Refused, "it does not take these values", "`tunerd results show` on this box says what they are"),
-    "23": (Refused, "it does not take these values", "`tunerd results show` on this box says what they are"),
+    "22": _VALUES,
+    "23": _VALUES,
+    "42804": _VALUES,
 }  # fmt: skip

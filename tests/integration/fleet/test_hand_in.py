@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.integration.measure.test_store import ARM, RUN, SAMPLE
+from tests.integration.measure.test_store_rows_damaged import COLUMNS, HOSTILE, damage
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
 from tests.support.postgres import Postgres, name_of, password_file, postgres_server
@@ -300,3 +303,35 @@ def test_a_run_that_the_database_does_not_take_keeps_none_of_the_others(
     assert f"run {damaged}" in result.messages[0].text
     assert samples_in(postgres, url) == (10, 10)
     assert box.call("fleet", "status").returncode == 0
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of several runs with everything in it."""
+    path = tmp_path_factory.mktemp("sound") / "evidence.db"
+    with EvidenceStore(path) as store:
+        for made in made_runs(repeats=1):
+            made.put(store)
+    return path
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(column=st.sampled_from(COLUMNS), value=st.sampled_from([*HOSTILE, "a\0b"]))
+@example(column="runs.kind", value="a\0b")
+@example(column="runs.kind", value=b"\xff\xfe")
+@example(column="runs.started_s", value="abc")
+@example(column="samples.is_usable", value="x")
+def test_whatever_a_column_holds_the_rest_is_handed_in(
+    sound: Path, box: Box, column: str, value: Any
+) -> None:
+    context = box.context
+    context.paths.state_dir.mkdir(parents=True, exist_ok=True)
+    context.paths.box.unlink(missing_ok=True)  # another box each time
+    damage(sound, context.paths.evidence, column, value, first_only=True)
+    with EvidenceStore(sound) as store:
+        n_runs = store.count_runs()
+
+    result = hand_in(context).payload
+
+    assert result["runs"] + result["left_out"] == n_runs
+    assert result["left_out"] <= 1
