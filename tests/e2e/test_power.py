@@ -1,0 +1,62 @@
+"""A sweep that measures power limits, as root types it, on a machine whose card is NVML's C stub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_crash_power import OWN_MW, limit_mw, put_card
+from tests.fault.victim import Victim
+from tests.support.deployment import profile
+from tests.support.machine import Machine
+
+WORKLOAD = '[[classes]]\nname = "ask"\nkind = "code"\nprompt_tokens = 60\nanswer_tokens = 24\n'
+RANGES = """
+[sweep]
+"engine.prefer" = ["{engine}"]
+"serving.threads" = [1]
+"serving.n_ubatch" = [512]
+"serving.n_batch" = [2048]
+"memory.fit_mib" = [1024]
+"gpu.power_limit_w" = [150, 180]
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
+    host_machine: Machine, tmp_path: Path
+) -> None:
+    victim = Victim(host_machine)
+    box = victim.tunerd
+    text = profile(victim.engine, serving__ctx_size=1024, serving__metrics=True, workload="small")
+    box.profile("night", text + RANGES.format(engine=victim.engine))
+    box.profile("workloads/small", WORKLOAD)
+    box.apply("night")
+    without = box("sweep", "run", "--dry-run", expect=2)
+    assert "it is for machines with one GPU, and 0 can be read" in without.err
+    put_card(host_machine, tmp_path / "nvml")
+    box.apply("night")
+
+    far = box("sweep", "run", "--dry-run", "--space", "gpu.power_limit_w=150,900", expect=2)
+    assert "900.0 is no limit of NVIDIA GeForce RTX 4070 SUPER" in far.err
+    assert "watts between 100 and 240" in far.err
+    assert "150 W, 180 W, 220 W" in box("sweep", "run", "--dry-run", "--budget", "4m").out
+
+    done = box("sweep", "run", "--yes", "--budget", "4m", "--seed", "3", "--json", limit_s=400.0)
+
+    table = done.json["power"]
+    first = [one for one in table["rows"] if one["case"] == table["rows"][0]["case"]]
+    assert [(one["limit_w"], one["rounds"]) for one in first] == [(150, 3), (180, 3), (220, 3)], (
+        done
+    )
+    assert all(one["tok_s"] > 0 and one["joules_per_token"] is None for one in first)
+    assert limit_mw(host_machine) == OWN_MW
+    assert host_machine.exists("/run/nvml-limit-0"), "no limit was ever set"
+    shown = box("sweep", "show").out
+    assert "150 W" in shown
+    assert "the card's limit stays 220 W" in shown
+    arms = [row["name"] for row in box.json("results", "show", "1")["arms"]]
+    assert any(name.endswith(" at 150 W") for name in arms)
+    left = host_machine.sh("ls -d /run/systemd/system/tunerd-* /run/tunerd/*.json", check=False)
+    assert left.stdout == ""
