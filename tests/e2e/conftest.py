@@ -101,6 +101,12 @@ def sid_root(build_root: Callable[..., Root]) -> Root:
     return build_root(roots.sid_root)
 
 
+@pytest.fixture(scope="session")
+def trixie_root(build_root: Callable[..., Root]) -> Root:
+    """Debian 13, with tunerd."""
+    return build_root(roots.trixie_root)
+
+
 @pytest.fixture(scope="session", params=["host", "sid"])
 def bare_root(request: pytest.FixtureRequest, build_root: Callable[..., Root]) -> Root:
     """Each root in turn, with tunerd's sources and what installing it downloads, not installed."""

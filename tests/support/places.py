@@ -1,6 +1,7 @@
 """Where end-to-end tests of the daemon run: on this host's systemd as root; where asked for, elsewhere too.
 
-`TUNERD_TEST_PLACES=host,sid,host-user,sid-user` names the places; CI has time for the first alone.
+`TUNERD_TEST_PLACES=host,sid,host-user,sid-user` names the places (`trixie` too, Debian 13); CI has time for the
+first alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Place:
 
 
 PLACES = {
-    str(one): one for root in ("host", "sid") for one in (Place(root, None), Place(root, USER))
+    str(one): one
+    for root in ("host", "sid", "trixie")
+    for one in (Place(root, None), Place(root, USER))
 }
 
 

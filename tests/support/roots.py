@@ -44,6 +44,9 @@ SOURCES_INSIDE = Path("/usr/local/src/tunerd")
 WHEELS_INSIDE = Path("/opt/wheels-for-tests")
 OFFLINE_PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(WHEELS_INSIDE)}
 """Environment in which pip finds everything that tunerd needs without a network."""
+EARLIER_INSIDE = Path("/usr/local/src/tunerd-earlier")
+EARLIER_WHEELS_INSIDE = Path("/opt/wheels-of-earlier")
+EARLIER_PIP = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(EARLIER_WHEELS_INSIDE)}
 USERS = ("alice", "bob")
 """Accounts in every root; alice lingers, so her service manager runs from boot on."""
 
@@ -80,6 +83,9 @@ _SOURCE_NAMES = (
     "tunerd",
     "units",
 )
+_TRIXIE_PACKAGES = tuple(
+    name for name in _SID_PACKAGES if not re.match("llama|mesa|libggml", name)
+)  # fmt: skip
 _NOT_INSIDE = re.compile(r"(mypy|ruff|pytest-xdist|types-)")
 # Of the host's own root: what its owner enabled, keeps at home or has running is not to be seen.
 _HIDDEN_OF_HOST = (
@@ -148,7 +154,7 @@ def sid_root(tunerd: Tunerd = Tunerd.FOR_TESTS, *, packages: Sequence[str] = ())
     """
     key = _key("sid", *_SID_PACKAGES)
     what = f"Debian sid ({len(_SID_PACKAGES)} packages)"
-    base = Root("sid", (_cached("base", key, what, _debian_sid(_SID_PACKAGES)),))
+    base = Root("sid", (_cached("base", key, what, _debian("sid", _SID_PACKAGES)),))
     if packages:
         named = ", ".join(packages)
         layer = _cached(
@@ -156,6 +162,39 @@ def sid_root(tunerd: Tunerd = Tunerd.FOR_TESTS, *, packages: Sequence[str] = ())
         )
         base = replace(base, lowers=(layer, *base.lowers))
     return _furnished(base, key=key, variant=packages, tunerd=tunerd)
+
+
+def trixie_root(tunerd: Tunerd = Tunerd.FOR_TESTS) -> Root:
+    """Debian 13, which has no llama-server of its own."""
+    key = _key("trixie", *_TRIXIE_PACKAGES)
+    layer = _cached("base", key, "Debian 13", _debian("trixie", _TRIXIE_PACKAGES))
+    return _furnished(Root("trixie", (layer,)), key=key, tunerd=tunerd)
+
+
+def with_earlier(bare: Root, revision: str) -> Root:
+    """A bare root with the sources of an earlier revision too, and what installing those downloads.
+
+    `EARLIER_PIP` is the environment in which pip finds that.
+    """
+    names = [name for name in _SOURCE_NAMES if name != "tests"]
+    listed = program("git", "-C", str(SOURCES), "ls-tree", "--name-only", revision, *names)
+
+    def unpack(folder: Path) -> None:
+        target = folder / EARLIER_INSIDE.relative_to("/")
+        target.mkdir(parents=True)
+        packed = program(
+            "git", "-C", str(SOURCES), "archive", revision, *listed.stdout.decode().split()
+        )
+        program("tar", "--extract", "--directory", target, stdin=packed.stdout)
+
+    key = _key(revision, *listed.stdout.decode().split())
+    sources = _cached("earlier", key, f"the sources of {revision}", unpack)
+    requirements = _requirements(sources / EARLIER_INSIDE.relative_to("/"))
+    wheels_key = _key(*map(str, bare.lowers[1:]), *requirements)
+    build = _wheels_for(bare, requirements)
+    wheels = _cached("wheels", wheels_key, f"wheels of {revision} for {bare.name}", build)
+    binds = {**bare.binds, str(EARLIER_WHEELS_INSIDE): wheels}
+    return replace(bare, lowers=(sources, *bare.lowers), binds=binds)
 
 
 def _is_there(name: str) -> bool:
@@ -269,7 +308,7 @@ def say(text: str) -> None:
 # --- the base and its users ---
 
 
-def _debian_sid(packages: Sequence[str]) -> Callable[[Path], None]:
+def _debian(suite: str, packages: Sequence[str]) -> Callable[[Path], None]:
     def build(folder: Path) -> None:
         options = [f"--aptopt={line}" for line in _apt_options()]
         # The mirror may be a frozen one, whose signatures have expired.
@@ -280,7 +319,7 @@ def _debian_sid(packages: Sequence[str]) -> Callable[[Path], None]:
         include = f"--include={','.join(packages)}"
         program(
             *("mmdebstrap", "--quiet", "--variant=minbase", *options, include),
-            *("sid", str(folder), *_debian_mirror()),
+            *(suite, str(folder), *_debian_mirror()),
             timeout_s=900,
         )
 
@@ -341,9 +380,9 @@ def _seed_of(base: Root) -> Callable[[Path], None]:
 # --- tunerd ---
 
 
-def _requirements() -> tuple[str, ...]:
+def _requirements(sources: Path = SOURCES) -> tuple[str, ...]:
     """What tunerd, its embedded engine, its tests and its building need, as pip spells it."""
-    project = tomllib.loads((SOURCES / "pyproject.toml").read_text())
+    project = tomllib.loads((sources / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     wanted = [
         *project["build-system"]["requires"],

@@ -58,7 +58,9 @@ def line(form: str) -> Render:
 def changed(payload: Mapping[str, Any]) -> Iterable[str]:
     """Settings that were written."""
     return [
-        f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
+        f"{key} is not set any more"
+        if value is None
+        else f"{key} = {str(value).lower() if isinstance(value, bool) else value}"
         for key, value in payload["changed"].items()
     ]
 

@@ -576,6 +576,15 @@ def plan(ctx: Context, request: PlanRequest, *, with_explain: bool = False) -> A
     except ModelFileError as problem:
         try:
             found = choose(ctx, request, read_host(ctx.gpu), has_weights=False)
+        except (
+            EngineError
+        ) as none:  # both are to be had: whoever fetches one learns of the other now
+            raise ModelFileError(
+                f"{problem.message}, and {none.message}",
+                cause="\n".join(filter(None, (problem.cause, none.cause))),
+                state=problem.state,
+                hint="; ".join(filter(None, (problem.hint, none.hint))),
+            ) from problem
         except TunerdError:
             raise problem from None
         return _without_weights(ctx, found, problem, with_explain=with_explain)

@@ -82,6 +82,19 @@ def test_a_plan_shows_what_would_be_run_before_the_model_is_there(box: Box) -> N
     assert then["explain"] == planned["explain"]
 
 
+def test_a_plan_that_has_neither_model_nor_engine_says_both(box: Box) -> None:
+    (box.folder / "config/profiles").mkdir()
+    site = box.folder / "config/profiles/mine.toml"
+    site.write_text('extends = "cpu-embedded"\n[engine]\nprefer = ["ik"]\n')
+    done = box.call("plan", "mine", "--json")
+    found = json.loads(done.stdout)["error"]
+    assert "`designed-tiny.gguf`" in found["message"]
+    assert "no engine here can serve" in found["message"]
+    assert "ik: not installed here" in found["cause"]
+    assert "tunerd model new" in found["hint"]
+    assert "tunerd engines" in found["hint"]
+
+
 def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) -> None:
     path = box.folder / "config" / "tunerd.toml"
     before = path.read_text()
