@@ -28,7 +28,7 @@ _TROUBLE = re.compile(
 )
 _ADDRESS = re.compile(r"\b(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}\b")
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f-]{30,40}")
-_LINK = re.compile(r"https?://(?!127\.0\.0\.1|localhost)[^\s\"']+")
+_LINK = re.compile(r"[a-z][a-z0-9+.-]*://(?!127\.0\.0\.1|localhost)[^\s\"']+")
 _HIDDEN = "[hidden]"
 
 

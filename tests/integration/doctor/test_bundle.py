@@ -28,7 +28,10 @@ def box(tmp_path: Path) -> Box:
     made.unit.parent.mkdir(parents=True)
     made.unit.write_text(UNIT)
     (tmp_path / "config").mkdir()
-    (tmp_path / "config/tunerd.toml").write_text('[notify]\nwebhook = "https://ntfy.sh/my-topic"\n')
+    (tmp_path / "config/tunerd.toml").write_text(
+        '[notify]\nwebhook = "https://ntfy.sh/my-topic"\n'
+        '[store]\nurl = "postgresql+psycopg://tunerd@db.my-lan/tunerd"\n'
+    )
     return made
 
 
@@ -37,7 +40,7 @@ def test_names_addresses_links_and_secrets_are_taken_out(box: Box) -> None:
     parts = json.loads(said)
     assert parts["status"]["unit"] == "llama-server.service"
     assert any("--port 8099" in line for line in parts["unit"])
-    for private in ("geheim", "alice", "192.168.7.9", "my-topic", f'"{platform.node()}"'):
+    for private in ("geheim", "alice", "192.168.7.9", "my-topic", "my-lan", f'"{platform.node()}"'):
         assert private not in said
     assert parts["detect"]["hostname"] == "HOST"
 
