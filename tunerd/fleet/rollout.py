@@ -276,7 +276,11 @@ class _Walk:
         try:
             done = ask(self._ctx, step.box, self.rollout.change(step), Change, limit_s=limit_s)
         except Away as problem:
-            return self._settle(self.keep(step.at(State.APPLYING, problem.words)))
+            step = self._settle(self.keep(step.at(State.APPLYING, problem.words)))
+            if step.state is State.REFUSED:  # what it was told it may only be about to do
+                told = f"nothing was done there so far; {problem.words}"
+                step = self.keep(step.at(State.APPLYING, told))
+            return step
         except TunerdError as problem:
             step = self.keep(failed(step, problem))
             return self._settle(step) if step.state is State.APPLYING else step

@@ -132,16 +132,11 @@ class State(StrEnum):
 
 
 # The exit code of a rollout that ends at a box in this state; a person must look where it is 4.
-_EXIT_CODES: Mapping[State, int] = {
-    State.WAITING: 1,
-    State.APPLYING: 4,
-    State.WATCHED: 1,
-    State.REFUSED: 1,
-    State.WENT_BACK: 3,
-    State.STRANDED: 4,
-    State.LEFT: 1,
-    State.RETURNING: 4,
-}
+_EXIT_CODES: Mapping[State, int] = (
+    dict.fromkeys((State.WAITING, State.WATCHED, State.REFUSED, State.LEFT), 1)
+    | {State.WENT_BACK: 3}
+    | dict.fromkeys((State.STRANDED, State.APPLYING, State.RETURNING), 4)
+)
 _HAS_IT = frozenset({State.APPLYING, State.WATCHED, State.DONE, State.RETURNING})
 TO_DO = frozenset({State.WAITING, State.REFUSED})
 # Not tried again: by itself nothing goes on behind these.
@@ -272,7 +267,7 @@ def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> S
     """
     swap = status.last_swap
     if swap is None or swap.number == step.newest:
-        return step.at(State.REFUSED, f"nothing was done there; {step.text}".removesuffix("; "))
+        return step.at(State.REFUSED, step.text or "nothing was done there")
     if swap.outcome == _RUNNING:
         told = "its swap was cut short: its daemon mends that, or `tunerd recover` there"
         return step.at(step.state, told)

@@ -115,8 +115,10 @@ def test_a_box_that_hangs_is_told_of_as_unknown_and_settled_later(two: Fleet) ->
     first = two.boxes[0]
     first.breaks("hang")
     operator = two.operator(change_s="3")
-    stopped = operator.fleet(*UNWATCHED, code=1)
-    assert states(stopped) == ["refused", "waiting"], "it was looked at, and nothing was done"
+    stopped = operator.fleet(*UNWATCHED, code=4)
+    assert states(stopped) == ["applying", "waiting"]
+    assert "nothing was done there so far" in stopped["messages"][0]["text"]
+    assert "ssh gpu1 tunerd status" in stopped["messages"][0]["hint"]
     first.breaks("hang-after")
     stopped = operator.fleet("resume", "--yes", code=None)
     first.breaks("")
