@@ -98,7 +98,7 @@ FACES = {
         "store",
         "trust",
     },
-    "sweep": {"laws", "plan", "promote", "record", "run", "schedule"},
+    "sweep": {"laws", "plan", "promote", "record", "run", "schedule", "study"},
     "watch": {
         "daemon",
         "figures",
@@ -111,7 +111,7 @@ FACES = {
         "probation",
     },
     "doctor": {"bundle", "doctor"},
-    "fleet": {"boxes", "rollout", "shared", "steps"},
+    "fleet": {"boxes", "rollout", "shared", "steps", "study"},
     "web": {"charts", "part", "report", "run", "view"},
 }
 

@@ -32,7 +32,9 @@ from tunerd.result import ActionResult
 from tunerd.words import UNKNOWN, format_duration
 
 if TYPE_CHECKING:
+    from tunerd.app import Context
     from tunerd.sweep.plan import PreparedSweep, SweepRequest
+    from tunerd.sweep.run import Meet
 
 
 _MOST_VALUES = 12
@@ -115,7 +117,18 @@ def run(call: Call, dry_run: bool, **given: Any) -> ActionResult:
     ctx = call.context(acts=not dry_run, tells=True)
     if dry_run:
         return sweep_plan(ctx, _request(given))
-    return _acted(run_sweep(ctx, _request(given), confirm=_asking(call)))
+    return _acted(run_sweep(ctx, _request(given), confirm=_asking(call), meet=_meeting(ctx)))
+
+
+def _meeting(ctx: Context) -> Meet:
+    """Whoever shares no store pays for none."""
+    if ctx.settings.store.url is None:
+        from tunerd.sweep.run import alone
+
+        return alone
+    from tunerd.fleet.study import meet
+
+    return meet
 
 
 def _asking(call: Call) -> Callable[[PreparedSweep], None]:
@@ -136,7 +149,8 @@ def resume(call: Call, sweep: int | None) -> ActionResult:
     """  # noqa: D301
     from tunerd.sweep.run import resume_sweep
 
-    return _acted(resume_sweep(call.context(acts=True), sweep, confirm=_asking(call)))
+    ctx = call.context(acts=True)
+    return _acted(resume_sweep(ctx, sweep, confirm=_asking(call), meet=_meeting(ctx)))
 
 
 @sweep_command.command(name="night")
@@ -161,7 +175,7 @@ def night(call: Call, at_once: bool, bound_to: str | None) -> ActionResult:
     ctx = call.context(acts=True)
     if bound_to is not None:
         ctx = replace(ctx, own_unit=bound_to)
-    return _acted(run_night(ctx, confirm=_asking(call), at_once=at_once))
+    return _acted(run_night(ctx, confirm=_asking(call), at_once=at_once, meet=_meeting(ctx)))
 
 
 @sweep_command.command(name="start")

@@ -53,15 +53,40 @@ origin = sa.Table(
     sa.Column("handed_in_at", sa.DateTime(timezone=True), nullable=False),
     sa.UniqueConstraint("box_id", "local_id"),
 )
+# What boxes of a class tell each other of a study, as documents, and the arms that they try just now.
+told = sa.Table(
+    "told",
+    SHARED,
+    sa.Column("id", sa.BigInteger, sa.Identity(), primary_key=True),
+    sa.Column("class_id", sa.Text, nullable=False),
+    sa.Column("box_id", sa.Text, nullable=False),
+    sa.Column("key", sa.Text, nullable=False, unique=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("body", sa.JSON, nullable=False),
+    sa.Column("told_at", sa.DateTime(timezone=True), server_default=sa.func.clock_timestamp()),
+    sa.Index("ix_told_class", "class_id", "kind", "id"),
+)
+claim = sa.Table(
+    "claim",
+    SHARED,
+    sa.Column("class_id", sa.Text, primary_key=True),
+    sa.Column("arm", sa.Text, primary_key=True),
+    sa.Column("box_id", sa.Text, nullable=False),
+    sa.Column("until", sa.DateTime(timezone=True), nullable=False),
+)
 Step = Callable[[sa.Connection], None]
 
 
 def _begin(connection: sa.Connection) -> None:
     METADATA.create_all(connection)
-    SHARED.create_all(connection)
+    SHARED.create_all(connection, tables=[box, origin])
 
 
-STEPS: Mapping[int, Step] = {1: _begin}
+def _add_study(connection: sa.Connection) -> None:
+    SHARED.create_all(connection, tables=[told, claim])
+
+
+STEPS: Mapping[int, Step] = {1: _begin, 2: _add_study}
 """What brings a database to each version from the one before."""
 _LOCK = 0x74756E657264
 """The advisory lock of whoever writes."""

@@ -102,14 +102,14 @@ def _keep(ctx: Context, how: HandedIn) -> None:
 
 def _hand_in(ctx: Context) -> ActionResult:
     with contextlib.closing(opened(ctx, writable=True)) as database:
-        box_id = _box_id(ctx)
+        own_id = box_id(ctx)
         counts = {"runs": 0, "entries": 0, "left_out": 0}
         messages: list[Message] = []
-        _tell_of_box(ctx, database, box_id)
+        _tell_of_box(ctx, database, own_id)
         with _local(ctx) as local:
             if local is not None:
-                _hand_in_runs(ctx, database, local, box_id, counts, messages)
-        payload = {"box": box_id, "name": _name(ctx), **counts}
+                _hand_in_runs(ctx, database, local, own_id, counts, messages)
+        payload = {"box": own_id, "name": _name(ctx), **counts}
     return ActionResult("fleet hand-in", payload, tuple(messages), has_acted=True)
 
 
@@ -117,7 +117,7 @@ def _name(ctx: Context) -> str:
     return ctx.settings.store.box or socket.gethostname()
 
 
-def _box_id(ctx: Context) -> str:
+def box_id(ctx: Context) -> str:
     """Who this box is: made once, by chance."""
     known = ctx.files.read_json(ctx.paths.box)
     if isinstance(known, dict) and isinstance(known.get("id"), str):

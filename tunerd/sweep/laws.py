@@ -85,6 +85,11 @@ class Acceptance:
         return self._kept[key]
 
 
+def n_parameters(n_texts: int) -> int:
+    """Of an `Acceptance`."""
+    return n_texts + len(_ACCEPTANCE_PRIOR) - 1
+
+
 def fit_acceptance(
     counts: Sequence[Counts],
     n_texts: int,
@@ -252,7 +257,7 @@ def _drafts(
 
 # Positions of a draft that a step's law tells apart; whatever lies beyond costs as the last of them.
 POSITIONS = 16
-PROMPT_TERMS = 4
+N_PROMPT_TERMS = 4
 
 # Prior of a step's time, as shares of the mean step: without a draft, for each drafted token, by how much
 # more or less a position takes than the one before it (kernels change with the batch, experts are
@@ -266,7 +271,7 @@ _BEND_SPREAD = 0.06
 _SECOND = 2
 _STEP_PRIOR = np.array([0.02, 0.003, 0.04, 0.02])
 _STEP_SPREAD = np.array([0.03, 0.004, 0.04, 0.04])
-_N_STEP_TERMS = 1 + POSITIONS + len(_STEP_PRIOR)
+N_STEP_TERMS = 1 + POSITIONS + len(_STEP_PRIOR)
 WIDTH = 2048.0
 # Prior of a prompt's terms, as shares of the mean time per token; the first two times the batch.
 _PROMPT_PRIOR = np.array([0.25, 0.02, 0.70, 0.004])
@@ -407,7 +412,7 @@ def _steps_prior(
         usual = mean * np.array([_BASE_SPREAD, *[_TOKEN_SPREAD] * POSITIONS, *_STEP_SPREAD])
         prior, spread = _scaled(relative, terms, times, usual)
         return np.diag(1.0 / spread), prior / spread
-    rows, values = np.zeros((_N_STEP_TERMS, _N_STEP_TERMS)), np.zeros(_N_STEP_TERMS)
+    rows, values = np.zeros((N_STEP_TERMS, N_STEP_TERMS)), np.zeros(N_STEP_TERMS)
     rows[0, 0], values[0] = 1 / (_BASE_SPREAD * mean), _BASE / _BASE_SPREAD
     rows[1, 1], values[1] = 1 / (_FIRST_SPREAD * mean), _TOKEN / _FIRST_SPREAD
     for position in range(2, POSITIONS + 1):  # each about as dear as the one before it

@@ -621,8 +621,6 @@ class Learner:
         return others[0] if others else None
 
     def _memory_relative(self, family: tuple[str, str]) -> MemoryLaw | None:
-        if family in self._known and (law := self._known[family].memory) is not None:
-            return law
         same_engine = [
             model.memory
             for other, model in self.models.items()

@@ -47,6 +47,7 @@ from tunerd.sweep.record import (
     unfinished,
 )
 from tunerd.sweep.schedule import configured_request, deadline_of, demand_open, demand_time
+from tunerd.sweep.study import Alone, Study
 from tunerd.sweep.tuner import Outcome, arm_text, changed, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
@@ -217,6 +218,14 @@ def compare_builds(
 _QUIET_POLL_S = 2.0
 
 Confirm = Callable[[PreparedSweep], None]
+Meet = Callable[[Context, PreparedSweep], contextlib.AbstractContextManager[Study]]
+"""Opens the study of a box's class for one night."""
+
+
+def alone(ctx: Context, prepared: PreparedSweep) -> contextlib.AbstractContextManager[Study]:
+    """For a box that shares no store with others."""
+    del ctx, prepared
+    return contextlib.nullcontext(Alone())
 
 
 def sweep_plan(ctx: Context, request: SweepRequest) -> ActionResult:
@@ -225,13 +234,16 @@ def sweep_plan(ctx: Context, request: SweepRequest) -> ActionResult:
     return ActionResult("sweep run", {"plan": plan_json(prepared)}, prepared.messages)
 
 
-def run_sweep(ctx: Context, request: SweepRequest, *, confirm: Confirm) -> ActionResult:
+def run_sweep(
+    ctx: Context, request: SweepRequest, *, confirm: Confirm, meet: Meet = alone
+) -> ActionResult:
     """Search, prove, and store everything; within the request's window, if it has one.
 
     Args:
         ctx: Where.
         request: What is asked for.
         confirm: Shows what will happen and asks; raises to stop.
+        meet: Opens the study that boxes of the class share.
 
     Returns:
         Exit code 0 whatever the verdict, 1 if nothing could be measured.
@@ -254,10 +266,12 @@ def run_sweep(ctx: Context, request: SweepRequest, *, confirm: Confirm) -> Actio
     with EvidenceStore(ctx.paths.evidence) as store:
         known = history_of(store, prepared.basis, prepared.generation.created_s)
         keeper = SweepKeeper.begin(ctx, store, prepared)
-        return _Run(ctx, prepared, keeper, known, "sweep run", house).go()
+        return _Run(ctx, prepared, keeper, known, "sweep run", house, meet).go()
 
 
-def run_night(ctx: Context, *, confirm: Confirm, at_once: bool = False) -> ActionResult:
+def run_night(
+    ctx: Context, *, confirm: Confirm, at_once: bool = False, meet: Meet = alone
+) -> ActionResult:
     """The night that the settings describe; `at_once` whatever their window says.
 
     One that asked for the same and did not come to its end goes on, with a whole budget more. Builds are
@@ -276,10 +290,10 @@ def run_night(ctx: Context, *, confirm: Confirm, at_once: bool = False) -> Actio
     if last is not None:
         demand_open(ctx, request.window)
         try:
-            return resume_sweep(ctx, last.number, confirm=confirm, has_whole_budget=True)
+            return resume_sweep(ctx, last.number, confirm=confirm, has_whole_budget=True, meet=meet)
         except Outdated:
             ctx.say(f"sweep {last.number} cannot go on: what it measured has changed since")
-    return replace(run_sweep(ctx, request, confirm=confirm), command="sweep night")
+    return replace(run_sweep(ctx, request, confirm=confirm, meet=meet), command="sweep night")
 
 
 class Outdated(UsageError):
@@ -292,6 +306,7 @@ def resume_sweep(
     *,
     confirm: Confirm,
     has_whole_budget: bool = False,
+    meet: Meet = alone,
 ) -> ActionResult:
     """Go on with a sweep that was stopped, killed or cut, from its samples.
 
@@ -300,6 +315,7 @@ def resume_sweep(
         number: Which; None for the newest.
         confirm: As in `run_sweep`.
         has_whole_budget: Its budget counts from now on, not from its begin.
+        meet: As in `run_sweep`.
 
     Raises:
         UsageError: there is none, it came to its end, or as `run_sweep`.
@@ -339,7 +355,7 @@ def resume_sweep(
         keeper = SweepKeeper(ctx, store, sweep.number)
         since_s = prepared.generation.created_s
         known = [*history_of(store, prepared.basis, since_s, but=sweep.number), *own]
-        return _Run(ctx, prepared, keeper, known, "sweep resume", house).go()
+        return _Run(ctx, prepared, keeper, known, "sweep resume", house, meet).go()
 
 
 def _spent_s(events: Iterable[dict[str, Any]]) -> float:
@@ -357,6 +373,8 @@ class _Run:
     known: list[dict[str, Any]]
     command: str
     house: House
+    meet: Meet
+    _study: Study = field(default_factory=Alone)
     _told: list[str] = field(default_factory=list)
     _restarts: int = 0
     _elapsed_s: float = 0.0
@@ -370,7 +388,8 @@ class _Run:
         keeper = self.keeper
         self._live = live_drafts(self.ctx, self.prepared.generation.created_s)
         try:
-            outcome, verdict, away_s, ended = self._night()
+            with self.meet(self.ctx, self.prepared) as self._study:
+                outcome, verdict, away_s, ended = self._night()
         except BaseException as error:
             with contextlib.suppress(HostError):  # its disk is full: the run stays without an end
                 keeper.end(RunOutcome.STOPPED, _why(error))
@@ -494,7 +513,7 @@ class _Run:
                     outcome = self._found = tune(
                         box, prepared.space.space, prepared.workload, prepared.base.arm, search_s,
                         np.random.default_rng([prepared.seed, len(known)]), history=known,
-                        policy=prepared.policy, on_sample=on_sample,
+                        policy=prepared.policy, on_sample=on_sample, study=self._study,
                     )  # fmt: skip
                     box.close()
                     if prepared.power_limits_w and box.yielded is box.ended is None:

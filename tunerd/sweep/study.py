@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from tunerd.profile.arm import Arm
-from tunerd.sweep.laws import Acceptance, Costs, MemoryLaw
+from tunerd.sweep.laws import N_PROMPT_TERMS, N_STEP_TERMS, Acceptance, Costs, n_parameters
 
 # By how much boxes of one class differ in what an arm gains over another (log ratio): by one amount for all arms, as
 # speculation pays more on one of them, and for each arm. Simulated boxes: 0.05 to 0.13 and 0.01 to 0.03
@@ -22,7 +25,71 @@ class Known:
 
     acceptance: Acceptance | None = None
     costs: Costs | None = None
-    memory: MemoryLaw | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """The laws of one family on one box, as they travel: coefficients of steps and prompts [ms], and the drafter's."""
+
+    step: tuple[float, ...]
+    prompt: tuple[float, ...]
+    acceptance: tuple[float, ...] = ()
+    first_is_free: bool = False
+    is_lookup: bool = False
+
+    def is_sound(self, n_texts: int) -> bool:
+        """Whether these can be laws for so many classes of text."""
+        lengths = (len(self.step), len(self.prompt)) == (N_STEP_TERMS, N_PROMPT_TERMS)
+        values = np.array([*self.step, *self.prompt, *self.acceptance])
+        return (
+            lengths
+            and len(self.acceptance) in {0, n_parameters(n_texts)}
+            and bool(np.isfinite(values).all() and (np.abs(values) < _LARGEST).all())
+            and min(*self.step, *self.prompt) >= 0.0
+        )
+
+
+_LARGEST = 1e9  # of a coefficient that is one
+# How far the drafter of one box may be from that of others: seen between them, but never less or more.
+_LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.3
+
+
+def known_of(
+    laws: Iterable[tuple[tuple[str, str], Law]], n_texts: int
+) -> dict[tuple[str, str], Known]:
+    """What the laws of several boxes say together: their mean, and their spread."""
+    of_family: dict[tuple[str, str], list[Law]] = defaultdict(list)
+    for family, law in laws:
+        if law.is_sound(n_texts):
+            of_family[family].append(law)
+    return {family: _together(found, n_texts) for family, found in of_family.items()}
+
+
+def _together(laws: Sequence[Law], n_texts: int) -> Known:
+    one = np.ones(n_texts)
+    costs = Costs(
+        np.mean([law.step for law in laws], axis=0), np.mean([law.prompt for law in laws], axis=0),
+        one, one, np.zeros(n_texts),
+    )  # fmt: skip
+    drafters = [law for law in laws if law.acceptance]
+    if not drafters:
+        return Known(None, costs)
+    parameters = np.array([law.acceptance for law in drafters])
+    spread = float(np.clip(parameters.std(axis=0).max(), _LEAST_SPREAD, _MOST_SPREAD))
+    mean, first = parameters.mean(axis=0), drafters[0]
+    drafter = Acceptance(mean, n_texts, first.first_is_free, first.is_lookup, spread)
+    return Known(drafter, costs)
+
+
+def law_of(acceptance: Acceptance | None, costs: Costs) -> Law | None:
+    """What a box tells of a family; None before it knows what steps and prompts cost."""
+    if costs.step is None or costs.prompt is None:
+        return None
+    step, prompt = tuple(map(float, costs.step)), tuple(map(float, costs.prompt))
+    if acceptance is None:
+        return Law(step, prompt)
+    parameters = tuple(map(float, acceptance.parameters))
+    return Law(step, prompt, parameters, acceptance.first_is_free, acceptance.is_lookup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +110,11 @@ class Study(Protocol):
         """Laws by family, from nights before."""
         ...
 
+    @property
+    def seeds(self) -> Sequence[Arm]:
+        """What won on other boxes."""
+        ...
+
     def news(self) -> Sequence[Told]:
         """What others told since it was asked last."""
         ...
@@ -55,12 +127,17 @@ class Study(Protocol):
         """One process of this box."""
         ...
 
+    def end(self, laws: Mapping[tuple[str, str], Law], winner: Arm | None) -> None:
+        """What this box has learned when its night ends, and what it proved."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Alone:
     """A box that has nobody to ask."""
 
     known: Mapping[tuple[str, str], Known] = field(default_factory=dict)
+    seeds: tuple[Arm, ...] = ()
 
     def news(self) -> Sequence[Told]:
         """Nothing."""
@@ -72,4 +149,7 @@ class Alone:
         return True
 
     def tell(self, told: Told) -> None:
+        """Nobody listens."""
+
+    def end(self, laws: Mapping[tuple[str, str], Law], winner: Arm | None) -> None:
         """Nobody listens."""

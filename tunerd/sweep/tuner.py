@@ -46,7 +46,7 @@ from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
 from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
-from tunerd.sweep.study import Alone, Study
+from tunerd.sweep.study import Alone, Study, law_of
 from tunerd.words import format_duration
 
 _WARM_UP_S = 3.0
@@ -312,12 +312,13 @@ class _Sweep:
     ) -> None:  # fmt: skip
         self.given = incumbent
         self.incumbent = as_arm(incumbent)
-        self.policy = policy or Policy()
+        self.study = study or Alone()
+        policy = policy or Policy()
+        self.policy = replace(policy, seeds=(*policy.seeds, *self.study.seeds))
         self.workload = _own_workload(workload)
         self.grid: Grid = build_grid(space, self.incumbent, self.policy)
         known = _context_of(box, space, self.incumbent, self.policy)
         context = max(known or _USUAL_CONTEXT, _deepest_tokens(self.workload))
-        self.study = study or Alone()
         self.learner = Learner(self.grid, self.workload, context, self.study.known)
         self.night = Night(box, self.workload, self.learner, budget_s, rng, on_sample)
         self.limits = Limits(self.learner, self.grid, self.policy, self.incumbent)
@@ -402,9 +403,19 @@ class _Sweep:
             verdict = PROMOTE
         if verdict != INCONCLUSIVE or given_up:
             self.night.recommend(self.incumbent)
+        self._tell_what_was_learned()
         return Outcome(
             verdict, self.incumbent if self._won else self.given, self._evidence(reasons)
         )
+
+    def _tell_what_was_learned(self) -> None:
+        laws = {
+            family: law
+            for family, model in self.learner.models.items()
+            if model.costs is not None
+            and (law := law_of(model.acceptance, model.costs.shared)) is not None
+        }
+        self.study.end(laws, self._won[-1].candidate if self._won else None)
 
     # Search and verdict in turns
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tunerd.profile.arm import Arm, Policy, Space
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 from tunerd.sweep.space import build_grid
-from tunerd.sweep.study import Known, Told
+from tunerd.sweep.study import Known, Law, Told, known_of
 from tunerd.sweep.tuner import tune
 
 HOUR_S = 3600.0
@@ -29,6 +30,9 @@ class Meeting:
     taken: frozenset[Arm] = frozenset()
     claimed: list[Arm] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
+    seeds: tuple[Arm, ...] = ()
+    laws: Mapping[tuple[str, str], Law] = field(default_factory=dict)
+    winner: Arm | None = None
 
     def news(self) -> Sequence[Told]:
         news, self.theirs = self.theirs, []
@@ -40,6 +44,9 @@ class Meeting:
 
     def tell(self, told: Told) -> None:
         self.told.append(told)
+
+    def end(self, laws: Mapping[tuple[str, str], Law], winner: Arm | None) -> None:
+        self.laws, self.winner = laws, winner
 
 
 def narrow(one: Task) -> Space:
@@ -104,9 +111,7 @@ def test_a_family_begins_with_the_laws_that_other_boxes_fitted() -> None:
     theirs = learned(other).models[MTP]
     assert theirs.acceptance is not None
     assert theirs.costs is not None
-    known = {
-        MTP: Known(replace(theirs.acceptance, spread=0.01), theirs.costs.shared, theirs.memory)
-    }
+    known = {MTP: Known(replace(theirs.acceptance, spread=0.01), theirs.costs.shared)}
     alone, told = learned(one), learned(one, known=known)
     own, taught = alone.models[MTP].acceptance, told.models[MTP].acceptance
     assert own is not None
@@ -138,3 +143,57 @@ def test_an_arm_that_another_box_tries_is_left_to_it_and_the_next_is_tried(n_tak
     assert all(one.control == study.told[0].control for one in study.told)
     arms = {each.arm for each in study.told}
     assert {arm.canonical() for arm in tried} <= arms
+
+
+def test_a_night_tells_its_laws_and_its_winner_and_another_begins_with_them() -> None:
+    one, other = task("12G", "agent", 1), task("12G", "agent", 2)
+    first = Meeting()
+    won = tune(
+        one.box(), narrow(one), one.workload, one.incumbent, HOUR_S, np.random.default_rng(1), study=first,
+    )  # fmt: skip
+    assert won.verdict == "promote"
+    assert first.winner == won.arm
+    texts = len(one.workload.classes)
+    assert all(law.is_sound(texts) for law in first.laws.values())
+    assert set(first.laws) == {row.arm.family for row in won.evidence.arms}
+    second = Meeting(known_of(first.laws.items(), texts), seeds=(first.winner,))
+    outcome = tune(
+        other.box(), narrow(other), other.workload, other.incumbent, HOUR_S, np.random.default_rng(1), study=second,
+    )  # fmt: skip
+    boots = [row for row in outcome.evidence.samples if row.event == "boot"]
+    assert [row.purpose for row in boots[:2]] == ["incumbent", "seed"]
+    assert boots[1].arm == first.winner
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"step": ()},
+        {"prompt": (1.0,)},
+        {"acceptance": (1.0,)},
+        {"step": (float("nan"),) * 21},
+        {"step": (-1.0,) * 21},
+        {"prompt": (1e300,) * 4},
+    ],
+)
+def test_laws_that_cannot_be_any_are_left_out(changed: Mapping[str, Any]) -> None:
+    sound = Law((1.0,) * 21, (1.0,) * 4, (0.5,) * 5)
+    assert sound.is_sound(2)
+    broken = replace(sound, **changed)
+    costs = known_of([(MTP, sound), (MTP, broken)], 2)[MTP].costs
+    assert costs is not None
+    assert costs.step is not None
+    assert costs.step.tolist() == [1.0] * 21
+    assert known_of([(MTP, broken)], 2) == {}
+
+
+def test_what_boxes_know_together_is_as_sure_as_they_agree() -> None:
+    def of(acceptance: float) -> Law:
+        return Law((1.0,) * 21, (1.0,) * 4, (acceptance,) * 5)
+
+    def spread(*values: float) -> float:
+        drafter = known_of([(MTP, of(value)) for value in values], 2)[MTP].acceptance
+        assert drafter is not None
+        return drafter.spread
+
+    assert spread(1.0, 1.0) < spread(0.8, 1.2) < spread(0.0, 3.0) == 0.3

@@ -1,0 +1,209 @@
+"""A study on a real PostgreSQL: what boxes of a class tell each other, and who tries what."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.fleet.test_hand_in import a_box
+from tests.support.local_box import Box
+from tests.support.postgres import Postgres, name_of, password_file
+from tests.support.tcp_proxy import Proxy
+from tunerd.fleet.shared import opened
+from tunerd.fleet.study import SharedStudy
+from tunerd.profile.arm import Arm
+from tunerd.profile.arm import plain as arm_plain
+from tunerd.sweep.study import Law, Told
+
+SERVES = Arm("mainline", "off", 0, 0.0, 1024, "q8_0", 512, 2048, 8)
+ARM = Arm("mainline", "mtp", 4, 0.5, 1024, "q8_0", 512, 2048, 8)
+LAW = Law((1.0,) * 21, (1.0,) * 4, (0.5,) * 5)
+CLASS = "0" * 64
+MTP = ("mainline", "mtp")
+BUILD = "a" * 64
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return postgres.database()
+
+
+class Boxes:
+    """Boxes of one class, each with the builds that it has."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder = folder
+        self._url = url
+        self._known: dict[str, Box] = {}
+
+    @contextlib.contextmanager
+    def meet(
+        self,
+        name: str,
+        ours: str = CLASS,
+        build: str = BUILD,
+        engine: str = "mainline",
+        url: str = "",
+    ) -> Iterator[SharedStudy]:
+        if name not in self._known:
+            self._known[name] = a_box(self._folder / name, url or self._url)
+        ctx = self._known[name].context
+        ctx.files.make_folder(ctx.paths.state_dir)
+        with contextlib.closing(opened(ctx, writable=True)) as database:
+            study = SharedStudy(ctx, database, ours, {engine: build}, 2)
+            study.begin()
+            try:
+                yield study
+            finally:
+                study.close()
+
+
+@pytest.fixture
+def boxes(tmp_path: Path, url: str) -> Boxes:
+    return Boxes(tmp_path, url)
+
+
+def test_what_one_box_tells_the_others_hear_once_by_their_own_name_of_the_build(
+    boxes: Boxes,
+) -> None:
+    with boxes.meet("one") as one, boxes.meet("two", engine="nightly") as two:
+        one.tell(Told(ARM, SERVES, -0.25))
+        assert one.news() == []
+        (heard,) = two.news()
+        assert two.news() == []
+    assert heard.arm == replace(ARM, engine="nightly").canonical()
+    assert heard.control == replace(SERVES, engine="nightly").canonical()
+    assert heard.log_ratio == -0.25
+    assert heard.box
+
+
+@pytest.mark.parametrize("apart", [{"build": "b" * 64}, {"ours": "1" * 64}])
+def test_another_build_and_another_class_are_not_pooled(
+    boxes: Boxes, apart: dict[str, str]
+) -> None:
+    with boxes.meet("one") as one, boxes.meet("two", **apart) as two:
+        one.tell(Told(ARM, SERVES, -0.25))
+        one.end({MTP: LAW}, ARM)
+        assert two.news() == []
+        assert two.claim(ARM) is True
+    with boxes.meet("three", **apart) as three:
+        assert (dict(three.known), tuple(three.seeds)) == ({}, ())
+
+
+def test_a_later_night_begins_with_the_laws_and_winners_of_others_and_not_with_its_own(
+    boxes: Boxes,
+) -> None:
+    with boxes.meet("one") as one:
+        one.end({MTP: LAW}, replace(ARM, n_max=3))
+        one.end({MTP: LAW}, ARM)
+    with boxes.meet("one") as one:
+        assert (dict(one.known), tuple(one.seeds)) == ({}, ())
+    with boxes.meet("two") as two:
+        assert set(two.known) == {MTP}
+        assert tuple(two.seeds) == (ARM.canonical(),)
+
+
+def test_an_arm_is_tried_by_one_box_until_it_tried_another_or_went(boxes: Boxes) -> None:
+    other = replace(ARM, n_max=6)
+    with boxes.meet("two") as two:
+        with boxes.meet("one") as one:
+            assert one.claim(ARM)
+            assert one.claim(ARM), "its own"
+            assert not two.claim(ARM)
+            assert not two.claim(replace(ARM, fit_mib=2048)), "the same with another margin"
+            assert one.claim(other)
+            assert two.claim(ARM)
+            assert not two.claim(other)
+        assert two.claim(other)
+
+
+def test_of_boxes_that_claim_at_the_same_moment_one_gets_the_arm(boxes: Boxes) -> None:
+    names = ["one", "two", "three", "four"]
+    with contextlib.ExitStack() as stack:
+        studies = [stack.enter_context(boxes.meet(name)) for name in names]
+        for n_max in range(1, 9):
+            arm = replace(ARM, n_max=n_max)
+            with ThreadPoolExecutor(len(names)) as pool:
+                got = list(pool.map(lambda study, arm=arm: study.claim(arm), studies))
+            assert got.count(True) == 1
+
+
+def test_the_claim_of_a_box_that_died_returns_by_the_clock_of_the_database(
+    boxes: Boxes, postgres: Postgres, url: str
+) -> None:
+    with boxes.meet("one") as one, boxes.meet("two") as two:
+        assert one.claim(ARM)
+        assert not two.claim(ARM)
+        postgres.query("update claim set until = clock_timestamp() - interval '1 s'", name_of(url))
+        assert two.claim(ARM)
+        assert not one.claim(ARM)
+
+
+def test_what_a_lost_answer_leaves_in_doubt_is_told_once(
+    boxes: Boxes, tmp_path: Path, postgres: Postgres, url: str
+) -> None:
+    with boxes.meet("zero"):
+        pass  # who comes first makes the tables
+    more = f"?passfile={password_file(tmp_path)}&sslmode=disable"
+    with Proxy(postgres.port, drop_answer_to=b"COMMIT", at=3) as proxy:
+        way = postgres.tcp_url(name_of(url), port=proxy.port, more=more)
+        with boxes.meet("one", url=way) as one:
+            for n_max in range(1, 6):
+                one.tell(Told(replace(ARM, n_max=n_max), SERVES, -0.1))
+                one.forgive()
+        assert proxy.n_dropped == 1
+    rows = postgres.query("select body->'arm'->>'n_max' from told order by 1", name_of(url))
+    assert rows == ["1", "2", "3", "4", "5"]
+
+
+def test_without_the_database_a_night_goes_on_and_asks_nobody_for_a_while(
+    boxes: Boxes, postgres: Postgres, url: str
+) -> None:
+    with boxes.meet("one") as one:
+        postgres.stop()
+        try:
+            one.tell(Told(ARM, SERVES, -0.1))
+            assert list(one.news()) == []
+            assert one.claim(ARM) is True
+        finally:
+            postgres.start()
+        assert list(one.news()) == [], "not asked again so soon"
+        one.forgive()
+        assert one.news() == []
+        one.tell(Told(replace(ARM, n_max=5), SERVES, -0.1))
+    assert len(postgres.query("select 1 from told", name_of(url))) == 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{}",
+        "[]",
+        '{"arm": 1, "control": 2, "log_ratio": 3}',
+        '{"arm": {"engine": "x"}, "control": null, "log_ratio": "NaN"}',
+        json.dumps(
+            {
+                name: {**arm_plain(ARM), "engine": BUILD, "n_max": "many"}
+                for name in ("arm", "control")
+            }
+            | {"log_ratio": 0.1}
+        ),
+    ],
+)
+def test_what_makes_no_sense_in_the_database_is_left_out(
+    boxes: Boxes, postgres: Postgres, url: str, body: str
+) -> None:
+    with boxes.meet("two") as two:
+        for kind in ("arm", "law", "winner"):
+            values = ", ".join(f"'{value}'" for value in (CLASS, "x", kind, kind, body))
+            columns = "class_id, box_id, key, kind, body"
+            postgres.query(f"insert into told ({columns}) values ({values})", name_of(url))  # noqa: S608  of tests
+        assert two.news() == []
+    with boxes.meet("three") as three:
+        assert (dict(three.known), tuple(three.seeds)) == ({}, ())

@@ -1,0 +1,277 @@
+"""The study that boxes of one class share while they sweep: told arms, laws, winners, and who tries what."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from tunerd.app import Context
+from tunerd.errors import TunerdError
+from tunerd.fleet.database import Database, claim, told
+from tunerd.fleet.shared import box_id, opened
+from tunerd.profile.arm import Arm, arm_from_json
+from tunerd.profile.arm import plain as arm_plain
+from tunerd.records import plain, read_or_none
+from tunerd.sweep.plan import PreparedSweep
+from tunerd.sweep.study import Alone, Known, Law, Study, Told, known_of
+from tunerd.words import digest
+
+# A claim is renewed so often while its arm is measured, and returns so long after its box was heard of last [s].
+_BEAT_S = 30.0
+_CLAIM_S = 120.0
+# What is read of others, the newest: a night tells of some hundred arms.
+_MOST = 2000
+_WINNERS = 3
+_LARGEST = 1 << 24  # of an arm's numbers
+_MOST_RATIO = 3.0  # of turn times, as a log: 20 times as long is no speed of a server that serves
+_LARGEST = 1 << 24  # of an arm's numbers
+_MOST_RATIO = 3.0  # of turn times, as a log: 20 times as long is no speed of a server that serves
+# A database that did not answer is not asked again for so long: a night has better to do [s].
+_AGAIN_S = 300.0
+_Found = TypeVar("_Found")
+_ARM, _LAW, _WINNER = "arm", "law", "winner"
+
+
+@contextlib.contextmanager
+def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
+    """The study of this box's class; where it cannot be reached the night goes on alone, and says so."""
+    ours, engines = class_of(prepared), _identities(prepared)
+    try:
+        database = opened(ctx, writable=True)
+    except TunerdError as problem:
+        ctx.say(f"this box sweeps alone: {problem.message}")
+        yield Alone()
+        return
+    with contextlib.closing(database):
+        study = SharedStudy(ctx, database, ours, engines, len(prepared.workload.classes))
+        study.begin()
+        try:
+            yield study
+        finally:
+            study.close()
+
+
+def class_of(prepared: PreparedSweep) -> str:
+    """One hash over what boxes must have in common to learn from each other; builds are told apart by arm."""
+    plan, gpus = prepared.base_plan, prepared.base_plan.host.gpus or ()
+    return digest(
+        {
+            "gpus": [[gpu.name, gpu.total_mib] for gpu in gpus],
+            "model": plan.facts.identity.sha256,
+            "workload": prepared.shape.sha256,
+            "context": prepared.context_tokens,
+        }
+    )
+
+
+def _identities(prepared: PreparedSweep) -> dict[str, str]:
+    """The build behind each name of an engine here, where it is known."""
+    return {name: sha for name, sha in prepared.seen.identities.items() if sha is not None}
+
+
+class SharedStudy:
+    """A `Study` on PostgreSQL. What fails is said once, and the night goes on with what it has.
+
+    Args:
+        ctx: Where.
+        database: The shared store.
+        ours: The class, as `class_of`.
+        engines: Builds by their names here.
+        n_texts: Classes of the workload.
+    """
+
+    def __init__(
+        self, ctx: Context, database: Database, ours: str, engines: Mapping[str, str], n_texts: int
+    ) -> None:
+        self.known: Mapping[tuple[str, str], Known] = {}
+        self.seeds: Sequence[Arm] = ()
+        self._ctx = ctx
+        self._database = database
+        self._class = ours
+        self._box = box_id(ctx)
+        self._builds = dict(engines)
+        self._names = {sha: name for name, sha in engines.items()}
+        self._n_texts = n_texts
+        self._seen = 0
+        self._unsent: list[dict[str, Any]] = []
+        self._ended = threading.Event()
+        self._claimed = threading.Event()
+        self._away_until_s = 0.0
+        self._beat = threading.Thread(target=self._keep_claims, daemon=True)
+
+    def begin(self) -> None:
+        """Read what nights before left behind; arms told meanwhile come as news."""
+        rows = self._told(told.c.kind != _ARM)
+        laws = {
+            (row.box_id, row.body.get("engine"), row.body.get("spec")): row.body
+            for row in rows
+            if row.kind == _LAW
+        }
+        sound = [
+            ((self._names[engine], str(spec)), law)
+            for (_, engine, spec), body in laws.items()
+            if engine in self._names and (law := read_or_none(Law, body.get("law"))) is not None
+        ]
+        self.known = known_of(sound, self._n_texts)
+        winners = {
+            row.box_id: self._here(row.body.get("arm")) for row in rows if row.kind == _WINNER
+        }
+        newest = [arm for arm in reversed(winners.values()) if arm is not None]
+        self.seeds = tuple(dict.fromkeys(newest))[:_WINNERS]
+        self._beat.start()
+
+    def close(self) -> None:
+        """Give back what is claimed, and tell what could not be told before."""
+        self._ended.set()
+        self._beat.join(timeout=_BEAT_S)
+        self._put([])
+        self._write(lambda connection: connection.execute(claim.delete().where(self._mine())))
+
+    def news(self) -> Sequence[Told]:
+        """What other boxes told of arms that this one could start."""
+        rows = self._told((told.c.kind == _ARM) & (told.c.id > self._seen))
+        self._seen = max((row.id for row in rows), default=self._seen)
+        found = []
+        for row in rows:
+            arm, control = self._here(row.body.get("arm")), self._here(row.body.get("control"))
+            ratio = row.body.get("log_ratio")
+            if (
+                arm is not None
+                and control is not None
+                and isinstance(ratio, float)
+                and abs(ratio) < _MOST_RATIO
+            ):
+                found.append(Told(arm, control, ratio, row.box_id))
+        return found
+
+    def claim(self, arm: Arm) -> bool:
+        """Whether nobody else tries it; what the database does not answer is not waited for."""
+        until = sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, _CLAIM_S)
+        there = self._there(arm.with_margin(0))
+        if there is None:
+            return True
+        values = {
+            "class_id": self._class,
+            "arm": digest(there),
+            "box_id": self._box,
+            "until": until,
+        }
+        free = (claim.c.until < sa.func.clock_timestamp()) | (claim.c.box_id == self._box)
+        put = insert(claim).values(**values).on_conflict_do_update(
+            index_elements=[claim.c.class_id, claim.c.arm],
+            set_={"box_id": self._box, "until": until}, where=free,
+        )  # fmt: skip
+
+        def take(connection: sa.Connection) -> bool:
+            connection.execute(claim.delete().where(self._mine()))  # one arm at a time
+            return connection.execute(put.returning(claim.c.arm)).one_or_none() is not None
+
+        is_mine = self._write(take)
+        if is_mine:
+            self._claimed.set()
+        return is_mine is not False
+
+    def tell(self, told: Told) -> None:
+        """What one process took here; kept until the database takes it."""
+        self._claimed.clear()
+        arm, control = self._there(told.arm), self._there(told.control)
+        if arm is not None and control is not None:
+            self._put([(_ARM, {"arm": arm, "control": control, "log_ratio": told.log_ratio})])
+
+    def forgive(self) -> None:
+        """Ask a database that did not answer again at once."""
+        self._away_until_s = 0.0
+
+    def end(self, laws: Mapping[tuple[str, str], Law], winner: Arm | None) -> None:
+        """What this box knows now, for those that come later."""
+        rows: list[tuple[str, dict[str, Any]]] = [
+            (_LAW, {"engine": self._builds[engine], "spec": spec, "law": plain(law)})
+            for (engine, spec), law in laws.items()
+            if engine in self._builds
+        ]
+        if winner is not None and (arm := self._there(winner)) is not None:
+            rows.append((_WINNER, {"arm": arm}))
+        self._put(rows)
+
+    def _there(self, arm: Arm) -> dict[str, Any] | None:
+        """An arm as all boxes understand it: with its build instead of the name that it has here."""
+        build = self._builds.get(arm.engine)
+        return None if build is None else {**arm_plain(arm.canonical()), "engine": build}
+
+    def _here(self, data: Any) -> Arm | None:
+        """An arm that was told, where this box has the build; None where not, or it is none."""
+        try:
+            arm = arm_from_json(data)
+            numbers = (arm.n_max, arm.p_min, arm.fit_mib, arm.ubatch, arm.batch, arm.threads)
+            if not all(0 <= number <= _LARGEST for number in numbers):
+                return None
+            name = self._names.get(arm.engine)
+            return None if name is None else replace(arm, engine=name).canonical()
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+    def _mine(self) -> sa.ColumnElement[bool]:
+        return (claim.c.class_id == self._class) & (claim.c.box_id == self._box)
+
+    def _told(self, which: sa.ColumnElement[bool]) -> Sequence[Any]:
+        """Rows of others, oldest first."""
+        theirs = (told.c.class_id == self._class) & (told.c.box_id != self._box) & which
+        chosen = told.select().where(theirs).order_by(told.c.id.desc()).limit(_MOST)
+        rows = self._ask(
+            self._database.reading, lambda connection: connection.execute(chosen).all()
+        )
+        return [row for row in reversed(rows or ()) if isinstance(row.body, dict)]
+
+    def _put(self, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Tell; what the database did not take is told with what comes next, and by its key never twice."""
+        self._unsent += [
+            {
+                "class_id": self._class,
+                "box_id": self._box,
+                "key": uuid.uuid4().hex,
+                "kind": kind,
+                "body": body,
+            }
+            for kind, body in rows
+        ]
+        put = insert(told).on_conflict_do_nothing(index_elements=[told.c.key])
+        unsent = self._unsent
+        if unsent and self._write(lambda connection: connection.execute(put, unsent)) is not None:
+            self._unsent = []
+
+    def _write(self, act: Callable[[sa.Connection], _Found]) -> _Found | None:
+        return self._ask(self._database.writing, act)
+
+    def _ask(
+        self,
+        connected: Callable[[], AbstractContextManager[sa.Connection]],
+        act: Callable[[sa.Connection], _Found],
+    ) -> _Found | None:
+        """None where the database does not answer: that ends no night, is said when it begins, and is tried again later."""
+        now_s = self._ctx.clock.monotonic_s()
+        if now_s < self._away_until_s:
+            return None
+        try:
+            with connected() as connection:
+                return act(connection)
+        except TunerdError as problem:
+            if not self._away_until_s:
+                self._ctx.say(f"other boxes are not heard of: {problem.message}")
+            self._away_until_s = now_s + _AGAIN_S
+            return None
+
+    def _keep_claims(self) -> None:
+        """Renews what this box has claimed for as long as it measures."""
+        until = sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, _CLAIM_S)
+        while not self._ended.wait(_BEAT_S):
+            if self._claimed.is_set():
+                with contextlib.suppress(TunerdError), self._database.writing() as connection:
+                    connection.execute(claim.update().where(self._mine()).values(until=until))
