@@ -186,9 +186,9 @@ class SharedStudy:
         if arm is not None and control is not None:
             self._put([(_ARM, {"arm": arm, "control": control, "log_ratio": told.log_ratio})])
 
-    def forgive(self) -> None:
-        """Ask a database that did not answer again at once."""
-        self._away_until_s = 0.0
+    def lose(self, seconds: float = 0.0) -> None:
+        """Ask nobody for so long, as after a database that did not answer; by default ask again at once."""
+        self._away_until_s = self._ctx.clock.monotonic_s() + seconds
 
     def end(self, laws: Mapping[tuple[str, str], Law], winner: Arm | None) -> None:
         """What this box knows now, for those that come later."""

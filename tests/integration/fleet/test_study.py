@@ -156,7 +156,7 @@ def test_what_a_lost_answer_leaves_in_doubt_is_told_once(
         with boxes.meet("one", url=way) as one:
             for n_max in range(1, 6):
                 one.tell(Told(replace(ARM, n_max=n_max), SERVES, -0.1))
-                one.forgive()
+                one.lose()
         assert proxy.n_dropped == 1
     rows = postgres.query("select body->'arm'->>'n_max' from told order by 1", name_of(url))
     assert rows == ["1", "2", "3", "4", "5"]
@@ -174,7 +174,7 @@ def test_without_the_database_a_night_goes_on_and_asks_nobody_for_a_while(
         finally:
             postgres.start()
         assert list(one.news()) == [], "not asked again so soon"
-        one.forgive()
+        one.lose()
         assert one.news() == []
         one.tell(Told(replace(ARM, n_max=5), SERVES, -0.1))
     assert len(postgres.query("select 1 from told", name_of(url))) == 2
