@@ -6,6 +6,7 @@ python docs/generate_reference.py          rewrites the files
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -20,12 +21,14 @@ from tunerd import __version__, errors
 from tunerd.cli.main import EXIT_CODES, cli
 from tunerd.doctor.rules import ALL_RULES
 from tunerd.engine.flags import ALL_FLAGS, SwitchFlag
+from tunerd.measure.bundle import Bundle
 from tunerd.profile.layers import default_layer
 from tunerd.profile.schema import SECTIONS, ProfileFile, flatten
 from tunerd.profile.workload import ClassTable, WorkloadTable
 from tunerd.settings import EngineSettings, Settings
 
 FOLDER = Path(__file__).parent / "reference"
+SCHEMA = "results-bundle.schema.json"
 _WRITTEN = "Written by docs/generate_reference.py; do not edit."
 _HEADS = {".md": f"<!-- {_WRITTEN} -->\n\n", ".1": f'.\\" {_WRITTEN}\n'}
 
@@ -248,9 +251,16 @@ def page(name: str) -> str:
     return _HEADS[Path(name).suffix] + "\n".join(PAGES[name]()).rstrip() + "\n"
 
 
+def schema() -> str:
+    """What a bundle of results may hold, as JSON Schema."""
+    made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Bundle.model_json_schema()}
+    return json.dumps(made, indent=2) + "\n"
+
+
 def main() -> None:
     """Rewrite every page."""
     FOLDER.mkdir(exist_ok=True)
+    (FOLDER / SCHEMA).write_text(schema(), encoding="utf-8")
     for name in PAGES:
         (FOLDER / name).write_text(page(name), encoding="utf-8")
         sys.stdout.write(f"wrote {FOLDER / name}\n")

@@ -203,6 +203,7 @@ MAY: Mapping[str, Lane] = {
     "probation show": Lane.APART,
     "plan": Lane.LOOK,
     "emit": Lane.LOOK,
+    "fits": Lane.LOOK,
     "apply --dry-run": Lane.LOOK,
     "promote --dry-run": Lane.LOOK,
     "engines": Lane.LOOK,
@@ -234,6 +235,8 @@ MAY: Mapping[str, Lane] = {
 }
 # What is left to root where the system's server is meant, and why. All else is done by whoever types it.
 ONLY_ROOT: Mapping[str, str] = {
+    "results import": "a service reads no files for others",
+    "results forget": "what nights try first is root's to say",
     "profiles new": "a profile chooses programs and files that a service reads",
     "engines keep": "it copies programs to where services start them from",
     "bench --url": "a service asks no addresses for others; without --system it is measured from here",

@@ -80,6 +80,11 @@ class Paths:
         return self.state_dir / "tuned"
 
     @property
+    def imported_dir(self) -> Path:
+        """What others measured, by bundle: candidates, and no evidence."""
+        return self.state_dir / "imported"
+
+    @property
     def evidence(self) -> Path:
         """What was measured."""
         return self.state_dir / "evidence.db"

@@ -69,6 +69,7 @@ FACES = {
         "checks",
         "detect",
         "emit",
+        "fits",
         "gate",
         "journal",
         "lease",
@@ -85,6 +86,7 @@ FACES = {
     "measure": {
         "answer",
         "bench",
+        "bundle",
         "compare",
         "conditions",
         "evidence",

@@ -25,7 +25,9 @@ def test_a_page_of_the_reference_is_fresh(name: str) -> None:
 
 def test_every_page_of_the_reference_is_generated() -> None:
     stored = {path.name for path in (DOCS / "reference").iterdir()}
-    assert stored == set(GENERATOR["PAGES"])
+    assert stored == {*GENERATOR["PAGES"], GENERATOR["SCHEMA"]}
+    schema = (DOCS / "reference" / GENERATOR["SCHEMA"]).read_text(encoding="utf-8")
+    assert schema == GENERATOR["schema"](), "run `python docs/generate_reference.py`"
 
 
 def test_the_manual_page_has_every_command_and_formats_without_a_warning() -> None:

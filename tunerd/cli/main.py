@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "neighbours",
         "Write a plan for llama-swap, llama-server's router, compose, quadlet or sh.",
     ),
+    "fits": ("neighbours", "Whether several models fit on the card at once."),
     "probation": ("deploy", "How a new server is watched after a swap."),
     "guard": ("watch", "What watches over the server, and what it may do."),
     "notify": ("watch", "Notices to a webhook."),

@@ -16,6 +16,7 @@ from tunerd.cli.deploy import set_option, start_after_option, yes_option
 from tunerd.cli.output import (
     columns,
     finish,
+    line,
     print_message,
     section_lines,
     sections_lines,
@@ -370,27 +371,82 @@ def show_command(call: Call, run: int) -> ActionResult:
 
 @results_command.command(name="export", short_help="Runs with every sample, as JSON or CSV.")
 @click.argument("run", type=NUMBER, nargs=-1, required=True)
-@click.option("--format", "form", type=click.Choice(["json", "csv"]), default="json",
-              show_default=True, help="CSV has one line per sample.")  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["json", "csv", "bundle"]), default="json",
+              show_default=True, help="CSV has one line per sample; a bundle may be handed out.")  # fmt: skip
 @operation("render_csv", show="show_export")
 def export_command(call: Call, run: tuple[int, ...], form: str) -> ActionResult:
     """Runs with every sample, on standard output. What is missing is null, or empty in CSV.
 
+    A bundle has settings and figures alone: no samples, texts, paths, or names of hosts and accounts.
+
     \b
     Example:
       tunerd results export 12 13 > runs.json
+      tunerd results export 12 --format bundle > to-hand-out.json
     """  # noqa: D301
-    from tunerd.measure.results import export
+    from tunerd.measure.results import export, export_bundle
 
-    del form  # of who is shown it
-    return export(call.context(), run)
+    return (export_bundle if form == "bundle" else export)(call.context(), run)
 
 
 def show_export(
     perform: Callable[[], ActionResult], params: Mapping[str, Any], as_json: bool
 ) -> None:
     """As lines for programs, or as JSON."""
+    if params["form"] == "bundle":
+        made = perform()
+        click.echo(json.dumps(made.payload, indent=2, allow_nan=False))
+        for message in made.messages:
+            print_message(message)
+        return
     finish(perform(), render_csv, as_json=as_json or params["form"] == "json", is_data=True)
+
+
+@results_command.command(name="import", short_help="What others measured, as candidates.")
+@click.argument("file", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--shipped", is_flag=True, help="What write-ups published, as it comes with tunerd.")
+@operation("render_import")
+def import_command(call: Call, file: tuple[Path, ...], shipped: bool) -> ActionResult:
+    """Let sweeps try first what others found fastest, where card, model and engine are those of this box.
+
+    Nothing of a bundle counts as measured here. What does not fit is said, and `results forget` removes it.
+
+    \b
+    Example:
+      tunerd results import --shipped
+      tunerd results import from-a-friend.json
+    """  # noqa: D301
+    from tunerd.errors import UsageError
+    from tunerd.measure.bundle import here_now, import_bundles
+
+    if not file and not shipped:
+        raise UsageError("name a FILE, or --shipped", state="nothing was imported")
+    ctx = call.context(acts=True)
+    published = sorted((ctx.data_dir / "profiles/evidence").glob("*.json")) if shipped else []
+    return import_bundles(ctx, [*file, *published], here_now(ctx))
+
+
+def render_import(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people: a line for each configuration."""
+    for row in payload["entries"]:
+        values = ", ".join(f"{key} = {value}" for key, value in row["settings"].items())
+        fits = {True: "a candidate", None: "kept"}.get(row["fits"], row["why_not"])
+        yield f"{row['bundle']}: {values}: {fits}"
+
+
+@results_command.command(name="forget", short_help="Remove what was imported.")
+@click.argument("bundle")
+@operation(line("removed {bundle}"))
+def forget_command(call: Call, bundle: str) -> ActionResult:
+    """Remove an imported bundle, by its name in `results list`.
+
+    \b
+    Example:
+      tunerd results forget 0a1b2c3d4e5f
+    """  # noqa: D301
+    from tunerd.measure.bundle import forget
+
+    return forget(call.context(acts=True), bundle)
 
 
 def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
@@ -415,6 +471,8 @@ def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
     hidden = payload["total"] - len(payload["results"])
     if hidden > 0:
         yield f"{hidden} older ones: --all"
+    for one in payload["imported"]:
+        yield f"imported {one['bundle']}: {one['entries']} configurations from {'; '.join(one['sources'])}"
 
 
 def render_show(payload: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Commands for programs beside tunerd: emit."""
+"""Commands for programs beside tunerd, and for several models on one card: emit, fits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import click
 
 from tunerd.cli.complete import names_of
 from tunerd.cli.deploy import set_option, untuned_option
-from tunerd.cli.output import finish
-from tunerd.operations import IMAGE, PROFILE, Call, operation
+from tunerd.cli.output import columns, finish
+from tunerd.operations import IMAGE, NUMBER, PROFILE, Call, operation
+from tunerd.words import format_mib
 
 if TYPE_CHECKING:
     from tunerd.result import ActionResult
@@ -87,3 +88,49 @@ def render(payload: Mapping[str, Any]) -> Iterator[str]:
         yield payload["text"].removesuffix("\n")
     else:
         yield f"wrote {payload['path']}"
+
+
+@click.command(name="fits", short_help="Whether several models fit on the card at once.")
+@click.argument(
+    "profile", type=PROFILE, nargs=-1, required=True, shell_complete=names_of("profiles")
+)
+@click.option("--budget-mib", type=NUMBER, metavar="MIB",
+              help="What all of them may take [default: what is free, with what serves now].")  # fmt: skip
+@operation("render_fits")
+def fits_command(call: Call, profile: tuple[str, ...], budget_mib: int | None) -> ActionResult:
+    """Whether the servers of these profiles can be loaded at once, by their estimates and margin.
+
+    Exit code 1 if they cannot, or if that cannot be told. Nothing is touched.
+
+    \b
+    Example:
+      tunerd fits coder chat embeddings
+      tunerd fits coder chat --budget-mib 20000
+    """  # noqa: D301
+    from tunerd.engine.builds import PlanRequest
+    from tunerd.production.fits import fits
+    from tunerd.words import MiB
+
+    requests = [PlanRequest(one, {}) for one in profile]
+    return fits(
+        call.context(), requests, budget_mib=None if budget_mib is None else MiB(budget_mib)
+    )
+
+
+def render_fits(payload: Mapping[str, Any]) -> Iterator[str]:
+    """For people: what each needs, and what is left."""
+    rows = [
+        ("held by others", payload["held_mib"]),
+        ("may be taken", payload["budget_mib"]),
+        *((one["profile"], one["mib"]) for one in payload["needs"]),
+        ("margin", payload["margin_mib"]),
+    ]
+    left = payload["left_mib"]
+    sign = "-" if left is not None and left < 0 else ""
+    yield from columns(
+        [
+            *((name, format_mib(mib)) for name, mib in rows),
+            ("left", sign + format_mib(None if left is None else abs(left))),
+        ],
+        (payload["device"], "memory"),
+    )

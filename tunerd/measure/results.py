@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import argument_changes
 from tunerd.errors import HostError, UsageError
@@ -38,11 +39,27 @@ def results(ctx: Context, *, limit: int | None = DEFAULT_LIMIT) -> ActionResult:
 
     with reading(ctx) as store:
         if store is None:
-            return ActionResult("results list", {"results": [], "total": 0}, (_NOTHING,))
+            nothing = {"results": [], "total": 0, "imported": _imported(ctx)}
+            return ActionResult("results list", nothing, (_NOTHING,))
         check = StalenessCheck(ctx)
         rows = [{**run_json(run), "arms": check.rows(run)} for run in store.runs(limit=limit)]
-        payload = {"results": rows, "total": _readable(store)}
+        payload = {"results": rows, "total": _readable(store), "imported": _imported(ctx)}
         return ActionResult("results list", payload, (*damage_messages(store), *check.messages))
+
+
+def _imported(ctx: Context) -> list[dict[str, Any]]:
+    if not ctx.paths.imported_dir.is_dir():
+        return []
+    from tunerd.measure.bundle import imported
+
+    return [
+        {
+            "bundle": name,
+            "entries": len(one.entries),
+            "sources": sorted({entry.source for entry in one.entries}),
+        }
+        for name, one in imported(ctx).items()
+    ]
 
 
 def show(ctx: Context, number: int) -> ActionResult:
@@ -100,6 +117,39 @@ def export(ctx: Context, numbers: Sequence[int]) -> ActionResult:
             )
         messages = damage_messages(store)
     return ActionResult("results export", {"runs": runs}, messages)
+
+
+def export_bundle(ctx: Context, numbers: Sequence[int]) -> ActionResult:
+    """Runs as a bundle that may be handed out (`bundle`): no samples, texts, paths, or names of hosts and accounts.
+
+    Raises:
+        UsageError: there is no such run, or nothing of them can be told so.
+    """
+    from tunerd.measure.bundle import Bundle, Entry, entries_of
+
+    cards = ctx.gpu.read().gpus or ()
+    entries: list[Entry] = []
+    with _opened(ctx, next(iter(numbers), 0)) as store:
+        for number in numbers:
+            found = store.evidence(run_of(store, number))
+            record = found.run.record
+            entries += entries_of(record.arms, found.samples, record.model_name, cards)
+        messages = damage_messages(store)
+    if not entries:
+        raise UsageError(
+            "nothing of these runs can be handed out",
+            cause="no arm has both figures and flags of a profile",
+            hint="--format json has all of them",
+        )
+    bundle = Bundle(
+        format="tunerd-results",
+        version=1,
+        written_by=f"tunerd {__version__}",
+        entries=tuple(entries),
+    )
+    return ActionResult(
+        "results export", bundle.model_dump(mode="json", by_alias=True, exclude_none=True), messages
+    )
 
 
 class StalenessCheck:

@@ -16,7 +16,8 @@ from tunerd.errors import HostError, UsageError
 from tunerd.machine.files import Files, real_path
 from tunerd.machine.host import read_host
 from tunerd.production.checks import explain
-from tunerd.production.plan import make_plan
+from tunerd.production.fits import together
+from tunerd.production.plan import Plan, make_plan
 from tunerd.result import ActionResult, Level, Message, warning
 from tunerd.units.live import LiveUnit, read_live
 
@@ -34,8 +35,10 @@ def write_down(
         UsageError: nothing serves here, or the target cannot hold what does.
         ConfigError, ModelFileError, EngineError: as of `make_plan`.
     """
-    found = [_planned(ctx, one) for one in requests] or [(_serving(ctx), ())]
-    made = emit(target, [server for server, _ in found], image=image)
+    plans = [make_plan(ctx, one) for one in requests]
+    found = [_planned(ctx, one) for one in plans] or [(_serving(ctx), ())]
+    at_once = together(plans).fits if len(plans) > 1 else None
+    made = emit(target, [server for server, _ in found], image=image, together=at_once)
     messages = (
         *dict.fromkeys(message for _, told in found for message in told),
         *(warning("not-carried", f"not carried over: {line}") for line in made.lost),
@@ -49,14 +52,13 @@ def write_down(
     return ActionResult("emit", payload, messages)
 
 
-def _planned(ctx: Context, request: PlanRequest) -> tuple[Server, tuple[Message, ...]]:
-    made = make_plan(ctx, request)
+def _planned(ctx: Context, made: Plan) -> tuple[Server, tuple[Message, ...]]:
     wrong = [one for one in made.errors if one.code in _OF_WORDS]
     if wrong:
         raise UsageError(
-            f"profile {request.profile}: {wrong[0].text}",
+            f"profile {made.resolved.name}: {wrong[0].text}",
             state="nothing was written",
-            hint=wrong[0].hint or f"`tunerd plan {request.profile} --explain`",
+            hint=wrong[0].hint or f"`tunerd plan {made.resolved.name} --explain`",
         )
     unit = read_live(
         unit=ctx.unit, path=None, text=made.unit_text, drop_ins=(), file_environment={},

@@ -591,7 +591,10 @@ def prepare(
         headroom_mib=settings.headroom_mib,
         may_change_output=settings.may_change_output,
         context_tokens=context,
-        seeds=_seeds(ctx, plan_request, space.base, base_plan),
+        seeds=(
+            *_seeds(ctx, plan_request, space.base, base_plan),
+            *_imported(ctx, base_plan, space.base.arm),
+        ),
         max_arms=request.max_arms,
         rejected=tuple(failed_arms(ctx, generation.profile or "", choice.seen.identities)),
         at_least_tok_s=request.at_least_tok_s,
@@ -929,6 +932,16 @@ def _seeds(ctx: Context, request: PlanRequest, base: Base, plan: Plan) -> tuple[
     placement = {**dict(left), **dict(arm.placement)}.items()
     arm = replace(arm, extra=base.arm.extra - base.arm.placement | frozenset(placement))
     return () if arm.canonical() == base.arm.canonical() else (arm,)
+
+
+def _imported(ctx: Context, plan: Plan, base: Arm) -> tuple[Arm, ...]:
+    """What others measured of such a box, the fastest first."""
+    if not ctx.paths.imported_dir.is_dir():
+        return ()
+    from tunerd.measure.bundle import candidates, here_of, imported
+
+    entries = [entry for bundle in imported(ctx).values() for entry in bundle.entries]
+    return candidates(entries, here_of(ctx, plan), base)
 
 
 def _context_tokens(plan: Plan) -> int | None:

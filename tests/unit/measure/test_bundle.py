@@ -1,0 +1,174 @@
+"""Bundles of results: what is refused, what fits here, and what never leaves a box."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from tests.support.bench_samples import sample
+from tests.support.fake_gpu import a_card
+from tests.support.folders import DATA, ROOT
+from tunerd.errors import ConfigError
+from tunerd.measure.bundle import (
+    MOST_BYTES,
+    MOST_CANDIDATES,
+    Bundle,
+    Entry,
+    Here,
+    candidates,
+    entries_of,
+    read_bundle,
+    why_not,
+)
+from tunerd.measure.evidence import ArmRecord, Fingerprint
+from tunerd.profile.arm import Arm
+
+SHIPPED = sorted((ROOT / "profiles/evidence").glob("*.json"))
+SCHEMA = json.loads((ROOT / "docs/reference/results-bundle.schema.json").read_text())
+CARD = a_card("NVIDIA GeForce RTX 5060 Ti", total_mib=16311)
+HERE = Here((CARD,), "Qwen3.6 35B A3B", None, {"main": "mainline", "fork": "ik"})
+BASE = Arm("main", "mtp", 3, 0.0, 1024, "q8_0", 512, 2048, 8)
+
+
+def an_entry(**changes: Any) -> dict[str, Any]:
+    return {
+        "source": "a write-up",
+        "card": {"name": "RTX 5060 Ti", "memory_mib": 16384},
+        "engine": {"family": "mainline"},
+        "model": {"name": "Qwen3.6-35B-A3B"},
+        "settings": {"speculation.type": "mtp", "speculation.n_max": 2},
+        "figures": [{"case": "code", "tok_s": 60.0}],
+        **changes,
+    }
+
+
+def a_bundle(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "format": "tunerd-results", "version": 1, "written_by": "x", "entries": list(entries) or [an_entry()], **changes,
+    }  # fmt: skip
+
+
+def entry(**changes: Any) -> Entry:
+    return read_bundle(json.dumps(a_bundle(an_entry(**changes))).encode(), "x").entries[0]
+
+
+def test_the_schema_is_that_of_the_code_and_says_the_same() -> None:
+    validator = jsonschema_rs.validator_for(SCHEMA)
+    for path in SHIPPED:
+        validator.validate(json.loads(path.read_text()))
+        read_bundle(path.read_bytes(), str(path))
+    assert not validator.is_valid(a_bundle(host="box"))
+    assert not validator.is_valid(a_bundle(an_entry(settings={"model.path": "/home/x"})))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"a":' * 5000, "recursion"),
+        (b"[" * 5000 + b"]" * 5000, "recursion"),
+        (b" " * (MOST_BYTES + 1), "larger than"),
+        (b"\xff\xfe", "the file"),
+        (json.dumps(a_bundle(version=2)).encode(), "of version '2', and this tunerd reads version 1"),
+        (json.dumps(a_bundle(version=2, more=1)).encode(), "of version '2'"),
+        (json.dumps(a_bundle(host="box")).encode(), "host"),
+        (json.dumps(a_bundle(an_entry(figures=[{"case": "x", "tok_s": float("nan")}]))).encode(), "tok_s"),
+        (json.dumps(a_bundle(an_entry(figures=[{"case": "x", "tok_s": -1}]))).encode(), "tok_s"),
+        (json.dumps(a_bundle(an_entry(figures=[{"case": "x", "tok_s": 1e300}]))).encode(), "tok_s"),
+        (json.dumps(a_bundle(an_entry(source="\x1b[2Jx"))).encode(), "entries.0.source"),
+        (json.dumps(a_bundle(an_entry(model={"name": "/home/alice/m"}))).encode(), "model.name"),
+        (json.dumps(a_bundle(an_entry(settings={"extra_args": "-x"}))).encode(), "extra_args"),
+        (json.dumps(a_bundle(an_entry(settings={"speculation.n_max": "2"}))).encode(), "n_max"),
+        (json.dumps(a_bundle(*[an_entry()] * 1001)).encode(), "entries"),
+        (b"[]", "the file"),
+    ],
+)  # fmt: skip
+def test_hostile_files_are_refused_with_their_place(content: bytes, told: str) -> None:
+    with pytest.raises(ConfigError, match="not a bundle of results: `x`") as raised:
+        read_bundle(content, "x")
+    assert told in str(raised.value.cause)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"card": {"name": "NVIDIA GeForce RTX 5060 Ti", "memory_mib": 8192}}, "another card"),
+        ({"card": {"name": "RTX 3090 Ti", "memory_mib": 16311}}, "another card: RTX 3090 Ti"),
+        ({"card": None}, "its card is not told"),
+        ({"model": {"name": "Gemma-4"}}, "another model: Gemma-4"),
+        ({"engine": {"family": "bee"}}, "no engine of its family is here: bee"),
+        ({"failure": "oom"}, "it did not serve there: oom"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_its_reason(
+    changes: dict[str, Any], why: str | None
+) -> None:
+    said = why_not(entry(**changes), HERE)
+    assert said is None if why is None else why in str(said)
+
+
+def test_a_box_without_a_card_takes_what_was_measured_without_one() -> None:
+    here = replace(HERE, cards=())
+    assert why_not(entry(card=None), here) is None
+    assert "another model" in str(why_not(entry(card=None, model={"name": "Gemma"}), here))
+    assert "another card" in str(why_not(entry(), here))
+
+
+def test_the_fastest_few_come_first_and_what_serves_does_not() -> None:
+    found = [
+        entry(settings={"speculation.type": "mtp", "speculation.n_max": n}, figures=[{"case": "x", "tok_s": 10.0 * n}])
+        for n in range(1, 7)
+    ]  # fmt: skip
+    found += [entry(settings={"speculation.type": "mtp", "speculation.n_max": 3}), found[-1]]
+    arms = candidates(found, HERE, BASE)
+    assert [arm.n_max for arm in arms] == [6, 5, 4]
+    assert len(arms) == MOST_CANDIDATES
+    assert arms[0] == replace(BASE, n_max=6)
+    other = candidates([entry(engine={"family": "ik"}, settings={"speculation.type": "off"})], HERE, BASE)  # fmt: skip
+    assert [(arm.engine, arm.spec, arm.n_max, arm.p_min) for arm in other] == [("fork", "off", 0, 0.0)]  # fmt: skip
+
+
+def test_a_run_is_handed_out_without_texts_paths_and_names() -> None:
+    arm = ArmRecord(
+        name="live", fingerprint=Fingerprint(gpu_names=(CARD.name,), engine_sha256="a" * 64),
+        engine="alices-build", family="ik", engine_version="4522 (40254a51)", program="/home/alice/llama-server",
+        model_path="/home/alice/m.gguf", argv=("/home/alice/llama-server",), environment={"HF_TOKEN": "x"},
+        origins=(("--model /home/alice/m.gguf", "model.path", "alice.toml"),
+                 ("--spec-type mtp:n_max=3,p_min=0.75", "speculation.type", "alice.toml"),
+                 ("(left out)", "speculation.n_max", ""), ("--fit-margin 1664", "memory.fit_mib", "x"),
+                 ("--cache-type-k q8_0", "serving.cache_type_k", "x")),
+    )  # fmt: skip
+    samples = {"live": [sample(case="code"), sample(case="/home/alice/secret text")]}
+    made = list(entries_of([arm], samples, "/home/alice/m", (CARD,)))
+    text = Bundle(format="tunerd-results", version=1, written_by="x", entries=tuple(made)).model_dump_json()  # fmt: skip
+    assert "alice" not in text
+    assert "HF_TOKEN" not in text
+    (one,) = made
+    assert one.card is not None
+    assert (one.card.memory_mib, one.model.name, one.engine.family) == (16311, "unnamed", "ik")
+    assert one.settings.model_dump(exclude_none=True) == {
+        "spec": "mtp", "n_max": 3, "p_min": 0.75, "fit_mib": 1664, "kv": "q8_0"
+    }  # fmt: skip
+    assert len(one.figures) == 2
+    other = list(entries_of([arm], samples, None, (a_card(),)))
+    assert other[0].card is None, "the card that was measured is no longer here"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_each_shipped_figure_stands_in_the_published_table(path: Path) -> None:
+    bundle = read_bundle(path.read_bytes(), str(path))
+    surface = tomllib.loads((DATA / f"surfaces/{path.stem}.toml").read_text())
+    published = {(table["name"], *cell.get("tok_s", [cell.get("failure")])) for table in surface["tables"] for cell in table["cells"]}  # fmt: skip
+    for one in bundle.entries:
+        if one.source.startswith("LM Cache"):
+            profile = tomllib.loads((ROOT / "profiles/rtx-5060-ti-16gb.toml").read_text())
+            assert one.figures[0].tok_s == profile["published"]["tok_s"]
+            continue
+        figures: list[Any] = [figure.tok_s for figure in one.figures] or [one.failure]
+        assert (one.source.rpartition("; ")[2], *figures) in published
