@@ -207,6 +207,9 @@ def render_compare(payload: Mapping[str, Any]) -> Iterator[str]:
             for row in payload["parts"]
         ]
         yield from columns(rows, ("", "A [s]", "B [s]", "B faster by", "95 % interval"))
+    a, b = payload["joules_per_token"]["A"], payload["joules_per_token"]["B"]
+    if a is not None and b is not None:
+        yield f"joules a token: A {figure(a, 2)}, B {figure(b, 2)}"
     yield ""
     took = format_duration(payload["elapsed_s"])
     away_s = payload["without_service_s"]

@@ -360,6 +360,9 @@ def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
         yield from _challenge(one)
     if payload["decided"]:
         yield f"then: {payload['decided']['text']}"
+    for arm, joules in payload["joules_per_token"].items():
+        if joules is not None and arm == payload["plan"].get("incumbent_text"):
+            yield f"what serves took {joules:.2f} J a token"
     yield from render_power(payload["power"])
     yield from section_lines(sweep_section(payload["sweep"], payload["page"], payload))
 

@@ -196,11 +196,13 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
             keeper.end(RunOutcome.STOPPED, words_of(error))
             raise
         verdict = keeper.verdict(found, quality)
+        joules = store.joules_per_token(keeper.number)
         failed = found.end is End.FAILED
         keeper.end(RunOutcome.FAILED if failed else RunOutcome.DONE, found.problem)
     payload = {
         **payload_of(prepared, found, verdict, quality),
         "run": keeper.number,
+        "joules_per_token": {side: joules.get(side) for side in SIDES},
         "without_service_s": held.without_service_s,
     }
     messages = (*prepared.messages, *told)

@@ -26,7 +26,7 @@ from tunerd.engine.flags import compared_environment, without_secrets
 from tunerd.errors import Busy, HostError, TunerdError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.files import make_private
-from tunerd.measure.answer import Sample
+from tunerd.measure.answer import Sample, summarise
 from tunerd.measure.evidence import (
     ArmRecord,
     Damage,
@@ -638,6 +638,13 @@ class EvidenceStore:
             sample = self._take(_SAMPLE, Sample, row) if row["name"] in names else None
             if sample is not None:
                 yield row["name"], sample
+
+    def joules_per_token(self, number: int) -> dict[str, float | None]:
+        """Energy a generated token of each arm of a run, over its usable requests [J]."""
+        by_arm: dict[str, list[Sample]] = {}
+        for arm, sample in self.arm_samples(number):
+            by_arm.setdefault(arm, []).append(sample)
+        return {arm: summarise(found).joules_per_token for arm, found in by_arm.items()}
 
     def evidence(self, run: StoredRun) -> RunEvidence:
         """A run with all that was stored of it."""

@@ -68,8 +68,11 @@ def power_limit(ctx: Context, lease: str, production: str, watts: float) -> Iter
         ctx.services.stop(unit, timeout_s=2 * _TIMEOUT_S)
         ctx.files.remove(folder / unit)
         ctx.services.reload()
+        ctx.services.reset_failed(unit)
         if ctx.paths.power.exists():
-            raise _not_given_back(record)
+            if [gpu.power_limit_w for gpu in ctx.gpu.read().gpus or ()] != [before_w]:
+                raise _not_given_back(record)
+            ctx.files.remove(ctx.paths.power)  # it was never started
 
 
 def give_back_power(ctx: Context) -> bool:

@@ -291,7 +291,9 @@ def show_sweep(ctx: Context, number: int | None) -> ActionResult:
 
             events = () if store is None else store.sweep_events(sweep.number)
             page = page_of(events, sweep.evidence or {})
-    return ActionResult("sweep show", sweep_json(ctx, sweep, page))
+        joules = {} if store is None else store.joules_per_token(sweep.number)
+    payload = {**sweep_json(ctx, sweep, page), "joules_per_token": joules}
+    return ActionResult("sweep show", payload)
 
 
 def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dict[str, Any]:

@@ -196,6 +196,16 @@ def test_a_limit_that_cannot_be_given_back_is_told_and_given_back_by_recover(car
     assert recover(ctx).payload["cleared"] == []
 
 
+def test_a_unit_that_was_never_started_leaves_nothing(card: Card) -> None:
+    card.world.manager.drop_lease(card.lease)
+
+    with pytest.raises(ServiceError, match="not active"):
+        card.measure(card.context())
+
+    assert (card.limit_w, card.left()) == (OWN_W, [])
+    assert card.world.serving_alias() == "one"
+
+
 def test_a_limit_that_somebody_set_since_is_left_alone(card: Card) -> None:
     ctx = card.context()
     uuid = rtx_4070_super().uuid or ""
