@@ -111,7 +111,9 @@ def test_what_somebody_else_disturbed_is_asked_again_behind_its_prefix_and_conde
             assert (row.reading.prompt_n or 0) <= length(row) - prefix + 64, row.reading
 
 
-@pytest.mark.parametrize("error", [0.97, 1.04], ids=["texts are short", "texts are long"])
+@pytest.mark.parametrize(
+    ("box", "error"), [(ENGINES[0], 0.97), (ENGINES[1], 1.04)], indirect=["box"]
+)
 def test_a_context_is_filled_whatever_the_length_of_texts_is_taken_for(
     box: RealBox, error: float
 ) -> None:
