@@ -475,7 +475,9 @@ def render_list(payload: Mapping[str, Any]) -> Iterator[str]:
     if hidden > 0:
         yield f"{hidden} older ones: --all"
     for one in payload["imported"]:
-        yield f"imported {one['bundle']}: {one['entries']} configurations from {'; '.join(one['sources'])}"
+        first, *others = one["sources"]
+        more = f", and {len(others)} more" if others else ""
+        yield f"imported {one['bundle']}: {one['entries']} configurations from {first}{more}"
 
 
 def render_show(payload: Mapping[str, Any]) -> Iterator[str]:
