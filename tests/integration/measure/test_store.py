@@ -63,6 +63,7 @@ SAMPLES = st.builds(
     timings=st.none() | TIMINGS,
     client=st.none() | st.builds(ClientTimes, st.floats(0, 1e9), TIMES),
     vram_free_min_mib=COUNTS,
+    energy_j=TIMES,
     marks=st.lists(st.sampled_from(Mark), max_size=3, unique=True).map(tuple),
     problem=st.none() | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
     details=st.dictionaries(
@@ -87,6 +88,18 @@ def test_samples_come_back_as_they_were_measured(
     run = store.add_run(RUN)
     store.add_samples(run, measured)
     assert list(store.samples(run)) == measured
+
+
+def test_joules_a_token_are_told_by_arm_and_unknown_where_nothing_told_them(
+    store: EvidenceStore,
+) -> None:
+    other = replace(ARM, name="other")
+    run = store.add_run(replace(RUN, arms=(ARM, other)))
+    told = replace(SAMPLE, timings=Timings(predicted_n=50), energy_j=100.0)
+    store.add_samples(run, [told, replace(told, energy_j=None)], arm="live")
+    store.add_samples(run, [SAMPLE], arm="other")
+
+    assert store.joules_per_token(run) == {"live": 2.0, "other": None}
 
 
 def test_nobody_else_can_hold_a_lock_on_a_file(tmp_path: Path) -> None:
