@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import Machines
 from tests.e2e.test_crash_power import OWN_MW, limit_mw, put_card
 from tests.fault.victim import Victim
 from tests.support.deployment import profile
-from tests.support.machine import Machine
+from tests.support.overlay import Root
 
 WORKLOAD = '[[classes]]\nname = "ask"\nkind = "code"\nprompt_tokens = 60\nanswer_tokens = 24\n'
 RANGES = """
@@ -25,9 +26,10 @@ RANGES = """
 
 @pytest.mark.timeout(600)
 def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
-    host_machine: Machine, tmp_path: Path
+    machines: Machines, any_root: Root, tmp_path: Path
 ) -> None:
-    victim = Victim(host_machine)
+    machine = machines(any_root)
+    victim = Victim(machine)
     box = victim.tunerd
     text = profile(victim.engine, serving__ctx_size=1024, serving__metrics=True, workload="small")
     box.profile("night", text + RANGES.format(engine=victim.engine))
@@ -35,7 +37,7 @@ def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
     box.apply("night")
     without = box("sweep", "run", "--dry-run", expect=2)
     assert "it is for machines with one GPU, and 0 can be read" in without.err
-    put_card(host_machine, tmp_path / "nvml")
+    put_card(machine, tmp_path / "nvml")
     box.apply("night")
 
     far = box("sweep", "run", "--dry-run", "--space", "gpu.power_limit_w=150,900", expect=2)
@@ -51,12 +53,12 @@ def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
         done
     )
     assert all(one["tok_s"] > 0 and one["joules_per_token"] is None for one in first)
-    assert limit_mw(host_machine) == OWN_MW
-    assert host_machine.exists("/run/nvml-limit-0"), "no limit was ever set"
+    assert limit_mw(machine) == OWN_MW
+    assert machine.exists("/run/nvml-limit-0"), "no limit was ever set"
     shown = box("sweep", "show").out
     assert "150 W" in shown
     assert "the card's limit stays 220 W" in shown
     arms = [row["name"] for row in box.json("results", "show", "1")["arms"]]
     assert any(name.endswith(" at 150 W") for name in arms)
-    left = host_machine.sh("ls -d /run/systemd/system/tunerd-* /run/tunerd/*.json", check=False)
+    left = machine.sh("ls -d /run/systemd/system/tunerd-* /run/tunerd/*.json", check=False)
     assert left.stdout == ""
