@@ -31,7 +31,6 @@ def test_systemd_keeps_the_contract(place: Place, request: pytest.FixtureRequest
     done = machine.pytest(
         "tests/e2e/inside/test_systemd_contract.py",
         *("-q", "--timeout=120"),
-        *("-p", "no:hypothesispytest"),  # it wants to write where alice may not
         user=place.user,
         env={"TUNERD_TEST_MANAGER": "system" if place.user is None else "user"},
     )

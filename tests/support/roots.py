@@ -86,7 +86,7 @@ _SOURCE_NAMES = (
 _TRIXIE_PACKAGES = tuple(
     name for name in _SID_PACKAGES if not re.match("llama|mesa|libggml", name)
 )  # fmt: skip
-_NOT_INSIDE = re.compile(r"(mypy|ruff|pytest-xdist|types-)")
+_NOT_INSIDE = re.compile(r"(hypothesis|mypy|pytest-(rerunfailures|xdist)|ruff|schemathesis|types-)")
 # Of the host's own root: what its owner enabled, keeps at home or has running is not to be seen.
 _HIDDEN_OF_HOST = (
     "boot",
