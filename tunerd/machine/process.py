@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Self
 
-from tunerd.errors import HostError
+from tunerd.errors import HostError, TunerdError
 from tunerd.machine.clock import SystemClock
 from tunerd.machine.proc import session_members
 
@@ -631,6 +631,8 @@ def words_of(error: BaseException) -> str:
     numbers = {_SHELL_OFFSET + number: number.name for number in _SIGNALS}
     if isinstance(error, SystemExit) and error.code in numbers:
         return f"ended from outside ({numbers[error.code]})"
+    if isinstance(error, TunerdError):
+        return error.words
     return str(error) or type(error).__name__
 
 

@@ -17,6 +17,7 @@ from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, Preempted, TunerdError, UsageError
 from tunerd.machine.host import read_host
+from tunerd.machine.process import words_of
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems, summarise
 from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
 from tunerd.measure.findings import (
@@ -806,18 +807,14 @@ class Session:
         try:
             yield
             outcome = RunOutcome.DONE
-        except (KeyboardInterrupt, SystemExit) as end:
-            outcome, reason = RunOutcome.STOPPED, "interrupted"
-            if self.run is not None:
-                end.add_note(
-                    f"what was measured until then is kept: `tunerd results show {self.run}`"
-                )
-            raise
-        except Preempted as end:
-            outcome, reason = RunOutcome.STOPPED, end.cause
-            raise
-        except TunerdError as problem:
-            reason = problem.words
+        except BaseException as error:
+            is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+            if is_stopped or isinstance(error, Preempted):
+                outcome = RunOutcome.STOPPED
+            if is_stopped and self.run is not None:
+                kept = f"what was measured until then is kept: `tunerd results show {self.run}`"
+                error.add_note(kept)
+            reason = words_of(error)
             raise
         finally:
             if self.run is not None:

@@ -392,7 +392,7 @@ class _Run:
                 outcome, verdict, away_s, ended = self._night()
         except BaseException as error:
             with contextlib.suppress(HostError):  # its disk is full: the run stays without an end
-                keeper.end(RunOutcome.STOPPED, _why(error))
+                keeper.end(RunOutcome.STOPPED, words_of(error))
             raise
         is_over = ended is not None and outcome.verdict == "inconclusive"
         keeper.end(RunOutcome.STOPPED if is_over else RunOutcome.DONE, "; ".join(verdict.reasons))
@@ -649,12 +649,6 @@ def _told(sample: Sample) -> str:
 
 def _added(total: float | None, more: float | None) -> float | None:
     return total if more is None else (total or 0.0) + more
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, TunerdError):
-        return error.words
-    return words_of(error)
 
 
 _STOP_S = 1800.0
