@@ -83,9 +83,10 @@ _SOURCE_NAMES = (
     "tunerd",
     "units",
 )
-_TRIXIE_PACKAGES = tuple(
-    name for name in _SID_PACKAGES if not re.match("llama|mesa|libggml", name)
-)  # fmt: skip
+_TRIXIE_PACKAGES = (
+    *(name for name in _SID_PACKAGES if not re.match("llama|mesa|libggml", name)),
+    "libgomp1",  # of the embedded engine; elsewhere llama.cpp brings it
+)
 _NOT_INSIDE = re.compile(r"(hypothesis|mypy|pytest-(rerunfailures|xdist)|ruff|schemathesis|types-)")
 # Of the host's own root: what its owner enabled, keeps at home or has running is not to be seen.
 _HIDDEN_OF_HOST = (
