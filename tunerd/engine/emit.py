@@ -241,11 +241,17 @@ def _mounts(server: Server) -> dict[str, str]:
     return {one: f"/mnt/{n}" for n, one in enumerate(folders)}
 
 
-def _is_written(server: Server, folder: str) -> bool:
-    """Whether the server writes into it."""
-    written = (flag.words[1:] for flag in server.flags if flag.name == "--slot-save-path")
-    inside = _mounts(server)[folder]
-    return any(f"{word}/".startswith(f"{inside}/") for words in written for word in words)
+def _bound(server: Server) -> list[tuple[str, str, bool]]:
+    """What is mounted, where, and whether the server writes into it."""
+    written = [
+        word for flag in server.flags if flag.name == "--slot-save-path" for word in flag.words
+    ]
+    found = [
+        (folder, inside, any(f"{word}/".startswith(f"{inside}/") for word in written))
+        for folder, inside in _mounts(server).items()
+    ]
+    key = server.api_key_file
+    return found if key is None else [*found, (key, _KEY_INSIDE, False)]
 
 
 def _remark(text: str) -> str:
@@ -412,9 +418,7 @@ def _compose(server: Server, image: str) -> Iterator[str]:
     if server.environment:
         yield "    environment:"
         yield from (f"      {_yaml(n)}: {text(v)}" for n, v in server.environment.items())
-    mounts = [(one, inside, _is_written(server, one)) for one, inside in _mounts(server).items()]
-    if server.api_key_file is not None:
-        mounts.append((server.api_key_file, _KEY_INSIDE, False))
+    mounts = _bound(server)
     if mounts:
         yield "    volumes:"
     for source, inside, is_written in mounts:
@@ -454,10 +458,7 @@ def _quadlet(server: Server, image: str) -> Iterator[str]:
     yield from (f"# {_remark(' '.join(flag.words))}: {_origin(flag)}" for flag in flags)
     yield f"Exec={' '.join(quote_argument(word) for flag in flags for word in flag.words)}"
     yield f"PublishPort={_published(server)}"
-    mounts = [(one, inside, _is_written(server, one)) for one, inside in _mounts(server).items()]
-    if server.api_key_file is not None:
-        mounts.append((server.api_key_file, _KEY_INSIDE, False))
-    for source, inside, is_written in mounts:
+    for source, inside, is_written in _bound(server):
         if ":" in source or source != source.strip() or _UNPRINTABLE.search(source):
             raise _refuse(Target.QUADLET, Flag((source,)), "Volume= cannot name such a folder")
         there = source.replace("%", "%%").replace("$", "$$")
