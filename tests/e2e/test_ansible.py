@@ -45,6 +45,7 @@ def test_the_role_installs_configures_and_upgrades(
         "tunerd_credentials": {"webhook-token": TOKEN},
         "tunerd_profiles": [str(tmp_path / "night.toml")],
         "tunerd_members": ["alice"],
+        "tunerd_install_options": ["--without-embedded"],
     }
 
     only_looked = ansible.play("--check", "--diff", **wanted)
