@@ -319,7 +319,7 @@ class _Walk:
             if watched is None or after.state is not State.WATCHED:
                 return self.keep(after)
             if watched.state == "cut":
-                told = f"no daemon runs there; `tunerd probation run {step.generation}` there, or start it"
+                told = "no daemon runs there: `systemctl start tunerd`, or `tunerd daemon` in a terminal"
                 return self.keep(step.at(State.WATCHED, told))
             if watched.left_s != left_s:
                 left_s, moved_s = watched.left_s, seen_s

@@ -440,8 +440,9 @@ def show_probation(ctx: Context) -> ActionResult:
 
 
 def _is_watched(ctx: Context, record: Mapping[str, Any]) -> bool:
-    """Whether a daemon looks at what serves."""
+    """Whether a daemon looks at what serves, or did just now: it may be on its way back."""
     serving = ctx.generations.serving(ctx.unit)
     if serving is None or serving.generation.number != record["generation"]:
         return False
-    return is_locked(daemon_lock(ctx))
+    age_s = ctx.clock.now_s() - record["looked_s"]
+    return is_locked(daemon_lock(ctx)) or age_s < 3 * ctx.settings.probation.every_s
