@@ -28,10 +28,8 @@ from tunerd.words import digest
 _BEAT_S = 30.0
 _CLAIM_S = 120.0
 # What is read of others, the newest: a night tells of some hundred arms.
-_MOST = 2000
+_MOST = 1000
 _WINNERS = 3
-_LARGEST = 1 << 24  # of an arm's numbers
-_MOST_RATIO = 3.0  # of turn times, as a log: 20 times as long is no speed of a server that serves
 _LARGEST = 1 << 24  # of an arm's numbers
 _MOST_RATIO = 3.0  # of turn times, as a log: 20 times as long is no speed of a server that serves
 # A database that did not answer is not asked again for so long: a night has better to do [s].
@@ -111,12 +109,12 @@ class SharedStudy:
         """Read what nights before left behind; arms told meanwhile come as news."""
         rows = self._told(told.c.kind != _ARM)
         laws = {
-            (row.box_id, row.body.get("engine"), row.body.get("spec")): row.body
+            (row.box_id, str(row.body.get("engine")), str(row.body.get("spec"))): row.body
             for row in rows
             if row.kind == _LAW
         }
         sound = [
-            ((self._names[engine], str(spec)), law)
+            ((self._names[engine], spec), law)
             for (_, engine, spec), body in laws.items()
             if engine in self._names and (law := read_or_none(Law, body.get("law"))) is not None
         ]
@@ -137,6 +135,7 @@ class SharedStudy:
 
     def news(self) -> Sequence[Told]:
         """What other boxes told of arms that this one could start."""
+        self._claimed.clear()  # whatever became of the arm that was claimed last, it is tried no longer
         rows = self._told((told.c.kind == _ARM) & (told.c.id > self._seen))
         self._seen = max((row.id for row in rows), default=self._seen)
         found = []
@@ -164,7 +163,9 @@ class SharedStudy:
             "box_id": self._box,
             "until": until,
         }
-        free = (claim.c.until < sa.func.clock_timestamp()) | (claim.c.box_id == self._box)
+        # Beyond what any claim lasts it was made by a clock that was set back since.
+        until_now = claim.c.until < sa.func.clock_timestamp()
+        free = until_now | (claim.c.until > until) | (claim.c.box_id == self._box)
         put = insert(claim).values(**values).on_conflict_do_update(
             index_elements=[claim.c.class_id, claim.c.arm],
             set_={"box_id": self._box, "until": until}, where=free,
@@ -191,7 +192,8 @@ class SharedStudy:
         self._away_until_s = self._ctx.clock.monotonic_s() + seconds
 
     def end(self, laws: Mapping[tuple[str, str], Law], winner: Arm | None) -> None:
-        """What this box knows now, for those that come later."""
+        """What this box knows now, for those that come later; who searches on after that hears all of it again."""
+        self._seen = 0
         rows: list[tuple[str, dict[str, Any]]] = [
             (_LAW, {"engine": self._builds[engine], "spec": spec, "law": plain(law)})
             for (engine, spec), law in laws.items()
@@ -210,11 +212,17 @@ class SharedStudy:
         """An arm that was told, where this box has the build; None where not, or it is none."""
         try:
             arm = arm_from_json(data)
-            numbers = (arm.n_max, arm.p_min, arm.fit_mib, arm.ubatch, arm.batch, arm.threads)
-            if not all(0 <= number <= _LARGEST for number in numbers):
+            numbers = (arm.n_max, arm.fit_mib, arm.ubatch, arm.batch, arm.threads)
+            if not all(type(one) is int and 0 <= one <= _LARGEST for one in numbers):
                 return None
+            words = (arm.spec, *(arm.kv if isinstance(arm.kv, tuple) else (arm.kv,)))
+            is_sound = 0.0 <= arm.p_min <= 1.0 and all(isinstance(one, str) for one in words)
+            # Whoever reads these takes them for numbers.
+            sizes = (arm.n_cpu_moe or 0, arm.context_size)
             name = self._names.get(arm.engine)
-            return None if name is None else replace(arm, engine=name).canonical()
+            if name is None or not is_sound or not all(0 <= one <= _LARGEST for one in sizes):
+                return None
+            return replace(arm, engine=name).canonical()
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -261,12 +269,14 @@ class SharedStudy:
             return None
         try:
             with connected() as connection:
-                return act(connection)
+                found = act(connection)
         except TunerdError as problem:
             if not self._away_until_s:
                 self._ctx.say(f"other boxes are not heard of: {problem.message}")
             self._away_until_s = now_s + _AGAIN_S
             return None
+        self._away_until_s = 0.0
+        return found
 
     def _keep_claims(self) -> None:
         """Renews what this box has claimed for as long as it measures."""

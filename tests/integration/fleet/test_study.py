@@ -180,10 +180,42 @@ def test_without_the_database_a_night_goes_on_and_asks_nobody_for_a_while(
     assert len(postgres.query("select 1 from told", name_of(url))) == 2
 
 
+def test_a_claim_of_a_clock_that_was_set_back_keeps_nobody_from_an_arm(
+    boxes: Boxes, postgres: Postgres, url: str
+) -> None:
+    with boxes.meet("one") as one, boxes.meet("two") as two:
+        assert one.claim(ARM)
+        postgres.query("update claim set until = 'infinity'", name_of(url))
+        assert two.claim(ARM)
+
+
+def test_a_search_that_goes_on_after_a_pause_hears_again_what_was_told_before(boxes: Boxes) -> None:
+    with boxes.meet("one") as one, boxes.meet("two") as two:
+        one.tell(Told(ARM, SERVES, -0.25))
+        first = two.news()
+        two.end({}, None)
+        assert two.news() == first
+        assert two.news() == []
+
+
+def hostile(**changed: object) -> str:
+    """An arm of which something is not what it should be."""
+    plain = {**arm_plain(ARM), "engine": BUILD}
+    return json.dumps({"arm": plain | changed, "control": plain, "log_ratio": 0.1})
+
+
 @pytest.mark.parametrize(
     "body",
     [
         "{}",
+        '{"engine": [], "spec": {}}',
+        hostile(spec=["mtp"]),
+        hostile(kv={"k": "q8_0"}),
+        hostile(kv=[["q8_0"], "f16"]),
+        hostile(n_max=2.5),
+        hostile(p_min=2.0),
+        hostile(extra=[["memory.n_cpu_moe", "many"]]),
+        hostile(extra=[["serving.ctx_size", 10**200]]),
         "[]",
         '{"arm": 1, "control": 2, "log_ratio": 3}',
         '{"arm": {"engine": "x"}, "control": null, "log_ratio": "NaN"}',

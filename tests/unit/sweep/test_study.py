@@ -106,6 +106,16 @@ def test_what_was_told_counts_as_no_process_of_this_box() -> None:
     assert arm.canonical() not in learner.measured()
 
 
+def test_of_all_that_was_told_the_newest_count() -> None:
+    one = task("12G", "agent", 1)
+    here, arm = one.incumbent, replace(one.incumbent, n_max=8)
+    told = [Told(arm, here, -0.2 if at < 1000 else 0.2, "two") for at in range(2000)]
+    learner, newest = learned(one), learned(one)
+    learner.hear(told)
+    newest.hear(told[1000:])
+    assert believed(learner, arm) == believed(newest, arm) > believed(learned(one), arm)
+
+
 def test_a_family_begins_with_the_laws_that_other_boxes_fitted() -> None:
     one, other = task("12G", "agent", 1), task("12G", "agent", 2)
     theirs = learned(other).models[MTP]
