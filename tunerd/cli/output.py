@@ -14,7 +14,9 @@ import json
 import os
 import re
 import select
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TextIO
@@ -44,6 +46,10 @@ _COLOURS = {Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "red"}
 _BAR_MARKS = (("█", "cyan"), ("▒", "magenta"), ("░", "yellow"), ("▓", "green"))
 _BAR_WIDTH = 40
 _INDENT = "        "
+# A column that has less room than this is not folded into it.
+_LEAST_WIDTH = 24
+_CODE = re.compile("`[^`]*`")
+_GLUE = "\x00"
 # Control characters, marks that turn the direction of writing or end a line, bytes that are no UTF-8.
 _HIGH = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _UNSAFE = re.compile(f"[\x00-\x08\n-\x1f{_HIGH}]")
@@ -171,10 +177,11 @@ def _json_text(body: Mapping[str, Any]) -> str:
 
 def print_message(message: Message) -> None:
     """One message, its hint below it."""
-    label = paint(f"{message.level}:", _COLOURS[message.level], sys.stderr)
-    print(f"{label} {harmless(message.text)}", file=sys.stderr)
+    level = f"{message.level}:"
+    label = paint(level, _COLOURS[message.level], sys.stderr)
+    _print_folded(message.text, len(level) + 1, f"{label} ")
     for line in (message.hint or "").splitlines():
-        print(f"{_INDENT}{harmless(line)}", file=sys.stderr)
+        _print_folded(line, len(_INDENT), _INDENT)
 
 
 def print_error(error: TunerdError, *, command: str, as_json: bool) -> None:
@@ -182,17 +189,38 @@ def print_error(error: TunerdError, *, command: str, as_json: bool) -> None:
     if as_json:
         print(_json_text(error_json(error, command)))
         return
-    print(f"{paint('error:', 'red', sys.stderr)} {harmless(error.message)}", file=sys.stderr)
+    _print_folded(error.message, len("error: "), f"{paint('error:', 'red', sys.stderr)} ")
     parts = [("cause", error.cause), ("state", error.state)]
     if any(text for _, text in parts):
         print(file=sys.stderr)
     for name, text in parts:
         for index, line in enumerate((text or "").splitlines()):
             label = f"  {name:<7} " if index == 0 else "          "
-            print(f"{label}{harmless(line)}", file=sys.stderr)
-    if error.hint:
-        lines = "\n".join(harmless(line) for line in error.hint.splitlines())
-        print(f"\nhint: {lines}", file=sys.stderr)
+            _print_folded(line, len(label), label)
+    for index, line in enumerate((error.hint or "").splitlines()):
+        _print_folded(line, len("hint: "), "\nhint: " if index == 0 else "")
+
+
+def _print_folded(text: str, indent: int, label: str) -> None:
+    """A line for people on standard error behind its label, which takes `indent` columns."""
+    first, *rest = folded(harmless(text), sys.stderr, indent)
+    print(f"{label}{first}", file=sys.stderr)
+    for one in rest:
+        print(f"{' ' * indent}{one}", file=sys.stderr)
+
+
+def folded(text: str, stream: TextIO, indent: int) -> list[str]:
+    """Lines that fit on the terminal behind an indentation; the text as it is elsewhere, for programs and files.
+
+    Words stay whole, and so does a `command` that is to be copied.
+    """
+    if not stream.isatty():
+        return [text]
+    width = max(shutil.get_terminal_size().columns - indent, _LEAST_WIDTH)
+    # What is between backticks has no space at which a line may end.
+    whole = _CODE.sub(lambda found: found[0].replace(" ", _GLUE), text)
+    lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
+    return [one.replace(_GLUE, " ") for one in lines] or [""]
 
 
 def paint(text: str, colour: str, stream: TextIO) -> str:
@@ -210,7 +238,11 @@ def columns(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> Iterabl
     widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
     for row in table:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join(cells).rstrip()
+        *before, last = cells
+        indent = sum(len(cell) + 2 for cell in before)
+        first, *rest = folded(last.rstrip(), sys.stdout, indent)
+        yield "  ".join([*before, first]).rstrip()
+        yield from (f"{' ' * indent}{one}" for one in rest)
 
 
 def table_lines(table: Table) -> Iterable[str]:

@@ -411,7 +411,7 @@ def render_bundle(payload: Mapping[str, Any]) -> Iterator[str]:
 
 
 _HEADS = {"error": "errors", "warning": "warnings", "note": "notes"}
-_WIDTH = 100
+_WIDTH = 80
 
 
 @click.command(name="doctor", short_help="What may be wrong on this box, and what to do.")

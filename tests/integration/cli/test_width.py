@@ -1,0 +1,71 @@
+"""What people read fits on a terminal of 80 columns; what programs read is one line as ever."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.support.local_box import Box
+
+WORDS = (("apply", "nothing"), ("profiles", "list"), ("doctor",), ("plan", "cpu-embedded"))
+
+
+def on_a_terminal(box: Box, *words: str, columns: int = 80) -> list[str]:
+    """Lines of a command whose output and messages go to a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tunerd", *words], stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**box.environment, "TERM": "xterm"}, cwd=box.folder,
+    )  # fmt: skip
+    os.close(theirs)
+    told = b""
+    while True:
+        try:
+            more = os.read(ours, 65536)
+        except OSError:  # its last process has gone
+            break
+        told += more
+    os.close(ours)
+    process.wait(timeout=60)
+    text = told.decode().replace("\r\n", "\n")
+    for colour in ("\x1b[36m", "\x1b[33m", "\x1b[31m", "\x1b[1m", "\x1b[0m"):
+        text = text.replace(colour, "")
+    return [line.rpartition("\r")[2].rpartition("\x1b[K")[2] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("words", WORDS[:3])
+def test_lines_are_no_longer_than_the_terminal_is_wide(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    lines = on_a_terminal(Box(tmp_path), *words)
+    assert max(map(len, lines)) > 60, "something was folded"
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_a_command_that_is_to_be_copied_stays_on_one_line(tmp_path: Path) -> None:
+    lines = on_a_terminal(Box(tmp_path), "apply", "nothing", columns=40)
+    assert any("`tunerd profiles list`" in line for line in lines)
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_the_words_are_the_same_wherever_they_go(tmp_path: Path, words: tuple[str, ...]) -> None:
+    box = Box(tmp_path)
+    done = box.call(*words)
+    piped = (done.stderr + done.stdout).split()
+    shown = " ".join(on_a_terminal(box, *words)).split()
+    assert sorted(shown) == sorted(piped)
+
+
+def test_in_a_pipe_each_part_of_an_error_is_a_line(tmp_path: Path) -> None:
+    done = Box(tmp_path).call("apply", "nothing")
+    (cause,) = [line for line in done.stderr.splitlines() if line.startswith("  cause")]
+    assert len(cause) > 160
