@@ -6,12 +6,13 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 dest=${DESTDIR:-}
 prefix=/opt/tunerd
 lib=/usr/local/lib
-extra='[embedded]'
+embedded=embedded fleet=''
 mode='' uninstall=no dry=no try_dir=''
 
 usage() {
     cat <<EOF
-usage: install.sh [--system | --user] [--uninstall] [--dry-run] [--without-embedded]
+usage: install.sh [--system | --user] [--uninstall] [--dry-run]
+                  [--without-embedded] [--with-fleet]
        install.sh --try [FOLDER]
        install.sh --python
 
@@ -21,6 +22,7 @@ usage: install.sh [--system | --user] [--uninstall] [--dry-run] [--without-embed
   --uninstall  takes tunerd away; the server goes on serving, backups and history stay
   --dry-run    says what would be done, and does nothing
   --without-embedded  leaves out the engine that comes as a Python package
+  --with-fleet        brings what a PostgreSQL that boxes share needs; an upgrade keeps it
   --python     prints the Python that would be used; as root, installs Debian packages it lacks
 
 With DESTDIR set, --system only writes the files, below that folder.
@@ -106,7 +108,7 @@ find_python() {
 # package does not bring. Without it all else works.
 find_library() {
     has_library='import ctypes; ctypes.CDLL("libgomp.so.1")'
-    if [ -z "$extra" ] || "$1" -c "$has_library" 2>/dev/null; then
+    if [ -z "$embedded" ] || "$1" -c "$has_library" 2>/dev/null; then
         return
     fi
     get='apt-get install --yes --no-install-recommends'
@@ -119,6 +121,11 @@ find_library() {
 # Makes or renews the environment $1. pip has downloaded and built everything before it touches what
 # is there.
 install_environment() {
+    for found in "$1"/lib/python*/site-packages/psycopg; do
+        [ ! -e "$found" ] || fleet=fleet
+    done
+    extra=$embedded${embedded:+${fleet:+,}}$fleet
+    extra=${extra:+[$extra]}
     if [ "$dry" = yes ]; then
         say "would install tunerd$extra and its packages into $1"
         return
@@ -701,7 +708,8 @@ while [ $# -gt 0 ]; do
         ;;
     --uninstall) uninstall=yes ;;
     --dry-run) dry=yes ;;
-    --without-embedded) extra='' ;;
+    --without-embedded) embedded='' ;;
+    --with-fleet) fleet=fleet ;;
     -h | --help)
         usage
         exit 0

@@ -1,11 +1,11 @@
 """Boxes of one class that sweep at the same time, each a process of its own, with one study on a real PostgreSQL.
 
-python -m benchmarks.shared_study run ROWS.jsonl [--sets "16G chat"] [--sizes 1,2,4,8] [--hours 2] [--ugly] [--best]
+python -m benchmarks.shared_study run ROWS.jsonl [--sets "16G chat"] [--sizes 1,2,4,8] [--hours 2] [--how ugly]
 python -m benchmarks.shared_study report ROWS.jsonl
 
 A box is another draw of its card. Clocks are simulated, and processes run about as fast as each other: who is ahead is so by
-chance. `--ugly`: of the boxes one is killed in the middle, one loses the way to the database, one is twice as noisy, and one
-has another build under the same name, which must not be pooled. `--best`: the best arm serves already.
+chance. `ugly`: of the boxes one is killed in the middle, one loses the way to the database, one is twice as noisy, and one
+has another build under the same name, which must not be pooled. `best`: the best arm serves already. `apart`: as many boxes, each with nobody to ask.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from tunerd.sweep.tuner import tune
 WITHIN = 0.02
 LOUD = Noise(process=0.054, request=0.03, pairing=0.032, text=0.04, drift=0.014)
 """Twice the usual."""
-_UGLY = ("killed", "cut off", "noisy", "other build")
+UGLY, BEST, APART = "ugly", "best", "apart"
+_ROLES = ("killed", "cut off", "noisy", "other build")
 _KILLED_AFTER, _CUT_AFTER = 12, 6
 
 
@@ -53,7 +54,7 @@ class Part:
     hours: float
     url: str
     folder: str
-    is_best: bool
+    how: str
     role: str
 
 
@@ -74,7 +75,9 @@ def play(part: Part) -> dict[str, Any]:
     """A night of one box in its class."""
     one = task(part.card, part.workload, part.seed)
     best_arm, best_ms = known_best(part.card, part.workload, part.seed)
-    serves = replace(best_arm, fit_mib=best_arm.fit_mib + 256) if part.is_best else one.incumbent
+    serves = (
+        replace(best_arm, fit_mib=best_arm.fit_mib + 256) if part.how == BEST else one.incumbent
+    )
     judge = Judge(one, Truth(one.card), best_ms)
     folder = Path(part.folder) / str(part.seed)
     folder.mkdir()
@@ -90,9 +93,8 @@ def play(part: Part) -> dict[str, Any]:
         for engine, _ in one.space.families
     }
     with contextlib.closing(opened(ctx, writable=True)) as database:
-        study = SharedStudy(
-            ctx, database, f"{part.card} {part.workload}", builds, len(one.workload.classes)
-        )
+        ours = f"{part.card} {part.workload} {part.seed if part.how == APART else ''}"
+        study = SharedStudy(ctx, database, ours, builds, len(one.workload.classes))
         box = Cut(one.card, LOUD if part.role == "noisy" else Noise(), part.seed)
         box.at, box.what = {
             "killed": (_KILLED_AFTER, lambda: os.kill(os.getpid(), signal.SIGKILL)),
@@ -124,16 +126,14 @@ def _into(part: Part, rows: Any) -> None:
     rows.put(play(part))
 
 
-def fleet(
-    server: Postgres, which: str, n: int, hours: float, *, is_ugly: bool, is_best: bool
-) -> list[dict[str, Any]]:
+def fleet(server: Postgres, which: str, n: int, hours: float, how: str) -> list[dict[str, Any]]:
     """Rows of n boxes at once, and what the database holds of them."""
     card, workload = which.split()
     url, found = server.database(), multiprocessing.get_context("fork").Queue()
     with tempfile.TemporaryDirectory(prefix="tunerd-study-") as folder:
         parts = [
-            Part(card, workload, seed, hours, url, folder, is_best,
-                 _UGLY[seed - 1] if is_ugly and seed <= len(_UGLY) else "")
+            Part(card, workload, seed, hours, url, folder, how,
+                 _ROLES[seed - 1] if how == UGLY and seed <= len(_ROLES) else "")
             for seed in range(1, n + 1)
         ]  # fmt: skip
         fork = multiprocessing.get_context("fork")
@@ -152,8 +152,7 @@ def fleet(
     setting = {
         "set": which,
         "boxes": n,
-        "ugly": is_ugly,
-        "best": is_best,
+        "how": how,
         "told": told,
         "claims_left": int(claims),
     }
@@ -164,11 +163,11 @@ def report(rows: list[dict[str, Any]]) -> str:
     """A table for the docs: medians over boxes."""
     lines = ["| set | boxes at once | starts to within 2 % | hours | boxes that got there | starts of a night | regret, median / worst [%] | promoted to worse |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    keys = list(dict.fromkeys((row["set"], row["boxes"], row["ugly"], row["best"]) for row in rows))
+    keys = list(dict.fromkeys((row["set"], row["boxes"], row["how"]) for row in rows))
     for key in keys:
-        mine = [row for row in rows if (row["set"], row["boxes"], row["ugly"], row["best"]) == key]
+        mine = [row for row in rows if (row["set"], row["boxes"], row["how"]) == key]
         there = [row["within"] for row in mine if row["within"]]
-        how = f"{key[1]}{', ugly' if key[2] else ''}{', the best serves' if key[3] else ''}"
+        how = f"{key[1]}{', ' if key[2] else ''}{key[2]}"
         starts, hours = (
             ("-", "-")
             if not there
@@ -193,16 +192,13 @@ def main() -> None:
     parser.add_argument("--sets", default="16G chat,24G deep")
     parser.add_argument("--sizes", default="1,2,4,8")
     parser.add_argument("--hours", type=float, default=2.0)
-    parser.add_argument("--ugly", action="store_true")
-    parser.add_argument("--best", action="store_true")
+    parser.add_argument("--how", choices=["", UGLY, BEST, APART], default="")
     given = parser.parse_args()
     if given.what == "run":
         with postgres_server() as server, given.rows.open("a", encoding="utf-8") as file:
             for which in given.sets.split(","):
                 for n in map(int, given.sizes.split(",")):
-                    for row in fleet(
-                        server, which, n, given.hours, is_ugly=given.ugly, is_best=given.best
-                    ):
+                    for row in fleet(server, which, n, given.hours, given.how):
                         file.write(json.dumps(row) + "\n")
                         file.flush()
     print(report([json.loads(line) for line in given.rows.read_text().splitlines()]))

@@ -141,7 +141,7 @@ class Database:
                 "the shared store needs a package that is not installed",
                 cause=str(error),
                 state=_KEPT,
-                hint="`pip install 'tunerd[fleet]'` into tunerd's environment installs it",
+                hint="`sudo ./install.sh --with-fleet` in tunerd's sources brings it",
             ) from error
         # It also warns of what is raised.
         logging.getLogger("psycopg").setLevel(logging.ERROR)
