@@ -12,13 +12,13 @@ from tests.support.folders import ROOT
 
 def planned(folder: Path, *options: str) -> str:
     done = subprocess.run(
-        ["sh", ROOT / "install.sh", "--system", "--dry-run", *options],
+        ["/bin/sh", ROOT / "install.sh", "--system", "--dry-run", *options],
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DESTDIR": str(folder)},
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert not (folder / "opt/tunerd/bin").exists()
     (line,) = [one for one in done.stdout.splitlines() if "and its packages into" in one]
-    return line.split()[3]
+    return line.split()[2]
 
 
 @pytest.mark.parametrize(
