@@ -122,10 +122,9 @@ def roll_back(ctx: Context, number: int | None, *, agree: Ask) -> ActionResult:
         Busy: another rollout is under way from here.
     """
     with _alone(ctx, "fleet rollback"):
-        walk = _Walk(ctx, read_rollout(ctx, number))
+        walk = _Walk(ctx, read_rollout(ctx, number).going_back())
         if walk.rollout.to_return():
             agree(walk.rollout)
-            walk.rollout = replace(walk.rollout, is_back=True)
             walk.write()
             walk.go(walk.back)
         return walk.result("fleet rollback")
@@ -212,6 +211,8 @@ class _Walk:
         if preview.exit_code and preview.nothing is None:
             told = [one.text for one in preview.messages if one.level == "error"]
             raise HostError("; ".join(told) or f"it would be refused ({preview.exit_code})")
+        if not preview.diff and preview.nothing is None and not status.healthy:
+            raise HostError("it serves just that already, but it is not well")
         return planned(step, status, preview, shown_hash(preview.diff))
 
     def keep(self, step: Step) -> Step:
@@ -284,7 +285,8 @@ class _Walk:
         except TunerdError as problem:
             step = self.keep(failed(step, problem))
             return self._settle(step) if step.state is State.APPLYING else step
-        return self.keep(deployed(step, done))
+        step = self.keep(deployed(self.rollout, step, done))
+        return self._settle(step) if step.state is State.APPLYING else step
 
     def _settle(self, step: Step) -> Step:
         """Find out what came of a box that was told to; the same where it cannot be asked."""
@@ -302,7 +304,7 @@ class _Walk:
 
     def _watch(self, step: Step) -> Step:
         ctx, words = self._ctx, ("probation", "show", "--json")
-        settings, left_s = ctx.settings.fleet, None
+        settings, left_s, was_missing = ctx.settings.fleet, None, False
         moved_s = seen_s = ctx.clock.monotonic_s()
         while True:
             try:
@@ -315,6 +317,10 @@ class _Walk:
                 continue
             seen_s = ctx.clock.monotonic_s()
             watched = found.of(step.generation)
+            if watched is None and not was_missing:  # it begins just behind the swap
+                was_missing = True
+                ctx.clock.sleep(settings.every_s)
+                continue
             after = judged(step, watched)
             if watched is None or after.state is not State.WATCHED:
                 return self.keep(after)
@@ -372,7 +378,7 @@ class _Walk:
         messages: list[Message] = [
             error("stopped", f"{one.box}: {one.state}: {one.text}", hints[one.state].format(box=one.box))
             for one in self.rollout.boxes
-            if one.state in hints
+            if one.state in hints and self.rollout.exit_code_of(one)
         ]  # fmt: skip
         return ActionResult(
             command,

@@ -19,6 +19,8 @@ _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9:_.@-]
 _SHOWN_CHARACTERS = 500
 _EDITED = "unit-edited"
 _RUNNING = "running"
+_STRANDED = "stranded"
+_OVERTAKEN = 1
 _BLANK = " \t\\"
 
 
@@ -139,6 +141,8 @@ _EXIT_CODES: Mapping[State, int] = (
 )
 _HAS_IT = frozenset({State.APPLYING, State.WATCHED, State.DONE, State.RETURNING})
 TO_DO = frozenset({State.WAITING, State.REFUSED})
+# On these a way back has nothing to do.
+_AS_BEFORE = frozenset({State.WAITING, State.REFUSED, State.WENT_BACK})
 # Not tried again: by itself nothing goes on behind these.
 STOPS = frozenset({State.WENT_BACK, State.STRANDED, State.LEFT})
 
@@ -210,6 +214,22 @@ class Rollout:
         """The boxes that have what it deployed, or may have, the last one first."""
         return tuple(one for one in reversed(self.boxes) if one.state in _HAS_IT)
 
+    def going_back(self) -> Rollout:
+        """On its way back, where a box that was left alone counts again: it may serve what was deployed."""
+        if self.is_back:
+            return self
+        boxes = tuple(
+            one.at(State.WATCHED, one.text)
+            if one.state is State.LEFT and one.generation is not None
+            else one
+            for one in self.boxes
+        )
+        return replace(self, boxes=boxes, is_back=True)
+
+    def exit_code_of(self, step: Step) -> int:
+        """Of one of its boxes; 0 where nothing is left to do in the direction that it goes."""
+        return 0 if self.is_back and step.state in _AS_BEFORE else exit_code(step)
+
     @property
     def is_stopped(self) -> bool:
         """Whether a box is where a person has to decide."""
@@ -218,7 +238,7 @@ class Rollout:
     @property
     def exit_code(self) -> int:
         """The gravest of its boxes."""
-        return max((exit_code(one) for one in self.boxes), default=0)
+        return max(map(self.exit_code_of, self.boxes), default=0)
 
 
 def exit_code(step: Step) -> int:
@@ -231,20 +251,32 @@ def planned(step: Step, status: Status, preview: Preview, shown: str) -> Step:
     if preview.nothing is not None:
         return step.at(State.SKIPPED, preview.nothing)
     if not preview.diff:
-        sick = "" if status.healthy else ", but it is not well"
-        return step.at(State.SKIPPED, f"serves just that already{sick}")
+        return step.at(State.SKIPPED, "serves just that already")
     lines = (line for line in preview.diff.splitlines()[2:] if line[:1] in {"+", "-"})
     changes = (f"{line[0]} {line[1:].strip(_BLANK)}" for line in lines)
     return step.at(State.WAITING, "; ".join(changes), shown=shown, newest=status.newest)
 
 
-def deployed(step: Step, done: Change) -> Step:
-    """After the box said that it is done; what its own second look took back is told by the exit code."""
+def deployed(rollout: Rollout, step: Step, done: Change) -> Step:
+    """After the box said that it is done; what its own second look took back is told by the exit code.
+
+    It is done where nobody is to watch it: neither the rollout nor the box wants that, or there is nothing to
+    go back to. `APPLYING` where the connection ended otherwise than its tunerd.
+    """
     if done.exit_code == RolledBack.exit_code:
         return step.at(State.WENT_BACK, done.text_of("taken-back") or done.summary)
+    if done.exit_code not in {0, _OVERTAKEN}:
+        return step.at(State.APPLYING, f"ssh ended with status {done.exit_code}")
+    wants_none = any(one.code == "no-probation" and one.level == "note" for one in done.messages)
+    is_watched = rollout.probation and done.backup is not None and not wants_none
+    state = State.WATCHED if is_watched else State.DONE
     text = done.text_of("no-probation") or done.summary
-    state = State.LEFT if done.exit_code else State.WATCHED
-    return step.at(state, text, generation=done.generation, backup=done.backup)
+    return step.at(
+        State.LEFT if done.exit_code else state,
+        text,
+        generation=done.generation,
+        backup=done.backup,
+    )
 
 
 def failed(step: Step, error: TunerdError) -> Step:
@@ -271,18 +303,24 @@ def settled(rollout: Rollout, step: Step, status: Status, preview: Preview) -> S
     if swap.outcome == _RUNNING:
         told = "its swap was cut short: its daemon mends that, or `tunerd recover` there"
         return step.at(step.state, told)
+    if swap.outcome == _STRANDED:
+        return step.at(State.STRANDED, swap.detail or "no reason is known")
     if status.generation != swap.number:
         return step.at(State.WENT_BACK, f"{swap.outcome}: {swap.detail or 'no reason is known'}")
     if preview.diff or swap.reason != rollout.what or status.is_edited:
         return step.at(State.LEFT, f"generation {swap.number} was deployed there meanwhile")
     backup = None if swap.replaced == "no unit file" else swap.replaced
-    return step.at(State.WATCHED, generation=swap.number, backup=backup)
+    state = State.WATCHED if rollout.probation and backup is not None else State.DONE
+    return step.at(state, generation=swap.number, backup=backup)
 
 
 def judged(step: Step, watched: Watched | None) -> Step:
     """A box that was deployed to, by its probation: the same while that goes on."""
     if watched is None:
-        return step.at(State.DONE, step.text)
+        return step.at(
+            State.LEFT,
+            "it serves what was deployed, and nobody watches it: no probation began there",
+        )
     if watched.state == "passed":
         return step.at(State.DONE, watched.reason)
     over = {

@@ -87,6 +87,18 @@ def test_it_stops_at_a_box_that_fails_its_gate(two: Fleet) -> None:
     past = operator.fleet("resume", "--yes", "--past", code=3)
     assert states(past) == ["went back", "done"]
     assert [len(one.swaps) for one in two.boxes] == [2, 2]
+    back = operator.fleet("rollback", "--yes")
+    assert states(back) == ["went back", "returned"]
+    assert back["messages"] == []
+
+
+def test_a_box_that_serves_it_already_and_is_not_well_is_not_passed_over(two: Fleet) -> None:
+    first = two.boxes[0].made
+    first.call("apply", "night", "--set", "speculation.n_max=2", "--yes")
+    first.box.context.services.stop("llama-server.service")
+    told = two.operator().fleet(*UNWATCHED, code=1)["error"]
+    assert "gpu1: it serves just that already, but it is not well" in told["cause"]
+    assert two.boxes[1].swaps == [("apply", "serving")]
 
 
 def test_it_stops_at_a_box_whose_probation_goes_back(two: Fleet) -> None:

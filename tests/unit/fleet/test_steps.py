@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tunerd.fleet.steps import (
     State,
     Status,
     Step,
+    Told,
     Watched,
     deployed,
     exit_code,
@@ -73,6 +75,7 @@ def test_what_serves_there_already_is_passed_over() -> None:
         (a_status(5), SAME, State.WATCHED),
         (a_status(5, serving=4, outcome="rolled back"), NEW, State.WENT_BACK),
         (a_status(5, serving=4, outcome="running"), NEW, State.APPLYING),
+        (a_status(5, serving=4, outcome="stranded"), NEW, State.STRANDED),
         (a_status(5), NEW, State.LEFT),
         (a_status(5, reason="rollback"), SAME, State.LEFT),
         (a_status(5, drift=("unit-edited",)), SAME, State.LEFT),
@@ -107,14 +110,30 @@ def test_a_boxes_own_error_says_how_it_is(error: TunerdError, state: State, code
     assert (found.state, exit_code(found)) == (state, code)
 
 
+def a_change(code: int = 0, *told: str, backup: str | None = "before") -> Change:
+    messages = [Told(level=level, code="no-probation", text="no probation") for level in told]
+    return Change(messages=messages, exit_code=code, generation=5, backup=backup, summary="done")
+
+
 @pytest.mark.parametrize(
-    ("code", "state"), [(0, State.WATCHED), (3, State.WENT_BACK), (1, State.LEFT)]
-)
+    ("code", "state"),
+    [(0, State.WATCHED), (3, State.WENT_BACK), (1, State.LEFT), (255, State.APPLYING), (-1, State.APPLYING)],
+)  # fmt: skip
 def test_a_promotion_that_the_box_took_back_itself_is_no_deployment(
     code: int, state: State
 ) -> None:
-    done = Change(messages=[], exit_code=code, generation=5, backup=None, summary="done")
-    assert deployed(TOLD, done).state is state
+    assert deployed(a_rollout(), TOLD, a_change(code)).state is state
+
+
+def test_a_box_is_done_without_a_probation_only_where_none_is_wanted() -> None:
+    rollout, unwatched = a_rollout(), replace(a_rollout(), probation=False)
+    assert deployed(unwatched, TOLD, a_change()).state is State.DONE
+    assert deployed(rollout, TOLD, a_change(backup=None)).state is State.DONE
+    assert deployed(rollout, TOLD, a_change(0, "note")).state is State.DONE
+    watched = deployed(rollout, TOLD, a_change(0, "warning"))
+    assert watched.state is State.WATCHED, "its record could not be written"
+    assert judged(watched, None).state is State.LEFT
+    assert settled(unwatched, TOLD, a_status(5), SAME).state is State.DONE
 
 
 @pytest.mark.parametrize(
@@ -134,7 +153,6 @@ def test_a_probation_decides_about_its_box(told: str, state: State) -> None:
     step = Step("gpu1", State.WATCHED, generation=5)
     watched = Watched(generation=5, state=told, reason="", left_s=1.0)
     assert judged(step, watched).state is state
-    assert judged(step, None).state is State.DONE
 
 
 def test_only_what_the_rollout_deployed_is_returned() -> None:
@@ -157,6 +175,24 @@ def test_the_order_of_return_is_the_other_way_round() -> None:
     assert [one.box for one in rollout.to_do()] == ["e"]
     assert rollout.exit_code == 3
     assert read(Rollout, plain(rollout, schema=1), schema=1) == rollout
+
+
+def test_a_way_back_ends_well_where_all_that_was_deployed_is_returned() -> None:
+    rollout = a_rollout(
+        Step("a", State.DONE, generation=5), Step("b", State.LEFT, generation=6),
+        Step("c", State.LEFT), Step("d", State.WENT_BACK), Step("e", State.REFUSED), Step("f"),
+    )  # fmt: skip
+    assert rollout.exit_code == 3
+    back = rollout.going_back()
+    assert back.going_back() == back
+    assert [one.box for one in back.to_return()] == ["b", "a"], (
+        "its person's change is looked at there"
+    )
+    for step in back.to_return():
+        back = back.with_step(step.at(State.RETURNED))
+    assert back.exit_code == 1, "one was left alone"
+    assert back.with_step(Step("c", State.RETURNED)).exit_code == 0
+    assert back.with_step(Step("a", State.STRANDED)).exit_code == 4
 
 
 @pytest.mark.parametrize(
