@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -331,7 +332,13 @@ def _database(text: str) -> str:
             f"an address that begins with {_DATABASE}, such as {_DATABASE}tunerd@db/tunerd"
         )
     parts = urlsplit(text)
-    if parts.password is not None or {"password", "sslpassword"} & set(parse_qs(parts.query)):
+    # As SQLAlchemy reads it: a `/`, `?` or `#` in a password ends the host for urlsplit.
+    named = re.match(r"[^:/]*:[^@]*@", text.removeprefix(_DATABASE))
+    if (
+        named
+        or parts.password is not None
+        or {"password", "sslpassword"} & set(parse_qs(parts.query))
+    ):
         raise ValueError(
             "an address without a password: that comes from a file (`?passfile=/etc/tunerd/pgpass`, "
             "PGPASSFILE, a service of PGSERVICEFILE), or a systemd credential"

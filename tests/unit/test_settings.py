@@ -75,7 +75,10 @@ def test_a_shared_store_has_an_address(paths: Paths, url: str) -> None:
     ("url", "allowed"),
     [
         (f"{ADDRESS}tunerd:hush@db.lan/tunerd", "without a password"),
-        (f"{ADDRESS}tunerd:a/hush@db.lan/tunerd", ""),
+        (f"{ADDRESS}tunerd:a/hush@db.lan/tunerd", "without a password"),
+        (f"{ADDRESS}tunerd:12/hush@db.lan/tunerd", "without a password"),
+        (f"{ADDRESS}tunerd:12?hush@db.lan/tunerd", "without a password"),
+        (f"{ADDRESS}tunerd#1:hush@db.lan/tunerd", "without a password"),
         (f"{ADDRESS}tunerd@db.lan/tunerd?sslmode=require&password=hush", "without a password"),
         (f"{ADDRESS}tunerd@db.lan/tunerd?sslpassword=hush", "without a password"),
         ("postgresql://tunerd:hush@db.lan/tunerd", "begins with"),

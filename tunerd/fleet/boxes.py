@@ -51,16 +51,23 @@ def boxes_of(ctx: Context, named: Sequence[str], inventory: Path | None) -> tupl
     """The boxes in their order: those that were named, else of Ansible's inventory, of the settings, of the store.
 
     Raises:
-        UsageError: there are none, one is named twice, or a name is none that ssh may be told.
+        UsageError: there are none, one is named twice or in two ways, or a name is none that ssh may be told.
         HostError: Ansible cannot read its inventory, or the store cannot be read.
     """
     boxes = tuple(named)
+    if boxes and inventory is not None:
+        raise UsageError(
+            "boxes are named twice: by --box, and by --inventory", state="nothing was touched",
+            hint="one of them; a part of an inventory is another inventory",
+        )  # fmt: skip
     if not boxes:
         boxes = _of_ansible(ctx, inventory) if inventory is not None else ctx.settings.fleet.boxes
     if not boxes and ctx.settings.store.url is not None:
         from tunerd.fleet.shared import fleet_status
 
-        boxes = tuple(str(row["name"]) for row in fleet_status(ctx).payload["boxes"])
+        # A box that was set up anew is there twice, and is one for ssh.
+        names = (str(row["name"]) for row in fleet_status(ctx).payload["boxes"])
+        boxes = tuple(dict.fromkeys(names))
     hint = 'name them: `--box gpu1 --box gpu2`, or `tunerd settings set fleet.boxes \'["gpu1", "gpu2"]\'`'
     if not boxes:
         raise UsageError("no boxes are known", state="nothing was touched", hint=hint)

@@ -287,10 +287,17 @@ def fleet_status(ctx: Context) -> ActionResult:
 def _boxes(database: Database) -> list[dict[str, Any]]:
     """As scripts read them, by name."""
 
-    def age_s(moment: Any) -> Any:
-        return sa.cast(sa.extract("epoch", sa.func.clock_timestamp() - moment), sa.Double)
+    def known(moment: Any) -> Any:
+        """Between the beginning of time and now; a row may say anything, infinity too."""
+        return sa.func.greatest(
+            sa.func.least(moment, sa.func.clock_timestamp()), sa.func.to_timestamp(0)
+        )
 
-    at_s = sa.cast(sa.extract("epoch", box.c.seen_at), sa.Double).label("seen_s")
+    def age_s(moment: Any) -> Any:
+        passed = sa.func.clock_timestamp() - known(moment)
+        return sa.cast(sa.extract("epoch", passed), sa.Double)
+
+    at_s = sa.cast(sa.extract("epoch", known(box.c.seen_at)), sa.Double).label("seen_s")
     of_box = sa.select(
         origin.c.box_id, sa.func.count().label("n_runs"),
         age_s(sa.func.max(origin.c.handed_in_at)).label("evidence_age_s"),
@@ -301,7 +308,9 @@ def _boxes(database: Database) -> list[dict[str, Any]]:
         .where(entry.c.kind == EntryKind.SAMPLE)
         .group_by(origin.c.box_id)
     )
-    chosen = sa.select(box, at_s, age_s(box.c.seen_at).label("seen_age_s")).order_by(box.c.name)
+    columns = (one for one in box.c if one is not box.c.seen_at)
+    seen_age_s = age_s(box.c.seen_at).label("seen_age_s")
+    chosen = sa.select(*columns, at_s, seen_age_s).order_by(box.c.name)
     with database.reading() as connection:
         boxes = connection.execute(chosen).mappings().all()
         runs = {one.box_id: one for one in connection.execute(of_box)}
@@ -315,7 +324,7 @@ def _boxes(database: Database) -> list[dict[str, Any]]:
                                             "seen_s", "seen_age_s")},
             "is_silent": row["seen_age_s"] > _SILENT_S,
             **plain(told),
-            "serving_since_s": None if told.up_s is None else row["seen_s"] - told.up_s,
+            "serving_since_s": None if told.up_s is None else row["seen_s"] - min(max(0.0, told.up_s), row["seen_s"]),
             "runs": 0 if evidence is None else evidence.n_runs,
             "samples": samples.get(row["id"], 0),
             "evidence_age_s": None if evidence is None else evidence.evidence_age_s,

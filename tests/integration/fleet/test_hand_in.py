@@ -27,6 +27,7 @@ from tests.support.postgres import Postgres, name_of, password_file, postgres_se
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import made_runs
 from tests.support.tcp_proxy import Proxy
+from tunerd.cli.fleet import render_boxes
 from tunerd.errors import HostError, UsageError
 from tunerd.fleet.boxes import boxes_of
 from tunerd.fleet.shared import fleet_status, hand_in
@@ -84,6 +85,34 @@ def test_the_boxes_of_a_rollout_may_be_those_of_the_store(
     postgres.query(named, name_of(url))
     with pytest.raises(UsageError, match="cannot be a box"):
         boxes_of(box.context, (), None)
+    postgres.query("update box set name = 'gpu1'", name_of(url))
+    assert boxes_of(box.context, (), None) == ("gpu1",), "it was set up anew"
+    with pytest.raises(UsageError, match="named twice"):
+        boxes_of(box.context, ("gpu1",), tmp_path / "hosts.ini")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "seen_at = 'infinity'",
+        "seen_at = '-infinity', vram_mib = -9223372036854775808",
+        """status = '{"up_s": 1e300}'""",
+        """status = '{"up_s": -1e300, "drift": ["x"]}'""",
+        "seen_at = '250000-01-01'",
+    ],
+)
+def test_whatever_the_row_of_a_box_holds_the_others_are_shown(
+    box: Box, tmp_path: Path, postgres: Postgres, url: str, damage: str
+) -> None:
+    for one in (a_box(tmp_path / "gpu2", url), box):
+        hand_in(one.context)
+    postgres.query(f"update box set {damage} where name = 'gpu1'", name_of(url))  # noqa: S608  of tests
+    postgres.query("update origin set handed_in_at = 'infinity'", name_of(url))
+    payload = fleet_status(box.context).payload
+    first, second = payload["boxes"]
+    assert second["name"] == "gpu2"
+    assert 0 <= first["seen_age_s"] < 1e11
+    assert len(list(render_boxes(payload))) == 3
 
 
 def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: str) -> None:
