@@ -42,7 +42,7 @@ struct gpu {
     bytes total, reserved, used;
     int has_memory, used_includes_reserved, is_mig_device;
     /* Numbers as text, so that `-` can stand for "not supported". */
-    char display[16], mig[16], bar1[32], pstate[16], throttle[32], energy[32], least_power[16], now[5][16], power[4][16], pcie[4][16], capability[2][16];
+    char display[16], mig[16], bar1[32], pstate[16], throttle[32], energy[32], least_power[16], power_step[16], now[5][16], power[4][16], pcie[4][16], capability[2][16];
     struct { char list; struct process row; } processes[MAX_PROCESSES];
     unsigned n_processes;
 };
@@ -88,6 +88,7 @@ static void read_gpu_line(struct gpu *gpu, const char *line)
     if (sscanf(line, "throttle %31s", gpu->throttle) == 1) return;
     if (sscanf(line, "energy %31s", gpu->energy) == 1) return;
     if (sscanf(line, "least_power %15s", gpu->least_power) == 1) return;
+    if (sscanf(line, "power_step %15s", gpu->power_step) == 1) return;
     if (sscanf(line, "power %15s %15s %15s %15s", gpu->power[0], gpu->power[1], gpu->power[2],
                gpu->power[3]) == 4) return;
     if (sscanf(line, "now %15s %15s %15s %15s %15s", gpu->now[0], gpu->now[1], gpu->now[2],
@@ -375,12 +376,13 @@ int nvmlDeviceGetEnforcedPowerLimit(device handle, unsigned *out)
 int nvmlDeviceSetPowerManagementLimit(device handle, unsigned milliwatts)
 {
     GPU_ANSWER;
-    unsigned least = 1000, most;
+    unsigned least = 1000, most, step = 1;
     char fresh[4300];
     FILE *file;
     if (number(gpu->power[3], &most)) return NOT_SUPPORTED;
     number(gpu->least_power, &least);
     if (milliwatts < least || milliwatts > most) return INVALID_ARGUMENT;
+    if (*gpu->power_step && !number(gpu->power_step, &step)) milliwatts -= milliwatts % step;
     snprintf(fresh, sizeof fresh, "%s.%d", limit_path(handle), (int)getpid());
     if (!(file = fopen(fresh, "w"))) return NO_PERMISSION;
     fprintf(file, "%u", milliwatts);

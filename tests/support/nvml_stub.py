@@ -10,7 +10,7 @@ question about a card). Then for each card a line `gpu` and: `name`, `uuid`,
 `memory TOTAL RESERVED USED` [bytes], `used_includes_reserved`, `display 0|1|-`, `mig 0|1|-`,
 `mig_device`, `power LIMIT ENFORCED DEFAULT MAX` [mW], `pcie GEN GEN_MAX WIDTH WIDTH_MAX`,
 `now UTILISATION POWER SM_CLOCK MEMORY_CLOCK TEMPERATURE` [%, mW, MHz, MHz, degrees C],
-`energy MILLIJOULES|-`, `least_power MW|-`, `capability MAJOR MINOR`, `bar1 BYTES|-`, `pstate N|-`, `process compute|graphics PID BYTES|- [INSTANCE]`.
+`energy MILLIJOULES|-`, `least_power MW|-`, `power_step MW`, `capability MAJOR MINOR`, `bar1 BYTES|-`, `pstate N|-`, `process compute|graphics PID BYTES|- [INSTANCE]`.
 """
 
 from __future__ import annotations

@@ -251,16 +251,18 @@ def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None
         The limit that holds then.
 
     Raises:
-        HostError: the driver refuses, or says another limit afterwards.
+        HostError: the driver refuses, or says another limit afterwards; then it has the one before again.
     """
     try:
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        now_w = float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
+        before_w = now_w = float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
         is_wanted = in_place_of is None or abs(now_w - in_place_of) < _SAME_W
         if is_wanted and round(now_w * 1000) != round(watts * 1000):
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(watts * 1000))
             now_w = float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
+        if is_wanted and abs(now_w - watts) >= _SAME_W:  # whoever restores takes it for somebody's own
+            pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(before_w * 1000))
     except pynvml.NVMLError as error:
         raise HostError(
             f"the power limit of {uuid} cannot be set to {watts:g} W", cause=_words(error)

@@ -164,6 +164,19 @@ def test_a_driver_that_takes_no_limit_leaves_the_one_that_was(card: Card) -> Non
     assert (card.limit_w, card.left()) == (OWN_W, [])
 
 
+def test_a_driver_that_sets_another_limit_than_the_one_asked_for_is_given_the_one_that_was(
+    card: Card,
+) -> None:
+    card.stub.nvml.show(rtx_4070_super(), extra=["power_step 20000"])
+    ctx = card.context()
+
+    with pytest.raises(ServiceError) as told, power_limit(ctx, ID, UNIT, OTHER_W):
+        raise AssertionError("it was never set")
+
+    assert "it is 140 W" in str(told.value.words)
+    assert (card.limit_w, card.left()) == (OWN_W, [])
+
+
 def test_a_card_that_tells_no_limit_is_not_given_one(card: Card) -> None:
     card.stub.show(replace(rtx_4070_super(), power_limit_w=None))
 
