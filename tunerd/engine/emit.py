@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from ipaddress import ip_address
 
 from tunerd.engine.flags import SECRET_FLAGS, is_secret_variable, normal_spelling
 from tunerd.errors import UsageError
@@ -44,6 +45,7 @@ _FLAG = re.compile(r"-+[^\W\d_]")
 # What lines of YAML and INI cannot hold as it stands.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
 _KEY_INSIDE = "/run/secrets/api-key"
+_SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 _SWAP_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
@@ -115,6 +117,11 @@ def flags_of(words: Sequence[str], origins: Sequence[tuple[str, str, str]]) -> t
         pair = f"{word} {rest[0]}" if rest else None
         if pair in said:
             found.append(Flag((word, rest.pop(0)), said[pair]))
+        elif (
+            _FLAG.match(word) and normal_spelling(word) in SECRET_FLAGS
+        ):  # a key may begin like a flag
+            found.append(Flag((word, *rest[:1])))
+            del rest[:1]
         elif _FLAG.match(word) or not found:
             found.append(Flag((word,), said.get(word)))
         else:
@@ -205,7 +212,7 @@ def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
 def _why_no_variable(target: Target, name: str, value: str) -> str | None:
     if name in _OF_UNITS:
         return "a folder of the unit itself"
-    if is_secret_variable(name):
+    if is_secret_variable(name) or _SECRET_VALUE.search(value):
         return "it may hold a secret"
     if target is Target.MODELS_INI:
         return "set it for the router, for all of its models"
@@ -360,7 +367,7 @@ def _models_ini(servers: Sequence[Server], *, together: bool | None) -> Iterator
             yield f"{flag.words[0].lstrip('-').replace('_', '-')} = {_ini_value(flag)}"
         if server.names[1:]:
             yield "# what clients may call it as well"
-            yield f"alias = {','.join(server.names[1:])}"
+            yield f"alias = {_ini_value(Flag(('alias', ','.join(server.names[1:]))))}"
 
 
 def _demand_section(name: str) -> None:
@@ -385,7 +392,17 @@ def _ini_value(flag: Flag) -> str:
 
 
 def _published(server: Server) -> str:
-    host = server.host or "127.0.0.1"
+    host = {None: "127.0.0.1", "localhost": "127.0.0.1"}.get(server.host, server.host or "")
+    try:
+        ip_address("%" if "%" in host else host)  # a scope is of this machine
+    except ValueError as error:
+        cause = "what a container publishes has an IP address"
+        raise UsageError(
+            f"a container cannot listen on {host[:200]!a}",
+            cause=cause,
+            state="nothing was written",
+            hint="set serving.host, or choose another target",
+        ) from error
     where = f"[{host}]" if ":" in host else host
     return f"{where}:{server.port}:{server.port}"
 

@@ -278,7 +278,10 @@ _MODEL = "model.path"
 REACHES = {_MODEL: Reach.TEXT, **{row.key: row.reach for row in ALL_FLAGS if row.reach}}
 NOT_COMPARED = frozenset({_MODEL, *(row.key for row in ALL_FLAGS if not row.is_compared)})
 
-_SECRET_VARIABLE = re.compile(r"(^|_)(API_?KEY|TOKEN|PASSWORD|SECRET)($|_)", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(
+    r"(^|_)(API_?KEYS?|ACCESS_KEY|TOKENS?|PASSWORD|PASSWD|PASSPHRASE|SECRETS?|CREDENTIALS?)($|_)",
+    re.IGNORECASE,
+)
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token", "-hft", "--hf-token-draft"})
 
 

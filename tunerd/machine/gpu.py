@@ -261,7 +261,8 @@ def set_power_limit(uuid: str, watts: float, *, in_place_of: float | None = None
         if is_wanted and round(now_w * 1000) != round(watts * 1000):
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(watts * 1000))
             now_w = float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
-        if is_wanted and abs(now_w - watts) >= _SAME_W:  # whoever restores takes it for somebody's own
+        if is_wanted and abs(now_w - watts) >= _SAME_W:
+            # Whoever restores would take it for one that somebody set since.
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(before_w * 1000))
     except pynvml.NVMLError as error:
         raise HostError(

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import find_engines, request_again
-from tunerd.errors import ConfigError, TunerdError, UsageError
+from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu
 from tunerd.measure.answer import Sample, summarise
 from tunerd.measure.evidence import ArmRecord
@@ -314,7 +314,7 @@ def imported(ctx: Context) -> dict[str, Bundle]:
     for path in sorted(ctx.paths.imported_dir.glob("*.json")):
         try:
             found[path.stem] = read_bundle(ctx.files.read(path) or b"", str(path))
-        except ConfigError:
+        except (ConfigError, HostError):
             continue
     return found
 
@@ -341,7 +341,7 @@ def import_bundles(ctx: Context, files: Sequence[Path], here: Here | None) -> Ac
     for content, bundle in read:
         name = str(sha256(content))[:12]
         ctx.files.make_folder(ctx.paths.imported_dir)
-        ctx.files.write(ctx.paths.imported_dir / f"{name}.json", content, mode=0o600)
+        ctx.files.write(ctx.paths.imported_dir / f"{name}.json", content, mode=0o644)
         for entry in bundle.entries:
             why = None if here is None else why_not(entry, here)
             rows.append({"bundle": name, "source": entry.source, "card": None if entry.card is None else entry.card.name,

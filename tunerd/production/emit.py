@@ -20,6 +20,7 @@ from tunerd.production.fits import together
 from tunerd.production.plan import Plan, make_plan
 from tunerd.result import ActionResult, Level, Message, warning
 from tunerd.units.live import LiveUnit, read_live
+from tunerd.units.text import parse_unit
 
 # What speaks against the words themselves; the rest is about this machine at this moment.
 _OF_WORDS = frozenset({"argument-refused", "argument-check", "unit-refused"})
@@ -102,7 +103,7 @@ def _server(
 ) -> Server:
     argv, serving = unit.argv or (), unit.serving
     n_program = len(argv) - len(unit.arguments)
-    flags = flags_of(argv[n_program:], origins)
+    flags = _from_the_root(flags_of(argv[n_program:], origins), unit)
     key = serving.api_key_file
     if key is not None and unit.credential is not None and key.endswith("/api-key"):
         flags = tuple(
@@ -137,8 +138,24 @@ def _folders(flags: Sequence[Flag], key: str | None) -> dict[str, tuple[str, str
     return {
         word: _folder_of(Path(word))
         for word in words
-        if word.startswith("/") and word != key and Path(word).exists()
+        if word.startswith("/") and word != key and os.path.exists(word)  # noqa: PTH110 -- or unseen
     }
+
+
+def _from_the_root(flags: Sequence[Flag], unit: LiveUnit) -> tuple[Flag, ...]:
+    """The flags with files named from `/`: others start the server in another folder than its unit does."""
+    told = parse_unit(unit.text or "").value("Service", "WorkingDirectory") or "/"
+    folder = told.removeprefix("-")
+
+    def found(word: str) -> str:
+        path = os.path.join(folder, word)  # noqa: PTH118 -- pathlib raises where a folder is closed
+        is_named = not word.startswith("/") and ("/" in word or "." in word)
+        return path if is_named and os.path.isfile(path) else word  # noqa: PTH113
+
+    return tuple(
+        replace(one, words=(one.words[0], *(found(word) for word in one.words[1:])))
+        for one in flags
+    )
 
 
 def _folder_of(path: Path) -> tuple[str, str]:

@@ -132,20 +132,30 @@ class PowerTable:
         own = next((one for one in first if one.limit_w == self.own_w), None)
         known = [one for one in first if one.joules_per_token is not None]
         kept = f"the card's limit stays {self.own_w:g} W"
-        if own is None or own.joules_per_token is None or own.least_joules is None:
+        if own is None or own.joules_per_token is None:
             return f"what a token costs at {self.own_w:g} W is not known; {kept}"
         best = min(known, key=lambda one: one.joules_per_token or math.inf)
-        is_less = best.most_joules is not None and best.most_joules < own.least_joules
-        if min(best.rounds, own.rounds) < _ROUNDS or not is_less:
-            return (
-                f"no limit takes less energy a token in every round than {self.own_w:g} W; {kept}"
-            )
+        if min(best.rounds, own.rounds) < _ROUNDS or not _takes_less(best, own):
+            return f"no limit takes clearly less energy a token than {self.own_w:g} W; {kept}"
         return (
             f"at {best.limit_w:g} W a token takes {best.joules_per_token:.2f} J instead of "
             f"{own.joules_per_token:.2f}, and a turn {best.turn_s:.2f} s instead of {own.turn_s:.2f} "
             f"({best.turn_s / own.turn_s - 1:+.1%}); {kept}: `nvidia-smi -pl {best.limit_w:g}` sets it "
             "until the next boot"
         )
+
+
+def _takes_less(best: PowerRow, own: PowerRow) -> bool:
+    """Whether two rows lie further apart than the rounds of either.
+
+    Of eight limits at which a token takes the same, the best of three rounds lies below all of the own one's in 17
+    nights of 100, and so far below in 1.5 (normal noise, 20,000 nights drawn).
+    """
+    ends = (best.least_joules, best.most_joules, own.least_joules, own.most_joules)
+    if None in ends:
+        return False
+    low, high, own_low, own_high = (one or 0.0 for one in ends)
+    return own_low - high > max(high - low, own_high - own_low)
 
 
 def power_notes(table: Mapping[str, Any]) -> list[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -128,6 +129,21 @@ def test_what_serves_is_written_and_nothing_is_replaced_unasked(tmp_path: Path) 
         assert "--force replaces it" in refused.stderr
         assert box.box.call("emit", "compose", "-o", str(file), "--force").returncode == 0
         assert file.read_text() == live["text"]
+
+
+@pytest.mark.llama
+def test_a_file_that_is_named_from_the_units_folder_is_named_from_the_root() -> None:
+    with build_box(None, shape="tiny") as box:
+        long_word = "/" + "x" * 300
+        box.profile("mine", serving__chat_template=long_word)
+        assert long_word in box.json("emit", "shell", "mine")["text"]
+        box.profile("mine")
+        box.apply("mine")
+        (unit,) = box.box.folder.rglob("llama-server.service")
+        text = unit.read_text().replace(str(box.model), box.model.name)
+        unit.write_text(re.sub("WorkingDirectory=.*", f"WorkingDirectory={box.model.parent}", text))
+        assert str(box.model) not in unit.read_text()
+        assert str(box.model) in box.json("emit", "shell")["text"]
 
 
 @pytest.mark.llama

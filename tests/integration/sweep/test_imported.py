@@ -28,6 +28,9 @@ def test_a_bundle_gives_a_sweep_its_first_candidates_until_it_is_forgotten(tmp_p
         made = box.json("results", "import", str(file))
         assert [row["fits"] for row in made["entries"]] == [True, True]
         (name,) = {row["bundle"] for row in made["entries"]}
+        (kept,) = box.box.folder.rglob(f"imported/{name}.json")
+        assert kept.stat().st_mode & 0o777 == 0o644, "looking is for everybody"
+        kept.with_name("ffffffffffff.json").mkdir()  # as good as one that may not be read
 
         seeds = box.json("sweep", "run", "--dry-run")["plan"]["seeds"]
         assert len(seeds) == len(before) + 2

@@ -132,6 +132,36 @@ def test_no_secret_is_written_and_its_loss_is_said(target: Target) -> None:
     assert all(f"# not carried over: {line}" in made.text for line in made.lost)
 
 
+@pytest.mark.parametrize("target", Target)
+def test_a_key_that_begins_like_a_flag_and_variables_that_hold_one_are_secrets_too(
+    target: Target,
+) -> None:
+    flags = flags_of(["--api-key", "-sk-1", "--jinja", "--api-key"], [])
+    environment = {
+        "HTTPS_PROXY": "http://me:sk-2@proxy:3128", "AWS_ACCESS_KEY_ID": "sk-3", "DB_PASSWD": "sk-4",
+        "API_KEYS": "sk-5",
+    }  # fmt: skip
+    made = emit(target, [server_of(flags=flags, environment=environment)])
+    assert "sk-" not in made.text + str(made.lost)
+    assert "jinja" in made.text
+    assert sum("may hold a secret" in line for line in made.lost) == 4
+
+
+@pytest.mark.parametrize("target", [Target.COMPOSE, Target.QUADLET])
+def test_containers_publish_addresses_alone(target: Target) -> None:
+    assert "127.0.0.1:8080:8080" in emit(target, [server_of(host="localhost")]).text
+    assert "[::1]:8080:8080" in emit(target, [server_of(host="::1")]).text
+    for host in ("/run/llama.sock", "fe80::1%eth0", "box.lan"):
+        with pytest.raises(UsageError, match="cannot listen on"):
+            emit(target, [server_of(host=host)])
+
+
+@pytest.mark.parametrize("alias", ["a;b", "a#b"])
+def test_a_preset_refuses_names_that_it_would_cut(alias: str) -> None:
+    with pytest.raises(UsageError, match="models-ini cannot hold"):
+        emit(Target.MODELS_INI, [server_of(names=("designed", alias))])
+
+
 def test_a_key_file_is_named_as_a_mount_and_never_by_its_credential() -> None:
     flags = (Flag(("--api-key-file", "/etc/keys/k")),)
     server = server_of(flags=flags, api_key_file="/etc/keys/k")
