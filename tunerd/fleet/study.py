@@ -84,11 +84,13 @@ class SharedStudy:
         ours: The class, as `class_of`.
         engines: Builds by their names here.
         n_texts: Classes of the workload.
+        beat_s: How often a claim is renewed [s].
     """
 
     def __init__(
-        self, ctx: Context, database: Database, ours: str, engines: Mapping[str, str], n_texts: int
-    ) -> None:
+        self, ctx: Context, database: Database, ours: str, engines: Mapping[str, str], n_texts: int,
+        *, beat_s: float = _BEAT_S,
+    ) -> None:  # fmt: skip
         self.known: Mapping[tuple[str, str], Known] = {}
         self.seeds: Sequence[Arm] = ()
         self._ctx = ctx
@@ -98,6 +100,7 @@ class SharedStudy:
         self._builds = dict(engines)
         self._names = {sha: name for name, sha in engines.items()}
         self._n_texts = n_texts
+        self._beat_s = beat_s
         self._seen = 0
         self._unsent: list[dict[str, Any]] = []
         self._ended = threading.Event()
@@ -232,7 +235,8 @@ class SharedStudy:
     def _told(self, which: sa.ColumnElement[bool]) -> Sequence[Any]:
         """Rows of others, oldest first."""
         theirs = (told.c.class_id == self._class) & (told.c.box_id != self._box) & which
-        chosen = told.select().where(theirs).order_by(told.c.id.desc()).limit(_MOST)
+        read = told.c.id, told.c.box_id, told.c.kind, told.c.body
+        chosen = sa.select(*read).where(theirs).order_by(told.c.id.desc()).limit(_MOST)
         rows = self._ask(
             self._database.reading, lambda connection: connection.execute(chosen).all()
         )
@@ -281,7 +285,7 @@ class SharedStudy:
     def _keep_claims(self) -> None:
         """Renews what this box has claimed for as long as it measures."""
         until = sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, _CLAIM_S)
-        while not self._ended.wait(_BEAT_S):
+        while not self._ended.wait(self._beat_s):
             if self._claimed.is_set():
                 with contextlib.suppress(TunerdError), self._database.writing() as connection:
                     connection.execute(claim.update().where(self._mine()).values(until=until))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -50,13 +51,14 @@ class Boxes:
         build: str = BUILD,
         engine: str = "mainline",
         url: str = "",
+        beat_s: float = 30.0,
     ) -> Iterator[SharedStudy]:
         if name not in self._known:
             self._known[name] = a_box(self._folder / name, url or self._url)
         ctx = self._known[name].context
         ctx.files.make_folder(ctx.paths.state_dir)
         with contextlib.closing(opened(ctx, writable=True)) as database:
-            study = SharedStudy(ctx, database, ours, {engine: build}, 2)
+            study = SharedStudy(ctx, database, ours, {engine: build}, 2, beat_s=beat_s)
             study.begin()
             try:
                 yield study
@@ -180,6 +182,31 @@ def test_without_the_database_a_night_goes_on_and_asks_nobody_for_a_while(
     assert len(postgres.query("select 1 from told", name_of(url))) == 2
 
 
+def test_a_claim_is_renewed_while_its_arm_is_measured_and_not_behind_it(
+    boxes: Boxes, postgres: Postgres, url: str
+) -> None:
+    left = "select until > clock_timestamp() from claim"
+    past = "update claim set until = clock_timestamp() - interval '1 s'"
+
+    def beats() -> list[str]:
+        time.sleep(0.5)
+        return postgres.query(left, name_of(url))
+
+    with boxes.meet("one", beat_s=0.05) as one:
+        assert one.claim(ARM)
+        postgres.query(past, name_of(url))
+        assert beats() == ["t"]
+        one.news()  # it goes on to another
+        beats()
+        postgres.query(past, name_of(url))
+        assert beats() == ["f"]
+        assert one.claim(ARM)
+        one.tell(Told(ARM, SERVES, -0.1))
+        beats()
+        postgres.query(past, name_of(url))
+        assert beats() == ["f"]
+
+
 def test_a_claim_of_a_clock_that_was_set_back_keeps_nobody_from_an_arm(
     boxes: Boxes, postgres: Postgres, url: str
 ) -> None:
@@ -236,6 +263,10 @@ def test_what_makes_no_sense_in_the_database_is_left_out(
             values = ", ".join(f"'{value}'" for value in (CLASS, "x", kind, kind, body))
             columns = "class_id, box_id, key, kind, body"
             postgres.query(f"insert into told ({columns}) values ({values})", name_of(url))  # noqa: S608  of tests
+        postgres.query("update told set told_at = 'infinity'", name_of(url))
+        two.tell(Told(ARM, SERVES, -0.1))
         assert two.news() == []
+        with boxes.meet("four") as four:
+            assert len(four.news()) == 1, "the rest is heard"
     with boxes.meet("three") as three:
         assert (dict(three.known), tuple(three.seeds)) == ({}, ())
