@@ -68,6 +68,9 @@ def test_the_role_installs_configures_and_upgrades(
     assert again.status == 0, again.text
     assert again.count("changed") == {0}
 
+    fewer = ansible.play("--check", **wanted | {"tunerd_install_options": []})
+    assert fewer.count("changed") != {0}, "other options are installed too"
+
     wrong = ansible.play(**wanted | {"tunerd_settings": {"backups": {"keep": -7}}})
     assert wrong.count("failed") == {1}
     assert all("keep = 7" in one.read("/etc/tunerd/tunerd.toml") for one in both.values())
