@@ -63,7 +63,7 @@ def class_of(prepared: PreparedSweep) -> str:
     return digest(
         {
             "gpus": [[gpu.name, gpu.total_mib] for gpu in gpus],
-            "model": plan.facts.identity.sha256,
+            "model": plan.facts.identity.same_sha256,
             "workload": prepared.shape.sha256,
             "context": prepared.context_tokens,
         }
