@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_what_one_box_tells_the_others_hear_once_by_their_own_name_of_the_build(
 
 @pytest.mark.parametrize("apart", [{"build": "b" * 64}, {"ours": "1" * 64}])
 def test_another_build_and_another_class_are_not_pooled(
-    boxes: Boxes, apart: dict[str, str]
+    boxes: Boxes, apart: dict[str, Any]
 ) -> None:
     with boxes.meet("one") as one, boxes.meet("two", **apart) as two:
         one.tell(Told(ARM, SERVES, -0.25))
