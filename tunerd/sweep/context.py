@@ -177,8 +177,8 @@ class Widest:
                 found = self._try(arms[at])
                 if found is not None:
                     low, holding[at] = at, found
-                elif self._seen[arms[at]].is_refused:  # a larger one may take what is asked
-                    low = at
+                elif self._seen[arms[at]].is_refused and not any(one < at for one in holding):
+                    low = at  # a larger one may take what is asked
                 else:
                     high = at
                 at = (low + high) // 2

@@ -183,6 +183,15 @@ class PickyBox(GrowingBox):
         return super().restart(arm)
 
 
+class SmallBox(GrowingBox):
+    """Its build refuses contexts beyond a size, as one beyond what it was made for."""
+
+    def restart(self, arm: Arm) -> Boot:
+        if arm.context_size > 163840:
+            return Boot(ok=False, seconds=1.0, failure="refused")
+        return super().restart(arm)
+
+
 def in_types(here: Scene, *kv: str) -> Scene:
     own = here.space.families[here.incumbent.family]
     return replace(here, space=Space({here.incumbent.family: replace(own, kv=kv)}))
@@ -197,6 +206,13 @@ def test_a_server_that_gives_less_context_than_it_is_asked_for_wins_nothing() ->
 def test_what_is_refused_says_nothing_of_larger_contexts() -> None:
     here = scene("12G", "agent")
     outcome = here.night(here.truly_tok_s(163840) * 0.97, box=PickyBox)
+    assert outcome.verdict == "promote", outcome.evidence.reasons
+    assert as_arm(outcome.arm).context_size == 163840
+
+
+def test_a_size_that_is_refused_while_a_smaller_one_served_is_too_large() -> None:
+    here = scene("12G", "agent")
+    outcome = here.night(here.truly_tok_s(163840) * 0.97, box=SmallBox)
     assert outcome.verdict == "promote", outcome.evidence.reasons
     assert as_arm(outcome.arm).context_size == 163840
 
