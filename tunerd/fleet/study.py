@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ from tunerd.app import Context
 from tunerd.errors import TunerdError
 from tunerd.fleet.database import Database, claim, told
 from tunerd.fleet.shared import box_id, opened
-from tunerd.profile.arm import Arm, arm_from_json
+from tunerd.profile.arm import DRAFT_MODEL, Arm, arm_from_json
 from tunerd.profile.arm import plain as arm_plain
 from tunerd.records import plain, read_or_none
 from tunerd.sweep.plan import PreparedSweep
@@ -41,6 +42,10 @@ _ARM, _LAW, _WINNER = "arm", "law", "winner"
 @contextlib.contextmanager
 def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
     """The study of this box's class; where it cannot be reached the night goes on alone, and says so."""
+    if prepared.base_plan.host.gpus is None:
+        ctx.say("this box sweeps alone: what card it has cannot be told")
+        yield Alone()
+        return
     ours, engines = class_of(prepared), _identities(prepared)
     try:
         database = opened(ctx, writable=True)
@@ -60,12 +65,20 @@ def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
 def class_of(prepared: PreparedSweep) -> str:
     """One hash over what boxes must have in common to learn from each other; builds are told apart by arm."""
     plan, gpus = prepared.base_plan, prepared.base_plan.host.gpus or ()
+    # How often drafts are right is told by kind of speculation: another draft model would be taken for this one.
+    extras = (extra for one in prepared.space.space.families.values() for extra in one.extra)
+    named = {value for extra in extras for key, value in extra if key == DRAFT_MODEL}
+    named.add(plan.resolved.profile.speculation.draft_model)
     return digest(
         {
             "gpus": [[gpu.name, gpu.total_mib] for gpu in gpus],
             "model": plan.facts.identity.same_sha256,
             "workload": prepared.shape.sha256,
             "context": prepared.context_tokens,
+            "drafts": sorted(Path(str(one)).name for one in named if one is not None),
+            "slots": prepared.policy.n_slots,
+            # Its arms differ in context, of which the laws of a search for speed know nothing.
+            "goal": "speed" if prepared.policy.at_least_tok_s is None else "context",
         }
     )
 
