@@ -273,6 +273,9 @@ def fleet_status(ctx: Context) -> ActionResult:
             rows = _boxes(database)
     except StoreIsEmpty:
         rows = []
+    except StoreIsOld as old:
+        old.hint = "`tunerd fleet hand-in` on a box brings it up to date"
+        raise
     messages = [
         warning("silent", f"{row['name']} is silent: heard of {row['seen_age_s']:.0f} s ago",
                 f"`tunerd fleet hand-in` there says why; it is heard of every {EVERY_S:.0f} s")

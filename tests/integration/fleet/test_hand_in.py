@@ -170,6 +170,18 @@ def test_a_file_that_is_begun_anew_is_not_taken_for_the_one_before(
     assert samples_in(postgres, url) == (11, 11)
 
 
+def test_who_reads_a_store_of_an_older_tunerd_is_told_what_brings_it_up_to_date(
+    box: Box, postgres: Postgres, url: str
+) -> None:
+    hand_in(box.context)
+    postgres.query("delete from schema_versions where version > 1", name_of(url))
+    with pytest.raises(HostError, match="of an older tunerd") as told:
+        fleet_status(box.context)
+    assert "tunerd fleet hand-in" in str(told.value.hint)
+    hand_in(box.context)
+    assert len(fleet_status(box.context).payload["boxes"]) == 1
+
+
 def test_whoever_shares_no_store_is_told_how(tmp_path: Path) -> None:
     box = Box(tmp_path)
     for act in (hand_in, fleet_status):
