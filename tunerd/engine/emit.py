@@ -76,6 +76,7 @@ class Server:
             reachable, and where it is below that.
         locks_memory: Whether it may lock its memory.
         load_limit_s: Longest load of its model.
+        unsaid: Variables of files that may be closed to whoever reads the text.
     """
 
     title: str
@@ -92,6 +93,7 @@ class Server:
     locks_memory: bool
     stop_timeout_s: int
     load_limit_s: int
+    unsaid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,7 @@ def _carried(target: Target, server: Server) -> tuple[Server, tuple[str, ...]]:
             environment[name] = value
         else:
             lost.append(f"environment variable {name}: {why}")
+    lost += [f"environment variable {name}: it comes from a file of the unit" for name in server.unsaid]  # fmt: skip
     where = "the container's own account" if target in _IN_CONTAINERS else "whoever starts it"
     who = f" ({server.user})" if server.user is not None else ""
     lost.append(f"account{who} and sandbox of its unit: it runs as {where}")

@@ -24,6 +24,8 @@ from tunerd.units.text import parse_unit
 
 # What speaks against the words themselves; the rest is about this machine at this moment.
 _OF_WORDS = frozenset({"argument-refused", "argument-check", "unit-refused"})
+# What engines and drivers are told so; a unit's file of variables may hold anything else, and be root's alone.
+_OF_ENGINES = ("LLAMA_ARG_", "GGML_", "CUDA_", "NVIDIA_", "OMP_")
 _ENOUGH_PARTS = 3  # of a folder to be mounted: `/`, and two below
 
 
@@ -113,13 +115,14 @@ def _server(
             for one in flags
         )
         key = unit.credential
+    unsaid = sorted(one for one in unit.file_environment if not one.startswith(_OF_ENGINES))
     aliases = tuple(part.strip() for part in (serving.alias or "").split(",") if part.strip())
     return Server(
         title=f"{title}, written by tunerd {__version__}",
         names=tuple(dict.fromkeys((*aliases, name))),
         program=tuple(argv[:n_program]),
         flags=flags,
-        environment=unit.environment,
+        environment={n: v for n, v in unit.environment.items() if n not in unsaid},
         host=serving.host,
         port=serving.port or DEFAULT_PORT,
         api_key_file=key,
@@ -129,6 +132,7 @@ def _server(
         locks_memory=any("mlock" in word for one in flags for word in one.words),
         stop_timeout_s=ctx.settings.service.stop_timeout_s,
         load_limit_s=int(ctx.settings.service.start_limit_s),
+        unsaid=tuple(unsaid),
     )
 
 

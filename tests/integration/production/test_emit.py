@@ -132,7 +132,9 @@ def test_what_serves_is_written_and_nothing_is_replaced_unasked(tmp_path: Path) 
 
 
 @pytest.mark.llama
-def test_a_file_that_is_named_from_the_units_folder_is_named_from_the_root() -> None:
+def test_a_file_that_is_named_from_the_units_folder_is_named_from_the_root_and_its_variables_are_not_said() -> (
+    None
+):
     with build_box(None, shape="tiny") as box:
         long_word = "/" + "x" * 300
         box.profile("mine", serving__chat_template=long_word)
@@ -140,10 +142,16 @@ def test_a_file_that_is_named_from_the_units_folder_is_named_from_the_root() -> 
         box.profile("mine")
         box.apply("mine")
         (unit,) = box.box.folder.rglob("llama-server.service")
+        (box.box.folder / "of-root").write_text("DATABASE=sk-hidden\nGGML_SAID=1\n")
         text = unit.read_text().replace(str(box.model), box.model.name)
+        text = text.replace("Type=", f"EnvironmentFile={box.box.folder}/of-root\nType=")
         unit.write_text(re.sub("WorkingDirectory=.*", f"WorkingDirectory={box.model.parent}", text))
         assert str(box.model) not in unit.read_text()
-        assert str(box.model) in box.json("emit", "shell")["text"]
+        made = box.json("emit", "shell")
+        assert str(box.model) in made["text"]
+        assert "sk-hidden" not in str(made)
+        assert "export GGML_SAID=1\n" in made["text"]
+        assert any("DATABASE: it comes from a file" in line for line in made["not_carried"])
 
 
 @pytest.mark.llama

@@ -126,6 +126,7 @@ def test_the_fastest_few_come_first_and_what_serves_does_not() -> None:
         for n in range(1, 7)
     ]  # fmt: skip
     found += [entry(settings={"speculation.type": "mtp", "speculation.n_max": 3}), found[-1]]
+    found.append(entry(settings={"speculation.type": "mtp", "speculation.n_max": 9}, figures=[]))
     arms = candidates(found, HERE, BASE)
     assert [arm.n_max for arm in arms] == [6, 5, 4]
     assert len(arms) == MOST_CANDIDATES
