@@ -183,6 +183,13 @@ def test_without_the_database_a_night_goes_on_and_asks_nobody_for_a_while(
     assert len(postgres.query("select 1 from told", name_of(url))) == 2
 
 
+def test_a_gain_that_no_server_has_is_not_heard(boxes: Boxes) -> None:
+    with boxes.meet("one") as one, boxes.meet("two") as two:
+        for log_ratio in (-9.5, -0.1, 9.5):
+            one.tell(Told(ARM, SERVES, log_ratio))
+        assert [heard.log_ratio for heard in two.news()] == [-0.1]
+
+
 def test_a_claim_is_renewed_while_its_arm_is_measured_and_not_behind_it(
     boxes: Boxes, postgres: Postgres, url: str
 ) -> None:
