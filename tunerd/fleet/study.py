@@ -31,6 +31,7 @@ _CLAIM_S = 120.0
 # What is read of others, the newest: a night tells of some hundred arms.
 _MOST = 1000
 _WINNERS = 3
+_KEPT_DAYS = 90
 _LARGEST = 1 << 24  # of an arm's numbers
 _MOST_RATIO = 3.0  # of turn times, as a log: 20 times as long is no speed of a server that serves
 # A database that did not answer is not asked again for so long: a night has better to do [s].
@@ -269,7 +270,20 @@ class SharedStudy:
         ]
         put = insert(told).on_conflict_do_nothing(index_elements=[told.c.key])
         unsent = self._unsent
-        if unsent and self._write(lambda connection: connection.execute(put, unsent)) is not None:
+        # What a box knows now is in the place of what it knew; arms age, as drivers and models of others do.
+        mine = (told.c.class_id == self._class) & (told.c.box_id == self._box)
+        outdated = told.c.kind.in_({row["kind"] for row in unsent} - {_ARM})
+        is_old = told.c.told_at < sa.func.clock_timestamp() - sa.func.make_interval(
+            0, 0, 0, _KEPT_DAYS
+        )
+
+        def replace_and_put(connection: sa.Connection) -> bool:
+            connection.execute(told.delete().where(mine & (outdated | is_old)))
+            connection.execute(put, unsent)
+            return True
+
+        is_there = self._write(replace_and_put) if unsent else None
+        if is_there:
             self._unsent = []
 
     def _write(self, act: Callable[[sa.Connection], _Found]) -> _Found | None:

@@ -278,3 +278,26 @@ def test_what_makes_no_sense_in_the_database_is_left_out(
             assert len(four.news()) == 1, "the rest is heard"
     with boxes.meet("three") as three:
         assert (dict(three.known), tuple(three.seeds)) == ({}, ())
+
+
+def test_what_a_box_knows_now_replaces_what_it_knew_and_arms_of_long_ago_go(
+    boxes: Boxes, postgres: Postgres, url: str
+) -> None:
+    def told() -> list[str]:
+        return postgres.query(
+            "select kind || ' ' || count(*) from told group by kind order by 1", name_of(url)
+        )
+
+    with boxes.meet("one") as one, boxes.meet("two") as two:
+        two.end({MTP: LAW}, ARM)
+        one.tell(Told(ARM, SERVES, -0.1))
+        one.end({MTP: LAW}, ARM)
+        one.end({MTP: LAW, ("mainline", "off"): LAW}, None)
+        assert told() == ["arm 1", "law 3", "winner 2"]
+        postgres.query(
+            "update told set told_at = clock_timestamp() - interval '91 days'", name_of(url)
+        )
+        one.tell(Told(replace(ARM, n_max=2), SERVES, -0.1))
+        assert told() == ["arm 1", "law 1", "winner 1"], (
+            "another's stay until it tells something itself"
+        )
