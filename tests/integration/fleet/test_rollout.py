@@ -239,7 +239,7 @@ def test_each_box_promotes_what_its_own_sweep_proved(two: Fleet) -> None:
 
 
 def test_two_at_once_do_not_meet_on_a_box(two: Fleet) -> None:
-    two.boxes[0].made.engine.configure(load_s=4.0)
+    two.boxes[0].made.engine.configure(load_s=12.0)
     operator, other = two.operator(), two.operator("other")
     walking = operator.begin(*UNWATCHED)
     until(lambda: two.boxes[0].asked("apply --json --yes") > 0, "the first box was told")

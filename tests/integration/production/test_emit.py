@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support import needs
@@ -89,7 +89,9 @@ def test_words_of_any_kind_come_through_a_script(tmp_path: Path) -> None:
     program.write_text(DUMP)
     program.chmod(0o755)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(
+        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )  # fmt: skip
     @given(st.lists(any_words, max_size=4))
     def run(values: list[str]) -> None:
         server = server_of(*values, program=(str(program),), environment={"DUMP": str(dump)})
