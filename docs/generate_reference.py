@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tunerd import __version__, errors
 from tunerd.cli.main import EXIT_CODES, cli
 from tunerd.doctor.rules import ALL_RULES
-from tunerd.engine.flags import ALL_FLAGS, SwitchFlag
+from tunerd.engine.flags import ALL_FLAGS
 from tunerd.measure.bundle import Bundle
 from tunerd.profile.layers import default_layer
 from tunerd.profile.schema import SECTIONS, ProfileFile, flatten
@@ -179,8 +179,6 @@ def profiles_page() -> Iterator[str]:
 
 
 def _spellings(row: object) -> str:
-    if isinstance(row, SwitchFlag):
-        return ", ".join(f"`{word}`" for word in (*row.on, *row.off))
     spellings: tuple[str, ...] = getattr(row, "spellings", ())
     return ", ".join(f"`{word}`" for word in spellings)
 

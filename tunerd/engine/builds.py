@@ -15,7 +15,7 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE, CommandLine, RenderContext, render
-from tunerd.engine.flags import ALL_FLAGS, SwitchFlag, normal_spelling
+from tunerd.engine.flags import ALL_FLAGS, normal_spelling
 from tunerd.engine.health import argument_error
 from tunerd.engine.help import (
     ALWAYS,
@@ -291,7 +291,7 @@ def _lacks(capabilities: Capabilities) -> tuple[str, ...]:
     missing = [
         row.key
         for row in ALL_FLAGS
-        if not isinstance(row, SwitchFlag) and capabilities.first_of(*row.spellings) is None
+        if row.off is None and capabilities.first_of(*row.spellings) is None
     ]
     if capabilities.spec_style is SpecStyle.NONE:
         missing.append("speculation")

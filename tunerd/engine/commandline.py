@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,8 +14,8 @@ from tunerd.engine.flags import (
     PLACEMENT_FLAGS,
     SECRET_FLAGS,
     SERVING_FLAGS,
-    SwitchFlag,
-    ValueFlag,
+    KeyFlag,
+    is_flag,
     ngram_flags,
     normal_spelling,
     number,
@@ -217,17 +216,17 @@ class _Renderer:
         yield from self.placement()
         yield from self.speculation()
 
-    def row(self, row: ValueFlag | SwitchFlag) -> Iterator[Part]:
+    def row(self, row: KeyFlag) -> Iterator[Part]:
         """The flag of a key that needs nothing but a spelling."""
         setting = self.setting(row.key)
         if setting is None:
             return
         flags = self.capabilities
-        if isinstance(row, ValueFlag):
-            flag, value = flags.first_of(*row.spellings), setting.value
+        if row.off is None:
+            flag, value = flags.first_of(*row.on), setting.value
             value = self.context.substitute(row.key, value)
             if flag is None:
-                yield self.missing(setting, row.spellings)
+                yield self.missing(setting, row.on)
             elif value is None:
                 why = "the number of physical cores could not be told"
                 yield _refused(setting, why, f"set {row.key} to a number")
@@ -424,7 +423,7 @@ class _Renderer:
             if owner == _TYPE and self.setting(_TYPE) is None:
                 owner = None
             is_unlisted = (
-                re.match(r"-+[^\W\d_]", word) is not None
+                is_flag(word)
                 and normal_spelling(before) not in takes_value
                 and flags.isdisjoint((word, normal_spelling(word)))
             )

@@ -33,43 +33,30 @@ class Reach(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ValueFlag:
-    """A key whose value follows the flag.
+class KeyFlag:
+    """How one key is spelled: a flag with a value behind it, or a switch with what switches it off.
 
-    `shorts` are other spellings, each with the one that stands for it. `reach` says what of an answer another value
-    may change, None for nothing but speed; not `is_compared` is how a server is reached and where files lie, which
-    have an identity of their own.
-    """
-
-    key: str
-    spellings: tuple[str, ...]
-    shorts: tuple[tuple[str, str], ...] = ()
-    show: Callable[[object], str] = str
-    reach: Reach | None = None
-    is_compared: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchFlag:
-    """A boolean key: spellings that switch it on, spellings that switch it off.
-
-    `default` is what every known build does without any flag; None where builds differ, so that a
-    missing spelling is an error and not an assumption. Where a build wants `on` or `off` behind the first
-    spelling, that is what it gets. The rest is as in `ValueFlag`.
+    `off` is None where a value follows, and empty of a switch that no build has an opposite of; a switch's
+    `default` is what every known build does without any flag, None where builds differ, so that a missing
+    spelling is an error and not an assumption. Where a build wants `on` or `off` behind a switch, that is what
+    it gets. `shorts` are other spellings, each with the one that stands for it. `reach` says what of an answer
+    another value may change, None for nothing but speed; not `is_compared` is how a server is reached and where
+    files lie, which have an identity of their own.
     """
 
     key: str
     on: tuple[str, ...]
-    off: tuple[str, ...]
+    off: tuple[str, ...] | None
     default: bool | None
-    shorts: tuple[tuple[str, str], ...] = ()
-    reach: Reach | None = None
-    is_compared: bool = True
+    shorts: tuple[tuple[str, str], ...]
+    show: Callable[[object], str]
+    reach: Reach | None
+    is_compared: bool
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """All of them."""
-        return (*self.on, *self.off)
+        """All of them but the short ones."""
+        return (*self.on, *(self.off or ()))
 
 
 def number(value: object) -> str:
@@ -86,137 +73,130 @@ def _comma_list(value: object) -> str:
     return ",".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
 
 
-def _value(
+def _flag(
     key: str,
     *words: str,
+    off: str | None = None,
+    default: bool | None = None,
     show: Callable[[object], str] = str,
     reach: Reach | None = None,
     is_compared: bool = True,
-) -> ValueFlag:
+) -> KeyFlag:
     """A row; each of `words` is a spelling, with the shorter ones that stand for it behind it."""
-    spellings, shorts = _spelled(words)
-    return ValueFlag(key, spellings, shorts, show, reach, is_compared)
-
-
-def _switch(
-    key: str, *, on: str, off: str = "", default: bool | None, reach: Reach | None = None
-) -> SwitchFlag:
-    (ons, on_shorts), (offs, off_shorts) = _spelled([on]), _spelled([off])
-    return SwitchFlag(key, ons, offs, default, (*on_shorts, *off_shorts), reach)
-
-
-def _spelled(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    split = [one.split() for one in words if one]
+    split = [one.split() for one in (*words, off or "")]
     shorts = tuple((short, one[0]) for one in split for short in one[1:])
-    return tuple(one[0] for one in split), shorts
+    *ons, offs = (tuple(one[:1]) for one in split)
+    on = tuple(word for one in ons for word in one)
+    return KeyFlag(
+        key, on, None if off is None else offs, default, shorts, show, reach, is_compared
+    )
 
 
 # In the order in which an administrator reads a command line: what, where, how big, how fast.
-SERVING_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
-    _value("serving.alias", "--alias -a", is_compared=False),
-    _value("serving.host", "--host", is_compared=False),
-    _value("serving.port", "--port", is_compared=False),
-    _value("serving.ctx_size", "--ctx-size -c"),
-    _value("serving.n_predict", "--predict -n", "--n-predict", reach=Reach.TEXT),
-    _value("serving.n_parallel", "--parallel -np"),
-    _switch(
-        "serving.kv_unified", on="--kv-unified -kvu", off="--no-kv-unified -no-kvu", default=None
-    ),
-    _value("serving.flash_attn", "--flash-attn -fa"),
-    _value("serving.cache_type_k", "--cache-type-k -ctk", reach=Reach.TEXT),
-    _value("serving.cache_type_v", "--cache-type-v -ctv", reach=Reach.TEXT),
-    _value("serving.n_batch", "--batch-size -b"),
-    _value("serving.n_ubatch", "--ubatch-size -ub"),
-    _value("serving.threads", "--threads -t"),
-    _value("serving.threads_batch", "--threads-batch -tb"),
-    _value("serving.threads_http", "--threads-http"),
-    _value("serving.poll", "--poll"),
-    _value("serving.ctx_checkpoints", "--ctx-checkpoints -ctxcp --swa-checkpoints -ctx-ckpt"),
-    _value(
+SERVING_FLAGS: tuple[KeyFlag, ...] = (
+    _flag("serving.alias", "--alias -a", is_compared=False),
+    _flag("serving.host", "--host", is_compared=False),
+    _flag("serving.port", "--port", is_compared=False),
+    _flag("serving.ctx_size", "--ctx-size -c"),
+    _flag("serving.n_predict", "--predict -n", "--n-predict", reach=Reach.TEXT),
+    _flag("serving.n_parallel", "--parallel -np"),
+    _flag("serving.kv_unified", "--kv-unified -kvu", off="--no-kv-unified -no-kvu", default=None),
+    _flag("serving.flash_attn", "--flash-attn -fa"),
+    _flag("serving.cache_type_k", "--cache-type-k -ctk", reach=Reach.TEXT),
+    _flag("serving.cache_type_v", "--cache-type-v -ctv", reach=Reach.TEXT),
+    _flag("serving.n_batch", "--batch-size -b"),
+    _flag("serving.n_ubatch", "--ubatch-size -ub"),
+    _flag("serving.threads", "--threads -t"),
+    _flag("serving.threads_batch", "--threads-batch -tb"),
+    _flag("serving.threads_http", "--threads-http"),
+    _flag("serving.poll", "--poll"),
+    _flag("serving.ctx_checkpoints", "--ctx-checkpoints -ctxcp --swa-checkpoints -ctx-ckpt"),
+    _flag(
         "serving.checkpoint_spacing",
         "--checkpoint-min-step -cms",
         "--checkpoint-every-n-tokens -cpent",
         "--ctx-checkpoints-interval -ctx-ckpt-i",
     ),
-    _value("serving.cache_ram_mib", "--cache-ram -cram"),
-    _value("serving.cache_reuse", "--cache-reuse"),
-    _switch("serving.context_shift", on="--context-shift", off="--no-context-shift", default=None),
-    _switch("serving.cache_prompt", on="--cache-prompt", off="--no-cache-prompt", default=True),
-    _switch("serving.warmup", on="--warmup", off="--no-warmup", default=True),
-    _switch("serving.jinja", on="--jinja", off="--no-jinja", default=None, reach=Reach.TEXT),
-    _value("serving.chat_template", "--chat-template", reach=Reach.TEXT),
-    _value("model.chat_template_file", "--chat-template-file", reach=Reach.TEXT, is_compared=False),
-    _value("serving.chat_template_kwargs", "--chat-template-kwargs", show=_json, reach=Reach.TEXT),
-    _value("model.mmproj", "--mmproj -mm", reach=Reach.TEXT, is_compared=False),
-    _value("serving.reasoning", "--reasoning -rea", reach=Reach.TEXT),
-    _value("serving.reasoning_format", "--reasoning-format", reach=Reach.TEXT),
-    _value("serving.reasoning_budget", "--reasoning-budget", reach=Reach.TEXT),
-    _value("serving.reasoning_effort", "--reasoning-effort", reach=Reach.TEXT),
-    _value("serving.reasoning_budget_message", "--reasoning-budget-message", reach=Reach.TEXT),
-    _value("serving.temp", "--temp --temperature", show=number, reach=Reach.SAMPLING),
-    _value("serving.top_k", "--top-k", reach=Reach.SAMPLING),
-    _value("serving.top_p", "--top-p", show=number, reach=Reach.SAMPLING),
-    _value("serving.min_p", "--min-p", show=number, reach=Reach.SAMPLING),
-    _value("serving.repeat_penalty", "--repeat-penalty", show=number, reach=Reach.SAMPLING),
-    _value("serving.presence_penalty", "--presence-penalty", show=number, reach=Reach.SAMPLING),
-    _value("serving.seed", "--seed -s", reach=Reach.SAMPLING),
-    _value("serving.timeout_s", "--timeout -to"),
-    _value("serving.sleep_idle_s", "--sleep-idle-seconds", is_compared=False),
-    _value("serving.api_key_file", "--api-key-file", is_compared=False),
-    _value("serving.slot_save_path", "--slot-save-path"),
-    _switch("serving.metrics", on="--metrics", default=False),
-    _switch("serving.slots", on="--slots", off="--no-slots", default=True),
-    _value("serving.log_verbosity", "--log-verbosity -lv --verbosity"),
+    _flag("serving.cache_ram_mib", "--cache-ram -cram"),
+    _flag("serving.cache_reuse", "--cache-reuse"),
+    _flag("serving.context_shift", "--context-shift", off="--no-context-shift", default=None),
+    _flag("serving.cache_prompt", "--cache-prompt", off="--no-cache-prompt", default=True),
+    _flag("serving.warmup", "--warmup", off="--no-warmup", default=True),
+    _flag("serving.jinja", "--jinja", off="--no-jinja", default=None, reach=Reach.TEXT),
+    _flag("serving.chat_template", "--chat-template", reach=Reach.TEXT),
+    _flag("model.chat_template_file", "--chat-template-file", reach=Reach.TEXT, is_compared=False),
+    _flag("serving.chat_template_kwargs", "--chat-template-kwargs", show=_json, reach=Reach.TEXT),
+    _flag("model.mmproj", "--mmproj -mm", reach=Reach.TEXT, is_compared=False),
+    _flag("serving.reasoning", "--reasoning -rea", reach=Reach.TEXT),
+    _flag("serving.reasoning_format", "--reasoning-format", reach=Reach.TEXT),
+    _flag("serving.reasoning_budget", "--reasoning-budget", reach=Reach.TEXT),
+    _flag("serving.reasoning_effort", "--reasoning-effort", reach=Reach.TEXT),
+    _flag("serving.reasoning_budget_message", "--reasoning-budget-message", reach=Reach.TEXT),
+    _flag("serving.temp", "--temp --temperature", show=number, reach=Reach.SAMPLING),
+    _flag("serving.top_k", "--top-k", reach=Reach.SAMPLING),
+    _flag("serving.top_p", "--top-p", show=number, reach=Reach.SAMPLING),
+    _flag("serving.min_p", "--min-p", show=number, reach=Reach.SAMPLING),
+    _flag("serving.repeat_penalty", "--repeat-penalty", show=number, reach=Reach.SAMPLING),
+    _flag("serving.presence_penalty", "--presence-penalty", show=number, reach=Reach.SAMPLING),
+    _flag("serving.seed", "--seed -s", reach=Reach.SAMPLING),
+    _flag("serving.timeout_s", "--timeout -to"),
+    _flag("serving.sleep_idle_s", "--sleep-idle-seconds", is_compared=False),
+    _flag("serving.api_key_file", "--api-key-file", is_compared=False),
+    _flag("serving.slot_save_path", "--slot-save-path"),
+    _flag("serving.metrics", "--metrics", off="", default=False),
+    _flag("serving.slots", "--slots", off="--no-slots", default=True),
+    _flag("serving.log_verbosity", "--log-verbosity -lv --verbosity"),
 )
 
-PLACEMENT_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
-    _value("memory.n_gpu_layers", "--n-gpu-layers -ngl", "--gpu-layers"),
-    _switch("memory.cpu_moe", on="--cpu-moe -cmoe", default=False),
-    _value("memory.n_cpu_moe", "--n-cpu-moe -ncmoe"),
-    _value("memory.n_cpu_ffn", "--n-cpu-ffn -ncffn"),
-    _value("memory.override_tensor", "--override-tensor -ot", show=_comma_list),
+PLACEMENT_FLAGS: tuple[KeyFlag, ...] = (
+    _flag("memory.n_gpu_layers", "--n-gpu-layers -ngl", "--gpu-layers"),
+    _flag("memory.cpu_moe", "--cpu-moe -cmoe", off="", default=False),
+    _flag("memory.n_cpu_moe", "--n-cpu-moe -ncmoe"),
+    _flag("memory.n_cpu_ffn", "--n-cpu-ffn -ncffn"),
+    _flag("memory.override_tensor", "--override-tensor -ot", show=_comma_list),
 )
 
-GPU_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
-    _value("memory.device", "--device -dev"),
-    _value("memory.main_gpu", "--main-gpu -mg"),
-    _value("memory.split_mode", "--split-mode -sm"),
-    _value("memory.moe_cache_mib", "--moe-cache-mib"),
-    _switch("memory.kv_offload", on="--kv-offload -kvo", off="--no-kv-offload -nkvo", default=True),
+GPU_FLAGS: tuple[KeyFlag, ...] = (
+    _flag("memory.device", "--device -dev"),
+    _flag("memory.main_gpu", "--main-gpu -mg"),
+    _flag("memory.split_mode", "--split-mode -sm"),
+    _flag("memory.moe_cache_mib", "--moe-cache-mib"),
+    _flag("memory.kv_offload", "--kv-offload -kvo", off="--no-kv-offload -nkvo", default=True),
 )
 
-DRAFT_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
-    _value("speculation.draft_model", "--model-draft -md --spec-draft-model", is_compared=False),
-    _value("speculation.cache_type_k", "--cache-type-k-draft -ctkd", "--spec-draft-type-k"),
-    _value("speculation.cache_type_v", "--cache-type-v-draft -ctvd", "--spec-draft-type-v"),
-    _value("speculation.n_ubatch", "--spec-draft-n-ubatch"),
-    _value("speculation.ctx_size", "--ctx-size-draft -cd", "--spec-draft-ctx-size"),
-    _value("speculation.sampling", "--spec-draft-sampling", reach=Reach.SAMPLING),
-    _switch(
+DRAFT_FLAGS: tuple[KeyFlag, ...] = (
+    _flag("speculation.draft_model", "--model-draft -md --spec-draft-model", is_compared=False),
+    _flag("speculation.cache_type_k", "--cache-type-k-draft -ctkd", "--spec-draft-type-k"),
+    _flag("speculation.cache_type_v", "--cache-type-v-draft -ctvd", "--spec-draft-type-v"),
+    _flag("speculation.n_ubatch", "--spec-draft-n-ubatch"),
+    _flag("speculation.ctx_size", "--ctx-size-draft -cd", "--spec-draft-ctx-size"),
+    _flag("speculation.sampling", "--spec-draft-sampling", reach=Reach.SAMPLING),
+    _flag(
         "speculation.backend_sampling",
-        on="--spec-draft-backend-sampling",
+        "--spec-draft-backend-sampling",
         off="--no-spec-draft-backend-sampling",
         default=None,
     ),
 )
 
-DRAFT_GPU_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
-    _value(
+DRAFT_GPU_FLAGS: tuple[KeyFlag, ...] = (
+    _flag(
         "speculation.n_gpu_layers",
         "--n-gpu-layers-draft -ngld --spec-draft-ngl",
         "--gpu-layers-draft",
     ),
-    _switch(
+    _flag(
         "speculation.cpu_moe",
-        on="--spec-draft-cpu-moe -cmoed --cpu-moe-draft",
+        "--spec-draft-cpu-moe -cmoed --cpu-moe-draft",
+        off="",
         default=False,
     ),
-    _value(
+    _flag(
         "speculation.n_cpu_moe",
         "--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed",
         "--n-cpu-moe-draft",
     ),
-    _value(
+    _flag(
         "speculation.override_tensor",
         "--spec-draft-override-tensor -otd",
         "--override-tensor-draft",
@@ -225,24 +205,24 @@ DRAFT_GPU_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
 )
 
 # How deep a drafter goes; where a build has a flag for it at all.
-DEPTH_FLAGS: tuple[ValueFlag, ...] = (
-    _value("speculation.n_max", "--spec-draft-n-max", "--draft-max --draft --draft-n", show=number),
-    _value("speculation.n_min", "--spec-draft-n-min", "--draft-min --draft-n-min", show=number),
-    _value("speculation.p_min", "--spec-draft-p-min", "--draft-p-min", show=number),
-    _value("speculation.cross_ctx", "--spec-dflash-cross-ctx", show=number),
+DEPTH_FLAGS: tuple[KeyFlag, ...] = (
+    _flag("speculation.n_max", "--spec-draft-n-max", "--draft-max --draft --draft-n", show=number),
+    _flag("speculation.n_min", "--spec-draft-n-min", "--draft-min --draft-n-min", show=number),
+    _flag("speculation.p_min", "--spec-draft-p-min", "--draft-p-min", show=number),
+    _flag("speculation.cross_ctx", "--spec-dflash-cross-ctx", show=number),
 )
 
 
-def ngram_flags(kind: str) -> tuple[ValueFlag, ...]:
+def ngram_flags(kind: str) -> tuple[KeyFlag, ...]:
     """Sizes of an n-gram kind; the older builds have one set of flags for all of them."""
     if kind == "ngram-mod":
         return (
-            _value("speculation.n_max", "--spec-ngram-mod-n-max", "--draft-max"),
-            _value("speculation.n_min", "--spec-ngram-mod-n-min", "--draft-min"),
-            _value("speculation.ngram_size_n", "--spec-ngram-mod-n-match", "--spec-ngram-size-n"),
+            _flag("speculation.n_max", "--spec-ngram-mod-n-max", "--draft-max"),
+            _flag("speculation.n_min", "--spec-ngram-mod-n-min", "--draft-min"),
+            _flag("speculation.ngram_size_n", "--spec-ngram-mod-n-match", "--spec-ngram-size-n"),
         )
     return tuple(
-        _value(f"speculation.ngram_{name}", f"--spec-{kind}-{word}", f"--spec-ngram-{word}")
+        _flag(f"speculation.ngram_{name}", f"--spec-{kind}-{word}", f"--spec-ngram-{word}")
         for name, word in (("size_n", "size-n"), ("size_m", "size-m"), ("min_hits", "min-hits"))
     )
 
@@ -258,7 +238,7 @@ _RENDERED_ELSEWHERE: Mapping[str, str] = {
     "serving.api_key_file": "--api-key",
 }
 
-ALL_FLAGS: tuple[ValueFlag | SwitchFlag, ...] = (
+ALL_FLAGS: tuple[KeyFlag, ...] = (
     *SERVING_FLAGS,
     *PLACEMENT_FLAGS,
     *GPU_FLAGS,
@@ -282,12 +262,18 @@ _SECRET_VARIABLE = re.compile(
     r"(^|_)(API_?KEYS?|ACCESS_KEY|TOKENS?|PASSWORD|PASSWD|PASSPHRASE|SECRETS?|CREDENTIALS?)($|_)",
     re.IGNORECASE,
 )
+_FLAG = re.compile(r"-+[^\W\d_]")
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token", "-hft", "--hf-token-draft"})
 
 
 def is_secret_variable(name: str) -> bool:
     """Whether an environment variable of this name holds something that nobody may see."""
     return _SECRET_VARIABLE.search(name) is not None
+
+
+def is_flag(word: str) -> bool:
+    """Whether it begins with dashes and a letter: `-1` and `-.5` are values."""
+    return _FLAG.match(word) is not None
 
 
 def normal_spelling(word: str) -> str:
@@ -356,7 +342,7 @@ def argument_groups(argv: Sequence[str]) -> list[list[str]]:
     """All arguments as they come, in a normal spelling: each flag with its values."""
     groups: list[list[str]] = []
     for word in argv[1:]:
-        if _is_flag(word) or not groups:
+        if is_flag(word) or not groups:
             groups.append([word if word in _AS_THEY_STAND else normal_spelling(word)])
         else:
             groups[-1].append(word)
@@ -396,11 +382,6 @@ def argument_changes(then: Sequence[str], now: Sequence[str]) -> tuple[str, ...]
     )
 
 
-def _is_flag(word: str) -> bool:
-    """A word with a dash that is not a negative number."""
-    return len(word) > 1 and word[0] == "-" and not (word[1].isdigit() or word[1] == ".")
-
-
 def _matters(flag: str) -> bool:
     return flag not in SECRET_FLAGS and owner_of(flag) not in NOT_COMPARED
 
@@ -418,7 +399,7 @@ _SAMPLING_FLAGS = (
 _DRAFT_FLAGS = ("--draft-", "--spec-")
 # By its name a variable of an engine may stand for any flag.
 _VARIABLE = "LLAMA_"
-_SWITCHES = frozenset(row.key for row in SERVING_FLAGS if isinstance(row, SwitchFlag))
+_SWITCHES = frozenset(row.key for row in SERVING_FLAGS if row.off is not None)
 
 
 @dataclass(frozen=True, slots=True)

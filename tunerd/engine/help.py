@@ -169,29 +169,11 @@ SHORT = 12
 # for the CPU. Source: builds of June and August 2026, each flag tried with a missing model file
 # (tests/integration/test_dialects.py tries them again).
 IK_HIDDEN_FLAGS = frozenset(
-    [
-        "-a",
-        "--alias",
-        "--n-predict",
-        "-to",
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        "-ngld",
-        "--gpu-layers-draft",
-        "--n-gpu-layers-draft",
-        "-sm",
-        "--split-mode",
-        "-ts",
-        "--tensor-split",
-        "-mg",
-        "--main-gpu",
-        "-dev",
-        "--device",
-        "-devd",
-        "--device-draft",
-    ]
-)
+    ("-a", "--alias", "--n-predict", "-to",
+     "-ngl", "--gpu-layers", "--n-gpu-layers", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft",
+     "-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu", "-dev", "--device",
+     "-devd", "--device-draft")
+)  # fmt: skip
 # ik's help names no types. Source: its parser's list, tried one by one.
 _IK_KV_TYPES = "f32,f16,bf16,q8_0,q4_0,q4_1,iq4_nl,q5_0,q5_1,q6_0,q8_KV"
 

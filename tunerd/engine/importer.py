@@ -22,7 +22,13 @@ from tunerd.engine.commandline import (
     RenderContext,
     render,
 )
-from tunerd.engine.flags import SECRET_FLAGS, is_secret_variable, normal_spelling, owner_of
+from tunerd.engine.flags import (
+    SECRET_FLAGS,
+    is_flag,
+    is_secret_variable,
+    normal_spelling,
+    owner_of,
+)
 from tunerd.engine.help import Capabilities, FitStyle, Option, SpecStyle
 from tunerd.errors import ConfigError
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
@@ -68,7 +74,7 @@ def split_flags(arguments: Sequence[str], capabilities: Capabilities) -> Iterato
             most = least if option is not None else max(least, 1)
         position += 1
         end = position + least
-        while end < min(position + most, len(arguments)) and not _is_flag(arguments[end]):
+        while end < min(position + most, len(arguments)) and not is_flag(arguments[end]):
             end += 1
         yield Flag(word, tuple(arguments[position:end]))
         position = end
@@ -81,7 +87,7 @@ def unlisted_flags(arguments: Sequence[str], capabilities: Capabilities) -> tupl
         dict.fromkeys(
             word
             for word in words
-            if _is_flag(word) and capabilities.flags.isdisjoint((word, _with_dashes(word)))
+            if is_flag(word) and capabilities.flags.isdisjoint((word, _with_dashes(word)))
         )
     )
 
@@ -102,10 +108,6 @@ def _n_values(word: str, option: Option | None) -> int:
 def _with_dashes(word: str) -> str:
     """Long flags take `_` for `-` in every build."""
     return "--" + word[2:].replace("_", "-") if word.startswith("--") else word
-
-
-def _is_flag(word: str) -> bool:
-    return re.match(r"--?[A-Za-z]", word) is not None
 
 
 PREFIX = "LLAMA_ARG_"

@@ -16,9 +16,11 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from tunerd.engine.help import (
+    MAX_HELP_CHARS,
     SHORT,
     Capabilities,
     Component,
@@ -231,24 +233,22 @@ _DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-")
 _NO_VULKAN_DRIVER = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProbeResult:
-    """What probing one program found; `subcommand` goes in front of a server's arguments."""
+    """What probing one program found, as it is remembered.
 
-    identity: EngineIdentity
-    version: Version | None
-    capabilities: Capabilities
-    subcommand: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Probed:
-    """What is remembered of a result."""
+    `subcommand` goes in front of a server's arguments.
+    """
 
     identity: EngineIdentity
     version: Version | None
     help_text: str
     subcommand: tuple[str, ...] = ()
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """From the text each time, so that a newer tunerd reads more from it."""
+        return read_capabilities(parse_help(self.help_text))
 
 
 class EngineProber:
@@ -288,8 +288,7 @@ class EngineProber:
         subcommand, help_run = self._help(found)
         found = replace(found, subcommand=subcommand)
         help_text = help_run.stdout if "--ctx-size" in help_run.stdout else help_run.stderr
-        capabilities = read_capabilities(parse_help(help_text))
-        if "--ctx-size" not in capabilities.flags or "--port" not in capabilities.flags:
+        if not {"--ctx-size", "--port"} <= parse_help(help_text).live_spellings:
             raise EngineError(
                 f"not a llama-server: `{found.program}`",
                 cause=f"its --help (exit status {help_run.returncode}) lists no --ctx-size and --port",
@@ -299,11 +298,10 @@ class EngineProber:
         result = ProbeResult(
             identity=self.identity(found),
             version=parse_version(version_run.stderr + "\n" + version_run.stdout),
-            capabilities=capabilities,
+            help_text=help_text[:MAX_HELP_CHARS],
             subcommand=subcommand,
         )
-        probed = _Probed(result.identity, result.version, capabilities.help.text, subcommand)
-        self._files.remember(self._kept(quick), probed, schema=PROBE_SCHEMA)
+        self._files.remember(self._kept(quick), result, schema=PROBE_SCHEMA)
         return result
 
     def identity(self, found: Found) -> EngineIdentity:
@@ -462,12 +460,8 @@ class EngineProber:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _remembered(self, quick: str) -> ProbeResult | None:
-        known = self._files.recall(_Probed, self._kept(quick), schema=PROBE_SCHEMA)
-        if known is None or not _unchanged(known.identity):
-            return None
-        # From the text again, so that a newer tunerd reads more from it.
-        capabilities = read_capabilities(parse_help(known.help_text))
-        return ProbeResult(known.identity, known.version, capabilities, known.subcommand)
+        known = self._files.recall(ProbeResult, self._kept(quick), schema=PROBE_SCHEMA)
+        return known if known is not None and _unchanged(known.identity) else None
 
     def _kept(self, quick: str) -> Path:
         return self._cache_dir / f"probe-{quick[:32]}.json"

@@ -19,7 +19,7 @@ from tests.support.builders import (
 from tests.support.folders import DATA
 from tests.support.profiles import KEYS, PROFILE_DATA, context, profile_of
 from tunerd.engine.commandline import CommandLine, Refusal, render
-from tunerd.engine.flags import ALL_FLAGS, SwitchFlag, ValueFlag
+from tunerd.engine.flags import ALL_FLAGS, KeyFlag
 from tunerd.profile.layers import Layer
 from tunerd.profile.schema import all_keys
 
@@ -268,9 +268,8 @@ def test_every_row_of_the_flag_table_is_a_profile_key() -> None:
 
 
 @pytest.mark.parametrize("row", ALL_FLAGS, ids=[row.key for row in ALL_FLAGS])
-def test_every_row_of_the_flag_table_is_a_flag_of_some_build(row: ValueFlag | SwitchFlag) -> None:
-    groups = [row.on, row.off] if isinstance(row, SwitchFlag) else [row.spellings]
-    for spelling in (spelling for group in groups for spelling in group):
+def test_every_row_of_the_flag_table_is_a_flag_of_some_build(row: KeyFlag) -> None:
+    for spelling in row.spellings:
         owners = [d for d in HELP_OF if spelling in capabilities_of(d).flags]
         assert owners, f"no captured build takes {spelling}"
 
