@@ -25,7 +25,6 @@ class EngineLaws:
         caps_outputs: Logits are reserved for the rows that are sampled; else for a whole ubatch.
         input_mask_bytes: Bytes per value of the attention mask as it is handed in; it is used in
             f16, so that a wider one needs both for a moment.
-        is_feed_forward_fused: Gate and up projections are one operation with one result.
         keeps_state_copies: A recurrent cache holds one copy per drafted token; else a separate
             buffer holds the states of each step.
         writes_state_copies: The copies are results of the recurrence itself, so that they are part
@@ -44,7 +43,6 @@ class EngineLaws:
 
     caps_outputs: bool = True
     input_mask_bytes: int = 2
-    is_feed_forward_fused: bool = False
     keeps_state_copies: bool = True
     writes_state_copies: bool = True
     has_mtp_kv_in_target: bool = False
@@ -71,7 +69,6 @@ MAINLINE_SPRING_2026 = EngineLaws(
 )
 IK = EngineLaws(
     caps_outputs=False,
-    is_feed_forward_fused=True,
     keeps_state_copies=False,
     writes_state_copies=False,
     has_mtp_kv_in_target=True,
@@ -83,151 +80,6 @@ IK = EngineLaws(
     repacks=False,
     reserves_converted_kv=False,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
-    """What a context computes at once, and the memory that this takes.
-
-    `n_kv` is the cells of one stream in layers that attend to everything, `n_window` those in
-    windowed layers; 0 where there are none. `n_copies` is how many states per sequence a recurrent
-    layer writes.
-    """
-
-    facts: ModelFacts
-    laws: EngineLaws
-    n_embd: int
-    n_ubatch: int
-    n_kv: int
-    n_window: int
-    n_sequences: int
-    n_copies: int
-    n_outputs: int
-    has_flash_attention: bool
-
-    def _mask_bytes(self, value_bytes: int) -> int:
-        """A value per token and cell of its stream, a second mask for windows."""
-        return (self.n_kv + self.n_window) * self.n_ubatch * value_bytes
-
-    @property
-    def masks(self) -> int:
-        """Bytes of masks where the work is done: f16, beside a wide input that they are made from.
-
-        Without flash attention they are f32.
-        """
-        if not self.has_flash_attention:
-            return self._mask_bytes(F32_BYTES)
-        wide = self.laws.input_mask_bytes
-        return self._mask_bytes(F16_BYTES + (wide if wide > F16_BYTES else 0))
-
-    def input_bytes(self, width: int) -> int:
-        """Host side of a context that runs on the GPU: the mask and rows of embeddings, handed over.
-
-        bytes = mask + width * n_embd * n_ubatch * 4, width 4 for a trunk and 2 for an MTP block.
-        """
-        value_bytes = self.laws.input_mask_bytes if self.has_flash_attention else F32_BYTES
-        return self._mask_bytes(value_bytes) + width * self.n_embd * self.n_ubatch * F32_BYTES
-
-    def stages(self) -> dict[str, float]:
-        """The most values per token that are alive together in each step of a layer, without masks."""
-        facts = self.facts
-        found: dict[str, float] = {"attention": self.attention}
-        base = (3 if self.laws.is_feed_forward_fused else 5) * self.n_embd
-        if facts.is_moe:
-            found["experts"] = base + sum(self._expert_pieces())
-        if not facts.is_moe or any(block.feed_forward_bytes for block in facts.trunk):
-            found["feed-forward"] = base + sum(self._dense_pieces())
-        if facts.recurrent is not None:
-            found["recurrence"] = self._recurrence(facts.recurrent)
-        return found
-
-    def trunk(self) -> tuple[int, str]:
-        """The compute buffer of a target, with how it comes about.
-
-        bytes = max(masks + widest stage * n_ubatch * 4, logits)
-        """
-        name, widest = max(self.stages().items(), key=lambda stage: stage[1])
-        text = (
-            f"masks over {self.n_kv + self.n_window} cells + {round(widest)} values"
-            f" ({name}) x {self.n_ubatch} tokens x 4 B"
-        )
-        return self._compute(widest, text)
-
-    def mtp(self) -> tuple[int, str]:
-        """The compute buffer of an MTP context: one layer, so the mask's room is used again after it.
-
-        The feed-forward network has three tensors of its width (two in experts of the same width and
-        one of theirs together), and takes as many of them as fit from the mask.
-        """
-        reused = self.masks / (self.n_ubatch * F32_BYTES)
-        if self.facts.is_moe:
-            forward = max(0.0, sum(self._expert_pieces()) - reused)
-        else:
-            pieces = self._dense_pieces()
-            forward = sum(pieces[int(reused // pieces[0]) if pieces[0] else 0 :])
-        widest = max(self.attention - 3 * self.n_embd, 3 * self.n_embd + forward)
-        text = (
-            f"mask over {self.n_kv} cells + {round(widest)} values x {self.n_ubatch} tokens x 4 B"
-        )
-        return self._compute(widest, text)
-
-    def _compute(self, n_values: float, text: str) -> tuple[int, str]:
-        """The masks and so many values for each token, or the logits where they are larger.
-
-        Logits and the rows that they come from: (vocabulary + 4 e) * rows * 4 bytes.
-        """
-        rows = self.n_outputs if self.laws.caps_outputs else self.n_ubatch
-        logits = ((self.facts.n_vocab or 0) + 4 * self.n_embd) * rows * F32_BYTES
-        layers = self.masks + round(n_values) * self.n_ubatch * F32_BYTES
-        if logits > layers:
-            text = f"logits of {self.facts.n_vocab} tokens for all {self.n_ubatch} rows of a ubatch"
-        return max(layers, logits), text
-
-    @property
-    def attention(self) -> int:
-        """Queries, keys, values and the result: 5 e + q + max(q, 3 kv), with a gate 2 q more.
-
-        Without flash attention the scores of every head over every cell come on top.
-        """
-        facts = self.facts
-        queries = (facts.n_head or 0) * (facts.key_length or 0)
-        cached = max((block.k_values or 0 for block in facts.blocks), default=0)
-        values = 5 * self.n_embd + queries + max(queries, 3 * cached)
-        if facts.is_gated_attention:
-            values += 2 * queries
-        if not self.has_flash_attention:
-            values += (facts.n_head or 0) * self.n_kv
-        return values
-
-    def _dense_pieces(self) -> list[int]:
-        """Gate, up and their product; where they are one operation, the product alone."""
-        return [self.facts.n_ff or 0] * (1 if self.laws.is_feed_forward_fused else 3)
-
-    def _expert_pieces(self) -> list[int]:
-        """The same for every used expert, and their results.
-
-        The results take the room of gate and up if they fit there; a shared expert is in the way.
-        """
-        facts = self.facts
-        used, hidden = facts.n_expert_used or 0, facts.n_ff_expert or facts.n_ff or 0
-        results = used * self.n_embd
-        if self.laws.is_feed_forward_fused:
-            return [used * hidden, results]
-        is_apart = facts.n_ff_shared or self.n_embd > 2 * hidden
-        return [used * hidden] * 3 + ([results] if is_apart else [])
-
-    def _recurrence(self, state: RecurrentState) -> float:
-        """Input and output of the convolution, queries, keys and values, and the states it writes.
-
-        5 e + 2 mixed + inner / 2, one inner more where copies of the state are written, and those
-        copies; builds that do not write them this way 3 e + 3 mixed, ik_llama.cpp an inner more.
-        """
-        values = self.n_copies * self.n_sequences * state.n_state / self.n_ubatch
-        if self.laws.writes_state_copies:
-            values += 5 * self.n_embd + 2 * state.mixed_width + 0.5 * state.inner_width
-            return values + (state.inner_width if self.n_copies > 1 else 0)
-        values += 3 * self.n_embd + 3 * state.mixed_width
-        return values + (0 if self.laws.keeps_state_copies else state.inner_width)
 
 
 class Device(StrEnum):
@@ -563,7 +415,6 @@ class MemorySettings:
     n_batch: int = 2048
     n_ubatch: int = 512
     flash_attn: bool = True
-    swa_full: bool = False
     speculation: str = "off"
     n_max: int = 0
     draft: ModelFacts | None = None
@@ -576,7 +427,6 @@ class MemorySettings:
     cpu_moe: bool = False
     n_cpu_ffn: int = 0
     kv_offload: bool = True
-    op_offload: bool = True
     has_gpu: bool = True
     backend: Backend = Backend.CUDA
     load_mode: str = "auto"
@@ -631,7 +481,7 @@ class Server:
         if self.cells is None:
             return 0
         window = self.facts.sliding_window
-        if window is None or self.settings.swa_full or not self.laws.has_windowed_cache:
+        if window is None or not self.laws.has_windowed_cache:
             return self.cells.total
         return self.cells.window_per_stream(window, self.n_ubatch) * self.n_streams
 
@@ -658,26 +508,119 @@ class Server:
         is_gpu = self.settings.kv_offload and block.index in self.placement.on_gpu
         return Device.GPU if is_gpu else Device.HOST
 
-    @cached_property
+    @property
     def graph(self) -> Graph | None:
         """What is computed at once, None where the context or the width of the model is unknown."""
         if self.cells is None or self.facts.n_embd is None:
             return None
-        attending = [block for block in self.facts.trunk if block.has_attention]
-        has_full = any(not block.is_windowed for block in attending)
-        has_windows = any(block.is_windowed for block in attending)
-        return Graph(
-            facts=self.facts,
-            laws=self.laws,
-            n_embd=self.facts.n_embd,
-            n_ubatch=self.n_ubatch,
-            n_kv=self.cells.per_stream if has_full else 0,
-            n_window=self.window_cells // self.n_streams if has_windows else 0,
-            n_sequences=self.settings.n_parallel,
-            n_copies=self.n_copies if self.laws.writes_state_copies else 1,
-            n_outputs=self.settings.n_parallel * self.n_copies,
-            has_flash_attention=self.settings.flash_attn,
-        )
+        n_outputs = self.settings.n_parallel * self.n_copies
+        return Graph(self, self.cells, self.facts.n_embd, self.n_ubatch, n_outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What a context computes at once, and the memory that this takes."""
+
+    server: Server
+    cells: Cells
+    n_embd: int
+    n_ubatch: int
+    n_outputs: int
+
+    @property
+    def n_kv(self) -> int:
+        """Cells of one stream in layers that attend to everything, 0 where there are none."""
+        has_full = any(one.has_attention and not one.is_windowed for one in self.server.facts.trunk)
+        return self.cells.per_stream if has_full else 0
+
+    @property
+    def n_masked(self) -> int:
+        """Cells that a token's masks are over: windows have one of their own."""
+        server = self.server
+        has_windows = any(one.has_attention and one.is_windowed for one in server.facts.trunk)
+        return self.n_kv + (server.window_cells // server.n_streams if has_windows else 0)
+
+    @property
+    def masks(self) -> int:
+        """Bytes of masks where the work is done: f16, beside a wide input that they are made from.
+
+        Without flash attention they are f32.
+        """
+        wide = self.server.laws.input_mask_bytes
+        value_bytes = F16_BYTES + (wide if wide > F16_BYTES else 0)
+        if not self.server.settings.flash_attn:
+            value_bytes = F32_BYTES
+        return self.n_masked * self.n_ubatch * value_bytes
+
+    def input_bytes(self, width: int) -> int:
+        """Host side of a context that runs on the GPU: the mask and rows of embeddings, handed over.
+
+        bytes = mask + width * n_embd * n_ubatch * 4, width 4 for a trunk and 2 for an MTP block.
+        """
+        settings, laws = self.server.settings, self.server.laws
+        value_bytes = laws.input_mask_bytes if settings.flash_attn else F32_BYTES
+        return self.n_ubatch * (self.n_masked * value_bytes + width * self.n_embd * F32_BYTES)
+
+    def stages(self) -> dict[str, float]:
+        """The most values per token that are alive together in each step of a layer, without masks."""
+        facts, base = self.server.facts, 5 * self.n_embd
+        found: dict[str, float] = {"attention": self._attention()}
+        if facts.is_moe:
+            used, hidden = facts.n_expert_used or 0, facts.n_ff_expert or facts.n_ff or 0
+            found["experts"] = base + used * max(3 * hidden, 2 * hidden + self.n_embd)
+        if not facts.is_moe or any(block.feed_forward_bytes for block in facts.trunk):
+            found["feed-forward"] = base + 3 * (facts.n_ff or 0)
+        if facts.recurrent is not None:
+            found["recurrence"] = self._recurrence(facts.recurrent)
+        return found
+
+    def _attention(self) -> int:
+        """Queries, keys, values and the result: 5 e + q + max(q, 3 kv), with a gate 2 q more.
+
+        Without flash attention the scores of every head over every cell come on top.
+        """
+        facts = self.server.facts
+        queries = (facts.n_head or 0) * (facts.key_length or 0)
+        cached = max((block.k_values or 0 for block in facts.blocks), default=0)
+        values = 5 * self.n_embd + queries + max(queries, 3 * cached)
+        if facts.is_gated_attention:
+            values += 2 * queries
+        if not self.server.settings.flash_attn:
+            values += (facts.n_head or 0) * self.n_kv
+        return values
+
+    def _recurrence(self, state: RecurrentState) -> float:
+        """Input and output of the convolution, queries, keys and values, and the states it writes."""
+        server = self.server
+        n_states = (
+            server.n_copies if server.laws.writes_state_copies else 1
+        ) * server.settings.n_parallel
+        written = n_states * state.n_state / self.n_ubatch
+        return written + 5 * self.n_embd + 2.5 * state.mixed_width + state.inner_width
+
+    def buffer(self, *, n_layers: int | None = None) -> tuple[int, str]:
+        """A context's compute buffer, with how it comes about.
+
+        bytes = max(masks + widest stage * n_ubatch * 4, logits), the logits with the rows that they come from:
+        (vocabulary + 4 e) * rows * 4. A context of one layer uses the masks' room again behind its attention.
+
+        Source: docs/memory.md; the widths err high, by up to 38 MiB of 841 at a ubatch of 2048.
+        """
+        reused = self.masks / (self.n_ubatch * F32_BYTES) if n_layers == 1 else 0
+        stages = {
+            name: values if name == "attention" else values - reused
+            for name, values in self.stages().items()
+        }
+        name, widest = max(stages.items(), key=lambda stage: stage[1])
+        layers = self.masks + round(widest) * self.n_ubatch * F32_BYTES
+        rows = self.n_outputs if self.server.laws.caps_outputs else self.n_ubatch
+        n_vocab = self.server.facts.n_vocab or 0
+        logits = (n_vocab + 4 * self.n_embd) * rows * F32_BYTES
+        if logits > layers:
+            text = f"logits of {n_vocab} tokens for all {self.n_ubatch} rows of a ubatch"
+            return logits, text
+        text = f"masks over {self.n_masked} cells + {round(widest)} values ({name})"
+        return layers, f"{text} x {self.n_ubatch} tokens x 4 B"
 
 
 # mainline repacks these types for the CPU, so that a head that is the embedding table exists twice.
@@ -835,7 +778,7 @@ def checkpoint_bytes(server: Server) -> int:
     n_bytes = sum(block.is_recurrent for block in facts.blocks) * state_bytes(facts)
     if server.cells is None:
         return n_bytes
-    if facts.sliding_window is not None and not settings.swa_full:
+    if facts.sliding_window is not None:
         windowed = [block for block in facts.trunk if block.is_windowed]
         cells = min(padded(facts.sliding_window), server.cells.per_stream)
         types = (settings.cache_type_k, settings.cache_type_v)
@@ -846,10 +789,11 @@ def checkpoint_bytes(server: Server) -> int:
     return n_bytes
 
 
-# Batches of fewer tokens are computed where the weights are.
+# Batches of fewer tokens are computed where the weights are, others on the GPU.
 # Source: llama.cpp, GGML_OP_OFFLOAD_MIN_BATCH.
 _OFFLOAD_TOKENS = 32
 _UNQUANTISED = frozenset({"f16", "bf16", "f32"})
+_AS_F16 = "for one layer's cache in f16"
 _UNKNOWN_SIZE = "the context or embedding length is unknown"
 
 
@@ -859,11 +803,16 @@ def target_work(server: Server) -> Iterator[Part]:
     if graph is None:
         yield Part(PartKind.COMPUTE, server.worker, None, _UNKNOWN_SIZE)
         return
-    if server.worker is Device.HOST:
-        yield Part(PartKind.COMPUTE, Device.HOST, *graph.trunk())
-    else:
-        yield _on_gpu(server, graph)
+    settings = server.settings
+    n_bytes, text = graph.buffer()
+    if server.worker is Device.GPU:
+        types = (settings.cache_type_k, settings.cache_type_v)
+        borrowed = _borrowed(server, server.facts.trunk, types, n_bytes)
+        for more, what in ((borrowed, "borrowed from RAM"), (_converted(server), _AS_F16)):
+            n_bytes += more
+            text += f", and {more} B {what}" if more else ""
         yield _beside_gpu(server, graph)
+    yield Part(PartKind.COMPUTE, server.worker, n_bytes, text)
     n_bytes = (server.facts.n_vocab or 0) * graph.n_outputs * F32_BYTES
     yield Part(PartKind.OUTPUT, Device.HOST, n_bytes, f"logits of {graph.n_outputs} rows")
 
@@ -878,73 +827,41 @@ def mtp_work(server: Server) -> Iterator[Part]:
         return
     n_ubatch = min(settings.draft_n_ubatch or graph.n_ubatch, graph.n_ubatch)
     graph = replace(graph, n_ubatch=n_ubatch, n_outputs=settings.n_parallel)
-    n_bytes, text = graph.mtp()
-    if server.worker is Device.GPU and _borrows(server):
-        experts = [block for block in facts.mtp_blocks if server.placement.cpu_bytes(block)]
-        one = max((block.largest_expert_bytes for block in experts), default=0)
-        cache = _borrowed_cache(server, facts.mtp_blocks, settings.mtp_cache_types)
-        n_bytes = max(n_bytes + cache, n_bytes * 4 // 5 + one)
-        text += f", or with {one + cache} B borrowed from RAM" if one + cache else ""
+    n_bytes, text = graph.buffer(n_layers=1)
+    if borrowed := _borrowed(server, facts.mtp_blocks, settings.mtp_cache_types, n_bytes):
+        n_bytes += borrowed
+        text += f", and {borrowed} B borrowed from RAM"
     yield Part(PartKind.MTP_COMPUTE, server.worker, n_bytes, text)
     if server.worker is Device.GPU:
         text = "inputs: attention mask, embeddings and hidden states of a ubatch"
         yield Part(PartKind.MTP_COMPUTE, Device.HOST, graph.input_bytes(width=2), text)
 
 
-def _borrows(server: Server) -> bool:
-    """Whether large batches are computed on the GPU although their weights are in RAM."""
-    return server.settings.op_offload and server.n_ubatch >= _OFFLOAD_TOKENS
+def _borrowed(server: Server, blocks: Sequence[Block], types: tuple[str, str], own: int) -> int:
+    """The most of what is in RAM that the GPU holds a copy of at once.
 
-
-def _on_gpu(server: Server, graph: Graph) -> Part:
-    """The GPU's buffer: the largest graph, or a smaller one with what it borrows from RAM."""
-    borrowing = _borrowing(server, graph) if _borrows(server) else ()
-    n_bytes, text = max((graph.trunk(), *borrowing), key=lambda one: one[0])
-    converted = _converted(server)
-    if converted:
-        n_bytes += converted
-        text += f", and {converted} B for one layer's cache in f16"
-    return Part(PartKind.COMPUTE, Device.GPU, n_bytes, text)
-
-
-def _borrowing(server: Server, graph: Graph) -> Iterator[tuple[int, str]]:
-    """Moments at which the GPU holds a copy of something that is in RAM.
-
-    Weights are copied one tensor at a time, experts two where none are on the GPU; attention over
-    a cache in RAM copies that of one layer.
+    Weights are copied one tensor at a time, experts two where none are on the GPU, once a fifth of
+    what is its own is free again; attention over a cache in RAM copies that of one layer, but with
+    `--no-kv-offload`.
 
     Source: 0.7.0 on Vulkan, some 60 placements of dense, hybrid and MoE models.
     """
-    facts, placement, settings = server.facts, server.placement, server.settings
-    trunk_bytes, formula = graph.trunk()
-    with_experts = [block for block in facts.trunk if block.expert_bytes]
-    behind = [
-        block
-        for block in with_experts
-        if block.index in placement.experts_on_cpu or block.index not in placement.on_gpu
-    ]
-    if behind:
-        n_tensors = 2 if len(behind) == len(with_experts) else 1
-        n_bytes = n_tensors * max(block.largest_expert_bytes for block in behind)
-        text = f"{formula}, less a fifth, and {n_bytes} B of experts borrowed from RAM"
-        yield trunk_bytes * 4 // 5 + n_bytes, text
-    away = [block for block in facts.trunk if block.index not in placement.on_gpu]
-    if away:
-        one = max(block.largest_dense_bytes for block in away)
-        yield trunk_bytes + one, f"{formula}, and {one} B of weights borrowed from RAM"
-    cache = _borrowed_cache(server, facts.trunk, (settings.cache_type_k, settings.cache_type_v))
-    if cache:
-        n_bytes = graph.masks + graph.attention * graph.n_ubatch * F32_BYTES + cache
-        yield n_bytes, f"attention, and {cache} B of one layer's cache borrowed from RAM"
-
-
-def _borrowed_cache(server: Server, blocks: Sequence[Block], types: tuple[str, str]) -> int:
-    """The largest cache of one layer that is in RAM; with `--no-kv-offload` none is borrowed."""
-    if server.cells is None or not server.settings.kv_offload:
+    placement = server.placement
+    if server.worker is Device.HOST or server.n_ubatch < _OFFLOAD_TOKENS or server.cells is None:
         return 0
-    in_ram = [block for block in blocks if server.kv_device(block) is Device.HOST]
-    per_cell = (kv_token_bytes(block, *types) or 0 for block in in_ram)
-    return server.cells.total * max(per_cell, default=0)
+    away = [block for block in blocks if block.index not in placement.on_gpu]
+    with_experts = [block for block in blocks if block.expert_bytes]
+    behind = [one for one in with_experts if one in away or one.index in placement.experts_on_cpu]
+    n_tensors = 2 if len(behind) == len(with_experts) > 1 else 1
+    in_ram = [one for one in blocks if server.kv_device(one) is Device.HOST]
+    caches_in_ram = in_ram if server.settings.kv_offload else []
+    sizes = [
+        0,
+        *(block.largest_dense_bytes for block in away),
+        *(n_tensors * block.largest_expert_bytes - own // 5 for block in behind),
+        *(server.cells.total * (kv_token_bytes(one, *types) or 0) for one in caches_in_ram),
+    ]
+    return max(sizes)
 
 
 def _converted(server: Server) -> int:
@@ -965,22 +882,24 @@ def _converted(server: Server) -> int:
 
 
 def _beside_gpu(server: Server, graph: Graph) -> Part:
-    """The host's buffer: inputs, and the stages that are computed there.
+    """The host's buffer: inputs, and what is computed there of blocks whose weights are in RAM.
 
-    Without borrowing these are all of a block whose weights are in RAM. With it, it is only the
-    recurrence of such a block that writes copies of its state.
+    Without borrowing that is all of a block; with it only a recurrence that writes copies of its state.
     """
-    placement = server.placement
     n_bytes = graph.input_bytes(width=4)
     text = "inputs: attention mask and embeddings of a ubatch"
-    blocks = [block for block in server.facts.trunk if placement.cpu_bytes(block)]
-    left = graph.stages() if blocks else {}
-    if _borrows(server):
-        away = (block.is_recurrent for block in blocks if block.index not in placement.on_gpu)
-        writes = graph.n_copies > 1 and any(away)
-        left = {name: one for name, one in left.items() if writes and name == "recurrence"}
-    if left:
-        name, widest = max(left.items(), key=lambda stage: stage[1])
+    blocks = [block for block in server.facts.trunk if server.placement.cpu_bytes(block)]
+    stages = graph.stages() if blocks else {}
+    if server.n_ubatch >= _OFFLOAD_TOKENS:
+        away = [block for block in blocks if block.index not in server.placement.on_gpu]
+        writes = (
+            server.laws.writes_state_copies
+            and server.n_copies > 1
+            and any(block.is_recurrent for block in away)
+        )
+        stages = {"recurrence": stages["recurrence"]} if writes else {}
+    if stages:
+        name, widest = max(stages.items(), key=lambda stage: stage[1])
         n_bytes += round(widest) * graph.n_ubatch * F32_BYTES
         text += f", and {name} of {len(blocks)} blocks in RAM"
     return Part(PartKind.COMPUTE, Device.HOST, n_bytes, text)
