@@ -18,74 +18,40 @@ from tests.support.gguf_bytes import MemorySource
 from tunerd.model.gguf import TENSOR_TYPES, ArrayValue, Header, read_header
 from tunerd.tryout.designed import SHAPES, design, write
 
-_RANGES = {
-    GGUFValueType.UINT8: (0, 2**8 - 1),
-    GGUFValueType.INT8: (-(2**7), 2**7 - 1),
-    GGUFValueType.UINT16: (0, 2**16 - 1),
-    GGUFValueType.INT16: (-(2**15), 2**15 - 1),
-    GGUFValueType.UINT32: (0, 2**32 - 1),
-    GGUFValueType.INT32: (-(2**31), 2**31 - 1),
-    GGUFValueType.UINT64: (0, 2**64 - 1),
-    GGUFValueType.INT64: (-(2**63), 2**63 - 1),
-}
 _NEVER_STORED = {GGMLQuantizationType.Q8_1.value, GGMLQuantizationType.Q8_K.value}
 _STORED = [kind for kind in GGML_QUANT_SIZES if kind.value in TENSOR_TYPES]
-
-_texts = st.text(
-    alphabet=st.characters(codec="utf-8"), max_size=30
-)  # fmt: skip
+_KIND = GGUFValueType
+_VALUES: dict[GGUFValueType, st.SearchStrategy[Any]] = {
+    **{_KIND[f"UINT{n}"]: st.integers(0, 2**n - 1) for n in (8, 16, 32, 64)},
+    **{_KIND[f"INT{n}"]: st.integers(-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)},
+    _KIND.FLOAT32: st.floats(width=32, allow_nan=False),
+    _KIND.FLOAT64: st.floats(allow_nan=False),
+    _KIND.BOOL: st.booleans(),
+    _KIND.STRING: st.text(st.characters(codec="utf-8"), max_size=30),
+}
 _keys = st.text(alphabet="abcdefghijklmnopqrstuvwxyz._0123456789", min_size=1, max_size=40).filter(
     lambda key: key != "general.alignment"
 )
-
-
-@st.composite
-def _scalars(draw: st.DrawFn) -> tuple[GGUFValueType, Any]:
-    kind = draw(st.sampled_from([*_RANGES, *_OTHERS]))
-    return kind, draw(_values_of(kind))
-
-
-_OTHERS = (
-    GGUFValueType.FLOAT32,
-    GGUFValueType.FLOAT64,
-    GGUFValueType.BOOL,
-    GGUFValueType.STRING,
+_scalars = st.sampled_from(list(_VALUES)).flatmap(
+    lambda kind: st.tuples(st.just(kind), _VALUES[kind])
 )
-
-
-def _values_of(kind: GGUFValueType) -> st.SearchStrategy[Any]:
-    if kind in _RANGES:
-        return st.integers(*_RANGES[kind])
-    if kind is GGUFValueType.BOOL:
-        return st.booleans()
-    if kind is GGUFValueType.STRING:
-        return _texts
-    if kind is GGUFValueType.FLOAT32:
-        return st.floats(width=32, allow_nan=False)
-    return st.floats(allow_nan=False)
-
-
-@st.composite
-def _arrays(draw: st.DrawFn) -> tuple[GGUFValueType, Any]:
-    """The writer takes the type of an array's elements from the first one."""
-    kind = draw(
-        st.sampled_from((GGUFValueType.INT32, GGUFValueType.FLOAT32, GGUFValueType.BOOL,
-                         GGUFValueType.STRING))
-    )  # fmt: skip
-    return kind, draw(st.lists(_values_of(kind), min_size=1, max_size=20))
+# The writer takes the type of an array's elements from the first one.
+_arrays = st.sampled_from([_KIND.INT32, _KIND.FLOAT32, _KIND.BOOL, _KIND.STRING]).flatmap(
+    lambda kind: st.lists(_VALUES[kind], min_size=1, max_size=20)
+)
 
 
 @dataclass
 class _File:
     scalars: dict[str, tuple[GGUFValueType, Any]]
-    arrays: dict[str, tuple[GGUFValueType, Any]]
+    arrays: dict[str, list[Any]]
     tensors: Sequence[tuple[GGMLQuantizationType, tuple[int, ...]]]
 
     def write(self, path: Path) -> None:
         writer = GGUFWriter(path, "made")
         for key, (kind, value) in self.scalars.items():
             writer.add_key_value(key, value, kind)
-        for key, (_, values) in self.arrays.items():
+        for key, values in self.arrays.items():
             writer.add_array(key, values)
         for index, (stored, dims) in enumerate(self.tensors):
             block, block_bytes = GGML_QUANT_SIZES[stored]
@@ -98,21 +64,14 @@ class _File:
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         writer.close()
-        _fill(path)
-
-
-def _fill(path: Path) -> None:
-    """Zeros for all tensors; the package pads each to the alignment."""
-    header_bytes = path.stat().st_size
-    room = 1 << 16
-    with path.open("ab") as file:
-        file.write(bytes(-header_bytes % 32 + room))
+        with path.open("ab") as file:  # zeros for all tensors, each padded to the alignment
+            file.write(bytes(-path.stat().st_size % 32 + (1 << 16)))
 
 
 _files = st.builds(
     _File,
-    scalars=st.dictionaries(_keys, _scalars(), max_size=8),
-    arrays=st.dictionaries(_keys.map(lambda key: f"array.{key}"), _arrays(), max_size=4),
+    scalars=st.dictionaries(_keys, _scalars, max_size=8),
+    arrays=st.dictionaries(_keys.map(lambda key: f"array.{key}"), _arrays, max_size=4),
     tensors=st.lists(
         st.tuples(
             st.sampled_from(_STORED),

@@ -40,15 +40,6 @@ def hashes(content: bytes, header: Header) -> set[str]:
     return {hashlib.sha256(content[:end]).hexdigest() for end in ends}
 
 
-def test_of_a_vocabulary_only_the_length_is_kept() -> None:
-    words = [f"word{n}" for n in range(5000)]
-
-    header = read(gguf([pair("words", ValueType.ARRAY, (ValueType.STRING, words)), number("n", 7)]))
-
-    assert header.metadata["words"] == ArrayValue(5000)
-    assert header.metadata["n"] == 7
-
-
 def test_strings_that_cross_the_edges_of_chunks_are_passed_whole() -> None:
     words = [b"x" * size for size in (0, 1, 1024 * 1024 - 9, 3, 2 * 1024 * 1024 + 5, 0, 7)]
 
@@ -58,7 +49,7 @@ def test_strings_that_cross_the_edges_of_chunks_are_passed_whole() -> None:
     assert header.metadata["n"] == 7
 
 
-@pytest.mark.parametrize("shift", range(-40, 8))
+@pytest.mark.parametrize("shift", [-40, -17, -9, -8, -7, -1, 0, 1, 7])
 def test_the_hash_misses_no_byte_at_the_edge_of_a_chunk(shift: int) -> None:
     chunk = 1024 * 1024
     before = len(gguf([pair("words", ValueType.ARRAY, (ValueType.STRING, [b""]))]))
@@ -124,7 +115,7 @@ def test_another_alignment_is_followed() -> None:
     assert header.data_offset % 64 == 0
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8, 20, 24, 30, 44, 60])
+@pytest.mark.parametrize("length", [0, 3, 4, 7, 20, 30, 60])
 def test_a_truncated_file_is_refused_with_its_offset(length: int) -> None:
     content = gguf([text("general.architecture", "llama"), number("n", 7)])
 
@@ -145,21 +136,16 @@ def test_a_file_without_all_its_data_is_refused_with_the_size_it_should_have() -
     assert error.cause == f"expected a file of {len(content)} bytes, it has {len(content) - 1}"
 
 
-def test_another_format_is_named_as_such() -> None:
-    error = refused(b"PK\x03\x04" + bytes(100))
-
-    assert error.message == "not a GGUF file: `made.gguf`"
-
-
-def test_a_big_endian_file_is_named_as_such() -> None:
-    error = refused(b"GGUF" + struct.pack(">I", 3) + bytes(100))
-
-    assert "byte order" in error.message
-
-
-@pytest.mark.parametrize("version", [0, 1, 4, 2**31])
-def test_other_versions_are_refused(version: int) -> None:
-    assert f"GGUF version {version}" in refused(gguf(version=version)).message
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04" + bytes(100), "not a GGUF file: `made.gguf`"),
+        (b"GGUF" + struct.pack(">I", 3) + bytes(100), "byte order"),
+        *((gguf(version=one), f"GGUF version {one}") for one in (0, 1, 4, 2**31)),
+    ],
+)
+def test_another_format_is_named_as_such(content: bytes, said: str) -> None:
+    assert said in refused(content).message
 
 
 @pytest.mark.parametrize(

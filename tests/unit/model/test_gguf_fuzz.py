@@ -16,10 +16,6 @@ from tests.support.gguf_bytes import MemorySource, gguf, number, pair, tensor, t
 from tunerd.errors import ModelFileError
 from tunerd.model.gguf import LIMITS, ValueType, read_header
 
-_RELAXED = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # fmt: skip
-
 # Measuring memory slows the walk down fiftyfold, so it has less to walk over.
 _FEWER = replace(LIMITS, n_items=640_000, n_bytes=32 * 1024 * 1024)
 
@@ -55,39 +51,32 @@ def _read(content: bytes) -> None:
     assert "made.gguf" in said
 
 
-@_RELAXED
-@given(st.binary(max_size=400))
+def _damaged(at: int, with_bytes: bytes, cut: int) -> bytes:
+    """A whole file with some of its bytes replaced, and cut off somewhere where that is not 0."""
+    content = bytearray(_whole())
+    at %= len(content)
+    content[at : at + len(with_bytes)] = with_bytes
+    return bytes(content[: cut % (len(content) + 1)] if cut else content)
+
+
+_PLACES = st.integers(min_value=0, max_value=10_000)
+_LENGTHS = st.sampled_from([2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1])
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.binary(max_size=400)
+    | st.binary(max_size=400).map(lambda rest: b"GGUF" + struct.pack("<IQQ", 3, 2, 5) + rest)
+    | st.builds(_damaged, _PLACES, st.binary(min_size=1, max_size=4), _PLACES)
+    | st.builds(_damaged, _PLACES, _LENGTHS.map(lambda n: struct.pack("<Q", n)), st.just(0))
+)
 @example(b"")
 @example(b"GGUF")
-def test_random_bytes_are_refused(content: bytes) -> None:
+def test_any_bytes_are_survived(content: bytes) -> None:
     _read(content)
 
 
-@_RELAXED
-@given(st.binary(max_size=400))
-def test_random_bytes_after_a_right_beginning_are_survived(content: bytes) -> None:
-    _read(b"GGUF" + struct.pack("<IQQ", 3, 2, 5) + content)
-
-
-@_RELAXED
-@given(st.integers(min_value=0), st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255))))
-def test_a_damaged_file_is_survived(cut: int, changes: list[tuple[int, int]]) -> None:
-    content = bytearray(_whole())
-    for place, byte in changes:
-        content[place % len(content)] = byte
-    _read(bytes(content[: cut % (len(content) + 1)] if cut else content))
-
-
-@_RELAXED
-@given(st.integers(min_value=0), st.sampled_from([2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1]))
-def test_a_length_of_any_size_anywhere_is_survived(place: int, length: int) -> None:
-    content = bytearray(_whole())
-    place %= len(content) - 8
-    content[place : place + 8] = struct.pack("<Q", length)
-    _read(bytes(content))
-
-
-@pytest.mark.parametrize("length", range(0, len(_whole()) - 416, 7))
+@pytest.mark.parametrize("length", range(0, len(_whole()) - 416, 31))
 def test_a_file_that_was_cut_off_anywhere_is_refused(length: int) -> None:
     with pytest.raises(ModelFileError):
         read_header(MemorySource(_whole()[:length]))
@@ -147,16 +136,3 @@ def test_the_largest_claims_are_answered_in_little_memory(start: bytes, filler: 
     tracemalloc.stop()
 
     assert peak < 16 * 1024 * 1024
-
-
-def test_many_names_take_bounded_memory() -> None:
-    keys = b"".join(struct.pack("<Q8sIB", 8, b"%08d" % n, 7, 1) for n in range(20_000))
-    content = _begin(0, 20_000) + keys
-
-    tracemalloc.start()
-    header = read_header(MemorySource(content))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-
-    assert len(header.metadata) == 20_000
-    assert peak < 10 * 1024 * 1024
