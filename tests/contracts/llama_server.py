@@ -159,46 +159,29 @@ class LlamaServerContract:
 
     # Who it is.
 
-    def test_health_says_ok(self, client: httpx.Client) -> None:
-        answer = client.get("/health")
-
-        assert answer.status_code == 200
-        assert answer.json()["status"] == "ok"
-        assert client.get("/v1/health").status_code == (404 if self.tested.is_ik else 200)
-
-    def test_the_server_header_names_the_family(self, client: httpx.Client) -> None:
-        name = "ik_llama.cpp" if self.tested.is_ik else "llama.cpp"
-
-        assert client.get("/health").headers["server"] == name
-
-    def test_the_alias_is_the_id_of_the_model(self, client: httpx.Client) -> None:
-        models = client.get("/v1/models").json()
-
-        assert [model["id"] for model in models["data"]] == ["the-alias"]
-
-    def test_props_tell_slots_context_and_model(self, client: httpx.Client) -> None:
+    def test_it_says_who_it_is_and_what_it_serves(self, client: httpx.Client) -> None:
+        health, is_ik = client.get("/health"), self.tested.is_ik
+        (model,) = client.get("/v1/models").json()["data"]
         props = client.get("/props").json()
-
-        assert props["total_slots"] == 1
-        assert props["default_generation_settings"]["n_ctx"] == N_CTX
-        assert props["model_path"] == str(self.tested.model)
-        assert props["model_alias"] == "the-alias"
-
-    def test_the_one_slot_is_idle_and_speculates(self, client: httpx.Client) -> None:
         (slot,) = client.get("/slots").json()
 
-        assert (slot["id"], slot["n_ctx"]) == (0, N_CTX)
-        if self.tested.is_ik:
-            assert slot["state"] == 0
-            assert "speculative" not in slot
-        else:
-            assert slot["is_processing"] is False
-            assert slot["speculative"] is True
+        assert (health.status_code, health.json()["status"]) == (200, "ok")
+        assert client.get("/v1/health").status_code == (404 if is_ik else 200)
+        assert health.headers["server"] == ("ik_llama.cpp" if is_ik else "llama.cpp")
+        assert model["id"] == props["model_alias"] == "the-alias"
+        assert props["total_slots"] == 1
+        assert props["default_generation_settings"]["n_ctx"] == slot["n_ctx"] == N_CTX
+        assert props["model_path"] == str(self.tested.model)
+        assert slot["id"] == 0
+        assert not slot["state" if is_ik else "is_processing"]
+        assert slot.get("speculative") is (None if is_ik else True)
 
     # Completions.
 
-    def test_a_completion_is_as_long_as_asked(self, client: httpx.Client) -> None:
-        answer = client.post("/completion", json=request(32, prompt(20)))
+    def test_a_completion_is_as_long_as_asked_and_counts_its_drafts(
+        self, client: httpx.Client
+    ) -> None:
+        answer = client.post("/completion", json=request(64, prompt(20)))
 
         body = answer.json()
         timings = body["timings"]
@@ -206,12 +189,8 @@ class LlamaServerContract:
         assert body["stop"] is True
         assert body["content"]
         assert timings.keys() >= COMMON_TIMINGS
-        assert (timings["prompt_n"], timings["predicted_n"]) == (20, 32)
-        assert (body["tokens_evaluated"], body["tokens_predicted"]) == (20, 32)
-
-    def test_drafted_and_accepted_tokens_are_counted(self, client: httpx.Client) -> None:
-        timings = client.post("/completion", json=request(64, prompt(20))).json()["timings"]
-
+        assert (timings["prompt_n"], timings["predicted_n"]) == (20, 64)
+        assert (body["tokens_evaluated"], body["tokens_predicted"]) == (20, 64)
         assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
         n_steps = timings["predicted_n"] - 1 - timings["draft_n_accepted"]
         assert 0 < n_steps <= 63
@@ -330,7 +309,7 @@ class LlamaServerContract:
 
     # One slot.
 
-    def test_while_a_stream_runs_the_slot_is_busy_and_health_is_ok(
+    def test_a_stream_keeps_the_slot_busy_until_its_client_goes_away(
         self, client: httpx.Client
     ) -> None:
         body = request(3000, prompt(20), stream=True)
@@ -340,12 +319,6 @@ class LlamaServerContract:
 
             assert self._is_busy(client)
             assert client.get("/health").status_code == 200
-
-    def test_a_client_that_goes_away_frees_the_slot(self, client: httpx.Client) -> None:
-        body = request(3000, prompt(20), stream=True)
-        with client.stream("POST", "/completion", json=body) as answer:
-            received = events(answer)
-            next(received)
         self._wait_until(lambda: not self._is_busy(client), "the slot stays busy")
 
         assert client.post("/completion", json=request(4, prompt(20))).status_code == 200
@@ -368,12 +341,6 @@ class LlamaServerContract:
             accepted = grown["spec_decode_num_accepted_tokens_total"]
             assert accepted == timings["draft_n_accepted"]
 
-    def test_metrics_have_to_be_asked_for(self, tmp_path: Path) -> None:
-        with serving(self.tested.command(), tmp_path / "log") as server:
-            answer = httpx.get(f"{server.url}/metrics")
-
-        assert answer.status_code in {404, 501}
-
     def test_a_server_that_sleeps_is_woken_by_some_questions_and_not_by_others(
         self, tmp_path: Path
     ) -> None:
@@ -394,16 +361,6 @@ class LlamaServerContract:
                 wakes = path == "/slots" or (path == "/metrics" and self.tested.metrics_wake)
                 assert is_asleep() is not wakes, path
             assert client.post("/completion", json=request(4, prompt(20))).status_code == 200
-
-    def test_without_mtp_nothing_is_drafted(self, tmp_path: Path) -> None:
-        with serving(self.tested.command(), tmp_path / "log") as server:
-            answer = httpx.post(
-                f"{server.url}/completion", json=request(16, prompt(20)), timeout=60
-            )
-            (slot,) = httpx.get(f"{server.url}/slots").json()
-
-        assert "draft_n" not in answer.json()["timings"]
-        assert not slot.get("speculative")
 
     # Errors.
 
@@ -453,34 +410,22 @@ class LlamaServerContract:
 
     # The command line.
 
-    def test_help_and_version_are_told_without_a_model(
-        self, run: Callable[..., tuple[int, str]]
-    ) -> None:
+    def test_what_it_says_without_a_model(self, run: Callable[..., tuple[int, str]]) -> None:
+        is_ik = self.tested.is_ik
         help_status, help_text = run("--help")
         version_status, version_text = run("--version")
+        unknown = run("-m", "/nonexistent.gguf", "--no-such-flag")
+        missing, missing_text = run("-m", "/nonexistent.gguf", *self.tested.extra)
 
-        assert help_status == (1 if self.tested.is_ik else 0)
+        assert help_status == (1 if is_ik else 0)
         assert "--ctx-size" in help_text
         assert version_status == 0
         assert VERSION.search(version_text)
-
-    def test_a_flag_that_it_does_not_have_is_named(
-        self, run: Callable[..., tuple[int, str]]
-    ) -> None:
-        status, text = run("-m", "/nonexistent.gguf", "--no-such-flag")
-
-        word = "unknown" if self.tested.is_ik else "invalid"
-        assert status == 1
-        assert f"error: {word} argument: --no-such-flag" in text
-
-    def test_a_missing_model_ends_it_after_the_arguments_were_checked(
-        self, run: Callable[..., tuple[int, str]]
-    ) -> None:
-        status, text = run("-m", "/nonexistent.gguf", *self.tested.extra)
-
-        assert status == 1
-        assert "/nonexistent.gguf" in text
-        assert "failed to load model" in text
+        assert unknown[0] == missing == 1
+        word = "unknown" if is_ik else "invalid"
+        assert f"error: {word} argument: --no-such-flag" in unknown[1]
+        assert "/nonexistent.gguf" in missing_text
+        assert "failed to load model" in missing_text
 
     def test_a_port_that_another_program_holds_ends_it(self, tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
@@ -503,11 +448,23 @@ class LlamaServerContract:
 
     # The process.
 
-    def test_one_sigterm_ends_an_idle_server_with_0(self, tmp_path: Path) -> None:
-        with serving(self.tested.command(), tmp_path / "log") as server:
+    def test_a_plain_server_drafts_and_counts_nothing_and_one_sigterm_ends_it(
+        self, tmp_path: Path
+    ) -> None:
+        with (
+            serving(self.tested.command(), tmp_path / "log") as server,
+            httpx.Client(base_url=server.url, timeout=60.0) as client,
+        ):
+            answer = client.post("/completion", json=request(16, prompt(20)))
+            (slot,) = client.get("/slots").json()
+            metrics = client.get("/metrics")
+            client.close()
             server.terminate()
 
             assert server.wait_ended() == 0
+        assert "draft_n" not in answer.json()["timings"]
+        assert not slot.get("speculative")
+        assert metrics.status_code in {404, 501}
         text = server.log_text()
         assert (
             "HTTP server listening" in text if self.tested.is_ik else "listening on http://" in text

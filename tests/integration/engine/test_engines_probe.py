@@ -238,31 +238,25 @@ def test_a_program_that_is_no_server_is_refused_in_bounded_time(
     assert str(found.program) in caught.value.message
 
 
-CLAIMS = ["/dev/zero", "/proc/kcore", "/usr", "/nonexistent/lib.so"]
+def claiming(folder: Path, *paths: object) -> Found:
+    """A program that says by itself what it is made of: the loader's messages come through it."""
+    found = good(folder)
+    lines = "".join(f"      1:\tcalling init: {path}\n" for path in paths)
+    (folder / "claims").write_text(lines)
+    text = found.program.read_text()
+    found.program.write_text(text.replace("exit 1;;", f"cat {folder}/claims >&2; exit 1;;"))
+    return found
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("claim", ["/dev/zero", "/proc/kcore", "/usr", "/nonexistent/lib.so"])
 def test_a_program_that_claims_to_be_made_of_something_else_is_refused(
     claim: str, folder: Path, prober: EngineProber
 ) -> None:
-    """The loader's messages come through the program, which may write its own."""
-    found = good(folder)
-    text = found.program.read_text().replace(
-        "exit 1;;", f"echo '      1:\tcalling init: {claim}' >&2; exit 1;;"
-    )
-    found.program.write_text(text)
     began = time.monotonic()
     with pytest.raises(EngineError) as caught:
-        prober.probe(found)
+        prober.probe(claiming(folder, claim))
     assert claim in caught.value.message
     assert time.monotonic() - began < 10
-
-
-def claiming(folder: Path, path: Path) -> Found:
-    found = good(folder)
-    claim = f"echo '      1:\tcalling init: {path}' >&2; exit 1;;"
-    found.program.write_text(found.program.read_text().replace("exit 1;;", claim))
-    return found
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="without root a probe may read what we may")
@@ -322,13 +316,11 @@ def test_a_part_that_is_another_file_by_now_is_not_copied(
 def test_a_program_that_claims_to_be_made_of_many_files_is_refused(
     folder: Path, prober: EngineProber
 ) -> None:
-    found = good(folder)
-    for number in range(300):
-        (folder / f"f{number}").touch()
-    claim = f'for n in $(seq 0 299); do echo "      1:\tcalling init: {folder}/f$n" >&2; done'
-    found.program.write_text(found.program.read_text().replace("exit 1;;", f"{claim}; exit 1;;"))
+    many = [folder / f"f{number}" for number in range(300)]
+    for path in many:
+        path.touch()
     with pytest.raises(EngineError, match="more than"):
-        prober.probe(found)
+        prober.probe(claiming(folder, *many))
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "no interpreter"])
@@ -396,28 +388,22 @@ def test_a_folder_above_counts_and_a_link_counts_for_its_target(folder: Path) ->
 # Where programs are looked for.
 
 
-def test_programs_are_found_by_name_and_only_if_they_can_run(folder: Path) -> None:
+def test_programs_are_found_by_name_in_folders_of_the_path_and_below_homes(folder: Path) -> None:
     good(folder)
-    other = folder / "other"
-    other.mkdir()
-    (other / "llama-server").write_text("x")
-    missing = folder / "missing"
-    assert [f.program for f in programs_in((folder, other, missing), "test")] == [
-        folder / "llama-server"
-    ]
-
-
-def test_relative_folders_of_path_are_left_out() -> None:
-    assert path_folders("/usr/bin:.:bin::/bin") == (Path("/usr/bin"), Path("/bin"))
-
-
-def test_builds_are_found_below_homes(folder: Path) -> None:
     for build in ("llama.cpp/build/bin", "llama.cpp/build-mtp/bin", "ik_llama.cpp/build/bin"):
         (folder / build).mkdir(parents=True)
-    found = build_folders((folder, folder / "nobody"))
-    assert {path.relative_to(folder).as_posix() for path in found if path.is_relative_to(folder)} == {
+    (folder / "llama.cpp/build/bin/llama-server").write_text("no program")
+    homes = build_folders((folder, folder / "nobody"))
+
+    found = programs_in((folder, *homes, folder / "missing"), "test")
+
+    assert [one.program for one in found if one.program.is_relative_to(folder)] == [
+        folder / "llama-server"
+    ]
+    assert {path.relative_to(folder).as_posix() for path in homes if path.is_relative_to(folder)} == {
         "llama.cpp/build/bin", "llama.cpp/build-mtp/bin", "ik_llama.cpp/build/bin",
     }  # fmt: skip
+    assert path_folders("/usr/bin:.:bin::/bin") == (Path("/usr/bin"), Path("/bin"))
 
 
 # Real engines.
