@@ -338,7 +338,7 @@ class Deployment:
         """How a stand-in behaves from its next start on; what is not said is as by default."""
         path = f"/srv/{name}/llama-server.json"
         told = json.loads(self.machine.read(path))
-        kept = {field: told[field] for field in ("dialect", "help_file")}
+        kept = {field: told[field] for field in ("dialect", "help_file", "flags")}
         self.machine.write(path, json.dumps(kept | behaviour))
 
     def until(

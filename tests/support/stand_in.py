@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_TESTS = Path(__file__).parents[1]
+from tests.support.builders import HELP, HELP_OF, capabilities_of
+
 _PROGRAM = Path(__file__).with_name("fake_llama_server.py")
-_HELP = _TESTS / "data/help"
-_HELP_OF_DIALECT = {
-    "main-old": "mainline-2026-04-26.txt",
-    "main-pr": "synthetic-main-pr.txt",
-    "main-mid": "mainline-2026-05-16.txt",
-    "main-lm": "mainline-2026-08-18.txt",
-    "main-0x": "mainline-0.7.0.txt",
-    "ik-may": "ik-2026-06-02.txt",
-    "ik-now": "ik-2026-08.txt",
-    "bee-01": "bee-2026-05-21.txt",
-    "bee-03": "synthetic-bee-03.txt",
-    "bee-04": "synthetic-bee-04.txt",
-}
+# ik's help shows these without the value that they take, and leaves out the placeholder of some others.
+_IK_UNSHOWN_VALUE = {
+    "-rea",
+    "--reasoning",
+    "-cuda",
+    "--cuda-params",
+    "-draft",
+    "--draft-params",
+} | {"--reasoning-budget-message"}
+_NO_SWITCH = re.compile(r"\(default: (?!enabled|disabled|true|false)")
 # A card as an engine's log tells of it, with what a model takes there.
 RTX_4070_SUPER: dict[str, Any] = {
     "name": "CUDA0",
@@ -81,9 +81,32 @@ def install(
     program = folder / name
     made = StandIn(program, folder / f"{name}.json", folder / f"{name}.record")
     made.settings.unlink(missing_ok=True)
-    defaults = {"help_file": str(_HELP / _HELP_OF_DIALECT[dialect]), "record": str(made.record)}
-    made.configure(dialect=dialect, **defaults | behaviour)
+    defaults = {"help_file": str(HELP / f"{HELP_OF[dialect]}.txt"), "record": str(made.record)}
+    made.configure(dialect=dialect, flags=flags_of(dialect), **defaults | behaviour)
     words = [sys.executable, "-S", "-E", str(_PROGRAM), "--stand-in", str(made.settings)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     return made
+
+
+@functools.cache
+def flags_of(dialect: str) -> dict[str, dict[str, Any]]:
+    """What a build lists, as `Behaviour.flags` has it."""
+    found: dict[str, dict[str, Any]] = {}
+    for option in capabilities_of(dialect).help.options:
+        takes_value: bool | None = bool(option.argument)
+        if dialect.startswith("ik-") and not _IK_UNSHOWN_VALUE.isdisjoint(option.spellings):
+            takes_value = True
+        elif (
+            dialect.startswith("ik-") and not takes_value and _NO_SWITCH.search(option.description)
+        ):
+            takes_value = None
+        is_list = "," in option.argument and option.argument.startswith("none")
+        facts = {
+            "takes_value": takes_value,
+            "choices": option.argument.split(",") if is_list else [],
+            "removal": option.description if option.is_removed else None,
+        }
+        for spelling in option.spellings:
+            found.setdefault(spelling, facts)
+    return found

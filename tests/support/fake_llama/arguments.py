@@ -1,12 +1,10 @@
-"""The command line that arrived, checked against a captured `--help`."""
+"""The command line that arrived, checked against what the build's `--help` lists."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.support.fake_llama.behaviour import Behaviour
@@ -68,69 +66,6 @@ IK_LEGACY = {"-mtp", "--multi-token-prediction", "--draft", "--draft-n", "--draf
 }
 
 
-# ik's help shows these without the value that they take.
-_IK_UNSHOWN_VALUE = {
-    "-rea",
-    "--reasoning",
-    "-cuda",
-    "--cuda-params",
-    "-draft",
-    "--draft-params",
-} | {"--reasoning-budget-message"}
-_NO_SWITCH = re.compile(r"\(default: (?!enabled|disabled|true|false)")
-
-
-@dataclass
-class HelpFlag:
-    """One option of a captured `--help`: what stands for its value, and its description."""
-
-    value: str
-    text: str
-    is_ik: bool
-
-    def takes_value(self, flag: str) -> bool | None:
-        """None where ik's help does not tell: it leaves out the placeholder of some options."""
-        if self.value or flag in _IK_UNSHOWN_VALUE:
-            return True
-        return None if self.is_ik and _NO_SWITCH.search(self.text) else False
-
-    @property
-    def choices(self) -> list[str]:
-        """The words that a comma list may consist of, if the help lists them as mainline does."""
-        is_list = "," in self.value and self.value.startswith("none")
-        return self.value.split(",") if is_list else []
-
-    @property
-    def removal(self) -> str | None:
-        """Why it is no option any more, though still listed."""
-        return self.text if "has been removed" in self.text else None
-
-
-def read_help(text: str) -> dict[str, HelpFlag]:
-    """Every spelling in a captured help text; the first wins, as ik lists other tools last."""
-    is_ik = text.startswith("usage:")
-    flags: dict[str, HelpFlag] = {}
-    current: HelpFlag | None = None
-    for line in text.splitlines():
-        head = re.match(r" {0,10}(?=-{1,2}[A-Za-z])", line)
-        if head is None:
-            if current is not None and line.startswith("   "):
-                current.text += " " + line.strip()
-            continue
-        rest, names, value = line[head.end() :], [], ""
-        while found := re.match(r"(-{1,2}[A-Za-z][\w-]*)(, *| +|$)", rest):
-            names.append(found[1])
-            rest = rest[found.end() :]
-            is_column = not found[2].startswith(",") and len(found[2]) > 1
-            placeholder = re.match(r"(\S*?[^\s,](?: \S+)*?)(?:, +(?=-)|  +| *$)", rest)
-            if placeholder and not is_column and not rest.startswith("-"):
-                value, rest = placeholder[1], rest[placeholder.end() :]
-        current = HelpFlag(value, rest.strip(), is_ik)
-        for name in names:
-            flags.setdefault(name, current)
-    return flags
-
-
 class ArgumentError(Exception):
     """The command line is refused; the text is the engine's own."""
 
@@ -141,38 +76,33 @@ class Arguments:
     def __init__(self, argv: list[str], behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.facts: dict[str, str] = {}
-        self._flags = self._known_flags()
         rest = list(argv)
         while rest:
             self._take(rest.pop(0), rest)
         self._take_speculation()
 
-    def _known_flags(self) -> dict[str, HelpFlag] | None:
-        if self.behaviour.help_file is None:
-            return None
-        return read_help(Path(self.behaviour.help_file).read_text(encoding="utf-8"))
-
     def _take(self, flag: str, rest: list[str]) -> None:
-        known = self._flags.get(flag) if self._flags is not None else None
-        if self._flags is not None and known is None:
+        flags = self.behaviour.flags
+        known = flags.get(flag, {}) if flags is not None else {}
+        if flags is not None and not known:
             known = self._unlisted(flag)
-        if known is not None and known.removal is not None:
-            raise ArgumentError(f'error while handling argument "{flag}": {known.removal}')
+        if known.get("removal"):
+            raise ArgumentError(f'error while handling argument "{flag}": {known["removal"]}')
         follows = bool(rest) and re.match(r"-{1,2}[A-Za-z]", rest[0]) is None
-        told = known.takes_value(flag) if known is not None else None
+        told = known.get("takes_value")
         takes_value = follows if told is None else told
         if takes_value and not rest:
             raise ArgumentError(self._words("missing", flag))
         value = rest.pop(0) if takes_value else "on"
-        if known is not None and known.choices:
-            self._check_choice(flag, value, known.choices)
+        if known.get("choices"):
+            self._check_choice(flag, value, known["choices"])
         name = SPELLINGS.get(flag, flag.lstrip("-"))
         before = self.facts.get(name)
         self.facts[name] = f"{before},{value}" if before and name == "spec_type" else value
 
-    def _unlisted(self, flag: str) -> HelpFlag:
+    def _unlisted(self, flag: str) -> dict[str, Any]:
         if self.behaviour.is_ik and flag in IK_HIDDEN:
-            return HelpFlag("N", "", is_ik=True)
+            return {"takes_value": True}
         if self.behaviour.dialect == "ik-now" and flag in IK_LEGACY:
             raise ArgumentError(
                 f"legacy speculative option '{flag}' is disabled; use the value inside the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,22 +10,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.builders import HELP, HELP_OF, capabilities_of, shipped_sources
+from tests.support.builders import HELP_OF, capabilities_of, shipped_sources
 from tests.support.builders import resolved as shipped
 from tests.support.profiles import PROFILE_DATA, context, profile_of
 from tunerd.engine.commandline import CommandLine, RenderContext, render
 from tunerd.engine.flags import arguments_sha256
-from tunerd.engine.help import HelpText, parse_help, read_capabilities
+from tunerd.engine.help import parse_help, read_capabilities
 from tunerd.engine.importer import Imported, import_command_line, split_flags
 from tunerd.profile.layers import Layer, LayerFile, Resolved, resolve
 from tunerd.profile.schema import check_file
 
 DIALECTS = sorted(HELP_OF)
-
-
-@functools.cache
-def help_of(dialect: str) -> HelpText:
-    return parse_help((HELP / f"{HELP_OF[dialect]}.txt").read_text())
 
 
 def imported(
@@ -101,7 +95,7 @@ ANY_WORD = st.one_of(
 @st.composite
 def any_line(draw: st.DrawFn) -> tuple[str, list[str]]:
     dialect = draw(st.sampled_from(DIALECTS))
-    spellings = st.sampled_from(sorted(help_of(dialect).live_spellings))
+    spellings = st.sampled_from(sorted(capabilities_of(dialect).help.live_spellings))
     words = draw(st.lists(st.one_of(spellings, spellings, ANY_WORD), max_size=12))
     return dialect, words
 
@@ -308,7 +302,9 @@ def test_a_chain_of_speculation_is_served_as_it_was(dialect: str, line: str) -> 
 
 
 def test_a_kind_that_only_the_build_knows_keeps_its_word() -> None:
-    text = help_of("main-0x").text.replace("draft-mtp,", "draft-mtp,draft-mtp-adaptive,")
+    text = capabilities_of("main-0x").help.text.replace(
+        "draft-mtp,", "draft-mtp,draft-mtp-adaptive,"
+    )
     capabilities = read_capabilities(parse_help(text))
     line = ["--spec-type", "draft-mtp-adaptive", "--spec-draft-n-max", "6"]
 

@@ -6,20 +6,16 @@ only in part (no host, no model file) is compared in part.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import pytest
 
 from tests.support.builders import (
-    HELP,
-    HELP_OF,
     capabilities_of,
     recorded_context,
     resolved,
 )
 from tunerd.engine.commandline import CommandLine, render
-from tunerd.engine.help import HelpText, parse_help
 
 
 @dataclass(frozen=True)
@@ -72,18 +68,13 @@ WRITE_UPS = {
 }
 
 
-@functools.cache
-def help_of(dialect: str) -> HelpText:
-    return parse_help((HELP / f"{HELP_OF[dialect]}.txt").read_text())
-
-
 def one_spelling(words: list[str], dialect: str) -> dict[str, str | None]:
     """Each flag with its value, under its first long spelling; `-m` with the name of the file."""
     found: dict[str, str | None] = {}
     flag = ""
     for word in words:
         if word.startswith("-") and not word.lstrip("-")[:1].isdigit():
-            option = help_of(dialect).option(word)
+            option = capabilities_of(dialect).help.option(word)
             long = [s for s in option.spellings if s.startswith("--")] if option is not None else []
             both = [s for s in long if s.startswith("--no-") == word.startswith("--no-")]
             flag = (both or [word])[0]
