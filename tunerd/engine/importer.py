@@ -235,13 +235,10 @@ def import_command_line(
         ConfigError: it cannot be read at all.
     """
     draft = _Import(capabilities)
-    flags = draft.with_variables(list(split_flags(arguments, capabilities)), environment)
-    placed = [flag for flag in draft.in_effect(flags) if draft.place(flag)]
-    draft.finish()
-    resolved, command = draft.settle(placed)
-    refused = {one.words for one in draft.unplaced}
-    kept = [flag for flag in placed if (flag.word, *flag.values) not in refused]
-    given = {owner_of(flag.word, capabilities.flags) for flag in kept}
+    typed = list(split_flags(arguments, capabilities))
+    draft.flags = tuple(draft.in_effect(draft.with_variables(typed, environment)))
+    resolved, command = draft.settle()
+    given = {draft.owner(flag) for flag in draft.placed}
     added = (
         " ".join(argument.words)
         for argument in command.arguments
@@ -264,6 +261,8 @@ class _Import:
     """What has been placed so far; `parts` are flags that together make one key."""
 
     capabilities: Capabilities
+    flags: tuple[Flag, ...] = ()
+    placed: list[Flag] = field(default_factory=list)
     keys: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, list[Flag]] = field(default_factory=dict)
     extra: list[Flag] = field(default_factory=list)
@@ -274,11 +273,6 @@ class _Import:
     def owner(self, flag: Flag) -> str | None:
         """The key that says this flag on this build."""
         return owner_of(flag.word, self.capabilities.flags)
-
-    def refuse(self, flag: Flag, reason: str) -> bool:
-        """Name a flag that no profile can hold."""
-        self.unplaced.append(Unplaced(flag.words, reason))
-        return False
 
     def data(self) -> dict[str, Any]:
         """As a profile file has it."""
@@ -331,16 +325,16 @@ class _Import:
             last[_TYPE] = Flag(typed[-1].word, (",".join(kinds) or "none",))
         yield from last.values()
 
-    def place(self, flag: Flag) -> bool:
-        """Put a flag where it belongs; False where that is nowhere."""
+    def place(self, flag: Flag) -> str | None:
+        """Put a flag where it belongs, or why that is nowhere."""
         spelling, owner = normal_spelling(flag.word), self.owner(flag)
         option = _option(flag.word, self.capabilities)
         if spelling in SECRET_FLAGS:
-            return self.refuse(Flag(flag.word, ("...",)), _SECRET)
+            return _SECRET
         if option is None and owner is None:
-            return self.refuse(flag, "this build does not list it")
+            return "this build does not list it"
         if len(flag.values) < _n_values(flag.word, option):
-            return self.refuse(flag, "its value is missing")
+            return "its value is missing"
         if spelling in _REPOSITORY:
             self.keys[_REPOSITORY[spelling]] = flag.values[0]
         elif owner is None:
@@ -356,13 +350,13 @@ class _Import:
                 values = [[*self.keys.get(owner, ()), *flag.values[0].split(",")]]
             found = [list(validate("", nest({owner: value}))) for value in values]
             if [] not in found and owner == _MARGIN and "," in flag.values[0]:
-                return self.refuse(flag, "a profile has one margin for all devices")
+                return "a profile has one margin for all devices"
             if [] not in found:  # of the likeliest reading
-                return self.refuse(flag, f"allowed: {found[0][0].allowed}")
+                return f"allowed: {found[0][0].allowed}"
             self.keys[owner] = values[found.index([])]
-        return True
+        return None
 
-    def _place_type(self, flag: Flag) -> bool:
+    def _place_type(self, flag: Flag) -> str | None:
         """`--spec-type draft-mtp`, `--spec-type mtp:n_max=3,p_min=0.75`, `--multi-token-prediction`."""
         if flag.values:
             word, _, pairs = flag.values[0].partition(":")
@@ -384,10 +378,10 @@ class _Import:
             self.keys.update(dict.fromkeys(_STAGE_KEYS, LEAVE_TO_ENGINE))
             self.extra[:] = [one for one in self.extra if one not in stages] + stages
         else:
-            return self.refuse(flag, "a profile has one kind of speculation")
-        return True
+            return "a profile has one kind of speculation"
+        return None
 
-    def finish(self) -> None:
+    def finish(self, lost: Mapping[str, str]) -> None:
         """Make keys of what several flags say together, and leave the rest to the engine."""
         keys, style = self.keys, self.capabilities.spec_style
         if flags := self.parts.get(_LOAD_MODE):
@@ -401,6 +395,9 @@ class _Import:
         by_model = style in {SpecStyle.LEGACY, SpecStyle.IK_LEGACY}
         if by_model and keys[_TYPE] == "off" and "speculation.draft_model" in keys:
             keys[_TYPE] = "draft"
+        for key in lost:
+            keys.pop(key, None)
+        keys.setdefault(_TYPE, "off")
         for key in flatten(default_layer().data):
             keys.setdefault(key, LEAVE_TO_ENGINE)
 
@@ -427,39 +424,57 @@ class _Import:
         else:
             self.keys[_LOAD_MODE] = mode
 
-    def settle(self, placed: Sequence[Flag]) -> tuple[Resolved, CommandLine]:
-        """Take back everything that does not render to the flag that it came from.
+    def settle(self) -> tuple[Resolved, CommandLine]:
+        """Place all flags but those that do not render to what they came from.
 
         Raises:
             ConfigError: something cannot be resolved that no flag says.
         """
+        told = list(self.unplaced)
+        lost: dict[str, str] = {}
         while True:
+            self.keys, self.parts, self.extra, self.placed = {}, {}, [], []
+            self.unplaced = list(told)
+            for flag in self.flags:
+                reason = self._why_lost(flag, lost) or self.place(flag)
+                if reason is None:
+                    self.placed.append(flag)
+                else:
+                    words = (flag.word, "...") if reason == _SECRET else flag.words
+                    self.unplaced.append(Unplaced(words, reason))
+            self.finish(lost)
             resolved = resolve("imported", (LayerFile(Layer.SITE, "imported", self.data()),))
             if not isinstance(resolved, Resolved):
-                lost = {problem.key: f"allowed: {problem.allowed}" for problem in resolved}
+                found = {problem.key: f"allowed: {problem.allowed}" for problem in resolved}
             else:
                 model = str(self.keys.get("model.path", ""))
                 context = RenderContext("", model, has_gpu=True, physical_cores=None)
                 command = render(resolved, self.capabilities, context)
                 if isinstance(command, CommandLine):
-                    lost = self._lost(command, placed)
-                    if not lost:
+                    found = self._lost(command)
+                    if not found:
                         return resolved, command
                 else:
-                    lost = {
-                        refusal.key
-                        if refusal.key != "extra_args"
-                        else refusal.value: refusal.reason
-                        for refusal in command
+                    found = {
+                        one.value if one.key == "extra_args" else one.key: one.reason
+                        for one in command
                     }
-            if not self._take_back(lost, placed):
-                raise ConfigError("the command line cannot be read", cause=str(lost))
+            if found.keys() <= lost.keys():
+                raise ConfigError("the command line cannot be read", cause=str(found))
+            lost |= found
 
-    def _lost(self, command: CommandLine, placed: Sequence[Flag]) -> dict[str, str]:
+    def _why_lost(self, flag: Flag, lost: Mapping[str, str]) -> str | None:
+        """Why a flag is left out: its key is lost, or a word of it where it stands as it is."""
+        owner = self.owner(flag) or ""
+        words = flag.words if owner in {"", _TYPE} else ()
+        names = (owner, *words, *map(repr, words))
+        return next((lost[name] for name in names if name in lost), None)
+
+    def _lost(self, command: CommandLine) -> dict[str, str]:
         """Keys that leave another flag than they came from, or none, with the reason."""
         said = {one.key for one in command.arguments if owner_of(one.flag) == one.key}
         notes = {note.key: note.text for note in command.notes}
-        owners = {key for flag in placed if (key := self.owner(flag)) is not None}
+        owners = {key for flag in self.placed if (key := self.owner(flag)) is not None}
         return {
             key: notes.get(key, "it cannot be said beside the rest").removeprefix("left out: ")
             for key in owners - said - _RESPELLED
@@ -467,29 +482,7 @@ class _Import:
             and notes.get(key) != NO_FLAG_NEEDED
         }
 
-    def _take_back(self, lost: Mapping[str, str], placed: Sequence[Flag]) -> bool:
-        """Name the flags behind keys and words that are lost; whether there were any."""
-        before = len(self.extra) + len(self.keys)
-        has_changed = False
-        for flag in tuple(self.extra):
-            reason = next(
-                (lost[w] for one in flag.words for w in (one, repr(one)) if w in lost), None
-            )
-            if reason is not None:
-                self.extra.remove(flag)
-                self.refuse(flag, reason)
-        for key in [key for key in lost if key in self.keys]:
-            for flag in placed:
-                if self.owner(flag) == key:
-                    self.refuse(flag, lost[key])
-            del self.keys[key]
-            has_changed = True
-            if key in _DEFAULT_KEYS:
-                self.keys[key] = "off" if key == _TYPE else LEAVE_TO_ENGINE
-        return has_changed or len(self.extra) + len(self.keys) < before
 
-
-_DEFAULT_KEYS = frozenset(flatten(default_layer().data))
 _LOOSE_NUMBER = re.compile(r"\+?-?0*[0-9]{1,18}\.?|\+[0-9]{1,9}\.[0-9]{1,9}", re.ASCII)
 
 
