@@ -13,20 +13,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StringConstraints,
     ValidationError,
 )
 
-from tunerd.profile.workload import WorkloadTable
+from tunerd.profile.workload import Table, Text, WorkloadTable
 from tunerd.words import NAME_PATTERN, Problem, nearest_name, problem_of, shown, table_in
 
-Text = Annotated[
-    str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 KvType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{1,20}$")]
 # Kinds of speculation that builds call by several words, the newest first; a new kind is a row here.
@@ -65,12 +60,6 @@ def _only_json(value: dict[str, Any]) -> dict[str, Any]:
         message = "values that JSON knows (text, numbers, booleans, lists, tables)"
         raise ValueError(message) from error
     return value
-
-
-class Table(BaseModel):
-    """A table of a profile file; an unknown key is a mistake."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=False)
 
 
 class Match(Table):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Annotated, Any
 
 import tomlkit
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StringConstraints
 
 from tunerd.words import digest
 
@@ -350,12 +350,7 @@ def parts_json(parts: Parts | None) -> Mapping[str, float | None] | None:
     """As scripts read it."""
     if parts is None:
         return None
-    return {
-        "prefill_s": parts.prefill_s,
-        "reasoning_s": parts.reasoning_s,
-        "decode_s": parts.decode_s,
-        "total_s": parts.total_s,
-    }
+    return {**asdict(parts), "total_s": parts.total_s}
 
 
 _ALLOWED = (
@@ -370,10 +365,11 @@ _MEAN = "mean"
 UNKNOWN = "unknown"
 
 
-def _tokens(value: Any) -> Any:
-    if parse_tokens(value) is None:
+def _tokens(value: Any) -> Tokens:
+    found = parse_tokens(value)
+    if found is None:
         raise ValueError(_ALLOWED)
-    return value
+    return found
 
 
 def parse_tokens(value: Any) -> Tokens | None:
@@ -406,19 +402,18 @@ def parse_tokens(value: Any) -> Tokens | None:
 
 
 def _is_mean(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= _MOST_TOKENS
+    return _is_count(value) or (isinstance(value, float) and 0 <= value <= _MOST_TOKENS)
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
 
 
-def _thoughts(value: Any) -> Any:
-    return value if value == UNKNOWN else _tokens(value)
+def _thoughts(value: Any) -> Tokens | None:
+    return None if value == UNKNOWN else _tokens(value)
 
 
-def _kind(value: str) -> str:
+def _kind(value: Any) -> Any:
     if value not in (*KINDS, MIXED):
         raise ValueError(", ".join((*KINDS, MIXED)))
     return value
@@ -427,11 +422,11 @@ def _kind(value: str) -> str:
 Text = Annotated[
     str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
-Length = Annotated[Any, AfterValidator(_tokens)]
+Length = Annotated[Tokens, PlainValidator(_tokens)]
 
 
 class Table(BaseModel):
-    """A table of a workload; an unknown key is a mistake."""
+    """A table of a profile or of a workload; an unknown key is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -443,7 +438,7 @@ class ClassTable(Table):
     weight: Annotated[float, Field(gt=0)] = Field(
         1.0, description="share of requests; weights need not add up to 1"
     )
-    kind: Annotated[str, AfterValidator(_kind)] = Field(
+    kind: Annotated[str, PlainValidator(_kind)] = Field(
         MIXED, description=f"kind of text: {', '.join(KINDS)}, or {MIXED} for texts of all kinds"
     )
     prompt_tokens: Length = Field(
@@ -452,8 +447,10 @@ class ClassTable(Table):
     cached_share: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="what of the prompt the server still holds from the turn before"
     )
-    reasoning_tokens: Annotated[Any, AfterValidator(_thoughts)] = Field(
-        0, description='thoughts before the answer; "unknown" where they count as part of it'
+    reasoning_tokens: Annotated[Any, PlainValidator(_thoughts)] = Field(
+        0,
+        validate_default=True,
+        description='thoughts before the answer; "unknown" where they count as part of it',
     )
     answer_tokens: Length = Field(description="the answer")
     concurrency: Annotated[int, Field(ge=1, le=64)] = Field(
@@ -485,17 +482,14 @@ def shape_of(name: str, table: WorkloadTable) -> WorkloadShape:
 
 
 def _class(index: int, table: ClassTable) -> ClassShape:
-    answer, prompt = parse_tokens(table.answer_tokens), parse_tokens(table.prompt_tokens)
-    if answer is None or prompt is None:  # the schema has checked both
-        raise ValueError(_ALLOWED)
     return ClassShape(
         name=table.name or f"class {index}",
         weight=table.weight,
         kind=table.kind,
-        prompt=prompt,
+        prompt=table.prompt_tokens,
         cached_share=table.cached_share,
-        reasoning=parse_tokens(table.reasoning_tokens),
-        answer=answer,
+        reasoning=table.reasoning_tokens,
+        answer=table.answer_tokens,
         concurrency=table.concurrency,
     )
 
