@@ -37,22 +37,23 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.llama
-@pytest.mark.parametrize("build", ["mainline-2026-05-16", "mainline-2026-08-18"])
+NEWER, OLDER = "mainline-2026-08-18", "mainline-2026-05-16"
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize(
-    "words",
+    ("build", "words"),
     [
-        ("maker/usual",),
-        ("maker/usual:q8_0",),
-        ("maker/usual:UD-Q4_K_XL",),
-        ("maker/usual:Q4_K_XL",),
-        ("maker/usual", "-hff", "x-Q8_0.gguf"),
-        ("maker/eight",),
-        ("maker/eight:Q6_K",),
-        ("maker/split",),
-        ("maker/split:bf16",),
+        *((build, ("maker/usual",)) for build in (NEWER, OLDER)),
+        *((build, ("maker/usual:UD-Q4_K_XL",)) for build in (NEWER, OLDER)),
+        (NEWER, ("maker/usual:q8_0",)),
+        (NEWER, ("maker/usual:Q4_K_XL",)),
+        (NEWER, ("maker/usual", "-hff", "x-Q8_0.gguf")),
+        (NEWER, ("maker/eight",)),
+        (OLDER, ("maker/eight:Q6_K",)),
+        (NEWER, ("maker/split",)),
+        (OLDER, ("maker/split:bf16",)),
     ],
-    ids=" ".join,
 )
 def test_the_file_behind_a_repository_is_the_one_that_a_server_loads(
     home: Path, build: str, words: tuple[str, ...]

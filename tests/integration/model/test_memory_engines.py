@@ -20,13 +20,11 @@ from tests.support.memory_cases import (
 
 # Placement plays no part here, so that cases which differ in it alone would be the same.
 ON_CPU = (
-    "dense-16k-mtp2-q8",
     "dense-64k-mtp6-q4",
-    "dense-8k-ub2048-no-mtp",
+    "dense-8k-ub2048-mtp6",
     "dense-32k-4slots-unified",
     "moe-64k-ncmoe8-mtp2-q8",
     "llama-16k-draft4",
-    "qwen3moe-16k-ncmoe4",
     "gemma-32k-4slots",
 )
 CASES_HERE = tuple(case.on_cpu() for case in CASES if case.name in ON_CPU)
