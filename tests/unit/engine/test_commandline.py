@@ -39,13 +39,6 @@ def rendered(
     return render(profile, capabilities_of(dialect), context(has_gpu=has_gpu, cores=cores))
 
 
-def refusal(dialect: str, *, has_gpu: bool = True, cores: int | None = 8, **data: Any) -> Refusal:
-    result = rendered(dialect, has_gpu=has_gpu, cores=cores, **data)
-    assert not isinstance(result, CommandLine)
-    (found,) = result
-    return found
-
-
 def flags(command: CommandLine) -> dict[str, str | None]:
     return {argument.flag: argument.value for argument in command.arguments}
 
@@ -56,98 +49,91 @@ def notes(command: CommandLine) -> dict[str, str]:
 
 # What every key becomes, in words that differ between dialects.
 
-
-@pytest.mark.parametrize(
-    ("mode", "legacy"),
-    [
-        ("none", ["--no-mmap"]),
-        ("mlock", ["--no-mmap", "--mlock"]),
-        ("mmap+mlock", ["--mlock"]),
-        ("dio", ["--direct-io"]),
-        ("mmap", []),
-        ("auto", []),
-    ],
-)
-def test_a_load_mode_is_spelled_as_the_build_wants_it(mode: str, legacy: list[str]) -> None:
-    assert flags(line("main-0x", serving__load_mode=mode))["--load-mode"] == mode
-    words = [word for word in line("main-mid", serving__load_mode=mode).argv if word in
-             {"--no-mmap", "--mlock", "--direct-io", "--load-mode"}]  # fmt: skip
-    assert words == legacy
-
-
-def test_a_load_mode_that_a_build_has_not_is_refused() -> None:
-    found = refusal("ik-now", serving__load_mode="dio")
-    assert "--direct-io" in found.reason
-    assert found.origin.layer is Layer.SITE
+DEPTH = {"speculation.n_max": 2, "speculation.p_min": 0.5}
+MTP: dict[str, Any] = {"speculation.type": "mtp", **DEPTH}
+TINY = {**MTP, "speculation.n_min": 1, "speculation.p_min": 0.00001}
+NO_MARGIN = {"memory.fit": True, "memory.fit_mib": "default"}
 
 
 @pytest.mark.parametrize(
-    ("dialect", "words"),
+    ("dialect", "data", "words", "absent"),
     [
-        ("main-pr", ["--spec-type", "mtp", "--spec-draft-n-max", "2", "--spec-draft-p-min", "0.5"]),
-        ("main-mid", ["--spec-type", "draft-mtp", "--spec-draft-n-max", "2", "--spec-draft-p-min", "0.5"]),
-        ("ik-may", ["--multi-token-prediction", "--draft-max", "2", "--draft-p-min", "0.5"]),
-        ("ik-now", ["--spec-type", "mtp:n_max=2,p_min=0.5"]),
+        *(("main-0x", {"serving.load_mode": mode}, f"--load-mode {mode}", "--no-mmap --mlock")
+          for mode in ("none", "mlock", "mmap+mlock", "dio", "mmap", "auto")),
+        ("main-mid", {"serving.load_mode": "none"}, "--no-mmap", "--mlock --load-mode"),
+        ("main-mid", {"serving.load_mode": "mlock"}, "--no-mmap --mlock", "--load-mode"),
+        ("main-mid", {"serving.load_mode": "mmap+mlock"}, "--mlock", "--no-mmap"),
+        ("main-mid", {"serving.load_mode": "dio"}, "--direct-io", "--no-mmap --mlock"),
+        *(("main-mid", {"serving.load_mode": mode}, "", "--no-mmap --mlock --direct-io --load-mode")
+          for mode in ("mmap", "auto")),
+        ("main-pr", MTP, "--spec-type mtp --spec-draft-n-max 2 --spec-draft-p-min 0.5", ""),
+        ("main-mid", MTP, "--spec-type draft-mtp --spec-draft-n-max 2 --spec-draft-p-min 0.5", ""),
+        ("ik-may", MTP, "--multi-token-prediction --draft-max 2 --draft-p-min 0.5", ""),
+        ("ik-now", MTP, "--spec-type mtp:n_max=2,p_min=0.5", ""),
+        ("main-0x", TINY, "--spec-draft-n-min 1 --spec-draft-p-min 0.00001", ""),
+        ("ik-may", TINY, "--draft-min 1 --draft-p-min 0.00001", ""),
+        ("ik-now", TINY, "--spec-type mtp:n_max=2,n_min=1,p_min=0.00001", ""),
+        ("main-0x", {"speculation.type": "dflash", "speculation.draft_model": "/d.gguf"},
+         "--model-draft /d.gguf", ""),
+        ("main-0x", {"memory.fit_mib": 900}, "--fit on --fit-target 900", ""),
+        ("ik-now", {"memory.fit_mib": 900}, "--fit --fit-margin 900", ""),
+        ("main-0x", {"memory.fit": False}, "--fit off", "--fit-target"),
+        ("ik-now", {"memory.fit": False}, "", "--fit"),
+        ("main-0x", NO_MARGIN, "--fit on", "--fit-target"),
+        ("ik-now", NO_MARGIN, "--fit", "--fit-margin"),
+        ("main-0x", {"serving.threads": "physical"}, "--threads 8", ""),
+        *(("main-0x", {"serving.temp": value}, f"--temp {shown}", "")
+          for value, shown in ((0.0, "0.0"), (1, "1"), (0.1234567, "0.1234567"), (1e-05, "0.00001"))),
+        # ik's `--verbosity` is another scale than `--log-verbosity`, which ik has not.
+        ("ik-now", {"extra_args": ["--verbosity", "1"]}, "--verbosity 1", "--log-verbosity"),
+        ("main-0x", {"extra_args": ["--spec-ngram-mod-n-max", "48"]}, "--spec-ngram-mod-n-max 48", ""),
     ],
 )  # fmt: skip
-def test_mtp_is_spelled_as_the_build_wants_it(dialect: str, words: list[str]) -> None:
-    command = line(dialect, speculation__type="mtp", speculation__n_max=2, speculation__p_min=0.5)
-    start = command.argv.index(words[0])
-    assert list(command.argv[start : start + len(words)]) == words
+def test_a_key_is_spelled_as_the_build_wants_it(
+    dialect: str, data: dict[str, Any], words: str, absent: str
+) -> None:
+    command = render(profile_of(data), capabilities_of(dialect), context(has_gpu=True, cores=8))
+    assert isinstance(command, CommandLine), [str(refusal) for refusal in command]
+    assert f" {words} ".replace("  ", " ") in f" {' '.join(command.argv)} "
+    assert set(absent.split()).isdisjoint(command.argv)
 
 
 @pytest.mark.parametrize(
-    ("dialect", "words"),
+    ("dialect", "data", "key", "said"),
     [
-        ("main-0x", ["--spec-draft-n-min", "2", "--spec-draft-p-min", "0.00001"]),
-        ("ik-may", ["--draft-min", "2", "--draft-p-min", "0.00001"]),
-        ("ik-now", ["--spec-type", "mtp:n_max=3,n_min=2,p_min=0.00001"]),
+        ("ik-now", {"serving.load_mode": "dio"}, "serving.load_mode", "--direct-io"),
+        *((dialect, {"speculation.type": "mtp"}, "speculation.type",
+           f"this build ({dialect}) cannot speculate with mtp; it has: ngram")
+          for dialect in ("main-old", "bee-01")),
+        ("main-0x", {"speculation.type": "dflash"}, "speculation.type", "draft_model"),
+        ("main-0x", {"serving.threads": "physical"}, "serving.threads", "to a number"),
+        ("ik-now", {"serving.log_verbosity": 3}, "serving.log_verbosity", "engines.ik"),
+        # An argument of the user's own may repeat no key, tell no secret, and is one that the build lists.
+        *(("main-lm", {"extra_args": words.split()}, "extra_args", f"the key {key} renders")
+          for words, key in (
+              ("--port 1", "serving.port"), ("-c 1", "serving.ctx_size"), ("--ctx_size 1", "serving.ctx_size"),
+              ("--mlock", "serving.load_mode"), ("--spec-type none", "speculation.type"),
+              ("-m x", "model.path"))),
+        ("main-0x", {"extra_args": ["--spec-ngram-mod-n-max", "48"], "speculation.type": "ngram-mod",
+                     "speculation.n_max": 64}, "extra_args", "speculation.n_max"),
+        *(("main-lm", {"extra_args": [flag, "hunter2"]}, "extra_args", "process list")
+          for flag in ("--api-key", "--api_key", "--hf-token", "-hft", "--hf-token-draft")),
+        *(("main-0x", {"extra_args": [word]}, "extra_args", "does not list")
+          for word in ("--nope", "-zz", "--port=9")),
+        ("main-0x", {"extra_args": ["--draft-max"]}, "extra_args", "speculation.n_max"),
+        ("main-0x", {"extra_args": ["--verbosity", "1"]}, "extra_args", "serving.log_verbosity"),
     ],
-)
-def test_the_least_draft_and_a_tiny_probability_reach_the_engine(
-    dialect: str, words: list[str]
+)  # fmt: skip
+def test_what_a_build_cannot_serve_is_refused_with_a_reason(
+    dialect: str, data: dict[str, Any], key: str, said: str
 ) -> None:
-    command = line(
-        dialect,
-        speculation__type="mtp",
-        speculation__n_max=3,
-        speculation__n_min=2,
-        speculation__p_min=0.00001,
-    )
-    start = command.argv.index(words[0])
-    assert list(command.argv[start : start + len(words)]) == words
-
-
-@pytest.mark.parametrize("dialect", ["main-old", "bee-01"])
-def test_mtp_on_a_build_without_it_is_refused_with_what_it_has(dialect: str) -> None:
-    found = refusal(dialect, speculation__type="mtp")
-    assert found.key == "speculation.type"
-    assert dialect in found.reason
-    assert "ngram-mod" in found.reason
-    assert "site.toml" in str(found)
-
-
-def test_a_kind_with_a_draft_model_needs_one() -> None:
-    found = refusal("main-0x", speculation__type="dflash")
-    assert "draft_model" in found.hint
-    command = line("main-0x", speculation__type="dflash", speculation__draft_model="/d.gguf")
-    assert flags(command)["--model-draft"] == "/d.gguf"
-
-
-def test_fit_is_spelled_as_the_build_wants_it() -> None:
-    assert list(flags(line("main-0x", memory__fit_mib=900)).items())[-2:] == [
-        ("--fit", "on"), ("--fit-target", "900"),
-    ]  # fmt: skip
-    assert flags(line("ik-now", memory__fit_mib=900))["--fit-margin"] == "900"
-    assert flags(line("ik-now", memory__fit_mib=900))["--fit"] is None
-
-
-def test_fit_can_be_switched_off_and_on_without_a_margin() -> None:
-    assert flags(line("main-0x", memory__fit=False))["--fit"] == "off"
-    assert "--fit-target" not in flags(line("main-0x", memory__fit=False))
-    assert "--fit" not in flags(line("ik-now", memory__fit=False))
-    assert flags(line("main-0x", memory__fit=True, memory__fit_mib="default"))["--fit"] == "on"
-    assert "--fit" in flags(line("ik-now", memory__fit=True, memory__fit_mib="default"))
+    result = render(profile_of(data), capabilities_of(dialect), context(has_gpu=True, cores=None))
+    assert not isinstance(result, CommandLine)
+    assert result[0].key == key
+    assert said in str(result[0])
+    assert "site.toml" in str(result[0])
+    assert result[0].origin.layer is Layer.SITE
+    assert "hunter2" not in str(result[0])
 
 
 @pytest.mark.parametrize(
@@ -174,24 +160,9 @@ def test_without_a_gpu_nothing_is_said_about_one(dialect: str) -> None:
         assert "no usable GPU" in notes(command)[f"memory.{key}"]
 
 
-def test_physical_cores_are_counted_and_unknown_is_refused() -> None:
-    assert flags(line("main-0x", serving__threads="physical"))["--threads"] == "8"
-    found = refusal("main-0x", cores=None, serving__threads="physical")
-    assert (found.key, "number" in found.hint) == ("serving.threads", True)
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"), [(0.0, "0.0"), (1, "1"), (0.1234567, "0.1234567"), (1e-05, "0.00001")]
-)
-def test_a_number_keeps_its_digits_and_has_no_exponent(value: float, shown: str) -> None:
-    assert flags(line("main-0x", serving__temp=value))["--temp"] == shown
-
-
 def test_what_only_tunerd_suggested_is_left_out_where_a_build_has_no_flag() -> None:
     command = line("ik-now")
     assert "--log-verbosity" in notes(command)["serving.log_verbosity"]
-    found = refusal("ik-now", serving__log_verbosity=3)
-    assert "engines.ik" in found.hint
 
 
 def test_every_refusal_is_reported_at_once() -> None:
@@ -209,55 +180,6 @@ def test_extra_arguments_are_passed_and_marked() -> None:
     command = line("main-0x", extra_args=["--lora", "a b.gguf", "--no-perf"])
     assert command.argv[-3:] == ("--lora", "a b.gguf", "--no-perf")
     assert {a.key for a in command.arguments[-3:]} == {"extra_args"}
-
-
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        (["--port", "1"], "serving.port"),
-        (["-c", "1"], "serving.ctx_size"),
-        (["--ctx_size", "1"], "serving.ctx_size"),
-        (["--mlock"], "serving.load_mode"),
-        (["--spec-type", "none"], "speculation.type"),
-        (["-m", "x"], "model.path"),
-    ],
-)
-def test_an_extra_argument_may_not_repeat_a_key(words: list[str], key: str) -> None:
-    result = rendered("main-lm", extra_args=words)
-    assert not isinstance(result, CommandLine)
-    assert key in result[0].reason
-
-
-@pytest.mark.parametrize(
-    "flag", ["--api-key", "--api_key", "--hf-token", "-hft", "--hf-token-draft"]
-)
-def test_a_secret_may_not_be_an_extra_argument(flag: str) -> None:
-    result = rendered("main-lm", extra_args=[flag, "hunter2"])
-    assert not isinstance(result, CommandLine)
-    assert "process list" in result[0].reason
-    assert "hunter2" not in str(result[0])
-
-
-def test_an_extra_argument_may_not_repeat_a_flag_that_is_there_for_another_reason() -> None:
-    sizes = ["--spec-ngram-mod-n-max", "48"]
-    assert line("main-0x", extra_args=sizes).argv[-2:] == tuple(sizes)
-    result = rendered(
-        "main-0x", extra_args=sizes, speculation__type="ngram-mod", speculation__n_max=64
-    )
-    assert not isinstance(result, CommandLine)
-    assert "speculation.n_max" in result[0].reason
-
-
-@pytest.mark.parametrize("word", ["--nope", "-zz", "--port=9", "--draft-max"])
-def test_an_extra_flag_that_the_build_does_not_list_is_refused(word: str) -> None:
-    result = rendered("main-0x", extra_args=[word])
-    assert not isinstance(result, CommandLine)
-
-
-def test_a_flag_of_the_same_name_is_the_users_own_where_the_key_has_no_flag() -> None:
-    """ik's `--verbosity` is another scale than `--log-verbosity`, which ik has not."""
-    assert line("ik-now", extra_args=["--verbosity", "1"]).argv[-2:] == ("--verbosity", "1")
-    assert not isinstance(rendered("main-0x", extra_args=["--verbosity", "1"]), CommandLine)
 
 
 def test_every_row_of_the_flag_table_is_a_profile_key() -> None:
