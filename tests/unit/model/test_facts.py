@@ -33,31 +33,24 @@ def test_a_hybrid_model_says_which_layers_attend_and_which_draft() -> None:
     facts = facts_of_shape(QWEN36_27B)
 
     assert (facts.n_layer_all, facts.n_nextn, facts.n_layer) == (65, 1, 64)
-    assert facts.has_mtp
     assert sum(block.is_recurrent for block in facts.blocks) == 48
     attending = [block.index for block in facts.trunk if block.has_attention]
     assert attending == list(range(3, 64, 4))
     assert facts.blocks[3].k_values == facts.blocks[3].v_values == 4 * 256
     assert facts.blocks[64].is_mtp
     assert facts.blocks[64].has_attention
+    assert facts.has_mtp
     assert facts.is_gated_attention
-    assert facts.n_vocab == 248320
-    assert facts.quant == "q8_0"
+    assert (facts.n_vocab, facts.quant) == (248320, "q8_0")
 
 
-def test_experts_are_counted_apart() -> None:
+def test_experts_are_counted_apart_and_every_byte_has_one_place() -> None:
     facts = facts_of_shape(QWEN36_35B_A3B)
 
     experts = 3 * 256 * 512 * 2048 // 32 * 34
     assert [block.expert_bytes for block in facts.blocks] == [experts] * 41
     assert facts.blocks[0].largest_expert_bytes == experts // 3
-    assert facts.is_moe
     assert (facts.n_expert, facts.n_expert_used, facts.n_ff_expert) == (256, 8, 512)
-
-
-def test_every_byte_has_one_place() -> None:
-    facts = facts_of_shape(QWEN36_35B_A3B)
-
     blocks = sum(block.n_bytes for block in facts.blocks)
     placed = blocks + facts.input_bytes + facts.output_bytes + facts.other_bytes
     assert placed == sum(n_bytes for _, n_bytes in facts.tensor_types)
@@ -74,29 +67,17 @@ def test_a_head_of_its_own_is_no_tie() -> None:
     assert own.head_type == tied.head_type == "q8_0"
 
 
-def test_a_claim_of_mtp_without_its_tensors_is_explained() -> None:
-    facts = facts_of_bytes(
-        small(
-            "qwen35",
-            {"block_count": 3, "nextn_predict_layers": 1},
-            [("blk.0.attn_norm.weight", (8,))],
-        )
+def test_an_mtp_block_may_be_missing_or_alone_in_its_file() -> None:
+    keys = {"block_count": 3, "nextn_predict_layers": 1}
+    claimed, alone, whole = (
+        facts_of_bytes(small("qwen35", keys, [(name, (8, 4)) for name in names]))
+        for names in (["blk.0.attn_q.weight"], [MTP], ["blk.0.attn_q.weight", MTP])
     )
 
-    assert not facts.has_mtp
-    assert facts.n_nextn == 1
-    assert facts.mtp_problem is not None
-    assert MTP in facts.mtp_problem
-
-
-def test_a_file_with_the_mtp_block_alone_is_a_companion() -> None:
-    keys = {"block_count": 3, "nextn_predict_layers": 1}
-    alone = facts_of_bytes(small("qwen35", keys, [(MTP, (8, 4))]))
-    whole = facts_of_bytes(small("qwen35", keys, [("blk.0.attn_q.weight", (8, 4)), (MTP, (8, 4))]))
-
-    assert alone.has_mtp
-    assert alone.is_companion
-    assert not whole.is_companion
+    assert (claimed.has_mtp, claimed.n_nextn, claimed.is_companion) == (False, 1, False)
+    assert MTP in (claimed.mtp_problem or "")
+    assert (alone.has_mtp, alone.is_companion) == (True, True)
+    assert (whole.has_mtp, whole.is_companion) == (True, False)
 
 
 def test_an_unknown_architecture_still_has_facts() -> None:
@@ -265,26 +246,20 @@ def vocabulary(
     return MemorySource(gguf(keys))
 
 
-def test_equal_vocabularies_go_together() -> None:
-    assert why_apart(vocabulary(), vocabulary()) is None
-
-
-def test_some_more_tokens_and_the_first_five_do_not_matter() -> None:
-    padded = [*WORDS, *(f"more{n}" for n in range(128))]
-    assert why_apart(vocabulary(), vocabulary(padded)) is None
-    assert why_apart(vocabulary(), vocabulary([*"abcde", *WORDS[5:]])) is None
-
-
 @pytest.mark.parametrize(
     ("draft", "reason"),
     [
+        (vocabulary(), None),
+        # Some more tokens and the first five do not matter.
+        (vocabulary([*WORDS, *(f"more{n}" for n in range(128))]), None),
+        (vocabulary([*"abcde", *WORDS[5:]]), None),
         (vocabulary(kind="llama"), "its tokenizer is llama, the model's is gpt2"),
         (vocabulary([*WORDS, *map(str, range(129))]), "it has 329 tokens, the model 200"),
         (vocabulary([*WORDS[:7], "other", *WORDS[8:]]), "token 7 is another one"),
         (MemorySource(gguf([number("n", 1)])), "one of the two files has no vocabulary"),
     ],
 )
-def test_what_keeps_two_apart_is_said(draft: MemorySource, reason: str) -> None:
+def test_what_keeps_two_apart_is_said(draft: MemorySource, reason: str | None) -> None:
     assert why_apart(vocabulary(), draft) == reason
 
 
