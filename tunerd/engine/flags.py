@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
 
 from tunerd.words import digest
 
@@ -386,9 +385,16 @@ def _matters(flag: str) -> bool:
     return flag not in SECRET_FLAGS and owner_of(flag) not in NOT_COMPARED
 
 
+def _joined(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Values by name, those of a name that comes again behind each other."""
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        found[name] = f"{found[name]}; {value}" if name in found else value
+    return found
+
+
 def _by_flag(argv: Sequence[str]) -> dict[str, str]:
-    grouped = groupby(compared_arguments(argv), key=lambda group: group[0])
-    return {flag: "; ".join(" ".join(group[1:]) for group in groups) for flag, groups in grouped}
+    return _joined((flag, " ".join(values)) for flag, *values in compared_arguments(argv))
 
 
 # How the flags of samplers begin that no key of a profile renders.
@@ -460,12 +466,11 @@ def change_words(changes: Sequence[OutputChange]) -> str:
 
 def _by_key(argv: Sequence[str]) -> dict[str, str]:
     """Values by profile key, or by flag where no key renders it: builds spell a key differently."""
-    found: dict[str, str] = {}
-    for flag, *values in argument_groups(argv):
-        key = owner_of(flag) or flag
-        value = flag if key in _SWITCHES else " ".join(values) or "on"
-        found[key] = f"{found[key]}; {value}" if key in found else value
-    return found
+    groups = ((owner_of(flag) or flag, flag, values) for flag, *values in argument_groups(argv))
+    return _joined(
+        (key, flag if key in _SWITCHES else " ".join(values) or "on")
+        for key, flag, values in groups
+    )
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -251,10 +251,11 @@ class ProbeResult:
         return read_capabilities(parse_help(self.help_text))
 
 
+@dataclass(frozen=True, slots=True)
 class EngineProber:
     """Probes programs and remembers the results.
 
-    Args:
+    Attributes:
         cache_dir: Folder of remembered probes.
         files: Writes them.
         sandbox: Where programs run; one without an account must not be root's unless the program is
@@ -262,18 +263,10 @@ class EngineProber:
         timeout_s: Longest run of a program.
     """
 
-    def __init__(
-        self,
-        cache_dir: Path,
-        files: Files,
-        sandbox: Sandbox,
-        *,
-        timeout_s: float = PROBE_TIMEOUT_S,
-    ) -> None:
-        self._cache_dir = cache_dir
-        self._files = files
-        self._sandbox = sandbox
-        self._timeout_s = timeout_s
+    cache_dir: Path
+    files: Files
+    sandbox: Sandbox
+    timeout_s: float = PROBE_TIMEOUT_S
 
     def probe(self, found: Found) -> ProbeResult:
         """What the program accepts.
@@ -301,7 +294,7 @@ class EngineProber:
             help_text=help_text[:MAX_HELP_CHARS],
             subcommand=subcommand,
         )
-        self._files.remember(self._kept(quick), result, schema=PROBE_SCHEMA)
+        self.files.remember(self._kept(quick), result, schema=PROBE_SCHEMA)
         return result
 
     def identity(self, found: Found) -> EngineIdentity:
@@ -332,7 +325,7 @@ class EngineProber:
             if path.exists()  # an upgrade may leave links to nothing
         }
         others = sorted((mapped | siblings) - {program})
-        return _identity((program, *others), self._sandbox.reader(program))
+        return _identity((program, *others), self.sandbox.reader(program))
 
     def copy(self, program: Path, component: Component, target: Path) -> None:
         """Copy a part of a program, if it still is what was hashed; nobody else reads an unfinished copy.
@@ -342,7 +335,7 @@ class EngineProber:
             OSError: the copy cannot be written.
         """
         with (
-            _opened(component.path, self._sandbox.reader(program)) as (source, status),
+            _opened(component.path, self.sandbox.reader(program)) as (source, status),
             os.fdopen(os.open(target, _NEW_FILE, 0o600), "wb") as copy,
         ):
             n_bytes = min(status.st_size, component.size)
@@ -411,7 +404,7 @@ class EngineProber:
             remembered = self._remembered(self._quick_key(found))
             subcommand = remembered.subcommand if remembered else self._help(found)[0]
         is_own = is_own_server(found.program)
-        place = Sandbox(None) if is_own else self._sandbox
+        place = Sandbox(None) if is_own else self.sandbox
         if place == Sandbox(None) and os.geteuid() == 0 and not is_own:
             raise EngineError(
                 f"will not run `{found.program}` as root",
@@ -422,7 +415,7 @@ class EngineProber:
         try:
             done = place.run(
                 [str(found.program), *subcommand, *arguments],
-                timeout_s=self._timeout_s,
+                timeout_s=self.timeout_s,
                 env={**environment, **dict(found.environment), **(extra or {})},
                 limits=_PROBE_LIMITS,
                 max_output_bytes=_MAX_OUTPUT_BYTES,
@@ -436,7 +429,7 @@ class EngineProber:
         if done.timed_out:
             raise EngineError(
                 f"`{found.program} {' '.join(arguments[:1])}` did not end within "
-                f"{self._timeout_s:.0f} s"
+                f"{self.timeout_s:.0f} s"
             )
         return done
 
@@ -460,11 +453,11 @@ class EngineProber:
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _remembered(self, quick: str) -> ProbeResult | None:
-        known = self._files.recall(ProbeResult, self._kept(quick), schema=PROBE_SCHEMA)
+        known = self.files.recall(ProbeResult, self._kept(quick), schema=PROBE_SCHEMA)
         return known if known is not None and _unchanged(known.identity) else None
 
     def _kept(self, quick: str) -> Path:
-        return self._cache_dir / f"probe-{quick[:32]}.json"
+        return self.cache_dir / f"probe-{quick[:32]}.json"
 
 
 def embedded_files() -> tuple[Path, ...]:

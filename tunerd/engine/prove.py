@@ -208,10 +208,9 @@ def _wait(ctx: Context, server: LlamaServer, child: Child) -> str | None:
         ended = child.poll()
         if ended is not None:
             lines = cut_lines(child.log_tail())
-            if ended.signal is not None:
-                failure = classify(lines, exit_kind="killed", exit_status=ended.signal)
-            else:
-                failure = classify(lines, exit_kind="exited", exit_status=ended.code)
+            is_exit = ended.signal is None
+            how, status = ("exited", ended.code) if is_exit else ("killed", ended.signal)
+            failure = classify(lines, exit_kind=how, exit_status=status)
             return f"{failure.kind}: {failure.words}"
         if server.health(timeout_s=1.0) is HttpState.READY:
             return None

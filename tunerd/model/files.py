@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,13 @@ MAX_HEADERS = 200
 _SUFFIX = ".gguf"
 _PART = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 _SHOWN = 8
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
 _FETCH_AGAIN = "compare its size and checksum with its origin, and fetch it again"
 
 
@@ -59,12 +66,12 @@ class _Remembered:
     facts: ModelFacts
 
 
+@dataclass(frozen=True, slots=True)
 class ModelFiles:
     """Reads model files, remembering what it found in `cache_dir` (None: nothing is kept)."""
 
-    def __init__(self, cache_dir: Path | None, files: Files) -> None:
-        self._cache_dir = cache_dir
-        self._files = files
+    cache_dir: Path | None
+    files: Files
 
     def read_facts(self, path: Path) -> ModelFacts:
         """The facts of a model, over all its parts if `path` is one of several.
@@ -82,14 +89,14 @@ class ModelFiles:
     def _facts(self, path: Path) -> ModelFacts:
         stamps = tuple(_stamp(part) for part in parts_of(path))
         entry = self._entry(stamps)
-        kept = self._files.recall(_Remembered, entry) if entry is not None else None
+        kept = self.files.recall(_Remembered, entry) if entry is not None else None
         if kept is not None and kept.written_by == _WRITER:
             files = kept.facts.identity.files
             if [one.stamp for one in files] == [one.stamp for one in stamps]:
                 return _at(kept.facts, stamps)
         facts = facts_of([_read_file(stamp) for stamp in stamps])
         if entry is not None:
-            self._files.remember(entry, _Remembered(_WRITER, facts))
+            self.files.remember(entry, _Remembered(_WRITER, facts))
         return facts
 
     def why_vocabularies_differ(self, target: Path, draft: Path) -> str | None:
@@ -105,7 +112,7 @@ class ModelFiles:
     def _entry(self, stamps: Sequence[FileIdentity]) -> Path | None:
         text = json.dumps([stamp.stamp for stamp in stamps])
         name = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return self._cache_dir and self._cache_dir / f"model-facts-{name}.json"
+        return self.cache_dir and self.cache_dir / f"model-facts-{name}.json"
 
 
 def parts_of(path: Path) -> tuple[Path, ...]:
@@ -146,21 +153,10 @@ def _stamp(path: Path) -> FileIdentity:
     if not stat.S_ISREG(status.st_mode):
         raise ModelFileError(
             f"not a regular file: `{path}`",
-            cause=f"it is {_kind_of(status.st_mode)}",
+            cause=f"it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'something else')}",
             hint="give the path of a GGUF file",
         )
     return FileIdentity(real, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _kind_of(mode: int) -> str:
-    kinds = {
-        stat.S_IFDIR: "a directory",
-        stat.S_IFIFO: "a pipe",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a character device",
-        stat.S_IFBLK: "a block device",
-    }
-    return kinds.get(stat.S_IFMT(mode), "something else")
 
 
 @contextmanager
@@ -370,16 +366,16 @@ def ollama_layers(store: Path, name: str, files: Files) -> dict[str, Path]:
     return {}
 
 
+@dataclass(slots=True)
 class _Walk:
     """Walks folders, each once however links lead to it, within limits."""
 
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-        self._n_entries = 0
-        self._seen: set[tuple[int, int]] = set()
+    problems: list[str] = field(default_factory=list)
+    _n_entries: int = 0
+    _seen: set[tuple[int, int]] = field(default_factory=set)
 
     def files(self, folder: Path, depth: int = 0) -> Iterator[Path]:
-        """GGUF files below a folder."""
+        """GGUF files below a folder; a link that leads nowhere or in a circle is none."""
         if depth > MAX_DEPTH:
             self.problems.append(f"`{folder}` is more than {MAX_DEPTH} folders deep")
             return
@@ -399,18 +395,11 @@ class _Walk:
             if self._n_entries > MAX_ENTRIES:
                 self.problems.append(f"there are more than {MAX_ENTRIES} files")
                 return
-            if _is(entry, "directory"):
-                yield from self.files(Path(entry.path), depth + 1)
-            elif entry.name.lower().endswith(_SUFFIX) and _is(entry, "file"):
-                yield Path(entry.path)
-
-
-def _is(entry: os.DirEntry[str], what: str) -> bool:
-    """Whether it is that, links followed; a link that leads nowhere or in a circle is nothing."""
-    try:
-        return entry.is_dir() if what == "directory" else entry.is_file()
-    except OSError:
-        return False
+            with suppress(OSError):
+                if entry.is_dir():
+                    yield from self.files(Path(entry.path), depth + 1)
+                elif entry.name.lower().endswith(_SUFFIX) and entry.is_file():
+                    yield Path(entry.path)
 
 
 def _name_filter(wanted: str | None) -> Callable[[Path], bool]:

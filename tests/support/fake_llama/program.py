@@ -44,6 +44,7 @@ class Program:
         self.record = Record(behaviour.record)
         self.arguments: Arguments
         self.api: Api
+        self.answer: Callable[[str, str, dict[str, str], bytes, Callable[[], bool]], Reply]
         self._stop = threading.Event()
         self._n_at_work = 0
         self._work_lock = threading.Lock()
@@ -58,16 +59,6 @@ class Program:
         finally:
             with self._work_lock:
                 self._n_at_work -= 1
-
-    def answer(
-        self,
-        method: str,
-        target: str,
-        headers: dict[str, str],
-        body: bytes,
-        gone: Callable[[], bool],
-    ) -> Reply:
-        return self.api.answer(method, target, headers, body, gone)
 
     def after_reply(self) -> None:
         """Die after so many completions, if that is to be played."""
@@ -116,6 +107,7 @@ class Program:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         engine = Engine(self.behaviour, self.arguments, self.log, self.record)
         self.api = Api(engine, self.die)
+        self.answer = self.api.answer
         listener = self._bind()
         if not self.behaviour.is_ik:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
