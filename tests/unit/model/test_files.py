@@ -131,8 +131,7 @@ def test_a_missing_file_is_named_with_what_to_do(tmp_path: Path, models: ModelFi
     with pytest.raises(ModelFileError, match="no such model file") as caught:
         models.read_facts(tmp_path / "gone.gguf")
 
-    assert caught.value.hint is not None
-    assert "models.dirs" in caught.value.hint
+    assert "models.dirs" in str(caught.value.hint)
 
 
 def test_all_parts_are_read_whichever_is_given(tmp_path: Path, models: ModelFiles) -> None:
@@ -144,13 +143,6 @@ def test_all_parts_are_read_whichever_is_given(tmp_path: Path, models: ModelFile
     assert len(by_part[0].blocks) == 3
     assert [file.path for file in by_part[0].identity.files] == paths
     assert len(entries(tmp_path)) == 1
-
-
-def test_a_part_under_another_name_is_refused(tmp_path: Path, models: ModelFiles) -> None:
-    path = part(tmp_path / "renamed.gguf", 0, 2)
-
-    with pytest.raises(ModelFileError, match="model has 2 parts, 1 were given"):
-        models.read_facts(path)
 
 
 def test_a_model_is_found_by_name_whatever_the_case(tmp_path: Path, models: ModelFiles) -> None:

@@ -87,33 +87,38 @@ def test_what_describes_the_parent_is_not_inherited() -> None:
     assert result.profile.serving.alias == "a"
 
 
-def test_a_profile_that_is_not_there_comes_with_the_nearest_name() -> None:
-    found = problem("rtx-3090-ti-24g", shipped_sources())
-    assert found.nearest == "rtx-3090-ti-24gb"
-    assert "cpu-embedded" in found.allowed
+@pytest.mark.parametrize(
+    ("name", "found", "said"),
+    [
+        ("rtx-3090-ti-24g", shipped_sources(), ("profile", "name", "rtx-3090-ti-24gb")),
+        ("child", sources({"child": {"extends": "bsae"}, "base": {}}),
+         ("profile child", "extends", "base")),
+    ],
+)  # fmt: skip
+def test_a_profile_that_is_not_there_comes_with_the_nearest_name(
+    name: str, found: ProfileSources, said: tuple[str, str, str]
+) -> None:
+    told = problem(name, found)
+    assert (told.source, told.key, told.nearest) == said
+    assert said[2] in told.allowed
 
 
-def test_a_parent_that_is_not_there_names_the_child() -> None:
-    found = problem("child", sources({"child": {"extends": "bsae"}, "base": {}}))
-    assert (found.source, found.key, found.nearest) == ("profile child", "extends", "base")
+LONG: Files = {f"p{n}": {"extends": f"p{n + 1}"} for n in range(MAX_EXTENDS + 5)}
+LONG[f"p{MAX_EXTENDS + 5}"] = {}
 
 
 @pytest.mark.parametrize(
-    "files",
+    ("files", "allowed"),
     [
-        {"a": {"extends": "a"}},
-        {"a": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "b"}},
+        ({"p0": {"extends": "p0"}}, "a chain without a loop"),
+        ({"p0": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "b"}},
+         "a chain without a loop"),
+        (LONG, f"at most {MAX_EXTENDS}"),
     ],
-)
-def test_a_loop_is_refused(files: Files) -> None:
-    assert problem("a", sources(files)).allowed == "a chain without a loop"
-
-
-def test_a_chain_that_is_too_long_is_refused() -> None:
-    files: Files = {f"p{n}": {"extends": f"p{n + 1}"} for n in range(MAX_EXTENDS + 5)}
-    files[f"p{MAX_EXTENDS + 5}"] = {}
-    assert problem("p0", sources(files)).allowed == f"at most {MAX_EXTENDS}"
-    assert len(order(f"p{6}", sources(files))) == MAX_EXTENDS + 1
+)  # fmt: skip
+def test_a_loop_and_a_chain_that_is_too_long_are_refused(files: Files, allowed: str) -> None:
+    assert problem("p0", sources(files)).allowed == allowed
+    assert len(order("p6", sources(LONG))) == MAX_EXTENDS + 1
 
 
 # How they are merged: per key, and every value knows who set it.
