@@ -99,76 +99,35 @@ class Api:
                 text = "This server does not support metrics endpoint. Start it with `--metrics`"
                 raise HttpError(501, "not_supported_error", text)
             return Answer(200, self._metrics().encode(), "text/plain; version=0.0.4")
-        if path == "/version" and self.behaviour.is_ik:
-            return json_answer(
-                {"version": 4, "features": {"sql": False, "zstd_compression": False}}
-            )
         raise not_found()
 
     def _models(self) -> dict[str, Any]:
-        meta: dict[str, Any] = {"n_vocab": N_VOCAB, "n_ctx_train": 262_144, "n_embd": 64}
-        model: dict[str, Any] = {
-            "id": self.engine.alias,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "llamacpp",
-            "meta": meta | {"n_params": 326_008, "size": 1_304_032},
-        }
+        model: dict[str, Any] = {"id": self.engine.alias, "object": "model"}
         if self.behaviour.is_ik:
             model["max_model_len"] = self.engine.n_ctx
         else:
-            model |= {"aliases": [self.engine.alias], "tags": []}
-            model["meta"] |= {"n_ctx": self.engine.n_ctx, "ftype": "all F32"}
+            model["meta"] = {"n_vocab": N_VOCAB, "n_ctx": self.engine.n_ctx}
         return {"object": "list", "data": [model]}
 
     def _props(self) -> dict[str, Any]:
-        facts, is_ik = self.engine.arguments.facts, self.behaviour.is_ik
         props: dict[str, Any] = {
             "total_slots": len(self.engine.slots),
             "model_alias": self.engine.alias,
-            "model_path": facts.get("model", ""),
+            "model_path": self.engine.arguments.facts.get("model", ""),
             "default_generation_settings": {"n_ctx": self.engine.n_ctx},
             "chat_template": "{{ messages }}",
         }
-        if is_ik:
-            name = Path(facts.get("model", "")).name
-            return props | {"n_ctx": self.engine.n_ctx, "model_name": name, "system_prompt": ""}
-        return props | {
-            "model_ftype": "all F32",
-            "endpoint_slots": True,
-            "endpoint_props": False,
-            "endpoint_metrics": "metrics" in facts,
-            "build_info": "b0-unknown",
-            "is_sleeping": self.engine.is_asleep,
-        }
+        return props if self.behaviour.is_ik else props | {"is_sleeping": self.engine.is_asleep}
 
     def _slot(self, slot: Slot) -> dict[str, Any]:
         is_done = not slot.is_busy and not self.behaviour.slots_are_busy
+        found: dict[str, Any] = {"id": slot.number, "n_ctx": self.engine.n_ctx}
         if self.behaviour.is_ik:
-            token = {"has_next_token": not is_done, "n_remain": -1, "n_decoded": 0}
-            return {
-                "n_ctx": self.engine.n_ctx,
-                "id": slot.number,
-                "id_task": -1 if slot.task is None else slot.task,
-                "state": int(not is_done),
-                "prompt": None,
-                "next_token": token,
-            }
-        found: dict[str, Any] = {
-            "id": slot.number,
-            "n_ctx": self.engine.n_ctx,
+            return found | {"state": int(not is_done)}
+        return found | {
             "speculative": self.engine.is_speculative,
             "is_processing": not is_done,
         }
-        if slot.task is not None:
-            types = "none,draft-mtp" if self.engine.is_speculative else "none"
-            found |= {
-                "id_task": slot.task,
-                "n_prompt_tokens": len(slot.tokens),
-                "params": {"speculative.types": types},
-                "next_token": [{"has_next_token": not is_done, "n_remain": 0, "n_decoded": 0}],
-            }
-        return found
 
     def _metrics(self) -> str:
         totals, dialect = self.engine.totals, self.behaviour.dialect
@@ -182,15 +141,10 @@ class Api:
         ]
         if dialect == "main-0x":
             rows.append(("prompt_tokens_cached_total", "counter", totals.n_cached))
-        if not self.behaviour.is_ik:
-            rows.append(("n_decode_total", "counter", totals.n_decode))
-            rows.append(("n_tokens_max", "counter", totals.n_tokens_max))
-            rows.append(("n_busy_slots_per_decode", "gauge", float(totals.n_decode > 0)))
         if dialect in {"main-0x", "main-lm"}:
             n_accepted = sum(totals.accepted_at)
             rows.append(("spec_decode_num_draft_tokens_total", "counter", totals.drafted))
             rows.append(("spec_decode_num_accepted_tokens_total", "counter", n_accepted))
-            rows.append(("spec_decode_num_drafts_total", "counter", totals.n_drafts))
         lines = []
         for name, kind, value in rows:
             full = f"llamacpp:{name}"

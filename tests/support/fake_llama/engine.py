@@ -33,9 +33,6 @@ class Totals:
     prompt_s: float = 0.0
     n_predicted: int = 0
     predicted_s: float = 0.0
-    n_decode: int = 0
-    n_tokens_max: int = 0
-    n_drafts: int = 0
     drafted: int = 0
     accepted_at: list[int] = field(default_factory=list)
 
@@ -45,9 +42,6 @@ class Totals:
         self.prompt_s += run.prompt_ms / 1000
         self.n_predicted += run.n_predicted
         self.predicted_s += run.predicted_ms / 1000
-        self.n_decode += run.n_steps + 1
-        self.n_tokens_max = max(self.n_tokens_max, run.n_prompt + run.n_predicted - 1)
-        self.n_drafts += run.drafted_at[0] if run.drafted_at else 0
         self.drafted += run.n_drafted
         width = max(len(self.accepted_at), len(run.accepted_at))
         pad = self.accepted_at + [0] * (width - len(self.accepted_at))

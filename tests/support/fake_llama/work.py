@@ -132,14 +132,6 @@ class Work:
         return {"timings": self._engine.told_timings(self._run.until(n_bursts))}
 
     def _first_events(self) -> Iterator[bytes]:
-        if self._task.body.get("return_progress") and not self._is_ik:
-            progress = {
-                "total": self._run.n_prompt,
-                "cache": self._run.n_cached,
-                "processed": self._run.n_prompt,
-                "time_ms": int(self._run.prompt_ms),
-            }
-            yield _event(self._piece("", 0) | {"prompt_progress": progress})
         if self._task.is_chat:
             yield _event(self._chunk({"role": "assistant", "content": None}))
 
@@ -180,47 +172,33 @@ class Work:
         yield b"data: [DONE]\n\n"
 
     def _piece(self, piece: str, n_sent: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"content": piece, "stop": False}
         if self._is_ik:
-            return {"content": piece, "stop": False, "id_slot": self._task.slot.number}
-        return {
-            "index": 0,
-            "content": piece,
-            "tokens": self._engine.tokenize(piece),
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": n_sent,
-            "tokens_evaluated": len(self._task.tokens),
-        }
+            return found
+        tokens = self._engine.tokenize(piece)
+        return found | {"tokens": tokens, "tokens_predicted": n_sent}
 
     def _result(self, text: str) -> dict[str, Any]:
         run = self._run
         found: dict[str, Any] = {
             "content": text,
-            "id_slot": self._task.slot.number,
             "stop": True,
             "model": self._engine.alias,
             "tokens_predicted": run.n_predicted,
             "tokens_evaluated": run.n_prompt,
-            "generation_settings": {"n_predict": run.n_predicted},
-            "prompt": self._task.body.get("prompt", ""),
             "truncated": False,
-            "stopping_word": "",
-            "tokens_cached": run.n_prompt + max(run.n_predicted - 1, 0),
             "timings": self._engine.told_timings(run),
         }
         if self._is_ik:
             return found | {
-                "generated_text": "".join(self._pieces),
-                "stopped_eos": run.stop_type == "eos",
-                "stopped_limit": run.stop_type == "limit",
-                "stopped_word": False,
+                f"stopped_{how}": run.stop_type == how for how in ("eos", "limit", "word")
             }
-        return found | {"index": 0, "tokens": [], "stop_type": run.stop_type, "has_new_line": False}
+        return found | {"stop_type": run.stop_type}
 
     def _openai(self, text: str) -> dict[str, Any]:
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
         if self._task.is_text:
-            said = {"text": text, "logprobs": None}
+            said = {"text": text}
         return {
             **self._envelope("chat.completion"),
             "choices": [{"finish_reason": self._finish_reason(), "index": 0, **said}],
@@ -231,7 +209,7 @@ class Work:
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         said: dict[str, Any] = {"delta": delta}
         if self._task.is_text:
-            said = {"text": delta.get("content", ""), "logprobs": None}
+            said = {"text": delta.get("content", "")}
         return {
             **self._envelope("chat.completion.chunk"),
             "choices": [{"finish_reason": reason, "index": 0, **said}],
