@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from tunerd.engine.commandline import RenderContext
 from tunerd.profile.layers import Layer, LayerFile, Resolved, default_layer, resolve
-from tunerd.profile.schema import Serving, Speculation, nest
-
-
-def choices(model: type[BaseModel], key: str) -> tuple[str, ...]:
-    """The words that a key of the schema takes."""
-    try:
-        model.model_validate({key: "nonsense"})
-    except ValidationError as error:
-        return tuple(re.findall(r"'([^']+)'", error.errors()[0]["msg"]))
-    raise AssertionError(f"{key} takes anything")
-
-
-SPECULATION_TYPES = choices(Speculation, "type")
-LOAD_MODES = choices(Serving, "load_mode")
+from tunerd.profile.schema import BuildsWords, KvType, Memory, Serving, Speculation, nest
 
 # Letters that mean something to a shell, to systemd, to TOML or to a template.
 HOSTILE = st.sampled_from(
@@ -32,100 +20,59 @@ HOSTILE = st.sampled_from(
      "\u2028", "\u00a0", "a"]
 )  # fmt: skip
 TEXT = st.lists(HOSTILE, min_size=1, max_size=6).map("".join)
-COUNT = st.integers(0, 200_000)
-POSITIVE = st.integers(1, 200_000)
-SMALL = st.integers(1, 64)
-TENSORS = st.lists(st.sampled_from(["blk\\.1\\..*=CPU", r"exps=CPU", "a b=CUDA0"]), max_size=2)
-KV = st.sampled_from(["f16", "q8_0", "q4_0"])
-RATIO = st.floats(0.0, 1.0, allow_nan=False).map(lambda value: round(value, 4))
-CORES = st.one_of(SMALL, st.just("physical"))
-LAYERS = st.one_of(COUNT, st.sampled_from(["all", "auto"]))
+MOST = 200_000
 JSON = st.dictionaries(
     st.sampled_from(["a", "enable_thinking", "b.c"]),
     st.one_of(st.booleans(), st.integers(-5, 5), TEXT, st.lists(st.integers(0, 3), max_size=2)),
     max_size=3,
 )
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    str: TEXT,
+    tuple: st.lists(st.sampled_from(["blk\\.1\\..*=CPU", r"exps=CPU", "a b=CUDA0"]), max_size=2),
+    dict: JSON,
+}
 
+
+def _values(kind: Any, bounds: Sequence[Any] = ()) -> st.SearchStrategy[Any]:
+    """Values of a type of the schema; of a union of words and any text the words alone."""
+    if kind is KvType:
+        return st.sampled_from(["f16", "q8_0", "q4_0"])
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _values(
+            parts[0], [one for part in parts[1:] for one in getattr(part, "metadata", ())]
+        )
+    if origin is Literal:
+        return st.sampled_from(parts)
+    if origin in {Union, UnionType}:
+        wanted = [part for part in parts if part not in {type(None), BuildsWords}]
+        return st.one_of([_values(part) for part in wanted])
+    if kind in {int, float}:
+        least = max((one.ge for one in bounds if hasattr(one, "ge")), default=0)
+        most = min((one.le for one in bounds if hasattr(one, "le")), default=MOST)
+        if kind is int:
+            return st.integers(least, min(most, MOST))
+        return st.floats(least, most, allow_nan=False).map(lambda value: round(value, 4))
+    return PLAIN[origin or kind]
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "serving": Serving,
+    "speculation": Speculation,
+    "memory": Memory,
+}
 KEYS: dict[str, st.SearchStrategy[Any]] = {
     "model.mmproj": TEXT,
     "model.chat_template_file": TEXT,
+    **{
+        f"{section}.{name}": _values(field.annotation)
+        for section, table in SECTIONS.items()
+        for name, field in table.model_fields.items()
+        if name not in {"api_key_file", "draft_hf_repo"}
+    },
     "serving.host": st.sampled_from(["127.0.0.1", "0.0.0.0", "::1", "localhost"]),  # noqa: S104
-    "serving.port": st.integers(1, 65535),
-    "serving.alias": TEXT,
-    "serving.ctx_size": COUNT,
-    "serving.n_predict": st.integers(-2, 5000),
-    "serving.n_parallel": SMALL,
-    "serving.kv_unified": st.booleans(),
-    "serving.cache_type_k": KV,
-    "serving.cache_type_v": KV,
-    "serving.n_batch": POSITIVE,
-    "serving.n_ubatch": POSITIVE,
-    "serving.threads": CORES,
-    "serving.threads_batch": CORES,
-    "serving.threads_http": SMALL,
-    "serving.poll": st.integers(0, 100),
-    "serving.load_mode": st.sampled_from(LOAD_MODES),
-    "serving.flash_attn": st.sampled_from(["on", "off", "auto"]),
-    "serving.ctx_checkpoints": COUNT,
-    "serving.checkpoint_spacing": COUNT,
-    "serving.cache_ram_mib": st.integers(-1, 9000),
-    "serving.cache_reuse": COUNT,
-    "serving.cache_prompt": st.booleans(),
-    "serving.context_shift": st.booleans(),
-    "serving.reasoning": st.sampled_from(["on", "off", "auto"]),
-    "serving.reasoning_format": st.sampled_from(["none", "deepseek", "deepseek-legacy", "auto"]),
-    "serving.reasoning_budget": st.integers(-1, 4000),
-    "serving.reasoning_budget_message": TEXT,
-    "serving.reasoning_effort": st.sampled_from(["low", "medium", "high"]),
-    "serving.sleep_idle_s": POSITIVE,
-    "serving.jinja": st.booleans(),
-    "serving.chat_template": TEXT,
-    "serving.chat_template_kwargs": JSON,
-    "serving.metrics": st.booleans(),
-    "serving.slots": st.booleans(),
-    "serving.warmup": st.booleans(),
-    "serving.temp": st.floats(0.0, 10.0).map(lambda value: round(value, 6)),
-    "serving.top_k": COUNT,
-    "serving.top_p": RATIO,
-    "serving.min_p": RATIO,
-    "serving.repeat_penalty": st.floats(0.0, 10.0).map(lambda value: round(value, 3)),
-    "serving.presence_penalty": st.floats(-10.0, 10.0).map(lambda value: round(value, 3)),
-    "serving.seed": st.integers(-1, 2**31),
-    "serving.timeout_s": POSITIVE,
-    "serving.log_verbosity": st.integers(0, 5),
-    "serving.slot_save_path": TEXT,
-    "speculation.type": st.sampled_from(SPECULATION_TYPES),
-    "speculation.n_max": SMALL,
-    "speculation.n_min": st.integers(0, 64),
-    "speculation.p_min": RATIO,
-    "speculation.draft_model": TEXT,
-    "speculation.cache_type_k": KV,
-    "speculation.cache_type_v": KV,
-    "speculation.n_gpu_layers": LAYERS,
-    "speculation.n_ubatch": POSITIVE,
-    "speculation.ctx_size": COUNT,
-    "speculation.cross_ctx": POSITIVE,
-    "speculation.adaptive": st.booleans(),
-    "speculation.backend_sampling": st.booleans(),
-    "speculation.sampling": st.sampled_from(["greedy", "probabilistic"]),
-    "speculation.cpu_moe": st.booleans(),
-    "speculation.n_cpu_moe": COUNT,
-    "speculation.override_tensor": TENSORS,
-    "speculation.ngram_size_n": SMALL,
-    "speculation.ngram_size_m": SMALL,
-    "speculation.ngram_min_hits": SMALL,
-    "memory.fit_mib": COUNT,
-    "memory.fit": st.booleans(),
-    "memory.n_gpu_layers": LAYERS,
-    "memory.n_cpu_moe": COUNT,
-    "memory.cpu_moe": st.booleans(),
-    "memory.n_cpu_ffn": COUNT,
-    "memory.moe_cache_mib": COUNT,
-    "memory.override_tensor": TENSORS,
     "memory.device": st.sampled_from(["CUDA0", "none"]),
-    "memory.main_gpu": st.integers(0, 7),
-    "memory.split_mode": st.sampled_from(["none", "layer", "row", "tensor", "attn", "graph"]),
-    "memory.kv_offload": st.booleans(),
 }
 PROFILE_DATA = st.lists(st.sampled_from(sorted(KEYS)), max_size=14, unique=True).flatmap(
     lambda keys: st.fixed_dictionaries({key: KEYS[key] for key in keys})

@@ -186,7 +186,7 @@ def test_every_row_of_the_flag_table_is_a_profile_key() -> None:
     keys = [row.key for row in ALL_FLAGS]
     assert set(keys) <= set(all_keys())
     assert len(keys) == len(set(keys))
-    assert set(keys) - set(KEYS) == {"serving.api_key_file"}, "give random profiles the new key"
+    assert set(keys) - set(KEYS) == {"serving.api_key_file"}
 
 
 @pytest.mark.parametrize("row", ALL_FLAGS, ids=[row.key for row in ALL_FLAGS])

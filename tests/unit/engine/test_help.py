@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.builders import HELP_OF, capabilities_of
-from tests.support.profiles import SPECULATION_TYPES
 from tunerd.engine.help import (
     FitStyle,
     SpecStyle,
@@ -18,6 +17,7 @@ from tunerd.engine.help import (
     parse_version,
     read_capabilities,
 )
+from tunerd.profile.schema import SPEC_WORDS
 from tunerd.words import Family
 
 
@@ -77,9 +77,7 @@ WORDS = {
 
 @pytest.mark.parametrize("dialect", WORDS)
 def test_kinds_of_speculation_have_the_builds_own_words(dialect: str) -> None:
-    kinds = [kind for kind in SPECULATION_TYPES if "ngram" not in kind and kind != "off"]
-    kinds = [kind for kind in kinds if kind not in {"suffix", "copyspec", "recycle"}]
-    found = {kind: capabilities_of(dialect).spec_word(kind) for kind in kinds}
+    found = {kind: capabilities_of(dialect).spec_word(kind) for kind in SPEC_WORDS}
     assert {kind: word for kind, word in found.items() if word is not None} == WORDS[dialect]
 
 
