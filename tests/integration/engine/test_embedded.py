@@ -103,19 +103,17 @@ def test_the_help_goes_to_stdout_and_does_not_load_the_engine() -> None:
     assert done.stdout.startswith("----- common params -----\n\n-h,    --help, --usage")
 
 
-def test_without_the_library_the_way_to_get_it_is_named(tmp_path: Path) -> None:
+def test_what_it_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "xllamacpp.py").write_text("raise ImportError('not here')\n")
-    done = _run("-m", "model.gguf", PYTHONPATH=f"{tmp_path}:{Path.cwd()}")
-
-    assert done.returncode == 1
-    assert "pip install 'tunerd[embedded]'" in done.stderr
-
-
-def test_without_a_model_it_does_not_become_a_router() -> None:
-    done = _run("--port", "1")
-
-    assert done.returncode == 1
-    assert "no model to serve" in done.stderr
+    for done, said in (
+        (
+            _run("-m", "x.gguf", PYTHONPATH=f"{tmp_path}:{Path.cwd()}"),
+            "pip install 'tunerd[embedded]'",
+        ),
+        (_run("--port", "1"), "no model to serve"),  # and it does not become a router
+    ):
+        assert done.returncode == 1
+        assert said in done.stderr
 
 
 def test_speculation_that_the_model_cannot_do_ends_the_start(folder: Path) -> None:
