@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from tunerd.engine.help import (
     engine_words,
 )
 from tunerd.engine.probe import (
+    BACKEND,
     KEPT_RECORD,
     EngineProber,
     Found,
@@ -353,7 +353,6 @@ _SYSTEM_LIBRARIES = (
     "libresolv.so",
     "libnss_",
 )
-_BACKEND = re.compile(r"libggml-(?!base)[a-z0-9_-]+\.so")
 
 
 def keep(ctx: Context, name: str) -> ActionResult:
@@ -435,12 +434,12 @@ def _copy(engines: EngineProber, identity: EngineIdentity, program: Path, folder
         elif name.startswith(_SYSTEM_LIBRARIES):
             continue
         else:
-            place = folder / ("bin" if _BACKEND.fullmatch(name) else "lib")
+            place = folder / ("bin" if BACKEND.fullmatch(name) else "lib")
             engines.copy(real, component, place / name)
             for alias in component.path.parent.glob("*.so*"):
                 if alias.is_symlink() and alias.resolve() == component.path:
                     (place / alias.name).symlink_to(name)
-                    if place.name == "lib" and _BACKEND.fullmatch(alias.name):
+                    if place.name == "lib" and BACKEND.fullmatch(alias.name):
                         (folder / "bin" / alias.name).symlink_to(f"../lib/{name}")
 
 
@@ -626,10 +625,6 @@ def _fetch_hint(ctx: Context, resolved: Resolved) -> str:
     return f"{fetch}; or give a path with --set model.path=FILE{where}"
 
 
-# What a profile without a preference takes; the embedded engine knows no GPU, so it comes last.
-_ANY = (*Family, "embedded")
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """An engine that can serve the profile, what it would be started with, and who was passed over.
@@ -690,7 +685,7 @@ def choose(ctx: Context, request: PlanRequest, host: Host, *, has_weights: bool 
     if has_weights:  # a missing model is the same on every engine: say so first
         read_facts(ctx, find_weights(ctx, general))
     passed_over: list[tuple[str, str]] = []
-    for word in general.profile.engine.prefer or _ANY:
+    for word in general.profile.engine.prefer or ALWAYS:
         found = candidates(engines, word) or _named_by_path(ctx, word)
         if not found and word != Family.UNKNOWN:
             passed_over.append((word, _why_not_here(ctx, engines, word)))

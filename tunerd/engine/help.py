@@ -511,7 +511,10 @@ def _whole(value: float | None) -> int | None:
 
 
 ALWAYS = (*(str(family) for family in Family), "embedded")
-"""Names that a profile may use whether or not such an engine is here."""
+"""Names that a profile may use whether or not such an engine is here, and takes without a preference.
+
+The embedded engine knows no GPU, so it comes last.
+"""
 
 
 def engine_words(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

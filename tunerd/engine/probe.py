@@ -215,6 +215,8 @@ def _run_paths(file: Path) -> list[Path]:
 
 
 PROBE_SCHEMA = 2
+# All that a foreign program sees beside its own variables.
+BARE_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent"}
 PROBE_TIMEOUT_S = 60.0
 # All threads of the account count, so a server that runs as it must fit in beside the probe.
 _PROBE_LIMITS = Limits(cpu_s=60, data_mib=8192, file_mib=64, n_files=256, n_procs=4096)
@@ -228,7 +230,7 @@ _INITIALISED = re.compile(
     r"^[ \t]{1,20}\d{1,10}:[ \t]{1,4}calling init: (/\S.{0,4095})$", re.MULTILINE
 )
 # The driver is a part of every fingerprint by itself, and its libraries change with each update.
-_BACKEND = re.compile(r"libggml-(?!base)[a-z0-9_-]+\.so$")
+BACKEND = re.compile(r"libggml-(?!base)[a-z0-9_-]+\.so")
 _DRIVER_LIBRARIES = ("libcuda.so", "libnvidia-")
 _NO_VULKAN_DRIVER = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}
 
@@ -317,7 +319,10 @@ class EngineProber:
             for path in _INITIALISED.findall(traced.stderr)
             if not Path(path).name.startswith(_DRIVER_LIBRARIES)
         }
-        folders = {program.parent, *(path.parent for path in mapped if _BACKEND.match(path.name))}
+        folders = {
+            program.parent,
+            *(path.parent for path in mapped if BACKEND.fullmatch(path.name)),
+        }
         siblings = {
             real_path(path)
             for folder in folders
@@ -411,12 +416,11 @@ class EngineProber:
                 cause="a probe runs as another account",
                 hint="create the account `llama-server`, or set service.user",
             )
-        environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent"}
         try:
             done = place.run(
                 [str(found.program), *subcommand, *arguments],
                 timeout_s=self.timeout_s,
-                env={**environment, **dict(found.environment), **(extra or {})},
+                env={**BARE_ENVIRONMENT, **dict(found.environment), **(extra or {})},
                 limits=_PROBE_LIMITS,
                 max_output_bytes=_MAX_OUTPUT_BYTES,
             )

@@ -13,7 +13,7 @@ from tunerd.engine.builds import sandbox
 from tunerd.engine.commandline import CommandLine, RenderContext, render
 from tunerd.engine.health import Completion, HttpState, classify
 from tunerd.engine.help import Effect, Engine, Proof
-from tunerd.engine.probe import remember_proofs
+from tunerd.engine.probe import BARE_ENVIRONMENT, remember_proofs
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import HostError, ServiceError
 from tunerd.machine.net import free_port
@@ -165,8 +165,8 @@ def _server(
         with place.lent(model) as lent:
             port = free_port()
             command = _command(engine, lent, {**options, "serving.port": port})
-            environment = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent"}
-            environment |= {"GGML_NO_BACKTRACE": "1", **_NO_GPU, **engine.environment}
+            environment = {**BARE_ENVIRONMENT, "GGML_NO_BACKTRACE": "1", **_NO_GPU}
+            environment |= engine.environment
             with place.serve(
                 command, env=environment, limits=_LIMITS, at_most_s=_LONGEST_TRIAL_S
             ) as child:

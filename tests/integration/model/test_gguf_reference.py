@@ -20,14 +20,17 @@ from tunerd.tryout.designed import SHAPES, design, write
 
 _NEVER_STORED = {GGMLQuantizationType.Q8_1.value, GGMLQuantizationType.Q8_K.value}
 _STORED = [kind for kind in GGML_QUANT_SIZES if kind.value in TENSOR_TYPES]
-_KIND = GGUFValueType
+
 _VALUES: dict[GGUFValueType, st.SearchStrategy[Any]] = {
-    **{_KIND[f"UINT{n}"]: st.integers(0, 2**n - 1) for n in (8, 16, 32, 64)},
-    **{_KIND[f"INT{n}"]: st.integers(-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)},
-    _KIND.FLOAT32: st.floats(width=32, allow_nan=False),
-    _KIND.FLOAT64: st.floats(allow_nan=False),
-    _KIND.BOOL: st.booleans(),
-    _KIND.STRING: st.text(st.characters(codec="utf-8"), max_size=30),
+    **{GGUFValueType[f"UINT{n}"]: st.integers(0, 2**n - 1) for n in (8, 16, 32, 64)},
+    **{
+        GGUFValueType[f"INT{n}"]: st.integers(-(2 ** (n - 1)), 2 ** (n - 1) - 1)
+        for n in (8, 16, 32, 64)
+    },
+    GGUFValueType.FLOAT32: st.floats(width=32, allow_nan=False),
+    GGUFValueType.FLOAT64: st.floats(allow_nan=False),
+    GGUFValueType.BOOL: st.booleans(),
+    GGUFValueType.STRING: st.text(st.characters(codec="utf-8"), max_size=30),
 }
 _keys = st.text(alphabet="abcdefghijklmnopqrstuvwxyz._0123456789", min_size=1, max_size=40).filter(
     lambda key: key != "general.alignment"
@@ -36,9 +39,9 @@ _scalars = st.sampled_from(list(_VALUES)).flatmap(
     lambda kind: st.tuples(st.just(kind), _VALUES[kind])
 )
 # The writer takes the type of an array's elements from the first one.
-_arrays = st.sampled_from([_KIND.INT32, _KIND.FLOAT32, _KIND.BOOL, _KIND.STRING]).flatmap(
-    lambda kind: st.lists(_VALUES[kind], min_size=1, max_size=20)
-)
+_arrays = st.sampled_from(
+    [GGUFValueType.INT32, GGUFValueType.FLOAT32, GGUFValueType.BOOL, GGUFValueType.STRING]
+).flatmap(lambda kind: st.lists(_VALUES[kind], min_size=1, max_size=20))
 
 
 @dataclass
