@@ -46,9 +46,9 @@ from tunerd.measure.request import (
     Composer,
     Plan,
     Prompt,
-    PromptBook,
     PromptStock,
     Request,
+    Room,
     Route,
     Step,
     Suite,
@@ -57,7 +57,6 @@ from tunerd.measure.request import (
     fitting,
     lengths_plan,
     mtp_plan,
-    prompt_tokens,
     quality_plan,
     warm_up,
     with_short_question,
@@ -391,14 +390,7 @@ class BenchRequest:
 
 
 def fitting_plan(
-    asked: BenchRequest,
-    seed: int,
-    shape: WorkloadShape | None,
-    book: PromptBook,
-    *,
-    n_ctx: int | None,
-    most_tokens: int | None = None,
-    letters_per_token: float | None = None,
+    asked: BenchRequest, seed: int, shape: WorkloadShape | None, room: Room
 ) -> tuple[Plan, tuple[Message, ...]]:
     """The plan of a suite for a server, without what its context cannot hold.
 
@@ -406,47 +398,39 @@ def fitting_plan(
         asked: The suite.
         seed: Of order and texts.
         shape: The workload, for that suite.
-        book: The questions.
-        n_ctx: Context of one request; None where unknown.
-        most_tokens: The longest answer that it gives; None for no limit.
-        letters_per_token: What its vocabulary does; None before it was asked.
+        room: What the server can be asked.
 
     Raises:
         BenchError: this server cannot have the suite.
     """
-    plan, told = _suite_plan(asked, seed, shape, n_ctx, most_tokens)
+    plan, told = _suite_plan(asked, seed, shape, room)
     more = list(told)
     if asked.suite is Suite.LENGTHS:
-        shorter = with_short_question(plan, book, n_ctx, letters_per_token)
+        shorter = with_short_question(plan, room)
         if shorter is not plan:
-            more.append(note("short-question", f"a context of {n_ctx} has no room for the long "
+            more.append(note("short-question", f"a context of {room.n_ctx} has no room for the long "
                              "review, so a shorter question is asked"))  # fmt: skip
         plan = shorter
-    plan, lost = fitting(plan, book, n_ctx, letters_per_token)
+    plan, lost = fitting(plan, room)
     if lost:
-        more.append(note("no-room", f"a context of {n_ctx} has no room for {', '.join(lost)}"))
-    wanted = asked.depth
-    real = max(prompt_tokens(one, book, letters_per_token) for one in plan.requests)
-    if wanted is not None and real > wanted:
-        text = f"the question alone has {real} tokens: prompts are so long, and not {wanted}"
+        more.append(note("no-room", f"a context of {room.n_ctx} has no room for {', '.join(lost)}"))
+    real = max(map(room.prompt_tokens, plan.requests))
+    if asked.depth is not None and real > asked.depth:
+        text = f"the question alone has {real} tokens: prompts are so long, and not {asked.depth}"
         more.append(note("question-longer", text))
     return plan, tuple(more)
 
 
 def _suite_plan(
-    asked: BenchRequest,
-    seed: int,
-    shape: WorkloadShape | None,
-    n_ctx: int | None,
-    most_tokens: int | None,
+    asked: BenchRequest, seed: int, shape: WorkloadShape | None, room: Room
 ) -> tuple[Plan, tuple[Message, ...]]:
     """The plan of a suite for a server, and what had to be left out of it."""
-    repeats = asked.repeats or _REPEATS
+    repeats, n_ctx = asked.repeats or _REPEATS, room.n_ctx
     if asked.suite is Suite.MTP:
         return mtp_plan(seed, repeats=repeats), ()
     if asked.suite is Suite.LENGTHS:
         plan = lengths_plan(
-            seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth, most_tokens=most_tokens
+            seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth, most_tokens=room.most_tokens
         )
         return plan, _left_out(plan)
     if asked.suite is Suite.CACHE:
@@ -682,10 +666,9 @@ class Session:
 
     def _expected_s(self, made: DeployPlan, n_arms: int) -> float:
         """How long measuring takes, loads and requests; the live unit's own start is not in it."""
-        plan, _ = fitting_plan(
-            self.asked, self.seed, self.shape, self.book, n_ctx=context_tokens(made),
-            letters_per_token=self._letters_now(made),
-        )  # fmt: skip
+        letters = self._letters_now(made)
+        room = Room(self.book, context_tokens(made), letters_per_token=letters)
+        plan, _ = fitting_plan(self.asked, self.seed, self.shape, room)
         rates = rates_seen(self.store, made.resolved.name)
         return n_arms * (_LOAD_S + expected_s(plan, rates))
 
@@ -769,15 +752,9 @@ class Session:
 
     def _measure(self, targets: Sequence[Target], composer: Composer) -> None:
         target = targets[0]
-        plan, told = fitting_plan(
-            self.asked,
-            self.seed,
-            self.shape,
-            self.book,
-            n_ctx=target.n_ctx,
-            most_tokens=target.most_tokens,
-            letters_per_token=composer.letters_per_token if target.is_llama else None,
-        )
+        letters = composer.letters_per_token if target.is_llama else None
+        room = Room(self.book, target.n_ctx, target.most_tokens, letters)
+        plan, told = fitting_plan(self.asked, self.seed, self.shape, room)
         self.messages += [one for one in told if one not in self.messages]
         self.plan = self.plan or plan
         texts: dict[str, Texts] = {}

@@ -503,11 +503,13 @@ _SPARE_TOKENS = 256
 
 def mtp_plan(seed: int, *, repeats: int) -> Plan:
     """Each of the nine kinds `repeats` times, 192 tokens each, as the community's mtp-bench asks."""
-    block = [
-        Step((Request(suite=Suite.MTP, case=kind, kind=kind, n_predict=MTP_TOKENS),))
-        for kind in MTP_KINDS
-    ]
+    block = [_one(Suite.MTP, kind, kind, MTP_TOKENS) for kind in MTP_KINDS]
     return _plan(Suite.MTP, seed, [block] * repeats)
+
+
+def _one(suite: Suite, case: str, kind: str, n_predict: int, **more: Any) -> Step:
+    """A step of one request."""
+    return Step((Request(suite=suite, case=case, kind=kind, n_predict=n_predict, **more),))
 
 
 def lengths_plan(
@@ -546,18 +548,7 @@ def lengths_plan(
     room = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - fitting[-1] - _SPARE_TOKENS)
     chosen = depth if depth is not None else max(1, min(LENGTHS_DEPTH, room))
     block = [
-        Step(
-            (
-                Request(
-                    suite=Suite.LENGTHS,
-                    case=str(n_tokens),
-                    kind="long_code_review",
-                    n_predict=n_tokens,
-                    depth_tokens=chosen,
-                ),
-            )
-        )
-        for n_tokens in fitting
+        _one(Suite.LENGTHS, str(n), "long_code_review", n, depth_tokens=chosen) for n in fitting
     ]
     return _plan(Suite.LENGTHS, seed, [block] * repeats)
 
@@ -575,24 +566,14 @@ def cache_plan(seed: int, *, repeats: int, n_ctx: int | None, depth: int | None 
     """A cold prompt, the same again, and the same with another end."""
     room = _CACHE_DEPTH if n_ctx is None else n_ctx // 2
     chosen = depth or min(_CACHE_DEPTH, room)
-    steps = [
-        Step(
-            tuple(
-                Request(
-                    suite=Suite.CACHE,
-                    case=case,
-                    kind="code_python",
-                    n_predict=_CACHE_TOKENS,
-                    depth_tokens=chosen,
-                    is_warm=case != COLD,
-                    shares=f"cache {number}",
-                    shared_ratio=_SHARED_RATIO if case == CHANGED_TAIL else 1.0,
-                )
-                for case in (COLD, IDENTICAL, CHANGED_TAIL)
-            )
-        )
-        for number in range(repeats)
-    ]
+    cold = Request(
+        suite=Suite.CACHE, case=COLD, kind="code_python", n_predict=_CACHE_TOKENS,
+        depth_tokens=chosen,
+    )  # fmt: skip
+    warm = replace(cold, case=IDENTICAL, is_warm=True)
+    asked = (cold, warm, replace(warm, case=CHANGED_TAIL, shared_ratio=_SHARED_RATIO))
+    steps = [Step(tuple(replace(one, shares=f"cache {number}") for one in asked))
+             for number in range(repeats)]  # fmt: skip
     return _plan(Suite.CACHE, seed, [steps])
 
 
@@ -610,25 +591,12 @@ def deep_plan(seed: int, *, n_ctx: int | None) -> Plan:
         )
     most = _roomy(n_ctx - _DEEP_TOKENS - min(_SPARE_TOKENS, n_ctx // 16))
     depths = [most * number // _DEEP_STEPS for number in range(1, _DEEP_STEPS + 1)]
-    steps = tuple(
-        Step(
-            (
-                Request(
-                    suite=Suite.DEEP,
-                    case=f"{depth} tokens",
-                    kind="code_python",
-                    n_predict=_DEEP_TOKENS,
-                    depth_tokens=depth,
-                    is_warm=True,
-                    shares="deep",
-                    has_question=False,
-                    details={"wanted_depth": depth},
-                ),
-            )
-        )
+    steps = (
+        _one(Suite.DEEP, f"{depth} tokens", "code_python", _DEEP_TOKENS, depth_tokens=depth,
+             is_warm=True, shares="deep", has_question=False, details={"wanted_depth": depth})
         for depth in depths
-    )
-    return Plan(Suite.DEEP, seed, steps)
+    )  # fmt: skip
+    return Plan(Suite.DEEP, seed, tuple(steps))
 
 
 def quality_plan(seed: int, *, repeats: int, with_own_sampling: bool = False) -> Plan:
@@ -642,23 +610,11 @@ def quality_plan(seed: int, *, repeats: int, with_own_sampling: bool = False) ->
     cases = ((TOOLS, "tool", _TOOL_TOKENS), (SHORT, "short_answer", _SHORT_TOKENS),
              (PROSE, "prose", _PROSE_TOKENS))  # fmt: skip
     block = [
-        Step(
-            (
-                Request(
-                    suite=Suite.QUALITY,
-                    case=case,
-                    kind=kind,
-                    n_predict=n_predict,
-                    is_fixed_length=False,
-                    is_chat=True,
-                    has_tools=case == TOOLS,
-                    has_own_sampling=is_own,
-                ),
-            )
-        )
+        _one(Suite.QUALITY, *case, is_fixed_length=False, is_chat=True, has_tools=case[0] == TOOLS,
+             has_own_sampling=is_own)
         for is_own in ((False, True) if with_own_sampling else (False,))
-        for case, kind, n_predict in cases
-    ]
+        for case in cases
+    ]  # fmt: skip
     return _plan(Suite.QUALITY, seed, [block] * repeats)
 
 
@@ -757,68 +713,66 @@ def _plan(suite: Suite, seed: int, blocks: Sequence[Sequence[Step]]) -> Plan:
 _SHORT = "code_python"
 
 
-def prompt_tokens(request: Request, book: PromptBook, letters_per_token: float | None) -> int:
-    """The least that a prompt has [tok]: its depth, or the question alone where that is longer.
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a server can be asked, as far as it is known.
 
-    Args:
-        request: What is asked.
+    Attributes:
         book: The questions.
-        letters_per_token: What the server's vocabulary does; None for a common one.
+        n_ctx: Context of one request [tok]; None where unknown: then everything fits.
+        most_tokens: The longest answer that it gives; None for no limit.
+        letters_per_token: What its vocabulary does; None for a common one.
     """
-    depth = request.depth_tokens or 0
-    if not request.has_question:
-        return depth
-    form = book.form(request.kind)
-    if letters_per_token is None:
-        return max(depth, form.least_tokens)
-    return max(depth, int(len(form.variant(0)) / letters_per_token))
+
+    book: PromptBook
+    n_ctx: int | None = None
+    most_tokens: int | None = None
+    letters_per_token: float | None = None
+
+    def prompt_tokens(self, request: Request) -> int:
+        """The least that a prompt has [tok]: its depth, or the question alone where that is longer."""
+        depth = request.depth_tokens or 0
+        if not request.has_question:
+            return depth
+        form = self.book.form(request.kind)
+        if self.letters_per_token is None:
+            return max(depth, form.least_tokens)
+        return max(depth, int(len(form.variant(0)) / self.letters_per_token))
+
+    def needed(self, step: Step) -> int:
+        """The context that the longest request of a step takes, answer included [tok]."""
+        return max(self.prompt_tokens(one) + one.n_predict for one in step.requests)
+
+    def holds(self, step: Step) -> bool:
+        """Whether it fits."""
+        return self.n_ctx is None or self.needed(step) <= self.n_ctx
 
 
-def _needed(request: Request, book: PromptBook, letters_per_token: float | None) -> int:
-    return prompt_tokens(request, book, letters_per_token) + request.n_predict
-
-
-def with_short_question(
-    plan: Plan, book: PromptBook, n_ctx: int | None, letters_per_token: float | None = None
-) -> Plan:
+def with_short_question(plan: Plan, room: Room) -> Plan:
     """The plan with a short question where a context cannot hold the long one; its depth stays.
 
     A vocabulary of short tokens can make the long question longer than a whole small context.
     """
-    if n_ctx is None or all(
-        _needed(one, book, letters_per_token) <= n_ctx for one in plan.requests
-    ):
+    if all(map(room.holds, plan.steps)):
         return plan
     steps = [Step(tuple(replace(one, kind=_SHORT) for one in step.requests), step.is_parallel)
              for step in plan.steps]  # fmt: skip
     return replace(plan, steps=tuple(steps))
 
 
-def fitting(
-    plan: Plan, book: PromptBook, n_ctx: int | None, letters_per_token: float | None = None
-) -> tuple[Plan, tuple[str, ...]]:
+def fitting(plan: Plan, room: Room) -> tuple[Plan, tuple[str, ...]]:
     """The plan without the steps that a context cannot hold, and the cases of those.
-
-    Args:
-        plan: The plan.
-        book: The questions.
-        n_ctx: Context of one request [tok]; None where unknown: then everything stays.
-        letters_per_token: What the server's vocabulary does; None for a common one.
 
     Raises:
         BenchError: nothing fits.
     """
-    if n_ctx is None:
-        return plan, ()
-    needed = [max(_needed(one, book, letters_per_token) for one in step.requests)
-              for step in plan.steps]  # fmt: skip
-    kept = [step for step, tokens in zip(plan.steps, needed, strict=True) if tokens <= n_ctx]
+    kept = [step for step in plan.steps if room.holds(step)]
     if not kept:
-        least = min(needed)
+        least = min(map(room.needed, plan.steps))
         raise BenchError(
-            f"a context of {n_ctx} tokens has no room for suite `{plan.suite}`",
+            f"a context of {room.n_ctx} tokens has no room for suite `{plan.suite}`",
             cause=f"its shortest request takes about {least}, answer included",
             hint="a larger context, or another suite",
         )
-    lost = [one.case for step in plan.steps if step not in kept for one in step.requests[-1:]]
+    lost = [step.requests[-1].case for step in plan.steps if step not in kept]
     return replace(plan, steps=tuple(kept)), tuple(dict.fromkeys(lost))

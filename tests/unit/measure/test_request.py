@@ -21,6 +21,7 @@ from tunerd.measure.request import (
     Composer,
     PromptStock,
     Request,
+    Room,
     Route,
     Suite,
     body_of,
@@ -215,7 +216,7 @@ def test_a_server_of_another_kind_gets_no_keys_that_only_llama_knows() -> None:
 
 
 def test_a_question_that_the_context_cannot_hold_is_left_out_and_named() -> None:
-    plan, lost = fitting(mtp_plan(1, repeats=2), the_book(), 512)
+    plan, lost = fitting(mtp_plan(1, repeats=2), Room(BOOK, 512))
 
     assert lost == ("long_code_review",)
     assert len(plan.steps) == 2 * 8
@@ -224,9 +225,8 @@ def test_a_question_that_the_context_cannot_hold_is_left_out_and_named() -> None
 def test_a_small_context_is_asked_a_short_question_about_the_same_depth() -> None:
     """A vocabulary of short tokens: the long review alone has more of them than the context."""
     asked = BenchRequest(suite=Suite.LENGTHS)
-    book = the_book()
-    plan, told = fitting_plan(asked, 1, None, book, n_ctx=2048, letters_per_token=1.2)
-    usual, _ = fitting_plan(asked, 1, None, book, n_ctx=2048)
+    plan, told = fitting_plan(asked, 1, None, Room(BOOK, 2048, letters_per_token=1.2))
+    usual, _ = fitting_plan(asked, 1, None, Room(BOOK, 2048))
 
     assert {one.kind for one in plan.requests} == {"code_python"}
     assert {one.kind for one in usual.requests} == {"long_code_review"}
