@@ -41,11 +41,11 @@ from tunerd.machine.host import (
 from tunerd.machine.net import listening_pid, other_listeners
 from tunerd.machine.proc import process_name
 from tunerd.measure.answer import Sample, Timings
-from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, changes, holds
-from tunerd.measure.learn import workload_sha256_now
+from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, holds
 from tunerd.measure.life import own_requests
+from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import EvidenceStore, open_to_read
+from tunerd.measure.trust import is_same_command
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
@@ -199,12 +199,10 @@ def _was_edited(live: LiveUnit, pid: int | None) -> bool:
     Only where that can be told: a shell in between, or a process that may not be looked into, cannot.
     """
     process = process_facts(pid) if pid is not None else None
-    if process is None or process.cmdline is None or live.argv is None or live.program is None:
+    if process is None or live.argv is None or live.program is None:
         return False
-    if Path(live.program).name in _SHELLS:
-        return False
-    arguments = live.argv[1:]
-    return process.cmdline[max(0, len(process.cmdline) - len(arguments)) :] != arguments
+    is_shell = Path(live.program).name in _SHELLS
+    return not is_shell and is_same_command(live.argv, process.cmdline) is False
 
 
 def _slots(ctx: Context, live: LiveUnit, state: UnitState) -> int | None:
@@ -254,16 +252,6 @@ _N_RUNS = 200
 _MAY_DIFFER = ("speculation.", "memory.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Serving:
-    """The server that serves, as evidence is compared with it."""
-
-    argv: tuple[str, ...]
-    arguments: str | None
-    fingerprint: Fingerprint
-    problems: tuple[str, ...]
-
-
 def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts:
     """What is stored of the server.
 
@@ -288,56 +276,51 @@ def _of_what_serves(
     server: ServerFacts,
     argv: tuple[str, ...],
 ) -> EvidenceFacts:
-    now = FingerprintReader(ctx).of(argv, server.environment)
-    arguments = arguments_sha256(argv, server.environment)
-    serving = _Serving(argv, arguments, now.fingerprint, now.problems)
+    check = StalenessCheck(ctx)
+    now = check.reader.of(argv, server.environment).fingerprint
     n_ubatch = server.settings.serving.n_ubatch if server.settings is not None else None
-    drafting = list(_samples(store, runs, serving, without=False))
-    plainly = list(_samples(store, runs, serving, without=True))
+    drafting = list(_samples(store, runs, now))
+    plainly = list(_samples(store, runs, now, without=argv))
     return replace(
-        _newest(ctx, runs, serving),
+        _newest(check, runs, now),
         break_even=break_even(drafting, plainly, n_ubatch or DEFAULT_UBATCH),
         no_break_even=lacking(drafting, plainly),
     )
 
 
-def _newest(ctx: Context, runs: Sequence[StoredRun], serving: _Serving) -> EvidenceFacts:
+def _newest(check: StalenessCheck, runs: Sequence[StoredRun], now: Fingerprint) -> EvidenceFacts:
     """The newest run of this very command line, and whether it still counts."""
     for run in runs:
         for arm in run.record.arms:
-            if not _is_same(arm, serving) or not run.n_samples:
-                continue
-            then = arm.fingerprint
-            workload = workload_sha256_now(ctx, run.record, then.workload_sha256)
-            now = replace(serving.fingerprint, workload_sha256=workload)
-            texts = (one.text for one in changes(then, now) if not one.is_remark)
-            changed = (*texts, *serving.problems)
-            return EvidenceFacts(newest_run=run.number, holds=holds(then, now), changes=changed)
+            if _is_same(arm, now) and run.n_samples:
+                found = check.of(arm, run.record)
+                return EvidenceFacts(newest_run=run.number, holds=found.holds, changes=found.texts)
     return EvidenceFacts()
 
 
-def _is_same(arm: ArmRecord, serving: _Serving) -> bool:
+def _is_same(arm: ArmRecord, now: Fingerprint) -> bool:
     own = arguments_sha256(arm.argv, arm.environment) if arm.argv is not None else None
-    return own is not None and own == serving.arguments
+    return own is not None and own == now.arguments_sha256
 
 
 def _samples(
-    store: EvidenceStore, runs: Sequence[StoredRun], serving: _Serving, *, without: bool
+    store: EvidenceStore,
+    runs: Sequence[StoredRun],
+    now: Fingerprint,
+    *,
+    without: Sequence[str] | None = None,
 ) -> Iterator[Sample]:
-    """Samples of the server as it serves, or of it without speculation, that still count.
+    """Samples of the server as it serves, or of these arguments without speculation, that still count.
 
     Without: also of its own command line, for an engine may leave speculation out by request.
     """
     for run in runs:
         for arm in run.record.arms:
-            is_one = _is_same(arm, serving) or (without and _is_without(arm, serving))
-            if not is_one or not _counts(arm, serving):
-                continue
-            yield from store.samples(run.number, arm=arm.name)
-
-
-def _is_without(arm: ArmRecord, serving: _Serving) -> bool:
-    return arm.argv is not None and _base(arm.argv) == _base(serving.argv)
+            is_base = (
+                without is not None and arm.argv is not None and _base(arm.argv) == _base(without)
+            )
+            if (_is_same(arm, now) or is_base) and _counts(arm, now):
+                yield from store.samples(run.number, arm=arm.name)
 
 
 def _base(argv: Sequence[str]) -> list[list[str]]:
@@ -349,14 +332,10 @@ def _base(argv: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def _counts(arm: ArmRecord, serving: _Serving) -> bool:
+def _counts(arm: ArmRecord, now: Fingerprint) -> bool:
     """Whether engine, model, driver and card are those of now, whatever the arguments."""
-    then = replace(
-        arm.fingerprint,
-        workload_sha256=None,
-        arguments_sha256=serving.fingerprint.arguments_sha256,
-    )
-    return holds(then, serving.fingerprint) is True
+    then = replace(arm.fingerprint, workload_sha256=None, arguments_sha256=now.arguments_sha256)
+    return holds(then, now) is True
 
 
 def doctor(ctx: Context) -> ActionResult:

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from tunerd.engine.commandline import drafts_with_probability
-from tunerd.engine.flags import normal_spelling, owner_of
+from tunerd.engine.flags import owner_of
 from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.log import read_requests
 from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
 from tunerd.measure.answer import Sample, Timings
 from tunerd.measure.evidence import number
-from tunerd.measure.trust import of_others
+from tunerd.measure.trust import of_others, stages_of
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate
 from tunerd.model.report import MemoryReport, parse_report
-from tunerd.profile.schema import ProfileFile, own_kinds
+from tunerd.profile.schema import ProfileFile
 from tunerd.result import Level
 from tunerd.words import MiB
 
@@ -344,7 +344,6 @@ def _prompt_law(answers: Sequence[_Answer], n_ubatch: int) -> tuple[float, float
     return None if law is None else (float(law[0]), float(law[2]))
 
 
-MTP = "mtp"
 NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
 PLAIN_TYPES = frozenset({"f32", "f16", "bf16"})
 DEFAULT_KV_TYPE = "f16"  # of every build that was probed
@@ -584,8 +583,6 @@ def diagnose(facts: Facts, rules: Iterable[Rule]) -> Diagnosis:
 NO_UNIT = "a unit that serves"
 # Of a card's memory; more is too full. Source: the 12 GB write-up, checklist point 2.
 FULL_SHARE = 0.95
-_MTP_SWITCHES = frozenset({"-mtp", "--multi-token-prediction"})
-_STAGE_FLAGS = frozenset({"--spec-type", "--spec-stage"})
 _OF_A_STAGE = ("n_max", "n_min", "p_min")
 
 
@@ -652,21 +649,6 @@ def cache_types(settings: ProfileFile) -> tuple[str, str]:
     """Types of K and V in effect."""
     serving = settings.serving
     return serving.cache_type_k or DEFAULT_KV_TYPE, serving.cache_type_v or DEFAULT_KV_TYPE
-
-
-def stages_of(argv: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The kinds of speculation that a command line names, known to the build or not, with their own values.
-
-    ik takes several, each in a flag of its own; mainline a list in one flag.
-    """
-    for word, value in itertools.pairwise((*argv, "")):
-        flag = normal_spelling(word)
-        if flag in _MTP_SWITCHES:
-            yield MTP, {}
-        elif flag in _STAGE_FLAGS:
-            kinds, _, pairs = value.partition(":")
-            values = dict(pair.split("=", 1) for pair in pairs.split(",") if "=" in pair)
-            yield from ((own_kinds(kind), values) for kind in kinds.split(","))
 
 
 def with_stages(settings: ProfileFile, argv: Sequence[str]) -> ProfileFile:

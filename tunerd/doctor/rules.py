@@ -10,7 +10,6 @@ from tunerd.doctor.facts import (
     CARD_16_GB,
     CARD_24_GB,
     FULL_SHARE,
-    MTP,
     NO_GRAPHS,
     NVML,
     PLAIN_TYPES,
@@ -33,12 +32,12 @@ from tunerd.doctor.facts import (
     server_of,
     settings_of,
     speculates,
-    stages_of,
     traffic_of,
 )
 from tunerd.engine.commandline import drafts_with_probability
 from tunerd.engine.help import Effect
 from tunerd.machine.facts import POWER_CAP, Gpu
+from tunerd.measure.trust import MTP, stages_of
 from tunerd.model.gguf import TYPES_BY_NAME
 from tunerd.model.memory import Device, PartKind
 from tunerd.model.report import BufferKind

@@ -200,6 +200,10 @@ class BenchRun:
             )
         )
 
+    def crowded(self) -> tuple[Message, ...]:
+        """A warning where others kept the processors busy all the while."""
+        return self._life.crowded()
+
     # The first requests of a life
 
     def _warm_up(self, plan: Plan) -> None:
@@ -768,6 +772,7 @@ class Session:
             running.run(self.plan, texts)
         finally:
             self.measured |= running.measured
+        self.messages += [one for one in running.crowded() if one not in self.messages]
         if composer.stock.repeated_kinds:
             kinds = ", ".join(sorted(composer.stock.repeated_kinds))
             text = f"this server has seen all texts of {kinds}: they came again with another number"

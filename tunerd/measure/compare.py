@@ -467,6 +467,8 @@ class CandidateLife:
         problem = not_as_meant(self._life.target.speculation.drafts, drafted)
         if problem is not None:
             raise LifeEnded(problem)
+        messages = self._stand.facts[self._side].messages
+        messages |= {one.text: one for one in self._life.crowded()}
         self._settled, traffic = self._life.settle()
         if traffic.is_foreign:
             raise Unusable(traffic.text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.measure.answer import Answer, Sample, ToolCall, spread, summarise
+from tunerd.measure.answer import Answer, Sample, spread, summarise
 from tunerd.measure.evidence import (
     USUAL_LEVEL,
     AcceptanceByPosition,
@@ -363,7 +362,8 @@ def _judge(case: str, samples: Sequence[Sample], cold_ms: float | None) -> Reuse
     if ratio is None:
         return Reuse(case, None, None, time_ratio, "the server does not say what it reused")
     # A changed tail can be found but for that tail.
-    wanted = _REUSED_RATIO * (1.0 if case == IDENTICAL else _shared_ratio(samples))
+    shared = [number(one.details, "shared_ratio") or 1.0 for one in samples]
+    wanted = _REUSED_RATIO * (1.0 if case == IDENTICAL else min(shared))
     if ratio >= wanted:
         return Reuse(case, True, ratio, time_ratio, f"works: {ratio:.0%} of the prompt is reused")
     if ratio <= _SOME_RATIO:
@@ -371,11 +371,6 @@ def _judge(case: str, samples: Sequence[Sample], cold_ms: float | None) -> Reuse
             case, False, ratio, time_ratio, "does not work: the whole prompt is read again"
         )
     return Reuse(case, None, ratio, time_ratio, f"works in part: {ratio:.0%} is reused")
-
-
-def _shared_ratio(samples: Sequence[Sample]) -> float:
-    found = [number(sample.details, "shared_ratio") for sample in samples]
-    return min((ratio for ratio in found if ratio is not None), default=1.0)
 
 
 def _reused(sample: Sample) -> float | None:
@@ -625,17 +620,19 @@ def _case(name: str, asked: Sequence[Question]) -> CaseQuality:
     drifts = [drift(a.text, b.text) for a, b in both]
     longest = [max(len(a.text), len(b.text), 1) for a, b in both]
     ratios = [letters / most for letters, most in zip(drifts, longest, strict=True)]
-    same = same_tool_calls if name == TOOLS else _same_text
     is_tools = name == TOOLS
+    told = _calls if is_tools else _text
     return CaseQuality(
         case=name,
         n=len(both),
         n_missing=len(pairs) - len(both),
         n_lost=sum(a is not None and b is None for a, b in pairs),
         n_left_out=len(asked) - len(pairs),
-        n_same=sum(same(a, b) for a, b in both),
+        n_same=sum(told(a) == told(b) for a, b in both),
         n_called=sum(bool(a.tool_calls) for a, _ in both) if is_tools else None,
-        n_valid=sum(has_valid_calls(b.tool_calls) for _, b in both) if is_tools else None,
+        n_valid=sum(all(name and keys is not None for name, keys in _calls(b)) for _, b in both)
+        if is_tools
+        else None,
         n_silent=sum(not (a.text + b.text).strip() for a, b in both) if name == SHORT else None,
         drift_letters=_median(drifts),
         drift_ratio=_median(ratios),
@@ -679,32 +676,14 @@ def drift(one: str, other: str) -> int:
     return int(Levenshtein.distance(one[:_MOST_LETTERS], other[:_MOST_LETTERS]))
 
 
-def has_valid_calls(calls: Sequence[ToolCall]) -> bool:
-    """Whether every call names a function and its arguments are one JSON object."""
-    return all(call.name and _arguments(call) is not None for call in calls)
+def _calls(answer: Answer) -> list[tuple[str, set[str] | None]]:
+    """The functions that it calls, in their order, with the keys of their arguments."""
+    return [(call.name, None if call.fields is None else set(call.fields))
+            for call in answer.tool_calls]  # fmt: skip
 
 
-def same_tool_calls(one: Answer, other: Answer) -> bool:
-    """Whether the same functions are called in the same order, with the same argument keys."""
-    return shape_of(one.tool_calls) == shape_of(other.tool_calls)
-
-
-def shape_of(calls: Sequence[ToolCall]) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
-    """Functions and argument keys; None for arguments that are no JSON object."""
-    return tuple((call.name, None if (found := _arguments(call)) is None else tuple(sorted(found)))
-                 for call in calls)  # fmt: skip
-
-
-def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
-    try:
-        found = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _same_text(one: Answer, other: Answer) -> bool:
-    return one.text.strip() == other.text.strip()
+def _text(answer: Answer) -> str:
+    return answer.text.strip()
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -752,7 +731,7 @@ def figures(arms: Sequence[ArmData]) -> list[dict[str, Any]]:
             samples = _of_case(arm.samples, case)
             if case == "warm-up" and not any(one.is_usable or one.problem for one in samples):
                 continue
-            rates = spread(_client_rate(s) for s in samples if s.is_usable)
+            rates = spread(number(s.details, "client_tok_s") for s in samples if s.is_usable)
             rows.append({"arm": arm.name, "suite": samples[0].suite, "case": case,
                          **asdict(summarise(samples)),
                          "client_tok_s": asdict(rates) if rates.n else None})  # fmt: skip
@@ -802,10 +781,6 @@ def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: boo
         one, other = (arm.answers.get(at, {}) for arm in (reference, candidate))
         asked.append(pair(request.case, at, one, other))
     return judge_quality(asked)
-
-
-def _client_rate(sample: Sample) -> float | None:
-    return number(sample.details, "client_tok_s")
 
 
 _DRAWS = 20_000

@@ -159,13 +159,13 @@ class StalenessCheck:
         from tunerd.measure.conditions import FingerprintReader
 
         self._ctx = ctx
-        self._reader: FingerprintReader = FingerprintReader(ctx)
+        self.reader: FingerprintReader = FingerprintReader(ctx)
         entry = ctx.generations.serving(ctx.unit)
         self._live = entry.generation if entry is not None else None
         self._live_print: Fingerprint | None = None
         self.messages: tuple[Message, ...] = ()
         if self._live is not None:
-            now = self._reader.of_generation(self._live)
+            now = self.reader.of_generation(self._live)
             self._live_print = now.fingerprint
             self.messages = tuple(
                 warning("cannot-tell", f"of what serves now: {problem}") for problem in now.problems
@@ -180,7 +180,7 @@ class StalenessCheck:
             return Validity(None, (text,), (), None)
         then = arm.fingerprint
         workload = workload_sha256_now(self._ctx, run, then.workload_sha256)
-        now = self._reader.of(arm.argv, arm.environment, workload_sha256=workload)
+        now = self.reader.of(arm.argv, arm.environment, workload_sha256=workload)
         found = changes(then, now.fingerprint)
         return Validity(
             holds=holds(then, now.fingerprint),
