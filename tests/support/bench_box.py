@@ -16,8 +16,8 @@ from tests.support.stand_in import StandIn, install
 from tunerd.app import Context
 from tunerd.machine.clock import Clock
 from tunerd.machine.files import Files
-from tunerd.measure.bench import BenchRequest, bench_urls
-from tunerd.measure.request import Suite
+from tunerd.measure.bench import bench_urls
+from tunerd.measure.request import BenchRequest, Suite
 from tunerd.measure.store import EvidenceStore
 from tunerd.paths import Paths
 from tunerd.result import ActionResult, Progress

@@ -41,8 +41,8 @@ from tunerd.measure.life import (
     prompt_book,
 )
 from tunerd.measure.request import (
-    LENGTHS,
     USUAL_LETTERS_PER_TOKEN,
+    BenchRequest,
     Composer,
     Plan,
     Prompt,
@@ -52,15 +52,8 @@ from tunerd.measure.request import (
     Route,
     Step,
     Suite,
-    cache_plan,
-    deep_plan,
-    fitting,
-    lengths_plan,
-    mtp_plan,
-    quality_plan,
+    suite_plan,
     warm_up,
-    with_short_question,
-    workload_plan,
 )
 from tunerd.measure.results import arm_json, sample_json
 from tunerd.measure.sides import LIVE, answering, context_tokens, plan_side, side_of
@@ -73,7 +66,7 @@ from tunerd.production.plan import make_plan
 from tunerd.production.unattended import demand_root_for_plan
 from tunerd.profile.files import load_profile
 from tunerd.profile.schema import Published
-from tunerd.profile.workload import Rates, WorkloadShape, fitted
+from tunerd.profile.workload import Rates, WorkloadShape
 from tunerd.result import ActionResult, Level, Message, Progress, error, note, warning
 from tunerd.words import check_name, format_duration
 
@@ -367,101 +360,11 @@ def _with_problem(pending: _Pending, why: str) -> _Pending:
     )
 
 
-_REPEATS = 3
-_MARGIN_TOKENS = 128
 _USUAL_RATES = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
 _LOOK_BACK = 50
 # Warm-up, tokens of prompts without a stated length, and what is measured again.
 _ALLOWANCE = 1.25
 _PROMPT_TOKENS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class BenchRequest:
-    """What was asked for on the command line; None is the usual.
-
-    `repeats` is how often each case is measured, `depth` the tokens of long prompts, `seed` that of
-    order and texts. `with_own_sampling` asks the questions of `quality` by the server's own sampling too.
-    """
-
-    suite: Suite = Suite.MTP
-    repeats: int | None = None
-    depth: int | None = None
-    seed: int | None = None
-    workload: str | None = None
-    is_against_published: bool = False
-    with_own_sampling: bool = False
-
-
-def fitting_plan(
-    asked: BenchRequest, seed: int, shape: WorkloadShape | None, room: Room
-) -> tuple[Plan, tuple[Message, ...]]:
-    """The plan of a suite for a server, without what its context cannot hold.
-
-    Args:
-        asked: The suite.
-        seed: Of order and texts.
-        shape: The workload, for that suite.
-        room: What the server can be asked.
-
-    Raises:
-        BenchError: this server cannot have the suite.
-    """
-    plan, told = _suite_plan(asked, seed, shape, room)
-    more = list(told)
-    if asked.suite is Suite.LENGTHS:
-        shorter = with_short_question(plan, room)
-        if shorter is not plan:
-            more.append(note("short-question", f"a context of {room.n_ctx} has no room for the long "
-                             "review, so a shorter question is asked"))  # fmt: skip
-        plan = shorter
-    plan, lost = fitting(plan, room)
-    if lost:
-        more.append(note("no-room", f"a context of {room.n_ctx} has no room for {', '.join(lost)}"))
-    real = max(map(room.prompt_tokens, plan.requests))
-    if asked.depth is not None and real > asked.depth:
-        text = f"the question alone has {real} tokens: prompts are so long, and not {asked.depth}"
-        more.append(note("question-longer", text))
-    return plan, tuple(more)
-
-
-def _suite_plan(
-    asked: BenchRequest, seed: int, shape: WorkloadShape | None, room: Room
-) -> tuple[Plan, tuple[Message, ...]]:
-    """The plan of a suite for a server, and what had to be left out of it."""
-    repeats, n_ctx = asked.repeats or _REPEATS, room.n_ctx
-    if asked.suite is Suite.MTP:
-        return mtp_plan(seed, repeats=repeats), ()
-    if asked.suite is Suite.LENGTHS:
-        plan = lengths_plan(
-            seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth, most_tokens=room.most_tokens
-        )
-        return plan, _left_out(plan)
-    if asked.suite is Suite.CACHE:
-        return cache_plan(seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth), ()
-    if asked.suite is Suite.DEEP:
-        return deep_plan(seed, n_ctx=n_ctx), ()
-    if asked.suite is Suite.QUALITY:
-        own = asked.with_own_sampling
-        return quality_plan(seed, repeats=repeats, with_own_sampling=own), ()
-    if shape is None:
-        raise BenchError("no workload was given")
-    mix, cut = shape.plain(), tuple[int, ...]()
-    if n_ctx is not None:
-        mix, cut = fitted(mix, n_ctx, margin_tokens=_MARGIN_TOKENS)
-    told = [note("cut", f"class `{shape.classes[index].name}` was cut to the context of {n_ctx}")
-            for index in cut]  # fmt: skip
-    return workload_plan(seed, shape, mix, repeats=repeats), tuple(told)
-
-
-def _left_out(plan: Plan) -> tuple[Message, ...]:
-    measured = {request.n_predict for request in plan.requests}
-    missing = [str(n) for n in LENGTHS if n not in measured]
-    depth = next(request.depth_tokens for request in plan.requests)
-    text = f"prompts of about {depth} tokens"
-    if missing:
-        text += f"; no room for answers of {', '.join(missing)} tokens"
-    return (note("depth", text),)
 
 
 def expected_s(plan: Plan, rates: Rates) -> float:
@@ -672,7 +575,7 @@ class Session:
         """How long measuring takes, loads and requests; the live unit's own start is not in it."""
         letters = self._letters_now(made)
         room = Room(self.book, context_tokens(made), letters_per_token=letters)
-        plan, _ = fitting_plan(self.asked, self.seed, self.shape, room)
+        plan, _ = suite_plan(self.asked, self.seed, self.shape, room)
         rates = rates_seen(self.store, made.resolved.name)
         return n_arms * (_LOAD_S + expected_s(plan, rates))
 
@@ -758,7 +661,7 @@ class Session:
         target = targets[0]
         letters = composer.letters_per_token if target.is_llama else None
         room = Room(self.book, target.n_ctx, target.most_tokens, letters)
-        plan, told = fitting_plan(self.asked, self.seed, self.shape, room)
+        plan, told = suite_plan(self.asked, self.seed, self.shape, room)
         self.messages += [one for one in told if one not in self.messages]
         self.plan = self.plan or plan
         texts: dict[str, Texts] = {}
@@ -981,7 +884,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         "suite": str(session.plan.suite),
         "seed": session.seed,
         "arms": [arm_json(arm) for arm in session.arms],
-        "summary": figures(arms),
+        "summary": figures({arm.name: arm.samples for arm in arms}),
         "tables": {one.name: asdict(mtp_table(one.samples)) for one in arms}
         if session.plan.suite is Suite.MTP else {},
         "left_out": {arm.name: _reasons(arm) for arm in arms},

@@ -49,14 +49,16 @@ from tunerd.measure.pairs import (
     sentence,
 )
 from tunerd.measure.request import (
+    BenchRequest,
     Prompt,
     PromptBook,
     PromptStock,
     Request,
+    Room,
     Route,
     Suite,
     is_warm_class,
-    quality_plan,
+    suite_plan,
 )
 from tunerd.measure.sides import SideRequest, answering, context_tokens, plan_side, sides_of
 from tunerd.measure.store import EvidenceStore
@@ -555,7 +557,8 @@ def judge_answers(
     Raises:
         Preempted: the lease is gone.
     """
-    plan = quality_plan(seed, repeats=_REPEATS, with_own_sampling=changes_sampling(changes))
+    asked = BenchRequest(Suite.QUALITY, _REPEATS, with_own_sampling=changes_sampling(changes))
+    plan, _ = suite_plan(asked, seed, None, Room(stand.book))
     stock = PromptStock(stand.book, random.Random(f"{seed} questions"))  # noqa: S311 -- texts
     questions = [(request, stock.take(request.kind)) for request in plan.requests]
     answers: list[list[Replies]] = []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.measure.answer import Answer, Sample, spread, summarise
+from tunerd.measure.answer import Answer, Mark, Sample, spread, summarise
 from tunerd.measure.evidence import (
     USUAL_LEVEL,
     AcceptanceByPosition,
@@ -723,16 +723,16 @@ class ArmData:
         return tuple(count / self.n_steps for count in self.accepted)
 
 
-def figures(arms: Sequence[ArmData]) -> list[dict[str, Any]]:
-    """The figures of each arm and case, in the order of first appearance; the warm-up is no case."""
+def figures(measured: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
+    """The figures of each arm and case, in the order of first appearance; what only prepared others is no case."""
     rows = []
-    for arm in arms:
-        for case in dict.fromkeys(sample.case for sample in arm.samples):
-            samples = _of_case(arm.samples, case)
-            if case == "warm-up" and not any(one.is_usable or one.problem for one in samples):
+    for arm, asked in measured.items():
+        for suite, case in dict.fromkeys((sample.suite, sample.case) for sample in asked):
+            samples = [one for one in _of_case(asked, case) if one.suite == suite]
+            if not any(one.problem or Mark.WARM_UP not in one.marks for one in samples):
                 continue
             rates = spread(number(s.details, "client_tok_s") for s in samples if s.is_usable)
-            rows.append({"arm": arm.name, "suite": samples[0].suite, "case": case,
+            rows.append({"arm": arm, "suite": suite, "case": case,
                          **asdict(summarise(samples)),
                          "client_tok_s": asdict(rates) if rates.n else None})  # fmt: skip
     return rows

@@ -11,7 +11,7 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import argument_changes
 from tunerd.errors import HostError, UsageError
-from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems, summarise
+from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems
 from tunerd.measure.evidence import (
     ArmRecord,
     Fingerprint,
@@ -68,22 +68,19 @@ def show(ctx: Context, number: int) -> ActionResult:
     Raises:
         UsageError: there is no such run.
     """
+    from tunerd.measure.findings import figures
+
     with _opened(ctx, number) as store:
         found = store.evidence(run_of(store, number))
         messages = damage_messages(store)
     run = found.run
-    figures = [
-        {"arm": arm, "suite": suite, "case": case, **asdict(summarise(samples))}
-        for arm, measured in found.samples.items()
-        for (suite, case), samples in _by_case(measured).items()
-    ]
     payload = {
         "run": run_json(run),
         "arms": [arm_json(arm) for arm in run.record.arms],
         "samples": [
             {"arm": arm, **sample_json(one)} for arm, of in found.samples.items() for one in of
         ],
-        "figures": figures,
+        "figures": figures(found.samples),
         "left_out": _left_out(found.samples),
         "validity": StalenessCheck(ctx).rows(run),
         "summaries": [asdict(one) for one in found.summaries],
@@ -284,18 +281,6 @@ def _unknown(number: int) -> UsageError:
 def _readable(store: EvidenceStore) -> int:
     """How many runs there are without those that were found damaged."""
     return store.count_runs() - sum(one.n_rows for one in store.damage if one.table == "runs")
-
-
-def _by_case(measured: Sequence[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    """Samples by suite and case, in the order of first appearance; the warm-up is no case."""
-    found: dict[tuple[str, str], list[Sample]] = {}
-    for sample in measured:
-        found.setdefault((sample.suite, sample.case), []).append(sample)
-    return {
-        key: samples
-        for key, samples in found.items()
-        if any(sample.is_usable or sample.problem for sample in samples)
-    }
 
 
 def _left_out(by_arm: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:

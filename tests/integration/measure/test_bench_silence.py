@@ -26,10 +26,10 @@ from tunerd.machine.host import process_cpu_s
 from tunerd.machine.net import free_port
 from tunerd.machine.proc import family_of
 from tunerd.machine.process import start
-from tunerd.measure.bench import BenchRequest, Session
+from tunerd.measure.bench import Session
 from tunerd.measure.evidence import ArmRecord, Fingerprint
 from tunerd.measure.life import Life, Silence, Target, open_url
-from tunerd.measure.request import Prompt, Request, Suite
+from tunerd.measure.request import BenchRequest, Prompt, Request, Suite
 from tunerd.measure.store import EvidenceStore
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"

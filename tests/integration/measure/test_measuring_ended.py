@@ -104,11 +104,10 @@ def answered(box: SweepBox, answer: bytes, *words: str) -> tuple[int, str, str]:
 
 
 def test_a_side_with_figures_that_cannot_be_cannot_be_compared(box: SweepBox) -> None:
-    found = box.json("compare", "live", "--set", "speculation.n_max=3", "--pairs", "3",
-                     "--budget", "60s", "--yes", code=1)  # fmt: skip
+    found = box.json("compare", "speculation.n_max=3", "live", "--budget", "60s", "--yes", code=1)
 
     assert (found["ok"], found["recommended"]) == (False, None)
-    assert "B: it is meant to draft, and drafted nothing" in found["problem"]
+    assert "A: it is meant to draft, and drafted nothing" in found["problem"]
     assert "figures that cannot be" in found["problem"]
     assert box.serves
 
