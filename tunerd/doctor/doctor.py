@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tunerd.app import Context
@@ -62,16 +62,8 @@ _HTTP_S = 1.0
 _SHELLS = frozenset({"sh", "bash", "dash", "env"})
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReading:
-    """The facts of the unit, with what was read on the way and other readers need."""
-
-    facts: ServerFacts
-    live: LiveUnit
-
-
-def read_server(ctx: Context, host: Host) -> ServerReading | None:
-    """The unit that serves or would; None where there is none.
+def read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None:
+    """The unit that serves or would, and its text; None where there is none.
 
     Raises:
         ServiceError: the service manager does not answer.
@@ -99,7 +91,7 @@ def read_server(ctx: Context, host: Host) -> ServerReading | None:
     )
     if live.argv is not None and live.program is not None:
         facts = _with_build(ctx, host, facts, live, Path(live.program))
-    return ServerReading(facts, live)
+    return facts, live
 
 
 def _own(ctx: Context) -> tuple[Timings, ...]:
@@ -228,19 +220,15 @@ def _log(ctx: Context, state: UnitState) -> tuple[str, ...]:
     return ctx.services.log(ctx.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
 
 
-def read_port(reading: ServerReading | None) -> PortFacts | None:
+def read_port(server: ServerFacts | None, live: LiveUnit | None) -> PortFacts | None:
     """Who else listens where the server does or would; without a unit, at tunerd's own default."""
-    if reading is None:
-        return _port(DEFAULT_PORT, DEFAULT_HOST, None)
-    facts, serving = reading.facts, reading.live.serving
-    capabilities = facts.capabilities
-    port = serving.port or (capabilities.default_port if capabilities is not None else None)
-    if port is None:
-        return None
-    return _port(port, (serving.host or DEFAULT_HOST).split(",")[0].strip(), facts.pid)
-
-
-def _port(port: int, host: str, own: int | None) -> PortFacts:
+    port, host, own = DEFAULT_PORT, DEFAULT_HOST, None
+    if server is not None and live is not None:
+        usual = server.capabilities.default_port if server.capabilities is not None else None
+        named, own = live.serving.port or usual, server.pid
+        if named is None:
+            return None
+        port, host = named, (live.serving.host or DEFAULT_HOST).split(",")[0].strip()
     pids = (listening_pid(port, host),) if own is None else other_listeners(port, host, own)
     names = (f"{process_name(pid) or 'a process'} (process {pid})" for pid in pids if pid)
     return PortFacts(port, tuple(names))
@@ -252,7 +240,7 @@ _N_RUNS = 200
 _MAY_DIFFER = ("speculation.", "memory.")
 
 
-def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts:
+def read_evidence(ctx: Context, server: ServerFacts | None) -> EvidenceFacts:
     """What is stored of the server.
 
     Raises:
@@ -264,23 +252,19 @@ def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts:
     with store:
         runs = store.runs(limit=_N_RUNS)
         facts = EvidenceFacts()
-        if reading is not None and reading.live.argv and runs:
-            facts = _of_what_serves(ctx, store, runs, reading.facts, reading.live.argv)
+        if server is not None and server.argv and runs:
+            facts = _of_what_serves(ctx, store, runs, server)
         return replace(facts, damage=tuple(one.text for one in store.damage))
 
 
 def _of_what_serves(
-    ctx: Context,
-    store: EvidenceStore,
-    runs: Sequence[StoredRun],
-    server: ServerFacts,
-    argv: tuple[str, ...],
+    ctx: Context, store: EvidenceStore, runs: Sequence[StoredRun], server: ServerFacts
 ) -> EvidenceFacts:
     check = StalenessCheck(ctx)
-    now = check.reader.of(argv, server.environment).fingerprint
+    now = check.reader.of(server.argv, server.environment).fingerprint
     n_ubatch = server.settings.serving.n_ubatch if server.settings is not None else None
     drafting = list(_samples(store, runs, now))
-    plainly = list(_samples(store, runs, now, without=argv))
+    plainly = list(_samples(store, runs, now, without=server.argv))
     return replace(
         _newest(check, runs, now),
         break_even=break_even(drafting, plainly, n_ubatch or DEFAULT_UBATCH),
@@ -355,29 +339,29 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
     """All facts, and what went wrong on the way to them."""
     messages: list[Message] = []
     host = read_host(ctx.gpu)
-    reading: ServerReading | None = None
+    server = live = None
     try:
-        reading = read_server(ctx, host)
+        server, live = read_server(ctx, host) or (None, None)
     except TunerdError as problem:
         messages.append(_could_not("the unit", problem))
-    if reading is not None and reading.facts.was_edited:
+    if server is not None and server.was_edited:
         messages.append(_edited(ctx))
     facts = Facts(
         host=host,
         frequency=read_cpu_frequency(),
         driver=read_driver_files(),
-        server=reading.facts if reading is not None else None,
-        port=read_port(reading),
-        evidence=_evidence(ctx, reading, messages),
+        server=server,
+        port=read_port(server, live),
+        evidence=_evidence(ctx, server, messages),
     )
     return facts, messages
 
 
 def _evidence(
-    ctx: Context, reading: ServerReading | None, messages: list[Message]
+    ctx: Context, server: ServerFacts | None, messages: list[Message]
 ) -> EvidenceFacts | None:
     try:
-        facts = read_evidence(ctx, reading)
+        facts = read_evidence(ctx, server)
     except TunerdError as problem:
         messages.append(_could_not("stored measurements", problem))
         return None

@@ -6,7 +6,7 @@ import random
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -15,11 +15,10 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
-from tunerd.errors import BenchError, Preempted, TunerdError, UsageError
+from tunerd.errors import BenchError, TunerdError, UsageError
 from tunerd.machine.host import read_host
-from tunerd.machine.process import words_of
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems, summarise
-from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
+from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.findings import (
     SERVING,
     ArmData,
@@ -55,7 +54,7 @@ from tunerd.measure.request import (
     suite_plan,
     warm_up,
 )
-from tunerd.measure.results import arm_json, sample_json
+from tunerd.measure.results import arm_json, ending, sample_json
 from tunerd.measure.sides import LIVE, answering, context_tokens, plan_side, side_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
@@ -91,13 +90,25 @@ class _Item:
     n_tries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Pending:
     """A step that was taken, or a warm-up, until it is known whether somebody else was served meanwhile."""
 
     item: _Item | None
     target: Target
-    asked: Sequence[Answered]
+    asked: list[Answered]
+
+    def mark(self, mark: Mark) -> None:
+        """Something speaks against all of it."""
+        self.asked = [one.marked(mark) for one in self.asked]
+
+    @property
+    def is_to_be_repeated(self) -> bool:
+        """Whether it has an answer that does not count, and may have one that does."""
+        if self.item is None or self.item.n_tries >= _REPEATS_OF_MARKED:
+            return False
+        is_refused = any(map(_is_refused, self.asked))
+        return not is_refused and not all(one.sample.is_usable for one in self.asked)
 
 
 class BenchRun:
@@ -246,10 +257,10 @@ class BenchRun:
                 asked += self._life.ask_with_room(request, prompt, target=target)
                 if asked[-1].sample.problem is not None:
                     break
-        if self._was_busy:
-            asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
-        failed = next((one for one in asked if one.sample.problem is not None), None)
         self._pending.append(_Pending(item, target, asked))
+        if self._was_busy:
+            self._pending[-1].mark(Mark.FOREIGN_TRAFFIC)
+        failed = next((one for one in asked if one.sample.problem is not None), None)
         for one in asked:
             self._n_mute = self._n_mute + 1 if one.is_mute else 0
         return self._goes_on(target, failed)
@@ -261,7 +272,8 @@ class BenchRun:
         why = target.why_ended()
         if failed.request.suite is Suite.DEEP:
             if why is not None:
-                self._pending[-1] = _with_problem(self._pending[-1], why)
+                dead = replace(failed, sample=replace(failed.sample, problem=why))
+                self._pending[-1].asked[-1] = dead
             return False
         self._demand_life(target)
         if _is_refused(failed):
@@ -292,12 +304,13 @@ class BenchRun:
         accepted = self._life.accepted
         if traffic.is_foreign:
             self._ctx.say(f"somebody else was served: {traffic.text}")
-            self._pending = [_all_marked(one, Mark.FOREIGN_TRAFFIC) for one in self._pending]
+            for one in self._pending:
+                one.mark(Mark.FOREIGN_TRAFFIC)
             self._was_busy = True
         elif traffic.is_foreign is False and accepted is not None:
             self._count(accepted)
-        again = [self._again(pending.item) for pending in self._pending
-                 if pending.item is not None and _is_to_be_repeated(pending)]  # fmt: skip
+        again = [self._again(one.item) for one in self._pending
+                 if one.item is not None and one.is_to_be_repeated]  # fmt: skip
         self._put_aside()
         return again
 
@@ -335,29 +348,9 @@ class BenchRun:
             answers |= {asked.prompt.prompt_id: asked.answer for asked in one.asked}
 
 
-def _is_to_be_repeated(pending: _Pending) -> bool:
-    item = pending.item
-    if item is None or item.n_tries >= _REPEATS_OF_MARKED:
-        return False
-    if any(_is_refused(asked) for asked in pending.asked):
-        return False
-    return any(not asked.sample.is_usable for asked in pending.asked)
-
-
 def _is_refused(asked: Answered) -> bool:
     """Whether the server says that it will not, such as for a prompt that its context cannot hold."""
     return (asked.sample.problem or "").startswith(_REFUSED)
-
-
-def _all_marked(pending: _Pending, mark: Mark) -> _Pending:
-    return replace(pending, asked=[one.marked(mark) for one in pending.asked])
-
-
-def _with_problem(pending: _Pending, why: str) -> _Pending:
-    *before, last = pending.asked
-    return replace(
-        pending, asked=(*before, replace(last, sample=replace(last.sample, problem=why)))
-    )
 
 
 _USUAL_RATES = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
@@ -399,15 +392,19 @@ def seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:
     )
 
 
-# How this box stands beside the numbers that were published for its profile.
-
-
-def published_of(ctx: Context, profile: str | None) -> Published:
-    """The published numbers of a profile.
+def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Published | None:
+    """The published numbers of a profile where they are wanted, before anything is measured.
 
     Raises:
         UsageError: it is not known which profile serves, or nothing was published for it.
     """
+    if not asked.is_against_published:
+        return None
+    if asked.suite not in {Suite.MTP, Suite.LENGTHS, Suite.DEEP}:
+        raise UsageError(
+            f"nothing was published that suite `{asked.suite}` measures",
+            hint="--suite mtp, --suite lengths, or --suite deep",
+        )
     if profile is None:
         raise UsageError(
             "nothing to compare with: no profile of tunerd serves here",
@@ -685,26 +682,9 @@ class Session:
         if self.run is not None:
             self.store.add_samples(self.run, samples, arm=arm)
 
-    @contextmanager
-    def _ending(self) -> Iterator[None]:
-        """Write how the run ended, whatever happens."""
-        outcome, reason = RunOutcome.FAILED, None
-        try:
-            yield
-            outcome = RunOutcome.DONE
-        except BaseException as error:
-            is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-            if is_stopped or isinstance(error, Preempted):
-                outcome = RunOutcome.STOPPED
-            if is_stopped and self.run is not None:
-                kept = f"what was measured until then is kept: `tunerd results show {self.run}`"
-                error.add_note(kept)
-            reason = words_of(error)
-            raise
-        finally:
-            if self.run is not None:
-                ended_s = self.ctx.clock.now_s()
-                self.store.end_run(self.run, outcome, ended_s=ended_s, reason=reason)
+    def _ending(self) -> AbstractContextManager[object]:
+        """Writes how the run ended, whatever happens."""
+        return ending(self.ctx, self.store, lambda: self.run)
 
 
 @contextmanager
@@ -829,18 +809,6 @@ def bench_profile(
         session = Session(ctx, asked, store, messages=list(beside.messages))
         session.on_candidates(plans, confirm, start_after=start_after)
         return result_of(session, f"profile {request.profile}", published)
-
-
-def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Published | None:
-    """The published numbers where they are wanted, before anything is measured."""
-    if not asked.is_against_published:
-        return None
-    if asked.suite not in {Suite.MTP, Suite.LENGTHS, Suite.DEEP}:
-        raise UsageError(
-            f"nothing was published that suite `{asked.suite}` measures",
-            hint="--suite mtp, --suite lengths, or --suite deep",
-        )
-    return published_of(ctx, profile)
 
 
 def _refuse(messages: Sequence[Message]) -> None:

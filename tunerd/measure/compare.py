@@ -14,12 +14,10 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, UsageError
-from tunerd.machine.process import words_of
 from tunerd.measure.answer import Answer, Mark, Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import (
     ArmRecord,
-    RunOutcome,
     RunRecord,
     SummaryRecord,
     TurnTime,
@@ -60,6 +58,7 @@ from tunerd.measure.request import (
     is_warm_class,
     suite_plan,
 )
+from tunerd.measure.results import ending
 from tunerd.measure.sides import SideRequest, answering, context_tokens, plan_side, sides_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import not_as_meant
@@ -187,20 +186,12 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
     ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
         keeper = Keeper(ctx, store, prepared)
-        try:
+        with ending(ctx, store, lambda: keeper.number) as problems:
             found, quality, held, told = _measure(ctx, prepared, keeper)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                kept = (
-                    f"what was measured until then is kept: `tunerd results show {keeper.number}`"
-                )
-                error.add_note(kept)
-            keeper.end(RunOutcome.STOPPED, words_of(error))
-            raise
-        verdict = keeper.verdict(found, quality)
-        joules = store.joules_per_token(keeper.number)
-        failed = found.end is End.FAILED
-        keeper.end(RunOutcome.FAILED if failed else RunOutcome.DONE, found.problem)
+            verdict = keeper.verdict(found, quality)
+            joules = store.joules_per_token(keeper.number)
+            if found.end is End.FAILED:
+                problems.append(found.problem or str(found.end))
     payload = {
         **payload_of(prepared, found, verdict, quality),
         "run": keeper.number,
@@ -208,7 +199,7 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
         "without_service_s": held.without_service_s,
     }
     messages = (*prepared.messages, *told)
-    return ActionResult("compare", payload, messages, 1 if failed else 0, has_acted=True)
+    return ActionResult("compare", payload, messages, 1 if problems else 0, has_acted=True)
 
 
 def _measure(
@@ -620,7 +611,6 @@ class Keeper:
     """Stores a comparison as it comes."""
 
     def __init__(self, ctx: Context, store: EvidenceStore, prepared: Prepared) -> None:
-        self._ctx = ctx
         self._store = store
         self._prepared = prepared
         self._workload_sha256 = prepared.shape.sha256
@@ -667,10 +657,6 @@ class Keeper:
         record = _verdict(self._prepared, found, quality)
         self._store.add_verdict(self.number, record)
         return record
-
-    def end(self, outcome: RunOutcome, reason: str | None) -> None:
-        """How the run ended."""
-        self._store.end_run(self.number, outcome, ended_s=self._ctx.clock.now_s(), reason=reason)
 
 
 def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> VerdictRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import argument_changes
-from tunerd.errors import HostError, UsageError
+from tunerd.errors import HostError, Preempted, UsageError
+from tunerd.machine.process import words_of
 from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems
 from tunerd.measure.evidence import (
     ArmRecord,
     Fingerprint,
+    RunOutcome,
     RunRecord,
     StoredRun,
     Validity,
@@ -236,6 +238,36 @@ def arm_json(arm: ArmRecord) -> dict[str, Any]:
 def sample_json(sample: Sample) -> dict[str, Any]:
     """A sample as scripts read it; what is missing is null."""
     return {**plain(sample), "usable": sample.is_usable}
+
+
+@contextmanager
+def ending(
+    ctx: Context, store: EvidenceStore, number: Callable[[], int | None]
+) -> Iterator[list[str]]:
+    """Writes how a run ended, whatever happens; it failed where a problem is added to what this gives.
+
+    Args:
+        ctx: Where.
+        store: Where it is kept.
+        number: Of the run; None where none was begun.
+    """
+    problems: list[str] = []
+    outcome, reason = RunOutcome.FAILED, None
+    try:
+        yield problems
+        outcome = RunOutcome.FAILED if problems else RunOutcome.DONE
+        reason = problems[0] if problems else None
+    except BaseException as error:
+        is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        if is_stopped or isinstance(error, Preempted):
+            outcome = RunOutcome.STOPPED
+        if is_stopped and (run := number()) is not None:
+            error.add_note(f"what was measured until then is kept: `tunerd results show {run}`")
+        reason = words_of(error)
+        raise
+    finally:
+        if (run := number()) is not None:
+            store.end_run(run, outcome, ended_s=ctx.clock.now_s(), reason=reason)
 
 
 @contextmanager

@@ -213,12 +213,35 @@ def test_a_short_answer_must_be_the_same_and_prose_may_drift() -> None:
     assert prose.cases[0].drift_ratio == pytest.approx(3 / 7)
 
 
-def test_a_question_without_an_answer_fails_the_gate_and_none_at_all_is_no_verdict() -> None:
-    missing = Question(SHORT, "p", said("Fe"), None)
+EIGHT, NO_CALL, SILENT = said("8"), said("no"), said("", reasoning="hm")
 
-    assert judge_quality([missing]).passes is None
-    assert judge_quality([missing, Question(SHORT, "q", said("8"), said("8"))]).passes is False
-    assert judge_quality([]).passes is None
+
+@pytest.mark.parametrize(
+    ("asked", "passes", "reason"),
+    [
+        ([], None, "nothing could be compared"),
+        ([(SHORT, EIGHT, None)], None, "nothing could be compared"),
+        ([(SHORT, EIGHT, None), (SHORT, EIGHT, EIGHT)], False, "short answers: 1 of 2 were not answered"),
+        ([(SHORT, EIGHT, EIGHT), (SHORT, None, None)], None,
+         "short answers: the reference had no answer to 1 of them"),
+        ([(SHORT, EIGHT, EIGHT), (TOOLS, NO_CALL, NO_CALL)], None,
+         "tool calls: not one was made, so they could not be judged"),
+        ([(SHORT, EIGHT, said("9")), (TOOLS, NO_CALL, NO_CALL)], False, "short answers: 1 of 1 differ"),
+        ([(SHORT, SILENT, SILENT)], None, "short answers: no answer has a text, so they could not be judged"),
+        ([(SHORT, EIGHT, SILENT)], False, "short answers: 1 of 1 differ"),
+    ],
+    ids=["no question", "no answer at all", "one without", "the reference had none either", "no call",
+         "no call, but worse", "all thought", "thought against text"],
+)  # fmt: skip
+def test_what_was_not_answered_or_not_tried_is_no_pass(
+    asked: list[tuple[str, Answer | None, Answer | None]], *, passes: bool | None, reason: str
+) -> None:
+    found = judge_quality(
+        [Question(case, str(at), *both) for at, (case, *both) in enumerate(asked)]
+    )
+
+    assert found.passes is passes
+    assert found.reasons == (reason,)
 
 
 def test_a_question_that_was_repeated_is_compared_by_the_text_that_both_answered() -> None:
@@ -232,34 +255,6 @@ def test_a_question_that_was_repeated_is_compared_by_the_text_that_both_answered
     assert found.passes is True
     assert (found.cases[0].n, found.cases[0].n_left_out, found.cases[0].n_missing) == (1, 1, 0)
     assert judge_quality([same, pair(SHORT, 1, {"p#1": said("8")}, {"p#1": None})]).passes is False
-
-
-def test_where_no_call_was_made_the_gate_cannot_judge_calls() -> None:
-    short = Question(SHORT, "q", said("8"), said("8"))
-    found = judge_quality([short, Question(TOOLS, "p", said("no"), said("no"))])
-
-    assert found.passes is None
-    assert found.reasons == ("tool calls: not one was made, so they could not be judged",)
-    worse = Question(SHORT, "q", said("8"), said("9"))
-    assert judge_quality([worse, Question(TOOLS, "p", said("no"), said("no"))]).passes is False
-
-
-def test_what_the_reference_did_not_answer_either_says_nothing_against_the_candidate() -> None:
-    same = Question(SHORT, "q", said("8"), said("8"))
-    found = judge_quality([same, Question(SHORT, "p", None, None)])
-
-    assert found.passes is None
-    assert found.reasons == ("short answers: the reference had no answer to 1 of them",)
-    assert (found.cases[0].n_missing, found.cases[0].n_lost) == (1, 0)
-
-
-def test_answers_that_are_all_thought_and_no_text_are_not_the_same_answer() -> None:
-    silent = said("", reasoning="hm")
-    found = judge_quality([Question(SHORT, "p", silent, silent)])
-
-    assert found.passes is None
-    assert found.cases[0].n_silent == 1
-    assert judge_quality([Question(SHORT, "p", said("8"), silent)]).passes is False
 
 
 def test_the_table_has_each_kind_as_the_mean_of_its_requests() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.bench_samples import the_book
+from tests.support.bench_samples import REGION, the_book
 from tests.support.designed import encode
 from tunerd.errors import BenchError, ConfigError
 from tunerd.measure.request import (
@@ -33,17 +33,6 @@ from tunerd.measure.request import (
 from tunerd.tryout.designed import vocabulary
 
 BOOK = the_book()
-REGION = {
-    "code_python": "code",
-    "code_cpp": "code",
-    "explain_concept": "explain",
-    "summarize": "summary",
-    "qa_factual": "factual",
-    "translation": "translation",
-    "creative_short": "creative",
-    "stepwise_math": "math",
-    "long_code_review": "code",
-}
 
 
 def stock(seed: int = 1, used: set[str] | None = None) -> PromptStock:

@@ -179,43 +179,38 @@ def drawn(
     ]
 
 
-def test_energy_is_what_the_counter_gained() -> None:
-    assert energy_of(drawn((0.0, 1000.0, 9.0), (0.5, 1100.0, 9.0), (1.0, 1350.5, 9.0))) == 350.5
-    beside_a_desktop = drawn((0.0, 1000.0, None), (1.0, 1200.0, None), processes=(SERVER, DESKTOP))
-    assert energy_of(beside_a_desktop) == 200.0
-
-
-def test_without_a_counter_energy_is_the_integral_of_power_if_there_is_enough_of_it() -> None:
-    assert energy_of(drawn((0.0, None, 100.0), (2.0, None, 300.0), (4.0, None, 300.0))) == 1000.0
-    assert energy_of(drawn((0.0, None, 100.0), (2.0, None, 300.0))) is None, (
-        "power lags by a second"
-    )
-    assert energy_of(drawn((0.0, None, 100.0), (2.0, None, None), (4.0, None, 300.0))) is None
-
-
 @pytest.mark.parametrize(
-    "looks",
+    ("looks", "joules"),
     [
-        [],
-        drawn((0.0, 1000.0, None)),
-        drawn((0.0, 1000.0, None), (9.0, 1000.0, None)),
-        drawn((0.0, 1000.0, None), (9.0, 3.0, None)),
-        drawn((0.0, None, None), (9.0, None, None)),
-        drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(SERVER, STRANGER)),
-        [*drawn((0.0, 1.0, 1.0)), *drawn((4.0, 2.0, 1.0), processes=(SERVER, STRANGER)),
-         *drawn((9.0, 3.0, 1.0))],
-        drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(STRANGER,)),
-        [look_at([replace(rtx_3090_ti(), processes=None)], [7], at_s=at_s) for at_s in (0.0, 9.0)],
-        [look_at(None, [7], at_s=at_s) for at_s in (0.0, 9.0)],
-        [*drawn((0.0, 1.0, 1.0)),
-         look_at([replace(rtx_3090_ti(index=at), processes=(SERVER,)) for at in (0, 1)], [7], at_s=9.0)],
+        (drawn((0.0, 1000.0, 9.0), (0.5, 1100.0, 9.0), (1.0, 1350.5, 9.0)), 350.5),
+        (drawn((0.0, 1000.0, None), (1.0, 1200.0, None), processes=(SERVER, DESKTOP)), 200.0),
+        (drawn((0.0, None, 100.0), (2.0, None, 300.0), (4.0, None, 300.0)), 1000.0),
+        (drawn((0.0, None, 100.0), (2.0, None, 300.0)), None),
+        (drawn((0.0, None, 100.0), (2.0, None, None), (4.0, None, 300.0)), None),
+        ([], None),
+        (drawn((0.0, 1000.0, None)), None),
+        (drawn((0.0, 1000.0, None), (9.0, 1000.0, None)), None),
+        (drawn((0.0, 1000.0, None), (9.0, 3.0, None)), None),
+        (drawn((0.0, None, None), (9.0, None, None)), None),
+        (drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(SERVER, STRANGER)), None),
+        ([*drawn((0.0, 1.0, 1.0)), *drawn((4.0, 2.0, 1.0), processes=(SERVER, STRANGER)),
+          *drawn((9.0, 3.0, 1.0))], None),
+        (drawn((0.0, 1.0, 1.0), (9.0, 2.0, 1.0), processes=(STRANGER,)), None),
+        ([look_at([replace(rtx_3090_ti(), processes=None)], [7], at_s=at_s) for at_s in (0.0, 9.0)], None),
+        ([look_at(None, [7], at_s=at_s) for at_s in (0.0, 9.0)], None),
+        ([*drawn((0.0, 1.0, 1.0)),
+          look_at([replace(rtx_3090_ti(index=at), processes=(SERVER,)) for at in (0, 1)], [7], at_s=9.0)],
+         None),
     ],
-    ids=["nothing", "one look", "a counter that stands", "one that went back", "neither is told",
-         "somebody computes there", "somebody did for a moment", "another card's", "unknown processes",
-         "no card", "other cards than before"],
+    ids=["a counter", "beside a desktop", "power without a counter", "too little power, which lags",
+         "power with a gap", "nothing", "one look", "a counter that stands", "one that went back",
+         "neither is told", "somebody computes there", "somebody did for a moment", "another card's",
+         "unknown processes", "no card", "other cards than before"],
 )  # fmt: skip
-def test_energy_that_cannot_be_told_is_unknown_and_never_zero(looks: list[GpuLook]) -> None:
-    assert energy_of(looks) is None
+def test_energy_is_what_the_card_took_for_the_server_alone_and_never_zero(
+    looks: list[GpuLook], joules: float | None
+) -> None:
+    assert energy_of(looks) == joules
 
 
 def test_a_card_that_the_server_is_not_on_is_not_counted() -> None:
