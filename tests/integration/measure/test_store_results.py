@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +18,34 @@ import numpy as np
 import pytest
 
 from tests.fault.world import a_generation
+from tests.support.bench_box import BenchBox
 from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti
-from tests.support.fakes import FakeClock, FakeServiceManager
+from tests.support.fakes import FakeClock
 from tests.support.folders import DATA
 from tests.support.synthetic_runs import MadeRun, made_runs
 from tunerd import __version__
-from tunerd.app import Context
 from tunerd.cli.measure import render_csv, render_show
 from tunerd.errors import UsageError
-from tunerd.machine.files import Files
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
 from tunerd.measure.learn import find_workload
 from tunerd.measure.results import export, results, show
 from tunerd.measure.store import EvidenceStore
-from tunerd.paths import Paths
-from tunerd.result import ignore_progress
-from tunerd.settings import Settings
-from tunerd.units.generations import Ending, Generation, Generations, Outcome
-from tunerd.words import Mode
+from tunerd.units.generations import Ending, Generation, Outcome
 
 HELP = DATA / "help" / "mainline-0.7.0.txt"
 
 
-@dataclass
-class Bench:
+class Bench(BenchBox):
     """A machine with a store, one engine and one model, readable for the account that probes."""
 
-    folder: Path
-    gpu: FakeGpuReader = field(default_factory=lambda: FakeGpuReader(rtx_3090_ti()))
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, FakeGpuReader(rtx_3090_ti()), FakeClock())
         self.program = self.folder / "bin" / "llama-server"
         self.model = self.folder / "model.gguf"
         self.program.parent.mkdir(mode=0o755)
         self.write_engine("first")
         write_model(self.model, "{{ messages }}")
-        self.paths = Paths(*(self.folder / name for name in ("config", "state", "run", "units",
-                                                             "runtime-units")))  # fmt: skip
         self.paths.state_dir.mkdir()
 
     def write_engine(self, version: str) -> None:
@@ -70,22 +60,6 @@ class Bench:
     def argv(self) -> tuple[str, ...]:
         return (str(self.program), "--model", str(self.model), "--port", "8080", "--ctx-size",
                 "4096")  # fmt: skip
-
-    def context(self) -> Context:
-        clock, files = FakeClock(), Files()
-        return Context(
-            mode=Mode.LOCAL,
-            paths=self.paths,
-            settings=Settings(),
-            environment={"HOME": str(self.folder)},
-            data_dir=self.folder,
-            clock=clock,
-            gpu=self.gpu,
-            services=FakeServiceManager(self.folder, clock, {}),
-            files=files,
-            generations=Generations(self.paths.generations_dir, files),
-            progress=ignore_progress,
-        )
 
     def deploy(self, argv: tuple[str, ...]) -> Generation:
         """A generation that serves; its unit sets one variable."""
@@ -105,7 +79,7 @@ class Bench:
         with EvidenceStore(self.paths.evidence) as store:
             return store.add_run(record)
 
-    def store(self, *runs: MadeRun) -> list[int]:
+    def put(self, *runs: MadeRun) -> list[int]:
         with EvidenceStore(self.paths.evidence) as store:
             return [run.put(store) for run in runs]
 
@@ -267,7 +241,7 @@ def test_without_a_store_nothing_was_measured_and_nothing_is_made(bench: Bench) 
 
 
 def test_a_run_is_shown_with_missing_figures_as_missing(bench: Bench) -> None:
-    numbers = bench.store(*made_runs(repeats=1))
+    numbers = bench.put(*made_runs(repeats=1))
     payload = show(bench.context(), numbers[2]).payload
     off = [row for row in payload["figures"] if row["arm"] == "speculation off"]
     assert {row["case"] for row in off} == {row["case"] for row in payload["figures"]} - {"warm-up"}
@@ -290,7 +264,7 @@ def test_a_run_is_shown_with_missing_figures_as_missing(bench: Bench) -> None:
 
 def test_an_export_holds_every_sample_and_says_null_where_nothing_is_known(bench: Bench) -> None:
     made = made_runs(repeats=1)
-    numbers = bench.store(*made)
+    numbers = bench.put(*made)
     payload = export(bench.context(), numbers).payload
     for run, original in zip(payload["runs"], made, strict=True):
         assert len(run["samples"]) == sum(len(samples) for samples in original.samples.values())
