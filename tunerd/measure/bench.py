@@ -40,7 +40,6 @@ from tunerd.measure.life import (
     prompt_book,
 )
 from tunerd.measure.request import (
-    USUAL_LETTERS_PER_TOKEN,
     BenchRequest,
     Composer,
     Plan,
@@ -458,8 +457,6 @@ def beside_serving(ctx: Context, made: DeployPlan, suite: Suite) -> Differing:
 ON, OFF = "speculation on", "speculation off"
 # Suites that ask what speculation does, so that both arms are wanted.
 BOTH_ARMS = frozenset({Suite.LENGTHS, Suite.QUALITY})
-# So much filler tells how many letters a token has.
-_SAMPLE_LETTERS = 8000
 _LOAD_S = 90.0
 _BUDGET_FACTOR = 4.0
 _LEAST_BUDGET_S = 900.0
@@ -581,12 +578,10 @@ class Session:
         models = {word for word in made.command.argv if word.endswith(".gguf")}
         if not models & set(made.live.argv or ()):
             return None
-        stock = PromptStock(self.book, random.Random(0))  # noqa: S311 -- only counted
         try:
-            server = open_live(self.ctx).server
+            return letters_per_token(open_live(self.ctx).server, self.book)
         except TunerdError:
             return None
-        return letters_per_token(server, stock.filler(_SAMPLE_LETTERS))
 
     def _begin(self, target: Target, what: str) -> None:
         """Begin the run in the store, or add an arm to it."""
@@ -649,10 +644,9 @@ class Session:
         used = seen_prompts(self.store, target.life())
         rng = random.Random(f"texts {self.seed}")  # noqa: S311 -- texts that can be had again
         stock = PromptStock(self.book, rng, used)
-        letters = USUAL_LETTERS_PER_TOKEN
-        if target.is_llama:
-            letters = letters_per_token(target.server, stock.filler(_SAMPLE_LETTERS))
-        return Composer(stock, letters)
+        if not target.is_llama:
+            return Composer(stock)
+        return Composer(stock, letters_per_token(target.server, self.book))
 
     def _measure(self, targets: Sequence[Target], composer: Composer) -> None:
         target = targets[0]

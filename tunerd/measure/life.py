@@ -359,8 +359,9 @@ def count_tokens(server: LlamaServer, text: str, *, timeout_s: float = _ASK_S) -
     return len(tokens) if isinstance(tokens, list) and tokens else None
 
 
-def letters_per_token(server: LlamaServer, text: str) -> float:
-    """How many letters of this text a token has; the usual number where the server cannot tell."""
+def letters_per_token(server: LlamaServer, book: PromptBook) -> float:
+    """How many letters of usual text a token has; the usual number where the server cannot tell."""
+    text = PromptStock(book, random.Random("letters")).filler(_LETTERS)  # noqa: S311 -- only counted
     n_tokens = count_tokens(server, text)
     found, (least, most) = len(text) / (n_tokens or 1), _LETTERS_PER_TOKEN
     return found if n_tokens and least <= found <= most else USUAL_LETTERS_PER_TOKEN
@@ -923,8 +924,7 @@ class Texts:
     def learn(self, server: LlamaServer) -> None:
         """Ask a server how many letters a token has; the first that was asked holds for all."""
         if self.letters_per_token is None:
-            text = self.stock("letters").filler(_LETTERS)
-            self.letters_per_token = letters_per_token(server, text)
+            self.letters_per_token = letters_per_token(server, self.book)
 
     def warm_up(self, kind: str, name: str) -> tuple[Request, Prompt]:
         """A first request, which counts for nothing."""

@@ -150,6 +150,9 @@ def test_servers_by_their_addresses_stand_side_by_side_by_the_one_clock_that_all
         result = box.bench([f"ollama={ollama.url}", f"mtp={mtp.url}"])
 
     assert [arm["name"] for arm in result.payload["arms"]] == ["ollama", "mtp"]
+    asked = [{row["prompt_id"] for row in result.payload["samples"] if row["arm"] == name}
+             for name in ("ollama", "mtp")]  # fmt: skip
+    assert len(asked[0] & asked[1]) >= 9, "the same texts"
     text = "\n".join(render_bench(result.payload))
     table = text.partition("Side by side")[2].partition("\n\n")[0]
     rows = {cells[0]: cells[1:] for line in table.splitlines() if (cells := line.split())}

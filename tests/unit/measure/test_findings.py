@@ -236,9 +236,7 @@ EIGHT, NO_CALL, SILENT = said("8"), said("no"), said("", reasoning="hm")
 def test_what_was_not_answered_or_not_tried_is_no_pass(
     asked: list[tuple[str, Answer | None, Answer | None]], *, passes: bool | None, reason: str
 ) -> None:
-    found = judge_quality(
-        [Question(case, str(at), *both) for at, (case, *both) in enumerate(asked)]
-    )
+    found = judge_quality([Question(case, case, one, other) for case, one, other in asked])
 
     assert found.passes is passes
     assert found.reasons == (reason,)
