@@ -847,7 +847,7 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         "seed": session.seed,
         "arms": [arm_json(arm) for arm in session.arms],
         "summary": figures({arm.name: arm.samples for arm in arms}),
-        "tables": {one.name: asdict(mtp_table(one.samples)) for one in arms}
+        "tables": {one.name: mtp_table(one.samples) for one in arms}
         if session.plan.suite is Suite.MTP else {},
         "left_out": {arm.name: _reasons(arm) for arm in arms},
         "against": None if beside is None else [{**asdict(one), "ratio": one.ratio}

@@ -36,67 +36,30 @@ from tunerd.profile.workload import WorkloadShape
 # The table of the community's mtp-bench, and how this box stands beside published ones.
 
 
-@dataclass(frozen=True, slots=True)
-class MtpRow:
-    """One kind; counts are those of one request, as the mean over its repetitions.
-
-    A figure that no request has is None. `acceptance_ratio` is accepted over drafted of all of them,
-    `tok_s` all tokens over all time.
-    """
-
-    kind: str
-    n: int
-    n_left_out: int
-    predicted: float | None
-    drafted: float | None
-    accepted: float | None
-    acceptance_ratio: float | None
-    tok_s: float | None
-    joules_per_token: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MtpTable:
-    """All kinds, and what people quote of them.
+def mtp_table(samples: Sequence[Sample]) -> dict[str, Any]:
+    """The table of one arm's samples, as scripts read it; the warm-up is none of them.
 
     `tok_s` is all tokens over all time, `mean_tok_s` the mean over the kinds, which published tables
     often have instead. `wall_s` is that of one round through all kinds. `missing` are the kinds of
-    which no request counts, so that nothing here is over all of them.
+    which no request counts, so that nothing here is over all of them. A figure that no request has is None.
     """
-
-    rows: tuple[MtpRow, ...]
-    n_requests: int
-    predicted: int | None
-    drafted: int | None
-    accepted: int | None
-    acceptance_ratio: float | None
-    tok_s: float | None
-    mean_tok_s: float | None
-    wall_s: float | None
-    missing: tuple[str, ...] = ()
-    joules_per_token: float | None = None
-
-
-def mtp_table(samples: Sequence[Sample]) -> MtpTable:
-    """The table of one arm's samples; the warm-up is none of them."""
     by_kind = {kind: _of_case(samples, kind) for kind in MTP_KINDS}
-    rows = tuple(_mtp_row(kind, found) for kind, found in by_kind.items() if found)
+    rows = [_mtp_row(kind, found) for kind, found in by_kind.items() if found]
     measured = [s for found in by_kind.values() for s in found]
     whole = summarise(measured)
-    rates = [row.tok_s for row in rows]
-    return MtpTable(
-        rows=rows,
-        n_requests=whole.n,
-        predicted=_predicted(measured),
-        drafted=whole.n_drafted,
-        accepted=whole.n_accepted,
-        acceptance_ratio=whole.acceptance_ratio,
-        tok_s=whole.decode.tok_s,
-        mean_tok_s=_mean(rates),
-        wall_s=_wall_s(by_kind),
-        missing=missing_kinds(measured),
-        joules_per_token=whole.joules_per_token,
-    )
+    return {
+        "rows": rows,
+        "n_requests": whole.n,
+        "predicted": _predicted(measured),
+        "drafted": whole.n_drafted,
+        "accepted": whole.n_accepted,
+        "acceptance_ratio": whole.acceptance_ratio,
+        "tok_s": whole.decode.tok_s,
+        "mean_tok_s": _mean([row["tok_s"] for row in rows]),
+        "wall_s": _wall_s(by_kind),
+        "missing": missing_kinds(measured),
+        "joules_per_token": whole.joules_per_token,
+    }
 
 
 def missing_kinds(samples: Sequence[Sample]) -> tuple[str, ...]:
@@ -119,23 +82,24 @@ def _n_generated(sample: Sample) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def _mtp_row(kind: str, samples: Sequence[Sample]) -> MtpRow:
+def _mtp_row(kind: str, samples: Sequence[Sample]) -> dict[str, Any]:
+    """One kind; counts are those of one request, as the mean over its repetitions."""
     summary = summarise(samples)
 
     def each(total: int | None) -> float | None:
         return total / summary.n if total is not None and summary.n else None
 
-    return MtpRow(
-        kind=kind,
-        n=summary.n,
-        n_left_out=summary.n_unusable,
-        predicted=each(_predicted(samples)),
-        drafted=each(summary.n_drafted),
-        accepted=each(summary.n_accepted),
-        acceptance_ratio=summary.acceptance_ratio,
-        tok_s=summary.decode.tok_s,
-        joules_per_token=summary.joules_per_token,
-    )
+    return {
+        "kind": kind,
+        "n": summary.n,
+        "n_left_out": summary.n_unusable,
+        "predicted": each(_predicted(samples)),
+        "drafted": each(summary.n_drafted),
+        "accepted": each(summary.n_accepted),
+        "acceptance_ratio": summary.acceptance_ratio,
+        "tok_s": summary.decode.tok_s,
+        "joules_per_token": summary.joules_per_token,
+    }
 
 
 def _wall_s(by_kind: Mapping[str, Sequence[Sample]]) -> float | None:
@@ -189,17 +153,17 @@ def beside_published(
     )
 
 
-def _mtp_figures(table: MtpTable, published: Published, family: str) -> Iterator[_Figure]:
+def _mtp_figures(table: Mapping[str, Any], published: Published, family: str) -> Iterator[_Figure]:
     engine = (published.by_engine or {}).get(family, {})
-    yield "tok/s", table.tok_s, engine.get("tok_s", published.tok_s), "tok/s"
+    yield "tok/s", table["tok_s"], engine.get("tok_s", published.tok_s), "tok/s"
     ratio = engine.get("acceptance_ratio", published.acceptance_ratio)
-    yield "acceptance", table.acceptance_ratio, ratio, ""
-    yield "wall of one round", table.wall_s, engine.get("wall_s", published.wall_s), "s"
+    yield "acceptance", table["acceptance_ratio"], ratio, ""
+    yield "wall of one round", table["wall_s"], engine.get("wall_s", published.wall_s), "s"
     kinds = (published.by_kind or {}).get(family, {})
-    for row in table.rows:
-        there = kinds.get(row.kind, {})
-        yield f"{row.kind}, tok/s", row.tok_s, there.get("tok_s"), "tok/s"
-        yield f"{row.kind}, rate", row.acceptance_ratio, there.get("rate"), ""
+    for row in table["rows"]:
+        there = kinds.get(row["kind"], {})
+        yield f"{row['kind']}, tok/s", row["tok_s"], there.get("tok_s"), "tok/s"
+        yield f"{row['kind']}, rate", row["acceptance_ratio"], there.get("rate"), ""
 
 
 def _length_figures(samples: Sequence[Sample], published: Published) -> Iterator[_Figure]:
