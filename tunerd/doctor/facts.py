@@ -56,11 +56,6 @@ class Traffic:
     n_accepted: int
 
     @property
-    def acceptance_ratio(self) -> float | None:
-        """Accepted over drafted; None where nothing was drafted."""
-        return self.n_accepted / self.n_drafted if self.n_drafted else None
-
-    @property
     def n_steps(self) -> int:
         """Verification steps: every generated token but the first and the accepted ones took one."""
         return self.n_predicted - self.n_requests - self.n_accepted
@@ -69,11 +64,6 @@ class Traffic:
     def drafted_per_step(self) -> float | None:
         """Mean drafted tokens of a step."""
         return self.n_drafted / self.n_steps if self.n_steps > 0 else None
-
-    @property
-    def accepted_per_step(self) -> float | None:
-        """Mean accepted tokens of a step."""
-        return self.n_accepted / self.n_steps if self.n_steps > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

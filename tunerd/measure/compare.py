@@ -692,15 +692,8 @@ def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
     """The turn of each class and the expected one, on both sides, by part."""
     rows: list[TurnTime] = []
     for side in SIDES if found.pairs else ():
-        parts = [
-            Parts(
-                whole_s=found.seconds(side, "turn", at),
-                prefill_s=found.seconds(side, "prefill", at),
-                generation_s=found.seconds(side, "decode", at),
-                waiting_s=None,
-            )
-            for at in range(len(shape.classes))
-        ]
+        parts = [Parts(*(found.seconds(side, part, at) for part in ("turn", "prefill", "decode")), None)
+                 for at in range(len(shape.classes))]  # fmt: skip
         rows += turns_of(side, shape, parts)
     return rows
 

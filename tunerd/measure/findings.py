@@ -370,7 +370,7 @@ class Parts:
     whole_s: float
     prefill_s: float
     generation_s: float
-    waiting_s: float | None
+    waiting_s: float | None = None
 
 
 def turn_times(arm: str, samples: Sequence[Sample], shape: WorkloadShape) -> list[TurnTime]:
@@ -419,15 +419,8 @@ def _mix(arm: str, turns: Sequence[TurnTime]) -> TurnTime:
     reasoning, generation = _expected(turns, "reasoning_s"), _expected(turns, "decode_s")
     if reasoning is None and generation is not None:
         generation += sum((one.weight or 0.0) * (one.reasoning_s or 0.0) for one in turns)
-    return TurnTime(
-        arm=arm,
-        request_class=None,
-        prefill_s=_expected(turns, "prefill_s"),
-        reasoning_s=reasoning,
-        decode_s=generation,
-        waiting_s=_expected(turns, "waiting_s"),
-        whole_s=_expected(turns, "whole_s"),
-    )
+    others = {name: _expected(turns, name) for name in ("prefill_s", "waiting_s", "whole_s")}
+    return TurnTime(arm, None, reasoning_s=reasoning, decode_s=generation, **others)
 
 
 def _expected(turns: Sequence[TurnTime], name: str) -> float | None:
