@@ -692,7 +692,7 @@ def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
     """The turn of each class and the expected one, on both sides, by part."""
     rows: list[TurnTime] = []
     for side in SIDES if found.pairs else ():
-        parts = [Parts(*(found.seconds(side, part, at) for part in ("turn", "prefill", "decode")), None)
+        parts = [Parts(*(found.seconds(side, part, at) for part in ("turn", "prefill", "decode")))
                  for at in range(len(shape.classes))]  # fmt: skip
         rows += turns_of(side, shape, parts)
     return rows
