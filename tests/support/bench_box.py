@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.support.fake_gpu import FakeGpuReader
 from tests.support.fakes import FakeClock, FakeServiceManager
+from tests.support.server_process import Server, serving
+from tests.support.stand_in import StandIn, install
 from tunerd.app import Context
-from tunerd.machine.clock import Clock, SystemClock
+from tunerd.machine.clock import Clock
 from tunerd.machine.files import Files
-from tunerd.measure.bench import BenchRequest, bench_urls
-from tunerd.measure.request import Suite
+from tunerd.measure.bench import bench_urls
+from tunerd.measure.request import BenchRequest, Suite
 from tunerd.measure.store import EvidenceStore
 from tunerd.paths import Paths
 from tunerd.result import ActionResult, Progress
@@ -80,9 +83,19 @@ class BenchBox:
         return EvidenceStore(self.paths.evidence, writable=False)
 
 
-def real_clock() -> Clock:
-    """The real one, where waiting is what is tested."""
-    return SystemClock()
+@contextmanager
+def answering(
+    folder: Path, *flags: str, dialect: str = "main-0x", **behaviour: Any
+) -> Iterator[tuple[Server, StandIn]]:
+    """A stand-in that serves, as fast as the test may be: what it says of its times is what it took."""
+    folder.mkdir(exist_ok=True)
+    model = folder / "model.gguf"
+    model.write_bytes(b"GGUF")
+    usual = {"pp_tok_s": 1e6, "tg_tok_s": 1e5, "time_scale": 1.0}
+    made = install(folder, dialect=dialect, **{**usual, **behaviour})
+    slots = () if "-np" in flags else ("-np", "1")
+    with serving([str(made.program), "-m", str(model), *slots, *flags], folder / "log") as server:
+        yield server, made
 
 
 def came_to(payload: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

@@ -11,6 +11,19 @@ from tunerd.measure.request import PromptBook, read_prompts
 
 PROMPTS = Path(__file__).parents[2] / "tunerd/data/prompts.toml"
 
+# Of which region of a designed vocabulary the last word of a kind is.
+REGION = {
+    "code_python": "code",
+    "code_cpp": "code",
+    "explain_concept": "explain",
+    "summarize": "summary",
+    "qa_factual": "factual",
+    "translation": "translation",
+    "creative_short": "creative",
+    "stepwise_math": "math",
+    "long_code_review": "code",
+}
+
 
 def the_book() -> PromptBook:
     """The prompts that are shipped."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support.bench_box import BenchBox
-from tunerd.measure.bench import OFF, ON, BenchRequest, Session, result_of
+from tunerd.measure.bench import OFF, ON, Session, result_of
 from tunerd.measure.life import open_url
-from tunerd.measure.request import Suite
+from tunerd.measure.request import BenchRequest, Suite
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import Speculation
 from tunerd.profile.schema import Published

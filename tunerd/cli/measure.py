@@ -101,8 +101,8 @@ def bench_command(
       tunerd bench --url ollama=http://127.0.0.1:11434 --url mtp=http://127.0.0.1:8080
     """  # noqa: D301
     from tunerd.engine.builds import PlanRequest
-    from tunerd.measure.bench import BenchRequest, bench_live, bench_profile, bench_urls
-    from tunerd.measure.request import Suite
+    from tunerd.measure.bench import bench_live, bench_profile, bench_urls
+    from tunerd.measure.request import BenchRequest, Suite
     from tunerd.profile.files import parse_options
 
     start_after, against = given.pop("start_after"), given.pop("against")

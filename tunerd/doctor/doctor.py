@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tunerd.app import Context
@@ -41,11 +41,11 @@ from tunerd.machine.host import (
 from tunerd.machine.net import listening_pid, other_listeners
 from tunerd.machine.proc import process_name
 from tunerd.measure.answer import Sample, Timings
-from tunerd.measure.conditions import FingerprintReader
-from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, changes, holds
-from tunerd.measure.learn import workload_sha256_now
+from tunerd.measure.evidence import ArmRecord, Fingerprint, StoredRun, holds
 from tunerd.measure.life import own_requests
+from tunerd.measure.results import StalenessCheck
 from tunerd.measure.store import EvidenceStore, open_to_read
+from tunerd.measure.trust import is_same_command
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
 from tunerd.model.memory import estimate
@@ -62,16 +62,8 @@ _HTTP_S = 1.0
 _SHELLS = frozenset({"sh", "bash", "dash", "env"})
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReading:
-    """The facts of the unit, with what was read on the way and other readers need."""
-
-    facts: ServerFacts
-    live: LiveUnit
-
-
-def read_server(ctx: Context, host: Host) -> ServerReading | None:
-    """The unit that serves or would; None where there is none.
+def read_server(ctx: Context, host: Host) -> tuple[ServerFacts, LiveUnit] | None:
+    """The unit that serves or would, and its text; None where there is none.
 
     Raises:
         ServiceError: the service manager does not answer.
@@ -99,7 +91,7 @@ def read_server(ctx: Context, host: Host) -> ServerReading | None:
     )
     if live.argv is not None and live.program is not None:
         facts = _with_build(ctx, host, facts, live, Path(live.program))
-    return ServerReading(facts, live)
+    return facts, live
 
 
 def _own(ctx: Context) -> tuple[Timings, ...]:
@@ -199,12 +191,10 @@ def _was_edited(live: LiveUnit, pid: int | None) -> bool:
     Only where that can be told: a shell in between, or a process that may not be looked into, cannot.
     """
     process = process_facts(pid) if pid is not None else None
-    if process is None or process.cmdline is None or live.argv is None or live.program is None:
+    if process is None or live.argv is None or live.program is None:
         return False
-    if Path(live.program).name in _SHELLS:
-        return False
-    arguments = live.argv[1:]
-    return process.cmdline[max(0, len(process.cmdline) - len(arguments)) :] != arguments
+    is_shell = Path(live.program).name in _SHELLS
+    return not is_shell and is_same_command(live.argv, process.cmdline) is False
 
 
 def _slots(ctx: Context, live: LiveUnit, state: UnitState) -> int | None:
@@ -230,19 +220,15 @@ def _log(ctx: Context, state: UnitState) -> tuple[str, ...]:
     return ctx.services.log(ctx.unit, invocation_id=state.invocation_id, max_lines=_LOG_LINES)
 
 
-def read_port(reading: ServerReading | None) -> PortFacts | None:
+def read_port(server: ServerFacts | None, live: LiveUnit | None) -> PortFacts | None:
     """Who else listens where the server does or would; without a unit, at tunerd's own default."""
-    if reading is None:
-        return _port(DEFAULT_PORT, DEFAULT_HOST, None)
-    facts, serving = reading.facts, reading.live.serving
-    capabilities = facts.capabilities
-    port = serving.port or (capabilities.default_port if capabilities is not None else None)
-    if port is None:
-        return None
-    return _port(port, (serving.host or DEFAULT_HOST).split(",")[0].strip(), facts.pid)
-
-
-def _port(port: int, host: str, own: int | None) -> PortFacts:
+    port, host, own = DEFAULT_PORT, DEFAULT_HOST, None
+    if server is not None and live is not None:
+        usual = server.capabilities.default_port if server.capabilities is not None else None
+        named, own = live.serving.port or usual, server.pid
+        if named is None:
+            return None
+        port, host = named, (live.serving.host or DEFAULT_HOST).split(",")[0].strip()
     pids = (listening_pid(port, host),) if own is None else other_listeners(port, host, own)
     names = (f"{process_name(pid) or 'a process'} (process {pid})" for pid in pids if pid)
     return PortFacts(port, tuple(names))
@@ -254,17 +240,7 @@ _N_RUNS = 200
 _MAY_DIFFER = ("speculation.", "memory.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Serving:
-    """The server that serves, as evidence is compared with it."""
-
-    argv: tuple[str, ...]
-    arguments: str | None
-    fingerprint: Fingerprint
-    problems: tuple[str, ...]
-
-
-def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts:
+def read_evidence(ctx: Context, server: ServerFacts | None) -> EvidenceFacts:
     """What is stored of the server.
 
     Raises:
@@ -276,68 +252,59 @@ def read_evidence(ctx: Context, reading: ServerReading | None) -> EvidenceFacts:
     with store:
         runs = store.runs(limit=_N_RUNS)
         facts = EvidenceFacts()
-        if reading is not None and reading.live.argv and runs:
-            facts = _of_what_serves(ctx, store, runs, reading.facts, reading.live.argv)
+        if server is not None and server.argv and runs:
+            facts = _of_what_serves(ctx, store, runs, server)
         return replace(facts, damage=tuple(one.text for one in store.damage))
 
 
 def _of_what_serves(
-    ctx: Context,
-    store: EvidenceStore,
-    runs: Sequence[StoredRun],
-    server: ServerFacts,
-    argv: tuple[str, ...],
+    ctx: Context, store: EvidenceStore, runs: Sequence[StoredRun], server: ServerFacts
 ) -> EvidenceFacts:
-    now = FingerprintReader(ctx).of(argv, server.environment)
-    arguments = arguments_sha256(argv, server.environment)
-    serving = _Serving(argv, arguments, now.fingerprint, now.problems)
+    check = StalenessCheck(ctx)
+    now = check.reader.of(server.argv, server.environment).fingerprint
     n_ubatch = server.settings.serving.n_ubatch if server.settings is not None else None
-    drafting = list(_samples(store, runs, serving, without=False))
-    plainly = list(_samples(store, runs, serving, without=True))
+    drafting = list(_samples(store, runs, now))
+    plainly = list(_samples(store, runs, now, without=server.argv))
     return replace(
-        _newest(ctx, runs, serving),
+        _newest(check, runs, now),
         break_even=break_even(drafting, plainly, n_ubatch or DEFAULT_UBATCH),
         no_break_even=lacking(drafting, plainly),
     )
 
 
-def _newest(ctx: Context, runs: Sequence[StoredRun], serving: _Serving) -> EvidenceFacts:
+def _newest(check: StalenessCheck, runs: Sequence[StoredRun], now: Fingerprint) -> EvidenceFacts:
     """The newest run of this very command line, and whether it still counts."""
     for run in runs:
         for arm in run.record.arms:
-            if not _is_same(arm, serving) or not run.n_samples:
-                continue
-            then = arm.fingerprint
-            workload = workload_sha256_now(ctx, run.record, then.workload_sha256)
-            now = replace(serving.fingerprint, workload_sha256=workload)
-            texts = (one.text for one in changes(then, now) if not one.is_remark)
-            changed = (*texts, *serving.problems)
-            return EvidenceFacts(newest_run=run.number, holds=holds(then, now), changes=changed)
+            if _is_same(arm, now) and run.n_samples:
+                found = check.of(arm, run.record)
+                return EvidenceFacts(newest_run=run.number, holds=found.holds, changes=found.texts)
     return EvidenceFacts()
 
 
-def _is_same(arm: ArmRecord, serving: _Serving) -> bool:
+def _is_same(arm: ArmRecord, now: Fingerprint) -> bool:
     own = arguments_sha256(arm.argv, arm.environment) if arm.argv is not None else None
-    return own is not None and own == serving.arguments
+    return own is not None and own == now.arguments_sha256
 
 
 def _samples(
-    store: EvidenceStore, runs: Sequence[StoredRun], serving: _Serving, *, without: bool
+    store: EvidenceStore,
+    runs: Sequence[StoredRun],
+    now: Fingerprint,
+    *,
+    without: Sequence[str] | None = None,
 ) -> Iterator[Sample]:
-    """Samples of the server as it serves, or of it without speculation, that still count.
+    """Samples of the server as it serves, or of these arguments without speculation, that still count.
 
     Without: also of its own command line, for an engine may leave speculation out by request.
     """
     for run in runs:
         for arm in run.record.arms:
-            is_one = _is_same(arm, serving) or (without and _is_without(arm, serving))
-            if not is_one or not _counts(arm, serving):
-                continue
-            yield from store.samples(run.number, arm=arm.name)
-
-
-def _is_without(arm: ArmRecord, serving: _Serving) -> bool:
-    return arm.argv is not None and _base(arm.argv) == _base(serving.argv)
+            is_base = (
+                without is not None and arm.argv is not None and _base(arm.argv) == _base(without)
+            )
+            if (_is_same(arm, now) or is_base) and _counts(arm, now):
+                yield from store.samples(run.number, arm=arm.name)
 
 
 def _base(argv: Sequence[str]) -> list[list[str]]:
@@ -349,14 +316,10 @@ def _base(argv: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def _counts(arm: ArmRecord, serving: _Serving) -> bool:
+def _counts(arm: ArmRecord, now: Fingerprint) -> bool:
     """Whether engine, model, driver and card are those of now, whatever the arguments."""
-    then = replace(
-        arm.fingerprint,
-        workload_sha256=None,
-        arguments_sha256=serving.fingerprint.arguments_sha256,
-    )
-    return holds(then, serving.fingerprint) is True
+    then = replace(arm.fingerprint, workload_sha256=None, arguments_sha256=now.arguments_sha256)
+    return holds(then, now) is True
 
 
 def doctor(ctx: Context) -> ActionResult:
@@ -376,29 +339,29 @@ def gather(ctx: Context) -> tuple[Facts, list[Message]]:
     """All facts, and what went wrong on the way to them."""
     messages: list[Message] = []
     host = read_host(ctx.gpu)
-    reading: ServerReading | None = None
+    server = live = None
     try:
-        reading = read_server(ctx, host)
+        server, live = read_server(ctx, host) or (None, None)
     except TunerdError as problem:
         messages.append(_could_not("the unit", problem))
-    if reading is not None and reading.facts.was_edited:
+    if server is not None and server.was_edited:
         messages.append(_edited(ctx))
     facts = Facts(
         host=host,
         frequency=read_cpu_frequency(),
         driver=read_driver_files(),
-        server=reading.facts if reading is not None else None,
-        port=read_port(reading),
-        evidence=_evidence(ctx, reading, messages),
+        server=server,
+        port=read_port(server, live),
+        evidence=_evidence(ctx, server, messages),
     )
     return facts, messages
 
 
 def _evidence(
-    ctx: Context, reading: ServerReading | None, messages: list[Message]
+    ctx: Context, server: ServerFacts | None, messages: list[Message]
 ) -> EvidenceFacts | None:
     try:
-        facts = read_evidence(ctx, reading)
+        facts = read_evidence(ctx, server)
     except TunerdError as problem:
         messages.append(_could_not("stored measurements", problem))
         return None

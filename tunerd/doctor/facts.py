@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from tunerd.engine.commandline import drafts_with_probability
-from tunerd.engine.flags import normal_spelling, owner_of
+from tunerd.engine.flags import owner_of
 from tunerd.engine.help import Capabilities, Engine, OffloadDevice
 from tunerd.engine.log import read_requests
 from tunerd.machine.facts import CpuFrequency, DriverFiles, Gpu, Host
 from tunerd.measure.answer import Sample, Timings
 from tunerd.measure.evidence import number
-from tunerd.measure.trust import of_others
+from tunerd.measure.trust import of_others, stages_of
 from tunerd.model.facts import ModelFacts
 from tunerd.model.memory import Device, Estimate
 from tunerd.model.report import MemoryReport, parse_report
-from tunerd.profile.schema import ProfileFile, own_kinds
+from tunerd.profile.schema import ProfileFile
 from tunerd.result import Level
 from tunerd.words import MiB
 
@@ -56,11 +56,6 @@ class Traffic:
     n_accepted: int
 
     @property
-    def acceptance_ratio(self) -> float | None:
-        """Accepted over drafted; None where nothing was drafted."""
-        return self.n_accepted / self.n_drafted if self.n_drafted else None
-
-    @property
     def n_steps(self) -> int:
         """Verification steps: every generated token but the first and the accepted ones took one."""
         return self.n_predicted - self.n_requests - self.n_accepted
@@ -69,11 +64,6 @@ class Traffic:
     def drafted_per_step(self) -> float | None:
         """Mean drafted tokens of a step."""
         return self.n_drafted / self.n_steps if self.n_steps > 0 else None
-
-    @property
-    def accepted_per_step(self) -> float | None:
-        """Mean accepted tokens of a step."""
-        return self.n_accepted / self.n_steps if self.n_steps > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,10 +334,6 @@ def _prompt_law(answers: Sequence[_Answer], n_ubatch: int) -> tuple[float, float
     return None if law is None else (float(law[0]), float(law[2]))
 
 
-MTP = "mtp"
-NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
-PLAIN_TYPES = frozenset({"f32", "f16", "bf16"})
-DEFAULT_KV_TYPE = "f16"  # of every build that was probed
 _NO_SPECULATION = (None, "off")
 
 
@@ -437,34 +423,86 @@ class Facts:
     port: PortFacts | None = None
     evidence: EvidenceFacts | None = None
 
-    def card(self) -> Gpu | None:
-        """The GPU that the server uses, as far as can be told: where its process is, else the largest."""
-        gpus = self.host.gpus or ()
-        pid = self.server.pid if self.server is not None else None
-        if pid is not None:
-            for gpu in gpus:
-                if any(process.pid == pid for process in gpu.processes or ()):
-                    return gpu
+    # Questions that several rules ask; each ends the rule that lacks the answer.
+
+    def unit(self) -> ServerFacts:
+        """The unit that serves."""
+        return need(self.server, "a unit that serves")
+
+    def settings(self) -> ProfileFile:
+        """What the unit's command line sets."""
+        server = self.unit()
+        what = f"the settings of {server.unit}{_because(server.settings_problem)}"
+        return need(server.settings, what)
+
+    def capabilities(self) -> Capabilities:
+        """What the unit's build accepts."""
+        server = self.unit()
+        problem = None if server.engine is None else server.engine.problem
+        what = f"what the build of {server.unit} accepts{_because(problem)}"
+        return need(server.capabilities, what)
+
+    def model(self) -> ModelFacts:
+        """The model that is served."""
+        server = self.unit()
+        return need(server.model, f"the header of the served model{_because(server.model_problem)}")
+
+    def log(self) -> LogFacts:
+        """What the unit wrote since it was started."""
+        server = self.unit()
+        why = (
+            "the one that runs was started with another command line" if server.was_edited else None
+        )
+        return need(server.log, f"the log of the running server{_because(why)}")
+
+    def traffic(self) -> Traffic:
+        """What the unit answered since it was started, as far back as its log goes."""
+        return need(self.log().traffic, "requests in the log of the running server")
+
+    def cards(self) -> Sequence[Gpu]:
+        """All cards; empty where there certainly are none."""
+        return need(self.host.gpus, f"the GPUs{_because(self.host.gpu_problem)}")
+
+    def used_card(self) -> Gpu | None:
+        """The card that the server uses: where its process is, else the largest; None where there is no card."""
+        gpus, pid = self.cards(), self.server.pid if self.server is not None else None
+        for gpu in gpus if pid is not None else ():
+            if any(process.pid == pid for process in gpu.processes or ()):
+                return gpu
         return max(gpus, key=lambda gpu: gpu.total_mib or 0, default=None)
+
+    def served_card(self) -> Gpu | None:
+        """The same; None also where the build of the server offloads to no device."""
+        card = self.used_card()
+        return None if self.server is not None and self.server.devices == () else card
+
+    def is_starved(self) -> bool:
+        """Whether the card is too small for the model, so that weights of it stay on the CPU.
+
+        By what the engine placed where its log says so, else by the command line, else by the estimate.
+
+        Raises:
+            Missing: none of them says.
+        """
+        card = self.served_card()
+        if card is None:
+            return False
+        server = self.unit()
+        if server.settings is not None and experts_by_hand(server.settings):
+            return True
+        report = server.said.report
+        placed = report.n_layers_on_gpu if report is not None else None
+        if report is not None and placed is not None and placed < (report.n_layers_to_place or 0):
+            return True
+        if server.estimate is not None and card.total_mib is not None:
+            margin = server.settings.memory.fit_mib if server.settings is not None else None
+            return server.estimate.start_mib(Device.GPU) > card.total_mib - (margin or 0)
+        raise Missing("where the weights are: neither a log of the load nor an estimate says")
 
 
 def speculates(settings: ProfileFile) -> bool:
     """Whether a command line asks for any kind of speculation."""
     return settings.speculation.type not in _NO_SPECULATION
-
-
-# Where rules and their thresholds come from, as users read it.
-CARD_12_GB = (
-    'write-up "Llama.cpp\'s MTP merge tanks throughput on constrained VRAM" (RTX 4070 Super, 12 GB)'
-)
-CARD_16_GB = 'write-up "LM Cache, KV Checkpointing, and MTP" (RTX 5060 Ti, 16 GB)'
-CARD_24_GB = 'write-up "Three months of speed-up experiments on a 3090 Ti" (24 GB)'
-NVML = "NVML API reference"
-
-
-def issue(*numbers: int) -> str:
-    """Threads of llama.cpp's repository."""
-    return ", ".join(f"ggml-org/llama.cpp#{number}" for number in numbers)
 
 
 _T = TypeVar("_T")
@@ -579,94 +617,11 @@ def diagnose(facts: Facts, rules: Iterable[Rule]) -> Diagnosis:
     return Diagnosis(tuple(findings), tuple(not_checked), tuple(passed))
 
 
-# Questions that several rules ask of the facts; each ends the rule that lacks the answer.
-
-NO_UNIT = "a unit that serves"
-# Of a card's memory; more is too full. Source: the 12 GB write-up, checklist point 2.
-FULL_SHARE = 0.95
-_MTP_SWITCHES = frozenset({"-mtp", "--multi-token-prediction"})
-_STAGE_FLAGS = frozenset({"--spec-type", "--spec-stage"})
 _OF_A_STAGE = ("n_max", "n_min", "p_min")
 
 
 def _because(problem: str | None) -> str:
     return f" ({problem})" if problem else ""
-
-
-def server_of(facts: Facts) -> ServerFacts:
-    """The unit that serves."""
-    return need(facts.server, NO_UNIT)
-
-
-def settings_of(facts: Facts) -> ProfileFile:
-    """What the unit's command line sets."""
-    server = server_of(facts)
-    what = f"the settings of {server.unit}{_because(server.settings_problem)}"
-    return need(server.settings, what)
-
-
-def capabilities_of(facts: Facts) -> Capabilities:
-    """What the unit's build accepts."""
-    server = server_of(facts)
-    problem = None if server.engine is None else server.engine.problem
-    what = f"what the build of {server.unit} accepts{_because(problem)}"
-    return need(server.capabilities, what)
-
-
-def model_of(facts: Facts) -> ModelFacts:
-    """The model that is served."""
-    server = server_of(facts)
-    return need(server.model, f"the header of the served model{_because(server.model_problem)}")
-
-
-def log_of(facts: Facts) -> LogFacts:
-    """What the unit wrote since it was started."""
-    server = server_of(facts)
-    why = " (the one that runs was started with another command line)" if server.was_edited else ""
-    return need(server.log, f"the log of the running server{why}")
-
-
-def traffic_of(facts: Facts) -> Traffic:
-    """What the unit answered since it was started, as far back as its log goes."""
-    return need(log_of(facts).traffic, "requests in the log of the running server")
-
-
-def cards_of(facts: Facts) -> Sequence[Gpu]:
-    """All cards; empty where there certainly are none."""
-    return need(facts.host.gpus, f"the GPUs{_because(facts.host.gpu_problem)}")
-
-
-def card_of(facts: Facts) -> Gpu | None:
-    """The card that the server uses; None where there certainly is no card."""
-    cards_of(facts)
-    return facts.card()
-
-
-def served_card(facts: Facts) -> Gpu | None:
-    """The same; None also where the build of the server offloads to no device."""
-    card = card_of(facts)
-    return None if facts.server is not None and facts.server.devices == () else card
-
-
-def cache_types(settings: ProfileFile) -> tuple[str, str]:
-    """Types of K and V in effect."""
-    serving = settings.serving
-    return serving.cache_type_k or DEFAULT_KV_TYPE, serving.cache_type_v or DEFAULT_KV_TYPE
-
-
-def stages_of(argv: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The kinds of speculation that a command line names, known to the build or not, with their own values.
-
-    ik takes several, each in a flag of its own; mainline a list in one flag.
-    """
-    for word, value in itertools.pairwise((*argv, "")):
-        flag = normal_spelling(word)
-        if flag in _MTP_SWITCHES:
-            yield MTP, {}
-        elif flag in _STAGE_FLAGS:
-            kinds, _, pairs = value.partition(":")
-            values = dict(pair.split("=", 1) for pair in pairs.split(",") if "=" in pair)
-            yield from ((own_kinds(kind), values) for kind in kinds.split(","))
 
 
 def with_stages(settings: ProfileFile, argv: Sequence[str]) -> ProfileFile:
@@ -697,27 +652,3 @@ def experts_by_hand(settings: ProfileFile) -> bool:
         or memory.n_cpu_ffn
         or any(rule.rpartition("=")[2].startswith("CPU") for rule in memory.override_tensor or ())
     )
-
-
-def is_starved(facts: Facts) -> bool:
-    """Whether the card is too small for the model, so that weights of it stay on the CPU.
-
-    By what the engine placed where its log says so, else by the command line, else by the estimate.
-
-    Raises:
-        Missing: none of them says.
-    """
-    card = served_card(facts)
-    if card is None:
-        return False
-    server = server_of(facts)
-    if server.settings is not None and experts_by_hand(server.settings):
-        return True
-    report = server.said.report
-    placed = report.n_layers_on_gpu if report is not None else None
-    if report is not None and placed is not None and placed < (report.n_layers_to_place or 0):
-        return True
-    if server.estimate is not None and card.total_mib is not None:
-        margin = server.settings.memory.fit_mib if server.settings is not None else None
-        return server.estimate.start_mib(Device.GPU) > card.total_mib - (margin or 0)
-    raise Missing("where the weights are: neither a log of the load nor an estimate says")

@@ -6,45 +6,45 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from tunerd.doctor.facts import (
-    CARD_12_GB,
-    CARD_16_GB,
-    CARD_24_GB,
-    FULL_SHARE,
-    MTP,
-    NO_GRAPHS,
-    NVML,
-    PLAIN_TYPES,
     Facts,
     Missing,
     Rule,
     Seen,
     Traffic,
-    cache_types,
-    capabilities_of,
-    card_of,
-    cards_of,
     experts_by_hand,
-    is_starved,
-    issue,
-    log_of,
-    model_of,
     need,
-    served_card,
-    server_of,
-    settings_of,
     speculates,
-    stages_of,
-    traffic_of,
 )
 from tunerd.engine.commandline import drafts_with_probability
 from tunerd.engine.help import Effect
 from tunerd.machine.facts import POWER_CAP, Gpu
+from tunerd.measure.trust import MTP, stages_of
 from tunerd.model.gguf import TYPES_BY_NAME
 from tunerd.model.memory import Device, PartKind
 from tunerd.model.report import BufferKind
+from tunerd.profile.schema import ProfileFile
 from tunerd.result import Level
 from tunerd.words import Family, format_mib
 
+# Where rules and their thresholds come from, as users read it.
+CARD_12_GB = (
+    'write-up "Llama.cpp\'s MTP merge tanks throughput on constrained VRAM" (RTX 4070 Super, 12 GB)'
+)
+CARD_16_GB = 'write-up "LM Cache, KV Checkpointing, and MTP" (RTX 5060 Ti, 16 GB)'
+CARD_24_GB = 'write-up "Three months of speed-up experiments on a 3090 Ti" (24 GB)'
+NVML = "NVML API reference"
+
+
+def _issue(*numbers: int) -> str:
+    """Threads of llama.cpp's repository."""
+    return ", ".join(f"ggml-org/llama.cpp#{number}" for number in numbers)
+
+
+# Of a card's memory; more is too full. Source: the 12 GB write-up, checklist point 2.
+FULL_SHARE = 0.95
+NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
+PLAIN_TYPES = frozenset({"f32", "f16", "bf16"})
+DEFAULT_KV_TYPE = "f16"  # of every build that was probed
 _UNIFIED = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
 # The least margin that a write-up serves with, and the step in which they move it.
 # Source: the 12 GB write-up.
@@ -83,7 +83,7 @@ def _of_each_card(check: Callable[[Facts, Gpu], Iterator[Seen | Missing]]) -> _C
     """Looks at one card after the other; what it lacks of one ends the look at that one alone."""
 
     def every(facts: Facts) -> Iterator[Seen | Missing]:
-        for gpu in cards_of(facts):
+        for gpu in facts.cards():
             try:
                 yield from check(facts, gpu)
             except Missing as unknown:
@@ -107,7 +107,7 @@ _LOOK = (
 def _unreadable(facts: Facts) -> Iterator[Seen | Missing]:
     problem = facts.host.gpu_problem
     if problem is None:
-        cards_of(facts)
+        facts.cards()
         return
     driver = need(facts.driver, f"the driver's files, and the GPUs ({problem})")
     if driver.pci_addresses is None and driver.module_version is None and not driver.is_wsl:
@@ -291,7 +291,7 @@ def _governor(facts: Facts) -> Iterator[Seen | Missing]:
     f"{CARD_12_GB} (8 threads on 8 cores); llama.cpp's own default",
 )
 def _threads(facts: Facts) -> Iterator[Seen | Missing]:
-    serving = settings_of(facts).serving
+    serving = facts.settings().serving
     cores = need(facts.host.cpu.physical_cores, "the number of physical cores")
     for name, threads, level in (
         ("threads", serving.threads, Level.WARNING),
@@ -314,29 +314,23 @@ _LOAD_FLAGS = frozenset(
     "flags-removed",
     "flags on the unit's command line that its build does not take",
     "the server ends at its next start; mainline dropped the old load-mode flags in September 2026",
-    issue(20834, 28334),
+    _issue(20834, 28334),
 )
 def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
-    capabilities = capabilities_of(facts)
-    server = server_of(facts)
-    foreign = server.foreign_flags
-    load = [flag for flag in foreign if flag in _LOAD_FLAGS]
-    rest = [flag for flag in foreign if flag not in _LOAD_FLAGS]
-    if load:
-        way = (
-            'use `--load-mode`; `--no-mmap --mlock` is now "mlock"'
-            if capabilities.has_load_mode
-            else ""
-        )
-        yield _errs(
-            f"this build does not take {', '.join(load)}: {server.unit} cannot start with it",
-            f"{way or 'leave it out'}: tunerd profiles new NAME --from-unit {server.unit}, then apply it",
-        )
-    if rest:
-        yield _errs(
-            f"this build does not take {', '.join(rest)}: {server.unit} cannot start with it",
-            f"tunerd profiles new NAME --from-unit {server.unit} says what takes its place",
-        )
+    capabilities = facts.capabilities()
+    server = facts.unit()
+    load = [flag for flag in server.foreign_flags if flag in _LOAD_FLAGS]
+    rest = [flag for flag in server.foreign_flags if flag not in _LOAD_FLAGS]
+    anew = f"tunerd profiles new NAME --from-unit {server.unit}"
+    way = 'use `--load-mode`; `--no-mmap --mlock` is now "mlock"'
+    way = way if capabilities.has_load_mode else "leave it out"
+    for flags, do in ((load, f"{way}: {anew}, then apply it"),
+                      (rest, f"{anew} says what takes its place")):  # fmt: skip
+        if flags:
+            seen = (
+                f"this build does not take {', '.join(flags)}: {server.unit} cannot start with it"
+            )
+            yield _errs(seen, do)
 
 
 @_rule(
@@ -346,10 +340,10 @@ def _removed_flags(facts: Facts) -> Iterator[Seen | Missing]:
     "NVIDIA CUDA Compatibility Guide, binary compatibility; the build's own `system_info` line",
 )
 def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
-    card = card_of(facts)
+    card = facts.used_card()
     if card is None:
         return
-    server = server_of(facts)
+    server = facts.unit()
     said = server.said
     if said.lacks_kernels:
         yield _errs(
@@ -366,7 +360,7 @@ def _architecture(facts: Facts) -> Iterator[Seen | Missing]:
     if said.has_cuda is False:
         return  # another backend, which compiles for the card when it starts
     built = need(
-        log_of(facts).cuda_architectures, "the card's architectures that the build has (ARCHS)"
+        facts.log().cuda_architectures, "the card's architectures that the build has (ARCHS)"
     )
     capability = need(card.compute_capability, f"the compute capability of GPU {card.index}")
     own = capability[0] * 10 + capability[1]
@@ -394,12 +388,12 @@ def _rebuild(capability: tuple[int, int] | None) -> str:
     "cuda-graphs",
     "CUDA graphs that are captured anew in every step (only a comparison tells)",
     "drafts of changing length change the graph; capturing it each time costs more than it saves",
-    f"{CARD_12_GB}, checklist point 3; {issue(28549, 23957)}",
+    f"{CARD_12_GB}, checklist point 3; {_issue(28549, 23957)}",
 )
 def _graphs(facts: Facts) -> Iterator[Seen | Missing]:
-    if served_card(facts) is None:
+    if facts.served_card() is None:
         return
-    if NO_GRAPHS not in server_of(facts).environment:
+    if NO_GRAPHS not in facts.unit().environment:
         yield Missing(f"a comparison: tunerd compare --set 'environment.{NO_GRAPHS}=\"1\"'")
 
 
@@ -421,7 +415,7 @@ def _port(facts: Facts) -> Iterator[Seen | Missing]:
         level = Level.ERROR if facts.server is not None else Level.NOTE
         yield Seen(level, f"port {port.port}: {who} {both}",
                    "end it, or tunerd plan PROFILE --set serving.port=PORT")  # fmt: skip
-    if facts.server is not None and settings_of(facts).serving.port is None:
+    if facts.server is not None and facts.settings().serving.port is None:
         yield _notes(
             f"the command line names no port, so it is the build's own ({port.port})",
             f"tunerd plan PROFILE --set serving.port={port.port}",
@@ -487,13 +481,13 @@ def _share_used(gpu: Gpu) -> float | None:
     "vram-spill",
     "memory of the card that lives in RAM",
     "a card with 448 GB/s then waits for 32 GB/s: speed collapses instead of an error",
-    f"{CARD_16_GB} (at 43k tokens); CUDA Programming Guide, unified memory; {issue(27162)}",
+    f"{CARD_16_GB} (at 43k tokens); CUDA Programming Guide, unified memory; {_issue(27162)}",
 )
 def _spill(facts: Facts) -> Iterator[Seen | Missing]:
-    card = card_of(facts)
+    card = facts.used_card()
     if card is None:
         return
-    server = server_of(facts)
+    server = facts.unit()
     if _UNIFIED in server.environment:
         yield _warns(
             f"{_UNIFIED} is set in {server.unit}: memory that does not fit the card goes to RAM",
@@ -562,7 +556,7 @@ _GIVES_BACK = {
     "programs beside the server hold VRAM",
     "what another model server keeps loaded is missing for layers, and its next load can take the room that the "
     "margin was meant for",
-    issue(27501),
+    _issue(27501),
 )
 @_of_each_card
 def _others(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
@@ -577,6 +571,12 @@ def _others(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
         yield _warns(f"GPU {gpu.index}: {name}{unit} holds {process.used_mib} MiB of VRAM", back)
 
 
+def _cache_types(settings: ProfileFile) -> tuple[str, str]:
+    """Types of K and V in effect."""
+    serving = settings.serving
+    return serving.cache_type_k or DEFAULT_KV_TYPE, serving.cache_type_v or DEFAULT_KV_TYPE
+
+
 @_rule(
     "kv-plain",
     "an unquantised KV cache on a small card",
@@ -584,8 +584,8 @@ def _others(facts: Facts, gpu: Gpu) -> Iterator[Seen | Missing]:
     f"{CARD_12_GB}, VRAM tactics",
 )
 def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
-    card, settings = served_card(facts), settings_of(facts)
-    if card is None or not PLAIN_TYPES & set(cache_types(settings)):
+    card, settings = facts.served_card(), facts.settings()
+    if card is None or not PLAIN_TYPES & set(_cache_types(settings)):
         return
     if settings.memory.kv_offload is False:
         return
@@ -593,10 +593,10 @@ def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
     if total > _SMALL_CARD_MIB:
         return
     try:
-        level = Level.WARNING if is_starved(facts) else Level.NOTE
+        level = Level.WARNING if facts.is_starved() else Level.NOTE
     except Missing:
         level = Level.NOTE
-    kinds = "/".join(cache_types(settings))
+    kinds = "/".join(_cache_types(settings))
     size = _cache_mib(facts)
     gain = ""
     if size is not None:
@@ -610,7 +610,7 @@ def _plain_cache(facts: Facts) -> Iterator[Seen | Missing]:
 
 def _cache_mib(facts: Facts) -> float | None:
     """KV cache on the GPU, as the engine reported it, else as estimated."""
-    server = server_of(facts)
+    server = facts.unit()
     report = server.said.report
     reported = report.allocated_mib(Device.GPU, BufferKind.KV) if report is not None else None
     if reported:
@@ -628,18 +628,18 @@ def _cache_mib(facts: Facts) -> float | None:
     "ggml-cuda of llama.cpp, fattn.cu: pairs without GGML_CUDA_FA_ALL_QUANTS",
 )
 def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
-    settings = settings_of(facts)
-    k, v = cache_types(settings)
-    if served_card(facts) is None or settings.serving.flash_attn == "off":
+    settings = facts.settings()
+    k, v = _cache_types(settings)
+    if facts.served_card() is None or settings.serving.flash_attn == "off":
         return
     is_fast = k == v and k in _PAIRS_OF_ALL_BUILDS
     is_known = {k, v} <= _PAIRS_OF_ALL_BUILDS | _PAIRS_OF_SOME_BUILDS
     if is_fast or not is_known:
         return
-    capabilities = server_of(facts).capabilities
+    capabilities = facts.unit().capabilities
     if k == v and capabilities is not None and capabilities.family is Family.IK:
         return  # its kernels have types that mainline's lack
-    log = log_of(facts)
+    log = facts.log()
     if log.has_cuda is False:
         return
     if not need(log.has_all_kv_pairs, "the build's FA_ALL_QUANTS: its log does not reach that far"):
@@ -657,7 +657,7 @@ def _cache_pair(facts: Facts) -> Iterator[Seen | Missing]:
     f"{CARD_16_GB} (131k after an out-of-memory at 65k); the model's own context_length",
 )
 def _context(facts: Facts) -> Iterator[Seen | Missing]:
-    server, settings = server_of(facts), settings_of(facts)
+    server, settings = facts.unit(), facts.settings()
     asked = settings.serving.ctx_size
     report = server.said.report
     if asked and report is not None and report.n_ctx is not None and report.n_ctx < asked:
@@ -665,7 +665,7 @@ def _context(facts: Facts) -> Iterator[Seen | Missing]:
             f"{asked} tokens of context were asked for, and the engine made {report.n_ctx}",
             "lower serving.ctx_size to that, or make room: a smaller memory.fit_mib, a quantised cache",
         )
-    model = model_of(facts)
+    model = facts.model()
     slot = server.estimate.n_ctx_slot if server.estimate is not None else asked
     trained = model.context_length
     # Engines round a context up to whole cells of 256 tokens.
@@ -692,8 +692,8 @@ def _context(facts: Facts) -> Iterator[Seen | Missing]:
     "llama.cpp's warning `failed to mlock`; systemd.exec(5), LimitMEMLOCK=",
 )
 def _memlock(facts: Facts) -> Iterator[Seen | Missing]:
-    server = server_of(facts)
-    if settings_of(facts).serving.load_mode not in _LOCKED_MODES:
+    server = facts.unit()
+    if facts.settings().serving.load_mode not in _LOCKED_MODES:
         return
     was_refused = server.said.mlock_refused
     locking = server.locking
@@ -751,13 +751,13 @@ def _swap(facts: Facts) -> Iterator[Seen | Missing]:
     "with experts on the CPU load without mmap",
 )
 def _mapped_experts(facts: Facts) -> Iterator[Seen | Missing]:
-    if served_card(facts) is None:
+    if facts.served_card() is None:
         return
-    settings, server = settings_of(facts), server_of(facts)
+    settings, server = facts.settings(), facts.unit()
     if settings.serving.load_mode not in _MAPPED_MODES:
         return
     is_known = server.said.maps_overridden_tensors or experts_by_hand(settings)
-    if not is_known and not (model_of(facts).is_moe and is_starved(facts)):
+    if not is_known and not (facts.model().is_moe and facts.is_starved()):
         return
     yield _warns(
         "experts are on the CPU, and the file is mapped",
@@ -779,11 +779,11 @@ _SMALL_BITS = 5.0
     f"{CARD_12_GB}, checklist point 1 (60 %); crossover of {CARD_24_GB}",
 )
 def _does_not_pay(facts: Facts) -> Iterator[Seen | Missing]:
-    seen = server_of(facts).said.traffic
+    seen = facts.unit().said.traffic
     # What the log counted is drafted, whatever the command line was understood to say.
-    if not (seen and seen.n_drafted) and not speculates(settings_of(facts)):
+    if not (seen and seen.n_drafted) and not speculates(facts.settings()):
         return
-    traffic = traffic_of(facts)
+    traffic = facts.traffic()
     if not traffic.n_drafted:
         yield _warns(
             f"speculation is asked for, and {traffic.n_requests} requests drafted nothing",
@@ -835,15 +835,15 @@ def _measured_at(facts: Facts) -> str:
     f"{CARD_12_GB}, checklist point 5",
 )
 def _head_quant(facts: Facts) -> Iterator[Seen | Missing]:
-    if MTP not in settings_of(facts).speculation.kinds:
+    if MTP not in facts.settings().speculation.kinds:
         return
-    model = model_of(facts)
+    model = facts.model()
     if not model.has_mtp:
         return
     bits = need(_bits(model.mtp_types), "the types of the MTP block's weights")
     if bits >= _SMALL_BITS:
         return
-    ratio, wanted = _acceptance(facts, traffic_of(facts))
+    ratio, wanted = _acceptance(facts, facts.traffic())
     if ratio < wanted:
         yield _warns(
             f"the MTP block has {bits:.1f} bits per weight ({model.mtp_types[0][0]}), and only "
@@ -872,13 +872,13 @@ def _bits(types: tuple[tuple[str, int], ...]) -> float | None:
     f"{CARD_12_GB}, checklist point 4; {CARD_24_GB}, phase 9",
 )
 def _p_min(facts: Facts) -> Iterator[Seen | Missing]:
-    speculation = settings_of(facts).speculation
+    speculation = facts.settings().speculation
     if not drafts_with_probability(speculation.kinds):
         return
     p_min = speculation.p_min
     if p_min is None:
-        p_min = need(capabilities_of(facts).default_p_min, "the build's default for p-min")
-    if p_min > 0 or not is_starved(facts):
+        p_min = need(facts.capabilities().default_p_min, "the build's default for p-min")
+    if p_min > 0 or not facts.is_starved():
         return
     yield _warns(
         "p-min is 0, so every draft is verified however unsure, and weights are on the CPU",
@@ -894,7 +894,7 @@ def _p_min(facts: Facts) -> Iterator[Seen | Missing]:
     f"{CARD_24_GB}, phase 5",
 )
 def _thinking(facts: Facts) -> Iterator[Seen | Missing]:
-    serving = settings_of(facts).serving
+    serving = facts.settings().serving
     told = serving.chat_template_kwargs or {}
     is_off = told.get("enable_thinking") is False or serving.reasoning == "off"
     if is_off or serving.reasoning_budget == 0:
@@ -913,9 +913,9 @@ def _thinking(facts: Facts) -> Iterator[Seen | Missing]:
     f"{CARD_24_GB}, phase 10",
 )
 def _by_text(facts: Facts) -> Iterator[Seen | Missing]:
-    kinds = settings_of(facts).speculation.kinds
+    kinds = facts.settings().speculation.kinds
     copies = sorted(kind for kind in kinds if kind.startswith(_BY_TEXT))
-    if copies and not drafts_with_probability(kinds) and model_of(facts).recurrent is not None:
+    if copies and not drafts_with_probability(kinds) and facts.model().recurrent is not None:
         yield _warns(
             f"{', '.join(copies)} on a hybrid model, without a drafter",
             "tunerd compare PROFILE --set speculation.type=off measures what it costs",
@@ -926,10 +926,10 @@ def _by_text(facts: Facts) -> Iterator[Seen | Missing]:
     "mtp-slots",
     "more than one slot with MTP",
     "drafts of one slot can leak into another, a hybrid model can abort, and the gain is gone",
-    issue(28286, 28019, 27537),
+    _issue(28286, 28019, 27537),
 )
 def _slots(facts: Facts) -> Iterator[Seen | Missing]:
-    settings, server = settings_of(facts), server_of(facts)
+    settings, server = facts.settings(), facts.unit()
     if MTP not in settings.speculation.kinds:
         return
     known = (server.n_slots, server.said.n_slots, settings.serving.n_parallel)
@@ -948,10 +948,10 @@ def _slots(facts: Facts) -> Iterator[Seen | Missing]:
     f"{CARD_16_GB}; messages of mainline and ik_llama.cpp of 2026",
 )
 def _model_without(facts: Facts) -> Iterator[Seen | Missing]:
-    speculation = settings_of(facts).speculation
+    speculation = facts.settings().speculation
     if MTP not in speculation.kinds or speculation.draft_model is not None:
         return
-    model = model_of(facts)
+    model = facts.model()
     if not model.has_mtp:
         why = model.mtp_problem or "it has no MTP block"
         yield _errs(
@@ -965,24 +965,24 @@ def _model_without(facts: Facts) -> Iterator[Seen | Missing]:
     "the build cannot draft with MTP",
     "a flag in a help text is no proof: builds of May 2026 took it without effect, and older "
     "ones have no MTP at all",
-    issue(22673, 23549),
+    _issue(22673, 23549),
 )
 def _engine_without(facts: Facts) -> Iterator[Seen | Missing]:
-    engine = server_of(facts).engine
-    has_word = capabilities_of(facts).spec_word(MTP) is not None
+    engine = facts.unit().engine
+    has_word = facts.capabilities().spec_word(MTP) is not None
     name = engine.name if engine is not None else "the build"
-    asks = any(kind == MTP for kind, _ in stages_of(server_of(facts).argv))
+    asks = any(kind == MTP for kind, _ in stages_of(facts.unit().argv))
     if not has_word and asks:
         yield _errs(f"MTP is asked for, and {name} knows no such kind of speculation",
                    "serve it with a newer build: tunerd engines lists what is here")  # fmt: skip
         return
-    if MTP in settings_of(facts).speculation.kinds:
+    if MTP in facts.settings().speculation.kinds:
         proof = engine.proof(MTP) if engine is not None else None
         if proof is not None and proof.effect in {Effect.NO_EFFECT, Effect.FAILED}:
             yield _errs(f"{name} takes the flags for MTP, but {proof.detail}",
                        "tunerd engines")  # fmt: skip
         return
-    if not has_word and model_of(facts).has_mtp:
+    if not has_word and facts.model().has_mtp:
         yield _notes(
             f"the model can draft for itself, and {name} knows no MTP",
             "serve it with a newer build: tunerd engines lists what is here",

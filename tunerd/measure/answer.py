@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
@@ -404,6 +405,15 @@ class ToolCall:
 
     name: str
     arguments: str
+
+    @property
+    def fields(self) -> Mapping[str, Any] | None:
+        """The arguments; None where they are no JSON object."""
+        try:
+            found = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import random
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -15,11 +15,10 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
-from tunerd.errors import BenchError, Preempted, TunerdError, UsageError
+from tunerd.errors import BenchError, TunerdError, UsageError
 from tunerd.machine.host import read_host
-from tunerd.machine.process import words_of
 from tunerd.measure.answer import Mark, Sample, count_marks, count_problems, summarise
-from tunerd.measure.evidence import ArmRecord, RunOutcome, RunRecord
+from tunerd.measure.evidence import ArmRecord, RunRecord
 from tunerd.measure.findings import (
     SERVING,
     ArmData,
@@ -41,29 +40,20 @@ from tunerd.measure.life import (
     prompt_book,
 )
 from tunerd.measure.request import (
-    LENGTHS,
-    USUAL_LETTERS_PER_TOKEN,
+    BenchRequest,
     Composer,
     Plan,
     Prompt,
-    PromptBook,
     PromptStock,
     Request,
+    Room,
     Route,
     Step,
     Suite,
-    cache_plan,
-    deep_plan,
-    fitting,
-    lengths_plan,
-    mtp_plan,
-    prompt_tokens,
-    quality_plan,
+    suite_plan,
     warm_up,
-    with_short_question,
-    workload_plan,
 )
-from tunerd.measure.results import arm_json, sample_json
+from tunerd.measure.results import arm_json, ending, sample_json
 from tunerd.measure.sides import LIVE, answering, context_tokens, plan_side, side_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import OFF_FOR_ONE_REQUEST, Speculation
@@ -74,7 +64,7 @@ from tunerd.production.plan import make_plan
 from tunerd.production.unattended import demand_root_for_plan
 from tunerd.profile.files import load_profile
 from tunerd.profile.schema import Published
-from tunerd.profile.workload import Rates, WorkloadShape, fitted
+from tunerd.profile.workload import Rates, WorkloadShape
 from tunerd.result import ActionResult, Level, Message, Progress, error, note, warning
 from tunerd.words import check_name, format_duration
 
@@ -99,13 +89,25 @@ class _Item:
     n_tries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Pending:
     """A step that was taken, or a warm-up, until it is known whether somebody else was served meanwhile."""
 
     item: _Item | None
     target: Target
-    asked: Sequence[Answered]
+    asked: list[Answered]
+
+    def mark(self, mark: Mark) -> None:
+        """Something speaks against all of it."""
+        self.asked = [one.marked(mark) for one in self.asked]
+
+    @property
+    def is_to_be_repeated(self) -> bool:
+        """Whether it has an answer that does not count, and may have one that does."""
+        if self.item is None or self.item.n_tries >= _REPEATS_OF_MARKED:
+            return False
+        is_refused = any(map(_is_refused, self.asked))
+        return not is_refused and not all(one.sample.is_usable for one in self.asked)
 
 
 class BenchRun:
@@ -201,6 +203,10 @@ class BenchRun:
             )
         )
 
+    def crowded(self) -> tuple[Message, ...]:
+        """A warning where others kept the processors busy all the while."""
+        return self._life.crowded()
+
     # The first requests of a life
 
     def _warm_up(self, plan: Plan) -> None:
@@ -250,10 +256,10 @@ class BenchRun:
                 asked += self._life.ask_with_room(request, prompt, target=target)
                 if asked[-1].sample.problem is not None:
                     break
-        if self._was_busy:
-            asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
-        failed = next((one for one in asked if one.sample.problem is not None), None)
         self._pending.append(_Pending(item, target, asked))
+        if self._was_busy:
+            self._pending[-1].mark(Mark.FOREIGN_TRAFFIC)
+        failed = next((one for one in asked if one.sample.problem is not None), None)
         for one in asked:
             self._n_mute = self._n_mute + 1 if one.is_mute else 0
         return self._goes_on(target, failed)
@@ -265,7 +271,8 @@ class BenchRun:
         why = target.why_ended()
         if failed.request.suite is Suite.DEEP:
             if why is not None:
-                self._pending[-1] = _with_problem(self._pending[-1], why)
+                dead = replace(failed, sample=replace(failed.sample, problem=why))
+                self._pending[-1].asked[-1] = dead
             return False
         self._demand_life(target)
         if _is_refused(failed):
@@ -296,12 +303,13 @@ class BenchRun:
         accepted = self._life.accepted
         if traffic.is_foreign:
             self._ctx.say(f"somebody else was served: {traffic.text}")
-            self._pending = [_all_marked(one, Mark.FOREIGN_TRAFFIC) for one in self._pending]
+            for one in self._pending:
+                one.mark(Mark.FOREIGN_TRAFFIC)
             self._was_busy = True
         elif traffic.is_foreign is False and accepted is not None:
             self._count(accepted)
-        again = [self._again(pending.item) for pending in self._pending
-                 if pending.item is not None and _is_to_be_repeated(pending)]  # fmt: skip
+        again = [self._again(one.item) for one in self._pending
+                 if one.item is not None and one.is_to_be_repeated]  # fmt: skip
         self._put_aside()
         return again
 
@@ -339,141 +347,16 @@ class BenchRun:
             answers |= {asked.prompt.prompt_id: asked.answer for asked in one.asked}
 
 
-def _is_to_be_repeated(pending: _Pending) -> bool:
-    item = pending.item
-    if item is None or item.n_tries >= _REPEATS_OF_MARKED:
-        return False
-    if any(_is_refused(asked) for asked in pending.asked):
-        return False
-    return any(not asked.sample.is_usable for asked in pending.asked)
-
-
 def _is_refused(asked: Answered) -> bool:
     """Whether the server says that it will not, such as for a prompt that its context cannot hold."""
     return (asked.sample.problem or "").startswith(_REFUSED)
 
 
-def _all_marked(pending: _Pending, mark: Mark) -> _Pending:
-    return replace(pending, asked=[one.marked(mark) for one in pending.asked])
-
-
-def _with_problem(pending: _Pending, why: str) -> _Pending:
-    *before, last = pending.asked
-    return replace(
-        pending, asked=(*before, replace(last, sample=replace(last.sample, problem=why)))
-    )
-
-
-_REPEATS = 3
-_MARGIN_TOKENS = 128
 _USUAL_RATES = Rates(prompt_tok_s=500.0, decode_tok_s=30.0)
 _LOOK_BACK = 50
 # Warm-up, tokens of prompts without a stated length, and what is measured again.
 _ALLOWANCE = 1.25
 _PROMPT_TOKENS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class BenchRequest:
-    """What was asked for on the command line; None is the usual.
-
-    `repeats` is how often each case is measured, `depth` the tokens of long prompts, `seed` that of
-    order and texts. `with_own_sampling` asks the questions of `quality` by the server's own sampling too.
-    """
-
-    suite: Suite = Suite.MTP
-    repeats: int | None = None
-    depth: int | None = None
-    seed: int | None = None
-    workload: str | None = None
-    is_against_published: bool = False
-    with_own_sampling: bool = False
-
-
-def fitting_plan(
-    asked: BenchRequest,
-    seed: int,
-    shape: WorkloadShape | None,
-    book: PromptBook,
-    *,
-    n_ctx: int | None,
-    most_tokens: int | None = None,
-    letters_per_token: float | None = None,
-) -> tuple[Plan, tuple[Message, ...]]:
-    """The plan of a suite for a server, without what its context cannot hold.
-
-    Args:
-        asked: The suite.
-        seed: Of order and texts.
-        shape: The workload, for that suite.
-        book: The questions.
-        n_ctx: Context of one request; None where unknown.
-        most_tokens: The longest answer that it gives; None for no limit.
-        letters_per_token: What its vocabulary does; None before it was asked.
-
-    Raises:
-        BenchError: this server cannot have the suite.
-    """
-    plan, told = _suite_plan(asked, seed, shape, n_ctx, most_tokens)
-    more = list(told)
-    if asked.suite is Suite.LENGTHS:
-        shorter = with_short_question(plan, book, n_ctx, letters_per_token)
-        if shorter is not plan:
-            more.append(note("short-question", f"a context of {n_ctx} has no room for the long "
-                             "review, so a shorter question is asked"))  # fmt: skip
-        plan = shorter
-    plan, lost = fitting(plan, book, n_ctx, letters_per_token)
-    if lost:
-        more.append(note("no-room", f"a context of {n_ctx} has no room for {', '.join(lost)}"))
-    wanted = asked.depth
-    real = max(prompt_tokens(one, book, letters_per_token) for one in plan.requests)
-    if wanted is not None and real > wanted:
-        text = f"the question alone has {real} tokens: prompts are so long, and not {wanted}"
-        more.append(note("question-longer", text))
-    return plan, tuple(more)
-
-
-def _suite_plan(
-    asked: BenchRequest,
-    seed: int,
-    shape: WorkloadShape | None,
-    n_ctx: int | None,
-    most_tokens: int | None,
-) -> tuple[Plan, tuple[Message, ...]]:
-    """The plan of a suite for a server, and what had to be left out of it."""
-    repeats = asked.repeats or _REPEATS
-    if asked.suite is Suite.MTP:
-        return mtp_plan(seed, repeats=repeats), ()
-    if asked.suite is Suite.LENGTHS:
-        plan = lengths_plan(
-            seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth, most_tokens=most_tokens
-        )
-        return plan, _left_out(plan)
-    if asked.suite is Suite.CACHE:
-        return cache_plan(seed, repeats=repeats, n_ctx=n_ctx, depth=asked.depth), ()
-    if asked.suite is Suite.DEEP:
-        return deep_plan(seed, n_ctx=n_ctx), ()
-    if asked.suite is Suite.QUALITY:
-        own = asked.with_own_sampling
-        return quality_plan(seed, repeats=repeats, with_own_sampling=own), ()
-    if shape is None:
-        raise BenchError("no workload was given")
-    mix, cut = shape.plain(), tuple[int, ...]()
-    if n_ctx is not None:
-        mix, cut = fitted(mix, n_ctx, margin_tokens=_MARGIN_TOKENS)
-    told = [note("cut", f"class `{shape.classes[index].name}` was cut to the context of {n_ctx}")
-            for index in cut]  # fmt: skip
-    return workload_plan(seed, shape, mix, repeats=repeats), tuple(told)
-
-
-def _left_out(plan: Plan) -> tuple[Message, ...]:
-    measured = {request.n_predict for request in plan.requests}
-    missing = [str(n) for n in LENGTHS if n not in measured]
-    depth = next(request.depth_tokens for request in plan.requests)
-    text = f"prompts of about {depth} tokens"
-    if missing:
-        text += f"; no room for answers of {', '.join(missing)} tokens"
-    return (note("depth", text),)
 
 
 def expected_s(plan: Plan, rates: Rates) -> float:
@@ -508,15 +391,19 @@ def seen_prompts(store: EvidenceStore, life: str | None) -> frozenset[str]:
     )
 
 
-# How this box stands beside the numbers that were published for its profile.
-
-
-def published_of(ctx: Context, profile: str | None) -> Published:
-    """The published numbers of a profile.
+def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Published | None:
+    """The published numbers of a profile where they are wanted, before anything is measured.
 
     Raises:
         UsageError: it is not known which profile serves, or nothing was published for it.
     """
+    if not asked.is_against_published:
+        return None
+    if asked.suite not in {Suite.MTP, Suite.LENGTHS, Suite.DEEP}:
+        raise UsageError(
+            f"nothing was published that suite `{asked.suite}` measures",
+            hint="--suite mtp, --suite lengths, or --suite deep",
+        )
     if profile is None:
         raise UsageError(
             "nothing to compare with: no profile of tunerd serves here",
@@ -570,8 +457,6 @@ def beside_serving(ctx: Context, made: DeployPlan, suite: Suite) -> Differing:
 ON, OFF = "speculation on", "speculation off"
 # Suites that ask what speculation does, so that both arms are wanted.
 BOTH_ARMS = frozenset({Suite.LENGTHS, Suite.QUALITY})
-# So much filler tells how many letters a token has.
-_SAMPLE_LETTERS = 8000
 _LOAD_S = 90.0
 _BUDGET_FACTOR = 4.0
 _LEAST_BUDGET_S = 900.0
@@ -682,10 +567,9 @@ class Session:
 
     def _expected_s(self, made: DeployPlan, n_arms: int) -> float:
         """How long measuring takes, loads and requests; the live unit's own start is not in it."""
-        plan, _ = fitting_plan(
-            self.asked, self.seed, self.shape, self.book, n_ctx=context_tokens(made),
-            letters_per_token=self._letters_now(made),
-        )  # fmt: skip
+        letters = self._letters_now(made)
+        room = Room(self.book, context_tokens(made), letters_per_token=letters)
+        plan, _ = suite_plan(self.asked, self.seed, self.shape, room)
         rates = rates_seen(self.store, made.resolved.name)
         return n_arms * (_LOAD_S + expected_s(plan, rates))
 
@@ -694,12 +578,10 @@ class Session:
         models = {word for word in made.command.argv if word.endswith(".gguf")}
         if not models & set(made.live.argv or ()):
             return None
-        stock = PromptStock(self.book, random.Random(0))  # noqa: S311 -- only counted
         try:
-            server = open_live(self.ctx).server
+            return letters_per_token(open_live(self.ctx).server, self.book)
         except TunerdError:
             return None
-        return letters_per_token(server, stock.filler(_SAMPLE_LETTERS))
 
     def _begin(self, target: Target, what: str) -> None:
         """Begin the run in the store, or add an arm to it."""
@@ -762,22 +644,15 @@ class Session:
         used = seen_prompts(self.store, target.life())
         rng = random.Random(f"texts {self.seed}")  # noqa: S311 -- texts that can be had again
         stock = PromptStock(self.book, rng, used)
-        letters = USUAL_LETTERS_PER_TOKEN
-        if target.is_llama:
-            letters = letters_per_token(target.server, stock.filler(_SAMPLE_LETTERS))
-        return Composer(stock, letters)
+        if not target.is_llama:
+            return Composer(stock)
+        return Composer(stock, letters_per_token(target.server, self.book))
 
     def _measure(self, targets: Sequence[Target], composer: Composer) -> None:
         target = targets[0]
-        plan, told = fitting_plan(
-            self.asked,
-            self.seed,
-            self.shape,
-            self.book,
-            n_ctx=target.n_ctx,
-            most_tokens=target.most_tokens,
-            letters_per_token=composer.letters_per_token if target.is_llama else None,
-        )
+        letters = composer.letters_per_token if target.is_llama else None
+        room = Room(self.book, target.n_ctx, target.most_tokens, letters)
+        plan, told = suite_plan(self.asked, self.seed, self.shape, room)
         self.messages += [one for one in told if one not in self.messages]
         self.plan = self.plan or plan
         texts: dict[str, Texts] = {}
@@ -791,6 +666,7 @@ class Session:
             running.run(self.plan, texts)
         finally:
             self.measured |= running.measured
+        self.messages += [one for one in running.crowded() if one not in self.messages]
         if composer.stock.repeated_kinds:
             kinds = ", ".join(sorted(composer.stock.repeated_kinds))
             text = f"this server has seen all texts of {kinds}: they came again with another number"
@@ -800,26 +676,9 @@ class Session:
         if self.run is not None:
             self.store.add_samples(self.run, samples, arm=arm)
 
-    @contextmanager
-    def _ending(self) -> Iterator[None]:
-        """Write how the run ended, whatever happens."""
-        outcome, reason = RunOutcome.FAILED, None
-        try:
-            yield
-            outcome = RunOutcome.DONE
-        except BaseException as error:
-            is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-            if is_stopped or isinstance(error, Preempted):
-                outcome = RunOutcome.STOPPED
-            if is_stopped and self.run is not None:
-                kept = f"what was measured until then is kept: `tunerd results show {self.run}`"
-                error.add_note(kept)
-            reason = words_of(error)
-            raise
-        finally:
-            if self.run is not None:
-                ended_s = self.ctx.clock.now_s()
-                self.store.end_run(self.run, outcome, ended_s=ended_s, reason=reason)
+    def _ending(self) -> AbstractContextManager[object]:
+        """Writes how the run ended, whatever happens."""
+        return ending(self.ctx, self.store, lambda: self.run)
 
 
 @contextmanager
@@ -946,18 +805,6 @@ def bench_profile(
         return result_of(session, f"profile {request.profile}", published)
 
 
-def _published(ctx: Context, asked: BenchRequest, profile: str | None) -> Published | None:
-    """The published numbers where they are wanted, before anything is measured."""
-    if not asked.is_against_published:
-        return None
-    if asked.suite not in {Suite.MTP, Suite.LENGTHS, Suite.DEEP}:
-        raise UsageError(
-            f"nothing was published that suite `{asked.suite}` measures",
-            hint="--suite mtp, --suite lengths, or --suite deep",
-        )
-    return published_of(ctx, profile)
-
-
 def _refuse(messages: Sequence[Message]) -> None:
     first = next(one for one in messages if one.level is Level.ERROR)
     raise BenchError(
@@ -999,8 +846,8 @@ def result_of(session: Session, target: str, published: Published | None) -> Act
         "suite": str(session.plan.suite),
         "seed": session.seed,
         "arms": [arm_json(arm) for arm in session.arms],
-        "summary": figures(arms),
-        "tables": {one.name: asdict(mtp_table(one.samples)) for one in arms}
+        "summary": figures({arm.name: arm.samples for arm in arms}),
+        "tables": {one.name: mtp_table(one.samples) for one in arms}
         if session.plan.suite is Suite.MTP else {},
         "left_out": {arm.name: _reasons(arm) for arm in arms},
         "against": None if beside is None else [{**asdict(one), "ratio": one.ratio}

@@ -14,12 +14,10 @@ from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import OutputChange, change_words, changes_sampling, output_changes
 from tunerd.errors import BenchError, UsageError
-from tunerd.machine.process import words_of
 from tunerd.measure.answer import Answer, Mark, Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import (
     ArmRecord,
-    RunOutcome,
     RunRecord,
     SummaryRecord,
     TurnTime,
@@ -49,15 +47,18 @@ from tunerd.measure.pairs import (
     sentence,
 )
 from tunerd.measure.request import (
+    BenchRequest,
     Prompt,
     PromptBook,
     PromptStock,
     Request,
+    Room,
     Route,
     Suite,
     is_warm_class,
-    quality_plan,
+    suite_plan,
 )
+from tunerd.measure.results import ending
 from tunerd.measure.sides import SideRequest, answering, context_tokens, plan_side, sides_of
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import not_as_meant
@@ -185,20 +186,12 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
     ctx.files.make_folder(ctx.paths.evidence.parent)
     with EvidenceStore(ctx.paths.evidence) as store:
         keeper = Keeper(ctx, store, prepared)
-        try:
+        with ending(ctx, store, lambda: keeper.number) as problems:
             found, quality, held, told = _measure(ctx, prepared, keeper)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                kept = (
-                    f"what was measured until then is kept: `tunerd results show {keeper.number}`"
-                )
-                error.add_note(kept)
-            keeper.end(RunOutcome.STOPPED, words_of(error))
-            raise
-        verdict = keeper.verdict(found, quality)
-        joules = store.joules_per_token(keeper.number)
-        failed = found.end is End.FAILED
-        keeper.end(RunOutcome.FAILED if failed else RunOutcome.DONE, found.problem)
+            verdict = keeper.verdict(found, quality)
+            joules = store.joules_per_token(keeper.number)
+            if found.end is End.FAILED:
+                problems.append(found.problem or str(found.end))
     payload = {
         **payload_of(prepared, found, verdict, quality),
         "run": keeper.number,
@@ -206,7 +199,7 @@ def run_compare(ctx: Context, request: CompareRequest, *, confirm: Confirm) -> A
         "without_service_s": held.without_service_s,
     }
     messages = (*prepared.messages, *told)
-    return ActionResult("compare", payload, messages, 1 if failed else 0, has_acted=True)
+    return ActionResult("compare", payload, messages, 1 if problems else 0, has_acted=True)
 
 
 def _measure(
@@ -467,6 +460,8 @@ class CandidateLife:
         problem = not_as_meant(self._life.target.speculation.drafts, drafted)
         if problem is not None:
             raise LifeEnded(problem)
+        messages = self._stand.facts[self._side].messages
+        messages |= {one.text: one for one in self._life.crowded()}
         self._settled, traffic = self._life.settle()
         if traffic.is_foreign:
             raise Unusable(traffic.text)
@@ -553,7 +548,8 @@ def judge_answers(
     Raises:
         Preempted: the lease is gone.
     """
-    plan = quality_plan(seed, repeats=_REPEATS, with_own_sampling=changes_sampling(changes))
+    asked = BenchRequest(Suite.QUALITY, _REPEATS, with_own_sampling=changes_sampling(changes))
+    plan, _ = suite_plan(asked, seed, None, Room(stand.book))
     stock = PromptStock(stand.book, random.Random(f"{seed} questions"))  # noqa: S311 -- texts
     questions = [(request, stock.take(request.kind)) for request in plan.requests]
     answers: list[list[Replies]] = []
@@ -615,7 +611,6 @@ class Keeper:
     """Stores a comparison as it comes."""
 
     def __init__(self, ctx: Context, store: EvidenceStore, prepared: Prepared) -> None:
-        self._ctx = ctx
         self._store = store
         self._prepared = prepared
         self._workload_sha256 = prepared.shape.sha256
@@ -663,10 +658,6 @@ class Keeper:
         self._store.add_verdict(self.number, record)
         return record
 
-    def end(self, outcome: RunOutcome, reason: str | None) -> None:
-        """How the run ended."""
-        self._store.end_run(self.number, outcome, ended_s=self._ctx.clock.now_s(), reason=reason)
-
 
 def _verdict(prepared: Prepared, found: Comparison, quality: Quality | None) -> VerdictRecord:
     gain, decision = found.gain, found.decision
@@ -701,15 +692,8 @@ def turn_times(shape: WorkloadShape, found: Comparison) -> list[TurnTime]:
     """The turn of each class and the expected one, on both sides, by part."""
     rows: list[TurnTime] = []
     for side in SIDES if found.pairs else ():
-        parts = [
-            Parts(
-                whole_s=found.seconds(side, "turn", at),
-                prefill_s=found.seconds(side, "prefill", at),
-                generation_s=found.seconds(side, "decode", at),
-                waiting_s=None,
-            )
-            for at in range(len(shape.classes))
-        ]
+        parts = [Parts(*(found.seconds(side, part, at) for part in ("turn", "prefill", "decode")))
+                 for at in range(len(shape.classes))]  # fmt: skip
         rows += turns_of(side, shape, parts)
     return rows
 

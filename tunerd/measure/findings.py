@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunerd.measure.answer import Answer, Sample, ToolCall, spread, summarise
+from tunerd.measure.answer import Answer, Mark, Sample, spread, summarise
 from tunerd.measure.evidence import (
     USUAL_LEVEL,
     AcceptanceByPosition,
@@ -37,67 +36,30 @@ from tunerd.profile.workload import WorkloadShape
 # The table of the community's mtp-bench, and how this box stands beside published ones.
 
 
-@dataclass(frozen=True, slots=True)
-class MtpRow:
-    """One kind; counts are those of one request, as the mean over its repetitions.
-
-    A figure that no request has is None. `acceptance_ratio` is accepted over drafted of all of them,
-    `tok_s` all tokens over all time.
-    """
-
-    kind: str
-    n: int
-    n_left_out: int
-    predicted: float | None
-    drafted: float | None
-    accepted: float | None
-    acceptance_ratio: float | None
-    tok_s: float | None
-    joules_per_token: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MtpTable:
-    """All kinds, and what people quote of them.
+def mtp_table(samples: Sequence[Sample]) -> dict[str, Any]:
+    """The table of one arm's samples, as scripts read it; the warm-up is none of them.
 
     `tok_s` is all tokens over all time, `mean_tok_s` the mean over the kinds, which published tables
     often have instead. `wall_s` is that of one round through all kinds. `missing` are the kinds of
-    which no request counts, so that nothing here is over all of them.
+    which no request counts, so that nothing here is over all of them. A figure that no request has is None.
     """
-
-    rows: tuple[MtpRow, ...]
-    n_requests: int
-    predicted: int | None
-    drafted: int | None
-    accepted: int | None
-    acceptance_ratio: float | None
-    tok_s: float | None
-    mean_tok_s: float | None
-    wall_s: float | None
-    missing: tuple[str, ...] = ()
-    joules_per_token: float | None = None
-
-
-def mtp_table(samples: Sequence[Sample]) -> MtpTable:
-    """The table of one arm's samples; the warm-up is none of them."""
     by_kind = {kind: _of_case(samples, kind) for kind in MTP_KINDS}
-    rows = tuple(_mtp_row(kind, found) for kind, found in by_kind.items() if found)
+    rows = [_mtp_row(kind, found) for kind, found in by_kind.items() if found]
     measured = [s for found in by_kind.values() for s in found]
     whole = summarise(measured)
-    rates = [row.tok_s for row in rows]
-    return MtpTable(
-        rows=rows,
-        n_requests=whole.n,
-        predicted=_predicted(measured),
-        drafted=whole.n_drafted,
-        accepted=whole.n_accepted,
-        acceptance_ratio=whole.acceptance_ratio,
-        tok_s=whole.decode.tok_s,
-        mean_tok_s=_mean(rates),
-        wall_s=_wall_s(by_kind),
-        missing=missing_kinds(measured),
-        joules_per_token=whole.joules_per_token,
-    )
+    return {
+        "rows": rows,
+        "n_requests": whole.n,
+        "predicted": _predicted(measured),
+        "drafted": whole.n_drafted,
+        "accepted": whole.n_accepted,
+        "acceptance_ratio": whole.acceptance_ratio,
+        "tok_s": whole.decode.tok_s,
+        "mean_tok_s": _mean([row["tok_s"] for row in rows]),
+        "wall_s": _wall_s(by_kind),
+        "missing": missing_kinds(measured),
+        "joules_per_token": whole.joules_per_token,
+    }
 
 
 def missing_kinds(samples: Sequence[Sample]) -> tuple[str, ...]:
@@ -120,23 +82,24 @@ def _n_generated(sample: Sample) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def _mtp_row(kind: str, samples: Sequence[Sample]) -> MtpRow:
+def _mtp_row(kind: str, samples: Sequence[Sample]) -> dict[str, Any]:
+    """One kind; counts are those of one request, as the mean over its repetitions."""
     summary = summarise(samples)
 
     def each(total: int | None) -> float | None:
         return total / summary.n if total is not None and summary.n else None
 
-    return MtpRow(
-        kind=kind,
-        n=summary.n,
-        n_left_out=summary.n_unusable,
-        predicted=each(_predicted(samples)),
-        drafted=each(summary.n_drafted),
-        accepted=each(summary.n_accepted),
-        acceptance_ratio=summary.acceptance_ratio,
-        tok_s=summary.decode.tok_s,
-        joules_per_token=summary.joules_per_token,
-    )
+    return {
+        "kind": kind,
+        "n": summary.n,
+        "n_left_out": summary.n_unusable,
+        "predicted": each(_predicted(samples)),
+        "drafted": each(summary.n_drafted),
+        "accepted": each(summary.n_accepted),
+        "acceptance_ratio": summary.acceptance_ratio,
+        "tok_s": summary.decode.tok_s,
+        "joules_per_token": summary.joules_per_token,
+    }
 
 
 def _wall_s(by_kind: Mapping[str, Sequence[Sample]]) -> float | None:
@@ -190,17 +153,17 @@ def beside_published(
     )
 
 
-def _mtp_figures(table: MtpTable, published: Published, family: str) -> Iterator[_Figure]:
+def _mtp_figures(table: Mapping[str, Any], published: Published, family: str) -> Iterator[_Figure]:
     engine = (published.by_engine or {}).get(family, {})
-    yield "tok/s", table.tok_s, engine.get("tok_s", published.tok_s), "tok/s"
+    yield "tok/s", table["tok_s"], engine.get("tok_s", published.tok_s), "tok/s"
     ratio = engine.get("acceptance_ratio", published.acceptance_ratio)
-    yield "acceptance", table.acceptance_ratio, ratio, ""
-    yield "wall of one round", table.wall_s, engine.get("wall_s", published.wall_s), "s"
+    yield "acceptance", table["acceptance_ratio"], ratio, ""
+    yield "wall of one round", table["wall_s"], engine.get("wall_s", published.wall_s), "s"
     kinds = (published.by_kind or {}).get(family, {})
-    for row in table.rows:
-        there = kinds.get(row.kind, {})
-        yield f"{row.kind}, tok/s", row.tok_s, there.get("tok_s"), "tok/s"
-        yield f"{row.kind}, rate", row.acceptance_ratio, there.get("rate"), ""
+    for row in table["rows"]:
+        there = kinds.get(row["kind"], {})
+        yield f"{row['kind']}, tok/s", row["tok_s"], there.get("tok_s"), "tok/s"
+        yield f"{row['kind']}, rate", row["acceptance_ratio"], there.get("rate"), ""
 
 
 def _length_figures(samples: Sequence[Sample], published: Published) -> Iterator[_Figure]:
@@ -363,7 +326,8 @@ def _judge(case: str, samples: Sequence[Sample], cold_ms: float | None) -> Reuse
     if ratio is None:
         return Reuse(case, None, None, time_ratio, "the server does not say what it reused")
     # A changed tail can be found but for that tail.
-    wanted = _REUSED_RATIO * (1.0 if case == IDENTICAL else _shared_ratio(samples))
+    shared = [number(one.details, "shared_ratio") or 1.0 for one in samples]
+    wanted = _REUSED_RATIO * (1.0 if case == IDENTICAL else min(shared))
     if ratio >= wanted:
         return Reuse(case, True, ratio, time_ratio, f"works: {ratio:.0%} of the prompt is reused")
     if ratio <= _SOME_RATIO:
@@ -371,11 +335,6 @@ def _judge(case: str, samples: Sequence[Sample], cold_ms: float | None) -> Reuse
             case, False, ratio, time_ratio, "does not work: the whole prompt is read again"
         )
     return Reuse(case, None, ratio, time_ratio, f"works in part: {ratio:.0%} is reused")
-
-
-def _shared_ratio(samples: Sequence[Sample]) -> float:
-    found = [number(sample.details, "shared_ratio") for sample in samples]
-    return min((ratio for ratio in found if ratio is not None), default=1.0)
 
 
 def _reused(sample: Sample) -> float | None:
@@ -411,7 +370,7 @@ class Parts:
     whole_s: float
     prefill_s: float
     generation_s: float
-    waiting_s: float | None
+    waiting_s: float | None = None
 
 
 def turn_times(arm: str, samples: Sequence[Sample], shape: WorkloadShape) -> list[TurnTime]:
@@ -460,15 +419,8 @@ def _mix(arm: str, turns: Sequence[TurnTime]) -> TurnTime:
     reasoning, generation = _expected(turns, "reasoning_s"), _expected(turns, "decode_s")
     if reasoning is None and generation is not None:
         generation += sum((one.weight or 0.0) * (one.reasoning_s or 0.0) for one in turns)
-    return TurnTime(
-        arm=arm,
-        request_class=None,
-        prefill_s=_expected(turns, "prefill_s"),
-        reasoning_s=reasoning,
-        decode_s=generation,
-        waiting_s=_expected(turns, "waiting_s"),
-        whole_s=_expected(turns, "whole_s"),
-    )
+    others = {name: _expected(turns, name) for name in ("prefill_s", "waiting_s", "whole_s")}
+    return TurnTime(arm, None, reasoning_s=reasoning, decode_s=generation, **others)
 
 
 def _expected(turns: Sequence[TurnTime], name: str) -> float | None:
@@ -625,17 +577,19 @@ def _case(name: str, asked: Sequence[Question]) -> CaseQuality:
     drifts = [drift(a.text, b.text) for a, b in both]
     longest = [max(len(a.text), len(b.text), 1) for a, b in both]
     ratios = [letters / most for letters, most in zip(drifts, longest, strict=True)]
-    same = same_tool_calls if name == TOOLS else _same_text
     is_tools = name == TOOLS
+    told = _calls if is_tools else _text
     return CaseQuality(
         case=name,
         n=len(both),
         n_missing=len(pairs) - len(both),
         n_lost=sum(a is not None and b is None for a, b in pairs),
         n_left_out=len(asked) - len(pairs),
-        n_same=sum(same(a, b) for a, b in both),
+        n_same=sum(told(a) == told(b) for a, b in both),
         n_called=sum(bool(a.tool_calls) for a, _ in both) if is_tools else None,
-        n_valid=sum(has_valid_calls(b.tool_calls) for _, b in both) if is_tools else None,
+        n_valid=sum(all(name and keys is not None for name, keys in _calls(b)) for _, b in both)
+        if is_tools
+        else None,
         n_silent=sum(not (a.text + b.text).strip() for a, b in both) if name == SHORT else None,
         drift_letters=_median(drifts),
         drift_ratio=_median(ratios),
@@ -679,32 +633,14 @@ def drift(one: str, other: str) -> int:
     return int(Levenshtein.distance(one[:_MOST_LETTERS], other[:_MOST_LETTERS]))
 
 
-def has_valid_calls(calls: Sequence[ToolCall]) -> bool:
-    """Whether every call names a function and its arguments are one JSON object."""
-    return all(call.name and _arguments(call) is not None for call in calls)
+def _calls(answer: Answer) -> list[tuple[str, set[str] | None]]:
+    """The functions that it calls, in their order, with the keys of their arguments."""
+    return [(call.name, None if call.fields is None else set(call.fields))
+            for call in answer.tool_calls]  # fmt: skip
 
 
-def same_tool_calls(one: Answer, other: Answer) -> bool:
-    """Whether the same functions are called in the same order, with the same argument keys."""
-    return shape_of(one.tool_calls) == shape_of(other.tool_calls)
-
-
-def shape_of(calls: Sequence[ToolCall]) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
-    """Functions and argument keys; None for arguments that are no JSON object."""
-    return tuple((call.name, None if (found := _arguments(call)) is None else tuple(sorted(found)))
-                 for call in calls)  # fmt: skip
-
-
-def _arguments(call: ToolCall) -> Mapping[str, Any] | None:
-    try:
-        found = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _same_text(one: Answer, other: Answer) -> bool:
-    return one.text.strip() == other.text.strip()
+def _text(answer: Answer) -> str:
+    return answer.text.strip()
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -744,16 +680,16 @@ class ArmData:
         return tuple(count / self.n_steps for count in self.accepted)
 
 
-def figures(arms: Sequence[ArmData]) -> list[dict[str, Any]]:
-    """The figures of each arm and case, in the order of first appearance; the warm-up is no case."""
+def figures(measured: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:
+    """The figures of each arm and case, in the order of first appearance; what only prepared others is no case."""
     rows = []
-    for arm in arms:
-        for case in dict.fromkeys(sample.case for sample in arm.samples):
-            samples = _of_case(arm.samples, case)
-            if case == "warm-up" and not any(one.is_usable or one.problem for one in samples):
+    for arm, asked in measured.items():
+        for suite, case in dict.fromkeys((sample.suite, sample.case) for sample in asked):
+            samples = [one for one in _of_case(asked, case) if one.suite == suite]
+            if not any(one.problem or Mark.WARM_UP not in one.marks for one in samples):
                 continue
-            rates = spread(_client_rate(s) for s in samples if s.is_usable)
-            rows.append({"arm": arm.name, "suite": samples[0].suite, "case": case,
+            rates = spread(number(s.details, "client_tok_s") for s in samples if s.is_usable)
+            rows.append({"arm": arm, "suite": suite, "case": case,
                          **asdict(summarise(samples)),
                          "client_tok_s": asdict(rates) if rates.n else None})  # fmt: skip
     return rows
@@ -802,10 +738,6 @@ def _judged(plan: Plan, candidate: ArmData, reference: ArmData, *, is_exact: boo
         one, other = (arm.answers.get(at, {}) for arm in (reference, candidate))
         asked.append(pair(request.case, at, one, other))
     return judge_quality(asked)
-
-
-def _client_rate(sample: Sample) -> float | None:
-    return number(sample.details, "client_tok_s")
 
 
 _DRAWS = 20_000

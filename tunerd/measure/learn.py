@@ -27,7 +27,7 @@ from tunerd.profile.workload import (
     shape_of,
 )
 from tunerd.result import ActionResult, Message, note, warning
-from tunerd.words import allowed_words, check_name, format_duration, is_name, nearest_name
+from tunerd.words import check_name, format_duration, is_name, nearest_name, problem_of
 
 if TYPE_CHECKING:
     from tunerd.engine.log import RequestLog
@@ -322,11 +322,8 @@ def _read(ctx: Context, layer: str, path: Path) -> WorkloadFile:
         data = tomllib.loads((ctx.files.read(path) or b"").decode())
         table = WorkloadTable.model_validate(data)
     except ValidationError as error:
-        places = [
-            f"{'.'.join(str(part) for part in one['loc'])}: found {one['input']!r:.80}; "
-            f"allowed: {allowed_words(dict(one))}"
-            for one in error.errors(include_url=False)
-        ]
+        found = error.errors(include_url=False)
+        places = (str(problem_of(WorkloadTable, path.name, dict(one))) for one in found)
         raise _wrong(path, "\n".join(places)) from error
     except (ValueError, RecursionError) as error:
         raise _wrong(path, str(error)) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import tomllib
@@ -32,9 +31,7 @@ from tunerd.measure.answer import (
     read_answer,
     read_counters,
 )
-from tunerd.measure.conditions import (
-    FingerprintReader,
-)
+from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint
 from tunerd.measure.request import (
     THOUGHT_TOKENS,
@@ -362,8 +359,9 @@ def count_tokens(server: LlamaServer, text: str, *, timeout_s: float = _ASK_S) -
     return len(tokens) if isinstance(tokens, list) and tokens else None
 
 
-def letters_per_token(server: LlamaServer, text: str) -> float:
-    """How many letters of this text a token has; the usual number where the server cannot tell."""
+def letters_per_token(server: LlamaServer, book: PromptBook) -> float:
+    """How many letters of usual text a token has; the usual number where the server cannot tell."""
+    text = PromptStock(book, random.Random("letters")).filler(_LETTERS)  # noqa: S311 -- only counted
     n_tokens = count_tokens(server, text)
     found, (least, most) = len(text) / (n_tokens or 1), _LETTERS_PER_TOKEN
     return found if n_tokens and least <= found <= most else USUAL_LETTERS_PER_TOKEN
@@ -635,6 +633,7 @@ class Life:
         self.quiet_mib: int | None = None
         self.accepted: tuple[int, ...] | None = None
         self._looks: list[GpuLook] = []
+        self._processors = look_at_processors(target.pids)
 
     # The first requests of a life
 
@@ -829,6 +828,13 @@ class Life:
             asked = [one.marked(Mark.FOREIGN_TRAFFIC) for one in asked]
         return asked, traffic
 
+    def crowded(self) -> tuple[Message, ...]:
+        """A warning where others kept the processors busy all the while; a short request cannot show that."""
+        if not is_processor_taken(self._processors, look_at_processors(self.target.pids)):
+            return ()
+        text = "other work kept the processors busy meanwhile, so requests took longer than they do alone"
+        return (warning("processors-taken", text, "measure again when nothing else runs"),)
+
 
 def limit_s(request: Request) -> float:
     """How long a request may take."""
@@ -918,8 +924,7 @@ class Texts:
     def learn(self, server: LlamaServer) -> None:
         """Ask a server how many letters a token has; the first that was asked holds for all."""
         if self.letters_per_token is None:
-            text = self.stock("letters").filler(_LETTERS)
-            self.letters_per_token = letters_per_token(server, text)
+            self.letters_per_token = letters_per_token(server, self.book)
 
     def warm_up(self, kind: str, name: str) -> tuple[Request, Prompt]:
         """A first request, which counts for nothing."""
@@ -976,11 +981,7 @@ def tool_call_is_whole(answer: Answer | None) -> bool | None:
     if answer is None or not answer.tool_calls:
         return None
     for call in answer.tool_calls:
-        try:
-            arguments = json.loads(call.arguments)
-        except ValueError:
-            return False
-        known = _KNOWN.get(call.name)
-        if known is None or not isinstance(arguments, dict) or not set(arguments) <= set(known):
+        known, fields = _KNOWN.get(call.name), call.fields if call.arguments else None
+        if known is None or fields is None or not set(fields) <= set(known):
             return False
     return True

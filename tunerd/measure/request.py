@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from tunerd.errors import BenchError, ConfigError
-from tunerd.profile.workload import KINDS, MIXED, RequestClass, Workload, WorkloadShape
+from tunerd.profile.workload import KINDS, MIXED, RequestClass, WorkloadShape, fitted
+from tunerd.result import Message, note
 
 # The texts that are sent: forms with words to fill in, and filler of any length.
 # A prompt is never sent twice within one server life. Each begins with a reference number of its own,
@@ -499,67 +500,158 @@ _TOOL_TOKENS = 256
 _PROSE_TOKENS = 512
 # Room for a chat template, the reference number and tokens that an estimate of letters missed.
 _SPARE_TOKENS = 256
+_REPEATS = 3
+_MARGIN_TOKENS = 128
+_SHORT = "code_python"
 
 
-def mtp_plan(seed: int, *, repeats: int) -> Plan:
-    """Each of the nine kinds `repeats` times, 192 tokens each, as the community's mtp-bench asks."""
-    block = [
-        Step((Request(suite=Suite.MTP, case=kind, kind=kind, n_predict=MTP_TOKENS),))
-        for kind in MTP_KINDS
-    ]
-    return _plan(Suite.MTP, seed, [block] * repeats)
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """What was asked for on the command line; None is the usual.
+
+    `repeats` is how often each case is measured, `depth` the tokens of long prompts, `seed` that of
+    order and texts. `with_own_sampling` asks each question of `quality` as often again by the server's own
+    sampling, the seed alone fixed.
+    """
+
+    suite: Suite = Suite.MTP
+    repeats: int | None = None
+    depth: int | None = None
+    seed: int | None = None
+    workload: str | None = None
+    is_against_published: bool = False
+    with_own_sampling: bool = False
+
+    @property
+    def n_blocks(self) -> int:
+        """How often each case is measured."""
+        return self.repeats or _REPEATS
 
 
-def lengths_plan(
-    seed: int,
-    *,
-    repeats: int,
-    n_ctx: int | None,
-    depth: int | None = None,
-    most_tokens: int | None = None,
-) -> Plan:
-    """Answers of several lengths after a long cold prompt.
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a server can be asked, as far as it is known.
+
+    Attributes:
+        book: The questions.
+        n_ctx: Context of one request [tok]; None where unknown: then everything fits.
+        most_tokens: The longest answer that it gives; None for no limit.
+        letters_per_token: What its vocabulary does; None for a common one.
+    """
+
+    book: PromptBook
+    n_ctx: int | None = None
+    most_tokens: int | None = None
+    letters_per_token: float | None = None
+
+    def prompt_tokens(self, request: Request) -> int:
+        """The least that a prompt has [tok]: its depth, or the question alone where that is longer."""
+        depth = request.depth_tokens or 0
+        if not request.has_question:
+            return depth
+        form = self.book.form(request.kind)
+        if self.letters_per_token is None:
+            return max(depth, form.least_tokens)
+        return max(depth, int(len(form.variant(0)) / self.letters_per_token))
+
+    def needed(self, step: Step) -> int:
+        """The context that the longest request of a step takes, answer included [tok]."""
+        return max(self.prompt_tokens(one) + one.n_predict for one in step.requests)
+
+    def holds(self, step: Step) -> bool:
+        """Whether it fits."""
+        return self.n_ctx is None or self.needed(step) <= self.n_ctx
+
+
+def suite_plan(
+    asked: BenchRequest, seed: int, shape: WorkloadShape | None, room: Room
+) -> tuple[Plan, tuple[Message, ...]]:
+    """The plan of a suite for a server, without what its context cannot hold.
+
+    Block by block in random order, so that drift hits every case alike.
 
     Args:
-        seed: Of the order.
-        repeats: How often each length.
-        n_ctx: Context of one request; None where unknown.
-        depth: Tokens of the prompt; None for 43,000, or what the context leaves.
-        most_tokens: The longest answer that the server gives; None for no limit.
+        asked: The suite.
+        seed: Of order and texts.
+        shape: The workload, for that suite.
+        room: What the server can be asked.
 
     Raises:
-        BenchError: the server has no room for the shortest answer.
+        BenchError: this server cannot have the suite.
     """
-    fitting = [
-        n
-        for n in LENGTHS
-        if (n_ctx is None or n + _least_depth(depth) <= n_ctx)
-        and (most_tokens is None or n <= most_tokens)
+    told: list[Message] = []
+    rng = random.Random(f"order {seed}")  # noqa: S311 -- an order that can be had again
+    steps: list[Step] = []
+    for block in _blocks(asked, shape, room, told):
+        mixed = list(block)
+        rng.shuffle(mixed)
+        steps += mixed
+    if asked.suite is Suite.LENGTHS and not all(map(room.holds, steps)):
+        # A vocabulary of short tokens can make the long question longer than a whole small context.
+        steps = [Step((replace(step.requests[0], kind=_SHORT),)) for step in steps]
+        told.append(note("short-question", f"a context of {room.n_ctx} has no room for the long "
+                         "review, so a shorter question is asked"))  # fmt: skip
+    kept = tuple(step for step in steps if room.holds(step))
+    if not kept:
+        raise BenchError(
+            f"a context of {room.n_ctx} tokens has no room for suite `{asked.suite}`",
+            cause=f"its shortest request takes about {min(map(room.needed, steps))}, answer included",
+            hint="a larger context, or another suite",
+        )
+    lost = dict.fromkeys(step.requests[-1].case for step in steps if step not in kept)
+    if lost:
+        told.append(note("no-room", f"a context of {room.n_ctx} has no room for {', '.join(lost)}"))
+    plan = Plan(asked.suite, seed, kept)
+    real = max(map(room.prompt_tokens, plan.requests))
+    if asked.depth is not None and real > asked.depth:
+        text = f"the question alone has {real} tokens: prompts are so long, and not {asked.depth}"
+        told.append(note("question-longer", text))
+    return plan, tuple(told)
+
+
+def _blocks(
+    asked: BenchRequest, shape: WorkloadShape | None, room: Room, told: list[Message]
+) -> list[list[Step]]:
+    """The steps of a suite; what must be said of them is added to `told`."""
+    if asked.suite is Suite.MTP:  # as the community's mtp-bench asks
+        return [[_one(Suite.MTP, kind, kind, MTP_TOKENS) for kind in MTP_KINDS]] * asked.n_blocks
+    if asked.suite is Suite.LENGTHS:
+        return _lengths(asked, room, told)
+    if asked.suite is Suite.CACHE:
+        return _cache(asked, room)
+    if asked.suite is Suite.DEEP:
+        return _deep(room)
+    if asked.suite is Suite.QUALITY:
+        return _quality(asked)
+    return _workload(asked, shape, room, told)
+
+
+def _one(suite: Suite, case: str, kind: str, n_predict: int, **more: Any) -> Step:
+    """A step of one request."""
+    return Step((Request(suite=suite, case=case, kind=kind, n_predict=n_predict, **more),))
+
+
+def _lengths(asked: BenchRequest, room: Room, told: list[Message]) -> list[list[Step]]:
+    """Answers of several lengths after a long cold prompt: 43,000 tokens, or what the context leaves."""
+    n_ctx, most, least = room.n_ctx, room.most_tokens, (asked.depth or 0) + _SPARE_TOKENS
+    lengths = [
+        n for n in LENGTHS if (n_ctx is None or n + least <= n_ctx) and (most is None or n <= most)
     ]
-    if not fitting:
-        limit = "" if most_tokens is None else f" and answers of at most {most_tokens}"
+    if not lengths:
+        limit = "" if most is None else f" and answers of at most {most}"
         raise BenchError(
             f"a context of {n_ctx} tokens{limit} has no room for suite `lengths`",
-            cause=f"prompts of {_least_depth(depth)} tokens and answers of {LENGTHS[0]} and more",
+            cause=f"prompts of {least} tokens and answers of {LENGTHS[0]} and more",
             hint="a smaller --depth",
         )
-    room = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - fitting[-1] - _SPARE_TOKENS)
-    chosen = depth if depth is not None else max(1, min(LENGTHS_DEPTH, room))
-    block = [
-        Step(
-            (
-                Request(
-                    suite=Suite.LENGTHS,
-                    case=str(n_tokens),
-                    kind="long_code_review",
-                    n_predict=n_tokens,
-                    depth_tokens=chosen,
-                ),
-            )
-        )
-        for n_tokens in fitting
-    ]
-    return _plan(Suite.LENGTHS, seed, [block] * repeats)
+    left = LENGTHS_DEPTH if n_ctx is None else _roomy(n_ctx - lengths[-1] - _SPARE_TOKENS)
+    depth = asked.depth if asked.depth is not None else max(1, min(LENGTHS_DEPTH, left))
+    missing = ", ".join(str(n) for n in LENGTHS if n not in lengths)
+    without = f"; no room for answers of {missing} tokens" if missing else ""
+    told.append(note("depth", f"prompts of about {depth} tokens{without}"))
+    kind = "long_code_review"
+    block = [_one(Suite.LENGTHS, str(n), kind, n, depth_tokens=depth) for n in lengths]
+    return [block] * asked.n_blocks
 
 
 def _roomy(n_tokens: int) -> int:
@@ -567,99 +659,47 @@ def _roomy(n_tokens: int) -> int:
     return int(n_tokens * (1 - _ESTIMATE_ERROR))
 
 
-def _least_depth(depth: int | None) -> int:
-    return (depth or 0) + _SPARE_TOKENS
-
-
-def cache_plan(seed: int, *, repeats: int, n_ctx: int | None, depth: int | None = None) -> Plan:
+def _cache(asked: BenchRequest, room: Room) -> list[list[Step]]:
     """A cold prompt, the same again, and the same with another end."""
-    room = _CACHE_DEPTH if n_ctx is None else n_ctx // 2
-    chosen = depth or min(_CACHE_DEPTH, room)
-    steps = [
-        Step(
-            tuple(
-                Request(
-                    suite=Suite.CACHE,
-                    case=case,
-                    kind="code_python",
-                    n_predict=_CACHE_TOKENS,
-                    depth_tokens=chosen,
-                    is_warm=case != COLD,
-                    shares=f"cache {number}",
-                    shared_ratio=_SHARED_RATIO if case == CHANGED_TAIL else 1.0,
-                )
-                for case in (COLD, IDENTICAL, CHANGED_TAIL)
-            )
-        )
-        for number in range(repeats)
-    ]
-    return _plan(Suite.CACHE, seed, [steps])
+    most = _CACHE_DEPTH if room.n_ctx is None else room.n_ctx // 2
+    cold = Request(
+        suite=Suite.CACHE, case=COLD, kind="code_python", n_predict=_CACHE_TOKENS,
+        depth_tokens=asked.depth or min(_CACHE_DEPTH, most),
+    )  # fmt: skip
+    warm = replace(cold, case=IDENTICAL, is_warm=True)
+    each = (cold, warm, replace(warm, case=CHANGED_TAIL, shared_ratio=_SHARED_RATIO))
+    return [[Step(tuple(replace(one, shares=f"cache {number}") for one in each))
+             for number in range(asked.n_blocks)]]  # fmt: skip
 
 
-def deep_plan(seed: int, *, n_ctx: int | None) -> Plan:
-    """One conversation that grows until the context is full; the order is that of the depths.
-
-    Raises:
-        BenchError: the size of the context is not known.
-    """
-    if n_ctx is None:
+def _deep(room: Room) -> list[list[Step]]:
+    """One conversation that grows until the context is full, in the order of its depths."""
+    if room.n_ctx is None:
         raise BenchError(
             "the size of the context is not known",
             cause="the server does not say it",
             hint="this suite needs a llama-server",
         )
-    most = _roomy(n_ctx - _DEEP_TOKENS - min(_SPARE_TOKENS, n_ctx // 16))
+    most = _roomy(room.n_ctx - _DEEP_TOKENS - min(_SPARE_TOKENS, room.n_ctx // 16))
     depths = [most * number // _DEEP_STEPS for number in range(1, _DEEP_STEPS + 1)]
-    steps = tuple(
-        Step(
-            (
-                Request(
-                    suite=Suite.DEEP,
-                    case=f"{depth} tokens",
-                    kind="code_python",
-                    n_predict=_DEEP_TOKENS,
-                    depth_tokens=depth,
-                    is_warm=True,
-                    shares="deep",
-                    has_question=False,
-                    details={"wanted_depth": depth},
-                ),
-            )
-        )
+    return [
+        [_one(Suite.DEEP, f"{depth} tokens", "code_python", _DEEP_TOKENS, depth_tokens=depth,
+              is_warm=True, shares="deep", has_question=False, details={"wanted_depth": depth})]
         for depth in depths
-    )
-    return Plan(Suite.DEEP, seed, steps)
+    ]  # fmt: skip
 
 
-def quality_plan(seed: int, *, repeats: int, with_own_sampling: bool = False) -> Plan:
-    """Tool calls, short answers and prose, of free length, at temperature 0 with one seed.
-
-    Args:
-        seed: Of the order.
-        repeats: How often each case.
-        with_own_sampling: Each case as often again by the server's own sampling, the seed alone fixed.
-    """
+def _quality(asked: BenchRequest) -> list[list[Step]]:
+    """Tool calls, short answers and prose, of free length, at temperature 0 with one seed."""
     cases = ((TOOLS, "tool", _TOOL_TOKENS), (SHORT, "short_answer", _SHORT_TOKENS),
              (PROSE, "prose", _PROSE_TOKENS))  # fmt: skip
     block = [
-        Step(
-            (
-                Request(
-                    suite=Suite.QUALITY,
-                    case=case,
-                    kind=kind,
-                    n_predict=n_predict,
-                    is_fixed_length=False,
-                    is_chat=True,
-                    has_tools=case == TOOLS,
-                    has_own_sampling=is_own,
-                ),
-            )
-        )
-        for is_own in ((False, True) if with_own_sampling else (False,))
-        for case, kind, n_predict in cases
-    ]
-    return _plan(Suite.QUALITY, seed, [block] * repeats)
+        _one(Suite.QUALITY, *case, is_fixed_length=False, is_chat=True, has_tools=case[0] == TOOLS,
+             has_own_sampling=is_own)
+        for is_own in ((False, True) if asked.with_own_sampling else (False,))
+        for case in cases
+    ]  # fmt: skip
+    return [block] * asked.n_blocks
 
 
 def is_warm_class(one: RequestClass) -> bool:
@@ -699,21 +739,22 @@ def class_request(one: RequestClass, name: str, *, shares: str, **told: Any) -> 
     return replace(request, **told)
 
 
-def workload_plan(seed: int, shape: WorkloadShape, mix: Workload, *, repeats: int) -> Plan:
-    """Each class of a mix: first what the server would still hold, then the turn itself.
-
-    Args:
-        seed: Of the order.
-        shape: The classes as people describe them.
-        mix: The same with plain lengths, cut to the context where it had to be.
-        repeats: How often each class.
-    """
-    blocks = [
-        [_turn(number, name.name, one, turn) for number, (name, one) in enumerate(
-            zip(shape.classes, mix.classes, strict=True))]
-        for turn in range(repeats)
-    ]  # fmt: skip
-    return _plan(Suite.WORKLOAD, seed, blocks)
+def _workload(
+    asked: BenchRequest, shape: WorkloadShape | None, room: Room, told: list[Message]
+) -> list[list[Step]]:
+    """Each class of a mix, cut to the context: first what the server would still hold, then the turn itself."""
+    if shape is None:
+        raise BenchError("no workload was given")
+    mix, n_ctx = shape.plain(), room.n_ctx
+    if n_ctx is not None:
+        mix, cut = fitted(mix, n_ctx, margin_tokens=_MARGIN_TOKENS)
+        told += [note("cut", f"class `{shape.classes[at].name}` was cut to the context of {n_ctx}")
+                 for at in cut]  # fmt: skip
+    both = list(zip(shape.classes, mix.classes, strict=True))
+    return [
+        [_turn(number, shown.name, one, turn) for number, (shown, one) in enumerate(both)]
+        for turn in range(asked.n_blocks)
+    ]
 
 
 def _turn(number: int, name: str, one: RequestClass, turn: int) -> Step:
@@ -739,86 +780,3 @@ def _turn(number: int, name: str, one: RequestClass, turn: int) -> Step:
         details=None,
     )
     return Step((before, measured))
-
-
-def _plan(suite: Suite, seed: int, blocks: Sequence[Sequence[Step]]) -> Plan:
-    """The steps block by block, in random order within each: drift hits every case alike."""
-    rng = random.Random(f"order {seed}")  # noqa: S311 -- an order that can be had again
-    steps: list[Step] = []
-    for block in blocks:
-        mixed = list(block)
-        rng.shuffle(mixed)
-        steps += mixed
-    return Plan(suite, seed, tuple(steps))
-
-
-# Which requests of a plan a context can hold, before anything is sent.
-
-_SHORT = "code_python"
-
-
-def prompt_tokens(request: Request, book: PromptBook, letters_per_token: float | None) -> int:
-    """The least that a prompt has [tok]: its depth, or the question alone where that is longer.
-
-    Args:
-        request: What is asked.
-        book: The questions.
-        letters_per_token: What the server's vocabulary does; None for a common one.
-    """
-    depth = request.depth_tokens or 0
-    if not request.has_question:
-        return depth
-    form = book.form(request.kind)
-    if letters_per_token is None:
-        return max(depth, form.least_tokens)
-    return max(depth, int(len(form.variant(0)) / letters_per_token))
-
-
-def _needed(request: Request, book: PromptBook, letters_per_token: float | None) -> int:
-    return prompt_tokens(request, book, letters_per_token) + request.n_predict
-
-
-def with_short_question(
-    plan: Plan, book: PromptBook, n_ctx: int | None, letters_per_token: float | None = None
-) -> Plan:
-    """The plan with a short question where a context cannot hold the long one; its depth stays.
-
-    A vocabulary of short tokens can make the long question longer than a whole small context.
-    """
-    if n_ctx is None or all(
-        _needed(one, book, letters_per_token) <= n_ctx for one in plan.requests
-    ):
-        return plan
-    steps = [Step(tuple(replace(one, kind=_SHORT) for one in step.requests), step.is_parallel)
-             for step in plan.steps]  # fmt: skip
-    return replace(plan, steps=tuple(steps))
-
-
-def fitting(
-    plan: Plan, book: PromptBook, n_ctx: int | None, letters_per_token: float | None = None
-) -> tuple[Plan, tuple[str, ...]]:
-    """The plan without the steps that a context cannot hold, and the cases of those.
-
-    Args:
-        plan: The plan.
-        book: The questions.
-        n_ctx: Context of one request [tok]; None where unknown: then everything stays.
-        letters_per_token: What the server's vocabulary does; None for a common one.
-
-    Raises:
-        BenchError: nothing fits.
-    """
-    if n_ctx is None:
-        return plan, ()
-    needed = [max(_needed(one, book, letters_per_token) for one in step.requests)
-              for step in plan.steps]  # fmt: skip
-    kept = [step for step, tokens in zip(plan.steps, needed, strict=True) if tokens <= n_ctx]
-    if not kept:
-        least = min(needed)
-        raise BenchError(
-            f"a context of {n_ctx} tokens has no room for suite `{plan.suite}`",
-            cause=f"its shortest request takes about {least}, answer included",
-            hint="a larger context, or another suite",
-        )
-    lost = [one.case for step in plan.steps if step not in kept for one in step.requests[-1:]]
-    return replace(plan, steps=tuple(kept)), tuple(dict.fromkeys(lost))

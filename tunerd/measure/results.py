@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.engine.flags import argument_changes
-from tunerd.errors import HostError, UsageError
-from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems, summarise
+from tunerd.errors import HostError, Preempted, UsageError
+from tunerd.machine.process import words_of
+from tunerd.measure.answer import NO_ANSWER, Sample, count_marks, count_problems
 from tunerd.measure.evidence import (
     ArmRecord,
     Fingerprint,
+    RunOutcome,
     RunRecord,
     StoredRun,
     Validity,
@@ -68,22 +70,19 @@ def show(ctx: Context, number: int) -> ActionResult:
     Raises:
         UsageError: there is no such run.
     """
+    from tunerd.measure.findings import figures
+
     with _opened(ctx, number) as store:
         found = store.evidence(run_of(store, number))
         messages = damage_messages(store)
     run = found.run
-    figures = [
-        {"arm": arm, "suite": suite, "case": case, **asdict(summarise(samples))}
-        for arm, measured in found.samples.items()
-        for (suite, case), samples in _by_case(measured).items()
-    ]
     payload = {
         "run": run_json(run),
         "arms": [arm_json(arm) for arm in run.record.arms],
         "samples": [
             {"arm": arm, **sample_json(one)} for arm, of in found.samples.items() for one in of
         ],
-        "figures": figures,
+        "figures": figures(found.samples),
         "left_out": _left_out(found.samples),
         "validity": StalenessCheck(ctx).rows(run),
         "summaries": [asdict(one) for one in found.summaries],
@@ -159,13 +158,13 @@ class StalenessCheck:
         from tunerd.measure.conditions import FingerprintReader
 
         self._ctx = ctx
-        self._reader: FingerprintReader = FingerprintReader(ctx)
+        self.reader: FingerprintReader = FingerprintReader(ctx)
         entry = ctx.generations.serving(ctx.unit)
         self._live = entry.generation if entry is not None else None
         self._live_print: Fingerprint | None = None
         self.messages: tuple[Message, ...] = ()
         if self._live is not None:
-            now = self._reader.of_generation(self._live)
+            now = self.reader.of_generation(self._live)
             self._live_print = now.fingerprint
             self.messages = tuple(
                 warning("cannot-tell", f"of what serves now: {problem}") for problem in now.problems
@@ -180,7 +179,7 @@ class StalenessCheck:
             return Validity(None, (text,), (), None)
         then = arm.fingerprint
         workload = workload_sha256_now(self._ctx, run, then.workload_sha256)
-        now = self._reader.of(arm.argv, arm.environment, workload_sha256=workload)
+        now = self.reader.of(arm.argv, arm.environment, workload_sha256=workload)
         found = changes(then, now.fingerprint)
         return Validity(
             holds=holds(then, now.fingerprint),
@@ -242,6 +241,36 @@ def sample_json(sample: Sample) -> dict[str, Any]:
 
 
 @contextmanager
+def ending(
+    ctx: Context, store: EvidenceStore, number: Callable[[], int | None]
+) -> Iterator[list[str]]:
+    """Writes how a run ended, whatever happens; it failed where a problem is added to what this gives.
+
+    Args:
+        ctx: Where.
+        store: Where it is kept.
+        number: Of the run; None where none was begun.
+    """
+    problems: list[str] = []
+    outcome, reason = RunOutcome.FAILED, None
+    try:
+        yield problems
+        outcome = RunOutcome.FAILED if problems else RunOutcome.DONE
+        reason = problems[0] if problems else None
+    except BaseException as error:
+        is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        if is_stopped or isinstance(error, Preempted):
+            outcome = RunOutcome.STOPPED
+        if is_stopped and (run := number()) is not None:
+            error.add_note(f"what was measured until then is kept: `tunerd results show {run}`")
+        reason = words_of(error)
+        raise
+    finally:
+        if (run := number()) is not None:
+            store.end_run(run, outcome, ended_s=ctx.clock.now_s(), reason=reason)
+
+
+@contextmanager
 def _opened(ctx: Context, number: int) -> Iterator[EvidenceStore]:
     """The store for this run, which cannot be there without one."""
     from tunerd.measure.store import reading
@@ -284,18 +313,6 @@ def _unknown(number: int) -> UsageError:
 def _readable(store: EvidenceStore) -> int:
     """How many runs there are without those that were found damaged."""
     return store.count_runs() - sum(one.n_rows for one in store.damage if one.table == "runs")
-
-
-def _by_case(measured: Sequence[Sample]) -> dict[tuple[str, str], list[Sample]]:
-    """Samples by suite and case, in the order of first appearance; the warm-up is no case."""
-    found: dict[tuple[str, str], list[Sample]] = {}
-    for sample in measured:
-        found.setdefault((sample.suite, sample.case), []).append(sample)
-    return {
-        key: samples
-        for key, samples in found.items()
-        if any(sample.is_usable or sample.problem for sample in samples)
-    }
 
 
 def _left_out(by_arm: Mapping[str, Sequence[Sample]]) -> list[dict[str, Any]]:

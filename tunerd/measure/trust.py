@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tunerd.engine.flags import normal_spelling, owner_of
@@ -12,8 +12,7 @@ from tunerd.engine.log import LoggedRequest
 from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, step_of
 from tunerd.measure.request import Request
-
-# Whether a sample may be believed: each way in which a benchmark of a server lies, as a rule.
+from tunerd.profile.schema import own_kinds
 
 # What a client's wall may have beside the server's own times: cutting the text into tokens, waiting for
 # the loop of the server, and for a processor on a busy machine.
@@ -327,7 +326,9 @@ def not_as_meant(drafts: bool | None, drafted: Sequence[int | None]) -> str | No
 # What a command line asks for, as far as a measurement must know it.
 
 _OFF_WORDS = frozenset({"none", "off"})
-_NEGATIONS = ("-no-", "--no-")
+_MTP_SWITCHES = frozenset({"-mtp", "--multi-token-prediction"})
+_STAGE_FLAGS = frozenset({"--spec-type", "--spec-stage"})
+MTP = "mtp"
 OFF_FOR_ONE_REQUEST = {"speculative.n_max": 0}
 """What ik takes with a request to draft nothing for it; mainline ignores it without a word."""
 
@@ -342,8 +343,10 @@ def speculation_of(argv: Sequence[str]) -> Speculation:
     for word, value in itertools.pairwise([*argv[1:], ""]):
         key = owner_of(word) if word.startswith("-") else None
         if key == "speculation.type":
-            drafts = _is_on(normal_spelling(word), value)
-            numbers |= _stage(value)
+            stages = dict(stages_of((word, value)))
+            drafts = bool(stages.keys() - _OFF_WORDS)
+            for numbered in stages.values():
+                numbers |= {f"speculation.{name}": _number(text) for name, text in numbered.items()}
         elif key == "speculation.draft_model" and drafts is None:
             drafts = True
         elif key is not None:
@@ -353,17 +356,19 @@ def speculation_of(argv: Sequence[str]) -> Speculation:
     return Speculation(drafts, always=bool(drafts) and numbers.get("speculation.p_min") == 0)
 
 
-def _is_on(flag: str, value: str) -> bool:
-    if flag.startswith(_NEGATIONS):
-        return False
-    return flag != "--spec-type" or value.partition(":")[0] not in _OFF_WORDS
+def stages_of(argv: Sequence[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The kinds of speculation that a command line names, known to the build or not, with their own values.
 
-
-def _stage(value: str) -> dict[str, float]:
-    """The numbers of ik's `mtp:n_max=3,p_min=0.5`, by profile key."""
-    pairs = (part.partition("=") for part in value.partition(":")[2].split(","))
-    found = {f"speculation.{name}": _number(text) for name, _, text in pairs}
-    return {key: number for key, number in found.items() if number is not None}
+    ik takes several, each in a flag of its own (`mtp:n_max=3,p_min=0.5`); mainline a list in one flag.
+    """
+    for word, value in itertools.pairwise((*argv, "")):
+        flag = normal_spelling(word)
+        if flag in _MTP_SWITCHES:
+            yield MTP, {}
+        elif flag in _STAGE_FLAGS:
+            kinds, _, pairs = value.partition(":")
+            values = dict(pair.split("=", 1) for pair in pairs.split(",") if "=" in pair)
+            yield from ((own_kinds(kind), values) for kind in kinds.split(","))
 
 
 def _number(text: str) -> float | None:

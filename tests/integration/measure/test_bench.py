@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.bench_box import BenchBox, came_to
+from tests.support.bench_samples import REGION
 from tests.support.designed import encode, read_truth
 from tests.support.local_box import Box, deployed, settings
-from tests.support.server_process import Server, serving
+from tests.support.server_process import serving
 from tunerd.cli.main import cli
 from tunerd.cli.measure import render_bench
 from tunerd.errors import UsageError
@@ -29,18 +29,7 @@ from tunerd.tryout.designed import SHAPES, design, write
 pytestmark = pytest.mark.llama
 
 EMBEDDED = (sys.executable, "-m", "tunerd.tryout.embedded")
-REGION = {
-    "code_python": "code",
-    "code_cpp": "code",
-    "explain_concept": "explain",
-    "summarize": "summary",
-    "qa_factual": "factual",
-    "translation": "translation",
-    "creative_short": "creative",
-    "stepwise_math": "math",
-    "long_code_review": "code",
-}
-N_MAX = 3
+N_MAX, P_MIN = 3, 0.75
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +37,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(design(SHAPES["tiny"]), tmp_path_factory.mktemp("model") / "tiny.gguf").path
 
 
-@contextmanager
-def embedded(model: Path, p_min: float) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def url(model: Path) -> Iterator[str]:
+    """The embedded server, with no unit around it."""
     options = ("--model", str(model), "--threads", "1", "--threads-batch", "1", "--ctx-size", "4096",
                "--parallel", "1", "--spec-type", "draft-mtp", "--spec-draft-n-max", str(N_MAX),
-               "--spec-draft-p-min", str(p_min), "--metrics")  # fmt: skip
+               "--spec-draft-p-min", str(P_MIN), "--metrics")  # fmt: skip
     with serving([*EMBEDDED, *options], model.parent / "log") as server:
-        yield server
+        yield f"http://127.0.0.1:{server.port}"
 
 
 def test_acceptance_by_kind_is_the_known_one_but_for_the_last_step(
-    tmp_path: Path, model: Path
+    tmp_path: Path, model: Path, url: str
 ) -> None:
-    box, truth, p_min = BenchBox(tmp_path), read_truth(model), 0.75
-    with embedded(model, p_min) as server:
-        result = box.bench(f"http://127.0.0.1:{server.port}", Suite.MTP)
+    truth = read_truth(model)
+    result = BenchBox(tmp_path).bench(url, Suite.MTP)
 
     assert result.exit_code == 0
     table = next(iter(result.payload["tables"].values()))
@@ -70,7 +59,7 @@ def test_acceptance_by_kind_is_the_known_one_but_for_the_last_step(
     for row in table["rows"]:
         # All prompts of a kind end in a word of its region, and answers go round that once and a half.
         last_word = encode(LAST_WORDS[REGION[row["kind"]]])[-1]
-        counts = known[row["kind"]] = truth.speculate(last_word, 192, N_MAX, p_min)
+        counts = known[row["kind"]] = truth.speculate(last_word, 192, N_MAX, P_MIN)
         # The last step may draft up to n-max tokens more or less.
         assert abs(row["drafted"] - counts.drafted) <= N_MAX, row
         assert abs(row["accepted"] - counts.accepted) <= N_MAX, row
@@ -95,10 +84,8 @@ LAST_WORDS = {
 }
 
 
-def test_the_prefix_of_a_real_server_is_found_again(tmp_path: Path, model: Path) -> None:
-    box = BenchBox(tmp_path)
-    with embedded(model, 0.0) as server:
-        result = box.bench(f"http://127.0.0.1:{server.port}", Suite.CACHE, depth=600)
+def test_the_prefix_of_a_real_server_is_found_again(tmp_path: Path, url: str) -> None:
+    result = BenchBox(tmp_path).bench(url, Suite.CACHE, depth=600)
 
     cold = [row for row in result.payload["samples"] if row["case"] == "cold"]
     assert [row["details"]["cached"] for row in cold] == [0]

@@ -15,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bench_box import BenchBox
+from tests.support.bench_box import BenchBox, answering
 from tests.support.fakes import FakeClock
-from tests.support.server_process import serving
-from tests.support.stand_in import install
 from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import BenchError
 from tunerd.machine.clock import SystemClock
@@ -26,10 +24,10 @@ from tunerd.machine.host import process_cpu_s
 from tunerd.machine.net import free_port
 from tunerd.machine.proc import family_of
 from tunerd.machine.process import start
-from tunerd.measure.bench import BenchRequest, Session
+from tunerd.measure.bench import Session
 from tunerd.measure.evidence import ArmRecord, Fingerprint
 from tunerd.measure.life import Life, Silence, Target, open_url
-from tunerd.measure.request import Prompt, Request, Suite
+from tunerd.measure.request import BenchRequest, Prompt, Request, Suite
 from tunerd.measure.store import EvidenceStore
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
@@ -155,14 +153,11 @@ class QuickClock(SystemClock):
 
 
 def test_two_requests_in_a_row_without_any_answer_end_a_suite(tmp_path: Path) -> None:
-    model = tmp_path / "model.gguf"
-    model.write_bytes(b"GGUF")
-    made = install(tmp_path / "engine", reply=["normal"] * 4 + ["hang"], tg_tok_s=1e5)
     box = BenchBox(tmp_path, clock=QuickClock())
     ctx = box.context()
     ctx.files.make_folder(ctx.paths.state_dir)
     with (
-        serving([str(made.program), "-m", str(model), "--metrics"], tmp_path / "log") as server,
+        answering(tmp_path / "engine", "--metrics", reply=["normal"] * 4 + ["hang"]) as (server, _),
         EvidenceStore(ctx.paths.evidence) as store,
     ):
         target = replace(open_url(ctx, server.url), pids=(server.process.pid,))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.measure.test_bench_traps import HeatsUp
-from tests.support.bench_box import BenchBox, came_to
+from tests.support.bench_box import BenchBox, answering, came_to
 from tests.support.bench_targets import bench_two
-from tests.support.server_process import Server, serving
-from tests.support.stand_in import install
 from tunerd.cli.measure import render_bench
 from tunerd.errors import UsageError
 from tunerd.measure.evidence import SummaryRecord, TurnTime
@@ -29,24 +25,9 @@ def box(tmp_path: Path) -> BenchBox:
     return BenchBox(tmp_path)
 
 
-@contextmanager
-def stand_in(
-    folder: Path, *flags: str, dialect: str = "main-0x", **behaviour: Any
-) -> Iterator[Server]:
-    folder.mkdir(exist_ok=True)
-    model = folder / "model.gguf"
-    model.write_bytes(b"GGUF")
-    usual = {"pp_tok_s": 1e6, "tg_tok_s": 1e5, "time_scale": 1.0}
-    made = install(folder, dialect=dialect, **{**usual, **behaviour})
-    with serving(
-        [str(made.program), "-m", str(model), "-np", "1", *flags], folder / "log"
-    ) as server:
-        yield server
-
-
 def test_a_changed_tail_reads_only_the_tail_again(box: BenchBox, tmp_path: Path) -> None:
     flags = ("-c", "8192", "--metrics", *MTP)
-    with stand_in(tmp_path / "e", *flags, is_recurrent=False) as server:
+    with answering(tmp_path / "e", *flags, is_recurrent=False) as (server, _):
         result = box.bench(server.url, Suite.CACHE, depth=2000, repeats=2)
 
     found = came_to(result.payload, "reuse")
@@ -58,7 +39,7 @@ def test_a_changed_tail_reads_only_the_tail_again(box: BenchBox, tmp_path: Path)
 
 
 def test_the_context_is_filled_to_its_end(box: BenchBox, tmp_path: Path) -> None:
-    with stand_in(tmp_path / "e", "-c", "4096", *MTP) as server:
+    with answering(tmp_path / "e", "-c", "4096", *MTP) as (server, _):
         result = box.bench(server.url, Suite.DEEP)
 
     (found,) = came_to(result.payload, "depth")
@@ -70,7 +51,7 @@ def test_the_context_is_filled_to_its_end(box: BenchBox, tmp_path: Path) -> None
 
 
 def test_the_depth_at_which_a_server_dies_is_told(box: BenchBox, tmp_path: Path) -> None:
-    with stand_in(tmp_path / "e", "-c", "4096", *MTP, exit_after_requests=5) as server:
+    with answering(tmp_path / "e", "-c", "4096", *MTP, exit_after_requests=5) as (server, _):
         result = box.bench(server.url, Suite.DEEP)
 
     (found,) = came_to(result.payload, "depth")
@@ -84,8 +65,8 @@ def test_the_same_answers_and_calls_pass_the_gate(box: BenchBox, tmp_path: Path)
         "tool_calls": [["convert", '{"value": 84, "unit": "km"}']],
     }
     with (
-        stand_in(tmp_path / "on", *MTP, **usual) as on,
-        stand_in(tmp_path / "off", **usual) as off,
+        answering(tmp_path / "on", *MTP, **usual) as (on, _),
+        answering(tmp_path / "off", **usual) as (off, _),
     ):
         result = bench_two(box, on.url, off.url, Suite.QUALITY, repeats=1)
 
@@ -98,7 +79,7 @@ def test_the_same_answers_and_calls_pass_the_gate(box: BenchBox, tmp_path: Path)
 
 
 def test_thoughts_that_take_all_the_room_get_more_of_it(box: BenchBox, tmp_path: Path) -> None:
-    with stand_in(tmp_path / "e", *MTP, answer_text="", reasoning="hm, hm") as server:
+    with answering(tmp_path / "e", *MTP, answer_text="", reasoning="hm, hm") as (server, _):
         result = box.bench(server.url, Suite.QUALITY)
 
     short = [row for row in result.payload["samples"] if row["case"] == "short answers"]
@@ -113,8 +94,8 @@ def test_a_question_measured_again_with_another_text_is_compared_by_what_both_we
     box = BenchBox(tmp_path, gpu=HeatsUp(("hardware thermal slowdown",), range(4, 10)))
     calls = [["convert", "{}"]]
     with (
-        stand_in(tmp_path / "on", *MTP, tool_calls=calls) as on,
-        stand_in(tmp_path / "off", tool_calls=calls) as off,
+        answering(tmp_path / "on", *MTP, tool_calls=calls) as (on, _),
+        answering(tmp_path / "off", tool_calls=calls) as (off, _),
     ):
         result = bench_two(box, on.url, off.url, Suite.QUALITY, repeats=1)
 
@@ -126,7 +107,7 @@ def test_a_question_measured_again_with_another_text_is_compared_by_what_both_we
 
 
 def test_no_text_of_prompts_or_answers_is_kept(box: BenchBox, tmp_path: Path) -> None:
-    with stand_in(tmp_path / "e", *MTP, answer_text="a very secret answer") as server:
+    with answering(tmp_path / "e", *MTP, answer_text="a very secret answer") as (server, _):
         box.bench(server.url, Suite.QUALITY)
 
     kept = box.paths.evidence.read_bytes()
@@ -135,7 +116,7 @@ def test_no_text_of_prompts_or_answers_is_kept(box: BenchBox, tmp_path: Path) ->
 
 
 def test_a_turn_of_each_class_of_a_workload_has_its_parts(box: BenchBox, tmp_path: Path) -> None:
-    with stand_in(tmp_path / "e", "-c", "131072", pp_tok_s=2e5, tg_tok_s=2e4) as server:
+    with answering(tmp_path / "e", "-c", "131072", pp_tok_s=2e5, tg_tok_s=2e4) as (server, _):
         result = box.bench(server.url, Suite.WORKLOAD, workload="coding-agent")
 
     rows = [read(SummaryRecord, one) for one in result.payload["summaries"]]
@@ -163,12 +144,15 @@ def test_servers_by_their_addresses_stand_side_by_side_by_the_one_clock_that_all
 ) -> None:
     """One of them is no llama-server, and tells no times: a rung of the ladder all the same."""
     with (
-        stand_in(tmp_path / "one", tg_tok_s=400.0, openai_only=True) as ollama,
-        stand_in(tmp_path / "two", "-c", "2048", *MTP, tg_tok_s=800.0) as mtp,
+        answering(tmp_path / "one", tg_tok_s=400.0, openai_only=True) as (ollama, _),
+        answering(tmp_path / "two", "-c", "2048", *MTP, tg_tok_s=800.0) as (mtp, _),
     ):
         result = box.bench([f"ollama={ollama.url}", f"mtp={mtp.url}"])
 
     assert [arm["name"] for arm in result.payload["arms"]] == ["ollama", "mtp"]
+    asked = [{row["prompt_id"] for row in result.payload["samples"] if row["arm"] == name}
+             for name in ("ollama", "mtp")]  # fmt: skip
+    assert len(asked[0] & asked[1]) >= 9, "the same texts"
     text = "\n".join(render_bench(result.payload))
     table = text.partition("Side by side")[2].partition("\n\n")[0]
     rows = {cells[0]: cells[1:] for line in table.splitlines() if (cells := line.split())}
@@ -184,5 +168,8 @@ def test_servers_by_their_addresses_stand_side_by_side_by_the_one_clock_that_all
 def test_two_servers_of_one_name_are_refused_before_anything_is_asked(
     box: BenchBox, tmp_path: Path
 ) -> None:
-    with stand_in(tmp_path / "one") as server, pytest.raises(UsageError, match="name of its own"):
+    with (
+        answering(tmp_path / "one") as (server, _),
+        pytest.raises(UsageError, match="name of its own"),
+    ):
         box.bench([server.url, f"{server.url}/v1"])

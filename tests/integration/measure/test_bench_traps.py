@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,22 +16,22 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.bench_box import BenchBox, came_to, real_clock
+from tests.support.bench_box import BenchBox, HurriedClock, answering, came_to
 from tests.support.bench_targets import asked_to_draft
 from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti
-from tests.support.server_process import Server, serving
-from tests.support.stand_in import StandIn, install
+from tests.support.server_process import Server
+from tests.support.stand_in import StandIn
 from tunerd.errors import BenchError, UsageError
 from tunerd.machine.facts import GpuProcess
 from tunerd.measure.answer import Mark
-from tunerd.measure.life import Life, open_url
+from tunerd.measure.life import Life, TrafficWatch, open_url
 from tunerd.measure.request import Prompt, Request, Suite
 from tunerd.result import ActionResult
 from tunerd.words import MiB
 
 MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-p-min", "0.0")
 IK_MTP = ("--spec-type", "mtp:n_max=3,p_min=0.0")
-Serve = Callable[..., Server]
+Serve = Callable[..., tuple[Server, StandIn]]
 
 
 @pytest.fixture
@@ -40,31 +39,22 @@ def box(tmp_path: Path) -> BenchBox:
     return BenchBox(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, StandIn]]:
+    """A server on which nothing is wrong, for all who only look at what is beside it."""
+    with answering(
+        tmp_path_factory.mktemp("quiet"), *MTP, "--metrics", "-np", "2", "-c", "8192"
+    ) as found:
+        yield found
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """A stand-in that serves, of a dialect, with flags and behaviour; `serve.made` is the last one."""
-    running: list[Any] = []
-
-    def begin(*flags: str, dialect: str = "main-0x", slots: int = 1, **behaviour: Any) -> Server:
-        model = tmp_path / "model.gguf"
-        model.write_bytes(b"GGUF")
-        # As fast as the test may be: what the server says of its times is what it took.
-        usual = {"pp_tok_s": 1e6, "tg_tok_s": 1e5, "time_scale": 1.0}
-        made = install(tmp_path / "engine", dialect=dialect, **{**usual, **behaviour})
-        begin.made = made  # type: ignore[attr-defined] # a handle for the test
-        command = [str(made.program), "-m", str(model), "-np", str(slots), "-c", "8192", *flags]
-        context = serving(command, tmp_path / f"log{len(running)}")
-        running.append(context)
-        return context.__enter__()
-
-    yield begin
-    for context in running:
-        context.__exit__(None, None, None)
-
-
-def the(serve: Serve) -> StandIn:
-    made: StandIn = serve.made  # type: ignore[attr-defined] # set by the fixture
-    return made
+    """Begins a server of a test's own, with flags and behaviour."""
+    with ExitStack() as running:
+        yield lambda *flags, **behaviour: running.enter_context(
+            answering(tmp_path / "engine", "-c", "8192", "--metrics", *flags, **behaviour)
+        )
 
 
 def marks(result: ActionResult) -> dict[str, int]:
@@ -80,10 +70,9 @@ def usable(result: ActionResult) -> list[dict[str, Any]]:
 
 
 def test_a_quiet_bench_has_nine_kinds_one_warm_up_and_no_other_mark(
-    box: BenchBox, serve: Serve
+    box: BenchBox, quiet: tuple[Server, StandIn]
 ) -> None:
-    server = serve(*MTP, "--metrics")
-    result = box.bench(server.url)
+    result = box.bench(quiet[0].url)
 
     assert result.exit_code == 0
     assert marks(result) == {"warm-up": 1}
@@ -94,22 +83,22 @@ def test_a_quiet_bench_has_nine_kinds_one_warm_up_and_no_other_mark(
 
 
 def test_no_prompt_is_sent_twice_in_a_server_life_not_even_by_a_later_bench_of_the_same_seed(
-    box: BenchBox, serve: Serve
+    box: BenchBox, quiet: tuple[Server, StandIn]
 ) -> None:
-    server = serve(*MTP, "--metrics")
+    server, made = quiet
+    n_before = len(made.events("completion"))
     for _ in range(2):
         box.bench(server.url, repeats=3)
 
-    prompts = [event["body"]["prompt"] for event in the(serve).events("completion")]
+    prompts = [event["body"]["prompt"] for event in made.events("completion")[n_before:]]
     assert len(prompts) == 2 * (1 + 27)
-    assert len(set(prompts)) == len(prompts)
     assert len({prompt.partition("\n\n")[0] for prompt in prompts}) == len(prompts)
 
 
 def test_a_prompt_that_was_cached_although_it_was_forbidden_is_never_averaged(
     box: BenchBox, serve: Serve
 ) -> None:
-    server = serve(*MTP, "--metrics", finds_all_cached=True)
+    server, _ = serve(*MTP, finds_all_cached=True)
     result = box.bench(server.url)
 
     # Their first word is common to all, so one token at least was not read again.
@@ -123,50 +112,44 @@ def test_a_prompt_that_was_cached_although_it_was_forbidden_is_never_averaged(
 def test_speculation_that_is_not_as_it_was_meant_stops_a_bench_before_anything_counts(
     box: BenchBox, serve: Serve, meant: bool
 ) -> None:
-    server = serve(*MTP, "--metrics", speculation_works=not meant)
+    server, made = serve(*MTP, speculation_works=not meant)
 
     words = "to draft, and drafted nothing" if meant else "not to draft, and drafted"
     with pytest.raises(BenchError, match=f"is meant {words}"):
         asked_to_draft(box, server.url, drafts=meant)
-    bodies = [event["body"] for event in the(serve).events("completion")]
+    bodies = [event["body"] for event in made.events("completion")]
     assert {body.get("n_predict", body.get("max_tokens")) for body in bodies} == {64}
 
 
-def test_settings_with_a_request_are_used_where_they_have_an_effect(
-    box: BenchBox, serve: Serve
+@pytest.mark.parametrize("takes_them", [True, False])
+def test_settings_with_a_request_are_an_arm_where_they_have_an_effect(
+    box: BenchBox, serve: Serve, *, takes_them: bool
 ) -> None:
-    server = serve(*IK_MTP, "--metrics", dialect="ik-now")
+    server, _ = (
+        serve(*IK_MTP, dialect="ik-now") if takes_them else serve(*MTP, ignores_overrides=True)
+    )
     result = box.bench(server.url, Suite.LENGTHS, depth=200, repeats=2)
 
-    arms = [arm["name"] for arm in result.payload["arms"]]
-    assert arms[1] == "speculation off"
-    drafted = {row["arm"]: 0 for row in result.payload["samples"]}
+    drafted = {arm["name"]: 0 for arm in result.payload["arms"]}
     for row in usable(result):
         drafted[row["arm"]] += row["timings"]["draft_n"] or 0
-    assert drafted[arms[0]] > 0
-    assert drafted["speculation off"] == 0
-    assert came_to(result.payload, "crossover")
-
-
-def test_settings_that_a_build_ignores_are_not_taken_for_an_arm(
-    box: BenchBox, serve: Serve
-) -> None:
-    server = serve(*MTP, "--metrics", dialect="main-0x", ignores_overrides=True)
-    result = box.bench(server.url, Suite.LENGTHS, depth=200)
-
-    assert len(result.payload["arms"]) == 1
-    assert came_to(result.payload, "crossover") == []
-    assert "one-arm" in {message.code for message in result.messages}
+    assert next(iter(drafted.values())) > 0
+    assert drafted.get("speculation off") == (0 if takes_them else None)
+    assert bool(came_to(result.payload, "crossover")) is takes_them
+    assert ("one-arm" in {message.code for message in result.messages}) is not takes_them
 
 
 def test_requests_of_somebody_else_are_seen_in_the_servers_counters_and_measured_again(
-    box: BenchBox, serve: Serve
+    box: BenchBox, quiet: tuple[Server, StandIn]
 ) -> None:
-    server = serve(*MTP, "--metrics", slots=2)
+    server, _ = quiet
     stop = threading.Event()
 
+    def is_seen() -> bool:
+        return any("somebody else was served" in step.text for step in box.said)
+
     def somebody_else() -> None:
-        for _ in range(3):
+        while not (stop.is_set() or is_seen()):
             body = {"prompt": "somebody else", "n_predict": 5}
             httpx.post(f"{server.url}/completion", json=body, timeout=30)
             stop.wait(0.02)
@@ -179,10 +162,12 @@ def test_requests_of_somebody_else_are_seen_in_the_servers_counters_and_measured
         stop.set()
         other.join()
 
-    assert marks(result)["foreign traffic"] >= 9
+    assert is_seen()
+    marked = ["foreign traffic" in row["marks"] for row in result.payload["samples"]]
+    assert marked[0]
+    assert marked == sorted(marked, reverse=True), "the whole stretch, and nothing after it"
     assert len(usable(result)) == 9, "each kind was measured again"
     assert result.exit_code == 0
-    assert any("somebody else was served" in step.text for step in box.said)
 
 
 class HeatsUp(FakeGpuReader):
@@ -198,48 +183,54 @@ class HeatsUp(FakeGpuReader):
         return super().read()
 
 
-def test_samples_of_a_card_that_throttles_are_measured_again(tmp_path: Path, serve: Serve) -> None:
-    box = BenchBox(tmp_path, gpu=HeatsUp(("software thermal slowdown",), range(4, 10)))
-    server = serve(*MTP, "--metrics")
-    result = box.bench(server.url)
+class Taken(FakeGpuReader):
+    """A card that somebody else takes memory of for a while."""
 
-    assert marks(result)["throttled"] >= 2
+    def read(self) -> Any:
+        mib = 900 if self.n_readings in range(8, 12) else 100
+        process = GpuProcess(99, MiB(mib), "c", "game", None)
+        self.show(replace(rtx_3090_ti(used_mib=mib), processes=(process,)))
+        return super().read()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "mark"),
+    [
+        (lambda: HeatsUp(("software thermal slowdown",), range(4, 10)), "throttled"),
+        (Taken, "VRAM taken by others"),
+    ],
+    ids=["heat", "a game"],
+)
+def test_what_happens_to_the_card_meanwhile_is_noticed_and_measured_again(
+    tmp_path: Path, quiet: tuple[Server, StandIn], gpu: Callable[[], FakeGpuReader], mark: str
+) -> None:
+    result = BenchBox(tmp_path, gpu=gpu()).bench(quiet[0].url)
+
+    assert marks(result)[mark] >= 1
     assert len(usable(result)) == 9
     assert result.exit_code == 0
+    if gpu is Taken:
+        least = min(row["vram_free_min_mib"] for row in result.payload["samples"])
+        assert least == 24564 - 900 - 380
 
 
-def test_vram_that_another_process_takes_is_noticed(tmp_path: Path, serve: Serve) -> None:
-    class Taken(FakeGpuReader):
-        def read(self) -> Any:
-            mib = 900 if self.n_readings in range(8, 12) else 100
-            process = GpuProcess(99, MiB(mib), "c", "game", None)
-            self.show(replace(rtx_3090_ti(used_mib=mib), processes=(process,)))
-            return super().read()
-
-    box = BenchBox(tmp_path, gpu=Taken())
-    server = serve(*MTP, "--metrics")
-    result = box.bench(server.url)
-
-    assert marks(result)["VRAM taken by others"] >= 1
-    assert len(usable(result)) == 9
-    least = min(row["vram_free_min_mib"] for row in result.payload["samples"])
-    assert least == 24564 - 900 - 380
-
-
-def test_counters_are_read_no_oftener_than_every_five_seconds(tmp_path: Path, serve: Serve) -> None:
-    box = BenchBox(tmp_path, clock=real_clock())
-    server = serve(*MTP, "--metrics")
-    box.bench(server.url)
-
-    at_s = [event["at_s"] for event in the(serve).events("metrics")]
-    assert len(at_s) >= 2
-    assert all(later - before >= 4.99 for before, later in itertools.pairwise(at_s))
+def test_counters_are_read_no_oftener_than_every_five_seconds(
+    tmp_path: Path, quiet: tuple[Server, StandIn]
+) -> None:
+    clock = HurriedClock()
+    ctx = BenchBox(tmp_path, clock=clock).context()
+    watch = TrafficWatch(ctx, open_url(ctx, quiet[0].url))
+    watch.open()
+    before_s = clock.monotonic_s()
+    assert not watch.is_due
+    watch.close([])
+    assert clock.monotonic_s() - before_s >= 4.5
 
 
 def test_a_server_that_dies_ends_the_bench_and_what_was_measured_is_kept(
     box: BenchBox, serve: Serve
 ) -> None:
-    server = serve(*MTP, "--metrics", exit_after_requests=5)
+    server, _ = serve(*MTP, exit_after_requests=5)
 
     with pytest.raises(BenchError):
         box.bench(server.url)
@@ -253,7 +244,7 @@ def test_a_server_that_dies_ends_the_bench_and_what_was_measured_is_kept(
 def test_another_kind_of_server_is_measured_by_what_its_api_reports(
     box: BenchBox, serve: Serve
 ) -> None:
-    server = serve(openai_only=True)
+    server, _ = serve(openai_only=True)
     result = box.bench(f"{server.url}/v1")
 
     assert result.exit_code == 0
@@ -297,11 +288,17 @@ def busy_processors() -> Iterator[None]:
 def test_a_server_beside_which_others_keep_the_processors_busy_is_not_believed(
     box: BenchBox, serve: Serve
 ) -> None:
-    server = serve(tg_tok_s=20)
+    server, _ = serve(tg_tok_s=20)
     ctx = box.context()
     target = replace(open_url(ctx, server.url), pids=(server.process.pid,))
     request = Request(suite=Suite.MTP, case="code", kind="code", n_predict=64)
+    prompt = Prompt("p", "code", "say so")
     with busy_processors():
-        asked = Life(ctx, target).ask(request, Prompt("p", "code", "say so"))
+        asked = Life(ctx, target).ask(request, prompt)
+        brief = Life(ctx, target)  # whose requests are too short to show it one by one
+        for _ in range(8):
+            brief.ask(replace(request, n_predict=8), prompt)
+        told = brief.crowded()
     assert asked.sample.problem is None
     assert Mark.PROCESSOR_TAKEN in asked.sample.marks
+    assert [one.code for one in told] == ["processors-taken"]

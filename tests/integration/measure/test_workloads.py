@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.bench_samples import sample
 from tests.support.builders import resolved as shipped
 from tests.support.fakes import FakeClock
 from tests.support.folders import DATA
-from tunerd.app import Context, build_context
+from tests.support.local_box import Box
+from tunerd.app import Context
 from tunerd.engine.log import read_requests
 from tunerd.errors import ConfigError
-from tunerd.measure.answer import Sample, Timings
+from tunerd.measure.answer import Timings
 from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
 from tunerd.measure.learn import (
     find_workload,
@@ -32,13 +34,7 @@ OWN = "[[classes]]\nprompt_tokens = 77\nanswer_tokens = 7\n"
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    environment = {
-        "HOME": str(tmp_path),
-        "TUNERD_STATE_DIR": str(tmp_path / "state"),
-        "TUNERD_CONFIG_DIR": str(tmp_path / "config"),
-        "TUNERD_RUNTIME_DIR": str(tmp_path / "run"),
-    }
-    return build_context(mode="local", environment=environment)
+    return Box(tmp_path).context
 
 
 def served(context: Context, name: str, times: int) -> None:
@@ -66,16 +62,20 @@ def test_a_workload_is_learned_from_the_servers_own_log(context: Context, name: 
     assert workload_for(context, None, None)[0].name == "learned"
 
 
+def told(context: Context) -> list[Timings]:
+    """What a server would have told of each request in its log, which has two decimals."""
+    logged = read_requests(context.services.log(context.unit, max_lines=10_000)).requests
+    return [
+        Timings(prompt_n=one.prompt_n, prompt_ms=one.prompt_ms + 0.004,
+                predicted_n=one.predicted_n, predicted_ms=one.predicted_ms - 0.004)
+        for one in logged
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["mainline-2026-08-18", "ik-2026-08"])
 def test_what_was_measured_is_left_out_and_said(context: Context, name: str) -> None:
     served(context, name, times=20)
-    logged = read_requests(context.services.log(context.unit, max_lines=10_000)).requests
-    own = [
-        Timings(prompt_n=one.prompt_n, prompt_ms=one.prompt_ms + 0.004,
-                predicted_n=one.predicted_n, predicted_ms=one.predicted_ms - 0.004)
-        for one in logged[:15]
-    ]  # fmt: skip
-    keep(context, [*own, None])
+    keep(context, [*told(context)[:15], None])
 
     result = learn_workload(context)
 
@@ -93,14 +93,7 @@ def keep(context: Context, measured: Sequence[Timings | None]) -> None:
         run = store.add_run(
             RunRecord(kind="bench", suites=("mtp",), started_s=1.0, target="live", arms=(arm,))
         )
-        store.add_samples(
-            run,
-            [
-                Sample(suite="mtp", case="code", kind="code", prompt_id="p", process="1", position=n,
-                       at_s=0.0, n_predict=9, concurrency=1, timings=one, client=None)
-                for n, one in enumerate(measured)
-            ],
-        )  # fmt: skip
+        store.add_samples(run, [sample(timings=one) for one in measured])
 
 
 def test_nothing_but_numbers_and_names_is_kept_of_a_log(context: Context) -> None:
@@ -182,19 +175,16 @@ def test_days_that_the_log_does_not_reach_are_said(context: Context) -> None:
 
 def test_what_was_measured_says_nothing_of_the_speed_that_people_had(context: Context) -> None:
     served(context, "mainline-2026-08-18", times=1)
-    logged = read_requests(context.services.log(context.unit, max_lines=10_000)).requests
-    own, *theirs = [
-        Timings(prompt_n=one.prompt_n, prompt_ms=one.prompt_ms,
-                predicted_n=one.predicted_n, predicted_ms=one.predicted_ms)
-        for one in logged
-    ]  # fmt: skip
+    own, *theirs = told(context)
     keep(context, [own])
 
     shown = show_workload(context, "chat")
 
     prompts = sum(one.prompt_n or 0 for one in theirs)
     prompt_ms = sum(one.prompt_ms or 0 for one in theirs)
-    assert shown.payload["rates"]["prompt_tok_s"] == pytest.approx(prompts / prompt_ms * 1000)
+    assert shown.payload["rates"]["prompt_tok_s"] == pytest.approx(
+        prompts / prompt_ms * 1000, rel=1e-3
+    )
     assert {message.code for message in shown.messages} == {"own-requests"}
     keep(context, theirs)
     assert show_workload(context, "chat").payload["turn"] is None, "nobody else asked"

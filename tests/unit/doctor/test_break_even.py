@@ -99,12 +99,8 @@ def test_the_costs_of_step_and_prompt_are_recovered() -> None:
 def test_long_prompts_and_short_answers_ask_for_more() -> None:
     found = found_of(drafting(), plain())
 
-    ratios = [
-        found.acceptance_ratio(traffic(per_step=1.5, n_prompt=n)) for n in (20, 60_000, 120_000)
-    ]
-    assert ratios[0] is not None
-    assert ratios[1] is not None
-    assert ratios[2] is not None
+    ratios = [found.acceptance_ratio(traffic(per_step=1.5, n_prompt=n)) or math.nan
+              for n in (20, 60_000, 120_000)]  # fmt: skip
     assert ratios[0] < ratios[1] < ratios[2]
 
 
@@ -132,8 +128,7 @@ def test_the_crossover_of_the_24_gb_write_up() -> None:
         seen = Traffic(10, 432_410, 10 * (n + 1), round(5 * n), round(4 * n))
         wanted = found.acceptance_ratio(seen)
         assert wanted is not None
-        assert seen.acceptance_ratio is not None
-        return seen.acceptance_ratio >= wanted
+        return seen.n_accepted / seen.n_drafted >= wanted
 
     assert [pays(n) for n in (100, 500, 850, 960, 2000)] == [False, False, False, True, True]
 

@@ -387,10 +387,10 @@ def test_the_card_of_the_server_is_the_one_where_its_process_is() -> None:
     own = replace(card(), index=1, total_mib=MiB(12282))
     box = with_host(a_box(), gpus=(large, own))
 
-    found = box.card()
+    found = box.used_card()
     assert found is not None
     assert found.index == 1
-    resting = with_server(box, pid=None).card()
+    resting = with_server(box, pid=None).used_card()
     assert resting is not None
     assert resting.index == 0
 

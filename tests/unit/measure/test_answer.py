@@ -55,38 +55,33 @@ def test_a_stream_of_mainline_is_read() -> None:
     assert not answer.is_cut
 
 
-def test_what_ik_reused_is_the_difference_of_what_it_evaluated_and_processed() -> None:
+def test_what_ik_reused_is_told_by_what_it_evaluated_or_by_its_context() -> None:
     answer = read_answer(native(timings=TIMINGS | {"prompt_n": 25}), is_whole=True)
-
     assert answer.n_cached == 5
     assert answer.timings is not None
     assert answer.timings.cache_n is None, "what the build does not say stays unsaid"
 
-
-def test_what_ik_reused_is_told_by_its_context_where_nothing_else_tells() -> None:
     events = native(timings=TIMINGS | {"prompt_n": 25, "n_past": 32})
     del events[-1][1]["tokens_evaluated"]
-
     assert read_answer(events, is_whole=True).n_cached == 5
 
 
-def test_acceptance_by_depth_of_ik_is_by_position() -> None:
-    rows = [{"depth": 2, "draft_n": 5, "draft_n_accepted": 2},
-            {"depth": 1, "draft_n": 9, "draft_n_accepted": 8}]  # fmt: skip
-    answer = read_answer(native(timings=TIMINGS | {"draft_by_depth": rows}), is_whole=True)
-
-    assert answer.timings is not None
-    assert answer.timings.accepted_by_position == (8, 2)
-
-
 @pytest.mark.parametrize(
-    "rows", [[], "x", [{"depth": 0, "draft_n_accepted": 1}], [{"depth": 1}], [3]]
-)
-def test_depths_that_make_no_sense_are_unknown(rows: Any) -> None:
+    ("rows", "accepted"),
+    [
+        ([{"depth": 2, "draft_n": 5, "draft_n_accepted": 2},
+          {"depth": 1, "draft_n": 9, "draft_n_accepted": 8}], (8, 2)),
+        ([], None), ("x", None), ([{"depth": 0, "draft_n_accepted": 1}], None), ([{"depth": 1}], None),
+        ([3], None),
+    ],
+)  # fmt: skip
+def test_acceptance_by_depth_of_ik_is_by_position_where_it_makes_sense(
+    rows: Any, accepted: tuple[int, ...] | None
+) -> None:
     answer = read_answer(native(timings=TIMINGS | {"draft_by_depth": rows}), is_whole=True)
 
     assert answer.timings is not None
-    assert answer.timings.accepted_by_position is None
+    assert answer.timings.accepted_by_position == accepted
 
 
 def test_a_stream_without_its_last_event_is_cut() -> None:
@@ -94,15 +89,11 @@ def test_a_stream_without_its_last_event_is_cut() -> None:
     assert read_answer(native(), is_whole=False).is_cut
 
 
-def test_the_first_token_of_a_conversation_is_not_the_role() -> None:
+def test_the_first_token_of_a_conversation_is_not_the_role_and_may_be_a_thought() -> None:
     answer = chat({"role": "assistant", "content": None}, {"content": "Hi"}, timings=TIMINGS)
-
     assert (answer.text, answer.first_ms) == ("Hi", 2.0)
 
-
-def test_a_thought_counts_as_the_first_token_and_is_no_text() -> None:
     answer = chat({"reasoning_content": "hm"}, {"content": "Hi"})
-
     assert (answer.text, answer.reasoning, answer.first_ms) == ("Hi", "hm", 1.0)
 
 
@@ -158,25 +149,17 @@ rubbish here 7 x
 """
 
 
-def test_counters_are_read_from_the_servers_text() -> None:
+def test_counters_are_read_from_the_servers_text_and_what_it_lacks_is_unknown() -> None:
     found = read_counters(METRICS)
 
     assert (found.n_prompt, found.n_predicted, found.n_processing) == (240, 41, 0)
     assert (found.n_drafted, found.n_accepted) == (61, 17)
     assert found.accepted_by_position == (8, 0, 4)
-
-
-@pytest.mark.parametrize("position", ["4000000000", "9" * 5000])
-def test_a_draft_of_a_length_that_cannot_be_is_not_counted(position: str) -> None:
-    row = f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} 4\n'
-
-    assert read_counters(METRICS + row).accepted_by_position == (8, 0, 4)
-
-
-def test_a_counter_that_a_build_lacks_is_unknown_and_not_zero() -> None:
-    found = read_counters("llamacpp:prompt_tokens_total 240\n")
-
-    assert (found.n_predicted, found.n_drafted, found.accepted_by_position) == (None, None, None)
+    for position in ("4000000000", "9" * 5000):  # a draft of a length that cannot be
+        row = f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} 4\n'
+        assert read_counters(METRICS + row).accepted_by_position == (8, 0, 4)
+    bare = read_counters("llamacpp:prompt_tokens_total 240\n")
+    assert (bare.n_predicted, bare.n_drafted, bare.accepted_by_position) == (None, None, None)
 
 
 def test_what_was_accepted_in_between_is_the_difference_by_position() -> None:
@@ -253,19 +236,16 @@ def test_other_servers_say_in_their_usage_what_was_cached(usage: dict[str, Any])
 def test_speed_over_several_requests_is_all_tokens_over_all_time() -> None:
     short = sample(timings=timings(predicted_n=11, predicted_ms=1000.0))
     long = sample(timings=timings(predicted_n=1001, predicted_ms=10_000.0))
-
-    rate = summarise([short, long]).decode
-
-    assert rate.tok_s == pytest.approx(1010 / 11)
-    assert (rate.n_tokens, rate.total_ms, rate.n, rate.n_missing) == (1010, 11_000.0, 2, 0)
-
-
-def test_a_request_without_figures_is_counted_and_in_neither_sum() -> None:
     unknown = [sample(timings=None), sample(timings=timings(predicted_ms=None))]
-    rate = summarise([sample(), *unknown]).decode
+    slow = timings(predicted_ms=99_000.0)
+    left_out = [sample(timings=slow, marks=(Mark.THROTTLED,)), sample(timings=slow, problem="x")]
 
-    assert rate.tok_s == pytest.approx(50.0)
-    assert (rate.n, rate.n_missing) == (1, 2)
+    found = summarise([short, long, *unknown, *left_out])
+
+    assert found.decode.tok_s == pytest.approx(1010 / 11)
+    assert (found.decode.n_tokens, found.decode.total_ms) == (1010, 11_000.0)
+    assert (found.decode.n, found.decode.n_missing) == (2, 2)
+    assert (found.n, found.n_unusable) == (4, 2)
 
 
 def test_the_spread_counts_what_is_missing() -> None:
@@ -273,16 +253,6 @@ def test_the_spread_counts_what_is_missing() -> None:
 
     assert (found.n, found.n_missing) == (4, 2)
     assert (found.median, found.least, found.most) == (2.5, 1.0, 4.0)
-
-
-def test_marked_and_failed_samples_are_counted_and_in_no_figure() -> None:
-    slow = timings(predicted_ms=99_000.0)
-    found = summarise(
-        [sample(), sample(timings=slow, marks=(Mark.THROTTLED,)), sample(timings=slow, problem="x")]
-    )
-
-    assert (found.n, found.n_unusable) == (1, 2)
-    assert found.decode.tok_s == pytest.approx(50.0)
 
 
 def test_tokens_per_step_are_totals_over_totals() -> None:
@@ -305,18 +275,12 @@ def test_acceptance_by_position_is_over_all_steps_and_as_deep_as_the_deepest_dra
     assert found.acceptance_by_position == pytest.approx((12 / 20, 3 / 20))
 
 
-def test_decode_speed_leaves_out_the_first_token_which_the_time_does_not_cover() -> None:
+def test_the_figures_of_one_request() -> None:
+    # The first token belongs to the prompt, and cached ones to nothing.
     assert timings(predicted_n=193, predicted_ms=2000.0).decode_tok_s == pytest.approx(96.0)
-
-
-def test_prompt_speed_counts_processed_tokens_alone() -> None:
     assert timings(cache_n=900, prompt_n=100, prompt_ms=50.0).prompt_tok_s == pytest.approx(2000.0)
-
-
-def test_each_step_yields_its_accepted_drafts_and_one_token_more() -> None:
     # A captured request of mainline 0.7.0: 40 tokens, 61 drafted, 17 accepted, 22 steps.
     found = timings(predicted_n=40, draft_n=61, draft_n_accepted=17, predicted_ms=440.0)
-
     assert found.steps == 22
     assert found.step_ms == pytest.approx(20.0)
 

@@ -82,18 +82,17 @@ def test_the_interval_of_the_crossing_holds_the_truth_as_often_as_it_says() -> N
     assert 180 <= held <= 199
 
 
-def test_an_arm_that_is_slower_per_token_is_faster_at_no_length() -> None:
-    found = find_crossover("on", an_arm(49_000.0, dict.fromkeys(LENGTHS, 25.0), noise=0.01), "off",
-                           an_arm(37_500.0, PLAIN_TOK_S, noise=0.01), seed=1)  # fmt: skip
-
+def test_an_arm_without_a_gain_crosses_nowhere_and_one_that_noise_may_hide_has_no_upper_bound() -> (
+    None
+):
+    plain = an_arm(37_500.0, PLAIN_TOK_S, noise=0.03)
+    slower = an_arm(49_000.0, dict.fromkeys(LENGTHS, 25.0), noise=0.01)
+    found = find_crossover("on", slower, "off", plain, seed=1)
     assert found is not None
     assert (found.n_tokens, found.low, found.high) == (None, None, None)
 
-
-def test_a_gain_that_noise_may_hide_has_no_upper_bound() -> None:
-    found = find_crossover("on", an_arm(40_000.0, dict.fromkeys(LENGTHS, 29.3), noise=0.03), "off",
-                           an_arm(37_500.0, PLAIN_TOK_S, noise=0.03), seed=1)  # fmt: skip
-
+    hidden = an_arm(40_000.0, dict.fromkeys(LENGTHS, 29.3), noise=0.03)
+    found = find_crossover("on", hidden, "off", plain, seed=1)
     assert found is not None
     assert found.high is None
 
@@ -137,39 +136,28 @@ def a_deep_sample(depth: int, token_ms: float, free_mib: int | None, **values: A
                   details={"depth": depth, "wanted_depth": depth}, **values)  # fmt: skip
 
 
-def test_a_context_that_fills_without_a_drop_is_whole() -> None:
-    found = judge_depth(
-        [a_deep_sample(d, 20 + d / 4000, 2000 - d // 100) for d in range(8000, 64_001, 8000)]
-    )
+@pytest.mark.parametrize(
+    ("rows", "planned", "spill"),
+    [
+        ([(d, 20 + d / 4000, 2000 - d // 100) for d in range(8000, 64_001, 8000)], None, None),
+        ([*((d, 20 + d / 4000, 900 - d // 50) for d in (8000, 16_000, 24_000, 32_000)),
+          (40_000, 50.0, 20), (48_000, 70.0, 20)], None, 40_000),
+        ([*((d, 20.0, 4000) for d in (8000, 16_000, 24_000)), (32_000, 90.0, 4000)], None, None),
+        ([*((d, 20.0, 4000) for d in (8000, 16_000, 24_000)), (32_000, 90.0, None)], None, None),
+        ([(8000, 20.0, 900), (16_000, 20.0, 700)], 800, 16_000),
+        ([(8000, 20.0, 900), (16_000, 20.0, 700)], 700, None),
+    ],
+    ids=["no drop", "a drop with VRAM pinned", "a drop with VRAM to spare", "a drop, VRAM unknown",
+         "more than planned", "as planned"],
+)  # fmt: skip
+def test_a_spill_is_a_drop_with_vram_pinned_or_more_in_use_than_planned(
+    rows: list[tuple[int, float, int | None]], planned: int | None, spill: int | None
+) -> None:
+    found = judge_depth([a_deep_sample(*row) for row in rows], planned_free_mib=planned)
 
-    assert (found.spill_tokens, found.failed_tokens) == (None, None)
-    assert (found.filled_tokens, found.least_free_mib) == (64_000, 1360)
-
-
-def test_a_drop_with_vram_pinned_is_a_spill_from_that_depth_on() -> None:
-    samples = [
-        a_deep_sample(d, 20 + d / 4000, 900 - d // 50) for d in (8000, 16_000, 24_000, 32_000)
-    ]
-    samples += [a_deep_sample(40_000, 50.0, 20), a_deep_sample(48_000, 70.0, 20)]
-
-    found = judge_depth(samples)
-
-    assert found.spill_tokens == 40_000
-    assert "20 MiB" in found.why
-
-
-def test_a_drop_with_vram_to_spare_is_no_spill() -> None:
-    samples = [a_deep_sample(d, 20.0, 4000) for d in (8000, 16_000, 24_000)]
-
-    assert judge_depth([*samples, a_deep_sample(32_000, 90.0, 4000)]).spill_tokens is None
-    assert judge_depth([*samples, a_deep_sample(32_000, 90.0, None)]).spill_tokens is None
-
-
-def test_more_vram_in_use_than_planned_is_found() -> None:
-    samples = [a_deep_sample(8000, 20.0, 900), a_deep_sample(16_000, 20.0, 700)]
-
-    assert judge_depth(samples, planned_free_mib=800).spill_tokens == 16_000
-    assert judge_depth(samples, planned_free_mib=700).spill_tokens is None
+    assert (found.spill_tokens, found.failed_tokens) == (spill, None)
+    assert found.filled_tokens == rows[-1][0]
+    assert spill != 40_000 or "20 MiB" in found.why
 
 
 def test_the_depth_at_which_memory_ran_out_is_named() -> None:
@@ -178,7 +166,6 @@ def test_the_depth_at_which_memory_ran_out_is_named() -> None:
     found = judge_depth([a_deep_sample(8000, 20.0, 500), a_deep_sample(16_000, 20.0, 100), dead])
 
     assert (found.filled_tokens, found.failed_tokens, found.why) == (16_000, 24_000, "out of VRAM")
-    assert (found.spill_tokens, found.failed_tokens) != (None, None)
 
 
 def said(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Answer:
@@ -186,32 +173,35 @@ def said(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Answer
                   None, None, "stop", is_cut=False)  # fmt: skip
 
 
-def test_the_same_calls_with_other_values_pass_the_gate() -> None:
-    one = said("", ("convert", '{"value": 84, "unit": "km"}'))
-    other = said("", ("convert", '{"unit": "km", "value": 85}'))
-
-    found = judge_quality([Question(TOOLS, "p", one, other)])
-
-    assert found.passes is True
-    assert (found.cases[0].n_same, found.cases[0].n_called, found.cases[0].n_valid) == (1, 1, 1)
+CALL = ("convert", '{"value": 84, "unit": "km"}')
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "passes"),
     [
-        said("", ("set_timer", '{"value": 84}')),
-        said("", ("convert", '{"amount": 84}')),
-        said("", ("convert", '{"value": 84')),
-        said("", ("convert", "[84]")),
-        said("I cannot do that"),
-        said("", ("convert", '{"value": 84}'), ("convert", '{"value": 84}')),
+        (said("", ("convert", '{"unit": "km", "value": 85}')), True),
+        (said("", ("set_timer", '{"value": 84, "unit": "km"}')), False),
+        (said("", ("convert", '{"amount": 84, "unit": "km"}')), False),
+        (said("", ("convert", '{"value": 84')), False),
+        (said("", ("convert", "[84]")), False),
+        (said("I cannot do that"), False),
+        (said("", CALL, CALL), False),
     ],
-    ids=["another function", "another key", "no JSON", "no object", "no call", "twice"],
+    ids=[
+        "other values",
+        "another function",
+        "another key",
+        "no JSON",
+        "no object",
+        "no call",
+        "twice",
+    ],
 )
-def test_tool_calls_that_differ_fail_the_gate(other: Answer) -> None:
-    one = said("", ("convert", '{"value": 84}'))
+def test_tool_calls_may_differ_in_values_alone(other: Answer, *, passes: bool) -> None:
+    found = judge_quality([Question(TOOLS, "p", said("", CALL), other)])
 
-    assert judge_quality([Question(TOOLS, "p", one, other)]).passes is False
+    assert found.passes is passes
+    assert (found.cases[0].n_same, found.cases[0].n_called) == (int(passes), 1)
 
 
 def test_a_short_answer_must_be_the_same_and_prose_may_drift() -> None:
@@ -223,12 +213,33 @@ def test_a_short_answer_must_be_the_same_and_prose_may_drift() -> None:
     assert prose.cases[0].drift_ratio == pytest.approx(3 / 7)
 
 
-def test_a_question_without_an_answer_fails_the_gate_and_none_at_all_is_no_verdict() -> None:
-    missing = Question(SHORT, "p", said("Fe"), None)
+EIGHT, NO_CALL, SILENT = said("8"), said("no"), said("", reasoning="hm")
 
-    assert judge_quality([missing]).passes is None
-    assert judge_quality([missing, Question(SHORT, "q", said("8"), said("8"))]).passes is False
-    assert judge_quality([]).passes is None
+
+@pytest.mark.parametrize(
+    ("asked", "passes", "reason"),
+    [
+        ([], None, "nothing could be compared"),
+        ([(SHORT, EIGHT, None)], None, "nothing could be compared"),
+        ([(SHORT, EIGHT, None), (SHORT, EIGHT, EIGHT)], False, "short answers: 1 of 2 were not answered"),
+        ([(SHORT, EIGHT, EIGHT), (SHORT, None, None)], None,
+         "short answers: the reference had no answer to 1 of them"),
+        ([(SHORT, EIGHT, EIGHT), (TOOLS, NO_CALL, NO_CALL)], None,
+         "tool calls: not one was made, so they could not be judged"),
+        ([(SHORT, EIGHT, said("9")), (TOOLS, NO_CALL, NO_CALL)], False, "short answers: 1 of 1 differ"),
+        ([(SHORT, SILENT, SILENT)], None, "short answers: no answer has a text, so they could not be judged"),
+        ([(SHORT, EIGHT, SILENT)], False, "short answers: 1 of 1 differ"),
+    ],
+    ids=["no question", "no answer at all", "one without", "the reference had none either", "no call",
+         "no call, but worse", "all thought", "thought against text"],
+)  # fmt: skip
+def test_what_was_not_answered_or_not_tried_is_no_pass(
+    asked: list[tuple[str, Answer | None, Answer | None]], *, passes: bool | None, reason: str
+) -> None:
+    found = judge_quality([Question(case, case, one, other) for case, one, other in asked])
+
+    assert found.passes is passes
+    assert found.reasons == (reason,)
 
 
 def test_a_question_that_was_repeated_is_compared_by_the_text_that_both_answered() -> None:
@@ -244,59 +255,26 @@ def test_a_question_that_was_repeated_is_compared_by_the_text_that_both_answered
     assert judge_quality([same, pair(SHORT, 1, {"p#1": said("8")}, {"p#1": None})]).passes is False
 
 
-def test_where_no_call_was_made_the_gate_cannot_judge_calls() -> None:
-    short = Question(SHORT, "q", said("8"), said("8"))
-    found = judge_quality([short, Question(TOOLS, "p", said("no"), said("no"))])
-
-    assert found.passes is None
-    assert found.reasons == ("tool calls: not one was made, so they could not be judged",)
-    worse = Question(SHORT, "q", said("8"), said("9"))
-    assert judge_quality([worse, Question(TOOLS, "p", said("no"), said("no"))]).passes is False
-
-
-def test_what_the_reference_did_not_answer_either_says_nothing_against_the_candidate() -> None:
-    same = Question(SHORT, "q", said("8"), said("8"))
-    found = judge_quality([same, Question(SHORT, "p", None, None)])
-
-    assert found.passes is None
-    assert found.reasons == ("short answers: the reference had no answer to 1 of them",)
-    assert (found.cases[0].n_missing, found.cases[0].n_lost) == (1, 0)
-
-
-def test_answers_that_are_all_thought_and_no_text_are_not_the_same_answer() -> None:
-    silent = said("", reasoning="hm")
-    found = judge_quality([Question(SHORT, "p", silent, silent)])
-
-    assert found.passes is None
-    assert found.cases[0].n_silent == 1
-    assert judge_quality([Question(SHORT, "p", said("8"), silent)]).passes is False
-
-
 def test_the_table_has_each_kind_as_the_mean_of_its_requests() -> None:
     one = timings(predicted_n=192, draft_n=100, draft_n_accepted=90, predicted_ms=1910.0)
     two = timings(predicted_n=192, draft_n=200, draft_n_accepted=60, predicted_ms=3820.0)
     table = mtp_table([sample(timings=one), sample(timings=two),
                        sample(timings=two, marks=(Mark.WARM_UP,), case="warm-up")])  # fmt: skip
 
-    row = table.rows[0]
-    assert (row.kind, row.n, row.predicted, row.drafted, row.accepted) == (
-        "code_python",
-        2,
-        192,
-        150,
-        75,
-    )
-    assert row.acceptance_ratio == pytest.approx(0.5)
-    assert row.tok_s == pytest.approx(382 / 5.73)
-    assert (table.n_requests, table.predicted) == (2, 384)
-    assert table.wall_s is None, "eight kinds are missing in a round"
+    row = table["rows"][0]
+    counts = {key: row[key] for key in ("kind", "n", "predicted", "drafted", "accepted")}
+    assert list(counts.values()) == ["code_python", 2, 192, 150, 75]
+    assert row["acceptance_ratio"] == pytest.approx(0.5)
+    assert row["tok_s"] == pytest.approx(382 / 5.73)
+    assert (table["n_requests"], table["predicted"]) == (2, 384)
+    assert table["wall_s"] is None, "eight kinds are missing in a round"
 
 
 def test_the_wall_of_a_round_is_the_sum_over_the_kinds_of_their_mean() -> None:
     samples = [sample(case=kind, kind=kind, client=ClientTimes(ms)) for kind in MTP_KINDS
                for ms in (1000.0, 3000.0)]  # fmt: skip
 
-    assert mtp_table(samples).wall_s == pytest.approx(18.0)
+    assert mtp_table(samples)["wall_s"] == pytest.approx(18.0)
 
 
 def test_this_box_stands_beside_the_published_numbers_of_the_same_family() -> None:
@@ -313,30 +291,26 @@ def test_this_box_stands_beside_the_published_numbers_of_the_same_family() -> No
     assert found[2].ratio is None
 
 
-def test_lengths_stand_beside_the_published_walls() -> None:
-    published = Published(
-        by_length={"100": {"tok_s": 44.6, "wall_ms": 53138.0}, "7": {"tok_s": 1.0}}
-    )
-    measured = sample(n_predict=100, timings=None, client=ClientTimes(26569.0))
-    found = beside_published(Suite.LENGTHS, [measured], published, None)
+@pytest.mark.parametrize(
+    ("suite", "published", "measured", "beside"),
+    [
+        (Suite.LENGTHS, {"by_length": {"100": {"tok_s": 44.6, "wall_ms": 53138.0}, "7": {"tok_s": 1.0}}},
+         [sample(n_predict=100, timings=None, client=ClientTimes(26569.0))],
+         [("100 tokens, tok/s", 44.6, None), ("100 tokens, wall", 53138.0, 26569.0)]),
+        # Of a range its middle, and depths near to what was published alone.
+        (Suite.DEEP, {"by_depth": {"25000": {"tok_s_min": 57, "tok_s_max": 66, "acceptance_ratio": 0.8},
+                                   "43000": {"tok_s": 50}}},
+         [sample(details={"depth": 24_000}), sample(details={"depth": 90_000})],
+         [("25000 tokens deep, tok/s (57 to 66)", 61.5, pytest.approx(50.0)),
+          ("25000 tokens deep, acceptance", 0.8, None)]),
+    ],
+)  # fmt: skip
+def test_lengths_and_depths_stand_beside_what_was_published_of_them(
+    suite: Suite, published: dict[str, Any], measured: list[Sample], beside: list[Any]
+) -> None:
+    found = beside_published(suite, measured, Published(**published), None)
 
-    assert [(one.here, one.ratio) for one in found] == [(None, None), (26569.0, pytest.approx(0.5))]
-
-
-def test_depths_stand_beside_the_middle_of_what_was_published_near_them() -> None:
-    published = Published(
-        by_depth={
-            "25000": {"tok_s_min": 57, "tok_s_max": 66, "acceptance_ratio": 0.8},
-            "43000": {"tok_s": 50},
-        }
-    )
-    measured = [sample(details={"depth": 24_000}), sample(details={"depth": 90_000})]
-    found = beside_published(Suite.DEEP, measured, published, None)
-
-    assert [(one.what, one.published) for one in found] == [
-        ("25000 tokens deep, tok/s (57 to 66)", 61.5), ("25000 tokens deep, acceptance", 0.8)
-    ]  # fmt: skip
-    assert found[0].here == pytest.approx(50.0)
+    assert [(one.what, one.published, one.here) for one in found] == beside
 
 
 def a_foreign_sample(**values: Any) -> Sample:
@@ -347,7 +321,7 @@ def a_foreign_sample(**values: Any) -> Sample:
 def test_the_table_counts_tokens_of_servers_without_timings_by_their_usage() -> None:
     table = mtp_table([a_foreign_sample(), a_foreign_sample()])
 
-    assert (table.rows[0].predicted, table.predicted) == (192, 384)
+    assert (table["rows"][0]["predicted"], table["predicted"]) == (192, 384)
 
 
 def a_class(name: str = "chat", *, reasoning: int | None = None, weight: float = 1.0) -> ClassShape:

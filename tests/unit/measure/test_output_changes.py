@@ -7,15 +7,31 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.bench_samples import the_book
 from tunerd.engine.flags import Answering, OutputChange, Reach, changes_sampling, output_changes
 from tunerd.measure.answer import Answer, ToolCall
 from tunerd.measure.findings import SERVING, ArmData, Quality, findings
 from tunerd.measure.pairs import Standing, advise
-from tunerd.measure.request import Plan, Prompt, Request, Route, Suite, body_of, quality_plan
+from tunerd.measure.request import (
+    BenchRequest,
+    Plan,
+    Prompt,
+    Request,
+    Room,
+    Route,
+    Suite,
+    body_of,
+    suite_plan,
+)
 
 ARGV = ("/bin/server", "--model", "m.gguf", "--port", "8080", "--cache-type-k", "q8_0", "--jinja",
         "--threads", "4", "--temp", "0.6", "--reasoning-budget", "-1")  # fmt: skip
 A = Answering("mainline", ARGV, {"GGML_X": "1"})
+
+
+def questions(*, with_own_sampling: bool = False) -> Plan:
+    asked = BenchRequest(Suite.QUALITY, 1, with_own_sampling=with_own_sampling)
+    return suite_plan(asked, 1, None, Room(the_book()))[0]
 
 
 def changed(*argv: str, engine: str = "mainline", **variables: str) -> tuple[OutputChange, ...]:
@@ -84,9 +100,9 @@ def test_settings_of_sampling_are_asked_about_by_the_servers_own_sampling_too() 
     def own(requests: list[Request]) -> list[bool]:
         return [one.has_own_sampling for one in requests]
 
-    assert sum(own(list(quality_plan(1, repeats=1, with_own_sampling=True).requests))) == 3
-    assert not any(own(list(quality_plan(1, repeats=1).requests)))
-    assert {one.suite for one in quality_plan(1, repeats=1).requests} == {Suite.QUALITY}
+    assert sum(own(list(questions(with_own_sampling=True).requests))) == 3
+    assert not any(own(list(questions().requests)))
+    assert {one.suite for one in questions().requests} == {Suite.QUALITY}
 
 
 def test_by_its_own_sampling_a_server_is_told_no_temperature() -> None:
@@ -94,7 +110,7 @@ def test_by_its_own_sampling_a_server_is_told_no_temperature() -> None:
     exact, own = (
         body_of(one, prompt, Route.CHAT)
         for one in sorted(
-            quality_plan(1, repeats=1, with_own_sampling=True).requests,
+            questions(with_own_sampling=True).requests,
             key=lambda request: request.has_own_sampling,
         )[::5]
     )
@@ -141,7 +157,7 @@ def arm(name: str, plan: Plan, text: str, own_text: str | None = None) -> ArmDat
 
 
 def test_speculation_is_judged_exactly_and_what_serves_by_its_own_sampling_too() -> None:
-    plan = quality_plan(1, repeats=1, with_own_sampling=True)
+    plan = questions(with_own_sampling=True)
     on = arm("on", plan, "Fe")
     found = findings(plan, [on, arm("off", plan, "Fe", "Iron"), arm(SERVING, plan, "Fe", "Iron")])
 

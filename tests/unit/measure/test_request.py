@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.bench_samples import the_book
+from tests.support.bench_samples import REGION, the_book
 from tests.support.designed import encode
 from tunerd.errors import BenchError, ConfigError
-from tunerd.measure.bench import BenchRequest, fitting_plan
 from tunerd.measure.request import (
     CHANGED_TAIL,
     COLD,
     IDENTICAL,
     MTP_KINDS,
+    BenchRequest,
     Composer,
+    Plan,
     PromptStock,
     Request,
+    Room,
     Route,
     Suite,
     body_of,
-    cache_plan,
-    deep_plan,
-    fitting,
-    lengths_plan,
-    mtp_plan,
     read_prompts,
+    suite_plan,
 )
 from tunerd.tryout.designed import vocabulary
 
 BOOK = the_book()
-REGION = {
-    "code_python": "code",
-    "code_cpp": "code",
-    "explain_concept": "explain",
-    "summarize": "summary",
-    "qa_factual": "factual",
-    "translation": "translation",
-    "creative_short": "creative",
-    "stepwise_math": "math",
-    "long_code_review": "code",
-}
 
 
 def stock(seed: int = 1, used: set[str] | None = None) -> PromptStock:
@@ -59,6 +47,12 @@ def a_request(**values: object) -> Request:
         "n_predict": 8,
     }
     return Request(**{**usual, **values})  # type: ignore[arg-type] # fields by name
+
+
+def planned(
+    suite: Suite, n_ctx: int | None, most: int | None = None, *, seed: int = 1, **asked: Any
+) -> Plan:
+    return suite_plan(BenchRequest(suite, **asked), seed, None, Room(BOOK, n_ctx, most))[0]
 
 
 @pytest.mark.parametrize("kind", MTP_KINDS)
@@ -138,7 +132,7 @@ def test_a_file_that_is_no_prompt_file_is_refused(data: dict[str, object]) -> No
 
 def test_the_cache_suite_sends_the_same_twice_and_then_another_end() -> None:
     composer = Composer(stock())
-    plan = cache_plan(1, repeats=1, n_ctx=4096)
+    plan = planned(Suite.CACHE, 4096, repeats=1)
     prompts = {r.case: composer.compose(r) for r in plan.requests}
 
     cold, same, changed = (prompts[case].text for case in (COLD, IDENTICAL, CHANGED_TAIL))
@@ -164,7 +158,7 @@ def test_the_cache_suite_sends_the_same_twice_and_then_another_end() -> None:
 def test_answers_that_have_no_room_are_left_out(
     n_ctx: int | None, most_tokens: int | None, depth: int | None, fitting: list[int], chosen: int
 ) -> None:
-    plan = lengths_plan(1, repeats=1, n_ctx=n_ctx, depth=depth, most_tokens=most_tokens)
+    plan = planned(Suite.LENGTHS, n_ctx, most_tokens, repeats=1, depth=depth)
 
     assert sorted(request.n_predict for request in plan.requests) == fitting
     assert {request.depth_tokens for request in plan.requests} == {chosen}
@@ -172,13 +166,13 @@ def test_answers_that_have_no_room_are_left_out(
 
 def test_a_server_without_room_for_the_shortest_answer_is_refused() -> None:
     with pytest.raises(BenchError, match="no room"):
-        lengths_plan(1, repeats=1, n_ctx=300)
+        planned(Suite.LENGTHS, 300)
     with pytest.raises(BenchError, match="at most 50"):
-        lengths_plan(1, repeats=1, n_ctx=4096, most_tokens=50)
+        planned(Suite.LENGTHS, 4096, 50)
 
 
 def test_each_block_has_every_case_once_in_an_order_of_its_own() -> None:
-    steps = [step.requests[0].case for step in mtp_plan(4, repeats=3).steps]
+    steps = [step.requests[0].case for step in planned(Suite.MTP, None, seed=4, repeats=3).steps]
     blocks = [steps[at : at + 9] for at in (0, 9, 18)]
 
     assert all(sorted(block) == sorted(MTP_KINDS) for block in blocks)
@@ -187,7 +181,7 @@ def test_each_block_has_every_case_once_in_an_order_of_its_own() -> None:
 
 def test_each_depth_begins_with_the_whole_text_of_the_depth_before() -> None:
     composer = Composer(stock(), letters_per_token=3.0)
-    texts = [composer.compose(request).text for request in deep_plan(1, n_ctx=8192).requests]
+    texts = [composer.compose(request).text for request in planned(Suite.DEEP, 8192).requests]
 
     for shallow, deeper in itertools.pairwise(texts):
         assert deeper.startswith(shallow[:-20])
@@ -215,18 +209,17 @@ def test_a_server_of_another_kind_gets_no_keys_that_only_llama_knows() -> None:
 
 
 def test_a_question_that_the_context_cannot_hold_is_left_out_and_named() -> None:
-    plan, lost = fitting(mtp_plan(1, repeats=2), the_book(), 512)
+    plan, told = suite_plan(BenchRequest(repeats=2), 1, None, Room(BOOK, 512))
 
-    assert lost == ("long_code_review",)
+    assert [one.text for one in told] == ["a context of 512 has no room for long_code_review"]
     assert len(plan.steps) == 2 * 8
 
 
 def test_a_small_context_is_asked_a_short_question_about_the_same_depth() -> None:
     """A vocabulary of short tokens: the long review alone has more of them than the context."""
     asked = BenchRequest(suite=Suite.LENGTHS)
-    book = the_book()
-    plan, told = fitting_plan(asked, 1, None, book, n_ctx=2048, letters_per_token=1.2)
-    usual, _ = fitting_plan(asked, 1, None, book, n_ctx=2048)
+    plan, told = suite_plan(asked, 1, None, Room(BOOK, 2048, letters_per_token=1.2))
+    usual, _ = suite_plan(asked, 1, None, Room(BOOK, 2048))
 
     assert {one.kind for one in plan.requests} == {"code_python"}
     assert {one.kind for one in usual.requests} == {"long_code_review"}

@@ -24,7 +24,8 @@ from tunerd.engine.probe import libraries_of, writable_by_others
 from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, DeployError, UsageError
 from tunerd.machine.files import lock
-from tunerd.measure.bench import BenchRequest, Session
+from tunerd.measure.bench import Session
+from tunerd.measure.request import BenchRequest
 from tunerd.measure.store import EvidenceStore
 from tunerd.production.lease import hold
 from tunerd.production.plan import Plan, unit_spec, unit_template
