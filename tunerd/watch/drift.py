@@ -116,7 +116,7 @@ def look_for_drift(
         policy: `act` restarts a server that has decayed; anything else is only said.
         engine_sha256: Of its build now; None is not known.
     """
-    if policy is Policy.OFF:
+    if policy == "off":
         return DriftState(), None
     life, served, n_at_work = seen.engine.life, seen.engine.served, seen.engine.n_at_work
     if life != state.life:
@@ -177,7 +177,7 @@ def _judge(
     if state.has_drifted:
         return state, None
     cause, decays = _cause(state, last, seen, confirmed, engine_sha256)
-    act = Act.RESTART if decays and policy is Policy.ACT else Act.NOTHING
+    act = Act.RESTART if decays and policy == "act" else Act.NOTHING
     text = f"the server does not do any more what was measured of it: {cause}"
     hint = (
         "a restart brings its speed back"

@@ -44,7 +44,7 @@ from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import UP
 from tunerd.watch.drift import DRIFT, Confirmed, Drift
 from tunerd.watch.figures import UNKNOWN, Reading
-from tunerd.watch.guards import WENT_DOWN, Basis, Look, Policy, is_long_enough, judge, look_of
+from tunerd.watch.guards import WENT_DOWN, Basis, Look, is_long_enough, judge, look_of
 from tunerd.watch.readings import server_log
 from tunerd.words import sha256
 
@@ -240,7 +240,7 @@ class Probation:
         """Why its speed alone is a reason: by its counters, and borne out by its own log."""
         basis = watch.basis
         floor = Confirmed(basis.floor_tok_s, None, deepest_tokens=basis.deepest_tokens)
-        found = watch.drift.after(reading, floor, Policy.ADVISE, demands_log=True)
+        found = watch.drift.after(reading, floor, "advise", demands_log=True)
         if found is None or found.kind != DRIFT:
             return None
         before = basis.previous_tok_s
