@@ -43,6 +43,7 @@ from tunerd.watch.guards import (
 )
 from tunerd.watch.history import history
 from tunerd.watch.margin import is_raise, margin_now
+from tunerd.watch.notices import Teller
 from tunerd.watch.probation import Probation
 from tunerd.watch.readings import life_of, server_log
 
@@ -67,7 +68,7 @@ class CutShortError(BaseException):
     """The daemon shall end while it waits for the server."""
 
 
-class Guarding:
+class Guarding(Teller):
     """All guards over one unit.
 
     Args:
@@ -84,13 +85,13 @@ class Guarding:
         tell: Callable[[Event], None],
         server: Callable[[], LlamaServer | None],
     ) -> None:
+        super().__init__(ctx, tell)
         self._probation = Probation(ctx, self._basis_of)
         self._drift = Drift(server_log(ctx))
         self._hang = Hang("off", 0.0, 0)
         self._decayed: str | None = None
         self.take_over(ctx)
         self._notifier = notifier
-        self._tell = tell
         self._server = server
         self._before: Reading | None = None
         self._last: Reading | None = None
@@ -111,7 +112,8 @@ class Guarding:
 
     def take_over(self, ctx: Context) -> None:
         """Go by other settings from now on; what was seen and done is still known."""
-        self._ctx, settings = ctx, ctx.settings.guards
+        super().take_over(ctx)
+        settings = ctx.settings.guards
         self._probation.take_over(ctx)
         self._settings = settings
         self._hang.policy, self._hang.every_s = settings.hang, settings.hang_every_s
@@ -194,7 +196,7 @@ class Guarding:
         entry = self._ctx.generations.serving(self._ctx.unit)
         if result == "success" and entry is not None and is_raise(entry.generation):
             number = entry.generation.number
-            self._event("guard-acted", "note", f"{_RAISES}: generation {number} serves", None)
+            self._event("guard-acted", "note", f"{_RAISES}: generation {number} serves")
             return
         try:
             lines = self._ctx.services.log(ACT_UNIT, max_lines=20)
@@ -212,7 +214,7 @@ class Guarding:
         if reading.gpu_problem is not None and reading.gpu_problem != before:
             self._event(_GPU, "error", reading.gpu_problem, "`tunerd doctor`; `journalctl -k`")
         elif reading.gpu_problem is None and before is not None:
-            self._event(_GPU_BACK, "note", f"the cards can be read again; before: {before}", None)
+            self._event(_GPU_BACK, "note", f"the cards can be read again; before: {before}")
 
     # Out of memory
 
@@ -395,10 +397,9 @@ class Guarding:
             Busy
         ) as busy:  # whoever changes it now starts it too, and that was no restart of ours
             self._hang.restarts_s = self._hang.restarts_s[:-1]
-            self._event("guard-failed", "note", f"nothing was restarted: {busy.message}", None)
+            self._event("guard-failed", "note", f"nothing was restarted: {busy.message}")
         except TunerdError as problem:
-            cause = f": {problem.cause}" if problem.cause else ""
-            self._event("guard-failed", "error", f"{problem.message}{cause}", problem.hint)
+            self._event("guard-failed", "error", problem.words, problem.hint)
 
     @contextlib.contextmanager
     def _waiting(self, seconds: float) -> Iterator[None]:
@@ -431,9 +432,6 @@ class Guarding:
     def _say(self, decision: Decision) -> None:
         text = f"{decision.text} ({decision.evidence})"
         self._event(decision.kind, decision.level, text, decision.hint)
-
-    def _event(self, kind: str, level: str, text: str, hint: str | None) -> None:
-        self._tell(Event(self._ctx.clock.now_s(), kind, level, text, hint))
 
 
 def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:

@@ -35,7 +35,7 @@ class Receiver:
     statuses: list[int] = field(default_factory=lambda: [200])
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     says_bytes: int = 0
-    was_cut: bool = False
+    was_cut: threading.Event = field(default_factory=threading.Event)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def receiver() -> Iterator[Receiver]:
                 for _ in range(made.says_bytes // _PIECE):
                     self.wfile.write(bytes(_PIECE))
             except OSError:
-                made.was_cut = True
+                made.was_cut.set()
 
         def log_message(self, *_: Any) -> None:
             """Nothing."""
@@ -149,7 +149,7 @@ def test_of_an_answer_only_the_status_is_read(tmp_path: Path, receiver: Receiver
     receiver.says_bytes = 64 * _PIECE
     ctx = context(tmp_path, receiver.url)
     send_notice(ctx, left(ctx))
-    assert receiver.was_cut
+    assert receiver.was_cut.wait(20)
 
 
 def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path, receiver: Receiver) -> None:
