@@ -446,8 +446,12 @@ class Counting(World):
 
 @pytest.fixture
 def counting(tmp_path: Path) -> Counting:
-    made = Counting(tmp_path)
-    guards = made.ctx.settings.guards.model_copy(update={"drift": "act"})
+    return counted(tmp_path, "act")
+
+
+def counted(folder: Path, policy: str) -> Counting:
+    made = Counting(folder)
+    guards = made.ctx.settings.guards.model_copy(update={"drift": policy})
     made.ctx = replace(made.ctx, settings=made.ctx.settings.model_copy(update={"guards": guards}))
     findings = {"confirmed": CONFIRMED, "replanned": None, "engine_sha256": None}
     (made.ctx.paths.state_dir / "guards.json").write_text(json.dumps(findings))
@@ -489,12 +493,16 @@ def life(world: Counting) -> str | None:
     return world.manager.state(UNIT).invocation_id
 
 
-def test_a_server_that_decays_is_restarted(counting: Counting) -> None:
-    before = life(counting)
-    work(counting, 200, *DECAYS)
-    assert counting.kinds == ["drift"]
-    assert "no deeper than those: 33.9 tok/s" in counting.told[0].text
-    assert life(counting) != before
+@pytest.mark.parametrize("policy", ["act", "advise"])
+def test_a_server_that_decays_is_restarted_where_that_is_wanted(
+    tmp_path: Path, policy: str
+) -> None:
+    world = counted(tmp_path, policy)
+    before = life(world)
+    work(world, 200, *DECAYS)
+    assert world.kinds == ["drift"]
+    assert "no deeper than those: 33.9 tok/s" in world.told[0].text
+    assert (life(world) != before) is (policy == "act")
 
 
 def test_lines_that_somebody_else_wrote_restart_nothing(counting: Counting) -> None:

@@ -13,15 +13,8 @@ from tests.support.readings import a_reading, served
 from tunerd.engine.health import FailureKind, HttpState
 from tunerd.engine.log import LoggedRequest
 from tunerd.measure.answer import Counters
-from tunerd.watch.drift import (
-    Confirmed,
-    DriftState,
-    Stretch,
-    is_of_speed,
-    look_closer,
-    look_for_drift,
-    speed_of_alike,
-)
+from tunerd.units.manager import LogSpan
+from tunerd.watch.drift import Confirmed, Drift, Stretch, likely_cause, look_closer, speed_of_alike
 from tunerd.watch.figures import Event, Reading, Served
 from tunerd.watch.guards import (
     Act,
@@ -245,7 +238,12 @@ def test_restarts_count_that_a_daemon_before_this_one_told() -> None:
 
 # Drift
 
-CONFIRMED = Confirmed(40.0, 0.6, "580.95", "aaa", 500)
+CONFIRMED = Confirmed(40.0, 0.6, "580.95", "aaa")
+
+
+def no_log(_since_s: float) -> LogSpan:
+    """A server that says nothing of its requests."""
+    return LogSpan((), None)
 
 
 def drift_look(
@@ -268,17 +266,18 @@ def drift_look(
 
 def live(
     *speeds: float,
-    state: DriftState | None = None,
+    state: Drift | None = None,
     policy: Policy = "advise",
     acceptance: float = 0.7,
     engine_sha256: str | None = "aaa",
     **changed: Any,
-) -> tuple[DriftState, list[Decision]]:
-    state, found = state or DriftState(), []
+) -> tuple[Drift, list[Decision]]:
+    state, found = state or Drift(no_log), []
     for speed in speeds:
         work = served(600, speed, n_drafted=400, n_accepted=round(400 * acceptance))
-        look = drift_look(work, **changed)
-        state, decision = look_for_drift(state, look, CONFIRMED, policy, engine_sha256)
+        decision = state.after(
+            drift_look(work, **changed), CONFIRMED, policy, engine_sha256=engine_sha256
+        )
         found += [] if decision is None else [decision]
     return state, found
 
@@ -292,13 +291,10 @@ def test_one_slow_answer_is_no_drift_and_three_in_a_row_are() -> None:
 
 
 def test_short_answers_add_up_before_they_count() -> None:
-    state, found = DriftState(), []
-    for _ in range(50):
-        look = drift_look(served(32, 20.0))
-        state, decision = look_for_drift(state, look, CONFIRMED, "advise")
-        found += [] if decision is None else [decision]
-    assert len(found) == 1
+    state, work = Drift(no_log), drift_look(served(32, 20.0))
+    found = [state.after(work, CONFIRMED, "advise") for _ in range(50)]
     assert len(state.stretches) == 50 * 32 // 512
+    assert sum(one is not None for one in found) == 1
 
 
 def test_drafts_that_are_wrong_more_often_are_a_drift_of_their_own() -> None:
@@ -318,18 +314,18 @@ def test_drafts_that_are_wrong_more_often_are_a_drift_of_their_own() -> None:
     ],
 )
 def test_the_likely_cause_is_told(changed: dict[str, Any], words: str) -> None:
-    _, (decision,) = live(30, 30, 30, policy="act", **changed)
+    state, _ = live(50)
+    _, (decision,) = live(30, 30, 30, state=state, policy="act", **changed)
     assert words in decision.text
     assert decision.act is Act.NOTHING, "a restart would not help"
 
 
-def test_a_decay_within_a_life_is_ended_by_a_restart_where_that_is_wanted() -> None:
-    speeds = (60, 58, 55, 50, 45, 39, 34, 30)
-    _, (decision,) = live(*speeds, policy="act")
-    assert decision.act is Act.RESTART
-    assert "decays within its life, from 60.0 to 30.0 tok/s" in decision.text
-    _, (decision,) = live(*speeds)
-    assert decision.act is Act.NOTHING
+def test_a_decay_within_a_life_is_a_cause_that_a_restart_ends() -> None:
+    slower = [Stretch(600, 600 / speed) for speed in (60, 58, 55, 50, 45, 39, 34, 30)]
+    text, decays = likely_cause(slower, drift_look(None), CONFIRMED, "aaa")
+    assert text == "it decays within its life, from 60.0 to 30.0 tok/s"
+    assert decays
+    assert not likely_cause(slower[-4:], drift_look(None), CONFIRMED, "aaa")[1]
 
 
 def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None:
@@ -343,32 +339,30 @@ def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None
 FLOOR = Confirmed(40.0, None)
 
 
-def looks(*seen: tuple[float | None, int]) -> DriftState:
-    """What is kept of looks that saw this speed counted, and so many requests under way."""
-    state = DriftState()
+@pytest.mark.parametrize(
+    ("seen", "kept"),
+    [
+        # What several requests did is counted when they end, and is left out.
+        (((50, 0), (None, 3), (20, 0), (50, 0)), 2),
+        (((50, 1), (50, 0), (50, 1), (50, 1)), 4),  # one after the other
+        # While one of several goes on nothing of it counts.
+        (((None, 2), (20, 1), (20, 1), (20, 0), (50, 0), (50, 1)), 2),
+    ],
+)
+def test_what_requests_shared_counts_for_none(
+    seen: tuple[tuple[float | None, int], ...], kept: int
+) -> None:
+    state = Drift(no_log)
     for speed, n_busy in seen:
-        work = None if speed is None else served(600, speed)
-        look = drift_look(work, n_at_work=n_busy)
-        state, decision = look_for_drift(state, look, FLOOR, "advise")
-        assert decision is None
-    return state
-
-
-def test_what_several_requests_did_is_counted_when_they_end_and_is_left_out() -> None:
-    state = looks((50, 0), (None, 3), (20, 0), (50, 0))
-    assert [one.tok_s for one in state.stretches] == [50, 50]
-    assert len(looks((50, 1), (50, 0), (50, 1), (50, 1)).stretches) == 4, "one after the other"
-
-
-def test_while_one_of_several_goes_on_nothing_of_it_counts() -> None:
-    state = looks((None, 2), (20, 1), (20, 1), (20, 0), (50, 0), (50, 1))
-    assert [one.tok_s for one in state.stretches] == [50, 50]
+        look = drift_look(None if speed is None else served(600, speed), n_at_work=n_busy)
+        assert state.after(look, FLOOR, "advise") is None
+    assert [one.tok_s for one in state.stretches] == [50] * kept
 
 
 def test_a_new_life_has_shared_nothing() -> None:
-    state = looks((None, 3))
-    look = drift_look(served(600, 50.0), life="life-2")
-    state, _ = look_for_drift(state, look, FLOOR, "advise")
+    state = Drift(no_log)
+    state.after(drift_look(None, n_at_work=3), FLOOR, "advise")
+    state.after(drift_look(served(600, 50.0), life="life-2"), FLOOR, "advise")
     assert len(state.stretches) == 1
 
 
@@ -384,10 +378,7 @@ def request(depth: int, tok_s: float, *, n: int = 400, concurrency: int = 1) -> 
 
 
 def closer(*requests: LoggedRequest) -> Decision | None:
-    state = DriftState(life="life-1", has_drifted=True)
-    state, decision = look_closer(state, DECAY, requests, DEEP)
-    assert state.has_drifted is (decision is not None)
-    return decision
+    return look_closer(DECAY, requests, DEEP)
 
 
 def test_a_conversation_that_grew_deep_is_slower_for_reasons_of_its_own() -> None:
@@ -437,25 +428,17 @@ def test_only_requests_like_those_measured_are_compared() -> None:
     assert speed_of_alike([*unlike, like, *unlike], 2000) == pytest.approx(50)
 
 
-def test_only_a_drift_of_speed_needs_a_closer_look() -> None:
-    slow = Stretch(600, 20.0, 300, 250)
-    fast = Stretch(600, 10.0, 300, 250)
-    assert is_of_speed(DriftState(stretches=(fast, slow, slow, slow)), FLOOR)
-    assert not is_of_speed(DriftState(stretches=(slow, fast, fast, fast)), FLOOR)
-
-
 def test_a_stretch_whose_counters_were_told_late_began_when_they_were_told_last() -> None:
     held = replace(served(1, 1.0), n_predicted=None, predicted_s=None, seconds=10.0)
-    state = DriftState()
+    state = Drift(no_log)
     for at_s, work in (
         (110.0, held),
         (120.0, held),
         (130.0, replace(served(900, 30.0), seconds=10.0)),
+        (140.0, replace(served(900, 30.0), seconds=10.0)),
     ):
-        look = drift_look(work, at_s=at_s)
-        state, _ = look_for_drift(state, look, FLOOR, "advise")
-    assert [one.since_s for one in state.stretches] == [100.0]
-    assert state.held_since_s is None
+        state.after(drift_look(work, at_s=at_s), FLOOR, "advise")
+    assert [one.since_s for one in state.stretches] == [100.0, 130.0]
 
 
 # Upgrade
