@@ -73,7 +73,6 @@ _NAP_S = 0.5
 _PER_SECOND = 1_000_000
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_REQUEST_BYTES = 64 * 1024
-_MAX_PORT = 65535
 _IDLE_S = 10.0
 _REAP_S = 0.5
 _ROTATE_S = 60.0
@@ -624,11 +623,13 @@ class Supervisor:
                 try:
                     request = _read_request(line)
                     if request["op"] == "lease":
-                        await self._hold(request, reader, writer)
+                        await self._hold(self._lease_of(request), reader, writer)
                         return
                     answer = _good(await self._obey(request))
                 except ServiceError as error:
                     answer = _bad(error)
+                except (KeyError, TypeError, ValueError):
+                    answer = _bad(ServiceError("not a request"))
                 writer.write(answer)
                 await asyncio.wait_for(writer.drain(), _IDLE_S)
 
@@ -644,7 +645,8 @@ class Supervisor:
         if verb == "show":
             return {"properties": (lease or self._unit(name)).properties()}
         if verb == "restore-when-free" and lease is not None:
-            lease.address = _read_address(request)
+            host, port = request["host"], request["port"]
+            lease.address = None if host is None else (str(host), int(port))
         elif verb == "reset-failed":
             self._unit(name).reset_failed()
         elif verb == "stop" and lease is not None:
@@ -719,20 +721,29 @@ class Supervisor:
 
     # Leases
 
+    def _lease_of(self, request: Mapping[str, Any]) -> _Lease:
+        """The lease that is wished for.
+
+        Raises:
+            ServiceError: It cannot be had.
+        """
+        unit, production = check_name(request["unit"]), check_name(request["production"])
+        limit_s = float(request["limit_s"])
+        if lease_of(unit) is None or not 0 < limit_s <= _MAX_LEASE_S:
+            raise ServiceError("not a request for a lease")
+        if self._is_ending or unit in self._leases or self._leases_of(production):
+            raise ServiceError(f"the place of {production} is held already")
+        ends_at_s = self._clock.monotonic_s() + limit_s
+        return _Lease(unit, production, bool(request["restores"]), ends_at_s)
+
     async def _hold(
-        self, request: Mapping[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, lease: _Lease, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """From the wish for a lease to production's start after its end.
 
         The lease is granted when production is down, and ends when its holder is gone, its time is
         over, or somebody ends it.
-
-        Raises:
-            ServiceError: It cannot be had.
         """
-        lease = _read_lease(request, self._clock.monotonic_s())
-        if self._is_ending or lease.unit in self._leases or self._leases_of(lease.production):
-            raise ServiceError(f"the place of {lease.production} is held already")
         self._leases[lease.unit] = lease
         gone = asyncio.create_task(_until_gone(reader))
         gone.add_done_callback(lambda _: self._bell.ring())
@@ -825,24 +836,6 @@ def _way_to_another() -> str:
         f"it was started by another version of tunerd: `kill -9 {os.getpid()}` ends it alone, and what "
         "it serves goes on; the next command that changes something starts a new one, which takes it over"
     )
-
-
-def _read_lease(request: Mapping[str, Any], now_s: float) -> _Lease:
-    unit, production = check_name(request.get("unit")), check_name(request.get("production"))
-    limit_s, restores = request.get("limit_s"), request.get("restores")
-    is_limit = isinstance(limit_s, int | float) and 0 < limit_s <= _MAX_LEASE_S
-    if lease_of(unit) is None or not is_limit or not isinstance(restores, bool):
-        raise ServiceError("not a request for a lease")
-    return _Lease(unit, production, restores, now_s + float(limit_s or 0))
-
-
-def _read_address(request: Mapping[str, Any]) -> tuple[str, int] | None:
-    host, port = request.get("host"), request.get("port")
-    if host is None and port is None:
-        return None
-    if not isinstance(host, str) or not isinstance(port, int) or not 0 < port <= _MAX_PORT:
-        raise ServiceError("not an address")
-    return host, port
 
 
 def _good(result: Mapping[str, Any]) -> bytes:

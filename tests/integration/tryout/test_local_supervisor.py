@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,9 @@ import pytest
 from tests.contracts.lease import LeaseContract
 from tests.contracts.service_manager import RealProcessesContract
 from tests.support.folders import SUPPORT
-from tests.support.supervised import supervised, supervisor_pid
+from tests.support.supervised import supervised
 from tunerd.machine.clock import SystemClock
 from tunerd.tryout.local import Local
-from tunerd.tryout.local_state import SOCKET_NAME
 
 TOY = SUPPORT / "toy_service.sh"
 
@@ -59,14 +57,3 @@ def test_a_stranger_who_locks_the_state_folder_keeps_no_supervisor_from_starting
         finally:
             os.close(folder)
         assert (paths.state_dir / "supervise.lock").stat().st_mode & 0o077 == 0
-
-
-def test_a_request_that_is_nested_too_deeply_is_refused_and_no_more(tmp_path: Path) -> None:
-    with supervised(tmp_path) as paths:
-        Local(paths, may_start=True).reload()
-        pid = supervisor_pid(paths)
-        with socket.socket(socket.AF_UNIX) as channel:
-            channel.connect(str(paths.runtime_dir / SOCKET_NAME))
-            channel.sendall(b'{"version":1,"op":"ping","x":' + b"[" * 60_000 + b"\n")
-            assert b"not a request" in channel.recv(4096)
-        assert supervisor_pid(paths) == pid

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fakes import FakeClock
 from tests.support.folders import ROOT, SUPPORT
 from tests.support.supervised import (
     end_supervisor,
@@ -234,7 +235,7 @@ def test_a_second_supervisor_is_refused_even_with_another_runtime_folder(
     with pytest.raises(Busy):
         Supervisor(other, {})
     with pytest.raises(ServiceError) as caught:
-        Local(other, may_start=True).reload()
+        Local(other, may_start=True, clock=FakeClock()).reload()
 
     assert "already runs" in (caught.value.cause or "")
 
@@ -287,18 +288,19 @@ def test_without_a_folder_for_its_socket_it_is_said_before_anything_starts(paths
     assert not homeless.log_dir.exists()
 
 
-@pytest.mark.parametrize("policy", ["always", "no"])
 def test_supervisors_killed_at_any_moment_never_leave_two_servers_or_none(
-    manager: Local, paths: Paths, toy: str, policy: str
+    manager: Local, paths: Paths, toy: str
 ) -> None:
     """Each round kills the supervisor while a restart is under way, at a moment of its own."""
     chance = random.Random(7)
-    put(manager, toy, service=f"Restart={policy}\nRestartSec=0.1")
-    (manager.unit_dir / UNIT).write_text(
-        (manager.unit_dir / UNIT).read_text() + "[Unit]\nStartLimitIntervalSec=0\n"
-    )
-    manager.start(UNIT)
-    for _ in range(12):
+    for n in range(14):
+        policy = ("always", "no")[n % 2]
+        put(
+            manager,
+            toy,
+            service=f"Restart={policy}\nRestartSec=0.1\n[Unit]\nStartLimitIntervalSec=0",
+        )
+        manager.start(UNIT)
         pid = supervisor_pid(paths)
         assert pid is not None
         caller = threading.Thread(target=lambda: restart(manager))
