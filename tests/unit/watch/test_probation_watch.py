@@ -32,7 +32,7 @@ from tunerd.watch.probation import (
 )
 from tunerd.watch.readings import Watcher
 
-WATCH_S = 600.0
+WATCH_S = 150.0
 EVERY_S = 30.0
 
 
