@@ -251,8 +251,8 @@ class Swaps(Teller):
 
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
         super().__init__(ctx, tell)
-        self._newest: int | None = None
-        self._open: set[int] = set()
+        # Those that need not be told any more.
+        self._known: set[int] | None = None
         self._worse: tuple[int, str] | None = None
         with contextlib.suppress(HostError):
             self._begin()
@@ -263,19 +263,17 @@ class Swaps(Teller):
         Raises:
             HostError: the generations cannot be read.
         """
-        if self._newest is None:
+        if self._known is None:
             self._begin()
             return
         generations = self._ctx.generations
         numbers = generations.numbers()
-        self._open |= {one for one in numbers if one > self._newest}
-        self._newest = max(numbers, default=0)
-        for number in sorted(self._open):
+        for number in sorted(set(numbers) - self._known):
             entry = generations.find(number)
             # The newest may be about to be written, or under way.
-            is_over = number != self._newest if entry is None else not _runs(entry)
+            is_over = number != numbers[0] if entry is None else not _runs(entry)
             if is_over:
-                self._open.discard(number)
+                self._known.add(number)
             if is_over and entry is not None and entry.generation.unit == self._ctx.unit:
                 self._say(entry)
         known, self._worse = self._worse, self._stays_worse()
@@ -288,8 +286,8 @@ class Swaps(Teller):
         """What stands there is known; the newest may be under way."""
         numbers = self._ctx.generations.numbers()
         newest = self._ctx.generations.find(numbers[0]) if numbers else None
-        self._open = {numbers[0]} if newest is not None and _runs(newest) else set()
-        self._newest = max(numbers, default=0)
+        is_under_way = newest is not None and _runs(newest)
+        self._known = set(numbers[1:] if is_under_way else numbers)
         self._worse = self._stays_worse()
 
     def _say(self, entry: HistoryEntry) -> None:

@@ -423,36 +423,26 @@ def decide(found: Replanned, policy: Policy, *, has_nights: bool) -> Decision | 
         policy: `act` has the next night compare old and new.
         has_nights: Whether nights begin by themselves.
     """
-    parts: Sequence[str] = [
-        *(["the engine is another build"] if found.identity_changed else []),
-        *(
-            [f"the driver is {found.driver_now} instead of {found.driver_before}"]
-            if found.driver_before and found.driver_now and found.driver_before != found.driver_now
-            else []
-        ),
-    ]
+    parts, before, now = [], found.driver_before, found.driver_now
+    if found.identity_changed:
+        parts.append("the engine is another build")
+    if before and now and before != now:
+        parts.append(f"the driver is {now} instead of {before}")
     if not parts and not found.refusals:
         return None
     what = " and ".join(parts) or "what stands was planned anew"
     if found.refusals:
-        return Decision(
-            "upgrade-refused",
-            Act.NOTHING,
-            "error",
-            f"{what}: the server's next start will fail with it",
-            "; ".join(found.refusals),
+        text = f"{what}: the server's next start will fail with it"
+        hint = (
             "deploy it anew before anything restarts it: `tunerd plan PROFILE` shows what is wrong; "
-            "`tunerd engines keep` and `tunerd rollback` keep an older build",
+            "`tunerd engines keep` and `tunerd rollback` keep an older build"
         )
+        refusals = "; ".join(found.refusals)
+        return Decision("upgrade-refused", Act.NOTHING, "error", text, refusals, hint)
     then, hint = _comparison(found, policy, has_nights=has_nights)
-    return Decision(
-        "upgrade",
-        Act.NOTHING,
-        "warning",
-        f"{what}: what was measured before is stale, and the deployed profile still plans well{then}",
-        _builds(found),
-        f"`tunerd results list` tells which; {hint}",
-    )
+    text = f"{what}: what was measured before is stale, and the deployed profile still plans well{then}"
+    hint = f"`tunerd results list` tells which; {hint}"
+    return Decision("upgrade", Act.NOTHING, "warning", text, _builds(found), hint)
 
 
 def _builds(found: Replanned) -> str:

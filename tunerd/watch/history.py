@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -148,10 +149,8 @@ class TelemetryStore:
 
     def _drop(self, now_s: float) -> int:
         gone = 0
-        for table, seconds, keep_s in (
-            ("points", MINUTE_S, KEEP_MINUTES_S), ("gpus", MINUTE_S, KEEP_MINUTES_S),
-            ("points", COARSE_S, KEEP_COARSE_S), ("gpus", COARSE_S, KEEP_COARSE_S),
-        ):  # fmt: skip
+        kept = ((MINUTE_S, KEEP_MINUTES_S), (COARSE_S, KEEP_COARSE_S))
+        for table, (seconds, keep_s) in product(("points", "gpus"), kept):
             done = self._db.execute(
                 f"DELETE FROM {table} WHERE seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
                 (seconds, _whole(now_s - keep_s)),

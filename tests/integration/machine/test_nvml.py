@@ -105,8 +105,7 @@ def test_without_a_library_there_is_no_card_or_nothing_is_known(
     found = _read_in_a_new_process(broken_library, root=root)
 
     words = "the NVIDIA driver's library libnvidia-ml.so.1 was not found"
-    unknown = {"problem": words, "names": None}
-    assert found == ({"problem": None, "names": []} if has_bus else unknown)
+    assert (found["problem"], found["names"]) == ((None, []) if has_bus else (words, None))
 
 
 def test_a_card_on_the_bus_without_a_driver_is_named(world: StubWorld) -> None:
