@@ -42,6 +42,7 @@ from tunerd.tryout.local_service import (
     Ending,
     ServiceSpec,
     StartLimit,
+    read_service,
     result_of,
     should_restart,
 )
@@ -66,6 +67,7 @@ from tunerd.tryout.local_state import (
     write_record,
 )
 from tunerd.units.manager import PORT_LIMIT_S, is_candidate, lease_of
+from tunerd.units.text import parse_unit
 
 _SWEEP_S = 0.05
 # The longest that nobody looks: processes that were taken over may have nothing that rings.
@@ -78,6 +80,8 @@ _REAP_S = 0.5
 _ROTATE_S = 60.0
 _MAX_LEASE_S = 31 * 86400.0
 _CREDENTIALS = struct.Struct("3i")
+# Of a unit that has no text that could be run.
+_NOTHING = read_service("", parse_unit("[Service]\nExecStart=/nothing\n"))
 
 
 class Bell:
@@ -157,7 +161,7 @@ class LocalUnit:
         self._environment = environment
         self._say = say
         self._bell = bell
-        self._spec = read_definition(paths, name).spec
+        self._spec = read_definition(paths, name).spec or _NOTHING
         self._main: _Main | None = None
         self._life: asyncio.Task[None] | None = None
         self._record: UnitRecord | None = None
@@ -181,12 +185,12 @@ class LocalUnit:
     @property
     def bound_to(self) -> str | None:
         """The unit without which it must not run."""
-        return self._spec.bound_to if self._spec is not None else None
+        return self._spec.bound_to
 
     @property
     def outlives_failure(self) -> bool:
         """Whether its policy is to come back after a failure."""
-        return self._spec is not None and should_restart(self._spec.restart, EXIT_CODE)
+        return should_restart(self._spec.restart, EXIT_CODE)
 
     @property
     def main_pid(self) -> int | None:
@@ -223,7 +227,7 @@ class LocalUnit:
             self._intend("restarting" if comes_back else "running")
         if self.phase is Phase.RUNNING and self._main is not None:
             self._note("Stopping")
-            self._kill_at_s = self._clock.monotonic_s() + self._timeout_stop_s
+            self._kill_at_s = self._clock.monotonic_s() + self._spec.timeout_stop_s
             self._enter(Phase.STOPPING)
             _send(self._main.pid, signal.SIGTERM)
         await self._bell.until(lambda: self.phase.is_down)
@@ -283,7 +287,7 @@ class LocalUnit:
                 await self._end_of_main()
                 self._finish()
                 continue
-            await asyncio.sleep(self._spec.restart_s if self._spec is not None else 0.0)
+            await asyncio.sleep(self._spec.restart_s)
             self._n_restarts += 1
             with contextlib.suppress(ServiceError):  # noted, and seen in the unit's state
                 self._begin()
@@ -366,7 +370,7 @@ class LocalUnit:
         if self._timed_out:
             self._note("Did not stop in time, killing")
         self._enter(Phase.KILLING)
-        give_up_s = self._clock.monotonic_s() + self._timeout_stop_s
+        give_up_s = self._clock.monotonic_s() + self._spec.timeout_stop_s
         while remains := self._members(main.pid):
             if self._clock.monotonic_s() >= give_up_s:  # stuck in a driver: as systemd does
                 self._note(f"Still there after SIGKILL, given up: {remains}")
@@ -388,8 +392,7 @@ class LocalUnit:
     def _settle(self, result: str) -> None:
         """What becomes of it with this result."""
         self._result = result
-        spec = self._spec
-        restarts = spec is not None and should_restart(spec.restart, result)
+        restarts = should_restart(self._spec.restart, result)
         if not self._stop_requested and (restarts or self._restarts_regardless):
             self._intend("restarting")
             self._enter(Phase.WAITING)
@@ -410,10 +413,6 @@ class LocalUnit:
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
         self._bell.ring()
-
-    @property
-    def _timeout_stop_s(self) -> float:
-        return self._spec.timeout_stop_s if self._spec is not None else 90.0
 
     def _members(self, session: int) -> tuple[int, ...]:
         variable = ("INVOCATION_ID", self._invocation_id)
@@ -636,7 +635,7 @@ class Supervisor:
     async def _obey(self, request: Mapping[str, Any]) -> dict[str, Any]:
         verb = request["op"]
         if verb == "ping":
-            return {"pid": os.getpid()}
+            return {}
         if verb == "list":
             known = {name for name, unit in self._units.items() if not unit.may_be_forgotten}
             return {"units": sorted({*known, *unit_names(self._paths), *self._leases})}
