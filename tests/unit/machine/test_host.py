@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
+from tests.support.folders import plant
 from tunerd.machine.host import (
     memory_of,
     read_cpu,
@@ -31,14 +32,6 @@ Max locked memory         8388608              unlimited            bytes
 Max file locks            unlimited            unlimited            locks
 """
 INITIAL_NAMESPACE = "pid:[4026531836]"
-
-
-def plant(root: Path, files: dict[str, str]) -> Path:
-    for path, text in files.items():
-        target = root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    return root
 
 
 def plant_pid_namespace(root: Path, name: str) -> None:
