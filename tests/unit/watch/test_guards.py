@@ -470,28 +470,28 @@ def test_another_driver_counts_and_one_that_is_away_does_not() -> None:
     assert upgrades(STANDS, away, STANDS, other, other) == [False] * 4 + [True]
 
 
-def decided(
-    found: Replanned, policy: Policy = "act", *, has_nights: bool = True
-) -> Decision | None:
-    return decide(found, policy, has_nights=has_nights)
+def said(found: Replanned, policy: Policy = "act", *, has_nights: bool = True) -> Decision:
+    decision = decide(found, policy, has_nights=has_nights)
+    assert decision is not None
+    return decision
 
 
 def test_a_removed_flag_is_an_error_and_a_good_new_build_a_warning() -> None:
-    refused = decided(Replanned(True, ("unknown argument: --mlock",), "1", "1"))
-    assert refused is not None
+    refused = said(Replanned(True, ("unknown argument: --mlock",), "1", "1"))
     assert (refused.kind, refused.level) == ("upgrade-refused", "error")
     assert "--mlock" in refused.evidence
-    good = decided(Replanned(True, (), "1", "1"))
-    assert good is not None
+    good = said(Replanned(True, (), "1", "1"))
     assert (good.kind, good.level) == ("upgrade", "warning")
 
 
 def test_files_that_were_only_touched_are_nothing_to_tell() -> None:
-    assert decided(Replanned(False, (), "1", "1")) is None
-    assert decided(Replanned(False, (), "1", None)) is None
-    assert decided(Replanned(None, (), "1", "1")) is None, "unknown is no change"
-    driver = decided(Replanned(False, (), "1", "2"))
-    assert driver is not None
+    for found in (
+        Replanned(False, (), "1", "1"),
+        Replanned(False, (), "1", None),
+        Replanned(None, (), "1", "1"),  # unknown is no change
+    ):
+        assert decide(found, "act", has_nights=True) is None
+    driver = said(Replanned(False, (), "1", "2"))
     assert "the driver is 2 instead of 1" in driver.text
     assert "compare" not in f"{driver.text} {driver.hint}", "the driver before is gone"
 
@@ -501,23 +501,16 @@ KEPT = Replanned(True, (), "1", "1", identity_before="aaa", identity_now="bbb",
 
 
 def test_old_and_new_are_compared_by_a_night_or_by_hand_and_what_came_of_it_is_told() -> None:
-    by_itself = decided(KEPT)
-    assert by_itself is not None
+    by_itself = said(KEPT)
     assert "next night compares old and new" in by_itself.text
     assert by_itself.evidence == "build aaa was deployed, bbb is there now"
-    for by_hand in (decided(KEPT, "advise"), decided(KEPT, has_nights=False)):
-        assert by_hand is not None
+    for by_hand in (said(KEPT, "advise"), said(KEPT, has_nights=False)):
         assert "night" not in by_hand.text
         assert "`tunerd compare kept-aaa mainline-b9`" in str(by_hand.hint)
-    done = decided(replace(KEPT, compared="B is 12 % slower than A", run=7))
-    assert done is not None
+    done = said(replace(KEPT, compared="B is 12 % slower than A", run=7))
     assert "B is 12 % slower than A" in done.text
     assert "`tunerd results show 7`" in str(done.hint)
-
-
-def test_without_a_copy_of_the_build_before_it_says_that_nothing_can_be_compared() -> None:
-    alone = decided(replace(KEPT, kept=None))
-    assert alone is not None
+    alone = said(replace(KEPT, kept=None))
     assert "no copy of the old build was kept" in alone.text
     assert "swap.keep_engine" in str(alone.hint)
 
