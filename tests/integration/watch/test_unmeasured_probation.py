@@ -10,7 +10,7 @@ import pytest
 from tests.support.sweep_box import swept, until
 from tunerd.machine.net import free_port
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 UNIT = "llama-server.service"
 
