@@ -8,3 +8,12 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 DATA = TESTS / "data"
 SUPPORT = TESTS / "support"
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    """A tree of files, such as a `/proc` of another machine."""
+    for path, text in files.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    return root

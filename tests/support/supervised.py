@@ -13,6 +13,7 @@ from tunerd.errors import ServiceError
 from tunerd.machine.proc import all_processes, process_stat
 from tunerd.paths import Paths
 from tunerd.tryout.local import Local
+from tunerd.tryout.local_state import PID_NAME
 
 _PATIENCE_S = 20.0
 
@@ -32,9 +33,10 @@ def local_paths(folder: Path) -> Paths:
 def supervisor_pid(paths: Paths) -> int | None:
     """The supervisor that answers now."""
     try:
-        return Local(paths).supervisor_pid()
+        Local(paths).check_ready()
     except ServiceError:
         return None
+    return int((paths.runtime_dir / PID_NAME).read_text())
 
 
 def is_alive(pid: int) -> bool:

@@ -106,11 +106,6 @@ class NvmlReader:
                 reading, _ = self._read_once()
             return reading
 
-    def close(self) -> None:
-        """Let go of the driver, so that it could be unloaded; the next reading opens it again."""
-        with self._lock:
-            self._close()
-
     def _close(self) -> None:
         if self._is_open:
             self._is_open = False

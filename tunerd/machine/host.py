@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +22,6 @@ from tunerd.words import MiB, have_mib, need_mib
 
 _CPU_FOLDER = "sys/devices/system/cpu"
 _MAX_CPUINFO_BYTES = 4 * 1024 * 1024  # about 1.5 KiB for each of up to some 2,000 logical CPUs
-_MAX_LISTED_CPUS = 8192  # CONFIG_NR_CPUS of the largest distribution kernels
 
 # The instruction sets that ggml has kernels for, by the kernel's flag; some have another name there.
 # Source: ggml/src/ggml-cpu/ggml-cpu.c (ggml_cpu_has_*) and arch/x86/cpu-feats.cpp, arm likewise.
@@ -34,14 +34,21 @@ _SIMD = (
 _NAMES = {"pni": "sse3", "asimd": "neon", "asimdhp": "fp16", "asimddp": "dotprod"}
 
 
-def read_cpu(root: Path = Path("/")) -> Cpu:
-    """The processor as far as this process may use it (affinity, cpuset)."""
+def read_cpu(root: Path = Path("/"), *, usable: Collection[int] | None = None) -> Cpu:
+    """The processor as far as this process may use it (affinity, cpuset).
+
+    Args:
+        root: Where `/proc` and `/sys` are looked up.
+        usable: The logical CPUs that it may run on; by default those that the kernel says.
+    """
     rows = _cpuinfo_rows(root)
-    allowed = _allowed_cpus(root, rows)
+    usable = os.sched_getaffinity(0) if usable is None else usable
+    # A core counts once, with however many of its threads; where the topology is hidden nothing is known.
+    cores = {read_line(root / _CPU_FOLDER / f"cpu{cpu}/topology/core_cpus_list") for cpu in usable}
     return Cpu(
         model=_model(root, rows),
-        physical_cores=_physical_cores(root, rows, allowed),
-        logical_cores=len(allowed) if allowed else None,
+        physical_cores=None if None in cores else len(cores),
+        logical_cores=len(usable),
         simd=_simd(rows),
     )
 
@@ -63,53 +70,6 @@ def _model(root: Path, rows: list[dict[str, str]]) -> str | None:
                 return " ".join(row[key].split())
     board = read_line(root / "proc/device-tree/model")
     return board.rstrip("\0") if board else None
-
-
-def _allowed_cpus(root: Path, rows: list[dict[str, str]]) -> frozenset[int] | None:
-    """Logical CPUs that are online and that this process may run on."""
-    online = parse_cpu_list(read_line(root / _CPU_FOLDER / "online"))
-    if online is None:
-        numbers = [row["processor"] for row in rows if row.get("processor", "").isdecimal()]
-        online = frozenset(int(number) for number in numbers) or None
-    status = read_fields(root / "proc/self/status") or {}
-    allowed = parse_cpu_list(status.get("Cpus_allowed_list"))
-    if online is None or allowed is None:
-        return online or allowed
-    return online & allowed
-
-
-def parse_cpu_list(text: str | None) -> frozenset[int] | None:
-    """CPU numbers of a kernel list such as `0-3,8`; None if it is none."""
-    cpus: set[int] = set()
-    for part in (text or "").split(","):
-        first, dash, last = part.strip().partition("-")
-        last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal() and int(last) < _MAX_LISTED_CPUS):
-            return None
-        cpus.update(range(int(first), int(last) + 1))
-    return frozenset(cpus)
-
-
-def _physical_cores(
-    root: Path, rows: list[dict[str, str]], allowed: frozenset[int] | None
-) -> int | None:
-    """Cores that have at least one allowed thread; None if the topology is hidden."""
-    if not allowed:
-        return None
-    # Since Linux 5.3; before that it was called thread_siblings_list.
-    cores = {
-        parse_cpu_list(read_line(root / _CPU_FOLDER / f"cpu{cpu}/topology/core_cpus_list"))
-        for cpu in allowed
-    }
-    if None not in cores:
-        return len(cores)
-    named = {
-        int(row["processor"]): (row.get("physical id"), row.get("core id"))
-        for row in rows
-        if row.get("processor", "").isdecimal()
-    }
-    found = {named.get(cpu, (None, None)) for cpu in allowed}
-    return None if any(None in core for core in found) else len(found)
 
 
 def _simd(rows: list[dict[str, str]]) -> tuple[str, ...] | None:

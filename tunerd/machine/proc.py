@@ -36,9 +36,9 @@ def read_line(path: Path) -> str | None:
     return line or None
 
 
-def read_fields(path: Path, *, max_bytes: int = MAX_TEXT_BYTES) -> dict[str, str] | None:
+def read_fields(path: Path) -> dict[str, str] | None:
     """`Name: value` lines as a mapping, as in `/proc/meminfo` and `/proc/PID/status`."""
-    text = read_text(path, max_bytes=max_bytes)
+    text = read_text(path)
     if text is None:
         return None
     pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)

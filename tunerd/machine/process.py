@@ -195,7 +195,6 @@ def run(
     user: User | None = None,
     limits: Limits | None = None,
     max_output_bytes: int = _MAX_OUTPUT_BYTES,
-    input: str | None = None,  # noqa: A002  the name that subprocess.run gave it
     keeps_together: bool = False,
 ) -> Completed:
     """Run a program to its end.
@@ -209,12 +208,8 @@ def run(
     clock = SystemClock()
     began_s = clock.monotonic_s()
     setting = Setting(env, cwd, user, limits, keeps_together=keeps_together)
-    stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
-    process = _spawn(argv, setting, stdin, subprocess.PIPE, subprocess.PIPE, argv[0])
+    process = _spawn(argv, setting, subprocess.PIPE, subprocess.PIPE, argv[0])
     outputs = [_Output(pipe, max_output_bytes) for pipe in (process.stdout, process.stderr) if pipe]
-    if process.stdin is not None:
-        text = (input or "").encode("utf-8", "surrogateescape")
-        threading.Thread(target=_feed, args=(process.stdin, text), daemon=True).start()
     is_complete = False
     try:
         timed_out = not _wait_for_end(process.pid, timeout_s)
@@ -273,11 +268,6 @@ class _Output:
                 self.is_truncated = self.is_truncated or len(chunk) > room
 
 
-def _feed(pipe: IO[bytes], text: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError), pipe:  # it may not want it
-        pipe.write(text)
-
-
 def start(
     argv: Sequence[str],
     setting: Setting | None = None,
@@ -299,9 +289,7 @@ def start(
     kept = None if log is not None else tempfile.TemporaryFile()  # noqa: SIM115  lives in Child
     target = log if kept is None else kept.fileno()
     try:
-        process = _spawn(
-            argv, setting or Setting(), subprocess.DEVNULL, target, target, program or argv[0]
-        )
+        process = _spawn(argv, setting or Setting(), target, target, program or argv[0])
     except BaseException:
         if kept is not None:
             kept.close()
@@ -333,7 +321,11 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.terminate(0.0)
+        if self._exit is None:
+            if self._keeps_together:
+                _end_together(self.pid)
+            _kill_session(self.pid)
+            self.reap()
         if self._log is not None:
             self._log.close()
 
@@ -366,18 +358,6 @@ class Child:
         if self._exit is None:
             os.kill(self.pid, number)
 
-    def terminate(self, grace_s: float) -> Exit:
-        """Ask its group to end, kill what is left of its session after `grace_s`."""
-        if self._exit is None and grace_s > 0:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGTERM)
-            self.wait(grace_s)
-        if self._exit is None:
-            if self._keeps_together:
-                _end_together(self.pid)
-            _kill_session(self.pid)
-        return self.reap()
-
     def log_tail(self, max_bytes: int = _LOG_TAIL_BYTES) -> str:
         """The end of what it printed, undecodable bytes replaced; empty if it has a log of its own."""
         if self._log is None:
@@ -391,7 +371,6 @@ class Child:
 def _spawn(
     argv: Sequence[str],
     setting: Setting,
-    stdin: int,
     stdout: int | None,
     stderr: int | None,
     name: str,
@@ -415,7 +394,7 @@ def _spawn(
         process = subprocess.Popen(
             words,
             executable=first,
-            stdin=subprocess.PIPE if setting.on_spawn is not None else stdin,
+            stdin=subprocess.DEVNULL if setting.on_spawn is None else subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,
             env=environment,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import random
 import tempfile
 import zlib
@@ -23,6 +21,7 @@ import numpy.typing as npt
 from tunerd import __version__
 from tunerd.app import Context
 from tunerd.errors import HostError, UsageError
+from tunerd.machine.files import Files
 from tunerd.result import ActionResult
 
 if TYPE_CHECKING:
@@ -550,28 +549,15 @@ def write(made: Design, path: Path, *, force: bool = False) -> DesignedFile:
             raise UsageError(f"`{taken}` is already there", hint="`--force` overwrites it")
     described = json.dumps(_describe(made), separators=(",", ":"))
     try:
-        with _replacing(path) as draft:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            draft = Path(folder) / path.name
             _write_gguf(made, described, draft)
-        with _replacing(truth_path) as draft:
-            draft.write_text(described + "\n", encoding="utf-8")
+            draft.chmod(0o644)  # a server's own user must read it
+            draft.replace(path)
+        Files().write(truth_path, f"{described}\n".encode())
         return DesignedFile(path, truth_path, path.stat().st_size)
     except OSError as error:
         raise HostError(f"cannot write the model to `{path}`", cause=str(error)) from error
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A draft in the same folder that takes the place of `path` when the block ends well."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    draft = Path(name)
-    try:
-        yield draft
-        os.fchmod(handle, 0o644)  # mkstemp made it 0600, and a server's own user must read it
-        os.fsync(handle)
-        draft.replace(path)
-    finally:
-        os.close(handle)
-        draft.unlink(missing_ok=True)
 
 
 def _describe(made: Design) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Local:
     def properties(self, unit: str, *names: str) -> Mapping[str, str]:
         """Raw properties; the supervisor knows those of `UnitState` and a few more."""
         try:
-            shown = self._ask({"op": "show", "unit": unit})["properties"]
+            shown = self.ask({"op": "show", "unit": unit})["properties"]
         except NoSupervisor:
             shown = self._remembered(check_name(unit))
         return {name: str(shown[name]) for name in names if name in shown}
@@ -109,7 +109,7 @@ class Local:
     def service_units(self) -> tuple[str, ...]:
         """Names of all units that have a file or run."""
         try:
-            return tuple(self._ask({"op": "list"})["units"])
+            return tuple(self.ask({"op": "list"})["units"])
         except NoSupervisor:
             return unit_names(self._paths)
 
@@ -128,7 +128,7 @@ class Local:
     def check_ready(self) -> None:
         """A supervisor answers, or one may be started and has a folder for its socket."""
         try:
-            self._ask({"op": "ping"})
+            self.ask({"op": "ping"})
         except NoSupervisor:
             if not self._may_start:
                 raise
@@ -229,7 +229,7 @@ class Local:
         deadline_s = self._clock.monotonic_s() + _RIVAL_TIMEOUT_S
         while True:
             try:
-                self._ask({"op": "ping"})
+                self.ask({"op": "ping"})
             except NoSupervisor as error:
                 said = "".join(log.lines(invocation_id=None, max_lines=1))
                 if self._clock.monotonic_s() < deadline_s and "already runs" in said:
@@ -242,18 +242,10 @@ class Local:
                 ) from error
             return
 
-    def supervisor_pid(self) -> int:
-        """The supervisor that answers now."""
-        return int(self._ask({"op": "ping"})["pid"])
-
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """One request to the supervisor that runs; for its leases."""
-        self._ask(message)
-
     # Below
 
     def _change(self, message: Mapping[str, Any], timeout_s: float = _QUERY_TIMEOUT_S) -> None:
-        self._with_supervisor(lambda: self._ask(message, timeout_s))
+        self._with_supervisor(lambda: self.ask(message, timeout_s))
 
     def _with_supervisor(self, ask: Callable[[], object]) -> None:
         try:
@@ -264,9 +256,10 @@ class Local:
             self.ensure_supervisor()
             ask()
 
-    def _ask(
+    def ask(
         self, message: Mapping[str, Any], timeout_s: float = _QUERY_TIMEOUT_S
     ) -> dict[str, Any]:
+        """One request to the supervisor that runs, and its answer."""
         with _new_channel() as channel:
             return self._ask_on(channel, message, timeout_s)
 
@@ -332,7 +325,7 @@ class LocalLease:
         message = {"op": "restore-when-free", "unit": self.spec.unit, "host": host, "port": port}
         with contextlib.suppress(NoSupervisor):
             if self._is_open():
-                self.manager.tell(message)
+                self.manager.ask(message)
 
     def end(self, *, timeout_s: float = 120.0) -> None:
         """Ask for the end; where the supervisor is gone, the next one sees to the rest."""

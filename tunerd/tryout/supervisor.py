@@ -42,6 +42,7 @@ from tunerd.tryout.local_service import (
     Ending,
     ServiceSpec,
     StartLimit,
+    read_service,
     result_of,
     should_restart,
 )
@@ -66,6 +67,7 @@ from tunerd.tryout.local_state import (
     write_record,
 )
 from tunerd.units.manager import PORT_LIMIT_S, is_candidate, lease_of
+from tunerd.units.text import parse_unit
 
 _SWEEP_S = 0.05
 # The longest that nobody looks: processes that were taken over may have nothing that rings.
@@ -73,12 +75,13 @@ _NAP_S = 0.5
 _PER_SECOND = 1_000_000
 _PR_SET_CHILD_SUBREAPER = 36
 _MAX_REQUEST_BYTES = 64 * 1024
-_MAX_PORT = 65535
 _IDLE_S = 10.0
 _REAP_S = 0.5
 _ROTATE_S = 60.0
 _MAX_LEASE_S = 31 * 86400.0
 _CREDENTIALS = struct.Struct("3i")
+# Of a unit that has no text that could be run.
+_NOTHING = read_service("", parse_unit("[Service]\nExecStart=/nothing\n"))
 
 
 class Bell:
@@ -158,7 +161,7 @@ class LocalUnit:
         self._environment = environment
         self._say = say
         self._bell = bell
-        self._spec = read_definition(paths, name).spec
+        self._spec = read_definition(paths, name).spec or _NOTHING
         self._main: _Main | None = None
         self._life: asyncio.Task[None] | None = None
         self._record: UnitRecord | None = None
@@ -182,12 +185,12 @@ class LocalUnit:
     @property
     def bound_to(self) -> str | None:
         """The unit without which it must not run."""
-        return self._spec.bound_to if self._spec is not None else None
+        return self._spec.bound_to
 
     @property
     def outlives_failure(self) -> bool:
         """Whether its policy is to come back after a failure."""
-        return self._spec is not None and should_restart(self._spec.restart, EXIT_CODE)
+        return should_restart(self._spec.restart, EXIT_CODE)
 
     @property
     def main_pid(self) -> int | None:
@@ -224,7 +227,7 @@ class LocalUnit:
             self._intend("restarting" if comes_back else "running")
         if self.phase is Phase.RUNNING and self._main is not None:
             self._note("Stopping")
-            self._kill_at_s = self._clock.monotonic_s() + self._timeout_stop_s
+            self._kill_at_s = self._clock.monotonic_s() + self._spec.timeout_stop_s
             self._enter(Phase.STOPPING)
             _send(self._main.pid, signal.SIGTERM)
         await self._bell.until(lambda: self.phase.is_down)
@@ -284,7 +287,7 @@ class LocalUnit:
                 await self._end_of_main()
                 self._finish()
                 continue
-            await asyncio.sleep(self._spec.restart_s if self._spec is not None else 0.0)
+            await asyncio.sleep(self._spec.restart_s)
             self._n_restarts += 1
             with contextlib.suppress(ServiceError):  # noted, and seen in the unit's state
                 self._begin()
@@ -367,7 +370,7 @@ class LocalUnit:
         if self._timed_out:
             self._note("Did not stop in time, killing")
         self._enter(Phase.KILLING)
-        give_up_s = self._clock.monotonic_s() + self._timeout_stop_s
+        give_up_s = self._clock.monotonic_s() + self._spec.timeout_stop_s
         while remains := self._members(main.pid):
             if self._clock.monotonic_s() >= give_up_s:  # stuck in a driver: as systemd does
                 self._note(f"Still there after SIGKILL, given up: {remains}")
@@ -389,8 +392,7 @@ class LocalUnit:
     def _settle(self, result: str) -> None:
         """What becomes of it with this result."""
         self._result = result
-        spec = self._spec
-        restarts = spec is not None and should_restart(spec.restart, result)
+        restarts = should_restart(self._spec.restart, result)
         if not self._stop_requested and (restarts or self._restarts_regardless):
             self._intend("restarting")
             self._enter(Phase.WAITING)
@@ -411,10 +413,6 @@ class LocalUnit:
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
         self._bell.ring()
-
-    @property
-    def _timeout_stop_s(self) -> float:
-        return self._spec.timeout_stop_s if self._spec is not None else 90.0
 
     def _members(self, session: int) -> tuple[int, ...]:
         variable = ("INVOCATION_ID", self._invocation_id)
@@ -624,18 +622,20 @@ class Supervisor:
                 try:
                     request = _read_request(line)
                     if request["op"] == "lease":
-                        await self._hold(request, reader, writer)
+                        await self._hold(self._lease_of(request), reader, writer)
                         return
                     answer = _good(await self._obey(request))
                 except ServiceError as error:
                     answer = _bad(error)
+                except (KeyError, TypeError, ValueError):
+                    answer = _bad(ServiceError("not a request"))
                 writer.write(answer)
                 await asyncio.wait_for(writer.drain(), _IDLE_S)
 
     async def _obey(self, request: Mapping[str, Any]) -> dict[str, Any]:
         verb = request["op"]
         if verb == "ping":
-            return {"pid": os.getpid()}
+            return {}
         if verb == "list":
             known = {name for name, unit in self._units.items() if not unit.may_be_forgotten}
             return {"units": sorted({*known, *unit_names(self._paths), *self._leases})}
@@ -644,7 +644,8 @@ class Supervisor:
         if verb == "show":
             return {"properties": (lease or self._unit(name)).properties()}
         if verb == "restore-when-free" and lease is not None:
-            lease.address = _read_address(request)
+            host, port = request["host"], request["port"]
+            lease.address = None if host is None else (str(host), int(port))
         elif verb == "reset-failed":
             self._unit(name).reset_failed()
         elif verb == "stop" and lease is not None:
@@ -719,20 +720,29 @@ class Supervisor:
 
     # Leases
 
+    def _lease_of(self, request: Mapping[str, Any]) -> _Lease:
+        """The lease that is wished for.
+
+        Raises:
+            ServiceError: It cannot be had.
+        """
+        unit, production = check_name(request["unit"]), check_name(request["production"])
+        limit_s = float(request["limit_s"])
+        if lease_of(unit) is None or not 0 < limit_s <= _MAX_LEASE_S:
+            raise ServiceError("not a request for a lease")
+        if self._is_ending or unit in self._leases or self._leases_of(production):
+            raise ServiceError(f"the place of {production} is held already")
+        ends_at_s = self._clock.monotonic_s() + limit_s
+        return _Lease(unit, production, bool(request["restores"]), ends_at_s)
+
     async def _hold(
-        self, request: Mapping[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, lease: _Lease, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """From the wish for a lease to production's start after its end.
 
         The lease is granted when production is down, and ends when its holder is gone, its time is
         over, or somebody ends it.
-
-        Raises:
-            ServiceError: It cannot be had.
         """
-        lease = _read_lease(request, self._clock.monotonic_s())
-        if self._is_ending or lease.unit in self._leases or self._leases_of(lease.production):
-            raise ServiceError(f"the place of {lease.production} is held already")
         self._leases[lease.unit] = lease
         gone = asyncio.create_task(_until_gone(reader))
         gone.add_done_callback(lambda _: self._bell.ring())
@@ -825,24 +835,6 @@ def _way_to_another() -> str:
         f"it was started by another version of tunerd: `kill -9 {os.getpid()}` ends it alone, and what "
         "it serves goes on; the next command that changes something starts a new one, which takes it over"
     )
-
-
-def _read_lease(request: Mapping[str, Any], now_s: float) -> _Lease:
-    unit, production = check_name(request.get("unit")), check_name(request.get("production"))
-    limit_s, restores = request.get("limit_s"), request.get("restores")
-    is_limit = isinstance(limit_s, int | float) and 0 < limit_s <= _MAX_LEASE_S
-    if lease_of(unit) is None or not is_limit or not isinstance(restores, bool):
-        raise ServiceError("not a request for a lease")
-    return _Lease(unit, production, restores, now_s + float(limit_s or 0))
-
-
-def _read_address(request: Mapping[str, Any]) -> tuple[str, int] | None:
-    host, port = request.get("host"), request.get("port")
-    if host is None and port is None:
-        return None
-    if not isinstance(host, str) or not isinstance(port, int) or not 0 < port <= _MAX_PORT:
-        raise ServiceError("not an address")
-    return host, port
 
 
 def _good(result: Mapping[str, Any]) -> bytes:

@@ -42,7 +42,7 @@ from tunerd.watch.guarding import CutShortError, Guarding
 from tunerd.watch.handing import EVERY_S, HandIns
 from tunerd.watch.history import HistoryKeeper, Telemetry
 from tunerd.watch.margin import REASON, is_raise
-from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_notices
+from tunerd.watch.notices import Teller, forget_old_notices, leave_notice, send_left_notices
 from tunerd.watch.readings import Watcher
 
 log = structlog.get_logger()
@@ -165,22 +165,16 @@ _LAST_RETRY_S = 900.0
 _RELOAD_AND_RESTART_S = 600.0
 
 
-class Recovery:
+class Recovery(Teller):
     """Looks for unfinished swaps and dead measurements, and mends them when nobody is at work."""
 
     def __init__(self, ctx: Context, notifier: Notifier, tell: Callable[[Event], None]) -> None:
-        self._ctx = ctx
+        super().__init__(ctx, tell)
         self._notifier = notifier
-        self._tell = tell
         self._unfinished = Unfinished(ctx)
-        self._said: set[str] = set()
         self._tried: object = None
         self._retry_s = _FIRST_RETRY_S
         self._not_before_s = 0.0
-
-    def take_over(self, ctx: Context) -> None:
-        """Go by other settings from now on."""
-        self._ctx = ctx
 
     def look(self) -> None:
         """Recover if there is something to be recovered, and it is time to try."""
@@ -204,11 +198,9 @@ class Recovery:
         except OSError:
             return
         text = f"a swap stands still in the middle: its process {holder} was stopped by somebody"
-        is_late = age_s > service.start_limit_s + service.generation_limit_s
-        if is_late and text not in self._said:
-            self._said.add(text)
-            hint = f"`kill -CONT {holder}` lets it go on; after `kill -KILL {holder}` it is undone"
-            self._tell(Event(self._ctx.clock.now_s(), "swap-stopped", "error", text, hint))
+        hint = f"`kill -CONT {holder}` lets it go on; after `kill -KILL {holder}` it is undone"
+        if age_s > service.start_limit_s + service.generation_limit_s:
+            self._once(text, "swap-stopped", "error", text, hint)
 
     def _left_by_a_measurement(self) -> str | None:
         paths = self._ctx.paths
@@ -227,7 +219,9 @@ class Recovery:
             return  # a swap is under way, and its own process looks after it
         except TunerdError as problem:
             self._put_off()
-            self._say(problem)
+            parts = (problem.message, problem.cause, problem.state)
+            text = f"recovery failed: {'; '.join(part for part in parts if part)}"
+            self._once(problem.message, "recovery-failed", "error", text, problem.hint)
         finally:
             self._notifier.patience(None)
 
@@ -251,28 +245,14 @@ class Recovery:
         self._not_before_s = self._ctx.clock.monotonic_s() + self._retry_s
         self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
 
-    def _say(self, problem: TunerdError) -> None:
-        if problem.message in self._said:
-            return
-        self._said.add(problem.message)
-        parts = (problem.message, problem.cause, problem.state)
-        text = f"recovery failed: {'; '.join(part for part in parts if part)}"
-        self._tell(Event(self._ctx.clock.now_s(), "recovery-failed", "error", text, problem.hint))
 
-
-class Swaps:
-    """Tells of each swap that ends while this looks, once.
-
-    Args:
-        ctx: Where.
-        tell: Takes what a person should hear once.
-    """
+class Swaps(Teller):
+    """Tells of each swap that ends while this looks, once."""
 
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
-        self._ctx = ctx
-        self._tell = tell
-        self._newest: int | None = None
-        self._open: set[int] = set()
+        super().__init__(ctx, tell)
+        # Those that need not be told any more.
+        self._known: set[int] | None = None
         self._worse: tuple[int, str] | None = None
         with contextlib.suppress(HostError):
             self._begin()
@@ -283,19 +263,17 @@ class Swaps:
         Raises:
             HostError: the generations cannot be read.
         """
-        if self._newest is None:
+        if self._known is None:
             self._begin()
             return
         generations = self._ctx.generations
         numbers = generations.numbers()
-        self._open |= {one for one in numbers if one > self._newest}
-        self._newest = max(numbers, default=0)
-        for number in sorted(self._open):
+        for number in sorted(set(numbers) - self._known):
             entry = generations.find(number)
             # The newest may be about to be written, or under way.
-            is_over = number != self._newest if entry is None else not _runs(entry)
+            is_over = number != numbers[0] if entry is None else not _runs(entry)
             if is_over:
-                self._open.discard(number)
+                self._known.add(number)
             if is_over and entry is not None and entry.generation.unit == self._ctx.unit:
                 self._say(entry)
         known, self._worse = self._worse, self._stays_worse()
@@ -308,8 +286,8 @@ class Swaps:
         """What stands there is known; the newest may be under way."""
         numbers = self._ctx.generations.numbers()
         newest = self._ctx.generations.find(numbers[0]) if numbers else None
-        self._open = {numbers[0]} if newest is not None and _runs(newest) else set()
-        self._newest = max(numbers, default=0)
+        is_under_way = newest is not None and _runs(newest)
+        self._known = set(numbers[1:] if is_under_way else numbers)
         self._worse = self._stays_worse()
 
     def _say(self, entry: HistoryEntry) -> None:
@@ -354,9 +332,6 @@ class Swaps:
             (number, str(record["reason"])) if record and record.get("state") == "worse" else None
         )
 
-    def _event(self, kind: str, level: str, text: str, hint: str | None) -> None:
-        self._tell(Event(self._ctx.clock.now_s(), kind, level, text, hint))
-
 
 def _runs(entry: HistoryEntry) -> bool:
     return entry.ending.outcome is Outcome.RUNNING
@@ -378,23 +353,12 @@ _COUNTED = re.compile(r"sweep \d+: \d+ configurations")
 _COMPARED = re.compile(r"run \d+: \d+ pairs in ")
 
 
-class Nights:
-    """Begins each night once.
-
-    Args:
-        ctx: Where.
-        tell: Takes what a person should hear once.
-    """
+class Nights(Teller):
+    """Begins each night once."""
 
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
-        self._ctx = ctx
-        self._tell = tell
-        self._said = ""
+        super().__init__(ctx, tell)
         self._runs = False
-
-    def take_over(self, ctx: Context) -> None:
-        """Go by other settings from now on."""
-        self._ctx = ctx
 
     def look(self) -> float:
         """Begin a night that is due; how long to wait until the next look [s]."""
@@ -415,7 +379,7 @@ class Nights:
         except TunerdError as problem:
             self._say_once(problem)
             return RETRY_S
-        self._said = ""
+        self._said.clear()
         following = next((one.span.begin_s for one in found if one.span.begin_s > now_s), None)
         if following is None:
             return LONGEST_WAIT_S
@@ -423,11 +387,11 @@ class Nights:
 
     def _begin(self, due: Opening) -> None:
         if begin_night(self._ctx, due):
-            self._said = ""
-            self._event("night", "note", f"the window is open: {SWEEP_UNIT} began", None)
+            self._said.clear()
+            self._event("night", "note", f"the window is open: {SWEEP_UNIT} began")
         else:
             text = f"the window is open, and {SWEEP_UNIT} runs already: no other night begins"
-            self._event("night", "note", text, None)
+            self._event("night", "note", text)
 
     def _look_at_sweep(self) -> None:
         """A sweep that ran at the last look and does not now has ended."""
@@ -459,13 +423,7 @@ class Nights:
         )
 
     def _say_once(self, problem: TunerdError) -> None:
-        if problem.message != self._said:
-            self._said = problem.message
-            cause = f": {problem.cause}" if problem.cause else ""
-            self._event("night-failed", "error", f"{problem.message}{cause}", problem.hint)
-
-    def _event(self, kind: str, level: str, text: str, hint: str | None) -> None:
-        self._tell(Event(self._ctx.clock.now_s(), kind, level, text, hint))
+        self._once(problem.message, "night-failed", "error", problem.words, problem.hint)
 
 
 RECOVERY_S = 5.0

@@ -57,14 +57,14 @@ class Confirmed:
     deepest_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stretch:
     """Work of at least `LEAST_TOKENS`, in one life; `before` was counted when it began, at `since_s`."""
 
-    n_predicted: int
-    predicted_s: float
-    n_drafted: int
-    n_accepted: int
+    n_predicted: int = 0
+    predicted_s: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
     throttled: int = 0
     looks: int = 0
     since_s: float = 0.0
@@ -80,72 +80,157 @@ class Stretch:
         """Share of its drafts that were right."""
         return self.n_accepted / self.n_drafted if self.n_drafted >= _LEAST_DRAFTED else None
 
-
-_EMPTY = Stretch(0, 0.0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class DriftState:
-    """Stretches of this life, oldest first, and the one that grows.
-
-    `is_shared`: several requests were under way, and not all of them have been counted: a server counts
-    what a request came to when it ends. `held_since_s`: since when what was generated is not told yet.
-    """
-
-    life: str | None = None
-    stretches: tuple[Stretch, ...] = ()
-    growing: Stretch = _EMPTY
-    has_drifted: bool = False
-    is_shared: bool = False
-    held_since_s: float | None = None
+    def add(self, seen: Reading, served: Served) -> None:
+        """What one look saw of it."""
+        self.n_predicted += served.n_predicted or 0
+        self.predicted_s += served.predicted_s or 0.0
+        self.n_drafted += served.n_drafted or 0
+        self.n_accepted += served.n_accepted or 0
+        self.throttled += seen.is_throttled is True
+        self.looks += 1
 
 
-def look_for_drift(
-    state: DriftState,
-    seen: Reading,
-    confirmed: Confirmed,
-    policy: Policy,
-    engine_sha256: str | None = None,
-) -> tuple[DriftState, Decision | None]:
-    """Take a look into account.
+class Drift:
+    """Judges one server after the other, look by look.
 
     Args:
-        state: Of before.
-        seen: Now. Of more than one request under way nothing counts, for they share the speed.
-        confirmed: What was measured of this server.
-        policy: `act` restarts a server that has decayed; anything else is only said.
-        engine_sha256: Of its build now; None is not known.
+        log: What the server wrote since a time [s since the epoch].
     """
-    if policy is Policy.OFF:
-        return DriftState(), None
-    life, served, n_at_work = seen.engine.life, seen.engine.served, seen.engine.n_at_work
-    if life != state.life:
-        state = DriftState(life=life, has_drifted=state.has_drifted)
-    if state.is_shared or n_at_work > 1:
-        counted = None if served is None else served.n_predicted
-        return replace(state, is_shared=n_at_work > 0 or counted is None), None
-    held_since_s = state.held_since_s
-    if served is not None and served.n_predicted is None:
-        since_s = seen.at_s - served.seconds if held_since_s is None else held_since_s
-        return replace(state, held_since_s=since_s), None
-    state = replace(state, held_since_s=None)
-    if served is None or not served.n_predicted or not served.predicted_s:
-        return state, None
-    growing = state.growing if state.growing.looks else _begun(seen, served, held_since_s)
-    grown = replace(
-        growing,
-        n_predicted=growing.n_predicted + served.n_predicted,
-        predicted_s=growing.predicted_s + served.predicted_s,
-        n_drafted=growing.n_drafted + (served.n_drafted or 0),
-        n_accepted=growing.n_accepted + (served.n_accepted or 0),
-        throttled=growing.throttled + (seen.is_throttled is True),
-        looks=growing.looks + 1,
-    )
-    if grown.n_predicted < LEAST_TOKENS:
-        return replace(state, growing=grown), None
-    stretches = (*state.stretches, grown)[-_MOST_STRETCHES:]
-    state = replace(state, stretches=stretches, growing=_EMPTY)
-    return _judge(state, seen, confirmed, policy, engine_sha256)
+
+    def __init__(self, log: Callable[[float], LogSpan]) -> None:
+        self._log = log
+        self._life: str | None = None
+        self._others_mib: int | None = None
+        self._has_drifted = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.stretches: list[Stretch] = []  # of this life, oldest first
+        self._growing: Stretch | None = None
+        # Several requests were under way, and not all of them have been counted: a server counts what a
+        # request came to when it ends.
+        self._is_shared = False
+        # Since when what was generated is not told yet.
+        self._held_since_s: float | None = None
+
+    @property
+    def tok_s(self) -> float | None:
+        """Of the last stretch [tok/s]; None before the first."""
+        return self.stretches[-1].tok_s if self.stretches else None
+
+    def after(
+        self,
+        reading: Reading,
+        confirmed: Confirmed,
+        policy: Policy,
+        *,
+        engine_sha256: str | None = None,
+        demands_log: bool = False,
+    ) -> Decision | None:
+        """Take a look into account.
+
+        Args:
+            reading: Now. Of more than one request under way nothing counts, for they share the speed.
+            confirmed: What was measured of this server.
+            policy: `act` restarts a server that has decayed; anything else is only said.
+            engine_sha256: Of its build now; None is not known.
+            demands_log: What cannot be borne out by the log is no decision at all.
+        """
+        engine = reading.engine
+        if self._life != engine.life:
+            self._life, self._others_mib = engine.life, None
+            self._begin_anew()
+        if self._others_mib is None:
+            self._others_mib = reading.others_mib
+        if policy == "off":
+            self._has_drifted = False
+            self._begin_anew()
+            return None
+        known = replace(confirmed, others_mib=self._others_mib)
+        if not self._has_grown(reading):
+            return None
+        decision = self._judged(reading, known, policy, engine_sha256)
+        if decision is None or decision.kind != DRIFT or not self._is_of_speed(known):
+            return decision
+        requests = self._requests(None if engine.counters is None else engine.counters.generated)
+        decision = look_closer(decision, requests, known, demands_log=demands_log)
+        if decision is None:
+            self._has_drifted = False
+            self._begin_anew()
+        return decision
+
+    def _has_grown(self, seen: Reading) -> bool:
+        """Take what was served since the look before into account; whether a stretch became whole."""
+        served, n_at_work = seen.engine.served, seen.engine.n_at_work
+        if self._is_shared or n_at_work > 1:
+            counted = None if served is None else served.n_predicted
+            self._is_shared = n_at_work > 0 or counted is None
+            return False
+        if served is not None and served.n_predicted is None:
+            if self._held_since_s is None:
+                self._held_since_s = seen.at_s - served.seconds
+            return False
+        held_since_s, self._held_since_s = self._held_since_s, None
+        if served is None or not served.n_predicted or not served.predicted_s:
+            return False
+        growing = self._growing or _begun(seen, served, held_since_s)
+        growing.add(seen, served)
+        self._growing = growing
+        if growing.n_predicted < LEAST_TOKENS:
+            return False
+        self.stretches = [*self.stretches, growing][-_MOST_STRETCHES:]
+        self._growing = None
+        return True
+
+    def _judged(
+        self, seen: Reading, confirmed: Confirmed, policy: Policy, engine_sha256: str | None
+    ) -> Decision | None:
+        last = self.stretches[-_STRETCHES:]
+        if len(last) < _STRETCHES:
+            return None
+        evidence = _evidence(last, confirmed)
+        if evidence is None:
+            if self._has_drifted and not any(_is_off(one, confirmed) for one in last):
+                self._has_drifted = False
+                text = "the server does again what was measured of it"
+                return Decision("drift-over", Act.NOTHING, "note", text, _told(last))
+            return None
+        if self._has_drifted:
+            return None
+        self._has_drifted = True
+        cause, decays = likely_cause(self.stretches, seen, confirmed, engine_sha256)
+        act = Act.RESTART if decays and policy == "act" else Act.NOTHING
+        text = f"the server does not do any more what was measured of it: {cause}"
+        hint = (
+            "a restart brings its speed back"
+            if decays
+            else "`tunerd doctor`; `tunerd bench` measures it anew"
+        )
+        return Decision(DRIFT, act, "warning", text, evidence, hint)
+
+    def _is_of_speed(self, confirmed: Confirmed) -> bool:
+        """Whether it is the speed that is off, which falls with the depth of a conversation as well."""
+        return all(_is_slow(one, confirmed) for one in self.stretches[-_STRETCHES:])
+
+    def _requests(self, counted: Tally | None) -> Sequence[LoggedRequest]:
+        """Those of the stretches that were judged, by the server's own log.
+
+        That counts where it says what the counters counted in the same time: others may write in it, and
+        requests may have ended since the counters were read.
+        """
+        first = self.stretches[-_STRETCHES:][0]
+        try:
+            span = self._log(first.since_s)
+        except TunerdError:
+            return ()
+        # Local mode has whole lives, of which the counters begin at nothing.
+        is_whole = span.begins_s is not None and span.begins_s < first.since_s - 1.0
+        before = Tally(0, 0.0) if is_whole else first.before
+        for n_late in range(_MOST_LATE + 1):
+            lines = without_newest(span.lines, n_late)
+            if tally_of(lines).agrees_with(before, counted):
+                return read_requests(lines).requests
+        return ()
 
 
 def _begun(seen: Reading, served: Served, held_since_s: float | None) -> Stretch:
@@ -154,57 +239,19 @@ def _begun(seen: Reading, served: Served, held_since_s: float | None) -> Stretch
     now = None if counters is None else counters.generated
     before = None if now is None else Tally(now.n - n, now.seconds - seconds)
     since_s = seen.at_s - served.seconds if held_since_s is None else held_since_s
-    return replace(_EMPTY, since_s=since_s, before=before)
-
-
-def _judge(
-    state: DriftState,
-    seen: Reading,
-    confirmed: Confirmed,
-    policy: Policy,
-    engine_sha256: str | None,
-) -> tuple[DriftState, Decision | None]:
-    last = state.stretches[-_STRETCHES:]
-    evidence = _evidence(last, confirmed)
-    if len(last) < _STRETCHES:
-        return state, None
-    if evidence is None:
-        if state.has_drifted and not any(_is_off(one, confirmed) for one in last):
-            back = Decision("drift-over", Act.NOTHING, "note",
-                            "the server does again what was measured of it", _told(last))  # fmt: skip
-            return replace(state, has_drifted=False), back
-        return state, None
-    if state.has_drifted:
-        return state, None
-    cause, decays = _cause(state, last, seen, confirmed, engine_sha256)
-    act = Act.RESTART if decays and policy is Policy.ACT else Act.NOTHING
-    text = f"the server does not do any more what was measured of it: {cause}"
-    hint = (
-        "a restart brings its speed back"
-        if decays
-        else "`tunerd doctor`; `tunerd bench` measures it anew"
-    )
-    decision = Decision(DRIFT, act, "warning", text, evidence, hint)
-    return replace(state, has_drifted=True), decision
-
-
-def is_of_speed(state: DriftState, confirmed: Confirmed) -> bool:
-    """Whether it is the speed that is off, which falls with the depth of a conversation as well."""
-    return all(_is_slow(one, confirmed) for one in state.stretches[-_STRETCHES:])
+    return Stretch(since_s=since_s, before=before)
 
 
 def look_closer(
-    state: DriftState,
     decision: Decision,
     requests: Sequence[LoggedRequest],
     confirmed: Confirmed,
     *,
     demands_log: bool = False,
-) -> tuple[DriftState, Decision | None]:
+) -> Decision | None:
     """A decision on speed held against requests that are alike; without any it is none.
 
     Args:
-        state: With which it was decided.
         decision: On the speed by the counters, which know no depth.
         requests: Of this life, oldest first.
         confirmed: What was measured.
@@ -213,14 +260,14 @@ def look_closer(
     known = [one for one in requests if one.prompt_total_n is not None]
     if confirmed.deepest_tokens is None or not known:
         if demands_log:
-            return DriftState(life=state.life), None
+            return None
         evidence = f"{decision.evidence}; how deep those requests were is not known"
-        return state, replace(decision, act=Act.NOTHING, evidence=evidence)
+        return replace(decision, act=Act.NOTHING, evidence=evidence)
     tok_s, floor = speed_of_alike(known, confirmed.deepest_tokens), confirmed.floor_tok_s
     if tok_s is None or floor is None or tok_s >= floor:
-        return DriftState(life=state.life), None
+        return None
     evidence = f"{decision.evidence}; requests no deeper than those: {tok_s:.1f} tok/s"
-    return state, replace(decision, evidence=evidence)
+    return replace(decision, evidence=evidence)
 
 
 def speed_of_alike(requests: Sequence[LoggedRequest], deepest_tokens: int) -> float | None:
@@ -237,67 +284,6 @@ def speed_of_alike(requests: Sequence[LoggedRequest], deepest_tokens: int) -> fl
         if tokens >= _STRETCHES * LEAST_TOKENS:
             break
     return 1000 * tokens / ms if tokens >= LEAST_TOKENS and ms else None
-
-
-class Drift:
-    """Judges one server after the other, look by look.
-
-    Args:
-        log: What the server wrote since a time [s since the epoch].
-    """
-
-    def __init__(self, log: Callable[[float], LogSpan]) -> None:
-        self._log = log
-        self._state = DriftState()
-        self._others_mib: tuple[str | None, int | None] = (None, None)
-
-    @property
-    def tok_s(self) -> float | None:
-        """Of the last stretch [tok/s]; None before the first."""
-        return self._state.stretches[-1].tok_s if self._state.stretches else None
-
-    def after(
-        self,
-        reading: Reading,
-        confirmed: Confirmed,
-        policy: Policy,
-        *,
-        engine_sha256: str | None = None,
-        demands_log: bool = False,
-    ) -> Decision | None:
-        """Take a look into account; `demands_log` as for `look_closer`."""
-        engine = reading.engine
-        if self._others_mib[0] != engine.life or self._others_mib[1] is None:
-            self._others_mib = (engine.life, reading.others_mib)
-        known = replace(confirmed, others_mib=self._others_mib[1])
-        self._state, decision = look_for_drift(self._state, reading, known, policy, engine_sha256)
-        if decision is None or decision.kind != DRIFT or not is_of_speed(self._state, known):
-            return decision
-        requests = self._requests(None if engine.counters is None else engine.counters.generated)
-        self._state, decision = look_closer(
-            self._state, decision, requests, known, demands_log=demands_log
-        )
-        return decision
-
-    def _requests(self, counted: Tally | None) -> Sequence[LoggedRequest]:
-        """Those of the stretches that were judged, by the server's own log.
-
-        That counts where it says what the counters counted in the same time: others may write in it, and
-        requests may have ended since the counters were read.
-        """
-        first = self._state.stretches[-_STRETCHES:][0]
-        try:
-            span = self._log(first.since_s)
-        except TunerdError:
-            return ()
-        # Local mode has whole lives, of which the counters begin at nothing.
-        is_whole = span.begins_s is not None and span.begins_s < first.since_s - 1.0
-        before = Tally(0, 0.0) if is_whole else first.before
-        for n_late in range(_MOST_LATE + 1):
-            lines = without_newest(span.lines, n_late)
-            if tally_of(lines).agrees_with(before, counted):
-                return read_requests(lines).requests
-        return ()
 
 
 def _is_slow(one: Stretch, confirmed: Confirmed) -> bool:
@@ -327,18 +313,15 @@ def _told(last: Sequence[Stretch]) -> str:
     return f"{', '.join(f'{one.tok_s:.1f}' for one in last)} tok/s over {LEAST_TOKENS} tokens and more each"
 
 
-def _cause(
-    state: DriftState,
-    last: Sequence[Stretch],
-    seen: Reading,
-    confirmed: Confirmed,
-    engine_sha256: str | None,
+def likely_cause(
+    stretches: Sequence[Stretch], seen: Reading, confirmed: Confirmed, engine_sha256: str | None
 ) -> tuple[str, bool]:
     """The likely cause, the surest first, and whether it is a decay that a restart ends."""
     if _differ(confirmed.driver_version, seen.driver_version):
         return f"the driver was {confirmed.driver_version} and is {seen.driver_version}", False
     if _differ(confirmed.engine_sha256, engine_sha256):
         return "the engine is another build than the one that was measured", False
+    before, last = stretches[:-_STRETCHES], stretches[-_STRETCHES:]
     throttled, looks = sum(one.throttled for one in last), sum(one.looks for one in last)
     if throttled * 2 > looks:
         return f"the card was throttled in {throttled} of {looks} looks", False
@@ -346,9 +329,8 @@ def _cause(
         more_mib = seen.others_mib - confirmed.others_mib
         if more_mib > _OTHERS_SLACK_MIB:
             return f"others hold {seen.others_mib} MiB of VRAM, {more_mib} more than then", False
-    before = state.stretches[:-_STRETCHES]
     good = [one for one in before if not _is_off(one, confirmed)]
-    falls = all(late.tok_s <= early.tok_s * 1.02 for early, late in pairwise(state.stretches[-2:]))
+    falls = all(late.tok_s <= early.tok_s * 1.02 for early, late in pairwise(stretches[-2:]))
     if len(good) >= _LEAST_GOOD and falls:
         best = max(one.tok_s for one in good)
         return f"it decays within its life, from {best:.1f} to {last[-1].tok_s:.1f} tok/s", True

@@ -428,8 +428,7 @@ GPU_COLUMNS = tuple(field.name for field in fields(GpuPoint))
 class Bucket:
     """Gathers the readings of one minute after the other."""
 
-    def __init__(self, seconds: int = MINUTE_S) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._readings: list[Reading] = []
         self._before: Reading | None = None
 
@@ -447,12 +446,13 @@ class Bucket:
             return None
         readings, self._readings = self._readings, []
         begin_s = self._begin_s(readings[0])
-        done = summarise(readings, begin_s=begin_s, seconds=self._seconds, before=self._before)
+        done = summarise(readings, begin_s=begin_s, seconds=MINUTE_S, before=self._before)
         self._before = readings[-1]
         return done
 
-    def _begin_s(self, reading: Reading) -> int:
-        return int(reading.at_s // self._seconds) * self._seconds
+    @staticmethod
+    def _begin_s(reading: Reading) -> int:
+        return int(reading.at_s // MINUTE_S) * MINUTE_S
 
 
 def summarise(

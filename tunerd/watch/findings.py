@@ -120,12 +120,8 @@ def _samples(ctx: Context, counts: Callable[[ArmRecord], bool]) -> list[Sample]:
     return found
 
 
-def basis_of(ctx: Context, generation: Generation) -> Basis:
-    """What a probation of the generation that serves goes by; speeds are None where too little was measured."""
-    return _basis(ctx, generation, _fingerprint(ctx, read_live_unit(ctx)))
-
-
 def _basis(ctx: Context, generation: Generation, now: Fingerprint) -> Basis:
+    """What a probation of the generation that serves goes by; speeds are None where too little was measured."""
     replaced = ctx.generations.serving(generation.unit, before=generation.number)
     # As it is kept with what was measured of it; one that was made by hand has none.
     before = None if replaced is None else without_secrets(replaced.generation.argv) or None

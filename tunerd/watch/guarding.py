@@ -31,27 +31,19 @@ from tunerd.watch.guards import (
     Deaths,
     Decision,
     EngineSeen,
-    HangRules,
-    HangState,
+    Hang,
     Margin,
-    OomRules,
-    Policy,
     Seen,
-    answered,
     deaths_recalled,
     decide,
-    hang_recalled,
     look_at_deaths,
     look_at_engine,
     look_at_oom,
     look_for_deaths,
-    look_for_hang,
-    refused,
-    unanswered,
-    within_an_hour,
 )
 from tunerd.watch.history import history
 from tunerd.watch.margin import is_raise, margin_now
+from tunerd.watch.notices import Teller
 from tunerd.watch.probation import Probation
 from tunerd.watch.readings import life_of, server_log
 
@@ -76,7 +68,7 @@ class CutShortError(BaseException):
     """The daemon shall end while it waits for the server."""
 
 
-class Guarding:
+class Guarding(Teller):
     """All guards over one unit.
 
     Args:
@@ -93,17 +85,18 @@ class Guarding:
         tell: Callable[[Event], None],
         server: Callable[[], LlamaServer | None],
     ) -> None:
+        super().__init__(ctx, tell)
         self._probation = Probation(ctx, self._basis_of)
         self._drift = Drift(server_log(ctx))
+        self._hang = Hang("off", 0.0, 0)
+        self._decayed: str | None = None
         self.take_over(ctx)
         self._notifier = notifier
-        self._tell = tell
         self._server = server
         self._before: Reading | None = None
         self._last: Reading | None = None
         self._oom = Deaths()
         self._seen = Seen()
-        self._hang = HangState()
         self._engine: EngineSeen | None = None
         self._findings = Findings()
         self._found_at: object = None
@@ -111,7 +104,6 @@ class Guarding:
         self._checked_s: float | None = None
         self._upgrade_said = ""
         self._raises = False
-        self._decayed: str | None = None
         self._waits = False
         self._raise_failed: int | None = None
         self._deaths = Deaths()
@@ -120,15 +112,12 @@ class Guarding:
 
     def take_over(self, ctx: Context) -> None:
         """Go by other settings from now on; what was seen and done is still known."""
+        super().take_over(ctx)
         settings = ctx.settings.guards
-        self._ctx = ctx
         self._probation.take_over(ctx)
-        self._oom_rules = OomRules(Policy(settings.oom), settings.oom_steps)
-        self._hang_rules = HangRules(
-            Policy(settings.hang), settings.hang_every_s, settings.hang_restarts_per_hour
-        )
-        self._drift_policy = Policy(settings.drift)
-        self._upgrade_policy = Policy(settings.upgrade)
+        self._settings = settings
+        self._hang.policy, self._hang.every_s = settings.hang, settings.hang_every_s
+        self._hang.restarts_per_hour = settings.hang_restarts_per_hour
         if settings.drift != "act":
             self._decayed = None
 
@@ -143,7 +132,8 @@ class Guarding:
             self._probation.begin_taking_back(worse)
         if self._is_under_way() or reading.measuring is not None:
             self._before = None
-            self._hang = HangState(restarts_s=self._hang.restarts_s)
+            self._hang.forget()
+            self._hang.has_given_up = False
             return
         if reading.engine.active_state == UNKNOWN:
             return  # the service manager does not answer: what was seen before still holds
@@ -173,7 +163,7 @@ class Guarding:
     def _recall(self) -> None:
         """What guards before these did, as they told it: a limit holds whatever becomes of a daemon."""
         told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
-        self._hang = hang_recalled(told, self._ctx.clock.now_s())
+        self._hang.recall(told, self._ctx.clock.now_s())
         self._deaths = deaths_recalled(told)
         card = next((event for event in told if event.kind in (_GPU, _GPU_BACK)), None)
         self._gpu_problem = card.text if card is not None and card.kind == _GPU else None
@@ -206,7 +196,7 @@ class Guarding:
         entry = self._ctx.generations.serving(self._ctx.unit)
         if result == "success" and entry is not None and is_raise(entry.generation):
             number = entry.generation.number
-            self._event("guard-acted", "note", f"{_RAISES}: generation {number} serves", None)
+            self._event("guard-acted", "note", f"{_RAISES}: generation {number} serves")
             return
         try:
             lines = self._ctx.services.log(ACT_UNIT, max_lines=20)
@@ -224,19 +214,18 @@ class Guarding:
         if reading.gpu_problem is not None and reading.gpu_problem != before:
             self._event(_GPU, "error", reading.gpu_problem, "`tunerd doctor`; `journalctl -k`")
         elif reading.gpu_problem is None and before is not None:
-            self._event(_GPU_BACK, "note", f"the cards can be read again; before: {before}", None)
+            self._event(_GPU_BACK, "note", f"the cards can be read again; before: {before}")
 
     # Out of memory
 
     def _look_for_deaths(self, reading: Reading) -> None:
-        self._deaths, back = look_for_deaths(
-            self._deaths, reading.at_s, is_ready=reading.engine.is_ready is True
-        )
+        is_ready = reading.engine.is_ready is True
+        back = look_for_deaths(self._deaths, reading.at_s, is_ready=is_ready)
         if back is not None:
             self._say(back)
         engine, seen = reading.engine, self._seen
         if engine.is_active:
-            self._seen = seen.then(engine.life, reading.free_mib, is_ready=engine.is_ready is True)
+            self._seen = seen.then(engine.life, reading.free_mib, is_ready=is_ready)
         n, life = _deaths(self._before, reading)
         if not n:
             return
@@ -248,7 +237,9 @@ class Guarding:
         if self._probation.is_watching():
             return  # which takes back what dies
         for _ in range(min(n, _MOST_DEATHS)):
-            self._oom, decision = look_at_oom(self._oom, death, self._margin(), self._oom_rules)
+            decision = look_at_oom(
+                self._oom, death, self._margin(), self._settings.oom, self._settings.oom_steps
+            )
             if decision is not None:
                 self._decided(decision, engine)
                 return
@@ -257,7 +248,7 @@ class Guarding:
         if is_told or reading.engine.result == "timeout":
             return
         for _ in range(min(n, _MOST_DEATHS)):
-            self._deaths, decision = look_at_deaths(self._deaths, death)
+            decision = look_at_deaths(self._deaths, death)
             if decision is not None:
                 self._say(decision)
 
@@ -284,24 +275,22 @@ class Guarding:
     # Hang
 
     def _look_for_hang(self, reading: Reading) -> None:
-        cores = self._cores(reading)
-        self._hang, is_due = look_for_hang(self._hang, reading, cores, self._hang_rules)
+        is_due = self._hang.look(reading, self._cores(reading))
         server = self._server() if is_due else None
         if server is None:
             return
-        limit_s = self._ctx.settings.guards.hang_limit_s
+        limit_s = self._settings.hang_limit_s
         with self._waiting(limit_s + _GUARD_RESTART_S):
             answer = server.complete("1", n_predict=2, timeout_s=limit_s)
         now_s = self._ctx.clock.now_s()
         if answer.problem is None and answer.n_predicted:
-            self._hang = answered(self._hang, now_s)
+            self._hang.answered(now_s)
             return
         if answer.is_refused:  # it answers: another kind of server, or a key that is not known here
             log.info("guard.cannot_ask", unit=self._ctx.unit, problem=answer.problem)
-            self._hang = refused(self._hang, now_s)
+            self._hang.refused(now_s)
             return
-        problem = answer.problem or "it holds no tokens"
-        self._hang, decision = unanswered(self._hang, now_s, problem, self._hang_rules)
+        decision = self._hang.unanswered(now_s, answer.problem or "it holds no tokens")
         if decision is not None:
             self._decided(decision, reading.engine)
 
@@ -323,25 +312,21 @@ class Guarding:
         # Until they were found out anew they are of the server that was there before.
         if found.confirmed is not None and found.generation == self._generation():
             decision = self._drift.after(
-                reading, found.confirmed, self._drift_policy, engine_sha256=found.engine_sha256
+                reading, found.confirmed, self._settings.drift, engine_sha256=found.engine_sha256
             )
             if decision is not None:
                 self._decayed = engine.life if decision.act is Act.RESTART else None
                 self._say(decision)
         is_due = self._decayed is not None and engine.is_busy is False
-        if is_due and self._decayed == engine.life and self._may_restart(reading.at_s):
+        # Both guards together restart no oftener than the one against hangs may.
+        if is_due and self._decayed == engine.life and self._hang.may_restart(reading.at_s):
             self._decayed = None
-            self._hang = replace(self._hang, restarts_s=(*self._hang.restarts_s, reading.at_s))
+            self._hang.restarts_s += (reading.at_s,)
             self._restart(engine)
 
     def _generation(self) -> int | None:
         entry = self._ctx.generations.serving(self._ctx.unit)
         return None if entry is None else entry.generation.number
-
-    def _may_restart(self, at_s: float) -> bool:
-        """Both guards together restart no oftener than the one against hangs may."""
-        recent = within_an_hour(self._hang.restarts_s, at_s)
-        return len(recent) < self._hang_rules.restarts_per_hour
 
     # Upgrade
 
@@ -349,7 +334,7 @@ class Guarding:
         """Have the evidence read and the plan made anew when what they rest on has changed."""
         ctx, life = self._ctx, reading.engine.life
         seen = EngineSeen((), None)
-        if self._upgrade_policy is not Policy.OFF:
+        if self._settings.upgrade != "off":
             seen = engine_seen(ctx, reading.driver_version)
         self._engine, is_settled = look_at_engine(self._engine, seen)
         folders = (ctx.paths.generations_dir, ctx.paths.evidence)
@@ -369,12 +354,12 @@ class Guarding:
         if findings is None:
             return
         self._found_at, self._findings = found_at, findings
-        if findings.replanned is None or self._upgrade_policy is Policy.OFF:
+        if findings.replanned is None or self._settings.upgrade == "off":
             return
         settings = self._ctx.settings
         decision = decide(
             findings.replanned,
-            self._upgrade_policy,
+            self._settings.upgrade,
             has_nights=settings.schedule.enabled and settings.sweep.window is not None,
         )
         text = "" if decision is None else f"{decision.text} ({decision.evidence})"
@@ -411,11 +396,10 @@ class Guarding:
         except (
             Busy
         ) as busy:  # whoever changes it now starts it too, and that was no restart of ours
-            self._hang = replace(self._hang, restarts_s=self._hang.restarts_s[:-1])
-            self._event("guard-failed", "note", f"nothing was restarted: {busy.message}", None)
+            self._hang.restarts_s = self._hang.restarts_s[:-1]
+            self._event("guard-failed", "note", f"nothing was restarted: {busy.message}")
         except TunerdError as problem:
-            cause = f": {problem.cause}" if problem.cause else ""
-            self._event("guard-failed", "error", f"{problem.message}{cause}", problem.hint)
+            self._event("guard-failed", "error", problem.words, problem.hint)
 
     @contextlib.contextmanager
     def _waiting(self, seconds: float) -> Iterator[None]:
@@ -448,9 +432,6 @@ class Guarding:
     def _say(self, decision: Decision) -> None:
         text = f"{decision.text} ({decision.evidence})"
         self._event(decision.kind, decision.level, text, decision.hint)
-
-    def _event(self, kind: str, level: str, text: str, hint: str | None) -> None:
-        self._tell(Event(self._ctx.clock.now_s(), kind, level, text, hint))
 
 
 def _deaths(before: Reading | None, now: Reading) -> tuple[int, str | None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import Literal, TypeAlias
 
 from tunerd.engine.health import FailureKind
 from tunerd.watch.figures import Event, Reading
@@ -15,12 +16,8 @@ from tunerd.watch.figures import Event, Reading
 _IDLE_CORES = 0.05
 
 
-class Policy(StrEnum):
-    """What a guard may do: act, only say, or nothing at all."""
-
-    ACT = "act"
-    ADVISE = "advise"
-    OFF = "off"
+# What a guard may do: act, only say, or nothing at all.
+Policy: TypeAlias = Literal["act", "advise", "off"]
 
 
 class Act(StrEnum):
@@ -55,135 +52,124 @@ _SILENT_S = 60.0
 _RESTARTED, _GAVE_UP = "warning", "error"
 
 
-@dataclass(frozen=True, slots=True)
-class HangRules:
-    """`policy`; how long nothing must have been generated before it is asked; restarts in an hour."""
+@dataclass(slots=True)
+class Hang:
+    """What is known of a server that may hang, and how often it may be asked and restarted.
+
+    `every_s` is how long nothing must have been generated before it is asked. Since when nothing was
+    generated, how many questions went unanswered, and past restarts.
+    """
 
     policy: Policy
     every_s: float
     restarts_per_hour: int
-
-
-@dataclass(frozen=True, slots=True)
-class HangState:
-    """Since when nothing was generated, how many questions went unanswered, and past restarts."""
-
+    restarts_s: tuple[float, ...] = ()
+    has_given_up: bool = False
     life: str | None = None
     n_predicted: int | None = None
     good_s: float | None = None
     silent_since_s: float | None = None
     failures: int = 0
     asked_s: float | None = None
-    restarts_s: tuple[float, ...] = ()
-    has_given_up: bool = False
 
+    def recall(self, told: Iterable[Event], now_s: float) -> None:
+        """For a daemon that takes over: the hour's restarts count, whoever made them.
 
-def hang_recalled(told: Iterable[Event], now_s: float) -> HangState:
-    """The state of a daemon that takes over: the hour's restarts count, whoever made them.
-
-    Args:
-        told: What daemons before it told, in any order.
-        now_s: Seconds since the epoch.
-    """
-    recent = sorted(
-        (event for event in told if event.kind == "hang" and 0 <= now_s - event.at_s < _HOUR_S),
-        key=lambda event: event.at_s,
-    )
-    restarts_s = tuple(event.at_s for event in recent if event.level == _RESTARTED)
-    return HangState(
-        restarts_s=restarts_s, has_given_up=bool(recent) and recent[-1].level == _GAVE_UP
-    )
-
-
-def look_for_hang(
-    state: HangState, seen: Reading, cores: float | None, rules: HangRules
-) -> tuple[HangState, bool]:
-    """The state after a look, and whether to ask for a tiny generation now.
-
-    Args:
-        state: Of before.
-        seen: Now; its counter of tokens shows that it generates.
-        cores: How many processors it kept busy since the look before.
-        rules: How often it may be asked.
-    """
-    engine = seen.engine
-    if rules.policy is Policy.OFF or engine.is_ready is not True or engine.is_asleep is not None:
-        return HangState(restarts_s=state.restarts_s, has_given_up=state.has_given_up), False
-    n_predicted = None if engine.counters is None else engine.counters.n_predicted
-    before = state.n_predicted
-    has_generated = n_predicted is not None and before is not None and n_predicted > before
-    if engine.life != state.life:
-        state = HangState(engine.life, n_predicted, seen.at_s, restarts_s=state.restarts_s,
-                          has_given_up=state.has_given_up)  # fmt: skip
-    elif has_generated or state.good_s is None:
-        state = replace(state, good_s=seen.at_s, failures=0, has_given_up=False)
-    state = _before_now(replace(state, n_predicted=n_predicted), seen.at_s)
-    is_silent = engine.is_busy is None and cores is not None and cores <= _IDLE_CORES
-    since_s = seen.at_s if state.silent_since_s is None else state.silent_since_s
-    state = replace(state, silent_since_s=since_s if is_silent else None)
-    return state, _is_due(state, seen, cores, rules)
-
-
-def _before_now(state: HangState, at_s: float) -> HangState:
-    """Times that a clock was set back from would keep it from asking until they come again."""
-    if max(state.good_s or 0.0, state.asked_s or 0.0, state.silent_since_s or 0.0) <= at_s:
-        return state
-    return replace(state, good_s=at_s, asked_s=None, silent_since_s=None)
-
-
-def _is_due(state: HangState, seen: Reading, cores: float | None, rules: HangRules) -> bool:
-    is_busy = seen.engine.is_busy
-    if state.failures:
-        # What was told of already is asked seldom: each question waits in a server that hangs.
-        again_s = rules.every_s if state.has_given_up else min(_ASK_AGAIN_S, rules.every_s)
-        # It rests, or is only busy with the question that it did not answer. Where it computes, somebody
-        # else may have begun to wait for an answer: a restart would cut that.
-        does_nothing = is_busy is False or (cores is not None and cores <= _IDLE_CORES)
-        return seen.at_s - (state.asked_s or 0.0) >= again_s and does_nothing
-    is_stuck = state.silent_since_s is not None and seen.at_s - state.silent_since_s >= _SILENT_S
-    if is_busy is not False and not is_stuck:
-        return False
-    newest_s = max(state.good_s or 0.0, state.asked_s or 0.0)
-    return seen.at_s - newest_s >= rules.every_s
-
-
-def answered(state: HangState, at_s: float) -> HangState:
-    """It generated."""
-    return replace(state, good_s=at_s, asked_s=at_s, failures=0, has_given_up=False)
-
-
-def refused(state: HangState, at_s: float) -> HangState:
-    """It said that it does not do that: no sign of a hang, and none of the contrary."""
-    return replace(state, asked_s=at_s, failures=0)
-
-
-def within_an_hour(restarts_s: Iterable[float], at_s: float) -> tuple[float, ...]:
-    """Those of the last hour; a time to come is one that a clock was set back from."""
-    return tuple(one for one in restarts_s if 0 <= at_s - one < _HOUR_S)
-
-
-def unanswered(
-    state: HangState, at_s: float, problem: str, rules: HangRules
-) -> tuple[HangState, Decision | None]:
-    """It did not; a decision when that happened often enough."""
-    failures = state.failures + 1
-    state = replace(state, failures=failures, asked_s=at_s)
-    if failures < _LEAST_FAILURES:
-        return state, None
-    evidence = f"health is ok, nobody else asks, and {failures} tiny generations failed: {problem}"
-    recent = within_an_hour(state.restarts_s, at_s)
-    text = "the server hangs"
-    if rules.policy is Policy.ADVISE or len(recent) >= rules.restarts_per_hour:
-        if state.has_given_up:
-            return state, None
-        if rules.policy is Policy.ACT:
-            text += f" again, though it was restarted {len(recent)} times within the hour; it is left alone now"
-        hint = "`systemctl restart` it; `journalctl -k` may tell of the card"
-        return replace(state, has_given_up=True), Decision(
-            "hang", Act.NOTHING, _GAVE_UP, text, evidence, hint
+        Args:
+            told: What daemons before it told, in any order.
+            now_s: Seconds since the epoch.
+        """
+        recent = sorted(
+            (event for event in told if event.kind == "hang" and 0 <= now_s - event.at_s < _HOUR_S),
+            key=lambda event: event.at_s,
         )
-    after = HangState(restarts_s=(*recent, at_s))
-    return after, Decision("hang", Act.RESTART, _RESTARTED, f"{text}, and is restarted", evidence)
+        self.restarts_s = tuple(event.at_s for event in recent if event.level == _RESTARTED)
+        self.has_given_up = bool(recent) and recent[-1].level == _GAVE_UP
+
+    def forget(self) -> None:
+        """Begin anew, but for what was done and said."""
+        self.life = self.n_predicted = self.good_s = self.silent_since_s = self.asked_s = None
+        self.failures = 0
+
+    def look(self, seen: Reading, cores: float | None) -> bool:
+        """Take a look into account; whether to ask for a tiny generation now.
+
+        Args:
+            seen: Now; its counter of tokens shows that it generates.
+            cores: How many processors it kept busy since the look before.
+        """
+        engine = seen.engine
+        if self.policy == "off" or engine.is_ready is not True or engine.is_asleep is not None:
+            self.forget()
+            return False
+        n_predicted = None if engine.counters is None else engine.counters.n_predicted
+        before = self.n_predicted
+        has_generated = n_predicted is not None and before is not None and n_predicted > before
+        if engine.life != self.life:
+            self.forget()
+            self.life, self.good_s = engine.life, seen.at_s
+        elif has_generated or self.good_s is None:
+            self.good_s, self.failures, self.has_given_up = seen.at_s, 0, False
+        if max(self.good_s, self.asked_s or 0.0, self.silent_since_s or 0.0) > seen.at_s:
+            # Times that a clock was set back from would keep it from asking until they come again.
+            self.good_s, self.asked_s, self.silent_since_s = seen.at_s, None, None
+        self.n_predicted = n_predicted
+        is_silent = engine.is_busy is None and cores is not None and cores <= _IDLE_CORES
+        since_s = seen.at_s if self.silent_since_s is None else self.silent_since_s
+        self.silent_since_s = since_s if is_silent else None
+        return self._is_due(seen, cores)
+
+    def _is_due(self, seen: Reading, cores: float | None) -> bool:
+        is_busy, asked_s = seen.engine.is_busy, self.asked_s or 0.0
+        if self.failures:
+            # What was told of already is asked seldom: each question waits in a server that hangs.
+            again_s = self.every_s if self.has_given_up else min(_ASK_AGAIN_S, self.every_s)
+            # It rests, or is only busy with the question that it did not answer. Where it computes, somebody
+            # else may have begun to wait for an answer: a restart would cut that.
+            does_nothing = is_busy is False or (cores is not None and cores <= _IDLE_CORES)
+            return seen.at_s - asked_s >= again_s and does_nothing
+        since_s = self.silent_since_s
+        is_stuck = since_s is not None and seen.at_s - since_s >= _SILENT_S
+        if is_busy is not False and not is_stuck:
+            return False
+        return seen.at_s - max(self.good_s or 0.0, asked_s) >= self.every_s
+
+    def answered(self, at_s: float) -> None:
+        """It generated."""
+        self.good_s = self.asked_s = at_s
+        self.failures, self.has_given_up = 0, False
+
+    def refused(self, at_s: float) -> None:
+        """It said that it does not do that: no sign of a hang, and none of the contrary."""
+        self.asked_s, self.failures = at_s, 0
+
+    def may_restart(self, at_s: float) -> bool:
+        """Whether fewer restarts than allowed were in the last hour."""
+        return len(self._recent(at_s)) < self.restarts_per_hour
+
+    def _recent(self, at_s: float) -> tuple[float, ...]:
+        """Those of the last hour; a time to come is one that a clock was set back from."""
+        return tuple(one for one in self.restarts_s if 0 <= at_s - one < _HOUR_S)
+
+    def unanswered(self, at_s: float, problem: str) -> Decision | None:
+        """It did not generate; a decision when that happened often enough."""
+        self.failures, self.asked_s = self.failures + 1, at_s
+        if self.failures < _LEAST_FAILURES:
+            return None
+        evidence = f"health is ok, nobody else asks, and {self.failures} tiny generations failed: {problem}"
+        recent = self._recent(at_s)
+        text = "the server hangs"
+        if self.policy == "advise" or not self.may_restart(at_s):
+            if self.has_given_up:
+                return None
+            if self.policy == "act":
+                text += f" again, though it was restarted {len(recent)} times within the hour; it is left alone now"
+            hint = "`systemctl restart` it; `journalctl -k` may tell of the card"
+            self.has_given_up = True
+            return Decision("hang", Act.NOTHING, _GAVE_UP, text, evidence, hint)
+        self.forget()
+        self.restarts_s, self.has_given_up = (*recent, at_s), False
+        return Decision("hang", Act.RESTART, _RESTARTED, f"{text}, and is restarted", evidence)
 
 
 _STEPS_MIB = (1664, 1792, 2048)
@@ -195,14 +181,6 @@ _WINDOW_S = 1800.0
 _UNIT_GAVE_UP = 1
 # What a fit leaves free is seldom less than its margin, for it goes by whole layers.
 _SHORT_RATIO = 2
-
-
-@dataclass(frozen=True, slots=True)
-class OomRules:
-    """`policy`, and how many steps it may take by itself until a person deploys something."""
-
-    policy: Policy
-    max_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,45 +238,54 @@ class Margin:
         return next((step for step in _STEPS_MIB if step > fit_mib), fit_mib + _STEP_BEYOND_MIB)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deaths:
     """When it died lately, and what was told of that last; empty where all is well."""
 
     deaths_s: tuple[float, ...] = ()
     said: str = ""
 
-    def and_at(self, at_s: float) -> Deaths:
+    def count(self, at_s: float) -> int:
         """With one more; those that are further apart are not one loop."""
         recent = (one for one in self.deaths_s if 0 <= at_s - one <= _WINDOW_S)
-        return replace(self, deaths_s=(*recent, at_s))
+        self.deaths_s = (*recent, at_s)
+        return len(self.deaths_s)
+
+    def forget(self) -> None:
+        """All is well."""
+        self.deaths_s, self.said = (), ""
 
 
 def look_at_oom(
-    state: Deaths, death: Death, margin: Margin, rules: OomRules
-) -> tuple[Deaths, Decision | None]:
+    state: Deaths, death: Death, margin: Margin, policy: Policy, max_steps: int
+) -> Decision | None:
     """Take a death into account.
 
     Args:
-        state: Of before; those with the signature count.
+        state: Those with the signature count.
         death: That happened now.
         margin: As deployed now.
-        rules: What may be done.
+        policy: What may be done.
+        max_steps: How many steps it may take by itself until a person deploys something.
     """
-    if rules.policy is Policy.OFF or death.kind is not FailureKind.OUT_OF_VRAM:
-        return state, None
-    state = state.and_at(death.at_s)
+    if policy == "off" or death.kind is not FailureKind.OUT_OF_VRAM:
+        return None
     least = _UNIT_GAVE_UP if death.has_given_up else _LEAST_DEATHS
-    if len(state.deaths_s) < least:
-        return state, None
-    decision = _decide(state.deaths_s, death, margin, rules)
+    n_deaths = state.count(death.at_s)
+    if n_deaths < least:
+        return None
+    decision = _decide(n_deaths, death, margin, policy, max_steps)
     if decision.act is Act.RAISE_MARGIN:
-        return Deaths(), decision  # another generation, and a count of its own
-    is_new = decision.text != state.said
-    return replace(state, said=decision.text), decision if is_new else None
+        state.forget()  # another generation, and a count of its own
+        return decision
+    is_new, state.said = decision.text != state.said, decision.text
+    return decision if is_new else None
 
 
-def _decide(deaths: tuple[float, ...], death: Death, margin: Margin, rules: OomRules) -> Decision:
-    times = "once and was given up" if len(deaths) == 1 else f"{len(deaths)} times"
+def _decide(
+    n_deaths: int, death: Death, margin: Margin, policy: Policy, max_steps: int
+) -> Decision:
+    times = "once and was given up" if n_deaths == 1 else f"{n_deaths} times"
     evidence = f"it died {times} for want of VRAM: {death.words}"
     begin = "the server runs out of VRAM again and again"
     target_mib = margin.next_mib
@@ -307,20 +294,16 @@ def _decide(deaths: tuple[float, ...], death: Death, margin: Margin, rules: OomR
         return _advice(text, evidence, "lower serving.ctx_size, or set memory.fit_mib; where the "
                        "model is placed by hand, raise memory.n_cpu_moe")  # fmt: skip
     hint = f"tunerd apply PROFILE --set memory.fit_mib={target_mib}"
+    text = f"{begin} with a fit margin of {margin.fit_mib} MiB"
     if margin.is_pinned:
-        text = f"{begin} with a fit margin of {margin.fit_mib} MiB, which is pinned and so is left alone"
-        return _advice(text, evidence, hint)
+        return _advice(f"{text}, which is pinned and so is left alone", evidence, hint)
     left_alone = margin.left_alone or _not_seen(death.seen, margin)
     if left_alone is not None:
-        text = (
-            f"{begin} with a fit margin of {margin.fit_mib} MiB, which is left alone: {left_alone}"
-        )
-        return _advice(text, evidence, hint)
-    if margin.steps_taken >= rules.max_steps:
+        return _advice(f"{text}, which is left alone: {left_alone}", evidence, hint)
+    if margin.steps_taken >= max_steps:
         text = f"{begin} though its fit margin was raised {margin.steps_taken} times, to {margin.fit_mib} MiB"
         return _advice(text, evidence, "`tunerd doctor` says who uses VRAM; lower serving.ctx_size")
-    text = f"{begin} with a fit margin of {margin.fit_mib} MiB"
-    if rules.policy is Policy.ADVISE:
+    if policy == "advise":
         return _advice(text, evidence, hint)
     return Decision("oom", Act.RAISE_MARGIN, "warning",
                     f"{text}, which is raised to {target_mib} MiB", evidence,
@@ -358,35 +341,34 @@ def deaths_recalled(told: Iterable[Event]) -> Deaths:
     return Deaths((newest.at_s,), newest.kind)
 
 
-def look_at_deaths(state: Deaths, death: Death) -> tuple[Deaths, Decision | None]:
+def look_at_deaths(state: Deaths, death: Death) -> Decision | None:
     """Take a death into account."""
-    state = state.and_at(death.at_s)
+    n_deaths = state.count(death.at_s)
     evidence = f"{death.kind}: {death.words}" if death.words else str(death.kind)
     hint = "`tunerd doctor`; `tunerd rollback` goes back to what served before"
     if death.has_given_up:
         if state.said == FAILED:
-            return state, None
+            return None
+        state.said = FAILED
         text = "the server died, and nothing starts it any more"
-        return replace(state, said=FAILED), Decision(
-            FAILED, Act.NOTHING, "error", text, evidence, hint
-        )
-    if len(state.deaths_s) < _LEAST_DEATHS or state.said:
-        return state, None
-    text = f"the server died {len(state.deaths_s)} times within half an hour, and is started again"
-    return replace(state, said=DIES), Decision(DIES, Act.NOTHING, "warning", text, evidence, hint)
+        return Decision(FAILED, Act.NOTHING, "error", text, evidence, hint)
+    if n_deaths < _LEAST_DEATHS or state.said:
+        return None
+    state.said = DIES
+    text = f"the server died {n_deaths} times within half an hour, and is started again"
+    return Decision(DIES, Act.NOTHING, "warning", text, evidence, hint)
 
 
-def look_for_deaths(
-    state: Deaths, at_s: float, *, is_ready: bool
-) -> tuple[Deaths, Decision | None]:
+def look_for_deaths(state: Deaths, at_s: float, *, is_ready: bool) -> Decision | None:
     """Take a look into account: that it serves again is told once."""
     if not state.said or not is_ready:
-        return state, None
+        return None
     last_s = max(state.deaths_s, default=at_s)
     if state.said == DIES and 0 <= at_s - last_s <= _WINDOW_S:
-        return state, None
+        return None
     text = "the server serves again" if state.said == FAILED else "the server stays up again"
-    return Deaths(), Decision(BACK, Act.NOTHING, "note", text, "it says that it is ready")
+    state.forget()
+    return Decision(BACK, Act.NOTHING, "note", text, "it says that it is ready")
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,36 +423,26 @@ def decide(found: Replanned, policy: Policy, *, has_nights: bool) -> Decision | 
         policy: `act` has the next night compare old and new.
         has_nights: Whether nights begin by themselves.
     """
-    parts: Sequence[str] = [
-        *(["the engine is another build"] if found.identity_changed else []),
-        *(
-            [f"the driver is {found.driver_now} instead of {found.driver_before}"]
-            if found.driver_before and found.driver_now and found.driver_before != found.driver_now
-            else []
-        ),
-    ]
+    parts, before, now = [], found.driver_before, found.driver_now
+    if found.identity_changed:
+        parts.append("the engine is another build")
+    if before and now and before != now:
+        parts.append(f"the driver is {now} instead of {before}")
     if not parts and not found.refusals:
         return None
     what = " and ".join(parts) or "what stands was planned anew"
     if found.refusals:
-        return Decision(
-            "upgrade-refused",
-            Act.NOTHING,
-            "error",
-            f"{what}: the server's next start will fail with it",
-            "; ".join(found.refusals),
+        text = f"{what}: the server's next start will fail with it"
+        hint = (
             "deploy it anew before anything restarts it: `tunerd plan PROFILE` shows what is wrong; "
-            "`tunerd engines keep` and `tunerd rollback` keep an older build",
+            "`tunerd engines keep` and `tunerd rollback` keep an older build"
         )
+        refusals = "; ".join(found.refusals)
+        return Decision("upgrade-refused", Act.NOTHING, "error", text, refusals, hint)
     then, hint = _comparison(found, policy, has_nights=has_nights)
-    return Decision(
-        "upgrade",
-        Act.NOTHING,
-        "warning",
-        f"{what}: what was measured before is stale, and the deployed profile still plans well{then}",
-        _builds(found),
-        f"`tunerd results list` tells which; {hint}",
-    )
+    text = f"{what}: what was measured before is stale, and the deployed profile still plans well{then}"
+    hint = f"`tunerd results list` tells which; {hint}"
+    return Decision("upgrade", Act.NOTHING, "warning", text, _builds(found), hint)
 
 
 def _builds(found: Replanned) -> str:
@@ -494,7 +466,7 @@ def _comparison(found: Replanned, policy: Policy, *, has_nights: bool) -> tuple[
             "swap.keep_engine keeps the build that serves before each swap, `tunerd engines keep` now",
         )
     by_hand = f"`tunerd compare {found.kept} {found.engine or 'live'}`"
-    if policy is Policy.ACT and has_nights:
+    if policy == "act" and has_nights:
         return ". The next night compares old and new", f"{by_hand} does so at once"
     return "", f"{by_hand} compares old and new"
 

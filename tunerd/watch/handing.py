@@ -12,6 +12,7 @@ from tunerd.production.own import OwnUnit, start_own_unit
 from tunerd.production.status import HandedIn
 from tunerd.units.manager import UP
 from tunerd.watch.figures import Event
+from tunerd.watch.notices import Teller
 
 HAND_IN_UNIT = "tunerd-hand-in.service"
 EVERY_S = 600.0
@@ -20,26 +21,15 @@ _LOOK_S = 15.0
 _NO_WORD = "the command that does it ended without a word"
 
 
-class HandIns:
-    """Has evidence handed in after each measurement, and every so often.
-
-    Args:
-        ctx: Where.
-        tell: Takes what a person should hear once.
-    """
+class HandIns(Teller):
+    """Has evidence handed in after each measurement, and every so often."""
 
     def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
-        self._ctx = ctx
-        self._tell = tell
+        super().__init__(ctx, tell)
         self._runs = False
         self._begun_s: float | None = None
         self._seen = self._handed = self._stamp()
         self._before: HandedIn | None = None
-        self._said: str | None = None
-
-    def take_over(self, ctx: Context) -> None:
-        """Go by other settings from now on."""
-        self._ctx = ctx
 
     def look(self) -> float:
         """Begin what is due, and see how the last one ended; how long to wait until the next look [s]."""
@@ -82,9 +72,8 @@ class HandIns:
         self._say(now.problem if now is not None and is_told else _NO_WORD)
 
     def _say(self, problem: str | None) -> None:
-        """Tell of a problem once, until it is another one, or over."""
-        if problem is not None and problem != self._said:
-            text = f"evidence is not handed in to the shared store, and is kept here: {problem}"
-            now_s = self._ctx.clock.now_s()
-            self._tell(Event(now_s, "hand-in-failed", "warning", text, "tunerd fleet hand-in"))
-        self._said = problem
+        if problem is None:
+            self._said.clear()
+            return
+        text = f"evidence is not handed in to the shared store, and is kept here: {problem}"
+        self._once(problem, "hand-in-failed", "warning", text, "tunerd fleet hand-in")

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -148,10 +149,8 @@ class TelemetryStore:
 
     def _drop(self, now_s: float) -> int:
         gone = 0
-        for table, seconds, keep_s in (
-            ("points", MINUTE_S, KEEP_MINUTES_S), ("gpus", MINUTE_S, KEEP_MINUTES_S),
-            ("points", COARSE_S, KEEP_COARSE_S), ("gpus", COARSE_S, KEEP_COARSE_S),
-        ):  # fmt: skip
+        kept = ((MINUTE_S, KEEP_MINUTES_S), (COARSE_S, KEEP_COARSE_S))
+        for table, (seconds, keep_s) in product(("points", "gpus"), kept):
             done = self._db.execute(
                 f"DELETE FROM {table} WHERE seconds = ? AND begin_s < ?",  # noqa: S608 -- ours
                 (seconds, _whole(now_s - keep_s)),
@@ -181,15 +180,13 @@ class TelemetryStore:
         Raises:
             HostError, DamagedError: it cannot be read.
         """
-        return tuple(
-            Point(*row) for row in self._rows("points", POINT_COLUMNS, since_s, until_s, step_s)
-        )
+        rows = self._rows("points", POINT_COLUMNS, since_s, until_s, step_s)
+        return tuple(Point(*row) for row in rows)
 
     def gpus(self, since_s: float, until_s: float, step_s: int = MINUTE_S) -> tuple[GpuPoint, ...]:
         """As `points`, for each card."""
-        return tuple(
-            GpuPoint(*row) for row in self._rows("gpus", GPU_COLUMNS, since_s, until_s, step_s)
-        )
+        rows = self._rows("gpus", GPU_COLUMNS, since_s, until_s, step_s)
+        return tuple(GpuPoint(*row) for row in rows)
 
     def events(self, *, limit: int = 100) -> tuple[Event, ...]:
         """What happened, newest first.
@@ -410,19 +407,14 @@ def history(
     if not ctx.paths.telemetry.exists():
         return History()
     try:
-        store = TelemetryStore(ctx.paths.telemetry, writable=False)
+        with contextlib.closing(TelemetryStore(ctx.paths.telemetry, writable=False)) as store:
+            return History(
+                points=store.points(since_s, until_s, step_s),
+                gpus=store.gpus(since_s, until_s, step_s),
+                events=store.events(limit=events),
+            )
     except (HostError, DamagedError) as problem:
         return History(problem=str(problem))
-    try:
-        return History(
-            points=store.points(since_s, until_s, step_s),
-            gpus=store.gpus(since_s, until_s, step_s),
-            events=store.events(limit=events),
-        )
-    except (HostError, DamagedError) as problem:
-        return History(problem=str(problem))
-    finally:
-        store.close()
 
 
 class HistoryKeeper:
@@ -444,10 +436,11 @@ class HistoryKeeper:
 
     def begin(self) -> None:
         """See that there is a history that can be written."""
-        self._write(self._see_newest)
 
-    def _see_newest(self, store: TelemetryStore) -> None:
-        self._newest_s = store.newest_s()
+        def see(store: TelemetryStore) -> None:
+            self._newest_s = store.newest_s()
+
+        self._write(see)
 
     def add(self, reading: Reading) -> None:
         """Take a reading; a whole minute is written when the next begins."""
@@ -479,9 +472,7 @@ class HistoryKeeper:
         done = self._bucket.close()
         if done is not None:
             self._write(lambda store: store.add(*done))
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        self._let_go()
 
     def told(self) -> tuple[Event, ...]:
         """What went wrong since the last call, each state once."""
@@ -522,10 +513,7 @@ class HistoryKeeper:
         self._let_go()
         self._not_before_s = self._ctx.clock.monotonic_s() + _RETRY_S
         if problem.message != self._problem:
-            cause = f": {problem.cause}" if problem.cause else ""
-            self._tell(
-                "history-lost", f"what is watched is not kept: {problem.message}{cause}", None
-            )
+            self._tell("history-lost", f"what is watched is not kept: {problem.words}", None)
         self._problem = problem.message
 
     def _let_go(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,35 @@ from tunerd.result import ActionResult
 from tunerd.settings import NotifySettings
 from tunerd.units.manager import UP
 from tunerd.watch.figures import Event
+
+
+class Teller:
+    """A part of the daemon's work, which tells what a person should hear.
+
+    Args:
+        ctx: Where.
+        tell: Takes what a person should hear once.
+    """
+
+    def __init__(self, ctx: Context, tell: Callable[[Event], None]) -> None:
+        self._ctx = ctx
+        self._tell = tell
+        # Problems that are not over.
+        self._said: set[str] = set()
+
+    def take_over(self, ctx: Context) -> None:
+        """Go by other settings from now on; what was seen and done is still known."""
+        self._ctx = ctx
+
+    def _event(self, kind: str, level: str, text: str, hint: str | None = None) -> None:
+        self._tell(Event(self._ctx.clock.now_s(), kind, level, text, hint))
+
+    def _once(self, problem: str, kind: str, level: str, text: str, hint: str | None) -> None:
+        """Tell of a problem, once until it is over."""
+        if problem not in self._said:
+            self._said.add(problem)
+            self._event(kind, level, text, hint)
+
 
 LEVELS = ("note", "warning", "error")
 # Source: docs.ntfy.sh/publish, message priority (1 to 5) and tags.

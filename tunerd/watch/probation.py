@@ -44,11 +44,10 @@ from tunerd.units.generations import Generation, HistoryEntry
 from tunerd.units.manager import UP
 from tunerd.watch.drift import DRIFT, Confirmed, Drift
 from tunerd.watch.figures import UNKNOWN, Reading
-from tunerd.watch.guards import WENT_DOWN, Basis, Look, Policy, is_long_enough, judge, look_of
+from tunerd.watch.guards import WENT_DOWN, Basis, Look, is_long_enough, judge, look_of
 from tunerd.watch.readings import server_log
 from tunerd.words import sha256
 
-_REFRESH_LOOKS = 10
 _MOST_TRIES = 3
 _EDITED = "somebody edited the unit"
 _OVERTAKEN = "something else was deployed"
@@ -66,7 +65,6 @@ class _Watch:
     entry: HistoryEntry
     record: dict[str, Any]
     drift: Drift
-    duration_s: float
     left_s: float
     restarts: int
     basis: Basis
@@ -78,7 +76,6 @@ class _Watch:
     stopped_s: float = 0.0
     tries: int = 0
     is_being_taken: bool = False
-    is_basis_known: bool = False
 
     @property
     def generation(self) -> Generation:
@@ -209,10 +206,10 @@ class Probation:
         return watch
 
     def _begun(self, entry: HistoryEntry, earlier: Mapping[str, Any], reading: Reading) -> _Watch:
-        ctx, duration_s = self._ctx, self._ctx.settings.probation.duration_s
+        ctx = self._ctx
         # An earlier version kept less.
         restarts = int(earlier.get("restarts", reading.engine.n_restarts or 0))
-        left_s = float(earlier.get("left_s", duration_s))
+        left_s = float(earlier.get("left_s", ctx.settings.probation.duration_s))
         basis = read_or_none(Basis, earlier.get("basis")) or Basis()
         decided = WENT_DOWN if went_down(earlier, boot_id()) else earlier["reason"] or None
         record = new_record(
@@ -220,16 +217,11 @@ class Probation:
             restarts=restarts, boot_id=boot_id(),
         )  # fmt: skip
         watch = _Watch(
-            entry, record, Drift(server_log(ctx)), duration_s, left_s, restarts, basis, reading.engine.life,
+            entry, record, Drift(server_log(ctx)), left_s, restarts, basis, reading.engine.life,
             ctx.clock.monotonic_s(), decided=decided,
         )  # fmt: skip
-        self._find_basis(watch)
+        watch.basis = self._basis_of(watch.generation) or basis
         return watch
-
-    def _find_basis(self, watch: _Watch) -> None:
-        found = self._basis_of(watch.generation)
-        watch.basis = found or watch.basis
-        watch.is_basis_known = found is not None
 
     def _why_over(self, watch: _Watch) -> str | None:
         if not self._ctx.settings.probation.enabled:
@@ -240,7 +232,7 @@ class Probation:
         """Why its speed alone is a reason: by its counters, and borne out by its own log."""
         basis = watch.basis
         floor = Confirmed(basis.floor_tok_s, None, deepest_tokens=basis.deepest_tokens)
-        found = watch.drift.after(reading, floor, Policy.ADVISE, demands_log=True)
+        found = watch.drift.after(reading, floor, "advise", demands_log=True)
         if found is None or found.kind != DRIFT:
             return None
         before = basis.previous_tok_s
@@ -253,7 +245,8 @@ class Probation:
     def _passed_s(self, watch: _Watch) -> float | None:
         """How long it was watched since the last look that counted; None where the next is not due."""
         now_s = self._ctx.clock.monotonic_s()
-        every_s = min(self._ctx.settings.probation.every_s, watch.duration_s)
+        settings = self._ctx.settings.probation
+        every_s = min(settings.every_s, settings.duration_s)
         passed_s = now_s - watch.looked_s
         if passed_s < every_s:
             return None
@@ -271,9 +264,9 @@ class Probation:
         passed_s = self._passed_s(watch)
         if passed_s is None:
             return None
-        is_due = watch.basis.slowest_tok_s is None and len(watch.looks) % _REFRESH_LOOKS == 0
-        if is_due or not watch.is_basis_known:  # somebody may have measured it
-            self._find_basis(watch)
+        watch.basis = (
+            self._basis_of(watch.generation) or watch.basis
+        )  # somebody may have measured it
         look = look_of(reading)
         watch.restarts = min(watch.restarts, look.n_restarts or 0)
         watch.life = watch.life or look.life
@@ -293,7 +286,8 @@ class Probation:
 
     def _end_in_time(self, watch: _Watch) -> bool:
         is_enough = is_long_enough(watch.looks, watch.left_s)
-        if not is_enough and max(watch.stopped_s, watch.unseen_s) < watch.duration_s:
+        limit_s = self._ctx.settings.probation.duration_s
+        if not is_enough and max(watch.stopped_s, watch.unseen_s) < limit_s:
             return False
         if watch.looks and watch.looks[-1].is_stopped:
             self._end("ended", "somebody stopped it")

@@ -43,16 +43,20 @@ def names(folder: Path) -> list[str]:
 # Writing.
 
 
-def test_a_file_is_written_with_its_mode_whatever_the_umask(tmp_path: Path) -> None:
+def test_files_and_folders_have_their_mode_whatever_the_umask(tmp_path: Path) -> None:
+    folder = tmp_path / "c" / "d"
     before = os.umask(0o077)
     try:
         Files().write(tmp_path / "a", b"x")
         Files().write(tmp_path / "b", b"x", mode=0o600)
+        Files().make_folder(folder, mode=0o711)
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o644
-    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o600
-    assert names(tmp_path) == ["a", "b"]
+    Files().make_folder(folder)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a", tmp_path / "b", folder)]
+    assert modes == [0o644, 0o600, 0o711]
+    assert names(tmp_path) == ["a", "b", "c"]
+    assert len(steps_of(lambda files: files.make_folder(folder / "e" / "f"))) == 2
 
 
 @only_root
@@ -75,7 +79,7 @@ def test_a_replaced_file_takes_over_what_it_is_told(tmp_path: Path) -> None:
     assert Files().look(path) == Look(0o604, 12, 34)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody")
+@only_root
 def test_a_file_is_written_though_its_owner_may_not_be_restored(tmp_path: Path) -> None:
     path = tmp_path / "x.service"
     path.write_text("before")
@@ -128,19 +132,6 @@ def test_a_last_check_may_stop_a_write_and_a_removal(tmp_path: Path) -> None:
         Files().remove(path, check=check)
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a"]
-
-
-def test_folders_are_made_with_their_parents(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "c"
-    before = os.umask(0o077)
-    try:
-        Files().make_folder(path, mode=0o711)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o711
-    Files().make_folder(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o711
-    assert len(steps_of(lambda files: files.make_folder(path / "d" / "e"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -340,29 +331,6 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
         lock(tmp_path / "lock", purpose="x", since="now"),
     ):
         pass
-
-
-def test_only_one_of_many_gets_the_lock(tmp_path: Path) -> None:
-    """Each adds one to a number that it reads, waits and writes: nothing may be lost."""
-    script = (
-        "import sys, time\nfrom pathlib import Path\nfrom tunerd.errors import Busy\n"
-        "from tunerd.machine.files import lock\n"
-        "folder = Path(sys.argv[1])\nleft = 5\n"
-        "while left:\n"
-        "    try:\n"
-        "        with lock(folder / 'lock', purpose='x', since='y'):\n"
-        "            number = int((folder / 'n').read_text())\n"
-        "            time.sleep(0.005)\n"
-        "            (folder / 'n').write_text(str(number + 1))\n"
-        "            left -= 1\n"
-        "    except Busy:\n        time.sleep(0.01)\n"
-    )
-    (tmp_path / "n").write_text("0")
-    workers = [
-        subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT) for _ in range(3)
-    ]
-    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
-    assert (tmp_path / "n").read_text() == "15"
 
 
 def test_nobody_else_can_hold_what_this_tunerd_locks(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ DRAFTED_REGIONS = ("code", "chat", "creative")
 IGNORES_P_MIN = {"mainline-2026-05-16"}
 
 SETTINGS = [
-    ("tiny", 2, 0.75),
     ("tiny", 3, 0.0),
     ("tiny", 6, 0.75),
     ("tiny-moe", 3, 0.75),
@@ -144,51 +143,38 @@ def test_an_engine_writes_what_the_truth_says(
                 "/completion", {"prompt": prompt, "n_predict": 20, "temperature": 0}
             )
             assert answer["content"] == truth.text(encode(prompt)[-1], 20), prompt
+            assert "draft_n" not in answer["timings"], "an MTP block alone drafts nothing"
         from_tokens = server.post("/completion", {"prompt": [300, 301], "n_predict": 20})
         assert from_tokens["content"] == truth.text(301, 20)
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_an_engine_cuts_text_into_the_tokens_that_the_vocabulary_says(
-    name: str, models: dict[str, Path], tmp_path: Path
-) -> None:
-    texts = (
-        " def return\n\nfoo(x) = 12345;  // it's  three   blanks, _under_score",
-        "code in two lines\r\n\tand tabs   \n  ",
-        "<|im_start|>user\n creative<|im_end|>\n",
-        "Grüße, 日本語 … ½ naïve I'LL we're",
-    )
-
-    with _serve(_build(name), models["tiny-nomtp"], tmp_path) as server:
-        for text in texts:
+        for text in TEXTS:
             answer = server.post(
                 "/tokenize", {"content": text, "add_special": False, "parse_special": True}
             )
             assert tuple(answer["tokens"]) == encode(text), text
+        _chat(server, truth)
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_chat_goes_on_with_the_last_word_of_the_user(
-    name: str, models: dict[str, Path], tmp_path: Path
-) -> None:
-    model = models["tiny-nomtp"]
-    truth = read_truth(model)
+TEXTS = (
+    " def return\n\nfoo(x) = 12345;  // it's  three   blanks, _under_score",
+    "code in two lines\r\n\tand tabs   \n  ",
+    "<|im_start|>user\n creative<|im_end|>\n",
+    "Grüße, 日本語 … ½ naïve I'LL we're",
+)
+
+
+def _chat(server: Server, truth: Truth) -> None:
+    """It goes on with the last word of the user."""
     messages = [{"role": "user", "content": "write code"}]
-
-    with _serve(_build(name), model, tmp_path) as server:
-        for last_word in ("code", "creative"):
-            messages[-1]["content"] = f"write something {last_word}"
-            answer = server.post(
-                "/v1/chat/completions",
-                {"messages": messages, "max_tokens": 20, "temperature": 0},
-            )
-            content = answer["choices"][0]["message"]["content"]
-            expected = truth.text(encode(" " + last_word)[0], 20)
-            assert content.strip() == expected.strip()
-            messages += [{"role": "assistant", "content": content}, {"role": "user", "content": ""}]
-        prompt = server.post("/apply-template", {"messages": messages[:3]})["prompt"]
-
-    assert prompt == (
+    for last_word in ("code", "creative"):
+        messages[-1]["content"] = f"write something {last_word}"
+        answer = server.post(
+            "/v1/chat/completions", {"messages": messages, "max_tokens": 20, "temperature": 0}
+        )
+        content = answer["choices"][0]["message"]["content"]
+        expected = truth.text(encode(" " + last_word)[0], 20)
+        assert content.strip() == expected.strip()
+        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": ""}]
+    assert server.post("/apply-template", {"messages": messages[:3]})["prompt"] == (
         "<|im_start|>user\n write something code"
         f"{truth.text(encode(' code')[0], 20)}<|im_end|>\n"
         "<|im_start|>user\n write something creative"
@@ -196,17 +182,13 @@ def test_a_chat_goes_on_with_the_last_word_of_the_user(
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_model_with_an_mtp_block_loads_where_the_engine_knows_mtp_and_nowhere_else(
+def test_a_model_with_an_mtp_block_does_not_load_where_the_engine_knows_no_mtp(
     name: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
     build = _build(name)
-    serves = _serve(build, models["tiny"], tmp_path)
-
     if build.can_draft:
-        with serves as server:
-            answer = server.post("/completion", {"prompt": "code", "n_predict": 9})
-        assert "draft_n" not in answer["timings"]
-        return
+        return  # and has answered with it
+    serves = _serve(build, models["tiny"], tmp_path)
     with pytest.raises(ServerEndedError) as caught, serves:
         pass
     assert caught.value.status == 1

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from tests.fault.world import a_generation
 from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
 from tests.support.local_box import Box
 from tests.support.readings import a_reading, an_engine, served
+from tests.support.receiver import receiving
 from tunerd.app import Context
 from tunerd.engine.log import Tally
 from tunerd.engine.server import Address, LlamaServer
@@ -335,46 +333,20 @@ def looked(world: World, port: int, looks: int) -> None:
         world.look()
 
 
-@contextlib.contextmanager
-def answering(status: int) -> Iterator[tuple[int, list[str]]]:
-    """A server that answers each question so; its port, and what it was asked."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            asked.append(self.path)
-            body = json.dumps({"error": {"message": "no", "code": status}}).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server.server_port, asked
-        server.shutdown()
-        thread.join()
-
-
 @pytest.mark.parametrize("status", [401, 501])
 def test_a_server_that_does_not_do_that_is_no_server_that_hangs(world: World, status: int) -> None:
     before = world.manager.state(UNIT).invocation_id
-    with answering(status) as (port, asked):
-        looked(world, port, 200)  # two thousand seconds
-        assert 1 <= len(asked) <= 2, "and it is not asked oftener for that"
+    with receiving(status) as server:
+        looked(world, server.port, 200)  # two thousand seconds
+        assert 1 <= len(server.got) <= 2, "and it is not asked oftener for that"
     assert world.kinds == []
     assert world.manager.state(UNIT).invocation_id == before
 
 
 def test_a_server_that_fails_at_each_question_is_restarted(world: World) -> None:
     before = world.manager.state(UNIT).invocation_id
-    with answering(500) as (port, _asked):
-        looked(world, port, 100)
+    with receiving(500) as server:
+        looked(world, server.port, 100)
     assert world.kinds == ["hang"]
     assert world.manager.state(UNIT).invocation_id != before
 
@@ -402,19 +374,19 @@ def test_a_hang_that_was_told_of_is_asked_about_seldom(world: World) -> None:
     guards = world.ctx.settings.guards.model_copy(update={"hang": "advise"})
     settings = world.ctx.settings.model_copy(update={"guards": guards})
     world.ctx = replace(world.ctx, settings=settings)
-    with answering(500) as (port, asked):
-        looked(world, port, 1000)  # ten thousand seconds
-        assert len(asked) < 20
+    with receiving(500) as server:
+        looked(world, server.port, 1000)  # ten thousand seconds
+        assert len(server.got) < 20
     assert world.kinds == ["hang"]
 
 
 def test_a_clock_that_is_set_back_does_not_put_the_guard_to_sleep(world: World) -> None:
-    with answering(500) as (port, asked):
-        looked(world, port, 5)
+    with receiving(500) as server:
+        looked(world, server.port, 5)
         world.clock.set_wall(world.clock.now_s() - 86_400)
         for _ in range(120):
             world.look()
-        assert len(asked) >= 2
+        assert len(server.got) >= 2
     assert world.kinds == ["hang"]
 
 
@@ -446,8 +418,12 @@ class Counting(World):
 
 @pytest.fixture
 def counting(tmp_path: Path) -> Counting:
-    made = Counting(tmp_path)
-    guards = made.ctx.settings.guards.model_copy(update={"drift": "act"})
+    return counted(tmp_path, "act")
+
+
+def counted(folder: Path, policy: str) -> Counting:
+    made = Counting(folder)
+    guards = made.ctx.settings.guards.model_copy(update={"drift": policy})
     made.ctx = replace(made.ctx, settings=made.ctx.settings.model_copy(update={"guards": guards}))
     findings = {"confirmed": CONFIRMED, "replanned": None, "engine_sha256": None}
     (made.ctx.paths.state_dir / "guards.json").write_text(json.dumps(findings))
@@ -489,12 +465,16 @@ def life(world: Counting) -> str | None:
     return world.manager.state(UNIT).invocation_id
 
 
-def test_a_server_that_decays_is_restarted(counting: Counting) -> None:
-    before = life(counting)
-    work(counting, 200, *DECAYS)
-    assert counting.kinds == ["drift"]
-    assert "no deeper than those: 33.9 tok/s" in counting.told[0].text
-    assert life(counting) != before
+@pytest.mark.parametrize("policy", ["act", "advise"])
+def test_a_server_that_decays_is_restarted_where_that_is_wanted(
+    tmp_path: Path, policy: str
+) -> None:
+    world = counted(tmp_path, policy)
+    before = life(world)
+    work(world, 200, *DECAYS)
+    assert world.kinds == ["drift"]
+    assert "no deeper than those: 33.9 tok/s" in world.told[0].text
+    assert (life(world) != before) is (policy == "act")
 
 
 def test_lines_that_somebody_else_wrote_restart_nothing(counting: Counting) -> None:

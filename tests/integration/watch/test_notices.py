@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from tests.support.fakes import FakeClock, FakeServiceManager, Life
 from tests.support.local_box import Box
+from tests.support.receiver import PIECE, Receiver, receiving
 from tunerd.app import Context
 from tunerd.errors import HostError, UsageError
 from tunerd.settings import NotifySettings
@@ -24,47 +23,10 @@ from tunerd.watch.notices import forget_old_notices, leave_notice, send_left_not
 EVENT = Event(1_790_000_000.0, "hang", "warning", "the server hangs, and is restarted", "a hint")
 
 
-_PIECE = 1 << 20
-
-
-@dataclass
-class Receiver:
-    """A webhook that answers with these statuses, the last again and again."""
-
-    url: str = ""
-    statuses: list[int] = field(default_factory=lambda: [200])
-    got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
-    says_bytes: int = 0
-    was_cut: bool = False
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            made.got.append((dict(self.headers), body))
-            status = made.statuses[min(len(made.got), len(made.statuses)) - 1]
-            self.send_response(status)
-            self.end_headers()
-            try:
-                for _ in range(made.says_bytes // _PIECE):
-                    self.wfile.write(bytes(_PIECE))
-            except OSError:
-                made.was_cut = True
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        made.url = f"http://127.0.0.1:{server.server_port}/hook"
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with receiving(200) as made:
         yield made
-        server.shutdown()
-        thread.join()
 
 
 def context(tmp_path: Path, url: str | None, **changed: Any) -> Context:
@@ -146,10 +108,10 @@ def test_one_that_refuses_is_asked_once(tmp_path: Path, receiver: Receiver) -> N
 
 
 def test_of_an_answer_only_the_status_is_read(tmp_path: Path, receiver: Receiver) -> None:
-    receiver.says_bytes = 64 * _PIECE
+    receiver.says_bytes = 64 * PIECE
     ctx = context(tmp_path, receiver.url)
     send_notice(ctx, left(ctx))
-    assert receiver.was_cut
+    assert receiver.was_cut.wait(20)
 
 
 def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path, receiver: Receiver) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import nvml_stub
 from tests.support.api_box import ApiBox, serving
-from tests.support.fake_gpu import rtx_3090_ti, rtx_4070_super
+from tests.support.fake_gpu import rtx_4070_super
 from tests.support.fakes import FakeClock, FakeServiceManager, Life, Program
 from tests.support.local_box import Box
 from tests.support.needs import missing
@@ -258,24 +258,3 @@ def test_a_daemon_that_begins_anew_does_not_tell_the_same_again(box: CardBox) ->
     box.daemon = Daemon(box.ctx)
     box.look(2)
     assert box.told == ["gpu", "gpu-back"]
-
-
-def test_of_two_cards_the_one_that_is_left_is_told_of(box: CardBox) -> None:
-    box.cards.show(box.card(), rtx_3090_ti(index=1, used_mib=20_000))
-    box.look(MINUTE)
-    with box.shown() as api:
-        shown = page_of(api)
-        assert "GPU 0: NVIDIA GeForce RTX 4070 SUPER" in shown
-        assert "19.5 of 24.0" in shown
-
-    box.cards.lose(1)
-    box.look(MINUTE + 1)
-    assert box.only.index == 0
-    assert box.told == ["gpu"]
-    assert findings(box)["gpu-unreadable"].startswith("GPU 1: the GPU is lost")
-    seen = [(row.begin_s - BEGIN_S, row.index, row.used_mib) for row in box.kept.gpus]
-    assert seen == [(0, 0, 8900), (0, 1, 20_000), (60, 0, 8900)]
-    with box.shown() as api:
-        told = metrics_of(api)
-        assert (told["tunerd_gpus"], told["tunerd_gpu_problem"]) == (1, 1)
-        assert "GPU 1: the GPU is lost" in page_of(api)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import plant
 from tunerd.machine.facts import CpuFrequency
 from tunerd.machine.gpu import read_driver_files
 from tunerd.machine.host import read_cpu_frequency
@@ -18,14 +19,6 @@ OPEN = (
     "(dvs-builder@U22-I3)  Tue Apr  8 12:43:23 UTC 2025\n"
 )
 CPU = "sys/devices/system/cpu"
-
-
-def plant(root: Path, files: dict[str, str]) -> Path:
-    for path, text in files.items():
-        target = root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    return root
 
 
 def add_card(root: Path, address: str, vendor: str, kind: str = "0x030000") -> None:

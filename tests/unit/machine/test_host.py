@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.fake_gpu import FakeGpuReader, rtx_4070_super
+from tests.support.folders import plant
 from tunerd.machine.host import (
     memory_of,
-    parse_cpu_list,
     read_cpu,
     read_host,
     read_memory,
@@ -32,14 +34,6 @@ Max file locks            unlimited            unlimited            locks
 INITIAL_NAMESPACE = "pid:[4026531836]"
 
 
-def plant(root: Path, files: dict[str, str]) -> Path:
-    for path, text in files.items():
-        target = root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    return root
-
-
 def plant_pid_namespace(root: Path, name: str) -> None:
     link = root / "proc/self/ns/pid"
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -55,11 +49,8 @@ def topology(siblings: list[str]) -> dict[str, str]:
     """`siblings[n]`: the list file of CPU n."""
     folder = "sys/devices/system/cpu"
     return {
-        f"{folder}/online": f"0-{len(siblings) - 1}\n",
-        **{
-            f"{folder}/cpu{cpu}/topology/core_cpus_list": text + "\n"
-            for cpu, text in enumerate(siblings)
-        },
+        f"{folder}/cpu{cpu}/topology/core_cpus_list": f"{text}\n"
+        for cpu, text in enumerate(siblings)
     }
 
 
@@ -68,7 +59,8 @@ def test_an_empty_tree_is_all_unknown(tmp_path: Path) -> None:
 
     assert host.gpus == (rtx_4070_super(),)
     cpu, memory = host.cpu, host.memory
-    assert (cpu.model, cpu.physical_cores, cpu.logical_cores, cpu.simd) == (None,) * 4
+    assert (cpu.model, cpu.physical_cores, cpu.simd) == (None,) * 3
+    assert cpu.logical_cores == len(os.sched_getaffinity(0))
     assert (memory.total_mib, memory.available_mib, memory.memlock_mib) == (None,) * 3
     assert (memory.swap_total_mib, memory.swap_used_mib, memory.memlock_unlimited) == (None,) * 3
     assert (host.kernel, host.hostname, host.in_container) == (None,) * 3
@@ -113,29 +105,24 @@ def test_the_soft_memlock_limit_is_what_counts(
 
 
 @pytest.mark.parametrize(
-    ("siblings", "n_cores"),
+    ("siblings", "usable", "n_cores"),
     [
-        (["0,4", "1,5", "2,6", "3,7"] * 2, 4),
+        (["0,4", "1,5", "2,6", "3,7"] * 2, range(8), 4),
+        (["0,4", "1,5", "2,6", "3,7"] * 2, (0, 1, 4), 2),
         # Performance and efficiency cores are all cores.
-        (["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"], 6),
-        # Without a topology cpuinfo tells them.
-        ([], 4),
+        (["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"], range(8), 6),
+        # A hidden topology is unknown, and not a guess.
+        ([], range(8), None),
     ],
 )
-def test_threads_of_one_core_count_once(tmp_path: Path, siblings: list[str], n_cores: int) -> None:
-    plant(tmp_path, {"proc/cpuinfo": cpuinfo(8), **(topology(siblings) if siblings else {})})
+def test_threads_of_one_core_count_once(
+    tmp_path: Path, siblings: list[str], usable: Sequence[int], n_cores: int | None
+) -> None:
+    plant(tmp_path, {"proc/cpuinfo": cpuinfo(8), **topology(siblings)})
 
-    cpu = read_cpu(tmp_path)
+    cpu = read_cpu(tmp_path, usable=usable)
 
-    assert (cpu.model, cpu.physical_cores, cpu.logical_cores) == ("Ryzen", n_cores, 8)
-
-
-def test_a_hidden_topology_is_unknown_and_not_a_guess(tmp_path: Path) -> None:
-    plant(tmp_path, {"proc/cpuinfo": "processor\t: 0\n\nprocessor\t: 1\n\n"})
-
-    cpu = read_cpu(tmp_path)
-
-    assert (cpu.physical_cores, cpu.logical_cores, cpu.simd) == (None, 2, None)
+    assert (cpu.model, cpu.physical_cores, cpu.logical_cores) == ("Ryzen", n_cores, len(usable))
 
 
 def test_only_what_every_core_has_counts_as_simd(tmp_path: Path) -> None:
@@ -154,31 +141,13 @@ def test_an_arm_board_is_read(tmp_path: Path) -> None:
         {
             "proc/cpuinfo": "".join(block.format(cpu) for cpu in range(4))
             + "Revision\t: c04170\nModel\t\t: Raspberry Pi 5 Model B Rev 1.0\n",
-            **topology(["0", "1", "2", "3"]),
         },
     )
 
     cpu = read_cpu(tmp_path)
 
     assert cpu.model == "Raspberry Pi 5 Model B Rev 1.0"
-    assert (cpu.physical_cores, cpu.logical_cores) == (4, 4)
     assert cpu.simd == ("neon", "fp16", "dotprod", "i8mm")
-
-
-@pytest.mark.parametrize(
-    ("text", "cpus"),
-    [
-        ("0-3,8", {0, 1, 2, 3, 8}),
-        ("5", {5}),
-        ("", None),
-        (None, None),
-        ("0-", None),
-        ("a-b", None),
-        ("0-999999999", None),
-    ],
-)
-def test_cpu_lists_are_parsed_or_refused(text: str | None, cpus: set[int] | None) -> None:
-    assert parse_cpu_list(text) == (None if cpus is None else frozenset(cpus))
 
 
 @pytest.mark.parametrize("marker", ["run/systemd/container", "run/.containerenv", ".dockerenv"])

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.designed import encode
 from tunerd.tryout.designed import (
     REGION_MIX,
     REGION_WORDS,
     SHAPES,
-    SPECIAL,
     Design,
     design,
     tensor_specs,
@@ -57,23 +54,6 @@ def test_a_word_with_its_space_is_one_token_of_its_region() -> None:
 )
 def test_the_name_of_a_region_or_the_last_byte_selects_a_region(prompt: str, region: str) -> None:
     assert WORDS.region_of(encode(prompt)[-1]).name == region
-
-
-@given(st.text())
-def test_text_comes_back_from_its_tokens(text: str) -> None:
-    plain = text.encode(errors="ignore").decode()
-    for special in SPECIAL:
-        plain = plain.replace(special, "")
-
-    assert WORDS.decode(encode(plain)) == plain
-
-
-def test_special_tokens_are_recognised_inside_text_and_have_none() -> None:
-    tokens = encode("<|im_start|>user\n code<|im_end|><|endoftext|>")
-
-    assert tokens[0] == SPECIAL.index("<|im_start|>")
-    assert tokens[-3:] == (encode(" code")[0], SPECIAL.index("<|im_end|>"), 0)
-    assert WORDS.decode(range(len(SPECIAL))) == ""
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -55,12 +55,6 @@ def test_the_help_lists_every_spelling_once() -> None:
     assert parse_help(help_text()).live_spellings == set(spellings)
 
 
-def test_every_line_of_the_help_fits_110_columns() -> None:
-    lines = [line for line in help_text().splitlines() if "ngram-map-k,ngram-map-k4v" not in line]
-
-    assert max(len(line) for line in lines) <= 110
-
-
 @pytest.mark.parametrize(
     "path", sorted(GOLDEN.glob("cpu-embedded*.txt")), ids=lambda path: path.stem
 )

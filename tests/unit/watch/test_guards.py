@@ -13,15 +13,8 @@ from tests.support.readings import a_reading, served
 from tunerd.engine.health import FailureKind, HttpState
 from tunerd.engine.log import LoggedRequest
 from tunerd.measure.answer import Counters
-from tunerd.watch.drift import (
-    Confirmed,
-    DriftState,
-    Stretch,
-    is_of_speed,
-    look_closer,
-    look_for_drift,
-    speed_of_alike,
-)
+from tunerd.units.manager import LogSpan
+from tunerd.watch.drift import Confirmed, Drift, Stretch, likely_cause, look_closer, speed_of_alike
 from tunerd.watch.figures import Event, Reading, Served
 from tunerd.watch.guards import (
     Act,
@@ -29,46 +22,40 @@ from tunerd.watch.guards import (
     Deaths,
     Decision,
     EngineSeen,
-    HangRules,
-    HangState,
+    Hang,
     Margin,
-    OomRules,
     Policy,
     Replanned,
     Seen,
-    answered,
     deaths_recalled,
     decide,
-    hang_recalled,
     look_at_deaths,
     look_at_engine,
     look_at_oom,
     look_for_deaths,
-    look_for_hang,
-    unanswered,
 )
 
 # Out of memory
 
-ACTS = OomRules(Policy.ACT, max_steps=2)
 MARGIN = Margin(1664, 0, is_pinned=False)
 NEVER_SERVED = Seen("one")
+SERVED = Seen("one", free_mib=4000, has_served=True)
 
 
 def deaths(
     *times_s: float,
     kind: FailureKind = FailureKind.OUT_OF_VRAM,
     margin: Margin = MARGIN,
-    rules: OomRules = ACTS,
+    policy: Policy = "act",
     gave_up: bool = False,
     seen: Seen = NEVER_SERVED,
 ) -> list[Decision]:
-    state, found = Deaths(), []
-    for at_s in times_s:
-        death = Death(at_s, kind, "cudaMalloc failed: out of memory", gave_up, seen)
-        state, decision = look_at_oom(state, death, margin, rules)
-        found += [] if decision is None else [decision]
-    return found
+    state, words = Deaths(), "cudaMalloc failed: out of memory"
+    told = [
+        look_at_oom(state, Death(at_s, kind, words, gave_up, seen), margin, policy, 2)
+        for at_s in times_s
+    ]
+    return [one for one in told if one is not None]
 
 
 def test_one_death_is_an_accident_and_two_are_a_loop() -> None:
@@ -78,11 +65,8 @@ def test_one_death_is_an_accident_and_two_are_a_loop() -> None:
     assert "1664 MiB" in decision.text
     assert "1792 MiB" in decision.text
     assert "2 times" in decision.evidence
-
-
-def test_one_death_is_enough_where_systemd_has_given_up() -> None:
     (decision,) = deaths(0.0, gave_up=True)
-    assert decision.act is Act.RAISE_MARGIN
+    assert decision.act is Act.RAISE_MARGIN, "one is enough where systemd has given up"
 
 
 def test_deaths_that_are_far_apart_are_no_loop() -> None:
@@ -95,27 +79,25 @@ def test_another_cause_raises_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("margin", "words"),
+    ("changed", "words"),
     [
-        (Margin(2048, 2, is_pinned=False), "raised 2 times"),
-        (replace(MARGIN, is_pinned=True), "which is pinned and so is left alone"),
-        (
-            replace(MARGIN, left_alone="its unit was edited by hand"),
-            "left alone: its unit was edited",
-        ),
-        (Margin(None, 0, is_pinned=False), "no fit margin is set"),
+        ({"margin": Margin(2048, 2, is_pinned=False)}, "raised 2 times"),
+        ({"margin": replace(MARGIN, is_pinned=True)}, "which is pinned and so is left alone"),
+        ({"margin": replace(MARGIN, left_alone="it was edited")}, "left alone: it was edited"),
+        ({"margin": Margin(None, 0, is_pinned=False)}, "no fit margin is set"),
+        ({"policy": "advise"}, "with a fit margin of 1664 MiB"),
+        # whoever may ask it something may write lines of that
+        ({"seen": SERVED}, "no look saw VRAM run short"),
+        ({"seen": replace(SERVED, free_mib=None)}, "no look saw VRAM run short"),
     ],
 )
-def test_a_margin_that_must_not_be_raised_is_told_of_once(margin: Margin, words: str) -> None:
-    (decision,) = deaths(0.0, 1.0, 2.0, 3.0, margin=margin)
+def test_a_margin_that_must_not_be_raised_is_told_of_once(
+    changed: dict[str, Any], words: str
+) -> None:
+    (decision,) = deaths(0.0, 1.0, 2.0, 3.0, **changed)
     assert (decision.act, decision.level) == (Act.NOTHING, "error")
     assert words in decision.text
-
-
-def test_advice_only_where_that_is_all_that_is_wanted() -> None:
-    (decision,) = deaths(0.0, 1.0, 2.0, rules=OomRules(Policy.ADVISE, 2))
-    assert decision.act is Act.NOTHING
-    assert deaths(0.0, 1.0, 2.0, rules=OomRules(Policy.OFF, 2)) == []
+    assert deaths(0.0, 1.0, 2.0, **changed | {"policy": "off"}) == []
 
 
 @given(st.integers(min_value=0, max_value=200_000))
@@ -125,35 +107,19 @@ def test_a_margin_never_becomes_smaller(fit_mib: int) -> None:
         assert (margin.next_mib or 0) > fit_mib
 
 
-def next_of(mib: int, *, counts_less: bool) -> int | None:
-    return Margin(mib, 0, is_pinned=False, counts_less=counts_less).next_mib
-
-
 def test_the_steps_of_ik_are_those_of_the_write_up_and_mainline_goes_by_the_smallest() -> None:
-    ladder = [next_of(mib, counts_less=True) for mib in (1024, 1664, 1792, 2048)]
-    assert ladder == [1664, 1792, 2048, 2304]
-    assert [next_of(mib, counts_less=False) for mib in (512, 640, 1664)] == [640, 768, 1792]
+    steps = [(1024, 1664), (1664, 1792), (1792, 2048), (2048, 2304)]
+    for fit_mib, next_mib in steps:
+        assert Margin(fit_mib, 0, is_pinned=False, counts_less=True).next_mib == next_mib
+        assert Margin(fit_mib, 0, is_pinned=False).next_mib == fit_mib + 128
 
 
 def test_a_clock_that_was_set_back_makes_no_two_deaths_of_one() -> None:
     assert deaths(5000.0, 1000.0) == []
 
 
-SERVED = Seen("one", free_mib=4000, has_served=True)
-
-
-def test_a_log_alone_raises_no_margin_of_a_server_that_served() -> None:
-    (decision,) = deaths(0.0, 1.0, 2.0, seen=SERVED)
-    assert decision.act is Act.NOTHING
-    assert "no look saw VRAM run short" in decision.text
-    (unknown,) = deaths(0.0, 1.0, 2.0, seen=replace(SERVED, free_mib=None))
-    assert unknown.act is Act.NOTHING
-
-
-def test_vram_that_was_seen_short_bears_the_log_out_and_so_does_a_life_that_never_served() -> None:
+def test_vram_that_was_seen_short_bears_the_log_out() -> None:
     (decision,) = deaths(0.0, 1.0, seen=replace(SERVED, free_mib=900))
-    assert decision.act is Act.RAISE_MARGIN
-    (decision,) = deaths(0.0, 1.0, seen=Seen("one"))
     assert decision.act is Act.RAISE_MARGIN
 
 
@@ -167,7 +133,9 @@ def test_the_least_that_was_free_is_that_of_one_life() -> None:
 
 # Hang
 
-HANGS = HangRules(Policy.ACT, every_s=900.0, restarts_per_hour=2)
+
+def a_hang(policy: Policy = "act") -> Hang:
+    return Hang(policy, every_s=900.0, restarts_per_hour=2)
 
 
 def rests(
@@ -183,90 +151,69 @@ def rests(
     )
 
 
-def rest(
-    until_s: float, state: HangState, begin_s: float, cores: float | None = 0.0, **changed: Any
-) -> tuple[HangState, list[float]]:
+def rest(until_s: float, cores: float | None = 0.0, **changed: Any) -> tuple[Hang, list[int]]:
     """Look every 10 s; when it wanted to ask."""
-    asked, at_s = [], begin_s
-    while at_s <= until_s:
-        state, is_due = look_for_hang(state, rests(at_s, **changed), cores, HANGS)
-        if is_due:
+    state, asked = a_hang(), []
+    for at_s in range(0, int(until_s) + 1, 10):
+        if state.look(rests(at_s, **changed), cores):
             asked.append(at_s)
-            state = answered(state, at_s)
-        at_s += 10.0
+            state.answered(at_s)
     return state, asked
 
 
-def test_a_server_that_rests_is_asked_seldom() -> None:
-    _, asked = rest(3000.0, HangState(), 0.0)
-    assert asked == [900.0, 1800.0, 2700.0]
-
-
 def test_a_server_that_generates_for_others_is_not_asked() -> None:
-    state, at_s = HangState(), 0.0
-    for n in range(400):
-        look = rests(at_s, n_predicted=100 + n // 50)
-        state, is_due = look_for_hang(state, look, 0.0, HANGS)
-        assert not is_due
-        at_s += 10.0
+    state = a_hang()
+    assert not any(state.look(rests(10.0 * n, n_predicted=100 + n // 50), 0.0) for n in range(400))
 
 
 @pytest.mark.parametrize(
-    ("seen", "first_s"),
+    ("seen", "asked_s"),
     [
-        ({"is_busy": True}, None),  # however long it works
-        ({"is_busy": None, "cores": 0.0}, 900.0),  # it does not say, and does nothing at all
-        ({"is_busy": None, "cores": 0.9}, None),
-        ({"is_busy": None, "cores": None}, None),
-        ({"is_ready": False}, None),  # it loads or died, which is another matter
+        ({}, [900, 1800, 2700]),
+        ({"is_busy": True}, []),  # however long it works
+        ({"is_busy": None, "cores": 0.0}, [900]),  # it does not say, and does nothing at all
+        ({"is_busy": None, "cores": 0.9}, []),
+        ({"is_busy": None, "cores": None}, []),
+        ({"is_ready": False}, []),  # it loads or died, which is another matter
     ],
 )
-def test_a_server_that_works_or_may_work_is_not_asked(
-    seen: dict[str, Any], first_s: float | None
+def test_a_server_that_rests_is_asked_seldom_and_one_that_works_or_may_work_is_not(
+    seen: dict[str, Any], asked_s: list[int]
 ) -> None:
-    _, asked = rest(20_000.0, HangState(), 0.0, **seen)
-    assert asked[:1] == ([] if first_s is None else [first_s])
+    _, asked = rest(3000, **seen)
+    assert asked[: len(asked_s) or None] == asked_s
 
 
-def silence(
-    state: HangState, at_s: float, rules: HangRules = HANGS
-) -> tuple[HangState, Decision | None]:
+def silence(state: Hang, at_s: float) -> Decision | None:
     """Two questions without an answer."""
-    state, decision = unanswered(state, at_s, "no answer within 30 s", rules)
-    assert decision is None
-    return unanswered(state, at_s + 45, "no answer within 30 s", rules)
-
-
-def test_two_questions_without_an_answer_are_a_hang() -> None:
-    _, decision = silence(HangState(life="life-1"), 0.0)
-    assert decision is not None
-    assert decision.act is Act.RESTART
-    assert "no answer within 30 s" in decision.evidence
+    state.failures = 0
+    assert state.unanswered(at_s, "no answer within 30 s") is None
+    return state.unanswered(at_s + 45, "no answer within 30 s")
 
 
 def test_the_second_question_comes_soon_but_not_while_somebody_else_may_wait() -> None:
-    state, _ = rest(900.0, HangState(), 0.0)
-    state, _ = unanswered(state, 930.0, "no answer", HANGS)
+    state, _ = rest(900)
+    state.unanswered(930.0, "no answer")
+    assert state.look(rests(935.0), 0.0) is False
     for cores, is_busy, due in ((1.0, True, False), (0.0, True, True), (1.0, False, True)):
-        look = rests(946.0, is_busy=is_busy)
-        assert look_for_hang(state, look, cores, HANGS)[1] is due
-    assert look_for_hang(state, rests(935.0), 0.0, HANGS)[1] is False
+        assert state.look(rests(946.0, is_busy=is_busy), cores) is due
 
 
 def test_a_server_that_hangs_again_and_again_is_left_alone_and_that_is_said_once() -> None:
-    state, at_s, found = HangState(), 0.0, []
-    for _ in range(5):
-        state, decision = silence(replace(state, failures=0), at_s)
-        found.append(None if decision is None else decision.act)
-        at_s += 200.0
-    assert found == [Act.RESTART, Act.RESTART, Act.NOTHING, None, None]
-    state, decision = silence(replace(answered(state, at_s), failures=0), at_s + 4000)
+    state = a_hang()
+    found = [silence(state, 200.0 * n) for n in range(5)]
+    acts = [None if one is None else one.act for one in found]
+    assert acts == [Act.RESTART, Act.RESTART, Act.NOTHING, None, None]
+    assert found[0] is not None
+    assert "no answer within 30 s" in found[0].evidence
+    state.answered(1000.0)
+    decision = silence(state, 5000.0)
     assert decision is not None
     assert decision.act is Act.RESTART, "an hour later, and after it had answered"
 
 
 def test_a_hang_is_only_told_where_that_is_all_that_is_wanted() -> None:
-    _, decision = silence(HangState(), 0.0, replace(HANGS, policy=Policy.ADVISE))
+    decision = silence(a_hang("advise"), 0.0)
     assert decision is not None
     assert decision.act is Act.NOTHING
 
@@ -277,19 +224,26 @@ def told(at_s: float, level: str = "warning", kind: str = "hang") -> Event:
 
 def test_restarts_count_that_a_daemon_before_this_one_told() -> None:
     before = [told(5000.0), told(3000.0), told(1000.0), told(4000.0, kind="oom")]
-    state = hang_recalled(before, 5500.0)
+    state = a_hang()
+    state.recall(before, 5500.0)
     assert state.restarts_s == (3000.0, 5000.0), "within the hour, oldest first"
-    _, decision = silence(state, 5600.0)
+    decision = silence(state, 5600.0)
     assert decision is not None
     assert decision.act is Act.NOTHING
-    _, again = silence(hang_recalled([told(5700.0, "error"), *before], 5800.0), 5900.0)
-    assert again is None, "it was said"
-    assert hang_recalled([told(6000.0)], 5500.0) == HangState(), "a clock that was set back"
+    state.recall([told(5700.0, "error"), *before], 5800.0)
+    assert silence(state, 5900.0) is None, "it was said"
+    state.recall([told(6000.0)], 5500.0)
+    assert silence(state, 6000.0) is not None, "a clock that was set back"
 
 
 # Drift
 
-CONFIRMED = Confirmed(40.0, 0.6, "580.95", "aaa", 500)
+CONFIRMED = Confirmed(40.0, 0.6, "580.95", "aaa")
+
+
+def no_log(_since_s: float) -> LogSpan:
+    """A server that says nothing of its requests."""
+    return LogSpan((), None)
 
 
 def drift_look(
@@ -312,17 +266,18 @@ def drift_look(
 
 def live(
     *speeds: float,
-    state: DriftState | None = None,
-    policy: Policy = Policy.ADVISE,
+    state: Drift | None = None,
+    policy: Policy = "advise",
     acceptance: float = 0.7,
     engine_sha256: str | None = "aaa",
     **changed: Any,
-) -> tuple[DriftState, list[Decision]]:
-    state, found = state or DriftState(), []
+) -> tuple[Drift, list[Decision]]:
+    state, found = state or Drift(no_log), []
     for speed in speeds:
         work = served(600, speed, n_drafted=400, n_accepted=round(400 * acceptance))
-        look = drift_look(work, **changed)
-        state, decision = look_for_drift(state, look, CONFIRMED, policy, engine_sha256)
+        decision = state.after(
+            drift_look(work, **changed), CONFIRMED, policy, engine_sha256=engine_sha256
+        )
         found += [] if decision is None else [decision]
     return state, found
 
@@ -336,13 +291,10 @@ def test_one_slow_answer_is_no_drift_and_three_in_a_row_are() -> None:
 
 
 def test_short_answers_add_up_before_they_count() -> None:
-    state, found = DriftState(), []
-    for _ in range(50):
-        look = drift_look(served(32, 20.0))
-        state, decision = look_for_drift(state, look, CONFIRMED, Policy.ADVISE)
-        found += [] if decision is None else [decision]
-    assert len(found) == 1
+    state, work = Drift(no_log), drift_look(served(32, 20.0))
+    found = [state.after(work, CONFIRMED, "advise") for _ in range(50)]
     assert len(state.stretches) == 50 * 32 // 512
+    assert sum(one is not None for one in found) == 1
 
 
 def test_drafts_that_are_wrong_more_often_are_a_drift_of_their_own() -> None:
@@ -362,18 +314,18 @@ def test_drafts_that_are_wrong_more_often_are_a_drift_of_their_own() -> None:
     ],
 )
 def test_the_likely_cause_is_told(changed: dict[str, Any], words: str) -> None:
-    _, (decision,) = live(30, 30, 30, policy=Policy.ACT, **changed)
+    state, _ = live(50)
+    _, (decision,) = live(30, 30, 30, state=state, policy="act", **changed)
     assert words in decision.text
     assert decision.act is Act.NOTHING, "a restart would not help"
 
 
-def test_a_decay_within_a_life_is_ended_by_a_restart_where_that_is_wanted() -> None:
-    speeds = (60, 58, 55, 50, 45, 39, 34, 30)
-    _, (decision,) = live(*speeds, policy=Policy.ACT)
-    assert decision.act is Act.RESTART
-    assert "decays within its life, from 60.0 to 30.0 tok/s" in decision.text
-    _, (decision,) = live(*speeds)
-    assert decision.act is Act.NOTHING
+def test_a_decay_within_a_life_is_a_cause_that_a_restart_ends() -> None:
+    slower = [Stretch(600, 600 / speed) for speed in (60, 58, 55, 50, 45, 39, 34, 30)]
+    text, decays = likely_cause(slower, drift_look(None), CONFIRMED, "aaa")
+    assert text == "it decays within its life, from 60.0 to 30.0 tok/s"
+    assert decays
+    assert not likely_cause(slower[-4:], drift_look(None), CONFIRMED, "aaa")[1]
 
 
 def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None:
@@ -387,32 +339,30 @@ def test_a_new_life_begins_anew_and_that_it_is_well_again_is_told_once() -> None
 FLOOR = Confirmed(40.0, None)
 
 
-def looks(*seen: tuple[float | None, int]) -> DriftState:
-    """What is kept of looks that saw this speed counted, and so many requests under way."""
-    state = DriftState()
+@pytest.mark.parametrize(
+    ("seen", "kept"),
+    [
+        # What several requests did is counted when they end, and is left out.
+        (((50, 0), (None, 3), (20, 0), (50, 0)), 2),
+        (((50, 1), (50, 0), (50, 1), (50, 1)), 4),  # one after the other
+        # While one of several goes on nothing of it counts.
+        (((None, 2), (20, 1), (20, 1), (20, 0), (50, 0), (50, 1)), 2),
+    ],
+)
+def test_what_requests_shared_counts_for_none(
+    seen: tuple[tuple[float | None, int], ...], kept: int
+) -> None:
+    state = Drift(no_log)
     for speed, n_busy in seen:
-        work = None if speed is None else served(600, speed)
-        look = drift_look(work, n_at_work=n_busy)
-        state, decision = look_for_drift(state, look, FLOOR, Policy.ADVISE)
-        assert decision is None
-    return state
-
-
-def test_what_several_requests_did_is_counted_when_they_end_and_is_left_out() -> None:
-    state = looks((50, 0), (None, 3), (20, 0), (50, 0))
-    assert [one.tok_s for one in state.stretches] == [50, 50]
-    assert len(looks((50, 1), (50, 0), (50, 1), (50, 1)).stretches) == 4, "one after the other"
-
-
-def test_while_one_of_several_goes_on_nothing_of_it_counts() -> None:
-    state = looks((None, 2), (20, 1), (20, 1), (20, 0), (50, 0), (50, 1))
-    assert [one.tok_s for one in state.stretches] == [50, 50]
+        look = drift_look(None if speed is None else served(600, speed), n_at_work=n_busy)
+        assert state.after(look, FLOOR, "advise") is None
+    assert [one.tok_s for one in state.stretches] == [50] * kept
 
 
 def test_a_new_life_has_shared_nothing() -> None:
-    state = looks((None, 3))
-    look = drift_look(served(600, 50.0), life="life-2")
-    state, _ = look_for_drift(state, look, FLOOR, Policy.ADVISE)
+    state = Drift(no_log)
+    state.after(drift_look(None, n_at_work=3), FLOOR, "advise")
+    state.after(drift_look(served(600, 50.0), life="life-2"), FLOOR, "advise")
     assert len(state.stretches) == 1
 
 
@@ -428,10 +378,7 @@ def request(depth: int, tok_s: float, *, n: int = 400, concurrency: int = 1) -> 
 
 
 def closer(*requests: LoggedRequest) -> Decision | None:
-    state = DriftState(life="life-1", has_drifted=True)
-    state, decision = look_closer(state, DECAY, requests, DEEP)
-    assert state.has_drifted is (decision is not None)
-    return decision
+    return look_closer(DECAY, requests, DEEP)
 
 
 def test_a_conversation_that_grew_deep_is_slower_for_reasons_of_its_own() -> None:
@@ -481,25 +428,17 @@ def test_only_requests_like_those_measured_are_compared() -> None:
     assert speed_of_alike([*unlike, like, *unlike], 2000) == pytest.approx(50)
 
 
-def test_only_a_drift_of_speed_needs_a_closer_look() -> None:
-    slow = Stretch(600, 20.0, 300, 250)
-    fast = Stretch(600, 10.0, 300, 250)
-    assert is_of_speed(DriftState(stretches=(fast, slow, slow, slow)), FLOOR)
-    assert not is_of_speed(DriftState(stretches=(slow, fast, fast, fast)), FLOOR)
-
-
 def test_a_stretch_whose_counters_were_told_late_began_when_they_were_told_last() -> None:
     held = replace(served(1, 1.0), n_predicted=None, predicted_s=None, seconds=10.0)
-    state = DriftState()
+    state = Drift(no_log)
     for at_s, work in (
         (110.0, held),
         (120.0, held),
         (130.0, replace(served(900, 30.0), seconds=10.0)),
+        (140.0, replace(served(900, 30.0), seconds=10.0)),
     ):
-        look = drift_look(work, at_s=at_s)
-        state, _ = look_for_drift(state, look, FLOOR, Policy.ADVISE)
-    assert [one.since_s for one in state.stretches] == [100.0]
-    assert state.held_since_s is None
+        state.after(drift_look(work, at_s=at_s), FLOOR, "advise")
+    assert [one.since_s for one in state.stretches] == [100.0, 130.0]
 
 
 # Upgrade
@@ -531,28 +470,28 @@ def test_another_driver_counts_and_one_that_is_away_does_not() -> None:
     assert upgrades(STANDS, away, STANDS, other, other) == [False] * 4 + [True]
 
 
-def decided(
-    found: Replanned, policy: Policy = Policy.ACT, *, has_nights: bool = True
-) -> Decision | None:
-    return decide(found, policy, has_nights=has_nights)
+def said(found: Replanned, policy: Policy = "act", *, has_nights: bool = True) -> Decision:
+    decision = decide(found, policy, has_nights=has_nights)
+    assert decision is not None
+    return decision
 
 
 def test_a_removed_flag_is_an_error_and_a_good_new_build_a_warning() -> None:
-    refused = decided(Replanned(True, ("unknown argument: --mlock",), "1", "1"))
-    assert refused is not None
+    refused = said(Replanned(True, ("unknown argument: --mlock",), "1", "1"))
     assert (refused.kind, refused.level) == ("upgrade-refused", "error")
     assert "--mlock" in refused.evidence
-    good = decided(Replanned(True, (), "1", "1"))
-    assert good is not None
+    good = said(Replanned(True, (), "1", "1"))
     assert (good.kind, good.level) == ("upgrade", "warning")
 
 
 def test_files_that_were_only_touched_are_nothing_to_tell() -> None:
-    assert decided(Replanned(False, (), "1", "1")) is None
-    assert decided(Replanned(False, (), "1", None)) is None
-    assert decided(Replanned(None, (), "1", "1")) is None, "unknown is no change"
-    driver = decided(Replanned(False, (), "1", "2"))
-    assert driver is not None
+    for found in (
+        Replanned(False, (), "1", "1"),
+        Replanned(False, (), "1", None),
+        Replanned(None, (), "1", "1"),  # unknown is no change
+    ):
+        assert decide(found, "act", has_nights=True) is None
+    driver = said(Replanned(False, (), "1", "2"))
     assert "the driver is 2 instead of 1" in driver.text
     assert "compare" not in f"{driver.text} {driver.hint}", "the driver before is gone"
 
@@ -562,23 +501,16 @@ KEPT = Replanned(True, (), "1", "1", identity_before="aaa", identity_now="bbb",
 
 
 def test_old_and_new_are_compared_by_a_night_or_by_hand_and_what_came_of_it_is_told() -> None:
-    by_itself = decided(KEPT)
-    assert by_itself is not None
+    by_itself = said(KEPT)
     assert "next night compares old and new" in by_itself.text
     assert by_itself.evidence == "build aaa was deployed, bbb is there now"
-    for by_hand in (decided(KEPT, Policy.ADVISE), decided(KEPT, has_nights=False)):
-        assert by_hand is not None
+    for by_hand in (said(KEPT, "advise"), said(KEPT, has_nights=False)):
         assert "night" not in by_hand.text
         assert "`tunerd compare kept-aaa mainline-b9`" in str(by_hand.hint)
-    done = decided(replace(KEPT, compared="B is 12 % slower than A", run=7))
-    assert done is not None
+    done = said(replace(KEPT, compared="B is 12 % slower than A", run=7))
     assert "B is 12 % slower than A" in done.text
     assert "`tunerd results show 7`" in str(done.hint)
-
-
-def test_without_a_copy_of_the_build_before_it_says_that_nothing_can_be_compared() -> None:
-    alone = decided(replace(KEPT, kept=None))
-    assert alone is not None
+    alone = said(replace(KEPT, kept=None))
     assert "no copy of the old build was kept" in alone.text
     assert "swap.keep_engine" in str(alone.hint)
 
@@ -596,12 +528,12 @@ class Told:
         self.found: list[Decision] = []
 
     def died(self, at_s: float, *, gave_up: bool = False) -> None:
-        death = replace(DEATH, at_s=at_s, has_given_up=gave_up)
-        self.state, decision = look_at_deaths(self.state, death)
-        self.found += [] if decision is None else [decision]
+        self._add(look_at_deaths(self.state, replace(DEATH, at_s=at_s, has_given_up=gave_up)))
 
     def looked(self, at_s: float, *, is_ready: bool = True) -> None:
-        self.state, decision = look_for_deaths(self.state, at_s, is_ready=is_ready)
+        self._add(look_for_deaths(self.state, at_s, is_ready=is_ready))
+
+    def _add(self, decision: Decision | None) -> None:
         self.found += [] if decision is None else [decision]
 
     @property

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tests.fault.scenarios import deploy
-from tests.fault.world import UNIT, World, a_world
+from tests.fault.world import BROKEN, UNIT, World, a_world
 from tests.support.fakes import Life
 from tests.support.readings import an_engine
 from tunerd.app import Context, data_dir
+from tunerd.errors import RolledBack
 from tunerd.machine.files import lock
 from tunerd.machine.proc import boot_id
 from tunerd.production.measurement import write_measurement
@@ -32,7 +33,7 @@ from tunerd.watch.probation import (
 )
 from tunerd.watch.readings import Watcher
 
-WATCH_S = 600.0
+WATCH_S = 150.0
 EVERY_S = 30.0
 
 
@@ -289,6 +290,15 @@ def test_nothing_is_looked_at_while_somebody_changes_the_server(world: World) ->
         for _ in range(5):
             assert daemon.look() is None
     assert daemon.look() is not None
+
+
+def test_an_apply_that_fails_does_not_end_it(world: World) -> None:
+    begun(world, boot_id=boot_id(), left_s=90.0)
+    daemon = Daemon(world)
+    daemon.look()
+    with pytest.raises(RolledBack):
+        deploy(world.context(), world, "bad", program=BROKEN)
+    assert daemon.judged()["state"] == "passed"
 
 
 def test_it_goes_back_by_the_history_where_the_backup_is_gone(world: World) -> None:
