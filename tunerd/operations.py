@@ -267,16 +267,28 @@ _KEY = r"[a-z_]{1,40}\.[a-z_0-9]{1,60}"
 Named = str | Callable[..., Any]
 
 
+class Question(Exception):
+    """An operation has come as far as its question; `result` is what a person is shown and asked."""
+
+    def __init__(self, result: ActionResult) -> None:
+        super().__init__()
+        self.result = result
+
+
 @dataclass(kw_only=True)
 class Call:
     """For whom an operation is done: what it works with, and who answers its question.
 
+    Here somebody who asked from elsewhere: an unanswered question ends it.
+
     Attributes:
+        ctx: The `Context` that was made for whoever asks.
         yes: Whether its question was answered beforehand.
         readings: What the daemon saw in the last hour, oldest first; empty elsewhere.
         memo: What one operation keeps for the next time that the same call does it.
     """
 
+    ctx: Any = None
     yes: bool = True
     readings: Sequence[Any] = ()
     memo: dict[str, Any] = field(default_factory=dict)
@@ -285,7 +297,8 @@ class Call:
         self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
     ) -> Any:
         """The `Context`: for who acts, and so tells how far it is; tells; or only looks."""
-        raise NotImplementedError
+        del acts, tells, needs_settings
+        return self.ctx
 
     def ask(
         self,
@@ -294,7 +307,10 @@ class Call:
         shown: Mapping[str, Any] | None = None,
     ) -> None:
         """Show what would be done, and go on where that is agreed to; raises to stop."""
-        raise NotImplementedError
+        if not self.yes:
+            payload = {**(shown or {}), "question": question}
+            raise Question(ActionResult("question", payload, tuple(messages)))
+        self.ctx.say(question.removesuffix(" Go on?"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,40 +342,6 @@ class Operation:
     def named(self, name: Named) -> Any:
         """A function of the command's module, or of another one."""
         return getattr(sys.modules[self.act.__module__], name) if isinstance(name, str) else name
-
-
-class Question(Exception):
-    """An operation has come as far as its question; `result` is what a person is shown and asked."""
-
-    def __init__(self, result: ActionResult) -> None:
-        super().__init__()
-        self.result = result
-
-
-@dataclass
-class Asking(Call):
-    """An operation that somebody asked for from elsewhere: an unanswered question ends it."""
-
-    ctx: Any
-
-    def context(
-        self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
-    ) -> Any:
-        """The one that was made for whoever asks."""
-        del acts, tells, needs_settings
-        return self.ctx
-
-    def ask(
-        self,
-        question: str,
-        messages: Sequence[Message] = (),
-        shown: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Stop at the question, unless it was answered beforehand; then tell what goes on."""
-        if not self.yes:
-            payload = {**(shown or {}), "question": question}
-            raise Question(ActionResult("question", payload, tuple(messages)))
-        self.ctx.say(question.removesuffix(" Go on?"))
 
 
 _OPERATIONS: dict[Callable[..., Any], Operation] = {}

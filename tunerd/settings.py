@@ -35,7 +35,7 @@ from pydantic_settings import (
 from tunerd.calendar import parse_window
 from tunerd.errors import ConfigError
 from tunerd.paths import Paths, parse_listen
-from tunerd.words import nearest_name, problem_of, shown, table_in
+from tunerd.words import Problem, nearest_name, problem_of, shown, table_in
 
 PREFIX = "TUNERD_"
 
@@ -391,16 +391,10 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, *_: Any, **sources: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what `load_settings` has read: the environment of the call, over the file."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
-        return (init_settings,)
+        return (sources["init_settings"],)
 
 
 # Read before there are settings, or by the tests alone.
@@ -598,8 +592,7 @@ def _wrong_log_level(environment: Mapping[str, str]) -> list[str]:
     if level.lower() in _LOG_LEVELS:
         return []
     nearest = nearest_name(level.lower(), _LOG_LEVELS)
-    hint = f" (did you mean {nearest}?)" if nearest else ""
-    return [f"environment: {variable}: found {level!r}{hint}; allowed: {', '.join(_LOG_LEVELS)}"]
+    return [str(Problem("environment", variable, repr(level), ", ".join(_LOG_LEVELS), nearest))]
 
 
 def _described(sources: _Sources, error: ValidationError) -> list[str]:

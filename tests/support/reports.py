@@ -10,7 +10,7 @@ from tests.support.synthetic_runs import START_S, MadeRun
 from tunerd.measure.answer import Sample
 from tunerd.measure.evidence import ArmRecord, RunEvidence, SummaryRecord, Validity, VerdictRecord
 from tunerd.measure.store import EvidenceStore
-from tunerd.web.report import ReportData, render_report
+from tunerd.web.report import render_report
 
 
 def evidence_of(folder: Path, runs: Iterable[MadeRun]) -> tuple[RunEvidence, ...]:
@@ -26,7 +26,7 @@ def page_of(folder: Path, runs: Iterable[MadeRun]) -> Path:
     path = folder / "report.html"
     stale = Validity(holds=False, texts=("driver 570.86.16 -> 580.10",))
     validities = {(one.run.number, arm): stale for one in evidence for arm in one.samples}
-    path.write_text(render_report(ReportData(evidence, validities, START_S)), encoding="utf-8")
+    path.write_text(render_report(evidence, validities, START_S), encoding="utf-8")
     return path
 
 

@@ -119,7 +119,6 @@ class Typed(Call):
     mode: str | None
     operation: Operation
     sink: ProgressSink
-    _context: Context | None = None
 
     def context(
         self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
@@ -127,14 +126,15 @@ class Typed(Call):
         """The context of this process."""
         from tunerd.app import build_context
 
-        if self._context is None:
-            self._context = build_context(
+        if self.ctx is None:
+            self.ctx = build_context(
                 mode=self.mode,
                 progress=self.sink if acts or tells else ignore_progress,
                 start_supervisor=acts,
                 needs_settings=needs_settings,
             )
-        return self._context
+        made: Context = self.ctx
+        return made
 
     def ask(
         self,

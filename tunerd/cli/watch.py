@@ -19,7 +19,7 @@ from tunerd.cli.output import (
     or_unknown,
     progress_sink,
 )
-from tunerd.operations import Asking, Call, Question, asked, operation
+from tunerd.operations import Call, Question, asked, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_duration, format_mib, when
 
@@ -447,7 +447,7 @@ def look(terminal: Terminal, argv: tuple[str, ...]) -> None:
 
     try:
         words = asked(argv)
-        result = words.act(Asking(build_context(mode=terminal.mode)))
+        result = words.act(Call(ctx=build_context(mode=terminal.mode)))
     except TunerdError as error:
         print(json.dumps(error_json(error, " ".join(argv[:1]))))
         raise click.exceptions.Exit(error.exit_code) from error
@@ -459,7 +459,7 @@ def _act(ctx: Context, request: JobRequest) -> ActionResult:
     """What the job asks for; without `--yes` only as far as its question."""
     words = asked(request.argv, is_member=request.is_member)
     try:
-        return words.act(Asking(ctx, yes=bool(words.params.get("yes", True))))
+        return words.act(Call(ctx=ctx, yes=bool(words.params.get("yes", True))))
     except Question as question:
         return question.result
 

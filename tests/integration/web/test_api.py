@@ -22,9 +22,10 @@ from tunerd.errors import HostError
 from tunerd.jobs import JobFolder, folder_of
 from tunerd.machine.peers import unix_socket
 from tunerd.operations import JobRequest, Lane
-from tunerd.records import plain
 from tunerd.watch.history import Telemetry
 from tunerd.web.app import Limits
+
+REQUEST = JobRequest("apply", (), Lane.CHANGE, "alice", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +285,7 @@ def test_a_job_goes_on_without_its_client_and_tells_everybody_how_it_ended(api: 
 def test_one_change_at_a_time_and_whoever_comes_second_is_told_of_the_first(api: ApiBox) -> None:
     folder = folder_of(api.box.context)
     request = JobRequest("apply", (), Lane.CHANGE, "alice", api.box.context.clock.now_s())
-    number = folder.create(plain(request))
+    number = folder.create(request)
     with folder.writing(number):
         second = api.post("/api/rollback", {})
         looked = api.ask("/api/plan/cpu-embedded").status
@@ -302,7 +303,7 @@ def test_jobs_that_are_begun_at_once_have_numbers_of_their_own(tmp_path: Path) -
     numbers: list[int] = []
 
     def create() -> None:
-        numbers.extend(JobFolder(tmp_path / "jobs").create({}) for _ in range(40))
+        numbers.extend(JobFolder(tmp_path / "jobs").create(REQUEST) for _ in range(40))
 
     threads = [threading.Thread(target=create) for _ in range(4)]
     for thread in threads:

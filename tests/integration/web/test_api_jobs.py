@@ -19,12 +19,13 @@ from tunerd.errors import Busy, ConfigError, UsageError
 from tunerd.jobs import JobFolder, Teller, folder_of, running_jobs, watch_job
 from tunerd.machine.peers import Peer, Via, unix_socket
 from tunerd.operations import JobRequest, Lane
-from tunerd.records import plain
 from tunerd.result import Progress
 from tunerd.web.app import Facts, Front
 from tunerd.web.gate import Gate, Visitor
 from tunerd.web.part import Answering
 from tunerd.web.routes import Answer
+
+REQUEST = JobRequest("apply", (), Lane.CHANGE, "alice", 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_what_a_job_is_handed_is_checked_again_where_it_is_done(api: ApiBox) -> 
     ctx = api.box.context
     argv = ("compare", "--yes", "/home/alice/evil")
     request = JobRequest("compare", argv, Lane.MEASURE, "alice", ctx.clock.now_s())
-    number = folder_of(ctx).create(plain(request))
+    number = folder_of(ctx).create(request)
 
     done = api.box.call("job", str(number))
 
@@ -104,12 +105,12 @@ def test_what_a_job_is_handed_is_checked_again_where_it_is_done(api: ApiBox) -> 
 def test_a_measurement_keeps_out_another_one_but_no_swap_and_no_switch(api: ApiBox) -> None:
     ctx = api.box.context
     request = JobRequest("compare", (), Lane.MEASURE, "alice", ctx.clock.now_s())
-    number = folder_of(ctx).create(plain(request))
-    with folder_of(ctx).writing(number) as events:
-        events.add({"event": "begun", "pid": 1})
+    number = folder_of(ctx).create(request)
+    with folder_of(ctx).writing(number) as tell:
+        tell({"event": "begun", "pid": 1})
         for _ in range(25):  # what only looks does not hide it
             looked = JobRequest("plan", (), Lane.LOOK, "bob", ctx.clock.now_s() - 1000.0)
-            folder_of(ctx).create(plain(looked))
+            folder_of(ctx).create(looked)
         with pytest.raises(Busy) as busy:
             remote(api).run(["bench"])
         assert busy.value.cause == f"job {number}, compare, asked for by alice"
@@ -125,9 +126,7 @@ def test_a_measurement_keeps_out_another_one_but_no_swap_and_no_switch(api: ApiB
 
 def test_a_swap_is_not_ended_half_way(api: ApiBox) -> None:
     ctx = api.box.context
-    number = folder_of(ctx).create(
-        plain(JobRequest("apply", (), Lane.CHANGE, "alice", ctx.clock.now_s()))
-    )
+    number = folder_of(ctx).create(JobRequest("apply", (), Lane.CHANGE, "alice", ctx.clock.now_s()))
     with folder_of(ctx).writing(number), pytest.raises(UsageError, match="half-way"):
         remote(api).run(["jobs", "stop", str(number)])
 
@@ -163,9 +162,9 @@ def test_looks_take_no_room_from_what_changed_something(api: ApiBox) -> None:
     folder = folder_of(ctx)
 
     def done(kind: str, lane: Lane) -> int:
-        number = folder.create(plain(JobRequest(kind, (), lane, "alice", ctx.clock.now_s())))
-        with folder.writing(number) as events:
-            events.add({"event": "end", "exit_code": 0, "result": {"summary": "done"}})
+        number = folder.create(JobRequest(kind, (), lane, "alice", ctx.clock.now_s()))
+        with folder.writing(number) as tell:
+            tell({"event": "end", "exit_code": 0, "result": {"summary": "done"}})
         return number
 
     change = done("apply", Lane.CHANGE)
@@ -182,7 +181,7 @@ def test_looks_take_no_room_from_what_changed_something(api: ApiBox) -> None:
 
 def test_what_a_job_told_is_read_once(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path / "jobs")
-    number = folder.create({})
+    number = folder.create(REQUEST)
     path = tmp_path / "jobs" / str(number) / "events.jsonl"
     path.write_text('{"event": "begun"}\n{"event": "pro')
     first, offset = folder.events(number)
@@ -196,9 +195,9 @@ def test_what_a_job_told_is_read_once(tmp_path: Path) -> None:
 
 def test_a_step_is_not_told_more_often_than_anybody_reads(tmp_path: Path) -> None:
     folder, clock = JobFolder(tmp_path / "jobs"), FakeClock()
-    number = folder.create({})
-    with folder.writing(number) as events:
-        teller = Teller(events, clock)
+    number = folder.create(REQUEST)
+    with folder.writing(number) as tell:
+        teller = Teller(tell, clock)
         for done in range(30):
             teller.tell(Progress("loading", done_ratio=done / 30))
             clock.sleep(0.1)

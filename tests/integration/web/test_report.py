@@ -27,7 +27,7 @@ from tunerd.measure.evidence import (
 from tunerd.measure.findings import Depth
 from tunerd.measure.store import EvidenceStore
 from tunerd.web.charts import draw, in_words
-from tunerd.web.report import ReportData, render_report, sections_of
+from tunerd.web.report import render_report, sections_of
 from tunerd.web.view import Chart, Crossing, Lines, Section, Table
 
 Sections = tuple[Section, ...]
@@ -279,8 +279,8 @@ def test_a_state_is_shown_for_what_was_checked_only(tmp_path: Path) -> None:
     evidence = evidence_of(tmp_path, [a_run()])
     holds = {(1, "only"): Validity(holds=True)}
 
-    checked = Words(render_report(ReportData(evidence, holds, START_S))).text
-    unchecked = Words(render_report(ReportData(evidence, {}, START_S))).text
+    checked = Words(render_report(evidence, holds, START_S)).text
+    unchecked = Words(render_report(evidence, {}, START_S)).text
 
     assert "Checked when this report was made" in checked
     assert "Checked when this report was made" not in unchecked
