@@ -345,6 +345,7 @@ class Operation:
 
 
 _OPERATIONS: dict[Callable[..., Any], Operation] = {}
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def operation(render: Named = "render", **more: Any) -> Callable[[Any], Any]:
@@ -358,8 +359,7 @@ def operation(render: Named = "render", **more: Any) -> Callable[[Any], Any]:
                 ctx.find_root().obj.run(ctx)
 
         _OPERATIONS[run] = Operation(act, render, **more)
-        as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-        return as_json(run)
+        return json_option(run)
 
     return made
 
@@ -408,13 +408,6 @@ def _text(pattern: str, check: Callable[[str], None] = lambda _text: None) -> Ki
     return Kind({"type": "string", "pattern": f"^{pattern}$", "maxLength": 500}, check=check)
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a valid integer.") from error
-
-
 def _span_s(text: str) -> float:
     seconds = parse_time_span(text)
     if seconds is None or not 0 < seconds < float("inf"):
@@ -433,10 +426,7 @@ def name_of(what: str) -> Kind:
 
 
 PROFILE, WORKLOAD = name_of("a profile"), name_of("a workload")
-NUMBER = Kind(
-    {"type": "integer", "minimum": 0, "maximum": MOST_NUMBER}, name="integer", read=_whole
-)
-SEED = Kind({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, name="integer", read=_whole)
+NUMBER, SEED = click.IntRange(0, MOST_NUMBER), click.IntRange(0, 2**31 - 1)
 SPAN = Kind(
     {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?[a-z]{0,7}$"},
     read=_span_s, check=_check_span,

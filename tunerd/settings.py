@@ -391,7 +391,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, *_: Any, **sources: PydanticBaseSettingsSource
+        cls, *_: Any, **sources: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what `load_settings` has read: the environment of the call, over the file."""
         return (sources["init_settings"],)

@@ -20,12 +20,13 @@ import pytest
 
 from tests.support.api_box import STRANGER, needs_root
 from tests.support.local_box import Box
-from tunerd.cli.client import ApiClient
+from tunerd.cli.client import Remote
 from tunerd.errors import HostError
 from tunerd.jobs import list_jobs
 from tunerd.machine.net import free_port
 from tunerd.machine.peers import inherited_sockets, peer_of, unix_socket
 from tunerd.paths import parse_listen
+from tunerd.result import ignore_progress
 from tunerd.watch.history import Telemetry
 from tunerd.web.app import ask
 from tunerd.web.part import Answering, ApiPart, Desk
@@ -51,7 +52,7 @@ def until_answered(folder: Path) -> None:
     end_s = time.monotonic() + LIMIT_S
     while True:
         try:
-            ApiClient(folder / "run" / SOCKET).ask("/api/jobs")
+            Remote(folder / "run" / SOCKET, ignore_progress).ask("/api/jobs")
         except HostError:
             assert time.monotonic() < end_s, "the web part never answered"
             time.sleep(0.1)
@@ -78,10 +79,10 @@ def web_part(folder: Path) -> int:
 def test_without_a_socket_from_systemd_it_makes_its_own_and_no_port(tmp_path: Path) -> None:
     path = tmp_path / "run" / SOCKET
     with running(tmp_path):
-        assert ApiClient(path).ask("/api/jobs").status == 200
+        assert Remote(path, ignore_progress).ask("/api/jobs")[0] == 200
         assert path.stat().st_mode & 0o777 == 0o600
     with running(tmp_path):  # over what the first one left
-        assert ApiClient(path).ask("/api/jobs").status == 200
+        assert Remote(path, ignore_progress).ask("/api/jobs")[0] == 200
 
 
 def test_the_page_listens_where_the_settings_say(tmp_path: Path) -> None:
@@ -94,11 +95,11 @@ def test_the_page_listens_where_the_settings_say(tmp_path: Path) -> None:
 def test_settings_that_were_taken_over_hold_for_its_answers_too(tmp_path: Path) -> None:
     ctx = Box(tmp_path).context
     with running(tmp_path) as part:
-        client = ApiClient(tmp_path / "run" / SOCKET)
-        assert client.ask("/api/status").envelope["unit"] == "llama-server.service"
+        client = Remote(tmp_path / "run" / SOCKET, ignore_progress)
+        assert client.ask("/api/status")[2]["unit"] == "llama-server.service"
         service = ctx.settings.service.model_copy(update={"unit": "other.service"})
         part.take_over(replace(ctx, settings=ctx.settings.model_copy(update={"service": service})))
-        assert client.ask("/api/status").envelope["unit"] == "other.service"
+        assert client.ask("/api/status")[2]["unit"] == "other.service"
 
 
 def test_settings_of_before_end_nothing_and_say_what_took_their_place(
@@ -141,7 +142,7 @@ def test_nothing_is_run_that_lies_where_the_daemon_was_started(tmp_path: Path) -
     daemon = subprocess.Popen(words, env=Box(tmp_path).environment, cwd=package.parent)
     try:
         until_answered(tmp_path)
-        assert ApiClient(tmp_path / "run" / SOCKET).ask("/api/results").status == 200
+        assert Remote(tmp_path / "run" / SOCKET, ignore_progress).ask("/api/results")[0] == 200
     finally:
         daemon.terminate()
         daemon.wait(timeout=LIMIT_S)
