@@ -42,8 +42,8 @@ def remote(api: ApiBox, told: list[Progress] | None = None) -> Remote:
 @pytest.mark.parametrize(
     "words",
     [
-        "schedule show", "guard show", "verify", "probation show", "results list --all",
-        "profiles show cpu-embedded --set serving.ctx_size=512", "sweep show", "history show 7",
+        "status", "guard show", "results list --all",
+        "profiles show cpu-embedded --set serving.ctx_size=512", "history show 7",
     ],
 )  # fmt: skip
 def test_a_member_is_told_what_the_command_says(api: ApiBox, words: str) -> None:
@@ -150,10 +150,8 @@ def test_a_job_is_followed_from_its_beginning_by_whoever_comes_later(api: ApiBox
 def test_a_job_that_is_not_there_is_told_in_the_words_of_the_api(api: ApiBox) -> None:
     said = api.ask("/api/jobs/4711/events")
     assert said.status == 404
-
     with pytest.raises(UsageError) as refused:
         remote(api).follow(4711)
-
     assert refused.value.message == said.json["error"]["message"]
 
 

@@ -46,21 +46,8 @@ def a_run(*samples: Sample, suite: str = "mtp") -> MadeRun:
 
 def a_sample(timings: Timings | None, *, kind: str = "translation", suite: str = "mtp",
              marks: tuple[Mark, ...] = (), problem: str | None = None) -> Sample:  # fmt: skip
-    return Sample(
-        suite=suite,
-        case=kind,
-        kind=kind,
-        prompt_id="p",
-        process="one",
-        position=1,
-        at_s=START_S,
-        n_predict=192,
-        concurrency=1,
-        timings=timings,
-        client=None,
-        marks=marks,
-        problem=problem,
-    )
+    made = BOX.sample(suite, kind, kind, 1, n_predict=192, marks=marks, problem=problem)
+    return replace(made, timings=timings, client=None, vram_free_min_mib=None)
 
 
 def table(shown: Sections, caption: str) -> Table:
