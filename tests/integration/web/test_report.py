@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -10,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import DATA
 from tests.support.local_box import Box as LocalBox
 from tests.support.reports import evidence_of, page_of
 from tests.support.synthetic_runs import START_S, Box, MadeRun, made_runs
 from tunerd.app import Context
+from tunerd.cli.output import sections_lines
 from tunerd.errors import HostError, UsageError
-from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
+from tunerd.measure.answer import Mark, Sample, Timings
 from tunerd.measure.evidence import (
     AcceptanceByPosition,
     Crossover,
     RunRecord,
-    SummaryRecord,
     Validity,
 )
 from tunerd.measure.findings import Depth
@@ -32,6 +34,7 @@ from tunerd.web.view import Chart, Crossing, Lines, Section, Table
 
 Sections = tuple[Section, ...]
 BOX = Box("only", "mainline", 3)
+GOLDEN = DATA / "golden/report.txt"
 
 
 def report_on(folder: Path, *runs: MadeRun) -> Sections:
@@ -113,6 +116,19 @@ def test_speed_of_a_kind_is_all_tokens_over_all_time_and_marked_requests_are_out
     assert reasons == {"throttled": "1", "no answer: no answer within 60 s": "1"}
 
 
+def test_what_was_measured_is_told_as_in_the_golden_text(tmp_path: Path) -> None:
+    deep = next(run for run in made_runs() if run.record.suites == ("deep",))
+    spilled = Depth(90000, 81920, 98304, 12, "40% slower than the depths before")
+    runs = [*made_runs(), replace(deep, summaries=(spilled.to_record(*deep.samples),))]
+
+    shown = [one for one in report_on(tmp_path, *runs) if one.name != "runs"]  # which has times
+    text = "\n".join(sections_lines(shown)) + "\n"
+
+    if os.environ.get("TUNERD_TEST_UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
 def test_what_is_missing_is_said_and_never_zero(tmp_path: Path) -> None:
     shown = report_on(tmp_path, a_run(a_sample(None), a_sample(Timings(predicted_n=50))))
 
@@ -161,33 +177,6 @@ def test_the_crossing_is_drawn_where_it_was_found_with_its_interval(tmp_path: Pa
     assert f">{found.n_tokens:,.0f}<" in draw(chart.plot, chart.title)
 
 
-def test_the_time_of_every_length_stands_in_seconds(tmp_path: Path) -> None:
-    sample = BOX.sample("lengths", "1000", "code_python", 1, n_predict=1000)
-
-    shown = report_on(
-        tmp_path, a_run(replace(sample, client=ClientTimes(37_940.0)), suite="lengths")
-    )
-
-    walls = next(one for one in shown if one.name == "crossover").tables[0]
-    assert "37.94" in row(walls, "1,000").values()
-
-
-@pytest.mark.parametrize("suite", ["mtp", "workload"])
-def test_acceptance_by_position_is_over_all_passes_of_all_requests(
-    tmp_path: Path, suite: str
-) -> None:
-    # 60 accepted drafts in 40 passes, then 15 in 10.
-    one = Timings(predicted_n=101, predicted_ms=900, draft_n=80, draft_n_accepted=60,
-                  accepted_by_position=(40, 20))  # fmt: skip
-    two = Timings(predicted_n=26, predicted_ms=400, draft_n=20, draft_n_accepted=15,
-                  accepted_by_position=(10, 5))  # fmt: skip
-
-    shown = report_on(tmp_path, a_run(*(a_sample(told, suite=suite) for told in (one, two))))
-
-    chart = chart_of(shown, "acceptance")
-    assert shares(chart) == [1.0, 0.5]
-
-
 def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_it(
     tmp_path: Path,
 ) -> None:
@@ -218,48 +207,6 @@ def test_a_build_that_tells_no_positions_is_named_in_place_of_an_empty_chart(
     plain = Timings(predicted_n=50, predicted_ms=900)
     without = report_on(tmp_path, a_run(a_sample(plain)))
     assert "acceptance" not in {one.name for one in without}, "nothing was drafted"
-
-
-def test_what_a_suite_found_becomes_a_table_with_units_in_its_head(tmp_path: Path) -> None:
-    kinds = [{"case": "short", "n_same": 12, "n": 12, "drift_ratio": None},
-             {"case": "prose", "n_same": 3, "n": 12, "drift_ratio": 0.031}]  # fmt: skip
-    quality = {"passes": True, "reasons": [], "cases": kinds}
-    record = SummaryRecord("quality", "quality", BOX.name, quality)
-    run = replace(a_run(a_sample(None)), summaries=(record,))
-
-    shown = report_on(tmp_path, run)
-
-    assert row(table(shown, "Quality, cases"), "prose")["drift [share]"] == "0.031"
-    (whole,) = (
-        one
-        for one in next(one for one in shown if one.name == "more").tables
-        if one.caption == "Quality"
-    )
-    assert row(whole, "only")["passes"] == "yes"
-
-
-def test_how_far_the_context_could_be_filled_is_said_in_words(tmp_path: Path) -> None:
-    deep = next(run for run in made_runs() if run.record.suites == ("deep",))
-    (arm,) = deep.samples
-    spilled = Depth(90000, 81920, 98304, 12, "40% slower than the depths before").to_record(arm)
-
-    shown = report_on(tmp_path, replace(deep, summaries=(spilled,)))
-
-    text = next(one for one in shown if one.name == "depth").text
-    assert (
-        "filled up to 90,000 tokens, spills from 81,920 tokens on and no answer at 98,304" in text
-    )
-    assert "(40% slower than the depths before)" in text
-
-
-def test_kinds_stand_in_the_order_of_the_published_tables(tmp_path: Path) -> None:
-    timings = Timings(predicted_n=50, predicted_ms=900)
-    kinds = ("long_code_review", "my own", "code_python", "translation")
-
-    shown = report_on(tmp_path, a_run(*(a_sample(timings, kind=kind) for kind in kinds)))
-
-    shown = [cells[0] for cells in table(shown, "only: by kind").rows]
-    assert shown == ["code python", "translation", "long code review", "my own"]
 
 
 def test_a_state_is_shown_for_what_was_checked_only(tmp_path: Path) -> None:
