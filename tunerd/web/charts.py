@@ -186,10 +186,6 @@ def _time_ticks(axis: _Axis) -> list[_Tick]:
     ]
 
 
-def _moment(at_s: float) -> str:
-    return local_time(at_s, "%-d %b %H:%M")
-
-
 def _not_beside(axis: _Axis, ticks: Iterable[_Tick], width_px: float) -> set[_Tick]:
     """The ticks whose labels do not touch each other where a plot is that wide."""
     kept, end_px = set(), float("-inf")
@@ -309,7 +305,7 @@ def _marks(plot: Lines, line: Line, x: _Axis, y: _Upwards) -> Iterator[str]:
 
 
 def _point_words(plot: Lines, line: Line, point: Point) -> str:
-    where = _moment(point.x) if plot.is_time else f"{point.x:,g}"
+    where = local_time(point.x, "%-d %b %H:%M") if plot.is_time else f"{point.x:,g}"
     value = point.y or 0.0
     shown = percent(value) if plot.is_ratio else f"{value:,.1f} {plot.unit}"
     spread = "" if point.low is None else f" ({point.low:,.1f} to {point.high:,.1f})"

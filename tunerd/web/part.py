@@ -332,7 +332,8 @@ class ApiPart:
             return
         uid = account_number(ACCOUNT) if inherited else os.geteuid()
         try:
-            listener = self._listener(inherited)
+            path = self._ctx.paths.runtime_dir / DAEMON_SOCKET
+            listener = inherited[0] if inherited else unix_socket(path, group=None)
         except TunerdError as problem:
             say_not_served(problem)
             return
@@ -365,11 +366,6 @@ class ApiPart:
             self._keeper.end()
         if self._answering is not None:
             self._answering.stop()
-
-    def _listener(self, inherited: tuple[socket.socket, ...]) -> socket.socket:
-        if inherited:
-            return inherited[0]
-        return unix_socket(self._ctx.paths.runtime_dir / DAEMON_SOCKET, group=None)
 
     def _do(self, act: Callable[[], None]) -> None:
         try:

@@ -7,12 +7,11 @@ import json
 import os
 import threading
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.api_box import ApiBox, serving
+from tests.support.api_box import ApiBox
 from tests.support.fakes import FakeClock
 from tunerd.cli.client import Remote
 from tunerd.errors import Busy, ConfigError, UsageError
@@ -26,12 +25,6 @@ from tunerd.web.part import Answering
 from tunerd.web.routes import Answer
 
 REQUEST = JobRequest("apply", (), Lane.CHANGE, "alice", 1.0)
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[ApiBox]:
-    with serving() as running:
-        yield running
 
 
 def remote(api: ApiBox, told: list[Progress] | None = None) -> Remote:

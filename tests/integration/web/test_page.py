@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.api_box import ApiBox, serving
-from tests.support.browser import Chromium, browser
+from tests.support.browser import Chromium
 from tests.support.local_box import deployed
 from tests.support.made_sweep import put_sweep
 from tests.support.readings import a_reading, served, watched_hours
@@ -28,12 +28,6 @@ serving.ctx_size = 512
 PLACES = ("/", "/generations", "/generations/1", "/deploy", "/deploy/plain", "/sweeps", "/sweeps/1",
           "/workloads/coding-agent", "/doctor", "/jobs")  # fmt: skip
 WIDE_PLACES = ("/", "/sweeps/1")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Chromium]:
-    with browser() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
