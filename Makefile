@@ -18,9 +18,10 @@ test-integration:
 test-e2e:
 	tests/run e2e
 
-# Rewrites the command lines and units that the unit tests compare with; read the diff.
+# Rewrites the command lines, units and texts that tests compare with; read the diff.
 golden:
 	TUNERD_TEST_UPDATE_GOLDEN=1 tests/run unit -k golden
+	TUNERD_TEST_UPDATE_GOLDEN=1 tests/run integration -k golden
 
 install:
 	./install.sh --system

@@ -121,7 +121,7 @@ def build_context(
         HostError: the mode cannot work here.
     """
     from tunerd.machine.gpu import NvmlReader
-    from tunerd.units.systemd import Systemd
+    from tunerd.units.systemd import Systemd, has_system_manager
 
     environment = dict(os.environ) if environment is None else environment
     chosen = choose_mode(mode, environment)
@@ -162,12 +162,6 @@ def build_context(
         files=files,
         generations=Generations(paths.generations_dir, files),
         progress=progress,
-        lacks_manager=chosen is Mode.LOCAL and not is_asked_for and _runs_systemd(),
+        lacks_manager=chosen is Mode.LOCAL and not is_asked_for and has_system_manager(),
         settings_problem=settings_problem,
     )
-
-
-def _runs_systemd() -> bool:
-    from tunerd.units.systemd import has_system_manager
-
-    return has_system_manager()

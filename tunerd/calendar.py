@@ -104,13 +104,11 @@ def _instant(local: datetime, zone: ZoneInfo) -> float:
     One that occurs twice is the first; one that is left out is the moment at which clocks jump.
     """
     first = local.replace(tzinfo=zone, fold=0)
-    moment = first.astimezone(UTC)
-    if moment.astimezone(zone).replace(tzinfo=None) == local:
-        return moment.timestamp()
-    # In a gap fold=0 uses the offset of before and lands behind it by what was left out.
-    before, after = first.utcoffset(), local.replace(tzinfo=zone, fold=1).utcoffset()
-    gap = (after - before) if after is not None and before is not None else timedelta()
-    low, high = moment - abs(gap), moment
+    high = first.astimezone(UTC)
+    if high.astimezone(zone).replace(tzinfo=None) == local:
+        return high.timestamp()
+    # In a gap fold=0 uses the offset of before and lands behind it, fold=1 that of after and lands before it.
+    low = first.replace(fold=1).astimezone(UTC)
     offset = low.astimezone(zone).utcoffset()
     while high - low > timedelta(seconds=1):
         middle = low + (high - low) / 2

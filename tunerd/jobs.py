@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,16 @@ _MAX_REQUEST_BYTES = 64 * 1024
 _MAX_EVENTS_BYTES = 16 * 1024 * 1024
 
 
+Tell = Callable[[Mapping[str, Any]], None]
+"""Keeps an event of a job."""
+
+
+def _add(descriptor: int, event: Mapping[str, Any]) -> None:
+    """One line; on a full disk it is lost, and the job goes on."""
+    with contextlib.suppress(OSError):
+        os.write(descriptor, json.dumps(event).encode() + b"\n")
+
+
 class JobFolder:
     """All jobs since the machine was started; whoever writes here is the owner of this tunerd."""
 
@@ -44,7 +55,7 @@ class JobFolder:
             return ()
         return tuple(sorted((int(name) for name in names if name.isdecimal()), reverse=True))
 
-    def create(self, request: Mapping[str, Any]) -> int:
+    def create(self, request: JobRequest) -> int:
         """Keep a request under the next number.
 
         Raises:
@@ -55,7 +66,7 @@ class JobFolder:
             self._folder.chmod(_MODE)
             number, path = self._next()
             (path / "events.jsonl").touch(mode=0o600)
-            (path / "request.json").write_text(json.dumps(request), encoding="utf-8")
+            (path / "request.json").write_text(json.dumps(plain(request)), encoding="utf-8")
         except OSError as error:
             raise HostError(
                 f"cannot keep a job in `{self._folder}`", cause=error.strerror or str(error)
@@ -76,14 +87,18 @@ class JobFolder:
                 path.mkdir(mode=_MODE)
                 return number, path
 
-    def request(self, number: int) -> dict[str, Any] | None:
-        """What was asked; None if there is no such job."""
+    def request(self, number: int) -> JobRequest | None:
+        """What was asked; None where there is no such job, or it is one of an older tunerd."""
         try:
             with (self._folder / str(number) / "request.json").open(encoding="utf-8") as file:
-                found = json.loads(file.read(_MAX_REQUEST_BYTES))
+                return read_or_none(JobRequest, json.loads(file.read(_MAX_REQUEST_BYTES)))
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+
+    def of_lanes(self, *, looks: bool) -> list[int]:
+        """Jobs that only look, or that do more, newest first."""
+        asked = ((number, self.request(number)) for number in self.numbers())
+        return [number for number, one in asked if one and (one.lane is Lane.LOOK) is looks]
 
     def events(self, number: int, offset: int = 0) -> tuple[tuple[dict[str, Any], ...], int]:
         """What happened since an offset, whole lines only; and the offset to go on from."""
@@ -113,7 +128,7 @@ class JobFolder:
         return (self._folder / str(number) / "lock").exists()
 
     @contextlib.contextmanager
-    def writing(self, number: int) -> Iterator[JobEvents]:
+    def writing(self, number: int) -> Iterator[Tell]:
         """The events of a job that this process does; alive until the body, or the process, ends.
 
         Raises:
@@ -131,21 +146,9 @@ class JobFolder:
             raise HostError(f"job {number} cannot be done", cause=error.strerror) from error
         try:
             with (path / "events.jsonl").open("ab", buffering=0) as file:
-                yield JobEvents(file.fileno())
+                yield partial(_add, file.fileno())
         finally:
             os.close(lock)
-
-
-class JobEvents:
-    """Appends to what happened."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """One line; on a full disk it is lost, and the job goes on."""
-        with contextlib.suppress(OSError):
-            os.write(self._descriptor, json.dumps(event).encode() + b"\n")
 
 
 END = "end"
@@ -161,12 +164,13 @@ _INTERNAL = "internal"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job as it stands; `result` is the envelope that the same command prints with `--json`."""
+    """One job as it stands, with what it told since an offset; `offset` is where to go on."""
 
     number: int
     request: JobRequest
     state: JobState
     events: tuple[Mapping[str, Any], ...]
+    offset: int
 
     @property
     def end(self) -> Mapping[str, Any] | None:
@@ -188,7 +192,8 @@ class Job:
         return 1 if self.state is JobState.DIED else None
 
     def to_json(self) -> dict[str, Any]:
-        """As scripts read it."""
+        """As scripts read it; `result` is the envelope that the same command prints with `--json`."""
+        told = (one for one in reversed(self.events) if one.get("event") == "progress")
         return {
             "job": self.number,
             "kind": self.request.kind,
@@ -196,23 +201,10 @@ class Job:
             "asked_by": self.request.asked_by,
             "asked_s": self.request.asked_s,
             "state": str(self.state),
-            "progress": self._progress(),
+            "progress": next(told, None),
             "exit_code": self.exit_code,
             "result": None if self.end is None else self.end["result"],
         }
-
-    def _progress(self) -> Mapping[str, Any] | None:
-        found = (one for one in reversed(self.events) if one.get("event") == "progress")
-        return next(found, None)
-
-
-@dataclass(frozen=True, slots=True)
-class JobNews:
-    """What a job told since an offset, where to go on, and whether nothing will follow."""
-
-    events: tuple[Mapping[str, Any], ...]
-    offset: int
-    is_over: bool
 
 
 def folder_of(ctx: Context) -> JobFolder:
@@ -232,7 +224,7 @@ def start_job(ctx: Context, request: JobRequest) -> int:
         ServiceError, HostError: its process cannot be started.
     """
     folder = folder_of(ctx)
-    number = folder.create(plain(request))
+    number = folder.create(request)
     _make_room(folder)
     words = ["job", str(number)]
     if ctx.mode is Mode.LOCAL:
@@ -247,23 +239,8 @@ def start_job(ctx: Context, request: JobRequest) -> int:
 def _make_room(folder: JobFolder) -> None:
     """Forget the oldest; what only looked takes no room from what changed something."""
     for looks in (True, False):
-        for old in _numbers(folder, looks=looks)[_MOST_KEPT:]:
+        for old in folder.of_lanes(looks=looks)[_MOST_KEPT:]:
             folder.forget(old)
-
-
-def _numbers(folder: JobFolder, *, looks: bool) -> list[int]:
-    """Jobs that only look, or that do more, newest first."""
-    asked = ((number, _request(folder, number)) for number in folder.numbers())
-    return [
-        number
-        for number, request in asked
-        if request is not None and (request.lane is Lane.LOOK) is looks
-    ]
-
-
-def _request(folder: JobFolder, number: int) -> JobRequest | None:
-    """What was asked for; None where there is no such job, or it is one of an older tunerd."""
-    return read_or_none(JobRequest, folder.request(number))
 
 
 def _start_process(ctx: Context, folder: JobFolder, number: int, words: list[str]) -> None:
@@ -275,29 +252,14 @@ def _start_process(ctx: Context, folder: JobFolder, number: int, words: list[str
     threading.Thread(target=child.reap, name=f"job {number}", daemon=True).start()
 
 
-def read_job(ctx: Context, number: int) -> Job:
-    """A job as it stands.
+def read_job(ctx: Context, number: int, offset: int = 0) -> Job:
+    """A job as it stands; whoever follows one reads each event once.
 
     Raises:
         UsageError: there is none of this number.
     """
-    return _look(ctx, number, 0)[0]
-
-
-def job_news(ctx: Context, number: int, offset: int = 0) -> JobNews:
-    """What a job told since; whoever follows one reads each event once.
-
-    Raises:
-        UsageError: there is none of this number.
-    """
-    job, offset = _look(ctx, number, offset)
-    return JobNews(job.events, offset, job.state.is_over)
-
-
-def _look(ctx: Context, number: int, offset: int) -> tuple[Job, int]:
-    """A job with its events since an offset, and the offset after them."""
     folder = folder_of(ctx)
-    request = _request(folder, number)
+    request = folder.request(number)
     if request is None:
         raise UsageError(f"there is no job {number}", hint="jobs are forgotten at a reboot")
     has_begun, is_alive = folder.has_begun(number), folder.is_alive(number)  # in this order
@@ -310,19 +272,19 @@ def _look(ctx: Context, number: int, offset: int) -> tuple[Job, int]:
         state = JobState.DIED
     else:
         state = JobState.STARTING
-    return Job(number, request, state, events), offset
+    return Job(number, request, state, events, offset)
 
 
 def list_jobs(ctx: Context, *, limit: int = 20) -> list[Job]:
     """The newest jobs that do more than look, newest first."""
-    return [read_job(ctx, one) for one in _numbers(folder_of(ctx), looks=False)[:limit]]
+    return [read_job(ctx, one) for one in folder_of(ctx).of_lanes(looks=False)[:limit]]
 
 
 def running_jobs(ctx: Context) -> list[Job]:
     """Every job that is not over, newest first; what looks only is among them."""
     folder = folder_of(ctx)
     numbers = [one for one in folder.numbers() if folder.is_alive(one) or not folder.has_begun(one)]
-    found = [read_job(ctx, one) for one in numbers if _request(folder, one) is not None]
+    found = [read_job(ctx, one) for one in numbers if folder.request(one) is not None]
     return [job for job in found if not job.state.is_over]
 
 
@@ -404,15 +366,15 @@ def watch_job(ctx: Context, number: int) -> ActionResult:
         UsageError: there is none of this number.
         TunerdError: as the job itself.
     """
-    news = job_news(ctx, number)
+    job = read_job(ctx, number)
     while True:
-        for event in news.events:
+        for event in job.events:
             if event["event"] == "progress":
                 ctx.report(progress_of(event))
-        if news.is_over:
+        if job.state.is_over:
             return _outcome(read_job(ctx, number))
         ctx.clock.sleep(_POLL_S)
-        news = job_news(ctx, number, news.offset)
+        job = read_job(ctx, number, job.offset)
 
 
 def _outcome(job: Job) -> ActionResult:
@@ -444,24 +406,24 @@ def run_job(
         HostError: there is no such job.
     """
     folder = folder_of(make_context(lambda _progress: None))
-    request = _request(folder, number)
+    request = folder.request(number)
     if request is None:
         raise HostError(f"there is no job {number}")
-    with folder.writing(number) as events:
-        events.add({"event": "begun", "pid": os.getpid()})
+    with folder.writing(number) as tell:
+        tell({"event": "begun", "pid": os.getpid()})
         try:
             with Interrupts():
-                ctx = make_context(Teller(events).tell)
+                ctx = make_context(Teller(tell).tell)
                 result = act(_as_job(ctx, number, request), request)
         except TunerdError as error:
-            return _end(events, error.exit_code, error_json(error, request.kind))
+            return _end(tell, error.exit_code, error_json(error, request.kind))
         except (KeyboardInterrupt, SystemExit) as end:
-            return _end(events, _status(end), error_json(_ended(end), request.kind))
+            return _end(tell, _status(end), error_json(_ended(end), request.kind))
         except BaseException:
             crash = HostError("tunerd itself failed; `journalctl` shows how")
-            _end(events, 1, error_json(crash, request.kind, code=_INTERNAL))
+            _end(tell, 1, error_json(crash, request.kind, code=_INTERNAL))
             raise
-        return _end(events, result.exit_code, result.to_json())
+        return _end(tell, result.exit_code, result.to_json())
 
 
 def _as_job(ctx: Context, number: int, request: JobRequest) -> Context:
@@ -485,7 +447,7 @@ def _status(end: BaseException) -> int:
 class Teller:
     """Writes progress; of one step not more often than anybody reads."""
 
-    events: JobEvents
+    add: Tell
     clock: Clock = field(default_factory=SystemClock)
     _text: str | None = None
     _told_s: float = 0.0
@@ -496,9 +458,9 @@ class Teller:
         if progress.text == self._text and now_s - self._told_s < _TOLD_EVERY_S:
             return
         self._text, self._told_s = progress.text, now_s
-        self.events.add({"event": "progress", **asdict(progress)})
+        self.add({"event": "progress", **asdict(progress)})
 
 
-def _end(events: JobEvents, exit_code: int, envelope: Mapping[str, Any]) -> int:
-    events.add({"event": END, "exit_code": exit_code, "result": envelope})
+def _end(tell: Tell, exit_code: int, envelope: Mapping[str, Any]) -> int:
+    tell({"event": END, "exit_code": exit_code, "result": envelope})
     return exit_code

@@ -6,7 +6,6 @@ Pretty on a terminal. Under systemd an entry of the journal with its priority an
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import socket
@@ -26,7 +25,7 @@ _MOST_KEY = 60
 
 
 class Journal:
-    """A connection to journald, kept open.
+    """What journald takes.
 
     Args:
         path: Its socket.
@@ -34,7 +33,8 @@ class Journal:
 
     def __init__(self, path: Path = SOCKET) -> None:
         self._path = str(path)
-        self._channel: socket.socket | None = None
+        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._channel.settimeout(1.0)
 
     def send(self, message: str, priority: int, fields: Mapping[str, object]) -> bool:
         """One entry; whether journald has taken it.
@@ -55,30 +55,14 @@ class Journal:
         if len(data) > _MOST_BYTES:
             data = _field("MESSAGE", message[: _MOST_BYTES // 4]) + _field("PRIORITY", priority)
         try:
-            self._opened().sendall(data)
+            self._channel.sendto(data, self._path)
         except OSError:
-            self.close()
             return False
         return True
 
-    def _opened(self) -> socket.socket:
-        if self._channel is None:
-            channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-            try:
-                channel.settimeout(1.0)
-                channel.connect(self._path)
-            except OSError:
-                channel.close()
-                raise
-            self._channel = channel
-        return self._channel
-
     def close(self) -> None:
-        """Let go of the socket; the next entry connects again."""
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.close()
-            self._channel = None
+        """Let go of the socket."""
+        self._channel.close()
 
 
 def field_name(name: str) -> str:

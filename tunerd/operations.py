@@ -267,16 +267,28 @@ _KEY = r"[a-z_]{1,40}\.[a-z_0-9]{1,60}"
 Named = str | Callable[..., Any]
 
 
+class Question(Exception):
+    """An operation has come as far as its question; `result` is what a person is shown and asked."""
+
+    def __init__(self, result: ActionResult) -> None:
+        super().__init__()
+        self.result = result
+
+
 @dataclass(kw_only=True)
 class Call:
     """For whom an operation is done: what it works with, and who answers its question.
 
+    Here somebody who asked from elsewhere: an unanswered question ends it.
+
     Attributes:
+        ctx: The `Context` that was made for whoever asks.
         yes: Whether its question was answered beforehand.
         readings: What the daemon saw in the last hour, oldest first; empty elsewhere.
         memo: What one operation keeps for the next time that the same call does it.
     """
 
+    ctx: Any = None
     yes: bool = True
     readings: Sequence[Any] = ()
     memo: dict[str, Any] = field(default_factory=dict)
@@ -285,7 +297,8 @@ class Call:
         self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
     ) -> Any:
         """The `Context`: for who acts, and so tells how far it is; tells; or only looks."""
-        raise NotImplementedError
+        del acts, tells, needs_settings
+        return self.ctx
 
     def ask(
         self,
@@ -294,7 +307,10 @@ class Call:
         shown: Mapping[str, Any] | None = None,
     ) -> None:
         """Show what would be done, and go on where that is agreed to; raises to stop."""
-        raise NotImplementedError
+        if not self.yes:
+            payload = {**(shown or {}), "question": question}
+            raise Question(ActionResult("question", payload, tuple(messages)))
+        self.ctx.say(question.removesuffix(" Go on?"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,41 +344,8 @@ class Operation:
         return getattr(sys.modules[self.act.__module__], name) if isinstance(name, str) else name
 
 
-class Question(Exception):
-    """An operation has come as far as its question; `result` is what a person is shown and asked."""
-
-    def __init__(self, result: ActionResult) -> None:
-        super().__init__()
-        self.result = result
-
-
-@dataclass
-class Asking(Call):
-    """An operation that somebody asked for from elsewhere: an unanswered question ends it."""
-
-    ctx: Any
-
-    def context(
-        self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
-    ) -> Any:
-        """The one that was made for whoever asks."""
-        del acts, tells, needs_settings
-        return self.ctx
-
-    def ask(
-        self,
-        question: str,
-        messages: Sequence[Message] = (),
-        shown: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Stop at the question, unless it was answered beforehand; then tell what goes on."""
-        if not self.yes:
-            payload = {**(shown or {}), "question": question}
-            raise Question(ActionResult("question", payload, tuple(messages)))
-        self.ctx.say(question.removesuffix(" Go on?"))
-
-
 _OPERATIONS: dict[Callable[..., Any], Operation] = {}
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def operation(render: Named = "render", **more: Any) -> Callable[[Any], Any]:
@@ -376,8 +359,7 @@ def operation(render: Named = "render", **more: Any) -> Callable[[Any], Any]:
                 ctx.find_root().obj.run(ctx)
 
         _OPERATIONS[run] = Operation(act, render, **more)
-        as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-        return as_json(run)
+        return json_option(run)
 
     return made
 
@@ -426,13 +408,6 @@ def _text(pattern: str, check: Callable[[str], None] = lambda _text: None) -> Ki
     return Kind({"type": "string", "pattern": f"^{pattern}$", "maxLength": 500}, check=check)
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a valid integer.") from error
-
-
 def _span_s(text: str) -> float:
     seconds = parse_time_span(text)
     if seconds is None or not 0 < seconds < float("inf"):
@@ -451,10 +426,7 @@ def name_of(what: str) -> Kind:
 
 
 PROFILE, WORKLOAD = name_of("a profile"), name_of("a workload")
-NUMBER = Kind(
-    {"type": "integer", "minimum": 0, "maximum": MOST_NUMBER}, name="integer", read=_whole
-)
-SEED = Kind({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, name="integer", read=_whole)
+NUMBER, SEED = click.IntRange(0, MOST_NUMBER), click.IntRange(0, 2**31 - 1)
 SPAN = Kind(
     {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?[a-z]{0,7}$"},
     read=_span_s, check=_check_span,

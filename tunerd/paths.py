@@ -10,6 +10,18 @@ from pathlib import Path
 from tunerd.words import Mode
 
 
+class _Within:
+    """A file or folder below one of those that a mode has."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder = folder
+        self._name = name
+
+    def __get__(self, paths: Paths, kind: type[Paths]) -> Path:
+        folder: Path = getattr(paths, self._folder)
+        return folder / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
     """The folders of one mode on one machine.
@@ -24,100 +36,44 @@ class Paths:
     unit_dir: Path
     runtime_unit_dir: Path
 
-    @property
-    def settings_file(self) -> Path:
-        """`tunerd.toml`."""
-        return self.config_dir / "tunerd.toml"
-
-    @property
-    def last_settings(self) -> Path:
-        """The settings by which the daemon went last."""
-        return self.state_dir / "settings.json"
-
-    @property
-    def site_profiles(self) -> Path:
-        """Profiles of this site."""
-        return self.config_dir / "profiles"
-
-    @property
-    def lock(self) -> Path:
-        """The one lock."""
-        return self.state_dir / "lock"
-
-    @property
-    def measure_lock(self) -> Path:
-        """The lock of whoever measures: one at a time."""
-        return self.state_dir / "measure.lock"
-
-    @property
-    def measurement(self) -> Path:
-        """What others may know of the measurement under way; a reboot forgets it."""
-        return self.runtime_dir / "measurement.json"
-
-    @property
-    def power(self) -> Path:
-        """The power limit that a measurement has changed; a reboot forgets it, as it does the limit."""
-        return self.runtime_dir / "power.json"
-
-    @property
-    def reserve(self) -> Path:
-        """Space set aside for going back on a full disk."""
-        return self.state_dir / "reserve"
-
-    @property
-    def journal_dir(self) -> Path:
-        """Intent records of swaps under way."""
-        return self.state_dir / "journal"
-
-    @property
-    def generations_dir(self) -> Path:
-        """Numbered records of swaps."""
-        return self.state_dir / "generations"
-
-    @property
-    def tuned_dir(self) -> Path:
-        """What promotions found, by profile."""
-        return self.state_dir / "tuned"
-
-    @property
-    def imported_dir(self) -> Path:
-        """What others measured, by bundle: candidates, and no evidence."""
-        return self.state_dir / "imported"
-
-    @property
-    def evidence(self) -> Path:
-        """What was measured."""
-        return self.state_dir / "evidence.db"
-
-    @property
-    def box(self) -> Path:
-        """Who this box is among those that share a store."""
-        return self.state_dir / "box.json"
-
-    @property
-    def handed_in(self) -> Path:
-        """How the last handing in of evidence to the shared store ended."""
-        return self.state_dir / "handed-in.json"
-
-    @property
-    def telemetry(self) -> Path:
-        """The history of what was watched."""
-        return self.state_dir / "telemetry.db"
-
-    @property
-    def engines_dir(self) -> Path:
-        """Kept copies of engines."""
-        return self.state_dir / "engines"
-
-    @property
-    def cache_dir(self) -> Path:
-        """What can be found out again: probes, proofs, model headers."""
-        return self.state_dir / "cache"
-
-    @property
-    def log_dir(self) -> Path:
-        """Logs of units that tunerd itself supervises."""
-        return self.state_dir / "log"
+    settings_file = _Within("config_dir", "tunerd.toml")
+    """`tunerd.toml`."""
+    last_settings = _Within("state_dir", "settings.json")
+    """The settings by which the daemon went last."""
+    site_profiles = _Within("config_dir", "profiles")
+    """Profiles of this site."""
+    lock = _Within("state_dir", "lock")
+    """The one lock."""
+    measure_lock = _Within("state_dir", "measure.lock")
+    """The lock of whoever measures: one at a time."""
+    measurement = _Within("runtime_dir", "measurement.json")
+    """What others may know of the measurement under way; a reboot forgets it."""
+    power = _Within("runtime_dir", "power.json")
+    """The power limit that a measurement has changed; a reboot forgets it, as it does the limit."""
+    reserve = _Within("state_dir", "reserve")
+    """Space set aside for going back on a full disk."""
+    journal_dir = _Within("state_dir", "journal")
+    """Intent records of swaps under way."""
+    generations_dir = _Within("state_dir", "generations")
+    """Numbered records of swaps."""
+    tuned_dir = _Within("state_dir", "tuned")
+    """What promotions found, by profile."""
+    imported_dir = _Within("state_dir", "imported")
+    """What others measured, by bundle: candidates, and no evidence."""
+    evidence = _Within("state_dir", "evidence.db")
+    """What was measured."""
+    box = _Within("state_dir", "box.json")
+    """Who this box is among those that share a store."""
+    handed_in = _Within("state_dir", "handed-in.json")
+    """How the last handing in of evidence to the shared store ended."""
+    telemetry = _Within("state_dir", "telemetry.db")
+    """The history of what was watched."""
+    engines_dir = _Within("state_dir", "engines")
+    """Kept copies of engines."""
+    cache_dir = _Within("state_dir", "cache")
+    """What can be found out again: probes, proofs, model headers."""
+    log_dir = _Within("state_dir", "log")
+    """Logs of units that tunerd itself supervises."""
 
 
 def paths_for(mode: Mode, environment: Mapping[str, str]) -> Paths:
@@ -166,11 +122,6 @@ class ListenAddress:
     host: str
     port: int
     is_loopback: bool
-
-    @property
-    def name(self) -> str:
-        """As a Host header has it, without the port."""
-        return f"[{self.host}]" if ":" in self.host else self.host
 
 
 def parse_listen(text: str) -> ListenAddress:

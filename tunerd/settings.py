@@ -10,8 +10,8 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -35,7 +35,7 @@ from pydantic_settings import (
 from tunerd.calendar import parse_window
 from tunerd.errors import ConfigError
 from tunerd.paths import Paths, parse_listen
-from tunerd.words import nearest_name, problem_of, shown, table_in
+from tunerd.words import Problem, nearest_name, problem_of, shown, table_in
 
 PREFIX = "TUNERD_"
 
@@ -391,16 +391,10 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, *_: Any, **sources: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what `load_settings` has read: the environment of the call, over the file."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
-        return (init_settings,)
+        return (sources["init_settings"],)
 
 
 # Read before there are settings, or by the tests alone.
@@ -426,7 +420,7 @@ def load_settings(paths: Paths, environment: Mapping[str, str] = os.environ) -> 
     try:
         settings = Settings(**data)
     except ValidationError as error:
-        problems += _described(_sources(paths, readable), error)
+        problems += _described(readable, paths.settings_file, error)
     if problems:
         raise ConfigError(
             f"settings are wrong in {len(problems)} place{'s' if len(problems) > 1 else ''}",
@@ -466,35 +460,25 @@ def check_settings(text: str, path: Path) -> None:
     try:
         Settings(**_parsed(text, path))
     except ValidationError as error:
-        problems = "\n".join(_described(_Sources({}, str(path)), error))
+        problems = "\n".join(_described((), path, error))
         raise ConfigError("the settings would be wrong", cause=problems) from error
 
 
 def sources_of(paths: Paths, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Dotted name of every setting, with where its value comes from."""
-    sources = _sources(paths, _variables(environment))
-    in_file = _dotted(_read(paths.settings_file))
-    return {
-        name: ", ".join(dict.fromkeys(sources.of(key) for key in keys)) if keys else "default"
-        for name in _known()
-        for keys in [[key for key in [*sources.by_key, *in_file] if _is_within(key, name)]]
-    }
+    variables = _variables(environment)
+    set_keys = [*map(_key, variables), *_dotted(_read(paths.settings_file))]
+    found = {}
+    for name in _known():
+        keys = [key for key in set_keys if _is_within(key, name)]
+        origins = dict.fromkeys(_source_of(key, variables, paths.settings_file) for key in keys)
+        found[name] = ", ".join(origins) or "default"
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Sources:
-    """Which variable sets each key; everything else comes from the file."""
-
-    by_key: Mapping[str, str]
-    file: str
-
-    def of(self, key: str) -> str:
-        found = (name for set_key, name in self.by_key.items() if _is_within(key, set_key))
-        return next(found, self.file)
-
-
-def _sources(paths: Paths, variables: Mapping[str, str]) -> _Sources:
-    return _Sources({_key(name): name for name in variables}, str(paths.settings_file))
+def _source_of(key: str, variables: Iterable[str], file: Path) -> str:
+    """Which variable sets a key; everything else comes from the file."""
+    return next((name for name in variables if _is_within(key, _key(name))), str(file))
 
 
 def _is_within(key: str, table: str) -> bool:
@@ -598,13 +582,12 @@ def _wrong_log_level(environment: Mapping[str, str]) -> list[str]:
     if level.lower() in _LOG_LEVELS:
         return []
     nearest = nearest_name(level.lower(), _LOG_LEVELS)
-    hint = f" (did you mean {nearest}?)" if nearest else ""
-    return [f"environment: {variable}: found {level!r}{hint}; allowed: {', '.join(_LOG_LEVELS)}"]
+    return [str(Problem("environment", variable, repr(level), ", ".join(_LOG_LEVELS), nearest))]
 
 
-def _described(sources: _Sources, error: ValidationError) -> list[str]:
+def _described(variables: Iterable[str], file: Path, error: ValidationError) -> list[str]:
     found = (problem_of(Settings, "", dict(entry)) for entry in error.errors())
-    return [str(replace(one, source=sources.of(one.key))) for one in found]
+    return [str(replace(one, source=_source_of(one.key, variables, file))) for one in found]
 
 
 def _known() -> tuple[str, ...]:

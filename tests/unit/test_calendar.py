@@ -36,28 +36,28 @@ def _shown(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, BERLIN).strftime("%a %d %H:%M")
 
 
-def test_a_window_opens_on_its_days() -> None:
-    assert opened("01:00-06:30", "mon-fri", "2026-11-20 12:00", 2) == [
-        ("Mon 23 01:00", "Mon 23 06:30"),
-        ("Tue 24 01:00", "Tue 24 06:30"),
-    ]
-
-
-def test_an_end_before_the_begin_is_on_the_next_day_and_the_day_is_that_of_the_begin() -> None:
-    assert opened("23:00-05:00", "sat", "2026-11-22 02:00", 2) == [
-        ("Sat 21 23:00", "Sun 22 05:00"),
-        ("Sat 28 23:00", "Sun 29 05:00"),
-    ]
+@pytest.mark.parametrize(
+    ("times", "days", "after", "expected"),
+    [
+        ("01:00-06:30", "mon-fri", "2026-11-20 12:00",
+         [("Mon 23 01:00", "Mon 23 06:30"), ("Tue 24 01:00", "Tue 24 06:30")]),
+        # An end before the begin is on the next day, and the day is that of the begin.
+        ("23:00-05:00", "sat", "2026-11-22 02:00",
+         [("Sat 21 23:00", "Sun 22 05:00"), ("Sat 28 23:00", "Sun 29 05:00")]),
+        # A begin that is left out is the moment at which clocks jump.
+        ("02:30-05:00", "daily", "2026-03-29 00:00", [("Sun 29 03:00", "Sun 29 05:00")]),
+    ],
+)  # fmt: skip
+def test_a_window_opens_on_its_days(
+    times: str, days: str, after: str, expected: list[tuple[str, str]]
+) -> None:
+    assert opened(times, days, after, len(expected)) == expected
 
 
 def test_half_past_24_is_half_past_midnight_as_files_of_before_may_say() -> None:
     assert parse_window("24:30-06:00", "daily", "UTC") == parse_window(
         "00:30-06:00", "daily", "UTC"
     )
-
-
-def test_a_begin_that_is_left_out_is_the_moment_at_which_clocks_jump() -> None:
-    assert opened("02:30-05:00", "daily", "2026-03-29 00:00") == [("Sun 29 03:00", "Sun 29 05:00")]
 
 
 def test_a_time_that_occurs_twice_is_the_first() -> None:

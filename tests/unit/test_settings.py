@@ -197,26 +197,15 @@ def test_a_home_is_written_with_a_tilde(paths: Paths, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "unit",
+    ("key", "name"),
     [
-        "llama.service\nExecStart=x",
-        "../x.service",
-        "a b.service",
-        "x",
-        "x.timer",
-        "-/x.service",
-        "",
+        *(("unit", name) for name in ("a.service\nExecStart=x", "../x.service", "a b.service", "x.timer", "")),
+        *(("user", name) for name in ("root\n", "Root", "a b", "-x", "%i", "")),
     ],
-)
-def test_a_name_that_is_no_unit_is_refused(paths: Paths, unit: str) -> None:
-    (line,) = problems(paths, {"TUNERD_SERVICE__UNIT": unit})
-    assert "service.unit" in line
-
-
-@pytest.mark.parametrize("user", ["root\n", "Root", "a b", "-x", "0", "%i", ""])
-def test_a_name_that_is_no_account_is_refused(paths: Paths, user: str) -> None:
-    (line,) = problems(paths, {"TUNERD_SERVICE__USER": user})
-    assert "service.user" in line
+)  # fmt: skip
+def test_a_name_that_is_no_unit_or_account_is_refused(paths: Paths, key: str, name: str) -> None:
+    (line,) = problems(paths, {f"TUNERD_SERVICE__{key.upper()}": name})
+    assert f"service.{key}" in line
 
 
 @pytest.mark.parametrize(

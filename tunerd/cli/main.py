@@ -234,7 +234,8 @@ def _told(error: TunerdError, code: int, *, as_json: bool) -> int:
     from tunerd.cli.output import print_error
 
     try:
-        print_error(error, command=_command_name(sys.argv[1:]), as_json=as_json)
+        command = next((word for word in sys.argv[1:] if word in COMMANDS), "tunerd")
+        print_error(error, command=command, as_json=as_json)
         sys.stdout.flush()
     except OSError as problem:
         with contextlib.suppress(OSError):
@@ -258,7 +259,3 @@ def _as_ours(error: click.ClickException) -> TunerdError:
                 cause, hint = profiles_for_here(error.ctx.find_root().obj, where)
                 return kind("no profile was named", cause=cause, hint=hint)
     return kind(error.format_message(), hint=hint)
-
-
-def _command_name(arguments: list[str]) -> str:
-    return next((word for word in arguments if word in COMMANDS), "tunerd")

@@ -549,20 +549,10 @@ def report_command(
       tunerd report
       tunerd report 12 13 --output monday.html
     """  # noqa: D301
-    from tunerd.web.report import (
-        ReportData,
-        check_validity,
-        gather_evidence,
-        made_report,
-        render_report,
-    )
+    from tunerd.web.report import report
 
     del output  # where it is typed
-    context = call.context()
-    evidence, messages = gather_evidence(context, run)
-    validities = {} if no_check else check_validity(context, evidence)
-    html = render_report(ReportData(evidence, validities, context.clock.now_s()))
-    return made_report(html, evidence, messages)
+    return report(call.context(), run, checks=not no_check)
 
 
 def show_written(

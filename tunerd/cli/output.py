@@ -71,11 +71,6 @@ def changed(payload: Mapping[str, Any]) -> Iterable[str]:
     ]
 
 
-def json_option(function: Any) -> Any:
-    """The option `--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
-
-
 def finish(result: ActionResult, render: Render, *, as_json: bool, is_data: bool = False) -> None:
     """Show a result and leave with its exit code.
 

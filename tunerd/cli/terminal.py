@@ -66,15 +66,11 @@ class Terminal:
         else:
             finish(perform(), made.named(made.render), as_json=as_json)
 
-    def remote(self, *, as_json: bool) -> Remote | None:
-        """The daemon, for who acts through it; None for root, and for one's own units."""
-        return self._remote(progress_sink(as_json=as_json))
-
     def _remote_of(self, ctx: click.Context, sink: ProgressSink) -> Remote | None:
         kind = kind_of(ctx)
         if kind not in MAY and kind not in ONLY_ROOT:
             return None
-        remote = self._remote(sink)
+        remote = self.remote(sink)
         if remote is None or kind in MAY:
             return remote
         if kind == _HERE_WITHOUT_A_MODE and self.mode is None:
@@ -88,7 +84,8 @@ class Terminal:
             hint="use sudo, or `--user` for a unit of your own",
         )
 
-    def _remote(self, sink: ProgressSink) -> Remote | None:
+    def remote(self, sink: ProgressSink) -> Remote | None:
+        """The daemon, for who acts through it; None for root, and for one's own units."""
         path = socket_for(self.mode, os.environ)
         if path is None:
             return None
@@ -119,7 +116,6 @@ class Typed(Call):
     mode: str | None
     operation: Operation
     sink: ProgressSink
-    _context: Context | None = None
 
     def context(
         self, *, acts: bool = False, tells: bool = False, needs_settings: bool = True
@@ -127,14 +123,15 @@ class Typed(Call):
         """The context of this process."""
         from tunerd.app import build_context
 
-        if self._context is None:
-            self._context = build_context(
+        if self.ctx is None:
+            self.ctx = build_context(
                 mode=self.mode,
                 progress=self.sink if acts or tells else ignore_progress,
                 start_supervisor=acts,
                 needs_settings=needs_settings,
             )
-        return self._context
+        made: Context = self.ctx
+        return made
 
     def ask(
         self,

@@ -14,18 +14,16 @@ from tunerd.cli.output import (
     columns,
     finish,
     harmless_lines,
-    json_option,
     line,
     or_unknown,
     progress_sink,
 )
-from tunerd.operations import Asking, Call, Question, asked, operation
+from tunerd.operations import Call, Question, asked, json_option, operation
 from tunerd.result import ActionResult
 from tunerd.words import format_duration, format_mib, when
 
 if TYPE_CHECKING:
     from tunerd.app import Context
-    from tunerd.cli.client import Remote
     from tunerd.cli.terminal import Terminal
     from tunerd.operations import JobRequest
     from tunerd.result import ProgressSink
@@ -351,12 +349,13 @@ def watch(terminal: Terminal, number: int, as_json: bool) -> None:
     from tunerd.app import build_context
     from tunerd.jobs import read_job, watch_job
 
-    remote = terminal.remote(as_json=as_json)
+    sink = progress_sink(as_json=as_json)
+    remote = terminal.remote(sink)
     if remote is not None:
         argv = list(remote.job(number)["argv"])
-        done = _followed(remote, number)
+        done = remote.follow(number)
     else:
-        context = build_context(mode=terminal.mode, progress=progress_sink(as_json=as_json))
+        context = build_context(mode=terminal.mode, progress=sink)
         argv = list(read_job(context, number).request.argv)
         done = watch_job(context, number)
     finish(done, lambda payload: _lines(argv, number, payload), as_json=as_json)
@@ -377,14 +376,6 @@ def stop(call: Call, job: int) -> ActionResult:
     from tunerd.jobs import stop_job
 
     return stop_job(call.context(tells=True), job)
-
-
-def _followed(remote: Remote, number: int) -> ActionResult:
-    try:
-        return remote.follow(number)
-    except KeyboardInterrupt as end:
-        end.add_note(f"job {number} goes on")
-        raise
 
 
 def _lines(argv: Sequence[str], number: int, payload: Mapping[str, Any]) -> Iterable[str]:
@@ -447,7 +438,7 @@ def look(terminal: Terminal, argv: tuple[str, ...]) -> None:
 
     try:
         words = asked(argv)
-        result = words.act(Asking(build_context(mode=terminal.mode)))
+        result = words.act(Call(ctx=build_context(mode=terminal.mode)))
     except TunerdError as error:
         print(json.dumps(error_json(error, " ".join(argv[:1]))))
         raise click.exceptions.Exit(error.exit_code) from error
@@ -459,7 +450,7 @@ def _act(ctx: Context, request: JobRequest) -> ActionResult:
     """What the job asks for; without `--yes` only as far as its question."""
     words = asked(request.argv, is_member=request.is_member)
     try:
-        return words.act(Asking(ctx, yes=bool(words.params.get("yes", True))))
+        return words.act(Call(ctx=ctx, yes=bool(words.params.get("yes", True))))
     except Question as question:
         return question.result
 

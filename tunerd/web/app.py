@@ -206,18 +206,17 @@ class Front:
 
 def build_app(
     front: Front,
-    pages: Sequence[Route] = (),
-    page_error: Callable[[Request, int, str], Response] | None = None,
+    pages: Sequence[Route],
+    page_error: Callable[[Request, int, str], Response],
 ) -> GateMiddleware:
     """The application, behind its gate; `page_error` shows a status and its words to a browser."""
 
     async def failed(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        is_api = request.url.path.startswith("/api/") or page_error is None
         text = _ERRORS.get(status, "it cannot be done")
         response: Response = (
             respond(refused(status, text, "/api/openapi.json"))
-            if is_api or page_error is None
+            if request.url.path.startswith("/api/")
             else page_error(request, status, text)
         )
         if isinstance(error, HTTPException):

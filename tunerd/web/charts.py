@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from html import escape
@@ -14,55 +14,13 @@ from markupsafe import Markup
 from tunerd.web.view import Bar, Bars, Crossing, Line, Lines, Plot, Point, joined, percent
 from tunerd.words import UNKNOWN, local_time
 
-# Name: (light, dark). Engines keep their colour on every chart and page.
-PALETTE: Mapping[str, tuple[str, str]] = {
-    "bg": ("#fbfaf8", "#14161a"),
-    "surface": ("#ffffff", "#1b1e24"),
-    "ink": ("#1c2026", "#e7e9ec"),
-    "muted": ("#5b636e", "#a3abb6"),
-    "rule": ("#d8dbe0", "#363c46"),
-    "grid": ("#ebedf0", "#292e36"),
-    "accent": ("#0b5cad", "#7db8f5"),
-    "band": ("#efe9dc", "#2b2a26"),
-    "good": ("#1f6f43", "#6cc796"),
-    "warn": ("#9a4a00", "#f0a860"),
-    "bad": ("#a3261d", "#f28b82"),
-    "mainline": ("#0b5cad", "#69aef2"),
-    "ik": ("#c2410c", "#f2935c"),
-    "bee": ("#7a3fb0", "#bb98ee"),
-    "other": ("#0f766e", "#4cc4b5"),
-    "prefill": ("#5f718c", "#8b9ab1"),
-    "reasoning": ("#946000", "#dfb14e"),
-    "decode": ("#2b7a57", "#56b78e"),
-    "waiting": ("#86507f", "#c394bd"),
-}
+# Engines that have a colour of their own; static/report.css has all colours.
 FAMILIES = frozenset({"mainline", "ik", "bee"})
-
-
-def css_variables() -> str:
-    """The palette as custom properties: light, dark where the reader's system is, or as chosen.
-
-    What has the class `c-NAME` is drawn in that colour.
-    """
-    light = _block(0)
-    dark = _block(1)
-    colours = "".join(f".c-{name}{{--c:var(--{name})}}" for name in PALETTE)
-    return (
-        f":root{{color-scheme:light;{light}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light])"
-        f"{{color-scheme:dark;{dark}}}}}\n"
-        f":root[data-theme=dark]{{color-scheme:dark;{dark}}}\n"
-        f"{colours}\n"
-    )
 
 
 def colour_of(family: str | None) -> str:
     """The name of an engine's colour."""
     return family if family in FAMILIES and family is not None else "other"
-
-
-def _block(side: int) -> str:
-    return "".join(f"--{name}:{colours[side]};" for name, colours in PALETTE.items())
 
 
 _TOP, _BOTTOM, _NO_TITLE = 26, 44, 18
@@ -186,10 +144,6 @@ def _time_ticks(axis: _Axis) -> list[_Tick]:
     ]
 
 
-def _moment(at_s: float) -> str:
-    return local_time(at_s, "%-d %b %H:%M")
-
-
 def _not_beside(axis: _Axis, ticks: Iterable[_Tick], width_px: float) -> set[_Tick]:
     """The ticks whose labels do not touch each other where a plot is that wide."""
     kept, end_px = set(), float("-inf")
@@ -309,7 +263,7 @@ def _marks(plot: Lines, line: Line, x: _Axis, y: _Upwards) -> Iterator[str]:
 
 
 def _point_words(plot: Lines, line: Line, point: Point) -> str:
-    where = _moment(point.x) if plot.is_time else f"{point.x:,g}"
+    where = local_time(point.x, "%-d %b %H:%M") if plot.is_time else f"{point.x:,g}"
     value = point.y or 0.0
     shown = percent(value) if plot.is_ratio else f"{value:,.1f} {plot.unit}"
     spread = "" if point.low is None else f" ({point.low:,.1f} to {point.high:,.1f})"

@@ -212,7 +212,7 @@ class GateMiddleware:
 
 
 def _answer(refusal: Answer, path: str) -> Response:
-    if not _is_page(path):
+    if path.startswith(("/api/", "/metrics")):
         return JSONResponse(refusal.envelope, refusal.status or 403)
     error = refusal.envelope["error"]
     hint = f"<p>{escape(error['hint'])}</p>" if error["hint"] else ""
@@ -221,10 +221,6 @@ def _answer(refusal: Answer, path: str) -> Response:
         f"<main><h1>{escape(error['message'])}</h1>{hint}</main></html>"
     )
     return HTMLResponse(text, refusal.status or 403)
-
-
-def _is_page(path: str) -> bool:
-    return not path.startswith(("/api/", "/metrics"))
 
 
 def _declared(headers: Headers) -> int:

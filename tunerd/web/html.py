@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tunerd.web.charts import css_variables, draw, legend
+from tunerd.web.charts import draw, legend
 from tunerd.web.view import NOT_ASKED
 from tunerd.words import UNKNOWN
 
@@ -36,5 +36,5 @@ def static_text(name: str) -> str:
 
 
 def style(*names: str) -> str:
-    """The palette, and these sheets."""
-    return css_variables() + "".join(static_text(name) for name in names)
+    """These sheets as one."""
+    return "".join(static_text(name) for name in names)

@@ -6,7 +6,7 @@ own, and begins anew with a life of the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from tunerd import __version__
-from tunerd.watch.figures import UNKNOWN, EngineNow, GpuNow, Reading
+from tunerd.watch.figures import UNKNOWN, EngineNow, Reading
 from tunerd.words import BYTES_PER_MIB
 
 _MHZ = 1e6
@@ -52,35 +52,31 @@ def _family(kind: str, name: str, text: str, samples: _Samples) -> Metric:
 
 def _families(reading: Reading) -> Iterator[Metric]:
     unit = {"unit": reading.engine.unit}
-    measuring = float(reading.measuring is not None)
-    yield _family("gauge", "tunerd_measuring",
-                  "Whether a measurement holds the server's place (1) or not (0).", [(unit, measuring)])  # fmt: skip
-    for kind, name, text, take in _READING:
-        yield _family(kind, f"tunerd_{name}", text, [({}, take(reading))])
-    for kind, name, text, take in _ENGINE:
-        yield _family(kind, f"tunerd_server_{name}", text, [(unit, take(reading.engine))])
-    if reading.engine.counters is not None:
-        for kind, name, text, take in _COUNTERS:
-            yield _family(
-                kind, f"tunerd_server_{name}", text, [(unit, take(reading.engine.counters))]
-            )
     cards = {str(gpu.index): gpu for gpu in reading.gpus or ()}
-    version = reading.driver_version
-    yield _family("info", "tunerd_gpu_driver", "The GPU's driver.",
-                  [({"version": version}, 1)] if version else [])  # fmt: skip
+    counters = reading.engine.counters
+    measuring, version = float(reading.measuring is not None), reading.driver_version
     named = [
         ({"gpu": at, "name": gpu.name, "uuid": gpu.uuid or ""}, 1) for at, gpu in cards.items()
     ]
-    yield _family("info", "tunerd_gpu", "A card by its index.", named)
-    for kind, name, text, take in _GPU:
-        yield _family(
-            kind, f"tunerd_gpu_{name}", text, [({"gpu": at}, take(g)) for at, g in cards.items()]
-        )
     held = [({"gpu": at, "reason": reason}, 1)
             for at, gpu in cards.items() for reason in gpu.throttle_reasons or ()]  # fmt: skip
+    yield _family("gauge", "tunerd_measuring",
+                  "Whether a measurement holds the server's place (1) or not (0).", [(unit, measuring)])  # fmt: skip
+    yield _family("info", "tunerd_gpu_driver", "The GPU's driver.",
+                  [({"version": version}, 1)] if version else [])  # fmt: skip
+    yield _family("info", "tunerd_gpu", "A card by its index.", named)
     yield _family(
         "gauge", "tunerd_gpu_throttle_reason", "What holds its clocks down now, in words.", held
     )
+    seen: tuple[tuple[str, Sequence[_Row], Sequence[tuple[Mapping[str, str], Any]]], ...] = (
+        ("tunerd", _READING, [({}, reading)]),
+        ("tunerd_server", _ENGINE, [(unit, reading.engine)]),
+        ("tunerd_server", _COUNTERS, [(unit, counters)] if counters is not None else []),
+        ("tunerd_gpu", _GPU, [({"gpu": at}, gpu) for at, gpu in cards.items()]),
+    )
+    for prefix, rows, ones in seen:
+        for kind, name, text, take in rows:
+            yield _family(kind, f"{prefix}_{name}", text, [(by, take(one)) for by, one in ones])
 
 
 def _is_ready(engine: EngineNow) -> float | None:
@@ -134,7 +130,7 @@ _COUNTERS: tuple[_Row, ...] = (
     ("counter", "accepted_tokens", "Drafted tokens that were right.", lambda c: c.n_accepted),
     ("gauge", "requests_deferred", "Requests that wait for a slot.", lambda c: c.n_deferred),
 )  # fmt: skip
-_GPU: tuple[tuple[str, str, str, Callable[[GpuNow], float | None]], ...] = (
+_GPU: tuple[_Row, ...] = (
     ("gauge", "memory_total_bytes", "VRAM of the card.", lambda gpu: _bytes(gpu.total_mib)),
     ("gauge", "memory_used_bytes", "VRAM in use, the driver's reserve not counted.", lambda gpu: _bytes(gpu.used_mib)),
     ("gauge", "memory_free_bytes", "VRAM that is free.", lambda gpu: _bytes(gpu.free_mib)),

@@ -29,7 +29,6 @@ from tunerd.web.gate import GateMiddleware, Visitor
 from tunerd.web.html import environment, static_text, style
 from tunerd.web.routes import Answer, refused
 from tunerd.web.view import (
-    NO_BREAK,
     Cell,
     Chart,
     Facts,
@@ -479,37 +478,29 @@ def cards_table(readings: Mapping[str, Any]) -> Table | None:
     latest = readings.get("latest")
     if latest is None or not latest["gpus"]:
         return None
-    columns = heads(
-        "~Card",
-        "VRAM in use [GiB]",
-        "The server's",
-        "Others'",
-        "Free",
-        "Busy",
-        "Power [W]",
-        "Core [°C]",
-        "~Held down by",
-    )
-    return Table("Cards now", columns, tuple(_card(gpu) for gpu in latest["gpus"]))
+    rows = tuple(tuple(take(gpu) for take in _CARD.values()) for gpu in latest["gpus"])
+    return Table("Cards now", heads(*_CARD), rows)
 
 
-def _card(gpu: Mapping[str, Any]) -> tuple[Cell, ...]:
-    total, power, limit = gpu["total_mib"], gpu["power_w"], gpu["power_limit_w"]
-    used = _gib(gpu["used_mib"])
-    busy, heat = gpu["utilisation_percent"], gpu["temperature_c"]
-    reasons = gpu["throttle_reasons"]
-    split = ", split by MIG" if gpu["is_mig"] else ""
-    return (
-        f"GPU {gpu['index']}: {gpu['name']}{split}",
-        used if used is None or total is None else f"{used} of {_gib(total)}",
-        _gib(gpu["server_mib"]),
-        _gib(gpu["others_mib"]),
-        _gib(gpu["free_mib"]),
-        None if busy is None else f"{busy:.0f}{NO_BREAK}%",
-        None if power is None else f"{power:.0f}" + ("" if limit is None else f" of {limit:.0f}"),
-        None if heat is None else f"{heat}",
-        None if reasons is None else ", ".join(reasons) or "nothing",
-    )
+def _of_all(part: str | None, whole: str | None) -> str | None:
+    return part if part is None or whole is None else f"{part} of {whole}"
+
+
+_CARD: Mapping[str, Callable[[Mapping[str, Any]], Cell]] = {
+    "~Card": lambda gpu: (
+        f"GPU {gpu['index']}: {gpu['name']}{', split by MIG' if gpu['is_mig'] else ''}"
+    ),
+    "VRAM in use [GiB]": lambda gpu: _of_all(_gib(gpu["used_mib"]), _gib(gpu["total_mib"])),
+    "The server's": lambda gpu: _gib(gpu["server_mib"]),
+    "Others'": lambda gpu: _gib(gpu["others_mib"]),
+    "Free": lambda gpu: _gib(gpu["free_mib"]),
+    "Busy": lambda gpu: percent(_ratio(gpu["utilisation_percent"], 100), 0),
+    "Power [W]": lambda gpu: _of_all(figure(gpu["power_w"], 0), figure(gpu["power_limit_w"], 0)),
+    "Core [°C]": lambda gpu: figure(gpu["temperature_c"], 0),
+    "~Held down by": lambda gpu: (
+        None if gpu["throttle_reasons"] is None else ", ".join(gpu["throttle_reasons"]) or "nothing"
+    ),
+}
 
 
 # Over time

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tunerd.app import Context
 from tunerd.errors import ConfigError, HostError, TunerdError, UsageError
-from tunerd.jobs import demand_lane, job_news, read_job, running_jobs, start_job
+from tunerd.jobs import demand_lane, read_job, running_jobs, start_job
 from tunerd.machine.peers import (
     DAEMON_SOCKET,
     account_number,
@@ -36,7 +36,7 @@ from tunerd.machine.peers import (
     unix_socket,
 )
 from tunerd.machine.process import Child, Setting, own_command, run, start
-from tunerd.operations import Asked, Asking, JobRequest, Lane, asked, json_of, word_of
+from tunerd.operations import Asked, Call, JobRequest, Lane, asked, json_of, word_of
 from tunerd.paths import FROM_ELSEWHERE
 from tunerd.profile.files import load_profile, parse_options
 from tunerd.result import ActionResult, ignore_progress
@@ -124,7 +124,7 @@ class Desk:
     def _here(self, words: Asked) -> Answer:
         """In this process."""
         readings = self._telemetry.readings() if words.kind == "top" else ()
-        return Answer.of(words.act(Asking(self._ctx, readings=readings)))
+        return Answer.of(words.act(Call(ctx=self._ctx, readings=readings)))
 
     def _apart(self, argv: Sequence[str]) -> Answer:
         """In a process of its own."""
@@ -190,7 +190,7 @@ class Desk:
         looks: Mapping[str, Callable[..., Mapping[str, Any]]] = {
             "facts": self._facts,
             "metrics": self._metrics,
-            "news": lambda number, offset: asdict(job_news(self._ctx, number, offset)),
+            "news": self._news,
             "job": lambda number: {"job": read_job(self._ctx, number).to_json()},
             "readings": self._readings,
             "telemetry": self._history,
@@ -209,6 +209,10 @@ class Desk:
         from tunerd.web.metrics import exposition
 
         return {"text": exposition(self._telemetry.latest()).decode()}
+
+    def _news(self, number: int, offset: int) -> Mapping[str, Any]:
+        job = read_job(self._ctx, number, offset)
+        return {"events": job.events, "offset": job.offset, "is_over": job.state.is_over}
 
     def _readings(self, *, brief: bool = False) -> Mapping[str, Any]:
         found = self._telemetry.readings()
@@ -328,7 +332,8 @@ class ApiPart:
             return
         uid = account_number(ACCOUNT) if inherited else os.geteuid()
         try:
-            listener = self._listener(inherited)
+            path = self._ctx.paths.runtime_dir / DAEMON_SOCKET
+            listener = inherited[0] if inherited else unix_socket(path, group=None)
         except TunerdError as problem:
             say_not_served(problem)
             return
@@ -361,11 +366,6 @@ class ApiPart:
             self._keeper.end()
         if self._answering is not None:
             self._answering.stop()
-
-    def _listener(self, inherited: tuple[socket.socket, ...]) -> socket.socket:
-        if inherited:
-            return inherited[0]
-        return unix_socket(self._ctx.paths.runtime_dir / DAEMON_SOCKET, group=None)
 
     def _do(self, act: Callable[[], None]) -> None:
         try:

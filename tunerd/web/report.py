@@ -87,7 +87,7 @@ def gather_evidence(
     if store is None:
         raise UsageError("nothing was measured yet", hint="tunerd bench")
     with store:
-        runs = _named_arms(store, numbers) if numbers else _newest(store)
+        runs = [run_of(store, one) for one in dict.fromkeys(numbers)] if numbers else _newest(store)
         if not runs:
             raise UsageError("nothing was measured yet", hint="tunerd bench")
         found = [store.evidence(run) for run in runs]
@@ -95,30 +95,34 @@ def gather_evidence(
     return tuple(sorted(found, key=lambda one: one.run.record.started_s)), damage
 
 
-def check_validity(
-    ctx: Context, evidence: Sequence[RunEvidence]
-) -> dict[tuple[int, str], Validity]:
-    """For each run and arm, whether it still holds on this machine."""
+def report(ctx: Context, numbers: Sequence[int], *, checks: bool = True) -> ActionResult:
+    """The page about some runs, not yet written anywhere.
+
+    Args:
+        ctx: Where.
+        numbers: The runs, as for `gather_evidence`.
+        checks: Whether it says if the figures still hold on this machine.
+    """
     from tunerd.measure.results import StalenessCheck
 
-    check = StalenessCheck(ctx)
-    return {
+    evidence, messages = gather_evidence(ctx, numbers)
+    check = StalenessCheck(ctx) if checks else None
+    validities = {
         (one.run.number, arm.name): check.of(arm, one.run.record)
         for one in evidence
         for arm in one.run.record.arms
+        if check is not None
     }
-
-
-def made_report(
-    html: str, evidence: Sequence[RunEvidence], messages: Sequence[Message] = ()
-) -> ActionResult:
-    """The page about some runs, not yet written anywhere."""
+    empty = [str(one.run.number) for one in evidence if one.run.n_samples == 0]
+    if empty:
+        messages += (warning("no-samples", f"without samples: run {', '.join(empty)}"),)
+    html = render_report(evidence, validities, ctx.clock.now_s())
     payload = {"runs": [one.run.number for one in evidence], "html": html}
-    return ActionResult("report", payload, (*messages, *_messages(evidence)))
+    return ActionResult("report", payload, messages)
 
 
 def write_report(path: Path, made: ActionResult) -> ActionResult:
-    """Write the page that `made_report` gave, here or in the daemon.
+    """Write the page that `report` gave, here or in the daemon.
 
     Raises:
         HostError: it cannot be written.
@@ -150,17 +154,6 @@ def evidence_of(run: Mapping[str, Any]) -> RunEvidence:
         summaries=tuple(read(SummaryRecord, one) for one in run["summaries"]),
         verdicts=tuple(read(VerdictRecord, one) for one in run["verdicts"]),
     )  # fmt: skip
-
-
-def _messages(evidence: Sequence[RunEvidence]) -> list[Message]:
-    empty = [str(one.run.number) for one in evidence if one.run.n_samples == 0]
-    if not empty:
-        return []
-    return [warning("no-samples", f"without samples: run {', '.join(empty)}")]
-
-
-def _named_arms(store: EvidenceStore, numbers: Sequence[int]) -> list[StoredRun]:
-    return [run_of(store, number) for number in dict.fromkeys(numbers)]
 
 
 def _newest(store: EvidenceStore) -> list[StoredRun]:
@@ -1055,15 +1048,6 @@ def runs_section(evidence: Runs) -> Section:
 # The whole
 
 
-@dataclass(frozen=True, slots=True)
-class ReportData:
-    """What a report is made of; `made_s` is when."""
-
-    evidence: tuple[RunEvidence, ...]
-    validities: Validities
-    made_s: float
-
-
 def figures_of(evidence: Runs, series: Sequence[Series]) -> tuple[Section, ...]:
     """What was measured, a section for each question that it answers."""
     found: Sequence[Section | None] = (
@@ -1091,10 +1075,10 @@ def sections_of(evidence: Runs, validities: Validities) -> tuple[Section, ...]:
     )
 
 
-def render_report(data: ReportData) -> str:
-    """The whole page."""
-    series = series_of(data.evidence)
-    models = _distinct(one.run.record.model_name for one in data.evidence)
+def render_report(evidence: Runs, validities: Validities, made_s: float) -> str:
+    """The whole page; `made_s` is when it is made."""
+    series = series_of(evidence)
+    models = _distinct(one.run.record.model_name for one in evidence)
     cards = _distinct(name for one in series for name in one.arm.fingerprint.gpu_names or ())
     cards = cards or _distinct(one.arm.fingerprint.cpu_model for one in series)
     return (
@@ -1103,8 +1087,8 @@ def render_report(data: ReportData) -> str:
         .render(
             title=joined(models) or "Measurements",
             subtitle=" · ".join([*cards, *_distinct(one.arm.engine for one in series)]),
-            made=when(data.made_s),
-            sections=sections_of(data.evidence, data.validities),
+            made=when(made_s),
+            sections=sections_of(evidence, validities),
             version=__version__,
             style=style("report.css"),
             script=static_text("report.js"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 
 import structlog
 
@@ -43,16 +42,14 @@ def serve(mode: Mode, environment: Mapping[str, str]) -> None:
         group=lambda: group_number(GROUP) if is_system else None,
         hosts=facts.hosts,
     )
-    sockets = list(inherited_sockets(environment)) or [_own_socket(folder, gate)]
+    sockets = list(inherited_sockets(environment)) or [
+        unix_socket(folder / SOCKET, group=gate.group())
+    ]
     if facts.listen is not None:
         sockets += _page_socket(facts.listen)
     log.info("api.ready", at=[_name(one) for one in sockets])
     site = build_site(Front(folder / DAEMON_SOCKET, gate, facts))
     ApiServer(site, sockets, gate.knows).run()
-
-
-def _own_socket(folder: Path, gate: Gate) -> socket.socket:
-    return unix_socket(folder / SOCKET, group=gate.group())
 
 
 def _page_socket(text: str) -> list[socket.socket]:

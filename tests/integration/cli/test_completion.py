@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
 
 from tests.support.local_box import Box
+from tunerd.cli.main import cli
 
 BASH = shutil.which("bash") or ""
 BACKUP = "llama-server.service.pre-mine"
@@ -31,18 +33,20 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Box:
     return box
 
 
-def offered(box: Box, *words: str) -> list[str]:
+@pytest.fixture
+def in_it(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process, as if it were called there."""
+    for name, value in box.environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def offered(*words: str) -> list[str]:
     """What is offered for the last word, each with its kind."""
-    variables = {
-        "_TUNERD_COMPLETE": "bash_complete",
-        "COMP_WORDS": " ".join(("tunerd", *words)),
-        "COMP_CWORD": str(len(words)),
-    }
-    done = Box(box.folder, variables).call()
-    assert done.stderr == ""
-    return [line for line in done.stdout.splitlines() if line]
+    asked = BashComplete(cli, {}, "tunerd", "_TUNERD_COMPLETE")
+    return [f"{one.type},{one.value}" for one in asked.get_completions([*words[:-1]], words[-1])]
 
 
+@pytest.mark.usefixtures("in_it")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -65,15 +69,19 @@ def offered(box: Box, *words: str) -> list[str]:
         (("model", "new", "x.gguf", "--shape", "tiny-no"), ["plain,tiny-nomtp"]),
     ],
 )
-def test_values_are_offered(box: Box, words: tuple[str, ...], expected: list[str]) -> None:
-    assert offered(box, *words) == expected
+def test_values_are_offered(words: tuple[str, ...], expected: list[str]) -> None:
+    assert offered(*words) == expected
 
 
-def test_where_nothing_can_be_read_nothing_is_offered_and_nothing_said(tmp_path: Path) -> None:
-    box = Box(tmp_path)
+def test_where_nothing_can_be_read_nothing_is_offered_and_nothing_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "tunerd.toml").write_text("this is no TOML")
-    assert offered(box, "apply", "c") == []
+    for name, value in Box(tmp_path).environment.items():
+        monkeypatch.setenv(name, value)
+    assert offered("apply", "c") == []
+    assert "".join(capfd.readouterr()) == ""
 
 
 @pytest.mark.skipif(not BASH, reason="needs bash")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_box import Box
+from tunerd.errors import TunerdError
+from tunerd.sweep.schedule import set_setting
 
 SHIPPED = Path(__file__).parents[3] / "units" / "tunerd.toml"
 
@@ -126,8 +128,9 @@ def test_a_setting_that_cannot_be_changes_nothing(
     box: Box, words: tuple[str, ...], told: str
 ) -> None:
     before = (box.folder / "config" / "tunerd.toml").read_text()
-    done = box.call("settings", "set", *words)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert "nothing was changed" in done.stderr
+    with pytest.raises(TunerdError) as caught:
+        set_setting(box.context, words[0], words[1:])
+    error = caught.value
+    assert told in f"{error.message} {error.cause} {error.hint}"
+    assert (error.exit_code, error.state) == (2, "nothing was changed")
     assert (box.folder / "config" / "tunerd.toml").read_text() == before

@@ -8,7 +8,6 @@ from typing import Any
 from tests.support.local_box import Box
 from tunerd.jobs import folder_of
 from tunerd.operations import JobRequest, Lane
-from tunerd.records import plain
 
 SWEEP = {
     "sentence": "nothing is better", "without_service_s": None, "sweep": 3, "arms_measured": 4,
@@ -21,7 +20,7 @@ def test_a_sweep_of_roots_own_is_watched_to_its_end(tmp_path: Path) -> None:
     argv = ("sweep", "run", "--yes", "--space=memory.override_tensor=a,b", "--budget=172800.0")
     request = JobRequest("sweep run", argv, Lane.MEASURE, "root", 1.0, is_member=False)
     folder = folder_of(box.context)
-    number = folder.create(plain(request))
+    number = folder.create(request)
     envelope: dict[str, Any] = {
         "schema": 1,
         "command": "sweep run",
@@ -29,9 +28,9 @@ def test_a_sweep_of_roots_own_is_watched_to_its_end(tmp_path: Path) -> None:
         "messages": [],
         **SWEEP,
     }
-    with folder.writing(number) as events:
-        events.add({"event": "begun", "pid": 1})
-        events.add({"event": "end", "exit_code": 0, "result": envelope})
+    with folder.writing(number) as tell:
+        tell({"event": "begun", "pid": 1})
+        tell({"event": "end", "exit_code": 0, "result": envelope})
 
     done = box.call("jobs", "watch", str(number))
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import shutil
@@ -11,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,31 +20,10 @@ from tunerd.errors import HostError
 from tunerd.jobs import JobFolder, folder_of
 from tunerd.machine.peers import unix_socket
 from tunerd.operations import JobRequest, Lane
-from tunerd.records import plain
 from tunerd.watch.history import Telemetry
 from tunerd.web.app import Limits
 
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[ApiBox]:
-    with serving() as running:
-        yield running
-
-
-def test_a_reading_command_and_its_route_say_the_same(api: ApiBox) -> None:
-    by_command = json.loads(api.box.call("status", "--json").stdout)
-    by_route = api.ask("/api/status")
-
-    assert by_route.status == 200
-    assert by_route.json == by_command
-    assert by_route.headers["x-tunerd-exit-code"] == "0"
-
-
-def test_what_needs_a_process_of_its_own_is_read_all_the_same(api: ApiBox) -> None:
-    assert api.ask("/api/sweeps").json["sweeps"] == []
-    found = api.ask("/api/doctor")
-    assert found.json["findings"] is not None
-    assert found.headers["x-tunerd-exit-code"] in {"0", "6", "7"}
+REQUEST = JobRequest("apply", (), Lane.CHANGE, "alice", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -54,18 +31,13 @@ def test_what_needs_a_process_of_its_own_is_read_all_the_same(api: ApiBox) -> No
     [
         ("/api/history/7", 404),
         ("/api/history/" + "9" * 5000, 404),
-        ("/api/history/-1", 404),
         ("/api/history?limit=0", 400),
         ("/api/history?limit=1&limit=2", 400),
-        ("/api/history?nonsense=1", 400),
         ("/api/profiles/..%2f..%2fetc%2fpasswd", 404),
-        ("/api/profiles/%00", 404),
         ("/api/plan/.hidden", 404),
         ("/api/rollback/preview?to=../../../etc/passwd", 400),
-        ("/api/jobs/4711", 404),
         ("/api/jobs/4711/events", 404),
         ("/api/nothing", 404),
-        ("/api/status/", 404),
     ],
 )
 def test_what_is_not_there_or_cannot_be_is_refused_in_the_same_shape(
@@ -82,26 +54,15 @@ def test_what_is_not_there_or_cannot_be_is_refused_in_the_same_shape(
     ("url", "body"),
     [
         ("/api/apply", {}),
-        ("/api/apply", {"profile": "../x"}),
         ("/api/apply", {"profile": "cpu-embedded", "unknown": 1}),
         ("/api/apply", {"profile": "cpu-embedded", "now": "yes"}),
-        ("/api/apply", {"profile": "cpu-embedded", "set": ["speculation.n_max=[1]"]}),
-        ("/api/apply", {"profile": "cpu-embedded", "set": ["speculation.type=/bin/sh"]}),
         ("/api/apply", "[" * 20000),
         ("/api/apply", "\udcff".encode("utf-8", "surrogateescape")),
         ("/api/rollback", {"to": "/etc/shadow"}),
-        ("/api/rollback", {"to": "../llama-server.service.pre-x"}),
         ("/api/sweep/start", {"budget": "1e999"}),
-        ("/api/sweep/start", {"workload": "a/b"}),
         ("/api/sweep/run", {"space": ["engine.prefer=/home/alice/evil"]}),
-        ("/api/sweep/start", {"space": ["model.path=/etc/shadow"]}),
-        ("/api/bench", {"profile": "cpu-embedded", "set": ["model.path=x"]}),
         ("/api/bench", {"url": "http://127.0.0.1:1"}),
-        ("/api/compare", {"sides": ["cpu-embedded", "engine.prefer=evil"]}),
         ("/api/workload/learn", {"unit": "sshd.service"}),
-        ("/api/schedule/set", {"timezone": "../../../etc/passwd"}),
-        ("/api/guard/set", {"guard": "service", "policy": "user"}),
-        ("/api/jobs/stop", {"job": "1; reboot"}),
     ],
 )
 def test_a_wrong_or_hostile_body_starts_nothing(api: ApiBox, url: str, body: object) -> None:
@@ -127,28 +88,30 @@ def test_a_body_that_is_too_large_is_refused_whatever_its_head_says(api: ApiBox)
         assert channel.recv(4096).startswith(b"HTTP/1.1 413")
 
 
-def test_changes_need_a_header_that_no_foreign_page_can_send(api: ApiBox) -> None:
-    without = api.ask("/api/rollback", method="POST", body={}, headers={"X-Tunerd": "0"})
-    foreign = api.post("/api/rollback", {}, tcp=True, headers={"Origin": "http://evil.example"})
-    cross = api.post("/api/rollback", {}, tcp=True, headers={"Sec-Fetch-Site": "cross-site"})
-    form = api.post("/api/rollback", "x=1", headers={"Content-Type": "text/plain"})
-
-    assert (without.status, foreign.status, cross.status, form.status) == (403, 403, 403, 415)
+LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}
 
 
-def test_a_name_that_was_bent_to_this_machine_is_refused(api: ApiBox) -> None:
-    assert api.ask("/api/status", tcp=True, headers={"Host": "evil.example"}).status == 421
-    assert api.ask("/api/status", tcp=True, headers={"Host": "localhost:1"}).status == 200
-    assert api.ask("/api/status", headers={"Host": "evil.example"}).status == 421, "by a tunnel"
-
-
-def test_a_foreign_page_reads_nothing_and_starts_no_process(api: ApiBox) -> None:
-    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"}
-    assert api.ask("/api/doctor", tcp=True, headers=link).status == 403
-    assert api.ask("/jobs", tcp=True, headers=link).status == 200, "a link may lead to the page"
-    for kind in ("image", "iframe", "script", "empty"):
-        hidden = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": kind}
-        assert api.ask("/doctor", tcp=True, headers=hidden).status == 403, kind
+@pytest.mark.parametrize(
+    ("method", "url", "tcp", "headers", "status"),
+    [
+        ("POST", "/api/rollback", False, {"X-Tunerd": "0"}, 403),
+        ("POST", "/api/rollback", True, {"Origin": "http://evil.example"}, 403),
+        ("POST", "/api/rollback", True, {"Sec-Fetch-Site": "cross-site"}, 403),
+        ("POST", "/api/rollback", False, {"Content-Type": "text/plain"}, 415),
+        ("GET", "/api/status", True, {"Host": "evil.example"}, 421),
+        ("GET", "/api/status", True, {"Host": "localhost:1"}, 200),
+        ("GET", "/api/status", False, {"Host": "evil.example"}, 421),  # by a tunnel
+        ("GET", "/api/doctor", True, LINK, 403),
+        ("GET", "/jobs", True, LINK, 200),  # a link may lead to the page
+        *(("GET", "/doctor", True, LINK | {"Sec-Fetch-Dest": kind}, 403)
+          for kind in ("image", "iframe", "script", "empty")),
+    ],
+)  # fmt: skip
+def test_a_foreign_page_reads_nothing_and_changes_nothing_by_whatever_name(
+    api: ApiBox, method: str, url: str, tcp: bool, headers: dict[str, str], status: int
+) -> None:
+    body = None if method == "GET" else "{}"
+    assert api.ask(url, method=method, body=body, tcp=tcp, headers=headers).status == status
 
 
 @needs_root
@@ -284,7 +247,7 @@ def test_a_job_goes_on_without_its_client_and_tells_everybody_how_it_ended(api: 
 def test_one_change_at_a_time_and_whoever_comes_second_is_told_of_the_first(api: ApiBox) -> None:
     folder = folder_of(api.box.context)
     request = JobRequest("apply", (), Lane.CHANGE, "alice", api.box.context.clock.now_s())
-    number = folder.create(plain(request))
+    number = folder.create(request)
     with folder.writing(number):
         second = api.post("/api/rollback", {})
         looked = api.ask("/api/plan/cpu-embedded").status
@@ -302,7 +265,7 @@ def test_jobs_that_are_begun_at_once_have_numbers_of_their_own(tmp_path: Path) -
     numbers: list[int] = []
 
     def create() -> None:
-        numbers.extend(JobFolder(tmp_path / "jobs").create({}) for _ in range(40))
+        numbers.extend(JobFolder(tmp_path / "jobs").create(REQUEST) for _ in range(40))
 
     threads = [threading.Thread(target=create) for _ in range(4)]
     for thread in threads:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -22,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.support.api_box import OWN, ApiBox, serving
+from tests.support.api_box import OWN, ApiBox
 from tests.support.fuzz import is_asked_for, often
 from tunerd.web.routes import BEGINS, READS, describe_api, is_slow
 
@@ -30,12 +29,6 @@ from tunerd.web.routes import BEGINS, READS, describe_api, is_slow
 SLOW = frozenset(path for path, kind in READS.items() if is_slow(kind))
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance,
           response_schema_conformance)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[ApiBox]:
-    with serving() as running:
-        yield running
 
 
 def call(api: ApiBox, case: Any) -> None:

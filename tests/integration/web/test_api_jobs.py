@@ -7,30 +7,24 @@ import json
 import os
 import threading
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.api_box import ApiBox, serving
+from tests.support.api_box import ApiBox
 from tests.support.fakes import FakeClock
 from tunerd.cli.client import Remote
 from tunerd.errors import Busy, ConfigError, UsageError
 from tunerd.jobs import JobFolder, Teller, folder_of, running_jobs, watch_job
 from tunerd.machine.peers import Peer, Via, unix_socket
 from tunerd.operations import JobRequest, Lane
-from tunerd.records import plain
 from tunerd.result import Progress
 from tunerd.web.app import Facts, Front
 from tunerd.web.gate import Gate, Visitor
 from tunerd.web.part import Answering
 from tunerd.web.routes import Answer
 
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[ApiBox]:
-    with serving() as running:
-        yield running
+REQUEST = JobRequest("apply", (), Lane.CHANGE, "alice", 1.0)
 
 
 def remote(api: ApiBox, told: list[Progress] | None = None) -> Remote:
@@ -41,8 +35,8 @@ def remote(api: ApiBox, told: list[Progress] | None = None) -> Remote:
 @pytest.mark.parametrize(
     "words",
     [
-        "schedule show", "guard show", "verify", "probation show", "results list --all",
-        "profiles show cpu-embedded --set serving.ctx_size=512", "sweep show", "history show 7",
+        "status", "guard show", "results list --all",
+        "profiles show cpu-embedded --set serving.ctx_size=512", "history show 7",
     ],
 )  # fmt: skip
 def test_a_member_is_told_what_the_command_says(api: ApiBox, words: str) -> None:
@@ -92,7 +86,7 @@ def test_what_a_job_is_handed_is_checked_again_where_it_is_done(api: ApiBox) -> 
     ctx = api.box.context
     argv = ("compare", "--yes", "/home/alice/evil")
     request = JobRequest("compare", argv, Lane.MEASURE, "alice", ctx.clock.now_s())
-    number = folder_of(ctx).create(plain(request))
+    number = folder_of(ctx).create(request)
 
     done = api.box.call("job", str(number))
 
@@ -104,12 +98,12 @@ def test_what_a_job_is_handed_is_checked_again_where_it_is_done(api: ApiBox) -> 
 def test_a_measurement_keeps_out_another_one_but_no_swap_and_no_switch(api: ApiBox) -> None:
     ctx = api.box.context
     request = JobRequest("compare", (), Lane.MEASURE, "alice", ctx.clock.now_s())
-    number = folder_of(ctx).create(plain(request))
-    with folder_of(ctx).writing(number) as events:
-        events.add({"event": "begun", "pid": 1})
+    number = folder_of(ctx).create(request)
+    with folder_of(ctx).writing(number) as tell:
+        tell({"event": "begun", "pid": 1})
         for _ in range(25):  # what only looks does not hide it
             looked = JobRequest("plan", (), Lane.LOOK, "bob", ctx.clock.now_s() - 1000.0)
-            folder_of(ctx).create(plain(looked))
+            folder_of(ctx).create(looked)
         with pytest.raises(Busy) as busy:
             remote(api).run(["bench"])
         assert busy.value.cause == f"job {number}, compare, asked for by alice"
@@ -125,9 +119,7 @@ def test_a_measurement_keeps_out_another_one_but_no_swap_and_no_switch(api: ApiB
 
 def test_a_swap_is_not_ended_half_way(api: ApiBox) -> None:
     ctx = api.box.context
-    number = folder_of(ctx).create(
-        plain(JobRequest("apply", (), Lane.CHANGE, "alice", ctx.clock.now_s()))
-    )
+    number = folder_of(ctx).create(JobRequest("apply", (), Lane.CHANGE, "alice", ctx.clock.now_s()))
     with folder_of(ctx).writing(number), pytest.raises(UsageError, match="half-way"):
         remote(api).run(["jobs", "stop", str(number)])
 
@@ -151,10 +143,8 @@ def test_a_job_is_followed_from_its_beginning_by_whoever_comes_later(api: ApiBox
 def test_a_job_that_is_not_there_is_told_in_the_words_of_the_api(api: ApiBox) -> None:
     said = api.ask("/api/jobs/4711/events")
     assert said.status == 404
-
     with pytest.raises(UsageError) as refused:
         remote(api).follow(4711)
-
     assert refused.value.message == said.json["error"]["message"]
 
 
@@ -163,9 +153,9 @@ def test_looks_take_no_room_from_what_changed_something(api: ApiBox) -> None:
     folder = folder_of(ctx)
 
     def done(kind: str, lane: Lane) -> int:
-        number = folder.create(plain(JobRequest(kind, (), lane, "alice", ctx.clock.now_s())))
-        with folder.writing(number) as events:
-            events.add({"event": "end", "exit_code": 0, "result": {"summary": "done"}})
+        number = folder.create(JobRequest(kind, (), lane, "alice", ctx.clock.now_s()))
+        with folder.writing(number) as tell:
+            tell({"event": "end", "exit_code": 0, "result": {"summary": "done"}})
         return number
 
     change = done("apply", Lane.CHANGE)
@@ -182,7 +172,7 @@ def test_looks_take_no_room_from_what_changed_something(api: ApiBox) -> None:
 
 def test_what_a_job_told_is_read_once(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path / "jobs")
-    number = folder.create({})
+    number = folder.create(REQUEST)
     path = tmp_path / "jobs" / str(number) / "events.jsonl"
     path.write_text('{"event": "begun"}\n{"event": "pro')
     first, offset = folder.events(number)
@@ -196,9 +186,9 @@ def test_what_a_job_told_is_read_once(tmp_path: Path) -> None:
 
 def test_a_step_is_not_told_more_often_than_anybody_reads(tmp_path: Path) -> None:
     folder, clock = JobFolder(tmp_path / "jobs"), FakeClock()
-    number = folder.create({})
-    with folder.writing(number) as events:
-        teller = Teller(events, clock)
+    number = folder.create(REQUEST)
+    with folder.writing(number) as tell:
+        teller = Teller(tell, clock)
         for done in range(30):
             teller.tell(Progress("loading", done_ratio=done / 30))
             clock.sleep(0.1)

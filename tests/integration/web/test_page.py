@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.api_box import ApiBox, serving
-from tests.support.browser import Chromium, browser
+from tests.support.browser import Chromium
 from tests.support.local_box import deployed
 from tests.support.made_sweep import put_sweep
 from tests.support.readings import a_reading, served, watched_hours
@@ -26,14 +26,8 @@ serving.threads_batch = 1
 serving.ctx_size = 512
 """
 PLACES = ("/", "/generations", "/generations/1", "/deploy", "/deploy/plain", "/sweeps", "/sweeps/1",
-          "/workloads/coding-agent", "/doctor", "/jobs", "/nothing-there")  # fmt: skip
-WIDE_PLACES = ("/", "/generations/1", "/deploy/plain", "/sweeps/1")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Chromium]:
-    with browser() as running:
-        yield running
+          "/workloads/coding-agent", "/doctor", "/jobs")  # fmt: skip
+WIDE_PLACES = ("/", "/sweeps/1")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +106,9 @@ def test_with_scripts_a_job_is_followed_until_its_end(chromium: Chromium, page: 
 
 
 @pytest.mark.browser
-def test_the_overview_renews_itself_until_it_is_paused(chromium: Chromium, page: ApiBox) -> None:
+def test_the_overview_renews_itself_around_its_reader_until_it_is_paused_or_nobody_answers(
+    chromium: Chromium, page: ApiBox
+) -> None:
     shown = chromium.open(page.url, allow=page.url)
     shown.inner.clock.install()
     shown.inner.goto(f"{page.url}/?hours=1")
@@ -139,22 +135,12 @@ def test_the_overview_renews_itself_until_it_is_paused(chromium: Chromium, page:
     shown.inner.click("#pause")
     shown.inner.wait_for_selector("dd:has-text('88.8')")
     assert shown.complaints() == []
-    shown.close()
 
-
-@pytest.mark.browser
-def test_what_a_reader_stands_in_stays_and_a_daemon_that_is_gone_is_said(
-    chromium: Chromium, page: ApiBox
-) -> None:
-    shown = chromium.open(page.url, allow=page.url)
-    shown.inner.clock.install()
-    shown.inner.goto(page.url)
-    shown.inner.click(".data summary")
     shown.inner.focus(".data .scroll")
     see(page, 66.6)
     shown.inner.clock.fast_forward(10_000)
     shown.inner.wait_for_selector("dd:has-text('66.6')")
-    assert shown.js("document.activeElement.className") == "scroll"
+    assert shown.js("document.activeElement.className") == "scroll", "a reader stands there"
     assert shown.js("document.querySelector('details.data').open")
 
     shown.inner.route("**/live*", lambda route: route.abort())

@@ -7,18 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.api_box import ApiBox, serving
-from tests.support.browser import Chromium, browser
+from tests.support.browser import Chromium
 from tests.support.made_sweep import put_proposal
 from tests.support.sweep_box import SweepBox, swept
 from tunerd.machine.net import free_port
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Chromium]:
-    with browser() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

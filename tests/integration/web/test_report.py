@@ -5,33 +5,36 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from tests.support.folders import ROOT
+from tests.support.folders import DATA
+from tests.support.local_box import Box as LocalBox
 from tests.support.reports import evidence_of, page_of
 from tests.support.synthetic_runs import START_S, Box, MadeRun, made_runs
-from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
+from tunerd.app import Context
+from tunerd.cli.output import sections_lines
+from tunerd.errors import HostError, UsageError
+from tunerd.measure.answer import Mark, Sample, Timings
 from tunerd.measure.evidence import (
     AcceptanceByPosition,
     Crossover,
     RunRecord,
-    SummaryRecord,
     Validity,
 )
 from tunerd.measure.findings import Depth
+from tunerd.measure.results import results
 from tunerd.measure.store import EvidenceStore
 from tunerd.web.charts import draw, in_words
-from tunerd.web.report import ReportData, render_report, sections_of
+from tunerd.web.report import render_report, report, sections_of, write_report
 from tunerd.web.view import Chart, Crossing, Lines, Section, Table
 
 Sections = tuple[Section, ...]
 BOX = Box("only", "mainline", 3)
+GOLDEN = DATA / "golden/report.txt"
 
 
 def report_on(folder: Path, *runs: MadeRun) -> Sections:
@@ -46,25 +49,12 @@ def a_run(*samples: Sample, suite: str = "mtp") -> MadeRun:
 
 def a_sample(timings: Timings | None, *, kind: str = "translation", suite: str = "mtp",
              marks: tuple[Mark, ...] = (), problem: str | None = None) -> Sample:  # fmt: skip
-    return Sample(
-        suite=suite,
-        case=kind,
-        kind=kind,
-        prompt_id="p",
-        process="one",
-        position=1,
-        at_s=START_S,
-        n_predict=192,
-        concurrency=1,
-        timings=timings,
-        client=None,
-        marks=marks,
-        problem=problem,
-    )
+    made = BOX.sample(suite, kind, kind, 1, n_predict=192, marks=marks, problem=problem)
+    return replace(made, timings=timings, client=None, vram_free_min_mib=None)
 
 
-def table(report: Sections, caption: str) -> Table:
-    found = [one for section in report for one in section.tables]
+def table(shown: Sections, caption: str) -> Table:
+    found = [one for section in shown for one in section.tables]
     (chosen,) = (one for one in found if one.caption.startswith(caption))
     return chosen
 
@@ -74,8 +64,8 @@ def row(found: Table, name: str) -> dict[str, str | None]:
     return dict(zip((column.title for column in found.columns), cells, strict=True))
 
 
-def chart_of(report: Sections, name: str) -> Chart:
-    return next(one for section in report for one in section.charts if one.name == name)
+def chart_of(shown: Sections, name: str) -> Chart:
+    return next(one for section in shown for one in section.charts if one.name == name)
 
 
 def shares(chart: Chart) -> list[float | None]:
@@ -106,7 +96,7 @@ class Words(HTMLParser):
 def test_speed_of_a_kind_is_all_tokens_over_all_time_and_marked_requests_are_out(
     tmp_path: Path,
 ) -> None:
-    report = report_on(
+    shown = report_on(
         tmp_path,
         a_run(
             a_sample(Timings(predicted_n=101, predicted_ms=1000, draft_n=60, draft_n_accepted=30)),
@@ -116,27 +106,40 @@ def test_speed_of_a_kind_is_all_tokens_over_all_time_and_marked_requests_are_out
         ),
     )
 
-    figures = row(table(report, "only: by kind"), "translation")
+    figures = row(table(shown, "only: by kind"), "translation")
 
     assert figures["requests"] == "2"
     assert figures["tok/s"] == "40.0"  # 200 tokens in 5 s; the mean of 100 and 25 would be 62.5
     assert figures["slowest to fastest"] == "25.0 to 100.0"
     assert (figures["drafted"], figures["accepted"]) == ("100", "70")
-    reasons = {cells[0]: cells[2] for cells in table(report, "Left out, by reason").rows}
+    reasons = {cells[0]: cells[2] for cells in table(shown, "Left out, by reason").rows}
     assert reasons == {"throttled": "1", "no answer: no answer within 60 s": "1"}
 
 
-def test_what_is_missing_is_said_and_never_zero(tmp_path: Path) -> None:
-    report = report_on(tmp_path, a_run(a_sample(None), a_sample(Timings(predicted_n=50))))
+def test_what_was_measured_is_told_as_in_the_golden_text(tmp_path: Path) -> None:
+    deep = next(run for run in made_runs() if run.record.suites == ("deep",))
+    spilled = Depth(90000, 81920, 98304, 12, "40% slower than the depths before")
+    runs = [*made_runs(), replace(deep, summaries=(spilled.to_record(*deep.samples),))]
 
-    figures = row(table(report, "only: by kind"), "translation")
+    shown = [one for one in report_on(tmp_path, *runs) if one.name != "runs"]  # which has times
+    text = "\n".join(sections_lines(shown)) + "\n"
+
+    if os.environ.get("TUNERD_TEST_UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_what_is_missing_is_said_and_never_zero(tmp_path: Path) -> None:
+    shown = report_on(tmp_path, a_run(a_sample(None), a_sample(Timings(predicted_n=50))))
+
+    figures = row(table(shown, "only: by kind"), "translation")
 
     assert figures["tok/s"] is None
     assert figures["wall [s]"] is None
-    missing = {cells[0]: (cells[2], cells[3]) for cells in table(report, "Figures that used").rows}
+    missing = {cells[0]: (cells[2], cells[3]) for cells in table(shown, "Figures that used").rows}
     assert missing["decode rate"] == ("2", "2")
     assert missing["free VRAM"] == ("2", "2")
-    chart = chart_of(report, "speed-by-kind")
+    chart = chart_of(shown, "speed-by-kind")
     assert ">unknown<" in draw(chart.plot, chart.title), (
         "a missing figure is not only a bar of length zero"
     )
@@ -166,39 +169,12 @@ def test_the_crossing_is_drawn_where_it_was_found_with_its_interval(tmp_path: Pa
                 if one.name == Crossover.NAME)  # fmt: skip
     assert found is not None
 
-    report = report_on(tmp_path, *runs)
+    shown = report_on(tmp_path, *runs)
 
-    chart = chart_of(report, "crossover")
+    chart = chart_of(shown, "crossover")
     assert isinstance(chart.plot, Lines)
     assert chart.plot.crossing == Crossing(found.n_tokens or 0, found.low, found.high)
     assert f">{found.n_tokens:,.0f}<" in draw(chart.plot, chart.title)
-
-
-def test_the_time_of_every_length_stands_in_seconds(tmp_path: Path) -> None:
-    sample = BOX.sample("lengths", "1000", "code_python", 1, n_predict=1000)
-
-    report = report_on(
-        tmp_path, a_run(replace(sample, client=ClientTimes(37_940.0)), suite="lengths")
-    )
-
-    walls = next(one for one in report if one.name == "crossover").tables[0]
-    assert "37.94" in row(walls, "1,000").values()
-
-
-@pytest.mark.parametrize("suite", ["mtp", "workload"])
-def test_acceptance_by_position_is_over_all_passes_of_all_requests(
-    tmp_path: Path, suite: str
-) -> None:
-    # 60 accepted drafts in 40 passes, then 15 in 10.
-    one = Timings(predicted_n=101, predicted_ms=900, draft_n=80, draft_n_accepted=60,
-                  accepted_by_position=(40, 20))  # fmt: skip
-    two = Timings(predicted_n=26, predicted_ms=400, draft_n=20, draft_n_accepted=15,
-                  accepted_by_position=(10, 5))  # fmt: skip
-
-    report = report_on(tmp_path, a_run(*(a_sample(told, suite=suite) for told in (one, two))))
-
-    chart = chart_of(report, "acceptance")
-    assert shares(chart) == [1.0, 0.5]
 
 
 def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_it(
@@ -208,11 +184,11 @@ def test_acceptance_by_position_comes_from_counters_where_requests_do_not_have_i
     counted = AcceptanceByPosition(BOX.name, (0.75, 0.5, 0.25)).to_record("mtp")
     run = replace(a_run(a_sample(drafted)), summaries=(counted,))
 
-    report = report_on(tmp_path, run)
+    shown = report_on(tmp_path, run)
 
-    chart = chart_of(report, "acceptance")
+    chart = chart_of(shown, "acceptance")
     assert shares(chart) == [0.75, 0.5, 0.25]
-    missing = {cells[0] for cells in table(report, "Figures that used").rows}
+    missing = {cells[0] for cells in table(shown, "Figures that used").rows}
     assert "time to first token" in missing
     assert "acceptance by position" not in missing
 
@@ -222,9 +198,9 @@ def test_a_build_that_tells_no_positions_is_named_in_place_of_an_empty_chart(
 ) -> None:
     drafted = Timings(predicted_n=50, predicted_ms=900, draft_n=40, draft_n_accepted=20)
 
-    report = report_on(tmp_path, a_run(a_sample(drafted)))
+    shown = report_on(tmp_path, a_run(a_sample(drafted)))
 
-    section = next(one for one in report if one.name == "acceptance")
+    section = next(one for one in shown if one.name == "acceptance")
     assert section.charts == ()
     assert "told nothing of positions" in section.text
     assert "serving.metrics = true" in section.text
@@ -233,150 +209,70 @@ def test_a_build_that_tells_no_positions_is_named_in_place_of_an_empty_chart(
     assert "acceptance" not in {one.name for one in without}, "nothing was drafted"
 
 
-def test_what_a_suite_found_becomes_a_table_with_units_in_its_head(tmp_path: Path) -> None:
-    kinds = [{"case": "short", "n_same": 12, "n": 12, "drift_ratio": None},
-             {"case": "prose", "n_same": 3, "n": 12, "drift_ratio": 0.031}]  # fmt: skip
-    quality = {"passes": True, "reasons": [], "cases": kinds}
-    record = SummaryRecord("quality", "quality", BOX.name, quality)
-    run = replace(a_run(a_sample(None)), summaries=(record,))
-
-    report = report_on(tmp_path, run)
-
-    assert row(table(report, "Quality, cases"), "prose")["drift [share]"] == "0.031"
-    (whole,) = (
-        one
-        for one in next(one for one in report if one.name == "more").tables
-        if one.caption == "Quality"
-    )
-    assert row(whole, "only")["passes"] == "yes"
-
-
-def test_how_far_the_context_could_be_filled_is_said_in_words(tmp_path: Path) -> None:
-    deep = next(run for run in made_runs() if run.record.suites == ("deep",))
-    (arm,) = deep.samples
-    spilled = Depth(90000, 81920, 98304, 12, "40% slower than the depths before").to_record(arm)
-
-    report = report_on(tmp_path, replace(deep, summaries=(spilled,)))
-
-    text = next(one for one in report if one.name == "depth").text
-    assert (
-        "filled up to 90,000 tokens, spills from 81,920 tokens on and no answer at 98,304" in text
-    )
-    assert "(40% slower than the depths before)" in text
-
-
-def test_kinds_stand_in_the_order_of_the_published_tables(tmp_path: Path) -> None:
-    timings = Timings(predicted_n=50, predicted_ms=900)
-    kinds = ("long_code_review", "my own", "code_python", "translation")
-
-    report = report_on(tmp_path, a_run(*(a_sample(timings, kind=kind) for kind in kinds)))
-
-    shown = [cells[0] for cells in table(report, "only: by kind").rows]
-    assert shown == ["code python", "translation", "long code review", "my own"]
-
-
 def test_a_state_is_shown_for_what_was_checked_only(tmp_path: Path) -> None:
     evidence = evidence_of(tmp_path, [a_run()])
     holds = {(1, "only"): Validity(holds=True)}
 
-    checked = Words(render_report(ReportData(evidence, holds, START_S))).text
-    unchecked = Words(render_report(ReportData(evidence, {}, START_S))).text
+    checked = Words(render_report(evidence, holds, START_S)).text
+    unchecked = Words(render_report(evidence, {}, START_S)).text
 
     assert "Checked when this report was made" in checked
     assert "Checked when this report was made" not in unchecked
 
 
-class TestCommand:
-    """The command, in a process of its own."""
+def stored(box: LocalBox, *runs: MadeRun) -> Context:
+    """A box whose store has these runs."""
+    (box.folder / "state").mkdir()
+    with EvidenceStore(box.context.paths.evidence) as store:
+        for run in runs:
+            run.put(store)
+    return box.context
 
-    @pytest.fixture
-    def environment(self, tmp_path: Path) -> dict[str, str]:
-        folders = {
-            f"TUNERD_{name}_DIR": str(tmp_path / name.lower())
-            for name in ("CONFIG", "STATE", "RUNTIME", "UNIT")
-        }
-        (tmp_path / "state").mkdir()
-        return {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "TUNERD_MODE": "local",
-            **folders,
-        }
 
-    def call(
-        self, environment: dict[str, str], *words: str, expect: int = 0
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "tunerd", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**environment, "PYTHONPATH": str(ROOT)},
-            cwd=environment["HOME"],
-        )
-        assert done.returncode == expect, done.stderr
-        assert "Traceback" not in done.stderr
-        return done
+def test_nothing_measured_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    context = LocalBox(tmp_path).context
+    with pytest.raises(UsageError, match="nothing was measured yet") as caught:
+        report(context, ())
+    assert caught.value.hint == "tunerd bench"
+    assert results(context).payload["results"] == []
 
-    def store(self, environment: dict[str, str], *runs: MadeRun) -> None:
-        with EvidenceStore(Path(environment["TUNERD_STATE_DIR"]) / "evidence.db") as store:
-            for run in runs:
-                run.put(store)
 
-    def test_nothing_measured_is_an_error_with_the_way_out(
-        self, environment: dict[str, str]
-    ) -> None:
-        done = self.call(environment, "report", "--json", expect=2)
+def test_the_newest_runs_of_every_suite_are_in_a_report_and_named_ones_alone(
+    tmp_path: Path,
+) -> None:
+    old = next(run for run in made_runs() if run.record.suites == ("mtp",))
+    old = replace(old, record=replace(old.record, started_s=START_S - 9000))
+    context = stored(LocalBox(tmp_path), old, *made_runs())
 
-        error = json.loads(done.stdout)["error"]
-        assert error["message"] == "nothing was measured yet"
-        assert error["hint"] == "tunerd bench"
-        assert not (Path(environment["HOME"]) / "tunerd-report.html").exists()
-        assert (
-            json.loads(self.call(environment, "results", "list", "--json").stdout)["results"] == []
-        )
+    newest = report(context, ())
+    assert sorted(newest.payload["runs"]) == [2, 3, 4, 5, 6], (
+        "1 has only a suite that is newer in 4"
+    )
+    assert "Checked when this report was made" in Words(newest.payload["html"]).text
+    path = tmp_path / "report.html"
+    assert write_report(path, newest).payload["bytes"] == path.stat().st_size <= 400_000, (
+        "is mailed"
+    )
+    with pytest.raises(HostError, match="no such folder"):
+        write_report(tmp_path / "no/where.html", newest)
 
-    def test_the_newest_runs_of_every_suite_are_in_it(self, environment: dict[str, str]) -> None:
-        old = next(run for run in made_runs() if run.record.suites == ("mtp",))
-        old = replace(old, record=replace(old.record, started_s=START_S - 9000))
-        self.store(environment, old, *made_runs())
+    words = Words(report(context, [4], checks=False).payload["html"]).text
+    assert "Speed by kind of text" in words
+    assert "Time of a turn" not in words
+    with pytest.raises(UsageError, match="there is no run 99"):
+        report(context, [99])
 
-        told = json.loads(self.call(environment, "report", "--json").stdout)
 
-        path = Path(environment["HOME"]) / "tunerd-report.html"
-        assert told["ok"] is True
-        assert told["path"] == str(path)
-        assert told["bytes"] == path.stat().st_size <= 400_000, "it is mailed"
-        assert sorted(told["runs"]) == [2, 3, 4, 5, 6], "run 1 has only a suite that is newer in 4"
-        assert "Checked when this report was made" in Words(path.read_text()).text
+def test_results_are_shown_reported_exported_and_told_stale(tmp_path: Path) -> None:
+    box = LocalBox(tmp_path)
+    rows = results(stored(box, *made_runs())).payload["results"]
+    assert len(rows) == 5
+    arms = [arm for row in rows for arm in row["arms"]]
+    assert {one["holds"] for one in arms} == {False}
+    assert all(one["texts"] for one in arms)
 
-    def test_named_runs_alone_are_in_it_and_an_unknown_one_is_refused(
-        self, environment: dict[str, str]
-    ) -> None:
-        self.store(environment, *made_runs())
-
-        done = self.call(environment, "report", "3", "--output", "-", "--no-check")
-        refused = self.call(environment, "report", "99", expect=2)
-        nowhere = self.call(environment, "report", "--output", "no/where.html", expect=1)
-
-        words = Words(done.stdout).text
-        assert "Speed by kind of text" in words
-        assert "Time of a turn" not in words
-        assert "there is no run 99" in refused.stderr
-        assert "no such folder" in nowhere.stderr
-
-    def test_results_are_listed_shown_exported_and_told_stale(
-        self, environment: dict[str, str]
-    ) -> None:
-        self.store(environment, *made_runs())
-
-        rows = json.loads(self.call(environment, "results", "list", "--json").stdout)["results"]
-        shown = self.call(environment, "results", "show", "3").stdout
-        lines = self.call(environment, "results", "export", "3", "--format", "csv").stdout
-
-        assert len(rows) == 5
-        assert "translation" in shown
-        assert len(lines.splitlines()) == 1 + next(r["samples"] for r in rows if r["run"] == 3)
-        arms = [arm for row in rows for arm in row["arms"]]
-        assert {one["holds"] for one in arms} == {False}
-        assert all(one["texts"] for one in arms)
+    assert "translation" in box.call("results", "show", "3").stdout
+    lines = box.call("results", "export", "3", "--format", "csv").stdout.splitlines()
+    assert len(lines) == 1 + next(row["samples"] for row in rows if row["run"] == 3)
+    told = json.loads(box.call("report", "3", "--json").stdout)
+    assert (told["ok"], told["path"]) == (True, str(tmp_path / "tunerd-report.html"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.browser import Chromium, browser
+from tests.support.browser import Chromium
 from tests.support.reports import page_of, with_text
 from tests.support.synthetic_runs import made_runs
 
@@ -30,12 +29,6 @@ _CHARTS = """[...document.querySelectorAll('[data-chart]')].map((box) => {
   return { marks: box.querySelectorAll('polyline, circle, rect').length,
            touching: [...both, ...out.map(([text]) => text)] };
 })"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Chromium]:
-    with browser() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
