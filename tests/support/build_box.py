@@ -18,8 +18,10 @@ import httpx
 from tests.support.local_box import Box
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.machine.net import free_port
+from tunerd.paths import Paths, paths_for
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.tryout.local_state import PID_NAME
+from tunerd.words import Mode
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,16 @@ class BuildBox:
     def model(self) -> Path:
         """The designed model, which this engine can load."""
         return self.box.model
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every call."""
+        return self.box.environment
+
+    @property
+    def paths(self) -> Paths:
+        """Where everything is."""
+        return paths_for(Mode.LOCAL, self.environment)
 
     def profile(self, name: str, **values: object) -> None:
         """A site profile as `serving__ctx_size=512`; without speculation unless a value says so."""
