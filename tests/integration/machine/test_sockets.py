@@ -10,14 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tunerd.machine.net import (
-    TABLES,
-    _asked_for,
-    listening_pid,
-    listening_ports,
-    table_pattern,
-    tcp_sockets,
-)
+from tunerd.machine.net import TABLES, listening_pid, listening_ports, table_pattern
 from tunerd.machine.process import Child, run, start
 
 LISTEN = (
@@ -109,19 +102,3 @@ def test_whoever_takes_an_address_is_found_and_so_is_its_line_in_the_kernels_tab
         assert listening_pid(port, asked) == (os.getpid() if is_found else None)
         assert bool(lines_of(asked, port)) is is_found
     assert lines_of(asked, port) == []
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "::"])
-def test_the_kernel_tells_of_listeners_what_its_table_shows(host: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.bind((host, 0))
-        listener.listen()
-        inode = str(os.fstat(listener.fileno()).st_ino)
-        told, shown = (  # the table, which is read in pieces, may show one twice
-            {one for one in found if one.inode == inode}
-            for found in (_asked_for(family), tcp_sockets())
-        )
-
-        assert told == shown
-        assert len(told) == 1
