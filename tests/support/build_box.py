@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from tests.support.local_box import Box
+from tests.support.server_process import CLIENT
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.machine.net import free_port
 from tunerd.paths import Paths, paths_for
@@ -77,7 +78,7 @@ class BuildBox:
         """The server's answer on the one route on which every build counts drafts."""
         body = {"prompt": prompt, "max_tokens": n_predict, "temperature": 0}
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        reply = httpx.post(url, json=body, timeout=60, trust_env=False)
+        reply = CLIENT.post(url, json=body, timeout=60)
         assert reply.status_code == httpx.codes.OK, reply.text
         return reply.json()
 
