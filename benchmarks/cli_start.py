@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.local_box import TUNERD, local_box
-from benchmarks.measure import Case, compared, conditions, cpu_ms, say, take_turns
+from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, say, take_turns
+from tests.support.build_box import build_box
 
 
 def main() -> None:
@@ -17,9 +17,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     python = [sys.executable, "-c"]
-    with local_box() as idle, local_box() as busy:
+    with build_box(None, shape="tiny") as idle, build_box(None, shape="tiny") as busy:
         busy.profile("plain")
-        busy.tunerd("apply", "plain", "--yes")
+        busy.apply("plain")
         packages = "import click, pydantic_settings"
         base = Case(f"`{packages}`", lambda: cpu_ms([*python, packages]))
         cases = [

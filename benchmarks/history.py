@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from benchmarks.local_box import TUNERD, UNIT, LocalBox, local_box
-from benchmarks.measure import Case, compared, conditions, cpu_ms, note, say, take_turns
+from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, note, say, take_turns
+from tests.support.build_box import BuildBox, build_box
+from tests.support.deployment import UNIT
 from tunerd.machine.files import Files
 from tunerd.units.generations import Ending, Generations, Outcome
 
@@ -19,10 +20,10 @@ _FEW = 10
 _DAY_S = 86400.0
 
 
-def give_past(box: LocalBox, n: int) -> None:
+def give_past(box: BuildBox, n: int) -> None:
     """Generations and backups of `n` swaps, the last of which serves."""
     box.profile("plain")
-    box.tunerd("apply", "plain", "--yes")
+    box.apply("plain")
     kept = Generations(box.paths.generations_dir, Files())
     first = kept.read(1)
     text = kept.unit_text(1)
@@ -44,7 +45,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--many", type=int, default=1000)
     options = parser.parse_args()
-    with local_box() as short, local_box() as long:
+    with build_box(None, shape="tiny") as short, build_box(None, shape="tiny") as long:
         for box, n in ((short, _FEW), (long, options.many)):
             note(f"writing a past of {n} swaps ...")
             give_past(box, n)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+TUNERD = str(Path(sys.executable).with_name("tunerd"))
 _MS_PER_S = 1000
 
 

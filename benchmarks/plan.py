@@ -15,8 +15,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.local_box import TUNERD, LocalBox, local_box
-from benchmarks.measure import Case, compared, conditions, cpu_ms, say, table, take_turns
+from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, say, table, take_turns
+from tests.support.build_box import BuildBox, build_box
 from tests.support.gguf_bytes import pair
 from tests.support.model_headers import QWEN36_27B
 from tests.support.shapes import hollow_bytes
@@ -73,7 +73,7 @@ def _merges(texts: list[str]) -> bytes:
     return pair("tokenizer.ggml.merges", ValueType.ARRAY, (ValueType.STRING, texts))
 
 
-def forget_models(box: LocalBox) -> None:
+def forget_models(box: BuildBox) -> None:
     """As if no header had been read yet; what is known of engines stays."""
     for path in box.paths.cache_dir.glob("model-*.json"):
         path.unlink()
@@ -84,16 +84,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vocabulary", type=int, default=250_000)
     options = parser.parse_args()
-    with local_box() as box:
-        large = write_large(box.models / "large.gguf", options.vocabulary)
+    with build_box(None, shape="tiny") as box:
+        large = write_large(box.box.folder / "large.gguf", options.vocabulary)
         box.profile("small")
         box.profile("large", model__path=str(large))
-        box.tunerd("plan", "small")  # the engine is probed once
+        box.json("plan", "small")  # the engine is probed once
         say(_measured(box, large, options.rounds))
     say(f"\n{conditions(options.rounds)}")
 
 
-def _measured(box: LocalBox, large: Path, rounds: int) -> str:
+def _measured(box: BuildBox, large: Path, rounds: int) -> str:
     # Weights larger than this machine's memory are refused, but only after everything was read.
     codes = (0, 1)
     python = [sys.executable, "-c"]

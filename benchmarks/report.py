@@ -12,15 +12,15 @@ import argparse
 import subprocess
 from pathlib import Path
 
-from benchmarks.local_box import TUNERD, LocalBox, local_box
-from benchmarks.measure import Case, compared, conditions, cpu_ms, note, say, take_turns
+from benchmarks.measure import TUNERD, Case, compared, conditions, cpu_ms, note, say, take_turns
+from tests.support.build_box import BuildBox, build_box
 from tests.support.synthetic_runs import made_runs
 from tunerd.measure.store import EvidenceStore
 
 _FEW_REPEATS = 3
 
 
-def fill(box: LocalBox, repeats: int) -> tuple[int, list[str]]:
+def fill(box: BuildBox, repeats: int) -> tuple[int, list[str]]:
     """Store made-up runs of every suite; how many samples that was, and the runs' numbers."""
     with EvidenceStore(box.paths.evidence) as store:
         numbers = [run.put(store) for run in made_runs(repeats=repeats)]
@@ -31,7 +31,7 @@ def samples_of(repeats: int) -> int:
     return sum(len(one) for run in made_runs(repeats=repeats) for one in run.samples.values())
 
 
-def peak_mib(box: LocalBox, *words: str) -> int:
+def peak_mib(box: BuildBox, *words: str) -> int:
     """Largest resident memory [MiB] of a call."""
     timed = ["/usr/bin/env", "python3", "-c", _PEAK, TUNERD, *words]
     done = subprocess.run(timed, env=box.environment, capture_output=True, text=True, check=True)
@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     per_repeat = samples_of(_FEW_REPEATS + 1) - samples_of(_FEW_REPEATS)
     many = _FEW_REPEATS + round((options.samples - samples_of(_FEW_REPEATS)) / per_repeat)
-    with local_box() as small, local_box() as large:
+    with build_box(None, shape="tiny") as small, build_box(None, shape="tiny") as large:
         for box in (small, large):
             box.paths.state_dir.mkdir(exist_ok=True)
         n_few, few = fill(small, _FEW_REPEATS)
@@ -60,8 +60,8 @@ def main() -> None:
         n_many, all_runs = fill(large, many)
         page = Path("report.html")
 
-        def report(box: LocalBox, numbers: list[str]) -> list[str]:
-            return [TUNERD, "report", *numbers, "--no-check", "-o", str(box.folder / page)]
+        def report(box: BuildBox, numbers: list[str]) -> list[str]:
+            return [TUNERD, "report", *numbers, "--no-check", "-o", str(box.box.folder / page)]
 
         base = Case(
             f"`tunerd report`, {n_few:,} samples",
@@ -80,7 +80,7 @@ def main() -> None:
         ]
         take_turns(cases, options.rounds)
         say(compared(cases, base, unit="CPU ms"))
-        sizes = [(box.folder / page).stat().st_size / 1e6 for box in (small, large)]
+        sizes = [(box.box.folder / page).stat().st_size / 1e6 for box in (small, large)]
         say(f"\nThe files are {sizes[0]:.2f} MB and {sizes[1]:.2f} MB; peak memory "
             f"{peak_mib(small, *report(small, few)[1:])} MiB and "
             f"{peak_mib(large, *report(large, all_runs)[1:])} MiB.")  # fmt: skip

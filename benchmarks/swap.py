@@ -25,10 +25,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.local_box import UNIT, local_box
 from benchmarks.measure import Case, compared, conditions, note, say, table, take_turns
 from tests.support import roots, run_folder
-from tests.support.deployment import Deployment, profile
+from tests.support.build_box import build_box
+from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX
 from tunerd.tryout.designed import SHAPES, design, write
@@ -118,11 +118,11 @@ def systemd_target(shape: str) -> Iterator[Target]:
 
 @contextmanager
 def local_target(shape: str) -> Iterator[Target]:
-    with local_box(shape) as box:
+    with build_box(None, shape=shape) as box:
         for name in PROFILES:
-            box.profile(name, serving__alias=name)
+            box.profile(name)
         for name in (*reversed(PROFILES), PROFILES[0]):
-            box.tunerd("apply", name, "--yes")
+            box.apply(name)
         pipe = subprocess.PIPE
         argv = [sys.executable, "-S", "-E", str(_PROBER), str(box.port)]
         prober = Prober(subprocess.Popen(argv, stdin=pipe, stdout=pipe))

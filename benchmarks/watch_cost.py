@@ -18,8 +18,8 @@ import urllib.request
 from collections.abc import Iterator
 from itertools import cycle
 
-from benchmarks.local_box import TUNERD, LocalBox, local_box
-from benchmarks.measure import table
+from benchmarks.measure import TUNERD, table
+from tests.support.build_box import BuildBox, build_box
 
 _LIMIT_S = 60.0
 _ANSWER_TOKENS = 128
@@ -27,7 +27,7 @@ _WITHOUT, _WITH = "without the daemon", "with it"
 
 
 @contextlib.contextmanager
-def daemon(box: LocalBox) -> Iterator[None]:
+def daemon(box: BuildBox) -> Iterator[None]:
     """The daemon with its own settings, from its first look on."""
     seen = box.paths.state_dir / "guards.json"
     seen.unlink(missing_ok=True)
@@ -49,7 +49,7 @@ def daemon(box: LocalBox) -> Iterator[None]:
         process.wait(timeout=_LIMIT_S)
 
 
-def ask(box: LocalBox, number: int) -> float:
+def ask(box: BuildBox, number: int) -> float:
     """Milliseconds per token of one request, as the server tells them."""
     body = {"prompt": f"request {number}", "n_predict": _ANSWER_TOKENS, "ignore_eos": True,
             "cache_prompt": False, "seed": number}  # fmt: skip
@@ -63,7 +63,7 @@ def ask(box: LocalBox, number: int) -> float:
     return float(timings["predicted_ms"]) / float(timings["predicted_n"])
 
 
-def block(box: LocalBox, seconds: float) -> float:
+def block(box: BuildBox, seconds: float) -> float:
     """Mean time per token over some seconds [ms]; the first request counts for nothing."""
     ask(box, 0)
     found: list[float] = []
@@ -82,9 +82,9 @@ def main() -> None:
     cores = os.cpu_count() or 1
     print(f"load average before: {os.getloadavg()[0]:.2f}", flush=True)
     ratios, times = [], {_WITHOUT: list[float](), _WITH: list[float]()}
-    with local_box(given.shape) as box:
+    with build_box(None, shape=given.shape) as box:
         box.profile("plain", serving__threads=cores, serving__threads_batch=cores)
-        box.tunerd("apply", "plain", "--yes")
+        box.apply("plain")
         block(box, given.seconds / 2)
         for _, order in zip(range(given.pairs), cycle([(_WITHOUT, _WITH), (_WITH, _WITHOUT)])):
             for name in order:

@@ -45,13 +45,19 @@ def pytest_configure() -> None:
         hypothesis.settings.load_profile("tunerd")
 
 
+@functools.cache
+def _is_shared(path: Path) -> bool:
+    """Whether tests of this file share something that is made once."""
+    return 'scope="module"' in path.read_text(encoding="utf-8")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What may take longest begins first, so that no worker ends with it alone."""
 
-    def most_s(item: pytest.Item) -> float:
+    def most_s(item: pytest.Item) -> tuple[float, bool]:
         mark = item.get_closest_marker("timeout")
-        return float(mark.args[0]) if mark and mark.args else 0.0
+        return float(mark.args[0]) if mark and mark.args else 0.0, _is_shared(item.path)
 
     items.sort(key=most_s, reverse=True)
 
@@ -65,17 +71,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     # Machines for e2e have none, and it tells no types.
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # noqa: PLC0415
 
-    @functools.cache
-    def shares(path: str) -> bool:
-        return 'scope="module"' in (config.rootpath / path).read_text(encoding="utf-8")
-
     class ByWhatIsShared(LoadScopeScheduling):  # type: ignore[misc] # it tells no types
         def _split_scope(self, nodeid: str) -> str:
             path, *classes, _ = nodeid.partition("[")[0].split("::")
-            if shares(path):
+            if _is_shared(config.rootpath / path):
                 return path
             return "::".join([path, *classes]) if classes else nodeid
 
+    config.option.loadscopereorder = False  # it would begin with the files of most tests
     return ByWhatIsShared(config, log)
 
 

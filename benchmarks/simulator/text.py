@@ -9,10 +9,10 @@ here is Beta-distributed: the search's model of acceptance has to cope with that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 from scipy.special import expit
 
 Array = NDArray[np.float64]
@@ -49,7 +49,8 @@ class Drafter:
         """Difficulty-driven draws of one text: whether right, and how confident (steps, positions)."""
         burst = rng.normal(size=n_steps) * np.sqrt(1 - _BURST_MEMORY**2)
         burst[0] /= np.sqrt(1 - _BURST_MEMORY**2)
-        bursts = _BURST_SD * np.asarray(lfilter([1.0], [1.0, -_BURST_MEMORY], burst))
+        lingering = accumulate(burst.tolist(), lambda before, own: own + _BURST_MEMORY * before)
+        bursts = _BURST_SD * np.array(list(lingering))
         z = self.levels[kind] + shift + bursts[:, None] - self.decay * np.arange(N_POSITIONS)
         z = z + self.token_sd * rng.normal(size=z.shape)
         right = rng.random(z.shape) < expit(z)

@@ -29,7 +29,7 @@ from tunerd.units.text import (
     quote_program,
 )
 
-N_LISTS = int(os.environ.get("TUNERD_TEST_QUOTING_LISTS", "300"))
+N_LISTS = int(os.environ.get("TUNERD_TEST_QUOTING_LISTS", "160"))
 SEED = int(os.environ.get("TUNERD_TEST_SEED", "20261121"))
 DUMP = "/usr/local/lib/dump.py"
 PYTHON = "/usr/bin/python3"

@@ -174,7 +174,7 @@ class World:
         """What a new process would work with."""
         fuse = fuse or Fuse()
         files = Files(before=fuse.disk)
-        service = ServiceSettings(unit=UNIT, settle_s=1.0, stall_s=20.0, start_limit_s=60.0)
+        service = ServiceSettings(unit=UNIT, settle_s=0.5, stall_s=3.0, start_limit_s=10.0)
         return Context(
             mode=Mode.SYSTEM,
             paths=self.paths,

@@ -16,10 +16,13 @@ from typing import Any
 import httpx
 
 from tests.support.local_box import Box
+from tests.support.server_process import CLIENT
 from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.machine.net import free_port
+from tunerd.paths import Paths, paths_for
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.tryout.local_state import PID_NAME
+from tunerd.words import Mode
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,16 @@ class BuildBox:
     def model(self) -> Path:
         """The designed model, which this engine can load."""
         return self.box.model
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every call."""
+        return self.box.environment
+
+    @property
+    def paths(self) -> Paths:
+        """Where everything is."""
+        return paths_for(Mode.LOCAL, self.environment)
 
     def profile(self, name: str, **values: object) -> None:
         """A site profile as `serving__ctx_size=512`; without speculation unless a value says so."""
@@ -65,7 +78,7 @@ class BuildBox:
         """The server's answer on the one route on which every build counts drafts."""
         body = {"prompt": prompt, "max_tokens": n_predict, "temperature": 0}
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        reply = httpx.post(url, json=body, timeout=60, trust_env=False)
+        reply = CLIENT.post(url, json=body, timeout=60)
         assert reply.status_code == httpx.codes.OK, reply.text
         return reply.json()
 

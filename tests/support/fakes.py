@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.fake_lease import FakeLease, Leases
 from tests.support.unit_definition import UnitDefinition
 from tunerd.errors import ServiceError
+from tunerd.machine.net import can_bind
 from tunerd.paths import Paths
 from tunerd.tryout.local_service import (
     EXIT_EXEC,
@@ -30,7 +30,7 @@ from tunerd.tryout.local_service import (
     should_restart,
 )
 from tunerd.tryout.local_state import enabled_mark, unit_names
-from tunerd.units.manager import MAX_LINE_CHARS, LeaseSpec, LogSpan, UnitState
+from tunerd.units.manager import MAX_LINE_CHARS, PORT_LIMIT_S, LeaseSpec, LogSpan, UnitState
 from tunerd.units.systemd import STATE_PROPERTIES, to_unit_state
 from tunerd.units.text import parse_unit, transient_text
 from tunerd.words import Mode
@@ -133,6 +133,48 @@ class _Unit:
         return self.active in {"inactive", "failed"}
 
 
+@dataclass
+class FakeLease:
+    """A Lease; `is_ending` while what is bound to it still stops."""
+
+    spec: LeaseSpec
+    ends_at_s: float
+    manager: FakeServiceManager
+    inhibits: str | None = "sleep"
+    is_over: bool = False
+    is_ending: bool = False
+    restores: bool = False
+    address: tuple[str, int] | None = None
+    free_by_s: float | None = None
+
+    def is_held(self) -> bool:
+        """Whether it stands."""
+        self.manager._catch_up()
+        return self.stands
+
+    @property
+    def stands(self) -> bool:
+        """As of the last look."""
+        return not (self.is_over or self.is_ending)
+
+    def restore_when_free(self, address: tuple[str, int] | None) -> None:
+        """Note the address."""
+        self.address = address
+
+    def is_port_taken(self, now_s: float) -> bool:
+        """Whether production still waits for its port."""
+        if self.address is None or can_bind(*self.address):
+            return False
+        if self.free_by_s is None:
+            self.free_by_s = now_s + PORT_LIMIT_S
+        return now_s < self.free_by_s
+
+    def end(self, *, timeout_s: float = 120.0) -> None:
+        """End it."""
+        del timeout_s
+        self.manager.stop(self.spec.unit)
+
+
 class FakeServiceManager:
     """A ServiceManager over real unit files and imagined processes.
 
@@ -163,7 +205,7 @@ class FakeServiceManager:
         self._clock = clock
         self._units: dict[str, _Unit] = {}
         self._next_pid = _FIRST_PID
-        self._leases = Leases(self)
+        self._leases: list[FakeLease] = []
         self.unit_dir.mkdir(parents=True, exist_ok=True)
         self.runtime_unit_dir.mkdir(parents=True, exist_ok=True)
 
@@ -177,7 +219,7 @@ class FakeServiceManager:
     def properties(self, unit: str, *names: str) -> Mapping[str, str]:
         """Raw properties."""
         self._catch_up()
-        lease = self._leases.find(unit)
+        lease = self._lease_named(unit)
         if lease is not None:
             active = "active" if lease.stands else "deactivating"
             shown = {"LoadState": "loaded", "ActiveState": active, "SubState": "running"}
@@ -240,7 +282,7 @@ class FakeServiceManager:
     def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
         """Stop it."""
         self._enter("stop")
-        lease = self._leases.find(unit)
+        lease = self._lease_named(unit)
         if lease is not None:
             self._end_lease(lease, restores=lease.restores)
             return
@@ -339,46 +381,55 @@ class FakeServiceManager:
         self._stop(production)
         self._wait(production, lambda: production.is_down, "lease", timeout_s)
         self._enter("lease taken")
-        lease = FakeLease(spec, self._clock.monotonic_s() + spec.limit_s, self.stop, self._catch_up)
-        self._leases.add(lease)
+        ends_at_s = self._clock.monotonic_s() + spec.limit_s
+        lease = FakeLease(spec, ends_at_s, self, restores=spec.restores)
+        self._leases.append(lease)
         return lease
 
-    # For leases
+    # Leases
 
-    def bound_to(self, lease: str) -> list[str]:
+    def _lease_named(self, unit: str) -> FakeLease | None:
+        """The lease with this unit, while it is not over."""
+        found = (lease for lease in self._leases if lease.spec.unit == unit and not lease.is_over)
+        return next(found, None)
+
+    def _bound_to(self, lease: FakeLease) -> list[_Unit]:
         """Units that must not outlive it."""
-        specs = {name: unit.definition.spec for name, unit in self._units.items()}
-        return [name for name, spec in specs.items() if spec is not None and spec.bound_to == lease]
+        return [
+            unit
+            for unit in self._units.values()
+            if unit.definition.spec and unit.definition.spec.bound_to == lease.spec.unit
+        ]
 
-    def stop_bound(self, unit: str) -> None:
-        """Begin to stop it."""
-        self._stop(self._find(unit))
+    def _begin_end(self, lease: FakeLease, *, restores: bool) -> None:
+        """Stop what is bound to it."""
+        lease.is_ending, lease.restores = True, restores
+        for unit in self._bound_to(lease):
+            self._stop(unit)
+        self._settle_leases()
 
-    def is_down(self, unit: str) -> bool:
-        """Whether nothing of it runs."""
-        return self._find(unit).is_down
-
-    def monotonic_s(self) -> float:
-        """Now."""
-        return self._clock.monotonic_s()
-
-    def start_production(self, unit: str) -> None:
-        """As the end of a lease does."""
-        found = self._find(unit)
-        if found.is_down:
-            self._load_if_forgotten(found)
-            with contextlib.suppress(ServiceError):
-                self._begin(found, self._clock.monotonic_s())
+    def _settle_leases(self) -> None:
+        """Production starts where all that was bound is down."""
+        for lease in self._leases:
+            is_free = all(unit.is_down for unit in self._bound_to(lease))
+            if lease.is_ending and is_free and not lease.is_port_taken(self._clock.monotonic_s()):
+                lease.is_ending, lease.is_over = False, True
+                production = self._find(lease.spec.production)
+                if lease.restores and production.is_down:
+                    self._load_if_forgotten(production)
+                    with contextlib.suppress(ServiceError):
+                        self._begin(production, self._clock.monotonic_s())
 
     def _end_leases_of(self, production: str, timeout_s: float = _END_LIMIT_S) -> None:
-        for lease in self._leases.of(production):
+        held = [x for x in self._leases if x.spec.production == production and not x.is_over]
+        for lease in held:
             self._end_lease(lease, restores=False, timeout_s=timeout_s)
 
     def _end_lease(
         self, lease: FakeLease, *, restores: bool, timeout_s: float = _END_LIMIT_S
     ) -> None:
         if lease.stands:
-            self._leases.begin_end(lease, restores=restores)
+            self._begin_end(lease, restores=restores)
         deadline_s = self._clock.monotonic_s() + timeout_s
         while not lease.is_over:
             next_s = min(unit.due_s for unit in self._units.values())
@@ -397,7 +448,7 @@ class FakeServiceManager:
         """What happens when the process that holds it dies."""
         self._catch_up()
         if lease.stands:
-            self._leases.begin_end(lease, restores=lease.spec.restores)
+            self._begin_end(lease, restores=lease.spec.restores)
 
     @property
     def pids_in_use(self) -> tuple[int, ...]:
@@ -432,7 +483,7 @@ class FakeServiceManager:
             if unit.process is not None:
                 unit.life.on_end()
         self._units.clear()
-        self._leases = Leases(self)
+        self._leases.clear()
         for name in unit_names(self._paths):
             if enabled_mark(self._paths, name).exists():
                 found = self._find(name)
@@ -471,11 +522,13 @@ class FakeServiceManager:
 
     def _catch_up(self) -> None:
         """Let everything happen that was due by now, in order."""
-        self._leases.settle()
+        self._settle_leases()
         while self._units:
             unit = min(self._units.values(), key=lambda candidate: candidate.due_s)
-            if self._leases.due_s <= min(unit.due_s, self._clock.monotonic_s()):
-                self._leases.expire(self._leases.due_s)
+            standing = [lease for lease in self._leases if lease.stands]
+            first = min(standing, key=lambda lease: lease.ends_at_s, default=None)
+            if first is not None and first.ends_at_s <= min(unit.due_s, self._clock.monotonic_s()):
+                self._begin_end(first, restores=first.restores)
                 continue
             if unit.due_s > self._clock.monotonic_s():
                 return
@@ -499,7 +552,7 @@ class FakeServiceManager:
         spec = unit.definition.demand()
         name = unit.definition.unit
         if spec.bound_to is not None:
-            lease = self._leases.find(spec.bound_to)
+            lease = self._lease_named(spec.bound_to)
             if lease is None or not lease.stands:
                 raise ServiceError(f"{name} is bound to {spec.bound_to}, which is not active")
         unit.limit, is_allowed = unit.limit.after_start(
@@ -555,4 +608,4 @@ class FakeServiceManager:
             unit.active, unit.sub = "failed", "failed"
         if on_end is not None:
             on_end()
-        self._leases.settle()
+        self._settle_leases()

@@ -13,7 +13,6 @@ from tests.fault.fuse import Fuse, Life
 from tests.fault.world import UNIT, World, a_world
 from tests.support import fakes, nvml_stub
 from tests.support.fake_gpu import rtx_4070_super
-from tests.support.fake_lease import FakeLease
 from tests.support.needs import missing
 from tests.support.nvml_world import StubWorld, loading
 from tunerd.app import Context
@@ -37,7 +36,7 @@ class Card:
 
     world: World
     stub: StubWorld
-    lease: FakeLease = field(init=False)
+    lease: fakes.FakeLease = field(init=False)
 
     def __post_init__(self) -> None:
         self.stub.show(rtx_4070_super())
