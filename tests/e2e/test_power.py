@@ -8,14 +8,22 @@ import pytest
 
 from tests.e2e.conftest import Machines
 from tests.e2e.test_crash_power import OWN_MW, limit_mw, put_card
-from tests.fault.victim import Victim
-from tests.support.deployment import profile
+from tests.support.deployment import Deployment, profile
 from tests.support.overlay import Root
+from tests.support.sweep_box import SPEED
 
 WORKLOAD = '[[classes]]\nname = "ask"\nkind = "code"\nprompt_tokens = 60\nanswer_tokens = 24\n'
+SETTINGS = """
+[engines.eng]
+path = "/srv/eng/llama-server"
+allow_writable = true
+[sweep]
+patience_s = 1.0
+quiet_s = 1.0
+"""
 RANGES = """
 [sweep]
-"engine.prefer" = ["{engine}"]
+"engine.prefer" = ["eng"]
 "serving.threads" = [1]
 "serving.n_ubatch" = [512]
 "serving.n_batch" = [2048]
@@ -29,14 +37,11 @@ def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
     machines: Machines, any_root: Root, tmp_path: Path
 ) -> None:
     machine = machines(any_root)
-    victim = Victim(machine)
-    box = victim.tunerd
-    text = profile(victim.engine, serving__ctx_size=1024, serving__metrics=True, workload="small")
-    box.profile("night", text + RANGES.format(engine=victim.engine))
+    box = Deployment(machine, settings=SETTINGS)
+    box.stand_ins(eng=SPEED)
+    served = profile("eng", serving__ctx_size=1024, serving__metrics=True, workload="small")
+    box.profile("night", served + RANGES)
     box.profile("workloads/small", WORKLOAD)
-    box.apply("night")
-    without = box("sweep", "run", "--dry-run", expect=2)
-    assert "it is for machines with one GPU, and 0 can be read" in without.err
     put_card(machine, tmp_path / "nvml")
     box.apply("night")
 
@@ -45,7 +50,7 @@ def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
     assert "watts between 100 and 240" in far.err
     assert "150 W, 180 W, 220 W" in box("sweep", "run", "--dry-run", "--budget", "4m").out
 
-    done = box("sweep", "run", "--yes", "--budget", "4m", "--seed", "3", "--json", limit_s=400.0)
+    done = box("sweep", "run", "--yes", "--budget", "90s", "--seed", "3", "--json", limit_s=200.0)
 
     table = done.json["power"]
     first = [one for one in table["rows"] if one["case"] == table["rows"][0]["case"]]
