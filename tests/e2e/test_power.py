@@ -25,6 +25,8 @@ RANGES = """
 [sweep]
 "engine.prefer" = ["eng"]
 "serving.threads" = [1]
+"speculation.n_max" = [2]
+"speculation.p_min" = [0.0]
 "serving.n_ubatch" = [512]
 "serving.n_batch" = [2048]
 "memory.fit_mib" = [1024]

@@ -174,6 +174,28 @@ def test_a_password_from_a_file_is_enough(tmp_path: Path, postgres: Postgres, ur
     Database(postgres.tcp_url(name_of(url), more=more), writable=True).close()
 
 
+def test_over_tls_the_server_is_who_its_maker_says_or_it_is_refused(
+    tmp_path: Path, postgres: Postgres, url: str
+) -> None:
+    right = f"?passfile={password_file(tmp_path)}&sslmode=verify-full&sslrootcert="
+    with postgres.speaking_tls(tmp_path) as (maker, other):
+        database = Database(postgres.tcp_url(name_of(url), more=f"{right}{maker}"), writable=True)
+        with EvidenceStore(database) as store, database.reading() as connection:
+            assert store.add_run(RUN) > 0
+            asked = sa.text("select ssl from pg_stat_ssl where pid = pg_backend_pid()")
+            assert connection.execute(asked).scalar_one() is True
+        for ca, host, why in (
+            (other, "127.0.0.1", "certificate verify failed"),
+            (maker, "localhost", 'does not match host name "localhost"'),
+            (tmp_path / "none.crt", "127.0.0.1", "does not exist"),
+        ):
+            there = postgres.tcp_url(name_of(url), more=f"{right}{ca}")
+            error = refused(there.replace("127.0.0.1", host))
+            assert "TLS is refused" in error.message
+            assert why in str(error.cause)
+            assert "sslrootcert" in str(error.hint)
+
+
 def test_a_database_that_is_not_there_or_not_ours_is_said(postgres: Postgres, url: str) -> None:
     assert "there is no such database" in refused(postgres.url("nowhere")).message
     with contextlib.suppress(AssertionError):  # from another test of this server
