@@ -83,8 +83,14 @@ class Ansible:
                  "ansible_ssh_transfer_method": "piped", **variables}  # fmt: skip
         inventory = self.folder / "inventory.json"
         inventory.write_text(
-            json.dumps({"gpus": {"hosts": {name: {**(own or {}).get(name, {})} for name in self.machines},
-                                 "vars": hosts}})
+            json.dumps(
+                {
+                    "gpus": {
+                        "hosts": {name: {**(own or {}).get(name, {})} for name in self.machines},
+                        "vars": hosts,
+                    }
+                }
+            )
         )
         book = self.folder / "play.json"
         book.write_text(json.dumps([{"hosts": "gpus", "become": True, "roles": ["tunerd"], "gather_facts": False,

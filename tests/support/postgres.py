@@ -153,7 +153,8 @@ class Postgres:
 
 
 def _openssl(*words: object) -> None:
-    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, timeout=60)
+    argv = ["/usr/bin/openssl", *map(str, words)]  # which PostgreSQL's package brings
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
 
 @contextlib.contextmanager

@@ -21,8 +21,11 @@ from hypothesis import strategies as st
 from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.integration.measure.test_store import ARM, RUN, SAMPLE
 from tests.integration.measure.test_store_rows_damaged import COLUMNS, HOSTILE, damage
+from tests.support import nvml_stub
+from tests.support.fake_gpu import rtx_4070_super
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
+from tests.support.needs import missing
 from tests.support.postgres import Postgres, name_of, password_file, postgres_server
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import made_runs
@@ -113,6 +116,19 @@ def test_whatever_the_row_of_a_box_holds_the_others_are_shown(
     assert second["name"] == "gpu2"
     assert 0 <= first["seen_age_s"] < 1e11
     assert len(list(render_boxes(payload))) == 3
+
+
+def test_a_box_is_shown_with_its_card(tmp_path: Path, url: str) -> None:
+    if nvml_stub.compiler() is None:
+        missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
+    nvml_stub.build(tmp_path / "nvml")
+    nvml_stub.NvmlWorld(tmp_path / "nvml").show(rtx_4070_super())
+    with_card = a_box(tmp_path / "gpu1", url, LD_LIBRARY_PATH=str(tmp_path / "nvml"))
+    assert with_card.call("fleet", "hand-in").returncode == 0
+    shown = with_card.call("fleet", "status").stdout
+    assert "NVIDIA GeForce RTX 4070 SUPER, 12282 MiB (12.0 GiB)" in shown
+    (told,) = fleet_status(a_box(tmp_path / "gpu2", url).context).payload["boxes"]
+    assert told["vram_mib"] == rtx_4070_super().total_mib
 
 
 def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: str) -> None:
