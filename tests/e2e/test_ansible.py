@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_the_role_installs_configures_and_upgrades(
     both = {name: machines(build_root(root, tunerd=Tunerd.BARE)) for name, root in roots.items()}
     ansible = Ansible(tmp_path, both)
     (tmp_path / "night.toml").write_text(PROFILE)
-    wanted = {
+    wanted: dict[str, Any] = {
         "tunerd_settings": SETTINGS,
         "tunerd_credentials": {"webhook-token": TOKEN},
         "tunerd_profiles": [str(tmp_path / "night.toml")],
