@@ -13,7 +13,7 @@ import posixpath
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from ipaddress import ip_address
@@ -177,11 +177,7 @@ def emit(
 
 def _templates() -> Environment:
     """What each target looks like, in the folder `emitted`."""
-    made = Environment(  # noqa: S701 -- none of these is HTML
-        loader=FileSystemLoader(Path(__file__).with_name("emitted")), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    made.filters |= {
+    filters: dict[str, Callable[[Any], str]] = {
         "compose": lambda word: _yaml(word.replace("$", "$$")),
         "ini": _ini_value,
         "origin": lambda flag: _remark(flag.origin or "as it stands in the unit"),
@@ -191,6 +187,11 @@ def _templates() -> Environment:
         "unit": quote_argument,
         "yaml": _yaml,
     }
+    made = Environment(  # noqa: S701 -- none of these is HTML
+        loader=FileSystemLoader(Path(__file__).with_name("emitted")), undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    made.filters |= filters
     return made
 
 

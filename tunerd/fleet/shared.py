@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from tunerd.fleet.database import Database, Refused, box, origin
 from tunerd.machine.files import lock
 from tunerd.measure.store import (
     EntryKind,
-    StoreFile,
+    EvidenceStore,
     StoreIsEmpty,
     StoreIsOld,
     entry,
@@ -101,15 +101,15 @@ def _keep(ctx: Context, how: HandedIn) -> None:
 
 
 def _hand_in(ctx: Context) -> ActionResult:
+    counts, messages = {"runs": 0, "entries": 0, "left_out": 0}, list[Message]()
     with contextlib.closing(opened(ctx, writable=True)) as database:
         own_id = box_id(ctx)
-        counts = {"runs": 0, "entries": 0, "left_out": 0}
-        messages: list[Message] = []
         _tell_of_box(ctx, database, own_id)
-        with _local(ctx) as local:
-            if local is not None:
+        local = open_to_read(ctx.paths.evidence, check=False, wait_s=_LOCAL_WAIT_S)
+        if local is not None:
+            with local:
                 _hand_in_runs(ctx, database, local, own_id, counts, messages)
-        payload = {"box": own_id, "name": _name(ctx), **counts}
+    payload = {"box": own_id, "name": _name(ctx), **counts}
     return ActionResult("fleet hand-in", payload, tuple(messages), has_acted=True)
 
 
@@ -158,33 +158,12 @@ def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:
         connection.execute(put.on_conflict_do_update(index_elements=[box.c.id], set_=row))
 
 
-@contextlib.contextmanager
-def _local(ctx: Context) -> Iterator[StoreFile | None]:
-    """This box's own store; None where nothing was measured yet."""
-    path = ctx.paths.evidence
-    local = None
-    if path.exists():
-        with contextlib.suppress(StoreIsEmpty):
-            try:
-                local = StoreFile(path, writable=False, check=False, wait_s=_LOCAL_WAIT_S)
-            except StoreIsOld:
-                store = open_to_read(path)  # which brings it up to date
-                if store is not None:
-                    store.close()
-                local = StoreFile(path, writable=False, check=False, wait_s=_LOCAL_WAIT_S)
-    try:
-        yield local
-    finally:
-        if local is not None:
-            local.close()
-
-
 def _local_id(row: Mapping[Any, Any]) -> str:
     """What tells a run of this box from every other: a file that is begun anew numbers from 1 again."""
     return f"{row['id']}-{row['started_s']}"
 
 
-def _lacking(database: Database, local: StoreFile, box_id: str) -> list[Mapping[Any, Any]]:
+def _lacking(database: Database, local: EvidenceStore, box_id: str) -> list[Mapping[Any, Any]]:
     """This box's runs, oldest first, of which something is not in the shared store."""
     last = sa.select(sa.func.max(entry.c.id)).where(entry.c.run_id == run.c.id).scalar_subquery()
     with local.reading() as connection:
@@ -202,7 +181,7 @@ def _lacking(database: Database, local: StoreFile, box_id: str) -> list[Mapping[
 
 
 def _hand_in_runs(
-    ctx: Context, database: Database, local: StoreFile, box_id: str, counts: dict[str, int],
+    ctx: Context, database: Database, local: EvidenceStore, box_id: str, counts: dict[str, int],
     messages: list[Message],
 ) -> None:  # fmt: skip
     for row in _lacking(database, local, box_id):
@@ -215,7 +194,7 @@ def _hand_in_runs(
 
 
 def _hand_in_run(
-    ctx: Context, database: Database, local: StoreFile, box_id: str, row: Mapping[Any, Any]
+    ctx: Context, database: Database, local: EvidenceStore, box_id: str, row: Mapping[Any, Any]
 ) -> int:
     """Hand in what is lacking of a run, some hundred entries at a time; how many there were."""
     ctx.say(f"handing in run {row['id']}")
@@ -228,7 +207,7 @@ def _hand_in_run(
 
 
 def _hand_in_some(
-    connection: sa.Connection, local: StoreFile, box_id: str, row: Mapping[Any, Any]
+    connection: sa.Connection, local: EvidenceStore, box_id: str, row: Mapping[Any, Any]
 ) -> int:
     """Entries, and how far this box is now, in one transaction: after it both are there, or neither."""
     mine = (origin.c.box_id == box_id) & (origin.c.local_id == _local_id(row))

@@ -24,7 +24,7 @@ from tunerd.profile.arm import DRAFT_MODEL, Arm, arm_from_json
 from tunerd.profile.arm import plain as arm_plain
 from tunerd.records import plain, read_or_none
 from tunerd.sweep.plan import PreparedSweep
-from tunerd.sweep.study import Alone, Known, Law, Study, Told, known_of
+from tunerd.sweep.study import Alone, Law, Study, Told, known_of
 from tunerd.words import digest
 
 # A claim is renewed so often while its arm is measured, and returns so long after its box was heard of last [s].
@@ -107,7 +107,7 @@ def _identities(prepared: PreparedSweep) -> dict[str, str]:
     return {name: sha for name, sha in prepared.seen.identities.items() if sha is not None}
 
 
-class SharedStudy:
+class SharedStudy(Study):
     """A `Study` on PostgreSQL. What fails is said once, and the night goes on with what it has.
 
     Args:
@@ -124,8 +124,6 @@ class SharedStudy:
         self, ctx: Context, database: Database, ours: str, engines: Mapping[str, str], n_texts: int,
         *, drafts: Mapping[str, str] | None = None, beat_s: float = _BEAT_S,
     ) -> None:  # fmt: skip
-        self.known: Mapping[tuple[str, str], Known] = {}
-        self.seeds: Sequence[Arm] = ()
         self._ctx = ctx
         self._database = database
         self._class = ours

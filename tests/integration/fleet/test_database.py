@@ -123,12 +123,6 @@ def test_a_database_of_another_program_is_left_alone(postgres: Postgres, url: st
     assert tables == ["bookmarks"]
 
 
-def test_a_database_of_an_older_tunerd_that_may_only_be_read_says_so(url: str) -> None:
-    Database(url, writable=True).close()
-    with pytest.raises(HostError, match="of an older tunerd"):
-        Database(url, writable=False, steps=NEWER)
-
-
 def test_a_reader_changes_nothing(postgres: Postgres, url: str) -> None:
     with open_store(url) as store:
         store.add_run(RUN)
@@ -167,11 +161,6 @@ def test_what_keeps_it_from_connecting_is_said_without_the_password(
         "right": password_file(tmp_path),
     }
     assert says in refused(postgres.tcp_url(name_of(url), more=more.format(**files))).message
-
-
-def test_a_password_from_a_file_is_enough(tmp_path: Path, postgres: Postgres, url: str) -> None:
-    more = f"?passfile={password_file(tmp_path)}"
-    Database(postgres.tcp_url(name_of(url), more=more), writable=True).close()
 
 
 def test_over_tls_the_server_is_who_its_maker_says_or_it_is_refused(
