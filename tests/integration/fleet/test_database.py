@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import threading
@@ -121,27 +120,6 @@ def test_a_database_of_another_program_is_left_alone(postgres: Postgres, url: st
         "select tablename from pg_tables where schemaname = 'public'", name_of(url)
     )
     assert tables == ["bookmarks"]
-
-
-def test_a_reader_changes_nothing(postgres: Postgres, url: str) -> None:
-    with open_store(url) as store:
-        store.add_run(RUN)
-    before = postgres.dump(url)
-    with open_store(url, writable=False) as reader:
-        assert reader.count_runs() == 1
-        with pytest.raises(HostError, match="it takes no changes"):
-            reader.add_run(RUN)
-    assert re.sub(r"\\(un)?restrict \w+", "", postgres.dump(url)) == re.sub(
-        r"\\(un)?restrict \w+", "", before
-    )
-
-
-def test_a_writer_that_stays_busy_is_named_as_the_reason(url: str) -> None:
-    with open_store(url) as other, open_store(url, wait_s=0.3) as store:
-        with other._file.writing(), pytest.raises(Busy, match="others are at work there"):
-            store.add_run(RUN)
-        assert store.count_runs() == 0
-        assert store.add_run(RUN) > 0
 
 
 @pytest.mark.parametrize(
