@@ -279,36 +279,27 @@ def _boxes(database: Database) -> list[dict[str, Any]]:
         passed = sa.func.clock_timestamp() - known(moment)
         return sa.cast(sa.extract("epoch", passed), sa.Double)
 
-    at_s = sa.cast(sa.extract("epoch", known(box.c.seen_at)), sa.Double).label("seen_s")
-    of_box = sa.select(
-        origin.c.box_id, sa.func.count().label("n_runs"),
-        age_s(sa.func.max(origin.c.handed_in_at)).label("evidence_age_s"),
-    ).group_by(origin.c.box_id)  # fmt: skip
-    of_samples = (
-        sa.select(origin.c.box_id, sa.func.count())
-        .join(entry, entry.c.run_id == origin.c.run_id)
-        .where(entry.c.kind == EntryKind.SAMPLE)
-        .group_by(origin.c.box_id)
-    )
-    columns = (one for one in box.c if one is not box.c.seen_at)
-    seen_age_s = age_s(box.c.seen_at).label("seen_age_s")
-    chosen = sa.select(*columns, at_s, seen_age_s).order_by(box.c.name)
+    at_s = sa.cast(sa.extract("epoch", known(box.c.seen_at)), sa.Double)
+    is_sample = (entry.c.run_id == origin.c.run_id) & (entry.c.kind == EntryKind.SAMPLE)
+    evidence = (
+        sa.select(
+            origin.c.box_id, sa.func.count(origin.c.run_id.distinct()).label("runs"),
+            sa.func.count(entry.c.id).label("samples"),
+            age_s(sa.func.max(origin.c.handed_in_at)).label("evidence_age_s"),
+        ).outerjoin(entry, is_sample).group_by(origin.c.box_id).subquery()
+    )  # fmt: skip
+    told = (box.c.id, box.c.name, box.c.card, box.c.vram_mib, box.c.engine, box.c.engine_sha256,
+            at_s.label("seen_s"), age_s(box.c.seen_at).label("seen_age_s"),
+            sa.func.coalesce(evidence.c.runs, 0).label("runs"),
+            sa.func.coalesce(evidence.c.samples, 0).label("samples"), evidence.c.evidence_age_s)  # fmt: skip
+    chosen = sa.select(*told, box.c.status).outerjoin(evidence, evidence.c.box_id == box.c.id)
     with database.reading() as connection:
-        boxes = connection.execute(chosen).mappings().all()
-        runs = {one.box_id: one for one in connection.execute(of_box)}
-        samples = {one[0]: one[1] for one in connection.execute(of_samples)}
-    found = []
-    for row in boxes:
-        told = read_or_none(BoxStatus, row["status"]) or BoxStatus(problem="damaged")
-        evidence = runs.get(row["id"])
-        found.append({
-            **{name: row[name] for name in ("id", "name", "card", "vram_mib", "engine", "engine_sha256",
-                                            "seen_s", "seen_age_s")},
-            "is_silent": row["seen_age_s"] > _SILENT_S,
-            **plain(told),
-            "serving_since_s": None if told.up_s is None else row["seen_s"] - min(max(0.0, told.up_s), row["seen_s"]),
-            "runs": 0 if evidence is None else evidence.n_runs,
-            "samples": samples.get(row["id"], 0),
-            "evidence_age_s": None if evidence is None else evidence.evidence_age_s,
-        })  # fmt: skip
-    return found
+        rows = connection.execute(chosen.order_by(box.c.name)).mappings().all()
+    return [_row(dict(row)) for row in rows]
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    told = read_or_none(BoxStatus, row.pop("status")) or BoxStatus(problem="damaged")
+    since_s = None if told.up_s is None else row["seen_s"] - min(max(0.0, told.up_s), row["seen_s"])
+    is_silent = row["seen_age_s"] > _SILENT_S
+    return {**row, "is_silent": is_silent, **plain(told), "serving_since_s": since_s}
