@@ -18,7 +18,7 @@ from tests.support.stand_in import install
 from tests.support.supervised import processes_with
 from tests.support.sweep_box import SPEED, for_everybody, until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 CHANGE = ("apply", "night", "--set", "speculation.n_max=2", "--yes")
 UNWATCHED = (*CHANGE, "--no-probation")
