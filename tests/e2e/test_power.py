@@ -8,15 +8,25 @@ import pytest
 
 from tests.e2e.conftest import Machines
 from tests.e2e.test_crash_power import OWN_MW, limit_mw, put_card
-from tests.fault.victim import Victim
-from tests.support.deployment import profile
+from tests.support.deployment import Deployment, profile
 from tests.support.overlay import Root
+from tests.support.sweep_box import SPEED
 
 WORKLOAD = '[[classes]]\nname = "ask"\nkind = "code"\nprompt_tokens = 60\nanswer_tokens = 24\n'
+SETTINGS = """
+[engines.eng]
+path = "/srv/eng/llama-server"
+allow_writable = true
+[sweep]
+patience_s = 1.0
+quiet_s = 1.0
+"""
 RANGES = """
 [sweep]
-"engine.prefer" = ["{engine}"]
+"engine.prefer" = ["eng"]
 "serving.threads" = [1]
+"speculation.n_max" = [2]
+"speculation.p_min" = [0.0]
 "serving.n_ubatch" = [512]
 "serving.n_batch" = [2048]
 "memory.fit_mib" = [1024]
@@ -29,14 +39,11 @@ def test_a_sweep_tells_speed_at_each_limit_and_leaves_the_cards_own(
     machines: Machines, any_root: Root, tmp_path: Path
 ) -> None:
     machine = machines(any_root)
-    victim = Victim(machine)
-    box = victim.tunerd
-    text = profile(victim.engine, serving__ctx_size=1024, serving__metrics=True, workload="small")
-    box.profile("night", text + RANGES.format(engine=victim.engine))
+    box = Deployment(machine, settings=SETTINGS)
+    box.stand_ins(eng=SPEED)
+    served = profile("eng", serving__ctx_size=1024, serving__metrics=True, workload="small")
+    box.profile("night", served + RANGES)
     box.profile("workloads/small", WORKLOAD)
-    box.apply("night")
-    without = box("sweep", "run", "--dry-run", expect=2)
-    assert "it is for machines with one GPU, and 0 can be read" in without.err
     put_card(machine, tmp_path / "nvml")
     box.apply("night")
 

@@ -66,6 +66,8 @@ class LeaseVictim:
     words: tuple[str, ...] = ()
     """More for the measuring command."""
     span_s: tuple[float, float] = _SPAN_S
+    """Within which it is struck, after the command has said `awaits`."""
+    awaits: str = "planned"
 
     def __post_init__(self) -> None:
         if self.victim.live != PRODUCTION:
@@ -87,24 +89,29 @@ class LeaseVictim:
             env={"PYTHONDONTWRITEBYTECODE": "1"},
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == b"planned\n"
+        heard = ""
+        while line := process.stdout.readline().decode():
+            heard += line
+            if line.startswith(self.awaits):
+                break
+        assert heard.startswith("planned\n"), heard
         if fault is not Fault.TIME_OUT:
             time.sleep(after_s)
         if fault is Fault.CUT:
             machine.power_cut()
-            said = _rest(process)
+            said = heard + _rest(process)
             machine.boot()
         elif fault is Fault.TIME_OUT:
-            said = _rest(process)
+            said = heard + _rest(process)
         else:
             machine.sh(_SCRIPTS[fault])
             began_s = time.monotonic()
             if fault in {Fault.COMMAND, Fault.BOTH}:
                 self._wait()
-                return Case(_phase(said := _rest(process)), process.returncode,
+                return Case(_phase(said := heard + _rest(process)), process.returncode,
                             time.monotonic() - began_s, said)  # fmt: skip
             self._end_if_untouched(process)
-            said = _rest(process)
+            said = heard + _rest(process)
         began_s = time.monotonic()
         self._wait()
         return Case(_phase(said), process.returncode, time.monotonic() - began_s, said)

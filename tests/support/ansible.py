@@ -49,13 +49,14 @@ class Played:
     status: int
     text: str
 
-    def count(self, name: str) -> set[int]:
-        """A count of the recap, of all machines."""
-        rows = [
-            dict(word.split("=") for word in row.split()) for _, row in _RECAP.findall(self.text)
-        ]
+    def count(self, name: str) -> dict[str, int]:
+        """A count of the recap, by machine."""
+        rows = {
+            host: dict(word.split("=") for word in row.split())
+            for host, row in _RECAP.findall(self.text)
+        }
         assert rows, self.text
-        return {int(row[name]) for row in rows}
+        return {host: int(row[name]) for host, row in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,10 @@ class Ansible:
     folder: Path
     machines: Mapping[str, Machine]
 
-    def play(self, *words: str, **variables: Any) -> Played:
-        """Run the role with these variables."""
+    def play(
+        self, *words: str, own: Mapping[str, Mapping[str, Any]] | None = None, **variables: Any
+    ) -> Played:
+        """Run the role with these variables, and those that a machine has of its own."""
         enter = self.folder / "enter"
         ways = "".join(
             f'{name}) exec {shlex.join(machine.command("/bin/sh", "-c"))} "$word" ;;\n'
@@ -80,11 +83,18 @@ class Ansible:
                  "ansible_ssh_transfer_method": "piped", **variables}  # fmt: skip
         inventory = self.folder / "inventory.json"
         inventory.write_text(
-            json.dumps({"gpus": {"hosts": {name: {} for name in self.machines}, "vars": hosts}})
+            json.dumps(
+                {
+                    "gpus": {
+                        "hosts": {name: {**(own or {}).get(name, {})} for name in self.machines},
+                        "vars": hosts,
+                    }
+                }
+            )
         )
         book = self.folder / "play.json"
         book.write_text(json.dumps([{"hosts": "gpus", "become": True, "roles": ["tunerd"], "gather_facts": False,
-                                     "environment": OFFLINE_PIP}]))  # fmt: skip
+                                     "environment": OFFLINE_PIP | {"PIP_NO_COMPILE": "0"}}]))  # fmt: skip
         done = subprocess.run(
             [program("ansible-playbook"), "--inventory", str(inventory), str(book), *words],
             capture_output=True, text=True, timeout=_LIMIT_S, check=False,

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,39 @@ class Postgres:
         query = "".join(f"&{key}={quote(str(value))}" for key, value in more.items())
         return f"postgresql+psycopg://tunerd@/{name}?host={quote(str(self.folder))}&port={self.port}{query}"
 
+    @contextlib.contextmanager
+    def speaking_tls(self, folder: Path) -> Iterator[tuple[Path, Path]]:
+        """Until the end of the body it has a certificate for 127.0.0.1 alone: that of its maker, and of another."""
+        makers = []
+        for name in ("maker", "other"):
+            _openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
+                     "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt")  # fmt: skip
+            makers.append(folder / f"{name}.crt")
+        key, request, signed = (
+            self.folder / "data" / f"server.{end}" for end in ("key", "csr", "crt")
+        )
+        (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+        _openssl("req", "-new", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=tunerd",
+                 "-keyout", key, "-out", request)  # fmt: skip
+        _openssl("x509", "-req", "-days", "2", "-CAcreateserial", "-in", request, "-out", signed,
+                 "-CA", makers[0], "-CAkey", folder / "maker.key", "-extfile", folder / "names")  # fmt: skip
+        for one in (key, signed):
+            one.chmod(0o600)
+            if os.geteuid() == 0:
+                shutil.chown(one, _ACCOUNT, _ACCOUNT)
+        self._set("ssl", "on")
+        try:
+            yield makers[0], makers[1]
+        finally:
+            self._set("ssl", "off")
+
+    def _set(self, name: str, value: str) -> None:
+        """Change a setting while it runs, and wait until it is in force."""
+        self.query(f"alter system set {name} = {value}")
+        self.query("select pg_reload_conf()")
+        while self.query(f"show {name}") != [value]:
+            time.sleep(0.05)
+
     def tcp_url(
         self, name: str, *, user: str = "tunerd", port: int | None = None, more: str = ""
     ) -> str:
@@ -116,6 +150,11 @@ class Postgres:
             text = said.read().decode()
         assert done.returncode == 0, f"{name}: {text}"
         return text
+
+
+def _openssl(*words: object) -> None:
+    argv = ["/usr/bin/openssl", *map(str, words)]  # which PostgreSQL's package brings
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
 
 @contextlib.contextmanager

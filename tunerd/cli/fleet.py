@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def _boxes(command: Any) -> Any:
+    """Which boxes, whether each is watched, and whether to ask."""
     inventory = click.option(
         "--inventory",
         type=click.Path(exists=True, path_type=Path),
@@ -29,7 +30,7 @@ def _boxes(command: Any) -> Any:
         "--box", "boxes", multiple=True, metavar="NAME",
         help="A box as ssh knows it, in this order; else those of fleet.boxes, or of the shared store.",
     )  # fmt: skip
-    return box(inventory(command))
+    return box(inventory(probation_option(yes_option(command))))
 
 
 @click.group(
@@ -47,17 +48,9 @@ def fleet_command() -> None:
 @set_option
 @untuned_option
 @_boxes
-@probation_option
-@yes_option
 @operation("render_rollout", preview="render_rollout")
 def apply_(
-    call: Call,
-    profile: str,
-    options: tuple[str, ...],
-    untuned: bool,
-    boxes: tuple[str, ...],
-    inventory: Path | None,
-    probation: bool,
+    call: Call, profile: str, options: tuple[str, ...], untuned: bool, **where: Any
 ) -> ActionResult:
     """Deploy a profile on one box after the other, and stop at the first that goes back.
 
@@ -70,22 +63,14 @@ def apply_(
       tunerd fleet apply rtx-3090-ti-24gb --inventory hosts.ini --yes
     """  # noqa: D301
     words = (*(f"--set={one}" for one in options), *("--untuned",) * untuned, "--", profile)
-    return _roll_out(call, "apply", words, boxes, inventory, probation=probation)
+    return _roll_out(call, "apply", words, **where)
 
 
 @fleet_command.command(name="promote", short_help="Deploy on each box what its sweep proved.")
 @click.argument("sweep", metavar="[SWEEP]", type=NUMBER, required=False)
 @_boxes
-@probation_option
-@yes_option
 @operation("render_rollout", preview="render_rollout")
-def promote(
-    call: Call,
-    sweep: int | None,
-    boxes: tuple[str, ...],
-    inventory: Path | None,
-    probation: bool,
-) -> ActionResult:
+def promote(call: Call, sweep: int | None, **where: Any) -> ActionResult:
     """Deploy what each box's own newest sweep (or SWEEP) proved there, one box after the other.
 
     A box whose sweep proved nothing, or nothing new, is passed over.
@@ -95,27 +80,19 @@ def promote(
       tunerd fleet promote
     """  # noqa: D301
     words = () if sweep is None else ("--", str(sweep))
-    return _roll_out(call, "promote", words, boxes, inventory, probation=probation)
+    return _roll_out(call, "promote", words, **where)
 
 
 def _roll_out(
-    call: Call,
-    what: str,
-    words: tuple[str, ...],
-    boxes: tuple[str, ...],
-    inventory: Path | None,
-    *,
-    probation: bool,
-) -> ActionResult:
+    call: Call, what: str, words: tuple[str, ...], *, boxes: tuple[str, ...],
+    inventory: Path | None, probation: bool,
+) -> ActionResult:  # fmt: skip
     from tunerd.fleet.boxes import boxes_of
     from tunerd.fleet.rollout import roll_out
 
-    ctx = call.context(tells=True)
+    ctx, agree = call.context(tells=True), _asks(call, "Deploy on {n}, {first} first?")
     names = boxes_of(ctx, boxes, inventory)
-    return roll_out(
-        ctx, what, words, names, agree=_asks(call, "Deploy on {n}, {first} first?"),
-        probation=probation,
-    )  # fmt: skip
+    return roll_out(ctx, what, words, names, agree=agree, probation=probation)
 
 
 def _asks(call: Call, question: str) -> Callable[[Rollout], None]:

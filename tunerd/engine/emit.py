@@ -13,10 +13,14 @@ import posixpath
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tunerd.engine.flags import SECRET_FLAGS, is_secret_variable, normal_spelling
 from tunerd.errors import UsageError
@@ -162,18 +166,84 @@ def emit(
     named = [replace(one, names=_own_names(one, servers)) for one in servers]
     carried, lost = zip(*(_carried(target, one) for one in named), strict=True)
     told = tuple(dict.fromkeys(line for lines in lost for line in lines))
-    if target is Target.LLAMA_SWAP:
-        lines = _llama_swap(carried, together=together)
-    elif target is Target.MODELS_INI:
-        lines = _models_ini(carried, together=together)
+    head = [*(one.title for one in named), *(f"not carried over: {line}" for line in told)]
+    values = {"head": list(map(_remark, head)), "servers": carried, "together": together}
+    if target in MANY:
+        values |= _for_many(target, carried, together=together)
     else:
-        (server,) = carried
-        chosen = image or IMAGES[server.has_gpu]
-        makers = {Target.COMPOSE: _compose, Target.QUADLET: _quadlet}
-        lines = makers[target](server, chosen) if target in makers else _shell(server)
-    first, *others = lines if target is Target.SHELL else ("", *lines)
-    head = [*(f"# {_remark(one.title)}" for one in named), *(f"# not carried over: {_remark(line)}" for line in told)]  # fmt: skip
-    return Emitted("\n".join([*([first] if first else []), *head, *others, ""]), told)
+        values |= _for_one(target, carried[0], image or IMAGES[carried[0].has_gpu])
+    return Emitted(_templates().get_template(f"{target}.j2").render(values), told)
+
+
+def _templates() -> Environment:
+    """What each target looks like, in the folder `emitted`."""
+    filters: dict[str, Callable[[Any], str]] = {
+        "compose": lambda word: _yaml(word.replace("$", "$$")),
+        "ini": _ini_value,
+        "origin": lambda flag: _remark(flag.origin or "as it stands in the unit"),
+        "remark": _remark,
+        "shell": shlex.quote,
+        "swap": _swap_word,
+        "unit": quote_argument,
+        "yaml": _yaml,
+    }
+    made = Environment(  # noqa: S701 -- none of these is HTML
+        loader=FileSystemLoader(Path(__file__).with_name("emitted")), undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    made.filters |= filters
+    return made
+
+
+def _for_many(
+    target: Target, servers: Sequence[Server], *, together: bool | None
+) -> dict[str, Any]:
+    """What the templates of these need beside the servers.
+
+    Raises:
+        UsageError: the target cannot hold a word, or a name.
+    """
+    for server in servers:
+        if target is Target.LLAMA_SWAP:
+            for flag in (Flag(server.program), *server.flags):
+                _demand_printable(target, flag)
+            continue
+        name, counts = server.names[0], Counter(flag.name for flag in server.flags)
+        if "]" in name or _UNPRINTABLE.search(name) or name != name.strip():
+            raise _refuse(target, Flag((name,)), "a section cannot be called so")
+        for flag in server.flags:
+            if counts[flag.name] > 1 and flag.name not in _OF_ROUTERS:
+                raise _refuse(target, flag, "the flag is given twice, and a key once")
+    first = servers[0]
+    router = [*first.program, "--host", first.host or "127.0.0.1", "--port", str(first.port)]
+    if first.api_key_file is not None:
+        router += ["--api-key-file", first.api_key_file]
+    most = len(servers) if together or len(servers) == 1 else 1
+    router += ["--models-preset", "THIS-FILE", "--models-max", str(most)]
+    aliases = [Flag(("alias", ",".join(one.names[1:]))) for one in servers]
+    return {"router": shlex.join(router), "of_routers": _OF_ROUTERS, "aliases": aliases,
+            "why_together": _WHY_TOGETHER[together]}  # fmt: skip
+
+
+def _for_one(target: Target, server: Server, image: str) -> dict[str, Any]:
+    """What the templates of containers and scripts need beside the server.
+
+    Raises:
+        UsageError: the target cannot hold a word, or a folder.
+    """
+    if target is Target.SHELL:
+        return {"server": server}
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", server.names[0]).strip("-._") or "llama-server"
+    flags, mounts = _with_address(server), _bound(server)
+    if target is Target.QUADLET:
+        for flag in flags:
+            if "" in flag.words:  # seen with podman 5.8: what follows is left out without a word
+                raise _refuse(target, flag, "podman's generator ends the line at an empty word")
+        for source, _, _ in mounts:
+            if ":" in source or source != source.strip() or _UNPRINTABLE.search(source):
+                raise _refuse(target, Flag((source,)), "Volume= cannot name such a folder")
+    return {"server": server, "name": name, "flags": flags, "mounts": mounts, "image": image,
+            "published": _published(server)}  # fmt: skip
 
 
 def _own_names(server: Server, servers: Sequence[Server]) -> tuple[str, ...]:
@@ -269,10 +339,6 @@ def _remark(text: str) -> str:
     return _UNPRINTABLE.sub("?", text).replace("${", "$ {")
 
 
-def _origin(flag: Flag) -> str:
-    return _remark(flag.origin or "as it stands in the unit")
-
-
 def _refuse(target: Target, flag: Flag, why: str) -> UsageError:
     return UsageError(
         f"{target} cannot hold {' '.join(flag.words)[:200]!a}",
@@ -294,88 +360,16 @@ def _yaml(text: str) -> str:
     return f'"{codes}"'
 
 
-# llama-swap
-
-
 def _swap_word(word: str) -> str:
     """A word as its splitter reads it; a macro's mark is taken apart, before it is looked for."""
     return shlex.quote(word).replace("${", "$''{")
 
 
-def _llama_swap(servers: Sequence[Server], *, together: bool | None) -> Iterator[str]:
-    yield f"healthCheckTimeout: {max(one.load_limit_s for one in servers)}"
-    yield "models:"
-    for server in servers:
-        yield f"  {_yaml(server.names[0])}:"
-        yield "    cmd: |"
-        program = Flag(server.program)
-        for flag in (program, *server.flags):
-            _demand_printable(Target.LLAMA_SWAP, flag)
-        yield f"      {' '.join(map(_swap_word, server.program))}"
-        for flag in server.flags:
-            if flag.name not in {"--host", "--port"}:
-                yield f"      # {_origin(flag)}"
-                yield f"      {' '.join(map(_swap_word, flag.words))}"
-        yield "      # llama-swap gives each server a port of its own"
-        yield "      --host 127.0.0.1"
-        yield "      --port ${PORT}"
-        yield '    proxy: "http://127.0.0.1:${PORT}"'
-        if server.names[1:]:
-            yield f"    aliases: [{', '.join(map(_yaml, server.names[1:]))}]"
-        if server.environment:
-            yield "    env:"
-            yield from (f"      - {_yaml(f'{n}={v}')}" for n, v in server.environment.items())
-        yield "    # after so many seconds without a request it is unloaded; 0 is never"
-        yield "    ttl: 0"
-    if len(servers) > 1:
-        yield "groups:"
-        yield '  "tunerd":'
-        yield f"    # {_why_together(together)}"
-        yield f"    swap: {'false' if together else 'true'}"
-        yield f"    members: [{', '.join(_yaml(one.names[0]) for one in servers)}]"
-
-
-def _why_together(together: bool | None) -> str:
-    if together is None:
-        return "whether all of them fit at once is not known: one at a time"
-    return "`tunerd fits` says that all of them fit" if together else "they do not fit together: one at a time"  # fmt: skip
-
-
-# llama-server's router
-
-
-def _models_ini(servers: Sequence[Server], *, together: bool | None) -> Iterator[str]:
-    first = servers[0]
-    words = [*first.program, "--host", first.host or "127.0.0.1", "--port", str(first.port)]
-    if first.api_key_file is not None:
-        words += ["--api-key-file", first.api_key_file]
-    most = len(servers) if together or len(servers) == 1 else 1
-    words += ["--models-preset", "THIS-FILE", "--models-max", str(most)]
-    yield f"# start the router: {_remark(shlex.join(words))}"
-    if len(servers) > 1:
-        yield f"# {_why_together(together)}"
-    yield "version = 1"
-    for server in servers:
-        name = server.names[0]
-        _demand_section(name)
-        yield ""
-        yield f"[{name}]"
-        repeated = Counter(flag.name for flag in server.flags)
-        for flag in server.flags:
-            if flag.name in _OF_ROUTERS:
-                continue
-            if repeated[flag.name] > 1:
-                raise _refuse(Target.MODELS_INI, flag, "the flag is given twice, and a key once")
-            yield f"# {_origin(flag)}"
-            yield f"{flag.words[0].lstrip('-').replace('_', '-')} = {_ini_value(flag)}"
-        if server.names[1:]:
-            yield "# what clients may call it as well"
-            yield f"alias = {_ini_value(Flag(('alias', ','.join(server.names[1:]))))}"
-
-
-def _demand_section(name: str) -> None:
-    if "]" in name or _UNPRINTABLE.search(name) or name != name.strip():
-        raise _refuse(Target.MODELS_INI, Flag((name,)), "a section cannot be called so")
+_WHY_TOGETHER = {
+    None: "whether all of them fit at once is not known: one at a time",
+    True: "`tunerd fits` says that all of them fit",
+    False: "they do not fit together: one at a time",
+}
 
 
 def _ini_value(flag: Flag) -> str:
@@ -389,9 +383,6 @@ def _ini_value(flag: Flag) -> str:
     if re.search("[;#]", value) or value != value.strip():
         raise _refuse(Target.MODELS_INI, flag, "`;` and `#` begin a comment there, and blanks at the ends are lost")  # fmt: skip
     return value
-
-
-# Containers
 
 
 def _published(server: Server) -> str:
@@ -416,101 +407,3 @@ def _with_address(server: Server) -> tuple[Flag, ...]:
     if not any(one.name == "--host" for one in flags):
         flags.append(Flag(("--host", "0.0.0.0"), "the container"))  # noqa: S104
     return (*flags, Flag(("--port", str(server.port)), "what is published below"))
-
-
-def _service_name(server: Server) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", server.names[0]).strip("-._") or "llama-server"
-
-
-def _compose(server: Server, image: str) -> Iterator[str]:
-    def text(word: str) -> str:
-        return _yaml(word.replace("$", "$$"))
-
-    yield "services:"
-    yield f"  {_yaml(_service_name(server))}:"
-    yield f"    image: {text(image)}"
-    yield "    command:"
-    for flag in _with_address(server):
-        yield f"      # {_origin(flag)}"
-        yield from (f"      - {text(word)}" for word in flag.words)
-    yield "    ports:"
-    yield f"      - {text(_published(server))}"
-    if server.environment:
-        yield "    environment:"
-        yield from (f"      {_yaml(n)}: {text(v)}" for n, v in server.environment.items())
-    mounts = _bound(server)
-    if mounts:
-        yield "    volumes:"
-    for source, inside, is_written in mounts:
-        yield "      - type: bind"
-        yield f"        source: {text(source)}"
-        yield f"        target: {text(inside)}"
-        yield f"        read_only: {'false' if is_written else 'true'}"
-    if server.locks_memory:
-        yield "    ulimits:"
-        yield "      memlock: -1"
-    yield "    restart: on-failure"
-    yield f"    stop_grace_period: {server.stop_timeout_s}s"
-    if server.has_gpu:
-        yield "    deploy:"
-        yield "      resources:"
-        yield "        reservations:"
-        yield "          devices:"
-        yield "            - driver: nvidia"
-        yield "              count: all"
-        yield "              capabilities: [gpu]"
-
-
-def _quadlet(server: Server, image: str) -> Iterator[str]:
-    name = _service_name(server)
-    flags = _with_address(server)
-    for flag in flags:
-        if "" in flag.words:  # seen with podman 5.8: what follows is left out without a word
-            raise _refuse(Target.QUADLET, flag, "podman's generator ends the line at an empty word")
-    yield "[Unit]"
-    yield f"Description=llama-server, {name}"
-    yield "After=network-online.target"
-    yield "Wants=network-online.target"
-    yield ""
-    yield "[Container]"
-    yield f"Image={image}"
-    yield f"ContainerName={name}"
-    yield from (f"# {_remark(' '.join(flag.words))}: {_origin(flag)}" for flag in flags)
-    yield f"Exec={' '.join(quote_argument(word) for flag in flags for word in flag.words)}"
-    yield f"PublishPort={_published(server)}"
-    for source, inside, is_written in _bound(server):
-        if ":" in source or source != source.strip() or _UNPRINTABLE.search(source):
-            raise _refuse(Target.QUADLET, Flag((source,)), "Volume= cannot name such a folder")
-        there = source.replace("%", "%%").replace("$", "$$")
-        yield f"Volume={there}:{inside}:{'rw' if is_written else 'ro'}"
-    for variable, value in server.environment.items():
-        yield f"Environment={quote_argument(f'{variable}={value}')}"
-    if server.has_gpu:
-        yield "# as `nvidia-ctk cdi generate` names the cards"
-        yield "AddDevice=nvidia.com/gpu=all"
-    if server.locks_memory:
-        yield "PodmanArgs=--ulimit=memlock=-1"
-    yield ""
-    yield "[Service]"
-    yield "Restart=on-failure"
-    yield "# the image may have to be fetched"
-    yield f"TimeoutStartSec={server.load_limit_s}"
-    yield f"TimeoutStopSec={server.stop_timeout_s + 10}"
-    yield ""
-    yield "[Install]"
-    yield "WantedBy=multi-user.target default.target"
-
-
-# A script
-
-
-def _shell(server: Server) -> Iterator[str]:
-    yield "#!/bin/sh"
-    yield "set -eu"
-    for name, value in server.environment.items():
-        yield f"export {name}={shlex.quote(value)}"
-    yield "set --"
-    for flag in server.flags:
-        yield f"# {_origin(flag)}"
-        yield f'set -- "$@" {" ".join(map(shlex.quote, flag.words))}'
-    yield f'exec {" ".join(map(shlex.quote, server.program))} "$@"'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from tunerd.fleet.database import Database, Refused, box, origin
 from tunerd.machine.files import lock
 from tunerd.measure.store import (
     EntryKind,
-    StoreFile,
+    EvidenceStore,
     StoreIsEmpty,
     StoreIsOld,
     entry,
@@ -101,15 +101,15 @@ def _keep(ctx: Context, how: HandedIn) -> None:
 
 
 def _hand_in(ctx: Context) -> ActionResult:
+    counts, messages = {"runs": 0, "entries": 0, "left_out": 0}, list[Message]()
     with contextlib.closing(opened(ctx, writable=True)) as database:
         own_id = box_id(ctx)
-        counts = {"runs": 0, "entries": 0, "left_out": 0}
-        messages: list[Message] = []
         _tell_of_box(ctx, database, own_id)
-        with _local(ctx) as local:
-            if local is not None:
+        local = open_to_read(ctx.paths.evidence, check=False, wait_s=_LOCAL_WAIT_S)
+        if local is not None:
+            with local:
                 _hand_in_runs(ctx, database, local, own_id, counts, messages)
-        payload = {"box": own_id, "name": _name(ctx), **counts}
+    payload = {"box": own_id, "name": _name(ctx), **counts}
     return ActionResult("fleet hand-in", payload, tuple(messages), has_acted=True)
 
 
@@ -158,33 +158,12 @@ def _tell_of_box(ctx: Context, database: Database, box_id: str) -> None:
         connection.execute(put.on_conflict_do_update(index_elements=[box.c.id], set_=row))
 
 
-@contextlib.contextmanager
-def _local(ctx: Context) -> Iterator[StoreFile | None]:
-    """This box's own store; None where nothing was measured yet."""
-    path = ctx.paths.evidence
-    local = None
-    if path.exists():
-        with contextlib.suppress(StoreIsEmpty):
-            try:
-                local = StoreFile(path, writable=False, check=False, wait_s=_LOCAL_WAIT_S)
-            except StoreIsOld:
-                store = open_to_read(path)  # which brings it up to date
-                if store is not None:
-                    store.close()
-                local = StoreFile(path, writable=False, check=False, wait_s=_LOCAL_WAIT_S)
-    try:
-        yield local
-    finally:
-        if local is not None:
-            local.close()
-
-
 def _local_id(row: Mapping[Any, Any]) -> str:
     """What tells a run of this box from every other: a file that is begun anew numbers from 1 again."""
     return f"{row['id']}-{row['started_s']}"
 
 
-def _lacking(database: Database, local: StoreFile, box_id: str) -> list[Mapping[Any, Any]]:
+def _lacking(database: Database, local: EvidenceStore, box_id: str) -> list[Mapping[Any, Any]]:
     """This box's runs, oldest first, of which something is not in the shared store."""
     last = sa.select(sa.func.max(entry.c.id)).where(entry.c.run_id == run.c.id).scalar_subquery()
     with local.reading() as connection:
@@ -202,7 +181,7 @@ def _lacking(database: Database, local: StoreFile, box_id: str) -> list[Mapping[
 
 
 def _hand_in_runs(
-    ctx: Context, database: Database, local: StoreFile, box_id: str, counts: dict[str, int],
+    ctx: Context, database: Database, local: EvidenceStore, box_id: str, counts: dict[str, int],
     messages: list[Message],
 ) -> None:  # fmt: skip
     for row in _lacking(database, local, box_id):
@@ -215,7 +194,7 @@ def _hand_in_runs(
 
 
 def _hand_in_run(
-    ctx: Context, database: Database, local: StoreFile, box_id: str, row: Mapping[Any, Any]
+    ctx: Context, database: Database, local: EvidenceStore, box_id: str, row: Mapping[Any, Any]
 ) -> int:
     """Hand in what is lacking of a run, some hundred entries at a time; how many there were."""
     ctx.say(f"handing in run {row['id']}")
@@ -228,7 +207,7 @@ def _hand_in_run(
 
 
 def _hand_in_some(
-    connection: sa.Connection, local: StoreFile, box_id: str, row: Mapping[Any, Any]
+    connection: sa.Connection, local: EvidenceStore, box_id: str, row: Mapping[Any, Any]
 ) -> int:
     """Entries, and how far this box is now, in one transaction: after it both are there, or neither."""
     mine = (origin.c.box_id == box_id) & (origin.c.local_id == _local_id(row))
@@ -300,36 +279,27 @@ def _boxes(database: Database) -> list[dict[str, Any]]:
         passed = sa.func.clock_timestamp() - known(moment)
         return sa.cast(sa.extract("epoch", passed), sa.Double)
 
-    at_s = sa.cast(sa.extract("epoch", known(box.c.seen_at)), sa.Double).label("seen_s")
-    of_box = sa.select(
-        origin.c.box_id, sa.func.count().label("n_runs"),
-        age_s(sa.func.max(origin.c.handed_in_at)).label("evidence_age_s"),
-    ).group_by(origin.c.box_id)  # fmt: skip
-    of_samples = (
-        sa.select(origin.c.box_id, sa.func.count())
-        .join(entry, entry.c.run_id == origin.c.run_id)
-        .where(entry.c.kind == EntryKind.SAMPLE)
-        .group_by(origin.c.box_id)
-    )
-    columns = (one for one in box.c if one is not box.c.seen_at)
-    seen_age_s = age_s(box.c.seen_at).label("seen_age_s")
-    chosen = sa.select(*columns, at_s, seen_age_s).order_by(box.c.name)
+    at_s = sa.cast(sa.extract("epoch", known(box.c.seen_at)), sa.Double)
+    is_sample = (entry.c.run_id == origin.c.run_id) & (entry.c.kind == EntryKind.SAMPLE)
+    evidence = (
+        sa.select(
+            origin.c.box_id, sa.func.count(origin.c.run_id.distinct()).label("runs"),
+            sa.func.count(entry.c.id).label("samples"),
+            age_s(sa.func.max(origin.c.handed_in_at)).label("evidence_age_s"),
+        ).outerjoin(entry, is_sample).group_by(origin.c.box_id).subquery()
+    )  # fmt: skip
+    told = (box.c.id, box.c.name, box.c.card, box.c.vram_mib, box.c.engine, box.c.engine_sha256,
+            at_s.label("seen_s"), age_s(box.c.seen_at).label("seen_age_s"),
+            sa.func.coalesce(evidence.c.runs, 0).label("runs"),
+            sa.func.coalesce(evidence.c.samples, 0).label("samples"), evidence.c.evidence_age_s)  # fmt: skip
+    chosen = sa.select(*told, box.c.status).outerjoin(evidence, evidence.c.box_id == box.c.id)
     with database.reading() as connection:
-        boxes = connection.execute(chosen).mappings().all()
-        runs = {one.box_id: one for one in connection.execute(of_box)}
-        samples = {one[0]: one[1] for one in connection.execute(of_samples)}
-    found = []
-    for row in boxes:
-        told = read_or_none(BoxStatus, row["status"]) or BoxStatus(problem="damaged")
-        evidence = runs.get(row["id"])
-        found.append({
-            **{name: row[name] for name in ("id", "name", "card", "vram_mib", "engine", "engine_sha256",
-                                            "seen_s", "seen_age_s")},
-            "is_silent": row["seen_age_s"] > _SILENT_S,
-            **plain(told),
-            "serving_since_s": None if told.up_s is None else row["seen_s"] - min(max(0.0, told.up_s), row["seen_s"]),
-            "runs": 0 if evidence is None else evidence.n_runs,
-            "samples": samples.get(row["id"], 0),
-            "evidence_age_s": None if evidence is None else evidence.evidence_age_s,
-        })  # fmt: skip
-    return found
+        rows = connection.execute(chosen.order_by(box.c.name)).mappings().all()
+    return [_row(dict(row)) for row in rows]
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    told = read_or_none(BoxStatus, row.pop("status")) or BoxStatus(problem="damaged")
+    since_s = None if told.up_s is None else row["seen_s"] - min(max(0.0, told.up_s), row["seen_s"])
+    is_silent = row["seen_age_s"] > _SILENT_S
+    return {**row, "is_silent": is_silent, **plain(told), "serving_since_s": since_s}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +15,16 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from tunerd.app import Context
+from tunerd.engine.builds import locate
 from tunerd.errors import TunerdError
 from tunerd.fleet.database import Database, claim, told
 from tunerd.fleet.shared import box_id, opened
+from tunerd.model.files import ModelFiles
 from tunerd.profile.arm import DRAFT_MODEL, Arm, arm_from_json
 from tunerd.profile.arm import plain as arm_plain
 from tunerd.records import plain, read_or_none
 from tunerd.sweep.plan import PreparedSweep
-from tunerd.sweep.study import Alone, Known, Law, Study, Told, known_of
+from tunerd.sweep.study import Alone, Law, Study, Told, known_of
 from tunerd.words import digest
 
 # A claim is renewed so often while its arm is measured, and returns so long after its box was heard of last [s].
@@ -47,7 +49,7 @@ def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
         ctx.say("this box sweeps alone: what card it has cannot be told")
         yield Alone()
         return
-    ours, engines = class_of(prepared), _identities(prepared)
+    drafts, engines = drafts_of(ctx, prepared), _identities(prepared)
     try:
         database = opened(ctx, writable=True)
     except TunerdError as problem:
@@ -55,7 +57,8 @@ def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
         yield Alone()
         return
     with contextlib.closing(database):
-        study = SharedStudy(ctx, database, ours, engines, len(prepared.workload.classes))
+        ours, n_texts = class_of(prepared, drafts.values()), len(prepared.workload.classes)
+        study = SharedStudy(ctx, database, ours, engines, n_texts, drafts=drafts)
         study.begin()
         try:
             yield study
@@ -63,20 +66,19 @@ def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
             study.close()
 
 
-def class_of(prepared: PreparedSweep) -> str:
-    """One hash over what boxes must have in common to learn from each other; builds are told apart by arm."""
+def class_of(prepared: PreparedSweep, drafts: Iterable[str] = ()) -> str:
+    """One hash over what boxes must have in common to learn from each other; builds are told apart by arm.
+
+    How often drafts are right is told by kind of speculation: another draft model would be taken for this one.
+    """
     plan, gpus = prepared.base_plan, prepared.base_plan.host.gpus or ()
-    # How often drafts are right is told by kind of speculation: another draft model would be taken for this one.
-    extras = (extra for one in prepared.space.space.families.values() for extra in one.extra)
-    named = {value for extra in extras for key, value in extra if key == DRAFT_MODEL}
-    named.add(plan.resolved.profile.speculation.draft_model)
     return digest(
         {
             "gpus": [[gpu.name, gpu.total_mib] for gpu in gpus],
             "model": plan.facts.identity.same_sha256,
             "workload": prepared.shape.sha256,
             "context": prepared.context_tokens,
-            "drafts": sorted(Path(str(one)).name for one in named if one is not None),
+            "drafts": sorted(drafts),
             "slots": prepared.policy.n_slots,
             # Its arms differ in context, of which the laws of a search for speed know nothing.
             "goal": "speed" if prepared.policy.at_least_tok_s is None else "context",
@@ -84,12 +86,28 @@ def class_of(prepared: PreparedSweep) -> str:
     )
 
 
+def drafts_of(ctx: Context, prepared: PreparedSweep) -> dict[str, str]:
+    """What is in each draft model, by its name here; the file's name where it cannot be read."""
+    plan = prepared.base_plan
+    extras = (extra for one in prepared.space.space.families.values() for extra in one.extra)
+    named = {value for extra in extras for key, value in extra if key == DRAFT_MODEL}
+    named.add(plan.resolved.profile.speculation.draft_model)
+    models, found = ModelFiles(ctx.paths.cache_dir, ctx.files), {}
+    for name in (str(one) for one in named if one is not None):
+        try:
+            facts = models.read_facts(locate(ctx, name, plan.resolved))
+            found[name] = facts.identity.same_sha256
+        except TunerdError:
+            found[name] = Path(name).name
+    return found
+
+
 def _identities(prepared: PreparedSweep) -> dict[str, str]:
     """The build behind each name of an engine here, where it is known."""
     return {name: sha for name, sha in prepared.seen.identities.items() if sha is not None}
 
 
-class SharedStudy:
+class SharedStudy(Study):
     """A `Study` on PostgreSQL. What fails is said once, and the night goes on with what it has.
 
     Args:
@@ -98,21 +116,22 @@ class SharedStudy:
         ours: The class, as `class_of`.
         engines: Builds by their names here.
         n_texts: Classes of the workload.
+        drafts: What is in draft models, by their names here.
         beat_s: How often a claim is renewed [s].
     """
 
     def __init__(
         self, ctx: Context, database: Database, ours: str, engines: Mapping[str, str], n_texts: int,
-        *, beat_s: float = _BEAT_S,
+        *, drafts: Mapping[str, str] | None = None, beat_s: float = _BEAT_S,
     ) -> None:  # fmt: skip
-        self.known: Mapping[tuple[str, str], Known] = {}
-        self.seeds: Sequence[Arm] = ()
         self._ctx = ctx
         self._database = database
         self._class = ours
         self._box = box_id(ctx)
         self._builds = dict(engines)
         self._names = {sha: name for name, sha in engines.items()}
+        self._drafts = dict(drafts or {})
+        self._draft_names = {told: name for name, told in self._drafts.items()}
         self._n_texts = n_texts
         self._beat_s = beat_s
         self._seen = 0
@@ -221,9 +240,12 @@ class SharedStudy:
         self._put(rows)
 
     def _there(self, arm: Arm) -> dict[str, Any] | None:
-        """An arm as all boxes understand it: with its build instead of the name that it has here."""
-        build = self._builds.get(arm.engine)
-        return None if build is None else {**arm_plain(arm.canonical()), "engine": build}
+        """An arm as all boxes understand it: build and draft model by what they are; None where that is not known."""
+        try:
+            data = arm_plain(_drafting(arm.canonical(), self._drafts))
+            return {**data, "engine": self._builds[arm.engine]}
+        except KeyError:
+            return None
 
     def _here(self, data: Any) -> Arm | None:
         """An arm that was told, where this box has the build; None where not, or it is none."""
@@ -239,7 +261,7 @@ class SharedStudy:
             name = self._names.get(arm.engine)
             if name is None or not is_sound or not all(0 <= one <= _LARGEST for one in sizes):
                 return None
-            return replace(arm, engine=name).canonical()
+            return _drafting(replace(arm, engine=name), self._draft_names).canonical()
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
 
@@ -316,3 +338,9 @@ class SharedStudy:
             if self._claimed.is_set():
                 with contextlib.suppress(TunerdError), self._database.writing() as connection:
                     connection.execute(claim.update().where(self._mine()).values(until=until))
+
+
+def _drafting(arm: Arm, names: Mapping[str, str]) -> Arm:
+    """The arm with another name of its draft model; KeyError where there is none."""
+    pairs = ((key, names[value] if key == DRAFT_MODEL else value) for key, value in arm.extra)
+    return replace(arm, extra=frozenset(pairs))

@@ -601,6 +601,10 @@ class EvidenceStore:
 
     # Reading
 
+    def reading(self) -> contextlib.AbstractContextManager[sa.Connection]:
+        """A connection that sees the store as it was when the body began."""
+        return self._file.reading()
+
     def runs(
         self, *, limit: int | None = None, kind: str | None = None, with_arms: bool = True
     ) -> tuple[StoredRun, ...]:
@@ -641,19 +645,21 @@ class EvidenceStore:
 
     def joules_per_token(self, number: int) -> dict[str, float | None]:
         """Energy a generated token of each arm of a run, over its usable requests [J]."""
-        by_arm: dict[str, list[Sample]] = {}
-        for arm, sample in self.arm_samples(number):
-            by_arm.setdefault(arm, []).append(sample)
+        by_arm = self._by_arm(number)
         return {arm: summarise(found).joules_per_token for arm, found in by_arm.items()}
+
+    def _by_arm(self, number: int) -> dict[str, list[Sample]]:
+        found: dict[str, list[Sample]] = {}
+        for arm, sample in self.arm_samples(number):
+            found.setdefault(arm, []).append(sample)
+        return found
 
     def evidence(self, run: StoredRun) -> RunEvidence:
         """A run with all that was stored of it."""
-        by_arm: dict[str, list[Sample]] = {arm.name: [] for arm in run.record.arms}
-        for arm, sample in self.arm_samples(run.number):
-            by_arm[arm].append(sample)
+        found = self._by_arm(run.number)
         return RunEvidence(
             run=run,
-            samples={arm: tuple(samples) for arm, samples in by_arm.items()},
+            samples={arm.name: tuple(found.get(arm.name, ())) for arm in run.record.arms},
             summaries=self.summaries(run.number),
             verdicts=self.verdicts(run.number),
         )
@@ -736,7 +742,9 @@ class EvidenceStore:
             return None
 
 
-def open_to_read(path: Path) -> EvidenceStore | None:
+def open_to_read(
+    path: Path, *, check: bool = True, wait_s: float = BUSY_TIMEOUT_S
+) -> EvidenceStore | None:
     """The store for reading; None where nothing was ever stored, or somebody is just making it.
 
     A store of an older tunerd is brought up to date first, by whoever may write it.
@@ -747,15 +755,15 @@ def open_to_read(path: Path) -> EvidenceStore | None:
     if not path.exists():
         return None
     try:
-        return EvidenceStore(path, writable=False)
+        return EvidenceStore(path, writable=False, check=check, wait_s=wait_s)
     except StoreIsEmpty:
         return None
     except StoreIsOld:
         if not all(os.access(place, os.W_OK) for place in (path, path.parent)):
             raise
-    with EvidenceStore(path):
+    with EvidenceStore(path, wait_s=wait_s):
         pass
-    return EvidenceStore(path, writable=False, check=False)
+    return EvidenceStore(path, writable=False, check=False, wait_s=wait_s)
 
 
 @contextlib.contextmanager

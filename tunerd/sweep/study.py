@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -102,54 +102,31 @@ class Told:
     box: str = ""
 
 
-class Study(Protocol):
-    """Where boxes of a class meet. Whatever fails there is no reason to end a night: it says nothing then."""
+class Study:
+    """Where boxes of a class meet; as it is, a box that has nobody to ask.
 
-    @property
-    def known(self) -> Mapping[tuple[str, str], Known]:
-        """Laws by family, from nights before."""
-        ...
+    Whatever fails there is no reason to end a night: it says nothing then.
+    """
 
-    @property
-    def seeds(self) -> Sequence[Arm]:
-        """What won on other boxes."""
-        ...
+    known: Mapping[tuple[str, str], Known] = MappingProxyType({})
+    """Laws by family, from nights before."""
+    seeds: Sequence[Arm] = ()
+    """What won on other boxes."""
 
     def news(self) -> Sequence[Told]:
         """What others told since it was asked last."""
-        ...
-
-    def claim(self, arm: Arm) -> bool:
-        """Whether this box may try an arm; not while another does."""
-        ...
-
-    def tell(self, told: Told) -> None:
-        """One process of this box."""
-        ...
-
-    def end(self, laws: Mapping[tuple[str, str], Law], winner: Arm | None) -> None:
-        """What this box has learned when its night ends, and what it proved."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """A box that has nobody to ask."""
-
-    known: Mapping[tuple[str, str], Known] = field(default_factory=dict)
-    seeds: tuple[Arm, ...] = ()
-
-    def news(self) -> Sequence[Told]:
-        """Nothing."""
         return ()
 
     def claim(self, arm: Arm) -> bool:
-        """Nobody else tries it."""
+        """Whether this box may try an arm; not while another does."""
         del arm
         return True
 
     def tell(self, told: Told) -> None:
-        """Nobody listens."""
+        """One process of this box."""
 
     def end(self, laws: Mapping[tuple[str, str], Law], winner: Arm | None) -> None:
-        """Nobody listens."""
+        """What this box has learned when its night ends, and what it proved."""
+
+
+Alone = Study

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import threading
@@ -123,33 +122,6 @@ def test_a_database_of_another_program_is_left_alone(postgres: Postgres, url: st
     assert tables == ["bookmarks"]
 
 
-def test_a_database_of_an_older_tunerd_that_may_only_be_read_says_so(url: str) -> None:
-    Database(url, writable=True).close()
-    with pytest.raises(HostError, match="of an older tunerd"):
-        Database(url, writable=False, steps=NEWER)
-
-
-def test_a_reader_changes_nothing(postgres: Postgres, url: str) -> None:
-    with open_store(url) as store:
-        store.add_run(RUN)
-    before = postgres.dump(url)
-    with open_store(url, writable=False) as reader:
-        assert reader.count_runs() == 1
-        with pytest.raises(HostError, match="it takes no changes"):
-            reader.add_run(RUN)
-    assert re.sub(r"\\(un)?restrict \w+", "", postgres.dump(url)) == re.sub(
-        r"\\(un)?restrict \w+", "", before
-    )
-
-
-def test_a_writer_that_stays_busy_is_named_as_the_reason(url: str) -> None:
-    with open_store(url) as other, open_store(url, wait_s=0.3) as store:
-        with other._file.writing(), pytest.raises(Busy, match="others are at work there"):
-            store.add_run(RUN)
-        assert store.count_runs() == 0
-        assert store.add_run(RUN) > 0
-
-
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -169,9 +141,26 @@ def test_what_keeps_it_from_connecting_is_said_without_the_password(
     assert says in refused(postgres.tcp_url(name_of(url), more=more.format(**files))).message
 
 
-def test_a_password_from_a_file_is_enough(tmp_path: Path, postgres: Postgres, url: str) -> None:
-    more = f"?passfile={password_file(tmp_path)}"
-    Database(postgres.tcp_url(name_of(url), more=more), writable=True).close()
+def test_over_tls_the_server_is_who_its_maker_says_or_it_is_refused(
+    tmp_path: Path, postgres: Postgres, url: str
+) -> None:
+    right = f"?passfile={password_file(tmp_path)}&sslmode=verify-full&sslrootcert="
+    with postgres.speaking_tls(tmp_path) as (maker, other):
+        database = Database(postgres.tcp_url(name_of(url), more=f"{right}{maker}"), writable=True)
+        with EvidenceStore(database) as store, database.reading() as connection:
+            assert store.add_run(RUN) > 0
+            asked = sa.text("select ssl from pg_stat_ssl where pid = pg_backend_pid()")
+            assert connection.execute(asked).scalar_one() is True
+        for ca, host, why in (
+            (other, "127.0.0.1", "certificate verify failed"),
+            (maker, "localhost", 'does not match host name "localhost"'),
+            (tmp_path / "none.crt", "127.0.0.1", "does not exist"),
+        ):
+            there = postgres.tcp_url(name_of(url), more=f"{right}{ca}")
+            error = refused(there.replace("127.0.0.1", host))
+            assert "TLS is refused" in error.message
+            assert why in str(error.cause)
+            assert "sslrootcert" in str(error.hint)
 
 
 def test_a_database_that_is_not_there_or_not_ours_is_said(postgres: Postgres, url: str) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,8 +22,11 @@ from hypothesis import strategies as st
 from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.integration.measure.test_store import ARM, RUN, SAMPLE
 from tests.integration.measure.test_store_rows_damaged import COLUMNS, HOSTILE, damage
+from tests.support import nvml_stub
+from tests.support.fake_gpu import rtx_4070_super
 from tests.support.folders import ROOT
 from tests.support.local_box import Box
+from tests.support.needs import missing
 from tests.support.postgres import Postgres, name_of, password_file, postgres_server
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import made_runs
@@ -113,6 +117,19 @@ def test_whatever_the_row_of_a_box_holds_the_others_are_shown(
     assert second["name"] == "gpu2"
     assert 0 <= first["seen_age_s"] < 1e11
     assert len(list(render_boxes(payload))) == 3
+
+
+def test_a_box_is_shown_with_its_card(tmp_path: Path, url: str) -> None:
+    if nvml_stub.compiler() is None:
+        missing("cc", "no C compiler", "apt-get install gcc libc6-dev")
+    nvml_stub.build(tmp_path / "nvml")
+    nvml_stub.NvmlWorld(tmp_path / "nvml").show(rtx_4070_super())
+    with_card = a_box(tmp_path / "gpu1", url, LD_LIBRARY_PATH=str(tmp_path / "nvml"))
+    assert with_card.call("fleet", "hand-in").returncode == 0
+    shown = with_card.call("fleet", "status").stdout
+    assert "NVIDIA GeForce RTX 4070 SUPER, 12282 MiB (12.0 GiB)" in shown
+    (told,) = fleet_status(a_box(tmp_path / "gpu2", url).context).payload["boxes"]
+    assert told["vram_mib"] == rtx_4070_super().total_mib
 
 
 def test_a_run_in_the_shared_store_is_the_one_that_was_measured(box: Box, url: str) -> None:
@@ -227,22 +244,28 @@ def own_postgres() -> Iterator[Postgres]:
         yield server
 
 
+def begun(box: Box, server: Postgres, url: str, n: int, moments: Random) -> subprocess.Popen[str]:
+    """Handing in 1,500 more than the n that are there, some of which have arrived."""
+    measure(box, 1500, first=n)
+    child = begin_hand_in(box)
+    assert child.stdout is not None
+    child.stdout.readline()
+    arrived = n + moments.choice([0, 500])
+    while samples_in(server, url)[0] <= arrived:
+        time.sleep(0.01)
+    time.sleep(moments.uniform(0, 0.05))
+    return child
+
+
 def test_samples_are_handed_in_once_each_whatever_becomes_of_the_server_meanwhile(
     tmp_path: Path, own_postgres: Postgres
 ) -> None:
     url = own_postgres.database()
     box = a_box(tmp_path / "gpu1", url)
     hand_in(box.context)
-    n = failures = 0
-    moments = chance(5)
-    for _ in faults(["crash"] * 4):
-        measure(box, 1500, first=n)
-        n += 1500
-        child = begin_hand_in(box)
-        assert child.stdout is not None
-        child.stdout.readline()
-        wait_for_entries(own_postgres, url, n - 1500 + moments.choice([0, 500]))
-        time.sleep(moments.uniform(0, 0.05))
+    moments, failures, cases = chance(5), 0, faults(["crash"] * 4)
+    for at in range(len(cases)):
+        child = begun(box, own_postgres, url, 1500 * at, moments)
         own_postgres.stop("immediate")
         failures += child.wait(timeout=60) != 0
         child.communicate()
@@ -250,34 +273,21 @@ def test_samples_are_handed_in_once_each_whatever_becomes_of_the_server_meanwhil
             hand_in(box.context)
         own_postgres.start()
     hand_in(box.context)
-    assert samples_in(own_postgres, url) == (n, n)
+    assert samples_in(own_postgres, url) == (1500 * len(cases), 1500 * len(cases))
     assert failures > 0, "none of them met the crash"
-
-
-def wait_for_entries(server: Postgres, url: str, n: int) -> None:
-    """Until there are more than so many samples."""
-    while samples_in(server, url)[0] <= n:
-        time.sleep(0.01)
 
 
 def test_samples_are_handed_in_once_each_by_commands_that_are_killed(
     box: Box, postgres: Postgres, url: str
 ) -> None:
     hand_in(box.context)
-    n = 0
-    moments = chance(6)
-    for _ in faults(["kill"] * 4):
-        measure(box, 1500, first=n)
-        n += 1500
-        child = begin_hand_in(box)
-        assert child.stdout is not None
-        child.stdout.readline()
-        wait_for_entries(postgres, url, n - 1500 + moments.choice([0, 500]))
-        time.sleep(moments.uniform(0, 0.05))
+    moments, cases = chance(6), faults(["kill"] * 4)
+    for at in range(len(cases)):
+        child = begun(box, postgres, url, 1500 * at, moments)
         child.send_signal(signal.SIGKILL)
         child.communicate(timeout=30)
     hand_in(box.context)
-    assert samples_in(postgres, url) == (n, n)
+    assert samples_in(postgres, url) == (1500 * len(cases), 1500 * len(cases))
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 4, 5])

@@ -19,7 +19,7 @@ from tests.support.postgres import Postgres, name_of, password_file
 from tests.support.tcp_proxy import Proxy
 from tunerd.fleet.shared import opened
 from tunerd.fleet.study import SharedStudy
-from tunerd.profile.arm import Arm
+from tunerd.profile.arm import DRAFT_MODEL, Arm
 from tunerd.profile.arm import plain as arm_plain
 from tunerd.sweep.study import Law, Told
 
@@ -53,13 +53,16 @@ class Boxes:
         engine: str = "mainline",
         url: str = "",
         beat_s: float = 30.0,
+        draft: str = "/m/d.gguf",
     ) -> Iterator[SharedStudy]:
         if name not in self._known:
             self._known[name] = a_box(self._folder / name, url or self._url)
         ctx = self._known[name].context
         ctx.files.make_folder(ctx.paths.state_dir)
         with contextlib.closing(opened(ctx, writable=True)) as database:
-            study = SharedStudy(ctx, database, ours, {engine: build}, 2, beat_s=beat_s)
+            study = SharedStudy(
+                ctx, database, ours, {engine: build}, 2, drafts={draft: "d" * 64}, beat_s=beat_s
+            )
             study.begin()
             try:
                 yield study
@@ -72,15 +75,21 @@ def boxes(tmp_path: Path, url: str) -> Boxes:
     return Boxes(tmp_path, url)
 
 
-def test_what_one_box_tells_the_others_hear_once_by_their_own_name_of_the_build(
+def test_what_one_box_tells_the_others_hear_once_by_their_own_names_of_build_and_drafter(
     boxes: Boxes,
 ) -> None:
-    with boxes.meet("one") as one, boxes.meet("two", engine="nightly") as two:
-        one.tell(Told(ARM, SERVES, -0.25))
+    own, other = (
+        frozenset({(DRAFT_MODEL, name)}) for name in ("/m/d.gguf", "/elsewhere/small.gguf")
+    )
+    with (
+        boxes.meet("one") as one,
+        boxes.meet("two", engine="nightly", draft="/elsewhere/small.gguf") as two,
+    ):
+        one.tell(Told(replace(ARM, extra=own), SERVES, -0.25))
         assert one.news() == []
         (heard,) = two.news()
         assert two.news() == []
-    assert heard.arm == replace(ARM, engine="nightly").canonical()
+    assert heard.arm == replace(ARM, engine="nightly", extra=other).canonical()
     assert heard.control == replace(SERVES, engine="nightly").canonical()
     assert heard.log_ratio == -0.25
     assert heard.box
@@ -250,6 +259,7 @@ def hostile(**changed: object) -> str:
         hostile(n_max=2.5),
         hostile(p_min=2.0),
         hostile(extra=[["memory.n_cpu_moe", "many"]]),
+        hostile(extra=[["speculation.draft_model", ["a"]]]),
         hostile(extra=[["serving.ctx_size", 10**200]]),
         "[]",
         '{"arm": 1, "control": 2, "log_ratio": 3}',

@@ -17,6 +17,7 @@ from tests.support.folders import ROOT
 from tests.support.postgres import Postgres
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import MadeRun, made_runs
+from tunerd.errors import Busy, HostError
 from tunerd.measure.answer import ClientTimes, Mark, Sample, Timings
 from tunerd.measure.evidence import (
     ArmRecord,
@@ -225,3 +226,21 @@ def test_a_reader_sees_what_a_writer_has_stored_and_does_not_wait_for_it(
         run = reader.run(number)
         assert run is not None
         assert run.outcome is None
+
+
+def test_a_reader_changes_nothing(store: EvidenceStore, place: str) -> None:
+    number = store.add_run(RUN)
+    with open_store(place, writable=False) as reader:
+        assert reader.count_runs() == 1
+        with pytest.raises(HostError, match="cannot write the"):
+            reader.end_run(number, RunOutcome.DONE, ended_s=1.0)
+    assert [run.outcome for run in store.runs()] == [None]
+
+
+def test_a_writer_that_stays_busy_is_named_as_the_reason(store: EvidenceStore, place: str) -> None:
+    with open_store(place, wait_s=0.3) as hasty:
+        why = "another process keeps it locked|others are at work there"
+        with store._file.writing(), pytest.raises(Busy, match=why):
+            hasty.add_run(RUN)
+        assert hasty.count_runs() == 0
+        assert hasty.add_run(RUN) > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -20,9 +19,9 @@ from tests.support.lossy_disk import LossyDisk
 from tests.support.programs import ProgramFailed, program
 from tests.support.stores import open_store
 from tests.support.synthetic_runs import made_runs
-from tunerd.errors import Busy, HostError
+from tunerd.errors import HostError
 from tunerd.measure.answer import Sample
-from tunerd.measure.evidence import ArmRecord, Fingerprint, RunOutcome, RunRecord
+from tunerd.measure.evidence import ArmRecord, Fingerprint, RunRecord
 from tunerd.measure.store import VERSION, EvidenceStore, open_to_read
 
 OLD_STORE = DATA / "evidence-version-1.sql"
@@ -152,16 +151,6 @@ def _store_with_runs(path: Path) -> Path:
     return path
 
 
-def test_a_reader_changes_nothing(tmp_path: Path) -> None:
-    path = _store_with_runs(tmp_path / "evidence.db")
-    before = path.read_bytes()
-    with EvidenceStore(path, writable=False) as reader:
-        assert reader.count_runs() > 0
-        with pytest.raises(HostError, match="cannot write the evidence store"):
-            reader.end_run(1, RunOutcome.DONE, ended_s=1.0)
-    assert path.read_bytes() == before
-
-
 @pytest.mark.parametrize("kind", ["no database", "overwritten pages", "cut in half"])
 def test_a_damaged_store_is_refused_with_a_way_out_that_works(tmp_path: Path, kind: str) -> None:
     path = _store_with_runs(tmp_path / "evidence.db")
@@ -205,20 +194,6 @@ def test_a_store_of_a_newer_tunerd_is_refused(tmp_path: Path) -> None:
     for writable in (True, False):
         with pytest.raises(HostError, match="written by a newer tunerd"):
             EvidenceStore(path, writable=writable)
-
-
-def test_a_writer_that_stays_busy_is_named_as_the_reason(tmp_path: Path) -> None:
-    path = _store_with_runs(tmp_path / "evidence.db")
-    with (
-        EvidenceStore(path, wait_s=0.2) as store,
-        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other,
-    ):
-        other.execute("begin immediate")
-        with pytest.raises(Busy, match="another process keeps it locked"):
-            store.add_run(RUN)
-        assert store.count_runs() > 0
-        other.execute("rollback")
-        assert store.add_run(RUN) > 0
 
 
 def _old_store(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -119,22 +120,18 @@ def card(make: Callable[[str], Card]) -> Card:
     return make("one")
 
 
+@pytest.mark.parametrize("ends", [None, KeyboardInterrupt()])
 def test_a_limit_holds_for_the_body_alone_and_what_it_was_is_on_record_meanwhile(
-    card: Card,
+    card: Card, ends: BaseException | None
 ) -> None:
     ctx = card.context()
 
-    with power_limit(ctx, ID, UNIT, OTHER_W):
+    with contextlib.suppress(KeyboardInterrupt), power_limit(ctx, ID, UNIT, OTHER_W):
         assert card.limit_w == OTHER_W
         record = ctx.files.read_json(ctx.paths.power)
         assert (record["before_w"], record["given_w"], record["lease"]) == (OWN_W, OTHER_W, ID)
-
-    assert (card.limit_w, card.left()) == (OWN_W, [])
-
-
-def test_a_body_that_raises_gives_it_back(card: Card) -> None:
-    with pytest.raises(KeyboardInterrupt), power_limit(card.context(), ID, UNIT, OTHER_W):
-        raise KeyboardInterrupt
+        if ends is not None:
+            raise ends
 
     assert (card.limit_w, card.left()) == (OWN_W, [])
 
@@ -145,34 +142,26 @@ def test_the_limit_that_holds_already_needs_nothing(card: Card) -> None:
     assert card.world.manager.state(power_unit(ID)).exists is False
 
 
-@pytest.mark.parametrize("watts", [99.0, 240.5])
-def test_what_the_card_does_not_allow_is_refused_by_the_driver(card: Card, watts: float) -> None:
-    with pytest.raises(ServiceError, match="failed"), power_limit(card.context(), ID, UNIT, watts):
-        raise AssertionError("it was never set")
-
-    assert (card.limit_w, card.left()) == (OWN_W, [])
-
-
-def test_a_driver_that_takes_no_limit_leaves_the_one_that_was(card: Card) -> None:
-    card.stub.nvml.fail(_SET, nvml_stub.NO_PERMISSION)
-
-    with pytest.raises(ServiceError) as told, power_limit(card.context(), ID, UNIT, OTHER_W):
-        raise AssertionError("it was never set")
-
-    assert "no permission" in str(told.value.words)
-    assert (card.limit_w, card.left()) == (OWN_W, [])
-
-
-def test_a_driver_that_sets_another_limit_than_the_one_asked_for_is_given_the_one_that_was(
-    card: Card,
+@pytest.mark.parametrize(
+    ("watts", "driver", "fails", "told"),
+    [
+        (99.0, [], (), "failed"),
+        (240.5, [], (), "failed"),
+        (OTHER_W, [], (nvml_stub.NO_PERMISSION,), "no permission"),
+        (OTHER_W, ["power_step 20000"], (), "it is 140 W"),
+    ],
+)
+def test_a_limit_that_the_driver_does_not_set_as_asked_leaves_the_one_that_was(
+    card: Card, watts: float, driver: list[str], fails: tuple[int, ...], told: str
 ) -> None:
-    card.stub.nvml.show(rtx_4070_super(), extra=["power_step 20000"])
-    ctx = card.context()
+    card.stub.nvml.show(rtx_4070_super(), extra=driver)
+    for code in fails:
+        card.stub.nvml.fail(_SET, code)
 
-    with pytest.raises(ServiceError) as told, power_limit(ctx, ID, UNIT, OTHER_W):
+    with pytest.raises(ServiceError) as refused, power_limit(card.context(), ID, UNIT, watts):
         raise AssertionError("it was never set")
 
-    assert "it is 140 W" in str(told.value.words)
+    assert told in str(refused.value.words)
     assert (card.limit_w, card.left()) == (OWN_W, [])
 
 

@@ -14,7 +14,7 @@ from tunerd.profile.arm import Arm, Policy, Space
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 from tunerd.sweep.space import build_grid
-from tunerd.sweep.study import Known, Law, Told, known_of
+from tunerd.sweep.study import Known, Law, Study, Told, known_of
 from tunerd.sweep.tuner import tune
 
 HOUR_S = 3600.0
@@ -22,7 +22,7 @@ MTP = ("mainline", "mtp")
 
 
 @dataclass
-class Meeting:
+class Meeting(Study):
     """A study in memory: what others told is given, what this box does is kept."""
 
     known: Mapping[tuple[str, str], Known] = field(default_factory=dict)
