@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.fault.victim import Victim
+from tests.fault.victim import KILL_MEASURE, Victim, kill_each
 from tests.support.deployment import UNIT
 from tests.support.roots import PREFIX, SOURCES_INSIDE
 
@@ -20,11 +20,6 @@ _ENDLESS = 1000
 _PATIENCE_S = 60.0
 # The longest until a command has noticed and seen production serve, on two busy cores.
 _NOTICES_S = 12.0
-_EACH = "for unit in $(systemctl list-units --plain --no-legend '%s' | cut -d' ' -f1); do %s; done"
-_COMMAND = "pkill -KILL -f '[t]ests.fault.measure' || true"
-_MAIN = "systemctl kill --signal=KILL --kill-who=main $unit"
-_LEASE = _EACH % ("tunerd-lease-*", _MAIN)
-_CANDIDATE = _EACH % ("tunerd-candidate-*", _MAIN)
 
 
 class Fault(StrEnum):
@@ -40,10 +35,10 @@ class Fault(StrEnum):
 
 
 _SCRIPTS = {
-    Fault.COMMAND: _COMMAND,
-    Fault.LEASE: _LEASE,
-    Fault.BOTH: f"{_LEASE}; {_COMMAND}",
-    Fault.CANDIDATE: _CANDIDATE,
+    Fault.COMMAND: KILL_MEASURE,
+    Fault.LEASE: kill_each("tunerd-lease-*"),
+    Fault.BOTH: f"{kill_each('tunerd-lease-*')}; {KILL_MEASURE}",
+    Fault.CANDIDATE: kill_each("tunerd-candidate-*"),
     Fault.START: f"systemctl start {UNIT}",
 }
 
@@ -115,7 +110,7 @@ class LeaseVictim:
         while process.poll() is None and time.monotonic() < end_s:
             time.sleep(0.05)
         if process.poll() is None:
-            self.victim.machine.sh(_COMMAND.replace("KILL", "INT"))
+            self.victim.machine.sh(KILL_MEASURE.replace("KILL", "INT"))
 
     def _wait(self) -> None:
         """Until production answers by its name."""
