@@ -165,17 +165,23 @@ class LeaseContract(Contract):
         assert not lease.is_held()
         assert self.units.state(UNIT).is_active
 
-    def test_whoever_starts_the_unit_ends_the_lease(
-        self, take: Take, production: UnitState
+    @pytest.mark.parametrize("end", ["the unit is started", "its own is stopped", "time is over"])
+    def test_a_lease_ends_with_all_that_is_bound_and_the_unit_is_back(
+        self, take: Take, production: UnitState, end: str
     ) -> None:
-        lease = take(spec())
+        lease = take(spec(limit_s=2 if end == "time is over" else LONG_S))
         unit = self.candidate(lease)
 
-        self.units.start(UNIT)
+        if end == "the unit is started":
+            self.units.start(UNIT)
+        elif end == "its own is stopped":
+            self.units.stop(lease.spec.unit)
+        else:
+            self.eventually(lambda: not lease.is_held(), "the lease outlives its time")
 
         assert not lease.is_held()
-        assert not self.units.state(unit).is_active
         self.is_back(production)
+        assert not self.units.state(unit).is_active
 
     def test_a_lease_that_ends_is_held_no_more_while_what_is_bound_still_stops(
         self, take: Take, production: UnitState
@@ -190,27 +196,6 @@ class LeaseContract(Contract):
         assert self.units.state(unit).main_pid is not None
         assert not lease.is_held()
         self.is_back(production)
-
-    def test_whoever_stops_the_unit_of_the_lease_ends_it(
-        self, take: Take, production: UnitState
-    ) -> None:
-        lease = take(spec())
-        unit = self.candidate(lease)
-
-        self.units.stop(lease.spec.unit)
-
-        assert not lease.is_held()
-        assert not self.units.state(unit).is_active
-        self.is_back(production)
-
-    def test_a_lease_ends_when_its_time_is_over(self, take: Take, production: UnitState) -> None:
-        lease = take(spec(limit_s=2))
-        unit = self.candidate(lease)
-
-        self.eventually(lambda: not lease.is_held(), "the lease outlives its time")
-
-        self.is_back(production)
-        assert not self.units.state(unit).is_active
 
     def test_a_candidate_that_ends_leaves_the_lease_standing(
         self, take: Take, production: UnitState

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import needs
 from tests.support.deployment import MODEL, UNIT, Deployment, profile
 from tests.support.designed import read_truth
 from tests.support.machine import Machine
@@ -204,30 +203,3 @@ def test_without_a_terminal_apply_asks_for_yes(box: Deployment) -> None:
     assert "--yes" in said.err, str(said)
     changed = set(box.tree().splitlines()) ^ set(before.splitlines())
     assert not [line for line in changed if "/cache/" not in line and "/lock" not in line]
-
-
-@pytest.mark.engine
-def test_a_real_build_of_ik_drafts_as_the_model_must(host_root: Root, model_folder: Path) -> None:
-    program = needs.engine("ik-2026-08")
-    binds = {"/srv/models": model_folder, "/srv/engines": program.parent}
-    with Machine(host_root, binds=binds) as machine:
-        ik = f'[engines.ik-now]\npath = "/srv/engines/{program.name}"\n'
-        box = Deployment(
-            machine,
-            settings=ik,
-            profiles={
-                "ik": profile("ik-now", speculation__type="mtp", speculation__p_min=0.5),
-                "plain": profile("ik-now", serving__alias="plain"),
-            },
-        )
-        box.apply("plain")
-        box.apply("ik")
-
-        token, _ = last_word("code")
-        expected = read_truth(model_folder / "tiny.gguf").speculate(
-            token, N_PREDICT, 3, 0.5, first_draft_free=True, candidates=None
-        )
-        assert drafted(box) == (expected.drafted, expected.accepted)
-        box.json("rollback")
-        assert box.alias() == "plain"
-        assert box("verify").code == 0

@@ -59,7 +59,6 @@ CASES = [
         "",
         {"exit_after_requests": 1, "exit_status": 3},
     ),
-    Case("says-it-was-stopped-and-ends-well", "unknown", "", {"fail": "says-stopping"}),
     Case(
         "hangs-and-ignores-sigterm",
         "hang",

@@ -16,7 +16,6 @@ from tunerd.engine.serving import read_live_unit
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
 from tunerd.machine.facts import Gpu, Host
 from tunerd.machine.host import read_host
-from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles, ollama_layers
 from tunerd.production.checks import check_machine, lost_lines
 from tunerd.profile.files import config_error, load_profile, load_sources, read_profile
@@ -29,6 +28,7 @@ from tunerd.units.text import render_unit
 from tunerd.words import Mode, Problem, check_name
 
 _ENGINE_WORDS = ("llama-server", "llama_server")
+_OF_PROBLEM = ("key", "found", "allowed", "nearest")
 _HEADER = "# Written by `tunerd profiles new`"
 
 
@@ -251,14 +251,8 @@ def check_profile(ctx: Context, what: str) -> ActionResult:
     payload = {
         "checked": what,
         "problems": [
-            {
-                "file": problem.source,
-                "key": problem.key,
-                "found": problem.found,
-                "allowed": problem.allowed,
-                "nearest": problem.nearest,
-            }
-            for problem in problems
+            {"file": one.source, **{name: getattr(one, name) for name in _OF_PROBLEM}}
+            for one in problems
         ],
         "warnings": [message.text for message in warnings],
     }
@@ -342,8 +336,11 @@ def _from_model(ctx: Context, model: Path) -> tuple[dict[str, Any], tuple[Messag
     else:
         data["serving"]["threads"] = "physical"
     text = "a careful start; `tunerd plan` shows what it costs in memory"
-    return data, (note("new-profile", text, "`tunerd plan` it, then `tunerd apply`"),
-                  *_mtp_note(facts))  # fmt: skip
+    messages = [note("new-profile", text, "`tunerd plan` it, then `tunerd apply`")]
+    if not facts.has_mtp:
+        text = "the model has no MTP block, so speculation is off"
+        messages.append(note("no-mtp-block", text))
+    return data, tuple(messages)
 
 
 # Parameters of an Ollama model that a server has too.
@@ -382,12 +379,6 @@ def _from_ollama(ctx: Context, name: str) -> tuple[dict[str, Any], tuple[Message
         data["model"]["mmproj"] = str(layers["projector"])
     text = "the file stays in Ollama's store: `ollama rm` would take it away from under the server"
     return data, (*messages, note("ollama-store", text))
-
-
-def _mtp_note(facts: ModelFacts) -> tuple[Message, ...]:
-    if not facts.has_mtp:
-        return (note("no-mtp-block", "the model has no MTP block, so speculation is off"),)
-    return ()
 
 
 def _match(host: Host) -> dict[str, Any]:

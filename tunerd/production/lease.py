@@ -36,7 +36,6 @@ from tunerd.machine.files import lock
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
 from tunerd.production.gate import (
-    PORT_WAIT_S,
     NotServing,
     PortTurns,
     Serving,
@@ -419,7 +418,7 @@ class Held:
         The lease may still wait for production's port.
         """
         ctx, now_s = self._ctx, self._ctx.clock.monotonic_s
-        ending_s = now_s() + PORT_WAIT_S
+        ending_s = now_s() + PORT_LIMIT_S
         end_s = now_s() + _COMES_BACK_S
         while now_s() < end_s:
             if ctx.services.state(self._lease.spec.unit).active_state == "deactivating":

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.support.builders import ROOT
 from tests.support.profiles import HOSTILE
 from tunerd.errors import ConfigError
-from tunerd.units.live import read_live
 from tunerd.units.text import (
     CREDENTIAL_PATH,
     MAX_ARGUMENT_BYTES,
@@ -26,7 +25,6 @@ from tunerd.units.text import (
     environment_of,
     exec_words,
     is_foreign,
-    is_ours,
     parse_environment,
     parse_environment_file,
     parse_exec,
@@ -319,12 +317,6 @@ def test_a_program_that_systemd_would_refuse_is_refused(path: str) -> None:
         quote_program(path)
 
 
-def test_a_plain_value_keeps_its_percent_signs() -> None:
-    unit = parse_unit(f"[Unit]\nDescription={plain_value('100 % of it')}\n")
-
-    assert unit.value("Unit", "Description") == "100 %% of it"
-
-
 @pytest.mark.parametrize("value", ["a\nExecStart=/bin/evil", "a\\", " a", "a ", "\x00", "\udcff"])
 def test_a_plain_value_that_would_read_back_otherwise_is_refused(value: str) -> None:
     with pytest.raises(ConfigError):
@@ -441,17 +433,6 @@ def test_a_credential_that_systemd_would_read_otherwise_is_refused(path: str) ->
 def test_what_no_unit_can_hold_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         render_unit(TEMPLATE, replace(PLAIN, **change))
-
-
-def test_our_own_units_are_known() -> None:
-    text = render_unit(TEMPLATE, PLAIN)
-    assert is_ours(text)
-    assert not is_ours("# by hand\n" + text)
-    live = read_live(
-        unit=PLAIN.unit, path=None, text=text, drop_ins=(), file_environment={},
-        specifiers=OF_A_UNIT,
-    )  # fmt: skip
-    assert (live.argv, live.problem) == (PLAIN.argv, None)
 
 
 WORDS = st.lists(HOSTILE, min_size=1, max_size=6).map("".join)
