@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,22 +123,15 @@ def start_by_hand(tunerd: Deployment, text: str = BY_HAND, *, mode: int = 0o644)
 
 
 def wait_for(tunerd: Deployment, alias: str, port: int) -> None:
-    for _ in range(200):
-        if tunerd.alias(port=port) == alias:
-            return
-    raise AssertionError(f"{alias} does not serve on {port}\n{tunerd.logs()}")
+    tunerd.until(lambda: tunerd.alias(port=port) == alias, f"{alias} serves on {port}")
 
 
-def codes(said: dict[str, object]) -> set[str]:
-    messages = said["messages"]
-    assert isinstance(messages, list)
-    return {message["code"] for message in messages}
+def codes(said: dict[str, Any]) -> set[str]:
+    return {message["code"] for message in said["messages"]}
 
 
-def texts(said: dict[str, object]) -> str:
-    messages = said["messages"]
-    assert isinstance(messages, list)
-    return "\n".join(f"{message['text']} ({message['hint']})" for message in messages)
+def texts(said: dict[str, Any]) -> str:
+    return "\n".join(f"{message['text']} ({message['hint']})" for message in said["messages"])
 
 
 # A packaged unit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,13 +104,4 @@ def test_a_stop_by_hand_in_the_middle_is_respected(tunerd: Deployment) -> None:
     assert tunerd.show("ActiveState") == "inactive"
     nothing_is_left(tunerd)
     tunerd.systemctl("start", UNIT)
-    assert wait_for_alias(tunerd, "good")
-
-
-def wait_for_alias(tunerd: Deployment, alias: str) -> bool:
-    end_s = time.monotonic() + 20
-    while time.monotonic() < end_s:
-        if tunerd.alias() == alias:
-            return True
-        time.sleep(0.1)
-    return False
+    tunerd.until(lambda: tunerd.alias() == "good", "it serves")

@@ -8,9 +8,8 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.fault.victim import KILL_MEASURE, Victim, kill_each
+from tests.fault.victim import KILL_MEASURE, Victim, kill_each, start_measuring
 from tests.support.deployment import UNIT
-from tests.support.roots import PREFIX, SOURCES_INSIDE
 
 PRODUCTION, MEASURED = "one", "two"
 # From right before the lease, which takes about half a second, until the third or fourth candidate.
@@ -75,12 +74,8 @@ class LeaseVictim:
         after_s = rng.uniform(*self.span_s)
         budget_s = rng.uniform(1.0, max(4.0, self.span_s[1])) if fault is Fault.TIME_OUT else 600.0
         rounds = str(_ROUNDS if fault is Fault.CANDIDATE else _ENDLESS)
-        process = machine.start(
-            *(PREFIX / "bin/python", "-m", "tests.fault.measure", MEASURED),
-            *("--rounds", rounds, "--budget", f"{budget_s:.2f}", *self.words),
-            folder=SOURCES_INSIDE,
-            env={"PYTHONDONTWRITEBYTECODE": "1"},
-        )
+        words = (MEASURED, "--rounds", rounds, "--budget", f"{budget_s:.2f}", *self.words)
+        process = start_measuring(machine, *words)
         assert process.stdout is not None
         assert process.stdout.readline() == b"planned\n"
         if fault is not Fault.TIME_OUT:

@@ -11,10 +11,9 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.fault.victim import KILL_MEASURE, kill_each
+from tests.fault.victim import KILL_MEASURE, kill_each, start_measuring
 from tests.support.deployment import MODEL, UNIT, Deployment, profile
 from tests.support.machine import Machine
-from tests.support.roots import PREFIX, SOURCES_INSIDE
 
 PORT = 8080
 MAINLINE, IK = "mainline-2026-08-18", "ik-2026-08"
@@ -124,12 +123,8 @@ class PortVictim:
 
     def measure(self, *, rounds: int, budget_s: float) -> subprocess.Popen[bytes]:
         """A measurement of ik whose first candidate serves and has closed streams from its side."""
-        process = self.machine.start(
-            *(PREFIX / "bin/python", "-m", "tests.fault.measure", "ik"),
-            *("--rounds", str(rounds), "--budget", str(budget_s), "--requests", "20"),
-            folder=SOURCES_INSIDE,
-            env={"PYTHONDONTWRITEBYTECODE": "1"},
-        )
+        words = ("ik", "--rounds", str(rounds), "--budget", str(budget_s), "--requests", "20")
+        process = start_measuring(self.machine, *words)
         self._until_it_serves(process)
         for _ in range(_STREAMS):
             self._stream()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 
@@ -26,6 +27,16 @@ def kill_each(pattern: str) -> str:
     """The command that kills the main processes of all such units."""
     listed = f"systemctl list-units --plain --no-legend '{pattern}' | cut -d' ' -f1"
     return f"for unit in $({listed}); do {kill_main('$unit')}; done"
+
+
+def start_measuring(machine: Machine, *words: str) -> subprocess.Popen[bytes]:
+    """See measure.py; its output is read as it comes."""
+    return machine.start(
+        PREFIX / "bin/python",
+        *("-m", "tests.fault.measure", *words),
+        folder=SOURCES_INSIDE,
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+    )
 
 
 @dataclass(frozen=True)
