@@ -19,7 +19,7 @@ from tunerd.engine.builds import PlanRequest
 from tunerd.errors import RolledBack
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan
-from tunerd.tryout.designed import vocabulary
+from tunerd.tryout.designed import Shape, design, vocabulary, write
 
 WORDS = vocabulary()
 N_PREDICT = 65
@@ -141,6 +141,23 @@ def drafts_and_goes_back(box: BuildBox, real: Real, unit: str) -> None:
     assert "draft_n" not in box.ask(prompt, N_PREDICT)["timings"]
     assert_serves(box, unit)
     assert box.json("verify")["as_deployed"] is True
+
+
+@pytest.mark.llama
+def test_a_draft_model_that_a_profile_names_drafts_on_the_real_engine() -> None:
+    # Of the same seed and width as the model, so that it knows the same successors.
+    shape = Shape(n_layer=2, full_attention_interval=2, has_mtp=False)
+    with build_box(None, shape="tiny") as box:
+        little = write(design(shape), box.box.folder / "little.gguf").path
+        box.profile(
+            "two",
+            speculation__type="draft", speculation__n_max=4, speculation__p_min=0.0,
+            speculation__draft_model=str(little),
+        )  # fmt: skip
+        box.apply("two")
+        timings = box.ask("please go on with code", 48)["timings"]
+    assert timings["draft_n"] >= 24
+    assert timings["draft_n_accepted"] == timings["draft_n"]
 
 
 def assert_serves(box: BuildBox, unit: str) -> None:
