@@ -506,9 +506,7 @@ class PortTurns:
     def wait_for_production(self) -> None:
         """Wait until production can bind its port; where its file cannot be read, do not wait."""
         with contextlib.suppress(TunerdError):
-            live = read_live_unit(self.ctx)
-            program = Path(live.argv[0]) if live.argv else None
-            self.wait_for(program, address_of(self.ctx, live))
+            self.wait_for(program_of_production(self.ctx), _address(self.ctx))
 
 
 def program_of_production(ctx: Context) -> Path | None:
