@@ -22,7 +22,7 @@ from tunerd.units.generations import Outcome
 
 PORT = free_port()
 MOST = 400
-_FEW = 8
+_FEW = 6
 EDITED = b"# edited by hand\n[Service]\nExecStart=/bin/true --port 0 --alias edited\n"
 
 
