@@ -15,8 +15,6 @@ from tunerd.units.manager import Lease, LeaseSpec, UnitState, candidate_unit
 
 Take = Callable[[LeaseSpec], Lease]
 LONG_S = 300.0
-_PATIENCE_S = 20.0
-_POLL_S = 0.05
 
 
 def spec(*, restores: bool = True, limit_s: float = LONG_S) -> LeaseSpec:
@@ -70,15 +68,9 @@ class LeaseContract(Contract):
         self.units.start_bound(unit)
         return unit
 
-    def eventually(self, holds: Callable[[], bool], what: str) -> None:
-        deadline_s = self.time.monotonic_s() + _PATIENCE_S
-        while not holds():
-            assert self.time.monotonic_s() < deadline_s, what
-            self.time.sleep(_POLL_S)
-
     def is_back(self, before: UnitState) -> None:
         """Production runs, as another process."""
-        self.eventually(lambda: self.units.state(UNIT).is_active, "production is not back")
+        self.until(lambda: self.units.state(UNIT).is_active, "production is not back")
         assert self.units.state(UNIT).invocation_id != before.invocation_id
 
     def test_a_lease_takes_the_place_of_the_unit_and_its_end_gives_it_back(
@@ -113,7 +105,7 @@ class LeaseContract(Contract):
     ) -> None:
         lease = take(spec())
         unit = self.candidate(lease, "--slow-term 1")
-        self.eventually(lambda: "up" in self.units.log(unit), "the candidate is silent")
+        self.until(lambda: "up" in self.units.log(unit), "the candidate is silent")
         assert self.units.state(unit).is_active
         began_s = self.time.monotonic_s()
 
@@ -134,7 +126,7 @@ class LeaseContract(Contract):
             holder.listen()
             lease = take(spec(limit_s=1.5))
             lease.restore_when_free(holder.getsockname())
-            self.eventually(lambda: not lease.is_held(), "its time is not over")
+            self.until(lambda: not lease.is_held(), "its time is not over")
             self.time.sleep(2.0)
             assert not self.units.state(UNIT).is_active, "its port is taken"
         self.is_back(production)
@@ -165,24 +157,30 @@ class LeaseContract(Contract):
         assert not lease.is_held()
         assert self.units.state(UNIT).is_active
 
-    def test_whoever_starts_the_unit_ends_the_lease(
-        self, take: Take, production: UnitState
+    @pytest.mark.parametrize("end", ["the unit is started", "its own is stopped", "time is over"])
+    def test_a_lease_ends_with_all_that_is_bound_and_the_unit_is_back(
+        self, take: Take, production: UnitState, end: str
     ) -> None:
-        lease = take(spec())
+        lease = take(spec(limit_s=2 if end == "time is over" else LONG_S))
         unit = self.candidate(lease)
 
-        self.units.start(UNIT)
+        if end == "the unit is started":
+            self.units.start(UNIT)
+        elif end == "its own is stopped":
+            self.units.stop(lease.spec.unit)
+        else:
+            self.until(lambda: not lease.is_held(), "the lease outlives its time")
 
         assert not lease.is_held()
-        assert not self.units.state(unit).is_active
         self.is_back(production)
+        assert not self.units.state(unit).is_active
 
     def test_a_lease_that_ends_is_held_no_more_while_what_is_bound_still_stops(
         self, take: Take, production: UnitState
     ) -> None:
         lease = take(spec())
         unit = self.candidate(lease, "--slow-term 3")
-        self.eventually(lambda: "up" in self.units.log(unit), "the candidate is silent")
+        self.until(lambda: "up" in self.units.log(unit), "the candidate is silent")
 
         with pytest.raises(ServiceError):
             self.units.start(UNIT, timeout_s=0.5)
@@ -191,34 +189,13 @@ class LeaseContract(Contract):
         assert not lease.is_held()
         self.is_back(production)
 
-    def test_whoever_stops_the_unit_of_the_lease_ends_it(
-        self, take: Take, production: UnitState
-    ) -> None:
-        lease = take(spec())
-        unit = self.candidate(lease)
-
-        self.units.stop(lease.spec.unit)
-
-        assert not lease.is_held()
-        assert not self.units.state(unit).is_active
-        self.is_back(production)
-
-    def test_a_lease_ends_when_its_time_is_over(self, take: Take, production: UnitState) -> None:
-        lease = take(spec(limit_s=2))
-        unit = self.candidate(lease)
-
-        self.eventually(lambda: not lease.is_held(), "the lease outlives its time")
-
-        self.is_back(production)
-        assert not self.units.state(unit).is_active
-
     def test_a_candidate_that_ends_leaves_the_lease_standing(
         self, take: Take, production: UnitState
     ) -> None:
         lease = take(spec())
         unit = self.candidate(lease, "--end-after 0.2 --status 7")
 
-        self.eventually(lambda: self.units.state(unit).has_failed, "it does not fail")
+        self.until(lambda: self.units.state(unit).has_failed, "it does not fail")
 
         assert self.units.state(unit).exit_status == 7
         assert lease.is_held()

@@ -6,9 +6,9 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -17,6 +17,7 @@ from tunerd.machine.clock import Clock
 from tunerd.units.manager import MAX_LINE_CHARS, ServiceManager, UnitState
 
 UNIT = "tunerd-contract.service"
+T = TypeVar("T")
 _PATIENCE_S = 20.0
 _POLL_S = 0.05
 _MODE_BITS = 0o644
@@ -37,6 +38,14 @@ class Contract:
     @pytest.fixture(autouse=True)
     def parts(self, manager: ServiceManager, clock: Clock, toy: str) -> None:
         self.units, self.time, self.program = manager, clock, toy
+
+    def until(self, holds: Callable[[], T], what: str) -> T:
+        """Wait until it holds, and return what it was."""
+        deadline_s = self.time.monotonic_s() + _PATIENCE_S
+        while not (found := holds()):
+            assert self.time.monotonic_s() < deadline_s, what
+            self.time.sleep(_POLL_S)
+        return found
 
 
 class ServiceManagerContract(Contract):
@@ -78,23 +87,23 @@ class ServiceManagerContract(Contract):
         return path
 
     def eventually(self, holds: Callable[[UnitState], bool]) -> UnitState:
-        deadline_s = self.time.monotonic_s() + _PATIENCE_S
-        while True:
-            state = self.units.state(UNIT)
-            if holds(state):
-                return state
-            assert self.time.monotonic_s() < deadline_s, state
-            self.time.sleep(_POLL_S)
 
-    def eventually_logs(self, line: str, invocation_id: str | None) -> tuple[str, ...]:
+        def look() -> UnitState | None:
+            state = self.units.state(UNIT)
+            return state if holds(state) else None
+
+        found = self.until(look, "the unit is never like that")
+        assert found is not None
+        return found
+
+    def eventually_logs(self, line: str, invocation_id: str | None = None) -> tuple[str, ...]:
         """Logs are collected beside the program that writes them, and may come late."""
-        deadline_s = self.time.monotonic_s() + _PATIENCE_S
-        while True:
+
+        def look() -> tuple[str, ...]:
             lines = self.units.log(UNIT, invocation_id=invocation_id)
-            if line in lines:
-                return lines
-            assert self.time.monotonic_s() < deadline_s, lines
-            self.time.sleep(_POLL_S)
+            return lines if line in lines else ()
+
+        return self.until(look, f"not printed: {line}")
 
     # A unit that is not there
 
@@ -187,7 +196,7 @@ class ServiceManagerContract(Contract):
 
     def test_a_program_that_ignores_the_signal_is_killed_in_time(self) -> None:
         self.start("--print up --ignore-term", service="TimeoutStopSec=1")
-        self._let_it_print("up")
+        self.eventually_logs("up")  # by then it has set what it does about signals
         began_s = self.time.monotonic_s()
 
         self.units.stop(UNIT)
@@ -201,7 +210,7 @@ class ServiceManagerContract(Contract):
 
     def test_a_stop_that_takes_longer_than_the_caller_waits_is_an_error_and_goes_on(self) -> None:
         self.start("--print up --slow-term 2")
-        self._let_it_print("up")
+        self.eventually_logs("up")  # by then it has set what it does about signals
 
         with pytest.raises(ServiceError):
             self.units.stop(UNIT, timeout_s=0.5)
@@ -435,10 +444,7 @@ class ServiceManagerContract(Contract):
         assert not self.units.was_stopped(UNIT, stopped)
         self.units.stop(UNIT)
 
-        deadline_s = self.time.monotonic_s() + _PATIENCE_S
-        while not self.units.was_stopped(UNIT, stopped):
-            assert self.time.monotonic_s() < deadline_s
-            self.time.sleep(_POLL_S)
+        self.until(lambda: self.units.was_stopped(UNIT, stopped), "it is not said to be stopped")
         assert not self.units.was_stopped(UNIT, prints)
         assert self.units.state(UNIT).invocation_id == stopped
 
@@ -515,16 +521,6 @@ class ServiceManagerContract(Contract):
         assert shown in self.units.log(UNIT)
         assert shown in self.units.log_since(UNIT, began_s - 60, max_lines=100).lines
 
-    # The rest
-
-    def _let_it_print(self, line: str) -> None:
-        """Wait until the toy has set what it does about signals."""
-        for _ in range(400):
-            if line in self.units.log(UNIT):
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"not printed: {line}")
-
 
 class SystemdContract(ServiceManagerContract):
     """What only systemd does, and its fake: it keeps what it has read until the next reload."""
@@ -572,7 +568,7 @@ class RealProcessesContract(ServiceManagerContract):
 
     def test_a_job_that_another_takes_the_place_of_is_cancelled(self) -> None:
         self.start("--print up --slow-term 2")
-        self._let_it_print("up")
+        self.eventually_logs("up")  # by then it has set what it does about signals
         stopper = threading.Timer(0.5, self.units.stop, [UNIT])
         stopper.start()
 

@@ -1,4 +1,4 @@
-"""What stood before tunerd came: nothing, a packaged unit, a unit by hand; it is kept, and comes back."""
+"""What stood before tunerd came, a packaged unit or one by hand, is kept, and comes back."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Machines
 from tests.support.deployment import MODEL, UNIT, Deployment, UnitFile, profile
 from tests.support.machine import Machine
 from tests.support.overlay import Root
@@ -123,49 +123,15 @@ def start_by_hand(tunerd: Deployment, text: str = BY_HAND, *, mode: int = 0o644)
 
 
 def wait_for(tunerd: Deployment, alias: str, port: int) -> None:
-    for _ in range(200):
-        if tunerd.alias(port=port) == alias:
-            return
-    raise AssertionError(f"{alias} does not serve on {port}\n{tunerd.logs()}")
+    tunerd.until(lambda: tunerd.alias(port=port) == alias, f"{alias} serves on {port}")
 
 
-def codes(said: dict[str, object]) -> set[str]:
-    messages = said["messages"]
-    assert isinstance(messages, list)
-    return {message["code"] for message in messages}
+def codes(said: dict[str, Any]) -> set[str]:
+    return {message["code"] for message in said["messages"]}
 
 
-def texts(said: dict[str, object]) -> str:
-    messages = said["messages"]
-    assert isinstance(messages, list)
-    return "\n".join(f"{message['text']} ({message['hint']})" for message in messages)
-
-
-# Nothing
-
-
-def test_where_nothing_was_going_back_leaves_nothing(tunerd: Deployment) -> None:
-    assert tunerd.json("status")["active"] == "inactive"
-    assert tunerd("verify", expect=1).code == 1
-    nothing = tunerd("rollback", expect=1)
-    assert "nothing to go back to" in nothing.err, str(nothing)
-
-    done = tunerd.apply("plain")
-    assert (done["backup"], done["without_service_s"]) == (None, None)
-    assert tunerd.alias() == "plain"
-    assert tunerd.show("UnitFileState") == "enabled"
-
-    back = tunerd.json("rollback")
-    assert back["serving"] is False
-    assert tunerd.unit() is None
-    assert tunerd.show("LoadState") == "not-found"
-    assert not tunerd.machine.exists(f"{tunerd.units}/multi-user.target.wants/{UNIT}")
-    assert tunerd("status").code == 0
-    assert tunerd("verify").code == 0
-
-    tunerd.json("rollback")
-    assert tunerd.alias() == "plain"
-    assert tunerd.show("UnitFileState") == "enabled"
+def texts(said: dict[str, Any]) -> str:
+    return "\n".join(f"{message['text']} ({message['hint']})" for message in said["messages"])
 
 
 # A packaged unit
@@ -202,26 +168,6 @@ def test_a_packaged_unit_serves_again_after_going_back(tunerd: Deployment) -> No
 
     tunerd.json("rollback")
     assert tunerd.alias() == "plain"
-
-
-def test_a_packaged_unit_becomes_a_profile_with_the_same_flags(tunerd: Deployment) -> None:
-    start_packaged(tunerd)
-
-    said = tunerd.json("profiles", "new", "mine", "--from-unit", UNIT)
-    assert said["unplaced"] == [], said
-    tunerd.apply("mine")
-
-    assert tunerd.alias(port=DEBIAN_PORT) == "packaged", "also the port that nobody had named"
-    argv = command_line(tunerd)
-    for flag, value in (
-        ("--model", MODEL),
-        ("--alias", "packaged"),
-        ("--threads", "1"),
-        ("--ctx-size", "1024"),
-        ("--parallel", "1"),
-    ):
-        assert argv[argv.index(flag) + 1] == value, argv
-    assert "--metrics" in argv
 
 
 def command_line(tunerd: Deployment) -> list[str]:
@@ -351,21 +297,6 @@ def llama_app(root: Root, folder: Path) -> Path:
     return program
 
 
-def test_a_drop_in_that_sets_the_command_is_refused(tunerd: Deployment) -> None:
-    start_by_hand(tunerd)
-    path = f"{tunerd.units}/{UNIT}.d/exec.conf"
-    tunerd.machine.write(path, "[Service]\nExecStart=\nExecStart=/usr/bin/sleep 1000\n")
-    tunerd.systemctl("daemon-reload")
-    before = tunerd.tree(tunerd.units)
-
-    said = tunerd("apply", "plain", "--yes", expect=1)
-
-    assert path in said.err, str(said)
-    assert "ExecStart" in said.err, str(said)
-    assert tunerd.tree(tunerd.units) == before
-    assert tunerd.alias(port=8099) == "my own model"
-
-
 def test_a_server_started_by_a_script_comes_back_too(tunerd: Deployment) -> None:
     script = f"#!/bin/sh\n/usr/bin/llama-server -m {MODEL} --port 8099 -a scripted -t 1 -c 512\n"
     tunerd.machine.write("/srv/scripts/serve", script, mode=0o755)
@@ -444,8 +375,8 @@ def test_a_unit_that_is_a_link_is_replaced_and_what_it_leads_to_stays(tunerd: De
 
 @pytest.mark.parametrize(
     "text",
-    ["", "rubbish\n", "[Service]\nUser=alice\n", "\x00\x01\x02", "[Service]\nExecStart=sleep\n"],
-    ids=["empty", "no-section", "no-command", "binary", "relative"],
+    ["", "[Service]\nUser=alice\n", "\x00\x01\x02"],
+    ids=["empty", "no-command", "binary"],
 )
 def test_a_broken_unit_is_replaced_and_kept(tunerd: Deployment, text: str) -> None:
     tunerd.write_unit(text)
@@ -465,17 +396,6 @@ def test_a_broken_unit_is_replaced_and_kept(tunerd: Deployment, text: str) -> No
     back = tunerd("rollback", expect=1)
     assert "nothing was changed" in back.err, str(back)
     assert tunerd.alias() == "plain"
-
-
-def test_what_is_not_a_file_in_the_unit_s_place_is_said(machines: Machines, sid_root: Root) -> None:
-    machine = machines(sid_root)
-    tunerd = Deployment(machine, profiles=PROFILES)
-    machine.run("mkdir", f"{tunerd.units}/{UNIT}")
-
-    said = tunerd("apply", "plain", "--yes", expect=1)
-
-    assert "not a regular file" in said.err, str(said)
-    assert tunerd.machine.files(f"{tunerd.units}/{UNIT}") == []
 
 
 def test_a_user_whose_manager_cannot_be_reached_is_told_how_to_get_one(machine: Machine) -> None:

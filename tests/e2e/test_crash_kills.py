@@ -8,7 +8,7 @@ from tests.fault.campaign import TIMEOUT_S, chance, faults
 from tests.fault.victim import Victim
 from tests.support.machine import Machine
 
-KILLS = ("KILL",) * 3
+KILLS = ("SIGKILL",) * 3
 SEED = 20261121
 
 
@@ -17,8 +17,8 @@ SEED = 20261121
 def test_after_a_kill_of_a_swap_recover_leaves_a_whole_unit_that_serves(machine: Machine) -> None:
     victim = Victim(machine)
     rng = chance(SEED)
-    for signal in faults(KILLS):
-        words, blow = victim.some_swap(rng), victim.some_blow(rng, signal)
+    for _ in faults(KILLS):
+        words, blow = victim.some_swap(rng), victim.some_blow(rng)
         victim.strike(words, blow)
         victim.tunerd("recover")
         print(words, blow, victim.check())
@@ -30,8 +30,8 @@ def test_after_a_kill_of_a_swap_the_daemon_leaves_a_whole_unit_that_serves(
 ) -> None:
     victim = Victim(installed_machine)
     rng = chance(SEED + 1)
-    for signal in faults(KILLS):
-        words, blow = victim.some_swap(rng), victim.some_blow(rng, signal)
+    for _ in faults(KILLS):
+        words, blow = victim.some_swap(rng), victim.some_blow(rng)
         victim.strike(words, blow)
         victim.wait_for_the_daemon()
         print(words, blow, victim.check())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deployment import UNIT, Deployment, Said, UnitFile, place_daemon, profile
+from tests.support.deployment import UNIT, Deployment, Said, UnitFile, profile
 from tests.support.machine import Machine
 from tests.support.overlay import Root
 
@@ -24,8 +24,6 @@ ENGINES = """
 path = "/srv/good/llama-server"
 [engines.bad]
 path = "/srv/bad/llama-server"
-[probation]
-every_s = 5.0
 """
 PROFILES = {
     "good": profile("good", serving__alias=OLD_ALIAS),
@@ -61,7 +59,6 @@ CASES = [
         "",
         {"exit_after_requests": 1, "exit_status": 3},
     ),
-    Case("says-it-was-stopped-and-ends-well", "unknown", "", {"fail": "says-stopping"}),
     Case(
         "hangs-and-ignores-sigterm",
         "hang",
@@ -162,42 +159,6 @@ def meanwhile(tunerd: Deployment, words: tuple[str, ...], action: Callable[[], o
     return Said(call.returncode, out.decode(), (seen + err).decode())
 
 
-def test_a_program_that_went_away_after_the_plan(tunerd: Deployment, before: Before) -> None:
-    tunerd.behave("bad")
-    program = "/srv/bad/llama-server"
-
-    said = meanwhile(
-        tunerd, ("apply", "bad"), lambda: tunerd.machine.run("mv", program, f"{program}.gone")
-    )
-    tunerd.machine.run("mv", f"{program}.gone", program)
-
-    assert said.code == 3, str(said)
-    assert "program cannot be started" in said.err, str(said)
-    assert "/srv/bad/llama-server" in said.err, str(said)
-    assert_as_before(tunerd, before)
-
-
-def test_a_port_that_was_taken_after_the_plan(tunerd: Deployment, before: Before) -> None:
-    tunerd.behave("bad")
-    machine = tunerd.machine
-
-    def take_port() -> None:
-        command = ("python3", "-m", "http.server", "8099", "--bind", "127.0.0.1")
-        machine.run("systemd-run", "--quiet", "--unit=squatter", *command)
-        machine.sh("until curl --silent --output /dev/null 127.0.0.1:8099; do sleep 0.05; done")
-
-    try:
-        said = meanwhile(tunerd, ("apply", "bad", "--set", "serving.port=8099"), take_port)
-        refused = tunerd("apply", "bad", "--yes", "--set", "serving.port=8099", expect=1)
-    finally:
-        machine.systemctl("stop", "squatter")
-
-    assert said.code == 3, str(said)
-    assert "port taken" in said.err, str(said)
-    assert "listens on port 8099 already" in refused.err, refused
-    assert_as_before(tunerd, before)
-
-
 # Takes what address it gets, answers like a server that is ready, and notes what it was asked.
 STRANGER = """
 import socket, sys, time
@@ -287,44 +248,6 @@ def test_recovery_of_a_swap_that_was_killed_ends_though_its_server_drips(
     assert_as_before(tunerd, before)
 
 
-def test_an_account_that_does_not_exist(tunerd: Deployment, before: Before) -> None:
-    tunerd.behave("bad")
-    folder = f"{tunerd.units}/{UNIT}.d"
-
-    def give_to_nobody_we_know() -> None:
-        tunerd.machine.write(f"{folder}/user.conf", "[Service]\nUser=no-such-user\n")
-
-    try:
-        said = meanwhile(tunerd, ("apply", "bad"), give_to_nobody_we_know)
-    finally:
-        tunerd.machine.run("rm", "-r", folder)
-        tunerd.systemctl("daemon-reload")
-
-    # A drop-in counts for the old unit too, so its server could not come back either.
-    assert said.code == 4, str(said)
-    assert "program cannot be started" in said.err, str(said)
-    assert "Failed at step USER" in said.err, str(said)
-    assert "tunerd recover" in said.err, str(said)
-    tunerd("recover")
-    assert_as_before(tunerd, before)
-
-
-def test_the_unit_was_edited_while_it_was_planned(tunerd: Deployment, before: Before) -> None:
-    tunerd.behave("bad")
-    path = f"{tunerd.units}/{UNIT}"
-
-    said = meanwhile(
-        tunerd, ("apply", "bad"), lambda: tunerd.machine.sh(f"echo '# a note' >> {path}")
-    )
-
-    assert said.code == 1, str(said)
-    tunerd.machine.write(path, before.unit.text, mode=0o640)
-    tunerd.machine.run("chgrp", "tunerd", path)
-    tunerd.systemctl("daemon-reload")
-    assert tunerd.unit() == before.unit
-    assert tunerd.alias() == OLD_ALIAS
-
-
 def test_where_even_the_old_server_cannot_come_back_it_is_said_and_mended_later(
     tunerd: Deployment, before: Before
 ) -> None:
@@ -351,29 +274,3 @@ def test_where_even_the_old_server_cannot_come_back_it_is_said_and_mended_later(
 
     assert recovered["serving"] is True, recovered
     assert_as_before(tunerd, before)
-
-
-def test_a_server_that_dies_in_its_first_minutes_is_taken_back_by_what_watches_it(
-    tunerd: Deployment, before: Before
-) -> None:
-    tunerd.behave("bad")
-    machine = tunerd.machine
-    place_daemon(machine)
-    tunerd.systemctl("start", "tunerd.service")
-
-    generation = tunerd.apply("bad")["generation"]
-
-    assert tunerd.alias() == "new"
-    seen = f"{tunerd.state}/probation/{generation}.json"
-    machine.sh(f'until grep -q \'"boot_id": "\' {seen}; do sleep 0.2; done', limit_s=60)
-    machine.sh(f"kill -KILL {tunerd.json('status')['pid']}")
-    machine.sh(f"until grep -q 'taken back' {seen}; do sleep 0.2; done", limit_s=120)
-    watched = tunerd.json("probation", "show")["probations"][0]
-    assert (watched["generation"], watched["state"]) == (generation, "taken back")
-    assert "died and was started again" in watched["reason"]
-    assert tunerd.unit() == before.unit
-    assert tunerd.alias() == OLD_ALIAS
-    assert "/srv/bad/" not in tunerd.processes()
-    assert tunerd.json("history")["generations"][0]["reason"] == "guard"
-    assert tunerd.json("verify")["as_deployed"] is True
-    tunerd.systemctl("stop", "tunerd.service")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from tests.support.overlay import Root
 from tests.support.places import places
 
 SLOW_S = 2.5
-EDIT = "\n# by hand\n[Service]\nEnvironment=EDITED=yes\n"
 PROFILES = {
     "good": profile("good", serving__alias="good"),
     "also-good": profile("good", serving__alias="also-good"),
@@ -106,36 +104,4 @@ def test_a_stop_by_hand_in_the_middle_is_respected(tunerd: Deployment) -> None:
     assert tunerd.show("ActiveState") == "inactive"
     nothing_is_left(tunerd)
     tunerd.systemctl("start", UNIT)
-    assert wait_for_alias(tunerd, "good")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_edit_by_hand_in_the_middle_stays(tunerd: Deployment, fails: bool) -> None:
-    tunerd.behave("slow", load_s=SLOW_S, fail="assert" if fails else None)
-    process = tunerd.start("apply", "slow", "--yes")
-    until_it_loads(tunerd)
-
-    path = f"{tunerd.units}/{UNIT}"
-    tunerd.machine.sh(f"printf '{EDIT}' >> {path}")
-    edited = tunerd.unit()
-    said = end(process)
-
-    assert said.code == 4, str(said)
-    assert "edited" in said.err
-    assert tunerd.unit() == edited
-    assert edited is not None
-    assert "EDITED=yes" in edited.text
-    assert tunerd.journal_files() == []
-    tunerd("recover")
-    assert tunerd.unit() == edited
-    tunerd("rollback")
-    assert tunerd.alias() == "good"
-
-
-def wait_for_alias(tunerd: Deployment, alias: str) -> bool:
-    end_s = time.monotonic() + 20
-    while time.monotonic() < end_s:
-        if tunerd.alias() == alias:
-            return True
-        time.sleep(0.1)
-    return False
+    tunerd.until(lambda: tunerd.alias() == "good", "it serves")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tests.fault.victim import KILLER, kill_main
 from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
@@ -152,9 +153,8 @@ class DaemonVictim:
         machine = self.machine
         self.machine.systemctl("stop", DAEMON, "tunerd.socket", "tunerd-daemon.socket")
         words = ["/usr/local/bin/tunerd", "apply", self._other(), "--yes"]
-        told = {"argv": words, "signal": "KILL", "watch": RECORD, "after_s": rng.uniform(0.0, 0.3)}
-        killer = SOURCES_INSIDE / "tests/fault/killer.py"
-        machine.run(PREFIX / "bin/python", "-S", "-E", killer, json.dumps(told), limit_s=150)
+        told = {"argv": words, "watch": RECORD, "after_s": rng.uniform(0.0, 0.3)}
+        machine.run(PREFIX / "bin/python", "-S", "-E", KILLER, json.dumps(told), limit_s=150)
         machine.systemctl("start", "--no-block", "tunerd.socket", DAEMON)
         time.sleep(rng.uniform(0.0, 2 * self.start_s))
         was = self._kill()
@@ -306,15 +306,14 @@ class DaemonVictim:
     def _kill(self) -> str:
         """Kill it now; what it was doing for systemd."""
         state = self._state(DAEMON)
-        self.machine.sh(f"systemctl kill --signal=KILL --kill-who=main {DAEMON}", check=False)
+        self.machine.sh(kill_main(DAEMON), check=False)
         return state
 
     def _kill_after(self, watch: str, after_s: float) -> Callable[[], str]:
         """Begin to watch these files; the call ends when it was killed, so long after they changed."""
         told = {"unit": DAEMON, "watch": watch, "after_s": after_s, "limit_s": _PATIENCE_S}
-        program = SOURCES_INSIDE / "tests/fault/kill_unit.py"
         python = PREFIX / "bin/python"
-        started = self.machine.start(python, "-S", "-E", program, json.dumps(told))
+        started = self.machine.start(python, "-S", "-E", KILLER, json.dumps(told))
         assert started.stdout is not None
         assert started.stdout.readline() == b"ready\n"
 

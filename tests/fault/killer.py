@@ -1,16 +1,19 @@
-"""Runs a program and sends it a signal at a chosen moment; needs the standard library alone.
+"""Kills a program, or a unit's main process, at a chosen moment; needs the standard library alone.
 
 The first argument is a JSON object:
-    argv: the program; signal: its name without SIG; with_children: whether its descendants get it too
-    after_s: so long after its start, or
-    watch: a path, and after_s so long after that came, went or became another file
-    again_s: if there, the signal is sent once more so long after the first one
-It prints one: whether the signal was in time, exit status, output, and when it ended.
+    argv: the program, which is started; or unit: whose main process
+    watch: a pattern of paths, if there: the moment is when one of them comes, goes or is written
+    after_s: so long after that, or after the program's start
+    with_children: whether its descendants are killed too
+    limit_s: give up watching after so long
+It prints `ready`, and then one: whether anything changed, which process was killed (null for none),
+and what the program wrote to its standard error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import signal
@@ -27,53 +30,48 @@ _LIMIT_S = 120.0
 def main() -> None:
     """Do what the first argument says."""
     told = json.loads(sys.argv[1])
-    number = getattr(signal, f"SIG{told['signal']}")
-    began_s = time.monotonic()
-    before = _inode(told.get("watch"))
-    process = subprocess.Popen(
-        told["argv"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    if told.get("watch"):
-        while _inode(told["watch"]) == before and process.poll() is None:
-            time.sleep(_POLL_S)
-        began_s = time.monotonic()
-    _wait(process, began_s + told["after_s"])
-    was_in_time = process.poll() is None
-    sent_s = time.monotonic()
-    if was_in_time:
-        victims = _descendants(process.pid) if told.get("with_children") else []
-        for pid in [process.pid, *victims]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-    if told.get("again_s") is not None:
-        _wait(process, sent_s + told["again_s"])
-        if process.poll() is None:
-            process.send_signal(number)
-    out, err = process.communicate(timeout=_LIMIT_S)
-    print(
-        json.dumps(
-            {
-                "in_time": was_in_time,
-                "code": process.returncode,
-                "out": out.decode(errors="replace"),
-                "err": err.decode(errors="replace"),
-                "took_s": time.monotonic() - began_s,
-                "until_end_s": time.monotonic() - sent_s,
-            }
-        )
-    )
-
-
-def _wait(process: subprocess.Popen[bytes], until_s: float) -> None:
-    while process.poll() is None and time.monotonic() < until_s:
+    watch, before = told.get("watch"), _stamps(told.get("watch"))
+    print("ready", flush=True)
+    process = None
+    if told.get("argv"):
+        process = subprocess.Popen(
+            told["argv"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )  # fmt: skip
+    has_changed = watch is None
+    end_s = time.monotonic() + told.get("limit_s", _LIMIT_S)
+    while not has_changed and _runs(process) and time.monotonic() < end_s:
         time.sleep(_POLL_S)
+        has_changed = _stamps(watch) != before
+    end_s = time.monotonic() + told["after_s"]
+    while has_changed and _runs(process) and time.monotonic() < end_s:
+        time.sleep(_POLL_S)
+    pid = None
+    if has_changed and _runs(process):
+        pid = process.pid if process is not None else _main_pid(told["unit"])
+    for one in [pid, *(_descendants(pid) if told.get("with_children") else [])] if pid else []:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+    err = b"" if process is None else process.communicate(timeout=_LIMIT_S)[1]
+    found = {"changed": has_changed, "pid": pid, "err": err.decode(errors="replace")}
+    print(json.dumps(found), flush=True)
 
 
-def _inode(path: str | None) -> int | None:
-    try:
-        return Path(path).stat().st_ino if path else None
-    except OSError:
-        return None
+def _runs(process: subprocess.Popen[bytes] | None) -> bool:
+    return process is None or process.poll() is None
+
+
+def _stamps(pattern: str | None) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for name in glob.glob(pattern or ""):  # noqa: PTH207 -- a whole pattern, from the root
+        with contextlib.suppress(OSError):
+            status = Path(name).stat()
+            found[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _main_pid(unit: str) -> int | None:
+    words = ["systemctl", "show", "--value", "--property=MainPID", unit]
+    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout) or None
 
 
 def _descendants(pid: int) -> list[int]:

@@ -8,9 +8,8 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.fault.victim import Victim
+from tests.fault.victim import KILL_MEASURE, Victim, kill_each, start_measuring
 from tests.support.deployment import UNIT
-from tests.support.roots import PREFIX, SOURCES_INSIDE
 
 PRODUCTION, MEASURED = "one", "two"
 # From right before the lease, which takes about half a second, until the third or fourth candidate.
@@ -20,11 +19,6 @@ _ENDLESS = 1000
 _PATIENCE_S = 60.0
 # The longest until a command has noticed and seen production serve, on two busy cores.
 _NOTICES_S = 12.0
-_EACH = "for unit in $(systemctl list-units --plain --no-legend '%s' | cut -d' ' -f1); do %s; done"
-_COMMAND = "pkill -KILL -f '[t]ests.fault.measure' || true"
-_MAIN = "systemctl kill --signal=KILL --kill-who=main $unit"
-_LEASE = _EACH % ("tunerd-lease-*", _MAIN)
-_CANDIDATE = _EACH % ("tunerd-candidate-*", _MAIN)
 
 
 class Fault(StrEnum):
@@ -40,10 +34,10 @@ class Fault(StrEnum):
 
 
 _SCRIPTS = {
-    Fault.COMMAND: _COMMAND,
-    Fault.LEASE: _LEASE,
-    Fault.BOTH: f"{_LEASE}; {_COMMAND}",
-    Fault.CANDIDATE: _CANDIDATE,
+    Fault.COMMAND: KILL_MEASURE,
+    Fault.LEASE: kill_each("tunerd-lease-*"),
+    Fault.BOTH: f"{kill_each('tunerd-lease-*')}; {KILL_MEASURE}",
+    Fault.CANDIDATE: kill_each("tunerd-candidate-*"),
     Fault.START: f"systemctl start {UNIT}",
 }
 
@@ -82,12 +76,8 @@ class LeaseVictim:
         after_s = rng.uniform(*self.span_s)
         budget_s = rng.uniform(1.0, max(4.0, self.span_s[1])) if fault is Fault.TIME_OUT else 600.0
         rounds = str(_ROUNDS if fault is Fault.CANDIDATE else _ENDLESS)
-        process = machine.start(
-            *(PREFIX / "bin/python", "-m", "tests.fault.measure", MEASURED),
-            *("--rounds", rounds, "--budget", f"{budget_s:.2f}", *self.words),
-            folder=SOURCES_INSIDE,
-            env={"PYTHONDONTWRITEBYTECODE": "1"},
-        )
+        words = (MEASURED, "--rounds", rounds, "--budget", f"{budget_s:.2f}", *self.words)
+        process = start_measuring(machine, *words)
         assert process.stdout is not None
         heard = ""
         while line := process.stdout.readline().decode():
@@ -122,7 +112,7 @@ class LeaseVictim:
         while process.poll() is None and time.monotonic() < end_s:
             time.sleep(0.05)
         if process.poll() is None:
-            self.victim.machine.sh(_COMMAND.replace("KILL", "INT"))
+            self.victim.machine.sh(KILL_MEASURE.replace("KILL", "INT"))
 
     def _wait(self) -> None:
         """Until production answers by its name."""

@@ -1,6 +1,6 @@
 """Measures profiles on the live box until somebody ends it; run inside a machine.
 
-    python -m tests.fault.measure PROFILE... [--budget S] [--rounds N] [--requests N] [--mode local] [--power W...]
+    python -m tests.fault.measure PROFILE... [--budget S] [--rounds N] [--requests N] [--power W...]
 
 Prints what it does, one word a line: `planned`, `held`, `serving UNIT`, `limited`, `asked`, `preempted`, `back`.
 """
@@ -28,18 +28,14 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=600.0)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=3)
-    parser.add_argument("--mode")
-    parser.add_argument("--start-after", action="store_true")
     parser.add_argument("--power", type=float, nargs="*", default=[])
     told = parser.parse_args()
-    ctx = build_context(mode=told.mode, start_supervisor=True)
+    ctx = build_context(start_supervisor=True)
     plans = [make_plan(ctx, PlanRequest(name, {})) for name in told.profiles]
     say = _say
     say("planned")
     try:
-        with hold(
-            ctx, purpose="a test", budget_s=told.budget, start_after=told.start_after
-        ) as held:
+        with hold(ctx, purpose="a test", budget_s=told.budget) as held:
             say(f"held {held.id} {held.inhibits}")
             for number in range(told.rounds):
                 _serve(ctx, held, plans[number % len(plans)], told, say)

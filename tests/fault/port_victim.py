@@ -11,18 +11,15 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tests.fault.victim import KILL_MEASURE, kill_each, start_measuring
 from tests.support.deployment import MODEL, UNIT, Deployment, profile
 from tests.support.machine import Machine
-from tests.support.roots import PREFIX, SOURCES_INSIDE
 
 PORT = 8080
 MAINLINE, IK = "mainline-2026-08-18", "ik-2026-08"
 SETTINGS = "".join(f'[engines.{name}]\npath = "/srv/engines/{name}"\n' for name in (MAINLINE, IK))
 _PATIENCE_S = 150.0
 _STREAMS = 4
-_COMMAND = "pkill -KILL -f '[t]ests.fault.measure' || true"
-_EACH = "for unit in $(systemctl list-units --plain --no-legend '%s' | cut -d' ' -f1); do %s; done"
-_KILL = "systemctl kill --signal=KILL --kill-who=main $unit"
 
 
 class Production(StrEnum):
@@ -53,9 +50,9 @@ class End(StrEnum):
 
 
 _SCRIPTS = {
-    End.COMMAND: _COMMAND,
-    End.CANDIDATE: _EACH % ("tunerd-candidate-*", _KILL),
-    End.LEASE: _EACH % ("tunerd-lease-*", _KILL),
+    End.COMMAND: KILL_MEASURE,
+    End.CANDIDATE: kill_each("tunerd-candidate-*"),
+    End.LEASE: kill_each("tunerd-lease-*"),
     End.START: f"systemctl start --no-block {UNIT}",
 }
 
@@ -126,12 +123,8 @@ class PortVictim:
 
     def measure(self, *, rounds: int, budget_s: float) -> subprocess.Popen[bytes]:
         """A measurement of ik whose first candidate serves and has closed streams from its side."""
-        process = self.machine.start(
-            *(PREFIX / "bin/python", "-m", "tests.fault.measure", "ik"),
-            *("--rounds", str(rounds), "--budget", str(budget_s), "--requests", "20"),
-            folder=SOURCES_INSIDE,
-            env={"PYTHONDONTWRITEBYTECODE": "1"},
-        )
+        words = ("ik", "--rounds", str(rounds), "--budget", str(budget_s), "--requests", "20")
+        process = start_measuring(self.machine, *words)
         self._until_it_serves(process)
         for _ in range(_STREAMS):
             self._stream()

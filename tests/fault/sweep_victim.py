@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tests.fault.victim import kill_each, kill_main
 from tests.support.deployment import UNIT
 from tests.support.night import SWEEP, Night
 from tests.support.roots import SOURCES_INSIDE
@@ -18,8 +19,6 @@ _SPAN_S = (0.0, 5.0)
 _EARLY = 0.2
 _GOES_ON_S = 3.0
 _PATIENCE_S = 90.0
-_MAIN = "systemctl kill --signal=KILL --kill-who=main %s"
-_EACH = "for unit in $(systemctl list-units --plain --no-legend '%s' | cut -d' ' -f1); do %s; done"
 
 
 class SweepFault(StrEnum):
@@ -49,10 +48,10 @@ _NEEDS = {
 }
 GOES_ON = (SweepFault.CANDIDATE, SweepFault.DAEMON)
 _SCRIPTS = {
-    SweepFault.SWEEP: _MAIN % SWEEP,
-    SweepFault.LEASE: _EACH % ("tunerd-lease-*", _MAIN % "$unit"),
-    SweepFault.CANDIDATE: _EACH % ("tunerd-candidate-*", _MAIN % "$unit"),
-    SweepFault.DAEMON: _MAIN % DAEMON,
+    SweepFault.SWEEP: kill_main(SWEEP),
+    SweepFault.LEASE: kill_each("tunerd-lease-*"),
+    SweepFault.CANDIDATE: kill_each("tunerd-candidate-*"),
+    SweepFault.DAEMON: kill_main(DAEMON),
     SweepFault.START: f"systemctl start {UNIT}",
 }
 _BEHAVIOURS = {

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
 from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
 
 PROFILES = ("one", "two")
+KILLER = SOURCES_INSIDE / "tests/fault/killer.py"
+KILL_MEASURE = "pkill -KILL -f '[t]ests.fault.measure' || true"
 _PATIENCE_S = 60.0
 # Runs what is $2 and following, and says when $1 became another file, or that it never will.
 _WATCHED = """
@@ -26,20 +28,39 @@ wait
 """
 
 
+def kill_main(unit: str) -> str:
+    """The command that kills a unit's main process."""
+    return f"systemctl kill --signal=KILL --kill-who=main {unit}"
+
+
+def kill_each(pattern: str) -> str:
+    """The command that kills the main processes of all such units."""
+    listed = f"systemctl list-units --plain --no-legend '{pattern}' | cut -d' ' -f1"
+    return f"for unit in $({listed}); do {kill_main('$unit')}; done"
+
+
+def start_measuring(machine: Machine, *words: str) -> subprocess.Popen[bytes]:
+    """See measure.py; its output is read as it comes."""
+    return machine.start(
+        PREFIX / "bin/python",
+        *("-m", "tests.fault.measure", *words),
+        folder=SOURCES_INSIDE,
+        env={"PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
 @dataclass(frozen=True)
 class Blow:
-    """A signal at a moment of a swap; see killer.py."""
+    """SIGKILL at a moment of a swap; see killer.py."""
 
-    signal: str
     after_s: float
     watch: str | None = None
     with_children: bool = False
-    again_s: float | None = None
 
     def __str__(self) -> str:
         since = f"{self.watch} changed" if self.watch else "the start"
         whom = " and its children" if self.with_children else ""
-        return f"SIG{self.signal}{whom} {1000 * self.after_s:.0f} ms after {since}"
+        return f"SIGKILL{whom} {1000 * self.after_s:.0f} ms after {since}"
 
 
 @dataclass
@@ -113,31 +134,22 @@ class Victim:
                 return ["rollback"]
         return ["apply", self.other, "--yes"]
 
-    def some_blow(self, rng: random.Random, signal: str = "KILL") -> Blow:
+    def some_blow(self, rng: random.Random) -> Blow:
         """Half of them at any moment of a swap, the others around its renames."""
         with_children = rng.random() < 0.3
         if rng.random() < 0.5:
-            return Blow(signal, rng.uniform(0, self.swap_s), None, with_children)
+            return Blow(rng.uniform(0, self.swap_s), None, with_children)
         if rng.random() < 0.5:
-            return Blow(signal, rng.uniform(0, 0.2), self.record, with_children)
-        return Blow(signal, rng.uniform(0, 0.5 * self.swap_s), self.unit_path, with_children)
+            return Blow(rng.uniform(0, 0.2), self.record, with_children)
+        return Blow(rng.uniform(0, 0.5 * self.swap_s), self.unit_path, with_children)
 
-    def strike(self, words: list[str], blow: Blow) -> dict[str, Any]:
-        """Run `tunerd WORDS` and send the signal."""
-        told = {
-            "argv": ["/usr/local/bin/tunerd", *words],
-            "signal": blow.signal,
-            "after_s": blow.after_s,
-            "watch": blow.watch,
-            "with_children": blow.with_children,
-            "again_s": blow.again_s,
-        }
-        killer = SOURCES_INSIDE / "tests/fault/killer.py"
+    def strike(self, words: list[str], blow: Blow) -> None:
+        """Run `tunerd WORDS` and kill it then."""
+        told = {"argv": ["/usr/local/bin/tunerd", *words], **asdict(blow)}
         python = PREFIX / "bin/python"
-        done = self.machine.run(python, "-S", "-E", killer, json.dumps(told), limit_s=150)
-        found: dict[str, Any] = json.loads(done.stdout)
+        done = self.machine.run(python, "-S", "-E", KILLER, json.dumps(told), limit_s=150)
+        found = json.loads(done.stdout.splitlines()[-1])
         assert "Traceback" not in found["err"], found["err"]
-        return found
 
     def cut(self, words: list[str], blow: Blow) -> None:
         """Run `tunerd WORDS` and cut the power at that moment, whether it still runs or not."""
@@ -152,30 +164,18 @@ class Victim:
         self.machine.power_cut()
         process.communicate(timeout=30)
 
-    def boot(self) -> float:
-        """Boot; how long it took from then until the server answered [s]."""
-        began_s = time.monotonic()
+    def boot(self) -> None:
+        """Boot, and wait until the server has loaded and answers."""
         self.machine.boot()
-        self.wait_until_it_serves()
-        return time.monotonic() - began_s
+        ask = "curl -sf http://127.0.0.1:8080/health"
+        self.machine.sh(f"until {ask} > /dev/null; do sleep 0.1; done", limit_s=_PATIENCE_S)
 
     def wait_for_the_daemon(self) -> None:
         """Until no record is left, which the daemon sees to."""
         self.machine.sh(f"while [ -e {self.record} ]; do sleep 0.1; done", limit_s=_PATIENCE_S)
 
-    def wait_until_it_serves(self) -> None:
-        """Until somebody answers: after a boot the server still loads."""
-        self.machine.sh(
-            "until curl -sf http://127.0.0.1:8080/health > /dev/null; do sleep 0.1; done",
-            limit_s=_PATIENCE_S,
-        )
-
     def check(self) -> str:
-        """A whole unit is live and serves, and nothing is left of any swap.
-
-        Returns:
-            The profile that serves.
-        """
+        """A whole unit is live and serves, and nothing is left of any swap; whose it is."""
         name = self.live
         assert self.tunerd.journal_files() == [], "a record is left"
         left = self.machine.sh(

@@ -67,7 +67,6 @@ FACES = {
         "adopt",
         "apply",
         "checks",
-        "detect",
         "emit",
         "fits",
         "gate",

@@ -40,7 +40,7 @@ from tunerd.machine.net import (
     other_listeners,
 )
 from tunerd.result import Progress
-from tunerd.units.manager import UnitState
+from tunerd.units.manager import PORT_LIMIT_S, UnitState
 
 POLL_S = 0.1
 PROBE_PROMPT = "The quick brown fox jumps over the lazy dog. One, two, three, four,"
@@ -465,8 +465,6 @@ def _wait_for_restart(ctx: Context, end_s: float) -> bool:
     return False
 
 
-# Connections that have ended keep their port for a minute (TCP_TIMEWAIT_LEN of Linux).
-PORT_WAIT_S = 75.0
 _PORT_POLL_S = 1.0
 
 
@@ -498,7 +496,7 @@ class PortTurns:
         self.last = program
         if is_same or address is None:
             return
-        for left_s in polls(self.ctx.clock, PORT_WAIT_S, every_s=_PORT_POLL_S):
+        for left_s in polls(self.ctx.clock, PORT_LIMIT_S, every_s=_PORT_POLL_S):
             if can_bind(address.reachable_host, address.port) or not left_s:
                 return
             if not self.is_held() or is_listened_on(address.port, address.host):
@@ -508,9 +506,7 @@ class PortTurns:
     def wait_for_production(self) -> None:
         """Wait until production can bind its port; where its file cannot be read, do not wait."""
         with contextlib.suppress(TunerdError):
-            live = read_live_unit(self.ctx)
-            program = Path(live.argv[0]) if live.argv else None
-            self.wait_for(program, address_of(self.ctx, live))
+            self.wait_for(program_of_production(self.ctx), _address(self.ctx))
 
 
 def program_of_production(ctx: Context) -> Path | None:

@@ -36,7 +36,6 @@ from tunerd.machine.files import lock
 from tunerd.machine.peers import only_one
 from tunerd.machine.process import Interrupts
 from tunerd.production.gate import (
-    PORT_WAIT_S,
     NotServing,
     PortTurns,
     Serving,
@@ -419,7 +418,7 @@ class Held:
         The lease may still wait for production's port.
         """
         ctx, now_s = self._ctx, self._ctx.clock.monotonic_s
-        ending_s = now_s() + PORT_WAIT_S
+        ending_s = now_s() + PORT_LIMIT_S
         end_s = now_s() + _COMES_BACK_S
         while now_s() < end_s:
             if ctx.services.state(self._lease.spec.unit).active_state == "deactivating":
@@ -464,7 +463,6 @@ def hold(
     purpose: str,
     budget_s: float,
     start_after: bool = False,
-    drains: bool = True,
 ) -> Iterator[Held]:
     """Hold production's place for the body; afterwards production serves again, as before.
 
@@ -477,7 +475,6 @@ def hold(
         budget_s: The longest that production may be away, without its own load [s]; the service
             manager ends the lease then.
         start_after: Start production afterwards even if it does not run now.
-        drains: Wait for requests under way first, as long as the settings say.
 
     Raises:
         Busy: another measurement or a change is under way.
@@ -489,7 +486,7 @@ def hold(
     with _only_measurement(ctx, purpose), Interrupts() as interrupts:
         wait_for_dead_measurement(ctx)
         spec, before = _prepare(ctx, purpose, budget_s, start_after=start_after)
-        held = _begin(ctx, spec, before, purpose, drains=drains)
+        held = _begin(ctx, spec, before, purpose)
         try:
             yield held
         except (KeyboardInterrupt, SystemExit) as end:
@@ -597,11 +594,11 @@ def _is_begun(ctx: Context, now: UnitState, before: UnitState) -> bool:
     return bool(ctx.services.properties(ctx.unit, "Job").get("Job"))
 
 
-def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str, *, drains: bool) -> Held:
+def _begin(ctx: Context, spec: LeaseSpec, before: UnitState, purpose: str) -> Held:
     """Stop production and take its place, while no swap runs and none is left half-way."""
     with lock(ctx.paths.lock, purpose=f"beginning {purpose}", since=ctx.now_text()):
         recover_locked(ctx)
-        notes = drain(ctx, before) if drains else ()
+        notes = drain(ctx, before)
         clear_dead_measurements(ctx, is_mine=True)
         ctx.say(f"stopping {ctx.unit} for the measurement")
         began_s = ctx.clock.monotonic_s()

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from tunerd.app import Context
 from tunerd.engine.health import HttpState
-from tunerd.engine.server import Address, LlamaServer
 from tunerd.errors import HostError, ServiceError
 from tunerd.machine.clock import polls
 from tunerd.machine.files import is_locked
@@ -123,19 +122,15 @@ def end_measurement(ctx: Context, *, by: str) -> str | None:
 
 def _wait_until_it_listens(ctx: Context) -> None:
     """Until production's process is up and on its port: what is swapped next must know that it ran."""
-    from tunerd.engine.serving import address_now, read_live_unit
+    from tunerd.engine.serving import server_now
 
     ctx.services.start(ctx.unit)
-    live = read_live_unit(ctx)
     for _ in polls(ctx.clock, _PATIENCE_S, every_s=_POLL_S):
         state = ctx.services.state(ctx.unit)
-        address = address_now(ctx, live, state)
-        if not state.is_active or (address is not None and _answers(ctx, address)):
+        server = server_now(ctx, state)
+        answers = server is not None and server.health(timeout_s=1.0) is not HttpState.REFUSED
+        if answers or not state.is_active:
             return
-
-
-def _answers(ctx: Context, address: Address) -> bool:
-    return LlamaServer(address, ctx.clock).health(timeout_s=1.0) is not HttpState.REFUSED
 
 
 def measuring(ctx: Context, record: LeaseRecord) -> Message:

@@ -184,14 +184,6 @@ def _family_of(ctx: Context, live: LiveUnit) -> Family | None:
     return None if found is None else _family(engine_of(ctx, found))
 
 
-def check_unit(ctx: Context, text: str) -> list[Message]:
-    """What the service manager would complain about if it read this unit."""
-    return [
-        error("unit-refused", f"the service manager would complain: {line}")
-        for line in ctx.services.verify(ctx.unit, text)
-    ]
-
-
 def tuned_layer(
     ctx: Context, resolved: Resolved, engine: Engine, facts: ModelFacts, host: Host
 ) -> list[Message]:
@@ -713,7 +705,10 @@ def make_plan(ctx: Context, request: PlanRequest) -> Plan:
         *check_arguments(ctx, engine, command),
         *check_port(ctx, after),
         *check_handover(ctx, live, _family(engine), before, after),
-        *check_unit(ctx, unit_text),
+        *(
+            error("unit-refused", f"the service manager would complain: {line}")
+            for line in ctx.services.verify(ctx.unit, unit_text)
+        ),
         *memory.messages,
         *tuned_layer(ctx, resolved, engine, facts, host),
     )

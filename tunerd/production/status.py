@@ -10,7 +10,6 @@ from tunerd.engine.health import HttpState
 from tunerd.engine.server import LlamaServer
 from tunerd.engine.serving import address_now, read_live_unit, standing_text
 from tunerd.errors import HostError, ServiceError, UsageError
-from tunerd.machine.facts import GpuReading
 from tunerd.machine.files import is_locked
 from tunerd.production.journal import read_record
 from tunerd.production.measurement import measuring, read_measurement
@@ -24,6 +23,7 @@ from tunerd.words import Mode, sha256
 DEFAULT_LIMIT = 20
 _DRIFT = 6
 _SHOWN = 3
+_OF_CARD = ("index", "name", "total_mib", "used_mib", "free_mib")
 _OF_GENERATION = ("number", "created_s", "reason", "profile", "engine")
 
 
@@ -153,11 +153,20 @@ def status(ctx: Context) -> ActionResult:
         "last_swap": summary_json(last) if last is not None else None,
         "change_under_way": under_way,
         "measurement": None if measurement is None else plain(measurement),
-        "vram": _vram(gpus),
+        "vram": None
+        if gpus.gpus is None
+        else [{name: getattr(gpu, name) for name in _OF_CARD} for gpu in gpus.gpus],
         "gpu_problem": gpus.problem,
         "drift": [asdict(one) for one in drifts],
     }
-    messages = _status_messages(ctx, record is not None, under_way)
+    messages: list[Message] = []
+    if under_way:
+        messages.append(warning("busy", "a change is under way right now"))
+    elif record is not None:
+        messages.append(warning("interrupted", "a swap was cut short", "tunerd recover"))
+    elif state.has_failed:
+        text = f"the unit has failed ({state.result})"
+        messages.append(warning("failed", text, "tunerd rollback"))
     if ctx.settings_problem is not None:
         hint = f"correct `{ctx.paths.settings_file}` or the environment"
         messages.append(warning("settings", ctx.settings_problem, hint))
@@ -172,24 +181,6 @@ def status(ctx: Context) -> ActionResult:
     if gpus.problem is not None:
         messages.append(warning("gpu", gpus.problem, "`tunerd doctor`"))
     return ActionResult("status", payload, tuple(messages))
-
-
-def _vram(reading: GpuReading) -> list[dict[str, Any]] | None:
-    if reading.gpus is None:
-        return None
-    names = ("index", "name", "total_mib", "used_mib", "free_mib")
-    return [{name: getattr(gpu, name) for name in names} for gpu in reading.gpus]
-
-
-def _status_messages(ctx: Context, is_interrupted: bool, under_way: bool) -> list[Message]:
-    if under_way:
-        return [warning("busy", "a change is under way right now")]
-    if is_interrupted:
-        return [warning("interrupted", "a swap was cut short", "tunerd recover")]
-    state = ctx.services.state(ctx.unit)
-    if state.has_failed:
-        return [warning("failed", f"the unit has failed ({state.result})", "tunerd rollback")]
-    return []
 
 
 @dataclass(frozen=True, slots=True)

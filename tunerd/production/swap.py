@@ -16,13 +16,14 @@ from typing import NoReturn
 
 from tunerd.app import Context
 from tunerd.engine.health import Expectation, Failure, FailureKind, HttpState
-from tunerd.engine.server import Address, LlamaServer, UnknownListenerError
+from tunerd.engine.server import Address, UnknownListenerError
 from tunerd.engine.serving import (
     address_now,
     check_manager,
     drop_ins_in_force,
     read_live_unit,
     refuse_masked,
+    server_now,
     standing_text,
 )
 from tunerd.errors import (
@@ -214,10 +215,8 @@ def _answers(ctx: Context, before: UnitState) -> bool:
     """
     if not before.is_active:
         return False
-    address = address_now(ctx, read_live_unit(ctx), before)
-    if address is None:
-        return True
-    return LlamaServer(address, ctx.clock).health() is not HttpState.REFUSED
+    server = server_now(ctx, before)
+    return server is None or server.health() is not HttpState.REFUSED
 
 
 def abandon(ctx: Context, number: int | None, backup: str | None, error: BaseException) -> None:

@@ -19,7 +19,7 @@ from tunerd.engine.builds import PlanRequest
 from tunerd.errors import RolledBack
 from tunerd.production.apply import apply
 from tunerd.production.plan import Plan
-from tunerd.tryout.designed import vocabulary
+from tunerd.tryout.designed import Shape, design, vocabulary, write
 
 WORDS = vocabulary()
 N_PREDICT = 65
@@ -86,69 +86,78 @@ ENGINES = [
 ]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("real", ENGINES)
-def test_a_real_engine_goes_through_the_whole_chain(real: Real) -> None:
-    token = WORDS.region("code").first
-    prompt = WORDS.decode([token])
+def test_a_real_engine_goes_through_the_whole_chain_and_back_from_each_failure(real: Real) -> None:
     with build_box(real.program, shape="tiny" if real.drafts else "tiny-nomtp") as box:
         box.profile("plain")
         box.profile(
             "drafting",
             speculation__type="mtp", speculation__n_max=N_MAX, speculation__p_min=P_MIN,
         )  # fmt: skip
-        assert box.apply("plain")["engine"]["dialect"] == real.dialect
-        unit = box.box.unit.read_text()
-        text = read_truth(box.model).text(token, N_PREDICT)
-        answer = box.ask(prompt, N_PREDICT)
-        assert text.startswith(answer["choices"][0]["text"])
-        assert "draft_n" not in answer["timings"]
-
-        if not real.drafts:
-            refused = box.apply("drafting", expect=1)
-            assert "cannot speculate with mtp" in refused["error"]["cause"]
-            assert box.box.unit.read_text() == unit
-            return
-        done = box.apply("drafting")
-        told = {message["text"] for message in done["messages"] if "p-min" in message["text"]}
-        assert bool(told) == real.ignores_p_min, done["messages"]
-        answer = box.ask(prompt, N_PREDICT)
-        expected = real.expected(box, token)
-        counted = (answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"])
-        assert counted == (expected.drafted, expected.accepted)
-        assert text.startswith(answer["choices"][0]["text"])
-
-        box.json("rollback")
-        assert box.box.unit.read_text() == unit
-        assert "draft_n" not in box.ask(prompt, N_PREDICT)["timings"]
-        assert box.json("verify")["as_deployed"] is True
-
-
-@pytest.mark.parametrize("real", ENGINES)
-def test_what_a_real_engine_fails_of_is_told_from_its_log_and_the_old_server_is_back(
-    real: Real,
-) -> None:
-    with build_box(real.program, shape="tiny" if real.drafts else "tiny-nomtp") as box:
-        box.profile("plain")
         box.profile("long", serving__ctx_size=_TOO_LONG)
         box.profile("slow", serving__flash_attn="off", serving__cache_type_v="q8_0")
         box.profile("other", model__path=str(box.box.folder / "other.gguf"))
-        box.apply("plain")
+        assert box.apply("plain")["engine"]["dialect"] == real.dialect
         unit = box.box.unit.read_text()
+        drafts_and_goes_back(box, real, unit)
 
         failure = refused_argument(box, real)
         assert "flash" in failure or real.crashes, failure
         assert_serves(box, unit)
-
         assert taken_port(box)
         assert_serves(box, unit)
-
         assert "not within" in damaged_model(box)
         assert_serves(box, unit)
-
         assert out_of_memory(box)
         assert_serves(box, unit)
         status = box.json("status")
         assert (status["healthy"], status["profile"]) == (True, "plain"), status
+
+
+def drafts_and_goes_back(box: BuildBox, real: Real, unit: str) -> None:
+    """From a server without drafts to one with them, as many as must be, and back to the same text."""
+    token = WORDS.region("code").first
+    prompt = WORDS.decode([token])
+    text = read_truth(box.model).text(token, N_PREDICT)
+    answer = box.ask(prompt, N_PREDICT)
+    assert text.startswith(answer["choices"][0]["text"])
+    assert "draft_n" not in answer["timings"]
+    if not real.drafts:
+        refused = box.apply("drafting", expect=1)
+        assert "cannot speculate with mtp" in refused["error"]["cause"]
+        assert box.box.unit.read_text() == unit
+        return
+    done = box.apply("drafting")
+    told = {message["text"] for message in done["messages"] if "p-min" in message["text"]}
+    assert bool(told) == real.ignores_p_min, done["messages"]
+    answer = box.ask(prompt, N_PREDICT)
+    expected = real.expected(box, token)
+    counted = (answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"])
+    assert counted == (expected.drafted, expected.accepted)
+    assert text.startswith(answer["choices"][0]["text"])
+
+    box.json("rollback")
+    assert "draft_n" not in box.ask(prompt, N_PREDICT)["timings"]
+    assert_serves(box, unit)
+    assert box.json("verify")["as_deployed"] is True
+
+
+@pytest.mark.llama
+def test_a_draft_model_that_a_profile_names_drafts_on_the_real_engine() -> None:
+    # Of the same seed and width as the model, so that it knows the same successors.
+    shape = Shape(n_layer=2, full_attention_interval=2, has_mtp=False)
+    with build_box(None, shape="tiny") as box:
+        little = write(design(shape), box.box.folder / "little.gguf").path
+        box.profile(
+            "two",
+            speculation__type="draft", speculation__n_max=4, speculation__p_min=0.0,
+            speculation__draft_model=str(little),
+        )  # fmt: skip
+        box.apply("two")
+        timings = box.ask("please go on with code", 48)["timings"]
+    assert timings["draft_n"] >= 24
+    assert timings["draft_n_accepted"] == timings["draft_n"]
 
 
 def assert_serves(box: BuildBox, unit: str) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.builders import capabilities_of
+from tests.support.doctor_facts import HOST as A_HOST
+from tests.support.fake_gpu import a_card
 from tests.support.profiles import context, profile_of
 from tunerd.engine.commandline import CommandLine, render
 from tunerd.engine.help import Effect, Engine, OffloadDevice, Proof
-from tunerd.machine.facts import Cpu, Gpu, Host, HostMemory
+from tunerd.machine.facts import Cpu, Host
 from tunerd.machine.files import Files
 from tunerd.model.facts import ModelFacts
 from tunerd.model.files import ModelFiles
@@ -39,18 +41,10 @@ from tunerd.units.live import LiveUnit, Serving, read_live
 from tunerd.units.text import unified_diff
 from tunerd.words import MiB, Mode
 
-CARD = Gpu(
-    index=0, name="NVIDIA GeForce RTX 3090 Ti", uuid=None, total_mib=MiB(24564), used_mib=None,
-    reserved_mib=None, free_mib=None, processes=None, display_active=None, power_limit_w=None,
-    power_default_w=None, power_max_w=None, pcie_generation=None, pcie_generation_max=None,
-    pcie_width=None, pcie_width_max=None, compute_capability=None, is_mig=None,
-)  # fmt: skip
 DEBIAN_PORT = 9931
-HOST = Host(
-    gpus=(CARD,), gpu_problem=None, driver_version=None, cuda_version=None,
-    cpu=Cpu(None, 8, 16, None), memory=HostMemory(None, None, None, None, None, None), kernel=None,
-    hostname=None, in_container=None,
-)  # fmt: skip
+CARD = a_card("NVIDIA GeForce RTX 3090 Ti", total_mib=24564)
+HOST = replace(A_HOST, gpus=(CARD,))
+BLIND = replace(HOST, cpu=Cpu(None, None, None, None))
 UNMEASURED = replace(HOST, gpus=(replace(CARD, total_mib=None),))
 
 
@@ -136,29 +130,25 @@ def test_what_a_model_cannot_do_is_told(
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
+    ("data", "host", "expected"),
     [
-        ({}, []),
-        ({"speculation__type": "mtp", "speculation__n_min": 4, "speculation__n_max": 3},
+        ({}, HOST, []),
+        ({"speculation__type": "mtp", "speculation__n_min": 4, "speculation__n_max": 3}, HOST,
          [("error", "n-min")]),
-        ({"speculation__n_min": 4, "speculation__n_max": 3}, []),
-        ({"serving__n_ubatch": 513, "serving__n_batch": 512}, [("error", "ubatch")]),
-        ({"speculation__type": "mtp", "serving__n_parallel": 2}, [("warning", "slots")]),
-        ({"serving__n_parallel": 2}, []),
-        ({"serving__threads": 9}, [("warning", "threads")]),
-        ({"serving__threads": "physical"}, []),
+        ({"speculation__n_min": 4, "speculation__n_max": 3}, HOST, []),
+        ({"serving__n_ubatch": 513, "serving__n_batch": 512}, HOST, [("error", "ubatch")]),
+        ({"speculation__type": "mtp", "serving__n_parallel": 2}, HOST, [("warning", "slots")]),
+        ({"serving__n_parallel": 2}, HOST, []),
+        ({"serving__threads": 9}, HOST, [("warning", "threads")]),
+        ({"serving__threads": 9}, BLIND, []),
+        ({"serving__threads": "physical"}, HOST, []),
+        ({"serving__threads": "physical"}, BLIND, [("error", "cores")]),
     ],
 )  # fmt: skip
 def test_values_that_exclude_each_other_are_found(
-    data: dict[str, Any], expected: list[tuple[str, str]]
+    data: dict[str, Any], host: Host, expected: list[tuple[str, str]]
 ) -> None:
-    assert codes(check_values(profile(**data), HOST)) == expected
-
-
-def test_physical_cores_must_be_known() -> None:
-    blind = replace(HOST, cpu=Cpu(None, None, None, None))
-    assert codes(check_values(profile(serving__threads="physical"), blind)) == [("error", "cores")]
-    assert codes(check_values(profile(serving__threads=99), blind)) == []
+    assert codes(check_values(profile(**data), host)) == expected
 
 
 @pytest.mark.parametrize("host", ["/run/llama.sock", "127.0.0.1, llama.sock"])
@@ -248,6 +238,7 @@ def test_what_changes_for_clients_is_warned_about() -> None:
     other = codes(check_live(serving("0.0.0.0", 9, "b"), live(text)))  # noqa: S104
     assert other == [("warning", f"{what}-changes") for what in ("alias", "host", "port")]
     assert codes(check_live(serving(None, None, None), live(text))) == []
+    assert codes(check_live(serving("x", 1, "y"), live(None))) == [], "nothing stood before"
 
 
 def test_a_hand_written_unit_is_adopted_and_its_lines_are_shown() -> None:
@@ -256,28 +247,12 @@ def test_a_hand_written_unit_is_adopted_and_its_lines_are_shown() -> None:
     assert "Nice=5" in found[1].text
 
 
-def test_a_packaged_unit_stays_and_is_not_said_to_be_kept_elsewhere() -> None:
-    ours = Path("/etc/systemd/system/u.service")
-    packaged = replace(live(OLD), path=Path("/usr/lib/systemd/system/u.service"), shadowed_by=ours)
-    found = next(iter(check_live(serving("127.0.0.1", 8080, "a"), packaged)))
-    assert found.code == "adopted"
-    assert ".pre-" not in found.text
-    assert "`/usr/lib/systemd/system/u.service` stays" in found.text
-    assert str(ours) in found.text
-    assert found.hint is not None
-    assert "rollback" in found.hint
-
-
 def test_a_drop_in_that_would_win_is_an_error() -> None:
     drop_in = (Path("/d/x.conf"), "[Service]\nExecStart=\nExecStart=/bin/y\n")
     found = codes(check_live(serving(None, None, None), live(OLD, drop_in)))
     assert ("error", "drop-in-exec") in found
     harmless = (Path("/d/x.conf"), "[Service]\nNice=1\n")
     assert ("note", "drop-ins") in codes(check_live(serving(None, None, None), live(OLD, harmless)))
-
-
-def test_a_first_deployment_changes_nothing_for_anybody() -> None:
-    assert list(check_live(serving("x", 1, "y"), live(None))) == []
 
 
 # The account.

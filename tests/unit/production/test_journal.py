@@ -42,10 +42,6 @@ RECORD = SwapRecord(
 )
 
 
-def test_a_record_survives_the_disk() -> None:
-    assert record_from_json(json.loads(json.dumps(plain(RECORD, schema=SCHEMA)))) == RECORD
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -61,46 +57,41 @@ def test_a_record_that_is_none_is_refused(change: dict[str, Any]) -> None:
         record_from_json({**plain(RECORD, schema=SCHEMA), **change})
 
 
-def test_a_record_of_an_earlier_and_of_a_later_version_is_read() -> None:
-    data = {**plain(RECORD, schema=SCHEMA), "more": 1}
+def test_a_record_survives_the_disk_also_of_an_earlier_and_of_a_later_version() -> None:
+    data = {**json.loads(json.dumps(plain(RECORD, schema=SCHEMA))), "more": 1}
     assert record_from_json(data) == RECORD
     del data["link_to"]
     assert record_from_json(data) == replace(RECORD, link_to=None)
 
 
+FIRST, REMOVAL = {"old_sha256": None, "backup": None}, {"new_sha256": None}
+
+
 @pytest.mark.parametrize(
-    ("unit", "boot", "committed", "expected"),
+    ("change", "unit", "boot", "committed", "expected"),
     [
-        ("old", "boot", False, Recovery.UNTOUCHED),
-        ("old", "other", False, Recovery.UNTOUCHED),
-        ("new", "boot", False, Recovery.JUDGE),
-        ("new", "other", False, Recovery.UNDO),
-        ("hand", "boot", False, Recovery.FOREIGN),
-        (None, "boot", False, Recovery.FOREIGN),
-        ("new", "other", True, Recovery.COMMITTED),
-        ("hand", "other", True, Recovery.COMMITTED),
-        ("old", "boot", True, Recovery.UNTOUCHED),
+        ({}, "old", "boot", False, Recovery.UNTOUCHED),
+        ({}, "old", "other", False, Recovery.UNTOUCHED),
+        ({}, "new", "boot", False, Recovery.JUDGE),
+        ({}, "new", "other", False, Recovery.UNDO),
+        ({}, "hand", "boot", False, Recovery.FOREIGN),
+        ({}, None, "boot", False, Recovery.FOREIGN),
+        ({}, "new", "other", True, Recovery.COMMITTED),
+        ({}, "hand", "other", True, Recovery.COMMITTED),
+        ({}, "old", "boot", True, Recovery.UNTOUCHED),
+        (FIRST, None, "boot", False, Recovery.UNTOUCHED),
+        (FIRST, "new", "boot", False, Recovery.JUDGE),
+        (REMOVAL, None, "boot", False, Recovery.JUDGE),
+        (REMOVAL, "old", "boot", False, Recovery.UNTOUCHED),
+        ({"new_sha256": "old"}, "old", "boot", False, Recovery.UNTOUCHED),
     ],
 )
 def test_what_stands_decides_what_is_done(
-    unit: str | None, boot: str, committed: bool, expected: Recovery
+    change: dict[str, Any], unit: str | None, boot: str, committed: bool, expected: Recovery
 ) -> None:
-    found = decide_recovery(RECORD, unit_sha256=unit, boot_id=boot, is_committed=committed)
+    record = replace(RECORD, **change)
+    found = decide_recovery(record, unit_sha256=unit, boot_id=boot, is_committed=committed)
     assert found is expected
-
-
-def test_a_removal_a_first_deployment_and_the_same_text_are_told_apart() -> None:
-    first = replace(RECORD, old_sha256=None, backup=None)
-    removal = replace(RECORD, new_sha256=None)
-
-    def decide(record: SwapRecord, unit: str | None) -> Recovery:
-        return decide_recovery(record, unit_sha256=unit, boot_id="boot", is_committed=False)
-
-    assert decide(first, None) is Recovery.UNTOUCHED
-    assert decide(first, "new") is Recovery.JUDGE
-    assert decide(removal, None) is Recovery.JUDGE
-    assert decide(removal, "old") is Recovery.UNTOUCHED
-    assert decide(replace(RECORD, new_sha256="old"), "old") is Recovery.UNTOUCHED
 
 
 HASHES = st.sampled_from([None, "a", "b", "c"])

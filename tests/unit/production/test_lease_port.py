@@ -12,12 +12,12 @@ from tests.fault.world import ENGINE, UNIT, World
 from tests.support.fakes import Invocation, Life, Program
 from tunerd.engine.server import Address
 from tunerd.errors import Stranded
-from tunerd.production.gate import PORT_WAIT_S, PortTurns
+from tunerd.production.gate import PortTurns
 from tunerd.production.lease import hold, outlook
 from tunerd.production.measurement import measuring, read_measurement, write_measurement
 from tunerd.result import Progress
 from tunerd.tryout.local_service import Ending
-from tunerd.units.manager import LeaseRecord, LeaseSpec
+from tunerd.units.manager import PORT_LIMIT_S, LeaseRecord, LeaseSpec
 
 TAKEN = "E srv start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 1"
 ONE, OTHER = Path("/opt/one/llama-server"), Path("/opt/other/llama-server")
@@ -111,7 +111,7 @@ class Holder:
 def test_another_program_waits_until_it_can_bind_but_no_longer_than_the_kernel_remembers(
     world: World,
 ) -> None:
-    for n_words, n_said in ((3, 3), (1000, PORT_WAIT_S)):
+    for n_words, n_said in ((3, 3), (1000, PORT_LIMIT_S)):
         holder = Holder(n_words)
         ctx = replace(world.context(), progress=holder)
         PortTurns(ctx, lambda: True, ONE).wait_for(OTHER, holder.address)

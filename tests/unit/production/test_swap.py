@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from tunerd.result import Progress
 from tunerd.settings import BackupSettings
 from tunerd.units.generations import Outcome
 from tunerd.units.manager import ServiceManager, UnitState
+from tunerd.words import sha256
 
 OTHER_ENGINE = "/bin/cat"
 
@@ -282,6 +284,37 @@ def test_a_unit_of_another_generation_is_told_as_that(world: World) -> None:
     world.unit_path.write_bytes(world.text("mine"))
     world.manager.reload()
     assert "edited by hand" in verify(world.context()).messages[0].text
+
+
+def test_each_thing_that_changed_since_is_named(world: World, tmp_path: Path) -> None:
+    model, engine = tmp_path / "x.gguf", tmp_path / "llama-server"
+    for path in (model, engine):
+        path.write_text("as deployed")
+    look = model.stat()
+    file = {"path": str(model), "size_bytes": look.st_size, "mtime_ns": look.st_mtime_ns}
+    request = world.request(world.text("old"), alias="old")
+    generation = replace(
+        request.generation,
+        engine_components=((str(engine), sha256(engine.read_bytes()) or ""),),
+        model_identity={"files": [file]},
+    )
+    swap(world.context(), replace(request, generation=generation))
+
+    def found() -> set[str]:
+        return {one["code"] for one in verify(world.context()).payload["drift"]}
+
+    assert found() == set()
+    os.utime(model, ns=(0, 0))
+    engine.write_text("newer")
+    assert found() == {"model-changed", "engine-changed"}
+    assert world.drift() == {"model-changed"}, "status reads no engine"
+    model.unlink()
+    world.manager.stop(UNIT)
+    world.manager.disable(UNIT)
+    assert found() == {"model-gone", "engine-changed", "not-running", "not-enabled"}
+    world.unit_path.unlink()
+    world.manager.reload()
+    assert "unit-edited" in found()
 
 
 def test_a_swap_whose_ending_could_not_be_written_is_no_edit_by_hand(world: World) -> None:

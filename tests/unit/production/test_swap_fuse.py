@@ -22,7 +22,7 @@ from tunerd.units.generations import Outcome
 
 PORT = free_port()
 MOST = 400
-_FEW = 5
+_FEW = 6
 EDITED = b"# edited by hand\n[Service]\nExecStart=/bin/true --port 0 --alias edited\n"
 
 
@@ -170,7 +170,7 @@ def case(request: pytest.FixtureRequest, folder: Path) -> Case:
 
 def test_after_a_kill_at_each_effect_recovery_leaves_one_whole_unit(case: Case) -> None:
     ends: list[bool] = []
-    for number, world, step in case.kills(every=2):
+    for number, world, step in case.kills(every=3):
         where = f"killed before {number} ({step.text})"
         case.note(where, nobody_is_said_to_have_edited="unit-edited" not in world.drift())
         world.recover()
@@ -207,7 +207,7 @@ def test_after_a_kill_in_the_recovery_from_a_kill_the_next_one_ends_it(case: Cas
             n_killed = case.kill_twice(number, second)
             if n_killed < 2:
                 break
-        number += 1 if IS_CAMPAIGN else 4
+        number += 1 if IS_CAMPAIGN else 6
 
     assert case.is_right()
 

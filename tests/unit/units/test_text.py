@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.support.builders import ROOT
 from tests.support.profiles import HOSTILE
 from tunerd.errors import ConfigError
-from tunerd.units.live import read_live
 from tunerd.units.text import (
     CREDENTIAL_PATH,
     MAX_ARGUMENT_BYTES,
@@ -26,7 +25,6 @@ from tunerd.units.text import (
     environment_of,
     exec_words,
     is_foreign,
-    is_ours,
     parse_environment,
     parse_environment_file,
     parse_exec,
@@ -319,12 +317,6 @@ def test_a_program_that_systemd_would_refuse_is_refused(path: str) -> None:
         quote_program(path)
 
 
-def test_a_plain_value_keeps_its_percent_signs() -> None:
-    unit = parse_unit(f"[Unit]\nDescription={plain_value('100 % of it')}\n")
-
-    assert unit.value("Unit", "Description") == "100 %% of it"
-
-
 @pytest.mark.parametrize("value", ["a\nExecStart=/bin/evil", "a\\", " a", "a ", "\x00", "\udcff"])
 def test_a_plain_value_that_would_read_back_otherwise_is_refused(value: str) -> None:
     with pytest.raises(ConfigError):
@@ -353,10 +345,6 @@ def unit_of(spec: UnitSpec) -> UnitFile:
     parsed = parse_unit(render_unit(TEMPLATE, spec))
     assert parsed.problems == ()
     return parsed
-
-
-def names(spec: UnitSpec) -> list[str]:
-    return [f"{directive.section}.{directive.name}" for directive in unit_of(spec).directives]
 
 
 def argv_of(spec: UnitSpec) -> tuple[str, ...]:
@@ -447,17 +435,6 @@ def test_what_no_unit_can_hold_is_refused(change: dict[str, Any]) -> None:
         render_unit(TEMPLATE, replace(PLAIN, **change))
 
 
-def test_our_own_units_are_known() -> None:
-    text = render_unit(TEMPLATE, PLAIN)
-    assert is_ours(text)
-    assert not is_ours("# by hand\n" + text)
-    live = read_live(
-        unit=PLAIN.unit, path=None, text=text, drop_ins=(), file_environment={},
-        specifiers=OF_A_UNIT,
-    )  # fmt: skip
-    assert (live.argv, live.problem) == (PLAIN.argv, None)
-
-
 WORDS = st.lists(HOSTILE, min_size=1, max_size=6).map("".join)
 # Anything that systemd takes for UTF-8, control characters included.
 CONTROL = st.text(
@@ -466,7 +443,7 @@ CONTROL = st.text(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.one_of(WORDS, CONTROL), max_size=6),
     st.dictionaries(st.sampled_from(["A", "HOME", "LLAMA_CACHE"]), WORDS, max_size=3),
@@ -477,16 +454,16 @@ CONTROL = st.text(
 def test_no_value_adds_a_line_or_changes_another(
     words: list[str], variables: dict[str, str], profile: str, engine: str, mode: Mode
 ) -> None:
-    plain = replace(PLAIN, mode=mode, environment=dict.fromkeys(variables, "x"))
+    spec = replace(PLAIN, mode=mode, environment=dict.fromkeys(variables, "x"))
+    plain = unit_of(spec).directives
     argv = ("/usr/bin/llama-server", *words)
-    spec = replace(plain, argv=argv, environment=variables, profile=profile, engine=engine)
-    assert names(spec) == names(plain)
-    assert argv_of(spec) == argv
-    found = environment(spec)
+    unit = unit_of(replace(spec, argv=argv, environment=variables, profile=profile, engine=engine))
+    assert [(one.section, one.name) for one in unit.directives] == [
+        (one.section, one.name) for one in plain
+    ]
+    assert parse_exec(unit.value("Service", "ExecStart") or "", {}, OF_A_UNIT).argv == argv
+    found = environment_of(unit, OF_A_UNIT)
     assert {name: found[name] for name in variables} == variables
     changing = {"ExecStart", "Environment", "Description"}
-    for found_one, plain_one in zip(
-        unit_of(spec).directives, unit_of(plain).directives, strict=True
-    ):
-        assert found_one.name in changing or found_one.value == plain_one.value
-    assert is_ours(render_unit(TEMPLATE, spec))
+    for one, other in zip(unit.directives, plain, strict=True):
+        assert one.name in changing or one.value == other.value
