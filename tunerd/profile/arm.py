@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 OFF = "off"
 DRAFT = "draft"
+NGRAM = "ngram"
 EXPERTS = "memory.n_cpu_moe"
 LAYERS = "memory.n_gpu_layers"
 DRAFT_MODEL = "speculation.draft_model"
@@ -178,6 +179,28 @@ class Arm:
             *(f"{key}={value}" for key, value in sorted(self.extra, key=str)),
         ]
         return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What laws predict to be fastest for the requests that are asked now, with its gain over what serves (ratio).
+
+    `before` is what was predicted to be gained when the newest sweep ended.
+    """
+
+    serves: str
+    arm: str
+    gain: float
+    before: float
+    n_requests: int
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether more can be gained by now than a sweep left, by enough to look again."""
+        return self.gain - max(self.before, 0.0) > _MOVED
+
+
+_MOVED = 0.03
 
 
 def placement_of(extra: Extra) -> Extra:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ from tunerd.sweep.space import (
     spec_of,
     values_of,
 )
+from tunerd.sweep.study import Known
 from tunerd.sweep.tuner import Forecast, forecast
 from tunerd.units.generations import Generation
 from tunerd.words import digest, format_duration
@@ -523,7 +524,8 @@ class PreparedSweep:
     """A sweep that could begin.
 
     `basis` is a hash over what its samples depend on beside the arm: samples of another night with
-    the same basis still hold. `power_limits_w` are measured after the search.
+    the same basis still hold. `power_limits_w` are measured after the search; `known` are laws by family to begin
+    with.
     """
 
     request: SweepRequest
@@ -544,6 +546,7 @@ class PreparedSweep:
     messages: tuple[Message, ...]
     deadline: Deadline | None = None
     power_limits_w: tuple[float, ...] = ()
+    known: Mapping[tuple[str, str], Known] = field(default_factory=dict)
 
     @property
     def base(self) -> Base:

@@ -198,6 +198,7 @@ def show_schedule(ctx: Context) -> ActionResult:
         "unit": SWEEP_UNIT,
         "running": state.active_state in UP,
         "last_begin_s": memory.last_begin_s,
+        "asked_s": memory.asked_s,
         "nights": [
             {"begin_s": one.span.begin_s, "end_s": one.span.end_s, "seconds": one.span.seconds,
              "skipped": one.is_skipped}
@@ -283,6 +284,18 @@ def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
     return ActionResult("schedule skip-tonight", payload, has_acted=True)
 
 
+def ask_tonight(ctx: Context) -> bool:
+    """Have the next opening of the window used on whatever day it is; False where nights are not begun.
+
+    Raises:
+        HostError: that cannot be written.
+    """
+    if not ctx.settings.schedule.enabled or ctx.settings.sweep.window is None:
+        return False
+    _write_memory(ctx, replace(read_memory(ctx), asked_s=ctx.clock.now_s()))
+    return True
+
+
 def next_openings(ctx: Context, *, most: int = 1) -> tuple[Opening, ...]:
     """The next openings of the window; none where nights are not begun, or there is no window.
 
@@ -321,7 +334,7 @@ def begin_night(ctx: Context, opening: Opening) -> bool:
     is_up = ctx.services.state(SWEEP_UNIT).active_state in UP
     memory = read_memory(ctx)
     # First: whoever dies in between loses a night rather than having two of it.
-    _write_memory(ctx, replace(memory, last_begin_s=opening.span.begin_s))
+    _write_memory(ctx, replace(memory, last_begin_s=opening.span.begin_s, asked_s=None))
     if is_up:
         return False
     try:

@@ -19,8 +19,7 @@ from tunerd.machine.facts import Gpu, GpuProcess
 from tunerd.production.lease import Held, hold
 from tunerd.profile.arm import Arm, Preempted
 from tunerd.settings import SweepSettings
-from tunerd.sweep.box import LeaseBox, SweepTexts
-from tunerd.sweep.house import House
+from tunerd.sweep.box import House, LeaseBox, SweepTexts
 from tunerd.sweep.schedule import deadline_of, demand_open, demand_time
 from tunerd.words import MiB
 

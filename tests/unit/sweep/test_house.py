@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fake_gpu import a_card
 from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
-from tunerd.sweep.house import crowd, disk, heat, neighbours
+from tunerd.sweep.box import crowd, disk, heat, neighbours
 from tunerd.words import MiB
 
 SERVER, TRAINING, DESKTOP = 100, 200, 300
