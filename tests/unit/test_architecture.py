@@ -155,6 +155,7 @@ PURE = {
     "sweep/challenge",
     "sweep/context",
     "sweep/costs",
+    "sweep/known",
     "sweep/laws",
     "sweep/learner",
     "sweep/limits",

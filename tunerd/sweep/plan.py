@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import secrets
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ from tunerd.profile.schema import POWER_LIMIT, Range
 from tunerd.profile.workload import Rates, Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
+from tunerd.sweep.known import published
 from tunerd.sweep.power import limits_of
 from tunerd.sweep.schedule import closed_text, deadline_of, window_of
 from tunerd.sweep.space import (
@@ -619,9 +622,14 @@ def prepare(
         rates=_rates(ctx, base_plan.resolved.name), n_families=len(space.space.families),
         min_gain=settings.min_gain,
     )  # fmt: skip
+    known, published_by = _published(ctx, base_plan, space, workload)
     messages = [
         *_window_messages(ctx, request),
         told,
+        *(
+            note("published", f"what was published is where laws begin: {one}")
+            for one in published_by
+        ),
         *choice.messages,
         *_cut_messages(shape, cut, context),
     ]
@@ -646,6 +654,7 @@ def prepare(
         messages=tuple(messages),
         deadline=deadline,
         power_limits_w=choice.power_limits_w,
+        known=known,
     )
 
 
@@ -945,6 +954,27 @@ def _imported(ctx: Context, plan: Plan, base: Arm) -> tuple[Arm, ...]:
 
     entries = [entry for bundle in imported(ctx).values() for entry in bundle.entries]
     return candidates(entries, here_of(ctx, plan), base)
+
+
+def _published(
+    ctx: Context, plan: Plan, space: SpacePlan, workload: Workload
+) -> tuple[dict[tuple[str, str], Known], list[str]]:
+    """The shipped laws of this model, and who published what they are fitted to."""
+    name, found, sources = (plan.facts.name or "").casefold(), {}, []
+    for path in sorted((ctx.data_dir / "profiles" / "laws").glob("*.toml")):
+        table = tomllib.loads((ctx.files.read(path) or b"").decode())
+        if not fnmatch(name, table["model"].casefold()):
+            continue
+        families = {
+            engine.name: str(engine.capabilities.family)
+            for engine in find_engines(ctx)
+            if engine.capabilities is not None
+            and (engine.name, table["spec"]) in space.space.families
+        }
+        laws = published(table, families, [gpu.name for gpu in plan.host.gpus or ()], workload)
+        found |= laws
+        sources += [table["source"]] if laws else []
+    return found, sources
 
 
 def _context_tokens(plan: Plan) -> int | None:

@@ -33,6 +33,7 @@ from tunerd.profile.files import load_profile
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
 from tunerd.sweep.box import House, LeaseBox, SweepTexts
+from tunerd.sweep.known import best_now, compare_drafts, known_by
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
 from tunerd.sweep.power import measure_limits, power_notes, time_for
 from tunerd.sweep.promote import follow_policy
@@ -46,7 +47,6 @@ from tunerd.sweep.record import (
     unfinished,
 )
 from tunerd.sweep.schedule import configured_request, deadline_of, demand_open, demand_time
-from tunerd.sweep.served import best_now, compare_drafts, known_by
 from tunerd.sweep.study import Alone, Study
 from tunerd.sweep.tuner import PROMOTE, Outcome, arm_text, changed, tune
 from tunerd.units.generations import Generation

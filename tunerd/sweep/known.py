@@ -1,10 +1,17 @@
-"""What the log of the server in service tells a sweep: where its laws begin, whether drafts are alike, what is best by now."""
+"""What is known before a sweep measures: laws that were published, and what the server in service logged.
+
+Both are laws by family to begin with, as those of other boxes are. The log also tells whether drafts are as often
+right in a sweep as in service, and what would be best by now.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
+from itertools import product
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,6 +22,7 @@ from tunerd.profile.arm import NGRAM, OFF, REQUEST, Arm, Best, Request, Sample
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.costs import fit_costs
 from tunerd.sweep.laws import (
+    POSITIONS,
     Acceptance,
     Costs,
     fit_acceptance,
@@ -40,6 +48,38 @@ _MOST = 500
 _CLASS_SPREAD = 0.3
 _LEAST_DRAFTED = 1000
 _AGREES = 0.05
+
+
+def published(
+    table: Mapping[str, Any], engines: Mapping[str, str], cards: Sequence[str], workload: Workload
+) -> dict[tuple[str, str], Known]:
+    """The laws of a file of `profiles/laws`, for the engines of their builds.
+
+    Args:
+        table: What the file holds.
+        engines: Families of builds by names of engines.
+        cards: Names of the cards here; the time of steps is told of one alone.
+        workload: Its classes; a kind of text of which nothing was published is like the mean of all.
+    """
+    found = {}
+    for engine, law in product(engines, table["laws"]):
+        if engines[engine] != law["engine"]:
+            continue
+        alpha = law["alpha"]
+        texts = [alpha.get(one.kind, fmean(alpha.values())) for one in workload.classes]
+        n, one = len(texts), np.ones(len(texts))
+        acceptance = Acceptance(np.array([*texts, *law["others"]]), n, spread=table["spread"])
+        costs = None
+        if any(fnmatch(card.casefold(), law["card"].casefold()) for card in cards):
+            base, *drafted = law["step"]
+            drafted += [drafted[-1]] * (POSITIONS - len(drafted))
+            step = np.array([base, *drafted, *law["beside"]])
+            costs = Costs(step, None, one, one, np.zeros(n))
+        found[engine, table["spec"]] = Known(acceptance, costs)
+    return found
+
+
+# What was served
 
 
 def samples_of(requests: Sequence[LoggedRequest], arm: Arm, workload: Workload) -> Iterator[Sample]:
