@@ -373,7 +373,8 @@ class Guarding:
         if findings is None:
             return
         self._found_at, self._findings = found_at, findings
-        self._look_at_best(findings.best)
+        if findings.best is not None and findings.generation == self._generation():
+            self._look_at_best(findings.best)
         if findings.replanned is None or self._upgrade_policy is Policy.OFF:
             return
         settings = self._ctx.settings
@@ -391,9 +392,9 @@ class Guarding:
             self._say(decision)
         self._upgrade_said = text
 
-    def _look_at_best(self, best: Best | None) -> None:
+    def _look_at_best(self, best: Best) -> None:
         """Ask for a sweep where other settings would be faster by now; once for each that would."""
-        if best is None or not best.has_moved or self._drift_policy is Policy.OFF:
+        if not best.has_moved or self._drift_policy is Policy.OFF:
             return
         text = f"what is asked now would be answered faster with {best.arm}"
         if self._was_said((_BEST,), text):
