@@ -186,40 +186,54 @@ def best_now(
         then: The gain when it ended (ratio); None to take what its laws alone say.
     """
     drafted = sum(one.drafted_n or 0 for one in requests)
-    swept = _known(models.get(", ".join(arm.family), {}), arm.spec, len(workload.classes))
+    n_texts, (engine, spec) = len(workload.classes), arm.family
+    swept = _stored(models.get(f"{engine}, {spec}"), spec, n_texts)
+    off = _stored(models.get(f"{engine}, {OFF}"), OFF, n_texts)
     if swept is None or drafted < _LEAST_DRAFTED:
         return None
     own = [one for one in families if (one["engine"], one["speculation"]) == arm.family]
     drafts = [(n, p) for one in own for n in one["n_max"] for p in one["p_min"]]
-    arms = [arm, *(arm.with_draft(*one) for one in drafts), replace(arm, spec=OFF)]
-    now = _fastest(known_by(requests, arm, workload, swept), arms, workload)
-    before = _fastest(swept, arms, workload)
-    if now is None or before is None:
-        return None
-    return Best(str(arm), str(now[0]), now[1], before[1] if then is None else then, len(requests))
+    arms = [arm, *(arm.with_draft(*one) for one in drafts)]
+    now = _fastest(known_by(requests, arm, workload, swept) or swept, swept, off, arms, workload)
+    before = _fastest(swept, swept, off, arms, workload)[1] if then is None else then
+    return Best(str(arm), now[0], now[1], before, len(requests))
 
 
-def _known(data: Mapping[str, Any], spec: str, n_texts: int) -> Known | None:
-    """The laws of one family as they were stored; None where they are not of so many classes."""
-    costs, drafter, one = data.get("costs"), data.get("acceptance"), np.ones(n_texts)
-    if costs is None or drafter is None or len(drafter["parameters"]) != n_parameters(n_texts):
+def _stored(data: Mapping[str, Any] | None, spec: str, n_texts: int) -> Known | None:
+    """The laws of one family as they were stored; None where they are not of so many classes, or not all known."""
+    costs, drafter = (data or {}).get("costs"), (data or {}).get("acceptance")
+    if costs is None or costs["step_ms"] is None or costs["prompt_ms"] is None:
         return None
-    acceptance = Acceptance(
-        np.array(drafter["parameters"]), n_texts, bool(drafter["first_is_free"]), spec == NGRAM
-    )
+    one, acceptance = np.ones(n_texts), None
+    if drafter is not None:
+        parameters, is_free = np.array(drafter["parameters"]), bool(drafter["first_is_free"])
+        if len(parameters) != n_parameters(n_texts):
+            return None
+        acceptance = Acceptance(parameters, n_texts, is_free, spec == NGRAM)
     step, prompt = np.array(costs["step_ms"]), np.array(costs["prompt_ms"])
     return Known(acceptance, Costs(step, prompt, one, one, np.zeros(n_texts)))
 
 
 def _fastest(
-    known: Known | None, arms: Sequence[Arm], workload: Workload
-) -> tuple[Arm, float] | None:
-    """The arm that is predicted to be fastest, and its gain over the first of them (ratio)."""
-    if known is None or known.costs is None:
-        return None
-    levels = np.zeros((len(arms), 2))
-    found = predict(arms, workload, known.acceptance, known.costs, levels)
-    if found is None:
-        return None
-    at = int(np.argmin(found.log_turn))
-    return arms[at], math.expm1(float(found.log_turn[0] - found.log_turn[at]))
+    known: Known, swept: Known, off: Known | None, arms: Sequence[Arm], workload: Workload
+) -> tuple[str, float]:
+    """The arm that is predicted to be fastest, and its gain over the first of them (ratio).
+
+    Without speculation nothing was served: it is held against what the sweep saw of both.
+    """
+    turns = _log_turns(known.acceptance, known, arms, workload)
+    gains = dict(zip(map(str, arms), (turns[0] - turns).tolist(), strict=True))
+    if off is not None:
+        plain = replace(arms[0], spec=OFF)
+        here = _log_turns(known.acceptance, swept, arms[:1], workload)
+        gains[str(plain)] = float(here[0] - _log_turns(None, off, [plain], workload)[0])
+    best = max(gains, key=lambda one: gains[one])
+    return best, math.expm1(gains[best])
+
+
+def _log_turns(
+    acceptance: Acceptance | None, of: Known, arms: Sequence[Arm], workload: Workload
+) -> Array:
+    costs, levels = of.costs, np.zeros((len(arms), 2))
+    found = None if costs is None else predict(arms, workload, acceptance, costs, levels)
+    return np.zeros(len(arms)) if found is None else found.log_turn

@@ -960,7 +960,8 @@ def _published(
     ctx: Context, plan: Plan, space: SpacePlan, workload: Workload
 ) -> tuple[dict[tuple[str, str], Known], list[str]]:
     """The shipped laws of this model, and who published what they are fitted to."""
-    name, found, sources = (plan.facts.name or "").casefold(), {}, []
+    name, sources = (plan.facts.name or "").casefold(), list[str]()
+    found: dict[tuple[str, str], Known] = {}
     for path in sorted((ctx.data_dir / "profiles" / "laws").glob("*.toml")):
         table = tomllib.loads((ctx.files.read(path) or b"").decode())
         if not fnmatch(name, table["model"].casefold()):

@@ -146,7 +146,7 @@ def test_texts_of_which_less_is_right_move_the_best_to_shorter_drafts(
     assert found.has_moved is moves
     assert not best(requests, then=found.gain).has_moved, "it was so when the sweep ended"
     assert best(requests[:3]) is None, "too few"
-    assert ("mtp 1/" in found.arm) is moves
+    assert ("mtp 1/" in found.arm or "no speculation" in found.arm) is moves
 
 
 # Published laws
