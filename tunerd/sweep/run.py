@@ -28,7 +28,7 @@ from tunerd.production.measurement import read_measurement
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.plan import Plan
 from tunerd.production.power import power_limit
-from tunerd.profile.arm import Arm, Best, Sample, arm_from_json, as_arm, as_samples
+from tunerd.profile.arm import Arm, Best, Sample, arm_from_json, as_samples
 from tunerd.profile.files import load_profile
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
@@ -436,8 +436,8 @@ class _Run:
             "sentence": verdict.sentence,
             "reasons": list(verdict.reasons),
             "incumbent": str(self.prepared.base.arm),
-            "arm": str(as_arm(outcome.arm)),
-            "changes": changed(as_arm(outcome.arm), self.prepared.base.arm),
+            "arm": str(outcome.arm),
+            "changes": changed(outcome.arm, self.prepared.base.arm),
             "arms_measured": len(outcome.evidence.arms),
             "restarts": self._restarts,
             "elapsed_s": self._elapsed_s,
@@ -565,7 +565,7 @@ class _Run:
                     )  # fmt: skip
                     box.close()
                     if prepared.power_limits_w and box.yielded is box.ended is None:
-                        self._measure_power(quiet, held, box, as_arm(outcome.arm))
+                        self._measure_power(quiet, held, box, outcome.arm)
             finally:
                 box.close()
         return outcome, box, held

@@ -24,7 +24,6 @@ from tunerd.profile.arm import (
     Request,
     Sample,
     Space,
-    as_arm,
 )
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.challenge import Carried, carried
@@ -319,14 +318,14 @@ def narrow_and_wide() -> tuple[Task, Outcome, Space]:
 def test_a_winner_that_fails_after_it_won_is_not_deployed(failure: str) -> None:
     one, begun, more = narrow_and_wide()
     box = Breaks(one.card, seed=1)
-    box.target, box.failure = as_arm(begun.arm).canonical(), failure
+    box.target, box.failure = begun.arm.canonical(), failure
 
     outcome = tune(
         box, more, one.workload, one.incumbent, 2 * HOUR_S, np.random.default_rng(1),
         history=begun.evidence.samples,
     )  # fmt: skip
 
-    assert as_arm(outcome.arm).canonical() != box.target
+    assert outcome.arm.canonical() != box.target
     assert (outcome.verdict, outcome.arm) == ("inconclusive", one.incumbent)
     assert "won, and is not deployed" in outcome.evidence.reasons[0]
     assert not outcome.evidence.won
@@ -369,9 +368,9 @@ def test_a_class_may_not_get_slower_winner_by_winner_than_is_allowed_at_all() ->
     outcome = recalled(chain((1.2, 0.7), (1.2, 0.7)))
     assert [one.outcome for one in outcome.evidence.challenges] == ["promote", "failed"]
     assert "one class gets 44% slower" in outcome.evidence.challenges[1].reasons[0]
-    assert (outcome.verdict, as_arm(outcome.arm).n_max) == ("promote", 6)
+    assert (outcome.verdict, outcome.arm.n_max) == ("promote", 6)
     fine = recalled(chain((1.1, 0.7), (1.1, 0.7)))
-    assert as_arm(fine.arm).n_max == 9
+    assert fine.arm.n_max == 9
 
 
 def test_what_broke_a_limit_before_the_sweep_was_cut_is_not_proved_again() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.simulator.box import QUIET, Noise, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
-from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Request, Space, as_arm
+from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Request, Space
 from tunerd.sweep.context import sizes_between
 from tunerd.sweep.tuner import Outcome, sentence_of, tune
 
@@ -93,7 +93,7 @@ def test_the_largest_context_that_holds_the_speed_is_found_and_proved() -> None:
     wanted = here.truly_tok_s(163840) * 0.97
     outcome = here.night(wanted)
     assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert as_arm(outcome.arm).context_size == 163840
+    assert outcome.arm.context_size == 163840
     assert outcome.evidence.challenges[-1].outcome == "promote"
     assert outcome.evidence.restarts < 30
 
@@ -105,7 +105,7 @@ def test_under_noise_no_context_is_taken_that_does_not_hold_the_speed(share: flo
     outcome = here.night(wanted, noise=Noise())
     assert outcome.verdict in {"promote", "keep"}
     if outcome.verdict == "promote":
-        assert here.truly_tok_s(as_arm(outcome.arm).context_size) > wanted
+        assert here.truly_tok_s(outcome.arm.context_size) > wanted
 
 
 def test_what_serves_stays_where_no_larger_context_holds_the_speed() -> None:
@@ -121,7 +121,7 @@ def test_a_smaller_context_is_what_holds_a_speed_that_the_present_one_does_not()
     assert here.truly_tok_s(SIZES[0]) > 1.03 * wanted
     outcome = here.night(wanted)
     assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert SIZES[0] <= as_arm(outcome.arm).context_size < SERVED
+    assert SIZES[0] <= outcome.arm.context_size < SERVED
 
 
 def test_a_speed_that_no_context_reaches_changes_nothing_and_says_how_fast_each_was() -> None:
@@ -138,7 +138,7 @@ def test_a_context_that_runs_out_of_memory_is_not_taken_however_fast_it_is() -> 
     """On the 24 GB card everything must lie on it: more context is as fast until it does not fit."""
     here = scene("24G", "deep")
     outcome = here.night(here.truly_tok_s(SERVED) * 0.5, hours=12.0)
-    found = as_arm(outcome.arm)
+    found = outcome.arm
     box = GrowingBox(here.one.card)
     box.restart(found)
     assert box.truth.headroom_mib(found) > 0
@@ -200,21 +200,21 @@ def in_types(here: Scene, *kv: str) -> Scene:
 def test_a_server_that_gives_less_context_than_it_is_asked_for_wins_nothing() -> None:
     here = scene("12G", "agent")
     outcome = here.night(50.0, box=CappedBox)
-    assert outcome.verdict == "keep" or as_arm(outcome.arm).context_size <= 65536
+    assert outcome.verdict == "keep" or outcome.arm.context_size <= 65536
 
 
 def test_what_is_refused_says_nothing_of_larger_contexts() -> None:
     here = scene("12G", "agent")
     outcome = here.night(here.truly_tok_s(163840) * 0.97, box=PickyBox)
     assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert as_arm(outcome.arm).context_size == 163840
+    assert outcome.arm.context_size == 163840
 
 
 def test_a_size_that_is_refused_while_a_smaller_one_served_is_too_large() -> None:
     here = scene("12G", "agent")
     outcome = here.night(here.truly_tok_s(163840) * 0.97, box=SmallBox)
     assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert as_arm(outcome.arm).context_size == 163840
+    assert outcome.arm.context_size == 163840
 
 
 def test_answers_without_their_speed_prove_nothing() -> None:
@@ -240,4 +240,4 @@ def test_what_was_proved_stays_when_the_time_ends_among_other_cache_types() -> N
     proved = [one for one in outcome.evidence.challenges if one.outcome == "promote"]
     assert proved
     assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert as_arm(outcome.arm) == proved[-1].candidate
+    assert outcome.arm == proved[-1].candidate

@@ -19,7 +19,6 @@ from tunerd.profile.arm import (
     Sample,
     Space,
     arm_from_json,
-    as_arm,
     plain,
 )
 from tunerd.sweep.costs import Elsewhere, FamilyCosts
@@ -98,7 +97,7 @@ def test_a_night_finds_the_count_that_a_depth_needs_and_serves_nothing_that_woul
         policy=policy,
     )  # fmt: skip
     assert outcome.verdict == "promote", outcome.evidence.reasons
-    arm = as_arm(outcome.arm)
+    arm = outcome.arm
     assert truth.headroom_mib(arm) > 0
     found, best = truth.turn_ms(arm, one.workload), fastest(truth, one, placed_arms(one))
     assert best < 0.9 * truth.turn_ms(start, one.workload)

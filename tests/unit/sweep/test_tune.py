@@ -62,7 +62,6 @@ def test_a_night_finds_most_of_what_there_is_and_serves_nothing_that_would_not_r
     truth = Truth(one.card)
     _, best_ms = best(one)
     arm = outcome.arm
-    assert isinstance(arm, Arm)
     assert outcome.verdict == "promote"
     assert truth.turn_ms(one.incumbent, one.workload) > 1.2 * best_ms
     assert truth.turn_ms(arm, one.workload) < 1.05 * best_ms
@@ -100,7 +99,6 @@ def test_a_winner_was_seen_with_its_context_full_however_the_length_of_texts_is_
     one = task("12G", "agent", 1)
     outcome = tune(one.box(seed), narrow(one), one.workload, one.incumbent, 2 * HOUR_S, rng())
     assert outcome.verdict == "promote"
-    assert isinstance(outcome.arm, Arm)
     full = [
         row.answer["prompt_n"]
         for row in outcome.evidence.samples
