@@ -623,14 +623,14 @@ def as_samples(history: Iterable[Sample | Mapping[str, Any]]) -> tuple[Sample, .
 
 
 def plain(value: Any) -> Any:
-    """JSON values of an arm, a request, numpy numbers and containers of them."""
-    if isinstance(value, Arm):
-        return {**asdict(value), "extra": sorted(([k, plain(v)] for k, v in value.extra), key=str)}
-    if isinstance(value, Request):
-        return asdict(value)
+    """JSON values of arms, requests, families, numpy numbers and containers of them; sets are sorted."""
+    if isinstance(value, (Arm, Request, Family)):
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(plain, value), key=str)
+    if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, (str, int, float, bool)) or value is None:
         return value

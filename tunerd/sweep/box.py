@@ -515,11 +515,10 @@ class LeaseBox:
         Drafts by position, where the answer does not tell them, are what the counters have gained.
         """
         rows = [_row(one) for one in found]
-        answer: dict[str, Any] = {
-            key: _mean([row[key] for row in rows if row.get(key) is not None])
-            for key in {key for row in rows for key in row}
-        }
-        answer["n_void"] = n_void or None
+        answer: dict[str, Any] = {"n_void": n_void or None}
+        for key in rows[0]:
+            known = [row[key] for row in rows if row[key] is not None]
+            answer[key] = fmean(known) if known else None
         timings = found[0].sample.timings
         told = timings.accepted_by_position if timings is not None else None
         accepted = process.life.accepted if told is None else told
@@ -552,27 +551,21 @@ def _demand_room(target: Target, request: BenchRequest, prompt: Prompt) -> None:
         raise Refused(f"{n_tokens} tokens and {request.n_predict} more in {n_ctx}", n_tokens)
 
 
+_TIMINGS = ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "draft_n", "draft_n_accepted")
+
+
 def _row(asked: Answered) -> dict[str, Any]:
     sample = asked.sample
     timings = sample.timings or Timings()
     cached = timings.cache_n if timings.cache_n is not None else sample.details.get("cached")
     return {
         "cache_n": cached,
-        "prompt_n": timings.prompt_n,
-        "prompt_ms": timings.prompt_ms,
-        "predicted_n": timings.predicted_n,
-        "predicted_ms": timings.predicted_ms,
-        "draft_n": timings.draft_n,
-        "draft_n_accepted": timings.draft_n_accepted,
+        **{name: getattr(timings, name) for name in _TIMINGS},
         "wall_ms": sample.client.wall_ms if sample.client is not None else None,
         "decode_left_ms": sample.decode_left_ms or None,
         "vram_free_min_mib": sample.vram_free_min_mib,
         "energy_j": sample.energy_j,
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 # Once more, through the very unit that serves

@@ -14,7 +14,7 @@ from typing import Any
 from tunerd.app import Context
 from tunerd.calendar import Deadline, open_span
 from tunerd.engine.builds import PlanRequest, draft_facts, find_engines, locate, request_again
-from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE, by_hand
+from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE
 from tunerd.engine.commandline import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
@@ -414,7 +414,7 @@ def _kind_out(engine: Engine, base: Plan, kind: str, drafter: Drafter) -> str | 
         return drafter.reason
     named = base.resolved.profile.speculation.draft_model
     if kind in KINDS_WITH_DRAFT_FILE and named is None:
-        return "it needs a draft model, and speculation.draft_model names none"
+        return _NONE_NAMED
     return None
 
 
@@ -476,7 +476,7 @@ def _no_fit(base: Plan) -> str | None:
     """Why no margin can be searched."""
     if not base.has_gpu:
         return "there is no GPU whose memory could be left free"
-    keys = by_hand(base.resolved)
+    keys = keys_by_hand(base.resolved)
     is_given = bool(keys) and not is_found_by_tunerd(base, keys)
     if base.resolved.profile.memory.fit is False or is_given:
         given = ", ".join(keys) or "memory.fit = false"
@@ -771,11 +771,7 @@ def demand_room(prepared: PreparedSweep) -> None:
 def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
     """The plan of a sweep as scripts read it."""
     families = [
-        {
-            "engine": engine,
-            "speculation": spec,
-            **{k: list(v) for k, v in _family_json(one).items()},
-        }
+        {"engine": engine, "speculation": spec, **plain(one)}
         for (engine, spec), one in prepared.space.space.families.items()
     ]
     return {
@@ -799,15 +795,6 @@ def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
         "forecast": prepared.forecast.to_json(),
         "outlook": prepared.outlook.to_json(),
         "basis": prepared.basis,
-    }
-
-
-def _family_json(family: Any) -> dict[str, Sequence[Any]]:
-    return {
-        name: [sorted(map(list, one)) for one in family.extra]
-        if name == "extra"
-        else getattr(family, name)
-        for name in family.__dataclass_fields__
     }
 
 
