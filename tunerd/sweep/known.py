@@ -48,6 +48,7 @@ _MOST = 500
 _CLASS_SPREAD = 0.3
 _LEAST_DRAFTED = 1000
 _AGREES = 0.05
+_LARGEST = 1 << 24  # of a request's counts [tok]
 
 
 def published(
@@ -85,7 +86,7 @@ def published(
 def samples_of(requests: Sequence[LoggedRequest], arm: Arm, workload: Workload) -> Iterator[Sample]:
     """The newest requests that were alone, as if a sweep had asked them, each for the class that it is most like."""
     classes = [at for at, one in enumerate(workload.classes) if one.concurrency == 1]
-    alone = [one for one in requests if one.concurrency == 1 and one.prompt_total_n is not None]
+    alone = [one for one in requests if one.concurrency == 1 and _is_sound(one)]
     for at, one in enumerate(alone[-_MOST:] if classes else ()):
         text = min(classes, key=lambda text: _apart(one, workload.classes[text]))
         like, block = workload.classes[text], f"served {at}"
@@ -98,6 +99,16 @@ def samples_of(requests: Sequence[LoggedRequest], arm: Arm, workload: Workload) 
                     "predicted_n": one.predicted_n, "predicted_ms": one.predicted_ms,
                     "draft_n": one.drafted_n, "draft_n_accepted": one.accepted_n},
         )  # fmt: skip
+
+
+def _is_sound(one: LoggedRequest) -> bool:
+    """Whether a server can have logged this: whoever may send requests may write lines that look like it."""
+    counts = (one.prompt_n, one.predicted_n, one.drafted_n or 0, one.prompt_total_n or 0)
+    return (
+        one.prompt_total_n is not None
+        and max(counts) < _LARGEST
+        and (one.accepted_n or 0) < one.predicted_n
+    )
 
 
 def _apart(request: LoggedRequest, one: RequestClass) -> float:

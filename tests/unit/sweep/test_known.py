@@ -76,7 +76,8 @@ def test_what_was_served_tells_which_other_settings_would_be_faster() -> None:
 def test_a_request_counts_for_the_class_that_it_is_most_like_if_it_was_alone() -> None:
     kinds = [one.request.kind for one in samples_of(
         [logged(290, 120), logged(450, 250), logged(40, 300, cached=450), logged(400, 20),
-         logged(290, 120, at_once=2), logged(290, 120, cached=None)], SERVES, WORKLOAD,
+         logged(290, 120, at_once=2), logged(290, 120, cached=None), logged(10**400, 120),
+         logged(290, 120, 10**400, 1), logged(290, 120, 200, 130)], SERVES, WORKLOAD,
     ) if one.request is not None]  # fmt: skip
     assert kinds == ["code", "chat", "chat", "code"]
 

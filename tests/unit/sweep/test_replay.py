@@ -48,7 +48,7 @@ def test_where_the_published_best_serves_already_it_is_kept(name: str) -> None:
     assert outcome.arm == surface.best
 
 
-@pytest.mark.parametrize("watts", [400, 450, 500, 550, 600])
+@pytest.mark.parametrize("watts", [400, 600])
 def test_from_the_default_depth_of_three_nothing_slower_is_served(watts: int) -> None:
     """Three is within 4 % of the best at every cap: what is promoted over it must be no worse."""
     surface = surfaces()[f"RTX 5090, {watts} W"]
