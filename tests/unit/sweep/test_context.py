@@ -163,18 +163,17 @@ def test_under_noise_no_context_is_taken_that_does_not_hold_the_speed(
 @pytest.mark.parametrize(
     ("size", "share", "more", "why"),
     [
-        (SERVED, 0.97, 0.5, "no larger context holds"),
-        (SIZES[0], 1.5, 0.0, "no context holds"),
+        (SERVED, 0.97, 0.5, ("no larger context holds",)),
+        (SIZES[0], 1.5, 0.0, ("no context holds", "tok/s, too slow")),
     ],
 )
 def test_what_serves_stays_where_no_larger_context_holds_the_speed(
-    here: Scene, size: int, share: float, more: float, why: str
+    here: Scene, size: int, share: float, more: float, why: tuple[str, ...]
 ) -> None:
     outcome = here.night(here.truly_tok_s(size) * share + more)
     assert (outcome.verdict, outcome.arm) == ("keep", here.incumbent), outcome.evidence.reasons
     said = sentence_of(outcome, here.incumbent, "agent")
-    assert why in said
-    assert "tok/s, too slow" in said
+    assert all(one in said for one in why)
 
 
 def test_a_smaller_context_is_what_holds_a_speed_that_the_present_one_does_not(here: Scene) -> None:
