@@ -17,8 +17,8 @@ from tunerd.machine.files import is_locked, lock
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import OwnUnit, start_own_unit
 from tunerd.profile.arm import Best
-from tunerd.result import ActionResult, note
-from tunerd.sweep.schedule import ask_tonight, write_settings
+from tunerd.result import ActionResult
+from tunerd.sweep.schedule import ask_tonight, set_keys
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
@@ -575,8 +575,4 @@ def set_guard(ctx: Context, guard: str, policy: str) -> ActionResult:
         UsageError: there is no such switch.
         HostError: the file cannot be read or written.
     """
-    key = f"guards.{guard}"
-    write_settings(ctx, {key: policy})
-    hint = "the daemon takes it over by itself; `tunerd guard show`"
-    message = note("written", f"`{ctx.paths.settings_file}` was changed", hint)
-    return ActionResult("guard set", {"changed": {key: policy}}, (message,), has_acted=True)
+    return set_keys(ctx, "guard set", {f"guards.{guard}": policy}, "tunerd guard show")
