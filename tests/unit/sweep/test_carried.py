@@ -61,16 +61,18 @@ def side(arm: Arm, number: int, ms: float, **more: Any) -> list[Sample]:
     return [answer(arm, number, text, ms * (text + 1), **more) for text in (0, 1)]
 
 
-def pairs(numbers: Sequence[int], ratio: float = 1.1, **more: Any) -> list[Sample]:
+def pairs(
+    numbers: Sequence[int], ratio: float = 1.1, incumbent: Arm = INCUMBENT, **more: Any
+) -> list[Sample]:
     found = []
     for number in numbers:
-        found += side(INCUMBENT, number, 1000 * ratio, **more)
+        found += side(incumbent, number, 1000 * ratio, **more)
         found += side(CANDIDATE, number, 1000, **more)
     return found
 
 
-def only(history: list[Sample], incumbent: Arm = INCUMBENT) -> Carried | None:
-    found = carried(history, incumbent, WORKLOAD)
+def only(history: list[Sample]) -> Carried | None:
+    found = carried(history, INCUMBENT, WORKLOAD)
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -106,22 +108,28 @@ def test_the_last_whole_process_of_a_side_counts() -> None:
     assert found.pairs[0].log_ratio == pytest.approx(np.log(1.2))
 
 
-def test_a_challenge_of_another_incumbent_is_not_gone_on_with() -> None:
-    assert only(pairs([1, 2, 3]), replace(INCUMBENT, fit_mib=1024)) is None
+DIED = answer(CANDIDATE, 3, 0, 0.0, failure="crash")
 
 
-def test_a_challenge_in_which_the_candidate_died_is_over() -> None:
-    died = answer(CANDIDATE, 3, 0, 0.0, failure="crash")
-    assert only([*pairs([1, 2]), died]) is None
-    again = only([*pairs([1, 2]), died, *pairs([1], night="b")])
+@pytest.mark.parametrize(
+    "history",
+    [
+        pairs([1, 2, 3], incumbent=replace(INCUMBENT, fit_mib=1024)),
+        [*pairs([1, 2]), DIED],
+        # Pairs that are known elsewhere must not be measured anew until they look better.
+        [*pairs([3, 4], night="b", is_earlier=True), *pairs([1, 2])],
+        [*pairs([1, 2]), *pairs([4], night="b")],
+    ],
+    ids=["of another incumbent", "its candidate died", "it went on elsewhere before", "and after"],
+)
+def test_a_challenge_that_is_over_is_not_gone_on_with(history: list[Sample]) -> None:
+    assert only(history) is None
+
+
+def test_a_candidate_that_died_may_be_challenged_with_again() -> None:
+    again = only([*pairs([1, 2]), DIED, *pairs([1], night="b")])
     assert again is not None
     assert len(again.pairs) == 1
-
-
-def test_a_challenge_that_went_on_elsewhere_is_not_gone_on_with_here() -> None:
-    """Pairs that are known elsewhere must not be measured anew until they look better."""
-    assert only([*pairs([3, 4], night="b", is_earlier=True), *pairs([1, 2])]) is None
-    assert only([*pairs([1, 2]), *pairs([4], night="b")]) is None
 
 
 def test_of_several_challenges_of_one_arm_the_last_counts() -> None:

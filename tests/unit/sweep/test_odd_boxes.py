@@ -102,14 +102,10 @@ def faster(one: Task) -> Arm:
     return replace(one.incumbent, threads=8)
 
 
-def test_two_arms_of_which_one_is_much_faster_end_in_a_promotion() -> None:
-    one = two_arms()
-    assert night(one, one.box()).arm == faster(one)
-
-
-def test_one_that_leads_alone_is_challenged_with_and_races_with_nobody() -> None:
+def test_one_that_leads_alone_is_challenged_with_races_with_nobody_and_is_promoted() -> None:
     one = two_arms()
     outcome = night(one, one.box())
+    assert outcome.arm == faster(one)
     starts = [row.purpose for row in outcome.evidence.samples if row.event == "boot"]
     assert "race" not in starts
     assert starts.count("verdict") == 2 * len(outcome.evidence.challenges[-1].pairs)

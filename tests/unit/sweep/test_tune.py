@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
-from tunerd.profile.arm import Arm, Boot, Policy, Preempted, Request, Sample, Space
+from tunerd.profile.arm import Arm, Boot, Policy, Request, Space
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, worse
 from tunerd.sweep.space import build_grid
@@ -27,14 +27,6 @@ def rng(seed: int = 1) -> np.random.Generator:
 def narrow(one: Task) -> Space:
     """The space of a box without cache types and threads, which is searched in a second or two."""
     return replace(one.space, pinned={"kv": "q8_0", "threads": 8})
-
-
-class Wanted(SimulatedBox):
-    """A box that its user wants back after so many starts."""
-
-    def check(self) -> None:
-        if self.n_restarts >= 6:
-            raise Preempted
 
 
 class Recording(SimulatedBox):
@@ -141,18 +133,6 @@ def test_with_the_best_already_serving_nothing_is_promoted() -> None:
     outcome = tune(one.box(), narrow(one), one.workload, incumbent, HOUR_S, rng())
     assert outcome.verdict in {"keep", "inconclusive"}
     assert outcome.arm == incumbent
-
-
-def test_a_user_who_wants_the_machine_ends_the_night_with_its_evidence() -> None:
-    one = task("12G", "agent", 1)
-    seen: list[Sample] = []
-    outcome = tune(
-        Wanted(one.card), one.space, one.workload, one.incumbent, HOUR_S, rng(),
-        on_sample=seen.append,
-    )  # fmt: skip
-    assert outcome.verdict == "inconclusive"
-    assert outcome.evidence.samples == tuple(seen)
-    assert len([sample for sample in seen if sample.event == "boot"]) == 6
 
 
 def test_a_pin_of_the_user_is_never_overridden() -> None:
