@@ -34,8 +34,7 @@ from tunerd.measure.life import prompt_book
 from tunerd.paths import Paths, paths_for
 from tunerd.production.lease import hold
 from tunerd.profile.arm import OFF, Arm, Request
-from tunerd.sweep.box import LeaseBox, SweepTexts
-from tunerd.sweep.house import House
+from tunerd.sweep.box import House, LeaseBox, SweepTexts
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, plan_arm, prepare
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.words import Mode

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tests.support.replay import ReplayBox, Surface, surfaces
-from tunerd.profile.arm import Arm, as_arm
+from tunerd.profile.arm import Arm
 from tunerd.sweep.tuner import Outcome, tune
 
 
@@ -29,7 +29,7 @@ def row(surface: Surface, seeds: int, hours: float) -> Iterator[str]:
     served, arms, starts, spent = [], [], [], []
     for seed in range(1, seeds + 1):
         outcome, box = night(surface, surface.ranked[-1], seed, hours)
-        served.append(surface.behind(as_arm(outcome.arm)))
+        served.append(surface.behind(outcome.arm))
         arms.append(len(outcome.evidence.arms))
         starts.append(len(box.started))
         spent.append(box.now() / 3600)

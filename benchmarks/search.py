@@ -26,7 +26,7 @@ from benchmarks import search_report
 from benchmarks.search_peers import PEERS, Bench, Over
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, best, task
-from tunerd.profile.arm import Arm, as_arm
+from tunerd.profile.arm import Arm
 from tunerd.sweep.tuner import tune
 
 HOURS = 8.0
@@ -78,7 +78,7 @@ def _ours(
     one = judge.one
     outcome = tune(box, one.space, one.workload, one.incumbent, hours * 3600, rng)
     path = [judge.point(at.seconds, at.restarts, replace(at.arm)) for at in outcome.evidence.path]
-    arm = as_arm(outcome.arm)
+    arm = outcome.arm
     return {
         "path": path, "verdict": outcome.verdict, "pairs": _pairs(outcome.evidence.challenges),
         "served": judge.point(box.now(), box.n_restarts, arm)[2:], "arm": str(arm),

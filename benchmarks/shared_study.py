@@ -33,7 +33,7 @@ from tests.support.postgres import Postgres, name_of, postgres_server
 from tunerd.app import build_context
 from tunerd.fleet.shared import opened
 from tunerd.fleet.study import SharedStudy
-from tunerd.profile.arm import Boot, as_arm
+from tunerd.profile.arm import Boot
 from tunerd.sweep.tuner import tune
 
 WITHIN = 0.02
@@ -113,7 +113,7 @@ def play(part: Part) -> dict[str, Any]:
     reached = None
     for seconds, starts, regret, runs in path:
         reached = (reached or (starts, seconds / 3600)) if regret <= WITHIN and runs else None
-    arm = as_arm(outcome.arm)
+    arm = outcome.arm
     return {
         "role": part.role, "seed": part.seed, "verdict": outcome.verdict, "starts": box.n_restarts,
         "hours": round(box.now() / 3600, 2), "regret": round(judge.regret(arm), 4), "runs": judge.truth.is_feasible(arm),

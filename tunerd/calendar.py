@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
+from itertools import chain
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -208,10 +209,14 @@ class Missed(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is remembered: when the opening of the last night began, and of the one to be skipped."""
+    """What is remembered: when the opening of the last night began, and of the one to be skipped.
+
+    At `asked_s` the next one was asked for, on whatever day it is.
+    """
 
     last_begin_s: float | None = None
     skip_begin_s: float | None = None
+    asked_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +245,10 @@ def openings(
         most: How many.
     """
     found: list[Opening] = []
-    for span in spans(window, now_s):
+    every_day = replace(window, days=frozenset(range(len(DAYS))))
+    tonight = next(spans(every_day, now_s)) if memory.asked_s is not None else None
+    first = () if tonight is None else (tonight,)
+    for span in chain(first, (one for one in spans(window, now_s) if one != tonight)):
         if len(found) >= most:
             break
         if _is_same(span.begin_s, memory.last_begin_s):

@@ -256,7 +256,8 @@ class GuardSettings(Table):
     )
     drift: Literal["act", "advise", "off"] = Field(
         "advise",
-        description="tell when the server leaves what was measured of it; `act` restarts one that decays",
+        description="tell when the server leaves what was measured of it, or other settings would be faster by now; "
+        "`act` restarts one that decays, sweeps tonight",
     )
     upgrade: Literal["act", "advise", "off"] = Field(
         "act",

@@ -65,7 +65,6 @@ def put_night(ctx: Context, store: EvidenceStore, started_s: float, *, hours: fl
     for arm, samples in measured.items():
         keeper.samples(arm, samples)
     incumbent = one.incumbent
-    assert isinstance(incumbent, Arm)
     keeper.result(outcome, incumbent, "coding-agent")
     keeper.end(RunOutcome.DONE, None)
     return number

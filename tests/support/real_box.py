@@ -14,8 +14,7 @@ from tunerd.measure.answer import Sample
 from tunerd.measure.life import open_url, prompt_book
 from tunerd.production.lease import Candidate, Held
 from tunerd.profile.arm import Arm, Boot
-from tunerd.sweep.box import LeaseBox, SweepTexts
-from tunerd.sweep.house import House
+from tunerd.sweep.box import House, LeaseBox, SweepTexts
 from tunerd.tryout.designed import SHAPES, design, write
 
 N_CTX = 6144

@@ -122,9 +122,9 @@ class SweepBox:
         """Whether whoever listens answers a completion."""
         return self.ask() == 200
 
-    def ask(self) -> int:
+    def ask(self, n_predict: int = 4) -> int:
         """The status of one completion; 0 where nobody answers."""
-        body = json.dumps({"prompt": "somebody else", "n_predict": 4}).encode()
+        body = json.dumps({"prompt": "somebody else", "n_predict": n_predict}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/completion", body, {"Content-Type": "application/json"}
         )

@@ -154,6 +154,7 @@ PURE = {
     "sweep/challenge",
     "sweep/context",
     "sweep/costs",
+    "sweep/known",
     "sweep/laws",
     "sweep/learner",
     "sweep/limits",

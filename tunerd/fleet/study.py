@@ -47,19 +47,20 @@ def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
     """The study of this box's class; where it cannot be reached the night goes on alone, and says so."""
     if prepared.base_plan.host.gpus is None:
         ctx.say("this box sweeps alone: what card it has cannot be told")
-        yield Alone()
+        yield Alone(prepared.known)
         return
     drafts, engines = drafts_of(ctx, prepared), _identities(prepared)
     try:
         database = opened(ctx, writable=True)
     except TunerdError as problem:
         ctx.say(f"this box sweeps alone: {problem.message}")
-        yield Alone()
+        yield Alone(prepared.known)
         return
     with contextlib.closing(database):
         ours, n_texts = class_of(prepared, drafts.values()), len(prepared.workload.classes)
         study = SharedStudy(ctx, database, ours, engines, n_texts, drafts=drafts)
         study.begin()
+        study.known = {**prepared.known, **study.known}
         try:
             yield study
         finally:

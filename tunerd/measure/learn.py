@@ -30,7 +30,7 @@ from tunerd.result import ActionResult, Message, note, warning
 from tunerd.words import check_name, format_duration, is_name, nearest_name, problem_of
 
 if TYPE_CHECKING:
-    from tunerd.engine.log import RequestLog
+    from tunerd.engine.log import LoggedRequest, RequestLog
     from tunerd.engine.server import Address
     from tunerd.measure.evidence import RunRecord
 
@@ -421,33 +421,16 @@ def _live_rates(ctx: Context) -> tuple[Rates, tuple[Message, ...]]:
     return rates_of(theirs), tuple(messages)
 
 
-@dataclass(frozen=True, slots=True)
-class LiveDrafts:
-    """What production drafted for its people, and how much of it was right [tok]."""
-
-    n_requests: int
-    n_drafted: int
-    n_accepted: int
-
-
-def live_drafts(ctx: Context, since_s: float) -> LiveDrafts | None:
-    """Drafts of production's own requests since then, by its log; None where it tells of none."""
+def served_requests(ctx: Context, since_s: float) -> tuple[LoggedRequest, ...]:
+    """What production answered to others since then, by its log, oldest first; nothing where that cannot be read."""
     from tunerd.engine.log import read_requests
 
     try:
         span = ctx.services.log_since(ctx.unit, since_s, max_lines=_MAX_LINES)
         own = own_requests(ctx)
     except TunerdError:  # nothing is decided by it
-        return None
-    theirs = of_others(read_requests(span.lines).requests, own.timings)
-    drafted = [one for one in theirs if one.drafted_n and one.accepted_n is not None]
-    if not drafted:
-        return None
-    return LiveDrafts(
-        n_requests=len(drafted),
-        n_drafted=sum(one.drafted_n or 0 for one in drafted),
-        n_accepted=sum(one.accepted_n or 0 for one in drafted),
-    )
+        return ()
+    return of_others(read_requests(span.lines).requests, own.timings)
 
 
 def _coverage(ctx: Context, unit: str, log: RequestLog, days: int | None) -> tuple[Message, ...]:

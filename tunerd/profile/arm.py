@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 OFF = "off"
 DRAFT = "draft"
+NGRAM = "ngram"
 EXPERTS = "memory.n_cpu_moe"
 LAYERS = "memory.n_gpu_layers"
 DRAFT_MODEL = "speculation.draft_model"
@@ -30,60 +31,6 @@ SAME_TEXT_KEYS = PLACEMENT_KEYS | {
 }
 
 Extra = frozenset[tuple[str, Any]]
-
-
-class ArmLike(Protocol):
-    """Anything with the attributes of an arm; a box or a caller may have a class of its own."""
-
-    @property
-    def engine(self) -> str:
-        """Name of an installed build."""
-        ...
-
-    @property
-    def spec(self) -> str:
-        """Kind of speculation."""
-        ...
-
-    @property
-    def n_max(self) -> int:
-        """Tokens drafted at most."""
-        ...
-
-    @property
-    def p_min(self) -> float:
-        """Confidence below which drafting stops."""
-        ...
-
-    @property
-    def fit_mib(self) -> int:
-        """Margin of VRAM left free [MiB]."""
-        ...
-
-    @property
-    def kv(self) -> str:
-        """Type of K and V cache."""
-        ...
-
-    @property
-    def ubatch(self) -> int:
-        """Tokens of one physical batch."""
-        ...
-
-    @property
-    def batch(self) -> int:
-        """Tokens of one logical batch."""
-        ...
-
-    @property
-    def threads(self) -> int:
-        """Threads of generation."""
-        ...
-
-    @property
-    def extra(self) -> Iterable[tuple[str, Any]]:
-        """Pairs of other profile keys."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +127,28 @@ class Arm:
         return ", ".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What laws predict to be fastest for the requests that are asked now, with its gain over what serves (ratio).
+
+    `before` is what was predicted to be gained when the newest sweep ended.
+    """
+
+    serves: str
+    arm: str
+    gain: float
+    before: float
+    n_requests: int
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether more can be gained by now than a sweep left, by enough to look again."""
+        return self.gain - max(self.before, 0.0) > _MOVED
+
+
+_MOVED = 0.03
+
+
 def placement_of(extra: Extra) -> Extra:
     """The pairs that place a model by hand."""
     return frozenset(
@@ -198,25 +167,6 @@ def shape_of(arm: Arm) -> Extra | None:
         return None
     pairs = {(key, value) for key, value in arm.placement if key != EXPERTS}
     return frozenset({*pairs, (EXPERTS, arm.n_cpu_moe is not None)})
-
-
-def as_arm(given: ArmLike) -> Arm:
-    """An arm of our own class, from any object with the same attributes."""
-    return Arm(
-        engine=given.engine,
-        spec=given.spec or OFF,
-        n_max=int(given.n_max or 0),
-        p_min=float(given.p_min or 0.0),
-        fit_mib=int(given.fit_mib or 0),
-        kv=given.kv,
-        ubatch=int(given.ubatch),
-        batch=int(given.batch),
-        threads=int(given.threads or 0),
-        extra=frozenset(
-            (key, tuple(value) if isinstance(value, list) else value)
-            for key, value in (getattr(given, "extra", None) or ())
-        ),
-    )
 
 
 def simplicity(arm: Arm) -> tuple[int, int, int, int]:
@@ -357,9 +307,9 @@ class Policy:
     may_change_output: bool = True
     tool_calls: int = 80
     context_tokens: int | None = None
-    seeds: tuple[ArmLike, ...] = ()
+    seeds: tuple[Arm, ...] = ()
     max_arms: int | None = None
-    rejected: tuple[tuple[ArmLike, str], ...] = ()
+    rejected: tuple[tuple[Arm, str], ...] = ()
     at_least_tok_s: float | None = None
     n_slots: int = 1
 
@@ -667,33 +617,20 @@ def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
-def as_samples(history: Iterable[Any]) -> tuple[Sample, ...]:
-    """Samples of our own class from what a caller kept: ours, their JSON, or the like."""
-    return tuple(_as_sample(given) for given in history)
-
-
-def _as_sample(given: Any) -> Sample:
-    if isinstance(given, Mapping):
-        return sample_from_json(given)
-    values = {name: getattr(given, name) for name in _NAMES if hasattr(given, name)}
-    values["arm"] = as_arm(values["arm"])
-    request = values.get("request")
-    if request is not None:
-        values["request"] = Request(
-            **{field.name: getattr(request, field.name) for field in fields(Request)}
-        )
-    return Sample(**values)
+def as_samples(history: Iterable[Sample | Mapping[str, Any]]) -> tuple[Sample, ...]:
+    """Samples, or what `to_json` made of them."""
+    return tuple(one if isinstance(one, Sample) else sample_from_json(one) for one in history)
 
 
 def plain(value: Any) -> Any:
-    """JSON values of an arm, a request, numpy numbers and containers of them."""
-    if isinstance(value, Arm):
-        return {**asdict(value), "extra": sorted(([k, plain(v)] for k, v in value.extra), key=str)}
-    if isinstance(value, Request):
-        return asdict(value)
+    """JSON values of arms, requests, families, numpy numbers and containers of them; sets are sorted."""
+    if isinstance(value, (Arm, Request, Family)):
+        value = asdict(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(plain, value), key=str)
+    if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, (str, int, float, bool)) or value is None:
         return value

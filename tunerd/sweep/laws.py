@@ -64,14 +64,14 @@ class Acceptance:
 
     `parameters` are one alpha per text, then beta, ln kappa, gamma. `first_is_free`: the first token
     is drafted whatever its confidence (ik does so). `is_lookup` replaces confidence by a chance of a
-    draft at all. `spread` is how far those of a relative may be from its parameters.
+    draft at all. `spread` is how far those of a relative may be from its parameters, all or each of them.
     """
 
     parameters: Array
     n_texts: int
     first_is_free: bool = False
     is_lookup: bool = False
-    spread: float = _RELATIVE_SPREAD
+    spread: float | Array = _RELATIVE_SPREAD
     _kept: dict[tuple[int, float], Drafts] = field(default_factory=dict, repr=False, compare=False)
 
     def drafts(self, n_positions: int, p_min: float) -> Drafts:

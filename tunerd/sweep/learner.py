@@ -639,8 +639,9 @@ class Learner:
         return max(known, key=lambda law: law.n_processes, default=None)
 
     def _costs_relative(self, family: tuple[str, str]) -> Costs | None:
-        if family in self._known and (costs := self._known[family].costs) is not None:
-            return costs
+        own = self._known[family].costs if family in self._known else None
+        if own is not None and own.prompt is not None:
+            return own
 
         def closeness(other: tuple[str, str]) -> tuple[bool, bool]:
             return other[0] == family[0], other[1] == family[1]
@@ -650,7 +651,8 @@ class Learner:
             for other, model in self.models.items()
             if other != family and model.costs is not None
         }
-        return known[max(known, key=closeness)] if known else None
+        near = known[max(known, key=closeness)] if known else None
+        return near if own is None else replace(own, prompt=None if near is None else near.prompt)
 
     def _costs(self, family: tuple[str, str], variant: Variant) -> Costs | None:
         model = self.models.get(family)

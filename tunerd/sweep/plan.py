@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import secrets
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from tunerd.app import Context
 from tunerd.calendar import Deadline, open_span
 from tunerd.engine.builds import PlanRequest, draft_facts, find_engines, locate, request_again
-from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE, by_hand
+from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE
 from tunerd.engine.commandline import by_hand as keys_by_hand
 from tunerd.engine.help import Effect, Engine, FitStyle, laws_of
 from tunerd.errors import ConfigError, EngineError, ModelFileError, TunerdError, UsageError
@@ -46,6 +48,7 @@ from tunerd.profile.schema import POWER_LIMIT, Range
 from tunerd.profile.workload import Rates, Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
+from tunerd.sweep.known import published
 from tunerd.sweep.power import limits_of
 from tunerd.sweep.schedule import closed_text, deadline_of, window_of
 from tunerd.sweep.space import (
@@ -70,6 +73,7 @@ from tunerd.sweep.space import (
     spec_of,
     values_of,
 )
+from tunerd.sweep.study import Known
 from tunerd.sweep.tuner import Forecast, forecast
 from tunerd.units.generations import Generation
 from tunerd.words import digest, format_duration
@@ -89,9 +93,6 @@ class Drafter:
     is_wanted: bool
     sha256: str | None = None
     left: tuple[Left, ...] = ()
-
-
-NO_DRAFTER = Drafter(None, _NONE_NAMED, is_wanted=False)
 
 
 def drafter_of(ctx: Context, base: Plan, ranges: Mapping[str, tuple[Any, ...]]) -> Drafter:
@@ -287,175 +288,142 @@ def plan_with(ctx: Context, request: PlanRequest, changes: Mapping[str, Any]) ->
     return make_plan(ctx, PlanRequest(request.profile, options, request.with_tuned))
 
 
-def engine_facts(
-    ctx: Context,
-    request: PlanRequest,
-    base: Plan,
-    ranges: Mapping[str, tuple[Any, ...]],
-    *,
-    proves: bool,
-    frozen: Collection[str] = (),
-    drafter: Drafter = NO_DRAFTER,
-    placements: tuple[Extra, ...] = (),
-) -> Seen:
-    """Facts of every installed build, the base's own first.
+@dataclass(frozen=True, slots=True)
+class _Builds:
+    """What can be tried with each installed build.
 
-    Args:
+    Attributes:
         ctx: Where.
         request: What serves now, as it would be planned.
         base: Its plan.
-        ranges: Values to try, by key.
-        proves: Whether builds that were not tried yet are tried now, on a tiny model.
-        frozen: Keys that are not searched, so that none of their values is looked at.
+        ranges: Values to try, by key; none of keys that are not searched.
         drafter: The draft model, if there is one.
-        placements: Whole placements to try with the base's own build.
+        proves: Whether builds that were not tried yet are tried now, on a tiny model.
     """
-    ranges = {key: values for key, values in ranges.items() if key not in frozen}
-    installed = find_engines(ctx)
-    own = [engine for engine in installed if engine.name == base.engine.name] or [base.engine]
-    others = [engine for engine in installed if engine.name != base.engine.name]
-    listed = ranges.get(ENGINE)
-    facts, identities, per_request, programs = [], {}, set(), {}
-    for engine in (*own, *others):
-        is_base = engine.name == base.engine.name
-        if not is_base and listed is not None and engine.name not in listed:
-            facts.append(EngineFacts(engine.name))
-            continue
-        known = _proved(ctx, engine, base, proves=proves)
-        found = _facts(ctx, request, base, known, ranges, drafter, is_base=is_base)
-        facts.append(replace(found, placements=placements) if is_base else found)
-        programs[engine.name] = engine.program
-        identities[engine.name] = known.identity.sha256 if known.identity is not None else None
-        if all(
-            known.proof(one).effect is Effect.PROVED for one in ("per-request", "per-request p-min")
-        ):
-            per_request.add(engine.name)
-    return Seen(tuple(facts), identities, frozenset(per_request), programs)
 
+    ctx: Context
+    request: PlanRequest
+    base: Plan
+    ranges: Mapping[str, tuple[Any, ...]]
+    drafter: Drafter
+    proves: bool
 
-def _proved(ctx: Context, engine: Engine, base: Plan, *, proves: bool) -> Engine:
-    """The build with its proofs, tried now where speculation could matter and nobody tried it."""
-    capabilities = engine.capabilities
-    matters = base.facts.has_mtp and capabilities is not None and capabilities.spec_word("mtp")
-    if not (proves and matters) or engine.proof("mtp").effect is not Effect.UNTRIED:
-        return engine
-    from tunerd.engine.prove import prove_engine
+    def seen(self, placements: tuple[Extra, ...]) -> Seen:
+        """Facts of every build, the base's own first, which may have whole placements to try."""
+        name = self.base.engine.name
+        installed = find_engines(self.ctx)
+        own = [engine for engine in installed if engine.name == name] or [self.base.engine]
+        others = [engine for engine in installed if engine.name != name]
+        listed = self.ranges.get(ENGINE)
+        facts, identities, per_request, programs = [], {}, set(), {}
+        for engine in (*own, *others):
+            is_base = engine.name == name
+            if not is_base and listed is not None and engine.name not in listed:
+                facts.append(EngineFacts(engine.name))
+                continue
+            known = self._proved(engine)
+            found = self._facts(known, is_base=is_base)
+            facts.append(replace(found, placements=placements) if is_base else found)
+            programs[engine.name] = engine.program
+            identities[engine.name] = None if known.identity is None else known.identity.sha256
+            proofs = (known.proof(one).effect for one in ("per-request", "per-request p-min"))
+            if all(one is Effect.PROVED for one in proofs):
+                per_request.add(engine.name)
+        return Seen(tuple(facts), identities, frozenset(per_request), programs)
 
-    return prove_engine(ctx, engine)
+    def _proved(self, engine: Engine) -> Engine:
+        """The build with its proofs, tried now where speculation could matter and nobody tried it."""
+        capabilities = engine.capabilities
+        has_mtp = capabilities is not None and capabilities.spec_word("mtp")
+        matters = self.proves and self.base.facts.has_mtp and has_mtp
+        if not matters or engine.proof("mtp").effect is not Effect.UNTRIED:
+            return engine
+        from tunerd.engine.prove import prove_engine
 
+        return prove_engine(self.ctx, engine)
 
-def _facts(
-    ctx: Context,
-    request: PlanRequest,
-    base: Plan,
-    engine: Engine,
-    ranges: Mapping[str, tuple[Any, ...]],
-    drafter: Drafter,
-    *,
-    is_base: bool,
-) -> EngineFacts:
-    own = {} if is_base else {ENGINE: [engine.name]}
-    if engine.is_embedded and base.has_gpu:
-        return EngineFacts(engine.name, problem="it uses no GPU")
-    reason = None if is_base else _refusal(ctx, request, own, engine.name)
-    if reason is not None:
-        return EngineFacts(engine.name, problem=reason)
-    n_max, p_min = engine.proof("n-max"), engine.proof("p-min")
-    return EngineFacts(
-        name=engine.name,
-        kinds=_kinds_of(ctx, request, base, engine, own, ranges, drafter),
-        ignores_n_max=f"n-max has no effect on this build: {n_max.detail}"
-        if n_max.effect in _USELESS
-        else None,
-        ignores_p_min=f"p-min has no effect on this build: {p_min.detail}"
-        if p_min.effect in _USELESS
-        else None,
-        refused=dict(_refused_values(ctx, request, own, engine.name, ranges)),
-    )
+    def _facts(self, engine: Engine, *, is_base: bool) -> EngineFacts:
+        own = {} if is_base else {ENGINE: [engine.name]}
+        if engine.is_embedded and self.base.has_gpu:
+            return EngineFacts(engine.name, problem="it uses no GPU")
+        reason = None if is_base else self._refusal(own, engine.name)
+        if reason is not None:
+            return EngineFacts(engine.name, problem=reason)
+        useless = {
+            name: f"{name} has no effect on this build: {engine.proof(name).detail}"
+            for name in ("n-max", "p-min")
+            if engine.proof(name).effect in _USELESS
+        }
+        return EngineFacts(
+            name=engine.name,
+            kinds=self._kinds(engine, own),
+            ignores_n_max=useless.get("n-max"),
+            ignores_p_min=useless.get("p-min"),
+            refused=dict(self._refused(own, engine.name)),
+        )
 
+    def _kinds(self, engine: Engine, own: Mapping[str, Any]) -> dict[str, str | None]:
+        """Kinds of speculation, with the reason why a build cannot have them."""
+        current = self.base.resolved.profile.speculation.type or OFF
+        listed = tuple(str(one) for one in self.ranges.get(TYPE, ()))
+        drafts = (DRAFT,) if self.drafter.is_wanted else ()
+        kinds = dict.fromkeys((current, OFF, "mtp", *drafts, *listed))
+        found = {kind: self._kind_out(engine, kind) for kind in kinds}
+        if DRAFT in found and found[DRAFT] is None and current != DRAFT:
+            keys = {**own, TYPE: DRAFT, DRAFT_MODEL: self.drafter.name}
+            found[DRAFT] = self._refusal(keys, engine.name)
+        return found
 
-def _kinds_of(
-    ctx: Context,
-    request: PlanRequest,
-    base: Plan,
-    engine: Engine,
-    own: Mapping[str, Any],
-    ranges: Mapping[str, tuple[Any, ...]],
-    drafter: Drafter,
-) -> dict[str, str | None]:
-    """Kinds of speculation, with the reason why a build cannot have them."""
-    current = base.resolved.profile.speculation.type or OFF
-    listed = tuple(str(one) for one in ranges.get(TYPE, ()))
-    drafts = (DRAFT,) if drafter.is_wanted else ()
-    kinds = dict.fromkeys((current, OFF, "mtp", *drafts, *listed))
-    found = {kind: _kind_out(engine, base, kind, drafter) for kind in kinds}
-    if DRAFT in found and found[DRAFT] is None and current != DRAFT:
-        keys = {**own, TYPE: DRAFT, DRAFT_MODEL: drafter.name}
-        found[DRAFT] = _refusal(ctx, request, keys, engine.name)
-    return found
+    def _kind_out(self, engine: Engine, kind: str) -> str | None:
+        """Why a build cannot have a kind of speculation with this model; None where it can."""
+        if kind == OFF:
+            return None
+        if engine.capabilities is None or engine.capabilities.spec_word(kind) is None:
+            return "this build has no such speculation"
+        if kind == "mtp":
+            if not self.base.facts.has_mtp:
+                return "the model has no MTP block"
+            proof = engine.proof("mtp")
+            return proof.detail if proof.effect in _USELESS else None
+        if kind == DRAFT:
+            return self.drafter.reason
+        named = self.base.resolved.profile.speculation.draft_model
+        return _NONE_NAMED if kind in KINDS_WITH_DRAFT_FILE and named is None else None
 
+    def _refused(
+        self, own: Mapping[str, Any], engine: str
+    ) -> Iterator[tuple[tuple[str, Any], str]]:
+        """Values that would not be deployed: too much memory, or more than the build takes.
 
-def _kind_out(engine: Engine, base: Plan, kind: str, drafter: Drafter) -> str | None:
-    """Why a build cannot have a kind of speculation with this model; None where it can."""
-    if kind == OFF:
-        return None
-    if engine.capabilities is None or engine.capabilities.spec_word(kind) is None:
-        return "this build has no such speculation"
-    if kind == "mtp":
-        if not base.facts.has_mtp:
-            return "the model has no MTP block"
-        proof = engine.proof("mtp")
-        return proof.detail if proof.effect in _USELESS else None
-    if kind == DRAFT:
-        return drafter.reason
-    named = base.resolved.profile.speculation.draft_model
-    if kind in KINDS_WITH_DRAFT_FILE and named is None:
-        return "it needs a draft model, and speculation.draft_model names none"
-    return None
+        What is too much stays too much for larger values, so the largest is tried first; where a larger
+        one needs less VRAM and more RAM, both ends are.
+        """
+        for key, values in {**USUAL_RANGES, **self.ranges}.items():
+            if key in {TYPE, ENGINE, FIT, DRAFT_MODEL} or not values:
+                continue
+            is_number = all(isinstance(value, int | float) for value in values)
+            orders = [sorted(values, reverse=True)] if is_number else [list(values)]
+            if key in _TO_RAM:
+                orders.append(sorted(values))
+            keys = KV_KEYS if key in KV_KEYS else (key,)
+            for ordered in orders:
+                for value in ordered:
+                    reason = self._refusal({**own, **dict.fromkeys(keys, value)}, engine)
+                    if reason is not None:
+                        yield (key, value), reason
+                    elif is_number:
+                        break
 
-
-def _refused_values(
-    ctx: Context,
-    request: PlanRequest,
-    own: Mapping[str, Any],
-    engine: str,
-    ranges: Mapping[str, tuple[Any, ...]],
-) -> Iterator[tuple[tuple[str, Any], str]]:
-    """Values that would not be deployed: too much memory, or more than the build takes.
-
-    What is too much stays too much for larger values, so the largest is tried first; where a larger
-    one needs less VRAM and more RAM, both ends are.
-    """
-    for key, values in {**USUAL_RANGES, **ranges}.items():
-        if key in {TYPE, ENGINE, FIT, DRAFT_MODEL} or not values:
-            continue
-        is_number = all(isinstance(value, int | float) for value in values)
-        orders = [sorted(values, reverse=True)] if is_number else [list(values)]
-        if key in _TO_RAM:
-            orders.append(sorted(values))
-        keys = KV_KEYS if key in KV_KEYS else (key,)
-        for ordered in orders:
-            for value in ordered:
-                changed = {**own, **dict.fromkeys(keys, value)}
-                reason = _refusal(ctx, request, changed, engine)
-                if reason is not None:
-                    yield (key, value), reason
-                elif is_number:
-                    break
-
-
-def _refusal(
-    ctx: Context, request: PlanRequest, changes: Mapping[str, Any], engine: str
-) -> str | None:
-    """Why this would not be deployed; None where it would."""
-    try:
-        plan = plan_with(ctx, request, changes)
-    except TunerdError as error:
-        return (error.cause or error.message).splitlines()[0]
-    if plan.engine.name != engine:
-        return f"{engine} cannot serve it, {plan.engine.name} would"
-    errors = [one.text for one in plan.messages if one.level is Level.ERROR]
-    return errors[0] if errors else None
+    def _refusal(self, changes: Mapping[str, Any], engine: str) -> str | None:
+        """Why this would not be deployed; None where it would."""
+        try:
+            plan = plan_with(self.ctx, self.request, changes)
+        except TunerdError as error:
+            return (error.cause or error.message).splitlines()[0]
+        if plan.engine.name != engine:
+            return f"{engine} cannot serve it, {plan.engine.name} would"
+        errors = [one.text for one in plan.messages if one.level is Level.ERROR]
+        return errors[0] if errors else None
 
 
 def frozen_keys(
@@ -472,7 +440,7 @@ def _no_fit(base: Plan) -> str | None:
     """Why no margin can be searched."""
     if not base.has_gpu:
         return "there is no GPU whose memory could be left free"
-    keys = by_hand(base.resolved)
+    keys = keys_by_hand(base.resolved)
     is_given = bool(keys) and not is_found_by_tunerd(base, keys)
     if base.resolved.profile.memory.fit is False or is_given:
         given = ", ".join(keys) or "memory.fit = false"
@@ -523,7 +491,8 @@ class PreparedSweep:
     """A sweep that could begin.
 
     `basis` is a hash over what its samples depend on beside the arm: samples of another night with
-    the same basis still hold. `power_limits_w` are measured after the search.
+    the same basis still hold. `power_limits_w` are measured after the search; `known` are laws by family to begin
+    with.
     """
 
     request: SweepRequest
@@ -544,6 +513,7 @@ class PreparedSweep:
     messages: tuple[Message, ...]
     deadline: Deadline | None = None
     power_limits_w: tuple[float, ...] = ()
+    known: Mapping[tuple[str, str], Known] = field(default_factory=dict)
 
     @property
     def base(self) -> Base:
@@ -616,9 +586,14 @@ def prepare(
         rates=_rates(ctx, base_plan.resolved.name), n_families=len(space.space.families),
         min_gain=settings.min_gain,
     )  # fmt: skip
+    known, published_by = _published(ctx, base_plan, space, workload)
     messages = [
         *_window_messages(ctx, request),
         told,
+        *(
+            note("published", f"what was published is where laws begin: {one}")
+            for one in published_by
+        ),
         *choice.messages,
         *_cut_messages(shape, cut, context),
     ]
@@ -643,6 +618,7 @@ def prepare(
         messages=tuple(messages),
         deadline=deadline,
         power_limits_w=choice.power_limits_w,
+        known=known,
     )
 
 
@@ -676,10 +652,9 @@ def _choice(
     frozen = frozen_keys(base_plan, ranges, for_context=for_context)
     drafter = drafter_of(ctx, base_plan, ranges)
     placements = placements_of(ctx, base_plan, pins)
-    seen = engine_facts(
-        ctx, plan_request, base_plan, ranges, proves=proves, frozen=frozen, drafter=drafter,
-        placements=placements.alternatives,
-    )  # fmt: skip
+    searched = {key: values for key, values in ranges.items() if key not in frozen}
+    builds = _Builds(ctx, plan_request, base_plan, searched, drafter, proves)
+    seen = builds.seen(placements.alternatives)
     base = _base(base_plan, resolved, placements.searched | set(ranges))
     if for_context:
         own = frozenset({(CONTEXT_SIZE, _context_size(base_plan))})
@@ -759,11 +734,7 @@ def demand_room(prepared: PreparedSweep) -> None:
 def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
     """The plan of a sweep as scripts read it."""
     families = [
-        {
-            "engine": engine,
-            "speculation": spec,
-            **{k: list(v) for k, v in _family_json(one).items()},
-        }
+        {"engine": engine, "speculation": spec, **plain(one)}
         for (engine, spec), one in prepared.space.space.families.items()
     ]
     return {
@@ -787,15 +758,6 @@ def plan_json(prepared: PreparedSweep) -> dict[str, Any]:
         "forecast": prepared.forecast.to_json(),
         "outlook": prepared.outlook.to_json(),
         "basis": prepared.basis,
-    }
-
-
-def _family_json(family: Any) -> dict[str, Sequence[Any]]:
-    return {
-        name: [sorted(map(list, one)) for one in family.extra]
-        if name == "extra"
-        else getattr(family, name)
-        for name in family.__dataclass_fields__
     }
 
 
@@ -942,6 +904,28 @@ def _imported(ctx: Context, plan: Plan, base: Arm) -> tuple[Arm, ...]:
 
     entries = [entry for bundle in imported(ctx).values() for entry in bundle.entries]
     return candidates(entries, here_of(ctx, plan), base)
+
+
+def _published(
+    ctx: Context, plan: Plan, space: SpacePlan, workload: Workload
+) -> tuple[dict[tuple[str, str], Known], list[str]]:
+    """The shipped laws of this model, and who published what they are fitted to."""
+    name, sources = (plan.facts.name or "").casefold(), list[str]()
+    found: dict[tuple[str, str], Known] = {}
+    for path in sorted((ctx.data_dir / "profiles" / "laws").glob("*.toml")):
+        table = tomllib.loads((ctx.files.read(path) or b"").decode())
+        if not fnmatch(name, table["model"].casefold()):
+            continue
+        families = {
+            engine.name: str(engine.capabilities.family)
+            for engine in find_engines(ctx)
+            if engine.capabilities is not None
+            and (engine.name, table["spec"]) in space.space.families
+        }
+        laws = published(table, families, [gpu.name for gpu in plan.host.gpus or ()], workload)
+        found |= laws
+        sources += [table["source"]] if laws else []
+    return found, sources
 
 
 def _context_tokens(plan: Plan) -> int | None:

@@ -130,8 +130,11 @@ class SweepKeeper:
         """A start or a request, as the search sees it."""
         self._store.add_sweep_event(self.number, sample.to_json())
 
-    def result(self, outcome: Outcome, incumbent: Arm, workload: str) -> VerdictRecord:
-        """What it came to."""
+    def result(
+        self, outcome: Outcome, incumbent: Arm, workload: str,
+        served: Mapping[str, Any] | None = None,
+    ) -> VerdictRecord:  # fmt: skip
+        """What it came to; `served` says how its drafts compare with those of production's own requests."""
         from tunerd.sweep.tuner import page_of
 
         evidence = outcome.evidence.to_json(with_samples=False)
@@ -139,6 +142,8 @@ class SweepKeeper:
         page = page_of(self._store.sweep_events(self.number), evidence)
         self._store.add_summary(self.number, SummaryRecord(KIND, _PAGE, None, page))
         record = _verdict(outcome, incumbent, workload)
+        if served is not None:
+            record = replace(record, details={**record.details, "served": dict(served)})
         self._store.add_verdict(self.number, record)
         return record
 
@@ -304,13 +309,10 @@ def sweep_json(ctx: Context, sweep: StoredSweep, page: Mapping[str, Any]) -> dic
         "plan": dict(sweep.plan),
         "reasons": list(sweep.verdict.reasons) if sweep.verdict is not None else [],
         "verdict_record": None if sweep.verdict is None else asdict(sweep.verdict),
-        "arms": evidence.get("arms", []),
+        "served": None if sweep.verdict is None else sweep.verdict.details.get("served"),
+        **{name: evidence.get(name, []) for name in ("arms", "challenges", "margins", "path")},
+        **{name: evidence.get(name, {}) for name in ("models", "time_s")},
         "left_out": evidence.get("left_out", sweep.plan.get("left_out", [])),
-        "challenges": evidence.get("challenges", []),
-        "margins": evidence.get("margins", []),
-        "path": evidence.get("path", []),
-        "models": evidence.get("models", {}),
-        "time_s": evidence.get("time_s", {}),
         "best_untried": evidence.get("best_untried"),
         "decided": sweep.decision,
         "power": sweep.power,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunerd.app import Context
-from tunerd.engine.builds import find_engines
+from tunerd.engine.builds import find_engines, request_again
 from tunerd.engine.help import SHORT
 from tunerd.engine.probe import kept_folder
 from tunerd.engine.serving import read_live_unit, server_now
@@ -19,7 +19,7 @@ from tunerd.machine.files import is_locked
 from tunerd.machine.process import words_of
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, RunOutcome, StoredRun, VerdictRecord
-from tunerd.measure.learn import LiveDrafts, live_drafts
+from tunerd.measure.learn import served_requests, workload_for
 from tunerd.measure.life import prompt_book
 from tunerd.measure.store import EvidenceStore, reading
 from tunerd.operations import JobRequest, Lane
@@ -28,12 +28,12 @@ from tunerd.production.measurement import read_measurement
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.production.plan import Plan
 from tunerd.production.power import power_limit
-from tunerd.profile.arm import Arm, Sample, as_arm, as_samples
+from tunerd.profile.arm import Arm, Best, Sample, arm_from_json, as_samples
+from tunerd.profile.files import load_profile
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
-from tunerd.sweep.box import LeaseBox, SweepTexts
-from tunerd.sweep.house import House
-from tunerd.sweep.observations import acceptance_of
+from tunerd.sweep.box import House, LeaseBox, SweepTexts
+from tunerd.sweep.known import best_now, compare_drafts, known_by
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
 from tunerd.sweep.power import measure_limits, power_notes, time_for
 from tunerd.sweep.promote import follow_policy
@@ -48,12 +48,13 @@ from tunerd.sweep.record import (
 )
 from tunerd.sweep.schedule import configured_request, deadline_of, demand_open, demand_time
 from tunerd.sweep.study import Alone, Study
-from tunerd.sweep.tuner import Outcome, arm_text, changed, tune
+from tunerd.sweep.tuner import PROMOTE, Outcome, arm_text, changed, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
 from tunerd.words import format_duration
 
 if TYPE_CHECKING:
+    from tunerd.engine.log import LoggedRequest
     from tunerd.measure.compare import Prepared
 
 
@@ -155,6 +156,38 @@ def due_comparison(ctx: Context) -> Builds | None:
     return found if found is not None and found.is_due else None
 
 
+def predicted_best(ctx: Context, generation: Generation) -> Best | None:
+    """What the newest sweep's laws predict to be fastest for what was asked since; None where they cannot tell.
+
+    Raises:
+        TunerdError: the store, the profile or its workload cannot be read.
+    """
+    with reading(ctx) as store:
+        sweep = next(iter(sweeps(store, limit=1)), None) if store is not None else None
+    verdict = None if sweep is None else sweep.verdict
+    arm = None if sweep is None else _serves_now(sweep, generation)
+    if sweep is None or verdict is None or arm is None or sweep.evidence is None:
+        return None
+    request = request_again(generation)
+    resolved = load_profile(ctx, request.profile, options=request.options)
+    shape, _ = workload_for(ctx, sweep.plan["request"].get("workload"), resolved)
+    requests = served_requests(ctx, sweep.run.ended_s or generation.created_s)
+    then = (verdict.details.get("served") or {}).get("gain") if verdict.outcome != PROMOTE else None
+    return best_now(
+        requests, sweep.evidence["models"], arm, sweep.plan["families"], shape.plain(), then
+    )
+
+
+def _serves_now(sweep: StoredSweep, generation: Generation) -> Arm | None:
+    """The arm that serves, where it is the one that a sweep left or that was promoted from it."""
+    decision, verdict = sweep.decision or {}, sweep.verdict
+    if decision.get("generation") == generation.number and verdict is not None:
+        return arm_from_json(verdict.details["arm"])
+    if sweep.plan.get("generation") == generation.number:
+        return arm_from_json(sweep.plan["incumbent"])
+    return None
+
+
 def prepare_builds(ctx: Context, builds: Builds, *, budget_s: float) -> Prepared | None:
     """The comparison as it would be; None where it cannot be, which is said."""
     from tunerd.measure.compare import CompareRequest, prepare
@@ -224,8 +257,8 @@ Meet = Callable[[Context, PreparedSweep], contextlib.AbstractContextManager[Stud
 
 def alone(ctx: Context, prepared: PreparedSweep) -> contextlib.AbstractContextManager[Study]:
     """For a box that shares no store with others."""
-    del ctx, prepared
-    return contextlib.nullcontext(Alone())
+    del ctx
+    return contextlib.nullcontext(Alone(prepared.known))
 
 
 def sweep_plan(ctx: Context, request: SweepRequest) -> ActionResult:
@@ -380,13 +413,13 @@ class _Run:
     _elapsed_s: float = 0.0
     _has_answers: bool = False
     _found: Outcome | None = None
-    _live: LiveDrafts | None = None
+    _served: tuple[LoggedRequest, ...] = ()
     _power: dict[str, Any] | None = None
 
     def go(self) -> ActionResult:
         """All of it."""
         keeper = self.keeper
-        self._live = live_drafts(self.ctx, self.prepared.generation.created_s)
+        self._begin_with_what_was_served()
         try:
             with self.meet(self.ctx, self.prepared) as self._study:
                 outcome, verdict, away_s, ended = self._night()
@@ -403,8 +436,8 @@ class _Run:
             "sentence": verdict.sentence,
             "reasons": list(verdict.reasons),
             "incumbent": str(self.prepared.base.arm),
-            "arm": str(as_arm(outcome.arm)),
-            "changes": changed(as_arm(outcome.arm), self.prepared.base.arm),
+            "arm": str(outcome.arm),
+            "changes": changed(outcome.arm, self.prepared.base.arm),
             "arms_measured": len(outcome.evidence.arms),
             "restarts": self._restarts,
             "elapsed_s": self._elapsed_s,
@@ -414,6 +447,19 @@ class _Run:
         }
         messages = [*self.prepared.messages, *self.notes, *self._next_steps(verdict, ended)]
         return ActionResult(self.command, payload, tuple(messages), 0 if measured else 1)
+
+    def _begin_with_what_was_served(self) -> None:
+        """What production's log tells of its own laws, as a prior."""
+        prepared = self.prepared
+        arm, known = prepared.base.arm, prepared.known
+        self._served = served_requests(self.ctx, prepared.generation.created_s)
+        law = known_by(self._served, arm, prepared.workload, known.get(arm.family))
+        if law is not None and self._served:
+            text = f"what {len(self._served)} requests in service took is where the laws of what serves begin"
+            told = note("served", text)
+            self.prepared = replace(
+                prepared, known={**known, arm.family: law}, messages=(*prepared.messages, told)
+            )
 
     def _next_steps(self, verdict: VerdictRecord, ended: str | None) -> list[Message]:
         number = self.keeper.number
@@ -462,13 +508,15 @@ class _Run:
                 break
         if box.ended is not None:
             outcome = _with_reason(outcome, box.ended)
-        if self._live is not None:
-            base, workload = self.prepared.base.arm, self.prepared.workload
-            here = acceptance_of(as_samples(samples), base, workload)
-            if (told := compare_drafts(here, self._live)) is not None:
-                found = replace(outcome.evidence, reasons=(*outcome.evidence.reasons, told))
-                outcome = replace(outcome, evidence=found)
-        verdict = self.keeper.result(outcome, self.prepared.base.arm, self.prepared.shape.name)
+        base, workload = self.prepared.base.arm, self.prepared.workload
+        told = compare_drafts(as_samples(samples), self._served, base, workload)
+        if told is not None:
+            reasons = (*outcome.evidence.reasons, str(told["text"]))
+            outcome = replace(outcome, evidence=replace(outcome.evidence, reasons=reasons))
+            families, models = plan_json(self.prepared)["families"], outcome.evidence.models
+            best = best_now(self._served, models, base, families, workload)
+            told = {**told, "gain": None if best is None else best.gain}
+        verdict = self.keeper.result(outcome, base, self.prepared.shape.name, told)
         return outcome, verdict, away_s, box.ended
 
     def _left_s(self, end_s: float) -> float:
@@ -517,7 +565,7 @@ class _Run:
                     )  # fmt: skip
                     box.close()
                     if prepared.power_limits_w and box.yielded is box.ended is None:
-                        self._measure_power(quiet, held, box, as_arm(outcome.arm))
+                        self._measure_power(quiet, held, box, outcome.arm)
             finally:
                 box.close()
         return outcome, box, held
@@ -608,24 +656,6 @@ class _Run:
                 return True
             ctx.clock.sleep(min(_QUIET_POLL_S, max(0.1, quiet_s / 4)))
         return False
-
-
-_LEAST_DRAFTED = 1000
-_AGREES = 0.05
-
-
-def compare_drafts(here: float | None, live: LiveDrafts) -> str | None:
-    """Whether the drafts of what serves were as often right in the sweep as its people's are; None: unknown."""
-    if here is None or live.n_drafted < _LEAST_DRAFTED:
-        return None
-    there = live.n_accepted / live.n_drafted
-    told = (
-        f"of the drafts of what serves {here:.0%} were right here, and {there:.0%} for its people "
-        f"({live.n_requests} requests since it was deployed)"
-    )
-    if abs(here - there) <= _AGREES:
-        return f"{told}: the workload's texts are like theirs in that"
-    return f"{told}: its texts, or their sampling, are not like the workload's"
 
 
 def _with_reason(outcome: Outcome, why: str) -> Outcome:

@@ -127,12 +127,14 @@ def ends_text(deadline: Deadline) -> str:
     return f"the window {deadline.text} ends ({end}), and production must serve again by then"
 
 
-def write_settings(ctx: Context, changed: Mapping[str, Any]) -> None:
-    """Change keys of the settings file.
+def set_keys(ctx: Context, command: str, changed: Mapping[str, Any], shown_by: str) -> ActionResult:
+    """Change keys of the settings file, for a command; another shows what is in force.
 
     Args:
         ctx: Where.
+        command: Its name.
         changed: Dotted keys such as `sweep.window`, and values; None takes a key away.
+        shown_by: The other command.
 
     Raises:
         UsageError: a value is not allowed.
@@ -166,6 +168,9 @@ def write_settings(ctx: Context, changed: Mapping[str, Any]) -> None:
         ) from problem
     ctx.files.make_folder(path.parent)
     ctx.files.write(path, text.encode(), like=ctx.files.look(path))
+    hint = f"the daemon takes it over by itself; `{shown_by}`"
+    message = note("written", f"`{path}` was changed", hint)
+    return ActionResult(command, {"changed": dict(changed)}, (message,), has_acted=True)
 
 
 # The keys of the settings file behind what `tunerd schedule set` takes.
@@ -198,6 +203,7 @@ def show_schedule(ctx: Context) -> ActionResult:
         "unit": SWEEP_UNIT,
         "running": state.active_state in UP,
         "last_begin_s": memory.last_begin_s,
+        "asked_s": memory.asked_s,
         "nights": [
             {"begin_s": one.span.begin_s, "end_s": one.span.end_s, "seconds": one.span.seconds,
              "skipped": one.is_skipped}
@@ -234,10 +240,7 @@ def set_schedule(ctx: Context, changed: Mapping[str, Any]) -> ActionResult:
         raise UsageError(
             "nights need a window", state="nothing was changed", hint="--window 01:00-06:30"
         )
-    write_settings(ctx, changed)
-    hint = "the daemon takes it over by itself; `tunerd schedule show`"
-    message = note("written", f"`{ctx.paths.settings_file}` was changed", hint)
-    return ActionResult("schedule set", {"changed": dict(changed)}, (message,), has_acted=True)
+    return set_keys(ctx, "schedule set", changed, "tunerd schedule show")
 
 
 def begin_now(ctx: Context, *, confirm: Callable[[Prepared | PreparedSweep], None]) -> ActionResult:
@@ -283,6 +286,18 @@ def skip_tonight(ctx: Context, *, undo: bool) -> ActionResult:
     return ActionResult("schedule skip-tonight", payload, has_acted=True)
 
 
+def ask_tonight(ctx: Context) -> bool:
+    """Have the next opening of the window used on whatever day it is; False where nights are not begun.
+
+    Raises:
+        HostError: that cannot be written.
+    """
+    if not ctx.settings.schedule.enabled or ctx.settings.sweep.window is None:
+        return False
+    _write_memory(ctx, replace(read_memory(ctx), asked_s=ctx.clock.now_s()))
+    return True
+
+
 def next_openings(ctx: Context, *, most: int = 1) -> tuple[Opening, ...]:
     """The next openings of the window; none where nights are not begun, or there is no window.
 
@@ -321,7 +336,7 @@ def begin_night(ctx: Context, opening: Opening) -> bool:
     is_up = ctx.services.state(SWEEP_UNIT).active_state in UP
     memory = read_memory(ctx)
     # First: whoever dies in between loses a night rather than having two of it.
-    _write_memory(ctx, replace(memory, last_begin_s=opening.span.begin_s))
+    _write_memory(ctx, replace(memory, last_begin_s=opening.span.begin_s, asked_s=None))
     if is_up:
         return False
     try:
@@ -408,19 +423,14 @@ def set_setting(ctx: Context, key: str, words: Sequence[str]) -> ActionResult:
     is_list = isinstance(value, list)
     if len(words) > 1 and not is_list:
         raise UsageError(f"`{key}` holds one value", state="nothing was changed")
-    tried: list[Any] = [list(words)] if is_list else [*map(_as_toml, words), *words] or [None]
-    for at, one in enumerate(tried, start=1):
-        try:
-            write_settings(ctx, {key: one})
-        except UsageError:
-            if at == len(tried):
-                raise
-        else:
-            break
-    hint = "the daemon takes it over by itself; `tunerd settings`"
-    message = note("written", f"`{ctx.paths.settings_file}` was changed", hint)
+    tried: list[Any] = [*map(_as_toml, words), *words] or [None]
+    if is_list and words:
+        tried = [list(words)]
     name = "settings set" if words else "settings unset"
-    return ActionResult(name, {"changed": {key: one}}, (message,), has_acted=True)
+    for one in tried[:-1]:
+        with contextlib.suppress(UsageError):
+            return set_keys(ctx, name, {key: one}, "tunerd settings")
+    return set_keys(ctx, name, {key: tried[-1]}, "tunerd settings")
 
 
 def _as_toml(word: str) -> Any:

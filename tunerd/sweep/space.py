@@ -22,7 +22,6 @@ from tunerd.profile.arm import (
     Family,
     Policy,
     Space,
-    as_arm,
     placement_of,
     wording_of,
 )
@@ -262,7 +261,7 @@ def _nearest(values: Sequence[int], wanted: int) -> int:
 
 def first_arms(policy: Policy, grid: Grid) -> Iterable[Arm]:
     """Arms known from elsewhere that the space allows."""
-    return [arm for arm in (as_arm(given) for given in policy.seeds) if grid.contains(arm)]
+    return [arm for arm in policy.seeds if grid.contains(arm)]
 
 
 def planes(family: FamilyGrid) -> Iterator[tuple[int, float]]:

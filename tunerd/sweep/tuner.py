@@ -25,7 +25,6 @@ from tunerd.measure.pairs import (
 from tunerd.profile.arm import (
     BOOT,
     Arm,
-    ArmLike,
     Box,
     Policy,
     Preempted,
@@ -33,11 +32,10 @@ from tunerd.profile.arm import (
     Sample,
     Space,
     arm_from_json,
-    as_arm,
     as_samples,
     plain,
 )
-from tunerd.profile.workload import Rates, RequestClass, Workload
+from tunerd.profile.workload import Rates, Workload
 from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_json
 from tunerd.sweep.context import Floor, Widest
 from tunerd.sweep.laws import USUAL
@@ -233,7 +231,7 @@ class Outcome:
     """
 
     verdict: str
-    arm: ArmLike
+    arm: Arm
     evidence: Evidence
 
 
@@ -268,7 +266,7 @@ def tune(
     box: Box,
     space: Space,
     workload: Workload,
-    incumbent: ArmLike,
+    incumbent: Arm,
     budget_s: float,
     rng: np.random.Generator,
     *,
@@ -306,16 +304,18 @@ class _Sweep:
     """One call of `tune`."""
 
     def __init__(
-        self, box: Box, space: Space, workload: Workload, incumbent: ArmLike, budget_s: float,
+        self, box: Box, space: Space, workload: Workload, incumbent: Arm, budget_s: float,
         rng: np.random.Generator, policy: Policy | None,
         on_sample: Callable[[Sample], object] | None, study: Study | None = None,
     ) -> None:  # fmt: skip
         self.given = incumbent
-        self.incumbent = as_arm(incumbent)
+        self.incumbent = incumbent
         self.study = study or Alone()
         policy = policy or Policy()
         self.policy = replace(policy, seeds=(*policy.seeds, *self.study.seeds))
-        self.workload = _own_workload(workload)
+        if not workload.classes:
+            raise ValueError("the workload has no classes")
+        self.workload = workload
         self.grid: Grid = build_grid(space, self.incumbent, self.policy)
         known = _context_of(box, space, self.incumbent, self.policy)
         context = max(known or _USUAL_CONTEXT, _deepest_tokens(self.workload))
@@ -326,7 +326,7 @@ class _Sweep:
             self.night, self.grid, self.limits, self.policy, self.incumbent, self.study
         )
         for arm, reason in self.policy.rejected:
-            self.limits.reject(as_arm(arm), reason)
+            self.limits.reject(arm, reason)
         self.challenges: list[Result] = []
         self.margins: list[tuple[MarginStep, ...]] = []
         self.n_history = 0
@@ -504,7 +504,7 @@ class _Sweep:
             )
             found.append(f"{result.candidate} won, and is not deployed: {why}")
             self._call_off(result, why)
-            self.incumbent = self._won[-1].candidate if self._won else as_arm(self.given)
+            self.incumbent = self._won[-1].candidate if self._won else self.given
         return found
 
     def _call_off(self, result: Result, why: str) -> Result:
@@ -764,19 +764,6 @@ def _in_words(result: Result) -> str:
     return f"{gain.estimate:.1%} faster over {gain.n_pairs} pairs{before}{interval}"
 
 
-def _own_workload(given: Any) -> Workload:
-    classes = tuple(
-        RequestClass(
-            float(one.weight), one.kind, int(one.cached_tokens), int(one.new_tokens),
-            int(one.n_predict), int(getattr(one, "concurrency", 1) or 1),
-        )
-        for one in given.classes
-    )  # fmt: skip
-    if not classes:
-        raise ValueError("the workload has no classes")
-    return Workload(classes)
-
-
 def _deepest_tokens(workload: Workload) -> int:
     return workload.classes[workload.deepest].depth_tokens
 
@@ -802,7 +789,7 @@ def sentence_of(outcome: Outcome, incumbent: Arm, workload: str) -> str:
     """The verdict for people."""
     why = "; ".join(outcome.evidence.reasons)
     if outcome.verdict == PROMOTE:
-        what = changed(as_arm(outcome.arm), incumbent)
+        what = changed(outcome.arm, incumbent)
         return f"promote: on {workload}, {what} is {why}"
     if outcome.verdict == KEEP:
         return f"keep what serves: on {workload} {why}"

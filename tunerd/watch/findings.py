@@ -16,6 +16,7 @@ from tunerd.measure.answer import Sample
 from tunerd.measure.conditions import FingerprintReader
 from tunerd.measure.evidence import ArmRecord, Fingerprint, holds
 from tunerd.production.plan import make_plan
+from tunerd.profile.arm import Best
 from tunerd.records import plain, read_or_none
 from tunerd.result import ActionResult, Level
 from tunerd.units.generations import Generation
@@ -28,13 +29,14 @@ _LOOK_BACK = 200
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is known, of which generation; None is not known. `basis` is what a probation goes by."""
+    """What is known, of which generation; None is not known. `basis` is what a probation goes by, `best` what sweeps would find by now."""
 
     generation: int | None = None
     basis: Basis | None = None
     confirmed: Confirmed | None = None
     replanned: Replanned | None = None
     engine_sha256: str | None = None
+    best: Best | None = None
 
 
 def findings_path(ctx: Context) -> Path:
@@ -75,11 +77,23 @@ def check(ctx: Context) -> ActionResult:
         confirmed=_confirmed(ctx, now),
         replanned=_replanned(ctx, live, generation, now.engine_sha256, driver),
         engine_sha256=now.engine_sha256,
+        best=_best(ctx, generation),
     )
     payload = {"at_s": ctx.clock.now_s(), "driver_version": driver, **plain(found)}
     ctx.files.make_folder(ctx.paths.state_dir)
     ctx.files.write_json(findings_path(ctx), payload)
     return ActionResult("guard check", payload, has_acted=True)
+
+
+def _best(ctx: Context, generation: Generation | None) -> Best | None:
+    if generation is None or generation.profile is None or ctx.settings.guards.drift == "off":
+        return None
+    from tunerd.sweep.run import predicted_best  # which takes numpy
+
+    try:
+        return predicted_best(ctx, generation)
+    except TunerdError:
+        return None
 
 
 def _fingerprint(ctx: Context, live: LiveUnit) -> Fingerprint:

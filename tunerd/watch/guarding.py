@@ -16,8 +16,9 @@ from tunerd.errors import Busy, TunerdError
 from tunerd.machine.files import is_locked, lock
 from tunerd.production.measurement import read_measurement
 from tunerd.production.own import OwnUnit, start_own_unit
-from tunerd.result import ActionResult, note
-from tunerd.sweep.schedule import write_settings
+from tunerd.profile.arm import Best
+from tunerd.result import ActionResult
+from tunerd.sweep.schedule import ask_tonight, set_keys
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
 from tunerd.units.systemd import Notifier
@@ -52,11 +53,13 @@ CHECK_UNIT = "tunerd-guard-check.service"
 _GUARD_RESTART_S = 300.0
 _RESTART_S = 240.0
 _CHECK_AGAIN_S = 60.0
+_DAY_S = 86400.0
 # The end of a life, with room for a backtrace: what was said before is no cause of its death.
 _LAST_LINES = 100
 _MOST_DEATHS = 5
 _GUARD_EVENTS = 200
 _GPU, _GPU_BACK = "gpu", "gpu-back"
+_BEST = "best"
 _UPGRADES = ("upgrade", "upgrade-refused")
 _RAISES = "the fit margin was raised"
 _OF_A_RAISE = ("oom", "guard-acted", "guard-failed")
@@ -338,7 +341,8 @@ class Guarding(Teller):
             seen = engine_seen(ctx, reading.driver_version)
         self._engine, is_settled = look_at_engine(self._engine, seen)
         folders = (ctx.paths.generations_dir, ctx.paths.evidence)
-        basis = (life, self._engine, *map(stamp_of, folders))
+        # What is best moves with what is asked, so it is looked at once a day.
+        basis = (life, self._engine, reading.at_s // _DAY_S, *map(stamp_of, folders))
         if not is_settled or life is None or basis == self._checked:
             return
         now_s = ctx.clock.monotonic_s()
@@ -354,6 +358,8 @@ class Guarding(Teller):
         if findings is None:
             return
         self._found_at, self._findings = found_at, findings
+        if findings.best is not None and findings.generation == self._generation():
+            self._look_at_best(findings.best)
         if findings.replanned is None or self._settings.upgrade == "off":
             return
         settings = self._ctx.settings
@@ -363,17 +369,37 @@ class Guarding(Teller):
             has_nights=settings.schedule.enabled and settings.sweep.window is not None,
         )
         text = "" if decision is None else f"{decision.text} ({decision.evidence})"
-        if decision is not None and text != self._upgrade_said and not self._was_said(text):
+        if (
+            decision is not None
+            and text != self._upgrade_said
+            and not self._was_said(_UPGRADES, text)
+        ):
             self._say(decision)
         self._upgrade_said = text
 
-    def _was_said(self, text: str) -> bool:
-        """Whether a daemon before this one told the same of the generation that serves."""
+    def _look_at_best(self, best: Best) -> None:
+        """Ask for a sweep where other settings would be faster by now; once for each that would."""
+        if not best.has_moved or self._settings.drift == "off":
+            return
+        text = f"what is asked now would be answered faster with {best.arm}"
+        if self._was_said((_BEST,), text):
+            return
+        evidence = (
+            f"the laws of the newest sweep predict {best.gain:.1%} for the {best.n_requests} requests since, and "
+            f"{max(best.before, 0.0):.1%} when it ended"
+        )
+        hint = "`tunerd sweep start` finds out"
+        if self._settings.drift == "act" and ask_tonight(self._ctx):
+            hint = "the next opening of the window does, on whatever day: `tunerd schedule show`"
+        self._say(Decision(_BEST, Act.NOTHING, "note", text, evidence, hint))
+
+    def _was_said(self, kinds: tuple[str, ...], text: str) -> bool:
+        """Whether the same was told of the generation that serves, by whatever daemon."""
         entry = self._ctx.generations.serving(self._ctx.unit)
         since_s = 0.0 if entry is None else entry.generation.created_s
         told = history(self._ctx, 0.0, 0.0, events=_GUARD_EVENTS).events
-        newest = next((event for event in told if event.kind in _UPGRADES), None)
-        return newest is not None and newest.text == text and newest.at_s >= since_s
+        newest = next((event for event in told if event.kind in kinds), None)
+        return newest is not None and newest.text.startswith(text) and newest.at_s >= since_s
 
     # What is done
 
@@ -491,9 +517,11 @@ def show_guards(ctx: Context) -> ActionResult:
          (f"health is ok, nobody asks, nothing was generated for {settings.hang_every_s:.0f} s, and two tiny "
          f"generations get no answer in {settings.hang_limit_s:.0f} s"),
          f"restart it, {settings.hang_restarts_per_hour} times an hour at most"),
-        ("drift", settings.drift, ("drift", "drift-over"),
-         "three stretches of 512 tokens and more in a row below what was measured of this server",
-         "say so with the likely cause; act: restart one that decays within its life, when idle"),
+        ("drift", settings.drift, ("drift", "drift-over", _BEST),
+         ("three stretches of 512 tokens and more in a row below what was measured of this server; or other "
+          "settings of drafts, which the newest sweep's laws say to be more than 3 % faster for what is asked now"),
+         ("say so with the likely cause; act: restart one that decays within its life, when idle, and have the "
+          "next opening of the window swept, on whatever day")),
         ("upgrade", settings.upgrade, ("upgrade", "upgrade-refused"),
          "files of the engine or the driver's version changed",
          ("plan and try the deployed command line again, and say what its next start will refuse; act: the "
@@ -528,8 +556,4 @@ def set_guard(ctx: Context, guard: str, policy: str) -> ActionResult:
         UsageError: there is no such switch.
         HostError: the file cannot be read or written.
     """
-    key = f"guards.{guard}"
-    write_settings(ctx, {key: policy})
-    hint = "the daemon takes it over by itself; `tunerd guard show`"
-    message = note("written", f"`{ctx.paths.settings_file}` was changed", hint)
-    return ActionResult("guard set", {"changed": {key: policy}}, (message,), has_acted=True)
+    return set_keys(ctx, "guard set", {f"guards.{guard}": policy}, "tunerd guard show")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,11 @@ def test_a_setting_is_written_beside_the_comments_and_taken_out_again(box: Box) 
     comments = [line for line in before.splitlines() if line.startswith("#")]
     assert [line for line in path.read_text().splitlines() if line.startswith("#")] == comments
 
-    assert box.call("settings", "unset", "swap.keep_engine").returncode == 0
-    assert "keep_engine = true" not in path.read_text()
+    for key in ("swap.keep_engine", "models.dirs"):
+        assert box.call("settings", "unset", key).returncode == 0
+    left = tomllib.loads(path.read_text())
+    assert "keep_engine" not in left["swap"]
+    assert "dirs" not in left["models"]
 
 
 @pytest.mark.parametrize(

@@ -116,21 +116,19 @@ def test_a_placement_by_hand_stays_as_a_person_wrote_it(box: SweepBox) -> None:
     assert extras(found, "mtp") == [[]]
 
 
-def test_a_draft_model_with_the_same_tokens_is_a_kind_of_its_own(box: SweepBox) -> None:
-    little = box.box.folder / "little.gguf"
-    plan, _, _ = dry_run(box, "night", f"speculation.draft_model={little}")
+def test_the_first_draft_model_that_can_draft_is_a_kind_of_its_own_and_the_others_say_why_not(
+    box: SweepBox, tmp_path: Path
+) -> None:
+    other, none = tmp_path / "other.gguf", tmp_path / "none.gguf"
+    write(design(replace(LITTLE, n_vocab=2048)), other)
+    tiny, little = box.box.folder / "tiny.gguf", box.box.folder / "little.gguf"
+    bad = f"speculation.draft_model={other},{tiny},{none}"
+    plan, reasons, _ = dry_run(box, "night", f"{bad},{little}")
     assert extras(plan, "draft") == [[["speculation.draft_model", str(little)]]]
     assert extras(plan, "mtp") == [[]]
-
-
-def test_a_draft_model_that_cannot_draft_says_why(box: SweepBox, tmp_path: Path) -> None:
-    other = tmp_path / "other.gguf"
-    write(design(replace(LITTLE, n_vocab=2048)), other)
-    tiny = box.box.folder / "tiny.gguf"
-    names = f"speculation.draft_model={other},{tiny},{tmp_path / 'none.gguf'}"
-    plan, reasons, _ = dry_run(box, "night", names)
-    assert "draft" not in {one["speculation"] for one in plan["families"]}
     assert "does not speak the model's tokens" in reasons[str(other)]
     assert "no smaller" in reasons[str(tiny)]
-    assert "missing" in reasons[str(tmp_path / "none.gguf")]
+    assert "missing" in reasons[str(none)]
+    plan, reasons, _ = dry_run(box, "night", bad)
+    assert "draft" not in {one["speculation"] for one in plan["families"]}
     assert "no smaller" in reasons["fake, draft"]

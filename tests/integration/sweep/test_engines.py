@@ -128,20 +128,6 @@ def test_a_context_is_filled_whatever_the_length_of_texts_is_taken_for(
     server.warm_up()  # the process lives
 
 
-def test_drafts_of_mainline_are_told_by_position(tmp_path: Path) -> None:
-    options = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "--spec-draft-p-min", "0")
-    box = RealBox([str(needs.engine("mainline-2026-08-18"))], tmp_path, *options)
-    try:
-        it = night(box)
-        server = Server(it, replace(OFF, spec="mtp", n_max=3), "explore")
-        for kind in ("code", "chat"):
-            server.ask(Request(kind, f"one {kind}", 0, 300, 64), "block")
-            answer = it.samples[-1].answer or {}
-            assert sum(answer["accepted_per_pos"]) == answer["draft_n_accepted"] > 0
-    finally:
-        box.close()
-
-
 @pytest.fixture(params=ENGINES)
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
     program = [str(needs.engine(request.param))]

@@ -17,6 +17,7 @@ from tunerd.calendar import Memory, Missed, Opening, Window, openings, parse_win
 from tunerd.errors import ServiceError
 from tunerd.production.own import SWEEP_UNIT
 from tunerd.settings import ScheduleSettings
+from tunerd.sweep.schedule import ask_tonight, read_memory
 from tunerd.tryout.local_service import Ending
 from tunerd.watch.daemon import LONGEST_WAIT_S, Nights
 from tunerd.watch.figures import Event
@@ -64,6 +65,21 @@ def test_a_skipped_night_is_shown_and_not_due() -> None:
     assert upcoming("2026-11-22 12:00", skip) == ["23 01:00 skipped", "24 01:00"]
     (found,) = openings(WINDOW, skip, at("2026-11-23 02:00"), missed=Missed.LATE, least_s=900)
     assert not found.is_due(at("2026-11-23 02:00"))
+
+
+def test_a_night_that_is_asked_for_is_tonight_whatever_the_days(tmp_path: Path) -> None:
+    sundays = parse_window("01:00-06:30", "sun", "Europe/Berlin")
+    asked = Memory(asked_s=at("2026-11-24 12:00"))
+    assert upcoming("2026-11-24 12:00", window=sundays) == ["29 01:00", "06 01:00"]
+    assert upcoming("2026-11-24 12:00", asked, window=sundays) == ["25 01:00", "29 01:00"]
+    skipped = replace(asked, skip_begin_s=at("2026-11-25 01:00"))
+    assert upcoming("2026-11-24 12:00", skipped, window=sundays)[0] == "25 01:00 skipped"
+    assert upcoming("2026-11-24 12:00", asked) == ["25 01:00", "26 01:00"]
+    ctx = box(tmp_path, "2026-11-23 12:00")
+    assert ask_tonight(ctx)
+    assert read_memory(ctx).asked_s == ctx.clock.now_s()
+    assert starts(ctx, looks=90)[0] == ["night"]
+    assert read_memory(ctx).asked_s is None, "it was had"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ def box() -> Iterator[SweepBox]:
 @pytest.fixture(scope="module")
 def found(box: SweepBox) -> dict[str, Any]:
     """A whole sweep: nothing that is drafted is ever right here, so off is much faster."""
+    assert [box.ask(120) for _ in range(4)] == [200] * 4
     return box.sweep(budget="80s")
 
 
@@ -121,6 +122,17 @@ def test_the_page_has_every_part(box: SweepBox, found: dict[str, Any]) -> None:
         assert part in html
     rows = box.json("sweep", "list")["sweeps"]
     assert rows[0]["verdict"] == "promote"
+
+
+def test_what_was_served_is_where_laws_begin_and_the_verdict_says_whether_drafts_are_alike(
+    box: SweepBox, found: dict[str, Any]
+) -> None:
+    assert "served" in {one["code"] for one in found["messages"]}
+    served = box.json("sweep", "show", str(found["sweep"]))["served"]
+    assert (served["production"], served["agrees"]) == (0.0, True)
+    told = "were right here, and 0% for its people"
+    assert told in found["sentence"]
+    assert told in box.call("report", str(found["sweep"]), "-o", "-").stdout
 
 
 def test_a_declined_winner_is_not_deployed(box: SweepBox, found: dict[str, Any]) -> None:

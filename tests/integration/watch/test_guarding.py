@@ -23,6 +23,7 @@ from tunerd.machine.files import lock
 from tunerd.machine.net import free_port
 from tunerd.measure.answer import Counters
 from tunerd.production.probation import new_record
+from tunerd.sweep.schedule import read_memory
 from tunerd.tryout.local_service import Ending
 from tunerd.units.generations import Ending as Ended
 from tunerd.units.generations import Outcome
@@ -196,6 +197,29 @@ def test_what_the_next_start_will_refuse_is_told_once_whatever_becomes_of_the_da
             world.look()
     assert world.kinds == ["upgrade-refused"]
     assert "--mlock" in world.told[0].text
+
+
+@pytest.mark.parametrize(
+    ("policy", "gain", "told", "asked"),
+    [("act", 0.08, 1, True), ("advise", 0.08, 1, False), ("off", 0.08, 0, False), ("act", 0.04, 0, False)],
+)  # fmt: skip
+def test_a_best_that_has_moved_is_told_once_and_asks_for_a_night_where_it_may(
+    world: World, policy: str, gain: float, told: int, asked: bool
+) -> None:
+    guards = world.ctx.settings.guards.model_copy(update={"drift": policy})
+    sweep = world.ctx.settings.sweep.model_copy(update={"window": "01:00-06:30", "days": "sun"})
+    schedule = world.ctx.settings.schedule.model_copy(update={"enabled": True})
+    changed = {"guards": guards, "sweep": sweep, "schedule": schedule}
+    world.ctx = replace(world.ctx, settings=world.ctx.settings.model_copy(update=changed))
+    best = {"serves": "mtp 3", "arm": "mtp 6", "gain": gain, "before": 0.02, "n_requests": 200}
+    for n in range(3):  # another figure is no other news
+        found = {"generation": None, "best": {**best, "gain": gain + n / 1000}}
+        (world.ctx.paths.state_dir / "guards.json").write_text(json.dumps(found))
+        world.begin_anew()
+        world.look()
+    assert world.kinds == ["best"] * told
+    assert (read_memory(world.ctx).asked_s is not None) is asked
+    assert all("mtp 6" in event.text and "2.0%" in event.text for event in world.told)
 
 
 def test_a_server_that_hangs_is_restarted_no_oftener_though_the_daemon_dies_each_time(

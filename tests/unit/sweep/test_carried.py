@@ -24,7 +24,6 @@ from tunerd.profile.arm import (
     Request,
     Sample,
     Space,
-    as_arm,
 )
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.challenge import Carried, carried
@@ -62,16 +61,18 @@ def side(arm: Arm, number: int, ms: float, **more: Any) -> list[Sample]:
     return [answer(arm, number, text, ms * (text + 1), **more) for text in (0, 1)]
 
 
-def pairs(numbers: Sequence[int], ratio: float = 1.1, **more: Any) -> list[Sample]:
+def pairs(
+    numbers: Sequence[int], ratio: float = 1.1, incumbent: Arm = INCUMBENT, **more: Any
+) -> list[Sample]:
     found = []
     for number in numbers:
-        found += side(INCUMBENT, number, 1000 * ratio, **more)
+        found += side(incumbent, number, 1000 * ratio, **more)
         found += side(CANDIDATE, number, 1000, **more)
     return found
 
 
-def only(history: list[Sample], incumbent: Arm = INCUMBENT) -> Carried | None:
-    found = carried(history, incumbent, WORKLOAD)
+def only(history: list[Sample]) -> Carried | None:
+    found = carried(history, INCUMBENT, WORKLOAD)
     assert len(found) <= 1
     return found[0] if found else None
 
@@ -107,22 +108,28 @@ def test_the_last_whole_process_of_a_side_counts() -> None:
     assert found.pairs[0].log_ratio == pytest.approx(np.log(1.2))
 
 
-def test_a_challenge_of_another_incumbent_is_not_gone_on_with() -> None:
-    assert only(pairs([1, 2, 3]), replace(INCUMBENT, fit_mib=1024)) is None
+DIED = answer(CANDIDATE, 3, 0, 0.0, failure="crash")
 
 
-def test_a_challenge_in_which_the_candidate_died_is_over() -> None:
-    died = answer(CANDIDATE, 3, 0, 0.0, failure="crash")
-    assert only([*pairs([1, 2]), died]) is None
-    again = only([*pairs([1, 2]), died, *pairs([1], night="b")])
+@pytest.mark.parametrize(
+    "history",
+    [
+        pairs([1, 2, 3], incumbent=replace(INCUMBENT, fit_mib=1024)),
+        [*pairs([1, 2]), DIED],
+        # Pairs that are known elsewhere must not be measured anew until they look better.
+        [*pairs([3, 4], night="b", is_earlier=True), *pairs([1, 2])],
+        [*pairs([1, 2]), *pairs([4], night="b")],
+    ],
+    ids=["of another incumbent", "its candidate died", "it went on elsewhere before", "and after"],
+)
+def test_a_challenge_that_is_over_is_not_gone_on_with(history: list[Sample]) -> None:
+    assert only(history) is None
+
+
+def test_a_candidate_that_died_may_be_challenged_with_again() -> None:
+    again = only([*pairs([1, 2]), DIED, *pairs([1], night="b")])
     assert again is not None
     assert len(again.pairs) == 1
-
-
-def test_a_challenge_that_went_on_elsewhere_is_not_gone_on_with_here() -> None:
-    """Pairs that are known elsewhere must not be measured anew until they look better."""
-    assert only([*pairs([3, 4], night="b", is_earlier=True), *pairs([1, 2])]) is None
-    assert only([*pairs([1, 2]), *pairs([4], night="b")]) is None
 
 
 def test_of_several_challenges_of_one_arm_the_last_counts() -> None:
@@ -319,14 +326,14 @@ def narrow_and_wide() -> tuple[Task, Outcome, Space]:
 def test_a_winner_that_fails_after_it_won_is_not_deployed(failure: str) -> None:
     one, begun, more = narrow_and_wide()
     box = Breaks(one.card, seed=1)
-    box.target, box.failure = as_arm(begun.arm).canonical(), failure
+    box.target, box.failure = begun.arm.canonical(), failure
 
     outcome = tune(
         box, more, one.workload, one.incumbent, 2 * HOUR_S, np.random.default_rng(1),
         history=begun.evidence.samples,
     )  # fmt: skip
 
-    assert as_arm(outcome.arm).canonical() != box.target
+    assert outcome.arm.canonical() != box.target
     assert (outcome.verdict, outcome.arm) == ("inconclusive", one.incumbent)
     assert "won, and is not deployed" in outcome.evidence.reasons[0]
     assert not outcome.evidence.won
@@ -369,9 +376,9 @@ def test_a_class_may_not_get_slower_winner_by_winner_than_is_allowed_at_all() ->
     outcome = recalled(chain((1.2, 0.7), (1.2, 0.7)))
     assert [one.outcome for one in outcome.evidence.challenges] == ["promote", "failed"]
     assert "one class gets 44% slower" in outcome.evidence.challenges[1].reasons[0]
-    assert (outcome.verdict, as_arm(outcome.arm).n_max) == ("promote", 6)
+    assert (outcome.verdict, outcome.arm.n_max) == ("promote", 6)
     fine = recalled(chain((1.1, 0.7), (1.1, 0.7)))
-    assert as_arm(fine.arm).n_max == 9
+    assert fine.arm.n_max == 9
 
 
 def test_what_broke_a_limit_before_the_sweep_was_cut_is_not_proved_again() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.simulator.box import QUIET, Noise, SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
-from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Request, Space, as_arm
+from tunerd.profile.arm import CONTEXT_SIZE, Arm, Boot, Extra, Policy, Request, Space
 from tunerd.sweep.context import sizes_between
 from tunerd.sweep.tuner import Outcome, sentence_of, tune
 
@@ -88,74 +88,6 @@ def scene(name: str, mix: str) -> Scene:
     return Scene(one, start, Space({start.family: family}))
 
 
-def test_the_largest_context_that_holds_the_speed_is_found_and_proved() -> None:
-    here = scene("12G", "agent")
-    wanted = here.truly_tok_s(163840) * 0.97
-    outcome = here.night(wanted)
-    assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert as_arm(outcome.arm).context_size == 163840
-    assert outcome.evidence.challenges[-1].outcome == "promote"
-    assert outcome.evidence.restarts < 30
-
-
-@pytest.mark.parametrize("share", [0.9, 0.97, 1.03])
-def test_under_noise_no_context_is_taken_that_does_not_hold_the_speed(share: float) -> None:
-    here = scene("12G", "agent")
-    wanted = here.truly_tok_s(SERVED) * share
-    outcome = here.night(wanted, noise=Noise())
-    assert outcome.verdict in {"promote", "keep"}
-    if outcome.verdict == "promote":
-        assert here.truly_tok_s(as_arm(outcome.arm).context_size) > wanted
-
-
-def test_what_serves_stays_where_no_larger_context_holds_the_speed() -> None:
-    here = scene("12G", "agent")
-    outcome = here.night(here.truly_tok_s(SERVED) * 0.97 + 0.5)
-    assert outcome.verdict == "keep", outcome.evidence.reasons
-    assert outcome.evidence.reasons[0].startswith("no larger context holds")
-
-
-def test_a_smaller_context_is_what_holds_a_speed_that_the_present_one_does_not() -> None:
-    here = scene("12G", "agent")
-    wanted = here.truly_tok_s(SERVED) * 1.04
-    assert here.truly_tok_s(SIZES[0]) > 1.03 * wanted
-    outcome = here.night(wanted)
-    assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert SIZES[0] <= as_arm(outcome.arm).context_size < SERVED
-
-
-def test_a_speed_that_no_context_reaches_changes_nothing_and_says_how_fast_each_was() -> None:
-    here = scene("12G", "agent")
-    outcome = here.night(here.truly_tok_s(SIZES[0]) * 1.5)
-    assert outcome.verdict == "keep"
-    assert outcome.arm is here.incumbent
-    said = sentence_of(outcome, here.incumbent, "agent")
-    assert "no context holds" in said
-    assert "tok/s, too slow" in said
-
-
-def test_a_context_that_runs_out_of_memory_is_not_taken_however_fast_it_is() -> None:
-    """On the 24 GB card everything must lie on it: more context is as fast until it does not fit."""
-    here = scene("24G", "deep")
-    outcome = here.night(here.truly_tok_s(SERVED) * 0.5, hours=12.0)
-    found = as_arm(outcome.arm)
-    box = GrowingBox(here.one.card)
-    box.restart(found)
-    assert box.truth.headroom_mib(found) > 0
-
-
-def test_a_night_that_is_too_short_proves_nothing_and_deploys_nothing() -> None:
-    here = scene("12G", "agent")
-    outcome = here.night(here.truly_tok_s(SERVED) * 0.9, hours=0.2)
-    assert outcome.verdict == "inconclusive"
-    assert outcome.arm is here.incumbent
-    assert "the time ended" in outcome.evidence.reasons[0]
-
-
-def test_sizes_are_a_quarter_of_a_power_of_two_apart_and_end_at_the_trained_one() -> None:
-    assert sizes_between(8192, 20000) == (8192, 10240, 12288, 14336, 16384, 20000)
-
-
 class CappedBox(GrowingBox):
     """Allocates no more than so much, whatever it is asked for."""
 
@@ -174,57 +106,114 @@ class SilentBox(GrowingBox):
         return answer
 
 
-class PickyBox(GrowingBox):
-    """Its build refuses contexts up to what serves, as one too small for the workload is refused."""
+class Refusing(GrowingBox):
+    """Its build refuses some contexts."""
+
+    refuses = range(0)
 
     def restart(self, arm: Arm) -> Boot:
-        if arm.context_size <= SERVED:
+        if arm.context_size in self.refuses:
             return Boot(ok=False, seconds=1.0, failure="refused")
         return super().restart(arm)
 
 
-class SmallBox(GrowingBox):
-    """Its build refuses contexts beyond a size, as one beyond what it was made for."""
+class PickyBox(Refusing):
+    """As one that is too small for the workload is refused."""
 
-    def restart(self, arm: Arm) -> Boot:
-        if arm.context_size > 163840:
-            return Boot(ok=False, seconds=1.0, failure="refused")
-        return super().restart(arm)
+    refuses = range(SERVED + 1)
 
 
-def in_types(here: Scene, *kv: str) -> Scene:
-    own = here.space.families[here.incumbent.family]
-    return replace(here, space=Space({here.incumbent.family: replace(own, kv=kv)}))
+class SmallBox(Refusing):
+    """As one beyond what the build was made for is refused."""
+
+    refuses = range(163841, 1 << 24)
 
 
-def test_a_server_that_gives_less_context_than_it_is_asked_for_wins_nothing() -> None:
-    here = scene("12G", "agent")
+@pytest.fixture
+def here() -> Scene:
+    return scene("12G", "agent")
+
+
+@pytest.mark.parametrize(
+    "box", [GrowingBox, PickyBox, SmallBox],
+    ids=["every size serves", "small ones are refused, which says nothing of larger ones",
+         "large ones are refused while smaller ones serve"],
+)  # fmt: skip
+def test_the_largest_context_that_holds_the_speed_is_found_and_proved(
+    here: Scene, box: type[GrowingBox]
+) -> None:
+    outcome = here.night(here.truly_tok_s(163840) * 0.97, box=box)
+    assert outcome.verdict == "promote", outcome.evidence.reasons
+    assert outcome.arm.context_size == 163840
+    assert outcome.evidence.challenges[-1].outcome == "promote"
+    assert outcome.evidence.restarts < 30
+
+
+@pytest.mark.parametrize("share", [0.97, 1.03])
+def test_under_noise_no_context_is_taken_that_does_not_hold_the_speed(
+    here: Scene, share: float
+) -> None:
+    wanted = here.truly_tok_s(SERVED) * share
+    outcome = here.night(wanted, noise=Noise())
+    assert outcome.verdict in {"promote", "keep"}
+    if outcome.verdict == "promote":
+        assert here.truly_tok_s(outcome.arm.context_size) > wanted
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "more", "why"),
+    [
+        (SERVED, 0.97, 0.5, ("no larger context holds",)),
+        (SIZES[0], 1.5, 0.0, ("no context holds", "tok/s, too slow")),
+    ],
+)
+def test_what_serves_stays_where_no_larger_context_holds_the_speed(
+    here: Scene, size: int, share: float, more: float, why: tuple[str, ...]
+) -> None:
+    outcome = here.night(here.truly_tok_s(size) * share + more)
+    assert (outcome.verdict, outcome.arm) == ("keep", here.incumbent), outcome.evidence.reasons
+    said = sentence_of(outcome, here.incumbent, "agent")
+    assert all(one in said for one in why)
+
+
+def test_a_smaller_context_is_what_holds_a_speed_that_the_present_one_does_not(here: Scene) -> None:
+    wanted = here.truly_tok_s(SERVED) * 1.04
+    assert here.truly_tok_s(SIZES[0]) > 1.03 * wanted
+    outcome = here.night(wanted)
+    assert outcome.verdict == "promote", outcome.evidence.reasons
+    assert SIZES[0] <= outcome.arm.context_size < SERVED
+
+
+def test_a_context_that_runs_out_of_memory_is_not_taken_however_fast_it_is() -> None:
+    """On the 24 GB card everything must lie on it: more context is as fast until it does not fit."""
+    here = scene("24G", "deep")
+    found = here.night(here.truly_tok_s(SERVED) * 0.5, hours=12.0).arm
+    box = GrowingBox(here.one.card)
+    box.restart(found)
+    assert box.truth.headroom_mib(found) > 0
+
+
+def test_a_night_that_is_too_short_proves_nothing_and_deploys_nothing(here: Scene) -> None:
+    outcome = here.night(here.truly_tok_s(SERVED) * 0.9, hours=0.2)
+    assert (outcome.verdict, outcome.arm) == ("inconclusive", here.incumbent)
+    assert "the time ended" in outcome.evidence.reasons[0]
+
+
+def test_sizes_are_a_quarter_of_a_power_of_two_apart_and_end_at_the_trained_one() -> None:
+    assert sizes_between(8192, 20000) == (8192, 10240, 12288, 14336, 16384, 20000)
+
+
+def test_a_server_that_gives_less_context_than_it_is_asked_for_wins_nothing(here: Scene) -> None:
     outcome = here.night(50.0, box=CappedBox)
-    assert outcome.verdict == "keep" or as_arm(outcome.arm).context_size <= 65536
+    assert outcome.verdict == "keep" or outcome.arm.context_size <= 65536
 
 
-def test_what_is_refused_says_nothing_of_larger_contexts() -> None:
-    here = scene("12G", "agent")
-    outcome = here.night(here.truly_tok_s(163840) * 0.97, box=PickyBox)
-    assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert as_arm(outcome.arm).context_size == 163840
-
-
-def test_a_size_that_is_refused_while_a_smaller_one_served_is_too_large() -> None:
-    here = scene("12G", "agent")
-    outcome = here.night(here.truly_tok_s(163840) * 0.97, box=SmallBox)
-    assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert as_arm(outcome.arm).context_size == 163840
-
-
-def test_answers_without_their_speed_prove_nothing() -> None:
-    here = scene("12G", "agent")
+def test_answers_without_their_speed_prove_nothing(here: Scene) -> None:
     outcome = here.night(here.truly_tok_s(163840) * 0.9, box=SilentBox)
     assert outcome.verdict == "keep", outcome.evidence.reasons
 
 
-def test_an_arm_that_failed_in_service_is_not_proved_again() -> None:
-    here = scene("12G", "agent")
+def test_an_arm_that_failed_in_service_is_not_proved_again(here: Scene) -> None:
     bad = replace(here.incumbent, extra=context(163840))
     outcome = here.night(
         here.truly_tok_s(163840) * 0.96, rejected=((bad, "taken back in service"),)
@@ -233,11 +222,11 @@ def test_an_arm_that_failed_in_service_is_not_proved_again() -> None:
     assert not any(row.arm == bad for row in outcome.evidence.samples)
 
 
-def test_what_was_proved_stays_when_the_time_ends_among_other_cache_types() -> None:
-    here = in_types(scene("12G", "agent"), "q8_0", "q4_0")
-    wanted = here.truly_tok_s(163840) * 0.96
-    outcome = here.night(wanted, hours=1.0, may_change_output=True)
+def test_what_was_proved_stays_when_the_time_ends_among_other_cache_types(here: Scene) -> None:
+    own = here.space.families[here.incumbent.family]
+    here = replace(here, space=Space({here.incumbent.family: replace(own, kv=("q8_0", "q4_0"))}))
+    outcome = here.night(here.truly_tok_s(163840) * 0.96, hours=1.0, may_change_output=True)
     proved = [one for one in outcome.evidence.challenges if one.outcome == "promote"]
     assert proved
     assert outcome.verdict == "promote", outcome.evidence.reasons
-    assert as_arm(outcome.arm) == proved[-1].candidate
+    assert outcome.arm == proved[-1].candidate

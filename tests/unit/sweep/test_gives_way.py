@@ -15,12 +15,11 @@ from tests.support.fakes import FakeClock
 from tunerd.app import Context
 from tunerd.calendar import Deadline
 from tunerd.errors import Busy, UsageError
-from tunerd.machine.facts import Gpu, GpuProcess
+from tunerd.machine.facts import POWER_CAP, Gpu, GpuProcess
 from tunerd.production.lease import Held, hold
 from tunerd.profile.arm import Arm, Preempted
 from tunerd.settings import SweepSettings
-from tunerd.sweep.box import LeaseBox, SweepTexts
-from tunerd.sweep.house import House
+from tunerd.sweep.box import House, LeaseBox, SweepTexts, crowd, disk, heat
 from tunerd.sweep.schedule import deadline_of, demand_open, demand_time
 from tunerd.words import MiB
 
@@ -153,6 +152,43 @@ def test_a_window_that_ends_ends_the_sweep_and_production_serves(world: World) -
         "the window 01:00-09:00 ends (09:00 UTC), and production must serve again by then"
     )
     assert world.serving_alias() == "one"
+
+
+def beside(name: str | None = "train.py", mib: int | None = 4000, kind: str = "compute") -> Gpu:
+    return a_card(processes=[GpuProcess(200, None if mib is None else MiB(mib), kind, name, None)])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_trouble"),
+    [
+        (beside(), True),
+        (beside(mib=None), True),
+        (beside(mib=40), False),
+        (beside(name=None), False),
+        (beside(name="gnome-shell", kind="compute+graphics"), False),
+        (beside(name="firefox", kind="graphics"), False),
+        (replace(a_card(), processes=None), False),
+        (replace(a_card(), throttle_reasons=("power brake",)), True),
+        (replace(a_card(), throttle_reasons=(POWER_CAP,)), False),
+        (replace(a_card(), throttle_reasons=None), False),
+    ],
+    ids=["another program", "one whose memory is not told", "one with a little memory", "one that may be the server",
+         "a desktop", "a browser", "processes cannot be read", "held back", "at its owner's limit", "clocks cannot be read"],
+)  # fmt: skip
+def test_what_disturbs_is_heat_and_what_computes_beside_the_server(
+    gpu: Gpu, is_trouble: bool
+) -> None:
+    assert (heat([gpu]) is not None or crowd([gpu], (), ()) is not None) is is_trouble
+
+
+def test_the_server_itself_and_a_machine_without_cards_are_no_trouble() -> None:
+    assert crowd([beside("llama-server")], {200}, ()) is None
+    assert (heat(None), crowd(None, (), ())) == (None, None)
+
+
+def test_a_disk_with_little_room_is_told() -> None:
+    assert disk(31, 32, "/var/lib/tunerd") == "31 MiB are free where /var/lib/tunerd is, and 32 are needed"  # fmt: skip
+    assert disk(32, 32, "/x") is disk(None, 32, "/x") is None
 
 
 # Before it begins

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
-from benchmarks.simulator.box import QUIET, SimulatedBox
+from benchmarks.simulator.box import QUIET, Life, SimulatedBox
 from benchmarks.simulator.tasks import Task, task
 from tests.support.bench_samples import the_book
 from tunerd.profile.arm import (
@@ -52,6 +52,48 @@ def two_arms() -> Task:
     return replace(one, space=space, incumbent=replace(OFF, fit_mib=2048))
 
 
+Starts = Callable[["Odd", Arm, Boot], Boot]
+Asked = Callable[["Odd", Life, Request], None]
+Answers = Callable[["Odd", Life, Request, dict[str, Any]], dict[str, Any]]
+
+
+@dataclass
+class Odd(SimulatedBox):
+    """What a test makes of a start, of a request before it is answered, and of an answer."""
+
+    starts: Starts = lambda _box, _arm, boot: boot
+    asked: Asked = lambda _box, _life, _request: None
+    answers: Answers = lambda _box, _life, _request, answer: answer
+    n_odd: int = 0
+    is_proving: bool = False
+
+    def restart(self, arm: Arm) -> Boot:
+        return self.starts(self, arm, super().restart(arm))
+
+    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
+        life = self._life
+        assert life is not None
+        self.is_proving |= "-v1." in request.prompt_id
+        self.asked(self, life, request)
+        return self.answers(self, life, request, dict(super().measure(request, arm)))
+
+    def dies(self) -> NoReturn:
+        self._life = None
+        raise ServerDied("crash")
+
+
+def failing(failure: str, *threads: int, n: int = 10**9, only_proving: bool = False) -> Starts:
+    """Starts with so many threads fail, so often."""
+
+    def starts(box: Odd, arm: Arm, boot: Boot) -> Boot:
+        if arm.threads not in threads or box.n_odd >= n or (only_proving and not box.is_proving):
+            return boot
+        box.n_odd += 1
+        return Boot(False, 30.0, failure)
+
+    return starts
+
+
 def night(one: Task, box: SimulatedBox, hours: float = 1.0, **options: Any) -> Outcome:
     return tune(box, one.space, one.workload, one.incumbent, hours * HOUR_S, rng(), **options)
 
@@ -60,14 +102,10 @@ def faster(one: Task) -> Arm:
     return replace(one.incumbent, threads=8)
 
 
-def test_two_arms_of_which_one_is_much_faster_end_in_a_promotion() -> None:
-    one = two_arms()
-    assert night(one, one.box()).arm == faster(one)
-
-
-def test_one_that_leads_alone_is_challenged_with_and_races_with_nobody() -> None:
+def test_one_that_leads_alone_is_challenged_with_races_with_nobody_and_is_promoted() -> None:
     one = two_arms()
     outcome = night(one, one.box())
+    assert outcome.arm == faster(one)
     starts = [row.purpose for row in outcome.evidence.samples if row.event == "boot"]
     assert "race" not in starts
     assert starts.count("verdict") == 2 * len(outcome.evidence.challenges[-1].pairs)
@@ -76,13 +114,10 @@ def test_one_that_leads_alone_is_challenged_with_and_races_with_nobody() -> None
 # Time
 
 
-class Slower(SimulatedBox):
+def slower(box: Odd, _life: Life, _request: Request) -> None:
     """Loads as quickly as any until its pairs begin, then takes ten times as long."""
-
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        if "-v1." in request.prompt_id:
-            self.card = replace(self.card, load_s=(400.0, 500.0))
-        return super().measure(request, arm)
+    if box.is_proving:
+        box.card = replace(box.card, load_s=(400.0, 500.0))
 
 
 @pytest.mark.parametrize("seconds", [1900, 2300, 2700])
@@ -90,8 +125,7 @@ def test_starts_that_become_slow_in_the_middle_of_the_proof_end_it_without_a_ver
     seconds: float,
 ) -> None:
     one = two_arms()
-    box = Slower(one.card, noise=QUIET)
-    outcome = night(one, box, seconds / HOUR_S)
+    outcome = night(one, Odd(one.card, QUIET, asked=slower), seconds / HOUR_S)
     assert outcome.verdict == "inconclusive"
     assert outcome.arm is one.incumbent
     assert outcome.evidence.challenges[-1].outcome == "open"
@@ -148,47 +182,21 @@ def test_an_arm_with_lists_among_its_values_survives_json() -> None:
 # Failures
 
 
-class Dying(SimulatedBox):
-    """The faster arm dies in one of so many requests of the pairs."""
-
-    every = 7
-    n_asked = 0
-
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        assert self._life is not None
-        if "-v1." in request.prompt_id and self._life.arm.threads == 8:
-            self.n_asked += 1
-            if self.n_asked % self.every == 0:
-                self._life = None
-                raise ServerDied("crash")
-        return super().measure(request, arm)
+def dying(box: Odd, life: Life, _request: Request) -> None:
+    """The faster arm dies in one of seven requests of the pairs."""
+    if box.is_proving and life.arm.threads == 8:
+        box.n_odd += 1
+        if box.n_odd % 7 == 0:
+            box.dies()
 
 
 def test_an_arm_that_dies_in_the_middle_of_a_request_is_not_promoted_however_fast() -> None:
     one = two_arms()
-    outcome = night(one, Dying(one.card))
+    outcome = night(one, Odd(one.card, asked=dying))
     assert outcome.verdict != "promote"
     challenge = outcome.evidence.challenges[0]
     assert challenge.outcome == "failed"
     assert "crash" in challenge.reasons[0]
-
-
-class BadStarts(SimulatedBox):
-    """So many starts of the faster arm fail in the pairs."""
-
-    n_failing = 1
-    is_proving = False
-
-    def restart(self, arm: Arm) -> Boot:
-        if self.is_proving and arm.threads == 8 and self.n_failing > 0:
-            self.n_failing -= 1
-            self._now += 5.0
-            return Boot(False, 5.0, "crash")
-        return super().restart(arm)
-
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        self.is_proving |= "-v1." in request.prompt_id
-        return super().measure(request, arm)
 
 
 @pytest.mark.parametrize(("n_failing", "outcome"), [(1, "promote"), (2, "failed")])
@@ -196,24 +204,13 @@ def test_one_start_may_fail_for_reasons_of_the_machine_and_not_two(
     n_failing: int, outcome: str
 ) -> None:
     one = two_arms()
-    box = BadStarts(one.card, noise=QUIET)
-    box.n_failing = n_failing
-    assert night(one, box).evidence.challenges[0].outcome == outcome
-
-
-class Broken(SimulatedBox):
-    """What serves does not come up."""
-
-    def restart(self, arm: Arm) -> Boot:
-        if arm.threads == 4:
-            self._now += 30.0
-            return Boot(False, 30.0, "hang")
-        return super().restart(arm)
+    starts = failing("crash", 8, n=n_failing, only_proving=True)
+    assert night(one, Odd(one.card, QUIET, starts=starts)).evidence.challenges[0].outcome == outcome
 
 
 def test_where_what_serves_does_not_start_the_reason_says_so() -> None:
     one = two_arms()
-    outcome = night(one, Broken(one.card))
+    outcome = night(one, Odd(one.card, starts=failing("hang", 4)))
     assert outcome.verdict == "inconclusive"
     assert outcome.evidence.reasons == ("what serves could not be measured: hang, hang, hang",)
 
@@ -231,34 +228,22 @@ def test_what_serves_without_room_leaves_its_own_kind_of_speculation_to_be_tried
     assert outcome.verdict == "inconclusive"
 
 
-class OddThreads(SimulatedBox):
-    """Hangs with one number of threads, of any build and kind."""
-
-    def restart(self, arm: Arm) -> Boot:
-        if arm.threads == 6:
-            self._now += 30.0
-            return Boot(False, 30.0, "hang")
-        return super().restart(arm)
-
-
 def test_one_arm_that_hangs_again_and_again_condemns_no_whole_family() -> None:
     one = two_arms()
-    outcome = night(replace(one, incumbent=replace(one.incumbent, threads=6)), OddThreads(one.card))
+    one = replace(one, incumbent=replace(one.incumbent, threads=6))
+    outcome = night(one, Odd(one.card, starts=failing("hang", 6)))
     assert {row.arm.threads for row in outcome.evidence.arms} == {4, 8}
 
 
-class Shrinking(SimulatedBox):
+def shrinking(box: Odd, arm: Arm, boot: Boot) -> Boot:
     """Its engine fits the context to the card: the faster arm gets less of it."""
-
-    def restart(self, arm: Arm) -> Boot:
-        boot = super().restart(arm)
-        is_less = boot.n_ctx and arm.threads == 8
-        return replace(boot, n_ctx=self.card.context - 4096) if is_less else boot
+    is_less = boot.n_ctx and arm.threads == 8
+    return replace(boot, n_ctx=box.card.context - 4096) if is_less else boot
 
 
 def test_an_arm_whose_context_is_smaller_is_not_promoted_however_fast() -> None:
     one = two_arms()
-    outcome = night(one, Shrinking(one.card, noise=QUIET))
+    outcome = night(one, Odd(one.card, QUIET, starts=shrinking))
     assert outcome.verdict != "promote"
     assert not outcome.evidence.challenges
     context = one.card.context
@@ -270,7 +255,7 @@ def test_the_context_that_counts_is_what_serves_gets() -> None:
     one = two_arms()
     grid = build_grid(one.space, one.incumbent, Policy())
     learner = Learner(grid, one.workload, 4096)
-    it = Night(Shrinking(one.card, noise=QUIET), one.workload, learner, HOUR_S, rng(), None)
+    it = Night(Odd(one.card, QUIET, starts=shrinking), one.workload, learner, HOUR_S, rng(), None)
     limits = Limits(learner, grid, Policy(), one.incumbent)
     search = Search(it, grid, limits, Policy(), one.incumbent)
     search.start(one.incumbent, "incumbent")
@@ -281,22 +266,21 @@ def test_the_context_that_counts_is_what_serves_gets() -> None:
     assert max(row.share for row in rows if row.arm == faster(one)) > 0.95
 
 
-class Cacheless(SimulatedBox):
-    """Reads every prefix anew, and was disturbed at it so often."""
+def forgets(engine: str) -> Asked:
+    """An engine reads every prefix anew."""
 
-    n_void = 0
+    def asked(_box: Odd, life: Life, _request: Request) -> None:
+        if life.arm.engine == engine:
+            life.checkpoints = ()
 
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        assert self._life is not None
-        self._life.checkpoints = ()
-        return {**super().measure(request, arm), "n_void": self.n_void}
+    return asked
 
 
 @pytest.mark.parametrize("n_void", [0, 1])
 def test_a_cache_is_called_broken_for_what_was_read_in_peace_alone(n_void: int) -> None:
     one = two_arms()
-    box = Cacheless(one.card, noise=QUIET)
-    box.n_void = n_void
+    box = Odd(one.card, QUIET, asked=forgets("mainline"),
+              answers=lambda _box, _life, _request, answer: {**answer, "n_void": n_void})  # fmt: skip
     learner = Learner(build_grid(one.space, one.incumbent, Policy()), one.workload, 131_072)
     it = Night(box, one.workload, learner, HOUR_S, rng(), None)
     Server(it, one.incumbent, "explore").block(exact=True)
@@ -307,27 +291,17 @@ def test_a_cache_is_called_broken_for_what_was_read_in_peace_alone(n_void: int) 
 # Tools
 
 
-class Tools(SimulatedBox):
-    """Calls break at a rate for all, and at another for the faster arm."""
-
-    usual = 0.0
-    faster = 0.0
-
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        answer = dict(super().measure(request, arm))
-        if "tool_ok" in answer:
-            assert self._life is not None
-            rate = self.faster if self._life.arm.threads == 8 else self.usual
-            answer["tool_ok"] = bool(self._rng.random() >= rate)
-        return answer
-
-
 def with_tools(usual: float, faster: float) -> Outcome:
+    """A night on a box on which calls break at a rate for all, and at another for the faster arm."""
+
+    def answers(box: Odd, life: Life, _request: Request, answer: dict[str, Any]) -> dict[str, Any]:
+        rate = faster if life.arm.threads == 8 else usual
+        is_call = "tool_ok" in answer
+        return answer | ({"tool_ok": bool(box._rng.random() >= rate)} if is_call else {})
+
     one = two_arms()
     chat = Workload((RequestClass(1.0, "chat", 0, 500, 200),))
-    box = Tools(one.card)
-    box.usual, box.faster = usual, faster
-    return night(replace(one, workload=chat), box)
+    return night(replace(one, workload=chat), Odd(one.card, answers=answers))
 
 
 def test_an_arm_that_breaks_tool_calls_is_not_promoted_though_others_like_it_do_not() -> None:
@@ -353,20 +327,10 @@ def test_tool_calls_are_asked_in_a_way_that_a_real_server_offers_tools() -> None
 # Caches
 
 
-class Forgetful(SimulatedBox):
-    """One engine reads a shared prefix anew with each request."""
-
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        assert self._life is not None
-        if self._life.arm.engine == "ik":
-            self._life.checkpoints = ()
-        return super().measure(request, arm)
-
-
 def test_an_engine_without_a_cache_of_prompts_leaves_the_others_their_warm_ones() -> None:
     one = two_arms()
     families = {("ik", "off"): one.space.families["mainline", "off"], **one.space.families}
-    outcome = night(replace(one, space=Space(families)), Forgetful(one.card), 2.0)
+    outcome = night(replace(one, space=Space(families)), Odd(one.card, asked=forgets("ik")), 2.0)
     cold: dict[str, list[bool]] = {"ik": [], "mainline": []}
     for row in outcome.evidence.samples:
         if row.purpose == "block" and row.answer is not None and row.request is not None:
@@ -411,19 +375,16 @@ def test_slots_that_share_nothing_do_not_cost_single_requests_their_warm_prefix(
     assert sum(crowded) == 1
 
 
-class FreePrefix(SimulatedBox):
+def free_prefix(_box: Odd, _life: Life, request: Request, answer: dict[str, Any]) -> dict[str, Any]:
     """Reads what is shared in no time, so that no law fits both long prompts and short ones."""
-
-    def measure(self, request: Request, arm: Arm | None = None) -> Mapping[str, Any]:
-        answer = dict(super().measure(request, arm))
-        if answer["cache_n"] < request.cached_tokens / 2:
-            answer |= {"prompt_ms": 5.0, "wall_ms": 5.0 + answer["predicted_ms"]}
-        return answer
+    if answer["cache_n"] < request.cached_tokens / 2:
+        answer |= {"prompt_ms": 5.0, "wall_ms": 5.0 + answer["predicted_ms"]}
+    return answer
 
 
 def test_where_a_law_fits_badly_another_variant_is_not_taken_for_worse() -> None:
     one = two_arms()
-    outcome = night(one, FreePrefix(one.card, noise=QUIET), 0.5)
+    outcome = night(one, Odd(one.card, QUIET, answers=free_prefix), 0.5)
     predicted = {row.arm.threads: row.predicted_s for row in outcome.evidence.arms}
     assert predicted[8]
     assert predicted[4]

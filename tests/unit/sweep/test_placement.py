@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from tunerd.profile.arm import (
     Policy,
     Sample,
     Space,
-    arm_from_json,
-    as_arm,
-    plain,
 )
 from tunerd.sweep.costs import Elsewhere, FamilyCosts
 from tunerd.sweep.laws import Costs, Free, fit_memory
@@ -98,7 +94,7 @@ def test_a_night_finds_the_count_that_a_depth_needs_and_serves_nothing_that_woul
         policy=policy,
     )  # fmt: skip
     assert outcome.verdict == "promote", outcome.evidence.reasons
-    arm = as_arm(outcome.arm)
+    arm = outcome.arm
     assert truth.headroom_mib(arm) > 0
     found, best = truth.turn_ms(arm, one.workload), fastest(truth, one, placed_arms(one))
     assert best < 0.9 * truth.turn_ms(start, one.workload)
@@ -178,15 +174,6 @@ def test_what_one_count_costs_is_expected_of_its_neighbours() -> None:
     assert 0.15 < expected(experts(16)) < 0.3
     assert 0.1 < expected(experts(20)) < expected(experts(16))
     assert expected(frozenset({("memory.n_gpu_layers", 30)})) == 0.0
-
-
-@pytest.mark.parametrize(
-    "extra",
-    [experts(3), frozenset({("memory.override_tensor", ("a=CPU", "b=CPU"))}), frozenset[Any]()],
-)
-def test_an_arm_comes_back_from_its_json(extra: Extra) -> None:
-    arm = replace(START, extra=extra)
-    assert arm_from_json(plain(arm)) == arm
 
 
 def test_a_placed_arm_needs_no_margin_of_the_space() -> None:

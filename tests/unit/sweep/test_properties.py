@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
-from tunerd.profile.arm import Arm, Boot, Preempted, Sample, as_arm
+from tunerd.profile.arm import Arm, Preempted, Sample
 from tunerd.sweep.tuner import Outcome, tune
 
 HOUR_S = 3600.0
@@ -77,7 +76,7 @@ def test_what_was_seen_to_run_out_of_memory_is_never_recommended(
     for point in outcome.evidence.path:
         at = walls.get(point.arm.with_draft(point.arm.n_max, 0.0))
         assert at is None or at > point.seconds
-    assert Truth(one.card).headroom_mib(as_arm(outcome.arm)) > 0
+    assert Truth(one.card).headroom_mib(outcome.arm) > 0
 
 
 @pytest.mark.parametrize("call", [0, 1, 2, 5, 13, 34, 89])
@@ -104,7 +103,7 @@ def test_a_night_that_was_cut_goes_on_from_its_samples() -> None:
     history = [json.loads(json.dumps(sample.to_json())) for sample in cut.evidence.samples]
     resumed = night(one, one.box(3), hours=0.6, history=history)
     before = truth.turn_ms(cut.evidence.path[-1].arm, one.workload)
-    after = truth.turn_ms(as_arm(resumed.arm), one.workload)
+    after = truth.turn_ms(resumed.arm, one.workload)
     assert after <= 1.01 * before  # a percent is less than two starts of one arm differ by
     assert resumed.evidence.n_history == len(history)
     probed = {sample.arm for sample in cut.evidence.samples if sample.purpose == "probe"}
@@ -123,33 +122,6 @@ def test_the_path_tells_what_would_have_been_recommended_when() -> None:
     assert all(first.arm != second.arm for first, second in pairwise(path))
     assert path[-1].restarts <= outcome.evidence.restarts
     assert path[-1].arm == outcome.arm
-
-
-class Foreign(SimulatedBox):
-    """Answers with objects of its own, and asks nothing of the classes of those it gets."""
-
-    def restart(self, arm: Any) -> Any:
-        boot = super().restart(arm)
-        assert isinstance(boot, Boot)
-        return SimpleNamespace(**asdict(boot))
-
-
-def test_objects_of_other_classes_are_as_good() -> None:
-    one = small()
-    ours = night(one, hours=0.4)
-    families = {
-        key: SimpleNamespace(**asdict(family)) for key, family in one.space.families.items()
-    }
-    workload = SimpleNamespace(
-        classes=[SimpleNamespace(**asdict(given)) for given in one.workload.classes]
-    )
-    incumbent = SimpleNamespace(**asdict(one.incumbent))
-    theirs = tune(
-        Foreign(one.card), SimpleNamespace(families=families, pinned={}), workload,  # type: ignore[arg-type]
-        incumbent, 0.4 * HOUR_S, rng(),
-    )  # fmt: skip
-    assert theirs.verdict == ours.verdict
-    assert as_arm(theirs.arm) == as_arm(ours.arm)
 
 
 def test_a_kind_whose_first_process_spilled_is_tried_with_more_margin() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
 
 from tunerd.measure.answer import Timings
-from tunerd.profile.arm import Arm, Request, Sample, as_arm, read, sample_from_json, simplicity
+from tunerd.profile.arm import Arm, Request, Sample, read, sample_from_json, simplicity
 
 ARM = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8, frozenset({("cpu_moe", 4)}))
 REQUEST = Request("code", "p1", cached_tokens=0, new_tokens=300, n_predict=64)
@@ -46,23 +45,6 @@ def test_the_simpler_arm_is_speculation_off_then_fewer_drafts_then_a_larger_marg
     off = replace(ARM, spec="off")
     arms = [replace(ARM, n_max=5), ARM, replace(ARM, fit_mib=1024), off]
     assert sorted(arms, key=simplicity) == [off, replace(ARM, fit_mib=1024), ARM, arms[0]]
-
-
-def test_an_object_of_another_class_is_as_good_as_an_arm() -> None:
-    @dataclass
-    class Theirs:
-        engine: str = "mainline"
-        spec: str = "mtp"
-        n_max: int = 3
-        p_min: float = 0.75
-        fit_mib: int = 512
-        kv: str = "q8_0"
-        ubatch: int = 512
-        batch: int = 2048
-        threads: int = 8
-        extra: Any = (("cpu_moe", 4),)
-
-    assert as_arm(Theirs()) == ARM
 
 
 def test_a_search_counts_verification_passes_as_every_other_part_does() -> None:

@@ -282,38 +282,28 @@ def test_a_range_that_gives_no_list_is_a_mistake(key: str, given: Range) -> None
 def test_the_base_changes_nothing_whatever_it_leaves_to_the_engine() -> None:
     bare = base(serving__n_ubatch=None, serving__threads=None, memory__fit_mib=None)
     assert changes(bare.arm, bare) == {}
-    assert changes(base().arm, base()) == {}
 
 
-def test_an_arm_names_only_what_differs() -> None:
-    start = base()
-    assert changes(start.arm.with_draft(2, 0.75), start) == {"speculation.n_max": 2}
-    assert changes(replace(start.arm, threads=2, ubatch=256), start) == {
-        "serving.threads": 2,
-        "serving.n_ubatch": 256,
-    }
+DRAFTS = {"speculation.n_max": 3, "speculation.p_min": 0.75}
 
 
-def test_off_names_no_draft_and_another_kind_names_all_of_it() -> None:
-    start = base()
-    assert changes(replace(start.arm, spec="off"), start) == {"speculation.type": "off"}
-    ngram = Base(start.arm, start.values, {"mtp": "mtp", "ngram": "ngram-mod"})
-    assert changes(replace(start.arm, spec="ngram"), ngram) == {
-        "speculation.type": "ngram-mod",
-        "speculation.n_max": 3,
-        "speculation.p_min": 0.75,
-    }
-
-
-def test_another_engine_gets_the_drafts_spelled_out_for_its_tables_may_differ() -> None:
-    start = base()
-    found = changes(replace(start.arm, engine="b"), start)
-    assert found == {
-        "engine.prefer": ["b"],
-        "speculation.type": "mtp",
-        "speculation.n_max": 3,
-        "speculation.p_min": 0.75,
-    }
+@pytest.mark.parametrize(
+    ("differs", "named"),
+    [
+        ({}, {}),
+        ({"n_max": 2}, {"speculation.n_max": 2}),
+        ({"threads": 2, "ubatch": 256}, {"serving.threads": 2, "serving.n_ubatch": 256}),
+        ({"spec": "off"}, {"speculation.type": "off"}),
+        ({"spec": "ngram"}, {"speculation.type": "ngram-mod", **DRAFTS}),
+        # Tables of another engine may differ.
+        ({"engine": "b"}, {"engine.prefer": ["b"], "speculation.type": "mtp", **DRAFTS}),
+    ],
+)
+def test_an_arm_names_what_differs_and_another_kind_or_engine_all_of_its_drafts(
+    differs: dict[str, Any], named: dict[str, Any]
+) -> None:
+    start = replace(base(), spec_types={"mtp": "mtp", "ngram": "ngram-mod"})
+    assert changes(replace(start.arm, **differs), start) == named
 
 
 def test_the_drafts_cache_follows_only_where_the_profile_speaks_of_it() -> None:

@@ -53,11 +53,20 @@ def narrow(one: Task) -> Space:
     return replace(one.space, pinned={"kv": "q8_0", "threads": 8})
 
 
-def learned(one: Task, *, known: Mapping[tuple[str, str], Known] | None = None) -> Learner:
+def learned(
+    one: Task, *, known: Mapping[tuple[str, str], Known] | None = None, tells_steps: bool = True
+) -> Learner:
     """What a box knows that has measured what serves, and nothing else."""
     grid = build_grid(narrow(one), one.incumbent, Policy())
     learner = Learner(grid, one.workload, 131_072, known)
-    it = Night(one.box(), one.workload, learner, HOUR_S, np.random.default_rng(1), None)
+    it = Night(
+        one.box(tells_steps=tells_steps),
+        one.workload,
+        learner,
+        HOUR_S,
+        np.random.default_rng(1),
+        None,
+    )
     Server(it, one.incumbent, "incumbent").block()
     learner.refresh()
     return learner
@@ -205,6 +214,6 @@ def test_what_boxes_know_together_is_as_sure_as_they_agree() -> None:
     def spread(*values: float) -> float:
         drafter = known_of([(MTP, of(value)) for value in values], 2)[MTP].acceptance
         assert drafter is not None
-        return drafter.spread
+        return float(drafter.spread)
 
     assert spread(1.0, 1.0) < spread(0.8, 1.2) < spread(0.0, 3.0) == 0.3

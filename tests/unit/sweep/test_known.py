@@ -1,0 +1,199 @@
+"""What a sweep knows before it measures: published laws, and what the server in service answered to others."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator.box import Truth
+from benchmarks.simulator.tasks import Task, task
+from tests.support.folders import DATA, ROOT
+from tests.support.made_sweep import simulated_night
+from tests.unit.sweep.test_study import learned
+from tunerd.engine.log import LoggedRequest
+from tunerd.profile.arm import Arm, Request, Sample
+from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep.known import best_now, compare_drafts, known_by, published, samples_of
+from tunerd.sweep.laws import Counts, StepRow, by_length, fit_acceptance, fit_steps
+from tunerd.sweep.observations import acceptance_of
+from tunerd.sweep.study import Known
+
+SERVES = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
+WORKLOAD = Workload((RequestClass(3, "code", 0, 300, 100), RequestClass(1, "chat", 0, 500, 300)))
+
+
+def logged(prompt: int, answer: int, drafted: int | None = None, right: int | None = None, *,
+           cached: int | None = 0, at_once: int = 1) -> LoggedRequest:  # fmt: skip
+    return LoggedRequest(prompt, 100.0, answer, 1000.0, cached, drafted, right, at_once)
+
+
+def in_service(one: Task, n: int = 60) -> tuple[LoggedRequest, ...]:
+    """What a box logs of requests that are about as long as the workload's."""
+    box, rng, found = one.box(seed=5, tells_steps=False), np.random.default_rng(5), []
+    for life in range(3):
+        box.restart(one.incumbent)
+        for at in range(n // 3):
+            like = one.workload.classes[
+                rng.choice(len(one.workload.classes), p=one.workload.shares)
+            ]
+            new, predicted = (round(size * math.exp(rng.normal(0, 0.4)))
+                              for size in (like.new_tokens, like.n_predict))  # fmt: skip
+            asked = Request(like.kind, f"{life} {at}", like.cached_tokens, new, predicted)
+            told = box.measure(asked)
+            found.append(LoggedRequest(
+                told["prompt_n"], told["prompt_ms"], told["predicted_n"], told["predicted_ms"],
+                told["cache_n"], told.get("draft_n"), told.get("draft_n_accepted"), 1,
+            ))  # fmt: skip
+    return tuple(found)
+
+
+def error(one: Task, known: Mapping[tuple[str, str], Known]) -> float:
+    """How far off other settings of drafts are believed to be, after one start of what serves (log, rms)."""
+    learner, truth = learned(one, known=known, tells_steps=False), Truth(one.card)
+    arms = [
+        one.incumbent,
+        *(one.incumbent.with_draft(n, p) for n in (1, 2, 4, 8) for p in (0.0, 0.9)),
+    ]
+    beliefs = np.array([belief.mean for belief in learner.beliefs(arms) if belief is not None])
+    real = np.log([truth.turn_ms(arm, one.workload) for arm in arms])
+    return float(np.sqrt(np.mean(np.square((beliefs - beliefs[0]) - (real - real[0])))))
+
+
+def test_what_was_served_tells_which_other_settings_would_be_faster() -> None:
+    one = task("12G", "agent", 1)
+    law = known_by(in_service(one), one.incumbent, one.workload)
+    assert law is not None
+    assert error(one, {one.incumbent.family: law}) < 0.5 * error(one, {})
+
+
+def test_a_request_counts_for_the_class_that_it_is_most_like_if_it_was_alone() -> None:
+    kinds = [one.request.kind for one in samples_of(
+        [logged(290, 120), logged(450, 250), logged(40, 300, cached=450), logged(400, 20),
+         logged(290, 120, at_once=2), logged(290, 120, cached=None), logged(10**400, 120),
+         logged(290, 120, 10**400, 1), logged(290, 120, 200, 130)], SERVES, WORKLOAD,
+    ) if one.request is not None]  # fmt: skip
+    assert kinds == ["code", "chat", "chat", "code"]
+
+
+def test_a_server_that_was_asked_nothing_leaves_what_was_known() -> None:
+    before = Known()
+    assert known_by([], SERVES, WORKLOAD, before) is before
+    assert known_by([logged(300, 1)], SERVES, WORKLOAD) is None
+
+
+# Whether drafts are alike
+
+
+def answered(kind: str, drafted: int, accepted: int, *, n: int = 100, arm: Arm = SERVES) -> Sample:
+    told = {"predicted_n": n, "predicted_ms": 1000.0, "draft_n": drafted,
+            "draft_n_accepted": accepted}  # fmt: skip
+    return Sample(
+        event="request", process="p", arm=arm, purpose="block", at_s=0.0, seconds=1.0,
+        request=Request(kind, "one", 0, 300, 100), n_max=arm.n_max, p_min=arm.p_min, answer=told,
+    )  # fmt: skip
+
+
+def test_a_class_counts_by_its_weight_and_its_length() -> None:
+    samples = [answered("code", 90, 90), answered("chat", 30, 0), answered("chat", 60, 0, n=200)]
+    # Of a turn 300 tokens are code, with 270 drafts all right, and 300 are chat, with 90 all wrong.
+    assert acceptance_of(samples, SERVES, WORKLOAD) == pytest.approx(270 / 360)
+    of_other_settings = answered("chat", 30, 0, arm=replace(SERVES, n_max=6))
+    assert acceptance_of([answered("code", 90, 90), of_other_settings], SERVES, WORKLOAD) is None
+
+
+@pytest.mark.parametrize(
+    ("here", "n", "agrees", "told"),
+    [
+        (62, 100, True, "62% were right here, and 60% for its people (100 requests"),
+        (80, 100, False, "are not like the workload's"),
+        (80, 10, None, ""),
+        (None, 100, None, ""),
+    ],
+)  # fmt: skip
+def test_five_points_tell_whether_texts_are_alike(
+    here: int | None, n: int, agrees: bool | None, told: str
+) -> None:
+    samples = [] if here is None else [answered(kind, 100, here) for kind in ("code", "chat")]
+    found = compare_drafts(samples, [logged(300, 100, 40, 24)] * n, SERVES, WORKLOAD)
+    assert (None if found is None else found["agrees"]) is agrees
+    assert told in ("" if found is None else found["text"])
+
+
+# What is best by now
+
+
+@pytest.mark.parametrize(("right", "moves"), [(1.0, False), (0.3, True)])
+def test_texts_of_which_less_is_right_move_the_best_to_shorter_drafts(
+    right: float, moves: bool
+) -> None:
+    one, outcome = simulated_night()
+    families = [{"engine": "mainline", "speculation": "mtp", "n_max": [1, 2, 3, 4, 6], "p_min": [0.0, 0.75]}]  # fmt: skip
+    requests = [
+        replace(request, accepted_n=round((request.accepted_n or 0) * right))
+        for request in in_service(one)
+    ]
+
+    def best(asked: Sequence[LoggedRequest], then: float | None = None) -> Any:
+        return best_now(asked, outcome.evidence.models, one.incumbent, families, one.workload, then)
+
+    found = best(requests)
+    assert found.has_moved is moves
+    assert not best(requests, then=found.gain).has_moved, "it was so when the sweep ended"
+    assert best(requests[:3]) is None, "too few"
+    assert ("mtp 1/" in found.arm or "no speculation" in found.arm) is moves
+
+
+# Published laws
+
+
+@cache
+def shipped() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "profiles/laws/qwen3.6-35b-a3b-mtp.toml").read_text())
+
+
+@pytest.mark.parametrize(("at", "room_gib"), [(0, 512 / 1024), (1, 1664 / 1024)])
+def test_what_is_shipped_is_fitted_to_what_was_published(at: int, room_gib: float) -> None:
+    table = tomllib.loads((DATA / "surfaces/rtx-4070-super-builds.toml").read_text())
+    cell, law = table["tables"][0]["cells"][at], shipped()["laws"][at]
+    assert cell["engine"] == law["engine"]
+    texts = [list(law["alpha"]).index(one["kind"]) for one in table["classes"]]
+    steps = [191 - right for _, right in cell["drafts"]]
+    seen = np.array([[n, 1, *drafts] for n, drafts in zip(steps, cell["drafts"], strict=True)])
+    counts = [
+        Counts(text, 3, 0.75, int(one[1]), float(one[0]), float(one[2]), float(one[3]))
+        for text in sorted(set(texts))
+        for one in [seen[np.array(texts) == text].sum(axis=0)]
+    ]
+    fitted = fit_acceptance(counts, len(law["alpha"]))
+    assert fitted.parameters == pytest.approx([*law["alpha"].values(), *law["others"]], abs=1e-3)
+    rows = []
+    for text, n, (drafted, _), tok_s in zip(
+        texts, steps, cell["drafts"], cell["tok_s"], strict=True
+    ):
+        usual = fitted.drafts(3, 0.75).drafted[text]
+        share = np.minimum(usual * drafted / n / usual.sum(), 1.0)
+        rows.append(StepRow(191_000 / tok_s / n, n, by_length(share), 1 - share[-1], 0.16, room_gib, 512, 3))  # fmt: skip
+    step = fit_steps(rows)
+    assert step is not None
+    assert step[:4] / step[0] == pytest.approx(law["step"], abs=1e-3)
+    assert step[-4:] / step[0] == pytest.approx(law["beside"], abs=1e-3)
+
+
+def test_published_laws_are_of_their_build_and_steps_of_their_card_alone() -> None:
+    workload = Workload((RequestClass(1, "math", 0, 9, 9), RequestClass(1, "tool", 0, 9, 9)))
+    engines = {"mine": "mainline", "bee": "bee"}
+    here = published(shipped(), engines, ["NVIDIA GeForce RTX 4070 SUPER"], workload)
+    elsewhere = published(shipped(), engines, ["NVIDIA GeForce RTX 5090"], workload)
+    assert set(here) == set(elsewhere) == {("mine", "mtp")}
+    law = here["mine", "mtp"]
+    assert law.acceptance is not None
+    assert law.acceptance.parameters[:2].tolist() == pytest.approx([1.903, 1.6228])
+    assert law.costs is not None
+    assert elsewhere["mine", "mtp"].costs is None

@@ -1,0 +1,250 @@
+"""What is known before a sweep measures: laws that were published, and what the server in service logged.
+
+Both are laws by family to begin with, as those of other boxes are. The log also tells whether drafts are as often
+right in a sweep as in service, and what would be best by now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunerd.engine.log import LoggedRequest
+from tunerd.profile.arm import NGRAM, OFF, REQUEST, Arm, Best, Request, Sample
+from tunerd.profile.workload import RequestClass, Workload
+from tunerd.sweep.costs import fit_costs
+from tunerd.sweep.laws import (
+    POSITIONS,
+    Acceptance,
+    Costs,
+    fit_acceptance,
+    n_parameters,
+    predict,
+)
+from tunerd.sweep.observations import (
+    BLOCK,
+    Observations,
+    acceptance_of,
+    is_timed,
+    pool,
+    prompt_name,
+    variants_of,
+)
+from tunerd.sweep.study import Known
+
+Array = NDArray[np.float64]
+
+# What was asked longest ago is least like what is asked now, and a fit takes time with each.
+_MOST = 500
+# Of how often drafts are right in a class of texts: as of the same head on another build.
+_CLASS_SPREAD = 0.3
+_LEAST_DRAFTED = 1000
+_AGREES = 0.05
+_LARGEST = 1 << 24  # of a request's counts [tok]
+
+
+def published(
+    table: Mapping[str, Any], engines: Mapping[str, str], cards: Sequence[str], workload: Workload
+) -> dict[tuple[str, str], Known]:
+    """The laws of a file of `profiles/laws`, for the engines of their builds.
+
+    Args:
+        table: What the file holds.
+        engines: Families of builds by names of engines.
+        cards: Names of the cards here; the time of steps is told of one alone.
+        workload: Its classes; a kind of text of which nothing was published is like the mean of all.
+    """
+    found = {}
+    for engine, law in product(engines, table["laws"]):
+        if engines[engine] != law["engine"]:
+            continue
+        alpha = law["alpha"]
+        texts = [alpha.get(one.kind, fmean(alpha.values())) for one in workload.classes]
+        n, one = len(texts), np.ones(len(texts))
+        acceptance = Acceptance(np.array([*texts, *law["others"]]), n, spread=table["spread"])
+        costs = None
+        if any(fnmatch(card.casefold(), law["card"].casefold()) for card in cards):
+            base, *drafted = law["step"]
+            drafted += [drafted[-1]] * (POSITIONS - len(drafted))
+            step = np.array([base, *drafted, *law["beside"]])
+            costs = Costs(step, None, one, one, np.zeros(n))
+        found[engine, table["spec"]] = Known(acceptance, costs)
+    return found
+
+
+# What was served
+
+
+def samples_of(requests: Sequence[LoggedRequest], arm: Arm, workload: Workload) -> Iterator[Sample]:
+    """The newest requests that were alone, as if a sweep had asked them, each for the class that it is most like."""
+    classes = [at for at, one in enumerate(workload.classes) if one.concurrency == 1]
+    alone = [one for one in requests if one.concurrency == 1 and _is_sound(one)]
+    for at, one in enumerate(alone[-_MOST:] if classes else ()):
+        text = min(classes, key=lambda text: _apart(one, workload.classes[text]))
+        like, block = workload.classes[text], f"served {at}"
+        yield Sample(
+            event=REQUEST, process="served", arm=arm, purpose=BLOCK, at_s=0.0, seconds=0.0,
+            request=Request(like.kind, prompt_name(block, text), like.cached_tokens, like.new_tokens,
+                            like.n_predict),
+            n_max=arm.n_max, p_min=arm.p_min, block=block,
+            answer={"cache_n": one.cached_n, "prompt_n": one.prompt_n, "prompt_ms": one.prompt_ms,
+                    "predicted_n": one.predicted_n, "predicted_ms": one.predicted_ms,
+                    "draft_n": one.drafted_n, "draft_n_accepted": one.accepted_n},
+        )  # fmt: skip
+
+
+def _is_sound(one: LoggedRequest) -> bool:
+    """Whether a server can have logged this: whoever may send requests may write lines that look like it."""
+    counts = (one.prompt_n, one.predicted_n, one.drafted_n or 0, one.prompt_total_n or 0)
+    return (
+        one.prompt_total_n is not None
+        and max(counts) < _LARGEST
+        and (one.accepted_n or 0) < one.predicted_n
+    )
+
+
+def _apart(request: LoggedRequest, one: RequestClass) -> float:
+    """In powers of two; an answer's length matters less than a prompt's, as for a workload that is learned."""
+    prompt = math.log2(
+        max(request.prompt_total_n or 0, 1) / max(one.cached_tokens + one.new_tokens, 1)
+    )
+    answer = math.log2(max(request.predicted_n, 1) / max(one.n_predict, 1))
+    return 2 * abs(prompt) + abs(answer)
+
+
+def known_by(
+    requests: Sequence[LoggedRequest], arm: Arm, workload: Workload, before: Known | None = None
+) -> Known | None:
+    """The laws of what serves as its own requests tell them, for a sweep to begin with.
+
+    They were asked other texts than a sweep asks, and all with the same settings of drafts: so of how often
+    drafts are right, classes are known as well as from another build, and all else is not.
+
+    Args:
+        requests: That it answered to others.
+        arm: What serves.
+        workload: Whose classes they count for.
+        before: What was known without them.
+    """
+    observed = Observations(workload)
+    for sample in samples_of(requests, arm, workload):
+        observed.add(sample)
+    processes = list(observed.of_family(arm.family))
+    if not any(is_timed(answer) for process in processes for answer in process.answers):
+        return before
+    before, n_texts = before or Known(), len(workload.classes)
+    acceptance = before.acceptance
+    counts = pool(answer for process in processes for answer in process.answers)
+    if counts:
+        spread = np.full(n_parameters(n_texts), np.inf) if acceptance is None else acceptance.spread
+        known = np.broadcast_to(spread, n_parameters(n_texts)).copy()
+        known[[one.text for one in counts]] = _CLASS_SPREAD
+        fitted = fit_acceptance(counts, n_texts, is_lookup=arm.spec == NGRAM, relative=acceptance)
+        acceptance = replace(fitted, spread=known)
+    costs = fit_costs(variants_of(processes), workload, acceptance, before.costs)
+    return Known(acceptance, before.costs if costs is None else costs.shared)
+
+
+def compare_drafts(
+    samples: Iterable[Sample], requests: Sequence[LoggedRequest], arm: Arm, workload: Workload
+) -> dict[str, Any] | None:
+    """Whether drafts of what serves were as often right in the sweep as for its people; None where that is unknown."""
+    told = [one for one in requests if one.drafted_n and one.accepted_n is not None]
+    drafted = sum(one.drafted_n or 0 for one in told)
+    here = acceptance_of(samples, arm, workload)
+    if here is None or drafted < _LEAST_DRAFTED:
+        return None
+    there = sum(one.accepted_n or 0 for one in told) / drafted
+    agrees = abs(here - there) <= _AGREES
+    means = (
+        "the workload's texts are like theirs in that"
+        if agrees
+        else "its texts, or their sampling, are not like the workload's"
+    )
+    text = (
+        f"of the drafts of what serves {here:.0%} were right here, and {there:.0%} for its people "
+        f"({len(told)} requests since it was deployed): {means}"
+    )
+    return {"sweep": round(here, 4), "production": round(there, 4), "agrees": agrees,
+            "requests": len(told), "text": text}  # fmt: skip
+
+
+# What is best by now
+
+
+def best_now(
+    requests: Sequence[LoggedRequest], models: Mapping[str, Any], arm: Arm,
+    families: Iterable[Mapping[str, Any]], workload: Workload, then: float | None = None,
+) -> Best | None:  # fmt: skip
+    """What is predicted to be best for what is asked now; None where too little was drafted, or no law is known.
+
+    Speculation with the settings that a sweep tries, and none; whatever else would be faster, this does not tell.
+
+    Args:
+        requests: That production answered to others.
+        models: The laws of a sweep, as it stored them.
+        arm: What serves.
+        families: What that sweep tried, as it stored it.
+        workload: What it measured.
+        then: The gain when it ended (ratio); None to take what its laws alone say.
+    """
+    drafted = sum(one.drafted_n or 0 for one in requests)
+    n_texts, (engine, spec) = len(workload.classes), arm.family
+    swept = _stored(models.get(f"{engine}, {spec}"), spec, n_texts)
+    off = _stored(models.get(f"{engine}, {OFF}"), OFF, n_texts)
+    if swept is None or drafted < _LEAST_DRAFTED:
+        return None
+    own = [one for one in families if (one["engine"], one["speculation"]) == arm.family]
+    drafts = [(n, p) for one in own for n in one["n_max"] for p in one["p_min"]]
+    arms = [arm, *(arm.with_draft(*one) for one in drafts)]
+    now = _fastest(known_by(requests, arm, workload, swept) or swept, swept, off, arms, workload)
+    before = _fastest(swept, swept, off, arms, workload)[1] if then is None else then
+    return Best(str(arm), now[0], now[1], before, len(requests))
+
+
+def _stored(data: Mapping[str, Any] | None, spec: str, n_texts: int) -> Known | None:
+    """The laws of one family as they were stored; None where they are not of so many classes, or not all known."""
+    costs, drafter = (data or {}).get("costs"), (data or {}).get("acceptance")
+    if costs is None or costs["step_ms"] is None or costs["prompt_ms"] is None:
+        return None
+    one, acceptance = np.ones(n_texts), None
+    if drafter is not None:
+        parameters, is_free = np.array(drafter["parameters"]), bool(drafter["first_is_free"])
+        if len(parameters) != n_parameters(n_texts):
+            return None
+        acceptance = Acceptance(parameters, n_texts, is_free, spec == NGRAM)
+    step, prompt = np.array(costs["step_ms"]), np.array(costs["prompt_ms"])
+    return Known(acceptance, Costs(step, prompt, one, one, np.zeros(n_texts)))
+
+
+def _fastest(
+    known: Known, swept: Known, off: Known | None, arms: Sequence[Arm], workload: Workload
+) -> tuple[str, float]:
+    """The arm that is predicted to be fastest, and its gain over the first of them (ratio).
+
+    Without speculation nothing was served: it is held against what the sweep saw of both.
+    """
+    turns = _log_turns(known.acceptance, known, arms, workload)
+    gains = dict(zip(map(str, arms), (turns[0] - turns).tolist(), strict=True))
+    if off is not None:
+        plain = replace(arms[0], spec=OFF)
+        here = _log_turns(known.acceptance, swept, arms[:1], workload)
+        gains[str(plain)] = float(here[0] - _log_turns(None, off, [plain], workload)[0])
+    best = max(gains, key=lambda one: gains[one])
+    return best, math.expm1(gains[best])
+
+
+def _log_turns(
+    acceptance: Acceptance | None, of: Known, arms: Sequence[Arm], workload: Workload
+) -> Array:
+    costs, levels = of.costs, np.zeros((len(arms), 2))
+    found = None if costs is None else predict(arms, workload, acceptance, costs, levels)
+    return np.zeros(len(arms)) if found is None else found.log_turn
