@@ -83,8 +83,6 @@ def _together(laws: Sequence[Law], n_texts: int) -> Known:
 
 def law_of(acceptance: Acceptance | None, costs: Costs) -> Law | None:
     """What a box tells of a family; None before it knows what steps and prompts cost."""
-    if costs.step is None or costs.prompt is None:
-        return None
     step, prompt = tuple(map(float, costs.step)), tuple(map(float, costs.prompt))
     if acceptance is None:
         return Law(step, prompt)
