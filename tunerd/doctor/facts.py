@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tunerd.engine.commandline import drafts_with_probability
 from tunerd.engine.flags import owner_of
@@ -24,11 +24,6 @@ from tunerd.model.report import MemoryReport, parse_report
 from tunerd.profile.schema import ProfileFile
 from tunerd.result import Level
 from tunerd.words import MiB
-
-if TYPE_CHECKING:
-    from numpy import float64
-    from numpy.typing import NDArray
-
 
 _SYSTEM_INFO = re.compile(r"system_info: n_threads")
 _CUDA_PART = re.compile(r"\| CUDA : (?P<part>[^:]{1,400}?)(?: \| [A-Za-z]\w* :|$)")
@@ -326,12 +321,12 @@ def _prompt_law(answers: Sequence[_Answer], n_ubatch: int) -> tuple[float, float
     from tunerd.sweep.laws import PromptRow, fit_prompts
 
     rows = [
-        PromptRow(one.prompt_ms, one.prompt_n, n_ubatch, 0.0, 0.0)
+        PromptRow(one.prompt_ms, one.prompt_n, n_ubatch, 0.0)
         for one in answers
         if one.prompt_n and one.prompt_ms
     ]
-    law: NDArray[float64] | None = fit_prompts(rows)
-    return None if law is None else (float(law[0]), float(law[2]))
+    law = fit_prompts(rows)
+    return None if law is None else (float(law.mean[0]), float(law.mean[1]))
 
 
 _NO_SPECULATION = (None, "off")

@@ -333,7 +333,7 @@ def pairs_needed(gain: float, pair_sd: float, *, margin: float, alpha: float) ->
     evidence = math.log(1.0 / alpha) + math.log(len(EFFECTS))
     by_likelihood = evidence * (1.0 + 2.0 / distance**2) / 5.0
     by_betting = math.log(_BETTING_NEEDED) / _most_by_a_pair(above)
-    return math.ceil(LEAST_PAIRS + max(by_likelihood, by_betting))
+    return math.ceil(max(LEAST_PAIRS + by_likelihood, by_betting))
 
 
 # Which side is faster

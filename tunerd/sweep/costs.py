@@ -1,25 +1,34 @@
-"""What steps and prompts of one family cost: one law, and a level for each variant of it.
+"""What steps and prompts cost: a law for each family, and a level for each arm.
 
-A variant (threads, cache type, batch, other keys) is seen in a process or two, too few for a law of its
-own. So all variants share the coefficients, and each has a factor; that of a variant which was not
-measured follows from what changed elsewhere when the same things changed.
+A law says how the time of a step goes with its draft, and that of a prompt with its length. What threads, cache
+type, batch, other keys and the memory left free do beside it is a level, a log factor: seen in a process or two each, too
+few for laws of their own, but about the same in all families, so one Gaussian process over all processes of the night learns them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunerd.profile.arm import EXPERTS, Extra, placement_of
+from tunerd.profile.arm import EXPERTS, Arm, Extra, placement_of
 from tunerd.profile.workload import Workload
-from tunerd.sweep.laws import Acceptance, Costs, PromptRow, StepRow, fit_prompts, fit_steps
+from tunerd.sweep.laws import (
+    WIDTH,
+    Acceptance,
+    Costs,
+    Fitted,
+    PromptRow,
+    StepRow,
+    fit_prompts,
+    fit_steps,
+    room_gib,
+)
 from tunerd.sweep.observations import (
     Answer,
     Process,
@@ -29,45 +38,177 @@ from tunerd.sweep.observations import (
     step_row,
     terms_of_prompt,
 )
-from tunerd.sweep.space import Variant
+from tunerd.sweep.space import Variant, variant_of
 
 Array = NDArray[np.float64]
 
-_ROUNDS = 2
-_LEVEL_SD = 0.15  # of a variant, as a log ratio
 _PROCESS_SD = 0.03
-_MISFIT_SDS = 2.0
+_ROW_SD = 0.04  # of one answer within its process
 _FACTOR_WEIGHT = 1.0  # answers' worth of belief that a class is like the others
 _CONCURRENT_WEIGHT = 0.02
 
-# How far variants may differ from the usual one by what they change, as log ratios.
-_FAMILY_SD = 0.01
-_THREADS_SD = 0.08
-_KV_SD = 0.05
+# By how much settings move steps and prompts, as log ratios: a family as a whole, one variant of it, threads, cache
+# type, batch, other keys, placement.
+_FAMILY_SD = 0.5
+_OWN_SD = 0.01
+# Each doubling of the threads, and what goes otherwise: the last core may slow the others down.
+_THREADS, _THREADS_SLOPE_SD, _THREADS_SD = -0.1, 0.1, 0.04
+_KV_SD = 0.08
 _BATCH_SD = 0.01
 _EXTRA_SD = 0.03
-_COST_PLACEMENT_SD = 0.1
+_PLACEMENT_SD = 0.1
+# Per GiB that the weights do not get, for experts are then read over the bus; per 2,048 tokens of a physical batch, whose
+# buffers take such memory.
+_ROOM, _ROOM_SD = 0.07, 0.05
+_WIDTH_SD = 0.04
+_USUAL_THREADS = 8
+# The parts of an effect that engines, and the families of an engine, do not share.
+_OF_ENGINE, _OF_FAMILY = 0.3, 0.3
 
-Level = tuple[float, float]
 FamilyKey = tuple[str, str]
+# Laws of steps and prompts of a family that is like another one, as far as they are known.
+Relative = tuple[Fitted | None, Fitted | None]
 
 
 @dataclass(frozen=True, slots=True)
-class FamilyCosts:
-    """One law; `levels` are log factors of step and prompt, and processes seen, by variant."""
+class Place:
+    """What the level of an arm depends on."""
 
-    shared: Costs
-    levels: Mapping[Variant, Level]
-    counts: Mapping[Variant, int]
+    family: FamilyKey
+    variant: Variant
+    room_gib: float
+    ubatch: int
 
-    def costs(self, level: Level) -> Costs:
-        """The law at a level."""
-        shared = self.shared
-        return Costs(
-            None if shared.step is None else shared.step * math.exp(level[0]),
-            None if shared.prompt is None else shared.prompt * math.exp(level[1]),
-            shared.step_factors, shared.prompt_factors, shared.overhead_ms,
-        )  # fmt: skip
+
+def place_of(arm: Arm) -> Place:
+    """Of one arm."""
+    return Place(arm.family, variant_of(arm), room_gib(arm), max(arm.ubatch, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What one process took beyond its family's law: logs of step and prompt, None unseen, and answers behind them."""
+
+    place: Place
+    logs: tuple[float | None, float | None]
+    counts: tuple[int, int]
+
+
+class Levels:
+    """Log factors of step and prompt of any arm, from those of all processes of the night."""
+
+    def __init__(self, seen: Sequence[Level]) -> None:
+        self._kept: dict[Place, tuple[float, float]] = {}
+        self._names: dict[Hashable, int] = {}
+        self._parts = [self._part(seen, which) for which in (0, 1)]
+
+    def _part(self, seen: Sequence[Level], which: int) -> tuple[_Features, Array] | None:
+        known = [one for one in seen if one.logs[which] is not None]
+        if not known:
+            return None
+        features = _Features([one.place for one in known], self._names)
+        logs = np.array([one.logs[which] for one in known], float) - features.usual
+        counts = np.array([max(one.counts[which], 1) for one in known])
+        noise = _PROCESS_SD**2 + _ROW_SD**2 / counts
+        weights = np.linalg.solve(features.kernel(features) + np.diag(noise), logs)
+        return features, np.asarray(weights, float)
+
+    def of(self, places: Sequence[Place]) -> Array:
+        """Expected log factors of step and prompt, shape (P, 2)."""
+        unknown = [one for one in dict.fromkeys(places) if one not in self._kept]
+        if unknown:
+            found = self._expected(unknown, with_family=True).tolist()
+            self._kept.update(
+                (one, (step, prompt)) for one, (step, prompt) in zip(unknown, found, strict=True)
+            )
+        return np.array([self._kept[one] for one in places]).reshape(-1, 2)
+
+    def beside_family(self, places: Sequence[Place]) -> Array:
+        """The same without what is a family's own, which its law has."""
+        return self._expected(places, with_family=False)
+
+    def _expected(self, places: Sequence[Place], *, with_family: bool) -> Array:
+        features = _Features(places, self._names)
+        columns = []
+        for part in self._parts:
+            mean = features.usual
+            if part is not None:
+                seen, weights = part
+                mean = mean + features.kernel(seen, with_family=with_family) @ weights
+            columns.append(mean)
+        return np.stack(columns, axis=1)
+
+
+class _Features:
+    """Places as arrays for the kernel."""
+
+    def __init__(self, places: Sequence[Place], names: dict[Hashable, int]) -> None:
+        def numbers(found: Iterable[Hashable]) -> NDArray[np.int64]:
+            return np.array([names.setdefault(one, len(names)) for one in found], dtype=np.int64)
+
+        variants = [one.variant for one in places]
+        self.family = numbers(one.family for one in places)
+        self.engine = numbers(("engine", one.family[0]) for one in places)
+        self.variant = numbers(variants)
+        self.kv = numbers(("kv", one.kv) for one in variants)
+        self.extra = numbers(("extra", one.extra - placement_of(one.extra)) for one in variants)
+        self.placement = [placement_of(one.extra) for one in variants]
+        self.threads = np.log2([max(one.threads, 1) / _USUAL_THREADS for one in variants])
+        self.batch = np.log2([max(one.batch, 1) for one in variants])
+        self.room = np.array([one.room_gib for one in places])
+        self.width = np.array([one.ubatch / WIDTH for one in places])
+
+    @property
+    def usual(self) -> Array:
+        """Levels before anything was seen."""
+        return np.asarray(_ROOM * self.room + _THREADS * self.threads, float)
+
+    def kernel(self, other: _Features, *, with_family: bool = True) -> Array:
+        """Covariance of levels, shape (own, other)."""
+
+        def same(name: str) -> Array:
+            return np.asarray(getattr(self, name)[:, None] == getattr(other, name), float)
+
+        def near(name: str) -> Array:
+            return np.asarray(
+                np.exp(-((getattr(self, name)[:, None] - getattr(other, name)) ** 2) / 2), float
+            )
+
+        family = same("family")
+        own = (1.0 - _OF_ENGINE - _OF_FAMILY) + _OF_ENGINE * same("engine") + _OF_FAMILY * family
+        found = own * (
+            _THREADS_SD**2 * near("threads")
+            + _THREADS_SLOPE_SD**2 * np.outer(self.threads, other.threads)
+            + _KV_SD**2 * same("kv")
+            + _EXTRA_SD**2 * same("extra")
+            + _ROOM_SD**2 * np.outer(self.room, other.room)
+            + _WIDTH_SD**2 * np.outer(self.width, other.width)
+        )
+        found += _BATCH_SD**2 * near("batch")
+        if any(self.placement) and any(other.placement):
+            alike = [[_placed_alike(one, two) for two in other.placement] for one in self.placement]
+            found += _PLACEMENT_SD**2 * np.array(alike)
+        if with_family:
+            found += family * (_FAMILY_SD**2 + _OWN_SD**2 * same("variant"))
+        return found
+
+
+@lru_cache(maxsize=4096)
+def _placed_alike(first: Extra, second: Extra) -> float:
+    """How much one placement says of another: those that differ in the number of experts alone.
+
+    That of fit says nothing of any.
+    """
+    one, other = dict(first), dict(second)
+    if not one or not other:
+        return 0.0
+    counts = one.pop(EXPERTS, None), other.pop(EXPERTS, None)
+    if one != other or (counts[0] is None) != (counts[1] is None):
+        return 0.0
+    if counts[0] is None or counts[1] is None:
+        return 1.0
+    apart = math.log2(max(int(counts[0]), 1)) - math.log2(max(int(counts[1]), 1))
+    return math.exp(-apart * apart / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,137 +219,133 @@ class _Seen:
     ms: float
     terms: Array
     text: int | None
-    variant: Variant
     process: str
 
-    def at_base(self, level: float) -> StepRow | PromptRow:
-        """The row as it would be in the variant with level 0."""
-        ms = self.ms * math.exp(-level)
+    def at_level(self, level: float) -> StepRow | PromptRow:
+        """The row as it would be at level 0."""
+        scale = math.exp(-level)
         if isinstance(self.row, StepRow):
-            scale = math.exp(-level)
             table = tuple((drafted, n, one * scale) for drafted, n, one in self.row.table)
-            return replace(self.row, step_ms=ms, table=table)
-        return replace(self.row, prompt_ms=ms)
+            return replace(self.row, step_ms=self.ms * scale, table=table)
+        return replace(self.row, prompt_ms=self.ms * scale)
 
 
-def fit_costs(
-    by_variant: Mapping[Variant, Sequence[Process]],
-    workload: Workload,
-    acceptance: Acceptance | None,
-    relative: Costs | None,
-) -> FamilyCosts | None:
-    """The law of one family; None before both a step and a prompt were seen, or are known elsewhere.
+@dataclass(frozen=True, slots=True)
+class FamilyCosts:
+    """The law of one family, what it says by itself (for others that are like it), and the levels of its processes."""
 
-    Args:
-        by_variant: Processes, the variant with most of them first; that one has level 0.
-        workload: Its classes get factors of their own.
-        acceptance: The drafter.
-        relative: The law of a family that is like this one.
-    """
-    if not by_variant:
-        return None
-    answers = [
-        (variant, answer)
-        for variant, processes in by_variant.items()
-        for process in processes
-        for answer in process.answers
-    ]
-    steps, prompts = _steps(answers, acceptance), _prompts(answers)
+    shared: Costs
+    step: Fitted
+    prompt: Fitted
+    levels: tuple[Level, ...]
 
-    def steps_law(rows: Sequence[Any]) -> Array | None:
-        return fit_steps(rows, None if relative is None else relative.step)
-
-    def prompts_law(rows: Sequence[Any]) -> Array | None:
-        return fit_prompts(rows, None if relative is None else relative.prompt)
-
-    variants = tuple(by_variant)
-    step, step_levels = _with_levels(_single(steps, answers), variants, steps_law)
-    prompt, prompt_levels = _with_levels(_single(prompts, answers), variants, prompts_law)
-    if step is None or prompt is None:
-        return None
-    shared = Costs(
-        step, prompt, _factors(steps, workload, step, step_levels),
-        _factors(prompts, workload, prompt, prompt_levels),
-        np.full(len(workload.classes), _overhead_ms([answer for _, answer in answers])),
-    )  # fmt: skip
-    levels = {one: (step_levels[one], prompt_levels[one]) for one in variants}
-    return FamilyCosts(shared, levels, {one: len(found) for one, found in by_variant.items()})
+    def at(self, level: Sequence[float]) -> Costs:
+        """The law at a level."""
+        step, prompt = level
+        return replace(
+            self.shared,
+            step=self.shared.step * math.exp(step),
+            prompt=self.shared.prompt * math.exp(prompt),
+        )
 
 
-def _steps(answers: Sequence[tuple[Variant, Answer]], acceptance: Acceptance | None) -> list[_Seen]:
+class Rows:
+    """What the processes of one family show of steps and prompts."""
+
+    def __init__(self, processes: Sequence[Process], acceptance: Acceptance | None) -> None:
+        self.processes = [one for one in processes if one.answers]
+        self.answers = [answer for one in self.processes for answer in one.answers]
+        self.steps, self.prompts = _steps(self.answers, acceptance), _prompts(self.answers)
+        self.places = {one.name: place_of(one.arm) for one in self.processes}
+
+    def fit(
+        self, workload: Workload, levels: Levels, relatives: Sequence[Relative]
+    ) -> FamilyCosts | None:
+        """The law; None before both a step and a prompt were seen.
+
+        Args:
+            workload: Its classes get factors of their own.
+            levels: Of other processes too.
+            relatives: Laws of families that are like this one, steps and prompts.
+        """
+        names = list(self.places)
+        beside = dict(zip(names, levels.beside_family(list(self.places.values())), strict=True))
+        steps = [one.at_level(beside[one.process][0]) for one in self._single(self.steps)]
+        prompts = [one.at_level(beside[one.process][1]) for one in self._single(self.prompts)]
+        step_rows = [one for one in steps if isinstance(one, StepRow)]
+        prompt_rows = [one for one in prompts if isinstance(one, PromptRow)]
+        own = fit_steps(step_rows), fit_prompts(prompt_rows)
+        if own[0] is None or own[1] is None:
+            return None
+        step, prompt = own[0].mean, own[1].mean
+        if relatives:
+            like = fit_steps(step_rows, [one for one, _ in relatives if one is not None])
+            read = fit_prompts(prompt_rows, [one for _, one in relatives if one is not None])
+            step, prompt = (
+                (step if like is None else like.mean),
+                (prompt if read is None else read.mean),
+            )
+        found = self._levels(step, prompt)
+        logs = {name: one.logs for name, one in zip(names, found, strict=True)}
+        shared = Costs(
+            step, prompt, _factors(self.steps, workload, step, {name: one[0] for name, one in logs.items()}),
+            _factors(self.prompts, workload, prompt, {name: one[1] for name, one in logs.items()}),
+            np.full(len(workload.classes), _overhead_ms(self.answers)),
+        )  # fmt: skip
+        return FamilyCosts(shared, own[0], own[1], found)
+
+    def _single(self, seen: list[_Seen]) -> list[_Seen]:
+        """Those of requests that were alone in the server, where there are any."""
+        crowded = {
+            answer.text
+            for answer in self.answers
+            if answer.request.concurrency > 1 and answer.text is not None
+        }
+        return [one for one in seen if one.text not in crowded] or seen
+
+    def _levels(self, step: Array, prompt: Array) -> tuple[Level, ...]:
+        logs: tuple[dict[str, list[float]], ...] = (defaultdict(list), defaultdict(list))
+        for of_kind, law, seen in zip(
+            logs, (step, prompt), (self.steps, self.prompts), strict=True
+        ):
+            for one in self._single(seen):
+                of_kind[one.process].append(math.log(one.ms / max(float(one.terms @ law), 1e-6)))
+        found = []
+        for name, place in self.places.items():
+            values = [of_kind.get(name, []) for of_kind in logs]
+            means = [sum(one) / len(one) if one else None for one in values]
+            found.append(Level(place, (means[0], means[1]), (len(values[0]), len(values[1]))))
+        return tuple(found)
+
+
+def _steps(answers: Sequence[Answer], acceptance: Acceptance | None) -> list[_Seen]:
     found = []
-    for variant, answer in answers:
+    for answer in answers:
         if is_timed(answer):
             row = step_row(answer, acceptance)
-            terms = row.terms
-            found.append(_Seen(row, row.step_ms, terms, answer.text, variant, answer.process))
+            found.append(_Seen(row, row.step_ms, row.terms, answer.text, answer.process))
     return found
 
 
-def _prompts(answers: Sequence[tuple[Variant, Answer]]) -> list[_Seen]:
+def _prompts(answers: Sequence[Answer]) -> list[_Seen]:
     found = []
-    for variant, answer in answers:
+    for answer in answers:
         if is_prompt_timed(answer):
             row = prompt_row(answer)
-            terms = terms_of_prompt(row)
             ms = max(row.prompt_ms, 1e-6)
-            found.append(_Seen(row, ms, terms, answer.text, variant, answer.process))
+            found.append(_Seen(row, ms, terms_of_prompt(row), answer.text, answer.process))
     return found
-
-
-def _single(seen: list[_Seen], answers: Sequence[tuple[Variant, Answer]]) -> list[_Seen]:
-    """Those of requests that were alone in the server, where there are any."""
-    crowded = {
-        answer.text
-        for _, answer in answers
-        if answer.request.concurrency > 1 and answer.text is not None
-    }
-    return [one for one in seen if one.text not in crowded] or seen
-
-
-def _with_levels(
-    seen: Sequence[_Seen],
-    variants: Sequence[Variant],
-    law: Callable[[Sequence[Any]], Array | None],
-) -> tuple[Array | None, dict[Variant, float]]:
-    """The law that all variants share, and the log factor of each."""
-    levels = dict.fromkeys(variants, 0.0)
-    solution = law([one.row for one in seen if one.variant == variants[0]])
-    for _ in range(_ROUNDS if len(variants) > 1 and solution is not None else 0):
-        found = {one: _level(one, seen, solution) for one in variants}
-        # By how much the law is off in the usual variant, it is off in all of them; of what may be
-        # chance, the estimate's own noise would go into all the others.
-        off = _beyond_chance(found[variants[0]])
-        levels = {one: level - off for one, level in found.items()}
-        levels[variants[0]] = 0.0
-        solution = law([one.at_base(levels[one.variant]) for one in seen])
-    return solution, levels
-
-
-def _beyond_chance(level: float) -> float:
-    """The part of a misfit that noise between processes does not explain."""
-    return math.copysign(max(0.0, abs(level) - _MISFIT_SDS * _PROCESS_SD), level)
-
-
-def _level(variant: Variant, seen: Sequence[_Seen], solution: Array | None) -> float:
-    by_process: dict[str, list[float]] = defaultdict(list)
-    for one in seen:
-        if one.variant == variant and solution is not None:
-            ratio = one.ms / max(float(one.terms @ solution), 1e-6)
-            by_process[one.process].append(math.log(ratio))
-    means = [float(np.mean(logs)) for logs in by_process.values()]
-    return sum(means) / (len(means) + (_PROCESS_SD / _LEVEL_SD) ** 2)
 
 
 def _factors(
-    seen: Sequence[_Seen], workload: Workload, solution: Array, levels: Mapping[Variant, float]
+    seen: Sequence[_Seen], workload: Workload, law: Array, levels: dict[str, float | None]
 ) -> Array:
     """What each class takes beyond the law."""
     logs: list[list[float]] = [[] for _ in workload.classes]
     for one in seen:
-        if one.text is not None:
-            expected = max(float(one.terms @ solution), 1e-6) * math.exp(levels[one.variant])
-            logs[one.text].append(math.log(one.ms / expected))
+        level = levels.get(one.process)
+        if one.text is not None and level is not None:
+            logs[one.text].append(math.log(one.ms / max(float(one.terms @ law), 1e-6)) - level)
     factors = []
     for one_class, values in zip(workload.classes, logs, strict=True):
         weight = _FACTOR_WEIGHT if one_class.concurrency == 1 else _CONCURRENT_WEIGHT
@@ -225,92 +362,3 @@ def _overhead_ms(answers: Sequence[Answer]) -> float:
             own = (reading.prompt_ms or 0.0) + (reading.predicted_ms or 0.0)
             found.append(max((reading.wall_ms or 0.0) - own, 0.0))
     return float(np.median(found)) if found else 0.0
-
-
-class Elsewhere:
-    """Levels of variants that a family was not measured with.
-
-    A Gaussian process over what a variant is made of, shared by all families: what twice the threads
-    did to one family, they will about do to another.
-    """
-
-    def __init__(self, known: Mapping[FamilyKey, FamilyCosts]) -> None:
-        self._bases = {key: next(iter(costs.levels)) for key, costs in known.items()}
-        self._seen = [(key, one) for key, costs in known.items() for one in costs.levels]
-        self._kept: dict[tuple[FamilyKey, Variant], Level] = {}
-        counts = np.array([known[key].counts[one] for key, one in self._seen])
-        levels = np.array([known[key].levels[one] for key, one in self._seen])
-        noise = _FAMILY_SD**2 + _PROCESS_SD**2 / np.maximum(counts, 1)
-        kernel = np.array([self._covariances(*one) for one in self._seen])
-        self._weights = np.linalg.solve(kernel + np.diag(noise), levels)
-
-    def level(self, family: FamilyKey, variant: Variant) -> Level:
-        """Of a family that was measured with something else."""
-        key = family, variant
-        if key not in self._kept:
-            step, prompt = (self._covariances(*key) @ self._weights).tolist()
-            self._kept[key] = (step, prompt)
-        return self._kept[key]
-
-    def _covariances(self, family: FamilyKey, variant: Variant) -> Array:
-        base = self._bases[family]
-        return np.array(
-            [_alike(variant, other, base, self._bases[key]) for key, other in self._seen]
-        )
-
-
-def _alike(first: Variant, second: Variant, base: Variant, other_base: Variant) -> float:
-    """Covariance of two levels, each a difference from a base."""
-
-    def near(name: str) -> float:
-        one, two = getattr(first, name), getattr(base, name)
-        three, four = getattr(second, name), getattr(other_base, name)
-        if one == two or three == four:
-            return 0.0
-        return _near(one, three) - _near(one, four) - _near(two, three) + _near(two, four)
-
-    def same(of: Callable[[Variant], object]) -> float:
-        # One cache type's effect says nothing of another's, so the base has none of its own.
-        changed, usual = of(first), of(base)
-        return float(changed == of(second) != usual and usual == of(other_base))
-
-    def placed() -> float:
-        if first.extra == base.extra or second.extra == other_base.extra:
-            return 0.0
-        return (
-            _placed_alike(first, second)
-            - _placed_alike(first, other_base)
-            - _placed_alike(base, second)
-            + _placed_alike(base, other_base)
-        )
-
-    return (
-        _THREADS_SD**2 * near("threads")
-        + _KV_SD**2 * same(lambda one: one.kv)
-        + _BATCH_SD**2 * near("batch")
-        + _EXTRA_SD**2 * same(_beside_placement)
-        + _COST_PLACEMENT_SD**2 * placed()
-    )
-
-
-def _beside_placement(variant: Variant) -> Extra:
-    return variant.extra - placement_of(variant.extra)
-
-
-def _placed_alike(first: Variant, second: Variant) -> float:
-    """How much one placement says of another: those that differ in the number of experts alone.
-
-    That of fit says nothing of any.
-    """
-    one, other = dict(placement_of(first.extra)), dict(placement_of(second.extra))
-    if not one or not other:
-        return 0.0
-    counts = one.pop(EXPERTS, None), other.pop(EXPERTS, None)
-    if one != other or (counts[0] is None) != (counts[1] is None):
-        return 0.0
-    return 1.0 if counts[0] is None or counts[1] is None else _near(int(counts[0]), int(counts[1]))
-
-
-@lru_cache(maxsize=4096)
-def _near(one: int, other: int) -> float:
-    return math.exp(-((math.log2(max(one, 1)) - math.log2(max(other, 1))) ** 2) / 2)

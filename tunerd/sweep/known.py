@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 from tunerd.engine.log import LoggedRequest
 from tunerd.profile.arm import NGRAM, OFF, REQUEST, Arm, Best, Request, Sample
 from tunerd.profile.workload import RequestClass, Workload
-from tunerd.sweep.costs import fit_costs
+from tunerd.sweep.costs import Levels, Rows
 from tunerd.sweep.laws import (
+    N_PROMPT_TERMS,
+    N_STEP_TERMS,
     POSITIONS,
     Acceptance,
     Costs,
@@ -36,7 +38,6 @@ from tunerd.sweep.observations import (
     is_timed,
     pool,
     prompt_name,
-    variants_of,
 )
 from tunerd.sweep.study import Known
 
@@ -68,15 +69,14 @@ def published(
             continue
         alpha = law["alpha"]
         texts = [alpha.get(one.kind, fmean(alpha.values())) for one in workload.classes]
-        n, one = len(texts), np.ones(len(texts))
-        acceptance = Acceptance(np.array([*texts, *law["others"]]), n, spread=table["spread"])
-        costs = None
+        others = np.array([*texts, *law["others"]])
+        acceptance = Acceptance(others, len(texts), spread=table["spread"])
+        step = None
         if any(fnmatch(card.casefold(), law["card"].casefold()) for card in cards):
             base, *drafted = law["step"]
             drafted += [drafted[-1]] * (POSITIONS - len(drafted))
             step = np.array([base, *drafted, *law["beside"]])
-            costs = Costs(step, None, one, one, np.zeros(n))
-        found[engine, table["spec"]] = Known(acceptance, costs)
+        found[engine, table["spec"]] = Known(acceptance, step)
     return found
 
 
@@ -149,8 +149,10 @@ def known_by(
         known[[one.text for one in counts]] = _CLASS_SPREAD
         fitted = fit_acceptance(counts, n_texts, is_lookup=arm.spec == NGRAM, relative=acceptance)
         acceptance = replace(fitted, spread=known)
-    costs = fit_costs(variants_of(processes), workload, acceptance, before.costs)
-    return Known(acceptance, before.costs if costs is None else costs.shared)
+    costs = Rows(processes, acceptance).fit(workload, Levels(()), [before.relative])
+    if costs is None:
+        return Known(acceptance, before.step, before.prompt)
+    return Known(acceptance, costs.shared.step, costs.shared.prompt)
 
 
 def compare_drafts(
@@ -215,14 +217,16 @@ def _stored(data: Mapping[str, Any] | None, spec: str, n_texts: int) -> Known | 
     costs, drafter = (data or {}).get("costs"), (data or {}).get("acceptance")
     if costs is None or costs["step_ms"] is None or costs["prompt_ms"] is None:
         return None
-    one, acceptance = np.ones(n_texts), None
+    acceptance = None
     if drafter is not None:
         parameters, is_free = np.array(drafter["parameters"]), bool(drafter["first_is_free"])
         if len(parameters) != n_parameters(n_texts):
             return None
         acceptance = Acceptance(parameters, n_texts, is_free, spec == NGRAM)
     step, prompt = np.array(costs["step_ms"]), np.array(costs["prompt_ms"])
-    return Known(acceptance, Costs(step, prompt, one, one, np.zeros(n_texts)))
+    if (len(step), len(prompt)) != (N_STEP_TERMS, N_PROMPT_TERMS):
+        return None  # of a version with other laws
+    return Known(acceptance, step, prompt)
 
 
 def _fastest(
@@ -245,6 +249,8 @@ def _fastest(
 def _log_turns(
     acceptance: Acceptance | None, of: Known, arms: Sequence[Arm], workload: Workload
 ) -> Array:
-    costs, levels = of.costs, np.zeros((len(arms), 2))
-    found = None if costs is None else predict(arms, workload, acceptance, costs, levels)
-    return np.zeros(len(arms)) if found is None else found.log_turn
+    if of.step is None or of.prompt is None:
+        return np.zeros(len(arms))
+    one = np.ones(len(workload.classes))
+    costs = Costs(of.step, of.prompt, one, one, 0.0 * one)
+    return predict(arms, workload, acceptance, costs, np.zeros((len(arms), 2))).log_turn

@@ -18,9 +18,10 @@ from tunerd.profile.workload import Workload
 
 Array = NDArray[np.float64]
 
-# Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, and their spread.
-_ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0])
-_ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6])
+# Where the parameters lie before anything was seen: alpha, beta, ln kappa, gamma, late, flow, and their spread.
+_ACCEPTANCE_PRIOR = np.array([1.2, -0.05, np.log(1.5), 0.0, 0.0, 0.3])
+_ACCEPTANCE_PRIOR_SD = np.array([1.2, 0.08, 0.8, 0.6, 0.06, 0.4])
+_LATE = 4
 _RELATIVE_SPREAD = 0.3  # of the same head on another engine
 # Texts of one class differ by about 0.3 in logit h, so a mean over few of them is off by that.
 _TEXT_SD = 0.06
@@ -62,9 +63,11 @@ class Drafts:
 class Acceptance:
     """A fitted drafter.
 
-    `parameters` are one alpha per text, then beta, ln kappa, gamma. `first_is_free`: the first token
-    is drafted whatever its confidence (ik does so). `is_lookup` replaces confidence by a chance of a
-    draft at all. `spread` is how far those of a relative may be from its parameters, all or each of them.
+    `parameters` are one alpha per text, then beta (by position), ln kappa and gamma (confidence), late (by position
+    beyond the fourth) and flow: text that was guessed well goes on to be, so a step behind a draft that was accepted
+    whole fares better. `first_is_free`: the first token is drafted whatever its confidence (ik does so). `is_lookup`
+    replaces confidence by a chance of a draft at all. `spread` is how far those of a relative may be from its parameters,
+    all or each of them.
     """
 
     parameters: Array
@@ -73,16 +76,32 @@ class Acceptance:
     is_lookup: bool = False
     spread: float | Array = _RELATIVE_SPREAD
     _kept: dict[tuple[int, float], Drafts] = field(default_factory=dict, repr=False, compare=False)
+    _of_p_min: dict[float, tuple[Array, Array, Array]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-    def drafts(self, n_positions: int, p_min: float) -> Drafts:
-        """Probabilities for drafts of up to `n_positions` at one p-min."""
-        key = n_positions, p_min
+    def drafts(self, n_max: int, p_min: float) -> Drafts:
+        """Probabilities for drafts of up to `n_max` tokens at one p-min."""
+        key = n_max, p_min
         if key not in self._kept:
-            self._kept[key] = _drafts(
-                self.parameters, self.n_texts, n_positions, p_min,
+            passes, alone, right = self._chances(p_min)
+            drafted, logit, surely = (one[:, :n_max] for one in (passes, alone, right))
+            if self.is_lookup:
+                self._kept[key] = Drafts(drafted, logit)
+            else:
+                accepted = _accepted(
+                    logit, surely, np.arange(self.n_texts), n_max, self.parameters[-1]
+                )
+                self._kept[key] = Drafts(drafted, accepted[:, :n_max])
+        return self._kept[key]
+
+    def _chances(self, p_min: float) -> tuple[Array, Array, Array]:
+        if p_min not in self._of_p_min:
+            self._of_p_min[p_min] = _chances(
+                self.parameters, self.n_texts, _MOST_POSITIONS, p_min,
                 first_is_free=self.first_is_free, is_lookup=self.is_lookup,
             )  # fmt: skip
-        return self._kept[key]
+        return self._of_p_min[p_min]
 
 
 def n_parameters(n_texts: int) -> int:
@@ -163,11 +182,16 @@ class _Data:
         drafted = np.empty((len(self.text), self.n_positions))
         accepted = np.empty_like(drafted)
         for index, p_min in enumerate(self.p_mins):
-            drafts = _drafts(parameters, n_texts, self.n_positions, float(p_min),
-                             first_is_free=first_is_free, is_lookup=is_lookup)  # fmt: skip
+            passes, logit, surely = _chances(parameters, n_texts, self.n_positions, float(p_min),
+                                             first_is_free=first_is_free, is_lookup=is_lookup)  # fmt: skip
             rows = self.group == index
-            drafted[rows] = drafts.drafted[self.text[rows]]
-            accepted[rows] = drafts.accepted[self.text[rows]]
+            text = self.text[rows]
+            drafted[rows] = passes[text]
+            accepted[rows] = (
+                logit[text]
+                if is_lookup
+                else _accepted(logit, surely, text, self.n_max[rows], parameters[-1])
+            )
         parts = [
             ((drafted * self.mask).sum(axis=1) - self.drafted) / self.drafted_sd,
             ((accepted * self.mask).sum(axis=1) - self.accepted) / self.accepted_sd,
@@ -184,7 +208,7 @@ def _start(n_texts: int, relative: Acceptance | None, *, is_lookup: bool) -> tup
     spread = np.concatenate([np.full(n_texts, _ACCEPTANCE_PRIOR_SD[0]), _ACCEPTANCE_PRIOR_SD[1:]])
     if is_lookup:
         mean[:n_texts], spread[:n_texts] = -1.0, 1.5
-        mean[-2], spread[-2] = 1.0, 1.2
+        mean[n_texts + 1], spread[n_texts + 1] = 1.0, 1.2
     if relative is not None and relative.parameters.shape == mean.shape:
         return relative.parameters.copy(), np.minimum(spread, relative.spread)
     return mean, spread
@@ -224,7 +248,11 @@ def _least_squares(
     return parameters, cost
 
 
-def _drafts(
+# Longer drafts than any build takes.
+_MOST_POSITIONS = 64
+
+
+def _chances(
     parameters: Array,
     n_texts: int,
     n_positions: int,
@@ -232,52 +260,69 @@ def _drafts(
     *,
     first_is_free: bool,
     is_lookup: bool,
-) -> Drafts:
-    alpha, (beta, shape, gamma) = parameters[:n_texts], parameters[n_texts:]
-    positions = beta * np.arange(n_positions)
+) -> tuple[Array, Array, Array]:
+    """By (text, position): drafted at all, logit of being right, and how likely what is right is drafted.
+
+    Of a lookup the second is the chance that it is accepted.
+    """
+    alpha, (beta, shape, gamma, late, _) = parameters[:n_texts], parameters[n_texts:]
+    at = np.arange(n_positions)
+    positions = beta * at + late * np.maximum(at - _LATE, 0)
     if is_lookup:
         found = expit(alpha)[:, None]
         right = expit(shape + gamma * (alpha - alpha.mean())[:, None] + positions)
-        return Drafts(np.broadcast_to(found, right.shape), found * np.cumprod(right, axis=1))
+        drafted = np.broadcast_to(found, right.shape)
+        return drafted, found * np.cumprod(right, axis=1), drafted
     logit = alpha[:, None] + positions
-    right = expit(logit)
     if p_min <= 0:
-        return Drafts(np.ones_like(right), np.cumprod(right, axis=1))
+        return np.ones_like(logit), logit, np.ones_like(logit)
     kappa = np.exp(np.clip(shape, -3.0, 4.0))
     sure = np.clip(expit(logit + gamma), 1e-4, 1 - 1e-4)
     first, second = kappa * sure, kappa * (1 - sure)
     threshold = min(p_min, 1 - 1e-6)
     passes = 1.0 - betainc(first, second, threshold)
-    passes_right = right * (1.0 - betainc(first + 1.0, second, threshold))
+    surely = 1.0 - betainc(first + 1.0, second, threshold)
     if first_is_free:
-        passes[:, 0] = 1.0
-        passes_right[:, 0] = right[:, 0]
-    return Drafts(np.cumprod(passes, axis=1), np.cumprod(passes_right, axis=1))
+        passes[:, 0] = surely[:, 0] = 1.0
+    return np.cumprod(passes, axis=1), logit, surely
+
+
+def _accepted(
+    logit: Array,
+    surely: Array,
+    text: NDArray[np.int64],
+    n_max: NDArray[np.int64] | int,
+    flow: float,
+) -> Array:
+    """Chance by (row, position) of being accepted, for rows of texts with their n-max."""
+    logit, surely = logit[text], surely[text]
+    alone = np.cumprod(expit(logit) * surely, axis=1)
+    last = np.minimum(np.broadcast_to(n_max, len(text)), alone.shape[1]) - 1
+    whole = alone[np.arange(len(text)), last]
+    return np.asarray(np.cumprod(expit(logit + flow * whole[:, None]) * surely, axis=1), float)
 
 
 # Positions of a draft that a step's law tells apart; whatever lies beyond costs as the last of them.
 POSITIONS = 16
-N_PROMPT_TERMS = 4
 
-# Prior of a step's time, as shares of the mean step: without a draft, for each drafted token, by how much
-# more or less a position takes than the one before it (kernels change with the batch, experts are
-# shared), for a draft that was cut short, per 1,000 tokens of depth, per GiB left free, and per 2,048 tokens
-# of a physical batch, whose buffers take VRAM from the weights.
-_BASE, _BASE_SPREAD = 0.75, 0.50
-_TOKEN, _TOKEN_SPREAD = 0.06, 0.06
-# The first token takes what speculation takes at all: up to as much as a step without (docs/benchmarks.md, Steps).
-_FIRST_SPREAD = 0.15
-_BEND_SPREAD = 0.06
+# Prior of a step's time, as shares of a step without a draft: that step, the first drafted token (speculation alone
+# takes up to as much as a step without; docs/benchmarks.md, Steps), by how much more or less a position takes than the one before it (kernels change with
+# the batch, experts are shared), for a draft that was cut short, and per 1,000 tokens of depth.
+_BASE_SPREAD = 0.4
+_TOKEN, _TOKEN_SPREAD = 0.2, 0.3
+_BEND_SPREAD = 0.15
 _SECOND = 2
-_STEP_PRIOR = np.array([0.02, 0.003, 0.04, 0.02])
-_STEP_SPREAD = np.array([0.03, 0.004, 0.04, 0.04])
+_STEP_PRIOR = np.array([0.1, 0.003])
+_STEP_SPREAD = np.array([0.1, 0.004])
 N_STEP_TERMS = 1 + POSITIONS + len(_STEP_PRIOR)
-WIDTH = 2048.0
-# Prior of a prompt's terms, as shares of the mean time per token; the first two times the batch.
-_PROMPT_PRIOR = np.array([0.25, 0.02, 0.70, 0.004])
-_PROMPT_SPREAD = np.array([0.35, 0.04, 0.40, 0.008])
+# Prior of a prompt's terms, as shares of the mean time per token: a batch (times its usual size), a token, and a token
+# per 1,000 tokens of depth.
+_PROMPT_PRIOR = np.array([0.25, 0.70, 0.004])
+_PROMPT_SPREAD = np.array([0.35, 0.40, 0.008])
+N_PROMPT_TERMS = len(_PROMPT_PRIOR)
 _TYPICAL_UBATCH = 512
-_STEP_RELATIVE_SPREAD = 0.25
+# How far a coefficient may be from that of a family which is like this one: of itself, and of a step or prompt.
+_RELATIVE_SHARE, _RELATIVE_PART = 0.25, 0.04
 _NOISE = 0.035
 # Relative errors of a mean step: of all of them, and of each. Steps that drafted as much differ little, and share
 # the luck of their answer with those of other lengths.
@@ -286,6 +331,7 @@ _PROMPT_NOISE_MS = 15.0
 # VRAM that a drafted token takes from the experts where the fit sees it.
 _MIB_PER_DRAFT = 30.0
 _MIB_PER_GIB = 1024.0
+WIDTH = 2048.0
 
 
 def room_gib(arm: Arm, n_max: int | None = None) -> float:
@@ -316,7 +362,7 @@ def spread_drafted(mean: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One answer's decoding: mean step time, shares of steps that drafted each position, with which margin.
+    """One answer's decoding: mean step time, shares of steps that drafted each position.
 
     `refused` is the share of steps whose draft ended before n-max. `table` has (drafted, steps, ms) by
     length of the draft, where the build tells single steps.
@@ -327,8 +373,6 @@ class StepRow:
     drafted: Array
     refused: float
     depth_k: float
-    room_gib: float
-    ubatch: int = 512
     n_max: int = 0
     table: tuple[tuple[int, int, float], ...] = ()
 
@@ -339,8 +383,7 @@ class StepRow:
 
     def terms_with(self, drafted: Array, refused: float) -> Array:
         """The same of steps that draft otherwise."""
-        rest = (refused, self.depth_k, self.room_gib, self.ubatch / WIDTH)
-        return np.array([1.0, *drafted, *rest])
+        return np.array([1.0, *drafted, refused, self.depth_k])
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,47 +394,53 @@ class PromptRow:
     n_tokens: int
     ubatch: int
     depth_k: float
-    room_gib: float
 
 
-def step_terms(drafted: Array, refused: Array, depth_k: Array, room: Array, ubatch: Array) -> Array:
-    """The terms of a step's time, shape (21, ...); `drafted` has the shape (..., POSITIONS)."""
-    width = ubatch / WIDTH
-    parts = np.broadcast_arrays(1.0, *np.moveaxis(drafted, -1, 0), refused, depth_k, room, width)
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Coefficients of a law [ms], and how far each may be off."""
+
+    mean: Array
+    sd: Array
+
+
+def step_terms(drafted: Array, refused: Array, depth_k: Array) -> Array:
+    """The terms of a step's time, shape (N_STEP_TERMS, ...); `drafted` has the shape (..., POSITIONS)."""
+    parts = np.broadcast_arrays(1.0, *np.moveaxis(drafted, -1, 0), refused, depth_k)
     return np.stack([np.asarray(part, float) for part in parts])
 
 
-def prompt_terms(n_tokens: Array, ubatch: Array, depth_k: Array, room: Array) -> Array:
-    """The terms of a prompt's time, shape (4, ...)."""
-    batches = np.ceil(n_tokens / ubatch)
-    parts = np.broadcast_arrays(batches, batches * room, n_tokens, n_tokens * depth_k)
+def prompt_terms(n_tokens: Array, ubatch: Array, depth_k: Array) -> Array:
+    """The terms of a prompt's time, shape (N_PROMPT_TERMS, ...)."""
+    parts = np.broadcast_arrays(np.ceil(n_tokens / ubatch), n_tokens, n_tokens * depth_k)
     return np.stack([np.asarray(part, float) for part in parts])
 
 
-def fit_steps(rows: Sequence[StepRow], relative: Array | None = None) -> Array | None:
-    """Coefficients of a step [ms]; the relative's own without rows, None without either."""
+def fit_steps(rows: Sequence[StepRow], relatives: Sequence[Fitted] = ()) -> Fitted | None:
+    """Coefficients of a step [ms], with families that are like this one as prior; None without rows."""
     if not rows:
-        return relative
-    seen = [one for row in rows for one in _steps_of(row)]
-    times = np.array([ms for ms, _, _ in seen])
-    n_steps = np.array([n for _, n, _ in seen])
-    terms = np.array([term for _, _, term in seen])
-    mean = float(np.average(times, weights=n_steps))
-    spreads = np.array(
-        [_OF_LENGTH if row.table else _OF_ANSWER for row in rows for _ in _steps_of(row)]
-    )
+        return None
+    seen = [
+        (*one, _OF_LENGTH if row.table else _OF_ANSWER) for row in rows for one in _steps_of(row)
+    ]
+    times = np.array([ms for ms, *_ in seen])
+    n_steps = np.array([n for _, n, *_ in seen])
+    terms = np.array([term for _, _, term, _ in seen])
+    spreads = np.array([spread for *_, spread in seen])
     noise = times * np.hypot(spreads[:, 0], spreads[:, 1] / np.sqrt(n_steps))
-    return _solve(terms, times, noise, *_steps_prior(mean, terms, times, relative))
+    drafted = terms[:, 1 : POSITIONS + 1].sum(axis=1)
+    bare = float(np.average(times / (1.0 + _TOKEN * drafted), weights=n_steps))
+    return _solve(terms, times, noise, bare, _steps_prior(bare), relatives)
 
 
 def fit_line(step_ms: Array, n_steps: Array, drafted: Array) -> tuple[float, float]:
     """Time of a step without a draft, and of each token drafted in it on average [ms]."""
-    mean = float(step_ms.mean())
-    rows = np.diag([1 / _BASE_SPREAD, 1 / _TOKEN_SPREAD]) / mean
-    values = np.array([_BASE / _BASE_SPREAD, _TOKEN / _TOKEN_SPREAD])
+    bare = float((step_ms / (1.0 + _TOKEN * drafted)).mean())
+    prior = np.diag([1 / _BASE_SPREAD, 1 / _TOKEN_SPREAD]) / bare
     terms = np.stack([np.ones_like(drafted), drafted], axis=1)
     noise = step_ms * np.hypot(_OF_ANSWER[0], _OF_ANSWER[1] / np.sqrt(n_steps))
-    base, per_token = _solve(terms, step_ms, noise, rows, values).tolist()
+    values = np.array([1 / _BASE_SPREAD, _TOKEN / _TOKEN_SPREAD])
+    base, per_token = _solve(terms, step_ms, noise, bare, (prior, values), ()).mean.tolist()
     return base, per_token
 
 
@@ -404,66 +453,55 @@ def _steps_of(row: StepRow) -> Iterator[tuple[float, float, Array]]:
         yield max(ms / n_steps, 1e-3), float(n_steps), terms
 
 
-def _steps_prior(
-    mean: float, terms: Array, times: Array, relative: Array | None
-) -> tuple[Array, Array]:
+def _steps_prior(bare: float) -> tuple[Array, Array]:
     """Rows and values that hold the law where nothing was seen, each in standard deviations."""
-    if relative is not None:
-        usual = mean * np.array([_BASE_SPREAD, *[_TOKEN_SPREAD] * POSITIONS, *_STEP_SPREAD])
-        prior, spread = _scaled(relative, terms, times, usual)
-        return np.diag(1.0 / spread), prior / spread
     rows, values = np.zeros((N_STEP_TERMS, N_STEP_TERMS)), np.zeros(N_STEP_TERMS)
-    rows[0, 0], values[0] = 1 / (_BASE_SPREAD * mean), _BASE / _BASE_SPREAD
-    rows[1, 1], values[1] = 1 / (_FIRST_SPREAD * mean), _TOKEN / _FIRST_SPREAD
+    rows[0, 0], values[0] = 1 / (_BASE_SPREAD * bare), 1 / _BASE_SPREAD
+    rows[1, 1], values[1] = 1 / (_TOKEN_SPREAD * bare), _TOKEN / _TOKEN_SPREAD
     for position in range(2, POSITIONS + 1):  # each about as dear as the one before it
-        bend = mean * (_FIRST_SPREAD if position == _SECOND else _BEND_SPREAD)
+        bend = bare * (_TOKEN_SPREAD if position == _SECOND else _BEND_SPREAD)
         rows[position, position], rows[position, position - 1] = 1 / bend, -1 / bend
     for at, (usual, spread_of) in enumerate(zip(_STEP_PRIOR, _STEP_SPREAD, strict=True)):
-        rows[POSITIONS + 1 + at, POSITIONS + 1 + at] = 1 / (spread_of * mean)
+        rows[POSITIONS + 1 + at, POSITIONS + 1 + at] = 1 / (spread_of * bare)
         values[POSITIONS + 1 + at] = usual / spread_of
     return rows, values
 
 
-def fit_prompts(rows: Sequence[PromptRow], relative: Array | None = None) -> Array | None:
-    """Coefficients of a prompt [ms]; the relative's own without rows, None without either."""
+def fit_prompts(rows: Sequence[PromptRow], relatives: Sequence[Fitted] = ()) -> Fitted | None:
+    """Coefficients of a prompt [ms], with families that are like this one as prior; None without rows."""
     if not rows:
-        return relative
+        return None
     times = np.array([row.prompt_ms for row in rows])
     tokens = np.array([float(row.n_tokens) for row in rows])
     ubatch = np.array([float(row.ubatch) for row in rows])
-    terms = prompt_terms(
-        tokens,
-        ubatch,
-        np.array([row.depth_k for row in rows]),
-        np.array([row.room_gib for row in rows]),
-    ).T
+    terms = prompt_terms(tokens, ubatch, np.array([row.depth_k for row in rows])).T
     per_token = float(times.sum() / tokens.sum())
-    typical = np.array([_TYPICAL_UBATCH, _TYPICAL_UBATCH, 1.0, 1.0]) * per_token
-    prior, spread = typical * _PROMPT_PRIOR, typical * _PROMPT_SPREAD
-    if relative is not None:
-        prior, spread = _scaled(relative, terms, times, spread)
+    scale = np.array([_TYPICAL_UBATCH, 1.0, 1.0]) * per_token
+    rows_of_prior = np.diag(1.0 / (scale * _PROMPT_SPREAD))
     noise = times * _NOISE + _PROMPT_NOISE_MS
-    return _solve(terms, times, noise, np.diag(1.0 / spread), prior / spread)
-
-
-def _scaled(relative: Array, terms: Array, times: Array, spread: Array) -> tuple[Array, Array]:
-    """The relative's coefficients at this one's level, and how far they may be off."""
-    predicted = terms @ relative
-    ratio = float(np.median(times / np.maximum(predicted, 1e-9)))
-    prior = relative * ratio
-    return prior, np.minimum(_STEP_RELATIVE_SPREAD * prior + 0.15 * spread, spread)
+    prior = rows_of_prior, _PROMPT_PRIOR / _PROMPT_SPREAD
+    return _solve(terms, times, noise, scale, prior, relatives)
 
 
 def _solve(
-    terms: Array, times: Array, noise: Array, prior_rows: Array, prior_values: Array
-) -> Array:
-    rows = np.vstack([terms / noise[:, None], prior_rows])
-    target = np.concatenate([times / noise, prior_values])
+    terms: Array, times: Array, noise: Array, scale: Array | float, prior: tuple[Array, Array],
+    relatives: Sequence[Fitted],
+) -> Fitted:  # fmt: skip
+    """Coefficients of at least 0; each relative counts at this family's level, as far as it is sure of itself."""
+    rows, target = [terms / noise[:, None], prior[0]], [times / noise, prior[1]]
+    for relative in relatives:
+        ratio = float(np.median(times / np.maximum(terms @ relative.mean, 1e-9)))
+        mean = relative.mean * ratio
+        sd = np.hypot(relative.sd * ratio, _RELATIVE_SHARE * mean + _RELATIVE_PART * scale)
+        rows.append(np.diag(1.0 / sd))
+        target.append(mean / sd)
+    matrix, wanted = np.vstack(rows), np.concatenate(target)
     try:
-        solution, _ = nnls(rows, target)
+        solution, _ = nnls(matrix, wanted)
     except RuntimeError:  # it gives up after so many rounds
-        solution = np.maximum(np.linalg.lstsq(rows, target, rcond=None)[0], 0.0)
-    return np.asarray(solution, float)
+        solution = np.maximum(np.linalg.lstsq(matrix, wanted, rcond=None)[0], 0.0)
+    covariance = np.linalg.inv(matrix.T @ matrix)
+    return Fitted(np.asarray(solution, float), np.sqrt(np.diag(covariance)))
 
 
 # Parts of a turn by which predictions may be off together; each is a share of the turn time, or how
@@ -472,19 +510,18 @@ PARTS = (
     "per batch", "per prompt token", "base step", "draft", "late draft", "depth", "margin", "accepted",
     "accepted late", "free step", "width",
 )  # fmt: skip
-_LATE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Laws of one variant.
+    """Laws of one family, for what its processes have in common.
 
-    Coefficients of step and prompt (`step_time`) are None before any was seen. By class: a factor
-    by which the law is off, and what the client adds [ms].
+    Coefficients of step and prompt as `step_terms` and `prompt_terms` order them. By class: a factor by which the law is
+    off, and what the client adds [ms].
     """
 
-    step: Array | None
-    prompt: Array | None
+    step: Array
+    prompt: Array
     step_factors: Array
     prompt_factors: Array
     overhead_ms: Array
@@ -506,18 +543,16 @@ def predict(
     acceptance: Acceptance | None,
     costs: Costs,
     levels: Array,
-) -> Prediction | None:
-    """Turn times of arms of one family; None before anything is known of it.
+) -> Prediction:
+    """Turn times of arms of one family.
 
-    `levels` are log factors of step and prompt of each arm's variant, shape (P, 2).
+    `levels` are log factors of step and prompt of each arm, shape (P, 2).
     """
-    if costs.step is None or costs.prompt is None:
-        return None
     points = _Points(arms, workload, acceptance)
-    prompt = prompt_terms(points.new, points.ubatch, points.prompt_depth, points.room)
+    prompt = prompt_terms(points.new, points.ubatch, points.prompt_depth)
     prompt = prompt * costs.prompt[:, None, None] * costs.prompt_factors[:, None]
     prompt = prompt * np.exp(levels[:, 1])
-    step = step_terms(points.drafted, points.refused, points.depth, points.room, points.ubatch)
+    step = step_terms(points.drafted, points.refused, points.depth)
     step = step * costs.step[:, None, None] * costs.step_factors[:, None]
     step = step * points.steps * np.exp(levels[:, 0])
     prefill, decode = prompt.sum(axis=0), step.sum(axis=0)
@@ -530,12 +565,13 @@ def predict(
 
     gained = decode * points.accepted / (1.0 + points.accepted)
     late = decode * points.accepted_late / (1.0 + points.accepted)
+    room = np.array([room_gib(arm) for arm in arms])
     parts = [
-        share(prompt[0] + prompt[1]), share(prompt[2] + prompt[3]), share(step[0]),
+        share(prompt[0]), share(prompt[1] + prompt[2]), share(step[0]),
         share(step[1 : _LATE + 1].sum(axis=0)), share(step[_LATE + 1 : POSITIONS + 2].sum(axis=0)),
-        share(step[-3]), share(prompt[1] + step[-2]) + 0.01 * np.array([room_gib(arm) for arm in arms]),
+        share(step[-1]), share(prefill + decode) * room,
         share(gained), share(late), share(decode) * np.array([not arm.drafts for arm in arms]),
-        share(step[-1]) + 0.02 * points.ubatch / WIDTH,
+        share(decode) * points.ubatch / WIDTH,
     ]  # fmt: skip
     return Prediction(np.log(turn), np.stack(parts, axis=1), class_ms, prefill)
 
@@ -551,7 +587,6 @@ class _Points:
         self.new = np.array([[float(one.new_tokens)] for one in classes])
         predicted = np.array([[float(one.n_predict)] for one in classes])
         self.ubatch = np.array([float(max(arm.ubatch, 1)) for arm in arms])
-        self.room = np.array([room_gib(arm) for arm in arms])
         self.prompt_depth = (cached + self.new / 2) / 1000
         self.depth = (cached + self.new + predicted / 2) / 1000
         shape = (len(classes), len(arms))
@@ -562,20 +597,16 @@ class _Points:
         self.steps = (predicted - 1.0) / (1.0 + self.accepted)
 
     def _draft(self, arms: Sequence[Arm], acceptance: Acceptance) -> None:
-        drafting = [at for at, arm in enumerate(arms) if arm.drafts and arm.n_max > 0]
-        n_positions = max((arms[at].n_max for at in drafting), default=0)
-        known: dict[float, tuple[Array, Array]] = {}
-        for at in drafting:
-            arm = arms[at]
-            if arm.p_min not in known:
-                drafts = acceptance.drafts(n_positions, arm.p_min)
-                known[arm.p_min] = drafts.drafted, np.cumsum(drafts.accepted, axis=1)
-            drafted, accepted = known[arm.p_min]
-            self.drafted[:, at] = by_length(drafted[:, : arm.n_max])
-            self.refused[:, at] = 1.0 - drafted[:, arm.n_max - 1]
-            self.accepted[:, at] = accepted[:, arm.n_max - 1]
+        for at, arm in enumerate(arms):
+            if not arm.drafts or arm.n_max <= 0:
+                continue
+            drafts = acceptance.drafts(arm.n_max, arm.p_min)
+            accepted = np.cumsum(drafts.accepted, axis=1)
+            self.drafted[:, at] = by_length(drafts.drafted)
+            self.refused[:, at] = 1.0 - drafts.drafted[:, -1]
+            self.accepted[:, at] = accepted[:, -1]
             if arm.n_max > _LATE:
-                self.accepted_late[:, at] = self.accepted[:, at] - accepted[:, _LATE - 1]
+                self.accepted_late[:, at] = accepted[:, -1] - accepted[:, _LATE - 1]
 
 
 # A decade and a half around the usual spreads: quiet cards and busy desktops differ by that much.

@@ -14,11 +14,10 @@ from scipy.linalg import cho_factor, cho_solve
 
 from tunerd.profile.arm import OFF, Arm, Extra, Request, Sample, shape_of
 from tunerd.profile.workload import Workload
-from tunerd.sweep.costs import Elsewhere, FamilyCosts, FamilyKey, Level, fit_costs
+from tunerd.sweep.costs import FamilyCosts, FamilyKey, Levels, Relative, Rows, place_of
 from tunerd.sweep.laws import (
     PARTS,
     USUAL,
-    WIDTH,
     Acceptance,
     Costs,
     MemoryLaw,
@@ -30,7 +29,6 @@ from tunerd.sweep.laws import (
     fit_noise,
     jitter_of,
     predict,
-    room_gib,
     spread_drafted,
 )
 from tunerd.sweep.observations import (
@@ -39,6 +37,7 @@ from tunerd.sweep.observations import (
     Observations,
     Process,
     blocks_of,
+    decode_ms,
     is_exact,
     is_prompt_timed,
     is_timed,
@@ -46,24 +45,27 @@ from tunerd.sweep.observations import (
     prompt_row,
     step_row,
     terms_of_prompt,
-    variants_of,
 )
-from tunerd.sweep.space import Grid, Variant, variant_of
+from tunerd.sweep.space import Grid, variant_of
 from tunerd.sweep.study import ARM_SD, LEVEL_SD, Known, Told
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-# Relative errors of the parts of a prediction (turn.PARTS), in the same order.
-_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.50, 0.30, 0.50, 0.08, 0.25, 0.05, 0.50])
+# Relative errors of the parts of a prediction (laws.PARTS), in the same order: where single steps are read, and where
+# drafts are known by totals alone.
+_READ_SD = np.array([0.20, 0.08, 0.05, 0.08, 0.12, 0.20, 0.02, 0.05, 0.08, 0.05, 0.02])
+_PART_SD = np.array([0.30, 0.08, 0.05, 0.25, 0.50, 0.30, 0.02, 0.08, 0.25, 0.05, 0.02])
 _LEVEL_SD = 0.04  # of a family
 _SMOOTH_SD = 0.02
-# Of one shape of batches, which other kernels serve, and of one configuration.
-_SHAPE_SD = 0.012
+# Of one shape of batches, which other kernels serve (where steps are read, and where they are not), and of one
+# configuration.
+_READ_SHAPE_SD, _SHAPE_SD = 0.012, 0.025
 _QUIRK_SD = 0.008
 _THREADS_SD = 0.06
 _OWN_THREADS_SD = 0.02  # one core less than all of them may be better than either neighbour
 _KV_SD = 0.03
+_OWN_KV_SD = 0.05  # of a family: drafts read the cache more often
 _BATCH_SD = 0.01
 _EXTRA_SD = 0.03
 _VARIANT_SD = 0.015  # of a family's own answer to threads, KV type and the like
@@ -90,11 +92,24 @@ class Observed:
 class Points:
     """Arms as arrays for the kernel, with their predictions."""
 
-    def __init__(self, arms: Sequence[Arm], predicted: Array, parts: Array, names: Names) -> None:
-        if parts.shape != (len(arms), len(PARTS)):
-            raise ValueError(f"parts must have the shape {(len(arms), len(PARTS))}")
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        predicted: Array,
+        errors: Array,
+        names: Names,
+        *,
+        are_read: bool,
+    ) -> None:
+        """Of arms with errors that their predictions have in common, by part of a turn.
+
+        `are_read`: whether the laws are of single steps.
+        """
+        if errors.shape != (len(arms), len(PARTS)):
+            raise ValueError(f"errors must have the shape {(len(arms), len(PARTS))}")
         self.predicted = predicted
-        self.parts = parts
+        self.errors = errors
+        self.shape_sd = _READ_SHAPE_SD if are_read else _SHAPE_SD
         self.family = names.indices(arm.family for arm in arms)
         self.kv = names.indices(("kv", arm.kv) for arm in arms)
         self.extra = names.indices(("extra", arm.extra) for arm in arms)
@@ -189,12 +204,13 @@ def _kernel(left: Points, right: Points) -> Array:
     )
     within = (
         _LEVEL_SD**2
-        + (left.parts * _PART_SD**2) @ right.parts.T
+        + left.errors @ right.errors.T
         + _SMOOTH_SD**2 * np.exp(-distance / 2)
         + _VARIANT_SD**2 * same_variant
+        + _OWN_KV_SD**2 * same("kv")
     )
     quirk = (
-        _SHAPE_SD**2 * same_variant * same("n_max") * same("ubatch")
+        left.shape_sd * right.shape_sd * same_variant * same("n_max") * same("ubatch")
         + _QUIRK_SD**2 * (same("plane") + same("exact")) / 2
     )
     across = (
@@ -208,9 +224,16 @@ def _kernel(left: Points, right: Points) -> Array:
 
 
 def _prior_variance(points: Points) -> Array:
-    within = _LEVEL_SD**2 + _SMOOTH_SD**2 + _VARIANT_SD**2 + _SHAPE_SD**2 + _QUIRK_SD**2
+    within = (
+        _LEVEL_SD**2
+        + _SMOOTH_SD**2
+        + _VARIANT_SD**2
+        + _OWN_KV_SD**2
+        + points.shape_sd**2
+        + _QUIRK_SD**2
+    )
     across = _THREADS_SD**2 + _OWN_THREADS_SD**2 + _KV_SD**2 + _BATCH_SD**2 + _EXTRA_SD**2
-    return np.asarray(within + across + (points.parts**2) @ _PART_SD**2, float)
+    return np.asarray(within + across + (points.errors**2).sum(axis=1), float)
 
 
 # Prompts of one class differ by some 5 % in what they let a step accept, the model is off by 2 %.
@@ -253,7 +276,12 @@ def observe(processes: Iterable[Process], laws: Laws) -> list[Observed]:
                 continue
             measured = laws.workload.turn_time_s(times)
             fair = laws.workload.turn_time_s(
-                [time + luck.correction_ms(answers[text]) for text, time in enumerate(times)]
+                [
+                    time + luck.correction_ms(answers[text], decode_ms(answers[text], one))
+                    for text, (time, one) in enumerate(
+                        zip(times, laws.workload.classes, strict=True)
+                    )
+                ]
             )
             found.append(Observed(arm, process.name, block, math.log(fair), math.log(measured)))
     return found
@@ -269,7 +297,8 @@ def _times(
         if answer is None or answer.reading.turn_ms is None:
             return None
         if is_exact(answer.request, one):
-            times.append(answer.reading.turn_ms)
+            left = decode_ms(answer, one) - (answer.reading.predicted_ms or 0.0)
+            times.append(answer.reading.turn_ms - answer.reading.decode_left_ms + left)
             continue
         ratio = _prompt_ratio(process, answer, laws)
         if answer.arm not in prefills:
@@ -278,7 +307,7 @@ def _times(
         expected = prefills[answer.arm]
         if ratio is None or expected is None or answer.reading.predicted_ms is None:
             return None
-        times.append(float(expected[text]) * ratio + answer.reading.predicted_ms)
+        times.append(float(expected[text]) * ratio + decode_ms(answer, one))
     return times
 
 
@@ -288,7 +317,7 @@ def _prompt_ratio(process: Process, answer: Answer, laws: Laws) -> float | None:
     For a class whose prompt was cached to measure its decoding alone.
     """
     costs = laws.costs_of(answer.arm)
-    if costs is None or costs.prompt is None:
+    if costs is None:
         return None
     times = [
         (other.reading.prompt_ms or 0.0, float(terms_of_prompt(prompt_row(other)) @ costs.prompt))
@@ -313,11 +342,11 @@ class _Luck:
                         1, reading.n_steps or 0, reading.n_drafted, reading.n_accepted
                     )  # fmt: skip
 
-    def correction_ms(self, answer: Answer) -> float:
-        """To be added to the time of an answer."""
+    def correction_ms(self, answer: Answer, decode_ms: float) -> float:
+        """To be added to the time of an answer that decodes for so long."""
         acceptance = self._laws.acceptance_of(answer.arm.family)
         costs = self._laws.costs_of(answer.arm)
-        if acceptance is None or costs is None or costs.step is None or not _is_usable(answer):
+        if acceptance is None or costs is None or not _is_usable(answer):
             return 0.0
         reading, kind = answer.reading, _kind(answer)
         n_prompts, steps, drafted, accepted = self._seen[kind]
@@ -335,7 +364,7 @@ class _Luck:
         rate = reading.n_accepted / (reading.n_steps or 1)
         factor = (1 + rate) / (1 + usual_accepted) * usual / max(own, 1e-9)
         factor = min(max(factor, 1 / _MOST_LUCK), _MOST_LUCK)
-        return float((factor - 1.0) * (reading.predicted_ms or 0.0))
+        return float((factor - 1.0) * decode_ms)
 
 
 def _is_usable(answer: Answer) -> bool:
@@ -350,6 +379,7 @@ def _kind(answer: Answer) -> _Kind:
 
 _LOOKUP_KINDS = ("ngram",)
 _UNKNOWN_SD = 0.1
+_ROUNDS = 2  # in which laws and levels are fitted in turns
 _REFIT = 1.2  # times as many observations as the noise was fitted to
 
 
@@ -396,7 +426,7 @@ class Learner:
         self._observed: list[Observed] = []
         self._counts: dict[Arm, set[str]] = {}
         self._n_of_noise = 0
-        self._elsewhere: Elsewhere | None = None
+        self._levels = Levels(())
         self._jitter = 30.0
         self._placed: dict[tuple[FamilyKey, Extra], tuple[int, MemoryLaw]] = {}
 
@@ -424,8 +454,15 @@ class Learner:
                 if process.is_up and process.vram_free_mib is not None
             ]
         )
-        for family in sorted(self.observations.changed):
-            self._fit(family)
+        changed = sorted(self.observations.changed)
+        rows = {family: self._fit(family) for family in changed}
+        for _ in range(_ROUNDS):
+            for family in changed:
+                costs = rows[family].fit(self.workload, self._levels, self._relatives(family))
+                if costs is not None:
+                    self.models[family].costs = costs
+            known = [one.costs for one in self.models.values() if one.costs is not None]
+            self._levels = Levels([level for one in known for level in one.levels])
         self.observations.changed.clear()
         self._observe()
 
@@ -480,10 +517,15 @@ class Learner:
         law = fit_memory(own, relative=relative, jitter_mib=self._jitter)
         return replace(law, is_binding=False)
 
+    @property
+    def _are_read(self) -> bool:
+        return self.observations.tells_steps
+
     def predictions(self, arms: Sequence[Arm]) -> tuple[Array, Array]:
-        """Log turn times and parts of arms of any families; NaN where nothing is known."""
+        """Log turn times of arms of any families, NaN where nothing is known, and the errors of their parts."""
         log_turn = np.full(len(arms), np.nan)
-        parts = np.zeros((len(arms), len(PARTS)))
+        errors = np.zeros((len(arms), len(PARTS)))
+        sd = _READ_SD if self._are_read else _PART_SD
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for at, arm in enumerate(arms):
             groups[arm.family].append(at)
@@ -491,16 +533,19 @@ class Learner:
             prediction = self._predict([arms[at] for at in members])
             if prediction is not None:
                 log_turn[members] = prediction.log_turn
-                parts[members] = prediction.parts
-        return log_turn, parts
+                errors[members] = prediction.parts * sd
+        return log_turn, errors
 
     def prediction_of(self, arm: Arm) -> Prediction | None:
         """Prediction of one arm by class; None where nothing is known."""
         return self._predict([arm])
 
     def costs_of(self, arm: Arm) -> Costs | None:
-        """Laws of an arm's variant; None where nothing is known."""
-        return self._costs(arm.family, variant_of(arm))
+        """Laws at an arm's level; None where nothing is known."""
+        model = self.models.get(arm.family)
+        if model is None or model.costs is None:
+            return None
+        return model.costs.at(self._levels.of([place_of(arm)])[0])
 
     def acceptance_of(self, family: tuple[str, str]) -> Acceptance | None:
         """The drafter of a family; None where nothing is drafted or known."""
@@ -513,20 +558,24 @@ class Learner:
         model = self.models.get(family)
         if model is None or model.costs is None:
             return None
-        variants = [variant_of(arm) for arm in arms]
-        known = {one: self._level(family, model.costs, one) for one in dict.fromkeys(variants)}
-        levels = np.array([known[one] for one in variants])
+        levels = self._levels.of([place_of(arm) for arm in arms])
         workload = self.observations.workload_seen()
         return predict(arms, workload, model.acceptance, model.costs.shared, levels)
 
     def beliefs(self, arms: Sequence[Arm]) -> list[Belief | None]:
         """What is believed of each arm; None where its family was never measured."""
-        log_turn, parts = self.predictions(arms)
+        log_turn, errors = self.predictions(arms)
         known = np.flatnonzero(np.isfinite(log_turn)).tolist()
         result: list[Belief | None] = [None] * len(arms)
         if not known:
             return result
-        points = Points([arms[at] for at in known], log_turn[known], parts[known], self._names)
+        points = Points(
+            [arms[at] for at in known],
+            log_turn[known],
+            errors[known],
+            self._names,
+            are_read=self._are_read,
+        )
         if self._posterior is None:
             mean, sd = points.predicted, np.full(len(known), _UNKNOWN_SD)
         else:
@@ -538,20 +587,18 @@ class Learner:
 
     def request_ms(self, arm: Arm, request: Request) -> float | None:
         """Expected time of a request of any shape; None where the family is not known."""
-        costs = self._costs(arm.family, variant_of(arm))
-        model = self.models.get(arm.family)
-        if model is None or costs is None or costs.step is None or costs.prompt is None:
+        costs, model = self.costs_of(arm), self.models.get(arm.family)
+        if model is None or costs is None:
             return None
-        room = room_gib(arm)
         depth = (request.cached_tokens + request.new_tokens / 2) / 1000
         batches = math.ceil(request.new_tokens / max(arm.ubatch, 1))
-        prompt = np.array([batches, batches * room, request.new_tokens, request.new_tokens * depth])
+        prompt = np.array([batches, request.new_tokens, request.new_tokens * depth])
         drafted = accepted = 0.0
         if model.acceptance is not None and arm.drafts and arm.n_max > 0:
             by_text = model.acceptance.drafts(arm.n_max, arm.p_min).per_step(arm.n_max)
             drafted, accepted = (float(tokens.mean()) for tokens in by_text)
         depth += request.new_tokens / 2000
-        step = np.array([1.0, *spread_drafted(drafted), 0.0, depth, room, arm.ubatch / WIDTH])
+        step = np.array([1.0, *spread_drafted(drafted), 0.0, depth])
         factor = 1.0
         if request.concurrency > 1:
             factor = float(costs.step_factors.max())
@@ -560,11 +607,13 @@ class Learner:
 
     def differences_sd(self, arms: Sequence[Arm], reference: Arm) -> Array:
         """Standard deviations of the differences of log turn times from one other arm."""
-        log_turn, parts = self.predictions([*arms, reference])
+        log_turn, errors = self.predictions([*arms, reference])
         if self._posterior is None or not np.isfinite(log_turn).all():
             return np.full(len(arms), _UNKNOWN_SD)
-        points = Points(arms, log_turn[:-1], parts[:-1], self._names)
-        other = Points([reference], log_turn[-1:], parts[-1:], self._names)
+        points = Points(arms, log_turn[:-1], errors[:-1], self._names, are_read=self._are_read)
+        other = Points(
+            [reference], log_turn[-1:], errors[-1:], self._names, are_read=self._are_read
+        )
         return self._posterior.differences_sd(points, other)
 
     def to_json(self) -> dict[str, dict[str, object]]:
@@ -579,7 +628,8 @@ class Learner:
 
     # Fits
 
-    def _fit(self, family: tuple[str, str]) -> None:
+    def _fit(self, family: FamilyKey) -> Rows:
+        """Refits drafter and memory of a family; what it shows of steps and prompts."""
         processes = list(self.observations.of_family(family))
         previous = self.models.get(family)
         rows = self.observations.memory_of(family, self.context)
@@ -588,15 +638,10 @@ class Learner:
             relative=self._memory_relative(family),
             jitter_mib=self._jitter,
         )
-        sound = [process for process in processes if not process.has_spilled]
         acceptance = self._fit_acceptance(family, processes, previous)
-        costs = fit_costs(
-            variants_of(sound), self.workload, acceptance, self._costs_relative(family)
-        )
-        if costs is None and previous is not None:
-            costs = previous.costs
+        costs = None if previous is None else previous.costs
         self.models[family] = FamilyModel(acceptance, costs, memory)
-        self._elsewhere = None
+        return Rows([process for process in processes if not process.has_spilled], acceptance)
 
     def _fit_acceptance(
         self, family: tuple[str, str], processes: Sequence[Process], previous: FamilyModel | None
@@ -638,36 +683,18 @@ class Learner:
         known = [law for law in laws if law.n_processes]
         return max(known, key=lambda law: law.n_processes, default=None)
 
-    def _costs_relative(self, family: tuple[str, str]) -> Costs | None:
-        own = self._known[family].costs if family in self._known else None
-        if own is not None and own.prompt is not None:
-            return own
-
-        def closeness(other: tuple[str, str]) -> tuple[bool, bool]:
-            return other[0] == family[0], other[1] == family[1]
-
-        known = {
-            other: model.costs.shared
+    def _relatives(self, family: FamilyKey) -> list[Relative]:
+        """Steps and prompts of families of the same engine or the same kind, each by its own samples alone."""
+        found: list[Relative] = [
+            (model.costs.step, model.costs.prompt)
             for other, model in self.models.items()
-            if other != family and model.costs is not None
-        }
-        near = known[max(known, key=closeness)] if known else None
-        return near if own is None else replace(own, prompt=None if near is None else near.prompt)
-
-    def _costs(self, family: tuple[str, str], variant: Variant) -> Costs | None:
-        model = self.models.get(family)
-        if model is None or model.costs is None:
-            return None
-        return model.costs.costs(self._level(family, model.costs, variant))
-
-    def _level(self, family: tuple[str, str], costs: FamilyCosts, variant: Variant) -> Level:
-        level = costs.levels.get(variant)
-        if level is not None:
-            return level
-        if self._elsewhere is None:
-            known = {key: one.costs for key, one in self.models.items() if one.costs is not None}
-            self._elsewhere = Elsewhere(known)
-        return self._elsewhere.level(family, variant)
+            if other != family
+            and model.costs is not None
+            and (other[0] == family[0] or other[1] == family[1])
+        ]
+        if family in self._known:
+            found.append(self._known[family].relative)
+        return found
 
     # Whole turns
 
@@ -680,12 +707,18 @@ class Learner:
             if one.arm.n_max == started.n_max or not one.arm.drafts:
                 self._counts.setdefault(one.arm.canonical(), set()).add(one.process)
         arms = [one.arm for one in self._observed]
-        log_turn, parts = self.predictions(arms)
+        log_turn, errors = self.predictions(arms)
         known = np.flatnonzero(np.isfinite(log_turn))
         if not len(known):
             self._posterior = None
             return
-        points = Points([arms[at] for at in known], log_turn[known], parts[known], self._names)
+        points = Points(
+            [arms[at] for at in known],
+            log_turn[known],
+            errors[known],
+            self._names,
+            are_read=self._are_read,
+        )
         observed = [self._observed[at] for at in known]
         is_old = len(observed) >= _REFIT * self._n_of_noise
         self._posterior = Posterior(points, observed, None if is_old else self.noise)
@@ -694,7 +727,7 @@ class Learner:
         if foreign := self._of_others():
             everything = [*observed, *foreign]
             arms = [one.arm for one in everything]
-            points = Points(arms, *self.predictions(arms), self._names)
+            points = Points(arms, *self.predictions(arms), self._names, are_read=self._are_read)
             self._posterior = Posterior(points, everything, self.noise)
 
     def _of_others(self) -> list[Observed]:
@@ -719,13 +752,7 @@ def _model_json(model: FamilyModel) -> dict[str, object]:
     if model.costs is not None:
         shared = model.costs.shared
         found["costs"] = {
-            "step_ms": None if shared.step is None else [round(float(c), 5) for c in shared.step],
-            "prompt_ms": None
-            if shared.prompt is None
-            else [round(float(c), 6) for c in shared.prompt],
-            "variants": [
-                {"variant": str(variant), "step": round(step, 4), "prompt": round(prompt, 4)}
-                for variant, (step, prompt) in model.costs.levels.items()
-            ],
+            "step_ms": [round(float(c), 5) for c in shared.step],
+            "prompt_ms": [round(float(c), 6) for c in shared.prompt],
         }
     return found

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,8 @@ _LEAST_PREDICTED = 16
 _LOAD_SLACK = 1.2
 _REQUEST_SLACK = 1.3
 _WARM_UP_S = 5.0
+_RECENT = 8  # starts, or blocks, by which the next is judged
+_LEAST_PACE = 0.3
 # Kept free at the end, whatever is planned; less of a night that is short itself.
 _END_S = 20.0
 _END_RATIO = 0.05
@@ -106,6 +109,7 @@ class Night:
         self._longest_failure_s = 0.0
         self._unseen_load_s: float = getattr(box, "expected_load_s", None) or _LOAD_S
         self._booted: set[Arm] = set()
+        self._blocks_s: list[tuple[float, float]] = []
         self._prompt_tok_s: list[float] = []
         self._decode_tok_s: list[float] = []
 
@@ -161,10 +165,35 @@ class Night:
         lengths = {request.cached_tokens for request in requests if request.is_warm}
         return sum(self.request_s(arm, Request("", "", 0, n_tokens, 1)) for n_tokens in lengths)
 
-    def process_s(self, arm: Arm, *, exact: bool = False, n_blocks: int = 1) -> float:
-        """Time of a fresh process with its warm-up and some blocks."""
+    def process_s(self, arm: Arm, *, exact: bool = False) -> float:
+        """Time that a fresh process with its warm-up and a block may take."""
         before_s = self.load_s(arm) + _WARM_UP_S + self.prefix_s(arm, exact=exact)
-        return before_s + n_blocks * self.block_s(arm, exact=exact)
+        return before_s + self.block_s(arm, exact=exact)
+
+    def usual_process_s(self, arm: Arm) -> float:
+        """What one of a verdict will take, as far as one can tell: for several, whose delays do not all come together."""
+        loads = self._loads.get(arm.engine)
+        load_s = fmean(loads[-_RECENT:]) if loads else self.load_s(arm)
+        return load_s + _WARM_UP_S + self._pace * self._asked_s(arm, exact=True)
+
+    def _asked_s(self, arm: Arm, *, exact: bool) -> float:
+        """Of a process's first block, without anything to spare."""
+        asked_s = self.prefix_s(arm, exact=exact) + self.block_s(arm, exact=exact)
+        return asked_s / _REQUEST_SLACK
+
+    @property
+    def _pace(self) -> float:
+        """What blocks took against what was expected of them: prefixes of several classes may be one."""
+        taken, expected = (
+            (sum(part) for part in zip(*self._blocks_s[-_RECENT:], strict=True))
+            if self._blocks_s
+            else (1.0, 1.0)
+        )
+        return min(max(taken / max(expected, 1e-3), _LEAST_PACE), 1.0)
+
+    def note_block(self, arm: Arm, seconds: float, *, exact: bool) -> None:
+        """What the first block of a process took, its prefixes included."""
+        self._blocks_s.append((seconds, self._asked_s(arm, exact=exact)))
 
     def require(self, seconds: float) -> None:
         """Goes on only if so much time is left.
@@ -192,9 +221,10 @@ class Night:
     def request(self, arm: Arm, one: RequestClass, prompt_id: str, *, exact: bool) -> Request:
         """A request of a class; if not exact, one that decodes at the same depth for less."""
         cached, new = one.cached_tokens, one.new_tokens
+        n_predict = one.n_predict if exact else observations.searched_tokens(one)
         if not exact and self.uses_stand_ins(arm) and new >= _LONG_PROMPT_TOKENS:
             cached, new = cached + new - _TAIL_TOKENS, _TAIL_TOKENS
-        return Request(one.kind, prompt_id, cached, new, one.n_predict, one.concurrency)
+        return Request(one.kind, prompt_id, cached, new, n_predict, one.concurrency)
 
     def new_prompt(self) -> str:
         """Name of a prompt that nothing has seen."""
@@ -435,10 +465,11 @@ class Server:
         night = self._night
         if block is None:
             block = night.search_block(self.number, self._n_blocks)
-        before_s = 0.0 if self._n_blocks else night.prefix_s(self.arm, exact=exact)
+        is_first = not self._n_blocks
+        before_s = night.prefix_s(self.arm, exact=exact) if is_first else 0.0
         self._n_blocks += 1
         night.require(before_s + night.block_s(self.arm, exact=exact))
-        found = {}
+        begin, found = night.now_s, dict[int, Reading]()
         for text in block.order:
             one = night.workload.classes[text]
             name = observations.prompt_name(block.name, text)
@@ -454,6 +485,8 @@ class Server:
                     night.broken_caches.add(self._cache_of(request))
             if reading is not None:
                 found[text] = reading
+        if is_first:
+            night.note_block(self.arm, night.now_s - begin, exact=exact)
         return found
 
     def _should_repeat(self, request: Request, reading: Reading) -> bool:

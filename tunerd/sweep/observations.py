@@ -21,10 +21,8 @@ from tunerd.sweep.laws import (
     PromptRow,
     StepRow,
     by_length,
-    room_gib,
     spread_drafted,
 )
-from tunerd.sweep.space import Variant, variant_of
 
 WARM_UP = "warm-up"
 PREFIX = "prefix"
@@ -34,6 +32,7 @@ TOOL = "tool"
 AGAIN = "r"
 
 _LEAST_PREDICTED = 16
+_SEARCHED_TOKENS = 512
 _LEAST_PROMPT = 64
 # Less than this is no free memory: drivers keep some, and a spilled card shows next to none.
 _NOTHING_FREE_MIB = 4.0
@@ -100,6 +99,7 @@ class Observations:
         self.processes: dict[str, Process] = {}
         self.changed: set[tuple[str, str]] = set()
         self.n_samples = 0
+        self.tells_steps = False  # whether any answer with drafts said what its steps took
         self._prompts: list[list[int]] = [[] for _ in workload.classes]
 
     def add(self, sample: Sample) -> None:
@@ -124,6 +124,7 @@ class Observations:
         if reading is None or sample.failure:
             return
         process.has_spilled |= reading.has_spilled
+        self.tells_steps |= bool(reading.n_drafted and reading.steps)
         arm = sample.arm.with_draft(sample.n_max, sample.p_min)
         answer = Answer(
             arm=arm if sample.arm.drafts else sample.arm,
@@ -179,13 +180,18 @@ def text_of(workload: Workload, request: Request, block: str) -> int | None:
         at
         for at, one in enumerate(workload.classes)
         if one.kind == request.kind
-        and one.n_predict == request.n_predict
+        and request.n_predict in {one.n_predict, searched_tokens(one)}
         and one.concurrency == request.concurrency
         and one.cached_tokens + one.new_tokens == request.cached_tokens + request.new_tokens
     ]
     named = [at for at in same if request.prompt_id.rstrip(AGAIN) == prompt_name(block, at)]
     exact = [at for at in same if workload.classes[at].cached_tokens == request.cached_tokens]
     return next(iter(named or exact or same), None)
+
+
+def searched_tokens(one: RequestClass) -> int:
+    """Length of an answer while searching: more texts say more than longer ones, but no beginning is as the whole."""
+    return min(one.n_predict, max(_SEARCHED_TOKENS, one.n_predict // 2))
 
 
 def is_full(n_tokens: float, context: int) -> bool:
@@ -263,18 +269,15 @@ def acceptance_of(samples: Iterable[Sample], arm: Arm, workload: Workload) -> fl
 
 
 def is_exact(request: Request, request_class: RequestClass) -> bool:
-    """Whether the request is the class itself, not a cheaper stand-in."""
+    """Whether the request reads the prompt of the class itself, not a cheaper stand-in."""
     return request.cached_tokens == request_class.cached_tokens
 
 
-def variants_of(processes: Iterable[Process]) -> dict[Variant, list[Process]]:
-    """Processes by variant, those with most answers first."""
-    found: dict[Variant, list[Process]] = defaultdict(list)
-    for process in processes:
-        if process.answers:
-            found[variant_of(process.arm)].append(process)
-    order = sorted(found, key=lambda one: -sum(len(p.answers) for p in found[one]))
-    return {variant: found[variant] for variant in order}
+def decode_ms(answer: Answer, request_class: RequestClass) -> float:
+    """Time in which the answer would have been as long as its class says."""
+    reading = answer.reading
+    taken = (reading.predicted_ms or 0.0) + reading.decode_left_ms
+    return taken * (request_class.n_predict - 1) / max(answer.request.n_predict - 1, 1)
 
 
 def _memory_rows(process: Process, context: int) -> list[Free]:
@@ -376,8 +379,6 @@ def step_row(answer: Answer, acceptance: Acceptance | None) -> StepRow:
         drafted=drafted,
         refused=refused,
         depth_k=depth / 1000,
-        room_gib=room_gib(answer.started),
-        ubatch=max(arm.ubatch, 1),
         n_max=arm.n_max if arm.drafts else 0,
         table=table,
     )
@@ -415,11 +416,10 @@ def prompt_row(answer: Answer) -> PromptRow:
         n_tokens=n_tokens,
         ubatch=max(answer.arm.ubatch, 1),
         depth_k=(answer.depth_start + n_tokens / 2) / 1000,
-        room_gib=room_gib(answer.started),
     )
 
 
 def terms_of_prompt(row: PromptRow) -> Array:
-    """What the coefficients of `step_time.fit_prompts` are multiplied with."""
+    """What the coefficients of `fit_prompts` are multiplied with."""
     batches = math.ceil(row.n_tokens / row.ubatch)
-    return np.array([batches, batches * row.room_gib, row.n_tokens, row.n_tokens * row.depth_k])
+    return np.array([batches, row.n_tokens, row.n_tokens * row.depth_k])

@@ -227,7 +227,7 @@ _INNER = 3
 _TIE = 0.002
 _CONTENDERS = 12
 # A fill is worth its time where the memory law is less sure than this of a leader [MiB].
-_UNSURE_MIB = 70.0
+_UNSURE_MIB = 45.0
 # Tool calls are asked of an arm that is no further behind the leader than this (log ratio).
 _WORTH_SCREENING = 0.01
 _FEW_CALLS = 16
@@ -730,7 +730,6 @@ class Search:
 _STEPS = 4
 # A smaller margin is worth another start if it is predicted to save so much (log ratio).
 _FINALIST_WORTH = 0.003
-_FINALIST_PRICE = 0.1
 _STEP_UP_MIB = 256.0
 _TRIES = 2
 
@@ -751,9 +750,11 @@ class Finalist:
     left over the wanted headroom comes off the margin; a step that fails goes half way back.
     """
 
-    def __init__(self, search: Search, policy: Policy) -> None:
+    def __init__(self, search: Search, policy: Policy, spare_s: Callable[[], float]) -> None:
+        """`spare_s` says how much of the night the proof will not need."""
         self._search = search
         self._policy = policy
+        self._spare_s = spare_s
         self.steps: list[MarginStep] = []
 
     @property
@@ -848,15 +849,14 @@ class Finalist:
         if step.free_mib is None or not self._search.learner.memory(arm.family).is_binding:
             return None
         lower = family.margin_at_least(arm.fit_mib - (step.free_mib - target))
-        if lower is None or lower >= arm.fit_mib or self._saves(arm, lower) < self._worth(arm):
+        is_worth_it = lower is not None and self._saves(arm, lower) >= _FINALIST_WORTH
+        if lower is None or lower >= arm.fit_mib or not is_worth_it or not self._is_time(arm):
             return None
         return lower
 
-    def _worth(self, arm: Arm) -> float:
-        """What another step has to save: the more, the more of the night it takes."""
+    def _is_time(self, arm: Arm) -> bool:
         fill = Request("", "", 0, self._search.learner.context, 1)
-        step_s = self._night.process_s(arm) + self._night.request_s(arm, fill)
-        return max(_FINALIST_WORTH, _FINALIST_PRICE * step_s / max(self._night.remaining_s, 1.0))
+        return self._night.usual_process_s(arm) + self._night.request_s(arm, fill) < self._spare_s()
 
     def _saves(self, arm: Arm, margin: int) -> float:
         log_turn, _ = self._search.learner.predictions([arm, arm.with_margin(margin)])

@@ -10,7 +10,15 @@ from types import MappingProxyType
 import numpy as np
 
 from tunerd.profile.arm import Arm
-from tunerd.sweep.laws import N_PROMPT_TERMS, N_STEP_TERMS, Acceptance, Costs, n_parameters
+from tunerd.sweep.laws import (
+    N_PROMPT_TERMS,
+    N_STEP_TERMS,
+    Acceptance,
+    Array,
+    Costs,
+    Fitted,
+    n_parameters,
+)
 
 # By how much boxes of one class differ in what an arm gains over another (log ratio): by one amount for all arms, as
 # speculation pays more on one of them, and for each arm. Simulated boxes: 0.05 to 0.13 and 0.01 to 0.03
@@ -21,10 +29,20 @@ ARM_SD = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The laws of one family as other boxes fitted them; None where none told."""
+    """The laws of one family as they are known from elsewhere; None where nobody told."""
 
     acceptance: Acceptance | None = None
-    costs: Costs | None = None
+    step: Array | None = None
+    prompt: Array | None = None
+
+    @property
+    def relative(self) -> tuple[Fitted | None, Fitted | None]:
+        """Steps and prompts as a prior: how sure others were of them did not travel."""
+        step, prompt = (
+            None if one is None else Fitted(one, _TOLD_SHARE * one)
+            for one in (self.step, self.prompt)
+        )
+        return step, prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +67,7 @@ class Law:
         )
 
 
+_TOLD_SHARE = 0.1
 _LARGEST = 1e9  # of a coefficient that is one
 # How far the drafter of one box may be from that of others: seen between them, but never less or more.
 _LEAST_SPREAD, _MOST_SPREAD = 0.1, 0.3
@@ -66,25 +85,21 @@ def known_of(
 
 
 def _together(laws: Sequence[Law], n_texts: int) -> Known:
-    one = np.ones(n_texts)
-    costs = Costs(
-        np.mean([law.step for law in laws], axis=0), np.mean([law.prompt for law in laws], axis=0),
-        one, one, np.zeros(n_texts),
-    )  # fmt: skip
+    step, prompt = (
+        np.mean(one, axis=0) for one in ([law.step for law in laws], [law.prompt for law in laws])
+    )
     drafters = [law for law in laws if law.acceptance]
     if not drafters:
-        return Known(None, costs)
+        return Known(None, step, prompt)
     parameters = np.array([law.acceptance for law in drafters])
     spread = float(np.clip(parameters.std(axis=0).max(), _LEAST_SPREAD, _MOST_SPREAD))
     mean, first = parameters.mean(axis=0), drafters[0]
     drafter = Acceptance(mean, n_texts, first.first_is_free, first.is_lookup, spread)
-    return Known(drafter, costs)
+    return Known(drafter, step, prompt)
 
 
 def law_of(acceptance: Acceptance | None, costs: Costs) -> Law | None:
     """What a box tells of a family; None before it knows what steps and prompts cost."""
-    if costs.step is None or costs.prompt is None:
-        return None
     step, prompt = tuple(map(float, costs.step)), tuple(map(float, costs.prompt))
     if acceptance is None:
         return Law(step, prompt)
@@ -108,10 +123,12 @@ class Study:
     Whatever fails there is no reason to end a night: it says nothing then.
     """
 
-    known: Mapping[tuple[str, str], Known] = MappingProxyType({})
-    """Laws by family, from nights before."""
     seeds: Sequence[Arm] = ()
     """What won on other boxes."""
+
+    def __init__(self, known: Mapping[tuple[str, str], Known] = MappingProxyType({})) -> None:
+        self.known = known
+        """Laws by family, from before this night."""
 
     def news(self) -> Sequence[Told]:
         """What others told since it was asked last."""

@@ -256,7 +256,10 @@ def _plain(value: Any) -> Any:
 # Where nobody says how long the context is: what the published configurations serve.
 _USUAL_CONTEXT = 131072
 _UNKNOWN_GAIN = 0.15
-_MOST_RESERVED = 0.6
+_MOST_RESERVED = 0.6  # of the time since the last winner
+_FINALIST_STARTS = 2.0
+# Pairs that luck may ask for beyond those that are usually enough.
+_PAIRS_SLACK = 1.25
 _TOOL_CALL_S = 1.5
 _CHALLENGES = 6
 _NOT_FASTER = "challenged, and not faster by enough"
@@ -331,6 +334,7 @@ class _Sweep:
         self.margins: list[tuple[MarginStep, ...]] = []
         self.n_history = 0
         self._next_challenge = 1
+        self._phase_s = budget_s
         self._won: list[Result] = []
         self._history: tuple[Sample, ...] = ()
         self._cut_short: list[Carried] = []
@@ -424,6 +428,7 @@ class _Sweep:
         if self.policy.at_least_tok_s is not None:
             return self._widest(self.policy.at_least_tok_s)
         for _ in range(_CHALLENGES):
+            self._phase_s = self.night.remaining_s
             if self._to_go_on() is None:
                 self.search.run(self._reserve_s)
             leader = self.search.leader()
@@ -484,8 +489,10 @@ class _Sweep:
         """Whether so many pairs fit that they could decide, with those from before it was cut short."""
         known = [one for one in self._cut_short if one.candidate == finalist.canonical()]
         n_pairs = LEAST_NAMED - sum(len(one.pairs) for one in known)
-        pair_s = sum(self.night.process_s(one, exact=True) for one in (self.incumbent, finalist))
-        return n_pairs * pair_s <= self.night.remaining_s
+        return n_pairs * self._pair_s(finalist) <= self.night.remaining_s
+
+    def _pair_s(self, candidate: Arm) -> float:
+        return sum(self.night.usual_process_s(one) for one in (self.incumbent, candidate))
 
     def _crown(self, result: Result) -> None:
         """The winner is what the next one has to beat; limits stay those of what serves."""
@@ -539,7 +546,7 @@ class _Sweep:
         return None
 
     def _finalist(self, leader: Arm) -> Arm | None:
-        finalist = Finalist(self.search, self.policy)
+        finalist = Finalist(self.search, self.policy, lambda: self._spare_s(leader))
         try:
             return finalist.prepare(leader)
         finally:
@@ -630,22 +637,32 @@ class _Sweep:
             return 0.0
         return math.expm1(current.mean - leader.mean)
 
-    def _reserve_s(self) -> float:
-        """Time that finalist and verdict will take, as far as one can tell."""
-        leader = self.search.leader()
+    def _pairs_s(self, candidate: Arm) -> float:
+        """Time of the pairs that will decide, as far as one can tell."""
         gain = self._gain()
-        arm = self.incumbent if leader is None else leader.arm
         if gain < self.policy.min_gain:
             gain = _UNKNOWN_GAIN
         alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
         pair_sd = _PAIR_SD * self.learner.noise.process / USUAL.process
         pairs = pairs_needed(gain, pair_sd, margin=self.policy.min_gain, alpha=alpha)
-        pair_s = sum(self.night.process_s(one, exact=True) for one in (self.incumbent, arm))
-        fill = Request("", "", 0, self.learner.context, 1)
-        finalist = 2 * (self.night.process_s(arm) + self.night.request_s(arm, fill))
-        tools = self.policy.tool_calls * _TOOL_CALL_S
-        needed = min(pairs, self.policy.max_pairs) * pair_s + finalist + tools
-        return min(needed, _MOST_RESERVED * self.night.budget_s)
+        pairs = max(math.ceil(_PAIRS_SLACK * pairs), LEAST_NAMED)
+        return min(pairs, self.policy.max_pairs) * self._pair_s(candidate)
+
+    def _spare_s(self, candidate: Arm) -> float:
+        """What is left of the night beside a pair more than those that will decide."""
+        return self.night.remaining_s - self._pairs_s(candidate) - self._pair_s(candidate)
+
+    def _reserve_s(self) -> float:
+        """Time that finalist and verdict will take, as far as one can tell."""
+        leader = self.search.leader()
+        arm = self.incumbent if leader is None else leader.arm
+        fill_s = self.night.request_s(arm, Request("", "", 0, self.learner.context, 1))
+        finalist_s = _FINALIST_STARTS * (self.night.usual_process_s(arm) + fill_s)
+        before_s = finalist_s + self.policy.tool_calls * _TOOL_CALL_S
+        least_s = LEAST_NAMED * self._pair_s(arm) + before_s
+        most_s = _MOST_RESERVED * self._phase_s
+        needed_s = min(self._pairs_s(arm) + before_s, most_s)
+        return max(least_s, needed_s) if least_s < self.night.remaining_s else most_s
 
     def _most_missed(self) -> float | None:
         """How much faster than the incumbent any allowed arm may still be, at 95 % (ratio)."""

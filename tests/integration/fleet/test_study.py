@@ -21,11 +21,12 @@ from tunerd.fleet.shared import opened
 from tunerd.fleet.study import SharedStudy
 from tunerd.profile.arm import DRAFT_MODEL, Arm
 from tunerd.profile.arm import plain as arm_plain
+from tunerd.sweep.laws import N_PROMPT_TERMS, N_STEP_TERMS, n_parameters
 from tunerd.sweep.study import Law, Told
 
 SERVES = Arm("mainline", "off", 0, 0.0, 1024, "q8_0", 512, 2048, 8)
 ARM = Arm("mainline", "mtp", 4, 0.5, 1024, "q8_0", 512, 2048, 8)
-LAW = Law((1.0,) * 21, (1.0,) * 4, (0.5,) * 5)
+LAW = Law((1.0,) * N_STEP_TERMS, (1.0,) * N_PROMPT_TERMS, (0.5,) * n_parameters(2))
 CLASS = "0" * 64
 MTP = ("mainline", "mtp")
 BUILD = "a" * 64

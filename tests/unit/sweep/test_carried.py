@@ -253,7 +253,7 @@ def first_hour() -> tuple[Task, Outcome]:
     one = task("16G", "chat", 1)
     few = {key: family for key, family in one.space.families.items() if key[0] == "mainline"}
     return one, tune(
-        one.box(), Space(few), one.workload, one.incumbent, HOUR_S, np.random.default_rng(1)
+        one.box(), Space(few), one.workload, one.incumbent, 1.5 * HOUR_S, np.random.default_rng(1)
     )
 
 

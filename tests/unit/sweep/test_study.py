@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.simulator.tasks import Task, task
 from tunerd.profile.arm import Arm, Policy, Space
+from tunerd.sweep.laws import N_PROMPT_TERMS, N_STEP_TERMS, n_parameters
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night, Server
 from tunerd.sweep.space import build_grid
@@ -131,7 +132,8 @@ def test_a_family_begins_with_the_laws_that_other_boxes_fitted() -> None:
     theirs = learned(other).models[MTP]
     assert theirs.acceptance is not None
     assert theirs.costs is not None
-    known = {MTP: Known(replace(theirs.acceptance, spread=0.01), theirs.costs.shared)}
+    laws = theirs.costs.shared
+    known = {MTP: Known(replace(theirs.acceptance, spread=0.01), laws.step, laws.prompt)}
     alone, told = learned(one), learned(one, known=known)
     own, taught = alone.models[MTP].acceptance, told.models[MTP].acceptance
     assert own is not None
@@ -191,25 +193,24 @@ def test_a_night_tells_its_laws_and_its_winner_and_another_begins_with_them() ->
         {"step": ()},
         {"prompt": (1.0,)},
         {"acceptance": (1.0,)},
-        {"step": (float("nan"),) * 21},
-        {"step": (-1.0,) * 21},
-        {"prompt": (1e300,) * 4},
+        {"step": (float("nan"),) * N_STEP_TERMS},
+        {"step": (-1.0,) * N_STEP_TERMS},
+        {"prompt": (1e300,) * N_PROMPT_TERMS},
     ],
 )
 def test_laws_that_cannot_be_any_are_left_out(changed: Mapping[str, Any]) -> None:
-    sound = Law((1.0,) * 21, (1.0,) * 4, (0.5,) * 5)
+    sound = Law((1.0,) * N_STEP_TERMS, (1.0,) * N_PROMPT_TERMS, (0.5,) * n_parameters(2))
     assert sound.is_sound(2)
     broken = replace(sound, **changed)
-    costs = known_of([(MTP, sound), (MTP, broken)], 2)[MTP].costs
-    assert costs is not None
-    assert costs.step is not None
-    assert costs.step.tolist() == [1.0] * 21
+    step = known_of([(MTP, sound), (MTP, broken)], 2)[MTP].step
+    assert step is not None
+    assert step.tolist() == [1.0] * N_STEP_TERMS
     assert known_of([(MTP, broken)], 2) == {}
 
 
 def test_what_boxes_know_together_is_as_sure_as_they_agree() -> None:
     def of(acceptance: float) -> Law:
-        return Law((1.0,) * 21, (1.0,) * 4, (acceptance,) * 5)
+        return Law((1.0,) * N_STEP_TERMS, (1.0,) * N_PROMPT_TERMS, (acceptance,) * n_parameters(2))
 
     def spread(*values: float) -> float:
         drafter = known_of([(MTP, of(value)) for value in values], 2)[MTP].acceptance

@@ -152,10 +152,10 @@ def test_prompts_that_are_longer_than_asked_for_are_predicted_as_long_as_they_ar
     pairs = [
         (arm.predicted_s, arm.measured_s)
         for arm in outcome.evidence.arms
-        if arm.predicted_s and arm.measured_s and arm.n_processes > 1
+        if arm.predicted_s and arm.measured_s
     ]
     assert pairs
-    assert all(abs(predicted / measured - 1) < 0.12 for predicted, measured in pairs), pairs
+    assert all(abs(predicted / measured - 1) < 0.15 for predicted, measured in pairs), pairs
 
 
 def test_a_night_that_cannot_prove_anything_any_more_says_so() -> None:
