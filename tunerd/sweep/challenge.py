@@ -154,7 +154,9 @@ class Challenge:
         return self._verdict.standing is Step.GO_ON
 
     def _has_time(self) -> bool:
-        return self.pair_s() <= self._night.remaining_s
+        """By what starts usually take: what takes longer is cut off by the requests' own limits."""
+        arms = (self._incumbent, self._candidate)
+        return sum(map(self._night.usual_process_s, arms)) <= self._night.remaining_s
 
     def _both(self, number: int, order: tuple[Side, Side]) -> dict[Side, PairBlock]:
         block = self._night.block(f"v{self._number}.{number}")

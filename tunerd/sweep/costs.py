@@ -220,6 +220,7 @@ class _Seen:
     terms: Array
     text: int | None
     process: str
+    is_alone: bool
 
     def at_level(self, level: float) -> StepRow | PromptRow:
         """The row as it would be at level 0."""
@@ -296,12 +297,7 @@ class Rows:
 
     def _single(self, seen: list[_Seen]) -> list[_Seen]:
         """Those of requests that were alone in the server, where there are any."""
-        crowded = {
-            answer.text
-            for answer in self.answers
-            if answer.request.concurrency > 1 and answer.text is not None
-        }
-        return [one for one in seen if one.text not in crowded] or seen
+        return [one for one in seen if one.is_alone] or seen
 
     def _levels(self, step: Array, prompt: Array) -> tuple[Level, ...]:
         logs: tuple[dict[str, list[float]], ...] = (defaultdict(list), defaultdict(list))
@@ -323,7 +319,16 @@ def _steps(answers: Sequence[Answer], acceptance: Acceptance | None) -> list[_Se
     for answer in answers:
         if is_timed(answer):
             row = step_row(answer, acceptance)
-            found.append(_Seen(row, row.step_ms, row.terms, answer.text, answer.process))
+            found.append(
+                _Seen(
+                    row,
+                    row.step_ms,
+                    row.terms,
+                    answer.text,
+                    answer.process,
+                    answer.request.concurrency == 1,
+                )
+            )
     return found
 
 
@@ -333,7 +338,16 @@ def _prompts(answers: Sequence[Answer]) -> list[_Seen]:
         if is_prompt_timed(answer):
             row = prompt_row(answer)
             ms = max(row.prompt_ms, 1e-6)
-            found.append(_Seen(row, ms, terms_of_prompt(row), answer.text, answer.process))
+            found.append(
+                _Seen(
+                    row,
+                    ms,
+                    terms_of_prompt(row),
+                    answer.text,
+                    answer.process,
+                    answer.request.concurrency == 1,
+                )
+            )
     return found
 
 

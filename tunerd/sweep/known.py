@@ -50,6 +50,7 @@ _CLASS_SPREAD = 0.3
 _LEAST_DRAFTED = 1000
 _AGREES = 0.05
 _LARGEST = 1 << 24  # of a request's counts [tok]
+_LONGEST_MS = 86_400_000.0  # of a request
 
 
 def published(
@@ -107,6 +108,8 @@ def _is_sound(one: LoggedRequest) -> bool:
     return (
         one.prompt_total_n is not None
         and max(counts) < _LARGEST
+        and 0 < one.predicted_ms < _LONGEST_MS
+        and 0 <= one.prompt_ms < _LONGEST_MS
         and (one.accepted_n or 0) < one.predicted_n
     )
 
@@ -134,6 +137,8 @@ def known_by(
         workload: Whose classes they count for.
         before: What was known without them.
     """
+    if arm.drafts and not any(one.drafted_n for one in requests):
+        return before  # a log without drafts says nothing of them, and nothing of steps
     observed = Observations(workload)
     for sample in samples_of(requests, arm, workload):
         observed.add(sample)

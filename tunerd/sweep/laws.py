@@ -130,7 +130,9 @@ def fit_acceptance(
     begin = prior if start is None or start.parameters.shape != prior.shape else start.parameters
     usable = [count for count in counts if count.n_steps > 0]
     if not usable:
-        return Acceptance(prior, n_texts, False, is_lookup)
+        return Acceptance(
+            prior, n_texts, relative is not None and relative.first_is_free, is_lookup
+        )
     data = _Data(usable)
     options = (False, True) if data.has_filter and not is_lookup else (False,)
     if start is not None and len(usable) > _SETTLED * n_texts:
@@ -297,6 +299,8 @@ def _accepted(
     """Chance by (row, position) of being accepted, for rows of texts with their n-max."""
     logit, surely = logit[text], surely[text]
     alone = np.cumprod(expit(logit) * surely, axis=1)
+    if not alone.shape[1]:
+        return np.asarray(alone, float)
     last = np.minimum(np.broadcast_to(n_max, len(text)), alone.shape[1]) - 1
     whole = alone[np.arange(len(text)), last]
     return np.asarray(np.cumprod(expit(logit + flow * whole[:, None]) * surely, axis=1), float)

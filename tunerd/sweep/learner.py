@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -99,17 +99,19 @@ class Points:
         errors: Array,
         names: Names,
         *,
-        are_read: bool,
+        read_engines: Collection[str],
     ) -> None:
         """Of arms with errors that their predictions have in common, by part of a turn.
 
-        `are_read`: whether the laws are of single steps.
+        `read_engines`: those whose laws are of single steps.
         """
         if errors.shape != (len(arms), len(PARTS)):
             raise ValueError(f"errors must have the shape {(len(arms), len(PARTS))}")
         self.predicted = predicted
         self.errors = errors
-        self.shape_sd = _READ_SHAPE_SD if are_read else _SHAPE_SD
+        self.shape_sd = np.array(
+            [_READ_SHAPE_SD if arm.engine in read_engines else _SHAPE_SD for arm in arms]
+        )
         self.family = names.indices(arm.family for arm in arms)
         self.kv = names.indices(("kv", arm.kv) for arm in arms)
         self.extra = names.indices(("extra", arm.extra) for arm in arms)
@@ -210,7 +212,7 @@ def _kernel(left: Points, right: Points) -> Array:
         + _OWN_KV_SD**2 * same("kv")
     )
     quirk = (
-        left.shape_sd * right.shape_sd * same_variant * same("n_max") * same("ubatch")
+        np.outer(left.shape_sd, right.shape_sd) * same_variant * same("n_max") * same("ubatch")
         + _QUIRK_SD**2 * (same("plane") + same("exact")) / 2
     )
     across = (
@@ -517,19 +519,15 @@ class Learner:
         law = fit_memory(own, relative=relative, jitter_mib=self._jitter)
         return replace(law, is_binding=False)
 
-    @property
-    def _are_read(self) -> bool:
-        return self.observations.tells_steps
-
     def predictions(self, arms: Sequence[Arm]) -> tuple[Array, Array]:
         """Log turn times of arms of any families, NaN where nothing is known, and the errors of their parts."""
         log_turn = np.full(len(arms), np.nan)
         errors = np.zeros((len(arms), len(PARTS)))
-        sd = _READ_SD if self._are_read else _PART_SD
         groups: dict[tuple[str, str], list[int]] = defaultdict(list)
         for at, arm in enumerate(arms):
             groups[arm.family].append(at)
-        for members in groups.values():
+        for (engine, _), members in groups.items():
+            sd = _READ_SD if engine in self.observations.tells_steps else _PART_SD
             prediction = self._predict([arms[at] for at in members])
             if prediction is not None:
                 log_turn[members] = prediction.log_turn
@@ -574,7 +572,7 @@ class Learner:
             log_turn[known],
             errors[known],
             self._names,
-            are_read=self._are_read,
+            read_engines=self.observations.tells_steps,
         )
         if self._posterior is None:
             mean, sd = points.predicted, np.full(len(known), _UNKNOWN_SD)
@@ -610,9 +608,19 @@ class Learner:
         log_turn, errors = self.predictions([*arms, reference])
         if self._posterior is None or not np.isfinite(log_turn).all():
             return np.full(len(arms), _UNKNOWN_SD)
-        points = Points(arms, log_turn[:-1], errors[:-1], self._names, are_read=self._are_read)
+        points = Points(
+            arms,
+            log_turn[:-1],
+            errors[:-1],
+            self._names,
+            read_engines=self.observations.tells_steps,
+        )
         other = Points(
-            [reference], log_turn[-1:], errors[-1:], self._names, are_read=self._are_read
+            [reference],
+            log_turn[-1:],
+            errors[-1:],
+            self._names,
+            read_engines=self.observations.tells_steps,
         )
         return self._posterior.differences_sd(points, other)
 
@@ -717,7 +725,7 @@ class Learner:
             log_turn[known],
             errors[known],
             self._names,
-            are_read=self._are_read,
+            read_engines=self.observations.tells_steps,
         )
         observed = [self._observed[at] for at in known]
         is_old = len(observed) >= _REFIT * self._n_of_noise
@@ -727,7 +735,12 @@ class Learner:
         if foreign := self._of_others():
             everything = [*observed, *foreign]
             arms = [one.arm for one in everything]
-            points = Points(arms, *self.predictions(arms), self._names, are_read=self._are_read)
+            points = Points(
+                arms,
+                *self.predictions(arms),
+                self._names,
+                read_engines=self.observations.tells_steps,
+            )
             self._posterior = Posterior(points, everything, self.noise)
 
     def _of_others(self) -> list[Observed]:

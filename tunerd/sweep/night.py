@@ -37,7 +37,7 @@ _LOAD_SLACK = 1.2
 _REQUEST_SLACK = 1.3
 _WARM_UP_S = 5.0
 _RECENT = 8  # starts, or blocks, by which the next is judged
-_LEAST_PACE = 0.3
+_LEAST_PACE, _MOST_PACE = 0.3, 10.0
 # Kept free at the end, whatever is planned; less of a night that is short itself.
 _END_S = 20.0
 _END_RATIO = 0.05
@@ -183,13 +183,13 @@ class Night:
 
     @property
     def _pace(self) -> float:
-        """What blocks took against what was expected of them: prefixes of several classes may be one."""
+        """What blocks took against what was expected of them: prefixes may be one, or read anew each time."""
         taken, expected = (
             (sum(part) for part in zip(*self._blocks_s[-_RECENT:], strict=True))
             if self._blocks_s
             else (1.0, 1.0)
         )
-        return min(max(taken / max(expected, 1e-3), _LEAST_PACE), 1.0)
+        return min(max(taken / max(expected, 1e-3), _LEAST_PACE), _MOST_PACE)
 
     def note_block(self, arm: Arm, seconds: float, *, exact: bool) -> None:
         """What the first block of a process took, its prefixes included."""

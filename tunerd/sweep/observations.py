@@ -99,7 +99,9 @@ class Observations:
         self.processes: dict[str, Process] = {}
         self.changed: set[tuple[str, str]] = set()
         self.n_samples = 0
-        self.tells_steps = False  # whether any answer with drafts said what its steps took
+        self.tells_steps: set[str] = (
+            set()
+        )  # engines whose answers with drafts say what each step took
         self._prompts: list[list[int]] = [[] for _ in workload.classes]
 
     def add(self, sample: Sample) -> None:
@@ -124,7 +126,8 @@ class Observations:
         if reading is None or sample.failure:
             return
         process.has_spilled |= reading.has_spilled
-        self.tells_steps |= bool(reading.n_drafted and reading.steps)
+        if reading.n_drafted and reading.steps:
+            self.tells_steps.add(sample.arm.engine)
         arm = sample.arm.with_draft(sample.n_max, sample.p_min)
         answer = Answer(
             arm=arm if sample.arm.drafts else sample.arm,
@@ -277,6 +280,8 @@ def decode_ms(answer: Answer, request_class: RequestClass) -> float:
     """Time in which the answer would have been as long as its class says."""
     reading = answer.reading
     taken = (reading.predicted_ms or 0.0) + reading.decode_left_ms
+    if answer.request.n_predict == request_class.n_predict:
+        return taken
     return taken * (request_class.n_predict - 1) / max(answer.request.n_predict - 1, 1)
 
 

@@ -279,7 +279,7 @@ class Search:
         self.is_exhausted = False
         try:
             self._measure_incumbent()
-            if self.study.known:  # what others found first, and then what they know too
+            if self.study.seeds:  # what others found first, and then what they know too
                 self._measure_seeds(reserve_s)
             self._probe_families(reserve_s, _PROBING_SHARE * self.night.budget_s)
             self._measure_seeds(reserve_s)
@@ -775,7 +775,12 @@ class Finalist:
         arm, good, tried, failures = leader, None, set[int](), 0
         for _ in range(_STEPS + _TRIES):
             tried.add(arm.fit_mib)
-            step = self._try(arm)
+            try:
+                step = self._try(arm)
+            except TimeUp:
+                if good is None:
+                    raise
+                break
             self.steps.append(step)
             if step.failure and step.failure != "oom":
                 failures += 1
@@ -841,7 +846,9 @@ class Finalist:
             return None
         target = self._limits.target_mib
         if step.failure == "oom" or (step.free_mib is not None and not self._is_enough(arm, step)):
-            if good is not None:  # half way back
+            if good is not None:  # half way back, where there is time
+                if not self._is_time(arm):
+                    return None
                 middle = family.margin_at_least((arm.fit_mib + good.fit_mib) / 2)
                 return middle if middle is not None and middle < good.fit_mib else None
             short = _STEP_UP_MIB if step.free_mib is None else target - step.free_mib

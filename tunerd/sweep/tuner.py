@@ -256,7 +256,9 @@ def _plain(value: Any) -> Any:
 # Where nobody says how long the context is: what the published configurations serve.
 _USUAL_CONTEXT = 131072
 _UNKNOWN_GAIN = 0.15
-_MOST_RESERVED = 0.6  # of the time since the last winner
+_MOST_RESERVED = (
+    0.6  # of what was left after the last challenge, unless a leader's least pairs take more
+)
 _FINALIST_STARTS = 2.0
 # Pairs that luck may ask for beyond those that are usually enough.
 _PAIRS_SLACK = 1.25
@@ -662,7 +664,10 @@ class _Sweep:
         least_s = LEAST_NAMED * self._pair_s(arm) + before_s
         most_s = _MOST_RESERVED * self._phase_s
         needed_s = min(self._pairs_s(arm) + before_s, most_s)
-        return max(least_s, needed_s) if least_s < self.night.remaining_s else most_s
+        has_leader = self._gain() >= self.policy.min_gain
+        return (
+            max(least_s, needed_s) if has_leader and least_s < self.night.remaining_s else needed_s
+        )
 
     def _most_missed(self) -> float | None:
         """How much faster than the incumbent any allowed arm may still be, at 95 % (ratio)."""
@@ -682,7 +687,7 @@ class _Sweep:
 
     def _no_time_to_prove(self, leader: Arm) -> str:
         return (
-            f"{leader} is believed to be {self._gain():.1%} faster, and some {format_duration(self._reserve_s())} "
+            f"{leader} is believed to be {self._gain():.1%} faster, and some {format_duration(self._pairs_s(leader))} "
             "would be needed to prove a winner"
         )
 
@@ -882,15 +887,22 @@ def _margins(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _classes(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Mean turn time of each kind of request by arm [s], of what was measured alone."""
+    """Mean turn time of each kind of request by arm [s]; a shorter answer of the search counts at full length."""
+    blocks = [one for one in events if one.get("purpose") == "block"]
+    longest: dict[str, int] = defaultdict(int)
+    for event in blocks:
+        request = event["request"]
+        longest[request["kind"]] = max(longest[request["kind"]], request["n_predict"])
     walls: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in events:
-        answer = event.get("answer") or {}
-        if event.get("purpose") == "block" and answer.get("wall_ms"):
+    for event in blocks:
+        answer, request = event.get("answer") or {}, event["request"]
+        if answer.get("wall_ms"):
             arm = {**event["arm"], "n_max": event["n_max"], "p_min": event["p_min"]}
-            name = arm_text(arm)
-            turn_ms = answer["wall_ms"] + (answer.get("decode_left_ms") or 0.0)
-            walls[name, event["request"]["kind"]].append(turn_ms / 1000)
+            left_ms = answer.get("decode_left_ms") or 0.0
+            taken_ms = (answer.get("predicted_ms") or 0.0) + left_ms
+            longer = (longest[request["kind"]] - 1) / max(request["n_predict"] - 1, 1)
+            turn_ms = answer["wall_ms"] + left_ms + taken_ms * (longer - 1)
+            walls[arm_text(arm), request["kind"]].append(turn_ms / 1000)
     return [
         {"arm": arm, "kind": kind, "wall_s": fmean(values), "n": len(values)}
         for (arm, kind), values in walls.items()

@@ -88,6 +88,23 @@ def test_a_server_that_was_asked_nothing_leaves_what_was_known() -> None:
     assert known_by([logged(300, 1)], SERVES, WORKLOAD) is None
 
 
+@pytest.mark.parametrize("ms", [1e200, 0.0])
+def test_times_that_no_request_takes_are_no_prior(ms: float) -> None:
+    asked = [logged(290, 120, 60, 40), logged(480, 250, 90, 60)] * 5
+    forged = replace(logged(290, 120, 60, 40), predicted_ms=ms)
+    found, without = (known_by(one, SERVES, WORKLOAD) for one in ([*asked, forged], asked))
+    assert found is not None
+    assert without is not None
+    assert found.step is not None
+    assert without.step is not None
+    assert found.step.tolist() == without.step.tolist()
+
+
+def test_a_log_without_drafts_says_nothing_of_them() -> None:
+    before = Known()
+    assert known_by([logged(290, 120)] * 20, SERVES, WORKLOAD, before) is before
+
+
 # Whether drafts are alike
 
 

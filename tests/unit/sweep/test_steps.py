@@ -23,10 +23,11 @@ from tunerd.profile.arm import (
     as_kept,
     read,
 )
+from tunerd.profile.workload import RequestClass
 from tunerd.sweep.laws import StepRow, fit_steps, spread_drafted
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.night import Night
-from tunerd.sweep.observations import Observations, pool
+from tunerd.sweep.observations import Answer, Observations, decode_ms, pool
 from tunerd.sweep.space import build_grid
 
 STEPS = [(20.0, 0, 0), (31.0, 2, 2), (29.0, 2, 0), (25.0, 1, 1)]
@@ -189,3 +190,20 @@ def test_what_an_engine_tells_of_its_steps_is_not_forgotten_with_a_tool_call() -
     night.answered(other, "a/2", "block", request, (2, 0.5), seconds=1.0, answer=whole)
     assert not night.tells_steps("ik")
     assert night.tells_steps("it")
+
+
+@pytest.mark.parametrize(("asked", "predicted_ms", "left_ms", "whole_ms"), [
+    (101, 1000.0, 0.0, 2000.0), (101, 400.0, 600.0, 2000.0), (201, 2000.0, 0.0, 2000.0), (1, 30.0, 0.0, 6000.0),
+])  # fmt: skip
+def test_a_shorter_answer_counts_at_the_length_of_its_class(
+    asked: int, predicted_ms: float, left_ms: float, whole_ms: float
+) -> None:
+    reading = read({"predicted_n": 9, "predicted_ms": predicted_ms, "decode_left_ms": left_ms})
+    answer = Answer(MTP, MTP, "a/1", "block", "b", 0, Request("code", "", 0, 9, asked), reading)
+    assert decode_ms(answer, RequestClass(1, "code", 0, 9, 201)) == whole_ms
+
+
+def test_an_answer_of_one_token_takes_what_it_took() -> None:
+    reading = read({"predicted_n": 1, "predicted_ms": 40.0})
+    answer = Answer(MTP, MTP, "a/1", "block", "b", 0, Request("code", "", 0, 9, 1), reading)
+    assert decode_ms(answer, RequestClass(1, "code", 0, 9, 1)) == 40.0

@@ -14,6 +14,7 @@ from benchmarks.simulator.tasks import Task, best, task
 from tunerd.profile.arm import Arm, Boot, Policy, Request, Space
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, worse
+from tunerd.sweep.night import Night
 from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome, tune
 
@@ -156,6 +157,32 @@ def test_prompts_that_are_longer_than_asked_for_are_predicted_as_long_as_they_ar
     ]
     assert pairs
     assert all(abs(predicted / measured - 1) < 0.15 for predicted, measured in pairs), pairs
+
+
+@pytest.mark.parametrize(
+    ("card", "mix", "budget_s"), [("16G", "chat", 1750.0), ("24G", "deep", HOUR_S)]
+)
+def test_a_budget_that_a_proof_would_just_fill_is_searched_all_the_same(
+    card: str, mix: str, budget_s: float
+) -> None:
+    one = task(card, mix, 1)
+    outcome = tune(one.box(), one.space, one.workload, one.incumbent, budget_s, rng())
+    assert outcome.evidence.restarts > 3
+
+
+def test_the_time_of_a_proof_goes_by_what_blocks_took_be_it_more_or_less_than_expected(
+    night: tuple[Task, SimulatedBox, Outcome],
+) -> None:
+    one, box, _ = night
+    learner = Learner(
+        build_grid(one.space, one.incumbent, Policy()), one.workload, one.card.context
+    )
+    planned = Night(box, one.workload, learner, HOUR_S, rng(), None)
+    usual_s = planned.usual_process_s(one.incumbent)
+    planned.note_block(one.incumbent, 1.0, exact=True)
+    assert planned.usual_process_s(one.incumbent) < usual_s
+    planned.note_block(one.incumbent, 20 * usual_s, exact=True)
+    assert planned.usual_process_s(one.incumbent) > 2 * usual_s
 
 
 def test_a_night_that_cannot_prove_anything_any_more_says_so() -> None:
