@@ -260,7 +260,7 @@ _MOST_RESERVED = (
     0.6  # of what was left after the last challenge, unless a leader's least pairs take more
 )
 _FINALIST_STARTS = 2.0
-# Pairs that luck may ask for beyond those that are usually enough.
+# Pairs that luck may ask for beyond those that are usually enough; a large gain asks for none.
 _PAIRS_SLACK = 1.25
 _TOOL_CALL_S = 1.5
 _CHALLENGES = 6
@@ -647,7 +647,9 @@ class _Sweep:
         alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
         pair_sd = _PAIR_SD * self.learner.noise.process / USUAL.process
         pairs = pairs_needed(gain, pair_sd, margin=self.policy.min_gain, alpha=alpha)
-        pairs = max(math.ceil(_PAIRS_SLACK * pairs), LEAST_NAMED)
+        if pairs > LEAST_NAMED:
+            pairs = math.ceil(_PAIRS_SLACK * pairs)
+        pairs = max(pairs, LEAST_NAMED)
         return min(pairs, self.policy.max_pairs) * self._pair_s(candidate)
 
     def _spare_s(self, candidate: Arm) -> float:
