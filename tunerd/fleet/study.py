@@ -23,8 +23,8 @@ from tunerd.model.files import ModelFiles
 from tunerd.profile.arm import DRAFT_MODEL, Arm, arm_from_json
 from tunerd.profile.arm import plain as arm_plain
 from tunerd.records import plain, read_or_none
+from tunerd.sweep.known import Law, Study, Told, known_of
 from tunerd.sweep.plan import PreparedSweep
-from tunerd.sweep.study import Alone, Law, Study, Told, known_of
 from tunerd.words import digest
 
 # A claim is renewed so often while its arm is measured, and returns so long after its box was heard of last [s].
@@ -47,14 +47,14 @@ def meet(ctx: Context, prepared: PreparedSweep) -> Iterator[Study]:
     """The study of this box's class; where it cannot be reached the night goes on alone, and says so."""
     if prepared.base_plan.host.gpus is None:
         ctx.say("this box sweeps alone: what card it has cannot be told")
-        yield Alone(prepared.known)
+        yield Study(prepared.known)
         return
     drafts, engines = drafts_of(ctx, prepared), _identities(prepared)
     try:
         database = opened(ctx, writable=True)
     except TunerdError as problem:
         ctx.say(f"this box sweeps alone: {problem.message}")
-        yield Alone(prepared.known)
+        yield Study(prepared.known)
         return
     with contextlib.closing(database):
         ours, n_texts = class_of(prepared, drafts.values()), len(prepared.workload.classes)

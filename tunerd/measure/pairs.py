@@ -275,7 +275,7 @@ def judge_challenge(
     Args:
         log_ratios: log(incumbent / candidate) of each pair, in order.
         margin: Least gain worth a swap (ratio).
-        alpha: What this challenge may spend of the night's chance of a false promotion.
+        alpha: What this challenge may spend of the generation's chance of a false promotion.
         max_pairs: After so many pairs without a decision the challenge ends.
 
     Source:
@@ -323,7 +323,11 @@ def _most_by_a_pair(above: float) -> float:
 
 
 def pairs_needed(gain: float, pair_sd: float, *, margin: float, alpha: float) -> int:
-    """Pairs after which a true gain of this size is usually found; for planning only."""
+    """Pairs after which a true gain of this size is usually found; for planning only.
+
+    Source:
+        What noise takes from a bettor is fitted to the medians of 60 drawn challenges, gains of 6 to 80 % and spreads of 2 to 9 %.
+    """
     above = math.log1p(gain) - math.log1p(margin)
     if above <= 0:
         return 1000
@@ -332,8 +336,8 @@ def pairs_needed(gain: float, pair_sd: float, *, margin: float, alpha: float) ->
     # knowing the standard deviation and for mixing.
     evidence = math.log(1.0 / alpha) + math.log(len(EFFECTS))
     by_likelihood = evidence * (1.0 + 2.0 / distance**2) / 5.0
-    by_betting = math.log(_BETTING_NEEDED) / _most_by_a_pair(above)
-    return math.ceil(max(LEAST_PAIRS + by_likelihood, by_betting))
+    by_betting = math.log(_BETTING_NEEDED) / _most_by_a_pair(above) * (1 + 0.6 / distance**2)
+    return max(round(LEAST_PAIRS + by_likelihood), math.ceil(by_betting))
 
 
 # Which side is faster
@@ -367,7 +371,7 @@ class Decision:
     needed: float
 
 
-def decide(log_ratios: Sequence[float], *, alpha: float, tolerance: float) -> Decision:
+def judge_comparison(log_ratios: Sequence[float], *, alpha: float, tolerance: float) -> Decision:
     """What the pairs of a comparison say: both bounds for each side, with half of alpha each.
 
     Args:
@@ -654,7 +658,7 @@ class _Comparing:
             self.longest_s = max(self.longest_s, now_s - self.pair_begin_s)
             ratios = [pair.log_ratio for pair in self.pairs]
             limits = self.limits
-            self.decision = decide(ratios, alpha=limits.alpha, tolerance=limits.tolerance)
+            self.decision = judge_comparison(ratios, alpha=limits.alpha, tolerance=limits.tolerance)
             if self.on_pair is not None:
                 self.on_pair(self.pairs[-1], self.decision, self._left_s(now_s - self.begin_s))
         return not self._is_decided and len(self.pairs) < self.limits.max_pairs

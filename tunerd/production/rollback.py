@@ -371,13 +371,13 @@ def after_failure(
     Raises:
         HostError: a file cannot be written.
     """
-    from tunerd.sweep.record import decide
+    from tunerd.sweep.record import keep_decision
 
     remember_failure(ctx, profile, arm, engine_sha256, reason)
     record = read_tuned(ctx, profile)
     if record is not None and record.sweep == sweep:
         take_out_tuned(ctx, record, by_hand=False)
-    decide(ctx, sweep, {"what": TAKEN_BACK, "text": f"failed in service: {reason}"})
+    keep_decision(ctx, sweep, {"what": TAKEN_BACK, "text": f"failed in service: {reason}"})
 
 
 def _went(
@@ -399,14 +399,14 @@ def _rests_on(known: dict[int, Generation], record: TunedRecord, sha256: str | N
 
 
 def _decline(ctx: Context, record: TunedRecord) -> Message:
-    from tunerd.sweep.record import decide
+    from tunerd.sweep.record import keep_decision
 
     take_out_tuned(ctx, record, by_hand=True)
     if record.arm is not None:
         arm = arm_from_json(record.arm)
         remember_failure(ctx, record.profile, arm, record.engine_sha256, "it was rolled back by hand",
                          sweep=record.sweep)  # fmt: skip
-    decide(ctx, record.sweep, {"what": ROLLED_BACK, "text": "rolled back by hand"})
+    keep_decision(ctx, record.sweep, {"what": ROLLED_BACK, "text": "rolled back by hand"})
     return note(
         "tuned-declined",
         f"what sweep {record.sweep} found is left out of the next `tunerd apply`, and not proposed again",
@@ -415,10 +415,12 @@ def _decline(ctx: Context, record: TunedRecord) -> Message:
 
 
 def _take_again(ctx: Context, record: TunedRecord) -> Message:
-    from tunerd.sweep.record import decide
+    from tunerd.sweep.record import keep_decision
 
     write_tuned(ctx, record)
     if record.arm is not None:
         forget_failure(ctx, record.profile, arm_from_json(record.arm))
-    decide(ctx, record.sweep, {"what": AGAIN, "generation": record.generation, "text": "by hand"})
+    keep_decision(
+        ctx, record.sweep, {"what": AGAIN, "generation": record.generation, "text": "by hand"}
+    )
     return note("tuned", f"what sweep {record.sweep} found is in force again")

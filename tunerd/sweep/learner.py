@@ -15,6 +15,7 @@ from scipy.linalg import cho_factor, cho_solve
 from tunerd.profile.arm import OFF, Arm, Extra, Request, Sample, shape_of
 from tunerd.profile.workload import Workload
 from tunerd.sweep.costs import FamilyCosts, FamilyKey, Levels, Relative, Rows, place_of
+from tunerd.sweep.known import ARM_SD, LEVEL_SD, Known, Told
 from tunerd.sweep.laws import (
     PARTS,
     USUAL,
@@ -47,7 +48,6 @@ from tunerd.sweep.observations import (
     terms_of_prompt,
 )
 from tunerd.sweep.space import Grid, variant_of
-from tunerd.sweep.study import ARM_SD, LEVEL_SD, Known, Told
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -92,6 +92,7 @@ class Night:
         self.restarts = 0
         self.path: list[PathPoint] = []
         self.spent_s: dict[str, float] = defaultdict(float)
+        self._n_asked: dict[str, int] = defaultdict(int)
         self.failures: dict[Arm, list[str]] = defaultdict(list)
         # Engines that read a shared prefix anew each time, and whether of several requests at once.
         self.broken_caches: set[tuple[str, bool]] = set()
@@ -167,14 +168,27 @@ class Night:
 
     def process_s(self, arm: Arm, *, exact: bool = False) -> float:
         """Time that a fresh process with its warm-up and a block may take."""
-        before_s = self.load_s(arm) + _WARM_UP_S + self.prefix_s(arm, exact=exact)
+        before_s = self.start_s(arm) + self.prefix_s(arm, exact=exact)
         return before_s + self.block_s(arm, exact=exact)
 
     def usual_process_s(self, arm: Arm) -> float:
         """What one of a verdict will take, as far as one can tell: for several, whose delays do not all come together."""
+        return self.usual_start_s(arm) + self._pace * self._asked_s(arm, exact=True)
+
+    def start_s(self, arm: Arm) -> float:
+        """Time that a start and its warm-up may take."""
+        return self.load_s(arm) + max(_WARM_UP_S, self.usual_s(observations.WARM_UP, _WARM_UP_S))
+
+    def usual_start_s(self, arm: Arm) -> float:
+        """What a start and its warm-up take, as far as one can tell."""
         loads = self._loads.get(arm.engine)
         load_s = fmean(loads[-_RECENT:]) if loads else self.load_s(arm)
-        return load_s + _WARM_UP_S + self._pace * self._asked_s(arm, exact=True)
+        return load_s + self.usual_s(observations.WARM_UP, _WARM_UP_S)
+
+    def usual_s(self, purpose: str, otherwise: float) -> float:
+        """Mean time of requests of a purpose [s], `otherwise` before there were any."""
+        n_asked = self._n_asked[purpose]
+        return self.spent_s[purpose] / n_asked if n_asked else otherwise
 
     def _asked_s(self, arm: Arm, *, exact: bool) -> float:
         """Of a process's first block, without anything to spare."""
@@ -306,6 +320,7 @@ class Night:
             block=block, answer=None if answer is None else as_kept(answer), pair=pair,
         )  # fmt: skip
         self.spent_s[purpose] += seconds
+        self._n_asked[purpose] += 1
         self._note_rates(sample.reading)
         if sample.reading is not None and sample.reading.n_drafted:
             known = self._tell_steps.get(arm.engine, False)

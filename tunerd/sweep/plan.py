@@ -48,7 +48,7 @@ from tunerd.profile.schema import POWER_LIMIT, Range
 from tunerd.profile.workload import Rates, Workload, WorkloadShape, fitted
 from tunerd.result import Level, Message, note, warning
 from tunerd.sweep.context import sizes_between
-from tunerd.sweep.known import published
+from tunerd.sweep.known import Known, published
 from tunerd.sweep.power import limits_of
 from tunerd.sweep.schedule import closed_text, deadline_of, window_of
 from tunerd.sweep.space import (
@@ -73,7 +73,6 @@ from tunerd.sweep.space import (
     spec_of,
     values_of,
 )
-from tunerd.sweep.study import Known
 from tunerd.sweep.tuner import Forecast, forecast
 from tunerd.units.generations import Generation
 from tunerd.words import digest, format_duration

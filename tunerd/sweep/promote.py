@@ -24,7 +24,7 @@ from tunerd.result import ActionResult, Message, note, warning
 from tunerd.sweep.box import LiveTurn, NoAnswer, expected_turns, measure_live
 from tunerd.sweep.context import LUCK
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, prepare
-from tunerd.sweep.record import StoredSweep, decide, find_sweep
+from tunerd.sweep.record import StoredSweep, find_sweep, keep_decision
 from tunerd.sweep.space import changes
 from tunerd.sweep.tuner import changed
 from tunerd.units.generations import Generation
@@ -132,7 +132,7 @@ def decline(ctx: Context, number: int | None, *, why: str | None) -> ActionResul
         sweep = find_sweep(store, number)
     _demand_open(sweep)
     text = why or "declined by hand"
-    decide(ctx, sweep.number, {"what": DECLINED, "text": text})
+    keep_decision(ctx, sweep.number, {"what": DECLINED, "text": text})
     payload = {"sweep": sweep.number, "text": text}
     return ActionResult("decline", payload, has_acted=True)
 
@@ -174,7 +174,7 @@ def _keep(ctx: Context, proposal: _Proposal, verdict: _Again, generation: int) -
     """Make it the tuned layer and the decision."""
     write_tuned(ctx, _record(ctx, proposal, verdict, generation))
     forget_failure(ctx, proposal.prepared.plan_request.profile, proposal.arm)
-    decide(ctx, proposal.sweep.number,
+    keep_decision(ctx, proposal.sweep.number,
            {"what": PROMOTED, "generation": generation, "text": verdict.text})  # fmt: skip
 
 

@@ -215,7 +215,7 @@ def find_sweep(store: EvidenceStore | None, number: int | None) -> StoredSweep:
     return _stored(store, run)
 
 
-def decide(ctx: Context, number: int, decision: Mapping[str, Any]) -> None:
+def keep_decision(ctx: Context, number: int, decision: Mapping[str, Any]) -> None:
     """Keep what became of a sweep's proposal."""
     with EvidenceStore(ctx.paths.evidence) as store:
         store.add_summary(number, SummaryRecord(KIND, _DECISION, None, dict(decision)))

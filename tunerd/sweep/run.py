@@ -33,7 +33,7 @@ from tunerd.profile.files import load_profile
 from tunerd.records import read
 from tunerd.result import ActionResult, Message, Muted, Progress, note, warning
 from tunerd.sweep.box import House, LeaseBox, SweepTexts
-from tunerd.sweep.known import best_now, compare_drafts, known_by
+from tunerd.sweep.known import Study, best_now, compare_drafts, known_by
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, demand_room, plan_arm, plan_json, prepare
 from tunerd.sweep.power import measure_limits, power_notes, time_for
 from tunerd.sweep.promote import follow_policy
@@ -47,7 +47,6 @@ from tunerd.sweep.record import (
     unfinished,
 )
 from tunerd.sweep.schedule import configured_request, deadline_of, demand_open, demand_time
-from tunerd.sweep.study import Alone, Study
 from tunerd.sweep.tuner import PROMOTE, Outcome, arm_text, changed, tune
 from tunerd.units.generations import Generation
 from tunerd.units.manager import UP
@@ -258,7 +257,7 @@ Meet = Callable[[Context, PreparedSweep], contextlib.AbstractContextManager[Stud
 def alone(ctx: Context, prepared: PreparedSweep) -> contextlib.AbstractContextManager[Study]:
     """For a box that shares no store with others."""
     del ctx
-    return contextlib.nullcontext(Alone(prepared.known))
+    return contextlib.nullcontext(Study(prepared.known))
 
 
 def sweep_plan(ctx: Context, request: SweepRequest) -> ActionResult:
@@ -407,7 +406,7 @@ class _Run:
     command: str
     house: House
     meet: Meet
-    _study: Study = field(default_factory=Alone)
+    _study: Study = field(default_factory=Study)
     _told: list[str] = field(default_factory=list)
     _restarts: int = 0
     _elapsed_s: float = 0.0

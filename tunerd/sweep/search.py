@@ -25,11 +25,11 @@ from tunerd.profile.arm import (
     simplicity,
     wording_of,
 )
+from tunerd.sweep.known import Study, Told
 from tunerd.sweep.learner import Belief, Learner
 from tunerd.sweep.limits import Limits, without_margin
 from tunerd.sweep.night import Block, CannotStart, Night, Server, TimeUp
 from tunerd.sweep.space import FamilyGrid, Grid, Left, Variant, first_arms, planes, variant_of
-from tunerd.sweep.study import Alone, Study, Told
 
 Array = NDArray[np.float64]
 
@@ -248,7 +248,7 @@ class Search:
         study: Study | None = None,
     ) -> None:
         self.night = night
-        self.study = study or Alone()
+        self.study = study or Study()
         self.grid = grid
         self.limits = limits
         self.policy = policy
@@ -731,6 +731,7 @@ _STEPS = 4
 # A smaller margin is worth another start if it is predicted to save so much (log ratio).
 _FINALIST_WORTH = 0.003
 _STEP_UP_MIB = 256.0
+_NEARLY_NONE_MIB = 16.0
 _TRIES = 2
 
 
@@ -802,7 +803,7 @@ class Finalist:
 
     def _try(self, arm: Arm) -> MarginStep:
         night = self._night
-        night.require(night.process_s(arm))
+        night.require(night.start_s(arm))
         try:
             server = self._search.start(arm, "finalist")
             self._ask_tools(server)
@@ -852,6 +853,8 @@ class Finalist:
                 middle = family.margin_at_least((arm.fit_mib + good.fit_mib) / 2)
                 return middle if middle is not None and middle < good.fit_mib else None
             short = _STEP_UP_MIB if step.free_mib is None else target - step.free_mib
+            if step.free_mib is not None and step.free_mib < _NEARLY_NONE_MIB:
+                short = max(short, _STEP_UP_MIB)  # nobody says how much more there was no room for
             return family.margin_at_least(arm.fit_mib + max(short, 1.0))
         if step.free_mib is None or not self._search.learner.memory(arm.family).is_binding:
             return None
@@ -863,7 +866,7 @@ class Finalist:
 
     def _is_time(self, arm: Arm) -> bool:
         fill = Request("", "", 0, self._search.learner.context, 1)
-        return self._night.usual_process_s(arm) + self._night.request_s(arm, fill) < self._spare_s()
+        return self._night.usual_start_s(arm) + self._night.request_s(arm, fill) < self._spare_s()
 
     def _saves(self, arm: Arm, margin: int) -> float:
         log_turn, _ = self._search.learner.predictions([arm, arm.with_margin(margin)])

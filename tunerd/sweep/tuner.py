@@ -38,13 +38,14 @@ from tunerd.profile.arm import (
 from tunerd.profile.workload import Rates, Workload
 from tunerd.sweep.challenge import Carried, Challenge, Result, carried, pair_json
 from tunerd.sweep.context import Floor, Widest
+from tunerd.sweep.known import Study, law_of
 from tunerd.sweep.laws import USUAL
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits, without_margin, worse
 from tunerd.sweep.night import CHECKPOINT_S, Night, PathPoint, TimeUp
+from tunerd.sweep.observations import TOOL
 from tunerd.sweep.search import Finalist, MarginStep, Search
 from tunerd.sweep.space import CONTEXT_NAMES, Grid, Left, build_grid
-from tunerd.sweep.study import Alone, Study, law_of
 from tunerd.words import format_duration
 
 _WARM_UP_S = 3.0
@@ -259,9 +260,12 @@ _UNKNOWN_GAIN = 0.15
 _MOST_RESERVED = (
     0.6  # of what was left after the last challenge, unless a leader's least pairs take more
 )
-_FINALIST_STARTS = 2.0
+_FINALIST_STARTS = 2.5
+# Pairs that will hardly fit are begun all the same: nothing else is left to do, and they go on the next night.
+_ALMOST = 1.15
 # Pairs that luck may ask for beyond those that are usually enough; a large gain asks for none.
 _PAIRS_SLACK = 1.25
+_LEAST_ABOVE = 0.02  # of a gain that is planned for, above what is worth a swap
 _TOOL_CALL_S = 1.5
 _CHALLENGES = 6
 _NOT_FASTER = "challenged, and not faster by enough"
@@ -315,7 +319,7 @@ class _Sweep:
     ) -> None:  # fmt: skip
         self.given = incumbent
         self.incumbent = incumbent
-        self.study = study or Alone()
+        self.study = study or Study()
         policy = policy or Policy()
         self.policy = replace(policy, seeds=(*policy.seeds, *self.study.seeds))
         if not workload.classes:
@@ -393,7 +397,7 @@ class _Sweep:
         """The whole night."""
         self.night.recommend(self.incumbent)
         try:
-            verdict, reasons = self._decide()
+            verdict, reasons = self._search_and_challenge()
         except Preempted:
             verdict, reasons = INCONCLUSIVE, ["the user wanted the machine"]
         if given_up := self._give_up():
@@ -425,7 +429,7 @@ class _Sweep:
 
     # Search and verdict in turns
 
-    def _decide(self) -> tuple[str, list[str]]:
+    def _search_and_challenge(self) -> tuple[str, list[str]]:
         """Why there is no further winner; those that there were are in `_won`."""
         if self.policy.at_least_tok_s is not None:
             return self._widest(self.policy.at_least_tok_s)
@@ -491,7 +495,7 @@ class _Sweep:
         """Whether so many pairs fit that they could decide, with those from before it was cut short."""
         known = [one for one in self._cut_short if one.candidate == finalist.canonical()]
         n_pairs = LEAST_NAMED - sum(len(one.pairs) for one in known)
-        return n_pairs * self._pair_s(finalist) <= self.night.remaining_s
+        return n_pairs * self._pair_s(finalist) <= _ALMOST * self.night.remaining_s
 
     def _pair_s(self, candidate: Arm) -> float:
         return sum(self.night.usual_process_s(one) for one in (self.incumbent, candidate))
@@ -641,9 +645,14 @@ class _Sweep:
 
     def _pairs_s(self, candidate: Arm) -> float:
         """Time of the pairs that will decide, as far as one can tell."""
-        gain = self._gain()
-        if gain < self.policy.min_gain:
+        gain, leader = self._gain(), self.search.leader()
+        if leader is None or gain < self.policy.min_gain:
             gain = _UNKNOWN_GAIN
+        else:
+            # The first of many gains less than it seems to.
+            (sd,) = self.learner.differences_sd([leader.arm], self.incumbent)
+            least = math.expm1(math.log1p(gain) - self.search.planes.surprise * float(sd))
+            gain = max(least, self.policy.min_gain + _LEAST_ABOVE)
         alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
         pair_sd = _PAIR_SD * self.learner.noise.process / USUAL.process
         pairs = pairs_needed(gain, pair_sd, margin=self.policy.min_gain, alpha=alpha)
@@ -661,8 +670,9 @@ class _Sweep:
         leader = self.search.leader()
         arm = self.incumbent if leader is None else leader.arm
         fill_s = self.night.request_s(arm, Request("", "", 0, self.learner.context, 1))
-        finalist_s = _FINALIST_STARTS * (self.night.usual_process_s(arm) + fill_s)
-        before_s = finalist_s + self.policy.tool_calls * _TOOL_CALL_S
+        finalist_s = _FINALIST_STARTS * (self.night.usual_start_s(arm) + fill_s)
+        n_calls = max(self.policy.tool_calls - self.limits.own_tool_calls(arm)[0], 0)
+        before_s = finalist_s + n_calls * self.night.usual_s(TOOL, _TOOL_CALL_S)
         least_s = LEAST_NAMED * self._pair_s(arm) + before_s
         most_s = _MOST_RESERVED * self._phase_s
         needed_s = min(self._pairs_s(arm) + before_s, most_s)

@@ -13,8 +13,8 @@ from tests.support.sweep_box import SweepBox, swept
 from tunerd.fleet.study import class_of, drafts_of, meet
 from tunerd.machine.net import free_port
 from tunerd.profile.arm import DRAFT_MODEL, Space
+from tunerd.sweep.known import Study
 from tunerd.sweep.plan import SweepRequest, prepare
-from tunerd.sweep.study import Alone
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_class_is_what_can_learn_from_each_other_whenever_each_box_got_its_fil
     said: list[str] = []
     ctx = replace(box.box.context, progress=lambda progress: said.append(progress.text))
     with meet(ctx, blind) as study:
-        assert type(study) is Alone, "what is unknown is no class"
+        assert type(study) is Study, "what is unknown is no class"
     assert said == ["this box sweeps alone: what card it has cannot be told"]
 
     first = found()

@@ -21,8 +21,8 @@ from tunerd.fleet.shared import opened
 from tunerd.fleet.study import SharedStudy
 from tunerd.profile.arm import DRAFT_MODEL, Arm
 from tunerd.profile.arm import plain as arm_plain
+from tunerd.sweep.known import Law, Told
 from tunerd.sweep.laws import N_PROMPT_TERMS, N_STEP_TERMS, n_parameters
-from tunerd.sweep.study import Law, Told
 
 SERVES = Arm("mainline", "off", 0, 0.0, 1024, "q8_0", 512, 2048, 8)
 ARM = Arm("mainline", "mtp", 4, 0.5, 1024, "q8_0", 512, 2048, 8)

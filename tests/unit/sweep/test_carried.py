@@ -250,7 +250,7 @@ def test_with_another_incumbent_the_pairs_of_a_challenge_say_nothing(cut: Outcom
 @functools.cache
 def first_hour() -> tuple[Task, Outcome]:
     """A night on one engine that found a winner."""
-    one = task("16G", "chat", 1)
+    one = task("16G", "chat", 2)
     few = {key: family for key, family in one.space.families.items() if key[0] == "mainline"}
     return one, tune(
         one.box(), Space(few), one.workload, one.incumbent, 1.5 * HOUR_S, np.random.default_rng(1)
