@@ -31,7 +31,7 @@ def detect_command(call: Call) -> ActionResult:
       tunerd detect
       tunerd detect --json | jq '.gpus[0].free_mib'
     """  # noqa: D301
-    from tunerd.production.adopt import detect
+    from tunerd.production.detect import detect
 
     return detect(call.context())
 
@@ -40,7 +40,7 @@ def detect_command(call: Call) -> ActionResult:
 @operation("render_overview")
 def overview_command(call: Call) -> ActionResult:
     """What is here in a few lines, and the one command that comes next."""
-    from tunerd.production.adopt import detect
+    from tunerd.production.detect import detect
 
     return detect(call.context())
 
@@ -73,7 +73,7 @@ def profiles_for_here(typed: Any, command: str) -> tuple[str, str | None]:
         command: What lacks a profile.
     """
     from tunerd.app import build_context
-    from tunerd.production.adopt import fitting_profiles
+    from tunerd.production.detect import fitting_profiles
 
     found = fitting_profiles(build_context(mode=typed.mode))
     if not found:
@@ -282,7 +282,7 @@ def list_command(call: Call) -> ActionResult:
     Example:
       tunerd profiles list
     """  # noqa: D301
-    from tunerd.production.adopt import list_profiles
+    from tunerd.production.profiles import list_profiles
 
     return list_profiles(call.context())
 
@@ -298,7 +298,7 @@ def show_command(call: Call, profile: str, options: tuple[str, ...]) -> ActionRe
     Example:
       tunerd profiles show rtx-5060-ti-16gb
     """  # noqa: D301
-    from tunerd.production.adopt import show_profile
+    from tunerd.production.profiles import show_profile
     from tunerd.profile.files import parse_options
 
     return show_profile(call.context(), profile, options=parse_options(options))
@@ -314,7 +314,7 @@ def check_command(call: Call, profile_or_file: str) -> ActionResult:
     Example:
       tunerd profiles check ./mine.toml
     """  # noqa: D301
-    from tunerd.production.adopt import check_profile
+    from tunerd.production.profiles import check_profile
 
     return check_profile(call.context(), profile_or_file)
 
@@ -335,7 +335,7 @@ def new_profile_command(call: Call, name: str, **options: Any) -> ActionResult:
       tunerd profiles new mine --model /srv/models/Qwen3.6-27B-Q4_K_M-mtp.gguf
       tunerd profiles new mine --from-unit llama-server.service
     """  # noqa: D301
-    from tunerd.production.adopt import new_profile
+    from tunerd.production.profiles import new_profile
 
     return new_profile(call.context(), name, **options)
 

@@ -10,7 +10,7 @@ from tests.support.local_box import Box
 from tunerd.app import Context
 from tunerd.engine.builds import PlanRequest, choose, named_by_plan
 from tunerd.machine.host import read_host
-from tunerd.production.adopt import check_profile
+from tunerd.production.profiles import check_profile
 from tunerd.tryout.designed import SHAPES, design, write
 
 PROFILE = """

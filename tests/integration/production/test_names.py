@@ -10,7 +10,7 @@ from tests.support.local_box import Box
 from tunerd.errors import UsageError
 from tunerd.measure.learn import learn_workload
 from tunerd.measure.sides import side_of
-from tunerd.production.adopt import new_profile
+from tunerd.production.profiles import new_profile
 from tunerd.production.rollback import find_target
 
 BAD = ("../tunerd", "a b/c", "a/b", "a b", "..", ".hidden", "-x", "", "x" * 101, "a\n", "é")

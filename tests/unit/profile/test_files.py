@@ -10,7 +10,7 @@ import pytest
 from tunerd.app import Context, build_context
 from tunerd.errors import ConfigError
 from tunerd.measure.learn import list_workloads
-from tunerd.production.adopt import check_profile, list_profiles
+from tunerd.production.profiles import check_profile, list_profiles
 from tunerd.profile.files import load_profile
 
 BROKEN = "[serving\nport = 1\n"
