@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tunerd import __version__, errors
 from tunerd.cli.main import EXIT_CODES, cli
 from tunerd.doctor.rules import ALL_RULES
-from tunerd.engine.flags import ALL_FLAGS
+from tunerd.engine.flags import spellings_of_keys
 from tunerd.measure.bundle import Bundle
 from tunerd.profile.layers import default_layer
 from tunerd.profile.schema import SECTIONS, ProfileFile, flatten
@@ -154,7 +154,9 @@ def profiles_page() -> Iterator[str]:
         key: (value, default_layer().reasons.get(key, ""))
         for key, value in flatten(default_layer().data).items()
     }
-    flags = {row.key: _spellings(row) for row in ALL_FLAGS}
+    flags = {
+        key: ", ".join(f"`{word}`" for word in words) for key, words in spellings_of_keys().items()
+    }
     for section in SECTIONS:
         table = ProfileFile.model_fields[section].annotation
         if not (isinstance(table, type) and issubclass(table, BaseModel)):
@@ -176,11 +178,6 @@ def profiles_page() -> Iterator[str]:
     yield from _rows(WorkloadTable)
     yield "### [[workload.classes]]\n"
     yield from _rows(ClassTable)
-
-
-def _spellings(row: object) -> str:
-    spellings: tuple[str, ...] = getattr(row, "spellings", ())
-    return ", ".join(f"`{word}`" for word in spellings)
 
 
 def errors_page() -> Iterator[str]:

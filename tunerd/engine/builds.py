@@ -14,7 +14,7 @@ from typing import Any
 
 from tunerd.app import Context
 from tunerd.engine.commandline import KINDS_WITH_DRAFT_FILE, CommandLine, RenderContext, render
-from tunerd.engine.flags import ALL_FLAGS, normal_spelling
+from tunerd.engine.flags import PLAIN_FLAGS, normal_spelling
 from tunerd.engine.health import argument_error
 from tunerd.engine.help import (
     ALWAYS,
@@ -290,7 +290,7 @@ def _lacks(capabilities: Capabilities) -> tuple[str, ...]:
     """Profile keys and kinds of speculation that this build cannot serve."""
     missing = [
         row.key
-        for row in ALL_FLAGS
+        for row in PLAIN_FLAGS
         if row.off is None and capabilities.first_of(*row.spellings) is None
     ]
     if capabilities.spec_style is SpecStyle.NONE:

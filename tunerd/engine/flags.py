@@ -1,4 +1,4 @@
-"""How profile keys are spelled as llama-server flags: one table for every dialect.
+"""How profile keys are spelled as llama-server flags: one table for every dialect, with one row a key but for n-gram kinds.
 
 A row names the spellings in order of preference; the first that the build takes is used, so an
 unknown build is served by its flags and never by its name. What needs more than a spelling
@@ -237,25 +237,26 @@ _RENDERED_ELSEWHERE: Mapping[str, str] = {
     "serving.api_key_file": "--api-key",
 }
 
-ALL_FLAGS: tuple[KeyFlag, ...] = (
+PLAIN_FLAGS: tuple[KeyFlag, ...] = (
     *SERVING_FLAGS,
     *PLACEMENT_FLAGS,
     *GPU_FLAGS,
     *DRAFT_FLAGS,
     *DRAFT_GPU_FLAGS,
 )
-_ROWS = (*ALL_FLAGS, *DEPTH_FLAGS)
-_SHORT = {short: long for row in _ROWS for short, long in row.shorts}
+FLAG_ROWS = (*PLAIN_FLAGS, *DEPTH_FLAGS)
+_SHORT = {short: long for row in FLAG_ROWS for short, long in row.shorts}
 _OWNERS = {
     **{word: key for key, words in _RENDERED_ELSEWHERE.items() for word in words.split()},
-    **{word: row.key for row in _ROWS for word in (*row.spellings, *dict(row.shorts))},
+    **{word: row.key for row in FLAG_ROWS for word in (*row.spellings, *dict(row.shorts))},
 }
+_NGRAM_KINDS = ("ngram-mod", "ngram-simple", "ngram-map-k", "ngram-map-k4v")  # others have no sizes
 # Known for what they mean, and compared as they stand, as evidence of units that have them was.
 _AS_THEY_STAND = frozenset({"--draft", "--draft-n", "--draft-n-min"})
-_SPELLINGS = {row.key: frozenset(row.spellings) for row in ALL_FLAGS}
+_SPELLINGS = {row.key: frozenset(row.spellings) for row in PLAIN_FLAGS}
 _MODEL = "model.path"
-REACHES = {_MODEL: Reach.TEXT, **{row.key: row.reach for row in ALL_FLAGS if row.reach}}
-NOT_COMPARED = frozenset({_MODEL, *(row.key for row in ALL_FLAGS if not row.is_compared)})
+REACHES = {_MODEL: Reach.TEXT, **{row.key: row.reach for row in PLAIN_FLAGS if row.reach}}
+NOT_COMPARED = frozenset({_MODEL, *(row.key for row in PLAIN_FLAGS if not row.is_compared)})
 
 _SECRET_VARIABLE = re.compile(
     r"(^|_)(API_?KEYS?|ACCESS_KEY|TOKENS?|PASSWORD|PASSWD|PASSPHRASE|SECRETS?|CREDENTIALS?)($|_)",
@@ -263,6 +264,16 @@ _SECRET_VARIABLE = re.compile(
 )
 _FLAG = re.compile(r"-+[^\W\d_]")
 SECRET_FLAGS = frozenset({"--api-key", "--hf-token", "-hft", "--hf-token-draft"})
+
+
+def spellings_of_keys() -> dict[str, tuple[str, ...]]:
+    """Every flag by which some build takes a key."""
+    found: dict[str, dict[str, None]] = {}
+    for row in (*FLAG_ROWS, *(row for kind in _NGRAM_KINDS for row in ngram_flags(kind))):
+        found.setdefault(row.key, {}).update(dict.fromkeys(row.spellings))
+    for key, words in _RENDERED_ELSEWHERE.items():
+        found.setdefault(key, {}).update(dict.fromkeys(words.split()))
+    return {key: tuple(spellings) for key, spellings in found.items()}
 
 
 def is_secret_variable(name: str) -> bool:

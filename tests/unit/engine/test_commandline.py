@@ -19,7 +19,7 @@ from tests.support.builders import (
 from tests.support.folders import DATA
 from tests.support.profiles import KEYS, PROFILE_DATA, context, profile_of
 from tunerd.engine.commandline import CommandLine, Refusal, render
-from tunerd.engine.flags import ALL_FLAGS, KeyFlag
+from tunerd.engine.flags import FLAG_ROWS, PLAIN_FLAGS, KeyFlag
 from tunerd.profile.layers import Layer
 from tunerd.profile.schema import all_keys
 
@@ -183,13 +183,13 @@ def test_extra_arguments_are_passed_and_marked() -> None:
 
 
 def test_every_row_of_the_flag_table_is_a_profile_key() -> None:
-    keys = [row.key for row in ALL_FLAGS]
+    keys = [row.key for row in PLAIN_FLAGS]
     assert set(keys) <= set(all_keys())
     assert len(keys) == len(set(keys))
     assert set(keys) - set(KEYS) == {"serving.api_key_file"}
 
 
-@pytest.mark.parametrize("row", ALL_FLAGS, ids=[row.key for row in ALL_FLAGS])
+@pytest.mark.parametrize("row", FLAG_ROWS, ids=[row.key for row in FLAG_ROWS])
 def test_every_row_of_the_flag_table_is_a_flag_of_some_build(row: KeyFlag) -> None:
     for spelling in row.spellings:
         owners = [d for d in HELP_OF if spelling in capabilities_of(d).flags]
