@@ -216,6 +216,7 @@ def _asked_for(family: int) -> Iterator[TcpSocket]:
     wanted = _WANTED.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << int(_LISTEN, 16))
     size = 4 if family == socket.AF_INET else 16
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
+        kernel.connect((0, 0))  # from then on nobody but the kernel is heard
         kernel.send(_HEADER.pack(_HEADER.size + len(wanted), _BY_FAMILY, _DUMP, 0, 0) + wanted)
         while True:
             answer = kernel.recv(_ANSWER_BYTES)
