@@ -2,7 +2,7 @@
 
 Every cell of the grid is a fresh process, started as a sweep starts it; a cell in which anybody else used
 the CPU is measured again. `grid` goes on where it was ended; `sweep` lets `tunerd sweep run` search the
-same space in a quarter of the time that the grid took. Since a machine's own speed may move while a grid
+same space in a tenth of the time that the grid took. Since a machine's own speed may move while a grid
 is measured, `finals` measures the grid's best and what the sweeps chose once more, in turns; `report`
 compares.
 """
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -33,20 +34,25 @@ from tunerd.machine.net import free_port
 from tunerd.measure.life import prompt_book
 from tunerd.paths import Paths, paths_for
 from tunerd.production.lease import hold
-from tunerd.profile.arm import OFF, Arm, Request
+from tunerd.profile.arm import OFF, Arm, Request, read
+from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.box import House, LeaseBox, SweepTexts
+from tunerd.sweep.laws import fit_acceptance
+from tunerd.sweep.observations import Answer, pool
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, plan_arm, prepare
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.words import Mode
 
 ROWS = Path(__file__).parent / "data" / "real_grid.jsonl"
-MAINLINE, IK = "mainline-2026-08-18", "ik-2026-08"
+ENGINES = ("mainline-2026-08-18", "ik-2026-08")
 WORKLOADS = ("code", "creative")
+_TEXTS = 4  # of each workload in a cell
 _PROMPT_TOKENS, _ANSWER_TOKENS = 64, 96
 _MOST_OTHERS = 0.08  # cores; more makes a cell void
 _TRIES = 4
-_QUARTER = 0.25
+_SHARE = 0.1
 _FINALISTS = 4  # of each workload, by the grid
+_DEPTHS, _READ_P_MIN = (1, 2, 3, 4, 6), 0.5
 
 _WORKLOAD = """
 [[classes]]
@@ -61,11 +67,11 @@ workload = "code"
 [model]
 path = "{model}"
 [engine]
-prefer = ["{mainline}"]
+prefer = ["{engine}"]
 [serving]
 port = {port}
 ctx_size = 1024
-threads = {threads}
+threads = 1
 threads_batch = "default"
 n_ubatch = 512
 metrics = true
@@ -77,38 +83,16 @@ p_min = 0.75
 "engine.prefer" = {engines}
 "speculation.n_max" = [1, 2, 3, 4, 6]
 "speculation.p_min" = [0.0, 0.75]
-"serving.threads" = {sweep_threads}
-"serving.n_ubatch" = {ubatch}
+"serving.threads" = [1, 2]
+"serving.n_ubatch" = [128, 512]
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is searched: the engines, threads and batches that both may take, and who serves before.
-
-    `rounds` is how many texts a cell measures of each workload: with few cells, more of them, since one
-    cell's error is then all that separates neighbours.
-    """
-
-    engines: tuple[str, ...]
-    threads: tuple[int, ...]
-    serving_threads: int
-    ubatch: tuple[int, ...]
-    rounds: int
-
-
-QUESTIONS: Mapping[str, Question] = {
-    "settings": Question((MAINLINE,), (1, 2), 1, (128, 512), 4),
-    "engines": Question((MAINLINE, IK), (2,), 2, (512,), 10),
-}
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
-    """A folder in which tunerd serves one question, in local mode."""
+    """A folder in which tunerd serves, in local mode."""
 
     folder: Path
-    question: str
 
     @property
     def environment(self) -> dict[str, str]:
@@ -140,9 +124,9 @@ class Place:
         return json.loads(done.stdout)
 
 
-def make(folder: Path, name: str, engines: Path) -> Place:
-    """The folder with its model and profile, served by what the question begins with."""
-    place, question = Place(folder / name, name), QUESTIONS[name]
+def make(folder: Path, engines: Path) -> Place:
+    """The folder with its model and profile, served by what a search begins with."""
+    place = Place(folder)
     if not place.folder.exists():
         profiles = place.folder / "config" / "profiles"
         (profiles / "workloads").mkdir(parents=True)
@@ -153,14 +137,11 @@ def make(folder: Path, name: str, engines: Path) -> Place:
             (profiles / "workloads" / f"{kind}.toml").write_text(text)
         (profiles / "grid.toml").write_text(
             _PROFILE.format(
-                model=model, mainline=MAINLINE, port=free_port(), threads=question.serving_threads,
-                engines=json.dumps(question.engines), sweep_threads=list(question.threads),
-                ubatch=list(question.ubatch),
+                model=model, engine=ENGINES[0], port=free_port(), engines=json.dumps(ENGINES)
             )
-        )  # fmt: skip
+        )
         listed = "".join(
-            f'[engines.{one}]\npath = "{engines / one}"\nallow_writable = true\n'
-            for one in question.engines
+            f'[engines.{one}]\npath = "{engines / one}"\nallow_writable = true\n' for one in ENGINES
         )
         (place.folder / "config" / "tunerd.toml").write_text(
             f"{listed}[service]\nsettle_s = 0.1\ndrain_s = 0.0\n[sweep]\npromote = 'never'\n"
@@ -219,7 +200,7 @@ def cell(box: LeaseBox, arm: Arm, place: Place) -> dict[str, Any]:
         from_s = time.monotonic()
         told = [
             box.measure(Request(kind, f"grid {kind} {at}", 0, _PROMPT_TOKENS, _ANSWER_TOKENS))
-            for at in range(QUESTIONS[place.question].rounds)
+            for at in range(_TEXTS)
         ]
         # With answers of the length that was asked for, as the sweep counts them.
         answers = [
@@ -244,11 +225,11 @@ def _short(value: float | None) -> float | None:
 
 
 def grid(given: argparse.Namespace) -> None:
-    place = make(Path(given.folder), given.question, Path(given.engines))
+    place = make(Path(given.folder), Path(given.engines))
     ctx = place.context
     request = SweepRequest(budget_s=7200, workload=WORKLOADS[0], seed=1)
     prepared = prepare(ctx, request, proves=True)
-    measured = {_key(row) for row in rows_of(given.rows, given.question, "cell")}
+    measured = {_key(row) for row in rows_of(given.rows, "cell")}
     left = [arm for arm in arms_of(prepared) if _arm_key(asdict(arm)) not in measured]
     print(f"{len(left)} of {len(arms_of(prepared))} cells are left", flush=True)
     if not left:
@@ -259,7 +240,7 @@ def grid(given: argparse.Namespace) -> None:
             if time.monotonic() > end_s:
                 break
             row = undisturbed(box, arm, place)
-            keep(given.rows, {"what": "cell", "question": given.question, **row})
+            keep(given.rows, {"what": "cell", **row})
             print(f"{at + 1}/{len(left)} {arm}: {_told(row)}", flush=True)
 
 
@@ -280,26 +261,80 @@ def opened(ctx: Context, prepared: PreparedSweep, minutes: float) -> Iterator[Le
 
 def finals(given: argparse.Namespace) -> None:
     """The grid's best cells, what sweeps chose and what served before, in turns."""
-    place = make(Path(given.folder), given.question, Path(given.engines))
+    place = make(Path(given.folder), Path(given.engines))
     ctx = place.context
     prepared = prepare(ctx, SweepRequest(budget_s=7200, workload=WORKLOADS[0], seed=1), proves=True)
-    names = finalists(given.rows, given.question)
+    names = finalists(given.rows)
     arms = [arm for arm in arms_of(prepared) if str(arm) in names]
     print(f"{len(arms)} finalists", flush=True)
-    rng = random.Random(len(rows_of(given.rows, given.question, "final")))  # noqa: S311 -- an order
+    rng = random.Random(len(rows_of(given.rows, "final")))  # noqa: S311 -- an order
     with opened(ctx, prepared, given.minutes) as box:
         for number in range(given.count):
             for arm in rng.sample(arms, len(arms)):
                 row = undisturbed(box, arm, place)
-                head = {"what": "final", "question": given.question, "round": number}
+                head = {"what": "final", "round": number}
                 keep(given.rows, {**head, **row})
                 print(f"{number} {arm}: {_told(row)}", flush=True)
 
 
-def finalists(path: str, question: str) -> set[str]:
+def steps(given: argparse.Namespace) -> None:
+    """Times of steps and right drafts as one start of each build tells them, against a start of each n-max."""
+    place = make(Path(given.folder), Path(given.engines))
+    ctx = place.context
+    prepared = prepare(ctx, SweepRequest(budget_s=7200, workload=WORKLOADS[0], seed=1), proves=True)
+    classes = (RequestClass(1, kind, 0, _PROMPT_TOKENS, _ANSWER_TOKENS) for kind in WORKLOADS)
+    workload = Workload(tuple(classes))
+    lines = []
+    with opened(ctx, prepared, given.minutes) as box:
+        for engine in ENGINES:
+            arm = Arm(engine, "mtp", max(_DEPTHS), _READ_P_MIN, 0, "f16", 512, 2048, 2)
+            mixed = list(read_answers(box, arm, workload))
+            acceptance = fit_acceptance(pool(mixed), len(WORKLOADS))
+            for n_max in _DEPTHS:
+                alone = list(read_answers(box, arm.with_draft(n_max, 0.0), workload))
+                told, seen = step_ms(mixed, n_max), step_ms(alone, n_max)
+                expected = acceptance.drafts(n_max, 0.0).per_step(n_max)[1]
+                lines.append(
+                    [engine, str(n_max), f"{told:.1f}", f"{seen:.1f}", f"{told / seen - 1:+.1%}"]
+                )
+                for text in range(len(WORKLOADS)):
+                    (counts,) = (one for one in pool(alone) if one.text == text)
+                    right = counts.accepted / counts.n_steps
+                    tokens = (1 + float(expected[text])) / (1 + right) - 1
+                    lines[-1] += [f"{expected[text]:.2f}", f"{right:.2f}", f"{tokens:+.1%}"]
+    heads = ["build", "n-max", "step, read", "alone", "off"]
+    for kind in WORKLOADS:
+        heads += [f"{kind}: right in a step, read", "alone", "tokens of a step off"]
+    print(table(heads, lines))
+
+
+def read_answers(box: LeaseBox, arm: Arm, workload: Workload) -> Iterator[Answer]:
+    """What a fresh process answers to the texts of a cell, twice as many."""
+    boot = box.restart(arm)
+    if not boot.ok:
+        raise SystemExit(f"{arm}: {boot.failure}")
+    for text, at in product(range(len(workload.classes)), range(2 * _TEXTS)):
+        request = Request(WORKLOADS[text], f"steps {at}", 0, _PROMPT_TOKENS, _ANSWER_TOKENS)
+        reading = read(box.measure(request))
+        yield Answer(arm, arm, str(arm), "block", str(at), text, request, reading)
+
+
+def step_ms(answers: Iterable[Answer], n_drafted: int) -> float:
+    """Mean time of a step that drafted so many tokens [ms]; NaN where none did."""
+    found = [
+        one
+        for answer in answers
+        for one in answer.reading.steps or ()
+        if one.n_drafted == n_drafted
+    ]
+    n_steps = sum(one.n_steps for one in found)
+    return sum(one.ms for one in found) / n_steps if n_steps else math.nan
+
+
+def finalists(path: str) -> set[str]:
     """Cells that are hardly slower than the best, and every arm that a sweep began with or chose."""
-    cells = rows_of(path, question, "cell")
-    names = {row[key] for row in rows_of(path, question, "sweep") for key in ("arm", "incumbent")}
+    cells = rows_of(path, "cell")
+    names = {row[key] for row in rows_of(path, "sweep") for key in ("arm", "incumbent")}
     for kind in WORKLOADS:
         turns = {text_of(row["arm"]): turn_ms(row, kind) for row in cells if kind in row}
         names |= set(sorted(turns, key=lambda name: turns[name])[:_FINALISTS])
@@ -326,9 +361,9 @@ def _told(row: Mapping[str, Any]) -> str:
 
 def sweep(given: argparse.Namespace) -> None:
     """The product itself, as a user calls it, on a store that knows nothing yet."""
-    place = make(Path(given.folder), given.question, Path(given.engines))
+    place = make(Path(given.folder), Path(given.engines))
     for kind in given.workloads.split(","):
-        budget_s = int(grid_s(given.rows, given.question, kind) * _QUARTER - given.spare)
+        budget_s = int(grid_s(given.rows, kind) * _SHARE - given.spare)
         for seed in range(given.first, given.first + given.count):
             place.paths.evidence.unlink(missing_ok=True)
             began_s, began_busy, began_own = time.monotonic(), busy_s(), own_s(place.folder)
@@ -338,14 +373,14 @@ def sweep(given: argparse.Namespace) -> None:
             took_s = time.monotonic() - began_s
             shown = place.tunerd("sweep", "show")
             row = {
-                "what": "sweep", "question": given.question, "workload": kind, "seed": seed,
+                "what": "sweep", "workload": kind, "seed": seed,
                 "budget_s": budget_s, "seconds": round(took_s, 1),
                 "own_cpu_s": round(own_s(place.folder) - began_own + sum(os.times()[2:4]) - children_s, 1),
                 "busy_cpu_s": round(busy_s() - began_busy, 1),
                 **{key: said[key] for key in ("verdict", "sentence", "reasons", "incumbent", "arm",
                                               "arms_measured", "restarts", "elapsed_s", "known_before")},
             }  # fmt: skip
-            Path(given.folder, f"{given.question}-{kind}-{seed}.json").write_text(json.dumps(shown))
+            Path(given.folder, f"{kind}-{seed}.json").write_text(json.dumps(shown))
             keep(given.rows, row)
             print(json.dumps(row), flush=True)
 
@@ -353,11 +388,11 @@ def sweep(given: argparse.Namespace) -> None:
 # Rows
 
 
-def rows_of(path: str, question: str, what: str) -> list[dict[str, Any]]:
+def rows_of(path: str, what: str) -> list[dict[str, Any]]:
     if not Path(path).exists():
         return []
     rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if row["what"] == what and question in row["question"].split("+")]
+    return [row for row in rows if row["what"] == what]
 
 
 def keep(path: str, row: Mapping[str, Any]) -> None:
@@ -381,9 +416,9 @@ def turn_ms(row: Mapping[str, Any], kind: str) -> float:
     return statistics.fmean(walls)
 
 
-def grid_s(path: str, question: str, kind: str) -> float:
+def grid_s(path: str, kind: str) -> float:
     """What the grid of one workload took: every start, and the requests of this workload."""
-    rows = rows_of(path, question, "cell")
+    rows = rows_of(path, "cell")
     return sum(
         float(row["start_s"]) + float(row[kind]["seconds"] if kind in row else 0.0) for row in rows
     )
@@ -396,16 +431,16 @@ def text_of(arm: Mapping[str, Any]) -> str:
 
 def report(given: argparse.Namespace) -> None:
     lines = list(_lines(given.rows))
-    heads = ("question", "workload", "cells", "grid", "best in turns", "seed", "sweep", "share",
+    heads = ("workload", "cells", "grid", "best in turns", "seed", "sweep", "share",
              "verdict", "chosen", "slower than the grid's best", "than the best in turns",
              "was before")  # fmt: skip
     print(table(heads, lines))
 
 
-def in_turns(path: str, question: str, kind: str) -> dict[str, float]:
+def in_turns(path: str, kind: str) -> dict[str, float]:
     """Turn times of the finalists [ms]: medians of what each round says, levelled by its own mean."""
     rounds: dict[tuple[str, int], dict[str, float]] = {}
-    for row in rows_of(path, question, "final"):
+    for row in rows_of(path, "final"):
         if kind in row:
             one = rounds.setdefault((row["at"][:10], row["round"]), {})
             one[text_of(row["arm"])] = turn_ms(row, kind)
@@ -422,15 +457,15 @@ def in_turns(path: str, question: str, kind: str) -> dict[str, float]:
 
 
 def _lines(path: str) -> Iterator[list[str]]:
-    for question, kind in product(QUESTIONS, WORKLOADS):
-        rows = [row for row in rows_of(path, question, "cell") if kind in row]
+    for kind in WORKLOADS:
+        rows = [row for row in rows_of(path, "cell") if kind in row]
         if not rows:
             continue
         once = {text_of(row["arm"]): turn_ms(row, kind) for row in rows}
-        turns = in_turns(path, question, kind) or once
+        turns = in_turns(path, kind) or once
         best = min(turns, key=lambda name: turns[name])
-        whole_s = grid_s(path, question, kind)
-        for one in rows_of(path, question, "sweep"):
+        whole_s = grid_s(path, kind)
+        for one in rows_of(path, "sweep"):
             if one["workload"] != kind:
                 continue
             slower = [
@@ -438,7 +473,7 @@ def _lines(path: str) -> Iterator[list[str]]:
                 for found in (once, turns)
             ]
             yield [
-                question, kind, str(len(rows)), f"{whole_s:.0f} s", f"{best}: {turns[best]:.0f} ms",
+                kind, str(len(rows)), f"{whole_s:.0f} s", f"{best}: {turns[best]:.0f} ms",
                 str(one["seed"]), f"{one['seconds']:.0f} s", f"{one['seconds'] / whole_s:.0%}",
                 one["verdict"], one["arm"], *slower,
                 f"{turns.get(one['incumbent'], once[one['incumbent']]) / turns[best] - 1:.1%}",
@@ -449,9 +484,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default=str(ROWS))
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, run in (("grid", grid), ("sweep", sweep), ("finals", finals)):
+    for name, run in (("grid", grid), ("sweep", sweep), ("finals", finals), ("steps", steps)):
         one = commands.add_parser(name)
-        one.add_argument("question", choices=QUESTIONS)
         one.add_argument("folder", help="where the box is; it is kept")
         one.add_argument("engines", help="folder of the builds")
         one.add_argument("--minutes", type=float, default=60.0, help="begin no cell after that")
@@ -469,9 +503,8 @@ def main() -> None:
     try:
         given.run(given)
     finally:
-        if hasattr(given, "question"):
-            place = Place(Path(given.folder) / given.question, given.question)
-            end_supervisor(place.paths)
+        if hasattr(given, "folder"):
+            end_supervisor(Place(Path(given.folder)).paths)
 
 
 if __name__ == "__main__":
