@@ -1,6 +1,6 @@
 """Every operation once: a command of the command line is also a route of the API, a form, and a job.
 
-The commands themselves say what they take (`cli/commands`). Here stands who may ask for them without being
+The commands themselves say what they take (`cli`). Here stands who may ask for them without being
 root, how they are done then, and what their words may be. What a member asks for is words like those typed
 in a terminal, and is checked by the very command, before anything runs and again where it runs.
 """

@@ -23,6 +23,12 @@ def test_a_page_of_the_reference_is_fresh(name: str) -> None:
     assert stored == text, "run `python docs/generate_reference.py`"
 
 
+def test_the_picture_of_the_packages_is_fresh() -> None:
+    drawn = runpy.run_path(str(DOCS / "draw_architecture.py"), run_name="drawer")["picture"]()
+    stored = (DOCS / "architecture.svg").read_text(encoding="utf-8")
+    assert stored == drawn, "run `python docs/draw_architecture.py`"
+
+
 def test_every_page_of_the_reference_is_generated() -> None:
     stored = {path.name for path in (DOCS / "reference").iterdir()}
     assert stored == {*GENERATOR["PAGES"], GENERATOR["SCHEMA"]}

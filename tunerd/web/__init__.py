@@ -1,1 +1,1 @@
-"""Pages for people: values in, HTML out."""
+"""The page, the API and its two processes, `/metrics`, the report: views of results as HTML, JSON and text."""
