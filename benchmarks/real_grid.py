@@ -2,7 +2,7 @@
 
 Every cell of the grid is a fresh process, started as a sweep starts it; a cell in which anybody else used
 the CPU is measured again. `grid` goes on where it was ended; `sweep` lets `tunerd sweep run` search the
-same space in a tenth of the time that the grid took. Since a machine's own speed may move while a grid
+same space in a share of the time that the grid took. Since a machine's own speed may move while a grid
 is measured, `finals` measures the grid's best and what the sweeps chose once more, in turns; `report`
 compares.
 """
@@ -50,7 +50,6 @@ _TEXTS = 4  # of each workload in a cell
 _PROMPT_TOKENS, _ANSWER_TOKENS = 64, 96
 _MOST_OTHERS = 0.08  # cores; more makes a cell void
 _TRIES = 4
-_SHARE = 0.1
 _FINALISTS = 4  # of each workload, by the grid
 _DEPTHS, _READ_P_MIN = (1, 2, 3, 4, 6), 0.5
 
@@ -363,7 +362,7 @@ def sweep(given: argparse.Namespace) -> None:
     """The product itself, as a user calls it, on a store that knows nothing yet."""
     place = make(Path(given.folder), Path(given.engines))
     for kind in given.workloads.split(","):
-        budget_s = int(grid_s(given.rows, kind) * _SHARE - given.spare)
+        budget_s = int(grid_s(given.rows, kind) * given.share - given.spare)
         for seed in range(given.first, given.first + given.count):
             place.paths.evidence.unlink(missing_ok=True)
             began_s, began_busy, began_own = time.monotonic(), busy_s(), own_s(place.folder)
@@ -494,6 +493,7 @@ def main() -> None:
             "--count", type=int, default=1, help="sweeps of each workload, rounds of finals"
         )
         one.add_argument("--first", type=int, default=1, help="seed of the first")
+        one.add_argument("--share", type=float, default=0.1, help="of the grid's time, for a sweep")
         one.add_argument(
             "--spare", type=float, default=8.0, help="seconds kept for all but the search"
         )
