@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -34,11 +33,8 @@ from tunerd.machine.net import free_port
 from tunerd.measure.life import prompt_book
 from tunerd.paths import Paths, paths_for
 from tunerd.production.lease import hold
-from tunerd.profile.arm import OFF, Arm, Request, read
-from tunerd.profile.workload import RequestClass, Workload
+from tunerd.profile.arm import OFF, Arm, Request
 from tunerd.sweep.box import House, LeaseBox, SweepTexts
-from tunerd.sweep.laws import fit_acceptance
-from tunerd.sweep.observations import Answer, pool
 from tunerd.sweep.plan import PreparedSweep, SweepRequest, plan_arm, prepare
 from tunerd.tryout.designed import SHAPES, design, write
 from tunerd.words import Mode
@@ -51,7 +47,6 @@ _PROMPT_TOKENS, _ANSWER_TOKENS = 64, 96
 _MOST_OTHERS = 0.08  # cores; more makes a cell void
 _TRIES = 4
 _FINALISTS = 4  # of each workload, by the grid
-_DEPTHS, _READ_P_MIN = (1, 2, 3, 4, 6), 0.5
 
 _WORKLOAD = """
 [[classes]]
@@ -276,60 +271,6 @@ def finals(given: argparse.Namespace) -> None:
                 print(f"{number} {arm}: {_told(row)}", flush=True)
 
 
-def steps(given: argparse.Namespace) -> None:
-    """Times of steps and right drafts as one start of each build tells them, against a start of each n-max."""
-    place = make(Path(given.folder), Path(given.engines))
-    ctx = place.context
-    prepared = prepare(ctx, SweepRequest(budget_s=7200, workload=WORKLOADS[0], seed=1), proves=True)
-    classes = (RequestClass(1, kind, 0, _PROMPT_TOKENS, _ANSWER_TOKENS) for kind in WORKLOADS)
-    workload = Workload(tuple(classes))
-    lines = []
-    with opened(ctx, prepared, given.minutes) as box:
-        for engine in ENGINES:
-            arm = Arm(engine, "mtp", max(_DEPTHS), _READ_P_MIN, 0, "f16", 512, 2048, 2)
-            mixed = list(read_answers(box, arm, workload))
-            acceptance = fit_acceptance(pool(mixed), len(WORKLOADS))
-            for n_max in _DEPTHS:
-                alone = list(read_answers(box, arm.with_draft(n_max, 0.0), workload))
-                told, seen = step_ms(mixed, n_max), step_ms(alone, n_max)
-                expected = acceptance.drafts(n_max, 0.0).per_step(n_max)[1]
-                lines.append(
-                    [engine, str(n_max), f"{told:.1f}", f"{seen:.1f}", f"{told / seen - 1:+.1%}"]
-                )
-                for text in range(len(WORKLOADS)):
-                    (counts,) = (one for one in pool(alone) if one.text == text)
-                    right = counts.accepted / counts.n_steps
-                    tokens = (1 + float(expected[text])) / (1 + right) - 1
-                    lines[-1] += [f"{expected[text]:.2f}", f"{right:.2f}", f"{tokens:+.1%}"]
-    heads = ["build", "n-max", "step, read", "alone", "off"]
-    for kind in WORKLOADS:
-        heads += [f"{kind}: right in a step, read", "alone", "tokens of a step off"]
-    print(table(heads, lines))
-
-
-def read_answers(box: LeaseBox, arm: Arm, workload: Workload) -> Iterator[Answer]:
-    """What a fresh process answers to the texts of a cell, twice as many."""
-    boot = box.restart(arm)
-    if not boot.ok:
-        raise SystemExit(f"{arm}: {boot.failure}")
-    for text, at in product(range(len(workload.classes)), range(2 * _TEXTS)):
-        request = Request(WORKLOADS[text], f"steps {at}", 0, _PROMPT_TOKENS, _ANSWER_TOKENS)
-        reading = read(box.measure(request))
-        yield Answer(arm, arm, str(arm), "block", str(at), text, request, reading)
-
-
-def step_ms(answers: Iterable[Answer], n_drafted: int) -> float:
-    """Mean time of a step that drafted so many tokens [ms]; NaN where none did."""
-    found = [
-        one
-        for answer in answers
-        for one in answer.reading.steps or ()
-        if one.n_drafted == n_drafted
-    ]
-    n_steps = sum(one.n_steps for one in found)
-    return sum(one.ms for one in found) / n_steps if n_steps else math.nan
-
-
 def finalists(path: str) -> set[str]:
     """Cells that are hardly slower than the best, and every arm that a sweep began with or chose."""
     cells = rows_of(path, "cell")
@@ -483,7 +424,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default=str(ROWS))
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, run in (("grid", grid), ("sweep", sweep), ("finals", finals), ("steps", steps)):
+    for name, run in (("grid", grid), ("sweep", sweep), ("finals", finals)):
         one = commands.add_parser(name)
         one.add_argument("folder", help="where the box is; it is kept")
         one.add_argument("engines", help="folder of the builds")

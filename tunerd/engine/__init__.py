@@ -1,1 +1,1 @@
-"""A llama-server build: what it accepts, its command line, its HTTP, its log, and why it died."""
+"""A llama-server build: what it accepts, command line, HTTP, log, deaths."""

@@ -267,12 +267,13 @@ SECRET_FLAGS = frozenset({"--api-key", "--hf-token", "-hft", "--hf-token-draft"}
 
 
 def spellings_of_keys() -> dict[str, tuple[str, ...]]:
-    """Every flag by which some build takes a key."""
+    """The flags by which builds take a key, or that it stands for."""
     found: dict[str, dict[str, None]] = {}
     for row in (*FLAG_ROWS, *(row for kind in _NGRAM_KINDS for row in ngram_flags(kind))):
         found.setdefault(row.key, {}).update(dict.fromkeys(row.spellings))
     for key, words in _RENDERED_ELSEWHERE.items():
-        found.setdefault(key, {}).update(dict.fromkeys(words.split()))
+        names = (word for word in words.split() if word not in SECRET_FLAGS)
+        found.setdefault(key, {}).update(dict.fromkeys(names))
     return {key: tuple(spellings) for key, spellings in found.items()}
 
 

@@ -338,8 +338,8 @@ def _together(laws: Sequence[Law], n_texts: int) -> Known:
     return Known(drafter, step, prompt)
 
 
-def law_of(acceptance: Acceptance | None, costs: Costs) -> Law | None:
-    """What a box tells of a family; None before it knows what steps and prompts cost."""
+def law_of(acceptance: Acceptance | None, costs: Costs) -> Law:
+    """What a box tells of a family."""
     step, prompt = tuple(map(float, costs.step)), tuple(map(float, costs.prompt))
     if acceptance is None:
         return Law(step, prompt)

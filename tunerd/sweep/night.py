@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,7 +92,7 @@ class Night:
         self.restarts = 0
         self.path: list[PathPoint] = []
         self.spent_s: dict[str, float] = defaultdict(float)
-        self._n_asked: dict[str, int] = defaultdict(int)
+        self._taken_s: dict[tuple[str, str], list[float]] = defaultdict(list)
         self.failures: dict[Arm, list[str]] = defaultdict(list)
         # Engines that read a shared prefix anew each time, and whether of several requests at once.
         self.broken_caches: set[tuple[str, bool]] = set()
@@ -177,18 +177,24 @@ class Night:
 
     def start_s(self, arm: Arm) -> float:
         """Time that a start and its warm-up may take."""
-        return self.load_s(arm) + max(_WARM_UP_S, self.usual_s(observations.WARM_UP, _WARM_UP_S))
+        return self.load_s(arm) + max(
+            _WARM_UP_S, self.usual_s(arm, observations.WARM_UP, _WARM_UP_S)
+        )
 
     def usual_start_s(self, arm: Arm) -> float:
         """What a start and its warm-up take, as far as one can tell."""
         loads = self._loads.get(arm.engine)
         load_s = fmean(loads[-_RECENT:]) if loads else self.load_s(arm)
-        return load_s + self.usual_s(observations.WARM_UP, _WARM_UP_S)
+        return load_s + self.usual_s(arm, observations.WARM_UP, _WARM_UP_S)
 
-    def usual_s(self, purpose: str, otherwise: float) -> float:
-        """Mean time of requests of a purpose [s], `otherwise` before there were any."""
-        n_asked = self._n_asked[purpose]
-        return self.spent_s[purpose] / n_asked if n_asked else otherwise
+    def usual_s(self, arm: Arm, purpose: str, otherwise: float) -> float:
+        """What a request of a purpose takes this engine [s], by the last that were answered; `otherwise` before."""
+        taken = self._taken_s[arm.engine, purpose]
+        return median(taken[-_RECENT:]) if taken else otherwise
+
+    def fill_s(self, arm: Arm) -> float:
+        """Time that filling the context may take."""
+        return self.request_s(arm, Request("", "", 0, self.learner.context, 1))
 
     def _asked_s(self, arm: Arm, *, exact: bool) -> float:
         """Of a process's first block, without anything to spare."""
@@ -277,6 +283,7 @@ class Night:
         for sample in known:
             if sample.event == BOOT and not sample.failure:
                 self._loads[sample.arm.engine].append(sample.seconds)
+            self._note_taken(sample)
 
     def booted(self, arm: Arm, boot: Any, process: str, purpose: str, seconds: float) -> Sample:
         """Files a start."""
@@ -320,7 +327,7 @@ class Night:
             block=block, answer=None if answer is None else as_kept(answer), pair=pair,
         )  # fmt: skip
         self.spent_s[purpose] += seconds
-        self._n_asked[purpose] += 1
+        self._note_taken(sample)
         self._note_rates(sample.reading)
         if sample.reading is not None and sample.reading.n_drafted:
             known = self._tell_steps.get(arm.engine, False)
@@ -329,6 +336,10 @@ class Night:
             self.failures[arm.canonical()].append(failure)
         self._file(sample)
         return sample
+
+    def _note_taken(self, sample: Sample) -> None:
+        if sample.event != BOOT and not sample.failure:
+            self._taken_s[sample.arm.engine, sample.purpose].append(sample.seconds)
 
     def _note_rates(self, reading: Reading | None) -> None:
         if reading is None:

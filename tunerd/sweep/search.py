@@ -19,7 +19,6 @@ from tunerd.profile.arm import (
     OFF,
     Arm,
     Policy,
-    Request,
     ServerDied,
     placement_of,
     simplicity,
@@ -218,6 +217,7 @@ _PROBE_MARGIN_STEPS = 3
 _OOM_STEP_MIB = 512
 # An expected improvement (log ratio) below which an arm is not worth a process.
 _STOP = 0.0003
+_NO_TIME = "no time was left to try it"
 _RACE = "race"
 _RACERS = 5
 _RACE_ROUNDS = 6
@@ -287,7 +287,7 @@ class Search:
                 if self._improve(reserve_s) or self._probe_families(reserve_s):
                     continue
                 if not self._race(reserve_s):
-                    self.is_exhausted = True
+                    self.is_exhausted = all(one.reason != _NO_TIME for one in self.left_out)
                     break
         except TimeUp:
             return
@@ -365,13 +365,17 @@ class Search:
         is_any = False
         for family in self._by_cost():
             for n_max, p_min in self._unseen_drafts(family):
-                if (
-                    self.night.elapsed_s < until_s
-                    and (family.key, n_max, p_min) not in self._probed
-                ):
-                    self._probed.add((family.key, n_max, p_min))
-                    self._probe(family, n_max, p_min, reserve_s)
-                    is_any = True
+                key = family.key, n_max, p_min
+                if self.night.elapsed_s >= until_s or key in self._probed:
+                    continue
+                put_off = Left(", ".join(family.key), _NO_TIME)
+                if not self._has_time(reserve_s):  # there may be some after a challenge
+                    self.left_out.append(put_off)
+                    continue
+                self.left_out = [one for one in self.left_out if one != put_off]
+                self._probed.add(key)
+                self._probe(family, n_max, p_min, reserve_s)
+                is_any = True
         return is_any
 
     def _unseen_drafts(self, family: FamilyGrid) -> list[tuple[int, float]]:
@@ -437,7 +441,7 @@ class Search:
                 self.left_out.append(Left(", ".join(family.key), why))
                 return
             if not self._has_time(reserve_s):
-                self.left_out.append(Left(", ".join(family.key), "no time was left to try it"))
+                self.left_out.append(Left(", ".join(family.key), _NO_TIME))
                 return
             if self._has_all_arms():
                 why = f"{self.policy.max_arms} arms were measured already"
@@ -683,8 +687,7 @@ class Search:
         headroom = self.limits.headroom(arm)
         if headroom is None or headroom.was_filled or headroom.sd_mib < _UNSURE_MIB:
             return
-        fill = Request("", "", 0, self.learner.context, 1)
-        is_cheap = self.night.request_s(arm, fill) < _FILL_SHARE * self.night.remaining_s
+        is_cheap = self.night.fill_s(arm) < _FILL_SHARE * self.night.remaining_s
         is_leader = beliefs[0].mean < best + _NEAR_LEADER and arm != self.incumbent.canonical()
         if is_leader and is_cheap:
             self.fill(server)
@@ -803,7 +806,7 @@ class Finalist:
 
     def _try(self, arm: Arm) -> MarginStep:
         night = self._night
-        night.require(night.start_s(arm))
+        night.require(night.start_s(arm) + night.fill_s(arm))
         try:
             server = self._search.start(arm, "finalist")
             self._ask_tools(server)
@@ -865,8 +868,7 @@ class Finalist:
         return lower
 
     def _is_time(self, arm: Arm) -> bool:
-        fill = Request("", "", 0, self._search.learner.context, 1)
-        return self._night.usual_start_s(arm) + self._night.request_s(arm, fill) < self._spare_s()
+        return self._night.usual_start_s(arm) + self._night.fill_s(arm) < self._spare_s()
 
     def _saves(self, arm: Arm, margin: int) -> float:
         log_turn, _ = self._search.learner.predictions([arm, arm.with_margin(margin)])

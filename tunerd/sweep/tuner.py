@@ -28,7 +28,6 @@ from tunerd.profile.arm import (
     Box,
     Policy,
     Preempted,
-    Request,
     Sample,
     Space,
     arm_from_json,
@@ -105,6 +104,7 @@ def forecast(
     )
     process_s = load_s + _WARM_UP_S + prefix / prompt + block_s
     pairs = pairs_needed(_GAIN, _PAIR_SD, margin=min_gain, alpha=challenge_alpha(_ALPHA, 1))
+    pairs = min(pairs, Policy().max_pairs)
     verdict_s = 2 * pairs * process_s
     needed_s = (1 + 2 * n_families) * process_s + verdict_s
     starts = int(budget_s / process_s)
@@ -261,8 +261,6 @@ _MOST_RESERVED = (
     0.6  # of what was left after the last challenge, unless a leader's least pairs take more
 )
 _FINALIST_STARTS = 2.5
-# Pairs that will hardly fit are begun all the same: nothing else is left to do, and they go on the next night.
-_ALMOST = 1.15
 # Pairs that luck may ask for beyond those that are usually enough; a large gain asks for none.
 _PAIRS_SLACK = 1.25
 _LEAST_ABOVE = 0.02  # of a gain that is planned for, above what is worth a swap
@@ -420,10 +418,9 @@ class _Sweep:
 
     def _tell_what_was_learned(self) -> None:
         laws = {
-            family: law
+            family: law_of(model.acceptance, model.costs.shared)
             for family, model in self.learner.models.items()
             if model.costs is not None
-            and (law := law_of(model.acceptance, model.costs.shared)) is not None
         }
         self.study.end(laws, self._won[-1].candidate if self._won else None)
 
@@ -495,7 +492,7 @@ class _Sweep:
         """Whether so many pairs fit that they could decide, with those from before it was cut short."""
         known = [one for one in self._cut_short if one.candidate == finalist.canonical()]
         n_pairs = LEAST_NAMED - sum(len(one.pairs) for one in known)
-        return n_pairs * self._pair_s(finalist) <= _ALMOST * self.night.remaining_s
+        return n_pairs * self._pair_s(finalist) <= self.night.remaining_s
 
     def _pair_s(self, candidate: Arm) -> float:
         return sum(self.night.usual_process_s(one) for one in (self.incumbent, candidate))
@@ -645,21 +642,25 @@ class _Sweep:
 
     def _pairs_s(self, candidate: Arm) -> float:
         """Time of the pairs that will decide, as far as one can tell."""
-        gain, leader = self._gain(), self.search.leader()
-        if leader is None or gain < self.policy.min_gain:
+        gain = self._gain()
+        if gain < self.policy.min_gain:
             gain = _UNKNOWN_GAIN
-        else:
-            # The first of many gains less than it seems to.
-            (sd,) = self.learner.differences_sd([leader.arm], self.incumbent)
-            least = math.expm1(math.log1p(gain) - self.search.planes.surprise * float(sd))
-            gain = max(least, self.policy.min_gain + _LEAST_ABOVE)
+        pairs = self._n_pairs(gain)
+        if pairs > LEAST_NAMED:
+            pairs = math.ceil(_PAIRS_SLACK * pairs)
+        return min(pairs, self.policy.max_pairs) * self._pair_s(candidate)
+
+    def _n_pairs(self, gain: float) -> int:
         alpha = challenge_alpha(self.policy.alpha, self._next_challenge)
         pair_sd = _PAIR_SD * self.learner.noise.process / USUAL.process
         pairs = pairs_needed(gain, pair_sd, margin=self.policy.min_gain, alpha=alpha)
-        if pairs > LEAST_NAMED:
-            pairs = math.ceil(_PAIRS_SLACK * pairs)
-        pairs = max(pairs, LEAST_NAMED)
-        return min(pairs, self.policy.max_pairs) * self._pair_s(candidate)
+        return min(max(pairs, LEAST_NAMED), self.policy.max_pairs)
+
+    def _low_gain(self, leader: Arm) -> float:
+        """What a leader gains at the low end of what is believed: the first of many gains less than it seems to."""
+        (sd,) = self.learner.differences_sd([leader], self.incumbent)
+        least = math.expm1(math.log1p(self._gain()) - self.search.planes.surprise * float(sd))
+        return max(least, self.policy.min_gain + _LEAST_ABOVE)
 
     def _spare_s(self, candidate: Arm) -> float:
         """What is left of the night beside a pair more than those that will decide."""
@@ -669,14 +670,17 @@ class _Sweep:
         """Time that finalist and verdict will take, as far as one can tell."""
         leader = self.search.leader()
         arm = self.incumbent if leader is None else leader.arm
-        fill_s = self.night.request_s(arm, Request("", "", 0, self.learner.context, 1))
-        finalist_s = _FINALIST_STARTS * (self.night.usual_start_s(arm) + fill_s)
-        n_calls = max(self.policy.tool_calls - self.limits.own_tool_calls(arm)[0], 0)
-        before_s = finalist_s + n_calls * self.night.usual_s(TOOL, _TOOL_CALL_S)
+        finalist_s = _FINALIST_STARTS * (self.night.usual_start_s(arm) + self.night.fill_s(arm))
+        has_leader = self._gain() >= self.policy.min_gain
+        n_asked = self.limits.own_tool_calls(arm)[0] if has_leader else 0
+        n_calls = max(self.policy.tool_calls - n_asked, 0)
+        before_s = finalist_s + n_calls * self.night.usual_s(arm, TOOL, _TOOL_CALL_S)
         least_s = LEAST_NAMED * self._pair_s(arm) + before_s
         most_s = _MOST_RESERVED * self._phase_s
-        needed_s = min(self._pairs_s(arm) + before_s, most_s)
-        has_leader = self._gain() >= self.policy.min_gain
+        pairs_s = self._pairs_s(arm)
+        if has_leader:
+            pairs_s = max(pairs_s, self._n_pairs(self._low_gain(arm)) * self._pair_s(arm))
+        needed_s = min(pairs_s + before_s, most_s)
         return (
             max(least_s, needed_s) if has_leader and least_s < self.night.remaining_s else needed_s
         )

@@ -1,1 +1,1 @@
-"""The page, the API and its two processes, `/metrics`, the report: views of results as HTML, JSON and text."""
+"""Page, API, `/metrics` and report: results as HTML, JSON and text."""

@@ -1,4 +1,4 @@
-"""What a sweep knows before it measures: published laws, and what the server in service answered to others."""
+"""What is known from elsewhere: published laws, what the server in service answered, what other boxes tell."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from tunerd.sweep.box import SweepTexts
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits
 from tunerd.sweep.night import Night, Server
-from tunerd.sweep.observations import prompt_name, text_of
+from tunerd.sweep.observations import WARM_UP, prompt_name, text_of
 from tunerd.sweep.search import Search
 from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome, tune
@@ -286,6 +286,20 @@ def test_a_cache_is_called_broken_for_what_was_read_in_peace_alone(n_void: int) 
     Server(it, one.incumbent, "explore").block(exact=True)
     assert any(each.cached_tokens for each in one.workload.classes)
     assert it.broken_caches == (set() if n_void else {("mainline", False)})
+
+
+def test_a_warm_up_that_hung_or_died_makes_none_after_it_dear() -> None:
+    one = two_arms()
+    learner = Learner(build_grid(one.space, one.incumbent, Policy()), one.workload, 131_072)
+    it = Night(Odd(one.card, QUIET), one.workload, learner, HOUR_S, rng(), None)
+    arm, asked = one.incumbent, Request("", "", 0, 64, 16)
+    before_s = it.usual_start_s(arm)
+    for seconds, failure in ((1.5, ""), (1.7, ""), (300.0, ""), (120.0, "hang"), (1.6, "")):
+        it.answered(arm, "p", WARM_UP, asked, (0, 0.0), seconds=seconds, failure=failure)
+    assert it.usual_s(arm, WARM_UP, 5.0) == pytest.approx(1.65)
+    assert it.usual_start_s(arm) == pytest.approx(before_s - 5.0 + 1.65)
+    assert it.start_s(arm) == pytest.approx(it.load_s(arm) + 5.0)
+    assert it.usual_s(replace(arm, engine="other"), WARM_UP, 5.0) == 5.0, "of another engine"
 
 
 # Tools

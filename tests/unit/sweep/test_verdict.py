@@ -186,3 +186,17 @@ def test_a_gain_below_the_margin_never_needs_a_finite_plan() -> None:
     assert pairs_needed(0.005, PAIR_SD, margin=0.01, alpha=0.05) >= 1000
     few = pairs_needed(0.10, PAIR_SD, margin=0.01, alpha=0.05)
     assert 3 < few < pairs_needed(0.03, PAIR_SD, margin=0.01, alpha=0.05)
+
+
+@pytest.mark.parametrize(("gain", "sd"), [(0.06, 0.02), (0.1, 0.045), (0.15, 0.035), (0.8, 0.045)])
+def test_as_many_pairs_are_planned_as_drawn_challenges_take(gain: float, sd: float) -> None:
+    rng, taken = np.random.default_rng(3), []
+    for _ in range(40):
+        ratios = rng.normal(math.log1p(gain), sd, 40).tolist()
+        decided = (
+            n for n in range(3, 41)
+            if judge_challenge(ratios[:n], margin=0.02, alpha=0.025, max_pairs=40).standing
+            is not Step.GO_ON
+        )  # fmt: skip
+        taken.append(next(decided))
+    assert abs(pairs_needed(gain, sd, margin=0.02, alpha=0.025) - np.median(taken)) <= 2
