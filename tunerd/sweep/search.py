@@ -222,8 +222,11 @@ _RACE = "race"
 _RACERS = 5
 _RACE_ROUNDS = 6
 _RACE_LEAD = 0.02
+# Other drafts in one process: so many where nothing tells what a step takes. A start costs a load and has a luck of
+# its own, which they share: so a night that is long enough for more spends about this many, and asks each for more.
 _INNER_STOP = 0.0003
-_INNER = 3
+_INNER, _MOST_INNER = 3, 5
+_STARTS = 40
 _TIE = 0.002
 _CONTENDERS = 12
 # A fill is worth its time where the memory law is less sure than this of a leader [MiB].
@@ -610,18 +613,25 @@ class Search:
     def _inner(self, server: Server, purpose: str) -> None:
         """Other settings of the draft in the same process, where the engine takes them."""
         arm = server.arm
-        if arm.engine not in self.night.box.per_request or not arm.drafts or purpose == _RACE:
+        if arm.engine not in self.night.box.per_request or not arm.drafts:
             return
-        if self.night.tells_steps(arm.engine):
-            return  # they say what other settings of the draft would do
+        is_read = self.night.tells_steps(arm.engine)
+        if purpose == "probe" and is_read:
+            return  # its steps say what shorter drafts would do
         if purpose == "probe":
             for draft in self._probe_drafts(arm):
                 server.block(draft=draft)
-        for _ in range(_INNER):
+        for _ in range(self._n_inner(arm, least=0 if is_read else _INNER)):
             best = self._best_inner(server)
             if best is None:
                 return
             server.block(draft=best)
+
+    def _n_inner(self, arm: Arm, *, least: int) -> int:
+        """How many drafts more than its own a process is asked for, at most."""
+        spare_s = self.night.budget_s / _STARTS - self.night.process_s(arm)
+        fitting = int(spare_s / self.night.block_s(arm, exact=False))
+        return min(max(fitting, least), _MOST_INNER)
 
     def _probe_drafts(self, arm: Arm) -> list[tuple[int, float]]:
         family = self.grid.of(arm)
@@ -646,9 +656,7 @@ class Search:
             server.arm.with_draft(n_max, p_min)
             for n_max in family.n_max
             for p_min in family.p_min
-            if n_max <= server.arm.n_max
-            and n_max >= server.arm.n_max - 2
-            and (n_max, p_min) not in seen
+            if n_max <= server.arm.n_max and (n_max, p_min) not in seen
         ]
         found = self.planes.improvements(arms, leader)
         if not found or found[0].improvement < _INNER_STOP:

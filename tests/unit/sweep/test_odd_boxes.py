@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -31,7 +32,7 @@ from tunerd.sweep.box import SweepTexts
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits
 from tunerd.sweep.night import Night, Server
-from tunerd.sweep.observations import WARM_UP, prompt_name, text_of
+from tunerd.sweep.observations import BLOCK, WARM_UP, prompt_name, text_of
 from tunerd.sweep.search import Search
 from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import Outcome, tune
@@ -109,6 +110,24 @@ def test_one_that_leads_alone_is_challenged_with_races_with_nobody_and_is_promot
     starts = [row.purpose for row in outcome.evidence.samples if row.event == "boot"]
     assert "race" not in starts
     assert starts.count("verdict") == 2 * len(outcome.evidence.challenges[-1].pairs)
+
+
+@pytest.mark.parametrize(("hours", "most"), [(0.7, 1), (24.0, 6)])
+def test_a_long_night_asks_its_starts_for_several_drafts_and_a_short_one_for_their_own(
+    hours: float, most: int
+) -> None:
+    def starts(box: Odd, _arm: Arm, boot: Boot) -> Boot:
+        if box.n_restarts > 16:
+            raise Preempted
+        return boot
+
+    one = task("12G", "agent", 1)
+    evidence = night(one, Odd(one.card, QUIET, starts=starts), hours).evidence
+    drafts = defaultdict[str, set[tuple[int, float]]](set)
+    for row in evidence.samples:
+        if row.purpose == BLOCK:
+            drafts[row.process].add((row.n_max, row.p_min))
+    assert max(map(len, drafts.values())) == most
 
 
 # Time

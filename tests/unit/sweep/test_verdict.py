@@ -13,6 +13,7 @@ from scipy.stats import t as student
 
 from tunerd.measure.pairs import (
     EFFECTS,
+    LEAST_NAMED,
     Step,
     betting_e_value,
     challenge_alpha,
@@ -21,6 +22,7 @@ from tunerd.measure.pairs import (
     judge_challenge,
     pairs_needed,
 )
+from tunerd.sweep.tuner import most_of, planned_pairs
 
 PAIR_SD = 0.045
 
@@ -200,3 +202,18 @@ def test_as_many_pairs_are_planned_as_drawn_challenges_take(gain: float, sd: flo
         )  # fmt: skip
         taken.append(next(decided))
     assert abs(pairs_needed(gain, sd, margin=0.02, alpha=0.025) - np.median(taken)) <= 2
+
+
+def test_a_proof_may_take_some_pairs_more_where_they_are_little_of_the_night() -> None:
+    assert planned_pairs(LEAST_NAMED, 300.0, 1 * 3600.0) == LEAST_NAMED
+    assert planned_pairs(LEAST_NAMED, 300.0, 2 * 3600.0) == LEAST_NAMED + 1
+    assert planned_pairs(LEAST_NAMED, 300.0, 24 * 3600.0) == LEAST_NAMED + 3
+    assert planned_pairs(8, 300.0, 1 * 3600.0) == 10
+
+
+@pytest.mark.parametrize("n_arms", [1, 40])
+def test_what_may_be_missed_bounds_the_best_of_all_arms_and_not_each_of_them(n_arms: int) -> None:
+    rng = np.random.default_rng(1)
+    means, sds = rng.normal(-0.01, 0.01, n_arms), rng.uniform(0.005, 0.02, n_arms)
+    best = rng.normal(means, sds, (20_000, n_arms)).max(axis=1)
+    assert np.mean(best < most_of(means, sds)) == pytest.approx(0.95, abs=0.006)
