@@ -20,7 +20,6 @@ from typing import Any
 
 from tests.support.local_box import Box
 from tests.support.stand_in import StandIn, install
-from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.app import Context
 from tunerd.engine.builds import find_engines
 from tunerd.engine.help import Effect, Proof
@@ -198,12 +197,9 @@ def swept(port: int, **behaviour: Any) -> Iterator[SweepBox]:
     for_everybody(engine)
     box = SweepBox(Box(folder), engine, port)
     try:
-        prove(box.box.context)
-        box.call("apply", "night", "--yes")
-        yield box
+        with box.box.until_all_ended():
+            prove(box.box.context)
+            box.call("apply", "night", "--yes")
+            yield box
     finally:
-        paths = box.box.context.paths
-        started = processes_with(str(folder))
-        end_supervisor(paths)
-        wait_until_gone(*started)
         shutil.rmtree(folder, ignore_errors=True)

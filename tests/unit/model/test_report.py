@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.support.folders import DATA
-from tests.support.memory_tables import planned_mib
 from tunerd.model.memory import Device
 from tunerd.model.report import BufferKind, MemoryReport, parse_report
 
@@ -14,30 +13,12 @@ GPU, HOST = Device.GPU, Device.HOST
 
 
 def report(name: str) -> MemoryReport:
-    return parse_report(lines_of(name))
+    return parse_report((LOGS / f"{name}.txt").read_text().splitlines())
 
 
-def lines_of(name: str) -> list[str]:
-    return (LOGS / f"{name}.txt").read_text().splitlines()
+def test_the_table_at_exit_adds_nothing_to_the_buffers() -> None:
+    found = report("mainline-0.7.0-vulkan-mtp-exit")
 
-
-def test_a_dry_run_is_the_target_and_what_drafts_with_the_model_once() -> None:
-    plan = lines_of("mainline-0.7.0-vulkan-mtp-plan")
-
-    assert planned_mib(plan, GPU) == 486 + 32 + 38
-    assert planned_mib(plan, HOST) == 286 + 20
-    assert parse_report(plan).allocated_mib(GPU) is None
-
-
-def test_builds_that_measure_the_draft_first_are_understood() -> None:
-    assert planned_mib(lines_of("mainline-2026-08-18-cpu-mtp"), HOST) == 707 + 563 - 495
-
-
-def test_the_table_at_exit_is_no_plan() -> None:
-    ended = lines_of("mainline-0.7.0-vulkan-mtp-exit")
-
-    assert planned_mib(ended, GPU) is None
-    found = parse_report(ended)
     assert found.allocated_mib(GPU) == pytest.approx(427.38 + 32 + 37.69 + 37.07 + 8 + 32.02)
     assert (found.n_layers_on_gpu, found.n_layers_to_place, found.n_ctx) == (18, 18, 4096)
 
