@@ -63,16 +63,6 @@ def test_every_text_of_a_kind_ends_in_a_word_of_that_kind(kind: str) -> None:
         assert words.region_of(encode(text)[-1]).name == REGION[kind]
 
 
-@pytest.mark.parametrize("kind", BOOK.forms)
-def test_the_stated_token_counts_are_plausible_for_the_texts(kind: str) -> None:
-    form = BOOK.form(kind)
-    letters = [len(text) for text in form.variants()]
-
-    # English prose and code have 2.5 to 7 letters a token in common vocabularies.
-    assert 2.5 <= min(letters) / form.least_tokens <= 7
-    assert 2.5 <= max(letters) / form.most_tokens <= 7
-
-
 @given(st.integers(0, 2**32), st.sampled_from(MTP_KINDS))
 def test_a_stock_never_hands_out_a_text_or_a_number_twice(seed: int, kind: str) -> None:
     taken = stock(seed)
