@@ -8,7 +8,7 @@ from typing import Any
 
 from tunerd.engine.log import LoggedRequest
 from tunerd.measure.answer import ClientTimes, Sample, Timings
-from tunerd.measure.request import PromptBook, read_prompts
+from tunerd.measure.request import PromptBook, Request, Suite, read_prompts
 
 PROMPTS = Path(__file__).parents[2] / "tunerd/data/prompts.toml"
 
@@ -36,6 +36,17 @@ def timings(**values: Any) -> Timings:
     usual: dict[str, Any] = {"cache_n": 0, "prompt_n": 100, "prompt_ms": 50.0, "predicted_n": 101,
                              "predicted_ms": 2000.0}  # fmt: skip
     return Timings(**{**usual, **values})
+
+
+def a_request(**values: Any) -> Request:
+    """One of the kinds of the mtp suite, for 101 tokens."""
+    usual: dict[str, Any] = {
+        "suite": Suite.MTP,
+        "case": "x",
+        "kind": "code_python",
+        "n_predict": 101,
+    }
+    return Request(**{**usual, **values})
 
 
 def sample(**values: Any) -> Sample:

@@ -33,7 +33,16 @@ _SYSTEM_PYTHON = "/usr/bin/python3"
 # Slow enough to be told apart by a client's clock, fast enough for a test.
 SPEED: dict[str, Any] = {"time_scale": 1.0, "pp_tok_s": 20_000.0, "tg_tok_s": 400.0,
                          "prefill_tax": 0.0, "acceptance": 0.0, "draft_cost": 0.5}  # fmt: skip
-PROFILE = """
+RANGES = """
+[sweep]
+"engine.prefer" = ["fake"]
+"speculation.n_max" = [2, 4]
+"speculation.p_min" = [0.0]
+"serving.threads" = [1]
+"serving.n_ubatch" = [512]
+"""
+PROFILE = (
+    """
 extends = "cpu-embedded"
 workload = "small"
 [model]
@@ -48,13 +57,9 @@ metrics = true
 type = "mtp"
 n_max = 4
 p_min = 0.0
-[sweep]
-"engine.prefer" = ["fake"]
-"speculation.n_max" = [2, 4]
-"speculation.p_min" = [0.0]
-"serving.threads" = [1]
-"serving.n_ubatch" = [512]
 """
+    + RANGES
+)
 WORKLOAD = """
 [[classes]]
 name = "ask"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.bench_samples import REGION, the_book
+from tests.support.bench_samples import REGION, a_request, the_book
 from tests.support.designed import encode
 from tunerd.errors import BenchError, ConfigError
 from tunerd.measure.request import (
@@ -22,7 +22,6 @@ from tunerd.measure.request import (
     Composer,
     Plan,
     PromptStock,
-    Request,
     Room,
     Route,
     Suite,
@@ -37,16 +36,6 @@ BOOK = the_book()
 
 def stock(seed: int = 1, used: set[str] | None = None) -> PromptStock:
     return PromptStock(BOOK, random.Random(seed), used or set())
-
-
-def a_request(**values: object) -> Request:
-    usual: dict[str, object] = {
-        "suite": Suite.MTP,
-        "case": "x",
-        "kind": "code_python",
-        "n_predict": 8,
-    }
-    return Request(**{**usual, **values})  # type: ignore[arg-type] # fields by name
 
 
 def planned(
@@ -182,7 +171,7 @@ def test_a_cold_request_forbids_the_cache_and_a_fixed_length_ignores_the_end() -
     prompt = stock().take("code_python")
     body = body_of(a_request(), prompt, Route.NATIVE)
 
-    assert (body["cache_prompt"], body["ignore_eos"], body["n_predict"]) == (False, True, 8)
+    assert (body["cache_prompt"], body["ignore_eos"], body["n_predict"]) == (False, True, 101)
     assert body["temperature"] == 0
     warm = body_of(a_request(is_warm=True, is_fixed_length=False), prompt, Route.NATIVE)
     assert warm["cache_prompt"] is True

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.bench_samples import logged, timings
+from tests.support.bench_samples import a_request, logged, timings
 from tests.support.fake_gpu import rtx_3090_ti
 from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, read_counters
-from tunerd.measure.request import Request, Suite
+from tunerd.measure.request import Request
 from tunerd.measure.trust import (
     GpuLook,
     ProcessorLook,
@@ -39,16 +39,6 @@ def an_answer(found: Timings | None = None, **values: Any) -> Answer:
         "finish": "limit", "is_cut": False,
     }  # fmt: skip
     return Answer(**{**usual, **values})
-
-
-def a_request(**values: Any) -> Request:
-    usual: dict[str, Any] = {
-        "suite": Suite.MTP,
-        "case": "x",
-        "kind": "code_python",
-        "n_predict": 101,
-    }
-    return Request(**{**usual, **values})
 
 
 def marks(
