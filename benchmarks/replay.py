@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tests.support.replay import ReplayBox, Surface, surfaces
+from benchmarks.simulator.replay import ReplayBox, Surface, surfaces
 from tunerd.profile.arm import Arm
 from tunerd.sweep.tuner import Outcome, tune
 

@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant("the server after a failed raise", "watch/margin.py",
            "        _start_anyway(ctx)\n        raise", "        raise", RAISES),
     Mutant("the least gain", PAIRS, "least_gain = math.log1p(margin)", "least_gain = 0.0",
-           "tests/unit/sweep/test_verdict.py"),
+           "tests/unit/measure/test_pairs.py"),
     Mutant("host memory is not VRAM", HEALTH,
            "for kind, pattern in _PATTERNS:", "for kind, pattern in reversed(_PATTERNS):",
            "tests/unit/engine/test_health.py"),

@@ -39,7 +39,7 @@ GROUP, MEMBER, STRANGER = 54321, 54322, 54323
 OWN = {"X-Tunerd": "1"}
 _ASK = """
 import http.client, json, socket, sys
-path, method, url, more = sys.argv[1:5]
+path, method, url = sys.argv[1:4]
 class Connection(http.client.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
@@ -49,7 +49,7 @@ class Tcp(http.client.HTTPConnection):
 host, _, port = path.partition(":")
 connection = Connection("localhost") if path.startswith("/") else Tcp(host, int(port))
 try:
-    connection.request(method, url, "{}", {"Content-Type": "application/json", "X-Tunerd": "1", **json.loads(more)})
+    connection.request(method, url, "{}", {"Content-Type": "application/json", "X-Tunerd": "1"})
     reply = connection.getresponse()
     print(json.dumps([reply.status, reply.read().decode()]))
 except OSError as error:
@@ -138,13 +138,12 @@ class ApiBox:
         return [json.loads(line.removeprefix("data: ")) for line in lines]
 
     def ask_as(self, uid: int, *groups: int, url: str = "/api/status", method: str = "GET",
-               tcp: bool = False, headers: Mapping[str, str] | None = None,
-               ) -> tuple[int | None, str]:  # fmt: skip
+               tcp: bool = False) -> tuple[int | None, str]:  # fmt: skip
         """What somebody else is told; None and the name of the error where nobody answers them."""
         python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
         where = f"127.0.0.1:{self.port}" if tcp else str(self.path)
         done = subprocess.run(
-            [python, "-S", "-E", "-c", _ASK, where, method, url, json.dumps(dict(headers or {}))],
+            [python, "-S", "-E", "-c", _ASK, where, method, url],
             capture_output=True, text=True, check=True, timeout=60, cwd="/",
             user=uid, group=uid, extra_groups=list(groups),
         )  # fmt: skip

@@ -6,8 +6,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from tunerd.engine.log import LoggedRequest
 from tunerd.measure.answer import ClientTimes, Sample, Timings
-from tunerd.measure.request import PromptBook, read_prompts
+from tunerd.measure.request import PromptBook, Request, Suite, read_prompts
 
 PROMPTS = Path(__file__).parents[2] / "tunerd/data/prompts.toml"
 
@@ -37,6 +38,17 @@ def timings(**values: Any) -> Timings:
     return Timings(**{**usual, **values})
 
 
+def a_request(**values: Any) -> Request:
+    """One of the kinds of the mtp suite, for 101 tokens."""
+    usual: dict[str, Any] = {
+        "suite": Suite.MTP,
+        "case": "x",
+        "kind": "code_python",
+        "n_predict": 101,
+    }
+    return Request(**{**usual, **values})
+
+
 def sample(**values: Any) -> Sample:
     """A usable sample; `timings` and `client` may be given whole."""
     given = values.pop("timings", timings())
@@ -54,3 +66,26 @@ def sample(**values: Any) -> Sample:
         "client": ClientTimes(2060.0, 55.0),
     }
     return Sample(**{**usual, **values})
+
+
+def logged(
+    prompt_n: int,
+    predicted_n: int,
+    drafted_n: int | None = None,
+    accepted_n: int | None = None,
+    *,
+    cached_n: int | None = 0,
+    concurrency: int = 1,
+    tok_s: float = 50.0,
+) -> LoggedRequest:
+    """A request as the log tells of it: the prompt at 500 tok/s, the answer at `tok_s`."""
+    return LoggedRequest(
+        prompt_n=prompt_n,
+        prompt_ms=2.0 * prompt_n,
+        predicted_n=predicted_n,
+        predicted_ms=1000.0 * (predicted_n - 1) / tok_s,
+        cached_n=cached_n,
+        drafted_n=drafted_n,
+        accepted_n=accepted_n,
+        concurrency=concurrency,
+    )

@@ -10,7 +10,6 @@ from tunerd.measure.life import open_url
 from tunerd.measure.request import BenchRequest, Suite
 from tunerd.measure.store import EvidenceStore
 from tunerd.measure.trust import Speculation
-from tunerd.profile.schema import Published
 from tunerd.result import ActionResult
 
 
@@ -32,7 +31,6 @@ def bench_two(
     suite: Suite,
     *,
     repeats: int,
-    published: Published | None = None,
 ) -> ActionResult:
     """Bench two servers that run already as the arms of one profile."""
     ctx = box.context()
@@ -44,4 +42,4 @@ def bench_two(
             target = replace(opened, arm=replace(opened.arm, name=name),
                              speculation=Speculation(drafts))  # fmt: skip
             session.on_arm(target, "two stand-ins")
-        return result_of(session, "two stand-ins", published)
+        return result_of(session, "two stand-ins", None)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
-import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ import httpx
 
 from tests.support.local_box import Box
 from tests.support.server_process import CLIENT
-from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.machine.net import free_port
 from tunerd.paths import Paths, paths_for
 from tunerd.tryout.designed import SHAPES, design, write
@@ -82,15 +79,12 @@ class BuildBox:
         assert reply.status_code == httpx.codes.OK, reply.text
         return reply.json()
 
-    def peak_address_space_kib(self) -> int:
-        """The most that the server which runs now has had mapped."""
-        pid = self.json("status")["pid"]
-        rows = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return next(int(row.split()[1]) for row in rows if row.startswith("VmPeak:"))
-
     def limit_address_space(self, spare_kib: int) -> None:
         """No server from now on gets more than that above what the one that runs now has had."""
-        limit = (self.peak_address_space_kib() + spare_kib) * 1024
+        pid = self.json("status")["pid"]
+        rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+        peak_kib = next(int(row.split()[1]) for row in rows if row.startswith("VmPeak:"))
+        limit = (peak_kib + spare_kib) * 1024
         supervisor = int((self.box.folder / "run" / PID_NAME).read_text())
         resource.prlimit(supervisor, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
@@ -111,12 +105,5 @@ def build_box(program: Path | None, *, shape: str) -> Iterator[BuildBox]:
         waits = {"TUNERD_SERVICE__SETTLE_S": "0.2", "TUNERD_SERVICE__DRAIN_S": "0"}
         box = Box(folder, waits)
         write(design(SHAPES[shape]), box.model)
-        try:
+        with box.until_all_ended():
             yield BuildBox(box, "embedded" if program is None else "build", free_port())
-        finally:
-            started = processes_with(str(folder))
-            end_supervisor(box.context.paths)
-            for pid in started:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-            wait_until_gone(*started)

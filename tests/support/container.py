@@ -34,9 +34,7 @@ class ContainerError(AssertionError):
 class Container:
     """One boot of a root; a container that has ended is not started again."""
 
-    def __init__(
-        self, name: str, root: Path, *, console: Path, binds: Mapping[str, Path], network: bool
-    ) -> None:
+    def __init__(self, name: str, root: Path, *, console: Path, binds: Mapping[str, Path]) -> None:
         self.leader = 0
         """Pid of its systemd, as this host counts."""
         self._group = cgroup.create(name)
@@ -49,7 +47,7 @@ class Container:
             *("--console=read-only", "--notify-ready=yes", "--resolv-conf=copy-host"),
             *("--timezone=off", "--link-journal=no"),
             "--capability=CAP_SYS_RESOURCE",  # else LimitMEMLOCK= cannot be raised inside
-            *(() if network else ("--private-network",)),
+            "--private-network",
             *(f"--bind-ro={source}:{place}" for place, source in binds.items()),
         ]
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -128,9 +126,9 @@ class Container:
         self._nspawn.wait()
         self._remove()
 
-    def console(self, lines: int = 60) -> str:
+    def console(self) -> str:
         """The end of what was written on its console."""
-        return "\n".join(self._console.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self._console.read_text(errors="replace").splitlines()[-60:])
 
     def _remove(self) -> None:
         self._notify.close()

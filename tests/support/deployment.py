@@ -212,11 +212,10 @@ class Deployment:
         self,
         *words: str | Path,
         expect: int | None = 0,
-        env: Mapping[str, str] | None = None,
         limit_s: float = 180.0,
     ) -> Any:
         """What `tunerd WORDS --json` prints."""
-        return self(*words, "--json", expect=expect, env=env, limit_s=limit_s).json
+        return self(*words, "--json", expect=expect, limit_s=limit_s).json
 
     def apply(self, profile: str, *words: str, expect: int = 0) -> Any:
         """What `tunerd apply PROFILE --yes --json` prints."""
@@ -244,10 +243,10 @@ class Deployment:
         look = self.machine.run("stat", "--format=%F %a %U:%G", path).stdout
         return UnitFile(self.machine.read(path), look)
 
-    def write_unit(self, text: str, *, name: str = UNIT, mode: int = 0o644) -> None:
+    def write_unit(self, text: str, *, mode: int = 0o644) -> None:
         """Write a unit by hand and have it read."""
-        self._write(f"{self.units}/{name}", text)
-        self.machine.run("chmod", f"{mode:o}", f"{self.units}/{name}")
+        self._write(f"{self.units}/{UNIT}", text)
+        self.machine.run("chmod", f"{mode:o}", f"{self.units}/{UNIT}")
         self.systemctl("daemon-reload")
 
     def backups(self) -> list[str]:

@@ -11,6 +11,7 @@ from tunerd.words import MiB
 
 DRIVER_VERSION = "580.95.05"
 CUDA_VERSION = "13.0"
+_RESERVED_MIB = 380
 
 
 def a_card(
@@ -19,7 +20,6 @@ def a_card(
     index: int = 0,
     total_mib: int = 12282,
     used_mib: int = 0,
-    reserved_mib: int = 380,
     processes: Sequence[GpuProcess] = (),
 ) -> Gpu:
     """A healthy card on a full-width link; `used_mib` is at least what the processes hold."""
@@ -30,8 +30,8 @@ def a_card(
         uuid=f"GPU-{os.getpid():08x}-0000-0000-0000-{index:012d}",  # tests beside this one have another
         total_mib=MiB(total_mib),
         used_mib=MiB(used),
-        reserved_mib=MiB(reserved_mib),
-        free_mib=MiB(total_mib - used - reserved_mib),
+        reserved_mib=MiB(_RESERVED_MIB),
+        free_mib=MiB(total_mib - used - _RESERVED_MIB),
         processes=tuple(processes),
         display_active=False,
         power_limit_w=220.0,
@@ -60,9 +60,9 @@ def rtx_4070_super(*, index: int = 0, used_mib: int = 0) -> Gpu:
     return a_card(index=index, used_mib=used_mib)
 
 
-def rtx_5060_ti(*, index: int = 0, used_mib: int = 0) -> Gpu:
+def rtx_5060_ti(*, used_mib: int = 0) -> Gpu:
     return replace(
-        a_card("NVIDIA GeForce RTX 5060 Ti", index=index, total_mib=16311, used_mib=used_mib),
+        a_card("NVIDIA GeForce RTX 5060 Ti", total_mib=16311, used_mib=used_mib),
         power_limit_w=180.0,
         power_default_w=180.0,
         power_max_w=180.0,
@@ -106,9 +106,9 @@ class FakeGpuReader:
             self._reading = replace(self._reading, gpus=tuple(gpus))
         return self._reading
 
-    def show(self, *gpus: Gpu, problem: str | None = None) -> None:
+    def show(self, *gpus: Gpu) -> None:
         """From now on these cards are there; none means that there are certainly none."""
-        self._reading = _found(gpus, problem)
+        self._reading = _found(gpus)
 
     def hide(self, problem: str) -> None:
         """From now on nothing can be told, for this reason."""

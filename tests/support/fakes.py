@@ -182,10 +182,9 @@ class FakeServiceManager:
         folder: Unit files stand in `folder/units` and `folder/runtime-units`.
         clock: What all time is taken from.
         programs: By path; a path that is not there does not exist.
-        mode: What it says it is.
 
     `errors` holds by verb (`start`, `restart`, `reload`, ...) what the next calls raise, first to
-    last. `pids_in_use` are those of running programs.
+    last.
     """
 
     def __init__(
@@ -193,10 +192,8 @@ class FakeServiceManager:
         folder: Path,
         clock: FakeClock,
         programs: Mapping[str, Program] | None = None,
-        *,
-        mode: Mode = Mode.SYSTEM,
     ) -> None:
-        self.mode = mode
+        self.mode = Mode.SYSTEM
         self.unit_dir = folder / "units"
         self.runtime_unit_dir = folder / "runtime-units"
         self.programs: dict[str, Program] = dict(programs or {})
@@ -449,13 +446,6 @@ class FakeServiceManager:
         self._catch_up()
         if lease.stands:
             self._begin_end(lease, restores=lease.spec.restores)
-
-    @property
-    def pids_in_use(self) -> tuple[int, ...]:
-        """Pids of running programs."""
-        self._catch_up()
-        running = (unit.process for unit in self._units.values())
-        return tuple(sorted(process.pid for process in running if process is not None))
 
     def argv_of(self, unit: str) -> tuple[str, ...] | None:
         """What runs now."""

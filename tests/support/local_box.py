@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -50,6 +51,20 @@ class Box:
         """Where the designed model is, once something was deployed."""
         return self.folder / "tiny.gguf"
 
+    @contextlib.contextmanager
+    def until_all_ended(self) -> Iterator[None]:
+        """Nothing of it runs after the body."""
+        try:
+            yield
+        finally:
+            paths = self.context.paths
+            started = processes_with(str(self.folder))
+            end_supervisor(paths)
+            for pid in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            wait_until_gone(*started)
+
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "tunerd", *words],
@@ -82,12 +97,7 @@ def deployed(folder: Path, port: int) -> Iterator[Box]:
     """A box on which tunerd has deployed the embedded server; nothing of it runs afterwards."""
     box = Box(folder, {"TUNERD_SERVICE__SETTLE_S": "0.2"})
     write(design(SHAPES["tiny"]), box.model)
-    try:
+    with box.until_all_ended():
         done = box.call("apply", "cpu-embedded", "--yes", *settings(box, serving__port=port))
         assert done.returncode == 0, done.stderr
         yield box
-    finally:
-        paths = box.context.paths
-        started = processes_with(str(folder))
-        end_supervisor(paths)
-        wait_until_gone(*started)

@@ -23,6 +23,7 @@ from tests.support.programs import program
 from tests.support.roots import PREFIX, SOURCES_INSIDE, cache_folder
 
 _BOOT_LIMIT_S = 90.0
+_POWEROFF_LIMIT_S = 60.0
 _TIMED_OUT = (124, 137)  # timeout(1): ended it, had to kill it
 
 
@@ -39,7 +40,6 @@ class Machine:
             kept in memory and outlive a power cut as if every write had been synced.
         strict_disk: The disk does not sync for programs that forget to.
         binds: Host folders that are seen read-only at the given places inside.
-        network: It shares this host's network (never in tests that open ports).
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class Machine:
         disk_mib: int | None = None,
         strict_disk: bool = False,
         binds: Mapping[str, Path] | None = None,
-        network: bool = False,
     ) -> None:
         self.root = root
         self.boot_s = 0.0
@@ -57,7 +56,6 @@ class Machine:
         self.boot_state = ""
         """What systemd said at its end: `running` or `degraded`."""
         self._binds = {**root.binds, **(binds or {})}
-        self._network = network
         self._folder = run_folder.create(cache_folder())
         self.name = self._folder.name
         self._disk: LossyDisk | None = None
@@ -90,7 +88,7 @@ class Machine:
         """Whether it is booted."""
         return self._container is not None and self._container.is_alive
 
-    def boot(self, *, limit_s: float = _BOOT_LIMIT_S) -> Self:
+    def boot(self) -> Self:
         """Switch it on and wait until systemd has started everything.
 
         Raises:
@@ -102,18 +100,17 @@ class Machine:
             self._mounted(),
             console=self._folder / "console.log",
             binds=self._binds,
-            network=self._network,
         )
-        self._container.wait_ready(limit_s)
+        self._container.wait_ready(_BOOT_LIMIT_S)
         self.boot_state = self.systemctl("is-system-running", "--wait", check=False)
         self.boot_s = time.monotonic() - started_s
         if self.boot_state not in {"running", "degraded"}:
             raise MachineError(f"boot ended as {self.boot_state!r}\n{self._container.console()}")
         return self
 
-    def poweroff(self, *, limit_s: float = 60.0) -> None:
+    def poweroff(self) -> None:
         """Shut down in order; `boot` boots again."""
-        self._booted().poweroff(limit_s)
+        self._booted().poweroff(_POWEROFF_LIMIT_S)
         self._container = None
 
     def reboot(self) -> None:
@@ -195,23 +192,21 @@ class Machine:
         *,
         user: str | None = None,
         check: bool = True,
-        env: Mapping[str, str] | None = None,
         limit_s: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a POSIX sh script inside; see `run`."""
-        return self.run("sh", "-c", script, user=user, check=check, env=env, limit_s=limit_s)
+        return self.run("sh", "-c", script, user=user, check=check, limit_s=limit_s)
 
     def service(
         self,
         *argv: str | Path,
         properties: Mapping[str, str] | None = None,
         check: bool = True,
-        limit_s: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program as a transient unit, with a cgroup and a journal of its own; see `run`."""
         settings = [f"--property={name}={value}" for name, value in (properties or {}).items()]
         systemd_run = ["systemd-run", "--quiet", "--pipe", "--wait", "--collect", *settings, "--"]
-        return self.run(*systemd_run, *argv, check=check, limit_s=limit_s)
+        return self.run(*systemd_run, *argv, check=check)
 
     def start(
         self,
@@ -273,7 +268,6 @@ class Machine:
         *arguments: str,
         user: str | None = None,
         env: Mapping[str, str] | None = None,
-        limit_s: float = 900.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run tests of this repository inside, in the installed environment; see `run`.
 
@@ -286,7 +280,7 @@ class Machine:
             user=user,
             env={**inside, **(env or {})},
             folder=SOURCES_INSIDE,
-            limit_s=limit_s,
+            limit_s=900.0,
         )
 
     # Files
@@ -310,10 +304,6 @@ class Machine:
     def files(self, folder: str | Path) -> list[str]:
         """Names in a folder, sorted; a missing folder has none."""
         return sorted(self.run("ls", "-A", "--", folder, check=False).stdout.splitlines())
-
-    def console(self) -> str:
-        """The end of what the machine wrote on its console."""
-        return self._booted().console()
 
     # Below
 

@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.deployment import UNIT, Deployment, profile
 from tests.support.machine import Machine
 from tests.support.roots import PREFIX, SOURCES_INSIDE
-from tests.support.sweep_box import SPEED
+from tests.support.sweep_box import RANGES, SPEED
 
 SWEEP = "tunerd-sweep.service"
 CANDIDATES = ("tunerd-candidate-*", "tunerd-lease-*")
@@ -31,14 +31,6 @@ name = "ask"
 kind = "code"
 prompt_tokens = 100
 answer_tokens = 32
-"""
-_RANGES = """
-[sweep]
-"engine.prefer" = ["fake"]
-"speculation.n_max" = [2, 4]
-"speculation.p_min" = [0.0]
-"serving.threads" = [1]
-"serving.n_ubatch" = [512]
 """
 SETTINGS = """
 [engines.fake]
@@ -100,7 +92,7 @@ class Night:
         self.box.profile("workloads/small", _WORKLOAD)
         text = profile("fake", speculation__type="mtp", speculation__n_max=4, speculation__p_min=0.0,
                        serving__ctx_size=1024, serving__metrics=True, workload="small")  # fmt: skip
-        self.box.profile("night", text + _RANGES)
+        self.box.profile("night", text + RANGES)
         install_unit(machine, user=user)
         self._prove()
         self.box.apply("night")

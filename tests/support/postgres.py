@@ -125,11 +125,9 @@ class Postgres:
         while self.query(f"show {name}") != [value]:
             time.sleep(0.05)
 
-    def tcp_url(
-        self, name: str, *, user: str = "tunerd", port: int | None = None, more: str = ""
-    ) -> str:
+    def tcp_url(self, name: str, *, port: int | None = None, more: str = "") -> str:
         """Its address over TCP, where a password is wanted."""
-        return f"postgresql+psycopg://{user}@127.0.0.1:{port or self.port}/{name}{more}"
+        return f"postgresql+psycopg://tunerd@127.0.0.1:{port or self.port}/{name}{more}"
 
     def _program(self, name: str, *words: object) -> str:
         argv = [str(self.programs / name), *map(str, words)]

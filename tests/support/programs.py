@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -14,7 +13,6 @@ class ProgramFailed(RuntimeError):
 def program(
     *argv: str | Path,
     stdin: bytes = b"",
-    env: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
     check: bool = True,
 ) -> subprocess.CompletedProcess[bytes]:
@@ -27,7 +25,7 @@ def program(
     words = [str(word) for word in argv]
     try:
         done = subprocess.run(
-            words, input=stdin, capture_output=True, env=env, timeout=timeout_s, check=False
+            words, input=stdin, capture_output=True, timeout=timeout_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProgramFailed(f"{' '.join(words)}: {error}") from error

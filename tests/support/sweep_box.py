@@ -20,7 +20,6 @@ from typing import Any
 
 from tests.support.local_box import Box
 from tests.support.stand_in import StandIn, install
-from tests.support.supervised import end_supervisor, processes_with, wait_until_gone
 from tunerd.app import Context
 from tunerd.engine.builds import find_engines
 from tunerd.engine.help import Effect, Proof
@@ -34,7 +33,16 @@ _SYSTEM_PYTHON = "/usr/bin/python3"
 # Slow enough to be told apart by a client's clock, fast enough for a test.
 SPEED: dict[str, Any] = {"time_scale": 1.0, "pp_tok_s": 20_000.0, "tg_tok_s": 400.0,
                          "prefill_tax": 0.0, "acceptance": 0.0, "draft_cost": 0.5}  # fmt: skip
-PROFILE = """
+RANGES = """
+[sweep]
+"engine.prefer" = ["fake"]
+"speculation.n_max" = [2, 4]
+"speculation.p_min" = [0.0]
+"serving.threads" = [1]
+"serving.n_ubatch" = [512]
+"""
+PROFILE = (
+    """
 extends = "cpu-embedded"
 workload = "small"
 [model]
@@ -49,13 +57,9 @@ metrics = true
 type = "mtp"
 n_max = 4
 p_min = 0.0
-[sweep]
-"engine.prefer" = ["fake"]
-"speculation.n_max" = [2, 4]
-"speculation.p_min" = [0.0]
-"serving.threads" = [1]
-"serving.n_ubatch" = [512]
 """
+    + RANGES
+)
 WORKLOAD = """
 [[classes]]
 name = "ask"
@@ -198,12 +202,9 @@ def swept(port: int, **behaviour: Any) -> Iterator[SweepBox]:
     for_everybody(engine)
     box = SweepBox(Box(folder), engine, port)
     try:
-        prove(box.box.context)
-        box.call("apply", "night", "--yes")
-        yield box
+        with box.box.until_all_ended():
+            prove(box.box.context)
+            box.call("apply", "night", "--yes")
+            yield box
     finally:
-        paths = box.box.context.paths
-        started = processes_with(str(folder))
-        end_supervisor(paths)
-        wait_until_gone(*started)
         shutil.rmtree(folder, ignore_errors=True)

@@ -522,12 +522,6 @@ def test_no_test_replaces_parts_of_the_program() -> None:
     assert wrong == []
 
 
-def test_no_test_runs_a_fake_without_a_contract() -> None:
-    """The fakes are named in one place each, and a contract runs over every one of them."""
-    contracts = {path.stem for path in (ROOT / "tests" / "contracts").glob("*.py")}
-    assert {"clock", "gpu", "service_manager", "llama_server"} <= contracts
-
-
 def modules_of(tmp_path: Path, *arguments: str) -> set[str]:
     """Top-level names of the modules that a call of tunerd imports, in a process of its own."""
     script = (
@@ -583,17 +577,3 @@ def test_what_runs_all_day_holds_nothing_that_it_does_not_need(
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     assert {name.partition(".")[0] for name in done.stdout.split()} & unwanted == set()
-
-
-def test_asking_a_server_for_its_health_does_not_import_httpx() -> None:
-    script = (
-        "import sys\n"
-        "from tunerd.machine.clock import SystemClock\n"
-        "from tunerd.engine.server import Address, LlamaServer\n"
-        "print(LlamaServer(Address('127.0.0.1', 1), SystemClock()).health(timeout_s=5))\n"
-        "print('httpx' in sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert done.stdout.splitlines() == ["refused", "False"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -74,23 +74,6 @@ def test_a_time_that_occurs_twice_is_the_first() -> None:
 def test_what_is_no_window_says_what_is(times: str, days: str, zone: str) -> None:
     with pytest.raises(ValueError, match=r"such as|for example"):
         parse_window(times, days, zone)
-
-
-@given(
-    st.integers(0, 4_000_000_000),
-    st.integers(0, 23), st.integers(0, 23), st.integers(0, 59),
-    st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"]),
-)  # fmt: skip
-def test_openings_follow_each_other_and_never_overlap(
-    now: int, first: int, last: int, minute: int, zone: str
-) -> None:
-    if first == last:
-        return
-    window = parse_window(f"{first:02d}:{minute:02d}-{last:02d}:{minute:02d}", "daily", zone)
-    found = list(islice(spans(window, float(now)), 5))
-    assert len(found) >= 4
-    assert all(now < one.end_s and one.begin_s < one.end_s for one in found)
-    assert all(one.end_s <= other.begin_s for one, other in pairwise(found))
 
 
 # Within a window

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tunerd.errors import ConfigError
-from tunerd.paths import Paths
+from tunerd.paths import Paths, paths_for
 from tunerd.settings import (
     GuardSettings,
     ModelSettings,
@@ -17,6 +18,7 @@ from tunerd.settings import (
     settings_or_last_good,
     sources_of,
 )
+from tunerd.words import Mode
 
 
 @pytest.fixture
@@ -227,3 +229,21 @@ def test_a_value_of_the_wrong_kind_is_one_problem(paths: Paths, text: str) -> No
     write(paths, text)
     (line,) = problems(paths)
     assert line.startswith(f"{paths.settings_file}: {text.partition(' ')[0]}")
+
+
+# The settings file that install.sh writes: every line in it that can be uncommented is a default.
+
+SHIPPED = Path(__file__).parents[2] / "units" / "tunerd.toml"
+
+
+def test_the_shipped_settings_are_the_defaults(tmp_path: Path) -> None:
+    paths = paths_for(Mode.SYSTEM, {"TUNERD_CONFIG_DIR": str(tmp_path)})
+    defaults = load_settings(paths, {})
+
+    text = SHIPPED.read_text()
+    own = "".join(f"[{table}]\n" for table in re.findall(r"(?m)^#\[([a-z]+)\]$", text))
+    assert own.count("[") >= 8, "and each may be begun anew below"
+    for content in (text, re.sub(r"(?m)^#(?=\[|[a-z_]+ = )", "", text), text + own):
+        paths.settings_file.write_text(content)
+        assert load_settings(paths, {}) == defaults
+    assert len(re.findall(r"(?m)^#[a-z_]+ = ", text)) >= 5

@@ -1,4 +1,4 @@
-"""What an engine writes about itself while it starts and when it ends."""
+"""What an engine writes about itself while it starts."""
 
 from __future__ import annotations
 
@@ -56,19 +56,6 @@ def log_loaded(log: Log, behaviour: Behaviour, engine: Engine) -> None:
         log(f"I load_tensors:   {name} model buffer size = {device['model_mib']:8.2f} MiB")
         log(f"I llama_kv_cache:   {name} KV buffer size = {device['context_mib']:8.2f} MiB")
         log(f"I sched_reserve:   {name} compute buffer size = {device['compute_mib']:8.2f} MiB")
-    if engine.is_speculative:
-        _log_speculation(log, behaviour, engine)
-
-
-def _log_speculation(log: Log, behaviour: Behaviour, engine: Engine) -> None:
-    if behaviour.is_ik:
-        mode = f"fixed recurrent checkpoint mode = per-step (max_tokens={engine.n_max + 1})"
-        log(f"llama_spec_ckpt_init: {mode}")
-        log("slot         init: id  0 | task -1 | speculative decoding context initialized")
-        return
-    model = engine.arguments.facts.get("model", "")
-    text = f"creating MTP draft context against the target model '{model}'"
-    log(f"I common_speculative_init_result: {text}")
 
 
 def log_ready(log: Log, engine: Engine) -> None:
@@ -85,20 +72,3 @@ def log_ready(log: Log, engine: Engine) -> None:
     log(
         f"I srv  llama_server: {'' if is_recent else 'server is '}listening on http://{host}:{port}"
     )
-
-
-def log_memory_table(log: Log, behaviour: Behaviour) -> None:
-    """The breakdown at the end: total = free + (self = model + context + compute) + the rest."""
-    device = behaviour.device
-    if device is None:
-        return
-    model, context, compute = (
-        int(device[f"{part}_mib"]) for part in ("model", "context", "compute")
-    )
-    own = model + context + compute
-    total, free = int(device["total_mib"]), int(device["free_mib"]) - own
-    parts = f"({own} = {model} + {context} + {compute})"
-    prefix = "I common_memory_breakdown_print: |"
-    log(f"{prefix} memory breakdown [MiB] | total free self model context compute unaccounted |")
-    title = f"{device['name']} ({device['description']})"
-    log(f"{prefix}   - {title} | {total} = {free} + {parts} + {total - free - own} |")

@@ -47,7 +47,7 @@ class Api:
         if not self.is_loaded:
             raise HttpError(503, "unavailable_error", "Loading model")
         if is_health:
-            return json_answer(self._health())
+            return json_answer({"status": "ok"})
         if self._api_keys and headers.get("authorization", "")[7:] not in self._api_keys:
             raise HttpError(401, "authentication_error", "Invalid API Key")
         if not self._leaves_asleep(path):
@@ -75,13 +75,6 @@ class Api:
         if not isinstance(parsed, dict):
             raise HttpError(400, "invalid_request_error", "the body must be an object")
         return parsed
-
-    def _health(self) -> dict[str, Any]:
-        if not self.behaviour.is_ik:
-            return {"status": "ok"}
-        n_busy = self.engine.n_busy
-        n_idle = len(self.engine.slots) - n_busy
-        return {"status": "ok", "slots_idle": n_idle, "slots_processing": n_busy}
 
     def _get(self, path: str) -> Answer:
         facts = self.engine.arguments.facts
@@ -239,7 +232,4 @@ class Api:
             )
             return
         place = f"id {slot.number:2d} | task {task} | "
-        self.engine.log(
-            f"I slot get_availabl: id {slot.number:2d} | task -1 | selected slot by LRU"
-        )
         self.engine.log(f"I slot launch_slot_: {place}processing task, is_child = 0")

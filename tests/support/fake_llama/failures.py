@@ -54,8 +54,6 @@ def _abort(error: str, statement: str) -> Failure:
 
 # Source: engines of 2026 on the CPU, and for CUDA's own texts their sources and public reports.
 FAILURES: dict[str, Failure] = {
-    # No build was seen to do this; nothing keeps one from it.
-    "says-stopping": Failure("load", 0, ("Stopping server...", "Stopping")),
     "oom-weights": _load_error(
         _MALLOC.replace("{mib}", "8053.00"),
         "E alloc_tensor_range: failed to allocate CUDA0 buffer of size 8444182528",

@@ -17,7 +17,6 @@ from tests.support.fake_llama.announcements import (
     device_line,
     log_loaded,
     log_loading,
-    log_memory_table,
     log_ready,
 )
 from tests.support.fake_llama.answers import Reply
@@ -220,9 +219,6 @@ class Program:
         listener.close()
         while self._n_at_work:
             time.sleep(POLL_S)
-        if not self.behaviour.is_ik:
-            self.log("I srv    operator(): operator(): cleaning up before exit...")
-            log_memory_table(self.log, self.behaviour)
         self.end(0)
 
     def _on_stop(self, _number: int, _frame: object) -> None:

@@ -17,7 +17,6 @@ class Run:
     n_predicted: int
     prompt_ms: float
     predicted_ms: float
-    n_steps: int
     drafted_at: list[int]
     accepted_at: list[int]
     bursts: list[int]
@@ -30,7 +29,7 @@ class Run:
         taken = [burst - 1 for burst in bursts[1:]]
         positions = range(len(self.drafted_at))
         return replace(
-            self, bursts=bursts, steps=steps, n_steps=len(steps), n_predicted=sum(bursts),
+            self, bursts=bursts, steps=steps, n_predicted=sum(bursts),
             predicted_ms=max(sum(ms for ms, _ in steps), 0.001),
             drafted_at=[sum(at < drafted for _, drafted in steps) for at in positions],
             accepted_at=[sum(at < one for one in taken) for at in positions],
@@ -99,7 +98,6 @@ def simulate(
         n_predicted=produced,
         prompt_ms=1000.0 * (n_prompt - n_cached) / pp_tok_s * slowdown,
         predicted_ms=max(sum(ms for ms, _ in steps), 0.001),
-        n_steps=len(bursts) - 1,
         drafted_at=drafted_at,
         accepted_at=accepted_at,
         bursts=bursts,

@@ -16,12 +16,10 @@ from tunerd.cli.output import (
     harmless,
     print_error,
     print_message,
-    section_lines,
     show,
 )
 from tunerd.errors import EngineError
 from tunerd.result import ActionResult, warning
-from tunerd.web.view import Bar, Bars, Chart, Part, Section, Table, heads
 
 EVIL = "a\n\x1b[31mEVIL\x9b2J\u202e\r\udcff\x07"
 SHOWN = r"a\n\x1b[31mEVIL\x9b2J\u202e\r\udcff\x07"
@@ -83,17 +81,3 @@ def test_data_for_programs_is_exact_where_no_terminal_is(
     result = ActionResult("x", {"name": "a\x1bb", "text": "c\rd"})
     finish(result, lambda p: [p["name"], p["text"]], as_json=False, is_data=True)
     assert capsys.readouterr().out == "a\x1bb\nc\rd\n"
-
-
-def test_a_terminal_draws_bars_of_a_view_and_says_what_is_unknown() -> None:
-    bar = Bar("chat", (Part("prefill", "prefill", 1.0), Part("decode", "decode", 3.0)), 4.0)
-    section = Section(
-        "workload", "chat", "said first",
-        charts=(Chart("turns", "Turn time", Bars((("chat", (bar,)),), "seconds", is_stacked=True)),),
-        tables=(Table("Figures", heads("~class", "wall [s]"), (("chat", None),)),),
-    )  # fmt: skip
-
-    assert list(section_lines(section)) == [
-        "said first", "", "Turn time   █ prefill  ▒ decode",
-        "  chat  " + "█" * 10 + "▒" * 30 + "  4.0 seconds", "", "Figures", "class  wall [s]", "chat   unknown",
-    ]  # fmt: skip

@@ -10,11 +10,10 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.fault.world import UNIT, World, a_world
+from tests.fault.world import UNIT, World
 from tunerd.machine.proc import is_stopped
 from tunerd.units.systemd import Notifier
 from tunerd.watch.daemon import Recovery
@@ -55,12 +54,6 @@ def a_child(code: str, *words: str) -> Iterator[subprocess.Popen[str]]:
             yield child
         finally:
             child.kill()
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        yield made
 
 
 @pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU])

@@ -61,6 +61,14 @@ def unreadable_cards(box: Facts | None = None) -> Facts:
     return with_host(box or a_box(), gpus=None, gpu_problem="no driver")
 
 
+def filled(used_mib: int) -> Facts:
+    """A card of 12 GB that was to be left a margin of 512 MiB, with so much of it in use."""
+    box = with_card(
+        total_mib=MiB(12282), used_mib=MiB(used_mib), reserved_mib=MiB(380), processes=()
+    )
+    return with_settings(box, memory__fit_mib=512)
+
+
 def report(**changes: object) -> MemoryReport:
     empty = MemoryReport(
         buffers=(),
@@ -118,6 +126,7 @@ FIRES = [
     Fires("evidence-stale", replace(a_box(), evidence=replace(EVIDENCE, holds=False,
           changes=("driver changed: 570 -> 580",))), Level.WARNING, "driver changed: 570 -> 580"),
     Fires("vram-full", with_card(used_mib=MiB(48_000), reserved_mib=MiB(400)), Level.WARNING, "98%"),
+    Fires("vram-full", filled(11_390 + 128), Level.WARNING, "97%"),
     Fires("vram-spill", with_server(environment={"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"}),
           Level.WARNING, "goes to RAM"),
     Fires("vram-spill", with_log(has_misplaced_layers=True), Level.WARNING, "on different devices"),
@@ -203,7 +212,9 @@ SILENT = [
     ("cuda-graphs", without_cards()),
     ("port-clash", replace(a_box(), server=None)),
     ("vram-full", with_card(used_mib=MiB(46_000))),
+    ("vram-full", filled(11_390)),
     ("vram-spill", without_cards()),
+    ("vram-spill", replace(a_box(), driver=replace(DRIVER, is_wsl=True))),
     ("display-vram", with_card(processes=(replace(XORG, used_mib=MiB(60)),))),
     ("vram-others", with_card(processes=(replace(OLLAMA, used_mib=MiB(60)), XORG))),
     ("thinking-off", with_settings(serving__reasoning_budget=256)),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.folders import DATA
 from tunerd.engine.health import (
@@ -369,21 +366,3 @@ def test_good_arguments_are_good_wherever_the_log_was_cut(engine: str) -> None:
 )
 def test_other_ways_of_refusing_an_argument_are_known(said: str, is_refusal: bool) -> None:
     assert (argument_error(1, said) is not None) is is_refusal
-
-
-ANY_LOG = st.lists(
-    st.one_of(
-        st.text(max_size=80),
-        st.sampled_from(["error", "out of memory", "CUDA error: x", "couldn't bind to server socket"]),
-    ),
-    max_size=20,
-)  # fmt: skip
-
-
-@settings(max_examples=100, deadline=None)
-@given(ANY_LOG, st.sampled_from([None, "exited", "killed", "dumped"]), st.integers(0, 255))
-def test_any_log_has_some_cause(lines: Sequence[str], kind: str | None, status: int) -> None:
-    failure = classify(lines, exit_kind=kind, exit_status=status)
-    assert failure.words
-    assert len(failure.words) <= 420
-    argument_error(status, "\n".join(lines))

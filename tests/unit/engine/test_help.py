@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.builders import HELP_OF, capabilities_of
 from tunerd.engine.help import (
@@ -210,37 +208,6 @@ def test_every_line_that_begins_an_option_is_read_as_one_with_its_variable(diale
     assert len(named) == text.count("(env: ")
 
 
-HELP_LIKE = st.lists(
-    st.one_of(
-        st.text(max_size=60),
-        st.builds(
-            lambda indent, words: " " * indent + " ".join(words),
-            st.integers(0, 45),
-            st.lists(
-                st.sampled_from(
-                    ["-a", "--abc", "--no-abc,", "N", "[on|off|auto]", "(default:", "3)", "(env:",
-                     "LLAMA_ARG_A)", "types:", "none,", "canonical", "-", "--", "--a(s)", ",",
-                     "allowed values:", "f16,", "DEPRECATED", "the argument has been removed"]
-                ),
-                max_size=8,
-            ),
-        ),
-    ),
-    max_size=20,
-)  # fmt: skip
-
-
-@settings(max_examples=150, deadline=None)
-@given(HELP_LIKE)
-def test_no_text_is_too_odd_to_parse(lines: list[str]) -> None:
-    parsed = parse_help("\n".join(lines))
-    for entry in parsed.options:
-        assert entry.spellings
-        assert all(spelling.startswith("-") for spelling in entry.spellings)
-        assert parsed.option(entry.spellings[0]) is not None
-        assert isinstance(entry.allowed_values, tuple)
-
-
 HOSTILE = {
     "on and off": "--a " + "on-" * MANY,
     "types": "--spec-type SPEC  types: " + "a, " * MANY + "!",
@@ -269,8 +236,3 @@ def test_a_hostile_text_is_read_in_no_time(name: str) -> None:
     assert time.process_time() - began < 10.0
     assert all(len(entry.description) <= 10_000 for entry in parsed.options)
     assert (found.default_port, found.default_n_max) == (None, None)
-
-
-def test_what_follows_a_million_characters_is_not_looked_at() -> None:
-    text = "--early N\n" + "x" * 1_000_000 + "\n--late N\n"
-    assert parse_help(text).live_spellings == {"--early"}

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.builders import HELP_OF, capabilities_of, shipped_sources
-from tests.support.builders import resolved as shipped
+from tests.support.builders import HELP_OF, capabilities_of
 from tests.support.profiles import PROFILE_DATA, context, profile_of
 from tunerd.engine.commandline import CommandLine, RenderContext, render
 from tunerd.engine.flags import arguments_sha256
@@ -55,18 +54,6 @@ def reasons(found: Imported) -> dict[str, str]:
 
 
 # Round trips.
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("name", shipped_sources().names)
-def test_a_shipped_profile_comes_back_from_its_command_line(name: str, dialect: str) -> None:
-    profile = shipped(name, capabilities_of(dialect).family)
-    before = render(profile, capabilities_of(dialect), context(has_gpu=True))
-    if not isinstance(before, CommandLine):
-        return
-    found = imported(before.argv[1:], dialect)
-    assert found.unplaced == ()
-    assert flags(again(found, dialect), dialect) == flags(before, dialect)
 
 
 @settings(max_examples=150, deadline=None)
@@ -255,10 +242,16 @@ def test_a_variable_is_the_option_that_it_stands_for(
     assert found.unplaced == ()
 
 
-def test_on_mainline_the_command_line_wins_over_the_environment() -> None:
-    found = imported("-c 1024", "main-0x", {"LLAMA_ARG_CTX_SIZE": "2048"})
-    assert value(found, "serving.ctx_size") == 1024
-    assert found.overridden == ("LLAMA_ARG_CTX_SIZE",)
+@pytest.mark.parametrize(
+    ("dialect", "wins", "overridden"),
+    [("main-0x", 1024, ("LLAMA_ARG_CTX_SIZE",)), ("ik-now", 2048, ())],
+)
+def test_on_mainline_the_command_line_wins_over_the_environment_and_on_ik_the_other_way_round(
+    dialect: str, wins: int, overridden: tuple[str, ...]
+) -> None:
+    found = imported("-c 1024", dialect, {"LLAMA_ARG_CTX_SIZE": "2048"})
+    assert value(found, "serving.ctx_size") == wins
+    assert found.overridden == overridden
 
 
 def test_other_variables_are_options_where_the_help_says_so() -> None:
@@ -319,12 +312,6 @@ def test_the_ready_made_speculation_of_a_build_is_left_to_it() -> None:
     found = imported("--spec-default", "main-0x")
     assert value(found, "speculation.type") == "default"
     assert found.data["extra_args"] == ["--spec-default"]
-
-
-def test_on_ik_the_environment_wins_over_the_command_line() -> None:
-    found = imported("-c 1024", "ik-now", {"LLAMA_ARG_CTX_SIZE": "2048"})
-    assert value(found, "serving.ctx_size") == 2048
-    assert found.overridden == ()
 
 
 @pytest.mark.parametrize(

@@ -70,31 +70,40 @@ def test_a_build_that_does_what_it_says_is_proved() -> None:
     }  # fmt: skip
 
 
-def test_depth_by_request_says_nothing_of_the_gate_by_request() -> None:
-    found = effects({**ALL, GATED_BY_REQUEST: trial(12)})
-    assert found["per-request"] is Effect.PROVED
-    assert found["per-request p-min"] is Effect.NO_EFFECT
+@pytest.mark.parametrize(
+    ("trials", "found"),
+    [
+        (
+            {GATED_BY_REQUEST: trial(12)},
+            {"per-request": "proved", "per-request p-min": "no effect"},
+        ),
+        # As p-min for MTP in the merge of May 2026: the same counts at 0.0 and 0.75.
+        ({GATED: trial(12)}, {"p-min": "no effect", "n-max": "proved"}),
+        ({NATIVE: trial(None)}, {"counts": "no effect"}),
+    ],
+)
+def test_what_is_parsed_and_ignored_has_no_effect_and_says_nothing_of_the_rest(
+    trials: dict[str, Completion], found: dict[str, str]
+) -> None:
+    effect = effects({**ALL, **trials})
+    assert {feature: str(effect[feature]) for feature in found} == found
 
 
-def test_a_flag_that_is_parsed_and_ignored_has_no_effect() -> None:
-    """As p-min for MTP in the merge of May 2026: the same counts at 0.0 and 0.75."""
-    found = effects({**ALL, GATED: trial(12)})
-    assert found["p-min"] is Effect.NO_EFFECT
-    assert found["n-max"] is Effect.PROVED
-
-
-def test_a_build_that_drafts_nothing_is_not_proved_and_says_nothing_of_the_rest() -> None:
-    found = effects({**ALL, PLAIN: trial(0)})
-    assert found == {"text": Effect.PROVED, "mtp": Effect.NO_EFFECT}
-
-
-def test_a_server_that_does_not_start_has_failed() -> None:
-    found = effects({PLAIN: trial(None, text=None, problem="status 500")})
-    assert found == {"text": Effect.FAILED, "mtp": Effect.FAILED}
-
-
-def test_a_route_that_does_not_count_drafts_is_known() -> None:
-    assert effects({**ALL, NATIVE: trial(None)})["counts"] is Effect.NO_EFFECT
+@pytest.mark.parametrize(
+    ("trials", "found"),
+    [
+        ({**ALL, PLAIN: trial(0)}, {"text": Effect.PROVED, "mtp": Effect.NO_EFFECT}),
+        (
+            {PLAIN: trial(None, text=None, problem="status 500")},
+            {"text": Effect.FAILED, "mtp": Effect.FAILED},
+        ),
+    ],
+    ids=["it drafts nothing", "it does not start"],
+)
+def test_a_build_that_does_not_draft_says_nothing_of_how_it_would(
+    trials: dict[str, Completion], found: dict[str, Effect]
+) -> None:
+    assert effects(trials) == found
 
 
 @pytest.mark.parametrize(

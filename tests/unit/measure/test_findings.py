@@ -291,28 +291,6 @@ def test_this_box_stands_beside_the_published_numbers_of_the_same_family() -> No
     assert found[2].ratio is None
 
 
-@pytest.mark.parametrize(
-    ("suite", "published", "measured", "beside"),
-    [
-        (Suite.LENGTHS, {"by_length": {"100": {"tok_s": 44.6, "wall_ms": 53138.0}, "7": {"tok_s": 1.0}}},
-         [sample(n_predict=100, timings=None, client=ClientTimes(26569.0))],
-         [("100 tokens, tok/s", 44.6, None), ("100 tokens, wall", 53138.0, 26569.0)]),
-        # Of a range its middle, and depths near to what was published alone.
-        (Suite.DEEP, {"by_depth": {"25000": {"tok_s_min": 57, "tok_s_max": 66, "acceptance_ratio": 0.8},
-                                   "43000": {"tok_s": 50}}},
-         [sample(details={"depth": 24_000}), sample(details={"depth": 90_000})],
-         [("25000 tokens deep, tok/s (57 to 66)", 61.5, pytest.approx(50.0)),
-          ("25000 tokens deep, acceptance", 0.8, None)]),
-    ],
-)  # fmt: skip
-def test_lengths_and_depths_stand_beside_what_was_published_of_them(
-    suite: Suite, published: dict[str, Any], measured: list[Sample], beside: list[Any]
-) -> None:
-    found = beside_published(suite, measured, Published(**published), None)
-
-    assert [(one.what, one.published, one.here) for one in found] == beside
-
-
 def a_foreign_sample(**values: Any) -> Sample:
     details = {"usage_completion_n": 192, "usage_prompt_n": 1000} | values.pop("details", {})
     return sample(timings=None, details=details, **values)

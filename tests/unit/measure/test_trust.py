@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.bench_samples import timings
+from tests.support.bench_samples import a_request, logged, timings
 from tests.support.fake_gpu import rtx_3090_ti
-from tunerd.engine.log import LoggedRequest
 from tunerd.machine.facts import POWER_CAP, GpuProcess
 from tunerd.measure.answer import Answer, ClientTimes, Counters, Mark, Timings, read_counters
-from tunerd.measure.request import Request, Suite
+from tunerd.measure.request import Request
 from tunerd.measure.trust import (
     GpuLook,
     ProcessorLook,
@@ -40,16 +39,6 @@ def an_answer(found: Timings | None = None, **values: Any) -> Answer:
         "finish": "limit", "is_cut": False,
     }  # fmt: skip
     return Answer(**{**usual, **values})
-
-
-def a_request(**values: Any) -> Request:
-    usual: dict[str, Any] = {
-        "suite": Suite.MTP,
-        "case": "x",
-        "kind": "code_python",
-        "n_predict": 101,
-    }
-    return Request(**{**usual, **values})
 
 
 def marks(
@@ -342,16 +331,7 @@ def test_a_process_that_drafts_otherwise_than_its_side_does_not_count(
     assert (not_as_meant(drafts, drafted) is None) is is_as_meant
 
 
-REQUEST = LoggedRequest(
-    prompt_n=812,
-    prompt_ms=410.37,
-    predicted_n=192,
-    predicted_ms=3051.22,
-    cached_n=0,
-    drafted_n=None,
-    accepted_n=None,
-    concurrency=1,
-)
+REQUEST = replace(logged(812, 192), prompt_ms=410.37, predicted_ms=3051.22)
 OWN = Timings(prompt_n=812, prompt_ms=410.3659, predicted_n=192, predicted_ms=3051.2241)
 
 

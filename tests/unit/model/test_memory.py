@@ -405,17 +405,6 @@ def test_what_is_unknown_is_not_zero() -> None:
     assert "kvarn4" in cache.formula
 
 
-def test_every_part_says_how_it_came_about() -> None:
-    need = estimate(MOE, mtp(2, n_cpu_moe=10, cache_type_k="q8_0", cache_type_v="q8_0"))
-
-    assert need.is_complete
-    assert all(one.formula and "\n" not in one.formula for one in need.parts)
-    (cache,) = [one for one in need.parts if one.kind is PartKind.KV]
-    assert cache.formula == (
-        "10 layers x 131072 cells x 1088 B (512 K q8_0, 512 V q8_0)"
-    )  # fmt: skip
-
-
 def test_locked_memory_is_the_weights_in_ram() -> None:
     locked = estimate(SMALL_MOE, MemorySettings(ctx_size=4096, n_cpu_moe=4, load_mode="mlock"))
     mapped = estimate(SMALL_MOE, MemorySettings(ctx_size=4096, n_cpu_moe=4))
@@ -432,18 +421,6 @@ def test_what_fit_has_to_move_and_can() -> None:
     assert need.fit_needed_mib(MiB(start + 100), 100) == 0
     assert need.fit_needed_mib(MiB(start), 100) == 100
     assert need.movable_mib <= start - need.bytes_of(GPU, COMPUTE) // MIB
-
-
-def test_what_cannot_work_is_noted() -> None:
-    no_mtp = estimate(PLAIN, MemorySettings(ctx_size=4096, speculation="mtp", n_max=2))
-    endless = estimate(PLAIN, MemorySettings(ctx_size=4096, cache_ram_mib=-1))
-    long = estimate(PLAIN, MemorySettings(ctx_size=262144))
-
-    assert any("no MTP block" in note for note in no_mtp.notes)
-    assert part(no_mtp, PartKind.MTP_KV) == 0
-    assert any("no limit" in note for note in endless.notes)
-    assert part(endless, PartKind.PROMPT_CACHE, HOST) == 0
-    assert any("131072 tokens" in note for note in long.notes)
 
 
 _shapes = st.sampled_from([SMALL, SMALL_MOE, PLAIN, TIED, WINDOWED])

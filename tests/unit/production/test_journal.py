@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fault.scenarios import deploy
-from tests.fault.world import UNIT, a_world
+from tests.fault.world import UNIT, World
 from tunerd.production.journal import (
     SCHEMA,
     Recovery,
@@ -113,19 +112,18 @@ def test_a_person_s_edit_is_never_undone(
 
 
 def test_backups_come_newest_first_before_those_by_hand_and_are_counted_in_a_second(
-    tmp_path: Path,
+    world: World,
 ) -> None:
-    with a_world(tmp_path) as world:
-        ctx, folder = world.context(), world.paths.unit_dir
-        (folder / f"{UNIT}.pre-mtp").write_bytes(b"")
-        for alias in ("one", "two", "three"):
-            deploy(ctx, world, alias)
-        names = []
-        for _ in range(3):
-            names.append(new_backup_name(ctx, "rollback"))
-            (folder / names[-1]).write_bytes(b"")
+    ctx, folder = world.context(), world.paths.unit_dir
+    (folder / f"{UNIT}.pre-mtp").write_bytes(b"")
+    for alias in ("one", "two", "three"):
+        deploy(ctx, world, alias)
+    names = []
+    for _ in range(3):
+        names.append(new_backup_name(ctx, "rollback"))
+        (folder / names[-1]).write_bytes(b"")
 
-        found = backups(ctx)
+    found = backups(ctx)
 
     assert [one.generation for one in found] == [3, 2, None, None, None, None]
     assert {one.name for one in found[2:]} == {f"{UNIT}.pre-mtp", *names}

@@ -402,16 +402,6 @@ def test_going_back_to_nothing_is_not_said_to_serve(world: World) -> None:
     assert world.serving_alias() == "old", "twice returns to where one was"
 
 
-def test_every_step_of_a_swap_is_told(world: World) -> None:
-    told: list[Progress] = []
-
-    deploy(replace(world.context(), progress=told.append), world, "old")
-
-    assert [p.step for p in told if p.step is not None] == sorted(p.step or 0 for p in told)
-    assert {p.step for p in told} == set(range(1, 9))
-    assert {p.steps for p in told} == {8}
-
-
 def _no_supervisor() -> NoSupervisor:
     return NoSupervisor("tunerd's supervisor does not start", cause="no folder for its socket")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from typing import Any
 
@@ -14,11 +13,10 @@ from tests.support.builders import PROFILES, shipped_sources
 from tunerd.profile.schema import (
     ProfileFile,
     Serving,
-    all_keys,
     check_file,
     is_left_to_engine,
 )
-from tunerd.words import NAME_PATTERN, Problem
+from tunerd.words import Problem
 
 
 def problems(text: str) -> dict[str, Problem]:
@@ -166,39 +164,3 @@ def test_no_file_is_too_odd_to_check(data: dict[str, Any]) -> None:
         assert problem.key
         assert problem.allowed
         assert "\n" not in problem.found
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.text(st.characters(categories=["Ll"]), min_size=1, max_size=12), st.sampled_from(all_keys())
-)
-def test_an_unknown_key_is_always_reported(name: str, key: str) -> None:
-    section = key.partition(".")[0]
-    known = {k.partition(".")[2] for k in all_keys() if k.startswith(f"{section}.")}
-    found = check_file("f", {section: {name: 1}})
-    if name not in known:
-        assert [(p.key, p.found) for p in found] == [(f"{section}.{name}", "an unknown key")]
-
-
-@pytest.mark.parametrize(
-    ("data", "key", "allowed"),
-    [
-        ({"engine": {"prefer": "ik-1"}}, "engine.prefer", 'a list, such as ["ik-1"]'),
-        ({"engine": "x"}, "engine", "a table of keys: engine.prefer"),
-        ({"serving": {"threads": "all"}}, "serving.threads", "a whole number, or 'physical'"),
-        ({"engine": {"prefer": []}}, "engine.prefer", "at least 1 item"),
-        ({"serving": {"jinja": 3}}, "serving.jinja", "true or false"),
-        ({"serving": {"port": 70000}}, "serving.port", "less than or equal to 65535"),
-        ({"serving": {"alias": ""}}, "serving.alias", "at least 1 character"),
-        ({"extends": "a b"}, "extends", f"text of the form ^{NAME_PATTERN}$"),
-        ({"extra_args": "-x"}, "extra_args", 'a list, such as ["-x"]'),
-        ({"workload": 3}, "workload", "text in quotes, or a table of keys"),
-    ],
-)
-def test_what_is_allowed_is_said_in_words_for_people(
-    data: dict[str, Any], key: str, allowed: str
-) -> None:
-    (problem,) = check_file("f", data)
-    assert problem.key == key
-    assert problem.allowed.startswith(allowed)
-    assert not re.search(r"tuple|dictionary|instance|constrained", str(problem))

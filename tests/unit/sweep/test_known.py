@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.simulator.box import Truth
 from benchmarks.simulator.tasks import Task, task
+from tests.support.bench_samples import logged
 from tests.support.folders import DATA, ROOT
 from tests.support.made_sweep import simulated_night
 from tunerd.engine.log import LoggedRequest
@@ -49,11 +50,6 @@ from tunerd.sweep.tuner import tune
 
 SERVES = Arm("mainline", "mtp", 3, 0.75, 512, "q8_0", 512, 2048, 8)
 WORKLOAD = Workload((RequestClass(3, "code", 0, 300, 100), RequestClass(1, "chat", 0, 500, 300)))
-
-
-def logged(prompt: int, answer: int, drafted: int | None = None, right: int | None = None, *,
-           cached: int | None = 0, at_once: int = 1) -> LoggedRequest:  # fmt: skip
-    return LoggedRequest(prompt, 100.0, answer, 1000.0, cached, drafted, right, at_once)
 
 
 def in_service(one: Task, n: int = 60) -> tuple[LoggedRequest, ...]:
@@ -97,8 +93,8 @@ def test_what_was_served_tells_which_other_settings_would_be_faster() -> None:
 
 def test_a_request_counts_for_the_class_that_it_is_most_like_if_it_was_alone() -> None:
     kinds = [one.request.kind for one in samples_of(
-        [logged(290, 120), logged(450, 250), logged(40, 300, cached=450), logged(400, 20),
-         logged(290, 120, at_once=2), logged(290, 120, cached=None), logged(10**400, 120),
+        [logged(290, 120), logged(450, 250), logged(40, 300, cached_n=450), logged(400, 20),
+         logged(290, 120, concurrency=2), logged(290, 120, cached_n=None), replace(logged(290, 120), prompt_n=10**400),
          logged(290, 120, 10**400, 1), logged(290, 120, 200, 130)], SERVES, WORKLOAD,
     ) if one.request is not None]  # fmt: skip
     assert kinds == ["code", "chat", "chat", "code"]
@@ -120,11 +116,6 @@ def test_times_that_no_request_takes_are_no_prior(ms: float) -> None:
     assert found.step is not None
     assert without.step is not None
     assert found.step.tolist() == without.step.tolist()
-
-
-def test_a_log_without_drafts_says_nothing_of_them() -> None:
-    before = Known()
-    assert known_by([logged(290, 120)] * 20, SERVES, WORKLOAD, before) is before
 
 
 # Whether drafts are alike
@@ -317,37 +308,6 @@ def test_what_another_box_gained_with_an_arm_is_believed_the_more_for_its_neighb
     moved = np.subtract(before, after)
     assert moved[1] > moved[2] > 0.005
     assert moved[1] > abs(moved[0])
-
-
-def test_what_another_box_gains_with_every_arm_tells_none_from_another() -> None:
-    one = task("12G", "agent", 1)
-    learner = learned(one)
-    here = one.incumbent
-    arms = [replace(here, n_max=n) for n in (2, 5, 8)]
-    before = believed(learner, *arms)
-    learner.hear([Told(arm, here, -0.15, "two") for arm in arms for _ in range(3)])
-    moved = np.subtract(before, believed(learner, *arms))
-    assert np.ptp(moved) < 0.03
-    assert moved.max() < 0.06, "most of it is the other box's"
-
-
-def test_what_was_told_counts_as_no_process_of_this_box() -> None:
-    one = task("12G", "agent", 1)
-    learner = learned(one)
-    arm = replace(one.incumbent, n_max=8)
-    learner.hear([Told(arm, one.incumbent, -0.2, "two")])
-    assert learner.n_processes(arm) == 0
-    assert arm.canonical() not in learner.measured()
-
-
-def test_of_all_that_was_told_the_newest_count() -> None:
-    one = task("12G", "agent", 1)
-    here, arm = one.incumbent, replace(one.incumbent, n_max=8)
-    told = [Told(arm, here, -0.2 if at < 1000 else 0.2, "two") for at in range(2000)]
-    learner, newest = learned(one), learned(one)
-    learner.hear(told)
-    newest.hear(told[1000:])
-    assert believed(learner, arm) == believed(newest, arm) > believed(learned(one), arm)
 
 
 def test_a_family_begins_with_the_laws_that_other_boxes_fitted() -> None:

@@ -12,26 +12,11 @@ import pytest
 from benchmarks.simulator.box import Truth
 from benchmarks.simulator.cards import CARDS
 from tunerd.profile.arm import Arm
-from tunerd.sweep.costs import FamilyKey, Level, Levels, Place
 from tunerd.sweep.laws import USUAL, Free, fit_memory, fit_noise
 from tunerd.sweep.search import expected_improvement
-from tunerd.sweep.space import Variant
 
 ARM = Arm("ik", "mtp", 4, 0.75, 1024, "q8_0", 512, 2048, 8)
-HOME = Variant("q8_0", 2048, 8)
 HERE, THERE = ("ik", "mtp"), ("mainline", "mtp")
-
-
-def level_of(family: FamilyKey, variant: Variant, log: float, *, room_gib: float = 1.0) -> Level:
-    """What a process took beyond its family's law, for steps and prompts alike."""
-    return Level(Place(family, variant, room_gib, 512), (log, log), (8, 8))
-
-
-def expected(seen: Sequence[Level], family: FamilyKey, variant: Variant) -> float:
-    """Log factor of a step against the same family at home."""
-    places = [Place(family, one, 1.0, 512) for one in (variant, HOME)]
-    levels = Levels(seen).of(places)[:, 0]
-    return float(levels[0] - levels[1])
 
 
 def residuals(process_sd: float, answer_sd: float, seed: int) -> tuple[np.ndarray, ...]:
@@ -53,31 +38,6 @@ def test_noise_of_processes_is_told_from_that_of_answers_over_a_decade_and_a_hal
     assert found.process == pytest.approx(process_sd, rel=0.4)
     assert found.answer == pytest.approx(answer_sd, rel=0.4)
     assert found.block < USUAL.block
-
-
-def test_what_a_cache_type_did_elsewhere_is_expected_here() -> None:
-    seen = [level_of(THERE, HOME, 0.0), level_of(HERE, HOME, 0.0)] * 3
-    seen += [level_of(THERE, replace(HOME, kv="f16"), 0.2)] * 3
-    assert 0.05 < expected(seen, HERE, replace(HOME, kv="f16")) < 0.2
-    assert abs(expected(seen, HERE, replace(HOME, kv="q4_0"))) < 0.05
-
-
-def test_more_threads_are_expected_to_do_what_fewer_did_not() -> None:
-    few = replace(HOME, threads=4)
-    seen = [level_of(THERE, HOME, 0.0), level_of(HERE, HOME, 0.0), level_of(THERE, few, 0.3)] * 3
-    fewer, between = expected(seen, HERE, few), expected(seen, HERE, replace(HOME, threads=6))
-    assert 0.15 < fewer < 0.3
-    assert 0.0 < between < fewer
-
-
-def test_what_memory_left_free_costs_is_learned_from_all_families_at_once() -> None:
-    seen = [
-        level_of(family, HOME, base + 0.12 * room_gib, room_gib=room_gib)
-        for family, base in ((THERE, 0.0), (HERE, 0.2))
-        for room_gib in (0.5, 1.0, 2.0)
-    ]
-    more, less = Levels(seen).of([Place(HERE, HOME, room, 512) for room in (1.5, 0.5)])
-    assert float(more[0] - less[0]) == pytest.approx(0.12, abs=0.02)
 
 
 @pytest.mark.parametrize(("gain", "sd"), [(0.05, 0.01), (0.0, 0.02), (-0.02, 0.02), (-0.1, 0.001)])

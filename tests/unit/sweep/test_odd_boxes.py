@@ -186,13 +186,6 @@ def test_classes_that_look_alike_are_told_apart_by_the_names_of_their_prompts() 
         assert text_of(workload, replace(request, prompt_id=f"{request.prompt_id}r"), "a-s0") == at
 
 
-def test_a_workload_with_two_classes_alike_is_measured() -> None:
-    one = two_arms()
-    first = one.workload.classes[0]
-    twice = Workload((first, replace(first, weight=0.2), *one.workload.classes[1:]))
-    assert night(replace(one, workload=twice), one.box()).arm == faster(one)
-
-
 def test_an_arm_with_lists_among_its_values_survives_json() -> None:
     arm = replace(OFF, kv=("q8_0", "f16"), extra=frozenset({("x.y", ("a", "b"))}))  # type: ignore[arg-type]
     assert arm_from_json(json.loads(json.dumps(plain(arm)))) == arm
@@ -374,6 +367,9 @@ def test_an_engine_without_a_cache_of_prompts_leaves_the_others_their_warm_ones(
     assert outcome.arm == faster(one)
 
 
+# Pins
+
+
 class OwnSlots(SimulatedBox):
     """Requests at once are answered by slots that share nothing."""
 
@@ -406,26 +402,6 @@ def test_slots_that_share_nothing_do_not_cost_single_requests_their_warm_prefix(
         if row.request is not None and row.request.concurrency > 1
     ]
     assert sum(crowded) == 1
-
-
-def free_prefix(_box: Odd, _life: Life, request: Request, answer: dict[str, Any]) -> dict[str, Any]:
-    """Reads what is shared in no time, so that no law fits both long prompts and short ones."""
-    if answer["cache_n"] < request.cached_tokens / 2:
-        answer |= {"prompt_ms": 5.0, "wall_ms": 5.0 + answer["predicted_ms"]}
-    return answer
-
-
-def test_where_a_law_fits_badly_another_variant_is_not_taken_for_worse() -> None:
-    one = two_arms()
-    outcome = night(one, Odd(one.card, QUIET, answers=free_prefix), 0.5)
-    predicted = {row.arm.threads: row.predicted_s for row in outcome.evidence.arms}
-    assert predicted[8]
-    assert predicted[4]
-    assert predicted[8] < 0.95 * predicted[4]
-    assert outcome.arm == faster(one)
-
-
-# Pins
 
 
 def grid(pinned: Mapping[str, Any], **changed: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from benchmarks.simulator.box import SimulatedBox, Truth
 from benchmarks.simulator.tasks import Task, task
@@ -13,16 +12,13 @@ from tunerd.profile.arm import (
     BOOT,
     Arm,
     Extra,
-    Family,
     Policy,
     Sample,
     Space,
 )
-from tunerd.sweep.costs import Level, Levels, Place
-from tunerd.sweep.laws import Free, fit_memory
 from tunerd.sweep.learner import Learner
 from tunerd.sweep.limits import Limits
-from tunerd.sweep.space import Variant, build_grid
+from tunerd.sweep.space import build_grid
 from tunerd.sweep.tuner import tune
 
 N_LAYERS = 48
@@ -144,42 +140,3 @@ def test_a_count_at_which_it_does_not_fit_is_not_tried_once_others_were_seen() -
     )
     assert known.margin_for(seen(32), 1.0) == 0
     assert known.margin_for(seen(8), 1.0) is None
-
-
-def test_the_memory_law_learns_what_the_experts_of_a_layer_take() -> None:
-    seen = [
-        Free(f"p{count}", replace(START, fit_mib=0, extra=experts(count)), 0.0, 150.0 * count)
-        for count in (8, 12, 16, 24, 32)
-    ]
-    law = replace(fit_memory(seen), is_binding=False)
-    assert law.mean[-1] == pytest.approx(-150.0, abs=12.0)
-    free, _ = law.free_mib(replace(START, fit_mib=0, extra=experts(20)), share=0.0)
-    assert free == pytest.approx(3000.0, abs=60.0)
-
-
-def test_what_one_count_costs_is_expected_of_its_neighbours() -> None:
-    home = Variant("q8_0", 2048, 8)
-
-    def level(spec: str, variant: Variant, log: float = 0.0) -> Level:
-        return Level(Place(("a", spec), variant, 0.0, 512), (log, log), (8, 8))
-
-    slow = replace(home, extra=experts(16))
-    seen = [level("mtp", home), level("off", home), level("mtp", slow, 0.3)] * 3
-
-    def expected(extra: Extra) -> float:
-        places = [level("off", one).place for one in (replace(home, extra=extra), home)]
-        changed, usual = Levels(seen).of(places)[:, 0]
-        return float(changed - usual)
-
-    assert 0.15 < expected(experts(16)) < 0.3
-    assert 0.1 < expected(experts(20)) < expected(experts(16))
-    assert abs(expected(frozenset({("memory.n_gpu_layers", 30)}))) < 0.02
-
-
-def test_a_placed_arm_needs_no_margin_of_the_space() -> None:
-    family = Family((3,), (0.75,), (512,), ("q8_0",), (512,), (2048,), (8,), (experts(4),))
-    grid = build_grid(Space({("mainline", "mtp"): family}), START, Policy())
-    arm = replace(START, fit_mib=0, extra=experts(4))
-    assert grid.contains(arm)
-    assert not grid.contains(replace(arm, extra=experts(5)))
-    assert arm.with_margin(700) == arm

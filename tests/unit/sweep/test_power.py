@@ -14,14 +14,13 @@ import pytest
 from tests.support.bench_box import BenchBox
 from tests.support.fake_gpu import FakeGpuReader, rtx_3090_ti, rtx_4070_super
 from tunerd.app import Context
-from tunerd.cli.sweep import render_power
 from tunerd.errors import ServiceError, UsageError
 from tunerd.machine.facts import Gpu
 from tunerd.profile.arm import Arm, Boot, Preempted, Request
 from tunerd.profile.schema import POWER_LIMIT, check_file
 from tunerd.profile.workload import RequestClass, Workload
 from tunerd.sweep.power import PowerTable, Round, limits_of, measure_limits, power_notes, time_for
-from tunerd.words import UNKNOWN, Mode
+from tunerd.words import Mode
 
 OWN_W = 220.0
 ARM = Arm("fake", "off", 0, 0.0, 1024, "q8_0", 512, 2048, 8)
@@ -256,12 +255,3 @@ def test_what_was_measured_is_kept_whatever_ends_it() -> None:
     assert {one.case for one in fell.rows} == {str(OTHER)}
     nothing = measured(Card(fails=[ARM]))
     assert [one.level for one in power_notes(nothing.to_json())] == ["warning"]
-
-
-def test_people_see_the_table_and_what_is_not_known() -> None:
-    lines = list(render_power(measured(Card(tells_energy=False)).to_json()))
-
-    (row,) = [line for line in lines if f"{ARM}, 150 W" in line]
-    assert row.split()[-4:] == ["3", "1.51", "82.7", UNKNOWN]
-    assert "is not known" in lines[-1]
-    assert list(render_power(None)) == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.replay import ReplayBox, Surface, surfaces
+from benchmarks.simulator.replay import ReplayBox, Surface, surfaces
 from tunerd.profile.arm import Arm
 from tunerd.sweep.tuner import Outcome, tune
 

@@ -243,11 +243,6 @@ def test_without_a_gpu_there_is_no_margin_to_search() -> None:
     assert plan.space.families["a", "mtp"].fit_mib == (0,)
 
 
-def test_margins_are_not_counted_as_configurations() -> None:
-    plan = planned(ranges={"speculation.n_max": (1, 3), "speculation.p_min": (0.0, 0.75)})
-    assert plan.n_points == 2 * 2 + 1
-
-
 @pytest.mark.parametrize(
     ("key", "given", "values"),
     [

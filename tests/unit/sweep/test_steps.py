@@ -9,17 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks.simulator.tasks import task
-from tests.unit.sweep.test_carried import WORKLOAD
+from tests.unit.sweep.test_challenge import WORKLOAD
 from tunerd.measure.answer import read_answer
 from tunerd.profile.arm import (
-    BOOT,
-    REQUEST,
     Arm,
-    Family,
     Policy,
     Request,
     Sample,
-    Space,
     as_kept,
     read,
 )
@@ -146,30 +142,6 @@ def test_the_time_of_every_length_is_read_from_one_answer_whatever_its_shape(sha
     for n_drafted, ms in zip(drafted, times, strict=True):
         terms = row.terms_with(spread_drafted(int(n_drafted)), float(n_drafted < 8))
         assert float(terms @ law.mean) == pytest.approx(ms, rel=0.05)
-
-
-def test_an_answer_that_drafted_as_usual_has_no_luck_however_long_its_drafts_are() -> None:
-    """The law tells sixteen positions apart; those beyond are counted at the last, all of them."""
-    arm = replace(MTP, n_max=32, p_min=0.0)
-    family = Family((32,), (0.0,), (1024,), ("q8_0",), (512,), (2048,), (8,))
-    grid = build_grid(Space({("it", "mtp"): family}), arm, Policy())
-    learner = Learner(grid, WORKLOAD, 8192)
-    steps = [(24.0, 4, 4)] * 7 + [(36.0, 16, 4)] * 7 + [(52.0, 32, 4)] * 6
-    answer = {"predicted_n": 101, "predicted_ms": 732.0, "draft_n": 332, "draft_n_accepted": 80,
-              "prompt_n": 400, "prompt_ms": 500.0, "wall_ms": 1232.0, "steps": steps}  # fmt: skip
-    for n in range(30):
-        one = Sample(
-            event=BOOT, process=f"a/{n}", arm=arm, purpose="explore", at_s=0.0, seconds=1.0
-        )
-        learner.add([one])
-        for text, wanted in enumerate(WORKLOAD.classes):
-            request = Request(wanted.kind, f"b{n}-{text}", 0, wanted.new_tokens, wanted.n_predict)
-            learner.add([replace(one, event=REQUEST, purpose="block", request=request, n_max=32,
-                                 block=f"b{n}", answer=as_kept(answer))])  # fmt: skip
-    learner.refresh()
-    assert len(learner.observed) == 30
-    for seen in learner.observed:
-        assert seen.log_turn == pytest.approx(seen.log_measured, abs=0.04)
 
 
 def test_what_an_engine_tells_of_its_steps_is_not_forgotten_with_a_tool_call() -> None:

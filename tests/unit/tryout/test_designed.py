@@ -13,7 +13,6 @@ from tunerd.tryout.designed import (
     SHAPES,
     Design,
     design,
-    tensor_specs,
     vocabulary,
 )
 
@@ -80,19 +79,3 @@ def test_each_region_has_the_mistakes_and_doubts_of_its_mix(tiny: Design) -> Non
 
         mix = dict(zip(names, REGION_MIX[region.name], strict=True))
         assert +found == +Counter({**mix, (1.0, True): 32 - sum(mix.values())})
-
-
-def test_another_seed_is_another_text_and_the_shape_changes_none(tiny: Design) -> None:
-    last = WORDS.region("code").first
-
-    assert design(SHAPES["tiny"]) == tiny
-    assert design(SHAPES["tiny"], seed=1).text(last, 50) != tiny.text(last, 50)
-    for name in ("medium", "f32"):
-        assert design(SHAPES[name]).text(last, 50) == tiny.text(last, 50)
-
-
-def test_the_blocks_matrices_have_the_type_of_the_shape_and_the_head_keeps_its_own() -> None:
-    kinds = {spec.name: spec.kind for spec in tensor_specs(SHAPES["f32"])}
-
-    assert {kinds[name] for name in kinds if name.startswith("blk.")} == {"f32"}
-    assert kinds["output.weight"] == kinds["token_embd.weight"] == "q8_0"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.bench_samples import logged
 from tests.support.readings import a_reading, served
 from tunerd.engine.health import FailureKind, HttpState
 from tunerd.engine.log import LoggedRequest
@@ -373,8 +374,7 @@ DECAY = Decision("drift", Act.RESTART, "warning", "it decays", "30 tok/s")
 
 
 def request(depth: int, tok_s: float, *, n: int = 400, concurrency: int = 1) -> LoggedRequest:
-    ms = (n - 1) / tok_s * 1000
-    return LoggedRequest(depth, 100.0, n, ms, 0, None, None, concurrency)
+    return logged(depth, n, tok_s=tok_s, concurrency=concurrency)
 
 
 def closer(*requests: LoggedRequest) -> Decision | None:

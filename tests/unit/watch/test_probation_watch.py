@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fault.scenarios import deploy
-from tests.fault.world import BROKEN, UNIT, World, a_world
+from tests.fault.world import BROKEN, UNIT, World
 from tests.support.fakes import Life
 from tests.support.readings import an_engine
 from tunerd.app import Context, data_dir
@@ -38,11 +36,10 @@ EVERY_S = 30.0
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        deploy(made.context(), made, "old")
-        deploy(made.context(), made, "new")
-        yield made
+def world(world: World) -> World:
+    deploy(world.context(), world, "old")
+    deploy(world.context(), world, "new")
+    return world
 
 
 def shipped(world: World) -> Context:
@@ -123,18 +120,6 @@ def test_it_ends_where_the_server_was_stopped_for_as_long(world: World) -> None:
     world.manager.stop(UNIT)
     found = Daemon(world).judged()
     assert (found["state"], found["reason"]) == ("ended", "somebody stopped it")
-
-
-def test_it_goes_on_after_a_reboot_with_the_time_that_was_left(world: World) -> None:
-    begun(world, state="paused", left_s=150.0)
-    daemon = Daemon(world)
-    looks = 0
-    while daemon.look() is None and daemon.watch.is_watching():
-        looks += 1
-    assert (daemon.record()["state"], daemon.record()["looks"]) == ("passed", 150 / EVERY_S)
-    assert looks == 150 / 10
-    daemon.look()
-    assert not daemon.watch.is_watching(), "it has an end"
 
 
 def test_a_server_under_which_the_machine_went_down_is_taken_back(world: World) -> None:

@@ -71,37 +71,12 @@ def test_a_gap_parts_a_line_and_each_figure_is_told_by_its_dot() -> None:
     ]  # fmt: skip
 
 
-def test_of_a_week_of_looks_the_line_has_all_and_dots_are_few() -> None:
-    svg = parts(Lines((line(*[5.0] * 1000, step=600, begin=NOON_S),), "tok/s", is_time=True))
-
-    (joined,) = svg.iter("polyline")
-    assert len((joined.get("points") or "").split()) == 1000
-    assert len(list(svg.iter("title"))) <= 130
-
-
 def test_ticks_are_round_and_times_are_those_of_a_clock() -> None:
     assert texts(Lines((line(0, 81.0),), "tok/s"))[:5] == ["0", "20", "40", "60", "80"]
     hours = texts(Lines((line(1, 2, step=7200, begin=NOON_S),), "tok/s", is_time=True))
     assert {"12:00", "13:00", "14:00"} <= set(hours)
     days = texts(Lines((line(1, 2, step=5 * 86400, begin=NOON_S),), "tok/s", is_time=True))
     assert "19 Nov" in days
-
-
-def test_labels_that_would_touch_on_a_phone_are_for_wide_screens_alone() -> None:
-    ticks = (100.0, 120.0, 2000.0)
-    plot = Lines((line(1, 2, 3, step=1000),), "s", x_ticks=ticks)
-
-    css = {one.text: one.get("class") for one in parts(plot).iter("text")}
-    assert css["100"] is None
-    assert "120" not in css, "not even a wide screen has room"
-    assert css["2,000"] is None
-
-
-def test_what_a_bar_lacks_is_named() -> None:
-    reading, answering = Part("Reading", "prefill", 2.0), Part("Answering", "decode", None)
-    bar = Bar("on", (reading, answering), None)
-
-    assert "on: answering unknown" in texts(Bars((("chat", (bar,)),), "seconds", is_stacked=True))
 
 
 _ELSEWHERE = """

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.fake_gpu import a_card
-from tests.support.readings import a_reading, served
+from tests.support.readings import a_reading
 from tunerd.watch.figures import gpu_now
-from tunerd.web.charts import draw, in_words
-from tunerd.web.page import cards_table, diff_lines, health_of, overview
-from tunerd.web.view import Chart, Lines, sweep_section
+from tunerd.web.charts import in_words
+from tunerd.web.page import cards_table, health_of, overview
+from tunerd.web.view import Chart, Lines
 
 
 def drawn(chart: Chart) -> list[list[float | None]]:
@@ -95,40 +95,6 @@ def test_idle_stretches_are_gaps_in_a_chart_and_said_so() -> None:
     assert [one.name for one in made.charts] == ["speed"]
 
 
-def a_point(begin_s: int, tok_s: float | None) -> dict[str, Any]:
-    """A minute of the history, in half of which the server served."""
-    n = None if tok_s is None else 600
-    return {"begin_s": begin_s, "seconds": 60, "n": 6, "n_ready": 3, "n_predicted": n,
-            "predicted_s": None if tok_s is None else 600 / tok_s, "n_drafted": None,
-            "n_accepted": None}  # fmt: skip
-
-
-def test_the_last_hour_is_shown_look_by_look_behind_the_minutes_that_were_kept() -> None:
-    begin_s = 1_790_000_040.0
-    looks = [a_reading(begin_s + 130 + 10 * n, served=served(500, 25.0)) for n in range(3)]
-    readings = {"readings": [one.to_brief_json() for one in looks], "latest": looks[-1].to_json()}
-    points = [a_point(int(begin_s) + 60 * n, 50.0) for n in range(4)]
-    cards = [{"begin_s": begin_s, "index": 0, "used_mib": 1024, "others_mib": None}]
-    telemetry = {"points": points, "gpus": cards, "events": []}
-
-    (speed,) = drawn(overview(WELL, readings, telemetry, 1.0).charts[0])
-    assert speed == [50.0, 50.0, 25.0, 25.0, 25.0], "a minute that looks cover is not shown twice"
-    vram = overview(WELL, readings, telemetry, 1.0).charts[-1]
-    assert drawn(vram)[0] == [1.0, None, 7.8125, 7.8125, 7.8125]
-    assert vram.note is not None
-
-    assert drawn(overview(WELL, readings, telemetry, 24.0).charts[0]) == [[50.0] * 4]
-
-
-def test_a_table_of_many_stretches_says_that_it_leaves_some_out() -> None:
-    points = [a_point(60 * n, float(n + 1)) for n in range(100)]
-    (table,) = overview(WELL, {"readings": []}, {"points": points}).tables
-
-    assert table.caption == "What was watched, newest first; one of every 3 stretches"
-    assert [row[1] for row in table.rows[:3]] == ["100.0", "97.0", "94.0"]
-    assert {row[3] for row in table.rows} == {"50\xa0%"}
-
-
 def test_a_card_that_says_nothing_of_itself_has_no_figures_and_none_are_made_up() -> None:
     blank = replace(a_card(), total_mib=None, used_mib=None, free_mib=None, reserved_mib=None,
                     processes=None, power_w=None, power_limit_w=None, utilisation_percent=None,
@@ -140,24 +106,3 @@ def test_a_card_that_says_nothing_of_itself_has_no_figures_and_none_are_made_up(
     assert table.rows[0][1:] == (None,) * 8
     for latest in (None, replace(blind, gpus=None).to_json(), replace(blind, gpus=()).to_json()):
         assert cards_table({"latest": latest}) is None
-
-
-def test_a_difference_is_shown_line_by_line_with_what_each_is() -> None:
-    diff = "--- a\n+++ b\n@@ -1 +1 @@\n same\n-old\n+new\n"
-
-    assert [kind for kind, _ in diff_lines(diff)] == ["head", "head", "head", "same", "del", "add"]
-
-
-def test_the_margin_at_which_memory_ran_out_is_marked_and_said() -> None:
-    page: dict[str, Any] = {
-        "n_starts": 3, "n_requests": 9, "heat": [], "arms": [], "pairs": [], "classes": [],
-        "failures": [],
-        "margins": [{"fit_mib": 1536, "free_mib": None, "oom": True},
-                    {"fit_mib": 1664, "free_mib": 90, "oom": False}],
-    }  # fmt: skip
-    (chart,) = sweep_section(7, page, {}).charts
-
-    assert isinstance(chart.plot, Lines)
-    left, out = ([(point.x, point.y) for point in line.points] for line in chart.plot.lines)
-    assert (left, out) == ([(1664, 90)], [(1536, 0)])
-    assert "out of memory, 1,536: 0.0 MiB left" in draw(chart.plot, chart.title)

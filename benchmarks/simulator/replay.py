@@ -12,16 +12,16 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.simulator.box import Noise
-from tests.support.folders import DATA
 from tunerd.profile.arm import Arm, Boot, Family, Refused, Request, ServerDied, Space
 from tunerd.profile.workload import RequestClass, Workload
 
-_FOLDER = DATA / "surfaces"
+_FOLDER = Path(__file__).parents[2] / "tests/data/surfaces"
 _CONTEXT_TOKENS = 49152
 _LOAD_S = (26.0, 38.0)
 _REFUSED_S = 1.5

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.fault.fuse import Fuse, Kind, Life
 from tests.fault.scenarios import deploy, go_back
-from tests.fault.world import BROKEN, World, a_world
+from tests.fault.world import BROKEN, World
 from tunerd.errors import RolledBack
 from tunerd.production.rollback import rollback
 from tunerd.watch.daemon import Swaps
 from tunerd.watch.figures import Event
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as made:
-        yield made
 
 
 def watching(world: World) -> tuple[Swaps, list[Event]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -97,16 +96,6 @@ def test_the_owners_power_limit_is_no_throttling() -> None:
     assert gpu_now(replace(card, throttle_reasons=(POWER_CAP,)), []).is_throttled is False
     assert gpu_now(replace(card, throttle_reasons=("power brake",)), []).is_throttled is True
     assert gpu_now(replace(card, throttle_reasons=None), []).is_throttled is None
-
-
-def test_a_reading_is_json_with_what_is_derived() -> None:
-    reading = a_reading(
-        served=served_between(BEFORE, replace(BEFORE, n_predicted=600, predicted_s=12.0), 5.0)[0]
-    )
-    data = json.loads(json.dumps(reading.to_json()))
-    assert data["engine"]["served"]["decode_tok_s"] == pytest.approx(50.0)
-    assert data["engine"]["health"] == "ready"
-    assert data["gpus"][0]["total_mib"] == 12282
 
 
 def test_a_server_that_does_not_run_is_not_ready_and_one_without_an_address_is_unknown() -> None:

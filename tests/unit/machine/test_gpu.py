@@ -1,4 +1,4 @@
-"""NVIDIA's driver as its files tell it, and the processor's frequency settings, of odd machines."""
+"""The GPU fake behaves as the real reader does."""
 
 from __future__ import annotations
 
@@ -6,10 +6,37 @@ from pathlib import Path
 
 import pytest
 
+from tests.contracts.gpu import GpuReaderContract
+from tests.support.fake_gpu import FakeGpuReader
 from tests.support.folders import plant
-from tunerd.machine.facts import CpuFrequency
+from tunerd.machine.facts import CpuFrequency, Gpu
 from tunerd.machine.gpu import read_driver_files
 from tunerd.machine.host import read_cpu_frequency
+
+
+class FakeWorld:
+    """The fake steers itself."""
+
+    def __init__(self) -> None:
+        self.reader = FakeGpuReader()
+
+    def show(self, *gpus: Gpu) -> None:
+        self.reader.show(*gpus)
+
+    def hide(self) -> None:
+        self.reader.hide("the NVIDIA kernel driver is not loaded")
+
+    def lose(self, index: int) -> None:
+        self.reader.lose(index)
+
+
+class TestFakeGpuReader(GpuReaderContract):
+    @pytest.fixture
+    def world(self) -> FakeWorld:
+        return FakeWorld()
+
+
+# NVIDIA's driver as its files tell it, and the processor's frequency settings, of odd machines.
 
 PROPRIETARY = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n"

@@ -1,18 +1,21 @@
-"""The generated reference is what the code says today."""
+"""Pages are what the code says and does today."""
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import needs
+from tests.support.folders import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 GENERATOR = runpy.run_path(str(DOCS / "generate_reference.py"), run_name="generator")
 
 
@@ -52,3 +55,33 @@ def test_the_manual_page_has_every_command_and_formats_without_a_warning() -> No
     headings = re.findall(r"^   (\S.*)$", done.stdout, re.MULTILINE)
     assert headings == commands
     assert "--budget" in done.stdout, "options as they are typed, which can be copied"
+
+
+def test_each_heading_about_trouble_is_something_that_the_program_says() -> None:
+    texts = [
+        node.value
+        for path in (ROOT / "tunerd").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    quoted = re.findall(
+        r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert len(quoted) > 15
+    assert [words for words in quoted if not any(words in text for text in texts)] == []
+
+
+def test_the_box_in_the_page_about_sweeps_runs_as_it_stands_there(tmp_path: Path) -> None:
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (DOCS / "sweep.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    script = tmp_path / "my_box.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    verdict, arm, *reasons = done.stdout.splitlines()
+    assert verdict == "promote"
+    assert "mtp 4/0" in arm
+    assert any("faster over" in reason for reason in reasons)

@@ -236,14 +236,6 @@ def test_what_was_decided_is_spent(cut: Outcome) -> None:
     ]
 
 
-def test_with_another_incumbent_the_pairs_of_a_challenge_say_nothing(cut: Outcome) -> None:
-    one = small()
-    other = replace(one, incumbent=replace(one.incumbent, ubatch=1024))
-    outcome = night(Wanted(one.card, seed=5), other, cut.evidence.samples)
-    assert all(result.n_carried == 0 for result in outcome.evidence.challenges)
-    assert all(result.number > 1 for result in outcome.evidence.challenges)
-
-
 # Winners of one sweep
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import NoReturn, cast
 
 import pytest
 
-from tests.fault.world import World, a_world
+from tests.fault.world import World
 from tests.support.fake_gpu import FakeGpuReader, a_card
 from tests.support.fakes import FakeClock
 from tunerd.app import Context
@@ -48,10 +46,9 @@ class Later(FakeClock):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with a_world(tmp_path) as world:
-        world.put(world.text("one"))
-        yield world
+def world(world: World) -> World:
+    world.put(world.text("one"))
+    return world
 
 
 def context(world: World, **sweep: object) -> Context:

@@ -1,0 +1,137 @@
+"""What servers say about their memory, from logs that real builds wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.folders import DATA
+from tunerd.model.memory import Device, Part, PartKind
+from tunerd.model.report import (
+    BufferKind,
+    MemoryCorrection,
+    MemoryReport,
+    Taken,
+    corrected,
+    parse_report,
+    taken,
+)
+
+MIB = 1024 * 1024
+LOGS = DATA / "memory"
+GPU, HOST = Device.GPU, Device.HOST
+
+
+def report(name: str) -> MemoryReport:
+    return parse_report((LOGS / f"{name}.txt").read_text().splitlines())
+
+
+def test_the_table_at_exit_adds_nothing_to_the_buffers() -> None:
+    found = report("mainline-0.7.0-vulkan-mtp-exit")
+
+    assert found.allocated_mib(GPU) == pytest.approx(427.38 + 32 + 37.69 + 37.07 + 8 + 32.02)
+    assert (found.n_layers_on_gpu, found.n_layers_to_place, found.n_ctx) == (18, 18, 4096)
+
+
+def test_a_compute_buffer_that_is_planned_again_counts_once() -> None:
+    ended = report("mainline-0.7.0-vulkan-mtp-exit")
+
+    compute = [one for one in ended.buffers if one.kind is BufferKind.COMPUTE]
+    assert [(one.label, one.mib, one.context) for one in compute] == [
+        ("Vulkan0", 37.07, 1),
+        ("Vulkan_Host", 12.02, 1),
+        ("Vulkan0", 32.02, 2),
+        ("Vulkan_Host", 8.02, 2),
+    ]
+
+
+def test_buffers_of_a_dry_run_are_not_those_of_the_load() -> None:
+    loaded = report("mainline-2026-05-16-cpu-mtp")
+
+    assert loaded.allocated_mib(HOST, BufferKind.MODEL) == pytest.approx(495.38)
+    assert loaded.allocated_mib(HOST, BufferKind.KV) == pytest.approx(128 + 32)
+    assert loaded.allocated_mib(HOST, BufferKind.STATE) == pytest.approx(37.69)
+    assert loaded.allocated_mib(HOST, BufferKind.COMPUTE) == pytest.approx(132 + 132)
+    assert loaded.allocated_mib(GPU) == 0
+
+
+def test_ik_says_all_its_buffers_in_other_words() -> None:
+    loaded = report("ik-2026-08-cpu-mtp")
+
+    assert loaded.allocated_mib(HOST, BufferKind.MODEL) == pytest.approx(495.38)
+    assert loaded.allocated_mib(HOST, BufferKind.KV) == pytest.approx(172.56 + 32)
+    assert loaded.allocated_mib(HOST, BufferKind.STATE) == pytest.approx(25.69 + 0.56)
+    assert loaded.n_ctx == 16384
+
+
+def test_weights_repacked_from_a_mapped_file_count_once() -> None:
+    lines = [
+        "load_tensors:   CPU_Mapped model buffer size =   300.00 MiB",
+        "load_tensors:   CPU_REPACK model buffer size =   200.00 MiB",
+    ]
+    unmapped = [lines[0].replace("CPU_Mapped", "CPU"), lines[1]]
+
+    assert parse_report(lines).allocated_mib(HOST) == 300
+    assert parse_report(unmapped).allocated_mib(HOST) == 500
+
+
+def test_a_log_without_a_word_on_memory_says_nothing() -> None:
+    silent = parse_report(["hello", "", "x" * 1_000_000])
+
+    assert silent == MemoryReport((), None, None, None)
+
+
+# What a load showed, taken over into the next estimate.
+
+PARTS = (
+    Part(PartKind.WEIGHTS, Device.GPU, 9000 * MIB, "tensors"),
+    Part(PartKind.WEIGHTS, Device.HOST, 400 * MIB, "embedding"),
+    Part(PartKind.KV, Device.GPU, 1200 * MIB, "cells"),
+    Part(PartKind.MTP_KV, Device.GPU, 75 * MIB, "cells"),
+    Part(PartKind.COMPUTE, Device.GPU, 500 * MIB, "upper bound"),
+    Part(PartKind.MTP_COMPUTE, Device.GPU, 100 * MIB, "upper bound"),
+    Part(PartKind.CHECKPOINTS, Device.HOST, 4800 * MIB, "64 times 75 MiB"),
+)
+LOG = [
+    "load_tensors:   CPU_Mapped model buffer size =   400.00 MiB",
+    "load_tensors:        CUDA0 model buffer size =  9000.25 MiB",
+    "llama_kv_cache:      CUDA0 KV buffer size =  1280.00 MiB",
+    "llama_context:      CUDA0 compute buffer size =   480.50 MiB",
+]
+
+
+def seen(*found: Taken) -> MemoryCorrection:
+    return MemoryCorrection(found, n_loads=1, observed_s=0.0)
+
+
+def mib(parts: tuple[Part, ...], device: Device, *kinds: PartKind) -> float:
+    mine = [p for p in parts if p.device is device and (not kinds or p.kind in kinds)]
+    return sum(part.n_bytes or 0 for part in mine) / MIB
+
+
+def test_what_a_load_took_is_summed_by_device_and_purpose() -> None:
+    found = {(one.device, one.purpose): one.mib for one in taken(parse_report(LOG)) if one.mib}
+    assert found == {
+        (Device.GPU, PartKind.WEIGHTS): 9000.25,
+        (Device.HOST, PartKind.WEIGHTS): 400.0,
+        (Device.GPU, PartKind.KV): 1280.0,
+        (Device.GPU, PartKind.COMPUTE): 480.5,
+    }
+
+
+def test_after_a_load_the_estimate_is_what_the_engine_reported() -> None:
+    parts = corrected(PARTS, seen(*taken(parse_report(LOG))))
+    assert mib(parts, Device.GPU) == pytest.approx(9000.25 + 1280 + 480.5, abs=0.01)
+    kv = {part.kind: part for part in parts if part.device is Device.GPU}
+    assert kv[PartKind.KV].n_bytes == round(1200 * 1280 / 1275 * MIB)
+    assert kv[PartKind.MTP_KV].formula == "cells; +0 MiB as the last load showed"
+    assert kv[PartKind.KV].formula == "cells; +5 MiB as the last load showed"
+
+
+def test_where_a_part_was_not_known_what_was_reported_is_one_part() -> None:
+    unknown = (
+        Part(PartKind.COMPUTE, Device.GPU, None, "no such law"),
+        Part(PartKind.MTP_COMPUTE, Device.GPU, 100 * MIB, "upper bound"),
+    )
+    (part,) = corrected(unknown, seen(Taken(Device.GPU, PartKind.COMPUTE, 480.0)))
+    assert (part.kind, part.n_bytes) == (PartKind.COMPUTE, 480 * MIB)
+    assert part.formula == "reported after a load: 480 MiB"
