@@ -8,31 +8,19 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tunerd
 from tunerd.errors import HostError, JobCanceled, NoSupervisor, ServiceError
-from tunerd.machine.clock import Clock, SystemClock
+from tunerd.machine.clock import Clock, SystemClock, polls
 from tunerd.machine.files import Files
 from tunerd.machine.process import MINIMAL_ENVIRONMENT, SEARCH_PATH, Setting, start
 from tunerd.paths import Paths
+from tunerd.tryout import local_state as kept
 from tunerd.tryout.local_service import complaints_about, read_service
-from tunerd.tryout.local_state import (
-    VERSION,
-    UnitLog,
-    check_name,
-    enabled_mark,
-    make_private_folder,
-    passed_on,
-    reachable,
-    read_definition,
-    read_record,
-    unit_names,
-    unit_properties,
-)
 from tunerd.units.manager import LeaseSpec, LogSpan, UnitState
 from tunerd.units.systemd import STATE_PROPERTIES, to_unit_state
 from tunerd.units.text import parse_unit, transient_text
@@ -42,9 +30,6 @@ _QUERY_TIMEOUT_S = 15.0
 _START_TIMEOUT_S = 30.0
 _RIVAL_TIMEOUT_S = 5.0
 _POLL_S = 0.05
-_PER_SECOND = 1_000_000
-_MAX_ANSWER_BYTES = 4 * 1024 * 1024
-_CHUNK_BYTES = 64 * 1024
 
 
 class Local:
@@ -87,19 +72,22 @@ class Local:
         try:
             shown = self.ask({"op": "show", "unit": unit})["properties"]
         except NoSupervisor:
-            shown = self._remembered(check_name(unit))
+            record = kept.read_record(self._paths, kept.check_name(unit))
+            phase = ("active", "running") if record.is_alive else ("inactive", "dead")
+            shown = kept.properties_of(self._paths, self._clock, record, *phase)
         return {name: str(shown[name]) for name in names if name in shown}
 
     def log(
         self, unit: str, *, invocation_id: str | None = None, max_lines: int = 200
     ) -> tuple[str, ...]:
         """The newest lines of the unit, with what the supervisor said of it."""
-        log = UnitLog(self._paths, check_name(unit))
+        log = kept.UnitLog(self._paths, kept.check_name(unit))
         return log.lines(invocation_id=invocation_id, max_lines=max_lines)
 
     def log_since(self, unit: str, since_s: float, *, max_lines: int) -> LogSpan:
         """What the unit wrote since then, by whole lives of its server."""
-        return UnitLog(self._paths, check_name(unit)).span(since_s, max_lines=max_lines)
+        log = kept.UnitLog(self._paths, kept.check_name(unit))
+        return log.span(since_s, max_lines=max_lines)
 
     def was_stopped(self, unit: str, invocation_id: str) -> bool:
         """Whether the supervisor was asked to stop this invocation."""
@@ -111,17 +99,16 @@ class Local:
         try:
             return tuple(self.ask({"op": "list"})["units"])
         except NoSupervisor:
-            return unit_names(self._paths)
+            return kept.unit_names(self._paths)
 
     def verify(self, unit: str, text: str) -> tuple[str, ...]:
         """Why the supervisor could not run it."""
-        found = complaints_about(check_name(unit), text)
-        if found:
-            return found
-        program = read_service(unit, parse_unit(text)).program
-        if shutil.which(program, path=SEARCH_PATH) is None:
-            return (f"{unit}: command is not executable: {program}",)
-        return ()
+        found = complaints_about(kept.check_name(unit), text)
+        if not found:
+            program = read_service(unit, parse_unit(text)).program
+            if shutil.which(program, path=SEARCH_PATH) is None:
+                found = (f"{unit}: command is not executable: {program}",)
+        return found
 
     # Changing
 
@@ -133,11 +120,11 @@ class Local:
             if not self._may_start:
                 raise
             with _told_as_service_error():
-                make_private_folder(self._paths.runtime_dir)
+                kept.make_private_folder(self._paths.runtime_dir)
 
     def reload(self) -> None:
         """See that there is a supervisor: it reads a unit's file at each start."""
-        self._change({"op": "ping"})
+        self._change("ping")
 
     def run_transient(
         self,
@@ -156,7 +143,7 @@ class Local:
 
     def start(self, unit: str, *, timeout_s: float = 90.0) -> None:
         """Start and wait until its program is executed."""
-        self._change({"op": "start", "unit": unit}, timeout_s)
+        self._change("start", timeout_s, unit=unit)
 
     def start_bound(self, unit: str, *, timeout_s: float = 90.0) -> None:
         """Start a unit that is bound to a lease."""
@@ -164,42 +151,37 @@ class Local:
 
     def stop(self, unit: str, *, timeout_s: float = 120.0) -> None:
         """Stop and wait until nothing of it runs."""
-        self._change({"op": "stop", "unit": unit}, timeout_s)
+        self._change("stop", timeout_s, unit=unit)
 
     def restart(self, unit: str, *, timeout_s: float = 180.0) -> None:
         """Stop if needed, and start."""
-        self._change({"op": "restart", "unit": unit}, timeout_s)
+        self._change("restart", timeout_s, unit=unit)
 
     def reset_failed(self, unit: str) -> None:
         """Forget failures and start counters."""
-        self._change({"op": "reset-failed", "unit": unit})
+        self._change("reset-failed", unit=unit)
 
     def enable(self, unit: str) -> None:
         """Make the unit start whenever the supervisor does."""
-        if not read_definition(self._paths, check_name(unit)).demand().can_be_enabled:
+        if not kept.read_definition(self._paths, kept.check_name(unit)).can_be_enabled:
             raise ServiceError(
                 f"{unit} cannot be enabled", hint="its [Install] section needs WantedBy="
             )
         with _told_as_service_error():
-            Files().write(enabled_mark(self._paths, unit), b"")
+            Files().write(kept.enabled_mark(self._paths, unit), b"")
 
     def disable(self, unit: str) -> None:
         """Make the unit not start with the supervisor."""
         with _told_as_service_error():
-            Files().remove(enabled_mark(self._paths, check_name(unit)))
+            Files().remove(kept.enabled_mark(self._paths, kept.check_name(unit)))
 
     def lease(self, spec: LeaseSpec, *, timeout_s: float = 120.0) -> LocalLease:
         """Stop production and hold its place; see ServiceManager."""
         channel = _new_channel()
-        message = {
-            "op": "lease",
-            "unit": spec.unit,
-            "production": spec.production,
-            "restores": spec.restores,
-            "limit_s": spec.limit_s,
-        }
+        wanted: dict[str, Any] = {"unit": spec.unit, "production": spec.production}
+        wanted |= {"restores": spec.restores, "limit_s": spec.limit_s}
         try:
-            self._with_supervisor(lambda: self._ask_on(channel, message, timeout_s))
+            self._change("lease", timeout_s, channel, **wanted)
         except BaseException:
             channel.close()
             raise
@@ -215,64 +197,63 @@ class Local:
         """
         # The package may not be installed where the interpreter looks.
         found_at = str(Path(tunerd.__file__).parents[1])
-        env = {**MINIMAL_ENVIRONMENT, **passed_on(self._environment), "PYTHONPATH": found_at}
+        passed_on = kept.passed_on(self._environment)
+        setting = Setting({**MINIMAL_ENVIRONMENT, **passed_on, "PYTHONPATH": found_at}, Path("/"))
         argv = [sys.executable, "-P", "-m", "tunerd.tryout.supervisor", paths_to_json(self._paths)]
-        log = UnitLog(self._paths, "supervise")
+        log = kept.UnitLog(self._paths, "supervise")
         target = log.open()
-        setting = Setting(env=env, cwd=Path("/"))
         try:
             with _told_as_service_error(), start(argv, setting, log=target) as child:
                 child.wait(_START_TIMEOUT_S)
         finally:
             os.close(target)
-        # Where another one was faster it holds the lock, and answers in a moment.
-        deadline_s = self._clock.monotonic_s() + _RIVAL_TIMEOUT_S
-        while True:
-            try:
+        said = ""
+        for _ in polls(self._clock, _RIVAL_TIMEOUT_S, every_s=_POLL_S):
+            with contextlib.suppress(NoSupervisor):
                 self.ask({"op": "ping"})
-            except NoSupervisor as error:
-                said = "".join(log.lines(invocation_id=None, max_lines=1))
-                if self._clock.monotonic_s() < deadline_s and "already runs" in said:
-                    self._clock.sleep(_POLL_S)
-                    continue
-                raise NoSupervisor(
-                    "tunerd's supervisor does not start",
-                    cause=said or None,
-                    hint=f"its log is {log.path}",
-                ) from error
-            return
+                return
+            said = "".join(log.lines(invocation_id=None, max_lines=1))
+            if "already runs" not in said:
+                break  # else another one was faster: it holds the lock, and answers in a moment
+        hint = f"its log is {log.path}"
+        raise NoSupervisor("tunerd's supervisor does not start", cause=said or None, hint=hint)
 
     # Below
 
-    def _change(self, message: Mapping[str, Any], timeout_s: float = _QUERY_TIMEOUT_S) -> None:
-        self._with_supervisor(lambda: self.ask(message, timeout_s))
-
-    def _with_supervisor(self, ask: Callable[[], object]) -> None:
+    def _change(
+        self,
+        verb: str,
+        timeout_s: float = _QUERY_TIMEOUT_S,
+        channel: socket.socket | None = None,
+        **wanted: Any,
+    ) -> None:
+        message = {"op": verb, **wanted}
         try:
-            ask()
+            self.ask(message, timeout_s, channel)
         except NoSupervisor:
             if not self._may_start:
                 raise
             self.ensure_supervisor()
-            ask()
+            self.ask(message, timeout_s, channel)
 
     def ask(
-        self, message: Mapping[str, Any], timeout_s: float = _QUERY_TIMEOUT_S
+        self,
+        message: Mapping[str, Any],
+        timeout_s: float = _QUERY_TIMEOUT_S,
+        channel: socket.socket | None = None,
     ) -> dict[str, Any]:
-        """One request to the supervisor that runs, and its answer."""
-        with _new_channel() as channel:
-            return self._ask_on(channel, message, timeout_s)
-
-    def _ask_on(
-        self, channel: socket.socket, message: Mapping[str, Any], timeout_s: float
-    ) -> dict[str, Any]:
-        line = json.dumps({"version": VERSION, **message}).encode() + b"\n"
+        """One request to the supervisor that runs, and its answer; on `channel` if that is to stay."""
+        if channel is None:
+            with _new_channel() as passing:
+                return self.ask(message, timeout_s, passing)
+        line = json.dumps({"version": kept.VERSION, **message}).encode() + b"\n"
         try:
             channel.settimeout(timeout_s)
-            with reachable(self._paths.runtime_dir) as name:
+            with kept.reachable(self._paths.runtime_dir) as name:
                 channel.connect(name)
             channel.sendall(line)
-            answer = _read_line(channel)
+            with channel.makefile("rb") as lines:
+                return _result(lines.readline())
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise NoSupervisor(
                 "tunerd's supervisor does not run",
@@ -285,25 +266,6 @@ class Local:
             ) from error
         except OSError as error:
             raise ServiceError("tunerd's supervisor cannot be reached", cause=str(error)) from error
-        return _result(answer)
-
-    def _remembered(self, unit: str) -> dict[str, str]:
-        """What files tell while no supervisor runs."""
-        shown = {**unit_properties(self._paths, unit), "Result": "success"}
-        record = read_record(self._paths, unit)
-        if record is None or not record.is_alive:
-            return {**shown, "ActiveState": "inactive", "SubState": "dead"}
-        boot_s = self._clock.now_s() - self._clock.monotonic_s()
-        active_s = record.active_since_s - boot_s
-        return {
-            **shown,
-            "ActiveState": "active",
-            "SubState": "running",
-            "MainPID": str(record.pid),
-            "NRestarts": str(record.n_restarts),
-            "InvocationID": record.invocation_id,
-            "ActiveEnterTimestampMonotonic": str(int(active_s * _PER_SECOND)),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,24 +322,12 @@ def _new_channel() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
 
 
-def _read_line(channel: socket.socket) -> bytes:
-    received = bytearray()
-    while not received.endswith(b"\n"):
-        chunk = channel.recv(_CHUNK_BYTES)
-        received += chunk
-        if not chunk or len(received) > _MAX_ANSWER_BYTES:
-            raise ConnectionError("the supervisor ended before it answered")
-    return bytes(received)
-
-
 def _result(answer: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(answer)
-        if data["ok"]:
-            return dict(data["result"])
-        error = data["error"]
-        kind = JobCanceled if error["code"] == JobCanceled.code else ServiceError
-        raised = kind(error["message"], cause=error["cause"], hint=error["hint"])
-    except (ValueError, KeyError, TypeError, RecursionError) as wrong:
-        raise ServiceError("tunerd's supervisor answered nonsense", cause=str(wrong)) from wrong
-    raise raised
+    if not answer.endswith(b"\n"):
+        raise ConnectionError("the supervisor ended before it answered")
+    data = json.loads(answer)
+    if data["ok"]:
+        return dict(data["result"])
+    error = data["error"]
+    kind = JobCanceled if error["code"] == JobCanceled.code else ServiceError
+    raise kind(error["message"], cause=error["cause"], hint=error["hint"])

@@ -39,7 +39,6 @@ class ServiceSpec:
     environment: Mapping[str, str]
     work_dir: str
     user: str | None
-    group: str | None
     restart: str
     restart_s: float
     start_limit_interval_s: float
@@ -82,7 +81,6 @@ def read_service(unit: str, file: UnitFile) -> ServiceSpec:
         environment=environment,
         work_dir=of("WorkingDirectory", "/").removeprefix("-").replace("%%", "%"),
         user=of("User") or None,
-        group=of("Group") or None,
         restart=of("Restart", "no"),
         restart_s=seconds("RestartSec", 0.1),
         start_limit_interval_s=seconds("StartLimitIntervalSec", 10.0, "Unit"),

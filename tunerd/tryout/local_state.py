@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from tunerd.units.manager import LogSpan, log_lines, log_span, mark
 from tunerd.units.text import parse_unit
 
 VERSION = 1
-"""Of the protocol: one JSON object a line, one answer each.
+"""Of the protocol: one JSON object in a line, and one answer.
 
 {"version": 1, "op": "start", "unit": "llama-server.service"}
 {"version": 1, "ok": true, "result": {}}
@@ -37,6 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9:_\\@-][A-Za-z0-9:_.\\@-]{0,239}\.service")
 _ENABLED_SUFFIX = ".wants"
 _READ_BYTES = 8 * 1024 * 1024
 _COPY_BYTES = 1024 * 1024
+_PER_SECOND = 1_000_000
 # Fixed, so that rewriting a record needs no new block on a full disk.
 _RECORD_BYTES = 1024
 
@@ -84,6 +86,11 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_PASSED_ON)}
 
 
+def time_text(clock: Clock) -> str:
+    """Now, as it stands in logs."""
+    return datetime.fromtimestamp(clock.now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 # Units
 
 
@@ -116,56 +123,26 @@ def unit_names(paths: Paths) -> tuple[str, ...]:
     return tuple(sorted(name for name in found if _NAME.fullmatch(name)))
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """A unit as its file says now; `spec` is None where it cannot be started."""
-
-    unit: str
-    path: Path | None
-    spec: ServiceSpec | None
-    problem: str | None = None
-
-    def demand(self) -> ServiceSpec:
-        """What to start.
-
-        Raises:
-            ServiceError: There is nothing to start.
-        """
-        if self.spec is not None:
-            return self.spec
-        if self.path is None:
-            raise ServiceError(f"unit {self.unit} not found")
-        raise ServiceError(f"unit {self.unit} does not load", cause=self.problem)
-
-
-def read_definition(paths: Paths, unit: str) -> Definition:
+def unit_file(paths: Paths, unit: str) -> Path | None:
     """The unit's file; the durable folder wins over the one that a reboot forgets."""
-    for folder in (paths.unit_dir, paths.runtime_unit_dir):
-        path = folder / unit
-        if not path.is_file():
-            continue
-        try:
-            text = path.read_bytes().decode("utf-8", "surrogateescape")
-            return Definition(unit, path, read_service(unit, parse_unit(text)))
-        except ConfigError as error:
-            return Definition(unit, path, None, error.message)
-        except (OSError, ValueError) as error:
-            return Definition(unit, path, None, str(error))
-    return Definition(unit, None, None)
+    found = (folder / unit for folder in (paths.unit_dir, paths.runtime_unit_dir))
+    return next((path for path in found if path.is_file()), None)
 
 
-def unit_properties(paths: Paths, unit: str) -> dict[str, str]:
-    """What its files make of the answer of `systemctl show`."""
-    definition = read_definition(paths, unit)
-    if definition.path is None:
-        return {"Id": unit, "LoadState": "not-found"}
-    return {
-        "Id": unit,
-        "LoadState": "loaded" if definition.spec is not None else "bad-setting",
-        "FragmentPath": str(definition.path),
-        "NeedDaemonReload": "no",  # it is read at every start
-        "UnitFileState": "enabled" if enabled_mark(paths, unit).exists() else "disabled",
-    }
+def read_definition(paths: Paths, unit: str) -> ServiceSpec:
+    """The unit as its file says now.
+
+    Raises:
+        ServiceError: There is none, or it cannot be started.
+    """
+    path = unit_file(paths, unit)
+    if path is None:
+        raise ServiceError(f"unit {unit} not found")
+    try:
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        return read_service(unit, parse_unit(text))
+    except (ConfigError, OSError, ValueError) as error:
+        raise ServiceError(f"unit {unit} does not load", cause=str(error)) from error
 
 
 # What runs
@@ -180,12 +157,12 @@ class UnitRecord:
     """
 
     unit: str
-    pid: int
-    start_ticks: int
-    boot: str
-    invocation_id: str
-    n_restarts: int
-    active_since_s: float
+    pid: int = 0
+    start_ticks: int = 0
+    boot: str = ""
+    invocation_id: str = ""
+    n_restarts: int = 0
+    active_since_s: float = 0.0
     intent: str = "starting"
 
     @property
@@ -200,6 +177,33 @@ def current_boot() -> str:
     return boot_id() or ""
 
 
+def properties_of(
+    paths: Paths, clock: Clock, record: UnitRecord, active: str, sub: str
+) -> dict[str, str]:
+    """What its files and its record make of the answer of `systemctl show`."""
+    file, load_state = unit_file(paths, record.unit), "loaded"
+    try:
+        read_definition(paths, record.unit)
+    except ServiceError:
+        load_state = "bad-setting" if file is not None else "not-found"
+    is_enabled = enabled_mark(paths, record.unit).exists()
+    active_s = record.active_since_s - (clock.now_s() - clock.monotonic_s())
+    return {
+        "Id": record.unit,
+        "LoadState": load_state,
+        "FragmentPath": str(file or ""),
+        "NeedDaemonReload": "no",  # it is read at every start
+        "UnitFileState": "" if file is None else "enabled" if is_enabled else "disabled",
+        "ActiveState": active,
+        "SubState": sub,
+        "Result": "success",
+        "MainPID": str(record.pid if record.is_alive else 0),
+        "NRestarts": str(record.n_restarts),
+        "InvocationID": record.invocation_id,
+        "ActiveEnterTimestampMonotonic": str(int(active_s * _PER_SECOND)),
+    }
+
+
 def _record_path(paths: Paths, unit: str) -> Path:
     return paths.state_dir / "supervise" / f"{unit}.json"
 
@@ -212,20 +216,16 @@ def write_record(paths: Paths, record: UnitRecord) -> None:
     """
     path = _record_path(paths, record.unit)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    data = json.dumps(asdict(record)).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.pwrite(descriptor, data.ljust(_RECORD_BYTES), 0)
-    finally:
-        os.close(descriptor)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(json.dumps(asdict(record)).encode().ljust(_RECORD_BYTES))
 
 
-def read_record(paths: Paths, unit: str) -> UnitRecord | None:
-    """What is remembered of a unit; None if nothing, or nothing that can be read."""
+def read_record(paths: Paths, unit: str) -> UnitRecord:
+    """What is remembered of a unit; one without a process if nothing, or nothing that can be read."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        data = _record_path(paths, unit).read_bytes()[:_RECORD_BYTES]
-        return UnitRecord(**json.loads(data))
-    return None
+        return UnitRecord(**json.loads(_record_path(paths, unit).read_bytes()[:_RECORD_BYTES]))
+    return UnitRecord(unit)
 
 
 def forget(paths: Paths, unit: str) -> None:
@@ -273,45 +273,32 @@ class UnitLog:
 
     def open(self) -> int:
         """A descriptor that appends to the log; to nowhere if it cannot be opened."""
+        self.rotate()
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            if self._size() > self._max_bytes:
-                self.path.replace(self.older)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             return os.open(self.path, flags, 0o640)
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
     def note(self, clock: Clock, invocation_id: str, text: str) -> None:
         """Write a mark."""
-        time = datetime.fromtimestamp(clock.now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        line = mark(time, invocation_id, text)
+        line = mark(time_text(clock), invocation_id, text)
         if _tail(self.path, 1) not in {b"", b"\n"}:
             line = "\n" + line
-        descriptor = self.open()
-        try:
-            with contextlib.suppress(OSError):
-                os.write(descriptor, line.encode("utf-8", "replace"))
-        finally:
-            os.close(descriptor)
+        with os.fdopen(self.open(), "wb", buffering=0) as file, contextlib.suppress(OSError):
+            file.write(line.encode("utf-8", "replace"))
 
     def rotate(self) -> None:
-        """Put a log that grew too long aside while its server goes on writing.
+        """Put a log that grew too long aside, even while its server goes on writing.
 
         The server keeps its descriptor, so the file is copied and emptied. What it writes between
         the last byte copied and the emptying, some microseconds, is lost.
         """
-        if self._size() <= self._max_bytes:
-            return
-        with contextlib.suppress(OSError):
-            source = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
+        with contextlib.suppress(OSError), self.path.open("r+b") as source:
+            if os.fstat(source.fileno()).st_size > self._max_bytes:
                 with self.older.open("wb") as target:
-                    while chunk := os.read(source, _COPY_BYTES):
-                        target.write(chunk)
-                    target.flush()
-                    os.ftruncate(source, 0)
-            finally:
-                os.close(source)
+                    shutil.copyfileobj(source, target, _COPY_BYTES)
+                source.truncate(0)
 
     def lines(self, *, invocation_id: str | None, max_lines: int) -> tuple[str, ...]:
         """The newest lines, oldest first."""
@@ -325,18 +312,11 @@ class UnitLog:
     def _text(self) -> str:
         return (_tail(self.older) + _tail(self.path)).decode("utf-8", "replace")
 
-    def _size(self) -> int:
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return 0
-
 
 def _tail(path: Path, max_bytes: int = _READ_BYTES) -> bytes:
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - max_bytes))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
             return file.read(max_bytes)
     except OSError:
         return b""

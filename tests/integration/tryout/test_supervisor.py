@@ -39,7 +39,7 @@ from tunerd.machine.process import User, run
 from tunerd.paths import Paths
 from tunerd.tryout.local import Local, paths_to_json
 from tunerd.tryout.local_state import UnitLog
-from tunerd.tryout.supervisor import Supervisor
+from tunerd.tryout.supervisor import supervise
 from tunerd.units.manager import UnitState
 
 UNIT = "server.service"
@@ -482,7 +482,7 @@ def test_a_second_supervisor_is_refused_even_with_another_runtime_folder(
     )
 
     with pytest.raises(Busy):
-        Supervisor(other, {})
+        supervise(other, {})
     with pytest.raises(ServiceError) as caught:
         Local(other, may_start=True, clock=FakeClock()).reload()
 
